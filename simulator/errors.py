@@ -1,0 +1,49 @@
+"""The one tree of errors that a user can cause.
+
+Every message says three things: what was got, what is allowed, and how to fix it.
+A bug of ours is an ``AssertionError``, never one of these.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DominoTuneError(ValueError):
+    """Base of every error a user can cause; ``str(error)`` is written for that user."""
+
+
+class InputError(DominoTuneError):
+    """A value the user gave is unknown, malformed or out of range."""
+
+
+class InfeasiblePlanError(DominoTuneError):
+    """The plan cannot run this workload; ``reason`` is a short slug to count by.
+
+    Reasons: ``rows``, ``hidden``, ``order``, ``memory``, ``comm_ctas``, ``target``, ``wgrad``.
+    """
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ScheduleError(DominoTuneError):
+    """An issue order breaks a dependency, or a value is read before it is written."""
+
+
+class ProfileError(DominoTuneError):
+    """A profile is malformed, tampered with, or of an unknown schema version."""
+
+
+class MissingSectionError(ProfileError):
+    """A profile lacks what a look-up needs."""
+
+
+def unknown_name(kind: str, got: str, known: Iterable[str]) -> InputError:
+    """Return the error for an unknown ``kind`` of thing, naming near misses and all known ones."""
+    names = sorted(known)
+    near = difflib.get_close_matches(got, names, n=1, cutoff=0.6)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return InputError(f"Unknown {kind} {got!r}.{hint} Known: {', '.join(names)}.")

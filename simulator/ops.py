@@ -1,0 +1,104 @@
+"""Op kinds: a signature says what an op costs (shapes, no durations); an Op adds its values.
+
+A signature is hashable and small: profiles, look-ups and caches are keyed by it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Layout = Literal["forward", "dgrad", "wgrad"]
+Direction = Literal["forward", "backward"]
+CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "send_recv"]
+
+
+class Gemm(NamedTuple):
+    """C[m, n] = A[m, k] · B[k, n], on one rank.
+
+    Layouts, for a weight W[out, in] as torch stores it: ``forward`` is x·Wᵀ (NT), ``dgrad`` is
+    dy·W (NN), ``wgrad`` is dyᵀ·x (TN) with m = out, n = in, k = tokens.
+    ``accumulate``: adds to C (fp32 main gradient, with wgrad) instead of overwriting it.
+    ``strides``: leading dimensions of A, B and C in elements where one is not packed, 0 = packed.
+    """
+
+    m: int
+    n: int
+    k: int
+    layout: Layout = "forward"
+    dtype: str = "bf16"
+    accumulate: bool = False
+    strides: tuple[int, int, int] = (0, 0, 0)
+
+    kind = "gemm"
+
+    @property
+    def flops(self) -> int:
+        """Multiply-adds counted as two."""
+        return 2 * self.m * self.n * self.k
+
+
+class Attention(NamedTuple):
+    """softmax(QKᵀ)V over ``batch`` sequences, ``heads`` query heads on this rank."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seq: int
+    head_dim: int
+    causal: bool = True
+    direction: Direction = "forward"
+    dtype: str = "bf16"
+
+    kind = "attention"
+
+    @property
+    def flops(self) -> int:
+        """4·b·h·s²·d forward, 2.5 times that backward, half when causal (FlashAttention's rule)."""
+        full = 4 * self.batch * self.heads * self.seq * self.seq * self.head_dim
+        forward = full // 2 if self.causal else full
+        return forward if self.direction == "forward" else forward * 5 // 2
+
+
+class Pointwise(NamedTuple):
+    """A memory-bound op, named, with the bytes it must read and write."""
+
+    name: str
+    bytes_read: int
+    bytes_written: int
+    dtype: str = "bf16"
+
+    kind = "pointwise"
+
+    @property
+    def flops(self) -> int:
+        """Pointwise FLOPs are not counted."""
+        return 0
+
+
+class Collective(NamedTuple):
+    """A collective over ``nodes`` × ``per_node`` ranks.
+
+    ``size_bytes`` is the full tensor (nccl-tests' "size"); ``ctas`` 0 leaves NCCL's own choice.
+    """
+
+    op: CollectiveKind
+    size_bytes: int
+    nodes: int
+    per_node: int
+    ctas: int = 0
+    dtype: str = "bf16"
+
+    kind = "collective"
+
+    @property
+    def ranks(self) -> int:
+        """Ranks in the group."""
+        return self.nodes * self.per_node
+
+    @property
+    def flops(self) -> int:
+        """Collectives do no counted FLOPs."""
+        return 0
+
+
+Signature = Gemm | Attention | Pointwise | Collective

@@ -1,0 +1,150 @@
+"""SlicePlan: how one iteration is cut and in which order its pieces are issued."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from simulator.errors import InfeasiblePlanError, InputError, unknown_name
+from simulator.specs import ModelSpec, Workload, require_positive_int
+
+Strategy = Literal["megatron", "no_comm", "domino"]
+Order = Literal["greedy", "inter", "intra", "paper"]
+WgradPlacement = Literal["eager", "deferred", "fill"]
+
+STRATEGIES: Final = ("megatron", "no_comm", "domino")
+ORDERS: Final = ("greedy", "inter", "intra", "paper")
+WGRAD_PLACEMENTS: Final = ("eager", "deferred", "fill")
+MAX_ROW_SLICES: Final = 16
+MAX_COL_SLICES: Final = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlicePlan:
+    """The cut (row and column slices) and the order.
+
+    ``row_slices``: slices of the micro-batch, by whole sequences; uneven ones are allowed.
+    ``attn_col_slices``, ``mlp_col_slices``: column pieces of the block's row-parallel GEMM.
+    ``attn_dgrad_slices``, ``mlp_dgrad_slices``: pieces of the block's column-parallel dgrad;
+    0 means as many as that block's column slices.
+    ``wgrad``: ``eager`` right behind the dgrad whose all-reduce it hides, ``deferred`` to the end
+    of the layer's backward, ``fill`` where the greedy planner finds a wait (greedy only).
+    ``merge_wgrad``: one weight-gradient GEMM over all row slices instead of one a slice.
+    ``comm_ctas``: NCCL CTAs for TP collectives, 0 leaves NCCL's choice.
+    """
+
+    strategy: Strategy = "domino"
+    row_slices: int = 2
+    attn_col_slices: int = 1
+    mlp_col_slices: int = 1
+    attn_dgrad_slices: int = 0
+    mlp_dgrad_slices: int = 0
+    order: Order = "greedy"
+    wgrad: WgradPlacement = "fill"
+    merge_wgrad: bool = False
+    comm_ctas: int = 0
+
+    def __post_init__(self) -> None:
+        for kind, value, known in (
+            ("strategy", self.strategy, STRATEGIES),
+            ("order", self.order, ORDERS),
+            ("wgrad placement", self.wgrad, WGRAD_PLACEMENTS),
+        ):
+            if value not in known:
+                raise unknown_name(kind, str(value), known)
+        for name in ("attn_dgrad_slices", "mlp_dgrad_slices"):
+            if getattr(self, name) == 0:
+                object.__setattr__(self, name, getattr(self, name.replace("dgrad", "col")))
+        for name in _COUNTS:
+            require_positive_int("plan", name, getattr(self, name))
+        if not isinstance(self.comm_ctas, int) or not 0 <= self.comm_ctas <= 64:
+            raise InputError(f"plan.comm_ctas must be 0 (NCCL's choice) … 64, got {self.comm_ctas!r}.")
+        self._check_ranges()
+        self._check_order()
+
+    def _check_ranges(self) -> None:
+        if self.row_slices > MAX_ROW_SLICES:
+            raise InputError(f"row_slices must be 1 … {MAX_ROW_SLICES}, got {self.row_slices}.")
+        for name in _COUNTS[1:]:
+            if getattr(self, name) > MAX_COL_SLICES:
+                raise InputError(f"{name} must be 1 … {MAX_COL_SLICES}, got {getattr(self, name)}.")
+        if self.strategy != "domino" and (self.slices != (1, 1, 1, 1, 1) or self.merge_wgrad):
+            raise InputError(f"strategy {self.strategy!r} is unsliced: use --strategy domino to slice.")
+
+    def _check_order(self) -> None:
+        if self.strategy != "domino":
+            return
+        if self.order in ("inter", "paper") and not (
+            self.slices == (2, 1, 1, 1, 1) or self.slices == (1, 1, 1, 1, 1)
+        ):
+            raise InfeasiblePlanError(
+                f"order {self.order!r} exists for 2 row slices and 1 column slice only, got "
+                f"{self.cut}; use --order intra or --order greedy.",
+                reason="order",
+            )
+        if (self.wgrad == "fill") != (self.order == "greedy"):
+            raise InfeasiblePlanError(
+                f"wgrad 'fill' belongs to order 'greedy' and to no other, got wgrad={self.wgrad!r} "
+                f"with order={self.order!r}.",
+                reason="wgrad",
+            )
+
+    @property
+    def slices(self) -> tuple[int, int, int, int, int]:
+        """(row, attn col, mlp col, attn dgrad, mlp dgrad)."""
+        return (
+            self.row_slices, self.attn_col_slices, self.mlp_col_slices,
+            self.attn_dgrad_slices, self.mlp_dgrad_slices,
+        )  # fmt: skip
+
+    @property
+    def cut(self) -> str:
+        """The cut in a few characters: rows × attn/mlp columns, dgrad pieces where they differ."""
+        text = f"{self.row_slices}x{self.attn_col_slices}/{self.mlp_col_slices}"
+        dgrad = (self.attn_dgrad_slices, self.mlp_dgrad_slices)
+        if dgrad != (self.attn_col_slices, self.mlp_col_slices):
+            text += f" dgrad {dgrad[0]}/{dgrad[1]}"
+        return text
+
+    @property
+    def label(self) -> str:
+        """One line that names the plan."""
+        if self.strategy != "domino":
+            return self.strategy
+        extras = f" ctas={self.comm_ctas}" if self.comm_ctas else ""
+        merged = " merged" if self.merge_wgrad else ""
+        return f"domino {self.cut} {self.order} wgrad={self.wgrad}{merged}{extras}"
+
+
+_COUNTS: Final = (
+    "row_slices", "attn_col_slices", "mlp_col_slices", "attn_dgrad_slices", "mlp_dgrad_slices",
+)  # fmt: skip
+MEGATRON: Final = SlicePlan(strategy="megatron", row_slices=1, order="intra", wgrad="eager")
+NO_COMM: Final = SlicePlan(strategy="no_comm", row_slices=1, order="intra", wgrad="eager")
+
+
+def row_slice_sizes(micro_batch_size: int, row_slices: int) -> tuple[int, ...]:
+    """Sequences in each row slice: as even as can be, larger ones first."""
+    small, extra = divmod(micro_batch_size, row_slices)
+    return tuple(small + (index < extra) for index in range(row_slices))
+
+
+def check_plan_fits(plan: SlicePlan, model: ModelSpec, workload: Workload) -> None:
+    """Raise InfeasiblePlanError unless the batch has enough rows and hidden divides by pieces."""
+    if plan.row_slices > workload.micro_batch_size:
+        raise InfeasiblePlanError(
+            f"row_slices = {plan.row_slices} needs at least as many sequences, but "
+            f"micro_batch_size = {workload.micro_batch_size}; use row_slices ≤ "
+            f"{workload.micro_batch_size} or a larger micro-batch.",
+            reason="rows",
+        )
+    for name in _COUNTS[1:]:
+        pieces = getattr(plan, name)
+        if model.hidden_size % pieces:
+            below = next(p for p in range(pieces, 0, -1) if model.hidden_size % p == 0)
+            above = next(p for p in range(pieces, model.hidden_size + 1) if model.hidden_size % p == 0)
+            raise InfeasiblePlanError(
+                f"hidden_size = {model.hidden_size} does not divide by {name} = {pieces}; "
+                f"nearest that work: {below} and {above}.",
+                reason="hidden",
+            )
