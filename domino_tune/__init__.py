@@ -1,0 +1,1 @@
+"""Measure a machine, predict the iteration time of every Domino cut, choose one, prove it."""

@@ -1,0 +1,51 @@
+"""``python -m domino_tune``, and the ``domino-tune`` command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+OUR_PACKAGES = ("simulator", "profiles", "api")
+
+
+def foreign_packages(home: Path) -> dict[str, str]:
+    """Return where each of our packages comes from that does not lie in ``home``.
+
+    Their names are common ones, and Python looks in the current folder first under ``python -m``:
+    a stranger's ``simulator.py`` there must not run in place of ours.
+    """
+    foreign = {}
+    for name in OUR_PACKAGES:
+        spec = find_spec(name)
+        places = list(spec.submodule_search_locations or [spec.origin or ""]) if spec else []
+        if [Path(place).resolve() for place in places] != [home / name]:
+            foreign[name] = ", ".join(places) or "nowhere"
+    return foreign
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line on ``argv`` (default: ``sys.argv[1:]``) and return its exit code.
+
+    2 when a package of ours would be imported from somewhere else.
+    """
+    home = Path(__file__).resolve().parent.parent
+    foreign = foreign_packages(home)
+    if foreign:
+        for name, place in foreign.items():
+            print(f"error: package {name!r} comes from {place}, not from {home}.", file=sys.stderr)
+        print(
+            "Something there has the name of a part of domino_tune. Run the `domino-tune` command, "
+            "or `python -P -m domino_tune`, or start from another folder, or take that place off "
+            "PYTHONPATH.",
+            file=sys.stderr,
+        )
+        return 2
+    from domino_tune.cli import main as run_cli
+
+    return run_cli(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

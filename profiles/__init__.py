@@ -1,0 +1,1 @@
+"""Bundled machine profiles: data, one JSON file a machine, read through importlib.resources."""

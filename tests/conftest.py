@@ -1,0 +1,53 @@
+"""Shared fixtures, the Hypothesis profile, and the rule that CI skips nothing it could run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import settings
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+NO_SKIPS = os.environ.get("DOMINO_TUNE_NO_SKIPS") == "1"
+EXCUSES = ("no GPU", "no facts")
+
+# Same examples in every run: a failure seen once is seen by everyone.
+settings.register_profile("domino_tune", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("domino_tune")
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+@pytest.fixture(scope="session")
+def facts_dir() -> Path:
+    """Folder of the published measurements; skips where they are not at hand."""
+    default = REPOSITORY.parent / "shared" / "facts"
+    folder = Path(os.environ.get("DOMINO_TUNE_FACTS", default))
+    if not folder.is_dir():
+        pytest.skip(f"no facts: {folder} is not a folder; set DOMINO_TUNE_FACTS to theirs")
+    return folder
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _without_skips((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _without_skips((yield))
+
+
+def _without_skips(report: Report) -> Report:
+    """Under DOMINO_TUNE_NO_SKIPS=1, turn a skip into a failure unless its reason is an excuse."""
+    if not (NO_SKIPS and report.skipped) or hasattr(report, "wasxfail"):
+        return report
+    place: Any = report.longrepr
+    reason = place[2].removeprefix("Skipped: ") if isinstance(place, tuple) else str(place)
+    if not reason.startswith(EXCUSES):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, but DOMINO_TUNE_NO_SKIPS=1 allows only {EXCUSES}: {reason}"
+    return report
