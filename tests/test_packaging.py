@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,7 @@ class Installation:
 
     def run(self, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         """Run ``command`` in ``cwd`` against the installed wheel, not against the repository."""
-        libraries = sysconfig.get_paths()["purelib"]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(self.target), libraries])}
+        env = {**os.environ, "PYTHONPATH": str(self.target)}
         return subprocess.run(
             command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=120
         )
