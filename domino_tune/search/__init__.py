@@ -1,0 +1,32 @@
+"""Searches for the best plan: exhaustive, bayes and random, all over one pool of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from domino_tune.search.bayes import search_bayes
+from domino_tune.search.exhaustive import search_exhaustive
+from domino_tune.search.problem import (
+    DEFAULT_TRIALS,
+    Evaluation,
+    Problem,
+    SearchOptions,
+    SearchResult,
+    Trial,
+)
+from domino_tune.search.random_sample import search_random
+from domino_tune.search.space import Space, SpaceSpec, enumerate_plans
+from domino_tune.search.ties import choose_best
+
+__all__ = [
+    "DEFAULT_TRIALS", "SEARCHES", "Evaluation", "Problem", "SearchOptions", "SearchResult",
+    "Space", "SpaceSpec", "Trial", "choose_best", "enumerate_plans",
+]  # fmt: skip
+
+Search = Callable[[Problem, SearchOptions], SearchResult]
+SEARCHES: Final[dict[str, Search]] = {
+    "exhaustive": search_exhaustive,
+    "bayes": search_bayes,
+    "random": search_random,
+}

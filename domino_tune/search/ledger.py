@@ -1,0 +1,86 @@
+"""Ledger: what a search has evaluated so far. All searches evaluate through one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from domino_tune.search.problem import Optimality, Problem, SearchOptions, SearchResult, Trial
+from domino_tune.search.ties import choose_best, ties
+from simulator.errors import InfeasiblePlanError, InputError
+
+
+class Ledger:
+    """Evaluates plans of a problem by index, each at most once, within a budget.
+
+    Raises InputError when there is no plan to search.
+    """
+
+    def __init__(self, problem: Problem, options: SearchOptions, *, trials: int | None) -> None:
+        self.plans = problem.plans
+        if not len(self.plans):
+            raise InputError(
+                "No plan is left to search: every one is infeasible for this model and batch; "
+                "allow fewer row slices, other column slices, or another order."
+            )
+        self._problem = problem
+        self._progress = options.progress
+        self._budget = min(len(self.plans), trials if trials is not None else len(self.plans))
+        self.trials: list[Trial] = []
+        self.failed: dict[int, InfeasiblePlanError] = {}
+        self.fastest_ns: int | None = None
+
+    @property
+    def evaluations(self) -> int:
+        """Calls of ``evaluate`` so far."""
+        return len(self.trials) + len(self.failed)
+
+    @property
+    def spent(self) -> bool:
+        """Whether the budget is used up."""
+        return self.evaluations >= self._budget
+
+    def evaluate(self, index: int) -> int | None:
+        """Evaluate plan ``index``; return its time in ns, or None when it cannot run."""
+        plan = self.plans[index]
+        try:
+            cost = self._problem.evaluate(plan)
+        except InfeasiblePlanError as error:
+            self.failed[index] = error
+            return None
+        trial = Trial(
+            plan=plan, iteration_ns=cost.iteration_ns, peak_bytes=cost.peak_bytes, index=index
+        )
+        self.trials.append(trial)
+        self.fastest_ns = min(trial.iteration_ns, self.fastest_ns or trial.iteration_ns)
+        if self._progress is not None:
+            self._progress(trial)
+        return trial.iteration_ns
+
+    def ruled_out(self, bound_ns: int) -> bool:
+        """Whether a plan that takes at least ``bound_ns`` can be neither best nor tie with it."""
+        return self.fastest_ns is not None and not ties(bound_ns, self.fastest_ns)
+
+    def result(self, *, pruned: int = 0) -> SearchResult:
+        """Choose the best trial. Raises InfeasiblePlanError when not one plan could run."""
+        if not self.trials:
+            raise self._nothing_fits()
+        covered = self.evaluations + pruned == len(self.plans)
+        optimality: Optimality = "proven" if covered else "best_found"
+        reasons = Counter(error.reason for error in self.failed.values())
+        return SearchResult(
+            best=choose_best(self.trials),
+            trials=tuple(self.trials),
+            optimality=optimality,
+            evaluations=self.evaluations,
+            space_size=len(self.plans),
+            pruned=pruned,
+            infeasible=dict(sorted(reasons.items())),
+        )
+
+    def _nothing_fits(self) -> InfeasiblePlanError:
+        first = next(iter(self.failed.values()))
+        return InfeasiblePlanError(
+            f"None of the {self.evaluations} plans tried of {len(self.plans)} can run; the first "
+            f"says: {first} Use a smaller micro_batch_size, a larger tp, or more trials.",
+            reason=first.reason,
+        )

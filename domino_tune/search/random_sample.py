@@ -1,0 +1,19 @@
+"""Random search: a seeded sample of the pool without replacement. The yardstick for others."""
+
+from __future__ import annotations
+
+import random
+
+from domino_tune.search.ledger import Ledger
+from domino_tune.search.problem import DEFAULT_TRIALS, Problem, SearchOptions, SearchResult
+
+
+def search_random(problem: Problem, options: SearchOptions) -> SearchResult:
+    """Evaluate ``trials`` plans drawn at random. Raises InfeasiblePlanError when none can run."""
+    ledger = Ledger(problem, options, trials=options.trials or DEFAULT_TRIALS)
+    drawn = random.Random(options.seed)
+    for index in drawn.sample(range(len(ledger.plans)), len(ledger.plans)):
+        if ledger.spent:
+            break
+        ledger.evaluate(index)
+    return ledger.result()

@@ -1,0 +1,243 @@
+"""The space of plans: all combinations of the choices, the infeasible ones counted by reason.
+
+Feasibility is decided on plain tuples and a plan is built only when it is looked at, since most
+of ~100,000 combinations are never looked at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Final, Literal, NamedTuple, overload
+
+from simulator.errors import InfeasiblePlanError, InputError, unknown_name
+from simulator.plan import (
+    MAX_ROW_SLICES,
+    ORDERS,
+    WGRAD_PLACEMENTS,
+    Order,
+    SlicePlan,
+    WgradPlacement,
+)
+from simulator.specs import ModelSpec, Workload
+
+Target = Literal["deepspeed"]
+TARGETS: Final = ("deepspeed",)
+Cut = tuple[int, int, int, int, int]
+UNSLICED: Final[Cut] = (1, 1, 1, 1, 1)
+TWO_ROWS: Final[Cut] = (2, 1, 1, 1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpaceSpec:
+    """The choices along each axis, each in the order in which plans are listed.
+
+    ``dgrad_slices`` empty ties each block's dgrad pieces to its column slices.
+    Raises InputError on an empty axis or a repeated choice.
+    """
+
+    row_slices: tuple[int, ...] = tuple(range(1, MAX_ROW_SLICES + 1))
+    col_slices: tuple[int, ...] = (1, 2, 4, 8)
+    dgrad_slices: tuple[int, ...] = (1, 2, 4, 8)
+    orders: tuple[Order, ...] = ORDERS
+    wgrads: tuple[WgradPlacement, ...] = WGRAD_PLACEMENTS
+    merge_wgrads: tuple[bool, ...] = (False, True)
+    comm_ctas: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        for name, choices in vars(self).items():
+            if len(set(choices)) != len(choices):
+                raise InputError(f"space.{name} lists a choice twice: {choices!r}.")
+            if not choices and name != "dgrad_slices":
+                raise InputError(f"space.{name} must list at least one choice, got none.")
+
+    @property
+    def cuts(self) -> list[Cut]:
+        """All combinations of row, column and dgrad slices."""
+        if not self.dgrad_slices:
+            pairs = product(self.row_slices, self.col_slices, self.col_slices)
+            return [(rows, attn, mlp, attn, mlp) for rows, attn, mlp in pairs]
+        two = (self.col_slices, self.col_slices, self.dgrad_slices, self.dgrad_slices)
+        return list(product(self.row_slices, *two))
+
+    @property
+    def variants(self) -> list[Variant]:
+        """All combinations of everything that is not the cut."""
+        axes = (self.orders, self.wgrads, self.merge_wgrads, self.comm_ctas)
+        return [Variant(*choice) for choice in product(*axes)]
+
+
+class Variant(NamedTuple):
+    """How a cut is run."""
+
+    order: Order
+    wgrad: WgradPlacement
+    merge_wgrad: bool
+    comm_ctas: int
+
+
+class Space(Sequence[SlicePlan]):
+    """The feasible plans, as a sequence that builds plan ``i`` when it is asked for.
+
+    ``size`` counts all combinations; ``infeasible`` those left out, by reason: the slugs of
+    InfeasiblePlanError, and ``duplicate`` for another name of a plan that is in the space.
+    """
+
+    def __init__(self, pool: list[tuple[Cut, Variant]], infeasible: Counter[str]) -> None:
+        self._pool = pool
+        self.infeasible = infeasible
+
+    @property
+    def size(self) -> int:
+        """Combinations in all: feasible, infeasible and duplicate."""
+        return len(self._pool) + self.infeasible.total()
+
+    def __len__(self) -> int:
+        return len(self._pool)
+
+    @overload
+    def __getitem__(self, index: int) -> SlicePlan: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[SlicePlan, ...]: ...
+    def __getitem__(self, index: int | slice) -> SlicePlan | tuple[SlicePlan, ...]:
+        if isinstance(index, slice):
+            return tuple(_build(*entry) for entry in self._pool[index])
+        return _build(*self._pool[index])
+
+
+def enumerate_plans(
+    model: ModelSpec,
+    workload: Workload,
+    *,
+    spec: SpaceSpec | None = None,
+    target: Target | None = None,
+) -> Space:
+    """Return the space of ``spec`` for this model and workload, or what ``target`` can run of it.
+
+    Raises InputError for an unknown target, InfeasiblePlanError (``target``) when the target
+    cannot run this model or batch at all.
+    """
+    spec = restrict(spec or SpaceSpec(), model, workload, target)
+    variants = spec.variants
+    pool: list[tuple[Cut, Variant]] = []
+    infeasible: Counter[str] = Counter()
+    split_of: dict[Cut, tuple[list[Variant], Counter[str]]] = {}
+    for cut in spec.cuts:
+        kind = _kind(cut)
+        if kind not in split_of:
+            split_of[kind] = _split(kind, variants)
+        kept, left_out = split_of[kind]
+        reason = _cut_reason(cut, model, workload)
+        infeasible.update(left_out)
+        if reason:  # a twin that cannot run either is no duplicate of anything
+            infeasible[reason] += len(kept) + left_out["duplicate"]
+            infeasible["duplicate"] -= left_out["duplicate"]
+        else:
+            pool.extend((cut, variant) for variant in kept)
+    return Space(pool, +infeasible)
+
+
+def restrict(
+    spec: SpaceSpec, model: ModelSpec, workload: Workload, target: Target | None
+) -> SpaceSpec:
+    """Return ``spec`` cut down to what ``target`` can run; None leaves it as it is.
+
+    DeepSpeed at edaa722 runs two equal row slices of a GPT-style layer, its two orders, and each
+    weight gradient right beside its dgrad.
+    """
+    if target is None:
+        return spec
+    if target not in TARGETS:
+        raise unknown_name("target", str(target), TARGETS)
+    problem = _deepspeed_problem(model, workload)
+    if problem:
+        raise InfeasiblePlanError(
+            f"DeepSpeed's Domino cannot run {problem}; leave out --target deepspeed.",
+            reason="target",
+        )
+    return replace(
+        spec, row_slices=(2,), col_slices=(1,), dgrad_slices=(1,), orders=("inter", "intra"),
+        wgrads=("eager",), merge_wgrads=(False,),
+    )  # fmt: skip
+
+
+def _deepspeed_problem(model: ModelSpec, workload: Workload) -> str:
+    """What of this model or batch DeepSpeed's Domino layer cannot run, or nothing."""
+    checks = (
+        (model.gated_mlp or model.hidden_act != "gelu", f"{model.name}'s MLP (it has plain GeLU)"),
+        (model.norm != "layernorm", f"{model.name}'s {model.norm} (it has LayerNorm)"),
+        (
+            model.num_key_value_heads != model.num_attention_heads,
+            f"{model.name}'s grouped-query attention",
+        ),
+        (
+            workload.micro_batch_size % 2 == 1,
+            f"an odd micro_batch_size = {workload.micro_batch_size} (it halves the batch)",
+        ),
+    )
+    return next((text for failed, text in checks if failed), "")
+
+
+def _kind(cut: Cut) -> Cut:
+    """A stand-in with which the same variants exist: only these three kinds differ."""
+    if cut in (UNSLICED, TWO_ROWS):
+        return cut
+    return (cut[0] if cut[0] == 1 else 3, 2, 2, 2, 2)
+
+
+def _split(cut: Cut, variants: list[Variant]) -> tuple[list[Variant], Counter[str]]:
+    """The variants that exist for this kind of cut, and the others counted by reason."""
+    kept: list[Variant] = []
+    left_out: Counter[str] = Counter()
+    for variant in variants:
+        reason = _variant_reason(cut, variant, variants)
+        if reason:
+            left_out[reason] += 1
+        else:
+            kept.append(variant)
+    return kept, left_out
+
+
+def _variant_reason(cut: Cut, variant: Variant, variants: list[Variant]) -> str:
+    """Why this variant is left out, or nothing. A duplicate is one whose twin is in the space."""
+    if variant.order in ("inter", "paper") and cut not in (UNSLICED, TWO_ROWS):
+        return "order"
+    if (variant.wgrad == "fill") != (variant.order == "greedy"):
+        return "wgrad"
+    twin = variant
+    if cut[0] == 1:  # merging the weight gradients of one slice changes nothing
+        twin = twin._replace(merge_wgrad=False)
+    if cut == UNSLICED and variant.order != "greedy":  # with one slice all fixed orders are one
+        twin = twin._replace(order=_first_fixed_order(variants))
+    return "duplicate" if twin != variant and twin in variants else ""
+
+
+def _first_fixed_order(variants: list[Variant]) -> Order:
+    orders = [variant.order for variant in variants]
+    return "intra" if "intra" in orders else next(order for order in orders if order != "greedy")
+
+
+def _cut_reason(cut: Cut, model: ModelSpec, workload: Workload) -> str:
+    """The rules of ``simulator.plan.check_plan_fits``, without a plan."""
+    if cut[0] > workload.micro_batch_size:
+        return "rows"
+    if any(model.hidden_size % pieces for pieces in cut[1:]):
+        return "hidden"
+    return ""
+
+
+def _build(cut: Cut, variant: Variant) -> SlicePlan:
+    rows, attn, mlp, attn_dgrad, mlp_dgrad = cut
+    return SlicePlan(
+        row_slices=rows,
+        attn_col_slices=attn,
+        mlp_col_slices=mlp,
+        attn_dgrad_slices=attn_dgrad,
+        mlp_dgrad_slices=mlp_dgrad,
+        order=variant.order,
+        wgrad=variant.wgrad,
+        merge_wgrad=variant.merge_wgrad,
+        comm_ctas=variant.comm_ctas,
+    )
