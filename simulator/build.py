@@ -1,0 +1,192 @@
+"""The one builder: (model, workload, cluster, plan, order) -> Schedule, without a duration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from simulator.edges import Edges
+from simulator.errors import ScheduleError
+from simulator.fragments import Fragments, gradient_name
+from simulator.lines import (
+    BACKWARD_FRAGMENTS,
+    FORWARD_FRAGMENTS,
+    LayerOrder,
+    Line,
+    Token,
+    check_line,
+    wgrad_chains,
+)
+from simulator.plan import SlicePlan, check_plan_fits
+from simulator.schedule import DP, OpTemplate, Ref, Repeat, Schedule, Segment
+from simulator.schedules import fixed_order
+from simulator.shapes import Shapes
+from simulator.specs import ClusterSpec, ModelSpec, Workload, check_shardable
+
+DP_BUCKET_PARAMETERS: Final = 40_000_000
+"""Gradients of one data-parallel all-reduce, at least (Megatron-LM's default bucket size)."""
+BUCKET: Final = "bucket"
+
+
+def build_schedule(
+    model: ModelSpec,
+    workload: Workload,
+    cluster: ClusterSpec,
+    plan: SlicePlan,
+    order: LayerOrder | None = None,
+) -> Schedule:
+    """Schedule of one optimizer step.
+
+    ``order`` is the explicit order of the plan (a greedy plan needs one; others have their own).
+    Raises InputError where the model does not shard, InfeasiblePlanError where the plan does not
+    fit, ScheduleError where the order is not this plan's.
+    """
+    check_shardable(model, workload, cluster)
+    check_plan_fits(plan, model, workload)
+    shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=plan)
+    return _Builder(shapes, order or _own_order(plan)).schedule()
+
+
+def _own_order(plan: SlicePlan) -> LayerOrder:
+    if plan.strategy == "domino" and plan.order == "greedy":
+        raise ScheduleError(
+            "A greedy plan needs its explicit order: plan it with simulator.greedy, or load it "
+            "from the plan file."
+        )
+    return fixed_order(plan)
+
+
+class _Builder:
+    """Assembles micro-batches from lines and edges."""
+
+    def __init__(self, shapes: Shapes, order: LayerOrder) -> None:
+        check_line(order.forward, shapes.plan, FORWARD_FRAGMENTS)
+        check_line(order.backward, shapes.plan, BACKWARD_FRAGMENTS)
+        self.shapes = shapes
+        self.order = order
+        self.layers = shapes.model.num_hidden_layers
+        self.chains = wgrad_chains(order.backward)
+        self.value_bytes: dict[str, int] = {}
+
+    def schedule(self) -> Schedule:
+        micros = self.shapes.workload.grad_accumulation
+        reduces = self.shapes.cluster.dp > 1 and self.shapes.plan.strategy != "no_comm"
+        kinds = [(micro == 0, micro == micros - 1) for micro in range(micros)]
+        parts = []
+        for first, last in dict.fromkeys(kinds):
+            segments = self._micro(first=first, buckets=last and reduces)
+            if last:
+                segments.append(self._step(reduces))
+            parts.append(
+                Repeat(
+                    segments=tuple(segments),
+                    count=kinds.count((first, last)),
+                    first_micro=kinds.index((first, last)),
+                )
+            )
+        return Schedule(parts=tuple(parts), value_bytes=self.value_bytes, micros=micros)
+
+    def _micro(self, *, first: bool, buckets: bool) -> list[Segment]:
+        fragments = Fragments(
+            shapes=self.shapes, chains=self.chains, accumulate_first=not first,
+            value_bytes=self.value_bytes,
+        )  # fmt: skip
+        edges = Edges(fragments=fragments)
+        backward = self.order.backward
+        if buckets:
+            backward = with_buckets(backward, self._layers_per_bucket())
+        return [
+            Segment(templates=tuple(edges.embedding())),
+            *self._walk(fragments, self.order.forward, mirror=-1),
+            Segment(templates=tuple(edges.head()), first=self.layers),
+            *self._walk(fragments, backward, mirror=self.layers - 1),
+            Segment(templates=tuple(edges.embedding_grad())),
+        ]
+
+    def _walk(self, fragments: Fragments, line: Line, *, mirror: int) -> list[Segment]:
+        """Segments of a line along the stack: partial repetitions once, whole ones as a loop."""
+        stride, offsets = line.stride, [t.offset for t in line.tokens]
+        low, high = min(offsets), max(offsets)
+        first = -(high // stride)
+        last = (self.layers - 1 - low) // stride
+        whole = range(-(low // stride), (self.layers - 1 - high) // stride + 1)
+        templates = [(token.offset, self._templates(fragments, token, line)) for token in line.tokens]
+        segments = []
+        repetition = first
+        while repetition <= last:
+            count = len(whole) if whole and repetition == whole.start else 1
+            start = repetition * stride
+            inside = tuple(
+                op
+                for offset, ops in templates
+                if 0 <= start + offset < self.layers
+                for op in ops
+            )
+            if inside:
+                segments.append(
+                    Segment(templates=inside, count=count, first=start, stride=stride, mirror=mirror)
+                )
+            repetition += count
+        return segments
+
+    def _templates(self, fragments: Fragments, token: Token, line: Line) -> list[OpTemplate]:
+        if token.fragment == BUCKET:
+            return [self._bucket(fragments, token, line)]
+        return fragments.templates(token)
+
+    # Data-parallel gradients --------------------------------------------------------------------
+
+    def _layers_per_bucket(self) -> int:
+        """Whole repetitions of the backward line whose gradients fill one bucket."""
+        needed = math.ceil(DP_BUCKET_PARAMETERS / self.shapes.layer_parameters)
+        stride = self.order.backward.stride
+        return math.ceil(needed / stride) * stride
+
+    def _bucket(self, fragments: Fragments, token: Token, line: Line) -> OpTemplate:
+        """All-reduce of ``line.stride`` layers' gradients; its layer is the walk's last of them."""
+        signature = self.shapes.dp_all_reduce(line.stride * self.shapes.layer_parameters)
+        reads = tuple(
+            Ref(layer, name) for layer in range(line.stride) for name in self._final_gradients()
+        )
+        template = fragments.op("dp.ar", -1, signature, reads, "grad.dp", 0, lane=DP)
+        return template.shifted(token.offset)
+
+    def _final_gradients(self) -> list[str]:
+        followed = {before for before in self.chains.values() if before is not None}
+        finals = (token for token in self.chains if token not in followed)
+        return list(dict.fromkeys(gradient_name(token) for token in finals))
+
+    def _step(self, reduces: bool) -> Segment:
+        shapes = self.shapes
+        edges = Edges(fragments=Fragments(shapes=shapes, value_bytes=self.value_bytes))
+        per_bucket = self._layers_per_bucket() if reduces else 0
+        rest = self.layers % per_bucket if reduces else self.layers
+        names = self._final_gradients()
+        reads = [Ref(layer, name) for layer in range(rest) for name in names]
+        reads += [Ref(layer, "grad.dp") for layer in range(rest, self.layers, per_bucket or 1)]
+        last = shapes.plan.row_slices - 1
+        reads += [Ref(self.layers, f"grad.head.s{last}"), Ref(0, f"grad.embed.s{last}")]
+        parameters = rest * shapes.layer_parameters + shapes.edge_parameters
+        return Segment(templates=tuple(edges.step(parameters, tuple(reads))))
+
+
+def with_buckets(line: Line, layers: int) -> Line:
+    """``line`` over ``layers`` layers, with one bucket behind the last gradient of the last layer.
+
+    ``layers`` is a multiple of the line's stride. The bucket token stands right behind the last
+    issued contribution of the walk's last layer of the bucket.
+    """
+    copies = layers // line.stride
+    tokens = [t.shifted(copy * line.stride) for copy in range(copies) for t in line.tokens]
+    phase = layers - 1
+    mine = [
+        (-token.offset, position)
+        for position, token in enumerate(tokens)
+        if token.offset % layers == phase and token.fragment in ("a_wgrad", "b_wgrad", "norm'")
+    ]
+    latest, position = max(mine)
+    tokens.insert(position + 1, Token("", BUCKET, -1, offset=-latest))
+    return replace(line, tokens=tuple(tokens), stride=layers)
+
+

@@ -1,0 +1,162 @@
+"""The edges of an iteration: embedding, head and loss, gradient reduction and optimizer step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.fragments import Fragments
+from simulator.schedule import DP, OpTemplate, Ref
+from simulator.shapes import Shapes
+from simulator.specs import padded_vocab_size
+
+LOSS_BYTES = 4
+"""Bytes of a loss term: cross-entropy is computed in fp32."""
+ADAM_BYTES_READ = 4 * 4
+"""Main parameter, both moments and main gradient, fp32, an element."""
+ADAM_BYTES_WRITTEN = 3 * 4
+"""Main parameter and both moments, fp32; the model's own copy comes on top."""
+
+
+@dataclass(kw_only=True)
+class Edges:
+    """Builds what stands before, between and behind the layers. Layer numbers are relative:
+    0 is layer 0 for the embedding and the layer behind the last for the head."""
+
+    fragments: Fragments
+
+    @property
+    def shapes(self) -> Shapes:
+        """The shapes the fragments use."""
+        return self.fragments.shapes
+
+    def embedding(self) -> list[OpTemplate]:
+        """Vocabulary-parallel look-up, its all-reduce, then positions and dropout, slice by slice."""
+        rows = range(self.shapes.plan.row_slices)
+        looked_up = [op for row in rows for op in self._look_up(row)]
+        return looked_up + [self._embedding_post(row) for row in rows]
+
+    def _look_up(self, row: int) -> list[OpTemplate]:
+        s, size = self.shapes, self.shapes.hidden_bytes(row)
+        produced = self.fragments.op(
+            "embed", row, s.pointwise("embedding", size, size), (), f"s{row}.embed", size,
+            weights=("w.embed",),
+        )  # fmt: skip
+        return self.fragments.reduced(produced, size)
+
+    def _embedding_post(self, row: int) -> OpTemplate:
+        s, size = self.shapes, self.shapes.hidden_bytes(row)
+        signature = s.pointwise("embedding_post", size, size + s.mask_bytes(row))
+        source = (self.fragments.reduced_ref(0, f"s{row}.embed"),)
+        return self.fragments.op("embed.post", row, signature, source, f"s{row}.x", size)
+
+    def head(self) -> list[OpTemplate]:
+        """Final norm, LM head, cross-entropy and their gradients.
+
+        Stage by stage over the slices, so that one slice's small all-reduces and the dgrad's hide
+        behind another slice's work; per slice: two all-reduces (maximum; sum and target logit).
+        """
+        rows = range(self.shapes.plan.row_slices)
+        stages = (self._logits, self._loss_sum, self._loss_grad, self._head_norm_grad)
+        return [op for stage in stages for row in rows for op in stage(row)]
+
+    def _vocab(self) -> int:
+        return padded_vocab_size(self.shapes.model, self.shapes.cluster) // self.shapes.cluster.tp
+
+    def _logits(self, row: int) -> list[OpTemplate]:
+        s, f = self.shapes, self.fragments
+        tokens, hidden, size = s.tokens(row), s.model.hidden_size, s.hidden_bytes(row)
+        logits_bytes = tokens * self._vocab() * s.element
+        norm = f.op(
+            "head.norm", row, s.pointwise(s.model.norm, size, size), (Ref(0, f"s{row}.x"),),
+            f"s{row}.head.norm", size, weights=("w.head.norm",),
+        )  # fmt: skip
+        logits = f.op(
+            "head.a", row, s.gemm(tokens, self._vocab(), hidden, "forward"), norm.writes,
+            f"s{row}.logits", logits_bytes, weights=(self._table,),
+        )  # fmt: skip
+        loss_bytes = tokens * LOSS_BYTES
+        signature = s.pointwise("cross_entropy_max", logits_bytes, loss_bytes)
+        top = f.op("loss.max", row, signature, logits.writes, f"s{row}.loss.max", loss_bytes)
+        return [norm, logits, *f.reduced(top, loss_bytes, "fp32")]
+
+    def _loss_sum(self, row: int) -> list[OpTemplate]:
+        s, f, tokens = self.shapes, self.fragments, self.shapes.tokens(row)
+        sums_bytes = 2 * tokens * LOSS_BYTES
+        logits_bytes = tokens * self._vocab() * s.element
+        signature = s.pointwise("cross_entropy_sum", logits_bytes, sums_bytes)
+        reads = (Ref(0, f"s{row}.logits"), f.reduced_ref(0, f"s{row}.loss.max"))
+        sums = f.op("loss.sum", row, signature, reads, f"s{row}.loss.sum", sums_bytes)
+        return f.reduced(sums, sums_bytes, "fp32")
+
+    def _loss_grad(self, row: int) -> list[OpTemplate]:
+        s, f = self.shapes, self.fragments
+        tokens, hidden = s.tokens(row), s.model.hidden_size
+        logits_bytes = tokens * self._vocab() * s.element
+        signature = s.pointwise("cross_entropy_grad", logits_bytes, logits_bytes)
+        reads = (
+            Ref(0, f"s{row}.logits"),
+            f.reduced_ref(0, f"s{row}.loss.max"),
+            f.reduced_ref(0, f"s{row}.loss.sum"),
+        )
+        grad = f.op("loss.grad", row, signature, reads, f"d.s{row}.logits", 0)
+        dgrad = f.op(
+            "head.a_dgrad", row, s.gemm(tokens, hidden, self._vocab(), "dgrad"), grad.writes,
+            f"d.s{row}.head.norm", s.hidden_bytes(row), weights=(self._table,),
+        )  # fmt: skip
+        return [grad, *f.reduced(dgrad, s.hidden_bytes(row)), self._head_wgrad(row)]
+
+    def _head_wgrad(self, row: int) -> OpTemplate:
+        s, f = self.shapes, self.fragments
+        accumulate = f.accumulate_first or row > 0
+        signature = s.gemm(
+            self._vocab(), s.model.hidden_size, s.tokens(row), "wgrad", accumulate=accumulate
+        )
+        before = (Ref(0, f"grad.head.s{row - 1}"),) if row else ()
+        reads = (Ref(0, f"d.s{row}.logits"), Ref(0, f"s{row}.head.norm"), *before)
+        return f.op("head.a_wgrad", row, signature, reads, f"grad.head.s{row}", 0)
+
+    def _head_norm_grad(self, row: int) -> list[OpTemplate]:
+        s, f, size = self.shapes, self.fragments, self.shapes.hidden_bytes(row)
+        signature = s.pointwise(f"{s.model.norm}_bwd", 2 * size, size)
+        reads = (f.reduced_ref(0, f"d.s{row}.head.norm"), Ref(0, f"s{row}.x"))
+        return [
+            f.op("head.norm'", row, signature, reads, f"d.s{row}.x", size, weights=("w.head.norm",))
+        ]
+
+    def embedding_grad(self) -> list[OpTemplate]:
+        """Scatter-add of every slice's gradient into the table's (and the positions') gradient."""
+        s, f = self.shapes, self.fragments
+        ops = []
+        for row in range(s.plan.row_slices):
+            size = s.hidden_bytes(row)
+            signature = s.pointwise("embedding_bwd", size + s.mask_bytes(row), size)
+            before = (Ref(0, f"grad.embed.s{row - 1}"),) if row else ()
+            reads = (Ref(0, f"d.s{row}.x"), *before)
+            ops.append(f.op("embed'", row, signature, reads, f"grad.embed.s{row}", 0))
+        return ops
+
+    def step(self, last_bucket_parameters: int, reads: tuple[Ref, ...]) -> list[OpTemplate]:
+        """The last data-parallel bucket, the global gradient norm, and Adam."""
+        s, f = self.shapes, self.fragments
+        ops = []
+        if s.cluster.dp > 1 and s.plan.strategy != "no_comm":
+            signature = s.dp_all_reduce(last_bucket_parameters)
+            bucket = f.op("step.dp.ar", -1, signature, reads, "step.dp", 0, lane=DP)
+            ops.append(bucket)
+            reads = (*reads, *bucket.writes)
+        parameters = s.rank_parameters
+        square = f.op(
+            "step.grad_norm", -1, s.pointwise("grad_norm", 4 * parameters, 4), reads, "step.norm", 4
+        )
+        ops += f.reduced(square, 4, "fp32")
+        adam = s.pointwise(
+            "adam", ADAM_BYTES_READ * parameters, (ADAM_BYTES_WRITTEN + s.element) * parameters
+        )
+        source = (f.reduced_ref(0, "step.norm"),)
+        return [*ops, f.op("step.adam", -1, adam, source, "step.done", 0)]
+
+    @property
+    def _table(self) -> str:
+        return "w.embed" if self.shapes.model.tie_word_embeddings else "w.head.a"
+
+

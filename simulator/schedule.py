@@ -1,0 +1,194 @@
+"""Schedule: one total issue order of ops, the same on every rank, with shapes and no durations.
+
+A schedule is stored as what it is, a stack of equal layers: ``Segment`` holds the op templates of
+one repetition and how often they repeat, ``Repeat`` nests segments (micro-batches). Templates name
+values relative to their layer; ``Schedule.ops`` gives the fully named ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from simulator.errors import ScheduleError
+from simulator.ops import Signature
+
+COMPUTE: Final = 0
+LANES: Final = ("compute", "tp", "dp")
+TP: Final = 1
+DP: Final = 2
+
+
+class Ref(NamedTuple):
+    """A value: ``layer`` counts from the op's own layer; ``name`` is unique within a layer.
+
+    ``name`` is piece-wise (``s0.mlp.b.1``), so a reader of one column piece waits for it alone.
+    """
+
+    layer: int
+    name: str
+
+
+class OpTemplate(NamedTuple):
+    """One op of a repeated pattern. ``offset`` counts layers from the repetition's first one."""
+
+    role: str
+    slice: int
+    signature: Signature
+    lane: int
+    offset: int
+    reads: tuple[Ref, ...]
+    writes: tuple[Ref, ...]
+    weights: tuple[str, ...] = ()
+    piece: int = -1
+
+    def shifted(self, layers: int) -> OpTemplate:
+        """The same op, ``layers`` later in the walk."""
+        return self._replace(offset=self.offset + layers) if layers else self
+
+
+class Op(NamedTuple):
+    """One op of the whole iteration, fully named. ``reads`` holds values, then weights."""
+
+    name: str
+    role: str
+    signature: Signature
+    lane: int
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    micro: int
+    layer: int
+    slice: int
+    piece: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """``count`` repetitions of ``templates``; repetition r covers layers from first + r·stride.
+
+    ``mirror`` is −1 when walking up the stack; otherwise layer = mirror − position, so that the
+    backward walk counts from the top (mirror = layers − 1).
+    """
+
+    templates: tuple[OpTemplate, ...]
+    count: int = 1
+    first: int = 0
+    stride: int = 1
+    mirror: int = -1
+
+    def layer(self, repetition: int, offset: int) -> int:
+        """Layer number that a template with ``offset`` belongs to in ``repetition``."""
+        position = self.first + repetition * self.stride + offset
+        return position if self.mirror < 0 else self.mirror - position
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeat:
+    """``count`` micro-batches with the same segments, the first of them numbered ``first_micro``."""
+
+    segments: tuple[Segment, ...]
+    count: int = 1
+    first_micro: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The whole iteration: groups of segments, in issue order.
+
+    ``value_bytes`` maps a value's name to its size; a name that is missing aliases another value
+    (an all-reduce works in place) or is a mere event. ``micros`` is the number of micro-batches.
+    """
+
+    parts: tuple[Repeat, ...]
+    value_bytes: dict[str, int] = field(hash=False, compare=False)
+    micros: int = 1
+
+    def __len__(self) -> int:
+        return sum(
+            part.count * sum(s.count * len(s.templates) for s in part.segments)
+            for part in self.parts
+        )
+
+    def ops(self) -> Iterator[Op]:
+        """Every op in issue order, fully named."""
+        for part in self.parts:
+            for repeat in range(part.count):
+                micro = part.first_micro + repeat
+                for segment in part.segments:
+                    yield from _named(segment, micro, self.micros)
+
+    def lanes(self) -> tuple[int, ...]:
+        """Lanes in use, compute first."""
+        used = {t.lane for part in self.parts for s in part.segments for t in s.templates}
+        return tuple(sorted(used | {COMPUTE}))
+
+
+def _named(segment: Segment, micro: int, micros: int) -> Iterator[Op]:
+    prefix = f"m{micro}." if micros > 1 else ""
+    for repetition in range(segment.count):
+        for t in segment.templates:
+            layer = segment.layer(repetition, t.offset)
+            in_layer = f"l{layer}." if is_layer_role(t.role) else ""
+            row = f"s{t.slice}." if t.slice >= 0 else ""
+            piece = f".{t.piece}" if t.piece >= 0 else ""
+            yield Op(
+                name=f"{prefix}{in_layer}{row}{t.role}{piece}",
+                role=t.role,
+                signature=t.signature,
+                lane=t.lane,
+                reads=(
+                    *(value_name(prefix, layer, ref) for ref in t.reads),
+                    *(f"{in_layer}{weight}" for weight in t.weights),
+                ),
+                writes=tuple(value_name(prefix, layer, ref) for ref in t.writes),
+                micro=micro,
+                layer=layer,
+                slice=t.slice,
+                piece=t.piece,
+            )
+
+
+def value_name(prefix: str, layer: int, ref: Ref) -> str:
+    """``l3.s0.attn.a`` for a value of layer 3, ``m1.l3.…`` where there are micro-batches."""
+    return f"{prefix}l{layer + ref.layer}.{ref.name}"
+
+
+def is_weight(value: str) -> bool:
+    """Whether a name is a weight: ``l3.w.attn.a``, ``w.embed``."""
+    return value.startswith("w.") or ".w." in value
+
+
+def is_layer_role(role: str) -> bool:
+    """Whether an op belongs to a layer, not to the edges of the iteration."""
+    return role.startswith(("attn.", "mlp.", "dp."))
+
+
+def check_order(schedule: Schedule) -> None:
+    """Raise ScheduleError unless every value is written, once, before it is read.
+
+    A collective may read only values that compute ops wrote, or its own lane: a wait belongs to
+    the compute lane (DESIGN: a result is waited for by its first reader).
+    """
+    writer: dict[str, int] = {}
+    names: set[str] = set()
+    for op in schedule.ops():
+        if op.name in names:
+            raise ScheduleError(f"Op {op.name!r} is issued twice; each op may be issued once.")
+        names.add(op.name)
+        for value in op.reads:
+            lane = writer.get(value)
+            if lane is None:
+                if not is_weight(value):
+                    raise ScheduleError(
+                        f"Op {op.name!r} reads {value!r} before it is written; issue its writer first."
+                    )
+            elif op.lane != COMPUTE and lane not in (COMPUTE, op.lane):
+                raise ScheduleError(
+                    f"Collective {op.name!r} reads {value!r} from another comm lane; put a compute "
+                    "op between them, which waits."
+                )
+        for value in op.writes:
+            if value in writer:
+                raise ScheduleError(f"Value {value!r} is written twice; names are write-once.")
+            writer[value] = op.lane
