@@ -17,10 +17,8 @@ CMD ["--help"]
 FROM ${BASE} AS runtime
 WORKDIR /opt/domino_tune
 COPY . .
-# Not the runtime extra, and no constraints: the torch and numpy of the base image stay as they are.
-RUN python -c 'import torch; print("torch==" + torch.__version__)' > /tmp/keep.txt \
-    && pip install --no-cache-dir -c /tmp/keep.txt . \
-    && rm /tmp/keep.txt
+# Neither the runtime extra nor the constraints: the base image's torch and numpy stay as they are.
+RUN pip install --no-cache-dir .
 WORKDIR /workspace
 ENTRYPOINT ["domino-tune"]
 CMD ["--help"]
