@@ -111,21 +111,22 @@ class _Builder:
         first = -(high // stride)
         last = (self.layers - 1 - low) // stride
         whole = range(-(low // stride), (self.layers - 1 - high) // stride + 1)
-        templates = [(token.offset, self._templates(fragments, token, line)) for token in line.tokens]
+        templates = [
+            (token.offset, self._templates(fragments, token, line)) for token in line.tokens
+        ]
         segments = []
         repetition = first
         while repetition <= last:
             count = len(whole) if whole and repetition == whole.start else 1
             start = repetition * stride
             inside = tuple(
-                op
-                for offset, ops in templates
-                if 0 <= start + offset < self.layers
-                for op in ops
+                op for offset, ops in templates if 0 <= start + offset < self.layers for op in ops
             )
             if inside:
                 segments.append(
-                    Segment(templates=inside, count=count, first=start, stride=stride, mirror=mirror)
+                    Segment(
+                        templates=inside, count=count, first=start, stride=stride, mirror=mirror
+                    )
                 )
             repetition += count
         return segments
@@ -188,5 +189,3 @@ def with_buckets(line: Line, layers: int) -> Line:
     latest, position = max(mine)
     tokens.insert(position + 1, Token("", BUCKET, -1, offset=-latest))
     return replace(line, tokens=tuple(tokens), stride=layers)
-
-

@@ -158,5 +158,3 @@ class Edges:
     @property
     def _table(self) -> str:
         return "w.embed" if self.shapes.model.tie_word_embeddings else "w.head.a"
-
-

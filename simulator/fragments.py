@@ -94,7 +94,9 @@ class Fragments:
         write = f"s{row}.{block}.a"
         reads = (Ref(0, f"s{row}.{block}.norm"),)
         size = tokens * width * s.element
-        return [self.op(f"{block}.a", row, signature, reads, write, size, weights=(f"w.{block}.a",))]
+        return [
+            self.op(f"{block}.a", row, signature, reads, write, size, weights=(f"w.{block}.a",))
+        ]
 
     def _core(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s = self.shapes
@@ -218,10 +220,14 @@ class Fragments:
         hidden, tokens = s.model.hidden_size, s.tokens(token.slice)
         if part == "a":
             m, n = s.width(block, "a"), hidden
-            reads = [r for i in rows for r in (Ref(0, f"d.s{i}.{block}.a"), Ref(0, f"s{i}.{block}.norm"))]
+            reads = [
+                r for i in rows for r in (Ref(0, f"d.s{i}.{block}.a"), Ref(0, f"s{i}.{block}.norm"))
+            ]
         else:
             m, n = hidden, s.width(block, "core")
-            reads = [r for i in rows for r in (self._b_grad(block, i), Ref(0, f"s{i}.{block}.core"))]
+            reads = [
+                r for i in rows for r in (self._b_grad(block, i), Ref(0, f"s{i}.{block}.core"))
+            ]
         before = self.chains.get(token)
         if before is not None:
             reads.append(Ref(0, gradient_name(before)))

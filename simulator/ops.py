@@ -29,7 +29,10 @@ class Gemm(NamedTuple):
     accumulate: bool = False
     strides: tuple[int, int, int] = (0, 0, 0)
 
-    kind = "gemm"
+    @property
+    def kind(self) -> Literal["gemm"]:
+        """Key of profiles' sections and launch costs."""
+        return "gemm"
 
     @property
     def flops(self) -> int:
@@ -49,7 +52,10 @@ class Attention(NamedTuple):
     direction: Direction = "forward"
     dtype: str = "bf16"
 
-    kind = "attention"
+    @property
+    def kind(self) -> Literal["attention"]:
+        """Key of profiles' sections and launch costs."""
+        return "attention"
 
     @property
     def flops(self) -> int:
@@ -67,7 +73,10 @@ class Pointwise(NamedTuple):
     bytes_written: int
     dtype: str = "bf16"
 
-    kind = "pointwise"
+    @property
+    def kind(self) -> Literal["pointwise"]:
+        """Key of profiles' sections and launch costs."""
+        return "pointwise"
 
     @property
     def flops(self) -> int:
@@ -88,7 +97,10 @@ class Collective(NamedTuple):
     ctas: int = 0
     dtype: str = "bf16"
 
-    kind = "collective"
+    @property
+    def kind(self) -> Literal["collective"]:
+        """Key of profiles' sections and launch costs."""
+        return "collective"
 
     @property
     def ranks(self) -> int:

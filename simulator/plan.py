@@ -58,7 +58,9 @@ class SlicePlan:
         for name in _COUNTS:
             require_positive_int("plan", name, getattr(self, name))
         if not isinstance(self.comm_ctas, int) or not 0 <= self.comm_ctas <= 64:
-            raise InputError(f"plan.comm_ctas must be 0 (NCCL's choice) … 64, got {self.comm_ctas!r}.")
+            raise InputError(
+                f"plan.comm_ctas must be 0 (NCCL's choice) … 64, got {self.comm_ctas!r}."
+            )
         self._check_ranges()
         self._check_order()
 
@@ -69,7 +71,9 @@ class SlicePlan:
             if getattr(self, name) > MAX_COL_SLICES:
                 raise InputError(f"{name} must be 1 … {MAX_COL_SLICES}, got {getattr(self, name)}.")
         if self.strategy != "domino" and (self.slices != (1, 1, 1, 1, 1) or self.merge_wgrad):
-            raise InputError(f"strategy {self.strategy!r} is unsliced: use --strategy domino to slice.")
+            raise InputError(
+                f"strategy {self.strategy!r} is unsliced: use --strategy domino to slice."
+            )
 
     def _check_order(self) -> None:
         if self.strategy != "domino":
@@ -142,7 +146,9 @@ def check_plan_fits(plan: SlicePlan, model: ModelSpec, workload: Workload) -> No
         pieces = getattr(plan, name)
         if model.hidden_size % pieces:
             below = next(p for p in range(pieces, 0, -1) if model.hidden_size % p == 0)
-            above = next(p for p in range(pieces, model.hidden_size + 1) if model.hidden_size % p == 0)
+            above = next(
+                p for p in range(pieces, model.hidden_size + 1) if model.hidden_size % p == 0
+            )
             raise InfeasiblePlanError(
                 f"hidden_size = {model.hidden_size} does not divide by {name} = {pieces}; "
                 f"nearest that work: {below} and {above}.",

@@ -196,7 +196,10 @@ def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
     require_divisible("num_attention_heads", model.num_attention_heads, "tp", tp)
     require_divisible("num_key_value_heads", model.num_key_value_heads, "tp", tp)
     require_divisible("intermediate_size", model.intermediate_size, "tp", tp)
-    if model.position_embedding == "learned" and workload.seq_length > model.max_position_embeddings:
+    if (
+        model.position_embedding == "learned"
+        and workload.seq_length > model.max_position_embeddings
+    ):
         raise InputError(
             f"seq_length = {workload.seq_length} is above max_position_embeddings = "
             f"{model.max_position_embeddings}; lower it, or raise the model's with "

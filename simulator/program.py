@@ -1,0 +1,187 @@
+"""Program: a schedule compiled against a cost model, as both engines play it.
+
+Names are gone: every op is (lane, work, family, waits, launch). Waits are counted, because comm
+lanes are FIFO: ``(lane, behind)`` means "all collectives issued on ``lane`` so far but the last
+``behind`` must be done". Counted from the op itself, waits are the same in every repetition, so a
+program keeps the schedule's loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from simulator.contention import SCALE, Contention
+from simulator.cost import CostModel, Launch
+from simulator.errors import ScheduleError
+from simulator.ops import Signature
+from simulator.schedule import COMPUTE, LANES, OpTemplate, Schedule, Segment
+
+WORK_UNIT: Final = 1024
+"""Remaining work is an integer in 1/1024 ns of the op run alone."""
+
+
+class Step(NamedTuple):
+    """One op of a program. ``work`` in 1/1024 ns; ``waits`` as in the module's docstring;
+    ``launch_ns`` is the host's cost of issuing it."""
+
+    lane: int
+    work: int
+    family: int
+    waits: tuple[tuple[int, int], ...]
+    launch_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """``count`` times ``body``: steps, or loops within loops (micro-batches hold layers)."""
+
+    body: tuple[Step, ...] | tuple[Loop, ...]
+    count: int = 1
+
+    def steps(self) -> Iterator[Step]:
+        """Every step, unrolled."""
+        for _ in range(self.count):
+            for item in self.body:
+                if isinstance(item, Loop):
+                    yield from item.steps()
+                else:
+                    yield item
+
+    def __len__(self) -> int:
+        return self.count * sum(len(item) if isinstance(item, Loop) else 1 for item in self.body)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What the engines play. ``families[f]`` is the contention family of number f, 0 is idle.
+
+    ``queue_depth`` bounds how many compute ops the host may be ahead; 0 switches the host lane off.
+    """
+
+    root: Loop
+    lanes: int
+    families: tuple[str | None, ...]
+    contention: Contention
+    queue_depth: int
+
+    def rates(self) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+        """Slow-down × SCALE of each lane by what is in flight on each, cached."""
+        cache: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+        def look_up(in_flight: tuple[int, ...]) -> tuple[int, ...]:
+            found = cache.get(in_flight)
+            if found is None:
+                names = tuple(self.families[f] for f in in_flight)
+                found = cache[in_flight] = self.contention.slowdowns(names)
+                assert all(rate >= SCALE for rate in found)
+            return found
+
+        return look_up
+
+
+def compile_program(schedule: Schedule, cost: CostModel) -> Program:
+    """Give every op its duration and its waits.
+
+    Raises ScheduleError if a collective reads a result of another comm lane.
+    """
+    return _Compiler(cost, max(schedule.lanes()) + 1).program(schedule)
+
+
+class _Compiler:
+    def __init__(self, cost: CostModel, lanes: int) -> None:
+        self.cost = cost
+        self.lanes = lanes
+        self.launch: Launch = cost.launch
+        self.families: dict[str | None, int] = {None: 0}
+        self.numbers: dict[Signature, tuple[int, int, int]] = {}
+        self.issued = [0] * lanes
+        self.waited = [0] * lanes
+        self.written: dict[tuple[int, str], tuple[int, int]] = {}
+
+    def program(self, schedule: Schedule) -> Program:
+        parts = []
+        for part in schedule.parts:
+            self.written.clear()
+            loops = tuple(loop for segment in part.segments for loop in self._segment(segment))
+            parts.append(Loop(body=loops, count=part.count))
+        return Program(
+            root=Loop(body=tuple(parts)),
+            lanes=self.lanes,
+            families=tuple(self.families),
+            contention=self.cost.contention,
+            queue_depth=self.launch.queue_depth if self.launch.mode == "async" else 0,
+        )
+
+    def _segment(self, segment: Segment) -> list[Loop]:
+        """The first repetition alone where it waits otherwise than the rest; then a loop."""
+        offsets = [t.offset for t in segment.templates]
+        span = (max(offsets) - min(offsets)) // segment.stride + 1
+        head = [self._repetition(segment, r) for r in range(min(segment.count, span + 1))]
+        rest = segment.count - len(head)
+        if rest:
+            self._skip(segment, rest - 1)
+            tail = self._repetition(segment, segment.count - 1)
+            assert tail == head[-1], "a layer's waits must settle within the line's span"
+        loops: list[Loop] = []
+        for index, steps in enumerate(head):
+            count = 1 + (rest if index == len(head) - 1 else 0)
+            if loops and loops[-1].body == steps:
+                loops[-1] = Loop(body=steps, count=loops[-1].count + count)
+            else:
+                loops.append(Loop(body=steps, count=count))
+        return loops
+
+    def _skip(self, segment: Segment, repetitions: int) -> None:
+        for template in segment.templates:
+            self.issued[template.lane] += repetitions
+        for lane in range(1, self.lanes):
+            per = sum(t.lane == lane for t in segment.templates)
+            self.waited[lane] += per * repetitions
+
+    def _repetition(self, segment: Segment, repetition: int) -> tuple[Step, ...]:
+        base = segment.layer(repetition, 0)
+        sign = 1 if segment.mirror < 0 else -1
+        return tuple(self._step(t, base + sign * t.offset) for t in segment.templates)
+
+    def _step(self, template: OpTemplate, layer: int) -> Step:
+        lane = template.lane
+        numbers = self.numbers.get(template.signature)
+        if numbers is None:
+            numbers = self.numbers[template.signature] = self._numbers(template.signature)
+        waits = self._waits(template, layer) if self.lanes > 1 else ()
+        self.issued[lane] += 1
+        if lane != COMPUTE:
+            for ref in template.writes:
+                self.written[layer + ref.layer, ref.name] = (lane, self.issued[lane])
+        work, family, launch_ns = numbers
+        return Step(lane, work, family, waits, launch_ns)
+
+    def _waits(self, template: OpTemplate, layer: int) -> tuple[tuple[int, int], ...]:
+        """Waits that no earlier op has done already: the first reader waits, nobody else."""
+        needed: dict[int, int] = {}
+        for ref in template.reads:
+            found = self.written.get((layer + ref.layer, ref.name))
+            if found is not None and found[1] > needed.get(found[0], self.waited[found[0]]):
+                needed[found[0]] = found[1]
+        if not needed:
+            return ()
+        if template.lane != COMPUTE:
+            if set(needed) != {template.lane}:
+                raise ScheduleError(
+                    f"Collective {template.role!r} reads a result of another comm lane; put a "
+                    f"compute op between them. Lanes: {', '.join(LANES)}."
+                )
+            return ()
+        for lane, count in needed.items():
+            self.waited[lane] = count
+        return tuple((lane, self.issued[lane] - count) for lane, count in sorted(needed.items()))
+
+    def _numbers(self, signature: Signature) -> tuple[int, int, int]:
+        family = self.families.setdefault(self.cost.family(signature), len(self.families))
+        duration_ns = self.cost.duration_ns(signature)
+        launch_ns = self.launch.cost_ns.get(signature.kind, 0) if self.launch.mode != "none" else 0
+        if self.launch.mode == "inline":
+            duration_ns += launch_ns
+        return duration_ns * WORK_UNIT, family, launch_ns

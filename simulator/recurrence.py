@@ -1,0 +1,239 @@
+"""The fast engine: a bare recurrence over a Program, with the semantics of simulator.engine.
+
+Semantics. Every lane is FIFO. A collective is issued when all compute ops before it are done, and
+starts when its lane is free. A compute op waits, where it stands, for the collectives it reads;
+everything behind it waits too. The host issues ops one by one in the total order; none starts
+before it was issued.
+
+Contention. Between two instants at which any op starts or ends, rates are constant. At each such
+instant every op in flight gives up the work it did, rounded down to 1/1024 ns; the end of an op is
+rounded up to whole ns. Both engines use this one rule, so they agree to the nanosecond.
+
+Periodic shortcut. At the end of each repetition of a loop the whole state is taken relative to
+now; once it was seen before, whole periods are added up instead of played (simulator.host says
+what that means for the host's lead). The result is the same to the nanosecond.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from simulator.contention import SCALE
+from simulator.host import Host, HostMark
+from simulator.program import WORK_UNIT, Loop, Program, Step
+
+_SHIFT = (WORK_UNIT * SCALE).bit_length() - 1
+assert 1 << _SHIFT == WORK_UNIT * SCALE
+
+
+class Totals(NamedTuple):
+    """Sums over an iteration, all in ns.
+
+    ``comm_ns``: time with a collective in flight; ``exposed_ns``: of that, with compute idle.
+    ``compute_ns``: time with a compute op running. ``lane_ns``: time in flight, lane by lane.
+    """
+
+    makespan_ns: int
+    compute_ns: int
+    comm_ns: int
+    exposed_ns: int
+    lane_ns: tuple[int, ...]
+
+
+def totals(program: Program, *, shortcut: bool = True) -> Totals:
+    """Play ``program`` and add up; ``shortcut`` skips repetitions that would be the same again."""
+    machine = _Machine(program, shortcut)
+    machine.run(program.root)
+    machine.drain()
+    return Totals(
+        machine.now, machine.compute, machine.comm, machine.exposed, tuple(machine.lane_ns)
+    )
+
+
+class _Flight:
+    """One comm lane: what is in flight, what is issued behind it."""
+
+    __slots__ = ("done", "family", "issued", "queue", "work")
+
+    def __init__(self) -> None:
+        self.work = 0
+        self.family = 0
+        self.issued = 0
+        self.done = 0
+        self.queue: deque[tuple[int, int, int]] = deque()  # work, family, host's issue time
+
+
+class _Machine:
+    """State at ``now``: nothing runs on the compute lane, work in flight counted up to ``now``."""
+
+    def __init__(self, program: Program, shortcut: bool) -> None:
+        self.shortcut = shortcut
+        self.now = 0
+        self.compute = self.comm = self.exposed = 0
+        self.lane_ns = [0] * program.lanes
+        self.flights = [_Flight() for _ in range(program.lanes)]
+        self.rates: Callable[[tuple[int, ...]], tuple[int, ...]] = program.rates()
+        self.host = Host(program.queue_depth)
+
+    def run(self, loop: Loop) -> None:
+        """Play a loop, skipping whole periods where the state repeats."""
+        seen: dict[tuple[object, ...], _Mark] = {}
+        repetition = 0
+        leaf = not loop.body or isinstance(loop.body[0], Step)
+        while repetition < loop.count:
+            if leaf:
+                self._play(loop.body)  # type: ignore[arg-type]
+            else:
+                for inner in loop.body:
+                    self.run(inner)  # type: ignore[arg-type]
+            repetition += 1
+            if self.shortcut and repetition < loop.count:
+                state = self._state()
+                mark = seen.get(state)
+                seen[state] = _Mark(repetition, self.host.mark(self.now), self._sums())
+                if mark is not None:
+                    repetition += self._skip(mark, repetition, loop.count - repetition)
+
+    def drain(self) -> None:
+        """Let what is in flight end."""
+        while any(f.work or f.queue for f in self.flights):
+            self._idle(None)
+
+    # One repetition -----------------------------------------------------------------------------
+
+    def _play(self, steps: tuple[Step, ...]) -> None:
+        flights, host = self.flights, self.host
+        timed = host.depth > 0
+        for lane, work, family, waits, launch_ns in steps:
+            issued_at = host.issue(lane, launch_ns) if timed else 0
+            if lane:
+                flight = flights[lane]
+                flight.issued += 1
+                flight.queue.append((work, family, issued_at))
+                continue
+            for waited, behind in waits:
+                flight = flights[waited]
+                needed = flight.issued - behind
+                while flight.done < needed:
+                    self._idle(None)
+            if issued_at > self.now:
+                host.binds()
+                while self.now < issued_at:
+                    self._idle(issued_at)
+            self._compute(work, family)
+            if timed:
+                host.ended(self.now)
+
+    def _start(self) -> tuple[list[_Flight], int]:
+        """Start what can start now; the lanes in flight, and when the next issued one may start."""
+        active, pending = [], 0
+        for flight in self.flights:
+            if not flight.work and flight.queue:
+                issued_at = flight.queue[0][2]
+                if issued_at > self.now:
+                    self.host.binds()
+                    pending = min(pending or issued_at, issued_at)
+                else:
+                    flight.work, flight.family, _ = flight.queue.popleft()
+            if flight.work:
+                active.append(flight)
+        return active, pending
+
+    def _compute(self, work: int, family: int) -> None:
+        """Run one compute op beside whatever the comm lanes do."""
+        flights = self.flights
+        while True:
+            active, pending = self._start()
+            if not active and not pending:
+                elapsed = -(-work * SCALE >> _SHIFT)
+                self.now += elapsed
+                self.compute += elapsed
+                return
+            rates = self.rates((family, *[f.family if f.work else 0 for f in flights[1:]]))
+            rate = rates[0]
+            elapsed = ends = -(-work * rate >> _SHIFT)
+            for index in range(1, len(flights)):
+                if flights[index].work:
+                    elapsed = min(elapsed, -(-flights[index].work * rates[index] >> _SHIFT))
+            if pending:
+                elapsed = min(elapsed, pending - self.now)
+            self.compute += elapsed
+            self._advance(elapsed, rates)
+            if elapsed == ends:
+                return
+            work -= (elapsed << _SHIFT) // rate
+
+    def _idle(self, until: int | None) -> None:
+        """Let comm lanes run to their next event, or to ``until``, with compute idle."""
+        flights = self.flights
+        active, pending = self._start()
+        limits = [pending - self.now] if pending else []
+        if until is not None:
+            limits.append(until - self.now)
+        rates = self.rates((0, *[f.family if f.work else 0 for f in flights[1:]]))
+        for index in range(1, len(flights)):
+            if flights[index].work:
+                limits.append(-(-flights[index].work * rates[index] >> _SHIFT))
+        elapsed = min(limits)
+        if active:
+            self.exposed += elapsed
+        self._advance(elapsed, rates)
+
+    def _advance(self, elapsed: int, rates: tuple[int, ...]) -> None:
+        busy = False
+        for index in range(1, len(self.flights)):
+            flight = self.flights[index]
+            if flight.work:
+                busy = True
+                self.lane_ns[index] += elapsed
+                left = flight.work - (elapsed << _SHIFT) // rates[index]
+                flight.work = left if left > 0 else 0
+                if left <= 0:
+                    flight.done += 1
+        if busy:
+            self.comm += elapsed
+        self.now += elapsed
+
+    # Periodic shortcut --------------------------------------------------------------------------
+
+    def _state(self) -> tuple[object, ...]:
+        return tuple(
+            (f.work, f.work and f.family, f.issued - f.done,
+             tuple((w, k, max(0, at - self.now)) for w, k, at in f.queue))
+            for f in self.flights
+        )  # fmt: skip
+
+    def _sums(self) -> tuple[int, ...]:
+        return (
+            self.compute, self.comm, self.exposed, *self.lane_ns,
+            *(f.issued for f in self.flights), *(f.done for f in self.flights),
+        )  # fmt: skip
+
+    def _skip(self, mark: _Mark, repetition: int, remaining: int) -> int:
+        """Add up whole periods since ``mark``; returns how many repetitions that stood for."""
+        period = repetition - mark.repetition
+        times = remaining // period
+        if not times or not self.host.may_skip(mark.host, self.now):
+            return 0
+        elapsed = self.now - mark.host.now_ns
+        grown = [a + (a - b) * times for a, b in zip(self._sums(), mark.sums, strict=True)]
+        self.compute, self.comm, self.exposed = grown[:3]
+        lanes = len(self.flights)
+        self.lane_ns = grown[3 : 3 + lanes]
+        for index, flight in enumerate(self.flights):
+            flight.issued = grown[3 + lanes + index]
+            flight.done = grown[3 + 2 * lanes + index]
+            flight.queue = deque((w, k, at + times * elapsed) for w, k, at in flight.queue)
+        self.host.skip(mark.host, times, elapsed)
+        self.now += times * elapsed
+        return times * period
+
+
+class _Mark(NamedTuple):
+    """What a period is measured from."""
+
+    repetition: int
+    host: HostMark
+    sums: tuple[int, ...]

@@ -1,0 +1,121 @@
+"""Timeline: when each op of a schedule ran. What both executors produce, op by op comparable."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from simulator.schedule import COMPUTE, Op, Schedule
+
+
+class Breakdown(NamedTuple):
+    """Where the iteration's time goes, all in ns.
+
+    ``comm_ns``: time with at least one collective in flight; ``exposed_comm_ns``: the part of it
+    with no compute op running; ``idle_ns``: neither (waiting for the host).
+    """
+
+    makespan_ns: int
+    compute_ns: int
+    comm_ns: int
+    exposed_comm_ns: int
+    idle_ns: int
+
+    @property
+    def hidden_comm_fraction(self) -> float:
+        """Share of communication that computation hides; 1 where there is none."""
+        return 1.0 - self.exposed_comm_ns / self.comm_ns if self.comm_ns else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """``start_ns[i]`` and ``end_ns[i]`` belong to the i-th op in issue order."""
+
+    schedule: Schedule
+    start_ns: tuple[int, ...]
+    end_ns: tuple[int, ...]
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """The ops, in issue order."""
+        return tuple(self.schedule.ops())
+
+    @cached_property
+    def makespan_ns(self) -> int:
+        """End of the last op."""
+        return max(self.end_ns, default=0)
+
+    def lane(self, lane: int) -> Iterator[tuple[Op, int, int]]:
+        """(op, start, end) of one lane's ops, in order."""
+        for op, start, end in zip(self.ops, self.start_ns, self.end_ns, strict=True):
+            if op.lane == lane:
+                yield op, start, end
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """Sums over the iteration."""
+        spans = list(zip(self.ops, self.start_ns, self.end_ns, strict=True))
+        compute = _union((a, b) for op, a, b in spans if op.lane == COMPUTE)
+        comm = _union((a, b) for op, a, b in spans if op.lane != COMPUTE)
+        busy = _length(_union([*compute, *comm]))
+        return Breakdown(
+            makespan_ns=self.makespan_ns,
+            compute_ns=_length(compute),
+            comm_ns=_length(comm),
+            exposed_comm_ns=busy - _length(compute),
+            idle_ns=self.makespan_ns - busy,
+        )
+
+    @cached_property
+    def by_role(self) -> dict[str, int]:
+        """Time in flight by role (``attn.a``, ``mlp.b.ar``), in ns, largest first."""
+        sums: dict[str, int] = {}
+        for op, start, end in zip(self.ops, self.start_ns, self.end_ns, strict=True):
+            sums[op.role] = sums.get(op.role, 0) + end - start
+        return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+
+    @cached_property
+    def critical_path(self) -> tuple[int, ...]:
+        """Indices of ops that follow each other without a gap from the first to the last end.
+
+        From the last op to end, go to an op that ended exactly when this one started (the one on
+        the same lane if there is such); where none did, the host held it back and the path goes on
+        at the latest end before.
+        """
+        ends: dict[int, list[int]] = {}
+        for index, end in enumerate(self.end_ns):
+            ends.setdefault(end, []).append(index)
+        times = sorted(ends)
+        path = []
+        current = max(range(len(self.end_ns)), key=lambda i: (self.end_ns[i], i), default=-1)
+        while current >= 0:
+            path.append(current)
+            current = self._before(current, ends, times)
+        return tuple(reversed(path))
+
+    def _before(self, index: int, ends: dict[int, list[int]], times: list[int]) -> int:
+        position = bisect.bisect_right(times, self.start_ns[index]) - 1
+        if position < 0:
+            return -1
+        found = [i for i in ends[times[position]] if i != index]
+        lane = self.ops[index].lane
+        return max(found, key=lambda i: (self.ops[i].lane == lane, i), default=-1)
+
+
+def _union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Disjoint, sorted intervals that cover the same instants."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            if end > merged[-1][1]:
+                merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _length(spans: Iterable[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in spans)

@@ -1,0 +1,86 @@
+"""Random programs for property tests: steps without a schedule behind them."""
+
+from __future__ import annotations
+
+import random
+
+from simulator.contention import ComputeContention, Contention, ContentionFit
+from simulator.program import WORK_UNIT, Loop, Program, Step
+
+FAMILIES = (
+    None, "gemm", "attention", "pointwise", "all_reduce/1x8/c0", "all_reduce/1x8/c4",
+    "all_reduce/2x8/c16",
+)  # fmt: skip
+COMPUTE_FAMILIES = (1, 2, 3)
+COMM_FAMILIES = (4, 5, 6)
+
+
+def random_contention(rng: random.Random) -> Contention:
+    """A contention law with random strength; one in four is off."""
+    if rng.random() < 0.25:
+        return Contention(None)
+    laws = tuple(
+        ComputeContention(
+            family=family, sms_per_cta=rng.choice((0.0, 1.0, 1.85)), factor=1 + rng.random()
+        )
+        for family in ("gemm", "attention", "pointwise")
+    )
+    fit = ContentionFit(
+        sm_count=rng.choice((108, 132)), default_ctas=rng.choice((8, 16, 24)), compute=laws,
+        collective_factor=1 + rng.random() / 2, shared_links_factor=1 + rng.random(),
+        apart_factor=1.0 + rng.random() / 10, error=0.1,
+    )  # fmt: skip
+    return Contention(fit)
+
+
+def random_steps(rng: random.Random, count: int, lanes: int, launch_ns: int) -> tuple[Step, ...]:
+    """Steps whose waits are legal in any repetition: they reach back less than what they issue."""
+    steps: list[Step] = []
+    issued = [0] * lanes
+    waited = [0] * lanes
+    for _ in range(count):
+        cost = rng.randint(0, launch_ns)
+        if lanes > 1 and rng.random() < 0.4:
+            lane = rng.randrange(1, lanes)
+            issued[lane] += 1
+            steps.append(
+                Step(lane, rng.randint(1, 300) * WORK_UNIT, rng.choice(COMM_FAMILIES), (), cost)
+            )
+            continue
+        waits = []
+        for lane in range(1, lanes):
+            if issued[lane] > waited[lane] and rng.random() < 0.4:
+                waited[lane] = rng.randint(waited[lane] + 1, issued[lane])
+                waits.append((lane, issued[lane] - waited[lane]))
+        steps.append(
+            Step(
+                0, rng.randint(1, 300) * WORK_UNIT, rng.choice(COMPUTE_FAMILIES), tuple(waits), cost
+            )
+        )
+    return tuple(steps)
+
+
+def random_loop(rng: random.Random, lanes: int, launch_ns: int, most: int = 12) -> Loop:
+    """Micro-batches of layers of steps."""
+
+    def leaf() -> Loop:
+        steps = random_steps(rng, rng.randint(1, most), lanes, launch_ns)
+        return Loop(body=steps, count=rng.choice((1, 1, 2, 5, 30)))
+
+    parts = []
+    for _ in range(rng.randint(1, 3)):
+        body = tuple(leaf() for _ in range(rng.randint(1, 3)))
+        parts.append(Loop(body=body, count=rng.choice((1, 1, 2, 6))))
+    return Loop(body=tuple(parts))
+
+
+def random_program(seed: int) -> Program:
+    """A program drawn from ``seed``: lanes, contention, host and loops."""
+    rng = random.Random(seed)
+    lanes = rng.choice((1, 2, 2, 3))
+    launch_ns = rng.choice((0, 0, 20, 150, 400))
+    depth = rng.choice((1, 4, 16, 64, 1024)) if launch_ns else 0
+    return Program(
+        root=random_loop(rng, lanes, launch_ns), lanes=lanes, families=FAMILIES,
+        contention=random_contention(rng), queue_depth=depth,
+    )  # fmt: skip
