@@ -1,0 +1,1 @@
+"""Microbenchmarks, fits, and importers of published tables."""

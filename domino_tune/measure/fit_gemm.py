@@ -1,0 +1,236 @@
+"""Fit the tiled GEMM law to measured rows, and say how far off it is on pairs it never saw.
+
+Least squares on log(time) with a soft L1 loss, so that a few odd kernels do not bend the law.
+Samples are seeded and the numbers rounded: the same rows give the same fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.errors import InputError
+from simulator.lookup.gemm import GemmFit
+from simulator.lookup.gemm_law import (
+    TILE_CLASSES,
+    Floats,
+    Law,
+    RooflineLaw,
+    TiledLaw,
+    fit_roofline,
+    make_law,
+)  # fmt: skip
+from simulator.lookup.gemm_table import GemmCurves
+
+Shape = tuple[int, int, int, float]
+Mask = NDArray[np.bool_]
+
+MIN_ROWS: Final = 200
+_SAMPLED_ROWS: Final = 6000
+_LOOKED_UP_ROWS: Final = 20_000
+_DIGITS: Final = 6
+_EVALUATIONS: Final = 40
+_HEAVY_FLOP: Final = 5e9
+# How often a row outside the training shapes is drawn, against one inside.
+_OTHER_WEIGHT: Final = 0.3
+# Residuals above this count linearly: run-to-run differences of published rows.
+_LINEAR_ABOVE: Final = 0.03
+
+# Scalars of TiledLaw: start and bounds. Those bounded away from 0 are fitted as logarithms.
+_SCALARS: Final[dict[str, tuple[float, float, float]]] = {
+    "fixed_us": (1.5, 0.05, 100.0),
+    "mb_us": (2.0, 0.01, 100.0),
+    "norm": (4.0, 1.0, 20.0),
+    "reduce_us": (2.0, 0.01, 100.0),
+    "reduce_mb_us": (1.5, 0.01, 1000.0),
+    "throttle_gflop": (300.0, 1.0, 100_000.0),
+    "bandwidth_bend": (0.0, -2.0, 2.0),
+    "ceil_share": (0.4, 0.0, 1.0),
+    "idle_gain": (0.5, 0.0, 0.95),
+    "repeat_share": (0.5, 0.0, 1.0),
+    "throttle": (0.1, 0.0, 1.0),
+}
+_TILE_US: Final = (2.5, 0.01, 100.0)
+# Rates the tile classes start from, largest tile first, as shares of the best rate seen.
+_RATE_STARTS: Final = (1.15, 1.1, 1.1, 0.9, 0.7)
+_RATE_RANGE: Final = 10.0
+
+
+def fit_gemm(
+    rows: Sequence[Shape], sm_count: int, *, layout: str = "forward", dtype: str = "bf16"
+) -> GemmFit:
+    """Fit rows of (m, n, k, microseconds) on a GPU of ``sm_count`` SMs; takes some seconds.
+
+    Its ``error`` is that on the training shapes among a fifth of the (n, k) pairs, held out from a
+    fit of the others. Raises InputError below 200 rows: too few for the law's 21 numbers.
+    """
+    table = _table(rows, MIN_ROWS)
+    error = heldout_error(rows, sm_count, rounds=1)["training"]
+    ranges = {
+        name: (int(table[:, column].min()), int(table[:, column].max()))
+        for column, name in enumerate("mnk")
+    }
+    return GemmFit(
+        law="tiled", layout=layout, dtype=dtype, params=_params(_fit(table, sm_count)),
+        error=_rounded(error, 3), ranges=ranges,
+    )  # fmt: skip
+
+
+def heldout_error(
+    rows: Sequence[Shape], sm_count: int, *, folds: int = 5, rounds: int = 5
+) -> dict[str, float]:
+    """Mean relative error of the law on whole (n, k) pairs held out, in ``rounds`` of the folds.
+
+    Keys: ``training`` (m ≥ 256, n and k ≥ 512), ``all``, ``heavy`` (≥ 5 GFLOP). A set that has no
+    rows gives the error of all.
+    """
+    table = _table(rows, MIN_ROWS)
+    tested, errors = [], []
+    for out in _folds(table, folds)[:rounds]:
+        law = _fit(table[~out], sm_count)
+        tested.append(table[out])
+        errors.append(np.abs(law.times_us(*_shapes(table[out])) / table[out, 3] - 1))
+    shapes, error = np.concatenate(tested), np.concatenate(errors)
+    return {
+        "training": _mean(error, _is_training(shapes)),
+        "all": float(error.mean()),
+        "heavy": _mean(error, 2 * shapes[:, :3].prod(axis=1) >= _HEAVY_FLOP),
+    }
+
+
+def leave_out_error(
+    rows: Sequence[Shape], *, fit: GemmFit | None = None, sm_count: int = 1, folds: int = 10
+) -> float:
+    """Mean relative error of the table's interpolation on withheld (n, k) pairs.
+
+    The trend is ``fit``'s law (on a GPU of ``sm_count`` SMs), else a roofline fitted to the rows
+    kept. At most about 20,000 withheld rows are looked up. Raises InputError below two pairs.
+    """
+    table = _table(rows, 2)
+    stride = max(1, -(-len(table) // _LOOKED_UP_ROWS))
+    errors: list[float] = []
+    for out in _folds(table, folds):
+        curves = GemmCurves(*_columns(table[~out]), _trend(table[~out], fit, sm_count))
+        for m, n, k, us in table[out][::stride].tolist():
+            errors.append(abs(curves.predict(int(m), int(n), int(k))[0] / us - 1))
+    return float(np.mean(errors))
+
+
+def _trend(table: Floats, fit: GemmFit | None, sm_count: int) -> Law:
+    if fit is not None:
+        return make_law(fit.law, fit.params, sm_count)
+    return fit_roofline(*_columns(table)) or RooflineLaw(
+        fixed_us=0.0, flops_per_us=1.0, bytes_per_us=1.0
+    )
+
+
+def _fit(table: Floats, sm_count: int) -> TiledLaw:
+    from scipy.optimize import least_squares  # late: half a second
+
+    table = _sample(table)
+    shapes, target = _shapes(table), np.log(table[:, 3])
+    start, low, high = _start(table, sm_count)
+
+    def residual(point: Floats) -> Floats:
+        result: Floats = np.log(_law(point, sm_count).times_us(*shapes)) - target
+        return result
+
+    found = least_squares(
+        residual, start, bounds=(low, high), loss="soft_l1", f_scale=_LINEAR_ABOVE, x_scale=0.1,
+        max_nfev=_EVALUATIONS,
+    )  # fmt: skip
+    return _law(found.x, sm_count)
+
+
+def _start(table: Floats, sm_count: int) -> tuple[Floats, Floats, Floats]:
+    """Start and bounds; rates and bandwidth start from the best that the rows show."""
+    m, n, k, us = _columns(table)
+    rate = float(np.quantile(2e-6 * m * n * k / us, 0.99)) / sm_count
+    best_mb_us = float(np.quantile(2e-6 * (m * k + n * k + m * n) / us, 0.8))
+    bounds = list(_SCALARS.values())
+    bounds[1] = (min(max(best_mb_us, 0.02), 99.0), *bounds[1][1:])
+    bounds += [(rate * x, rate / _RATE_RANGE, rate * _RATE_RANGE) for x in _RATE_STARTS]
+    bounds += [_TILE_US] * TILE_CLASSES
+    columns = np.array(bounds)
+    columns[_logarithmic()] = np.log(columns[_logarithmic()])
+    return columns[:, 0], columns[:, 1], columns[:, 2]
+
+
+def _logarithmic() -> Mask:
+    scalars = [least > 0 for _, least, _ in _SCALARS.values()]
+    return np.array(scalars + [True] * 2 * TILE_CLASSES)
+
+
+def _law(point: Floats, sm_count: int) -> TiledLaw:
+    values = np.where(_logarithmic(), np.exp(point), point).tolist()
+    scalars, tiles = values[: len(_SCALARS)], values[len(_SCALARS) :]
+    return TiledLaw(
+        sm_count=sm_count,
+        tile_mflop_us=tuple(tiles[:TILE_CLASSES]),
+        tile_us=tuple(tiles[TILE_CLASSES:]),
+        **dict(zip(_SCALARS, scalars, strict=True)),
+    )
+
+
+def _params(law: TiledLaw) -> dict[str, Any]:
+    scalars = {name: _rounded(getattr(law, name), _DIGITS) for name in _SCALARS}
+    tiles = {
+        name: tuple(_rounded(x, _DIGITS) for x in getattr(law, name))
+        for name in ("tile_mflop_us", "tile_us")
+    }
+    return scalars | tiles
+
+
+def _rounded(value: float, digits: int) -> float:
+    return float(f"{value:.{digits - 1}e}")
+
+
+def _table(rows: Sequence[Shape], least: int) -> Floats:
+    """Rows sorted by (n, k, m), so that the order they came in changes nothing."""
+    table = np.array(rows, dtype=float).reshape(-1, 4)
+    if len(table) < least or not (np.isfinite(table).all() and (table > 0).all()):
+        raise InputError(
+            f"A GEMM fit needs at least {least} rows of m, n, k, us, all finite and > 0; got "
+            f"{len(table)} rows. Measure or import more shapes."
+        )
+    return table[np.lexsort((table[:, 0], table[:, 2], table[:, 1]))]
+
+
+def _folds(table: Floats, folds: int) -> list[Mask]:
+    """Row masks of whole (n, k) pairs: every pair in one fold, by a seeded shuffle."""
+    pairs, owner = np.unique(table[:, 1:3], axis=0, return_inverse=True)
+    if len(pairs) < 2:
+        raise InputError("Leaving pairs out needs at least two different (n, k); got one.")
+    fold_of = np.random.default_rng(0).permutation(len(pairs)) % folds
+    masks = [fold_of[owner.reshape(-1)] == fold for fold in range(folds)]
+    return [mask for mask in masks if mask.any()]
+
+
+def _sample(table: Floats) -> Floats:
+    if len(table) <= _SAMPLED_ROWS:
+        return table
+    weight = np.where(_is_training(table), 1.0, _OTHER_WEIGHT)
+    chosen = np.random.default_rng(0).choice(
+        len(table), _SAMPLED_ROWS, replace=False, p=weight / weight.sum()
+    )
+    return table[np.sort(chosen)]
+
+
+def _shapes(table: Floats) -> tuple[Floats, Floats, Floats]:
+    return table[:, 0], table[:, 1], table[:, 2]
+
+
+def _columns(table: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    return table[:, 0], table[:, 1], table[:, 2], table[:, 3]
+
+
+def _is_training(table: Floats) -> Mask:
+    mask: Mask = (table[:, 0] >= 256) & (table[:, 1] >= 512) & (table[:, 2] >= 512)
+    return mask
+
+
+def _mean(error: Floats, chosen: Mask) -> float:
+    return float(error[chosen].mean() if chosen.any() else error.mean())

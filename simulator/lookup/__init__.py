@@ -1,0 +1,90 @@
+"""Look-ups: from an op's signature to its duration, one table a family of ops.
+
+A table holds rows (what was timed) and a fit (a law); the row of that very signature wins, then
+interpolation between rows, then the law. Each answer says which and how sure it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, Literal, Protocol
+
+from simulator.errors import ProfileError
+from simulator.estimate import Source
+
+FitKind = Literal["fitted", "assumed"]
+FIT_KINDS: Final = ("fitted", "assumed")
+MAX_REACH: Final = 2.0  # a look-up up to this factor outside the measured range is still trusted
+_SINGLE_ERROR: Final = 0.02  # published collectors disagree by 2–4 %
+_LEAST_ERROR: Final = 0.005
+
+
+def require_number(owner: str, name: str, value: object, *, low: float = 0.0) -> None:
+    """Raise ProfileError unless ``value`` is a finite number ≥ ``low``."""
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not ok or float(value) < low:  # type: ignore[arg-type]
+        raise ProfileError(f"{owner}: {name} must be a finite number ≥ {low:g}, got {value!r}.")
+
+
+def require_positive(owner: str, name: str, value: object) -> None:
+    """Raise ProfileError unless ``value`` is a finite number > 0."""
+    require_number(owner, name, value)
+    if value == 0:
+        raise ProfileError(f"{owner}: {name} must be > 0, got 0.")
+
+
+def require_count(owner: str, name: str, value: object, *, low: int = 1) -> None:
+    """Raise ProfileError unless ``value`` is an int ≥ ``low``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ProfileError(f"{owner}: {name} must be a whole number ≥ {low}, got {value!r}.")
+
+
+def require_choice(owner: str, name: str, value: str, known: Sequence[str]) -> None:
+    """Raise ProfileError unless ``value`` is one of ``known``."""
+    if value not in known:
+        raise ProfileError(f"{owner}: {name} must be one of {', '.join(known)}, got {value!r}.")
+
+
+def require_sorted(owner: str, keys: Sequence[Any]) -> None:
+    """Raise ProfileError naming the first row whose key is not above the row before it."""
+    for index in range(1, len(keys)):
+        if not keys[index - 1] < keys[index]:
+            why = "repeats" if keys[index - 1] == keys[index] else "must come before"
+            raise ProfileError(
+                f"{owner}.rows[{index}] {keys[index]} {why} rows[{index - 1}] {keys[index - 1]}; "
+                f"rows are sorted by signature, each once."
+            )
+
+
+class Timing(Protocol):
+    """What every row has: median and spread of ``samples`` runs, in µs."""
+
+    @property
+    def median_us(self) -> float: ...
+    @property
+    def spread_us(self) -> float: ...
+    @property
+    def samples(self) -> int: ...
+
+
+def row_error(row: Timing) -> float:
+    """Expected relative error of a timed row; 2 % where it does not say its own spread."""
+    if row.samples <= 1 or row.spread_us <= 0:
+        return _SINGLE_ERROR
+    return max(_LEAST_ERROR, row.spread_us / row.median_us)
+
+
+def reach(value: float, low: float, high: float) -> float:
+    """How far ``value`` lies outside [low, high], as a factor; 1 inside."""
+    if value < low:
+        return low / max(value, 1e-9)
+    return value / high if value > high else 1.0
+
+
+def widened(kind: FitKind, error: float, how_far: float) -> tuple[Source, float]:
+    """Source and error of a law used ``how_far`` outside its range (see ``reach``)."""
+    if how_far <= MAX_REACH:
+        return kind, error
+    wide = min(1.0, max(0.1, error) * (1.0 + 0.5 * math.log2(how_far)))
+    return ("assumed" if kind == "assumed" else "extrapolated"), wide

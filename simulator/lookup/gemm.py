@@ -1,0 +1,231 @@
+"""GEMM look-up: a measured row, else a table's interpolation, else a fit, else an assumption."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, get_args
+
+import numpy as np
+
+from simulator.errors import MissingSectionError, ProfileError
+from simulator.estimate import Estimate, Source
+from simulator.lookup.gemm_law import Floats, Law, Params, RooflineLaw, fit_roofline, make_law
+from simulator.lookup.gemm_table import GemmCurves
+from simulator.ops import Gemm, Layout
+from simulator.specs import DTYPE_BYTES
+
+Ranges = Mapping[str, tuple[int, int]]
+
+# Added to the expected error of a borrowed number. Assumed, not measured.
+LAYOUT_ERROR: Final = 0.08
+ACCUMULATE_ERROR: Final = 0.03
+STRIDES_ERROR: Final = 0.02
+ANALYTIC_ERROR: Final = 0.40
+OCTAVE_ERROR: Final = 0.03
+# Further outside its range than this many doublings, a look-up counts as extrapolated.
+FAR_OCTAVES: Final = 1.0
+# One run's error when a row gives no spread: published collectors disagree by 2–4 %.
+_SINGLE_ERROR: Final = 0.02
+_LEAST_ERROR: Final = 0.005
+# Reading and writing an fp32 C, where overwriting writes it once in 16 bits.
+_ACCUMULATE_BYTES: Final = 4 + 4 - 2
+# Same tensor-core rate, same bytes.
+_SAME_RATE: Final[dict[str, str]] = {"fp16": "bf16"}
+
+
+class GemmRow(NamedTuple):
+    """One measured signature: median and spread of ``samples`` runs, in microseconds."""
+
+    m: int
+    n: int
+    k: int
+    layout: str
+    dtype: str
+    accumulate: bool
+    strides: tuple[int, int, int]
+    median_us: float
+    spread_us: float
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmFit:
+    """A law with its numbers, for one layout and dtype.
+
+    ``error`` is the mean relative error on (n, k) pairs held out of the fit; ``ranges`` the m, n
+    and k of the rows it saw. Raises ProfileError when they cannot be.
+    """
+
+    law: str
+    layout: str
+    dtype: str
+    params: Params
+    error: float
+    ranges: Ranges
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.error) and self.error >= 0):
+            raise ProfileError(f"A GEMM fit's error must be a number ≥ 0, got {self.error!r}.")
+        if set(self.ranges) != {"m", "n", "k"}:
+            raise ProfileError(f"A GEMM fit needs ranges of m, n and k, got {sorted(self.ranges)}.")
+
+
+class _Family:
+    """What is known about one (layout, dtype, accumulate): rows, a fit, or both."""
+
+    def __init__(self, law: Law, rows: Sequence[GemmRow], fit: GemmFit | None) -> None:
+        self.law, self.fit = law, fit
+        self._curves = GemmCurves(*_columns(rows), law) if rows else None
+
+    @property
+    def leave_out_error(self) -> float:
+        return self._curves.leave_out_error if self._curves is not None else 0.0
+
+    def estimate(self, gemm: Gemm) -> Estimate:
+        beyond_rows = beyond_fit = math.inf
+        if self.fit is not None:
+            beyond_fit = _octaves_outside(gemm, self.fit.ranges)
+        if self._curves is not None:
+            us, error = self._curves.predict(gemm.m, gemm.n, gemm.k)
+            beyond_rows = _octaves_outside(gemm, self._curves.ranges)
+        else:
+            assert self.fit is not None
+            us, error = self.law.parts(gemm.m, gemm.n, gemm.k).total_us, self.fit.error
+        beyond = min(beyond_rows, beyond_fit)
+        source: Source = "interpolated" if beyond_rows == 0 else "fitted"
+        if beyond > FAR_OCTAVES:
+            source = "extrapolated"
+        return Estimate(us, source, error + OCTAVE_ERROR * beyond)
+
+
+class GemmTable:
+    """Every GEMM of one machine.
+
+    ``peak_flops``: FLOP/s by dtype; ``memory_bandwidth``: bytes/s. Look-ups are pure: the same
+    signature always gives the same Estimate.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[GemmRow],
+        *,
+        fits: Sequence[GemmFit] = (),
+        peak_flops: Mapping[str, float],
+        memory_bandwidth: float,
+        sm_count: int,
+    ) -> None:
+        self._peak_flops = dict(peak_flops)
+        self._bandwidth = memory_bandwidth
+        self._exact = {row[:7]: row for row in rows}
+        self._families = self._build(rows, fits, sm_count)
+
+    def _build(
+        self, rows: Sequence[GemmRow], fits: Sequence[GemmFit], sm_count: int
+    ) -> dict[tuple[str, str, bool], _Family]:
+        grouped: dict[tuple[str, str, bool], list[GemmRow]] = {
+            (fit.layout, fit.dtype, False): [] for fit in fits
+        }
+        for row in rows:
+            grouped.setdefault((row.layout, row.dtype, row.accumulate), []).append(row)
+        by_key = {(fit.layout, fit.dtype): fit for fit in fits}
+        families = {}
+        for key, members in grouped.items():
+            fit = by_key.get(key[:2])
+            if fit is not None:
+                law = make_law(fit.law, fit.params, sm_count)
+            else:
+                law = fit_roofline(*_columns(members)) or self._analytic(key[1])
+            families[key] = _Family(law, members, fit)
+        return families
+
+    def estimate(self, gemm: Gemm) -> Estimate:
+        """Return the duration of ``gemm``; raises MissingSectionError when nothing can give it."""
+        for dtype in _dtypes(gemm.dtype):
+            row = self._exact.get(
+                (gemm.m, gemm.n, gemm.k, gemm.layout, dtype, gemm.accumulate, gemm.strides)
+            )
+            if row is not None:
+                return Estimate(row.median_us, "measured", _row_error(row))
+        best = next(self._candidates(gemm), None)
+        if best is not None:
+            layout, accumulate, family = best
+            return self._borrow(gemm, family.estimate(gemm), layout, accumulate)
+        us = self._analytic(gemm.dtype).parts(gemm.m, gemm.n, gemm.k).total_us
+        us += self._accumulate_us(gemm) if gemm.accumulate else 0.0
+        return Estimate(us, "assumed", ANALYTIC_ERROR)
+
+    def shares(self, gemm: Gemm) -> tuple[float, float, float]:
+        """Fractions of the time that are fixed, FLOP-bound and memory-bound; they sum to 1."""
+        law: Law | None = next((family.law for _, _, family in self._candidates(gemm)), None)
+        parts = (law or self._analytic(gemm.dtype)).parts(gemm.m, gemm.n, gemm.k)
+        fixed, flops = parts.fixed_us / parts.total_us, parts.flops_us / parts.total_us
+        return fixed, flops, 1.0 - fixed - flops
+
+    def leave_out_error(self, layout: str = "forward", dtype: str = "bf16") -> float:
+        """Mean error of the interpolation with each (n, k) left out; 0 without rows."""
+        family = self._families.get((layout, dtype, False))
+        return family.leave_out_error if family is not None else 0.0
+
+    def _candidates(self, gemm: Gemm) -> Iterator[tuple[str, bool, _Family]]:
+        """Families that can answer, best first: own layout, then own way of writing C."""
+        for layout in (gemm.layout, *(other for other in get_args(Layout) if other != gemm.layout)):
+            for accumulate in (gemm.accumulate, not gemm.accumulate):
+                for dtype in _dtypes(gemm.dtype):
+                    family = self._families.get((layout, dtype, accumulate))
+                    if family is not None:
+                        yield layout, accumulate, family
+
+    def _borrow(self, gemm: Gemm, own: Estimate, layout: str, accumulate: bool) -> Estimate:
+        us, source, error = own
+        if gemm.strides != (0, 0, 0):
+            error += STRIDES_ERROR
+        if accumulate != gemm.accumulate:
+            extra = self._accumulate_us(gemm)
+            us = us + extra if gemm.accumulate else max(us - extra, us / 2)
+            error, source = error + ACCUMULATE_ERROR, "assumed"
+        if layout != gemm.layout:
+            error, source = error + LAYOUT_ERROR, "assumed"
+        return Estimate(us, source, error)
+
+    def _accumulate_us(self, gemm: Gemm) -> float:
+        return gemm.m * gemm.n * _ACCUMULATE_BYTES / self._bandwidth * 1e6
+
+    def _analytic(self, dtype: str) -> RooflineLaw:
+        peak = next((self._peak_flops[d] for d in _dtypes(dtype) if d in self._peak_flops), None)
+        if peak is None:
+            raise MissingSectionError(
+                f"The profile has no GEMM rows, fit or peak FLOP/s for dtype {dtype!r}; it knows "
+                f"the peak of {', '.join(sorted(self._peak_flops)) or 'none'}. Use one of these, "
+                "or measure this dtype."
+            )
+        return RooflineLaw(
+            fixed_us=0.0, flops_per_us=peak * 1e-6, bytes_per_us=self._bandwidth * 1e-6,
+            element_bytes=DTYPE_BYTES[dtype],
+        )  # fmt: skip
+
+
+def _dtypes(dtype: str) -> tuple[str, ...]:
+    same = _SAME_RATE.get(dtype)
+    return (dtype,) if same is None else (dtype, same)
+
+
+def _columns(rows: Sequence[GemmRow]) -> tuple[Floats, Floats, Floats, Floats]:
+    table = np.array([(row[0], row[1], row[2], row[7]) for row in rows], dtype=float).reshape(-1, 4)
+    return table[:, 0], table[:, 1], table[:, 2], table[:, 3]
+
+
+def _row_error(row: GemmRow) -> float:
+    if row.samples <= 1 or row.spread_us <= 0:
+        return _SINGLE_ERROR
+    return max(_LEAST_ERROR, row.spread_us / row.median_us)
+
+
+def _octaves_outside(gemm: Gemm, ranges: Ranges) -> float:
+    """Doublings by which the shape leaves ``ranges``, in its worst dimension."""
+    worst = 0.0
+    for name, (low, high) in ranges.items():
+        value = getattr(gemm, name)
+        worst = max(worst, math.log2(low / value), math.log2(value / high))
+    return worst

@@ -1,0 +1,233 @@
+"""Laws of GEMM time: few numbers in, microseconds out, in pure Python and over arrays.
+
+``tiled`` sees thread-block tiles, waves and split-K, so it follows the staircase that decides
+slice counts; ``roofline`` is the plain sum of a fixed cost, FLOPs and bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.errors import ProfileError, unknown_name
+
+Floats = NDArray[np.float64]
+Params = Mapping[str, float | tuple[float, ...]]
+
+# (rows, columns, class): a tile and its transpose run the same main loop, so they share numbers.
+TILES: Final = (
+    (256, 128, 0), (128, 256, 0), (128, 128, 1), (256, 64, 2),
+    (64, 256, 2), (128, 64, 3), (64, 128, 3), (64, 64, 4),
+)  # fmt: skip
+TILE_CLASSES: Final = 5
+SPLITS: Final = (2, 4, 8)
+_ELEMENT_BYTES: Final = 2
+_BEND_MB: Final = 20.0
+
+
+class Parts(NamedTuple):
+    """Time of one GEMM, and what it would be made of: fixed, FLOP-bound, memory-bound, in us."""
+
+    total_us: float
+    fixed_us: float
+    flops_us: float
+    memory_us: float
+
+
+class Law(Protocol):
+    """What every law offers."""
+
+    def parts(self, m: int, n: int, k: int) -> Parts:
+        """Time of C[m, n] = A[m, k] · B[k, n]; the three parts sum to the total."""
+        ...
+
+    def times_us(self, m: Floats, n: Floats, k: Floats) -> Floats:
+        """The same totals over arrays of one shape."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RooflineLaw:
+    """fixed + FLOPs / rate + bytes / bandwidth, for elements of ``element_bytes``."""
+
+    fixed_us: float
+    flops_per_us: float
+    bytes_per_us: float
+    element_bytes: int = _ELEMENT_BYTES
+
+    def parts(self, m: int, n: int, k: int) -> Parts:
+        """See Law."""
+        flops_us = 2 * m * n * k / self.flops_per_us
+        memory_us = self.element_bytes * (m * k + n * k + m * n) / self.bytes_per_us
+        total = self.fixed_us + flops_us + memory_us
+        return Parts(total, self.fixed_us, flops_us, memory_us)
+
+    def times_us(self, m: Floats, n: Floats, k: Floats) -> Floats:
+        """See Law."""
+        moved = self.element_bytes * (m * k + n * k + m * n)
+        result: Floats = (
+            self.fixed_us + 2 * m * n * k / self.flops_per_us + moved / self.bytes_per_us
+        )
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiledLaw:
+    """fixed + ‖compute, memory‖_p, where compute is that of the fastest tile and split.
+
+    A tile of class c costs 2·area·k / ``tile_mflop_us[c]`` (main loop, MFLOP/us of one SM) plus
+    ``tile_us[c]`` (prologue and epilogue, of which ``repeat_share`` stays visible after the first
+    wave). Waves w = tiles / SMs: below one wave the main loop costs 1 − ``idle_gain``·(1 − w) of a
+    wave (fewer SMs share clock and cache), above it a mix of ⌈w⌉ (``ceil_share``) and w. Grids
+    below one wave may split k; partial sums then travel at ``reduce_mb_us`` after ``reduce_us``.
+    ``throttle`` is the slow-down of problems far above ``throttle_gflop`` (power limit), and
+    ``bandwidth_bend`` how the effective bandwidth ``mb_us`` changes with the bytes moved.
+    """
+
+    sm_count: int
+    fixed_us: float
+    mb_us: float
+    bandwidth_bend: float
+    norm: float
+    ceil_share: float
+    idle_gain: float
+    repeat_share: float
+    reduce_us: float
+    reduce_mb_us: float
+    throttle: float
+    throttle_gflop: float
+    tile_mflop_us: tuple[float, ...]
+    tile_us: tuple[float, ...]
+
+    def parts(self, m: int, n: int, k: int) -> Parts:
+        """See Law; compute and memory share what their norm leaves, by their p-th powers."""
+        gflop = 2e-9 * m * n * k
+        slow = 1 + self.throttle * gflop / (gflop + self.throttle_gflop)
+        compute = self._best_tile_us(m, n, k) * slow
+        moved_mb = _ELEMENT_BYTES * 1e-6 * (m * k + n * k + m * n)
+        memory = moved_mb / self.mb_us * math.exp(self.bandwidth_bend * _bend(moved_mb))
+        ratio = (memory / compute) ** self.norm
+        both = compute * (1 + ratio) ** (1 / self.norm)
+        flops_us = both / (1 + ratio)
+        return Parts(self.fixed_us + both, self.fixed_us, flops_us, both - flops_us)
+
+    def _best_tile_us(self, m: int, n: int, k: int) -> float:
+        sms, ceil_share, idle_gain = self.sm_count, self.ceil_share, self.idle_gain
+        repeat, best = self.repeat_share, math.inf
+        partial_us = 4e-6 * m * n / self.reduce_mb_us
+        for rows, columns, index in TILES:
+            tiles = -(-m // rows) * -(-n // columns)
+            loop_us = 2e-6 * rows * columns * k / self.tile_mflop_us[index]
+            edge_us = self.tile_us[index]
+            if tiles >= sms:
+                waves = tiles / sms
+                waves += ceil_share * (-(-tiles // sms) - waves)
+                best = min(best, waves * loop_us + edge_us * (1 + repeat * (waves - 1)))
+                continue
+            busy = 1 - idle_gain * (1 - tiles / sms)
+            best = min(best, busy * (loop_us + edge_us))
+            for split in SPLITS:
+                waves = tiles * split / sms
+                if waves <= 1:
+                    grid_us = (1 - idle_gain * (1 - waves)) * (loop_us / split + edge_us)
+                else:
+                    waves += ceil_share * (math.ceil(waves) - waves)
+                    grid_us = waves * loop_us / split + edge_us * (1 + repeat * (waves - 1))
+                best = min(best, grid_us + self.reduce_us + split * partial_us)
+        return best
+
+    def times_us(self, m: Floats, n: Floats, k: Floats) -> Floats:
+        """See Law."""
+        gflop = 2e-9 * m * n * k
+        slow = 1 + self.throttle * gflop / (gflop + self.throttle_gflop)
+        moved_mb = _ELEMENT_BYTES * 1e-6 * (m * k + n * k + m * n)
+        bend = np.tanh(np.log(moved_mb / _BEND_MB) / 2)
+        memory = moved_mb / self.mb_us * np.exp(self.bandwidth_bend * bend)
+        compute = self._best_tiles_us(m, n, k) * slow
+        norm: Floats = (compute**self.norm + memory**self.norm) ** (1 / self.norm)
+        return self.fixed_us + norm
+
+    def _best_tiles_us(self, m: Floats, n: Floats, k: Floats) -> Floats:
+        best = np.full(m.shape, np.inf)
+        partial_us = 4e-6 * m * n / self.reduce_mb_us
+        for rows, columns, index in TILES:
+            waves = np.ceil(m / rows) * np.ceil(n / columns) / self.sm_count
+            loop_us = 2e-6 * rows * columns * k / self.tile_mflop_us[index]
+            best = np.minimum(best, self._grid_us(waves, loop_us, self.tile_us[index]))
+            small = waves < 1
+            for split in SPLITS if small.any() else ():
+                grid = self._grid_us(
+                    waves[small] * split, loop_us[small] / split, self.tile_us[index]
+                )
+                grid += self.reduce_us + split * partial_us[small]
+                best[small] = np.minimum(best[small], grid)
+        return best
+
+    def _grid_us(self, waves: Floats, loop_us: Floats, edge_us: float) -> Floats:
+        above = waves + self.ceil_share * (np.ceil(waves) - waves)
+        busy = np.where(waves <= 1, 1 - self.idle_gain * (1 - waves), above)
+        edges = np.where(waves <= 1, busy, 1 + self.repeat_share * (busy - 1))
+        result: Floats = busy * loop_us + edge_us * edges
+        return result
+
+
+def _bend(moved_mb: float) -> float:
+    return math.tanh(math.log(moved_mb / _BEND_MB) / 2)
+
+
+def make_law(name: str, params: Params, sm_count: int) -> Law:
+    """Return the law ``name`` with ``params`` on a GPU of ``sm_count`` SMs.
+
+    Raises InputError for an unknown name, ProfileError for missing, unknown or impossible numbers.
+    """
+    if name not in LAWS:
+        raise unknown_name("GEMM law", name, LAWS)
+    try:
+        law = LAWS[name](params, sm_count)
+    except TypeError as error:
+        raise ProfileError(f"GEMM law {name!r} got parameters it cannot use: {error}.") from error
+    time_us = law.parts(4096, 4096, 4096).total_us
+    if not (math.isfinite(time_us) and time_us > 0):
+        raise ProfileError(f"GEMM law {name!r} gives {time_us} us for a 4096-cube; refit it.")
+    return law
+
+
+def _tiled(params: Params, sm_count: int) -> Law:
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list | tuple) else value
+        for key, value in params.items()
+    }
+    law = TiledLaw(sm_count=sm_count, **values)
+    for name in ("tile_mflop_us", "tile_us"):
+        numbers = getattr(law, name)
+        if len(numbers) != TILE_CLASSES or min(numbers) <= 0:
+            raise ProfileError(f"{name} must be {TILE_CLASSES} numbers > 0, got {numbers!r}.")
+    return law
+
+
+def _roofline(params: Params, _sm_count: int) -> Law:
+    values: dict[str, Any] = dict(params)
+    return RooflineLaw(**values)
+
+
+LAWS: Final[dict[str, Callable[[Params, int], Law]]] = {"tiled": _tiled, "roofline": _roofline}
+
+
+def fit_roofline(m: Floats, n: Floats, k: Floats, us: Floats) -> RooflineLaw | None:
+    """Least squares on relative error; None unless the rows determine all three numbers > 0."""
+    if len(us) < 8:
+        return None
+    terms = np.stack(
+        [np.ones_like(us), 2 * m * n * k, _ELEMENT_BYTES * (m * k + n * k + m * n)], axis=1
+    )
+    scale = terms.max(axis=0)
+    solved, _, rank, _ = np.linalg.lstsq(terms / scale / us[:, None], np.ones_like(us), rcond=None)
+    if rank < 3 or solved.min() <= 0:
+        return None
+    fixed, per_flop, per_byte = (float(x) for x in solved / scale)
+    return RooflineLaw(fixed_us=fixed, flops_per_us=1 / per_flop, bytes_per_us=1 / per_byte)

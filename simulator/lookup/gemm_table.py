@@ -1,0 +1,116 @@
+"""Interpolation in a table of GEMM times: a law's trend, times what neighbouring rows say.
+
+Every (n, k) of the table is a curve over m of log(measured / law). A Gaussian process over
+(log n, log k) joins the curves: a smooth part, and a part shared only by curves of nearly the same
+n, which meet the same tile grid at every m. Its variance, scaled to the error that leaving each
+curve out really gives, says how sure a look-up is.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.lookup.gemm_law import Floats, Law
+
+Ints = NDArray[np.intp]
+
+# Kernel: variance · exp(−|Δ ln n| / a − |Δ ln k| / b). Maximum likelihood on published H100 rows.
+_SMOOTH: Final = (3e-3, 1.5, 1.5)
+_SAME_GRID: Final = (2e-3, 0.05, 2.0)
+_NOISE: Final = 4e-4
+MAX_CURVES: Final = 800
+_MAX_GRID: Final = 400
+# Leave-out error to believe before there are curves to leave out, and its weight in curves.
+_PRIOR_ERROR: Final = 0.08
+_PRIOR_CURVES: Final = 4
+
+
+class GemmCurves:
+    """Rows of one layout and dtype, as arrays m, n, k and us of equal length ≥ 1."""
+
+    def __init__(self, m: Floats, n: Floats, k: Floats, us: Floats, law: Law) -> None:
+        self.law = law
+        self.ranges = {
+            name: (int(values.min()), int(values.max()))
+            for name, values in (("m", m), ("n", n), ("k", k))
+        }
+        residual = np.log(us / law.times_us(m, n, k))
+        pairs, owner = np.unique(np.stack([n, k], axis=1), axis=0, return_inverse=True)
+        kept = _thin(np.arange(len(pairs), dtype=float), MAX_CURVES).astype(int)
+        self._points = np.log(pairs[kept])
+        grid = np.log(_thin(np.unique(m), _MAX_GRID))
+        self._grid: list[float] = grid.tolist()
+        curves = _curves(grid, np.log(m), residual, owner.reshape(-1), kept)
+        self._mean = curves.mean(axis=0)
+        self._inverse = np.linalg.inv(
+            _kernel(self._points, self._points) + _NOISE * np.eye(len(kept))
+        )
+        self._weights = self._inverse @ (curves - self._mean)
+        self.leave_out_error, self._error_per_sd = self._calibrate()
+        self._cache: dict[tuple[int, int], tuple[list[float], float]] = {}
+
+    def _calibrate(self) -> tuple[float, float]:
+        """Mean error leaving each curve out (closed form), and the same per predicted deviation."""
+        precision = np.diag(self._inverse)
+        left_out = float(np.abs(np.expm1(self._weights / precision[:, None])).mean())
+        count = len(precision)
+        error = (count * left_out + _PRIOR_CURVES * _PRIOR_ERROR) / (count + _PRIOR_CURVES)
+        return error, error / float(np.mean(precision**-0.5))
+
+    def predict(self, m: int, n: int, k: int) -> tuple[float, float]:
+        """Return (microseconds, expected relative error) of one shape."""
+        curve, error = self._curve(n, k)
+        return self.law.parts(m, n, k).total_us * math.exp(self._at(curve, math.log(m))), error
+
+    def _at(self, curve: list[float], log_m: float) -> float:
+        right = bisect_right(self._grid, log_m)
+        if right == 0:
+            return curve[0]
+        if right == len(curve):
+            return curve[-1]
+        low, high = self._grid[right - 1], self._grid[right]
+        share = (log_m - low) / (high - low)
+        return curve[right - 1] * (1 - share) + curve[right] * share
+
+    def _curve(self, n: int, k: int) -> tuple[list[float], float]:
+        found = self._cache.get((n, k))
+        if found is None:
+            near = _kernel(np.log([[n, k]]), self._points)[0]
+            curve: list[float] = (self._mean + near @ self._weights).tolist()
+            variance = _SMOOTH[0] + _SAME_GRID[0] + _NOISE - float(near @ self._inverse @ near)
+            found = curve, self._error_per_sd * math.sqrt(max(variance, _NOISE))
+            self._cache[n, k] = found
+        return found
+
+
+def _kernel(left: Floats, right: Floats) -> Floats:
+    delta = np.abs(left[:, None, :] - right[None, :, :])
+    total: Floats = np.zeros(delta.shape[:2])
+    for variance, along_n, along_k in (_SMOOTH, _SAME_GRID):
+        total += variance * np.exp(-delta[:, :, 0] / along_n - delta[:, :, 1] / along_k)
+    return total
+
+
+def _thin(values: Floats, limit: int) -> Floats:
+    """At most ``limit`` of the sorted ``values``, evenly spread, ends included."""
+    if len(values) <= limit:
+        return values
+    chosen = np.linspace(0, len(values) - 1, limit).round().astype(int)
+    thinned: Floats = values[chosen]
+    return thinned
+
+
+def _curves(grid: Floats, log_m: Floats, residual: Floats, owner: Ints, kept: Ints) -> Floats:
+    """Each kept pair's residuals on the common grid of log m, flat beyond its own ends."""
+    order = np.lexsort((log_m, owner))
+    starts = np.searchsorted(owner[order], np.arange(int(owner.max()) + 2))
+    rows = np.empty((len(kept), len(grid)))
+    for index, pair in enumerate(kept):
+        part = order[starts[pair] : starts[pair + 1]]
+        rows[index] = np.interp(grid, log_m[part], residual[part])
+    return rows
