@@ -1,0 +1,1 @@
+"""Importers of others' tables: one dict, a name each."""

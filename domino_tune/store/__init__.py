@@ -1,0 +1,1 @@
+"""What domino_tune keeps on disk: profiles."""

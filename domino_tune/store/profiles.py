@@ -1,0 +1,253 @@
+"""Profiles on disk: read strictly, write whole or not at all, list, compare."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from simulator.errors import ProfileError, unknown_name
+from simulator.profile import SCHEMA, SECTIONS, Profile, to_plain
+
+MAX_PROFILE_BYTES = 256 << 20
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileSummary:
+    """One line of ``profiles list``: ``sections`` maps a section to its provenance kind."""
+
+    name: str
+    origin: str
+    gpu: str
+    created: str
+    content_id: str
+    sections: dict[str, str]
+
+
+def user_profiles_dir() -> Path:
+    """``$DOMINO_TUNE_HOME/profiles`` (default ``~/.domino_tune/profiles``)."""
+    home = os.environ.get("DOMINO_TUNE_HOME")
+    return (Path(home) if home else Path.home() / ".domino_tune") / "profiles"
+
+
+def load_profile(name_or_path: str | Path) -> Profile:
+    """A bundled profile, one of the user's, or a file.
+
+    A user's profile wins over a bundled one of the same name. Raises InputError for an unknown
+    name, ProfileError for a file that is not a whole, untampered profile.
+    """
+    text = str(name_or_path)
+    path = Path(text)
+    if isinstance(name_or_path, Path) or text.endswith(".json") or os.sep in text:
+        return _read(path, text)
+    user = user_profiles_dir() / f"{text}.json"
+    if user.is_file():
+        return _read(user, text)
+    known = _bundled_names()
+    if text in known:
+        data = resources.files("profiles").joinpath(f"{text}.json").read_bytes()
+        return parse_profile(data, source=f"bundled profile {text!r}")
+    raise unknown_name("profile", text, {*known, *_user_names()})
+
+
+def parse_profile(data: bytes, *, source: str) -> Profile:
+    """A profile from a file's bytes; raises ProfileError naming the place and the reason."""
+    plain = _parse_json(data, source)
+    checksum = plain.pop("checksum", None)
+    schema = plain.get("schema")
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise ProfileError(
+            f"{source}: schema {schema} is newer than {SCHEMA}, the newest this program reads; "
+            f"upgrade domino_tune."
+        )
+    try:
+        profile = adapter().validate_json(json.dumps([plain]))[0]
+    except ValidationError as error:
+        raise ProfileError(f"{source}: {_explain(error)}") from None
+    if checksum != profile.content_id:
+        raise ProfileError(
+            f"{source}: checksum is {checksum!r}, the content's is {profile.content_id!r}; the file "
+            f"was changed by hand or damaged. Write profiles with `profiles import`."
+        )
+    return profile
+
+
+def save_profile(profile: Profile, path: str | Path) -> None:
+    """Write the profile whole or not at all: temporary file, fsync, rename."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(dump_profile(profile))
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def dump_profile(profile: Profile) -> bytes:
+    """The file: checksum first, then the profile, each row on a line of its own."""
+    plain = {"checksum": profile.content_id, **to_plain(profile)}
+    return (_indented(plain, 0) + "\n").encode()
+
+
+def list_profiles() -> list[ProfileSummary]:
+    """Bundled profiles and the user's, by name; a user's hides a bundled one of the same name."""
+    names = {name: "bundled" for name in _bundled_names()}
+    names |= {name: "user" for name in _user_names()}
+    return [_summary(load_profile(name), names[name]) for name in sorted(names)]
+
+
+def diff_profiles(a: Profile, b: Profile) -> list[tuple[str, str, str]]:
+    """(place, value in a, value in b) of everything that differs; empty when the ids are equal."""
+    found: list[tuple[str, str, str]] = []
+    _diff("", to_plain(a), to_plain(b), found)
+    return found
+
+
+@cache
+def adapter() -> TypeAdapter[list[Profile]]:
+    """Strict reader of a list of profiles (a list, because only there a config reaches within)."""
+    return TypeAdapter(list[Profile], config=_STRICT)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of a profile file."""
+    whole = adapter().json_schema()
+    definitions = whole["$defs"]
+    schema: dict[str, Any] = definitions.pop("Profile")
+    schema["properties"] = {
+        "checksum": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+        **schema["properties"],
+    }
+    schema["required"] = sorted({"checksum", "schema", *schema["required"]})
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "domino_tune profile",
+        "$defs": definitions,
+    }
+
+
+def _bundled_names() -> list[str]:
+    files = [entry.name for entry in resources.files("profiles").iterdir()]
+    return sorted(n[:-5] for n in files if n.endswith(".json") and n != "schema.json")
+
+
+def _user_names() -> list[str]:
+    folder = user_profiles_dir()
+    return sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
+
+
+def _read(path: Path, shown: str) -> Profile:
+    try:
+        if path.stat().st_size > MAX_PROFILE_BYTES:
+            raise ProfileError(f"{shown}: larger than {MAX_PROFILE_BYTES} bytes, so no profile.")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ProfileError(f"Profile file {shown!r} does not exist.") from None
+    except OSError as error:
+        raise ProfileError(f"Profile file {shown!r} cannot be read: {error.strerror}.") from None
+    return parse_profile(data, source=shown)
+
+
+def _parse_json(data: bytes, source: str) -> dict[str, Any]:
+    def refuse_constant(text: str) -> NoReturn:
+        raise ProfileError(f"{source}: {text} is no number a profile may hold.")
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in result:
+                raise ProfileError(f"{source}: key {key!r} stands twice in one object.")
+            result[key] = value
+        return result
+
+    try:
+        plain = json.loads(
+            data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse_constant
+        )
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ProfileError(f"{source}: not whole JSON ({error}); is it truncated?") from None
+    except RecursionError:
+        raise ProfileError(f"{source}: nested too deeply to be a profile.") from None
+    if not isinstance(plain, dict):
+        raise ProfileError(f"{source}: a profile is one JSON object, got {type(plain).__name__}.")
+    return plain
+
+
+def _explain(error: ValidationError) -> str:
+    """The first complaint: where (section.rows[index].field), what, and how many more."""
+    first, *more = error.errors(include_url=False, include_context=False)
+    place = ""
+    for part in first["loc"][1:]:
+        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
+    reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "unexpected_keyword_argument":
+        reason = "unknown key"
+    elif isinstance(first["input"], str | int | float | None):
+        reason = f"{reason}, got {first['input']!r}"
+    others = f" ({len(more)} more)" if more else ""
+    return f"{place or 'profile'}: {reason}{others}"
+
+
+def _indented(value: Any, depth: int) -> str:
+    """JSON with two-space indents; lists of rows one row a line, other lists on one line."""
+    pad, deeper = "  " * depth, "  " * (depth + 1)
+    if isinstance(value, dict) and value:
+        items = [f"{json.dumps(k)}: {_indented(v, depth + 1)}" for k, v in value.items()]
+        flat = "{" + ", ".join(items) + "}"
+        if depth >= 2 and "\n" not in flat and len(flat) < 96:
+            return flat
+        return "{\n" + ",\n".join(deeper + item for item in items) + f"\n{pad}}}"
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        lines = [deeper + json.dumps(item, ensure_ascii=False) for item in value]
+        return "[\n" + ",\n".join(lines) + f"\n{pad}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _summary(profile: Profile, origin: str) -> ProfileSummary:
+    sections = {
+        name: section.provenance.kind
+        for name in SECTIONS
+        if (section := getattr(profile, name)) is not None
+    }
+    return ProfileSummary(
+        name=profile.name,
+        origin=origin,
+        gpu=profile.machine.gpu,
+        created=profile.created,
+        content_id=profile.content_id,
+        sections=sections,
+    )
+
+
+def _diff(place: str, a: Any, b: Any, found: list[tuple[str, str, str]]) -> None:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in [*a, *(key for key in b if key not in a)]:
+            where = f"{place}.{key}" if place else key
+            _diff(where, a.get(key), b.get(key), found)
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for index, (left, right) in enumerate(zip(a, b, strict=True)):
+            _diff(f"{place}[{index}]", left, right, found)
+    elif a != b:
+        found.append((place, _short(a), _short(b)))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} entries"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,140 @@
+"""Contention: how much ops slow each other down while several lanes are in flight.
+
+Law (shape fitted on 4× A100, see the profile's provenance): beside collectives that hold C CTAs,
+compute slows by SMs/(SMs − a·C) × f, with a and f by op family; a collective slows by g while
+compute runs, and each other collective in flight adds to that: one amount for sharing the same links
+(both inside a node, or both between nodes), another for not sharing them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from simulator.errors import InputError
+from simulator.lookup import (
+    FIT_KINDS,
+    FitKind,
+    require_choice,
+    require_count,
+    require_number,
+)
+
+SCALE: Final = 1024  # slowdowns are whole numbers of 1/1024
+_LEAST_SMS: Final = 0.1  # compute keeps at least this share of the SMs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeContention:
+    """What a collective costs one family of compute: ``sms_per_cta`` (a) and ``factor`` (f)."""
+
+    family: str
+    sms_per_cta: float
+    factor: float
+
+    def __post_init__(self) -> None:
+        require_number(f"contention {self.family}", "sms_per_cta", self.sms_per_cta)
+        require_number(f"contention {self.family}", "factor", self.factor, low=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentionFit:
+    """The law of this module's docstring.
+
+    ``default_ctas``: CTAs of a collective that left the choice to NCCL (assumed). A compute family
+    that ``compute`` does not list takes the law of the first one.
+    """
+
+    sm_count: int
+    default_ctas: int
+    compute: tuple[ComputeContention, ...]
+    collective_factor: float
+    shared_links_factor: float
+    apart_factor: float
+    kind: FitKind = "fitted"
+    error: float
+
+    def __post_init__(self) -> None:
+        owner = "contention fit"
+        require_choice(owner, "kind", self.kind, FIT_KINDS)
+        for name in ("sm_count", "default_ctas"):
+            require_count(owner, name, getattr(self, name))
+        require_count(owner, "number of compute families", len(self.compute))
+        for name in ("collective_factor", "shared_links_factor", "apart_factor"):
+            require_number(owner, name, getattr(self, name), low=1.0)
+        require_number(owner, "error", self.error)
+
+
+class _Flight(NamedTuple):
+    """A collective in flight, as far as contention cares."""
+
+    between_nodes: bool
+    ctas: int
+
+
+def family_name(op: str, nodes: int, per_node: int, ctas: int) -> str:
+    """The contention family of a collective, e.g. ``all_reduce/1x8/c0``."""
+    return f"{op}/{nodes}x{per_node}/c{ctas}"
+
+
+def _flight(family: str, default_ctas: int) -> _Flight:
+    _, group, ctas = family.split("/")
+    return _Flight(int(group.split("x")[0]) > 1, int(ctas[1:]) or default_ctas)
+
+
+class Contention:
+    """Slowdowns for any set of lanes; ``strength`` scales the excess, 0 turns contention off."""
+
+    def __init__(self, fit: ContentionFit | None, *, strength: float = 1.0) -> None:
+        if not 0 <= strength < float("inf"):
+            raise InputError(f"contention must be a finite factor ≥ 0, got {strength!r}.")
+        self.fit = fit
+        self.strength = strength
+        self._cache: dict[tuple[str | None, ...], tuple[int, ...]] = {}
+        self._compute = {law.family: law for law in fit.compute} if fit else {}
+
+    @property
+    def is_off(self) -> bool:
+        """True when nothing slows anything."""
+        return self.fit is None or self.strength == 0
+
+    def slowdowns(self, families: tuple[str | None, ...]) -> tuple[int, ...]:
+        """Slowdown × SCALE (≥ SCALE) of each lane; entry 0 is compute, None is an idle lane."""
+        known = self._cache.get(families)
+        if known is None:
+            factors = self._factors(families)
+            known = tuple(round(SCALE * (1 + self.strength * (f - 1))) for f in factors)
+            self._cache[families] = known
+        return known
+
+    def _factors(self, families: tuple[str | None, ...]) -> tuple[float, ...]:
+        if self.fit is None:
+            return (1.0,) * len(families)
+        flights = [_flight(f, self.fit.default_ctas) if f else None for f in families[1:]]
+        compute = families[0]
+        beside = 1.0
+        if compute is not None and any(flights):
+            beside = self._compute_factor(compute, sum(f.ctas for f in flights if f))
+        return beside, *(
+            1.0 if flight is None else self._collective_factor(index, flights, compute is not None)
+            for index, flight in enumerate(flights)
+        )
+
+    def _compute_factor(self, family: str, ctas: int) -> float:
+        assert self.fit is not None
+        law = self._compute.get(family, self.fit.compute[0])
+        left = self.fit.sm_count - law.sms_per_cta * ctas
+        return law.factor * self.fit.sm_count / max(left, _LEAST_SMS * self.fit.sm_count)
+
+    def _collective_factor(
+        self, index: int, flights: list[_Flight | None], computing: bool
+    ) -> float:
+        assert self.fit is not None
+        me = flights[index]
+        assert me is not None
+        factor = 1.0
+        for other, flight in enumerate(flights):
+            if flight is not None and other != index:
+                shared = flight.between_nodes == me.between_nodes
+                factor += (self.fit.shared_links_factor if shared else self.fit.apart_factor) - 1
+        return factor * (self.fit.collective_factor if computing else 1.0)

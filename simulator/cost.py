@@ -1,0 +1,156 @@
+"""CostModel: from an op's signature to its duration, and how sure; what-if changes applied."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from simulator.contention import Contention, family_name
+from simulator.errors import InputError, ProfileError
+from simulator.estimate import Estimate
+from simulator.ops import Attention, Collective, Gemm, Pointwise, Signature
+
+if TYPE_CHECKING:
+    from simulator.lookup.attention import AttentionTable
+    from simulator.lookup.collectives import CollectiveTable
+    from simulator.lookup.gemm import GemmTable
+    from simulator.lookup.pointwise import PointwiseTable
+    from simulator.profile import LaunchMode, Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What-if multipliers of the machine: 2.0 doubles a rate (or a latency); 1.0 changes nothing.
+
+    ``contention`` scales the excess of every slowdown over 1; 0.0 turns contention off.
+    """
+
+    link_bandwidth: float = 1.0
+    link_latency: float = 1.0
+    gpu_flops: float = 1.0
+    memory_bandwidth: float = 1.0
+    contention: float = 1.0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            low_ok = value >= 0 if item.name in ("contention", "link_latency") else value > 0
+            if not (math.isfinite(value) and low_ok):
+                raise InputError(
+                    f"{item.name} must be a finite factor above 0 (contention and link_latency may "
+                    f"be 0), got {value!r}."
+                )
+
+
+NO_CHANGES: Final = Changes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Host lane: ``cost_ns`` by op kind; mode ``none`` costs nothing (CUDA graphs)."""
+
+    mode: LaunchMode
+    cost_ns: dict[str, int] = field(default_factory=dict)
+    queue_depth: int = 1024
+
+
+class CostModel:
+    """Durations, contention and launch costs of one profile under one set of changes.
+
+    Raises MissingSectionError when an op needs a section that the profile lacks.
+    """
+
+    def __init__(
+        self, profile: Profile, *, changes: Changes = NO_CHANGES, cuda_graph: bool = False
+    ) -> None:
+        self.profile = profile
+        self.changes = changes
+        self._estimates: dict[Signature, Estimate] = {}
+        self._durations_ns: dict[Signature, int] = {}
+        fit = profile.contention.fit if profile.contention else None
+        self.contention = Contention(fit, strength=changes.contention)
+        self.launch = _launch(profile, cuda_graph)
+
+    def estimate(self, signature: Signature) -> Estimate:
+        """Duration alone on the (changed) machine, its source and expected relative error."""
+        known = self._estimates.get(signature)
+        if known is None:
+            known = self._estimate(signature)
+            if not (math.isfinite(known.duration_us) and known.duration_us >= 0):
+                raise ProfileError(
+                    f"Profile {self.profile.name!r} gives {known.duration_us!r} us for {signature}; "
+                    f"a duration must be finite and not negative: check the profile."
+                )
+            self._estimates[signature] = known
+        return known
+
+    def duration_ns(self, signature: Signature) -> int:
+        """``estimate`` in whole nanoseconds, at least 1."""
+        known = self._durations_ns.get(signature)
+        if known is None:
+            known = max(1, round(self.estimate(signature).duration_us * 1000))
+            self._durations_ns[signature] = known
+        return known
+
+    def family(self, signature: Signature) -> str:
+        """Contention family: the kind for compute, op/group/CTAs for a collective."""
+        if isinstance(signature, Collective):
+            return family_name(signature.op, signature.nodes, signature.per_node, signature.ctas)
+        return signature.kind
+
+    def _estimate(self, signature: Signature) -> Estimate:
+        if isinstance(signature, Gemm):
+            gemms = self._gemms
+            return self._compute(gemms.estimate(signature), gemms.shares(signature))
+        if isinstance(signature, Attention):
+            cores = self._attentions
+            return self._compute(cores.estimate(signature), cores.shares(signature))
+        if isinstance(signature, Pointwise):
+            points = self._pointwise
+            fixed, memory = points.shares(signature)
+            return self._compute(points.estimate(signature), (fixed, 0.0, memory))
+        return self._collective(signature)
+
+    def _compute(self, base: Estimate, shares: tuple[float, float, float]) -> Estimate:
+        """Each share of the duration scaled by the change that concerns it."""
+        fixed, flops, memory = shares
+        total = fixed + flops + memory
+        if total <= 0 or (self.changes.gpu_flops == self.changes.memory_bandwidth == 1.0):
+            return base
+        after = fixed + flops / self.changes.gpu_flops + memory / self.changes.memory_bandwidth
+        return base._replace(duration_us=base.duration_us * after / total)
+
+    def _collective(self, signature: Collective) -> Estimate:
+        table = self._collectives
+        base = table.estimate(signature)
+        if self.changes.link_bandwidth == self.changes.link_latency == 1.0:
+            return base
+        latency, transfer = table.shares(signature)
+        after = latency * self.changes.link_latency + transfer / self.changes.link_bandwidth
+        return base._replace(duration_us=after)
+
+    @cached_property
+    def _gemms(self) -> GemmTable:
+        return self.profile.gemm_table()
+
+    @cached_property
+    def _attentions(self) -> AttentionTable:
+        return self.profile.attention_table()
+
+    @cached_property
+    def _pointwise(self) -> PointwiseTable:
+        return self.profile.pointwise_table()
+
+    @cached_property
+    def _collectives(self) -> CollectiveTable:
+        return self.profile.collective_table()
+
+
+def _launch(profile: Profile, cuda_graph: bool) -> Launch:
+    section = profile.launch
+    if cuda_graph or section is None or section.mode == "none":
+        return Launch(mode="none")
+    costs = {kind: round(us * 1000) for kind, us in section.cost_us.items()}
+    return Launch(mode=section.mode, cost_ns=costs, queue_depth=section.queue_depth)

@@ -1,0 +1,166 @@
+"""Attention core: time of a fused kernel by heads, sequence and direction.
+
+Law, forward (fitted): fixed + ‖work, longest tile‖ₚ, where work is FLOP/rate plus a cost a query
+row (prologue, softmax and epilogue, which do not grow with the keys), and the longest tile is the
+128 query rows that see all keys, alone on one SM. Backward is the forward's time times a ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from simulator.errors import MissingSectionError
+from simulator.estimate import Estimate
+from simulator.lookup import (
+    FIT_KINDS,
+    FitKind,
+    reach,
+    require_choice,
+    require_count,
+    require_number,
+    require_positive,
+    row_error,
+    widened,
+)
+from simulator.ops import Attention, Direction
+
+TILE_ROWS: Final = 128
+DIRECTIONS: Final = ("forward", "backward")
+HALF: Final = ("bf16", "fp16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRow:
+    """One timing of one signature."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seq: int
+    head_dim: int
+    causal: bool = True
+    direction: Direction = "forward"
+    dtype: str = "bf16"
+    median_us: float
+    spread_us: float = 0.0
+    samples: int = 1
+
+    def __post_init__(self) -> None:
+        owner = f"attention row {self.key}"
+        for name in ("batch", "heads", "kv_heads", "seq", "head_dim", "samples"):
+            require_count(owner, name, getattr(self, name))
+        require_choice(owner, "direction", self.direction, DIRECTIONS)
+        require_positive(owner, "median_us", self.median_us)
+        require_number(owner, "spread_us", self.spread_us)
+
+    @property
+    def signature(self) -> Attention:
+        """The op that was timed."""
+        return Attention(
+            self.batch, self.heads, self.kv_heads, self.seq, self.head_dim,
+            self.causal, self.direction, self.dtype,
+        )  # fmt: skip
+
+    @property
+    def key(self) -> tuple[int | bool | str, ...]:
+        """Sort key: the signature."""
+        return tuple(self.signature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionFit:
+    """The law of this module's docstring, fitted at one ``head_dim``.
+
+    ``tflops``: rate of the whole GPU at saturation; ``row_ns``: cost of one query row of one head;
+    ``tile_tflops``: what the whole GPU would do at the pace of one tile alone on its SM; ``blend``:
+    p of the norm. Other head sizes: row cost ∝ head_dim, rate × √(head_dim/fitted) below the fitted
+    one; assumed, as anything but bf16 and fp16 is.
+    """
+
+    kind: FitKind = "fitted"
+    sm_count: int
+    head_dim: int
+    fixed_us: float
+    row_ns: float
+    tflops: float
+    tile_tflops: float
+    blend: float
+    backward_ratio: float
+    min_seq: int
+    max_seq: int
+    error: float
+    backward_error: float
+
+    def __post_init__(self) -> None:
+        owner = "attention fit"
+        require_choice(owner, "kind", self.kind, FIT_KINDS)
+        for name in ("sm_count", "head_dim", "min_seq", "max_seq"):
+            require_count(owner, name, getattr(self, name))
+        for name in ("tflops", "tile_tflops", "backward_ratio"):
+            require_positive(owner, name, getattr(self, name))
+        for name in ("fixed_us", "row_ns", "error", "backward_error"):
+            require_number(owner, name, getattr(self, name))
+        require_number(owner, "blend", self.blend, low=1.0)
+
+    def shares_us(self, op: Attention) -> tuple[float, float, float]:
+        """(fixed, flops, memory) in µs; they sum to the op's duration."""
+        relative = op.head_dim / self.head_dim
+        rate = self.tflops * 1e6 * min(1.0, math.sqrt(relative))
+        rows_us = op.batch * op.heads * op.seq * self.row_ns * relative / 1e3
+        flops_us = op._replace(direction="forward").flops / rate
+        tile_flops = 4 * min(TILE_ROWS, op.seq) * op.seq * op.head_dim
+        tile_us = (
+            tile_flops * self.sm_count / (self.tile_tflops * 1e6 * min(1.0, math.sqrt(relative)))
+        )
+        work = rows_us + flops_us
+        body = float((work**self.blend + tile_us**self.blend) ** (1 / self.blend))
+        memory = body * rows_us / work
+        times = self.backward_ratio if op.direction == "backward" else 1.0
+        return self.fixed_us * times, (body - memory) * times, memory * times
+
+
+class AttentionTable:
+    """Time of any attention op; raises MissingSectionError when it has neither rows nor a fit."""
+
+    def __init__(self, rows: Iterable[AttentionRow] = (), fit: AttentionFit | None = None) -> None:
+        self._rows = {row.signature: row for row in rows}
+        self._fit = fit
+        if not self._rows and fit is None:
+            raise MissingSectionError("The profile's attention section has neither rows nor a fit.")
+
+    def estimate(self, op: Attention) -> Estimate:
+        """Duration alone on the machine."""
+        row = self._rows.get(op)
+        if row is not None:
+            return Estimate(row.median_us, "measured", row_error(row))
+        if self._fit is None:
+            return self._from_nearest_row(op)
+        fit = self._fit
+        error = fit.error + (fit.backward_error if op.direction == "backward" else 0.0)
+        source, error = widened(fit.kind, error, reach(op.seq, fit.min_seq, fit.max_seq))
+        if op.head_dim != fit.head_dim or op.dtype not in HALF:
+            source, error = "assumed", max(error, 0.2)
+        return Estimate(sum(fit.shares_us(op)), source, error)
+
+    def shares(self, op: Attention) -> tuple[float, float, float]:
+        """(fixed, flops, memory) in µs; they sum to the estimate's duration."""
+        total = self.estimate(op).duration_us
+        if self._fit is None:
+            return 0.0, total, 0.0
+        fixed, flops, memory = self._fit.shares_us(op)
+        scale = total / (fixed + flops + memory)
+        return fixed * scale, flops * scale, memory * scale
+
+    def _from_nearest_row(self, op: Attention) -> Estimate:
+        """The row nearest in FLOPs, same direction if there is one, scaled by FLOPs."""
+        same = [r for r in self._rows.values() if r.direction == op.direction]
+        rows = same or list(self._rows.values())
+        near = min(rows, key=lambda row: (abs(math.log(op.flops / row.signature.flops)), row.key))
+        ratio = op.flops / near.signature.flops
+        source, error = widened("fitted", 0.1, max(ratio, 1 / ratio))
+        if source == "fitted":
+            source = "interpolated" if same else "assumed"
+        return Estimate(near.median_us * ratio, source, error)

@@ -1,0 +1,298 @@
+"""Collectives: time by op, group, bytes and CTAs.
+
+The law of one (op, group, CTAs) is piecewise α–β: a latency, then a cost a MiB that changes at
+knots (NCCL switches protocol and algorithm there). Groups that nobody timed are put together from
+those that were, and say so.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from simulator.errors import MissingSectionError, ProfileError
+from simulator.estimate import Estimate, Source
+from simulator.lookup import (
+    FIT_KINDS,
+    MAX_REACH,
+    FitKind,
+    reach,
+    require_choice,
+    require_count,
+    require_number,
+    require_positive,
+    row_error,
+    widened,
+)
+from simulator.ops import Collective, CollectiveKind
+
+MIB: Final = 1 << 20
+COLLECTIVES: Final = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "send_recv")
+_ALL_LATENCY_BYTES: Final = 16 << 10
+GroupKey = tuple[str, int, int, int]  # op, nodes, per node, CTAs
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveRow:
+    """One timing: ``bytes`` is the full tensor, ``ctas`` 0 is NCCL's own choice."""
+
+    op: CollectiveKind
+    nodes: int
+    per_node: int
+    ctas: int = 0
+    bytes: int
+    median_us: float
+    spread_us: float = 0.0
+    samples: int = 1
+
+    def __post_init__(self) -> None:
+        owner = f"collectives row {self.key}"
+        require_choice(owner, "op", self.op, COLLECTIVES)
+        for name in ("nodes", "per_node", "bytes", "samples"):
+            require_count(owner, name, getattr(self, name))
+        require_count(owner, "ctas", self.ctas, low=0)
+        require_positive(owner, "median_us", self.median_us)
+        require_number(owner, "spread_us", self.spread_us)
+
+    @property
+    def group(self) -> GroupKey:
+        """What the row belongs to: op, nodes, per node, CTAs."""
+        return self.op, self.nodes, self.per_node, self.ctas
+
+    @property
+    def key(self) -> tuple[str, int, int, int, int]:
+        """Sort key: the group, then the bytes."""
+        return *self.group, self.bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveFit:
+    """Piecewise α–β law of one group: latency, and µs a MiB between the knots.
+
+    ``us_per_mib`` has one more entry than ``knots_bytes``; ``error`` is the leave-one-out error
+    (0.03 = 3 %); ``min_bytes`` … ``max_bytes`` is the range it was fitted on.
+    """
+
+    op: CollectiveKind
+    nodes: int
+    per_node: int
+    ctas: int = 0
+    latency_us: float
+    knots_bytes: tuple[int, ...] = ()
+    us_per_mib: tuple[float, ...]
+    min_bytes: int
+    max_bytes: int
+    kind: FitKind = "fitted"
+    error: float
+
+    def __post_init__(self) -> None:
+        owner = f"collectives fit {self.group}"
+        require_choice(owner, "op", self.op, COLLECTIVES)
+        require_choice(owner, "kind", self.kind, FIT_KINDS)
+        for name in ("nodes", "per_node", "min_bytes", "max_bytes"):
+            require_count(owner, name, getattr(self, name))
+        require_count(owner, "ctas", self.ctas, low=0)
+        require_positive(owner, "latency_us", self.latency_us)
+        require_number(owner, "error", self.error)
+        for slope in self.us_per_mib:
+            require_number(owner, "us_per_mib", slope)
+        if list(self.knots_bytes) != sorted(set(self.knots_bytes)):
+            raise ProfileError(f"{owner}: knots_bytes must rise, got {self.knots_bytes}.")
+        if len(self.us_per_mib) != len(self.knots_bytes) + 1:
+            raise ProfileError(f"{owner}: us_per_mib needs one entry more than knots_bytes.")
+        if self.min_bytes > self.max_bytes:
+            raise ProfileError(f"{owner}: min_bytes is above max_bytes.")
+
+    @property
+    def group(self) -> GroupKey:
+        """What the law belongs to: op, nodes, per node, CTAs."""
+        return self.op, self.nodes, self.per_node, self.ctas
+
+    def transfer_us(self, size_bytes: float) -> float:
+        """Everything beyond the latency."""
+        total, low = 0.0, 0.0
+        for slope, high in zip(self.us_per_mib, (*self.knots_bytes, math.inf), strict=True):
+            if size_bytes <= low:
+                break
+            total += slope * (min(size_bytes, high) - low) / MIB
+            low = high
+        return total
+
+
+class Law(NamedTuple):
+    """A collective's time in its two shares, and how sure it is."""
+
+    latency_us: float
+    transfer_us: float
+    source: Source
+    error: float
+
+    @property
+    def total_us(self) -> float:
+        """Latency plus transfer."""
+        return self.latency_us + self.transfer_us
+
+    def scaled(self, factor: float, error: float) -> Law:
+        """The law times ``factor``, which somebody assumed."""
+        return Law(self.latency_us * factor, self.transfer_us * factor, "assumed", error)
+
+
+class CollectiveTable:
+    """Time of any collective on any group; raises MissingSectionError where nothing can tell."""
+
+    def __init__(
+        self,
+        rows: Iterable[CollectiveRow] = (),
+        fits: Iterable[CollectiveFit] = (),
+        *,
+        table_error: float = 0.05,
+        nic_gb_s: float | None = None,
+        nic_latency_us: float | None = None,
+    ) -> None:
+        self._rows: dict[GroupKey, list[CollectiveRow]] = {}
+        for row in rows:
+            self._rows.setdefault(row.group, []).append(row)
+        self._fits = {fit.group: fit for fit in fits}
+        self._table_error = table_error
+        self._nic_gb_s = nic_gb_s
+        self._nic_latency_us = nic_latency_us
+
+    def estimate(self, collective: Collective) -> Estimate:
+        """Duration alone on the machine; one rank costs nothing."""
+        law = self._law(collective)
+        return Estimate(law.total_us, law.source, law.error)
+
+    def shares(self, collective: Collective) -> tuple[float, float]:
+        """(latency, transfer) in µs; they sum to the estimate's duration."""
+        law = self._law(collective)
+        return law.latency_us, law.transfer_us
+
+    def groups(self) -> list[GroupKey]:
+        """Every (op, nodes, per node, CTAs) that rows or a fit describe, sorted."""
+        return sorted(set(self._rows) | set(self._fits))
+
+    def _law(self, c: Collective) -> Law:
+        if c.ranks == 1:
+            return Law(0.0, 0.0, "measured", 0.0)
+        known = self._known(c)
+        if known is not None:
+            return known
+        if c.ctas:
+            raise self._no_ctas(c)
+        for attempt in (self._from_sibling_op, self._from_other_groups, self._from_wires):
+            law = attempt(c)
+            if law is not None:
+                return law
+        raise MissingSectionError(
+            f"The profile times no collective like {c.op} on {c.nodes}×{c.per_node} ranks; it has "
+            f"{', '.join(f'{o} {n}×{p}' for o, n, p, _ in self.groups()) or 'none'}. Import some "
+            f"with `profiles import`, or use a group it has."
+        )
+
+    def _known(self, c: Collective) -> Law | None:
+        """From rows or a fit of this very group."""
+        group = (c.op, c.nodes, c.per_node, c.ctas)
+        if group in self._rows:
+            return self._from_rows(self._rows[group], c.size_bytes)
+        fit = self._fits.get(group)
+        if fit is None:
+            return None
+        # A law fitted down to messages that are all latency needs no smaller ones.
+        low = 1 if fit.min_bytes <= _ALL_LATENCY_BYTES else fit.min_bytes
+        source, error = widened(fit.kind, fit.error, reach(c.size_bytes, low, fit.max_bytes))
+        return Law(fit.latency_us, fit.transfer_us(c.size_bytes), source, error)
+
+    def _from_rows(self, rows: Sequence[CollectiveRow], size: int) -> Law:
+        """The row itself, else the α–β line through its two neighbours."""
+        sizes = [row.bytes for row in rows]
+        index = bisect_left(sizes, size)
+        latency = rows[0].median_us
+        if index < len(rows) and sizes[index] == size:
+            row = rows[index]
+            low = min(latency, row.median_us)
+            return Law(low, row.median_us - low, "measured", row_error(row))
+        if index == 0 or len(rows) == 1:
+            ratio = size / sizes[-1] if size > sizes[-1] else 1.0
+            source, error = self._row_source(ratio)
+            return Law(latency, latency * (ratio - 1), source, error)
+        index = min(index, len(rows) - 1)
+        left, right = rows[index - 1], rows[index]
+        slope = (right.median_us - left.median_us) / (right.bytes - left.bytes)
+        total = left.median_us + max(slope, 0.0) * (size - left.bytes)
+        source, error = self._row_source(reach(size, sizes[0], sizes[-1]))
+        return Law(min(latency, total), max(0.0, total - latency), source, error)
+
+    def _row_source(self, how_far: float) -> tuple[Source, float]:
+        if how_far <= MAX_REACH:
+            return "interpolated", self._table_error
+        return widened("fitted", self._table_error, how_far)
+
+    def _from_sibling_op(self, c: Collective) -> Law | None:
+        """Gather, scatter, broadcast and send from an op timed on the same group (assumed).
+
+        A ring all-reduce is a reduce-scatter and an all-gather, so each is half of it; a broadcast
+        moves n/(n − 1) of what an all-gather of the same tensor does; sending B from one rank to
+        one other is an all-gather of 2B between two.
+        """
+        if c.op in ("all_gather", "reduce_scatter"):
+            law = self._known(c._replace(op="all_reduce"))
+            return law.scaled(0.5, max(0.25, law.error)) if law else None
+        if c.op == "broadcast":
+            law = self._law(c._replace(op="all_gather"))
+            return law.scaled(c.ranks / (c.ranks - 1), max(0.3, law.error))
+        if c.op == "send_recv":
+            pair = (1, 2) if c.nodes == 1 else (2, 1)
+            law = self._law(Collective("all_gather", 2 * c.size_bytes, *pair))
+            return law.scaled(1.0, max(0.3, law.error))
+        return None
+
+    def _from_other_groups(self, c: Collective) -> Law | None:
+        """Along log₂ of the ranks in a node, or of the nodes, between groups that were timed."""
+        single = c.nodes == 1
+        sizes = sorted(
+            (p if single else n)
+            for op, n, p, ctas in self.groups()
+            if op == c.op and ctas == 0 and (n == 1 if single else (n > 1 and p == c.per_node))
+        )
+        if len(sizes) < 2:
+            return None
+        want = c.per_node if single else c.nodes
+        right = min(max(bisect_left(sizes, want), 1), len(sizes) - 1)
+        ends = []
+        for size in (sizes[right - 1], sizes[right]):
+            at = c._replace(per_node=size) if single else c._replace(nodes=size)
+            law = self._known(at)
+            assert law is not None
+            ends.append(law)
+        span = math.log2(sizes[right] / sizes[right - 1])
+        weight = math.log2(want / sizes[right - 1]) / span
+        latency, transfer = (
+            max(ends[0][i] + weight * (ends[1][i] - ends[0][i]), 0.5 * ends[0][i]) for i in (0, 1)
+        )
+        far = reach(want, sizes[0], sizes[-1])
+        return Law(latency, transfer, "extrapolated", 0.15 * (1 + math.log2(far)))
+
+    def _from_wires(self, c: Collective) -> Law | None:
+        """Several nodes, never timed: the slower of the node's links and its share of the NICs.
+
+        Each rank has a NIC of its own and each doubling of the nodes adds a NIC latency; a ring over n nodes sends 2(n − 1)/n of the tensor through
+        the NICs that the group has in a node (all-reduce; half of that for a gather or scatter).
+        """
+        if self._nic_gb_s is None or self._nic_latency_us is None or c.nodes == 1:
+            return None
+        inside = self._law(c._replace(nodes=1))
+        passes = 2.0 if c.op == "all_reduce" else 1.0
+        wire_bytes = passes * (c.nodes - 1) / c.nodes * c.size_bytes / c.per_node
+        wire_us = wire_bytes / (self._nic_gb_s * 1e3)
+        latency = inside.latency_us + self._nic_latency_us * math.log2(c.nodes)
+        return Law(latency, max(wire_us, inside.transfer_us), "assumed", 0.3)
+
+    def _no_ctas(self, c: Collective) -> MissingSectionError:
+        known = [k for o, n, p, k in self.groups() if (o, n, p) == (c.op, c.nodes, c.per_node)]
+        return MissingSectionError(
+            f"The profile times {c.op} on {c.nodes}×{c.per_node} ranks with comm_ctas in "
+            f"{sorted({0, *known})}, got {c.ctas}; use one of those (0 is NCCL's own choice)."
+        )

@@ -1,0 +1,160 @@
+"""Pointwise ops: a fixed cost, then bytes over bandwidth, in cache up to a knee, in memory beyond."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from simulator.errors import MissingSectionError, ProfileError
+from simulator.estimate import Estimate
+from simulator.lookup import (
+    FIT_KINDS,
+    FitKind,
+    reach,
+    require_choice,
+    require_count,
+    require_number,
+    require_positive,
+    row_error,
+    widened,
+)
+from simulator.ops import Pointwise
+
+DEFAULT: Final = "default"  # the law of every name that no fit lists
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointwiseRow:
+    """One timing of one signature."""
+
+    name: str
+    bytes_read: int
+    bytes_written: int
+    dtype: str = "bf16"
+    median_us: float
+    spread_us: float = 0.0
+    samples: int = 1
+
+    def __post_init__(self) -> None:
+        owner = f"pointwise row {self.key}"
+        for name in ("bytes_read", "bytes_written"):
+            require_count(owner, name, getattr(self, name), low=0)
+        require_count(owner, "samples", self.samples)
+        require_positive(owner, "median_us", self.median_us)
+        require_number(owner, "spread_us", self.spread_us)
+
+    @property
+    def signature(self) -> Pointwise:
+        """The op that was timed."""
+        return Pointwise(self.name, self.bytes_read, self.bytes_written, self.dtype)
+
+    @property
+    def key(self) -> tuple[str, int, int, str]:
+        """Sort key: name, bytes, dtype."""
+        return self.name, self.bytes_read, self.bytes_written, self.dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointwiseFit:
+    """fixed + bytes up to the knee at one bandwidth + bytes beyond it at another.
+
+    ``names``: the ops it is for; a fit that lists ``default`` serves all others. GB = 1e9 bytes.
+    """
+
+    names: tuple[str, ...]
+    fixed_us: float
+    small_gb_s: float
+    knee_bytes: int
+    large_gb_s: float
+    max_bytes: int
+    kind: FitKind = "fitted"
+    error: float
+
+    def __post_init__(self) -> None:
+        owner = f"pointwise fit {'/'.join(self.names) or '(no names)'}"
+        if not self.names:
+            raise ProfileError(f"{owner}: names must list at least one op.")
+        require_choice(owner, "kind", self.kind, FIT_KINDS)
+        for name in ("small_gb_s", "large_gb_s"):
+            require_positive(owner, name, getattr(self, name))
+        for name in ("fixed_us", "error"):
+            require_number(owner, name, getattr(self, name))
+        for name in ("knee_bytes", "max_bytes"):
+            require_count(owner, name, getattr(self, name))
+
+    def memory_us(self, total_bytes: int) -> float:
+        """Time beyond the fixed cost."""
+        small = min(total_bytes, self.knee_bytes) / self.small_gb_s
+        return (small + max(0, total_bytes - self.knee_bytes) / self.large_gb_s) / 1e3
+
+
+class PointwiseTable:
+    """Time of any pointwise op; raises MissingSectionError for a name nothing describes."""
+
+    def __init__(
+        self,
+        rows: Iterable[PointwiseRow] = (),
+        fits: Iterable[PointwiseFit] = (),
+        *,
+        table_error: float = 0.1,
+    ) -> None:
+        self._exact: dict[Pointwise, PointwiseRow] = {}
+        self._by_name: dict[str, list[tuple[int, float]]] = {}
+        for row in rows:
+            self._exact[row.signature] = row
+            size = row.bytes_read + row.bytes_written
+            self._by_name.setdefault(row.name, []).append((size, row.median_us))
+        for line in self._by_name.values():
+            line.sort()
+        self._fits = {name: fit for fit in fits for name in fit.names}
+        self._table_error = table_error
+
+    def estimate(self, op: Pointwise) -> Estimate:
+        """Duration alone on the machine."""
+        row = self._exact.get(op)
+        if row is not None:
+            return Estimate(row.median_us, "measured", row_error(row))
+        total = op.bytes_read + op.bytes_written
+        if op.name in self._by_name:
+            return self._between(self._by_name[op.name], total)
+        fit = self._fit(op.name)
+        if fit is None:
+            raise MissingSectionError(
+                f"The profile's pointwise section has no {op.name!r} and no {DEFAULT!r} law; it has "
+                f"{', '.join(sorted({*self._by_name, *self._fits})) or 'nothing'}."
+            )
+        source, error = widened(fit.kind, fit.error, reach(total, 1, fit.max_bytes))
+        if op.name not in self._fits:
+            source, error = "assumed", max(error, 0.3)
+        return Estimate(fit.fixed_us + fit.memory_us(total), source, error)
+
+    def shares(self, op: Pointwise) -> tuple[float, float]:
+        """(fixed, memory) in µs; they sum to the estimate's duration."""
+        total = self.estimate(op).duration_us
+        line = self._by_name.get(op.name)
+        if line is None:
+            fit = self._fit(op.name)
+            assert fit is not None
+            return fit.fixed_us, total - fit.fixed_us
+        fixed = min(line[0][1], total) if len(line) > 1 else 0.0
+        return fixed, total - fixed
+
+    def _fit(self, name: str) -> PointwiseFit | None:
+        return self._fits.get(name) or self._fits.get(DEFAULT)
+
+    def _between(self, line: Sequence[tuple[int, float]], total: int) -> Estimate:
+        """Straight between neighbours (fixed + bytes/bandwidth is straight), in proportion beyond."""
+        sizes = [size for size, _ in line]
+        source, error = widened("fitted", self._table_error, reach(total, sizes[0], sizes[-1]))
+        if source == "fitted":
+            source = "interpolated"
+        if total <= sizes[0]:
+            return Estimate(line[0][1], "interpolated", self._table_error)
+        if total >= sizes[-1]:
+            return Estimate(line[-1][1] * total / sizes[-1], source, error)
+        right = bisect_left(sizes, total)
+        (low, left_us), (high, right_us) = line[right - 1], line[right]
+        weight = (total - low) / (high - low) if high > low else 1.0
+        return Estimate(left_us + weight * (right_us - left_us), source, error)

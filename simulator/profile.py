@@ -1,0 +1,296 @@
+"""Profile: what one machine does with an op, and where each number comes from.
+
+Pure data: frozen, validated on construction. Files are read and written by
+``domino_tune.store.profiles``; the tables in ``simulator.lookup`` answer the questions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal
+
+from simulator.contention import ContentionFit
+from simulator.errors import MissingSectionError, ProfileError
+from simulator.lookup import (
+    require_choice,
+    require_count,
+    require_number,
+    require_positive,
+    require_sorted,
+)
+from simulator.lookup.attention import AttentionFit, AttentionRow, AttentionTable
+from simulator.lookup.collectives import CollectiveFit, CollectiveRow, CollectiveTable
+from simulator.lookup.gemm import GemmFit, GemmRow, GemmTable
+from simulator.lookup.pointwise import PointwiseFit, PointwiseRow, PointwiseTable
+
+SCHEMA: Final = 1
+ProvenanceKind = Literal["measured", "imported", "fitted", "assumed"]
+LaunchMode = Literal["async", "inline", "none"]
+PROVENANCE_KINDS: Final = ("measured", "imported", "fitted", "assumed")
+LAUNCH_MODES: Final = ("async", "inline", "none")
+LAUNCH_KINDS: Final = ("gemm", "attention", "pointwise", "collective")
+SECTIONS: Final = ("gemm", "attention", "pointwise", "collectives", "contention", "launch")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}:\d{2}Z)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What was measured: one GPU's figures, and ``details`` (driver, NCCL, topology …) as text.
+
+    ``peak_tflops`` is dense, by dtype; ``memory_bandwidth_gb_s`` in 1e9 bytes a second.
+    """
+
+    gpu: str
+    gpus_per_node: int
+    gpu_memory_gib: float
+    sm_count: int
+    peak_tflops: dict[str, float]
+    memory_bandwidth_gb_s: float
+    backend: str
+    details: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("gpus_per_node", "sm_count"):
+            require_count("machine", name, getattr(self, name))
+        for name in ("gpu_memory_gib", "memory_bandwidth_gb_s"):
+            require_positive("machine", name, getattr(self, name))
+        for dtype, tflops in self.peak_tflops.items():
+            require_positive("machine", f"peak_tflops[{dtype}]", tflops)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where a section's numbers come from; ``error`` is their relative leave-out error."""
+
+    kind: ProvenanceKind
+    source: str
+    error: float | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        require_choice("provenance", "kind", self.kind, PROVENANCE_KINDS)
+        if self.error is not None:
+            require_number("provenance", "error", self.error)
+
+
+def gemm_key(row: GemmRow) -> tuple[int | str | bool | tuple[int, int, int], ...]:
+    """Sort key of a GEMM row: its signature."""
+    return row[:7]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmSection:
+    """GEMM rows, sorted by signature, and laws by (layout, dtype)."""
+
+    rows: tuple[GemmRow, ...] = ()
+    fits: tuple[GemmFit, ...] = ()
+    provenance: Provenance
+
+    def __post_init__(self) -> None:
+        for index, row in enumerate(self.rows):
+            owner = f"gemm.rows[{index}]"
+            for name in ("m", "n", "k", "samples"):
+                require_count(owner, name, getattr(row, name))
+            require_positive(owner, "median_us", row.median_us)
+            require_number(owner, "spread_us", row.spread_us)
+        require_sorted("gemm", [gemm_key(row) for row in self.rows])
+        keys = [(fit.layout, fit.dtype) for fit in self.fits]
+        if keys != sorted(set(keys)):
+            raise ProfileError("gemm.fits must be sorted by (layout, dtype), each once.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSection:
+    """Attention rows, sorted by signature, and the law between them."""
+
+    rows: tuple[AttentionRow, ...] = ()
+    fit: AttentionFit | None = None
+    provenance: Provenance
+
+    def __post_init__(self) -> None:
+        require_sorted("attention", [row.key for row in self.rows])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointwiseSection:
+    """Pointwise rows, sorted by signature, and laws by name."""
+
+    rows: tuple[PointwiseRow, ...] = ()
+    fits: tuple[PointwiseFit, ...] = ()
+    provenance: Provenance
+
+    def __post_init__(self) -> None:
+        require_sorted("pointwise", [row.key for row in self.rows])
+        names = [name for fit in self.fits for name in fit.names]
+        for name in names:
+            if names.count(name) > 1:
+                raise ProfileError(f"pointwise.fits: {name!r} is listed twice.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveSection:
+    """Collective rows and laws, both sorted, and what to assume for groups nobody timed.
+
+    ``nic_gb_s`` (1e9 bytes a second a rank, one way) and ``nic_latency_us`` serve groups over
+    several nodes for which there are neither rows nor fits; without them such groups are refused.
+    """
+
+    rows: tuple[CollectiveRow, ...] = ()
+    fits: tuple[CollectiveFit, ...] = ()
+    nic_gb_s: float | None = None
+    nic_latency_us: float | None = None
+    provenance: Provenance
+
+    def __post_init__(self) -> None:
+        require_sorted("collectives", [row.key for row in self.rows])
+        groups = [fit.group for fit in self.fits]
+        if groups != sorted(set(groups)):
+            raise ProfileError("collectives.fits must be sorted by group, each group once.")
+        for name in ("nic_gb_s", "nic_latency_us"):
+            if getattr(self, name) is not None:
+                require_positive("collectives", name, getattr(self, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentionSection:
+    """How ops slow each other down."""
+
+    fit: ContentionFit
+    provenance: Provenance
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSection:
+    """Host cost of issuing an op, µs by kind; ``queue_depth`` ops may wait on the device."""
+
+    mode: LaunchMode
+    cost_us: dict[str, float]
+    queue_depth: int = 1024
+    provenance: Provenance
+
+    def __post_init__(self) -> None:
+        require_choice("launch", "mode", self.mode, LAUNCH_MODES)
+        require_count("launch", "queue_depth", self.queue_depth)
+        for kind, cost in self.cost_us.items():
+            require_choice("launch", "cost_us kind", kind, LAUNCH_KINDS)
+            require_number("launch", f"cost_us[{kind}]", cost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One machine. A section may be missing; a look-up that needs it raises MissingSectionError."""
+
+    schema: int = SCHEMA
+    name: str
+    created: str
+    machine: Machine
+    gemm: GemmSection | None = None
+    attention: AttentionSection | None = None
+    pointwise: PointwiseSection | None = None
+    collectives: CollectiveSection | None = None
+    contention: ContentionSection | None = None
+    launch: LaunchSection | None = None
+
+    def __post_init__(self) -> None:
+        if self.schema != SCHEMA:
+            newer = (
+                " It is newer than this program: upgrade domino_tune."
+                if (isinstance(self.schema, int) and self.schema > SCHEMA)
+                else ""
+            )
+            raise ProfileError(f"Profile schema {self.schema!r} is not {SCHEMA}.{newer}")
+        if not _NAME.fullmatch(self.name):
+            raise ProfileError(
+                f"Profile name {self.name!r} must be 1–64 letters, digits, '.', '_' or '-'."
+            )
+        if not _DATE.fullmatch(self.created):
+            raise ProfileError(
+                f"created must be YYYY-MM-DD or YYYY-MM-DDThh:mm:ssZ, got {self.created!r}."
+            )
+
+    @property
+    def content_id(self) -> str:
+        """``sha256:…`` of the canonical JSON: same content, same id, whatever the file's layout."""
+        text = json.dumps(
+            to_plain(self),
+            sort_keys=True,
+            separators=(",", ":"),
+            ensure_ascii=True,
+            allow_nan=False,
+        )
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def section(self, name: str) -> Any:
+        """The named section; raises MissingSectionError when the profile lacks it."""
+        found = getattr(self, name)
+        if found is None:
+            has = [s for s in SECTIONS if getattr(self, s) is not None]
+            raise MissingSectionError(
+                f"Profile {self.name!r} has no {name!r} section (it has {', '.join(has) or 'none'}); "
+                f"import or measure one, or use a profile that has it."
+            )
+        return found
+
+    def gemm_table(self) -> GemmTable:
+        """Look-up of GEMMs."""
+        section: GemmSection = self.section("gemm")
+        machine = self.machine
+        return GemmTable(
+            section.rows,
+            fits=section.fits,
+            peak_flops={dtype: 1e12 * rate for dtype, rate in machine.peak_tflops.items()},
+            memory_bandwidth=1e9 * machine.memory_bandwidth_gb_s,
+            sm_count=machine.sm_count,
+        )
+
+    def attention_table(self) -> AttentionTable:
+        """Look-up of attention cores."""
+        section: AttentionSection = self.section("attention")
+        return AttentionTable(section.rows, section.fit)
+
+    def pointwise_table(self) -> PointwiseTable:
+        """Look-up of pointwise ops."""
+        section: PointwiseSection = self.section("pointwise")
+        return PointwiseTable(
+            section.rows, section.fits, table_error=_error(section.provenance, 0.1)
+        )
+
+    def collective_table(self) -> CollectiveTable:
+        """Look-up of collectives."""
+        section: CollectiveSection = self.section("collectives")
+        return CollectiveTable(
+            section.rows,
+            section.fits,
+            table_error=_error(section.provenance, 0.05),
+            nic_gb_s=section.nic_gb_s,
+            nic_latency_us=section.nic_latency_us,
+        )
+
+    def comm_ctas_choices(self, nodes: int, per_node: int) -> tuple[int, ...]:
+        """CTA counts that all-reduce was timed with on this group; 0 (NCCL's own) is always in."""
+        if self.collectives is None:
+            return (0,)
+        groups = [item.group for item in (*self.collectives.rows, *self.collectives.fits)]
+        counts = {c for op, n, p, c in groups if (op, n, p) == ("all_reduce", nodes, per_node)}
+        return tuple(sorted({0, *counts}))
+
+
+def _error(provenance: Provenance, default: float) -> float:
+    return default if provenance.error is None else provenance.error
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses as dicts, tuples as lists, whole floats as ints: equal content, equal JSON."""
+    if hasattr(value, "__dataclass_fields__"):
+        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_plain(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value
