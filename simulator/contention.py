@@ -2,8 +2,8 @@
 
 Law (shape fitted on 4× A100, see the profile's provenance): beside collectives that hold C CTAs,
 compute slows by SMs/(SMs − a·C) × f, with a and f by op family; a collective slows by g while
-compute runs, and each other collective in flight adds to that: one amount for sharing the same links
-(both inside a node, or both between nodes), another for not sharing them.
+compute runs, and each other collective in flight adds to that: one amount for sharing the same
+links (both inside a node, or both between nodes), another for not sharing them.
 """
 
 from __future__ import annotations

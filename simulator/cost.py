@@ -80,8 +80,8 @@ class CostModel:
             known = self._estimate(signature)
             if not (math.isfinite(known.duration_us) and known.duration_us >= 0):
                 raise ProfileError(
-                    f"Profile {self.profile.name!r} gives {known.duration_us!r} us for {signature}; "
-                    f"a duration must be finite and not negative: check the profile."
+                    f"Profile {self.profile.name!r} gives {known.duration_us!r} us for "
+                    f"{signature}; a duration must be finite and not negative: check the profile."
                 )
             self._estimates[signature] = known
         return known

@@ -230,8 +230,8 @@ class Profile:
         if found is None:
             has = [s for s in SECTIONS if getattr(self, s) is not None]
             raise MissingSectionError(
-                f"Profile {self.name!r} has no {name!r} section (it has {', '.join(has) or 'none'}); "
-                f"import or measure one, or use a profile that has it."
+                f"Profile {self.name!r} has no {name!r} section (it has "
+                f"{', '.join(has) or 'none'}); import or measure one, or use a profile that has it."
             )
         return found
 
@@ -274,7 +274,8 @@ class Profile:
         """CTA counts that all-reduce was timed with on this group; 0 (NCCL's own) is always in."""
         if self.collectives is None:
             return (0,)
-        groups = [item.group for item in (*self.collectives.rows, *self.collectives.fits)]
+        groups = [row.group for row in self.collectives.rows]
+        groups += [fit.group for fit in self.collectives.fits]
         counts = {c for op, n, p, c in groups if (op, n, p) == ("all_reduce", nodes, per_node)}
         return tuple(sorted({0, *counts}))
 

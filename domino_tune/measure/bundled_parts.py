@@ -10,16 +10,13 @@ from domino_tune.measure.fit_collectives import fit_collectives
 from domino_tune.measure.fit_contention import OverlapFit, fit_overlap, read_overlap
 from domino_tune.measure.fit_gemm import fit_gemm
 from domino_tune.measure.fit_pointwise import fit_pointwise
-from domino_tune.measure.importers.nccl import nccl_table
 from domino_tune.measure.importers.tables import collectives_csv, gemm_csv, pointwise_csv
 from simulator.contention import ComputeContention, ContentionFit
-from simulator.lookup.collectives import CollectiveFit, CollectiveRow
+from simulator.lookup.collectives import CollectiveFit
 from simulator.lookup.pointwise import DEFAULT, PointwiseFit
 from simulator.profile import (
-    ContentionSection,
     GemmSection,
     LaunchSection,
-    PointwiseSection,
     Provenance,
 )
 

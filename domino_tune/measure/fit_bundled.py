@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from domino_tune.measure.bundled_a100 import a100_profile
 from domino_tune.measure.bundled_h100 import h100_profile

@@ -14,10 +14,8 @@ from simulator.lookup.collectives import (
     MIB,
     CollectiveFit,
     CollectiveRow,
-    CollectiveTable,
     GroupKey,
 )
-from simulator.ops import Collective
 
 MAX_KNOTS = 4
 _LEAST_GAP = 4  # knots this factor apart, so that every segment has points
@@ -53,19 +51,6 @@ def fit_group(rows: Sequence[CollectiveRow]) -> CollectiveFit:
         max_bytes=rows[-1].bytes,
         error=rounded(_leave_one_out(sizes, times, knots), 2),
     )
-
-
-def look_up_error(rows: Sequence[CollectiveRow]) -> float:
-    """Leave-one-out MAPE of the look-up between rows (ends excepted: nothing to lie between)."""
-    errors = []
-    for _, group in itertools.groupby(rows, key=lambda row: row.group):
-        line = list(group)
-        for index in range(1, len(line) - 1):
-            row = line[index]
-            table = CollectiveTable(line[:index] + line[index + 1 :])
-            op = Collective(row.op, row.bytes, row.nodes, row.per_node, row.ctas)
-            errors.append(abs(table.estimate(op).duration_us / row.median_us - 1))
-    return float(np.mean(errors)) if errors else float("nan")
 
 
 def _design(sizes: Floats, knots: Sequence[float]) -> Floats:

@@ -1,4 +1,4 @@
-"""What the fits share: rounding, errors, and reading their least squares the same way everywhere."""
+"""What the fits share: rounding and errors."""
 
 from __future__ import annotations
 

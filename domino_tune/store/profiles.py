@@ -13,9 +13,23 @@ from typing import Any, NoReturn
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from domino_tune.store.check import SectionCheck, check_profile
 from simulator.errors import ProfileError, unknown_name
 from simulator.profile import SCHEMA, SECTIONS, Profile, to_plain
 
+__all__ = [
+    "ProfileSummary",
+    "SectionCheck",
+    "check_profile",
+    "diff_profiles",
+    "dump_profile",
+    "json_schema",
+    "list_profiles",
+    "load_profile",
+    "parse_profile",
+    "save_profile",
+    "user_profiles_dir",
+]
 MAX_PROFILE_BYTES = 256 << 20
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -74,8 +88,8 @@ def parse_profile(data: bytes, *, source: str) -> Profile:
         raise ProfileError(f"{source}: {_explain(error)}") from None
     if checksum != profile.content_id:
         raise ProfileError(
-            f"{source}: checksum is {checksum!r}, the content's is {profile.content_id!r}; the file "
-            f"was changed by hand or damaged. Write profiles with `profiles import`."
+            f"{source}: checksum is {checksum!r}, the content's is {profile.content_id!r}; the "
+            f"file was changed by hand or damaged. Write profiles with `profiles import`."
         )
     return profile
 
@@ -105,8 +119,8 @@ def dump_profile(profile: Profile) -> bytes:
 
 def list_profiles() -> list[ProfileSummary]:
     """Bundled profiles and the user's, by name; a user's hides a bundled one of the same name."""
-    names = {name: "bundled" for name in _bundled_names()}
-    names |= {name: "user" for name in _user_names()}
+    names = dict.fromkeys(_bundled_names(), "bundled")
+    names |= dict.fromkeys(_user_names(), "user")
     return [_summary(load_profile(name), names[name]) for name in sorted(names)]
 
 

@@ -61,11 +61,17 @@ class Timing(Protocol):
     """What every row has: median and spread of ``samples`` runs, in µs."""
 
     @property
-    def median_us(self) -> float: ...
+    def median_us(self) -> float:
+        """Median."""
+
     @property
-    def spread_us(self) -> float: ...
+    def spread_us(self) -> float:
+        """Spread; 0 where it is not known."""
+
     @property
-    def samples(self) -> int: ...
+    def samples(self) -> int:
+        """Runs."""
+
 
 
 def row_error(row: Timing) -> float:

@@ -261,25 +261,26 @@ class CollectiveTable:
             return None
         want = c.per_node if single else c.nodes
         right = min(max(bisect_left(sizes, want), 1), len(sizes) - 1)
-        ends = []
-        for size in (sizes[right - 1], sizes[right]):
-            at = c._replace(per_node=size) if single else c._replace(nodes=size)
-            law = self._known(at)
-            assert law is not None
-            ends.append(law)
-        span = math.log2(sizes[right] / sizes[right - 1])
-        weight = math.log2(want / sizes[right - 1]) / span
-        latency, transfer = (
-            max(ends[0][i] + weight * (ends[1][i] - ends[0][i]), 0.5 * ends[0][i]) for i in (0, 1)
+        low, high = (
+            self._known(c._replace(per_node=size) if single else c._replace(nodes=size))
+            for size in (sizes[right - 1], sizes[right])
         )
+        assert low is not None
+        assert high is not None
+        weight = math.log2(want / sizes[right - 1]) / math.log2(sizes[right] / sizes[right - 1])
+        latency = low.latency_us + weight * (high.latency_us - low.latency_us)
+        transfer = low.transfer_us + weight * (high.transfer_us - low.transfer_us)
+        latency = max(latency, 0.5 * low.latency_us)
+        transfer = max(transfer, 0.5 * low.transfer_us)
         far = reach(want, sizes[0], sizes[-1])
         return Law(latency, transfer, "extrapolated", 0.15 * (1 + math.log2(far)))
 
     def _from_wires(self, c: Collective) -> Law | None:
         """Several nodes, never timed: the slower of the node's links and its share of the NICs.
 
-        Each rank has a NIC of its own and each doubling of the nodes adds a NIC latency; a ring over n nodes sends 2(n − 1)/n of the tensor through
-        the NICs that the group has in a node (all-reduce; half of that for a gather or scatter).
+        Each rank has a NIC of its own, and each doubling of the nodes adds a NIC latency. A ring
+        over n nodes sends 2(n − 1)/n of the tensor through the NICs that the group has in a node
+        (all-reduce; half of that for a gather or scatter).
         """
         if self._nic_gb_s is None or self._nic_latency_us is None or c.nodes == 1:
             return None

@@ -1,4 +1,4 @@
-"""Pointwise ops: a fixed cost, then bytes over bandwidth, in cache up to a knee, in memory beyond."""
+"""Pointwise ops: a fixed cost, then bytes over bandwidth, in cache up to a knee, then in memory."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ class PointwiseTable:
         fit = self._fit(op.name)
         if fit is None:
             raise MissingSectionError(
-                f"The profile's pointwise section has no {op.name!r} and no {DEFAULT!r} law; it has "
-                f"{', '.join(sorted({*self._by_name, *self._fits})) or 'nothing'}."
+                f"The profile's pointwise section has no {op.name!r} and no {DEFAULT!r} law; it "
+                f"has {', '.join(sorted({*self._by_name, *self._fits})) or 'nothing'}."
             )
         source, error = widened(fit.kind, fit.error, reach(total, 1, fit.max_bytes))
         if op.name not in self._fits:
@@ -145,7 +145,7 @@ class PointwiseTable:
         return self._fits.get(name) or self._fits.get(DEFAULT)
 
     def _between(self, line: Sequence[tuple[int, float]], total: int) -> Estimate:
-        """Straight between neighbours (fixed + bytes/bandwidth is straight), in proportion beyond."""
+        """Straight between neighbours, as fixed + bytes/bandwidth is; in proportion beyond."""
         sizes = [size for size, _ in line]
         source, error = widened("fitted", self._table_error, reach(total, sizes[0], sizes[-1]))
         if source == "fitted":

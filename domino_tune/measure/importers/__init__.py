@@ -1,1 +1,88 @@
-"""Importers of others' tables: one dict, a name each."""
+"""Importers of others' tables: one dict, a name each; and putting what they read into a profile."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any, Final
+
+from domino_tune.measure.importers.imported import (
+    NO_HINTS,
+    Hints,
+    Imported,
+    Importer,
+    key_of,
+)
+from domino_tune.measure.importers.nccl import nccl_json, nccl_table, nccl_text
+from domino_tune.measure.importers.tables import (
+    attention_csv,
+    attention_pair_csv,
+    busbw_csv,
+    collectives_csv,
+    cta_all_reduce_csv,
+    eager_all_reduce_csv,
+    gemm_csv,
+    pointwise_csv,
+)
+from simulator.errors import unknown_name
+from simulator.profile import (
+    AttentionSection,
+    CollectiveSection,
+    GemmSection,
+    PointwiseSection,
+    Profile,
+    Provenance,
+)
+
+__all__ = ["IMPORTERS", "NO_HINTS", "Hints", "Imported", "Importer", "import_into", "read_table"]
+
+IMPORTERS: Final[dict[str, Importer]] = {
+    "nccl-tests": nccl_text,
+    "nccl-tests-json": nccl_json,
+    "nccl-tests-csv": nccl_table,
+    "busbw-csv": busbw_csv,
+    "gemm-csv": gemm_csv,
+    "collectives-csv": collectives_csv,
+    "eager-all-reduce-csv": eager_all_reduce_csv,
+    "cta-all-reduce-csv": cta_all_reduce_csv,
+    "attention-csv": attention_csv,
+    "attention-pair-csv": attention_pair_csv,
+    "pointwise-csv": pointwise_csv,
+}
+_SECTION_TYPES: Final[dict[str, Any]] = {
+    "gemm": GemmSection,
+    "attention": AttentionSection,
+    "pointwise": PointwiseSection,
+    "collectives": CollectiveSection,
+}
+
+
+def read_table(data: bytes, importer: str, hints: Hints = NO_HINTS) -> Imported:
+    """Rows of a file in the named format; raises InputError saying what is wrong, and where."""
+    if importer not in IMPORTERS:
+        raise unknown_name("importer", importer, IMPORTERS)
+    return IMPORTERS[importer](data, hints)
+
+
+def import_into(
+    profile: Profile, imported: Imported, *, source: str, data: bytes, error: float | None = None
+) -> Profile:
+    """The profile with the rows added; a row of the same signature replaces the old one.
+
+    Laws that the section had stay, behind the rows. Provenance becomes ``imported``: the source's
+    name and the SHA-256 of its bytes, then what the section said before. ``error`` is the rows'
+    leave-out error, where known.
+    """
+    old = getattr(profile, imported.section)
+    rows = {key_of(row): row for row in (*(old.rows if old else ()), *imported.rows)}
+    ordered = tuple(rows[key] for key in sorted(rows))
+    label = f"{source} (sha256:{hashlib.sha256(data).hexdigest()}, {len(imported.rows)} rows)"
+    notes = [imported.note] if imported.note else []
+    if old is not None:
+        notes.append(f"Before: {old.provenance.kind}, {old.provenance.source}.")
+    provenance = Provenance(kind="imported", source=label, error=error, note=" ".join(notes))
+    if old is None:
+        section = _SECTION_TYPES[imported.section](rows=ordered, provenance=provenance)
+    else:
+        section = replace(old, rows=ordered, provenance=provenance)
+    return replace(profile, **{imported.section: section})

@@ -34,7 +34,7 @@ NO_HINTS = Hints()
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """Rows of one section, sorted, each signature once; ``note`` says what was skipped or merged."""
+    """Rows of one section, sorted, each signature once; ``note`` says what was left out."""
 
     section: SectionName
     rows: tuple[Any, ...]

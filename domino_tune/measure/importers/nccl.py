@@ -136,7 +136,8 @@ def _text_lines(text: str) -> Iterator[tuple[int, int, list[Timing | None]]]:
         try:
             both = [_timing(cells[5:9]), _timing(cells[9:13])]
         except ValueError:
-            raise InputError(f"line {number}: not a line of nccl-tests: {line.strip()!r}.") from None
+            shown = line.strip()
+            raise InputError(f"line {number}: not a line of nccl-tests: {shown!r}.") from None
         yield number, int(cells[0]), list(both)
 
 

@@ -110,6 +110,19 @@ def eager_all_reduce_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
     return Imported(section="collectives", rows=merged(rows))
 
 
+def busbw_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
+    """``payload_bytes,algbw_GBps`` of an all-reduce; the group by hint, else one node of 8."""
+    rows = [
+        CollectiveRow(
+            op="all_reduce", nodes=hints.nodes or 1, per_node=hints.per_node or 8, ctas=hints.ctas,
+            bytes=count(i, row, "payload_bytes"),
+            median_us=count(i, row, "payload_bytes") / microseconds(i, row, "algbw_GBps") / 1e3,
+        )
+        for i, row in records(data, ("payload_bytes", "algbw_GBps"))
+    ]  # fmt: skip
+    return Imported(section="collectives", rows=merged(rows), note="times from algbw")
+
+
 def cta_all_reduce_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
     """``freq_mhz,bytes,cta1 … cta32``: all-reduce ms by NCCL CTAs; the highest clock is kept."""
     lines = list(records(data, ("freq_mhz", "bytes")))

@@ -1,0 +1,141 @@
+"""How far off a profile's look-ups are: each section's rows, left out and looked up again."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from simulator.lookup.attention import AttentionFit, AttentionRow, AttentionTable
+from simulator.lookup.collectives import CollectiveRow, CollectiveTable
+from simulator.lookup.pointwise import PointwiseFit, PointwiseRow, PointwiseTable
+from simulator.ops import Collective
+from simulator.profile import SECTIONS, Profile
+
+MOST_ROWS: Final = 300  # rows left out one by one, evenly picked
+
+
+@dataclass(frozen=True, kw_only=True)
+class SectionCheck:
+    """One line of ``profiles check``: ``error`` is relative, None when nothing can tell.
+
+    ``how``: what the error is of.
+    """
+
+    section: str
+    kind: str
+    rows: int
+    fits: int
+    error: float | None
+    how: str
+    source: str
+
+
+def check_profile(profile: Profile) -> list[SectionCheck]:
+    """Each section's leave-out error: of its rows where there are enough, else as its fit says."""
+    return [
+        _check(profile, name) for name in SECTIONS if getattr(profile, name) is not None
+    ]
+
+
+def _check(profile: Profile, name: str) -> SectionCheck:
+    section = getattr(profile, name)
+    rows = getattr(section, "rows", ())
+    fits = getattr(section, "fits", None)
+    if fits is None:
+        fits = [fit for fit in (getattr(section, "fit", None),) if fit is not None]
+    error, how = section.provenance.error, "as its provenance says"
+    if rows:
+        left_out = _LEFT_OUT[name](profile)
+        if not math.isnan(left_out):
+            error, how = left_out, "rows left out and looked up"
+    return SectionCheck(
+        section=name,
+        kind=section.provenance.kind,
+        rows=len(rows),
+        fits=len(fits),
+        error=error,
+        how=how,
+        source=section.provenance.source,
+    )
+
+
+def _gemm(profile: Profile) -> float:
+    table, section = profile.gemm_table(), profile.section("gemm")
+    families = sorted({(row.layout, row.dtype) for row in section.rows})
+    errors = [table.leave_out_error(layout, dtype) for layout, dtype in families]
+    return max(errors)
+
+
+def _attention(profile: Profile) -> float:
+    section = profile.section("attention")
+    fit: AttentionFit | None = section.fit
+
+    def look_up(others: Sequence[AttentionRow], row: AttentionRow) -> float:
+        return AttentionTable(others, fit).estimate(row.signature).duration_us
+
+    return _leave_out(section.rows, look_up)
+
+
+def _pointwise(profile: Profile) -> float:
+    section = profile.section("pointwise")
+    fits: tuple[PointwiseFit, ...] = section.fits
+    errors = []
+    for name, group in itertools.groupby(section.rows, key=lambda row: row.name):
+        rows = list(group)
+        laws = [fit for fit in fits if name in fit.names]
+
+        def look_up(
+            others: Sequence[PointwiseRow],
+            row: PointwiseRow,
+            laws: Sequence[PointwiseFit] = laws,
+        ) -> float:
+            return PointwiseTable(others, laws).estimate(row.signature).duration_us
+
+        errors.append((_leave_out(rows, look_up), len(rows)))
+    return _weighted(errors)
+
+
+def _collectives(profile: Profile) -> float:
+    return collective_error(profile.section("collectives").rows)
+
+
+def collective_error(rows: Sequence[CollectiveRow]) -> float:
+    """Leave-one-out error between rows of a group; its ends have nothing to lie between."""
+    errors = []
+    for _, group in itertools.groupby(rows, key=lambda row: row.group):
+        line = list(group)
+        for index in range(1, len(line) - 1):
+            row = line[index]
+            table = CollectiveTable(line[:index] + line[index + 1 :])
+            op = Collective(row.op, row.bytes, row.nodes, row.per_node, row.ctas)
+            errors.append(abs(table.estimate(op).duration_us / row.median_us - 1))
+    return sum(errors) / len(errors) if errors else math.nan
+
+
+def _leave_out(rows: Sequence[Any], look_up: Callable[[Sequence[Any], Any], float]) -> float:
+    """Mean error of at most MOST_ROWS rows, each looked up in a table of all the others."""
+    if len(rows) < 3:
+        return math.nan
+    stride = -(-len(rows) // MOST_ROWS)
+    errors: list[float] = [
+        abs(look_up((*rows[:index], *rows[index + 1 :]), rows[index]) / rows[index].median_us - 1)
+        for index in range(0, len(rows), stride)
+    ]
+    return sum(errors) / len(errors)
+
+
+def _weighted(errors: Sequence[tuple[float, int]]) -> float:
+    known = [(error, count) for error, count in errors if not math.isnan(error)]
+    total = sum(count for _, count in known)
+    return sum(error * count for error, count in known) / total if total else math.nan
+
+
+_LEFT_OUT: Final[dict[str, Callable[[Profile], float]]] = {
+    "gemm": _gemm,
+    "attention": _attention,
+    "pointwise": _pointwise,
+    "collectives": _collectives,
+}
