@@ -30,7 +30,7 @@ class Edges:
         return self.fragments.shapes
 
     def embedding(self) -> list[OpTemplate]:
-        """Vocabulary-parallel look-up, its all-reduce, then positions and dropout, slice by slice."""
+        """Vocabulary-parallel look-up, its all-reduce, positions and dropout, slice by slice."""
         rows = range(self.shapes.plan.row_slices)
         looked_up = [op for row in rows for op in self._look_up(row)]
         return looked_up + [self._embedding_post(row) for row in rows]

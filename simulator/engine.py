@@ -193,7 +193,7 @@ class _Engine:
             if family:
                 lane.work -= elapsed * _UNIT // rate
 
-    def _timer(self, event: simpy.Event) -> None:
+    def _timer(self, event: Any) -> None:
         """A planned end has come; if the op was re-rated since, another timer stands for it."""
         lane, ends_at = event.value
         if lane.ends_at != ends_at or lane.finished is None:

@@ -234,9 +234,10 @@ class Fragments:
         write = gradient_name(token)
         self.value_bytes[write] = 0
         accumulate = self.accumulate_first or before is not None
+        signature = s.gemm(m, n, tokens, "wgrad", accumulate=accumulate)
         return OpTemplate(
-            f"{block}.{part}_wgrad", token.slice, s.gemm(m, n, tokens, "wgrad", accumulate=accumulate),
-            COMPUTE, token.offset, tuple(reads), (Ref(0, write),),
+            f"{block}.{part}_wgrad", token.slice, signature, COMPUTE, token.offset, tuple(reads),
+            (Ref(0, write),),
         )  # fmt: skip
 
     # Signatures ---------------------------------------------------------------------------------

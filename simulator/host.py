@@ -74,7 +74,7 @@ class Host:
         return same_lead and self.depth >= compute_ops
 
     def skip(self, mark: HostMark, times: int, elapsed: int) -> None:
-        """Bring the host to where ``times`` more periods of ``elapsed`` ns would have brought it."""
+        """Bring the host to where ``times`` more periods of ``elapsed`` ns would bring it."""
         if not self.depth:
             return
         period = self.log[mark.entries :]

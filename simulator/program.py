@@ -115,15 +115,15 @@ class _Compiler:
         )
 
     def _segment(self, segment: Segment) -> list[Loop]:
-        """The first repetition alone where it waits otherwise than the rest; then a loop."""
+        """The first repetitions alone where they wait otherwise than the rest; then a loop."""
         offsets = [t.offset for t in segment.templates]
         span = (max(offsets) - min(offsets)) // segment.stride + 1
-        head = [self._repetition(segment, r) for r in range(min(segment.count, span + 1))]
+        before = dict(self.written)
+        head = [self._repetition(segment, r) for r in range(min(segment.count, span + 2))]
         rest = segment.count - len(head)
         if rest:
-            self._skip(segment, rest - 1)
-            tail = self._repetition(segment, segment.count - 1)
-            assert tail == head[-1], "a layer's waits must settle within the line's span"
+            assert head[-1] == head[-2], "a layer's waits settle within the line's span"
+            self._repeat_last(segment, rest, before)
         loops: list[Loop] = []
         for index, steps in enumerate(head):
             count = 1 + (rest if index == len(head) - 1 else 0)
@@ -133,12 +133,21 @@ class _Compiler:
                 loops.append(Loop(body=steps, count=count))
         return loops
 
-    def _skip(self, segment: Segment, repetitions: int) -> None:
+    def _repeat_last(
+        self, segment: Segment, times: int, before: dict[tuple[int, str], tuple[int, int]]
+    ) -> None:
+        """Count and name what ``times`` more repetitions would have issued and written."""
+        per = [0] * self.lanes
         for template in segment.templates:
-            self.issued[template.lane] += repetitions
-        for lane in range(1, self.lanes):
-            per = sum(t.lane == lane for t in segment.templates)
-            self.waited[lane] += per * repetitions
+            per[template.lane] += 1
+        layers = times * segment.stride * (1 if segment.mirror < 0 else -1)
+        fresh = [item for item in self.written.items() if before.get(item[0]) != item[1]]
+        for (layer, name), (lane, count) in fresh:
+            self.written[layer + layers, name] = (lane, count + times * per[lane])
+        for lane in range(self.lanes):
+            self.issued[lane] += times * per[lane]
+            if lane != COMPUTE:
+                self.waited[lane] += times * per[lane]
 
     def _repetition(self, segment: Segment, repetition: int) -> tuple[Step, ...]:
         base = segment.layer(repetition, 0)

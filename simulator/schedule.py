@@ -85,7 +85,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Repeat:
-    """``count`` micro-batches with the same segments, the first of them numbered ``first_micro``."""
+    """``count`` micro-batches with the same segments; the first has number ``first_micro``."""
 
     segments: tuple[Segment, ...]
     count: int = 1
@@ -181,7 +181,8 @@ def check_order(schedule: Schedule) -> None:
             if lane is None:
                 if not is_weight(value):
                     raise ScheduleError(
-                        f"Op {op.name!r} reads {value!r} before it is written; issue its writer first."
+                        f"Op {op.name!r} reads {value!r} before it is written; "
+                        "issue its writer first."
                     )
             elif op.lane != COMPUTE and lane not in (COMPUTE, op.lane):
                 raise ScheduleError(

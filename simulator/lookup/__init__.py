@@ -73,7 +73,6 @@ class Timing(Protocol):
         """Runs."""
 
 
-
 def row_error(row: Timing) -> float:
     """Expected relative error of a timed row; 2 % where it does not say its own spread."""
     if row.samples <= 1 or row.spread_us <= 0:

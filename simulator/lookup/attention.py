@@ -155,12 +155,20 @@ class AttentionTable:
         return fixed * scale, flops * scale, memory * scale
 
     def _from_nearest_row(self, op: Attention) -> Estimate:
-        """The row nearest in FLOPs, same direction if there is one, scaled by FLOPs."""
+        """The row of nearest shape, same direction if there is one, scaled by FLOPs."""
         same = [r for r in self._rows.values() if r.direction == op.direction]
-        rows = same or list(self._rows.values())
-        near = min(rows, key=lambda row: (abs(math.log(op.flops / row.signature.flops)), row.key))
+        near = min(same or self._rows.values(), key=lambda row: (_distance(row, op), row.key))
         ratio = op.flops / near.signature.flops
         source, error = widened("fitted", 0.1, max(ratio, 1 / ratio))
         if source == "fitted":
             source = "interpolated" if same else "assumed"
         return Estimate(near.median_us * ratio, source, error)
+
+
+def _distance(row: AttentionRow, op: Attention) -> float:
+    """In shape, the sequence counting twice: it decides the rate more than the number of heads."""
+    return (
+        2 * abs(math.log(row.seq / op.seq))
+        + abs(math.log(row.batch * row.heads / (op.batch * op.heads)))
+        + abs(math.log(row.head_dim / op.head_dim))
+    )

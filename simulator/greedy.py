@@ -1,0 +1,297 @@
+"""The greedy planner: estimated durations -> an explicit order, by list scheduling.
+
+It plays a stack of layers on one compute lane and one comm lane. Whenever the compute lane is free
+it issues, of what is ready,
+1. the rest of the chunk begun (the fragments of one slice up to its all-reduce): a chunk that is
+   interrupted launches its all-reduce later;
+2. else the fragment with the longest remaining path: the slice that lags most;
+3. else, where it would wait, a weight gradient: oldest first, and at the latest before the layer
+   after next begins (memory, data-parallel buckets).
+
+Layers follow each other in groups: a group is a layer whose last fragments (those that wait for
+its last all-reduces) are counted to the next one, and it begins when the one before is issued
+whole. So one group from the middle of the stack, where neither end is felt, is a line that is good
+for any number of layers (simulator.lines drops what falls off the ends).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Final
+
+from simulator.cost import CostModel
+from simulator.fragments import Fragments
+from simulator.lines import (
+    ALL_SLICES,
+    BACKWARD_FRAGMENTS,
+    BLOCKS,
+    FORWARD_FRAGMENTS,
+    LayerOrder,
+    Line,
+    Token,
+    run,
+)
+from simulator.ops import Signature
+from simulator.schedule import COMPUTE
+from simulator.shapes import Shapes
+
+DEPTH: Final = 6
+"""Layers that are played."""
+CHOSEN: Final = 4
+"""The group that becomes the line."""
+TAILS: Final = frozenset({("mlp", "out"), ("attn", "norm'")})
+"""Fragments that belong to the next layer's group."""
+
+
+def plan_order(shapes: Shapes, cost: CostModel) -> LayerOrder:
+    """The greedy order of ``shapes.plan`` on the machine that ``cost`` describes."""
+    return LayerOrder(
+        forward=_plan_line(_graph(shapes, cost, FORWARD_FRAGMENTS, 1)),
+        backward=_plan_line(_graph(shapes, cost, BACKWARD_FRAGMENTS, -1)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Graph:
+    """One layer's fragments and what they wait for.
+
+    ``parents[i]``: (layers back, fragment, whether its all-reduce must be done); ``children`` the
+    same, forward. ``compute_ns``, ``comm_ns``: durations; ``path_ns``: see ``_paths``.
+    """
+
+    tokens: tuple[Token, ...]
+    compute_ns: tuple[int, ...]
+    comm_ns: tuple[int, ...]
+    parents: tuple[tuple[tuple[int, int, bool], ...], ...]
+    children: tuple[tuple[tuple[int, int, bool], ...], ...]
+    is_wgrad: tuple[bool, ...]
+
+
+def _layer_tokens(shapes: Shapes, fragments: tuple[str, ...]) -> tuple[Token, ...]:
+    plan = shapes.plan
+    blocks = BLOCKS if fragments is FORWARD_FRAGMENTS else BLOCKS[::-1]
+    tokens: dict[Token, None] = {}
+    for block in blocks:
+        for row in range(plan.row_slices):
+            for token in run(plan, block, fragments, row):
+                if plan.merge_wgrad and token.fragment.endswith("_wgrad"):
+                    token = token._replace(slice=ALL_SLICES)
+                tokens[token] = None
+    return tuple(tokens)
+
+
+def _graph(shapes: Shapes, cost: CostModel, fragments: tuple[str, ...], sign: int) -> _Graph:
+    tokens = _layer_tokens(shapes, fragments)
+    builder = Fragments(shapes=shapes)
+    templates = [builder.templates(token) for token in tokens]
+    durations: dict[Signature, int] = {}
+    writers = {}
+    compute, comm = [0] * len(tokens), [0] * len(tokens)
+    for index, ops in enumerate(templates):
+        for op in ops:
+            if op.signature not in durations:
+                durations[op.signature] = cost.duration_ns(op.signature)
+            spent = compute if op.lane == COMPUTE else comm
+            spent[index] += durations[op.signature]
+            for ref in op.writes:
+                writers[ref.name] = (index, ref.layer, op.lane != COMPUTE)
+    parents: list[dict[tuple[int, int], bool]] = [{} for _ in tokens]
+    children: list[dict[tuple[int, int], bool]] = [{} for _ in tokens]
+    for index, ops in enumerate(templates):
+        for op in ops:
+            for ref in op.reads:
+                if ref.name not in writers:
+                    continue
+                writer, layer, reduced = writers[ref.name]
+                back = (layer - ref.layer) * sign
+                if writer != index or back:
+                    parents[index][back, writer] = reduced
+                    children[writer][back, index] = reduced
+    return _Graph(
+        tokens=tokens,
+        compute_ns=tuple(compute),
+        comm_ns=tuple(comm),
+        parents=tuple(tuple((b, i, r) for (b, i), r in p.items()) for p in parents),
+        children=tuple(tuple((b, i, r) for (b, i), r in c.items()) for c in children),
+        is_wgrad=tuple(token.fragment.endswith("_wgrad") for token in tokens),
+    )
+
+
+def _plan_line(graph: _Graph) -> Line:
+    """The chosen group's issue order. A weight gradient may trail by a group, and what trails is
+    not the same in each: one that the group issues twice stays at its first place, one that it
+    does not issue comes last."""
+    chosen: dict[int, Token] = {}
+    for group, layer, index in _ListScheduler(graph).run():
+        if group == CHOSEN and index not in chosen:
+            chosen[index] = graph.tokens[index]._replace(offset=layer - CHOSEN)
+    for index, token in enumerate(graph.tokens):
+        chosen.setdefault(index, token)
+    return Line(tokens=tuple(chosen.values()))
+
+
+class _ListScheduler:
+    """List scheduling of DEPTH equal layers; nodes are numbered layer × fragments + fragment."""
+
+    def __init__(self, graph: _Graph) -> None:
+        self.graph = graph
+        self.depth = depth = DEPTH
+        self.count = len(graph.tokens)
+        self.paths = _paths(graph, depth)
+        self.tails = [(token.block, token.fragment) in TAILS for token in graph.tokens]
+        self.group = -1
+        self.unissued = 0
+        self.held: list[list[int]] = [[] for _ in range(depth + 2)]
+        self.missing = [0] * (depth * self.count)
+        self.ready_at = [0] * (depth * self.count)
+        self.waiting: list[tuple[int, int]] = []  # (ready at, node): parents issued, not yet ready
+        self.ready: list[tuple[int, int]] = []  # (-path, node)
+        self.wgrads: list[tuple[int, int]] = []  # (ready at, node), oldest node first
+        self.now = 0
+        self.comm_free = 0
+        self.issued: list[tuple[int, int, int]] = []
+
+    def run(self) -> list[tuple[int, int, int]]:
+        """(group in progress, layer, fragment) in issue order."""
+        for layer in range(self.depth):
+            for index, parents in enumerate(self.graph.parents):
+                node = layer * self.count + index
+                self.missing[node] = sum(layer - back >= 0 for back, _, _ in parents)
+                if not self.missing[node]:
+                    self._parents_issued(node)
+        self._next_group()
+        last = -1
+        while len(self.issued) < self.depth * self.count:
+            last = self._pick(last)
+            self._issue(last)
+        return self.issued
+
+    def _group_of(self, node: int) -> int:
+        return node // self.count + self.tails[node % self.count]
+
+    def _next_group(self) -> None:
+        self.group += 1
+        self.unissued = sum(
+            0 <= self.group - tail < self.depth and not wgrad
+            for tail, wgrad in zip(self.tails, self.graph.is_wgrad, strict=True)
+        )
+        for node in self.held[self.group]:
+            heapq.heappush(self.waiting, (self.ready_at[node], node))
+
+    def _parents_issued(self, node: int) -> None:
+        if self.graph.is_wgrad[node % self.count]:
+            heapq.heappush(self.wgrads, (node, self.ready_at[node]))
+        elif self._group_of(node) > self.group:
+            self.held[self._group_of(node)].append(node)
+        else:
+            heapq.heappush(self.waiting, (self.ready_at[node], node))
+
+    def _pick(self, last: int) -> int:
+        self._wake()
+        chosen = self._continue_chunk(last)
+        if chosen < 0 and self.ready:
+            chosen = self.ready[0][1]
+        late = self._late_wgrad(chosen)
+        if late >= 0:
+            return late
+        if chosen >= 0:
+            self.ready = [entry for entry in self.ready if entry[1] != chosen]
+            heapq.heapify(self.ready)
+            return chosen
+        if self.wgrads:
+            return heapq.heappop(self.wgrads)[0]
+        self.now = self.waiting[0][0]
+        return self._pick(last)
+
+    def _wake(self) -> None:
+        while self.waiting and self.waiting[0][0] <= self.now:
+            _, node = heapq.heappop(self.waiting)
+            heapq.heappush(self.ready, (-self.paths[node], node))
+
+    def _continue_chunk(self, last: int) -> int:
+        """The next fragment of the slice issued last, if it is ready."""
+        if last < 0:
+            return -1
+        token = self.graph.tokens[last % self.count]
+        mine = [
+            entry
+            for entry in self.ready
+            if self.graph.tokens[entry[1] % self.count].slice == token.slice
+        ]
+        return min(mine)[1] if mine else -1
+
+    def _late_wgrad(self, chosen: int) -> int:
+        """A weight gradient that may not wait for the layer of ``chosen`` any longer."""
+        if chosen < 0 or not self.wgrads:
+            return -1
+        if self.wgrads[0][0] // self.count < self._group_of(chosen) - 1:
+            return heapq.heappop(self.wgrads)[0]
+        return -1
+
+    def _issue(self, node: int) -> None:
+        layer, index = divmod(node, self.count)
+        self.issued.append((self.group, layer, index))
+        self.now = max(self.now, self.ready_at[node]) + self.graph.compute_ns[index]
+        reduced_at = self.now
+        if self.graph.comm_ns[index]:
+            self.comm_free = max(self.comm_free, self.now) + self.graph.comm_ns[index]
+            reduced_at = self.comm_free
+        for ahead, child, reduced in self.graph.children[index]:
+            if layer + ahead < self.depth:
+                target = (layer + ahead) * self.count + child
+                at = reduced_at if reduced else self.now
+                self.ready_at[target] = max(self.ready_at[target], at)
+                self.missing[target] -= 1
+                if not self.missing[target]:
+                    self._parents_issued(target)
+        if not self.graph.is_wgrad[index]:
+            self.unissued -= 1
+            if not self.unissued and self.group <= self.depth:
+                self._next_group()
+
+
+def _paths(graph: _Graph, depth: int) -> list[int]:
+    """Longest remaining path of every node, in ns, all-reduces included, weight gradients not.
+
+    Counted with the durations of the slowest slice, so that uneven slices keep step.
+    """
+    count = len(graph.tokens)
+    compute_ns = _slowest(graph.tokens, graph.compute_ns)
+    comm_ns = _slowest(graph.tokens, graph.comm_ns)
+    order = _topological(graph)
+    paths = [0] * (depth * count)
+    for layer in range(depth - 1, -1, -1):
+        for index in reversed(order):
+            if graph.is_wgrad[index]:
+                continue
+            longest = 0
+            for ahead, child, reduced in graph.children[index]:
+                if layer + ahead < depth and not graph.is_wgrad[child]:
+                    tail = paths[(layer + ahead) * count + child]
+                    longest = max(longest, tail + comm_ns[index] * reduced)
+            paths[layer * count + index] = longest + compute_ns[index]
+    return paths
+
+
+def _slowest(tokens: tuple[Token, ...], durations: tuple[int, ...]) -> list[int]:
+    """Each fragment's longest duration over the slices."""
+    longest: dict[Token, int] = {}
+    for token, duration in zip(tokens, durations, strict=True):
+        key = token._replace(slice=0)
+        longest[key] = max(longest.get(key, 0), duration)
+    return [longest[token._replace(slice=0)] for token in tokens]
+
+
+def _topological(graph: _Graph) -> list[int]:
+    """Fragments of one layer, parents first."""
+    missing = [sum(back == 0 for back, _, _ in parents) for parents in graph.parents]
+    order = [index for index, count in enumerate(missing) if not count]
+    for index in order:
+        for ahead, child, _ in graph.children[index]:
+            if ahead == 0:
+                missing[child] -= 1
+                if not missing[child]:
+                    order.append(child)
+    assert len(order) == len(graph.tokens), "a layer's fragments form no cycle"
+    return order

@@ -1,0 +1,81 @@
+"""Well-known models by name, in their published shapes.
+
+GPT-3: arXiv 2005.14165, table 2.1, trained as Megatron-LM trains it (dropout 0.1, tied embeddings,
+vocabulary 50257). Where the table's heads × head size is not its hidden size (1.3B: 24 × 128
+against 2048; 13B: 40 × 128 against 5140), Megatron-LM's shape is used. 30B is Megatron-LM's too.
+Llama 2: arXiv 2307.09288; Llama 3: arXiv 2407.21783, table 3; both with the released sizes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulator.specs import ModelSpec
+
+
+def _gpt3(size: str, layers: int, hidden: int, heads: int) -> ModelSpec:
+    return ModelSpec(
+        name=f"gpt3-{size}",
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=hidden // heads,
+        intermediate_size=4 * hidden,
+        vocab_size=50257,
+        max_position_embeddings=2048,
+        hidden_dropout=0.1,
+        attention_dropout=0.1,
+    )
+
+
+def _llama(
+    name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, *,
+    vocab: int = 32000, positions: int = 4096, theta: float = 10000.0,
+) -> ModelSpec:  # fmt: skip
+    return ModelSpec(
+        name=name,
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=hidden // heads,
+        intermediate_size=ffn,
+        vocab_size=vocab,
+        max_position_embeddings=positions,
+        hidden_act="silu",
+        gated_mlp=True,
+        norm="rmsnorm",
+        position_embedding="rope",
+        tie_word_embeddings=False,
+        attention_bias=False,
+        mlp_bias=False,
+        rope_theta=theta,
+    )
+
+
+def _llama3(size: str, layers: int, hidden: int, heads: int, ffn: int, positions: int) -> ModelSpec:
+    return _llama(
+        f"llama3-{size}", layers, hidden, heads, 8, ffn,
+        vocab=128256, positions=positions, theta=500000.0,
+    )  # fmt: skip
+
+
+MODELS: Final[dict[str, ModelSpec]] = {
+    model.name: model
+    for model in (
+        _gpt3("1.3b", 24, 2048, 16),
+        _gpt3("2.7b", 32, 2560, 32),
+        _gpt3("6.7b", 32, 4096, 32),
+        _gpt3("13b", 40, 5120, 40),
+        _gpt3("30b", 48, 7168, 56),
+        _gpt3("175b", 96, 12288, 96),
+        _llama("llama2-7b", 32, 4096, 32, 32, 11008),
+        _llama("llama2-13b", 40, 5120, 40, 40, 13824),
+        _llama("llama2-70b", 80, 8192, 64, 8, 28672),
+        _llama3("8b", 32, 4096, 32, 14336, 8192),
+        _llama3("70b", 80, 8192, 64, 28672, 8192),
+        _llama3("405b", 126, 16384, 128, 53248, 131072),
+    )
+}
+"""Presets by name, small to large within a family."""
