@@ -1,0 +1,128 @@
+"""What a command does: call its service, write what was asked for, print the result."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from domino_tune import requests
+from domino_tune.options import check_options, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Base of the options that say where a result goes."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonOutputs(Outputs):
+    """A table, or JSON."""
+
+    json: bool = option("Print the result as JSON.", flag="--json", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOutputs(JsonOutputs):
+    """Also into a file."""
+
+    out: str | None = option(
+        "Write it to this file instead of stdout.", flag="--out", metavar="FILE", default=None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOutputs(JsonOutputs):
+    """Also as a page."""
+
+    report: str | None = option(
+        "Write a self-contained HTML page.", flag="--report", metavar="FILE", default=None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureOutputs(ReportOutputs):
+    """Also as a timeline."""
+
+    trace: str | None = option(
+        "Write a Chrome trace for Perfetto.", flag="--trace", metavar="FILE", default=None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOutputs(PictureOutputs):
+    """Also as a plan file."""
+
+    out: str | None = option(
+        "Write the best plan to this file.", flag="--out", metavar="FILE", default=None
+    )
+
+
+def models(request: requests.ModelsRequest, outputs: JsonOutputs) -> None:
+    """List the presets."""
+    from domino_tune import services, show
+
+    _answer(services.models(request), outputs.json, show.models)
+
+
+def _answer(result: Any, as_json: bool, table: Callable[[Any], None]) -> None:
+    if as_json:
+        json.dump(result.to_json(), sys.stdout, indent=2, allow_nan=False)
+        sys.stdout.write("\n")
+    else:
+        table(result)
+
+
+def simulate(request: Any, outputs: Any) -> None:
+    """To come."""
+    raise NotImplementedError
+
+
+def tune(request: Any, outputs: Any) -> None:
+    """To come."""
+    raise NotImplementedError
+
+
+def whatif(request: Any, outputs: Any) -> None:
+    """To come."""
+    raise NotImplementedError
+
+
+def plan_show(request: Any, outputs: Any) -> None:
+    """To come."""
+    raise NotImplementedError
+
+
+def plan_export(request: Any, outputs: Any) -> None:
+    """To come."""
+    raise NotImplementedError
+
+
+def profiles_list(request: Any, outputs: Any) -> None:
+    """To come."""
+    raise NotImplementedError
+
+
+def profiles_show(request: Any, outputs: Any) -> None:
+    """To come."""
+    raise NotImplementedError
+
+
+def profiles_check(request: Any, outputs: Any) -> None:
+    """To come."""
+    raise NotImplementedError
+
+
+def profiles_import(request: Any, outputs: Any) -> None:
+    """To come."""
+    raise NotImplementedError
+
+
+def profiles_diff(request: Any, outputs: Any) -> None:
+    """To come."""
+    raise NotImplementedError

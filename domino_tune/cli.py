@@ -1,0 +1,179 @@
+"""The command line, generated from the requests: a new field of a request needs no line here."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
+from typing import Annotated, Any, Final, get_args, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+
+from domino_tune import actions, requests
+from domino_tune.errors import meaning_of
+from domino_tune.options import Option, option_of
+
+# typer brings its own click or uses the installed one, by version; these are the one it uses.
+UsageError: Any = typer.BadParameter.__base__
+ClickException: Any = UsageError.__base__
+SETTINGS: Final = {"help_option_names": ["--help", "-h"]}
+GROUPS: Final = {
+    "plan": "Show a plan file, or export it to a framework.",
+    "profiles": "List, show, check, import and compare machine profiles.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """One command: its request, its output options, and what it does with both."""
+
+    path: tuple[str, ...]
+    request: type[requests.Request]
+    outputs: type[actions.Outputs]
+    action: Callable[[Any, Any], None]
+
+
+VERBS: Final = (
+    Verb(path=("simulate",), request=requests.SimulateRequest, outputs=actions.PictureOutputs,
+         action=actions.simulate),
+    Verb(path=("tune",), request=requests.TuneRequest, outputs=actions.TuneOutputs,
+         action=actions.tune),
+    Verb(path=("whatif",), request=requests.WhatIfRequest, outputs=actions.ReportOutputs,
+         action=actions.whatif),
+    Verb(path=("plan", "show"), request=requests.PlanShowRequest, outputs=actions.JsonOutputs,
+         action=actions.plan_show),
+    Verb(path=("plan", "export"), request=requests.PlanExportRequest, outputs=actions.FileOutputs,
+         action=actions.plan_export),
+    Verb(path=("models",), request=requests.ModelsRequest, outputs=actions.JsonOutputs,
+         action=actions.models),
+    Verb(path=("profiles", "list"), request=requests.ProfilesListRequest,
+         outputs=actions.JsonOutputs, action=actions.profiles_list),
+    Verb(path=("profiles", "show"), request=requests.ProfilesShowRequest,
+         outputs=actions.JsonOutputs, action=actions.profiles_show),
+    Verb(path=("profiles", "check"), request=requests.ProfilesCheckRequest,
+         outputs=actions.JsonOutputs, action=actions.profiles_check),
+    Verb(path=("profiles", "import"), request=requests.ProfilesImportRequest,
+         outputs=actions.JsonOutputs, action=actions.profiles_import),
+    Verb(path=("profiles", "diff"), request=requests.ProfilesDiffRequest,
+         outputs=actions.JsonOutputs, action=actions.profiles_diff),
+)  # fmt: skip
+
+
+class _Group(TyperGroup):
+    """A group that knows near misses among all commands, its own and others'."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Find the command, or say which one was probably meant."""
+        if self.get_command(ctx, args[0]) is None:
+            raise UsageError(_unknown_command(ctx, self, args), ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _unknown_command(ctx: Any, group: TyperGroup, args: Sequence[str]) -> str:
+    """Say what was typed, what was probably meant, and what there is."""
+    before = ctx.command_path.split()[1:]
+    typed = " ".join([*before, *(arg for arg in args[:2] if not arg.startswith("-"))])
+    paths = [" ".join(verb.path) for verb in VERBS]
+    words = " ".join([*before, args[0]])
+    near = get_close_matches(typed, paths, n=1) or get_close_matches(words, [*paths, *GROUPS], n=1)
+    hint = f" Did you mean `{near[0]}`?" if near else ""
+    known = ", ".join(sorted(group.commands))
+    return f"Unknown command `{typed if near else words}`.{hint} Known here: {known}."
+
+
+def build_app() -> typer.Typer:
+    """The whole command line as a typer application."""
+    app = _group("Which cut of Domino-style tensor parallelism is best, and what it gives.")
+    groups = {(): app}
+    for name, help_text in GROUPS.items():
+        groups[(name,)] = _group(help_text)
+        app.add_typer(groups[(name,)], name=name)
+    for verb in VERBS:
+        help_text = inspect.getdoc(verb.request) or ""
+        register = groups[verb.path[:-1]].command(
+            verb.path[-1], help=help_text, context_settings=SETTINGS
+        )
+        register(_function(verb))
+    return app
+
+
+def _group(help_text: str) -> typer.Typer:
+    return typer.Typer(
+        cls=_Group, help=help_text, add_completion=False,
+        rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=SETTINGS,
+    )  # fmt: skip
+
+
+def _function(verb: Verb) -> Callable[..., None]:
+    """A function with the verb's fields as parameters, for typer to read."""
+    request_names = {item.name for item in fields(verb.request)}
+
+    def run(**values: Any) -> None:
+        given = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        request = verb.request(**{k: v for k, v in given.items() if k in request_names})
+        outputs = verb.outputs(**{k: v for k, v in given.items() if k not in request_names})
+        verb.action(request, outputs)
+
+    parameters = [*_parameters(verb.request), *_parameters(verb.outputs)]
+    run.__name__ = "_".join(verb.path)
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(kind)
+    found = []
+    for item in fields(kind):
+        said, hint = option_of(item), hints[item.name]
+        default = inspect.Parameter.empty if item.default is MISSING else item.default
+        if hint == tuple[str, ...]:
+            hint, default = list[str], list(item.default)
+        found.append(
+            inspect.Parameter(
+                item.name, inspect.Parameter.KEYWORD_ONLY, default=default,
+                annotation=Annotated[hint, _typer_info(said, hint)],
+            )
+        )  # fmt: skip
+    return found
+
+
+def _typer_info(said: Option, hint: Any) -> Any:
+    metavar = said.metavar or (f"[{'|'.join(said.choices)}]" if said.choices else None)
+    if not said.flag:
+        return typer.Argument(help=said.help, metavar=metavar, show_default=False)
+    flag = hint is bool or bool in get_args(hint)
+    return typer.Option(
+        said.flag, help=said.help, metavar=None if flag else metavar, show_default=False
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code; errors of the user's leave no traceback."""
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        result = build_app()(arguments, prog_name="domino_tune", standalone_mode=False)
+        sys.stdout.flush()
+    except ClickException as error:
+        _complain(error.format_message())
+        return 2
+    except (typer.Abort, KeyboardInterrupt):
+        _complain("interrupted.")
+        return 130
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        meaning = meaning_of(error)
+        if meaning.exit_code == 1:
+            raise
+        _complain(str(error))
+        return meaning.exit_code
+    return result if isinstance(result, int) else 0
+
+
+def _complain(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)

@@ -1,0 +1,54 @@
+"""What each error means to the outside: one dict, class -> (exit code, HTTP status, title)."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from simulator.errors import (
+    DominoTuneError,
+    InfeasiblePlanError,
+    InputError,
+    MissingSectionError,
+    ProfileError,
+    ScheduleError,
+)
+
+
+class PlanFileError(DominoTuneError):
+    """A plan file is truncated, tampered with, or of an unknown schema version."""
+
+
+class ToleranceError(DominoTuneError):
+    """A measurement is further from its prediction than allowed."""
+
+
+class RunError(DominoTuneError):
+    """A run on real ranks failed."""
+
+
+class Meaning(NamedTuple):
+    """How an error leaves the program and the service."""
+
+    exit_code: int
+    http_status: int
+    title: str
+
+
+MEANINGS: Final[dict[type[BaseException], Meaning]] = {
+    InputError: Meaning(2, 422, "Bad input"),
+    InfeasiblePlanError: Meaning(2, 422, "Infeasible plan"),
+    ScheduleError: Meaning(2, 422, "Bad order"),
+    MissingSectionError: Meaning(2, 422, "Missing profile section"),
+    ProfileError: Meaning(2, 422, "Bad profile"),
+    PlanFileError: Meaning(2, 422, "Bad plan file"),
+    DominoTuneError: Meaning(2, 422, "Bad input"),
+    ToleranceError: Meaning(3, 422, "Outside tolerance"),
+    RunError: Meaning(4, 500, "Run failed"),
+    KeyboardInterrupt: Meaning(130, 499, "Interrupted"),
+}
+BUG: Final = Meaning(1, 500, "A bug in domino_tune")
+
+
+def meaning_of(error: BaseException) -> Meaning:
+    """The meaning of the error's own class, or of its nearest base in MEANINGS; else a bug."""
+    return next((MEANINGS[kind] for kind in type(error).__mro__ if kind in MEANINGS), BUG)

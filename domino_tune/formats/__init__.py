@@ -1,0 +1,1 @@
+"""Other people's file formats, and ours for single models."""

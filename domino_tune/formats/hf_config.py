@@ -1,0 +1,250 @@
+"""A model's shape from a Hugging Face config.json, by a mapping of our own.
+
+Sources of names and defaults: the configuration classes of transformers 4.5x, by ``model_type``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from simulator.errors import InputError, unknown_name
+from simulator.specs import ModelSpec
+
+ACTIVATIONS: Final = {
+    "gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "gelu_pytorch_tanh": "gelu",
+    "gelu_python": "gelu", "silu": "silu", "swish": "silu", "relu": "relu",
+}  # fmt: skip
+ALIASES: Final[dict[str, tuple[str, ...]]] = {
+    "num_hidden_layers": ("n_layer", "num_layers"),
+    "hidden_size": ("n_embd",),
+    "num_attention_heads": ("n_head", "num_heads"),
+    "num_key_value_heads": ("num_kv_heads",),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "max_position_embeddings": ("n_positions", "n_ctx"),
+    "hidden_act": ("activation_function", "activation", "hidden_activation"),
+    "hidden_dropout": ("resid_pdrop", "dropout"),
+    "attention_dropout": ("attn_pdrop",),
+    "norm_eps": ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
+    "attention_bias": ("enable_bias", "bias"),
+    "mlp_bias": ("enable_bias", "bias"),
+}
+"""Names of one ModelSpec field in the configurations of the various families."""
+REQUIRED: Final = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+DERIVED: Final = ("num_key_value_heads", "head_dim", "intermediate_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What a ``model_type`` implies: fixed shape, defaults of absent keys, known departures.
+
+    ``departures`` maps a key to (values that are harmless, what is simulated otherwise).
+    """
+
+    fixed: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    departures: Mapping[str, tuple[tuple[Any, ...], str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HfModel:
+    """A converted config: the shape, the keys that did not matter to it, and remarks."""
+
+    spec: ModelSpec
+    ignored: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+_GPT: Final = {"gated_mlp": False, "norm": "layernorm"}
+_LLAMA: Final = {"gated_mlp": True, "norm": "rmsnorm", "position_embedding": "rope"}
+_LLAMA_DEFAULTS: Final = {
+    "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
+    "max_position_embeddings": 2048, "norm_eps": 1e-6, "hidden_dropout": 0.0,
+    "attention_dropout": 0.0, "rope_theta": 10000.0,
+}  # fmt: skip
+_WINDOW: Final = {
+    "sliding_window": ((None, False, 0), "attention is simulated over the whole sequence")
+}
+FAMILIES: Final[dict[str, Family]] = {
+    "gpt2": Family(
+        fixed={**_GPT, "position_embedding": "learned", "attention_bias": True, "mlp_bias": True},
+        defaults={
+            "hidden_act": "gelu", "hidden_dropout": 0.1, "attention_dropout": 0.1,
+            "tie_word_embeddings": True, "max_position_embeddings": 1024, "norm_eps": 1e-5,
+        },
+    ),
+    "gpt_neox": Family(
+        fixed={**_GPT, "position_embedding": "rope", "mlp_bias": True},
+        defaults={
+            "hidden_act": "gelu", "tie_word_embeddings": False, "attention_bias": True,
+            "max_position_embeddings": 2048, "norm_eps": 1e-5, "hidden_dropout": 0.0,
+            "attention_dropout": 0.0, "use_parallel_residual": True,
+        },
+        departures={
+            "use_parallel_residual": (
+                (False,), "attention and MLP are simulated one after the other"
+            )
+        },
+    ),
+    "opt": Family(
+        fixed={**_GPT, "position_embedding": "learned"},
+        defaults={
+            "hidden_act": "relu", "hidden_dropout": 0.1, "attention_dropout": 0.0,
+            "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True,
+            "max_position_embeddings": 2048,
+        },
+        departures={"do_layer_norm_before": ((True,), "norms are simulated before the blocks")},
+    ),
+    "falcon": Family(
+        fixed={**_GPT, "position_embedding": "rope"},
+        defaults={
+            "hidden_act": "gelu", "tie_word_embeddings": True, "attention_bias": False,
+            "mlp_bias": False, "max_position_embeddings": 2048, "hidden_dropout": 0.0,
+            "attention_dropout": 0.0, "norm_eps": 1e-5, "parallel_attn": True,
+        },
+        departures={
+            "parallel_attn": ((False,), "attention and MLP are simulated one after the other"),
+            "alibi": ((False,), "positions are simulated as rotary"),
+        },
+    ),
+    "llama": Family(fixed=_LLAMA, defaults=_LLAMA_DEFAULTS),
+    "mistral": Family(
+        fixed={**_LLAMA, "attention_bias": False, "mlp_bias": False}, defaults=_LLAMA_DEFAULTS,
+        departures=_WINDOW,
+    ),
+    "qwen2": Family(
+        fixed={**_LLAMA, "attention_bias": True, "mlp_bias": False}, defaults=_LLAMA_DEFAULTS,
+        departures={"use_sliding_window": ((False,), _WINDOW["sliding_window"][1])},
+    ),
+    "qwen3": Family(
+        fixed={**_LLAMA, "mlp_bias": False}, defaults={**_LLAMA_DEFAULTS, "head_dim": 128},
+        departures={"use_sliding_window": ((False,), _WINDOW["sliding_window"][1])},
+    ),
+    "gemma": Family(
+        fixed={**_LLAMA, "mlp_bias": False},
+        defaults={
+            **_LLAMA_DEFAULTS, "hidden_act": "gelu", "tie_word_embeddings": True, "head_dim": 256,
+        },
+    ),
+    "phi3": Family(
+        fixed={**_LLAMA, "attention_bias": False, "mlp_bias": False}, defaults=_LLAMA_DEFAULTS,
+        departures=_WINDOW,
+    ),
+}  # fmt: skip
+
+
+def from_hf_config(config: Mapping[str, Any], *, name: str) -> HfModel:
+    """Convert a parsed config.json of a dense decoder-only model.
+
+    Raises InputError naming the key for anything missing, malformed or not a dense decoder.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise InputError(
+            f"{name}: a Hugging Face config.json needs model_type, one of {', '.join(FAMILIES)}."
+        )
+    if model_type not in FAMILIES:
+        raise unknown_name("model_type", model_type, FAMILIES)
+    _refuse_unsupported(config, name)
+    family = FAMILIES[model_type]
+    reader = _Reader(config, name)
+    values = reader.shape(family)
+    notes = tuple(
+        f"{name}: {key} = {value!r} is not modelled; {text}."
+        for key, (harmless, text) in family.departures.items()
+        if (value := config.get(key, family.defaults.get(key))) is not None
+        and value not in harmless
+    )
+    used = {*reader.used, *family.departures, "model_type"}
+    ignored = tuple(sorted(key for key in config if key not in used))
+    return HfModel(spec=ModelSpec(name=name, **values), ignored=ignored, notes=notes)
+
+
+def field_name(name: str) -> str:
+    """The ModelSpec field that a Hugging Face name means. Raises InputError for an unknown one."""
+    known = [f.name for f in fields(ModelSpec) if f.name != "name"]
+    if name in known:
+        return name
+    for ours, theirs in ALIASES.items():
+        if name in theirs:
+            return ours
+    aliases = {alias for names in ALIASES.values() for alias in names}
+    raise unknown_name("model field", name, {*known, *aliases})
+
+
+def _refuse_unsupported(config: Mapping[str, Any], name: str) -> None:
+    if config.get("is_encoder_decoder"):
+        raise InputError(
+            f"{name}: encoder-decoder models are not supported; use a decoder-only one."
+        )
+    for key in ("num_local_experts", "num_experts", "n_routed_experts"):
+        if config.get(key):
+            raise InputError(
+                f"{name}: mixture-of-experts models are not supported ({key} = {config[key]!r}); "
+                "use a dense decoder-only model."
+            )
+
+
+class _Reader:
+    """Looks fields up under all their names and remembers which keys were used."""
+
+    def __init__(self, config: Mapping[str, Any], name: str) -> None:
+        self.config = config
+        self.name = name
+        self.used: set[str] = set()
+
+    def shape(self, family: Family) -> dict[str, Any]:
+        """Arguments of ModelSpec but the name."""
+        values: dict[str, Any] = {}
+        for item in fields(ModelSpec):
+            if item.name == "name":
+                continue
+            found = self._find(item.name)
+            if item.name in family.fixed:
+                values[item.name] = family.fixed[item.name]
+            elif found is not None:
+                values[item.name] = self._typed(item.name, str(item.type), found)
+            elif item.name in family.defaults:
+                values[item.name] = family.defaults[item.name]
+            elif item.name in REQUIRED:
+                names = " or ".join((item.name, *ALIASES.get(item.name, ())))
+                raise InputError(f"{self.name}: the key {names} is missing; add it.")
+        self._derive(values)
+        return values
+
+    def _find(self, field_: str) -> Any:
+        for key in (field_, *ALIASES.get(field_, ())):
+            if key in self.config:
+                self.used.add(key)
+                if self.config[key] is not None:
+                    return self.config[key]
+        return None
+
+    def _typed(self, field_: str, kind: str, value: Any) -> Any:
+        if field_ == "hidden_act":
+            if value not in ACTIVATIONS:
+                raise unknown_name(f"activation of {self.name}", str(value), ACTIVATIONS)
+            return ACTIVATIONS[value]
+        good: tuple[type, ...] = {"int": (int,), "bool": (bool,), "float": (int, float)}[kind]
+        if not isinstance(value, good) or (kind != "bool" and isinstance(value, bool)):
+            raise InputError(f"{self.name}: {field_} must be of type {kind}, got {value!r}.")
+        return value
+
+    def _derive(self, values: dict[str, Any]) -> None:
+        """Fill in what a config leaves to its heads and hidden size."""
+        heads, hidden = values["num_attention_heads"], values["hidden_size"]
+        if self.config.get("model_type") == "falcon" and not self.config.get(
+            "new_decoder_architecture"
+        ):
+            self.used.update(("multi_query", "new_decoder_architecture"))
+            values["num_key_value_heads"] = 1 if self.config.get("multi_query", True) else heads
+        values.setdefault("num_key_value_heads", heads)
+        if "head_dim" not in values:
+            if not isinstance(heads, int) or heads < 1 or hidden % heads:
+                raise InputError(
+                    f"{self.name}: hidden_size = {hidden} does not divide by num_attention_heads = "
+                    f"{heads}; correct one, or add head_dim."
+                )
+            values["head_dim"] = hidden // heads
+        values.setdefault("intermediate_size", 4 * hidden)

@@ -1,0 +1,251 @@
+"""What one can ask for: one request a verb, every field declared and validated here and only here.
+
+Command line and API are generated from these classes. ``None`` means "not given": the value then
+comes from the plan file where there is one, else from the default that the help text names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from domino_tune.options import check_options, option
+from simulator.plan import ORDERS, STRATEGIES, WGRAD_PLACEMENTS
+from simulator.specs import DTYPE_BYTES
+
+SEARCH_NAMES = ("exhaustive", "bayes", "random")
+TARGET_NAMES = ("deepspeed",)
+TUNE_ALSO = ("micro_batch_size",)
+EXPORT_FORMATS = ("megatron", "deepspeed", "env")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Base of all requests: checks every field against what its option allows."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadFields(Request):
+    """What is trained, on which machine, how many ranks."""
+
+    model: str | None = option(
+        "Preset (see `models`), a Hugging Face config.json, or a model file.",
+        flag="--model", metavar="NAME|FILE", default=None,
+    )  # fmt: skip
+    profile: str | None = option(
+        "The machine: a profile's name (see `profiles list`) or file.",
+        flag="--profile", metavar="NAME|FILE", default=None,
+    )  # fmt: skip
+    tp: int | None = option(
+        "Tensor-parallel ranks.", flag="--tp", metavar="N", default=None, minimum=1
+    )
+    dp: int | None = option(
+        "Data-parallel replicas (default 1).", flag="--dp", metavar="N", default=None, minimum=1
+    )
+    nodes: int | None = option(
+        "Nodes that the ranks fill, TP first (default: as few as hold them).",
+        flag="--nodes", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    seq_length: int | None = option(
+        "Tokens of a sequence.", flag="--seq-length", metavar="N", default=None, minimum=1
+    )
+    micro_batch_size: int | None = option(
+        "Sequences of one micro-batch.",
+        flag="--micro-batch-size", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    grad_accumulation: int | None = option(
+        "Micro-batches of an iteration (default 1).",
+        flag="--grad-accumulation", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    dtype: str | None = option(
+        "Type of activations and weights (default bf16).",
+        flag="--dtype", choices=tuple(DTYPE_BYTES), default=None,
+    )  # fmt: skip
+    cuda_graph: bool = option(
+        "Launch costs nothing, as under CUDA graphs.", flag="--cuda-graph", default=False
+    )
+    overrides: tuple[str, ...] = option(
+        "Override a field of the model by its Hugging Face name; repeat for more.",
+        flag="--set", metavar="FIELD=VALUE", default=(),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFields(WorkloadFields):
+    """The cut: from a plan file, or from these fields."""
+
+    plan: str | None = option(
+        "Plan file of `tune --out`; gives the workload too, where no option does.",
+        flag="--plan", metavar="FILE", default=None,
+    )  # fmt: skip
+    strategy: str | None = option(
+        "How to overlap (default domino).", flag="--strategy", choices=STRATEGIES, default=None
+    )
+    row_slices: int | None = option(
+        "Slices of the batch (default 2).",
+        flag="--row-slices", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    col_slices: int | None = option(
+        "Column slices of both blocks (default 1).",
+        flag="--col-slices", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    attn_col_slices: int | None = option(
+        "Column slices of the attention block.",
+        flag="--attn-col-slices", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    mlp_col_slices: int | None = option(
+        "Column slices of the MLP block.",
+        flag="--mlp-col-slices", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    attn_dgrad_slices: int | None = option(
+        "Pieces of the attention block's dgrad (default: its column slices).",
+        flag="--attn-dgrad-slices", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    mlp_dgrad_slices: int | None = option(
+        "Pieces of the MLP block's dgrad (default: its column slices).",
+        flag="--mlp-dgrad-slices", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    order: str | None = option(
+        "Issue order (default greedy).", flag="--order", choices=ORDERS, default=None
+    )
+    wgrad: str | None = option(
+        "Where weight gradients stand (default fill for greedy, else eager).",
+        flag="--wgrad", choices=WGRAD_PLACEMENTS, default=None,
+    )  # fmt: skip
+    merge_wgrad: bool = option(
+        "One weight-gradient GEMM over all row slices.", flag="--merge-wgrad", default=False
+    )
+    comm_ctas: int | None = option(
+        "NCCL CTAs of tensor-parallel collectives (default: NCCL's choice).",
+        flag="--comm-ctas", metavar="N", default=None, minimum=0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateRequest(PlanFields):
+    """Predict one plan beside the baseline and the no-communication bound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneRequest(WorkloadFields):
+    """Find the best plan."""
+
+    search: str = option(
+        "exhaustive proves the optimum; bayes and random try some plans.",
+        flag="--search", choices=SEARCH_NAMES, default="exhaustive",
+    )  # fmt: skip
+    trials: int | None = option(
+        "Plans to evaluate at most (default: until proven; 40 for bayes and random).",
+        flag="--trials", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    seed: int = option("Same seed, same answer.", flag="--seed", metavar="K", default=0, minimum=0)
+    target: str | None = option(
+        "Only plans that this framework can run.",
+        flag="--target", choices=TARGET_NAMES, default=None,
+    )  # fmt: skip
+    tune_also: tuple[str, ...] = option(
+        "Tune this too; the global batch stays what it is.",
+        flag="--tune-also", choices=TUNE_ALSO, default=(),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIfRequest(PlanFields):
+    """Predict a plan on a machine or workload that is changed; the profile is not touched."""
+
+    change: tuple[str, ...] = option(
+        "Change this: link_bandwidth=2x, link_latency=5us, tp=16, contention=off …; repeat.",
+        flag="--change", metavar="KEY=VALUE", default=(),
+    )  # fmt: skip
+    sweep: str | None = option(
+        "Change this to each of the values in turn.",
+        flag="--sweep", metavar="KEY=A,B,C", default=None,
+    )  # fmt: skip
+    retune: bool = option(
+        "Tune anew at each point; else the plan is replayed as it is.",
+        flag="--retune", default=False,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanShowRequest(Request):
+    """Show what a plan file holds."""
+
+    file: str = option("Plan file.", metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanExportRequest(Request):
+    """Arguments and environment that make a framework run the plan."""
+
+    file: str = option("Plan file.", metavar="FILE")
+    to: str = option("For which framework.", flag="--to", choices=EXPORT_FORMATS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsRequest(Request):
+    """List the presets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilesListRequest(Request):
+    """List bundled profiles and one's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilesShowRequest(Request):
+    """Show a profile's machine and where each section comes from."""
+
+    profile: str = option("Profile name or file.", metavar="PROFILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilesCheckRequest(Request):
+    """Validate a profile and report each section's leave-out error."""
+
+    profile: str = option("Profile name or file.", metavar="PROFILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilesImportRequest(Request):
+    """Add others' measurements to a copy of a profile, kept in $DOMINO_TUNE_HOME/profiles."""
+
+    file: str = option("Table to import.", metavar="FILE")
+    format: str = option(
+        "What the table is: nccl-tests, nccl-tests-json, gemm-csv …",
+        flag="--format", metavar="NAME",
+    )  # fmt: skip
+    into: str = option(
+        "Profile to start from, by name or file.", flag="--into", metavar="NAME|FILE"
+    )
+    name: str = option("Name of the new profile.", flag="--name", metavar="NAME")
+    op: str | None = option(
+        "Collective that was timed, where the table does not say.",
+        flag="--op", metavar="NAME", default=None,
+    )  # fmt: skip
+    nodes: int | None = option(
+        "Nodes of the group, where the table does not say.",
+        flag="--nodes", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    ranks_per_node: int | None = option(
+        "Ranks on each node, where the table does not say.",
+        flag="--ranks-per-node", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    ctas: int = option(
+        "NCCL CTAs it was timed with (default 0, NCCL's choice).",
+        flag="--ctas", metavar="N", default=0, minimum=0,
+    )  # fmt: skip
+    dtype: str = option(
+        "Type of the elements (default bf16).",
+        flag="--dtype", choices=tuple(DTYPE_BYTES), default="bf16",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilesDiffRequest(Request):
+    """List what differs between two profiles."""
+
+    first: str = option("Profile name or file.", metavar="PROFILE")
+    second: str = option("Profile name or file.", metavar="PROFILE")

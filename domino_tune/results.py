@@ -1,0 +1,19 @@
+"""What services answer: frozen results, each with its JSON form."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from simulator.specs import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsResult:
+    """The presets."""
+
+    models: tuple[ModelSpec, ...]
+
+    def to_json(self) -> Any:
+        """One object a model: its fields, and its number of parameters."""
+        return [{**asdict(model), "parameters": model.parameters} for model in self.models]

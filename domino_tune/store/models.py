@@ -1,0 +1,126 @@
+"""Models by name or file: presets, Hugging Face config.json files, model files of ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final, get_args, get_type_hints
+
+from domino_tune.formats.hf_config import ACTIVATIONS, field_name, from_hf_config
+from domino_tune.formats.model_file import model_from_json
+from domino_tune.store.files import read_json
+from simulator.errors import InputError, unknown_name
+from simulator.presets import MODELS
+from simulator.specs import ModelSpec
+
+MAX_LISTED: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model and remarks on how it was read, for the user."""
+
+    spec: ModelSpec
+    notes: tuple[str, ...] = ()
+
+
+def load_model(name_or_path: str, overrides: Iterable[str] = ()) -> LoadedModel:
+    """A preset, a Hugging Face config.json or a model file, with ``FIELD=VALUE`` overrides.
+
+    Raises InputError for an unknown name, a bad file, or a bad override.
+    """
+    loaded = _load(name_or_path)
+    return replace(loaded, spec=override(loaded.spec, overrides))
+
+
+def _load(text: str) -> LoadedModel:
+    if text in MODELS:
+        return LoadedModel(spec=MODELS[text])
+    path = Path(text)
+    if path.is_dir():
+        path = path / "config.json"
+    if not (path.is_file() or text.endswith(".json") or os.sep in text):
+        error = unknown_name("model", text, MODELS)
+        raise InputError(f"{error} Or give a config.json of Hugging Face, or a model file.")
+    plain = read_json(path, what="Model file", error=InputError)
+    if "model_type" not in plain and "architectures" not in plain:
+        return LoadedModel(spec=model_from_json(plain, source=f"Model file {text!r}"))
+    name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
+    model = from_hf_config(plain, name=name)
+    notes = list(model.notes)
+    if model.ignored:
+        shown = ", ".join(model.ignored[:MAX_LISTED])
+        more = len(model.ignored) - MAX_LISTED
+        rest = f" and {more} more" if more > 0 else ""
+        notes.append(f"{name}: keys that do not matter to shape were ignored: {shown}{rest}.")
+    return LoadedModel(spec=model.spec, notes=tuple(notes))
+
+
+def override(model: ModelSpec, overrides: Iterable[str]) -> ModelSpec:
+    """``model`` with ``FIELD=VALUE`` pairs applied, FIELD being a Hugging Face name.
+
+    What the model derives from the changed field follows it unless set too: key-value heads (where
+    there are as many as heads), head size, and an MLP four times as wide as the model.
+    """
+    pairs = [_parse_override(text) for text in overrides]
+    changes = dict(pairs)
+    if len(changes) != len(pairs):
+        raise InputError("--set names one field twice; keep one of them.")
+    if not changes:
+        return model
+    heads = changes.get("num_attention_heads", model.num_attention_heads)
+    hidden = changes.get("hidden_size", model.hidden_size)
+    if model.num_key_value_heads == model.num_attention_heads:
+        changes.setdefault("num_key_value_heads", heads)
+    if model.intermediate_size == 4 * model.hidden_size:
+        changes.setdefault("intermediate_size", 4 * hidden)
+    if model.attention_size == model.hidden_size and "head_dim" not in changes:
+        if heads < 1 or hidden % heads:
+            raise InputError(
+                f"hidden_size = {hidden} does not divide by num_attention_heads = {heads}; "
+                f"heads that work: {_divisors_near(hidden, heads)}; or set head_dim too."
+            )
+        changes["head_dim"] = hidden // heads
+    if all(getattr(model, key) == value for key, value in changes.items()):
+        return model
+    changed = ", ".join(f"{key}={changes[key]}" for key, _ in pairs)
+    return ModelSpec(**{**asdict(model), **changes, "name": f"{model.name} ({changed})"})
+
+
+def _divisors_near(value: int, near: int) -> str:
+    divisors = [d for d in range(1, value + 1) if value % d == 0]
+    closest = sorted(divisors, key=lambda d: (abs(d - near), d))[:2]
+    return " or ".join(str(d) for d in sorted(closest))
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise InputError(f"--set wants FIELD=VALUE, got {text!r}; say, num_hidden_layers=40.")
+    key = field_name(name.strip())
+    kind = get_type_hints(ModelSpec)[key]
+    return key, _convert(name, kind, value.strip())
+
+
+def _convert(name: str, kind: Any, text: str) -> Any:
+    if choices := get_args(kind):
+        value = ACTIVATIONS.get(text, text) if "silu" in choices else text
+        if value not in choices:
+            raise unknown_name(name, text, choices)
+        return value
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise InputError(f"--set {name} wants true or false, got {text!r}.")
+        return text.lower() == "true"
+    try:
+        return kind(text)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise InputError(f"--set {name} wants {what}, got {text!r}.") from None
+
+
+def model_fields() -> list[str]:
+    """Names that ``--set`` takes, Hugging Face's own."""
+    return [item.name for item in fields(ModelSpec) if item.name != "name"]
