@@ -1,0 +1,150 @@
+"""Chrome trace: timelines as JSON that Perfetto, chrome://tracing and HolisticTraceAnalysis read.
+
+HolisticTraceAnalysis reads one file a rank in a folder of its own, so give it a trace of one
+timeline; Perfetto shows several as processes under each other. Its rules (a literal ``"rank": 0``,
+category ``kernel``, integer stream, NCCL's kernel names) shape what is written here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from domino_tune.store.files import write_whole
+from simulator.errors import InputError
+from simulator.ops import Collective, Signature
+from simulator.schedule import COMPUTE, LANES, Op
+from simulator.timeline import Timeline
+
+Event = dict[str, Any]
+STREAMS: Final = (7, 20, 24)
+"""Stream of each lane: compute on the one PyTorch profiles usually show, then TP, then DP."""
+NCCL_NAMES: Final = {
+    "all_reduce": "AllReduce_Sum",
+    "reduce_scatter": "ReduceScatter_Sum",
+    "all_gather": "AllGather",
+    "broadcast": "Broadcast",
+    "send_recv": "SendRecv",
+}
+
+
+def write_trace(path: str | Path, timelines: Mapping[str, Timeline]) -> None:
+    """Write ``timelines`` (name -> timeline) as a Chrome trace, gzipped where ``path`` ends in .gz.
+
+    The same timelines give the same bytes. Raises InputError when there is none, or when ``path``
+    cannot be written; then nothing is left behind.
+    """
+    data = trace_bytes(timelines)
+    if str(path).endswith(".gz"):
+        data = gzip.compress(data, mtime=0)
+    write_whole(path, data)
+
+
+def trace_bytes(timelines: Mapping[str, Timeline]) -> bytes:
+    """The trace as JSON, one event a line."""
+    if not timelines:
+        raise InputError("A trace needs at least one timeline, got none.")
+    flow = 0
+    lines = []
+    for pid, (name, timeline) in enumerate(timelines.items()):
+        events = [*_names(pid, name, timeline), *_kernels(pid, timeline)]
+        arrows = list(_flows(pid, timeline, flow))
+        flow += len(arrows) // 2
+        lines += [json.dumps(event, separators=(",", ":")) for event in [*events, *arrows]]
+    head = '{"schemaVersion":1,"distributedInfo":{"backend":"nccl","rank": 0,"world_size":1},'
+    body = ",\n".join(lines)
+    return f'{head}\n"displayTimeUnit":"ms",\n"traceEvents":[\n{body}\n]}}\n'.encode()
+
+
+def event_name(op: Op) -> str:
+    """Name of an op's event: our own, behind NCCL's kernel name for a collective."""
+    if not isinstance(op.signature, Collective):
+        return op.name
+    kernel = NCCL_NAMES[op.signature.op]
+    return f"ncclDevKernel_{kernel}_{op.signature.dtype} {op.name}"
+
+
+def _names(pid: int, name: str, timeline: Timeline) -> Iterator[Event]:
+    yield _meta(pid, 0, "process_name", {"name": name})
+    yield _meta(pid, 0, "process_sort_index", {"sort_index": pid})
+    for lane in timeline.schedule.lanes():
+        stream = STREAMS[lane]
+        label = "compute" if lane == COMPUTE else f"{LANES[lane].upper()} communication"
+        yield _meta(pid, stream, "thread_name", {"name": f"stream {stream} {label}"})
+        yield _meta(pid, stream, "thread_sort_index", {"sort_index": stream})
+
+
+def _meta(pid: int, tid: int, kind: str, args: Event) -> Event:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def _kernels(pid: int, timeline: Timeline) -> Iterator[Event]:
+    spans = zip(timeline.ops, timeline.start_ns, timeline.end_ns, strict=True)
+    for index, (op, start, end) in enumerate(spans):
+        stream = STREAMS[op.lane]
+        yield {
+            "ph": "X",
+            "cat": "kernel",
+            "name": event_name(op),
+            "pid": pid,
+            "tid": stream,
+            "ts": start / 1000,
+            "dur": (end - start) / 1000,
+            "args": {
+                "stream": stream,
+                "device": pid,
+                "correlation": index + 1,
+                "layer": op.layer,
+                "slice": op.slice,
+                "role": op.role,
+                **_shape(op.signature),
+            },
+        }
+
+
+def _shape(signature: Signature) -> Event:
+    values = signature._asdict()
+    if isinstance(signature, Collective):
+        values["ranks"] = signature.ranks
+    return {"kind": signature.kind, **{key: value for key, value in values.items() if value != ""}}
+
+
+def _flows(pid: int, timeline: Timeline, first: int) -> Iterator[Event]:
+    """Arrows from the op that wrote a value to its all-reduce, and from there to its first reader.
+
+    Pairs of start and finish; both bind to the slice that encloses them.
+    """
+    writer: dict[str, int] = {}
+    arrived: set[int] = set()
+    number = first
+    for index, op in enumerate(timeline.ops):
+        for value in op.reads:
+            source = writer.get(value)
+            if source is None:
+                continue
+            to_collective = op.lane != COMPUTE and timeline.ops[source].lane == COMPUTE
+            from_collective = op.lane == COMPUTE and timeline.ops[source].lane != COMPUTE
+            if to_collective or (from_collective and source not in arrived):
+                arrived |= {source} if from_collective else set()
+                yield _arrow(pid, timeline, source, number, start=True)
+                yield _arrow(pid, timeline, index, number, start=False)
+                number += 1
+        for value in op.writes:
+            writer[value] = index
+
+
+def _arrow(pid: int, timeline: Timeline, index: int, number: int, *, start: bool) -> Event:
+    at = timeline.end_ns[index] - 1 if start else timeline.start_ns[index]
+    event: Event = {
+        "ph": "s" if start else "f",
+        "cat": "dependency",
+        "name": "waits for",
+        "id": number,
+        "pid": pid,
+        "tid": STREAMS[timeline.ops[index].lane],
+        "ts": at / 1000,
+    }
+    return event if start else {**event, "bp": "e"}

@@ -1,0 +1,172 @@
+"""ReportData: what the page shows, computed before: the page predicts nothing itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from simulator.errors import InputError
+from simulator.plan import SlicePlan
+from simulator.timeline import Timeline
+
+Optimality = Literal["proven", "best_found"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """One timeline of the page.
+
+    ``alone_ns[i]`` is what the i-th op would take with nothing beside it
+    (``CostModel.duration_ns``); with it the page tells the time that contention added.
+    Raises InputError where there is not one for each op.
+    """
+
+    plan: SlicePlan
+    timeline: Timeline
+    alone_ns: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.alone_ns and len(self.alone_ns) != len(self.timeline.start_ns):
+            raise InputError(
+                f"alone_ns needs one time an op, got {len(self.alone_ns)} for "
+                f"{len(self.timeline.start_ns)} ops; leave it empty or give all."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """The answer, as ``simulate --json`` gives it; times in ms."""
+
+    iteration_ms: float
+    baseline_ms: float
+    no_comm_ms: float
+    peak_memory_gib: float
+    low_ms: float
+    high_ms: float
+    confidence: str
+    shares: dict[str, float]
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.type == "float" and not (math.isfinite(value) and value >= 0):
+                raise InputError(f"report {item.name} must be finite and ≥ 0, got {value!r}.")
+
+    @property
+    def speedup(self) -> float:
+        """Baseline over chosen."""
+        return self.baseline_ms / self.iteration_ms if self.iteration_ms else math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatCell:
+    """The best plan of a cut; ``iteration_ms`` None: none is feasible (or none was tried).
+
+    ``note`` says which plan that is, or why there is none.
+    """
+
+    row_slices: int
+    col_slices: int
+    iteration_ms: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRow:
+    """One line of the table of plans."""
+
+    label: str
+    iteration_ms: float
+    peak_memory_gib: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """From contention × ``factor`` on (0 = off, 1 = as in the profile) ``winner`` is the best plan.
+
+    A page gets all of them in order, the first from the lowest factor looked at.
+    """
+
+    factor: float
+    winner: str
+    iteration_ms: float
+    baseline_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """The chosen plan's time with ``key`` changed to ``low`` and to ``high`` (``0.5x``, ``2x``)."""
+
+    key: str
+    low: str
+    high: str
+    low_ms: float
+    high_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """One picture of ``whatif --sweep``: ``series`` maps a name to a time in ms a point."""
+
+    x_label: str
+    xs: tuple[str, ...]
+    series: dict[str, tuple[float, ...]]
+
+    def __post_init__(self) -> None:
+        for name, values in self.series.items():
+            if len(values) != len(self.xs):
+                raise InputError(
+                    f"sweep series {name!r} has {len(values)} values for {len(self.xs)} points."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How the plan was found; ``infeasible`` counts plans by reason."""
+
+    method: str
+    optimality: Optimality
+    space_size: int
+    evaluations: int
+    seconds: float | None = None
+    infeasible: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a section of the profile comes from."""
+
+    section: str
+    kind: str
+    source: str
+    error: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportData:
+    """Everything on the page. Empty tuples and None leave their part out.
+
+    ``title``: what is trained on what, in one line. ``workload``: (name, value) pairs under it.
+    ``commands``: (what it does, command) pairs. ``heat_note``: a sentence under the
+    heat map, what its cells hold.
+    """
+
+    title: str
+    workload: tuple[tuple[str, str], ...]
+    profile: str
+    baseline: Shown
+    chosen: Shown
+    bound: Shown
+    numbers: Numbers
+    heat: tuple[HeatCell, ...] = ()
+    heat_note: str = ""
+    plans: tuple[PlanRow, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    sensitivity: tuple[Sensitivity, ...] = ()
+    sweeps: tuple[Sweep, ...] = ()
+    search: Search | None = None
+    sources: tuple[Source, ...] = ()
+    commands: tuple[tuple[str, str], ...] = ()
