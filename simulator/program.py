@@ -8,7 +8,7 @@ program keeps the schedule's loops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -66,19 +66,20 @@ class Program:
     contention: Contention
     queue_depth: int
 
-    def rates(self) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
-        """Slow-down × SCALE of each lane by what is in flight on each, cached."""
-        cache: dict[tuple[int, ...], tuple[int, ...]] = {}
 
-        def look_up(in_flight: tuple[int, ...]) -> tuple[int, ...]:
-            found = cache.get(in_flight)
-            if found is None:
-                names = tuple(self.families[f] for f in in_flight)
-                found = cache[in_flight] = self.contention.slowdowns(names)
-                assert all(rate >= SCALE for rate in found)
-            return found
+class Rates(dict[tuple[int, ...], tuple[int, ...]]):
+    """Slow-down × SCALE of each lane by the family in flight on each (0: idle), looked up once."""
 
-        return look_up
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self._families = program.families
+        self._contention = program.contention
+
+    def __missing__(self, in_flight: tuple[int, ...]) -> tuple[int, ...]:
+        names = tuple(self._families[f] for f in in_flight)
+        found = self[in_flight] = self._contention.slowdowns(names)
+        assert all(rate >= SCALE for rate in found)
+        return found
 
 
 def compile_program(schedule: Schedule, cost: CostModel) -> Program:

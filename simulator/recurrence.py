@@ -17,12 +17,11 @@ what that means for the host's lead). The result is the same to the nanosecond.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple
 
 from simulator.contention import SCALE
 from simulator.host import Host, HostMark
-from simulator.program import WORK_UNIT, Loop, Program, Step
+from simulator.program import WORK_UNIT, Loop, Program, Rates, Step
 
 _SHIFT = (WORK_UNIT * SCALE).bit_length() - 1
 assert 1 << _SHIFT == WORK_UNIT * SCALE
@@ -74,7 +73,7 @@ class _Machine:
         self.compute = self.comm = self.exposed = 0
         self.lane_ns = [0] * program.lanes
         self.flights = [_Flight() for _ in range(program.lanes)]
-        self.rates: Callable[[tuple[int, ...]], tuple[int, ...]] = program.rates()
+        self.rates = Rates(program)
         self.host = Host(program.queue_depth)
 
     def run(self, loop: Loop) -> None:
@@ -151,7 +150,7 @@ class _Machine:
                 self.now += elapsed
                 self.compute += elapsed
                 return
-            rates = self.rates((family, *[f.family if f.work else 0 for f in flights[1:]]))
+            rates = self.rates[(family, *[f.family if f.work else 0 for f in flights[1:]])]
             rate = rates[0]
             elapsed = ends = -(-work * rate >> _SHIFT)
             for index in range(1, len(flights)):
@@ -172,7 +171,7 @@ class _Machine:
         limits = [pending - self.now] if pending else []
         if until is not None:
             limits.append(until - self.now)
-        rates = self.rates((0, *[f.family if f.work else 0 for f in flights[1:]]))
+        rates = self.rates[(0, *[f.family if f.work else 0 for f in flights[1:]])]
         for index in range(1, len(flights)):
             if flights[index].work:
                 limits.append(-(-flights[index].work * rates[index] >> _SHIFT))
