@@ -32,11 +32,14 @@ def play(schedule: Schedule, program: Program) -> Timeline:
 class _Finish(simpy.Event):
     """The end of an op. Its time moves with contention, so timers fire it, not the event queue."""
 
-    def fire(self) -> None:
-        """Resume who waits, at once."""
+    def __init__(self, env: simpy.Environment) -> None:
+        super().__init__(env)
         self._ok = True
         self._value = None
-        callbacks, self.callbacks = self.callbacks, None  # type: ignore[assignment]
+
+    def fire(self) -> None:
+        """Resume who waits, at once; the lane's next op uses the same event."""
+        callbacks, self.callbacks = self.callbacks, []
         for callback in callbacks:
             callback(self)
 
@@ -45,13 +48,14 @@ class _Lane:
     """What a lane has in flight, and what waits in front of it."""
 
     __slots__ = ("arrival", "done", "ends_at", "family", "finished", "issued", "queue", "rate",
-                 "reached", "target", "work")  # fmt: skip
+                 "reached", "target", "timer_at", "work")  # fmt: skip
 
     def __init__(self, env: simpy.Environment) -> None:
         self.work = 0
         self.family = 0
         self.rate = SCALE
         self.ends_at: float = -1
+        self.timer_at: float = -1
         self.finished = _Finish(env)
         self.queue: deque[int] = deque()
         self.arrival: simpy.Event | None = None
@@ -157,7 +161,6 @@ class _Engine:
     def _start(self, lane: _Lane, index: int, step: Step) -> _Finish:
         """Put an op in flight; the event fires when it ends."""
         self.starts[index] = int(self.env.now)
-        lane.finished = _Finish(self.env)
         self._settle(lane, step)
         return lane.finished
 
@@ -181,14 +184,22 @@ class _Engine:
             if lane.work > 0:
                 lane.rate = rate
                 ends_at = now - (-lane.work * rate // _UNIT)
-                if ends_at != lane.ends_at:
-                    lane.ends_at = ends_at
-                    timer = self.env.timeout(ends_at - now, lane)
-                    timer.callbacks.append(self._timer)
+                lane.ends_at = ends_at
+                if lane.timer_at < now or ends_at < lane.timer_at:
+                    self._set_timer(lane, now)
+
+    def _set_timer(self, lane: _Lane, now: float) -> None:
+        lane.timer_at = lane.ends_at
+        self.env.timeout(lane.ends_at - now, lane).callbacks.append(self._timer)
 
     def _timer(self, event: Any) -> None:
-        """A planned end has come; if the op was re-rated since, another timer stands for it."""
+        """A planned end has come. If it moved since, this is too early, or another timer's task."""
         lane: _Lane = event.value
-        if lane.ends_at == self.env.now and lane.finished.callbacks:
+        now = self.env.now
+        if lane.timer_at == now:
+            lane.timer_at = -1
+        if lane.ends_at == now:
             lane.ends_at = -1
             lane.finished.fire()
+        elif lane.ends_at > now and lane.timer_at < now:
+            self._set_timer(lane, now)
