@@ -70,17 +70,32 @@ def models(request: requests.ModelsRequest, outputs: JsonOutputs) -> None:
     _answer(services.models(request), outputs.json, show.models)
 
 
+def _check_places(*paths: str | None) -> None:
+    """Refuse a place that cannot be written before, rather than after, a long computation."""
+    from domino_tune.store.files import check_writable
+
+    for path in paths:
+        if path is not None:
+            check_writable(path)
+
+
 def _answer(result: Any, as_json: bool, table: Callable[[Any], None]) -> None:
+    from domino_tune.results import plain
+
     if as_json:
-        json.dump(result.to_json(), sys.stdout, indent=2, allow_nan=False)
+        json.dump(plain(result), sys.stdout, indent=2, allow_nan=False)
         sys.stdout.write("\n")
     else:
         table(result)
 
 
-def simulate(request: Any, outputs: Any) -> None:
-    """To come."""
-    raise NotImplementedError
+def simulate(request: requests.SimulateRequest, outputs: PictureOutputs) -> None:
+    """Predict one plan."""
+    from domino_tune import services, show
+
+    _check_places(outputs.trace, outputs.report)
+    result = services.simulate(request)
+    _answer(result, outputs.json, show.simulate)
 
 
 def tune(request: Any, outputs: Any) -> None:

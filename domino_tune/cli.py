@@ -87,7 +87,7 @@ def _unknown_command(ctx: Any, group: TyperGroup, args: Sequence[str]) -> str:
 def build_app() -> typer.Typer:
     """The whole command line as a typer application."""
     app = _group("Which cut of Domino-style tensor parallelism is best, and what it gives.")
-    groups = {(): app}
+    groups: dict[tuple[str, ...], typer.Typer] = {(): app}
     for name, help_text in GROUPS.items():
         groups[(name,)] = _group(help_text)
         app.add_typer(groups[(name,)], name=name)
@@ -129,9 +129,9 @@ def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
     found = []
     for item in fields(kind):
         said, hint = option_of(item), hints[item.name]
-        default = inspect.Parameter.empty if item.default is MISSING else item.default
+        default: Any = inspect.Parameter.empty if item.default is MISSING else item.default
         if hint == tuple[str, ...]:
-            hint, default = list[str], list(item.default)
+            hint, default = list[str], []
         found.append(
             inspect.Parameter(
                 item.name, inspect.Parameter.KEYWORD_ONLY, default=default,

@@ -2,10 +2,89 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final
 
-from simulator.specs import ModelSpec
+from domino_tune.planfile import PlanFile, ProfileRef
+from simulator.plan import SlicePlan
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+from simulator.timeline import Timeline
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON: results by ``to_json``, dataclasses as objects, tuples as lists."""
+    if isinstance(value, SlicePlan):
+        return {"label": value.label, **asdict(value)}
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if hasattr(value, "__dataclass_fields__"):
+        shown = (item for item in fields(value) if item.metadata.get("json", True))
+        return {item.name: plain(getattr(value, item.name)) for item in shown}
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return round(value, 6)
+    return value
+
+
+HIDDEN: Final = {"json": False}
+"""Metadata of a field that pages and traces need and JSON does not show."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One plan's prediction; times in ms. ``comm_ms``: time with a collective in flight."""
+
+    label: str
+    iteration_ms: float
+    compute_ms: float
+    comm_ms: float
+    exposed_comm_ms: float
+    idle_ms: float
+    hidden_comm_fraction: float
+    peak_memory_gib: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """Where the true time should lie, in ms."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateResult:
+    """A plan beside the baseline (Megatron) and the bound (no communication).
+
+    ``speedup`` is baseline_ms / iteration_ms; ``confidence`` high, medium or low;
+    ``confidence_shares`` the part of the time by where its look-ups came from.
+    """
+
+    iteration_ms: float
+    baseline_ms: float
+    no_comm_ms: float
+    speedup: float
+    comm_ms: float
+    exposed_comm_ms: float
+    hidden_comm_fraction: float
+    peak_memory_gib: float
+    interval_ms: Interval
+    confidence: str
+    confidence_shares: dict[str, float]
+    warnings: tuple[str, ...]
+    plan: SlicePlan
+    profile: ProfileRef
+    model: ModelSpec
+    workload: Workload
+    cluster: ClusterSpec
+    variants: dict[str, Variant]
+    time_by_role_ms: dict[str, float]
+    timelines: dict[str, Timeline] = field(metadata=HIDDEN, repr=False)
+    plan_file: PlanFile = field(metadata=HIDDEN, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,123 @@
+"""simulate: one plan beside the baseline and the bound."""
+
+from __future__ import annotations
+
+from domino_tune.case import GIB, Chosen, Setup
+from domino_tune.planfile import PlanFile, Predicted
+from domino_tune.results import Interval, SimulateResult, Variant
+from simulator.confidence import Confidence, confidence_of
+from simulator.memory import peak_bytes
+from simulator.plan import MEGATRON, NO_COMM
+from simulator.predict import simulate as play
+from simulator.timeline import Timeline
+
+BASELINE = "baseline"
+CHOSEN = "chosen"
+BOUND = "no_comm"
+MS = 1e-6
+
+
+def simulate_plan(setup: Setup, chosen: Chosen) -> SimulateResult:
+    """Play the three variants in full and measure them.
+
+    Raises InfeasiblePlanError (``memory``) when the chosen plan does not fit a GPU; a baseline
+    that does not fit is a warning.
+    """
+    case = setup.case
+    peak = peak_bytes(case, chosen.plan, chosen.order)
+    setup.check_memory(chosen.plan, peak)
+    timelines = {
+        BASELINE: play(case, MEGATRON),
+        CHOSEN: play(case, chosen.plan, chosen.order),
+        BOUND: play(case, NO_COMM),
+    }
+    peaks = {
+        BASELINE: peak_bytes(case, MEGATRON), CHOSEN: peak, BOUND: peak_bytes(case, NO_COMM)
+    }  # fmt: skip
+    labels = {BASELINE: MEGATRON.label, CHOSEN: chosen.plan.label, BOUND: NO_COMM.label}
+    variants = {
+        name: _variant(setup, labels[name], timelines[name], peaks[name]) for name in timelines
+    }
+    return _result(setup, chosen, variants, timelines)
+
+
+def _result(
+    setup: Setup, chosen: Chosen, variants: dict[str, Variant], timelines: dict[str, Timeline]
+) -> SimulateResult:
+    mine, baseline, bound = (variants[name] for name in (CHOSEN, BASELINE, BOUND))
+    sure = confidence_of(timelines[CHOSEN], setup.case.cost)
+    predicted = Predicted(
+        iteration_ms=mine.iteration_ms,
+        baseline_ms=baseline.iteration_ms,
+        no_comm_ms=bound.iteration_ms,
+        peak_memory_gib=mine.peak_memory_gib,
+    )
+    return SimulateResult(
+        iteration_ms=mine.iteration_ms,
+        baseline_ms=baseline.iteration_ms,
+        no_comm_ms=bound.iteration_ms,
+        speedup=baseline.iteration_ms / mine.iteration_ms,
+        comm_ms=mine.comm_ms,
+        exposed_comm_ms=mine.exposed_comm_ms,
+        hidden_comm_fraction=mine.hidden_comm_fraction,
+        peak_memory_gib=mine.peak_memory_gib,
+        interval_ms=Interval(low=sure.low_ns * MS, high=sure.high_ns * MS),
+        confidence=sure.level,
+        confidence_shares=sure.shares,
+        warnings=_warnings(setup, sure, baseline),
+        plan=chosen.plan,
+        profile=setup.profile_ref,
+        model=setup.model,
+        workload=setup.workload,
+        cluster=setup.cluster,
+        variants=variants,
+        time_by_role_ms={k: v * MS for k, v in timelines[CHOSEN].by_role.items()},
+        timelines=timelines,
+        plan_file=plan_file_of(setup, chosen, predicted),
+    )
+
+
+def plan_file_of(setup: Setup, chosen: Chosen, predicted: Predicted) -> PlanFile:
+    """The plan as a file holds it."""
+    return PlanFile(
+        model=setup.model,
+        workload=setup.workload,
+        cluster=setup.cluster,
+        profile=setup.profile_ref,
+        plan=chosen.plan,
+        order=chosen.order,
+        predicted=predicted,
+    )
+
+
+def _variant(setup: Setup, label: str, timeline: Timeline, peak: int) -> Variant:
+    parts = timeline.breakdown
+    return Variant(
+        label=label,
+        iteration_ms=parts.makespan_ns * MS,
+        compute_ms=parts.compute_ns * MS,
+        comm_ms=parts.comm_ns * MS,
+        exposed_comm_ms=parts.exposed_comm_ns * MS,
+        idle_ms=parts.idle_ns * MS,
+        hidden_comm_fraction=parts.hidden_comm_fraction,
+        peak_memory_gib=peak / GIB,
+        tokens_per_second=setup.tokens / (parts.makespan_ns * 1e-9),
+    )
+
+
+def _warnings(setup: Setup, sure: Confidence, baseline: Variant) -> tuple[str, ...]:
+    found = [*setup.notes, *sure.warnings]
+    if setup.profile.contention is None:
+        found.append(
+            f"Profile {setup.profile.name!r} has no contention section: overlap is simulated as "
+            "free, which favours too many slices."
+        )
+    if baseline.peak_memory_gib * GIB > setup.capacity_bytes:
+        found.append(
+            f"The baseline would need {baseline.peak_memory_gib:.1f} GiB, more than a GPU's "
+            f"{setup.capacity_bytes / GIB:.0f} GiB: it could not run."
+        )
+    if sure.level == "low":
+        unsure = sum(sure.shares.get(source, 0.0) for source in ("extrapolated", "assumed"))
+        found.append(f"Low confidence: {unsure:.0%} of the time was extrapolated or assumed.")
+    return tuple(found)
