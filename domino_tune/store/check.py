@@ -15,6 +15,7 @@ from simulator.ops import Collective
 from simulator.profile import SECTIONS, Profile
 
 MOST_ROWS: Final = 300  # rows left out one by one, evenly picked
+LEFT_OUT: Final = "rows left out and looked up"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +37,12 @@ class SectionCheck:
 def check_profile(profile: Profile) -> list[SectionCheck]:
     """Each section's leave-out error: of its rows where there are enough, else as its fit says."""
     return [
-        _check(profile, name) for name in SECTIONS if getattr(profile, name) is not None
+        check_section(profile, name) for name in SECTIONS if getattr(profile, name) is not None
     ]
 
 
-def _check(profile: Profile, name: str) -> SectionCheck:
+def check_section(profile: Profile, name: str) -> SectionCheck:
+    """The check of one section that the profile has."""
     section = getattr(profile, name)
     rows = getattr(section, "rows", ())
     fits = getattr(section, "fits", None)
@@ -48,9 +50,9 @@ def _check(profile: Profile, name: str) -> SectionCheck:
         fits = [fit for fit in (getattr(section, "fit", None),) if fit is not None]
     error, how = section.provenance.error, "as its provenance says"
     if rows:
-        left_out = _LEFT_OUT[name](profile)
+        left_out = _LOOK_UPS[name](profile)
         if not math.isnan(left_out):
-            error, how = left_out, "rows left out and looked up"
+            error, how = _four_digits(left_out), LEFT_OUT
     return SectionCheck(
         section=name,
         kind=section.provenance.kind,
@@ -60,6 +62,10 @@ def _check(profile: Profile, name: str) -> SectionCheck:
         how=how,
         source=section.provenance.source,
     )
+
+
+def _four_digits(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def _gemm(profile: Profile) -> float:
@@ -133,7 +139,7 @@ def _weighted(errors: Sequence[tuple[float, int]]) -> float:
     return sum(error * count for error, count in known) / total if total else math.nan
 
 
-_LEFT_OUT: Final[dict[str, Callable[[Profile], float]]] = {
+_LOOK_UPS: Final[dict[str, Callable[[Profile], float]]] = {
     "gemm": _gemm,
     "attention": _attention,
     "pointwise": _pointwise,

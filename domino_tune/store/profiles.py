@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from domino_tune.store.check import SectionCheck, check_profile
+from domino_tune.store.files import parse_json, read_json, write_whole
+from domino_tune.store.home import home_dir
 from simulator.errors import ProfileError, unknown_name
 from simulator.profile import SCHEMA, SECTIONS, Profile, to_plain
 
@@ -30,7 +31,6 @@ __all__ = [
     "save_profile",
     "user_profiles_dir",
 ]
-MAX_PROFILE_BYTES = 256 << 20
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -47,9 +47,8 @@ class ProfileSummary:
 
 
 def user_profiles_dir() -> Path:
-    """``$DOMINO_TUNE_HOME/profiles`` (default ``~/.domino_tune/profiles``)."""
-    home = os.environ.get("DOMINO_TUNE_HOME")
-    return (Path(home) if home else Path.home() / ".domino_tune") / "profiles"
+    """Where ``profiles import`` writes and names are looked up: ``$DOMINO_TUNE_HOME/profiles``."""
+    return home_dir() / "profiles"
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
@@ -61,10 +60,10 @@ def load_profile(name_or_path: str | Path) -> Profile:
     text = str(name_or_path)
     path = Path(text)
     if isinstance(name_or_path, Path) or text.endswith(".json") or os.sep in text:
-        return _read(path, text)
+        return _read(path)
     user = user_profiles_dir() / f"{text}.json"
     if user.is_file():
-        return _read(user, text)
+        return _read(user)
     known = _bundled_names()
     if text in known:
         data = resources.files("profiles").joinpath(f"{text}.json").read_bytes()
@@ -74,41 +73,18 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 def parse_profile(data: bytes, *, source: str) -> Profile:
     """A profile from a file's bytes; raises ProfileError naming the place and the reason."""
-    plain = _parse_json(data, source)
-    checksum = plain.pop("checksum", None)
-    schema = plain.get("schema")
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise ProfileError(
-            f"{source}: schema {schema} is newer than {SCHEMA}, the newest this program reads; "
-            f"upgrade domino_tune."
-        )
-    try:
-        profile = adapter().validate_json(json.dumps([plain]))[0]
-    except ValidationError as error:
-        raise ProfileError(f"{source}: {_explain(error)}") from None
-    if checksum != profile.content_id:
-        raise ProfileError(
-            f"{source}: checksum is {checksum!r}, the content's is {profile.content_id!r}; the "
-            f"file was changed by hand or damaged. Write profiles with `profiles import`."
-        )
-    return profile
+    return _validated(parse_json(data, source=source, error=ProfileError), source)
 
 
 def save_profile(profile: Profile, path: str | Path) -> None:
-    """Write the profile whole or not at all: temporary file, fsync, rename."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(dump_profile(profile))
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    """Write the profile whole or not at all; raises InputError when the place is not writable.
+
+    The folder of the user's profiles is made when it is missing, no other.
+    """
+    folder = Path(path).parent
+    if folder == user_profiles_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+    write_whole(path, dump_profile(profile))
 
 
 def dump_profile(profile: Profile) -> bytes:
@@ -146,6 +122,7 @@ def json_schema() -> dict[str, Any]:
         "checksum": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
         **schema["properties"],
     }
+    schema["properties"]["schema"] = {"const": SCHEMA}
     schema["required"] = sorted({"checksum", "schema", *schema["required"]})
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -165,41 +142,28 @@ def _user_names() -> list[str]:
     return sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
 
 
-def _read(path: Path, shown: str) -> Profile:
-    try:
-        if path.stat().st_size > MAX_PROFILE_BYTES:
-            raise ProfileError(f"{shown}: larger than {MAX_PROFILE_BYTES} bytes, so no profile.")
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise ProfileError(f"Profile file {shown!r} does not exist.") from None
-    except OSError as error:
-        raise ProfileError(f"Profile file {shown!r} cannot be read: {error.strerror}.") from None
-    return parse_profile(data, source=shown)
+def _read(path: Path) -> Profile:
+    return _validated(read_json(path, what="profile", error=ProfileError), f"profile {str(path)!r}")
 
 
-def _parse_json(data: bytes, source: str) -> dict[str, Any]:
-    def refuse_constant(text: str) -> NoReturn:
-        raise ProfileError(f"{source}: {text} is no number a profile may hold.")
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in result:
-                raise ProfileError(f"{source}: key {key!r} stands twice in one object.")
-            result[key] = value
-        return result
-
-    try:
-        plain = json.loads(
-            data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse_constant
+def _validated(plain: dict[str, Any], source: str) -> Profile:
+    checksum = plain.pop("checksum", None)
+    schema = plain.get("schema")
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise ProfileError(
+            f"{source}: schema {schema} is newer than {SCHEMA}, the newest this program reads; "
+            f"upgrade domino_tune."
         )
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ProfileError(f"{source}: not whole JSON ({error}); is it truncated?") from None
-    except RecursionError:
-        raise ProfileError(f"{source}: nested too deeply to be a profile.") from None
-    if not isinstance(plain, dict):
-        raise ProfileError(f"{source}: a profile is one JSON object, got {type(plain).__name__}.")
-    return plain
+    try:
+        profile = adapter().validate_json(json.dumps([plain]))[0]
+    except ValidationError as error:
+        raise ProfileError(f"{source}: {_explain(error)}") from None
+    if checksum != profile.content_id:
+        raise ProfileError(
+            f"{source}: checksum is {checksum!r}, the content's is {profile.content_id!r}; the "
+            f"file was changed by hand or damaged. Write profiles with `profiles import`."
+        )
+    return profile
 
 
 def _explain(error: ValidationError) -> str:

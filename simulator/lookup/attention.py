@@ -160,8 +160,10 @@ class AttentionTable:
         near = min(same or self._rows.values(), key=lambda row: (_distance(row, op), row.key))
         ratio = op.flops / near.signature.flops
         source, error = widened("fitted", 0.1, max(ratio, 1 / ratio))
-        if source == "fitted":
-            source = "interpolated" if same else "assumed"
+        if not same:
+            source = "assumed"
+        elif source == "fitted":
+            source = "interpolated"
         return Estimate(near.median_us * ratio, source, error)
 
 

@@ -140,6 +140,11 @@ class Law(NamedTuple):
         return Law(self.latency_us * factor, self.transfer_us * factor, "assumed", error)
 
 
+def _lowest(min_bytes: int) -> int:
+    """Timings down to messages that are all latency serve all smaller ones."""
+    return 1 if min_bytes <= _ALL_LATENCY_BYTES else min_bytes
+
+
 class CollectiveTable:
     """Time of any collective on any group; raises MissingSectionError where nothing can tell."""
 
@@ -182,7 +187,12 @@ class CollectiveTable:
             return known
         if c.ctas:
             raise self._no_ctas(c)
-        for attempt in (self._from_sibling_op, self._from_other_groups, self._from_wires):
+        for attempt in (
+            self._from_sibling_op,
+            self._from_other_groups,
+            self._from_wires,
+            self._from_one_group,
+        ):
             law = attempt(c)
             if law is not None:
                 return law
@@ -200,9 +210,8 @@ class CollectiveTable:
         fit = self._fits.get(group)
         if fit is None:
             return None
-        # A law fitted down to messages that are all latency needs no smaller ones.
-        low = 1 if fit.min_bytes <= _ALL_LATENCY_BYTES else fit.min_bytes
-        source, error = widened(fit.kind, fit.error, reach(c.size_bytes, low, fit.max_bytes))
+        far = reach(c.size_bytes, _lowest(fit.min_bytes), fit.max_bytes)
+        source, error = widened(fit.kind, fit.error, far)
         return Law(fit.latency_us, fit.transfer_us(c.size_bytes), source, error)
 
     def _from_rows(self, rows: Sequence[CollectiveRow], size: int) -> Law:
@@ -215,17 +224,20 @@ class CollectiveTable:
             low = min(latency, row.median_us)
             return Law(low, row.median_us - low, "measured", row_error(row))
         if index == 0 or len(rows) == 1:
-            ratio = size / sizes[-1] if size > sizes[-1] else 1.0
-            source, error = self._row_source(ratio)
+            ratio = max(1.0, size / sizes[-1])
+            source, error = self._row_source(size, sizes)
             return Law(latency, latency * (ratio - 1), source, error)
         index = min(index, len(rows) - 1)
         left, right = rows[index - 1], rows[index]
         slope = (right.median_us - left.median_us) / (right.bytes - left.bytes)
-        total = left.median_us + max(slope, 0.0) * (size - left.bytes)
-        source, error = self._row_source(reach(size, sizes[0], sizes[-1]))
+        beyond = size > right.bytes
+        total = left.median_us + slope * (size - left.bytes)
+        total = max(total, right.median_us) if beyond else total
+        source, error = self._row_source(size, sizes)
         return Law(min(latency, total), max(0.0, total - latency), source, error)
 
-    def _row_source(self, how_far: float) -> tuple[Source, float]:
+    def _row_source(self, size: int, sizes: Sequence[int]) -> tuple[Source, float]:
+        how_far = reach(size, _lowest(sizes[0]), sizes[-1])
         if how_far <= MAX_REACH:
             return "interpolated", self._table_error
         return widened("fitted", self._table_error, how_far)
@@ -251,12 +263,7 @@ class CollectiveTable:
 
     def _from_other_groups(self, c: Collective) -> Law | None:
         """Along log₂ of the ranks in a node, or of the nodes, between groups that were timed."""
-        single = c.nodes == 1
-        sizes = sorted(
-            (p if single else n)
-            for op, n, p, ctas in self.groups()
-            if op == c.op and ctas == 0 and (n == 1 if single else (n > 1 and p == c.per_node))
-        )
+        single, sizes = c.nodes == 1, self._neighbours(c)
         if len(sizes) < 2:
             return None
         want = c.per_node if single else c.nodes
@@ -274,6 +281,26 @@ class CollectiveTable:
         transfer = max(transfer, 0.5 * low.transfer_us)
         far = reach(want, sizes[0], sizes[-1])
         return Law(latency, transfer, "extrapolated", 0.15 * (1 + math.log2(far)))
+
+    def _neighbours(self, c: Collective) -> list[int]:
+        """Ranks in a node, or numbers of nodes, for which the op was timed."""
+        return sorted(
+            (p if c.nodes == 1 else n)
+            for op, n, p, ctas in self.groups()
+            if (op, ctas) == (c.op, 0) and (n == 1 if c.nodes == 1 else (n > 1 and p == c.per_node))
+        )
+
+    def _from_one_group(self, c: Collective) -> Law | None:
+        """From the only group known (assumed): latency by log₂ of ranks, transfer as a ring's."""
+        sizes = self._neighbours(c)
+        if len(sizes) != 1:
+            return None
+        only = c._replace(per_node=sizes[0]) if c.nodes == 1 else c._replace(nodes=sizes[0])
+        law = self._known(only)
+        assert law is not None
+        ring = (1 - 1 / c.ranks) / (1 - 1 / only.ranks)
+        steps = math.log2(c.ranks) / math.log2(only.ranks)
+        return Law(law.latency_us * steps, law.transfer_us * ring, "assumed", 0.4)
 
     def _from_wires(self, c: Collective) -> Law | None:
         """Several nodes, never timed: the slower of the node's links and its share of the NICs.

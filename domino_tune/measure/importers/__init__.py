@@ -24,6 +24,7 @@ from domino_tune.measure.importers.tables import (
     gemm_csv,
     pointwise_csv,
 )
+from domino_tune.store.check import LEFT_OUT, check_section
 from simulator.errors import unknown_name
 from simulator.profile import (
     AttentionSection,
@@ -64,14 +65,12 @@ def read_table(data: bytes, importer: str, hints: Hints = NO_HINTS) -> Imported:
     return IMPORTERS[importer](data, hints)
 
 
-def import_into(
-    profile: Profile, imported: Imported, *, source: str, data: bytes, error: float | None = None
-) -> Profile:
+def import_into(profile: Profile, imported: Imported, *, source: str, data: bytes) -> Profile:
     """The profile with the rows added; a row of the same signature replaces the old one.
 
     Laws that the section had stay, behind the rows. Provenance becomes ``imported``: the source's
-    name and the SHA-256 of its bytes, then what the section said before. ``error`` is the rows'
-    leave-out error, where known.
+    name and the SHA-256 of its bytes, then what the section said before; its error is the rows'
+    leave-out error. A new profile starts as ``Profile(name=…, created=…, machine=…)``.
     """
     old = getattr(profile, imported.section)
     rows = {key_of(row): row for row in (*(old.rows if old else ()), *imported.rows)}
@@ -80,9 +79,14 @@ def import_into(
     notes = [imported.note] if imported.note else []
     if old is not None:
         notes.append(f"Before: {old.provenance.kind}, {old.provenance.source}.")
-    provenance = Provenance(kind="imported", source=label, error=error, note=" ".join(notes))
+    provenance = Provenance(kind="imported", source=label, note=" ".join(notes))
     if old is None:
         section = _SECTION_TYPES[imported.section](rows=ordered, provenance=provenance)
     else:
         section = replace(old, rows=ordered, provenance=provenance)
-    return replace(profile, **{imported.section: section})
+    result = replace(profile, **{imported.section: section})
+    checked = check_section(result, imported.section)
+    if checked.how != LEFT_OUT:
+        return result
+    known = replace(section, provenance=replace(provenance, error=checked.error))
+    return replace(result, **{imported.section: known})

@@ -134,6 +134,7 @@ def _text_lines(text: str) -> Iterator[tuple[int, int, list[Timing | None]]]:
         if len(cells) < 13:
             raise InputError(f"line {number}: 13 columns expected, got {len(cells)}; truncated?")
         try:
+            int(cells[1]), int(cells[4])  # count and root: the columns stand where they should
             both = [_timing(cells[5:9]), _timing(cells[9:13])]
         except ValueError:
             shown = line.strip()

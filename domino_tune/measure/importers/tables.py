@@ -22,8 +22,8 @@ def records(data: bytes, columns: tuple[str, ...]) -> Iterator[tuple[int, Line]]
     """(line number, row) of a CSV with at least these columns; ``#`` lines are comments."""
     lines = text_of(data).splitlines()
     kept = [(i, line) for i, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
-    if not kept:
-        raise InputError("The table is empty.")
+    if len(kept) < 2:
+        raise InputError("The table is empty: a header and at least one row are needed.")
     reader = csv.DictReader(line for _, line in kept)
     missing = [name for name in columns if name not in (reader.fieldnames or [])]
     if missing:

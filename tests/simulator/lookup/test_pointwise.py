@@ -1,0 +1,60 @@
+"""Pointwise times: rows, laws by name, the default law."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.errors import MissingSectionError, ProfileError
+from simulator.lookup.pointwise import PointwiseFit, PointwiseRow, PointwiseTable
+from simulator.ops import Pointwise
+
+LAW = PointwiseFit(
+    names=("gelu", "default"), fixed_us=2.0, small_gb_s=4000.0, knee_bytes=20_000_000,
+    large_gb_s=2000.0, max_bytes=100_000_000, error=0.04,
+)  # fmt: skip
+
+
+def row(name: str, size: int, us: float) -> PointwiseRow:
+    return PointwiseRow(name=name, bytes_read=size, bytes_written=size, median_us=us)
+
+
+def test_in_cache_and_beyond() -> None:
+    table = PointwiseTable(fits=[LAW])
+    assert table.estimate(Pointwise("gelu", 8_000_000, 0)).duration_us == pytest.approx(4.0)
+    large = Pointwise("gelu", 20_000_000, 10_000_000)
+    assert table.estimate(large).duration_us == pytest.approx(2.0 + 5.0 + 5.0)
+    assert table.shares(large) == pytest.approx((2.0, 10.0))
+
+
+def test_names_that_no_law_lists_take_the_default_and_say_so() -> None:
+    table = PointwiseTable(fits=[LAW])
+    assert table.estimate(Pointwise("gelu", 100, 100)).source == "fitted"
+    other = table.estimate(Pointwise("quantize", 100, 100))
+    assert other.source == "assumed"
+    assert other.error > LAW.error
+
+
+def test_without_a_default_unknown_names_are_missing() -> None:
+    with pytest.raises(MissingSectionError, match="gelu"):
+        PointwiseTable([row("gelu", 10, 1.0)]).estimate(Pointwise("adam", 1, 1))
+
+
+def test_rows_are_measured_then_interpolated_then_scaled() -> None:
+    table = PointwiseTable([row("gelu", 1000, 10.0), row("gelu", 3000, 20.0)], [LAW])
+    assert table.estimate(Pointwise("gelu", 1000, 1000))[:2] == (10.0, "measured")
+    assert table.estimate(Pointwise("gelu", 2000, 2000))[:2] == (15.0, "interpolated")
+    assert table.estimate(Pointwise("gelu", 1, 1)).duration_us == 10.0
+    assert table.estimate(Pointwise("gelu", 9000, 9000))[:2] == (60.0, "extrapolated")
+
+
+def test_far_above_the_fitted_sizes_is_extrapolated() -> None:
+    far = PointwiseTable(fits=[LAW]).estimate(Pointwise("gelu", 10**9, 0))
+    assert far.source == "extrapolated"
+
+
+@pytest.mark.parametrize("changes", [{"names": ()}, {"small_gb_s": 0.0}, {"error": -0.1}])
+def test_impossible_laws_are_refused(changes: dict[str, object]) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(ProfileError):
+        replace(LAW, **changes)  # type: ignore[arg-type]

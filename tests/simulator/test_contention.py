@@ -1,0 +1,82 @@
+"""Slowdowns of any set of lanes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.contention import (
+    SCALE,
+    ComputeContention,
+    Contention,
+    ContentionFit,
+    family_name,
+)
+from simulator.errors import InputError
+
+FIT = ContentionFit(
+    sm_count=100, default_ctas=20,
+    compute=(
+        ComputeContention(family="gemm", sms_per_cta=2.0, factor=1.1),
+        ComputeContention(family="pointwise", sms_per_cta=0.0, factor=1.2),
+    ),
+    collective_factor=1.15, shared_links_factor=2.0, apart_factor=1.1, error=0.03,
+)  # fmt: skip
+TP, TP10, DP = "all_reduce/1x8/c0", "all_reduce/1x8/c10", "all_reduce/4x1/c0"
+FAMILIES = st.sampled_from([None, TP, TP10, DP])
+
+
+def slow(*families: str | None) -> tuple[float, ...]:
+    return tuple(s / SCALE for s in Contention(FIT).slowdowns(families))
+
+
+def test_nobody_slows_down_alone() -> None:
+    assert slow("gemm", None, None) == (1, 1, 1)
+    assert slow(None, TP, None) == (1, 1, 1)
+    assert slow(None, None, None) == (1, 1, 1)
+
+
+def test_compute_loses_the_sms_that_the_collective_holds() -> None:
+    assert slow("gemm", TP) == pytest.approx((1.1 * 100 / 60, 1.15), abs=1e-3)
+    assert slow("gemm", TP10) == pytest.approx((1.1 * 100 / 80, 1.15), abs=1e-3)
+    assert slow("pointwise", TP) == pytest.approx((1.2, 1.15), abs=1e-3)
+
+
+def test_two_collectives_share_links_or_not() -> None:
+    assert slow(None, TP, TP) == pytest.approx((1, 2, 2), abs=1e-3)
+    assert slow(None, TP, DP) == pytest.approx((1, 1.1, 1.1), abs=1e-3)
+    assert slow("gemm", TP, DP)[1:] == pytest.approx((1.1 * 1.15, 1.1 * 1.15), abs=1e-3)
+    assert slow(None, TP, TP, TP)[1:] == pytest.approx((3, 3, 3), abs=1e-3)
+
+
+def test_compute_keeps_some_sms_whatever_happens() -> None:
+    assert slow("gemm", TP, TP, TP)[0] == pytest.approx(11.0, abs=1e-3)
+
+
+def test_a_family_without_a_law_takes_the_first() -> None:
+    assert slow("attention", TP) == slow("gemm", TP)
+
+
+@given(st.sampled_from([None, "gemm", "pointwise"]), st.lists(FAMILIES, max_size=4))
+def test_strength_scales_the_excess(compute: str | None, lanes: list[str | None]) -> None:
+    families = (compute, *lanes)
+    full = Contention(FIT).slowdowns(families)
+    half = Contention(FIT, strength=0.5).slowdowns(families)
+    assert Contention(FIT, strength=0.0).slowdowns(families) == (SCALE,) * len(families)
+    assert Contention(None).slowdowns(families) == (SCALE,) * len(families)
+    for whole, part in zip(full, half, strict=True):
+        assert whole >= SCALE
+        assert abs((whole - SCALE) / 2 - (part - SCALE)) <= 1
+
+
+def test_off_means_off() -> None:
+    assert Contention(None).is_off
+    assert Contention(FIT, strength=0.0).is_off
+    assert not Contention(FIT).is_off
+    with pytest.raises(InputError):
+        Contention(FIT, strength=-1.0)
+
+
+def test_family_names() -> None:
+    assert family_name("all_reduce", 1, 8, 10) == TP10
