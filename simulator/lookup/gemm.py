@@ -11,6 +11,7 @@ import numpy as np
 
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.estimate import Estimate, Source
+from simulator.lookup import reach, require_choice, require_count, require_number, row_error
 from simulator.lookup.gemm_law import Floats, Law, Params, RooflineLaw, fit_roofline, make_law
 from simulator.lookup.gemm_table import GemmCurves
 from simulator.ops import Gemm, Layout
@@ -26,9 +27,6 @@ ANALYTIC_ERROR: Final = 0.40
 OCTAVE_ERROR: Final = 0.03
 # Further outside its range than this many doublings, a look-up counts as extrapolated.
 FAR_OCTAVES: Final = 1.0
-# One run's error when a row gives no spread: published collectors disagree by 2–4 %.
-_SINGLE_ERROR: Final = 0.02
-_LEAST_ERROR: Final = 0.005
 # Reading and writing an fp32 C, where overwriting writes it once in 16 bits.
 _ACCUMULATE_BYTES: Final = 4 + 4 - 2
 # Same tensor-core rate, same bytes.
@@ -66,10 +64,18 @@ class GemmFit:
     ranges: Ranges
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.error) and self.error >= 0):
-            raise ProfileError(f"A GEMM fit's error must be a number ≥ 0, got {self.error!r}.")
+        owner = f"gemm fit of {self.layout} {self.dtype}"
+        require_choice(owner, "layout", self.layout, get_args(Layout))
+        require_choice(owner, "dtype", self.dtype, tuple(DTYPE_BYTES))
+        require_number(owner, "error", self.error)
+        for name, value in self.params.items():
+            for number in value if isinstance(value, list | tuple) else (value,):
+                require_number(owner, name, number, low=-math.inf)
         if set(self.ranges) != {"m", "n", "k"}:
-            raise ProfileError(f"A GEMM fit needs ranges of m, n and k, got {sorted(self.ranges)}.")
+            raise ProfileError(f"{owner}: ranges must be of m, n and k, got {sorted(self.ranges)}.")
+        for name, (low, high) in self.ranges.items():
+            require_count(owner, f"ranges.{name}", low)
+            require_count(owner, f"ranges.{name}", high, low=low)
 
 
 class _Family:
@@ -147,7 +153,7 @@ class GemmTable:
                 (gemm.m, gemm.n, gemm.k, gemm.layout, dtype, gemm.accumulate, gemm.strides)
             )
             if row is not None:
-                return Estimate(row.median_us, "measured", _row_error(row))
+                return Estimate(row.median_us, "measured", row_error(row))
         best = next(self._candidates(gemm), None)
         if best is not None:
             layout, accumulate, family = best
@@ -164,7 +170,10 @@ class GemmTable:
         return fixed, flops, 1.0 - fixed - flops
 
     def leave_out_error(self, layout: str = "forward", dtype: str = "bf16") -> float:
-        """Mean error of the interpolation with each (n, k) left out; 0 without rows."""
+        """Mean relative error of the interpolation with each (n, k) left out; 0 without rows.
+
+        Closed form over all rows; ``domino_tune.measure.fit_gemm.leave_out_error`` rebuilds.
+        """
         family = self._families.get((layout, dtype, False))
         return family.leave_out_error if family is not None else 0.0
 
@@ -216,16 +225,6 @@ def _columns(rows: Sequence[GemmRow]) -> tuple[Floats, Floats, Floats, Floats]:
     return table[:, 0], table[:, 1], table[:, 2], table[:, 3]
 
 
-def _row_error(row: GemmRow) -> float:
-    if row.samples <= 1 or row.spread_us <= 0:
-        return _SINGLE_ERROR
-    return max(_LEAST_ERROR, row.spread_us / row.median_us)
-
-
 def _octaves_outside(gemm: Gemm, ranges: Ranges) -> float:
     """Doublings by which the shape leaves ``ranges``, in its worst dimension."""
-    worst = 0.0
-    for name, (low, high) in ranges.items():
-        value = getattr(gemm, name)
-        worst = max(worst, math.log2(low / value), math.log2(value / high))
-    return worst
+    return math.log2(max(reach(getattr(gemm, name), *ranges[name]) for name in "mnk"))

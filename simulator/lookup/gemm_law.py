@@ -153,22 +153,24 @@ class TiledLaw:
         return self.fixed_us + norm
 
     def _best_tiles_us(self, m: Floats, n: Floats, k: Floats) -> Floats:
-        best = np.full(m.shape, np.inf)
-        partial_us = 4e-6 * m * n / self.reduce_mb_us
-        for rows, columns, index in TILES:
-            waves = np.ceil(m / rows) * np.ceil(n / columns) / self.sm_count
-            loop_us = 2e-6 * rows * columns * k / self.tile_mflop_us[index]
-            best = np.minimum(best, self._grid_us(waves, loop_us, self.tile_us[index]))
-            small = waves < 1
-            for split in SPLITS if small.any() else ():
-                grid = self._grid_us(
-                    waves[small] * split, loop_us[small] / split, self.tile_us[index]
-                )
-                grid += self.reduce_us + split * partial_us[small]
-                best[small] = np.minimum(best[small], grid)
+        """Rows are tiles, columns shapes."""
+        rows, columns, index = (np.array(column)[:, None] for column in zip(*TILES, strict=True))
+        rate, edge_us = np.array(self.tile_mflop_us)[index], np.array(self.tile_us)[index]
+        waves = np.ceil(m / rows) * np.ceil(n / columns) / self.sm_count
+        loop_us = 2e-6 * rows * columns * k / rate
+        times = self._grid_us(waves, loop_us, edge_us)
+        small = waves < 1
+        waves, loop_us = waves[small], loop_us[small]
+        edge_us = np.broadcast_to(edge_us, small.shape)[small]
+        partial_us = np.broadcast_to(4e-6 * m * n / self.reduce_mb_us, small.shape)[small]
+        for split in SPLITS:
+            grid_us = self._grid_us(waves * split, loop_us / split, edge_us)
+            grid_us += self.reduce_us + split * partial_us
+            times[small] = np.minimum(times[small], grid_us)
+        best: Floats = times.min(axis=0)
         return best
 
-    def _grid_us(self, waves: Floats, loop_us: Floats, edge_us: float) -> Floats:
+    def _grid_us(self, waves: Floats, loop_us: Floats, edge_us: Floats) -> Floats:
         above = waves + self.ceil_share * (np.ceil(waves) - waves)
         busy = np.where(waves <= 1, 1 - self.idle_gain * (1 - waves), above)
         edges = np.where(waves <= 1, busy, 1 + self.repeat_share * (busy - 1))
@@ -189,11 +191,11 @@ def make_law(name: str, params: Params, sm_count: int) -> Law:
         raise unknown_name("GEMM law", name, LAWS)
     try:
         law = LAWS[name](params, sm_count)
-    except TypeError as error:
+        time_us = law.parts(4096, 4096, 4096).total_us
+    except (TypeError, ArithmeticError) as error:
         raise ProfileError(f"GEMM law {name!r} got parameters it cannot use: {error}.") from error
-    time_us = law.parts(4096, 4096, 4096).total_us
     if not (math.isfinite(time_us) and time_us > 0):
-        raise ProfileError(f"GEMM law {name!r} gives {time_us} us for a 4096-cube; refit it.")
+        raise ProfileError(f"GEMM law {name!r} gives {time_us} us for a 4096-cube; fit it again.")
     return law
 
 

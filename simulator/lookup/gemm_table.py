@@ -19,10 +19,10 @@ from simulator.lookup.gemm_law import Floats, Law
 
 Ints = NDArray[np.intp]
 
-# Kernel: variance · exp(−|Δ ln n| / a − |Δ ln k| / b). Maximum likelihood on published H100 rows.
-_SMOOTH: Final = (3e-3, 1.5, 1.5)
-_SAME_GRID: Final = (2e-3, 0.05, 2.0)
-_NOISE: Final = 4e-4
+# Kernel: variance · exp(−|Δ ln n| / a − |Δ ln k| / b). Near maximum likelihood on published H100 rows.
+_SMOOTH: Final = (5e-3, 2.0, 2.0)
+_SAME_GRID: Final = (2e-3, 0.07, 2.0)
+_NOISE: Final = 5e-4
 MAX_CURVES: Final = 800
 _MAX_GRID: Final = 400
 # Leave-out error to believe before there are curves to leave out, and its weight in curves.
@@ -55,12 +55,12 @@ class GemmCurves:
         self._cache: dict[tuple[int, int], tuple[list[float], float]] = {}
 
     def _calibrate(self) -> tuple[float, float]:
-        """Mean error leaving each curve out (closed form), and the same per predicted deviation."""
+        """Mean error leaving each curve out (closed form), and what to expect per deviation."""
         precision = np.diag(self._inverse)
-        left_out = float(np.abs(np.expm1(self._weights / precision[:, None])).mean())
         count = len(precision)
-        error = (count * left_out + _PRIOR_CURVES * _PRIOR_ERROR) / (count + _PRIOR_CURVES)
-        return error, error / float(np.mean(precision**-0.5))
+        left_out = float(np.abs(np.expm1(self._weights / precision[:, None])).mean())
+        expected = (count * left_out + _PRIOR_CURVES * _PRIOR_ERROR) / (count + _PRIOR_CURVES)
+        return left_out if count > 1 else expected, expected / float(np.mean(precision**-0.5))
 
     def predict(self, m: int, n: int, k: int) -> tuple[float, float]:
         """Return (microseconds, expected relative error) of one shape."""
