@@ -19,7 +19,8 @@ from simulator.lookup.gemm_law import Floats, Law
 
 Ints = NDArray[np.intp]
 
-# Kernel: variance · exp(−|Δ ln n| / a − |Δ ln k| / b). Near maximum likelihood on published H100 rows.
+# Kernel: variance · exp(−|Δ ln n| / a − |Δ ln k| / b). Near maximum likelihood on published H100
+# rows.
 _SMOOTH: Final = (5e-3, 2.0, 2.0)
 _SAME_GRID: Final = (2e-3, 0.07, 2.0)
 _NOISE: Final = 5e-4
