@@ -98,9 +98,17 @@ def simulate(request: requests.SimulateRequest, outputs: PictureOutputs) -> None
     _answer(result, outputs.json, show.simulate)
 
 
-def tune(request: Any, outputs: Any) -> None:
-    """To come."""
-    raise NotImplementedError
+def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
+    """Find the best plan."""
+    from domino_tune import services, show
+    from domino_tune.planfile import save_plan
+
+    _check_places(outputs.out, outputs.trace, outputs.report)
+    with show.progress() as progress:
+        result = services.tune(request, progress)
+    if outputs.out:
+        save_plan(result.best.plan_file, outputs.out)
+    _answer(result, outputs.json, show.tune)
 
 
 def whatif(request: Any, outputs: Any) -> None:

@@ -96,3 +96,75 @@ class ModelsResult:
     def to_json(self) -> Any:
         """One object a model: its fields, and its number of parameters."""
         return [{**asdict(model), "parameters": model.parameters} for model in self.models]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """One plan that was evaluated and fits."""
+
+    plan: SlicePlan
+    micro_batch_size: int
+    iteration_ms: float
+    peak_memory_gib: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentionPoint:
+    """Who wins when every slowdown's excess is ``factor`` times the profile's."""
+
+    factor: float
+    chosen_ms: float
+    winner: SlicePlan
+    winner_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentionSensitivity:
+    """``changes_above``, ``changes_below``: the factor at which another plan wins, if one does."""
+
+    points: tuple[ContentionPoint, ...]
+    changes_above: float | None
+    changes_below: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneResult:
+    """The best plan, simulated in full, and how it was found.
+
+    ``optimality`` proven or best_found; ``infeasible`` counts by reason what cannot run.
+    """
+
+    best: SimulateResult
+    search: str
+    seed: int
+    target: str | None
+    optimality: str
+    space_size: int
+    evaluations: int
+    pruned: int
+    infeasible: dict[str, int]
+    trials: tuple[TrialResult, ...]
+    contention: ContentionSensitivity | None
+    seconds: float
+
+    def to_json(self) -> Any:
+        """The answer first; ``trials`` last, since it is long."""
+        best = self.best
+        answer = {
+            "best": {
+                "plan": plain(best.plan),
+                "iteration_ms": plain(best.iteration_ms),
+                "micro_batch_size": best.workload.micro_batch_size,
+                "grad_accumulation": best.workload.grad_accumulation,
+            },
+            **{
+                name: plain(getattr(best, name))
+                for name in ("baseline_ms", "no_comm_ms", "speedup")
+            },
+            **{
+                item.name: plain(getattr(self, item.name))
+                for item in fields(self)
+                if item.name not in ("best", "trials")
+            },
+        }
+        return {**answer, "simulation": plain(best), "trials": plain(self.trials)}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from domino_tune import requests
 from domino_tune.case import Chosen, plan_of, read_plan_file, resolve
-from domino_tune.results import ModelsResult, SimulateResult
+from domino_tune.results import ModelsResult, SimulateResult, TuneResult
 from domino_tune.simulation import simulate_plan
+from domino_tune.tuning import Progress, setups_to_tune, silent, tune_setups
 from simulator.presets import MODELS
 
 
@@ -16,6 +17,12 @@ def simulate(request: requests.SimulateRequest) -> SimulateResult:
     setup = resolve(request, plan_file)
     order = plan_file.order if plan_file else None
     return simulate_plan(setup, Chosen.of(setup, plan, order))
+
+
+def tune(request: requests.TuneRequest, progress: Progress = silent) -> TuneResult:
+    """Find the best plan; ``progress`` is told what is being looked at."""
+    setups = setups_to_tune(resolve(request), request.tune_also)
+    return tune_setups(setups, request, progress)
 
 
 def models(request: requests.ModelsRequest) -> ModelsResult:

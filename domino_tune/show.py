@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
-from domino_tune.results import ModelsResult, SimulateResult, Variant
+from domino_tune.results import (
+    ContentionSensitivity,
+    ModelsResult,
+    SimulateResult,
+    TrialResult,
+    TuneResult,
+    Variant,
+)
 from domino_tune.tables import Table, print_line, print_table
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
@@ -94,3 +102,87 @@ def _sure_line(result: SimulateResult) -> str:
         f"Confidence {result.confidence}: {interval.low:,.0f}–{interval.high:,.0f} ms; "
         f"time by source of look-up: {shares}."
     )
+
+
+def tune(result: TuneResult) -> None:
+    """The best plan beside baseline and bound, its closest rivals, and what it hangs on."""
+    simulate(result.best)
+    fastest = min(trial.iteration_ms for trial in result.trials)
+    ranked = sorted(_shortlist(result), key=lambda trial: trial.iteration_ms)
+    print_table(
+        Table(
+            title="The chosen plan, and the fastest of each number of row slices",
+            columns=(">row slices", "plan", ">micro-batch", ">iteration", ">above fastest",
+                     ">memory"),
+            rows=[
+                (
+                    str(trial.plan.row_slices), trial.plan.label, str(trial.micro_batch_size),
+                    ms(trial.iteration_ms), f"{trial.iteration_ms / fastest - 1:+.1%}",
+                    f"{trial.peak_memory_gib:.1f} GiB",
+                )
+                for trial in ranked
+            ],
+            marked=[i for i, trial in enumerate(ranked) if _is_best(trial, result)],
+            notes=[_search_line(result), *_contention_lines(result.contention)],
+        )
+    )  # fmt: skip
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A status line on stderr where that is a terminal; silence elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda message: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("searching") as status:
+        yield lambda message: status.update(message)
+
+
+def _shortlist(result: TuneResult) -> list[TrialResult]:
+    chosen = [trial for trial in result.trials if _is_best(trial, result)]
+    fastest: dict[int, TrialResult] = {}
+    for trial in sorted(result.trials, key=lambda trial: trial.iteration_ms):
+        fastest.setdefault(trial.plan.row_slices, trial)
+    return [*chosen, *(trial for trial in fastest.values() if trial not in chosen)]
+
+
+def _is_best(trial: TrialResult, result: TuneResult) -> bool:
+    same_batch = trial.micro_batch_size == result.best.workload.micro_batch_size
+    return same_batch and trial.plan == result.best.plan
+
+
+def _search_line(result: TuneResult) -> str:
+    infeasible = ", ".join(f"{count:,} {reason}" for reason, count in result.infeasible.items())
+    certainty = "proven optimal" if result.optimality == "proven" else "best found, not proven"
+    return (
+        f"{result.search}: {certainty}; {result.space_size:,} combinations, "
+        f"{result.evaluations:,} simulated, {result.pruned:,} ruled out by a bound, "
+        f"not runnable: {infeasible or 'none'}; {result.seconds:.1f} s. Within 1 % of the fastest, "
+        "less memory and fewer slices win."
+    )
+
+
+def _contention_lines(found: ContentionSensitivity | None) -> list[str]:
+    """Where the choice would change, in words."""
+    if found is None:
+        return []
+    lines = []
+    for factor, where in ((found.changes_below, "below"), (found.changes_above, "above")):
+        if factor is None:
+            continue
+        near = min(found.points, key=lambda point: _beyond(point.factor, factor, where))
+        lines.append(
+            f"With slowdowns {where} {factor:.2f}x of the profile's, {near.winner.label} would win."
+        )
+    factors = [point.factor for point in found.points]
+    return lines or [
+        f"The choice holds for slowdowns from {min(factors):g}x to {max(factors):g}x the profile's."
+    ]
+
+
+def _beyond(factor: float, change: float, where: str) -> float:
+    """Distance of a point behind the change; infinite before it."""
+    distance = change - factor if where == "below" else factor - change
+    return distance if distance >= 0 else float("inf")

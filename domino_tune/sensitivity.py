@@ -1,0 +1,85 @@
+"""At which contention another plan would win: the fact that published tables are least sure of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from domino_tune.case import Chosen, Setup
+from domino_tune.results import ContentionPoint, ContentionSensitivity
+from domino_tune.search import Trial
+from domino_tune.search.ties import ties
+from simulator.lines import LayerOrder
+from simulator.plan import SlicePlan
+from simulator.predict import order_of, predict
+
+FACTORS: Final = (0.0, 1.0, 1.25, 1.5, 2.0, 3.0)
+RIVALS: Final = 4
+"""Fastest plans that are compared, besides the fastest of each number of row slices up to 8."""
+BISECTIONS: Final = 5
+MS: Final = 1e-6
+
+
+def contention_sensitivity(
+    setup: Setup, chosen: Chosen, trials: Sequence[Trial]
+) -> ContentionSensitivity | None:
+    """How the chosen plan stands against its rivals as contention grows.
+
+    Contention scales the excess of every slowdown over 1. Orders are what they were planned with;
+    a rival wins when it is more than 1 % faster. None where the profile knows no contention.
+    """
+    if setup.profile.contention is None:
+        return None
+    race = _Race(setup, chosen, _rivals(trials, chosen.plan))
+    points = tuple(race.point(factor) for factor in FACTORS)
+    return ContentionSensitivity(
+        points=points,
+        changes_above=race.change([p for p in points if p.factor >= 1.0]),
+        changes_below=race.change([p for p in reversed(points) if p.factor <= 1.0]),
+    )
+
+
+def _rivals(trials: Sequence[Trial], chosen: SlicePlan) -> list[SlicePlan]:
+    ranked = sorted(trials, key=lambda trial: (trial.iteration_ns, trial.index))
+    picked = [trial.plan for trial in ranked[:RIVALS]]
+    for rows in range(1, 9):
+        picked += [t.plan for t in ranked if t.plan.row_slices == rows][:1]
+    return [plan for plan in dict.fromkeys(picked) if plan != chosen]
+
+
+class _Race:
+    """The chosen plan and its rivals, predicted at any contention."""
+
+    def __init__(self, setup: Setup, chosen: Chosen, rivals: Sequence[SlicePlan]) -> None:
+        self.setup = setup
+        self.chosen = chosen.plan
+        self.orders: dict[SlicePlan, LayerOrder] = {chosen.plan: chosen.order}
+        self.orders |= {plan: order_of(setup.case, plan) for plan in rivals}
+
+    def point(self, factor: float) -> ContentionPoint:
+        """Everyone's time at ``factor``; the winner is the chosen plan where it ties."""
+        changes = replace(self.setup.changes, contention=self.setup.changes.contention * factor)
+        case = replace(self.setup, changes=changes).case
+        times = {p: predict(case, p, order).makespan_ns for p, order in self.orders.items()}
+        fastest = min(times, key=lambda plan: (times[plan], plan.label))
+        mine = times[self.chosen]
+        winner = self.chosen if ties(mine, times[fastest]) else fastest
+        return ContentionPoint(
+            factor=factor, chosen_ms=mine * MS, winner=winner, winner_ms=times[winner] * MS
+        )
+
+    def change(self, points: Sequence[ContentionPoint]) -> float | None:
+        """The factor, to about 3 % of the way, at which the chosen plan first stops winning."""
+        for before, after in itertools.pairwise(points):
+            if before.winner == self.chosen != after.winner:
+                good, bad = before.factor, after.factor
+                for _ in range(BISECTIONS):
+                    middle = (good + bad) / 2
+                    if self.point(middle).winner == self.chosen:
+                        good = middle
+                    else:
+                        bad = middle
+                return bad
+        return None

@@ -1,0 +1,167 @@
+"""tune: search the plans of a setup, with the simulator as the objective."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from domino_tune.case import GIB, Chosen, Setup
+from domino_tune.requests import TuneRequest
+from domino_tune.results import TrialResult, TuneResult
+from domino_tune.search import (
+    SEARCHES,
+    Evaluation,
+    SearchOptions,
+    SearchResult,
+    Space,
+    SpaceSpec,
+    Trial,
+    choose_best,
+    enumerate_plans,
+)
+from domino_tune.search.space import Target
+from domino_tune.sensitivity import contention_sensitivity
+from domino_tune.simulation import MS, simulate_plan
+from simulator.bounds import Bounds
+from simulator.lines import LayerOrder
+from simulator.memory import peak_bytes
+from simulator.plan import MAX_ROW_SLICES, SlicePlan
+from simulator.predict import order_of, predict
+
+Progress = Callable[[str], None]
+
+
+def silent(message: str) -> None:
+    """Progress that nobody watches."""
+
+
+@dataclass(kw_only=True)
+class SimulatedPlans:
+    """The search's view of a setup: every plan's time and memory by simulation, each kept."""
+
+    setup: Setup
+    plans: Sequence[SlicePlan]
+    orders: dict[SlicePlan, LayerOrder] = field(default_factory=dict)
+    known: dict[SlicePlan, Evaluation] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._bounds = Bounds(case=self.setup.case)
+
+    def order(self, plan: SlicePlan) -> LayerOrder:
+        """The plan's explicit order."""
+        if plan not in self.orders:
+            self.orders[plan] = order_of(self.setup.case, plan)
+        return self.orders[plan]
+
+    def evaluate(self, plan: SlicePlan) -> Evaluation:
+        """Time by the fast engine, and peak memory. Raises InfeasiblePlanError (``memory``)."""
+        if plan not in self.known:
+            order = self.order(plan)
+            peak = peak_bytes(self.setup.case, plan, order)
+            self.setup.check_memory(plan, peak)
+            iteration_ns = predict(self.setup.case, plan, order).makespan_ns
+            self.known[plan] = Evaluation(iteration_ns=iteration_ns, peak_bytes=peak)
+        return self.known[plan]
+
+    def lower_bound_ns(self, plan: SlicePlan) -> int:
+        """Proven bound, without an engine."""
+        return self._bounds.lower_ns(plan)
+
+    def prior_ns(self, plan: SlicePlan) -> float:
+        """Closed-form estimate, without an engine."""
+        return self._bounds.estimate_ns(plan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """One setup's search: its problem (which keeps the orders) and what was found."""
+
+    setup: Setup
+    problem: SimulatedPlans
+    found: SearchResult
+
+
+def space_of(setup: Setup, target: str | None) -> Space:
+    """All plans of a setup, with the CTA counts that its profile knows for the TP group."""
+    nodes, per_node = setup.cluster.tp_group
+    spec = SpaceSpec(
+        row_slices=tuple(range(1, MAX_ROW_SLICES + 1)),
+        comm_ctas=setup.profile.comm_ctas_choices(nodes, per_node),
+    )
+    return enumerate_plans(
+        setup.model, setup.workload, spec=spec, target=cast("Target | None", target)
+    )
+
+
+def search(setup: Setup, request: TuneRequest, progress: Progress = silent) -> Searched:
+    """Search one setup's plans. Raises InfeasiblePlanError when none can run."""
+    space = space_of(setup, request.target)
+    problem = SimulatedPlans(setup=setup, plans=space)
+    batch = setup.workload.micro_batch_size
+    progress(f"micro-batch {batch}: {len(space):,} plans of {space.size:,} combinations")
+
+    def report(trial: Trial) -> None:
+        progress(f"{trial.plan.label}: {trial.iteration_ns * MS:,.1f} ms")
+
+    options = SearchOptions(trials=request.trials, seed=request.seed, progress=report)
+    found = SEARCHES[request.search](problem, options).within(space)
+    return Searched(setup=setup, problem=problem, found=found)
+
+
+def tune_setups(
+    setups: Sequence[Setup], request: TuneRequest, progress: Progress = silent
+) -> TuneResult:
+    """Search each setup (they differ in micro-batch), and simulate the best plan of all in full."""
+    began = time.perf_counter()
+    made = [search(setup, request, progress) for setup in setups]
+    best_trial = choose_best(one.found.best for one in made)
+    best = next(one for one in made if one.found.best is best_trial)
+    chosen = Chosen(plan=best_trial.plan, order=best.problem.order(best_trial.plan))
+    simulated = simulate_plan(best.setup, chosen)
+    sensitivity = contention_sensitivity(best.setup, chosen, best.found.trials)
+    infeasible: Counter[str] = Counter()
+    for one in made:
+        infeasible.update(one.found.infeasible)
+    proven = all(one.found.optimality == "proven" for one in made)
+    return TuneResult(
+        best=simulated,
+        search=request.search,
+        seed=request.seed,
+        target=request.target,
+        optimality="proven" if proven else "best_found",
+        space_size=sum(one.found.space_size for one in made),
+        evaluations=sum(one.found.evaluations for one in made),
+        pruned=sum(one.found.pruned for one in made),
+        infeasible=dict(sorted(infeasible.items())),
+        trials=tuple(_trial(one.setup, trial) for one in made for trial in one.found.trials),
+        contention=sensitivity,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _trial(setup: Setup, trial: Trial) -> TrialResult:
+    return TrialResult(
+        plan=trial.plan,
+        micro_batch_size=setup.workload.micro_batch_size,
+        iteration_ms=trial.iteration_ns * MS,
+        peak_memory_gib=trial.peak_bytes / GIB,
+    )
+
+
+def setups_to_tune(setup: Setup, tune_also: Sequence[str]) -> list[Setup]:
+    """The setup, or with ``micro_batch_size`` all that keep the global batch."""
+    if "micro_batch_size" not in tune_also:
+        return [setup]
+    workload = setup.workload
+    total = workload.micro_batch_size * workload.grad_accumulation
+    return [
+        replace(
+            setup,
+            workload=replace(workload, micro_batch_size=size, grad_accumulation=total // size),
+        )
+        for size in range(1, total + 1)
+        if total % size == 0
+    ]
