@@ -36,7 +36,10 @@ _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSummary:
-    """One line of ``profiles list``: ``sections`` maps a section to its provenance kind."""
+    """One line of ``profiles list``: ``sections`` maps a section to its provenance kind.
+
+    ``problem`` says why a file cannot be read; the other fields are then empty.
+    """
 
     name: str
     origin: str
@@ -44,6 +47,7 @@ class ProfileSummary:
     created: str
     content_id: str
     sections: dict[str, str]
+    problem: str = ""
 
 
 def user_profiles_dir() -> Path:
@@ -97,7 +101,7 @@ def list_profiles() -> list[ProfileSummary]:
     """Bundled profiles and the user's, by name; a user's hides a bundled one of the same name."""
     names = dict.fromkeys(_bundled_names(), "bundled")
     names |= dict.fromkeys(_user_names(), "user")
-    return [_summary(load_profile(name), names[name]) for name in sorted(names)]
+    return [_summary(name, names[name]) for name in sorted(names)]
 
 
 def diff_profiles(a: Profile, b: Profile) -> list[tuple[str, str, str]]:
@@ -196,7 +200,14 @@ def _indented(value: Any, depth: int) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _summary(profile: Profile, origin: str) -> ProfileSummary:
+def _summary(name: str, origin: str) -> ProfileSummary:
+    try:
+        profile = load_profile(name)
+    except ProfileError as error:
+        return ProfileSummary(
+            name=name, origin=origin, gpu="", created="", content_id="", sections={},
+            problem=str(error),
+        )  # fmt: skip
     sections = {
         name: section.provenance.kind
         for name in SECTIONS

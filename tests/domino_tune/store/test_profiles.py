@@ -85,6 +85,14 @@ def test_a_users_profile_is_found_by_name_and_hides_a_bundled_one(h100: Profile)
     assert origins == {"a100-sxm": "bundled", "h100-dgx": "user"}
 
 
+def test_a_damaged_profile_is_listed_with_its_problem() -> None:
+    user_profiles_dir().mkdir(parents=True)
+    (user_profiles_dir() / "torn.json").write_text('{"schema": 1')
+    problems = {summary.name: summary.problem for summary in list_profiles()}
+    assert problems["h100-dgx"] == ""
+    assert "truncated" in problems["torn"]
+
+
 def test_nothing_is_left_half_written(tmp_path: Path, h100: Profile) -> None:
     with pytest.raises(InputError, match="Cannot write"):
         save_profile(h100, tmp_path / "no" / "such" / "folder.json")
