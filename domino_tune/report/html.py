@@ -1,10 +1,20 @@
-"""The page: one HTML file with everything inside."""
+"""The page: one HTML file with everything inside, readable without a network."""
 
 from __future__ import annotations
 
+import string
+from functools import cache
+from importlib import resources
 from pathlib import Path
 
+from domino_tune.report.about import again, asked, sweeps
+from domino_tune.report.answer import answer, masthead
 from domino_tune.report.data import ReportData
+from domino_tune.report.heat import heat_map
+from domino_tune.report.lanes import MAX_OPS, kept_ops, lanes_json
+from domino_tune.report.markup import Html, section, tag, text
+from domino_tune.report.spent import where_time_goes
+from domino_tune.report.sure import how_sure
 from domino_tune.store.files import write_whole
 
 
@@ -18,4 +28,42 @@ def write_report(path: str | Path, data: ReportData) -> None:
 
 def report_html(data: ReportData) -> str:
     """The page as text."""
-    return f"<!doctype html><title>{len(data.title)}</title>"
+    body = (
+        masthead(data), answer(data), _lanes(data), heat_map(data), where_time_goes(data),
+        how_sure(data), sweeps(data), asked(data), again(data),
+    )  # fmt: skip
+    return string.Template(static("page.html")).substitute(
+        title=text(data.title),
+        style=static("page.css"),
+        body="\n".join(part for part in body if part),
+        lanes=lanes_json(data),
+        script=static("lanes.js"),
+    )
+
+
+@cache
+def static(name: str) -> str:
+    """A file of the package's ``static`` folder."""
+    return (resources.files("domino_tune.report") / "static" / name).read_text("utf-8")
+
+
+def _lanes(data: ReportData) -> Html:
+    shown = (data.baseline, data.chosen, data.bound)
+    longest = max(shown, key=lambda item: len(item.timeline.ops))
+    total, kept = len(longest.timeline.ops), len(kept_ops(longest.timeline))
+    cut = tag(
+        "p",
+        f"The longest timeline has {total:,} operations. Above {MAX_OPS:,}, this page draws the "
+        f"first, middle and last layers only ({kept:,} of them); the trace file holds all.",
+        class_="note",
+    )
+    return section(
+        "lanes",
+        "One layer, side by side",
+        tag("div", "", id="lanes-legend", class_="legend"),
+        tag("div", "", id="lanes-views"),
+        tag("noscript", tag("p", "The lanes need JavaScript; the tables below do not.")),
+        cut if kept < total else "",
+        lead="Upper lane: computation. Lower lane: all-reduces, in the colour of the slice they "
+        "belong to. Hatched red: computation stands still until one arrives.",
+    )

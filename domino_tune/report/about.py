@@ -1,0 +1,58 @@
+"""The end of the page: what was asked, how it was searched, and how to do it again."""
+
+from __future__ import annotations
+
+from domino_tune.report.data import ReportData, Search
+from domino_tune.report.markup import Html, join, section, tag
+from domino_tune.report.plot import sweep_svg
+
+
+def sweeps(data: ReportData) -> Html:
+    """One picture a sweep."""
+    if not data.sweeps:
+        return Html("")
+    pictures = [
+        tag(
+            "figure",
+            tag("figcaption", f"Iteration by {sweep.x_label.replace('_', ' ')}"),
+            tag("div", Html(sweep_svg(sweep.x_label, sweep.xs, sweep.series)), class_="scroll"),
+        )
+        for sweep in data.sweeps
+    ]
+    return section("whatif", "What if", *pictures)
+
+
+def asked(data: ReportData) -> Html:
+    """The workload and the search."""
+    facts = _pairs(data.workload)
+    found = _pairs(_search(data.search)) if data.search else Html("")
+    return section("asked", "What was asked", tag("div", facts, found, class_="pair"))
+
+
+def _pairs(pairs: tuple[tuple[str, str], ...]) -> Html:
+    rows = [tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs]
+    return tag("dl", *rows, class_="facts")
+
+
+def _search(search: Search) -> tuple[tuple[str, str], ...]:
+    found = "proven optimal" if search.optimality == "proven" else "best found, not proven"
+    took = () if search.seconds is None else (("Time", f"{search.seconds:.2f} s"),)
+    left_out = ", ".join(f"{count:,} {why}" for why, count in search.infeasible.items() if count)
+    return (
+        ("Search", f"{search.method}, {found}"),
+        ("Space", f"{search.space_size:,} plans"),
+        ("Evaluated", f"{search.evaluations:,}"),
+        ("Infeasible", left_out or "none"),
+        *took,
+    )
+
+
+def again(data: ReportData) -> Html:
+    """Commands that make this page, its plan and its trace again."""
+    if not data.commands:
+        return Html("")
+    parts = [
+        join(tag("p", what), tag("pre", tag("code", command), tabindex="0"))
+        for what, command in data.commands
+    ]
+    return section("again", "Do it again", *parts)

@@ -1,0 +1,118 @@
+"""The top of the page: one sentence, the big numbers, and three bars to compare."""
+
+from __future__ import annotations
+
+from domino_tune.report.data import Numbers, ReportData, Shown
+from domino_tune.report.markup import Html, join, tag
+from domino_tune.report.names import STRATEGY_NAMES, ms_text, percent_text, plan_text, slices_text
+
+EVEN = 1.005
+"""A speedup below this is no reason to change anything."""
+
+
+def answer(data: ReportData) -> Html:
+    """The header of the page."""
+    return tag(
+        "header",
+        tag("p", data.title, class_="eyebrow"),
+        tag("h1", *_sentence(data)),
+        tag("p", _reason(data), class_="lead"),
+        _figures(data),
+        _bars(data),
+        *(tag("p", tag("strong", "Mind: "), said, class_="warn") for said in data.numbers.warnings),
+        id="answer",
+    )
+
+
+def _sentence(data: ReportData) -> tuple[str, ...]:
+    numbers, plan = data.numbers, data.chosen.plan
+    if plan.strategy != "domino":
+        name = STRATEGY_NAMES[plan.strategy]
+        return (f"{name} takes ", tag("em", f"{ms_text(numbers.iteration_ms)} ms"), " an iteration")
+    if numbers.speedup < EVEN:
+        said = "no faster than" if numbers.speedup > 2 - EVEN else "slower than"
+        return (f"Slicing does not pay here: {slices_text(plan)} are {said} Megatron-LM",)
+    faster = tag("em", f"{numbers.speedup:.2f}× faster")
+    verb = "Cut into" if data.search else "With"
+    return (f"{verb} {slices_text(plan)}, an iteration is ", faster)
+
+
+def _reason(data: ReportData) -> str:
+    plan, here = data.chosen.plan, data.chosen.timeline.breakdown
+    if plan.strategy != "domino":
+        return f"That is {plan_text(plan)}."
+    hidden = percent_text(here.hidden_comm_fraction)
+    before = data.baseline.timeline.breakdown.hidden_comm_fraction
+    return (
+        f"{plan_text(plan).capitalize()}. {hidden} of its communication runs behind computation; "
+        f"Megatron-LM hides {percent_text(before)}."
+    )
+
+
+def _figures(data: ReportData) -> Html:
+    numbers, here = data.numbers, data.chosen.timeline.breakdown
+    items = [
+        _figure("Iteration", ms_text(numbers.iteration_ms), "ms", _span(numbers)),
+        _figure("Speedup", f"{numbers.speedup:.2f}", "×", _possible(numbers)),
+        _figure(
+            "Exposed communication", ms_text(here.exposed_comm_ns / 1e6), "ms",
+            f"of {ms_text(here.comm_ns / 1e6)} ms in all",
+        ),
+        _figure("Peak memory", f"{numbers.peak_memory_gib:.1f}", "GiB", "a GPU, predicted"),
+        _figure("Confidence", numbers.confidence, "", "see below", level=numbers.confidence),
+    ]  # fmt: skip
+    return tag("dl", *items, class_="figures")
+
+
+def _figure(name: str, value: str, unit: str, note: str, *, level: str = "") -> Html:
+    big = tag("span", value, class_=f"big {level}".strip())
+    small = tag("span", unit, class_="unit") if unit else ""
+    return tag("div", tag("dt", name), tag("dd", big, small), tag("dd", note, class_="note"))
+
+
+def _span(numbers: Numbers) -> str:
+    return f"{ms_text(numbers.low_ms)} – {ms_text(numbers.high_ms)} ms likely"
+
+
+def _possible(numbers: Numbers) -> str:
+    if not numbers.no_comm_ms:
+        return "over Megatron-LM"
+    return f"{numbers.baseline_ms / numbers.no_comm_ms:.2f}× if communication were free"
+
+
+def _bars(data: ReportData) -> Html:
+    """Compute, waiting and the rest of each iteration, to one scale."""
+    longest = max(item.timeline.makespan_ns for item in (data.baseline, data.chosen, data.bound))
+    rows = [
+        _bar(item, longest or 1, role)
+        for item, role in ((data.baseline, ""), (data.chosen, "chosen"), (data.bound, "bound"))
+    ]
+    return tag("div", *rows, class_="totals")
+
+
+def _bar(item: Shown, longest: int, role: str) -> Html:
+    parts = item.timeline.breakdown
+    busy = parts.makespan_ns - parts.exposed_comm_ns
+    pieces = [
+        tag("i", "", class_="busy", style=f"width:{100 * busy / longest:.3f}%"),
+        tag("i", "", class_="exposed", style=f"width:{100 * parts.exposed_comm_ns / longest:.3f}%"),
+    ]
+    name = STRATEGY_NAMES[item.plan.strategy]
+    note = "exposed communication in red" if not role else ""
+    return tag(
+        "div",
+        tag("span", name, class_="name"),
+        tag("span", *pieces, class_="track", title=note or None),
+        tag("span", f"{ms_text(parts.makespan_ns / 1e6)} ms", class_="value"),
+        class_=f"total {role}".strip(),
+    )
+
+
+def masthead(data: ReportData) -> Html:
+    """The line above everything: whose page this is."""
+    return tag(
+        "nav",
+        tag("strong", "domino_tune"),
+        tag("span", join("predicted from profile ", tag("code", data.profile))),
+        class_="mast",
+    )

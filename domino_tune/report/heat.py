@@ -1,0 +1,95 @@
+"""Row slices × column slices: the best iteration time of each cut, and a table of plans."""
+
+from __future__ import annotations
+
+from domino_tune.report.data import HeatCell, PlanRow, ReportData
+from domino_tune.report.markup import Html, section, table, tag
+from domino_tune.report.names import ms_text
+
+STRONGEST = 72
+"""Per cent of full colour that the best (and the worst) cell gets; text stays readable on it."""
+
+
+def heat_map(data: ReportData) -> Html:
+    """The section of the page; empty where there is neither a cell nor a plan to show."""
+    if not data.heat and not data.plans:
+        return Html("")
+    parts = []
+    if data.heat:
+        note = tag("p", data.heat_note, class_="note") if data.heat_note else ""
+        parts.append(tag("div", _grid(data), note))
+    if data.plans:
+        parts.append(tag("div", _plans(data)))
+    return section(
+        "cuts", "Every way to cut it", tag("div", *parts, class_="pair"), lead=_lead(data)
+    )
+
+
+def _lead(data: ReportData) -> str:
+    times = [cell.iteration_ms for cell in data.heat if cell.iteration_ms is not None]
+    if not times:
+        return ""
+    faster = sum(time < data.numbers.baseline_ms for time in times)
+    return (
+        f"{faster} of {len(times)} cuts beat Megatron-LM's "
+        f"{ms_text(data.numbers.baseline_ms)} ms; the slowest takes {ms_text(max(times))} ms."
+    )
+
+
+def _grid(data: ReportData) -> Html:
+    cells = {(cell.row_slices, cell.col_slices): cell for cell in data.heat}
+    rows = sorted({cell.row_slices for cell in data.heat})
+    columns = sorted({cell.col_slices for cell in data.heat})
+    times = [cell.iteration_ms for cell in data.heat if cell.iteration_ms is not None]
+    best, worst = min(times, default=0.0), max(times, default=0.0)
+    head = tag(
+        "tr",
+        tag("th", "rows ↓ columns →", scope="col", class_="corner"),
+        *(tag("th", str(column), scope="col") for column in columns),
+    )
+    body = [
+        tag(
+            "tr",
+            tag("th", str(row), scope="row"),
+            *(
+                _cell(cells.get((row, column)), best, worst, data.numbers.baseline_ms)
+                for column in columns
+            ),
+        )
+        for row in rows
+    ]
+    grid = tag(
+        "table",
+        tag("caption", "Iteration in ms by row and column slices; green beats Megatron-LM"),
+        tag("thead", head), tag("tbody", *body), class_="heat",
+    )  # fmt: skip
+    return tag(
+        "div", grid, class_="scroll", tabindex="0", role="region", aria_label="Heat map of cuts"
+    )
+
+
+def _cell(cell: HeatCell | None, best: float, worst: float, baseline: float) -> Html:
+    if cell is None or cell.iteration_ms is None:
+        reason = cell.note if cell and cell.note else "not feasible, or not tried"
+        return tag("td", "–", class_="none", title=reason)
+    time = cell.iteration_ms
+    faster = time < baseline
+    edge = best if faster else max(worst, baseline)
+    share = abs(baseline - time) / abs(baseline - edge) if edge != baseline else 0.0
+    kind = ("good" if faster else "bad") + (" best" if time == best else "")
+    gain = f"{baseline / time:.2f}×" if time else ""
+    return tag(
+        "td", ms_text(time), tag("small", gain), class_=kind, title=cell.note or None,
+        style=f"--v:{8 + (STRONGEST - 8) * min(1.0, share):.0f}%",
+    )  # fmt: skip
+
+
+def _plans(data: ReportData) -> Html:
+    rows = [_plan_row(row, data.numbers.baseline_ms) for row in data.plans]
+    return table(("Plan", "ms", "speedup", "GiB"), rows, class_="plans")
+
+
+def _plan_row(row: PlanRow, baseline: float) -> tuple[str, ...]:
+    memory = "–" if row.peak_memory_gib is None else f"{row.peak_memory_gib:.1f}"
+    gain = f"{baseline / row.iteration_ms:.2f}×" if row.iteration_ms else "–"
+    return row.label, ms_text(row.iteration_ms), gain, memory

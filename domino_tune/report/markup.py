@@ -1,0 +1,56 @@
+"""HTML that is escaped by construction: text becomes markup only through ``tag``."""
+
+from __future__ import annotations
+
+import html
+from typing import Final
+
+VOID: Final = frozenset({"br", "meta", "line", "rect", "circle", "path", "polyline"})
+
+
+class Html(str):
+    """Text that is markup already and must not be escaped again."""
+
+    __slots__ = ()
+
+
+def text(value: str) -> Html:
+    """``value`` with everything escaped that markup would read."""
+    return value if isinstance(value, Html) else Html(html.escape(value, quote=True))
+
+
+def tag(name: str, *children: str, **attributes: str | float | None) -> Html:
+    """``<name …>children</name>``; plain strings are escaped, None attributes left out.
+
+    ``class_`` writes ``class``; an underscore inside a name writes a hyphen.
+    """
+    said = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value), quote=True)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in VOID:
+        return Html(f"<{name}{said}/>")
+    return Html(f"<{name}{said}>{''.join(text(child) for child in children)}</{name}>")
+
+
+def join(*parts: str) -> Html:
+    """Parts behind each other."""
+    return Html("".join(text(part) for part in parts))
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]], *, class_: str = "") -> Html:
+    """A table whose first column names the row; numbers stand right by the style sheet."""
+    top = tag("tr", *(tag("th", cell, scope="col") for cell in head))
+    body = [
+        tag("tr", tag("th", first, scope="row"), *(tag("td", cell) for cell in rest))
+        for first, *rest in rows
+    ]
+    whole = tag("table", tag("thead", top), tag("tbody", *body), class_=class_ or None)
+    return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=head[0])
+
+
+def section(anchor: str, title: str, *children: str, lead: str = "") -> Html:
+    """One part of the page under its heading; ``lead`` is the sentence that says what to see."""
+    said = tag("p", lead, class_="lead") if lead else ""
+    return tag("section", tag("h2", title), said, *children, id=anchor)

@@ -1,0 +1,131 @@
+"""Where the time goes: each iteration as one stacked bar, and the same as a table."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from domino_tune.report.data import ReportData, Shown
+from domino_tune.report.markup import Html, section, table, tag
+from domino_tune.report.names import STRATEGY_NAMES, ms_text, op_kind, role_label
+from simulator.schedule import COMPUTE, is_layer_role
+
+PARTS: Final = {
+    "gemm": "GEMMs",
+    "wgrad": "Weight-gradient GEMMs",
+    "attention": "Attention",
+    "pointwise": "Norms, activations, residuals",
+    "edges": "Embedding, head, optimizer",
+    "slowed": "Slowed down by overlap",
+    "exposed": "Exposed communication",
+    "idle": "Waiting for the host",
+}
+LEAST: Final = 0.005
+"""Roles below this share of the longest iteration are left out of the table."""
+
+
+def parts_ns(shown: Shown) -> dict[str, int]:
+    """Parts of an iteration by the keys of PARTS, in ns; they add up to its makespan.
+
+    Time by which an op ran longer than alone counts as ``slowed``, wherever it ran.
+    """
+    timeline = shown.timeline
+    parts = dict.fromkeys(PARTS, 0)
+    for index, op in enumerate(timeline.ops):
+        if op.lane != COMPUTE:
+            continue
+        elapsed = timeline.end_ns[index] - timeline.start_ns[index]
+        alone = min(elapsed, shown.alone_ns[index]) if shown.alone_ns else elapsed
+        edge = not is_layer_role(op.role)
+        parts["edges" if edge else op_kind(op)] += alone
+        parts["slowed"] += elapsed - alone
+    parts["exposed"] = timeline.breakdown.exposed_comm_ns
+    parts["idle"] = timeline.breakdown.idle_ns
+    return parts
+
+
+def where_time_goes(data: ReportData) -> Html:
+    """The section of the page."""
+    shown = (data.baseline, data.chosen, data.bound)
+    names = tuple(STRATEGY_NAMES[item.plan.strategy] for item in shown)
+    found = [parts_ns(item) for item in shown]
+    longest = max(1, *(sum(parts.values()) for parts in found))
+    bars = [
+        _bar(name, parts, longest, chosen=index == 1)
+        for index, (name, parts) in enumerate(zip(names, found, strict=True))
+    ]
+    return section(
+        "time",
+        "Where the time goes",
+        tag("div", *bars, class_="stacks", aria_hidden="true"),
+        table(("ms an iteration", *names), _rows(found), class_="parts"),
+        tag(
+            "details",
+            tag("summary", "By operation, with time hidden behind other lanes"),
+            table(("ms in flight", *names), _role_rows(shown, longest)),
+        ),
+        lead=_lead(data, found),
+    )
+
+
+def _lead(data: ReportData, found: list[dict[str, int]]) -> str:
+    baseline, chosen, _ = found
+    saved = baseline["exposed"] - chosen["exposed"]
+    if data.chosen.plan.strategy != "domino":
+        return f"{ms_text(chosen['exposed'] / 1e6)} ms of communication hide behind nothing."
+    paid = sum(chosen.values()) - chosen["exposed"] - sum(baseline.values()) + baseline["exposed"]
+    overlap = chosen["slowed"] - baseline["slowed"]
+    said = f"Hiding communication saves {ms_text(max(0, saved) / 1e6)} ms"
+    if paid <= 0:
+        return f"{said}; smaller pieces and overlap cost nothing."
+    slowed = f", {ms_text(overlap / 1e6)} ms of it by overlap" if 0 < overlap <= paid else ""
+    return f"{said}; smaller pieces and slower operations cost {ms_text(paid / 1e6)} ms{slowed}."
+
+
+def _bar(name: str, parts: dict[str, int], longest: int, *, chosen: bool) -> Html:
+    pieces = [
+        tag(
+            "i",
+            tag("b", ms_text(value / 1e6)) if value > 0.06 * longest else "",
+            class_=f"part-{key}",
+            style=f"width:{100 * value / longest:.3f}%",
+            title=f"{PARTS[key]}: {ms_text(value / 1e6)} ms",
+        )
+        for key, value in parts.items()
+        if value
+    ]
+    label = tag("span", name, class_="name")
+    return tag("div", label, tag("span", *pieces, class_="track"),
+               class_="stack chosen" if chosen else "stack")  # fmt: skip
+
+
+def _rows(found: list[dict[str, int]]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for key, name in PARTS.items():
+        values = [parts[key] for parts in found]
+        if any(values):
+            swatch = tag("i", "", class_=f"swatch part-{key}")
+            label = tag("span", swatch, name)
+            rows.append((label, *(ms_text(value / 1e6) if value else "–" for value in values)))
+    sums = (ms_text(sum(parts.values()) / 1e6) for parts in found)
+    return [*rows, ("All", *sums)]
+
+
+def _role_rows(shown: tuple[Shown, ...], longest: int) -> list[tuple[str, ...]]:
+    roles = [item.timeline.by_role for item in shown]
+    largest = {role: max(by.get(role, 0) for by in roles) for by in roles for role in by}
+    kept = sorted(
+        (role for role, value in largest.items() if value > LEAST * longest),
+        key=lambda role: (-largest[role], role),
+    )
+    rows: list[tuple[str, ...]] = []
+    for role in kept:
+        label = _with_block(role)
+        rows.append((label, *(ms_text(by[role] / 1e6) if role in by else "–" for by in roles)))
+    return rows
+
+
+def _with_block(role: str) -> str:
+    """The role's label; norms and residual adds stand in both blocks, so they say which."""
+    block = {"attn": "attention", "mlp": "MLP"}.get(role.split(".")[0])
+    doubled = ".norm" in role or ".out" in role
+    return f"{role_label(role)}, {block}" if block and doubled else role_label(role)
