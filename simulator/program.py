@@ -90,6 +90,23 @@ def compile_program(schedule: Schedule, cost: CostModel) -> Program:
     return _Compiler(cost, max(schedule.lanes()) + 1).program(schedule)
 
 
+class _Run(NamedTuple):
+    """A value that ``times`` repetitions wrote: the n-th at layer + n·step, as collective number
+    first + n·per of its lane."""
+
+    layer: int
+    step: int
+    times: int
+    lane: int
+    first: int
+    per: int
+
+
+def _sign(segment: Segment) -> int:
+    """Layers that a template with an offset of 1 is away from one with 0."""
+    return 1 if segment.mirror < 0 else -1
+
+
 class _Compiler:
     def __init__(self, cost: CostModel, lanes: int) -> None:
         self.cost = cost
@@ -100,11 +117,15 @@ class _Compiler:
         self.issued = [0] * lanes
         self.waited = [0] * lanes
         self.written: dict[tuple[int, str], tuple[int, int]] = {}
+        self.runs: dict[str, list[_Run]] = {}
+        self.comm_names: set[str] = set()
 
     def program(self, schedule: Schedule) -> Program:
         parts = []
         for part in schedule.parts:
             self.written.clear()
+            self.runs.clear()
+            self.comm_names.clear()
             loops = tuple(loop for segment in part.segments for loop in self._segment(segment))
             parts.append(Loop(body=loops, count=part.count))
         return Program(
@@ -117,14 +138,11 @@ class _Compiler:
 
     def _segment(self, segment: Segment) -> list[Loop]:
         """The first repetitions alone where they wait otherwise than the rest; then a loop."""
-        offsets = [t.offset for t in segment.templates]
-        span = (max(offsets) - min(offsets)) // segment.stride + 1
-        before = dict(self.written)
-        head = [self._repetition(segment, r) for r in range(min(segment.count, span + 2))]
+        settled = min(segment.count, self._settled_after(segment))
+        head = [self._repetition(segment, r) for r in range(settled)]
         rest = segment.count - len(head)
         if rest:
-            assert head[-1] == head[-2], "a layer's waits settle within the line's span"
-            self._repeat_last(segment, rest, before)
+            self._repeat_last(segment, len(head) - 1, rest, head[-1])
         loops: list[Loop] = []
         for index, steps in enumerate(head):
             count = 1 + (rest if index == len(head) - 1 else 0)
@@ -134,25 +152,65 @@ class _Compiler:
                 loops.append(Loop(body=steps, count=count))
         return loops
 
+    def _settled_after(self, segment: Segment) -> int:
+        """Repetitions after which all wait like the last of them.
+
+        What the loop itself wrote is found from as many repetitions on as it is read later; one
+        more settles which of these waits an earlier op has done. What stood before the loop is
+        read at another distance each time: unless all of that was waited for, nothing settles.
+        """
+        sign, stride = _sign(segment), segment.stride
+        written: dict[str, list[int]] = {}
+        for template in segment.templates:
+            if template.lane != COMPUTE:
+                for ref in template.writes:
+                    written.setdefault(ref.name, []).append(template.offset + sign * ref.layer)
+        was_open = any(a < b for a, b in zip(self.waited[1:], self.issued[1:], strict=True))
+        older = self.comm_names.copy() if was_open else ()
+        self.comm_names.update(written)
+        latest = 0
+        for template in segment.templates:
+            for ref in template.reads:
+                if ref.name not in written and ref.name not in older:
+                    continue
+                position = template.offset + sign * ref.layer
+                later = [place - position for place in written.get(ref.name, ())]
+                mine = [away for away in later if away >= 0 and away % stride == 0]
+                latest = max([latest, *(away // stride for away in mine)])
+                if not mine and ref.name in older:
+                    return segment.count
+        return latest + 2
+
     def _repeat_last(
-        self, segment: Segment, times: int, before: dict[tuple[int, str], tuple[int, int]]
+        self, segment: Segment, last: int, times: int, steps: tuple[Step, ...]
     ) -> None:
-        """Count and name what ``times`` more repetitions would have issued and written."""
+        """Count and name what ``times`` more repetitions like number ``last`` would issue."""
         per = [0] * self.lanes
         for template in segment.templates:
             per[template.lane] += 1
-        layers = times * segment.stride * (1 if segment.mirror < 0 else -1)
-        fresh = [item for item in self.written.items() if before.get(item[0]) != item[1]]
-        for (layer, name), (lane, count) in fresh:
-            self.written[layer + layers, name] = (lane, count + times * per[lane])
+        sign = _sign(segment)
+        for template in segment.templates:
+            for ref in template.writes if template.lane != COMPUTE else ():
+                layer = segment.layer(last, template.offset) + ref.layer
+                count = self.written[layer, ref.name][1]
+                self.runs.setdefault(ref.name, []).append(
+                    _Run(
+                        layer,
+                        sign * segment.stride,
+                        times,
+                        template.lane,
+                        count,
+                        per[template.lane],
+                    )
+                )
+        waited = {lane for step in steps for lane, _ in step.waits}
         for lane in range(self.lanes):
             self.issued[lane] += times * per[lane]
-            if lane != COMPUTE:
+            if lane in waited:
                 self.waited[lane] += times * per[lane]
 
     def _repetition(self, segment: Segment, repetition: int) -> tuple[Step, ...]:
-        base = segment.layer(repetition, 0)
-        sign = 1 if segment.mirror < 0 else -1
+        base, sign = segment.layer(repetition, 0), _sign(segment)
         return tuple(self._step(t, base + sign * t.offset) for t in segment.templates)
 
     def _step(self, template: OpTemplate, layer: int) -> Step:
@@ -173,6 +231,8 @@ class _Compiler:
         needed: dict[int, int] = {}
         for ref in template.reads:
             found = self.written.get((layer + ref.layer, ref.name))
+            if found is None and ref.name in self.runs:
+                found = self._in_run(layer + ref.layer, ref.name)
             if found is not None and found[1] > needed.get(found[0], self.waited[found[0]]):
                 needed[found[0]] = found[1]
         if not needed:
@@ -187,6 +247,13 @@ class _Compiler:
         for lane, count in needed.items():
             self.waited[lane] = count
         return tuple((lane, self.issued[lane] - count) for lane, count in sorted(needed.items()))
+
+    def _in_run(self, layer: int, name: str) -> tuple[int, int] | None:
+        for run in self.runs[name]:
+            repetition, off_beat = divmod(layer - run.layer, run.step)
+            if not off_beat and 1 <= repetition <= run.times:
+                return run.lane, run.first + repetition * run.per
+        return None
 
     def _numbers(self, signature: Signature) -> tuple[int, int, int]:
         family = self.families.setdefault(self.cost.family(signature), len(self.families))

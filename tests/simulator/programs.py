@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 
 from simulator.contention import ComputeContention, Contention, ContentionFit
+from simulator.ops import Pointwise
 from simulator.program import WORK_UNIT, Loop, Program, Step
+from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
 
 FAMILIES = (
     None, "gemm", "attention", "pointwise", "all_reduce/1x8/c0", "all_reduce/1x8/c4",
@@ -84,3 +86,12 @@ def random_program(seed: int) -> Program:
         root=random_loop(rng, lanes, launch_ns), lanes=lanes, families=FAMILIES,
         contention=random_contention(rng), queue_depth=depth,
     )  # fmt: skip
+
+
+def program_schedule(program: Program) -> Schedule:
+    """A schedule with an op for every step, so that a timeline of the program can be made."""
+    templates = tuple(
+        OpTemplate(f"step{index}", -1, Pointwise("copy", 0, 0), step.lane, 0, (), ())
+        for index, step in enumerate(program.root.steps())
+    )
+    return Schedule(parts=(Repeat(segments=(Segment(templates=templates),)),), value_bytes={})

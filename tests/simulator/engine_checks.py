@@ -1,0 +1,87 @@
+"""What must hold between the engines, as functions of a seed: tests run a few, the bench all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simulator.engine import play
+from simulator.program import Program, compile_program
+from simulator.recurrence import Totals, totals
+from simulator.schedule import COMPUTE, Op
+from simulator.timeline import Timeline
+from tests.simulator.dags import random_dag
+from tests.simulator.list_scheduler import Placed, covered_ns, list_schedule
+from tests.simulator.programs import program_schedule, random_program
+
+
+def totals_of(lanes: Sequence[int], spans: Sequence[tuple[int, int]], count: int) -> Totals:
+    """Sums of a timeline given as lane and span of each op; there are ``count`` lanes."""
+    compute = [span for lane, span in zip(lanes, spans, strict=True) if lane == COMPUTE]
+    comm = [span for lane, span in zip(lanes, spans, strict=True) if lane != COMPUTE]
+    busy = covered_ns(compute)
+    sums = [0] * count
+    for lane, (start, end) in zip(lanes, spans, strict=True):
+        sums[lane] += end - start
+    sums[COMPUTE] = 0  # the recurrence keeps it in compute_ns
+    return Totals(
+        max((end for _, end in spans), default=0), busy, covered_ns(comm),
+        covered_ns([*compute, *comm]) - busy, tuple(sums),
+    )  # fmt: skip
+
+
+def check_engines_agree(seed: int) -> None:
+    """Both engines on a random program, with contention; the shortcut changes nothing."""
+    program = random_program(seed)
+    schedule = program_schedule(program)
+    timeline = play(schedule, program)
+    whole = totals(program, shortcut=False)
+    assert whole == _timeline_totals(timeline, program)
+    assert totals(program) == whole
+
+
+def check_dag(seed: int) -> None:
+    """Both engines on a random DAG without contention: the list scheduler's start and end."""
+    dag = random_dag(seed)
+    ops = list(dag.schedule.ops())
+    _check_is_legal(ops)
+    launch = dag.cost.launch
+    launches = [launch.cost_ns.get(op.signature.kind, 0) for op in ops]
+    durations = [dag.cost.durations[op.signature] for op in ops]
+    if launch.mode == "inline":
+        durations = [a + b for a, b in zip(durations, launches, strict=True)]
+    depth = launch.queue_depth if launch.mode == "async" else 0
+    expected = list_schedule(ops, durations, launches, depth)
+    program = compile_program(dag.schedule, dag.cost)
+    timeline = play(dag.schedule, program)
+    got = [Placed(*span) for span in zip(timeline.start_ns, timeline.end_ns, strict=True)]
+    assert got == expected
+    whole = totals_of([op.lane for op in ops], expected, program.lanes)
+    assert totals(program, shortcut=False) == whole
+    assert totals(program) == whole
+
+
+def check_contended_dag(seed: int) -> None:
+    """Both engines on a random DAG with contention."""
+    dag = random_dag(seed, contention=True)
+    program = compile_program(dag.schedule, dag.cost)
+    whole = totals(program, shortcut=False)
+    assert whole == _timeline_totals(play(dag.schedule, program), program)
+    assert totals(program) == whole
+
+
+def _check_is_legal(ops: Sequence[Op]) -> None:
+    """Names and values are unique, and what is read before it is written is never written."""
+    assert len({op.name for op in ops}) == len(ops)
+    written: set[str] = set()
+    inputs: set[str] = set()
+    for op in ops:
+        inputs |= set(op.reads) - written
+        assert written.isdisjoint(op.writes)
+        assert inputs.isdisjoint(op.writes)
+        written |= set(op.writes)
+
+
+def _timeline_totals(timeline: Timeline, program: Program) -> Totals:
+    lanes = [step.lane for step in program.root.steps()]
+    spans = list(zip(timeline.start_ns, timeline.end_ns, strict=True))
+    return totals_of(lanes, spans, program.lanes)

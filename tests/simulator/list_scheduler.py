@@ -1,0 +1,77 @@
+"""An independent answer: list scheduling of named ops, without contention and without loops.
+
+It knows names and lanes only, and shares no code with the program compiler or the engines. Each op
+starts at the latest end of its predecessors:
+- the op issued before it on its lane (FIFO);
+- a compute op: whatever it reads; a collective: every compute op issued before it;
+- the host, which issues the ops one by one and at most ``queue_depth`` compute ops ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from simulator.schedule import Op
+
+ON_COMPUTE = 0
+
+
+class Placed(NamedTuple):
+    """When one op ran."""
+
+    start_ns: int
+    end_ns: int
+
+
+def predecessors(ops: Sequence[Op]) -> list[set[int]]:
+    """Indices of the ops that each op has to wait for."""
+    found: list[set[int]] = []
+    writer: dict[str, int] = {}
+    last_on: dict[int, int] = {}
+    computed: list[int] = []
+    for index, op in enumerate(ops):
+        before = {writer[name] for name in op.reads if name in writer}
+        if op.lane in last_on:
+            before.add(last_on[op.lane])
+        if op.lane != ON_COMPUTE:
+            before.update(computed[-9:])  # all before it; FIFO, so the last would do
+        else:
+            computed.append(index)
+        last_on[op.lane] = index
+        writer.update((name, index) for name in op.writes)
+        found.append(before)
+    return found
+
+
+def list_schedule(
+    ops: Sequence[Op],
+    durations_ns: Sequence[int],
+    launches_ns: Sequence[int] = (),
+    queue_depth: int = 0,
+) -> list[Placed]:
+    """Start and end of every op; ``queue_depth`` 0 leaves the host out."""
+    placed: list[Placed] = []
+    host_ns = 0
+    compute_ends: list[int] = []
+    for index, (op, before) in enumerate(zip(ops, predecessors(ops), strict=True)):
+        earliest = 0
+        if queue_depth:
+            if op.lane == ON_COMPUTE and len(compute_ends) >= queue_depth:
+                host_ns = max(host_ns, compute_ends[-queue_depth])
+            host_ns += launches_ns[index]
+            earliest = host_ns
+        start = max([earliest, *(placed[other].end_ns for other in before)])
+        placed.append(Placed(start, start + durations_ns[index]))
+        if op.lane == ON_COMPUTE:
+            compute_ends.append(placed[-1].end_ns)
+    return placed
+
+
+def covered_ns(spans: Iterable[tuple[int, int]]) -> int:
+    """Time that at least one of the spans covers."""
+    total, reached = 0, 0
+    for start, end in sorted(spans):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
