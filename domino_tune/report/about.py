@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from domino_tune.report.data import ReportData, Search
 from domino_tune.report.markup import Html, join, section, tag
+from domino_tune.report.names import change_label
 from domino_tune.report.plot import sweep_svg
 
 
@@ -14,7 +15,7 @@ def sweeps(data: ReportData) -> Html:
     pictures = [
         tag(
             "figure",
-            tag("figcaption", f"Iteration by {sweep.x_label.replace('_', ' ')}"),
+            tag("figcaption", f"Iteration by {change_label(sweep.x_label)}"),
             tag("div", Html(sweep_svg(sweep.x_label, sweep.xs, sweep.series)), class_="scroll"),
         )
         for sweep in data.sweeps

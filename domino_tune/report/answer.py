@@ -59,7 +59,7 @@ def _figures(data: ReportData) -> Html:
             f"of {ms_text(here.comm_ns / 1e6)} ms in all",
         ),
         _figure("Peak memory", f"{numbers.peak_memory_gib:.1f}", "GiB", "a GPU, predicted"),
-        _figure("Confidence", numbers.confidence, "", "see below", level=numbers.confidence),
+        _figure("Confidence", numbers.confidence, "", _unsure(numbers), level=numbers.confidence),
     ]  # fmt: skip
     return tag("dl", *items, class_="figures")
 
@@ -72,6 +72,13 @@ def _figure(name: str, value: str, unit: str, note: str, *, level: str = "") -> 
 
 def _span(numbers: Numbers) -> str:
     return f"{ms_text(numbers.low_ms)} – {ms_text(numbers.high_ms)} ms likely"
+
+
+def _unsure(numbers: Numbers) -> str:
+    share = sum(numbers.shares.get(kind, 0.0) for kind in ("assumed", "extrapolated"))
+    return (
+        f"{percent_text(round(share, 2))} of the time is assumed" if share else "nothing is assumed"
+    )
 
 
 def _possible(numbers: Numbers) -> str:

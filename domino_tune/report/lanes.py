@@ -138,16 +138,17 @@ def _layer_view(
     timelines: list[Timeline], layer: int, layers: int, micro: int, *, backward: bool
 ) -> dict[str, Any]:
     spans = [_layer_spans(timeline, micro, backward=backward) for timeline in timelines]
-    length = max(by_layer[layer][1] - by_layer[layer][0] for by_layer in spans)
+    each = [_pitch(by_layer, layers) for by_layer in spans]
+    length = max(each)
     return {
         "id": "backward" if backward else "forward",
         "title": f"Layer {layer}, {'backward' if backward else 'forward'}",
         "origins": [by_layer[layer][0] for by_layer in spans],
-        "window": [round(-0.015 * length), round(1.015 * length)],
+        "window": [round(-0.015 * length), round(1.02 * length)],
         "layer": layer,
         "micro": micro,
         "backward": int(backward),
-        "each": [_pitch(by_layer, layers) for by_layer in spans],
+        "each": each,
         "unit": "a layer",
     }
 
@@ -156,10 +157,10 @@ def _layer_spans(timeline: Timeline, micro: int, *, backward: bool) -> dict[int,
     """First start and last end of each layer's ops in one direction."""
     spans: dict[int, tuple[int, int]] = {}
     for op, start, end in zip(timeline.ops, timeline.start_ns, timeline.end_ns, strict=True):
-        if op.micro == micro and is_layer_role(op.role) and not op.role.startswith("dp"):
-            if is_backward(op.role) == backward:
-                low, high = spans.get(op.layer, (start, end))
-                spans[op.layer] = (min(low, start), max(high, end))
+        mine = op.micro == micro and op.role.startswith(("attn.", "mlp."))
+        if mine and is_backward(op.role) == backward:
+            low, high = spans.get(op.layer, (start, end))
+            spans[op.layer] = (min(low, start), max(high, end))
     return spans
 
 

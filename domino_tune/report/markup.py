@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from typing import Final
 
 VOID: Final = frozenset({"br", "meta", "line", "rect", "circle", "path", "polyline"})
@@ -39,7 +40,7 @@ def join(*parts: str) -> Html:
     return Html("".join(text(part) for part in parts))
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]], *, class_: str = "") -> Html:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, class_: str = "") -> Html:
     """A table whose first column names the row; numbers stand right by the style sheet."""
     top = tag("tr", *(tag("th", cell, scope="col") for cell in head))
     body = [

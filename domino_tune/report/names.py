@@ -32,6 +32,14 @@ WGRAD_WORDS: Final = {
 }
 
 
+CHANGE_WORDS: Final = {"gpu_flops": "GPU FLOP/s", "tp": "tensor-parallel ranks"}
+
+
+def change_label(key: str) -> str:
+    """What a ``whatif`` key changes, in words: ``link_bandwidth`` -> ``link bandwidth``."""
+    return CHANGE_WORDS.get(key, key.replace("_", " "))
+
+
 def role_label(role: str) -> str:
     """``mlp.a_dgrad`` -> ``fc1 dgrad``; ``mlp.b.ar`` -> ``all-reduce fc2``."""
     if role.endswith(".ar"):

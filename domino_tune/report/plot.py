@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from domino_tune.report.markup import Html, tag
-from domino_tune.report.names import ms_text
+from domino_tune.report.names import change_label, ms_text
 from simulator.errors import InputError
 
 WIDTH: Final = 860
@@ -39,11 +39,11 @@ def sweep_svg(
             tag("text", str(x), x=f"{place:.1f}", y=HEIGHT - BOTTOM + 19, text_anchor="middle")
             for x, place in zip(xs, places, strict=True)
         ),
-        tag("text", x_label.replace("_", " "), x=(LEFT + WIDTH - RIGHT) // 2, y=HEIGHT - 8,
+        tag("text", change_label(x_label), x=(LEFT + WIDTH - RIGHT) // 2, y=HEIGHT - 8,
             text_anchor="middle"),
         *_lines(series, places, ticks[-1]),
     ]  # fmt: skip
-    said = f"Iteration in ms by {x_label.replace('_', ' ')}: {', '.join(series)}"
+    said = f"Iteration in ms by {change_label(x_label)}: {', '.join(series)}"
     return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", class_="sweep", role="img",
                aria_label=said)  # fmt: skip
 

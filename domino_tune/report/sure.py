@@ -7,7 +7,7 @@ from typing import Final
 
 from domino_tune.report.data import Numbers, ReportData, Sensitivity, Source, Turn
 from domino_tune.report.markup import Html, join, section, table, tag
-from domino_tune.report.names import ms_text, percent_text
+from domino_tune.report.names import change_label, ms_text, percent_text
 
 SOURCE_WORDS: Final = {
     "measured": "measured at this very shape",
@@ -39,7 +39,8 @@ def _lead(numbers: Numbers) -> str:
     unsure = sum(numbers.shares.get(kind, 0.0) for kind in ("assumed", "extrapolated"))
     said = f"Confidence is {numbers.confidence}: the time is good to about ± {about}"
     if unsure:
-        return f"{said}, and {unsure:.0%} of it rests on assumptions or extrapolation."
+        share = percent_text(round(unsure, 2))
+        return f"{said}, and {share} of it rests on assumptions or extrapolation."
     return f"{said}."
 
 
@@ -142,8 +143,9 @@ def _tornado_row(item: Sensitivity, here: float, widest: float) -> Html:
         _tornado_bar(value, change, here, widest)
         for value, change in ((item.low_ms, item.low), (item.high_ms, item.high))
     ]
-    name = tag("span", item.key.replace("_", " "), class_="name")
-    said = tag("span", f"{item.low} → {ms_text(item.low_ms)} ms · {item.high} → "
+    name = tag("span", change_label(item.key), class_="name")
+    low, high = (change.replace("x", "×") for change in (item.low, item.high))
+    said = tag("span", f"{low} → {ms_text(item.low_ms)} ms · {high} → "
                f"{ms_text(item.high_ms)} ms", class_="value")  # fmt: skip
     return tag("div", name, tag("span", *bars, class_="track"), said, class_="change")
 

@@ -4,7 +4,7 @@
   const data = JSON.parse(document.getElementById('lanes-data').textContent);
   const host = document.getElementById('lanes-views');
   const LANE_NAMES = ['compute', 'all-reduce', 'data parallel'];
-  const LANE_HEIGHT = 30, LANE_GAP = 3, HEAD = 26, BETWEEN = 16, AXIS = 26;
+  const LANE_HEIGHT = 30, LANE_GAP = 3, HEAD = 26, BETWEEN = 16, PHASES = 20, AXIS = 26;
   const DEEPEST_NS = 200;
   const colours = {};
 
@@ -21,6 +21,13 @@
     if (size >= 1e8) return (ns / 1e6).toFixed(1) + ' ms';
     if (size >= 1e6) return (ns / 1e6).toFixed(size >= 1e7 ? 2 : 3) + ' ms';
     return size >= 1e3 ? (ns / 1e3).toFixed(1) + ' µs' : Math.round(ns) + ' ns';
+  };
+
+  // One unit for a whole axis, with the digits that its step needs.
+  const tick = (at, step, span) => {
+    const unit = span > 2e6 ? 1e6 : 1e3;
+    const digits = Math.max(0, Math.ceil(Math.log10(unit / step) - 1e-9));
+    return (at / unit).toFixed(digits).replace(/^-(0(\.0*)?)$/, '$1') + (unit === 1e6 ? ' ms' : ' µs');
   };
 
   // Arrays of the page -> lanes of ops with absolute times, and the gaps of the compute lane.
@@ -74,6 +81,7 @@
     constructor(said) {
       this.said = said;
       this.chosen = null;
+      this.whole = said.layer < 0;
       this.home();
       this.build();
     }
@@ -125,7 +133,7 @@
         const top = y;
         const lanes = [...line.lanes].filter(([lane, ops]) => lane === 0 || ops.length)
           .map(([lane, ops], i) => ({ lane, ops, y: top + HEAD + i * (LANE_HEIGHT + LANE_GAP) }));
-        y = top + HEAD + lanes.length * (LANE_HEIGHT + LANE_GAP) + BETWEEN;
+        y = top + HEAD + lanes.length * (LANE_HEIGHT + LANE_GAP) + BETWEEN + (this.whole ? PHASES : 0);
         return { line, index, top, lanes, origin: this.said.origins[index] };
       });
       this.axis = y - 4;
@@ -155,7 +163,7 @@
 
     grid() {
       const pen = this.pen, span = this.high - this.low;
-      const rough = span / Math.max(2, this.width / 110), unit = 10 ** Math.floor(Math.log10(rough));
+      const rough = span / Math.max(3, this.width / 110), unit = 10 ** Math.floor(Math.log10(rough));
       const step = [1, 2, 5, 10].map(k => k * unit).find(k => k >= rough);
       this.font(11);
       pen.textAlign = 'center';
@@ -164,7 +172,7 @@
         pen.fillStyle = colours.line;
         pen.fillRect(x - .5, 8, 1, this.axis - 8);
         pen.fillStyle = colours.faint;
-        const said = time(at);
+        const said = tick(at, step, span);
         const half = pen.measureText(said).width / 2;
         if (x - half > this.gutter - 8 && x + half < this.gutter + this.width + 8) pen.fillText(said, x, this.axis + 11);
       }
@@ -176,13 +184,12 @@
       this.font(13, 650);
       pen.fillStyle = colours.ink;
       pen.fillText(line.name, this.gutter, top + 12);
-      let x = this.gutter + pen.measureText(line.name).width + 10;
+      const x = this.gutter + pen.measureText(line.name).width + 10;
       this.font(12);
       pen.fillStyle = colours.soft;
       const said = [`${time(each)} ${this.said.unit}`, line.plan && this.width > 520 ? line.plan : ''].filter(Boolean).join('  ·  ');
       pen.fillText(said, x, top + 12);
-      x += pen.measureText(said).width + 12;
-      if (this.said.layer < 0) this.phases(line, top + HEAD - 4, origin, x);
+      if (this.whole) this.phases(line, top + HEAD + lanes.length * (LANE_HEIGHT + LANE_GAP) + 3, origin);
       pen.save();
       pen.beginPath();
       pen.rect(this.gutter, top, this.width, HEAD + lanes.length * (LANE_HEIGHT + LANE_GAP) + 2);
@@ -200,7 +207,7 @@
       for (const { lane, y } of lanes) pen.fillText(LANE_NAMES[lane], this.gutter - 10, y + LANE_HEIGHT / 2);
     }
 
-    phases(line, y, origin, taken) {
+    phases(line, y, origin) {
       const pen = this.pen;
       this.font(10.5);
       pen.fillStyle = colours.faint;
@@ -209,8 +216,7 @@
         const left = Math.max(this.x(start - origin), this.gutter), right = Math.min(this.x(end - origin), this.gutter + this.width);
         if (right <= left) continue;
         pen.fillRect(left, y, Math.max(1, right - left - 1), 1.5);
-        const half = pen.measureText(name).width / 2, middle = Math.max((left + right) / 2, taken + half);
-        if (middle + half < right - 4) pen.fillText(name, middle, y - 8);
+        if (pen.measureText(name).width + 6 < right - left) pen.fillText(name, (left + right) / 2, y + 10);
       }
       pen.textAlign = 'left';
     }
@@ -222,7 +228,7 @@
       pen.fillRect(this.gutter, y, this.width, LANE_HEIGHT);
       for (let i = firstEnding(ops, from); i < ops.length && ops[i].start < to; i++) {
         const op = ops[i], left = this.x(op.start - origin), wide = this.x(op.end - origin) - left;
-        pen.globalAlpha = ALPHA[op.kind] * (this.here(op) ? 1 : .3);
+        pen.globalAlpha = ALPHA[op.kind] * (this.here(op) ? 1 : .38);
         pen.fillStyle = colourOf(op);
         const seam = wide > 3 ? .8 : 0;
         pen.fillRect(left, y, wide - seam, LANE_HEIGHT);
@@ -242,11 +248,10 @@
     }
 
     label(op, left, y, right) {
-      const pen = this.pen, room = right - left - 7, rows = op.slice >= 0 ? sub(op.slice) : '';
+      const pen = this.pen, room = right - left - 7, rows = op.slice >= 0 && op.line.slices > 1 ? sub(op.slice) : '';
       this.font(11, 560);
       const short = op.kind === 'comm' ? op.label.replace('all-reduce', 'AR') : op.label;
-      const piece = op.piece >= 0 && op.many_pieces ? '.' + op.piece : '';
-      const said = [op.label + rows + piece, short + rows, short].find(text => pen.measureText(text).width <= room);
+      const said = [op.label + rows, short + rows, short].find(text => pen.measureText(text).width <= room);
       if (!said) return;
       pen.globalAlpha = this.here(op) ? 1 : .45;
       pen.fillStyle = ALPHA[op.kind] > .7 && this.here(op) ? inkOn(colourOf(op)) : colours.ink;
@@ -481,8 +486,8 @@
     const slices = Math.max(...lines.map(line => line.slices));
     for (let i = 0; i < slices; i++) add(colours['s' + i % 8], `slice ${i}`);
     add(colours.edge, 'all slices');
-    const of = share => `color-mix(in srgb, ${colours.s0} ${share * 100}%, ${colours.panel})`;
-    add(colours.s0, 'GEMM');
+    const of = share => `color-mix(in srgb, ${colours.ink} ${share * 80}%, ${colours.panel})`;
+    add(of(1), 'GEMM');
     add(of(ALPHA.attention), 'attention');
     add(of(ALPHA.wgrad), 'weight gradient');
     add(of(ALPHA.pointwise), 'pointwise');
@@ -499,8 +504,11 @@
   const all = data.views.map(view => new View(view));
   const keys = document.createElement('p');
   keys.className = 'keys';
-  for (const [key, what] of [['drag', 'moves'], ['double-click or Ctrl + wheel', 'zooms'], ['+', ''], ['−', ''], ['← →', 'once a view is focused'], ['N P', 'next, previous operation'], ['0', 'resets']]) {
-    keys.append(element('kbd', key), ` ${what}${what ? '  ·  ' : ''}`);
+  for (const [marks, what] of [['drag', 'moves'], ['double-click, Ctrl + wheel', 'zooms'],
+    ['+ − ← →', 'with a view in focus'], ['N P', 'next, previous operation'], ['0', 'resets']]) {
+    const item = document.createElement('span');
+    item.append(element('kbd', marks), ` ${what}`);
+    keys.append(item);
   }
   host.append(keys);
   const repaint = () => { readColours(); legend(); all.forEach(view => view.draw()); };
