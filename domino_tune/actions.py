@@ -1,66 +1,90 @@
-"""What a command does: call its service, write what was asked for, print the result."""
+"""What a command does: call its service, write what was asked for, print the result.
+
+Imports stand inside the functions: ``--help`` must not pay for them.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from domino_tune import requests
-from domino_tune.options import check_options, option
+from domino_tune.outputs import (
+    FileOutputs,
+    JsonOutputs,
+    PictureOutputs,
+    ReportOutputs,
+    TuneOutputs,
+)
+
+if TYPE_CHECKING:
+    from domino_tune.results import SimulateResult
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outputs:
-    """Base of the options that say where a result goes."""
+def simulate(request: requests.SimulateRequest, outputs: PictureOutputs) -> None:
+    """Predict one plan."""
+    from domino_tune import reporting, services, show
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JsonOutputs(Outputs):
-    """A table, or JSON."""
-
-    json: bool = option("Print the result as JSON.", flag="--json", default=False)
+    _check_places(outputs.trace, outputs.report)
+    result = services.simulate(request)
+    _write_trace(outputs.trace, result)
+    if outputs.report:
+        reporting.report_simulation(outputs.report, request, result)
+    _answer(result, outputs.json, show.simulate)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileOutputs(JsonOutputs):
-    """Also into a file."""
+def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
+    """Find the best plan."""
+    from domino_tune import reporting, services, show
+    from domino_tune.planfile import save_plan
 
-    out: str | None = option(
-        "Write it to this file instead of stdout.", flag="--out", metavar="FILE", default=None
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportOutputs(JsonOutputs):
-    """Also as a page."""
-
-    report: str | None = option(
-        "Write a self-contained HTML page.", flag="--report", metavar="FILE", default=None
-    )
+    _check_places(outputs.out, outputs.trace, outputs.report)
+    with show.progress() as progress:
+        result = services.tune(request, progress)
+    if outputs.out:
+        save_plan(result.best.plan_file, outputs.out)
+    _write_trace(outputs.trace, result.best)
+    if outputs.report:
+        reporting.report_tuning(outputs.report, request, outputs, result)
+    _answer(result, outputs.json, show.tune)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PictureOutputs(ReportOutputs):
-    """Also as a timeline."""
+def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
+    """Predict a plan where machine or workload are changed."""
+    from domino_tune import reporting, services, show
 
-    trace: str | None = option(
-        "Write a Chrome trace for Perfetto.", flag="--trace", metavar="FILE", default=None
-    )
+    _check_places(outputs.report)
+    with show.progress() as progress:
+        result = services.whatif(request, progress)
+    if outputs.report:
+        reporting.report_whatif(outputs.report, request, result)
+    _answer(result, outputs.json, show.whatif)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuneOutputs(PictureOutputs):
-    """Also as a plan file."""
+def plan_show(request: requests.PlanShowRequest, outputs: JsonOutputs) -> None:
+    """Show what a plan file holds."""
+    from domino_tune import services, show
 
-    out: str | None = option(
-        "Write the best plan to this file.", flag="--out", metavar="FILE", default=None
-    )
+    _answer(services.plan_show(request), outputs.json, show.plan)
+
+
+def plan_export(request: requests.PlanExportRequest, outputs: FileOutputs) -> None:
+    """Arguments and environment for a framework, as a file for a shell to source or as JSON."""
+    from domino_tune import services, show
+    from domino_tune.export import export_text
+    from domino_tune.results import plain
+    from domino_tune.store.files import write_whole
+
+    _check_places(outputs.out)
+    result = services.plan_export(request)
+    text = _json_text(plain(result)) if outputs.json else export_text(result)
+    if outputs.out:
+        write_whole(outputs.out, text)
+    else:
+        sys.stdout.write(text)
+    show.warn(result.notes)
 
 
 def models(request: requests.ModelsRequest, outputs: JsonOutputs) -> None:
@@ -68,6 +92,41 @@ def models(request: requests.ModelsRequest, outputs: JsonOutputs) -> None:
     from domino_tune import services, show
 
     _answer(services.models(request), outputs.json, show.models)
+
+
+def profiles_list(request: requests.ProfilesListRequest, outputs: JsonOutputs) -> None:
+    """List profiles."""
+    from domino_tune import services, show_profiles
+
+    _answer(services.profiles_list(request), outputs.json, show_profiles.listing)
+
+
+def profiles_show(request: requests.ProfilesShowRequest, outputs: JsonOutputs) -> None:
+    """Show one profile."""
+    from domino_tune import services, show_profiles
+
+    _answer(services.profiles_show(request), outputs.json, show_profiles.profile)
+
+
+def profiles_check(request: requests.ProfilesCheckRequest, outputs: JsonOutputs) -> None:
+    """Check one profile."""
+    from domino_tune import services, show_profiles
+
+    _answer(services.profiles_check(request), outputs.json, show_profiles.check)
+
+
+def profiles_import(request: requests.ProfilesImportRequest, outputs: JsonOutputs) -> None:
+    """Import a table."""
+    from domino_tune import services, show_profiles
+
+    _answer(services.profiles_import(request), outputs.json, show_profiles.imported)
+
+
+def profiles_diff(request: requests.ProfilesDiffRequest, outputs: JsonOutputs) -> None:
+    """Compare two profiles."""
+    from domino_tune import services, show_profiles
+
+    _answer(services.profiles_diff(request), outputs.json, show_profiles.diff)
 
 
 def _check_places(*paths: str | None) -> None:
@@ -79,73 +138,21 @@ def _check_places(*paths: str | None) -> None:
             check_writable(path)
 
 
+def _write_trace(path: str | None, result: SimulateResult) -> None:
+    if path is not None:
+        from domino_tune.formats.chrome_trace import write_trace
+
+        write_trace(path, result.timelines)
+
+
 def _answer(result: Any, as_json: bool, table: Callable[[Any], None]) -> None:
     from domino_tune.results import plain
 
     if as_json:
-        json.dump(plain(result), sys.stdout, indent=2, allow_nan=False)
-        sys.stdout.write("\n")
+        sys.stdout.write(_json_text(plain(result)))
     else:
         table(result)
 
 
-def simulate(request: requests.SimulateRequest, outputs: PictureOutputs) -> None:
-    """Predict one plan."""
-    from domino_tune import services, show
-
-    _check_places(outputs.trace, outputs.report)
-    result = services.simulate(request)
-    _answer(result, outputs.json, show.simulate)
-
-
-def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
-    """Find the best plan."""
-    from domino_tune import services, show
-    from domino_tune.planfile import save_plan
-
-    _check_places(outputs.out, outputs.trace, outputs.report)
-    with show.progress() as progress:
-        result = services.tune(request, progress)
-    if outputs.out:
-        save_plan(result.best.plan_file, outputs.out)
-    _answer(result, outputs.json, show.tune)
-
-
-def whatif(request: Any, outputs: Any) -> None:
-    """To come."""
-    raise NotImplementedError
-
-
-def plan_show(request: Any, outputs: Any) -> None:
-    """To come."""
-    raise NotImplementedError
-
-
-def plan_export(request: Any, outputs: Any) -> None:
-    """To come."""
-    raise NotImplementedError
-
-
-def profiles_list(request: Any, outputs: Any) -> None:
-    """To come."""
-    raise NotImplementedError
-
-
-def profiles_show(request: Any, outputs: Any) -> None:
-    """To come."""
-    raise NotImplementedError
-
-
-def profiles_check(request: Any, outputs: Any) -> None:
-    """To come."""
-    raise NotImplementedError
-
-
-def profiles_import(request: Any, outputs: Any) -> None:
-    """To come."""
-    raise NotImplementedError
-
-
-def profiles_diff(request: Any, outputs: Any) -> None:
-    """To come."""
-    raise NotImplementedError
+def _json_text(value: Any) -> str:
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, get_args, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from domino_tune import actions, requests
+from domino_tune import actions, outputs, requests
 from domino_tune.errors import meaning_of
 from domino_tune.options import Option, option_of
 
@@ -32,33 +32,33 @@ class Verb:
 
     path: tuple[str, ...]
     request: type[requests.Request]
-    outputs: type[actions.Outputs]
+    outputs: type[outputs.Outputs]
     action: Callable[[Any, Any], None]
 
 
 VERBS: Final = (
-    Verb(path=("simulate",), request=requests.SimulateRequest, outputs=actions.PictureOutputs,
+    Verb(path=("simulate",), request=requests.SimulateRequest, outputs=outputs.PictureOutputs,
          action=actions.simulate),
-    Verb(path=("tune",), request=requests.TuneRequest, outputs=actions.TuneOutputs,
+    Verb(path=("tune",), request=requests.TuneRequest, outputs=outputs.TuneOutputs,
          action=actions.tune),
-    Verb(path=("whatif",), request=requests.WhatIfRequest, outputs=actions.ReportOutputs,
+    Verb(path=("whatif",), request=requests.WhatIfRequest, outputs=outputs.ReportOutputs,
          action=actions.whatif),
-    Verb(path=("plan", "show"), request=requests.PlanShowRequest, outputs=actions.JsonOutputs,
+    Verb(path=("plan", "show"), request=requests.PlanShowRequest, outputs=outputs.JsonOutputs,
          action=actions.plan_show),
-    Verb(path=("plan", "export"), request=requests.PlanExportRequest, outputs=actions.FileOutputs,
+    Verb(path=("plan", "export"), request=requests.PlanExportRequest, outputs=outputs.FileOutputs,
          action=actions.plan_export),
-    Verb(path=("models",), request=requests.ModelsRequest, outputs=actions.JsonOutputs,
+    Verb(path=("models",), request=requests.ModelsRequest, outputs=outputs.JsonOutputs,
          action=actions.models),
     Verb(path=("profiles", "list"), request=requests.ProfilesListRequest,
-         outputs=actions.JsonOutputs, action=actions.profiles_list),
+         outputs=outputs.JsonOutputs, action=actions.profiles_list),
     Verb(path=("profiles", "show"), request=requests.ProfilesShowRequest,
-         outputs=actions.JsonOutputs, action=actions.profiles_show),
+         outputs=outputs.JsonOutputs, action=actions.profiles_show),
     Verb(path=("profiles", "check"), request=requests.ProfilesCheckRequest,
-         outputs=actions.JsonOutputs, action=actions.profiles_check),
+         outputs=outputs.JsonOutputs, action=actions.profiles_check),
     Verb(path=("profiles", "import"), request=requests.ProfilesImportRequest,
-         outputs=actions.JsonOutputs, action=actions.profiles_import),
+         outputs=outputs.JsonOutputs, action=actions.profiles_import),
     Verb(path=("profiles", "diff"), request=requests.ProfilesDiffRequest,
-         outputs=actions.JsonOutputs, action=actions.profiles_diff),
+         outputs=outputs.JsonOutputs, action=actions.profiles_diff),
 )  # fmt: skip
 
 
@@ -114,8 +114,8 @@ def _function(verb: Verb) -> Callable[..., None]:
     def run(**values: Any) -> None:
         given = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         request = verb.request(**{k: v for k, v in given.items() if k in request_names})
-        outputs = verb.outputs(**{k: v for k, v in given.items() if k not in request_names})
-        verb.action(request, outputs)
+        places = verb.outputs(**{k: v for k, v in given.items() if k not in request_names})
+        verb.action(request, places)
 
     parameters = [*_parameters(verb.request), *_parameters(verb.outputs)]
     run.__name__ = "_".join(verb.path)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
+from domino_tune.case import Setup
 from domino_tune.planfile import PlanFile, ProfileRef
+from domino_tune.store.check import SectionCheck
+from domino_tune.store.profiles import ProfileSummary
 from simulator.plan import SlicePlan
+from simulator.profile import Machine
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.timeline import Timeline
 
@@ -85,6 +89,7 @@ class SimulateResult:
     time_by_role_ms: dict[str, float]
     timelines: dict[str, Timeline] = field(metadata=HIDDEN, repr=False)
     plan_file: PlanFile = field(metadata=HIDDEN, repr=False)
+    setup: Setup = field(metadata=HIDDEN, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +114,20 @@ class TrialResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GridCell:
+    """The fastest plan with ``row_slices``, and ``col_slices`` in both blocks both ways.
+
+    ``iteration_ms`` and ``plan`` are None where none can run; ``reason`` then says why.
+    """
+
+    row_slices: int
+    col_slices: int
+    iteration_ms: float | None
+    plan: SlicePlan | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ContentionPoint:
     """Who wins when every slowdown's excess is ``factor`` times the profile's."""
 
@@ -116,13 +135,18 @@ class ContentionPoint:
     chosen_ms: float
     winner: SlicePlan
     winner_ms: float
+    baseline_ms: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContentionSensitivity:
-    """``changes_above``, ``changes_below``: the factor at which another plan wins, if one does."""
+    """``turns``: from each one's factor on, its winner is best; the first is the lowest factor.
+
+    ``changes_above``, ``changes_below``: the factor at which another plan than at 1 wins, if any.
+    """
 
     points: tuple[ContentionPoint, ...]
+    turns: tuple[ContentionPoint, ...]
     changes_above: float | None
     changes_below: float | None
 
@@ -144,6 +168,7 @@ class TuneResult:
     pruned: int
     infeasible: dict[str, int]
     trials: tuple[TrialResult, ...]
+    grid: tuple[GridCell, ...]
     contention: ContentionSensitivity | None
     seconds: float
 
@@ -164,7 +189,137 @@ class TuneResult:
             **{
                 item.name: plain(getattr(self, item.name))
                 for item in fields(self)
-                if item.name not in ("best", "trials")
+                if item.name not in ("best", "trials", "grid")
             },
         }
-        return {**answer, "simulation": plain(best), "trials": plain(self.trials)}
+        return {
+            **answer,
+            "simulation": plain(best),
+            "grid": plain(self.grid),
+            "trials": plain(self.trials),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIfPoint:
+    """One changed machine or workload: its prediction, or why there is none.
+
+    ``changes`` maps a key to the value asked for; ``value`` is the swept one.
+    """
+
+    changes: dict[str, str]
+    value: str
+    result: SimulateResult | None
+    error: str = ""
+
+    def to_json(self) -> Any:
+        """The numbers of ``simulate --json`` that change from point to point."""
+        head = {"changes": self.changes, "error": self.error or None}
+        if self.result is None:
+            return head
+        names = (
+            "iteration_ms", "baseline_ms", "no_comm_ms", "speedup", "comm_ms", "exposed_comm_ms",
+            "hidden_comm_fraction", "peak_memory_gib", "interval_ms", "confidence", "warnings",
+            "plan", "workload", "cluster",
+        )  # fmt: skip
+        return {**head, **{name: plain(getattr(self.result, name)) for name in names}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIfResult:
+    """The plan as things are (``base``), and at each point of the change or sweep."""
+
+    base: WhatIfPoint
+    points: tuple[WhatIfPoint, ...]
+    sweep: str | None
+    retuned: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult:
+    """What a plan file holds."""
+
+    plan_file: PlanFile
+
+    def to_json(self) -> Any:
+        """The file itself."""
+        return self.plan_file.to_json()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportResult:
+    """``arguments`` for the framework's script, ``settings`` for its code, ``environment``.
+
+    ``notes``: what the framework cannot be told this way.
+    """
+
+    to: str
+    arguments: tuple[str, ...]
+    settings: dict[str, bool]
+    environment: dict[str, str]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilesResult:
+    """Bundled profiles and the user's."""
+
+    profiles: tuple[ProfileSummary, ...]
+
+    def to_json(self) -> Any:
+        """One object a profile."""
+        return plain(self.profiles)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SectionResult:
+    """A section of a profile: how many rows and fits, and where they come from."""
+
+    section: str
+    kind: str
+    rows: int
+    fits: int
+    error: float | None
+    source: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileResult:
+    """A profile's machine and sections."""
+
+    name: str
+    content_id: str
+    created: str
+    machine: Machine
+    sections: tuple[SectionResult, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """A profile that is whole, and each section's leave-out error."""
+
+    profile: ProfileRef
+    sections: tuple[SectionCheck, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportResult:
+    """The profile that was written."""
+
+    profile: ProfileRef
+    path: str
+    section: str
+    rows: int
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffResult:
+    """(place, value in the first, value in the second) of everything that differs."""
+
+    first: ProfileRef
+    second: ProfileRef
+    differences: tuple[tuple[str, str, str], ...]

@@ -12,7 +12,7 @@ from domino_tune.results import ContentionPoint, ContentionSensitivity
 from domino_tune.search import Trial
 from domino_tune.search.ties import ties
 from simulator.lines import LayerOrder
-from simulator.plan import SlicePlan
+from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import order_of, predict
 
 FACTORS: Final = (0.0, 1.0, 1.25, 1.5, 2.0, 3.0)
@@ -34,10 +34,16 @@ def contention_sensitivity(
         return None
     race = _Race(setup, chosen, _rivals(trials, chosen.plan))
     points = tuple(race.point(factor) for factor in FACTORS)
+    turns = [points[0]]
+    for before, after in itertools.pairwise(points):
+        if after.winner != before.winner:
+            turns.append(race.turn(before, after))
+    factors = [turn.factor for turn in turns[1:]]
     return ContentionSensitivity(
         points=points,
-        changes_above=race.change([p for p in points if p.factor >= 1.0]),
-        changes_below=race.change([p for p in reversed(points) if p.factor <= 1.0]),
+        turns=tuple(turns),
+        changes_above=min((factor for factor in factors if factor > 1.0), default=None),
+        changes_below=max((factor for factor in factors if factor <= 1.0), default=None),
     )
 
 
@@ -59,7 +65,7 @@ class _Race:
         self.orders |= {plan: order_of(setup.case, plan) for plan in rivals}
 
     def point(self, factor: float) -> ContentionPoint:
-        """Everyone's time at ``factor``; the winner is the chosen plan where it ties."""
+        """Who wins at ``factor``; the chosen plan where it ties with the fastest."""
         changes = replace(self.setup.changes, contention=self.setup.changes.contention * factor)
         case = replace(self.setup, changes=changes).case
         times = {p: predict(case, p, order).makespan_ns for p, order in self.orders.items()}
@@ -67,19 +73,20 @@ class _Race:
         mine = times[self.chosen]
         winner = self.chosen if ties(mine, times[fastest]) else fastest
         return ContentionPoint(
-            factor=factor, chosen_ms=mine * MS, winner=winner, winner_ms=times[winner] * MS
+            factor=factor,
+            chosen_ms=mine * MS,
+            winner=winner,
+            winner_ms=times[winner] * MS,
+            baseline_ms=predict(case, MEGATRON).makespan_ns * MS,
         )
 
-    def change(self, points: Sequence[ContentionPoint]) -> float | None:
-        """The factor, to about 3 % of the way, at which the chosen plan first stops winning."""
-        for before, after in itertools.pairwise(points):
-            if before.winner == self.chosen != after.winner:
-                good, bad = before.factor, after.factor
-                for _ in range(BISECTIONS):
-                    middle = (good + bad) / 2
-                    if self.point(middle).winner == self.chosen:
-                        good = middle
-                    else:
-                        bad = middle
-                return bad
-        return None
+    def turn(self, before: ContentionPoint, after: ContentionPoint) -> ContentionPoint:
+        """Where the winner stops being ``before``'s, to 3 % of the way between both."""
+        good = before.factor
+        for _ in range(BISECTIONS):
+            middle = self.point((good + after.factor) / 2)
+            if middle.winner == before.winner:
+                good = middle.factor
+            else:
+                after = middle
+        return after

@@ -4,10 +4,32 @@ from __future__ import annotations
 
 from domino_tune import requests
 from domino_tune.case import Chosen, plan_of, read_plan_file, resolve
-from domino_tune.results import ModelsResult, SimulateResult, TuneResult
+from domino_tune.export import export_plan
+from domino_tune.planfile import load_plan
+from domino_tune.profile_services import (
+    profiles_check,
+    profiles_diff,
+    profiles_import,
+    profiles_list,
+    profiles_show,
+)
+from domino_tune.results import (
+    ExportResult,
+    ModelsResult,
+    PlanResult,
+    SimulateResult,
+    TuneResult,
+    WhatIfResult,
+)
 from domino_tune.simulation import simulate_plan
 from domino_tune.tuning import Progress, setups_to_tune, silent, tune_setups
+from domino_tune.whatif import parse_changes, what_if
 from simulator.presets import MODELS
+
+__all__ = [
+    "models", "plan_export", "plan_show", "profiles_check", "profiles_diff", "profiles_import",
+    "profiles_list", "profiles_show", "simulate", "tune", "whatif",
+]  # fmt: skip
 
 
 def simulate(request: requests.SimulateRequest) -> SimulateResult:
@@ -23,6 +45,32 @@ def tune(request: requests.TuneRequest, progress: Progress = silent) -> TuneResu
     """Find the best plan; ``progress`` is told what is being looked at."""
     setups = setups_to_tune(resolve(request), request.tune_also)
     return tune_setups(setups, request, progress)
+
+
+def whatif(request: requests.WhatIfRequest, progress: Progress = silent) -> WhatIfResult:
+    """Predict a plan, or with ``retune`` the best one, where machine or workload are changed."""
+    changes = parse_changes(request.change)
+    plan_file = read_plan_file(request)
+    plan = plan_of(request, plan_file)
+    setup = resolve(request, plan_file)
+    return what_if(
+        setup,
+        Chosen.of(setup, plan, plan_file.order if plan_file else None),
+        changes=changes,
+        sweep=request.sweep,
+        retune=request.retune,
+        progress=progress,
+    )
+
+
+def plan_show(request: requests.PlanShowRequest) -> PlanResult:
+    """What a plan file holds."""
+    return PlanResult(plan_file=load_plan(request.file))
+
+
+def plan_export(request: requests.PlanExportRequest) -> ExportResult:
+    """Arguments and environment for a framework; a plan that it cannot run is refused."""
+    return export_plan(load_plan(request.file), request.to)
 
 
 def models(request: requests.ModelsRequest) -> ModelsResult:

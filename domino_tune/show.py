@@ -5,16 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from domino_tune.results import (
     ContentionSensitivity,
+    GridCell,
     ModelsResult,
+    PlanResult,
     SimulateResult,
     TrialResult,
     TuneResult,
     Variant,
+    WhatIfPoint,
+    WhatIfResult,
 )
 from domino_tune.tables import Table, print_line, print_table
+from simulator.lines import Line
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 
@@ -107,6 +113,7 @@ def _sure_line(result: SimulateResult) -> str:
 def tune(result: TuneResult) -> None:
     """The best plan beside baseline and bound, its closest rivals, and what it hangs on."""
     simulate(result.best)
+    _grid(result)
     fastest = min(trial.iteration_ms for trial in result.trials)
     ranked = sorted(_shortlist(result), key=lambda trial: trial.iteration_ms)
     print_table(
@@ -126,6 +133,27 @@ def tune(result: TuneResult) -> None:
             notes=[_search_line(result), *_contention_lines(result.contention)],
         )
     )  # fmt: skip
+
+
+def _grid(result: TuneResult) -> None:
+    """The fastest plan of each cut, rows by columns."""
+    columns = sorted({cell.col_slices for cell in result.grid})
+    rows = sorted({cell.row_slices for cell in result.grid})
+    cells = {(cell.row_slices, cell.col_slices): cell for cell in result.grid}
+    print_table(
+        Table(
+            title="Iteration time by cut, fastest order: row slices down, column slices across",
+            columns=(">rows", *(f">{column} column{'s' * (column > 1)}" for column in columns)),
+            rows=[
+                (str(row), *(_cell_text(cells[row, column]) for column in columns)) for row in rows
+            ],
+            marked=[rows.index(result.best.plan.row_slices)],
+        )
+    )
+
+
+def _cell_text(cell: GridCell) -> str:
+    return cell.reason if cell.iteration_ms is None else ms(cell.iteration_ms)
 
 
 @contextmanager
@@ -168,21 +196,84 @@ def _contention_lines(found: ContentionSensitivity | None) -> list[str]:
     """Where the choice would change, in words."""
     if found is None:
         return []
-    lines = []
-    for factor, where in ((found.changes_below, "below"), (found.changes_above, "above")):
-        if factor is None:
-            continue
-        near = min(found.points, key=lambda point: _beyond(point.factor, factor, where))
-        lines.append(
-            f"With slowdowns {where} {factor:.2f}x of the profile's, {near.winner.label} would win."
+    if len(found.turns) == 1:
+        ends = f"{found.points[0].factor:g}x to {found.points[-1].factor:g}x"
+        return [f"The choice holds for slowdowns from {ends} the profile's."]
+    first, *later = found.turns
+    line = f"With slowdowns {first.factor:g}x the profile's {first.winner.label} wins"
+    for turn in later:
+        line += f"; from {turn.factor:.2f}x on {turn.winner.label}"
+    return [f"{line}."]
+
+
+def whatif(result: WhatIfResult) -> None:
+    """One row a point, the first as things are."""
+    base = result.base.result
+    assert base is not None
+    rows = [_point_row("as it is", result.base, base)]
+    for point in result.points:
+        name = ", ".join(f"{key}={value}" for key, value in point.changes.items())
+        rows.append(_point_row(name, point, base))
+    print_table(
+        Table(
+            title=workload_line(base.model, base.workload, base.cluster, base.profile.name),
+            columns=(
+                "change", "plan", ">iteration", ">as it is / this", ">baseline", ">bound",
+                ">speedup", ">exposed", ">memory", ">tokens/s", "confidence",
+            ),
+            rows=rows,
+            notes=[_replay_line(result)],
         )
-    factors = [point.factor for point in found.points]
-    return lines or [
-        f"The choice holds for slowdowns from {min(factors):g}x to {max(factors):g}x the profile's."
-    ]
+    )  # fmt: skip
+    warn(_once(point.result.warnings for point in (result.base, *result.points) if point.result))
+    warn(f"{result.sweep}={point.value}: {point.error}" for point in result.points if point.error)
 
 
-def _beyond(factor: float, change: float, where: str) -> float:
-    """Distance of a point behind the change; infinite before it."""
-    distance = change - factor if where == "below" else factor - change
-    return distance if distance >= 0 else float("inf")
+def _replay_line(result: WhatIfResult) -> str:
+    if result.retuned:
+        return "Each row has the best plan of its own point."
+    return "The plan and its order are replayed as they are; --retune finds each point's own."
+
+
+def _point_row(name: str, point: WhatIfPoint, base: SimulateResult) -> tuple[str, ...]:
+    found = point.result
+    if found is None:
+        return (name, "not possible", *[""] * 9)
+    return (
+        name, found.plan.label, ms(found.iteration_ms),
+        f"{base.iteration_ms / found.iteration_ms:.3f}x", ms(found.baseline_ms),
+        ms(found.no_comm_ms), f"{found.speedup:.3f}x", ms(found.exposed_comm_ms),
+        f"{found.peak_memory_gib:.1f} GiB",
+        f"{found.variants['chosen'].tokens_per_second:,.0f}", found.confidence,
+    )  # fmt: skip
+
+
+def _once(groups: Iterable[Iterable[str]]) -> list[str]:
+    return list(dict.fromkeys(text for group in groups for text in group))
+
+
+def plan(result: PlanResult) -> None:
+    """What a plan file was made for, and what it says."""
+    held = result.plan_file
+    print_table(
+        Table(
+            title=workload_line(held.model, held.workload, held.cluster, held.profile.name),
+            columns=("", "value"),
+            rows=[
+                ("plan", held.plan.label),
+                *((name, str(value)) for name, value in asdict(held.plan).items()),
+                ("profile id", held.profile.content_id),
+                ("predicted iteration", ms(held.predicted.iteration_ms)),
+                ("predicted baseline", ms(held.predicted.baseline_ms)),
+                ("predicted bound", ms(held.predicted.no_comm_ms)),
+                ("predicted memory", f"{held.predicted.peak_memory_gib:.1f} GiB"),
+                ("forward order", _order_text(held.order.forward)),
+                ("backward order", _order_text(held.order.backward)),
+            ],
+        )
+    )
+
+
+def _order_text(line: Line) -> str:
+    layers = "a layer" if line.stride == 1 else f"{line.stride} layers"
+    return f"{len(line.tokens)} fragments for {layers}: {' '.join(line.to_strings())}"

@@ -74,6 +74,7 @@ def _result(
         time_by_role_ms={k: v * MS for k, v in timelines[CHOSEN].by_role.items()},
         timelines=timelines,
         plan_file=plan_file_of(setup, chosen, predicted),
+        setup=setup,
     )
 
 

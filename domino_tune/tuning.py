@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from domino_tune.case import GIB, Chosen, Setup
+from domino_tune.grid import plan_grid
 from domino_tune.requests import TuneRequest
 from domino_tune.results import TrialResult, TuneResult
 from domino_tune.search import (
@@ -122,6 +123,8 @@ def tune_setups(
     chosen = Chosen(plan=best_trial.plan, order=best.problem.order(best_trial.plan))
     simulated = simulate_plan(best.setup, chosen)
     sensitivity = contention_sensitivity(best.setup, chosen, best.found.trials)
+    progress("mapping the cuts")
+    grid = plan_grid(best.problem.evaluate, best.setup.workload.micro_batch_size)
     infeasible: Counter[str] = Counter()
     for one in made:
         infeasible.update(one.found.infeasible)
@@ -137,6 +140,7 @@ def tune_setups(
         pruned=sum(one.found.pruned for one in made),
         infeasible=dict(sorted(infeasible.items())),
         trials=tuple(_trial(one.setup, trial) for one in made for trial in one.found.trials),
+        grid=grid,
         contention=sensitivity,
         seconds=time.perf_counter() - began,
     )

@@ -1,0 +1,29 @@
+"""Environment variables that make a run overlap as its plan says."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from simulator.plan import SlicePlan
+
+
+def environment(plan: SlicePlan) -> dict[str, str]:
+    """Variables for every rank.
+
+    ``CUDA_DEVICE_MAX_CONNECTIONS=1``: one hardware queue, so that the device sees kernels in the
+    order in which they were issued, as the schedule says. ``TORCH_NCCL_HIGH_PRIORITY=1``: PyTorch
+    runs NCCL on a high-priority stream, so that a collective gets its SMs at once.
+    ``NCCL_MIN_CTAS`` and ``NCCL_MAX_CTAS`` (NCCL ≥ 2.17): the plan's CTAs, where it chose some.
+    """
+    found = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    if plan.strategy == "domino":
+        found["TORCH_NCCL_HIGH_PRIORITY"] = "1"
+    if plan.comm_ctas:
+        found |= {"NCCL_MIN_CTAS": str(plan.comm_ctas), "NCCL_MAX_CTAS": str(plan.comm_ctas)}
+    return found
+
+
+def export_lines(variables: Mapping[str, str]) -> list[str]:
+    """One ``export NAME=VALUE`` a line, for a shell to source."""
+    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]

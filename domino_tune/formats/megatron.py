@@ -1,0 +1,77 @@
+"""Megatron-LM's command-line arguments for a model, a workload and a cluster."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulator.errors import InfeasiblePlanError
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+
+DTYPE_FLAGS: Final = {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": []}
+
+
+def megatron_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[str]:
+    """Arguments of Megatron-LM's pretrain_gpt.py, one option with its value an entry.
+
+    No data, learning rate or checkpoint: those are the user's. Raises InfeasiblePlanError
+    (``target``) for what Megatron-LM cannot run.
+    """
+    if workload.dtype not in DTYPE_FLAGS:
+        raise InfeasiblePlanError(
+            f"Megatron-LM does not train in {workload.dtype}; use --dtype bf16, fp16 or fp32.",
+            reason="target",
+        )
+    if model.hidden_act == "relu" or (model.hidden_act == "silu") != model.gated_mlp:
+        raise InfeasiblePlanError(
+            f"Megatron-LM has no option for {model.name}'s MLP ({model.hidden_act}, "
+            f"{'gated' if model.gated_mlp else 'not gated'}); it has GeLU and SwiGLU.",
+            reason="target",
+        )
+    batch = workload.micro_batch_size * workload.grad_accumulation * cluster.dp
+    return [
+        f"--tensor-model-parallel-size {cluster.tp}",
+        "--pipeline-model-parallel-size 1",
+        f"--seq-length {workload.seq_length}",
+        f"--micro-batch-size {workload.micro_batch_size}",
+        f"--global-batch-size {batch}",
+        *DTYPE_FLAGS[workload.dtype],
+        *_shape(model),
+        *_kind(model),
+    ]
+
+
+def _shape(model: ModelSpec) -> list[str]:
+    arguments = [
+        f"--num-layers {model.num_hidden_layers}",
+        f"--hidden-size {model.hidden_size}",
+        f"--ffn-hidden-size {model.intermediate_size}",
+        f"--num-attention-heads {model.num_attention_heads}",
+        f"--max-position-embeddings {model.max_position_embeddings}",
+        f"--hidden-dropout {model.hidden_dropout:g}",
+        f"--attention-dropout {model.attention_dropout:g}",
+        f"--norm-epsilon {model.norm_eps:g}",
+    ]
+    if model.attention_size != model.hidden_size:
+        arguments.append(f"--kv-channels {model.head_dim}")
+    if model.num_key_value_heads != model.num_attention_heads:
+        arguments += ["--group-query-attention", f"--num-query-groups {model.num_key_value_heads}"]
+    return arguments
+
+
+def _kind(model: ModelSpec) -> list[str]:
+    arguments = []
+    if model.gated_mlp:
+        arguments.append("--swiglu")
+    if model.norm == "rmsnorm":
+        arguments.append("--normalization RMSNorm")
+    if model.position_embedding == "rope":
+        arguments += ["--position-embedding-type rope", f"--rotary-base {model.rope_theta:.0f}"]
+    elif model.position_embedding == "none":
+        arguments.append("--position-embedding-type none")
+    if not model.mlp_bias:
+        arguments.append("--disable-bias-linear")
+        if model.attention_bias:
+            arguments.append("--add-qkv-bias")
+    if not model.tie_word_embeddings:
+        arguments.append("--untie-embeddings-and-output-weights")
+    return arguments

@@ -1,0 +1,120 @@
+"""The profiles verbs: list, show, check, import, diff."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from domino_tune import requests
+from domino_tune.measure.importers import Hints, import_into, read_table
+from domino_tune.planfile import ProfileRef
+from domino_tune.results import (
+    CheckResult,
+    DiffResult,
+    ImportResult,
+    ProfileResult,
+    ProfilesResult,
+    SectionResult,
+)
+from domino_tune.store.check import check_profile
+from domino_tune.store.home import home_dir
+from domino_tune.store.profiles import diff_profiles, list_profiles, load_profile, save_profile
+from simulator.errors import InputError
+from simulator.profile import SECTIONS, Profile
+
+
+def profiles_list(request: requests.ProfilesListRequest) -> ProfilesResult:
+    """Bundled profiles and the user's, by name."""
+    return ProfilesResult(profiles=tuple(list_profiles()))
+
+
+def profiles_show(request: requests.ProfilesShowRequest) -> ProfileResult:
+    """A profile's machine, and where each section comes from."""
+    profile = load_profile(request.profile)
+    present = [name for name in SECTIONS if getattr(profile, name) is not None]
+    return ProfileResult(
+        name=profile.name,
+        content_id=profile.content_id,
+        created=profile.created,
+        machine=profile.machine,
+        sections=tuple(_section(profile, name) for name in present),
+        missing=tuple(name for name in SECTIONS if name not in present),
+    )
+
+
+def profiles_check(request: requests.ProfilesCheckRequest) -> CheckResult:
+    """Each section's leave-out error. Raises ProfileError for a profile that is not whole."""
+    profile = load_profile(request.profile)
+    return CheckResult(profile=_ref(profile), sections=tuple(check_profile(profile)))
+
+
+def profiles_import(request: requests.ProfilesImportRequest) -> ImportResult:
+    """Add a table to a copy of a profile and keep it under ``name`` in the user's folder."""
+    data = _read_bytes(request.file)
+    hints = Hints(
+        op=request.op,
+        nodes=request.nodes,
+        per_node=request.ranks_per_node,
+        ctas=request.ctas,
+        dtype=request.dtype,
+    )
+    base = load_profile(request.into)
+    imported = read_table(data, request.format, hints)
+    made = import_into(base, imported, source=Path(request.file).name, data=data)
+    made = replace(made, name=request.name)
+    folder = home_dir() / "profiles"
+    path = folder / f"{made.name}.json"
+    try:
+        save_profile(made, path)
+    except OSError as error:
+        raise InputError(
+            f"Cannot write {str(path)!r}: {error.strerror}; set DOMINO_TUNE_HOME to another folder."
+        ) from None
+    return ImportResult(
+        profile=_ref(made),
+        path=str(path),
+        section=imported.section,
+        rows=len(imported.rows),
+        note=imported.note,
+    )
+
+
+def profiles_diff(request: requests.ProfilesDiffRequest) -> DiffResult:
+    """Everything that differs between two profiles."""
+    first, second = load_profile(request.first), load_profile(request.second)
+    return DiffResult(
+        first=_ref(first),
+        second=_ref(second),
+        differences=tuple(diff_profiles(first, second)),
+    )
+
+
+def _section(profile: Profile, name: str) -> SectionResult:
+    section = getattr(profile, name)
+    provenance = section.provenance
+    fits = getattr(section, "fits", None)
+    if fits is None:
+        fits = [fit for fit in (getattr(section, "fit", None),) if fit is not None]
+    return SectionResult(
+        section=name,
+        kind=provenance.kind,
+        rows=len(getattr(section, "rows", ())),
+        fits=len(fits),
+        error=provenance.error,
+        source=provenance.source,
+        note=provenance.note,
+    )
+
+
+def _ref(profile: Profile) -> ProfileRef:
+    return ProfileRef(name=profile.name, content_id=profile.content_id)
+
+
+def _read_bytes(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"File {path!r} does not exist; check the path.") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"File {path!r} cannot be read: {reason}.") from None

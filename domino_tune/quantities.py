@@ -1,0 +1,66 @@
+"""Quantities as people write them: ``2x``, ``1gbit``, ``400GB/s``, ``5us``, ``80GiB``, ``off``."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final, Literal, NamedTuple
+
+from simulator.errors import InputError
+
+Dimension = Literal["factor", "number", "bytes", "bytes/s", "s", "flop/s"]
+_NUMBER: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*(\S*)\s*")
+_PREFIXES: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
+_BINARY: Final = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
+
+
+class QuantityError(InputError):
+    """A quantity is not written as one."""
+
+
+class Quantity(NamedTuple):
+    """A value in the dimension's base unit; ``factor`` is relative to what is there."""
+
+    value: float
+    dimension: Dimension
+
+
+def _units() -> dict[str, tuple[float, Dimension]]:
+    """Every unit by its spelling. Prefixes take either case; B is bytes, b and bit are bits."""
+    found: dict[str, tuple[float, Dimension]] = {
+        "": (1.0, "number"), "x": (1.0, "factor"), "×": (1.0, "factor"), "%": (0.01, "factor"),
+        "ns": (1e-9, "s"), "us": (1e-6, "s"), "µs": (1e-6, "s"), "ms": (1e-3, "s"), "s": (1.0, "s"),
+    }  # fmt: skip
+    for prefix, scale in {**_PREFIXES, **_BINARY}.items():
+        for written in {prefix, prefix.upper(), prefix.capitalize()}:
+            found[f"{written}B"] = (scale, "bytes")
+            for per in ("/s", "ps"):
+                found[f"{written}B{per}"] = (scale, "bytes/s")
+            for bit in ("bit", "bit/s", "bps", "b/s"):
+                found[f"{written}{bit}"] = (scale / 8, "bytes/s")
+            for flop in ("FLOPS", "FLOP/s", "flops", "flop/s"):
+                found[f"{written}{flop}"] = (scale, "flop/s")
+    return found
+
+
+UNITS: Final = _units()
+EXAMPLES: Final[dict[Dimension, str]] = {
+    "factor": "2x", "number": "16", "bytes": "80GiB", "bytes/s": "400GB/s or 1gbit", "s": "5us",
+    "flop/s": "900TFLOPS",
+}  # fmt: skip
+
+
+def parse_quantity(name: str, text: str, allowed: tuple[Dimension, ...]) -> Quantity:
+    """The quantity in ``text``, which must be of an ``allowed`` dimension.
+
+    Raises QuantityError that begins with ``name`` and gives examples.
+    """
+    examples = ", ".join(EXAMPLES[dimension] for dimension in allowed)
+    match = _NUMBER.fullmatch(text)
+    unit = UNITS.get(match[2]) if match else None
+    if match is None or unit is None or unit[1] not in allowed:
+        raise QuantityError(f"{name} cannot be {text!r}; write it like {examples}.")
+    value = float(match[1]) * unit[0]
+    if not math.isfinite(value):
+        raise QuantityError(f"{name} must be finite, got {text!r}; write it like {examples}.")
+    return Quantity(value, unit[1])
