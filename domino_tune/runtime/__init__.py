@@ -1,0 +1,1 @@
+"""Plays any Schedule on real ranks with PyTorch: the second executor."""

@@ -1,0 +1,129 @@
+"""Tensor functions of an iteration's edges: embedding, loss, gradient norm, Adam."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from domino_tune.runtime.layer_functions import add_product
+from domino_tune.runtime.state import State
+from simulator.schedule import Op
+
+
+def embed(state: State, op: Op) -> None:
+    """This rank's rows of the vocabulary; zero for tokens of other ranks."""
+    ids = state.token_ids(op) - state.vocab_start
+    mine = (ids >= 0) & (ids < state.vocab)
+    looked_up = F.embedding(ids.clamp(0, state.vocab - 1), state.weight("w.embed"))
+    state.write(op, looked_up * mine[:, None])
+
+
+def embed_post(state: State, op: Op) -> None:
+    """Learned positions and dropout."""
+    x = state.read(op, 0)
+    positions = state.parameters.weights.get("w.positions")
+    seq = state.shapes.workload.seq_length
+    if positions is not None:
+        x = (x.view(-1, seq, x.shape[1]) + positions[:seq]).view_as(x)
+    mask = state.dropout_mask(op, "embed")
+    if mask is not None:
+        state.saved[op.writes[0]] = mask
+        x = x * mask / (1 - state.shapes.model.hidden_dropout)
+    state.write(op, x)
+
+
+def embed_grad(state: State, op: Op) -> None:
+    """Scatter-add into the table's gradient, sums into the positions'."""
+    gradient = state.read(op, 0)
+    prefix = op.reads[0].partition("d.")[0]
+    mask = state.saved.pop(f"{prefix}s{op.slice}.x", None)
+    if mask is not None:
+        gradient = gradient * mask / (1 - state.shapes.model.hidden_dropout)
+    grads, seq = state.parameters.grads, state.shapes.workload.seq_length
+    if op.slice == 0 and op.micro == 0 and not state.shapes.model.tie_word_embeddings:
+        grads["w.embed"].zero_()
+    ids = state.token_ids(op) - state.vocab_start
+    mine = (ids >= 0) & (ids < state.vocab)
+    grads["w.embed"].index_add_(0, ids[mine], gradient[mine].to(grads["w.embed"].dtype))
+    if "w.positions" in grads:
+        grads["w.positions"][:seq].add_(gradient.view(-1, seq, gradient.shape[1]).sum(0))
+    state.write(op, gradient)
+
+
+def head(state: State, op: Op) -> None:
+    """This rank's logits; columns that pad the vocabulary never win."""
+    logits = F.linear(state.read(op, 0), state.weight(op.reads[-1]))
+    logits[:, state.vocab_valid :] = float("-inf")
+    state.write(op, logits)
+
+
+def loss_max(state: State, op: Op) -> None:
+    """Largest logit of each token on this rank, fp32 (fp64 when computing in fp64)."""
+    logits = state.read(op, 0)
+    state.write(op, _wide(logits.max(dim=1).values))
+
+
+def loss_sum(state: State, op: Op) -> None:
+    """[2, tokens]: sum of exponentials, and the target's logit where this rank holds it."""
+    logits, top = state.read(op, 0), state.read(op, 1)
+    shifted = _wide(logits) - top[:, None]
+    ids = state.target_ids(op) - state.vocab_start
+    mine = (ids >= 0) & (ids < state.vocab)
+    target = shifted.gather(1, ids.clamp(0, state.vocab - 1)[:, None])[:, 0]
+    target = torch.where(mine, target, torch.zeros_like(target))
+    state.write(op, torch.stack([shifted.exp().sum(dim=1), target]))
+
+
+def loss_grad(state: State, op: Op) -> None:
+    """(softmax − one-hot) / global tokens, in the logits' place; adds to the loss."""
+    logits, top, sums = state.read(op, 0), state.read(op, 1), state.read(op, 2)
+    state.losses.append((sums[0].log() - sums[1]).sum() / state.global_tokens)
+    gradient = (_wide(logits) - top[:, None]).exp_() / sums[0][:, None]
+    ids = state.target_ids(op) - state.vocab_start
+    mine = (ids >= 0) & (ids < state.vocab)
+    rows = torch.arange(len(ids), device=ids.device)[mine]
+    gradient[rows, ids[mine]] -= 1
+    state.write(op, logits.copy_(gradient / state.global_tokens))
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def head_dgrad(state: State, op: Op) -> None:
+    """Gradient of the final norm's output."""
+    state.write(op, state.read(op, 0) @ state.weight(op.reads[-1]))
+
+
+def head_wgrad(state: State, op: Op) -> None:
+    """Gradient of the table; tied embeddings add theirs to it later."""
+    model = state.shapes.model
+    name = "w.embed" if model.tie_word_embeddings else "w.head.a"
+    add_product(
+        state.parameters.grads[name],
+        [(state.read(op, 0), state.read(op, 1))],
+        accumulate=op.signature.accumulate,  # type: ignore[union-attr]
+    )
+
+
+def grad_norm(state: State, op: Op) -> None:
+    """This rank's share of the squared norm."""
+    state.write(op, state.parameters.squared_norm())
+
+
+def adam(state: State, op: Op) -> None:
+    """Clip, step, copy to the compute dtype, and clear the gradients that only add."""
+    p, t = state.parameters, state.training
+    if t.clip_norm:
+        norm = state.read(op, 0).sqrt()
+        p.grad.mul_((t.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+    state.saved["grad_norm"] = state.read(op, 0)
+    count = state.step + 1
+    p.moment1.lerp_(p.grad, 1 - t.beta1)
+    p.moment2.mul_(t.beta2).addcmul_(p.grad, p.grad, value=1 - t.beta2)
+    bias2 = (1 - t.beta2**count) ** 0.5
+    scale = p.moment2.sqrt().div_(bias2).add_(t.adam_eps)
+    p.main.addcdiv_(p.moment1, scale, value=-t.learning_rate / (1 - t.beta1**count))
+    if p.model_copy is not p.main:
+        p.model_copy.copy_(p.main)
+    p.clear_added()

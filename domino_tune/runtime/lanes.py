@@ -1,0 +1,125 @@
+"""Comm lanes: one a process group, FIFO, on threads (gloo) or streams (NCCL).
+
+Gloo's asynchronous collectives are not FIFO: two in flight share the link and end together. So a
+lane on CPU is a thread of ours that calls blocking collectives in order.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+@dataclass
+class Handle:
+    """A collective under way. ``span_ns`` is (start, end) once it is done."""
+
+    name: str
+    done: threading.Event = field(default_factory=threading.Event)
+    span_ns: tuple[int, int] = (0, 0)
+    error: BaseException | None = None
+
+    def wait(self) -> None:
+        """Block until done; raises what the collective raised."""
+        self.done.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class Lane(Protocol):
+    """A FIFO of collectives over one process group."""
+
+    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> Handle:
+        """Reduce ``tensor`` in place, behind all issued before and all compute before."""
+        ...
+
+    def close(self) -> None:
+        """Give up threads and streams; nothing may be in flight."""
+        ...
+
+
+class ThreadLane:
+    """A lane over a gloo group: one thread, blocking all-reduces in issue order."""
+
+    def __init__(self, group: dist.ProcessGroup, name: str) -> None:
+        self.group = group
+        self._queue: queue.SimpleQueue[tuple[Handle, torch.Tensor, str] | None] = (
+            queue.SimpleQueue()
+        )
+        self._thread = threading.Thread(target=self._work, name=f"comm-{name}", daemon=True)
+        self._thread.start()
+
+    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> Handle:
+        """Queue an all-reduce of ``tensor``, which must be contiguous (gloo reduces column views
+        wrongly, without an error)."""
+        assert tensor.is_contiguous(), f"{name}: collectives take contiguous tensors"
+        handle = Handle(name)
+        self._queue.put((handle, tensor, reduction))
+        return handle
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            handle, tensor, reduction = item
+            start = time.perf_counter_ns()
+            try:
+                dist.all_reduce(tensor, op=REDUCTIONS[reduction], group=self.group)
+            except BaseException as error:  # handed to the waiting main thread
+                handle.error = error
+            handle.span_ns = (start, time.perf_counter_ns())
+            handle.done.set()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+
+class StreamLane:
+    """A lane over an NCCL group: its own high-priority stream.
+
+    A collective waits for all compute issued before it (NCCL's own rule), runs on the lane's
+    stream, and its reader makes the compute stream wait, not the host.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.stream = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+
+    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> StreamHandle:
+        """Launch an all-reduce of ``tensor`` behind everything issued so far."""
+        start, end = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            start.record()
+            dist.all_reduce(tensor, op=REDUCTIONS[reduction], group=self.group)
+            end.record()
+        tensor.record_stream(self.stream)
+        return StreamHandle(name, start, end)
+
+    def close(self) -> None:
+        """Wait for what is in flight."""
+        self.stream.synchronize()
+
+
+@dataclass
+class StreamHandle:
+    """A collective on a stream, between two events."""
+
+    name: str
+    start: torch.cuda.Event
+    end: torch.cuda.Event
+
+    def wait(self) -> None:
+        """Let the compute stream wait for the collective."""
+        torch.cuda.current_stream().wait_event(self.end)
