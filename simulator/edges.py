@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from simulator.fragments import Fragments
 from simulator.schedule import DP, OpTemplate, Ref
-from simulator.shapes import Shapes
+from simulator.shapes import GRAD_BYTES, Shapes
 from simulator.specs import padded_vocab_size
 
 LOSS_BYTES = 4
@@ -124,12 +124,18 @@ class Edges:
         ]
 
     def embedding_grad(self) -> list[OpTemplate]:
-        """Scatter-add of every slice's gradient into the table's (and the positions') gradient."""
+        """Scatter-add of every slice's gradient into the table's (and the positions') gradient.
+
+        The first of a step clears the table's, unless the head, which shares it, has written it.
+        """
         s, f = self.shapes, self.fragments
+        table = self._vocab() * s.model.hidden_size * GRAD_BYTES
+        clears = not (f.accumulate_first or s.model.tie_word_embeddings)
         ops = []
         for row in range(s.plan.row_slices):
             size = s.hidden_bytes(row)
-            signature = s.pointwise("embedding_bwd", size + s.mask_bytes(row), size)
+            cleared = table if clears and row == 0 else 0
+            signature = s.pointwise("embedding_bwd", size + s.mask_bytes(row), size + cleared)
             before = (Ref(0, f"grad.embed.s{row - 1}"),) if row else ()
             reads = (Ref(0, f"d.s{row}.x"), *before)
             ops.append(f.op("embed'", row, signature, reads, f"grad.embed.s{row}", 0))

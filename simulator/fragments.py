@@ -90,7 +90,7 @@ class Fragments:
     def _a(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s = self.shapes
         tokens, width = s.tokens(row), s.width(block, "a")
-        signature = s.gemm(tokens, width, s.model.hidden_size, "forward")
+        signature = s.gemm(tokens, width, s.model.hidden_size, "forward", bias=s.has_bias(block))
         write = f"s{row}.{block}.a"
         reads = (Ref(0, f"s{row}.{block}.norm"),)
         size = tokens * width * s.element
@@ -134,7 +134,8 @@ class Fragments:
         count = getattr(s.plan, f"{block}_col_slices")
         parts = (self.reduced_ref(0, f"s{row}.{block}.b.{j}") for j in range(count))
         layer, write = (0, f"s{row}.y") if block == "attn" else (1, f"s{row}.x")
-        signature = s.pointwise("bias_dropout_add", 2 * size, size + s.mask_bytes(row))
+        name = "bias_dropout_add" if s.has_bias(block) or s.model.hidden_dropout else "add"
+        signature = s.pointwise(name, 2 * size, size + s.mask_bytes(row), count)
         return [
             self.op(f"{block}.out", row, signature, (*parts, residual), write,
                     size + s.mask_bytes(row), layer=layer)
@@ -207,7 +208,8 @@ class Fragments:
         parts = (self.reduced_ref(0, f"d.s{row}.{block}.norm.{j}") for j in range(count))
         source = Ref(0, f"s{row}.x" if block == "attn" else f"s{row}.y")
         write = f"d.s{row}.x" if block == "attn" else f"d.s{row}.y"
-        signature = s.pointwise(f"{s.model.norm}_bwd", 3 * size, size)
+        gathered = size if count > 1 else 0
+        signature = s.pointwise(f"{s.model.norm}_bwd", 3 * size + gathered, size + gathered, count)
         reads = (*parts, source, self._out_source(block, row))
         return [
             self.op(f"{block}.norm'", row, signature, reads, write, size,
@@ -234,7 +236,7 @@ class Fragments:
         write = gradient_name(token)
         self.value_bytes[write] = 0
         accumulate = self.accumulate_first or before is not None
-        signature = s.gemm(m, n, tokens, "wgrad", accumulate=accumulate)
+        signature = s.gemm(m, n, tokens, "wgrad", accumulate=accumulate, bias=s.has_bias(block))
         return OpTemplate(
             f"{block}.{part}_wgrad", token.slice, signature, COMPUTE, token.offset, tuple(reads),
             (Ref(0, write),),

@@ -19,6 +19,7 @@ class Gemm(NamedTuple):
     dy·W (NN), ``wgrad`` is dyᵀ·x (TN) with m = out, n = in, k = tokens.
     ``accumulate``: adds to C (fp32 main gradient, with wgrad) instead of overwriting it.
     ``strides``: leading dimensions of A, B and C in elements where one is not packed, 0 = packed.
+    ``bias``: forward adds one, wgrad sums its gradient (column sums of dy) beside dW.
     """
 
     m: int
@@ -28,6 +29,7 @@ class Gemm(NamedTuple):
     dtype: str = "bf16"
     accumulate: bool = False
     strides: tuple[int, int, int] = (0, 0, 0)
+    bias: bool = False
 
     @property
     def kind(self) -> Literal["gemm"]:
@@ -66,12 +68,16 @@ class Attention(NamedTuple):
 
 
 class Pointwise(NamedTuple):
-    """A memory-bound op, named, with the bytes it must read and write."""
+    """A memory-bound op, named, with the bytes it must read and write.
+
+    ``pieces``: column pieces that one operand comes in.
+    """
 
     name: str
     bytes_read: int
     bytes_written: int
     dtype: str = "bf16"
+    pieces: int = 1
 
     @property
     def kind(self) -> Literal["pointwise"]:

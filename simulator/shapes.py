@@ -66,13 +66,20 @@ class Shapes:
         """Bytes of a dropout mask over [tokens, hidden]; none without dropout."""
         return self.tokens(row) * self.model.hidden_size if self.model.hidden_dropout else 0
 
-    def gemm(self, m: int, n: int, k: int, layout: Layout, *, accumulate: bool = False) -> Gemm:
+    def gemm(
+        self, m: int, n: int, k: int, layout: Layout, *, accumulate: bool = False,
+        bias: bool = False,
+    ) -> Gemm:  # fmt: skip
         """A GEMM in the workload's dtype."""
-        return Gemm(m, n, k, layout, self.workload.dtype, accumulate)
+        return Gemm(m, n, k, layout, self.workload.dtype, accumulate, bias=bias)
 
-    def pointwise(self, name: str, read: int, written: int) -> Pointwise:
+    def has_bias(self, block: str) -> bool:
+        """Whether a block's linears have biases."""
+        return self.model.attention_bias if block == "attn" else self.model.mlp_bias
+
+    def pointwise(self, name: str, read: int, written: int, pieces: int = 1) -> Pointwise:
         """A pointwise op in the workload's dtype."""
-        return Pointwise(name, read, written, self.workload.dtype)
+        return Pointwise(name, read, written, self.workload.dtype, pieces)
 
     def tp_all_reduce(self, size_bytes: int, dtype: str = "") -> Collective:
         """An all-reduce over the tensor-parallel group."""
