@@ -13,7 +13,7 @@ from simulator.errors import InputError
 WIDTH: Final = 860
 HEIGHT: Final = 330
 LEFT: Final = 64
-RIGHT: Final = 150
+RIGHT: Final = 240
 TOP: Final = 14
 BOTTOM: Final = 52
 COLOURS: Final = 8
@@ -61,7 +61,7 @@ def _ticks(highest: float) -> list[float]:
     rough = (highest or 1.0) / 4
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(k * unit for k in (1, 2, 5, 10) if k * unit >= rough)
-    return [index * step for index in range(math.ceil(highest / step - 1e-9) + 1)]
+    return [index * step for index in range(max(1, math.ceil(highest / step - 1e-9)) + 1)]
 
 
 def _grid(ticks: list[float]) -> list[Html]:

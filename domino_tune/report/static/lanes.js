@@ -119,7 +119,8 @@
       box.append(head, this.canvas, this.live);
       host.append(box);
       this.listen();
-      new ResizeObserver(() => this.draw()).observe(this.canvas);
+      this.draw();
+      new ResizeObserver(() => { if (this.canvas.clientWidth !== this.drawn) this.draw(); }).observe(this.canvas);
     }
 
     // Geometry ------------------------------------------------------------------------------
@@ -148,6 +149,7 @@
     draw() {
       const height = this.layout(), ratio = window.devicePixelRatio || 1;
       const canvas = this.canvas, width = canvas.clientWidth;
+      this.drawn = width;
       canvas.style.height = height + 'px';
       canvas.width = Math.round(width * ratio);
       canvas.height = Math.round(height * ratio);
@@ -155,7 +157,7 @@
       pen.setTransform(ratio, 0, 0, ratio, 0, 0);
       pen.textBaseline = 'middle';
       this.hatch = hatch(colours.wait);
-      this.grid(height);
+      this.grid();
       for (const row of this.rows) this.row(row);
     }
 

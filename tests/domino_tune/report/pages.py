@@ -1,0 +1,104 @@
+"""Small cases and the report data made from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from domino_tune.report.data import (
+    HeatCell,
+    Numbers,
+    PlanRow,
+    ReportData,
+    Search,
+    Sensitivity,
+    Shown,
+    Source,
+    Sweep,
+    Turn,
+)
+from domino_tune.store.profiles import load_profile
+from simulator.confidence import confidence_of
+from simulator.cost import CostModel
+from simulator.plan import MEGATRON, NO_COMM, SlicePlan
+from simulator.predict import Case, simulate
+from simulator.presets import MODELS
+from simulator.specs import ClusterSpec, Workload
+
+SLICED = SlicePlan(order="inter", wgrad="eager")
+
+
+@cache
+def case(
+    model: str = "gpt3-1.3b", layers: int = 6, tp: int = 4, dp: int = 1, micros: int = 1
+) -> Case:
+    """A few layers of ``model`` on the bundled H100 profile."""
+    return Case(
+        model=replace(MODELS[model], num_hidden_layers=layers),
+        workload=Workload(seq_length=1024, micro_batch_size=4, grad_accumulation=micros),
+        cluster=ClusterSpec(tp=tp, dp=dp),
+        cost=CostModel(load_profile("h100-dgx")),
+    )
+
+
+def shown(on: Case, plan: SlicePlan) -> Shown:
+    """The simulated plan, with each op's time alone."""
+    timeline = simulate(on, plan)
+    alone = tuple(on.cost.duration_ns(op.signature) for op in timeline.ops)
+    return Shown(plan=plan, timeline=timeline, alone_ns=alone)
+
+
+def report_data(on: Case, plan: SlicePlan = SLICED, **changes: object) -> ReportData:
+    """A page without its optional parts; ``changes`` are fields of ReportData."""
+    baseline, chosen, bound = (shown(on, item) for item in (MEGATRON, plan, NO_COMM))
+    sure = confidence_of(chosen.timeline, on.cost)
+    data = ReportData(
+        title="a model on a machine",
+        workload=(("Model", on.model.name),),
+        profile="h100-dgx",
+        baseline=baseline,
+        chosen=chosen,
+        bound=bound,
+        numbers=Numbers(
+            iteration_ms=chosen.timeline.makespan_ns / 1e6,
+            baseline_ms=baseline.timeline.makespan_ns / 1e6,
+            no_comm_ms=bound.timeline.makespan_ns / 1e6,
+            peak_memory_gib=12.5,
+            low_ms=sure.low_ns / 1e6,
+            high_ms=sure.high_ns / 1e6,
+            confidence=sure.level,
+            shares=sure.shares,
+        ),
+    )
+    return replace(data, **changes)  # type: ignore[arg-type]
+
+
+def full_data(on: Case, said: str = "words") -> ReportData:
+    """A page with every part; ``said`` stands wherever text of the user's can stand."""
+    data = report_data(on)
+    return replace(
+        data,
+        title=said,
+        profile=said,
+        workload=((said, said),),
+        numbers=replace(data.numbers, warnings=(said,)),
+        heat=(
+            HeatCell(row_slices=1, col_slices=1, iteration_ms=30.0, note=said),
+            HeatCell(row_slices=2, col_slices=1, iteration_ms=20.0, note=said),
+            HeatCell(row_slices=2, col_slices=2, iteration_ms=None, note=said),
+        ),
+        heat_note=said,
+        plans=(PlanRow(label=said, iteration_ms=20.0, peak_memory_gib=1.0),),
+        turns=(
+            Turn(factor=0.0, winner=said, iteration_ms=19.0, baseline_ms=30.0),
+            Turn(factor=1.7, winner="megatron", iteration_ms=31.0, baseline_ms=31.0),
+        ),
+        sensitivity=(Sensitivity(key=said, low=said, high=said, low_ms=18.0, high_ms=25.0),),
+        sweeps=(Sweep(x_label=said, xs=(said, "2"), series={said: (1.0, 2.0)}),),
+        search=Search(
+            method=said, optimality="proven", space_size=9, evaluations=3, seconds=0.1,
+            infeasible={said: 2},
+        ),
+        sources=(Source(section=said, kind=said, source=said, error=0.1, note=said),),
+        commands=((said, said),),
+    )  # fmt: skip

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from domino_tune.report.data import HeatCell, Numbers, Shown, Sweep, Turn
+from domino_tune.report.heat import heat_map
+from domino_tune.report.markup import Html, tag, text
+from domino_tune.report.names import (
+    ms_text,
+    percent_text,
+    plan_text,
+    role_label,
+    shape_text,
+    size_text,
+)
+from domino_tune.report.plot import sweep_svg
+from domino_tune.report.spent import parts_ns, where_time_goes
+from domino_tune.report.sure import turn_sentence
+from simulator.errors import InputError
+from simulator.ops import Attention, Collective, Gemm, Pointwise
+from simulator.plan import MEGATRON, NO_COMM, SlicePlan
+from tests.domino_tune.report.pages import SLICED, case, report_data, shown
+
+
+@pytest.mark.parametrize("plan", [MEGATRON, NO_COMM, SLICED, SlicePlan(row_slices=4)])
+def test_parts_add_up_to_the_iteration(plan: SlicePlan) -> None:
+    item = shown(case(dp=2, micros=2), plan)
+    parts = parts_ns(item)
+    assert sum(parts.values()) == item.timeline.makespan_ns
+    assert min(parts.values()) >= 0
+    assert (parts["slowed"] > 0) == (plan != NO_COMM)
+    unknown = parts_ns(replace(item, alone_ns=()))
+    assert unknown["slowed"] == 0
+    assert sum(unknown.values()) == item.timeline.makespan_ns
+
+
+def test_time_section_tells_what_hiding_saves_and_costs() -> None:
+    page = where_time_goes(report_data(case()))
+    assert "Hiding communication saves" in page
+    assert "fc1 dgrad" in page
+    assert "norm, attention" in page
+
+
+def test_heat_map_marks_the_best_cell_and_the_holes() -> None:
+    cells = (
+        HeatCell(row_slices=1, col_slices=1, iteration_ms=110.0),
+        HeatCell(row_slices=2, col_slices=1, iteration_ms=80.0, note="a plan"),
+        HeatCell(row_slices=2, col_slices=4, iteration_ms=None, note="out of memory"),
+    )
+    data = report_data(case())
+    numbers = replace(data.numbers, baseline_ms=100.0)
+    page = heat_map(replace(data, heat=cells, numbers=numbers))
+    assert page.count('class="good best"') == 1
+    assert '<td class="good best" title="a plan" style="--v:72%">80.00<small>1.25×</small>' in page
+    assert page.count('class="none"') == 2
+    assert 'title="out of memory"' in page
+    assert "1 of 2 cuts beat Megatron-LM" in page
+    assert heat_map(data) == ""
+
+
+def turn(factor: float, winner: str) -> Turn:
+    return Turn(factor=factor, winner=winner, iteration_ms=1.0, baseline_ms=1.0)
+
+
+def test_turns_are_said_from_todays_winner_on() -> None:
+    assert turn_sentence([turn(0, "a")]).startswith("a stays the best plan")
+    some = [turn(0, "a"), turn(0.5, "b"), turn(1.7, "megatron")]
+    assert turn_sentence(some).startswith("b is best up to ×1.7, then megatron.")
+    assert turn_sentence([turn(0, "a"), turn(0.5, "b")]).startswith("b stays")
+    assert turn_sentence([turn(2, "a"), turn(3, "b")]).startswith("a is best up to ×3, then b")
+
+
+def test_sweep_is_one_drawing_with_a_line_a_series() -> None:
+    series = {"megatron": (750.0, 417.9, 355.0), "a <b> & c": (574.0, 370.3, 345.0)}
+    drawing = ElementTree.fromstring(sweep_svg("link_bandwidth", ("0.5x", "1x", "2x"), series))
+    lines = drawing.findall("polyline")
+    assert len(lines) == 2
+    heights = [float(p.split(",")[1]) for p in str(lines[0].get("points")).split()]
+    assert heights == sorted(heights)
+    assert "a <b> & c" in [t.text for t in drawing.findall("text")]
+    places = [float(str(t.get("y"))) for t in drawing.findall("text[@class='name']")]
+    assert abs(places[0] - places[1]) >= 15
+
+
+@pytest.mark.parametrize("values", [(1.0,), (1.0, math.nan)])
+def test_sweep_refuses_what_it_cannot_draw(values: tuple[float, ...]) -> None:
+    with pytest.raises(InputError, match="2 finite values"):
+        sweep_svg("tp", (1, 2), {"a": values})
+
+
+def test_sweep_of_nothing_and_of_zeros() -> None:
+    ElementTree.fromstring(sweep_svg("tp", (), {}))
+    ElementTree.fromstring(sweep_svg("tp", (1,), {"a": (0.0,)}))
+
+
+def test_data_refuses_what_does_not_fit() -> None:
+    item = shown(case(), MEGATRON)
+    with pytest.raises(InputError, match="one time an op, got 1"):
+        Shown(plan=item.plan, timeline=item.timeline, alone_ns=(1,))
+    with pytest.raises(InputError, match="1 values for 2 points"):
+        Sweep(x_label="tp", xs=("1", "2"), series={"a": (1.0,)})
+    with pytest.raises(InputError, match="baseline_ms must be finite"):
+        Numbers(
+            iteration_ms=1.0, baseline_ms=math.nan, no_comm_ms=1.0, peak_memory_gib=1.0,
+            low_ms=1.0, high_ms=1.0, confidence="high", shares={},
+        )  # fmt: skip
+
+
+def test_markup_escapes_all_but_markup() -> None:
+    made = tag("p", "a < b", Html("<b>c</b>"), class_="x", aria_label='"', id=None)
+    assert made == '<p class="x" aria-label="&quot;">a &lt; b<b>c</b></p>'
+    assert tag("br") == "<br/>"
+    assert text(text("<")) == "&lt;"
+
+
+def test_names() -> None:
+    assert role_label("mlp.a_dgrad.ar") == "all-reduce fc1 dgrad"
+    assert role_label("attn.norm'") == "norm′"
+    assert role_label("attn.b_wgrad") == "proj wgrad"
+    assert role_label("something.new") == "something.new"
+    assert [ms_text(v) for v in (0, 0.0384, 4.18, 369.71, 4109.9)] == [
+        "0", "0.038", "4.18", "369.7", "4,109.9",
+    ]  # fmt: skip
+    assert percent_text(0.995) == "99.5 %"
+    assert percent_text(1.0) == "100 %"
+    assert size_text(83886080) == "80.0 MiB"
+    assert size_text(12) == "12 B"
+    assert size_text(1 << 40) == "1024.0 GiB"
+    assert shape_text(Gemm(1024, 2, 3)) == "m 1,024 · n 2 · k 3 · forward"
+    assert shape_text(Collective("all_reduce", 2048, 2, 8)) == "2.0 KiB over 16 ranks on 2 nodes"
+    assert shape_text(Pointwise("gelu", 1024, 1024)) == "2.0 KiB moved"
+    assert shape_text(Attention(2, 8, 8, 1024, 64)) == "2 × 1,024 tokens · 8 heads of 64"
+    plan = SlicePlan(attn_col_slices=2, mlp_dgrad_slices=4, merge_wgrad=True, comm_ctas=8)
+    assert plan_text(plan) == (
+        "2 row slices × 2/1 column slices, dgrad in 2/4, greedy order, weight gradients fill the "
+        "waits, weight gradients merged over slices, 8 CTAs for communication"
+    )
