@@ -6,7 +6,8 @@ it issues, of what is ready,
    interrupted launches its all-reduce later;
 2. else the fragment with the longest remaining path: the slice that lags most;
 3. else, where it would wait, a weight gradient: oldest first, and at the latest before the layer
-   after next begins (memory, data-parallel buckets).
+   after next begins (memory, data-parallel buckets). Where nothing is reduced there is no wait to
+   save them for: each is issued at once.
 
 Layers follow each other in groups: a group is a layer whose last fragments (those that wait for
 its last all-reduces) are counted to the next one, and it begins when the one before is issued
@@ -138,6 +139,7 @@ class _ListScheduler:
         self.graph = graph
         self.depth = depth = DEPTH
         self.count = len(graph.tokens)
+        self.reduces = any(graph.comm_ns)
         self.paths = _paths(graph, depth)
         self.tails = [(token.block, token.fragment) in TAILS for token in graph.tokens]
         self.group = -1
@@ -225,7 +227,8 @@ class _ListScheduler:
         """A weight gradient that may not wait for the layer of ``chosen`` any longer."""
         if chosen < 0 or not self.wgrads:
             return -1
-        if self.wgrads[0][0] // self.count < self._group_of(chosen) - 1:
+        late = self.wgrads[0][0] // self.count < self._group_of(chosen) - 1
+        if late or not self.reduces:
             return heapq.heappop(self.wgrads)[0]
         return -1
 

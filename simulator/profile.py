@@ -79,7 +79,7 @@ class Provenance:
 
 def gemm_key(row: GemmRow) -> tuple[int | str | bool | tuple[int, int, int], ...]:
     """Sort key of a GEMM row: its signature."""
-    return row[:7]
+    return (*row[:7], row.bias)
 
 
 @dataclass(frozen=True, kw_only=True)

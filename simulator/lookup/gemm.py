@@ -46,6 +46,7 @@ class GemmRow(NamedTuple):
     median_us: float
     spread_us: float
     samples: int
+    bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +125,7 @@ class GemmTable:
     ) -> None:
         self._peak_flops = dict(peak_flops)
         self._bandwidth = memory_bandwidth
-        self._exact = {row[:7]: row for row in rows}
+        self._exact = {Gemm(*row[:7], row.bias): row for row in rows}  # type: ignore[arg-type]
         self._families = self._build(rows, fits, sm_count)
 
     def _build(
@@ -149,9 +150,7 @@ class GemmTable:
     def estimate(self, gemm: Gemm) -> Estimate:
         """Return the duration of ``gemm``; raises MissingSectionError when nothing can give it."""
         for dtype in _dtypes(gemm.dtype):
-            row = self._exact.get(
-                (gemm.m, gemm.n, gemm.k, gemm.layout, dtype, gemm.accumulate, gemm.strides)
-            )
+            row = self._exact.get(gemm._replace(dtype=dtype))
             if row is not None:
                 return Estimate(row.median_us, "measured", row_error(row))
         best = next(self._candidates(gemm), None)

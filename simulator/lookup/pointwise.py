@@ -33,6 +33,7 @@ class PointwiseRow:
     bytes_read: int
     bytes_written: int
     dtype: str = "bf16"
+    pieces: int = 1
     median_us: float
     spread_us: float = 0.0
     samples: int = 1
@@ -48,12 +49,14 @@ class PointwiseRow:
     @property
     def signature(self) -> Pointwise:
         """The op that was timed."""
-        return Pointwise(self.name, self.bytes_read, self.bytes_written, self.dtype)
+        return Pointwise(
+            self.name, self.bytes_read, self.bytes_written, self.dtype, self.pieces
+        )
 
     @property
-    def key(self) -> tuple[str, int, int, str]:
-        """Sort key: name, bytes, dtype."""
-        return self.name, self.bytes_read, self.bytes_written, self.dtype
+    def key(self) -> tuple[str, int, int, str, int]:
+        """Sort key: name, bytes, dtype, pieces."""
+        return self.name, self.bytes_read, self.bytes_written, self.dtype, self.pieces
 
 
 @dataclass(frozen=True, kw_only=True)
