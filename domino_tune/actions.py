@@ -72,7 +72,7 @@ def plan_show(request: requests.PlanShowRequest, outputs: JsonOutputs) -> None:
 
 def plan_export(request: requests.PlanExportRequest, outputs: FileOutputs) -> None:
     """Arguments and environment for a framework, as a file for a shell to source or as JSON."""
-    from domino_tune import services, show
+    from domino_tune import services
     from domino_tune.export import export_text
     from domino_tune.results import plain
     from domino_tune.store.files import write_whole
@@ -84,7 +84,6 @@ def plan_export(request: requests.PlanExportRequest, outputs: FileOutputs) -> No
         write_whole(outputs.out, text)
     else:
         sys.stdout.write(text)
-    show.warn(result.notes)
 
 
 def models(request: requests.ModelsRequest, outputs: JsonOutputs) -> None:

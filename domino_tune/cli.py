@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -19,6 +20,7 @@ from domino_tune.options import Option, option_of
 # typer brings its own click or uses the installed one, by version; these are the one it uses.
 UsageError: Any = typer.BadParameter.__base__
 ClickException: Any = UsageError.__base__
+INTERRUPTED: Final = meaning_of(KeyboardInterrupt()).exit_code
 SETTINGS: Final = {"help_option_names": ["--help", "-h"]}
 GROUPS: Final = {
     "plan": "Show a plan file, or export it to a framework.",
@@ -162,9 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except (typer.Abort, KeyboardInterrupt):
         _complain("interrupted.")
-        return 130
-    except BrokenPipeError:  # the reader, `head` say, has seen enough
-        sys.stderr.close()
+        return INTERRUPTED
+    except (BrokenPipeError, SystemExit):  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
         meaning = meaning_of(error)
@@ -172,6 +174,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _complain(str(error))
         return meaning.exit_code
+    if result == INTERRUPTED:  # typer's way to say so
+        _complain("interrupted.")
     return result if isinstance(result, int) else 0
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from domino_tune import requests
 from domino_tune.commands import command_line, simulate_request
+from domino_tune.grid import NOTE
 from domino_tune.outputs import TuneOutputs
 from domino_tune.report.data import (
     HeatCell,
@@ -76,8 +77,7 @@ def report_tuning(
             )
             for cell in result.grid
         ),
-        heat_note="Each cell: the fastest order and weight-gradient placement of that cut, with "
-        "the same column slices in both blocks, forward and backward.",
+        heat_note=NOTE,
         plans=_plans(result),
         turns=_turns(result),
         search=Search(

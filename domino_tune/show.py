@@ -142,12 +142,12 @@ def _grid(result: TuneResult) -> None:
     cells = {(cell.row_slices, cell.col_slices): cell for cell in result.grid}
     print_table(
         Table(
-            title="Iteration time by cut, fastest order: row slices down, column slices across",
+            title="Iteration time by cut: row slices down, column slices of both blocks across",
             columns=(">rows", *(f">{column} column{'s' * (column > 1)}" for column in columns)),
             rows=[
                 (str(row), *(_cell_text(cells[row, column]) for column in columns)) for row in rows
             ],
-            marked=[rows.index(result.best.plan.row_slices)],
+            marked=[i for i, row in enumerate(rows) if row == result.best.plan.row_slices],
         )
     )
 

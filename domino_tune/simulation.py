@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Final
+
 from domino_tune.case import GIB, Chosen, Setup
 from domino_tune.planfile import PlanFile, Predicted
 from domino_tune.results import Interval, SimulateResult, Variant
 from simulator.confidence import Confidence, confidence_of
 from simulator.memory import peak_bytes
 from simulator.plan import MEGATRON, NO_COMM
+from simulator.predict import predict
 from simulator.predict import simulate as play
-from simulator.timeline import Timeline
+from simulator.timeline import Breakdown, Timeline
 
-BASELINE = "baseline"
-CHOSEN = "chosen"
-BOUND = "no_comm"
-MS = 1e-6
+BASELINE: Final = "baseline"
+CHOSEN: Final = "chosen"
+BOUND: Final = "no_comm"
+MS: Final = 1e-6
+MICROS_PLAYED: Final = 4
+"""Micro-batches that a timeline shows: the first, two alike, and the last."""
 
 
 def simulate_plan(setup: Setup, chosen: Chosen) -> SimulateResult:
-    """Play the three variants in full and measure them.
+    """Measure the three variants; play them in full, or with many micro-batches the first few.
 
     Raises InfeasiblePlanError (``memory``) when the chosen plan does not fit a GPU; a baseline
     that does not fit is a warning.
     """
-    case = setup.case
-    peak = peak_bytes(case, chosen.plan, chosen.order)
-    setup.check_memory(chosen.plan, peak)
-    timelines = {
-        BASELINE: play(case, MEGATRON),
-        CHOSEN: play(case, chosen.plan, chosen.order),
-        BOUND: play(case, NO_COMM),
-    }
-    peaks = {
-        BASELINE: peak_bytes(case, MEGATRON), CHOSEN: peak, BOUND: peak_bytes(case, NO_COMM)
+    plans = {
+        BASELINE: Chosen.of(setup, MEGATRON), CHOSEN: chosen, BOUND: Chosen.of(setup, NO_COMM)
     }  # fmt: skip
-    labels = {BASELINE: MEGATRON.label, CHOSEN: chosen.plan.label, BOUND: NO_COMM.label}
-    variants = {
-        name: _variant(setup, labels[name], timelines[name], peaks[name]) for name in timelines
-    }
+    setup.check_memory(chosen.plan, peak_bytes(setup.case, chosen.plan, chosen.order))
+    shown = _shortened(setup)
+    timelines = {name: play(shown.case, one.plan, one.order) for name, one in plans.items()}
+    variants = {name: _variant(setup, one, timelines[name]) for name, one in plans.items()}
     return _result(setup, chosen, variants, timelines)
+
+
+def _shortened(setup: Setup) -> Setup:
+    """The setup with at most MICROS_PLAYED micro-batches: those in the middle are all alike."""
+    workload = setup.workload
+    if workload.grad_accumulation <= MICROS_PLAYED:
+        return setup
+    return replace(setup, workload=replace(workload, grad_accumulation=MICROS_PLAYED))
 
 
 def _result(
@@ -46,6 +52,7 @@ def _result(
 ) -> SimulateResult:
     mine, baseline, bound = (variants[name] for name in (CHOSEN, BASELINE, BOUND))
     sure = confidence_of(timelines[CHOSEN], setup.case.cost)
+    longer = mine.iteration_ms / timelines[CHOSEN].makespan_ns
     predicted = Predicted(
         iteration_ms=mine.iteration_ms,
         baseline_ms=baseline.iteration_ms,
@@ -61,7 +68,7 @@ def _result(
         exposed_comm_ms=mine.exposed_comm_ms,
         hidden_comm_fraction=mine.hidden_comm_fraction,
         peak_memory_gib=mine.peak_memory_gib,
-        interval_ms=Interval(low=sure.low_ns * MS, high=sure.high_ns * MS),
+        interval_ms=Interval(low=sure.low_ns * longer, high=sure.high_ns * longer),
         confidence=sure.level,
         confidence_shares=sure.shares,
         warnings=_warnings(setup, sure, baseline),
@@ -71,7 +78,9 @@ def _result(
         workload=setup.workload,
         cluster=setup.cluster,
         variants=variants,
-        time_by_role_ms={k: v * MS for k, v in timelines[CHOSEN].by_role.items()},
+        time_by_role_ms={
+            role: time_ns * longer for role, time_ns in timelines[CHOSEN].by_role.items()
+        },
         timelines=timelines,
         plan_file=plan_file_of(setup, chosen, predicted),
         setup=setup,
@@ -91,17 +100,22 @@ def plan_file_of(setup: Setup, chosen: Chosen, predicted: Predicted) -> PlanFile
     )
 
 
-def _variant(setup: Setup, label: str, timeline: Timeline, peak: int) -> Variant:
+def _variant(setup: Setup, one: Chosen, timeline: Timeline) -> Variant:
+    """Numbers of the whole iteration: from the timeline, or the fast engine where it was cut."""
     parts = timeline.breakdown
+    if setup.workload.grad_accumulation > MICROS_PLAYED:
+        sums = predict(setup.case, one.plan, one.order)
+        idle = sums.makespan_ns - sums.compute_ns - sums.exposed_ns
+        parts = Breakdown(sums.makespan_ns, sums.compute_ns, sums.comm_ns, sums.exposed_ns, idle)
     return Variant(
-        label=label,
+        label=one.plan.label,
         iteration_ms=parts.makespan_ns * MS,
         compute_ms=parts.compute_ns * MS,
         comm_ms=parts.comm_ns * MS,
         exposed_comm_ms=parts.exposed_comm_ns * MS,
         idle_ms=parts.idle_ns * MS,
         hidden_comm_fraction=parts.hidden_comm_fraction,
-        peak_memory_gib=peak / GIB,
+        peak_memory_gib=peak_bytes(setup.case, one.plan, one.order) / GIB,
         tokens_per_second=setup.tokens / (parts.makespan_ns * 1e-9),
     )
 
@@ -117,6 +131,11 @@ def _warnings(setup: Setup, sure: Confidence, baseline: Variant) -> tuple[str, .
         found.append(
             f"The baseline would need {baseline.peak_memory_gib:.1f} GiB, more than a GPU's "
             f"{setup.capacity_bytes / GIB:.0f} GiB: it could not run."
+        )
+    if setup.workload.grad_accumulation > MICROS_PLAYED:
+        found.append(
+            f"Trace and page show {MICROS_PLAYED} of {setup.workload.grad_accumulation} "
+            "micro-batches; the numbers are of the whole iteration."
         )
     if sure.level == "low":
         unsure = sum(sure.shares.get(source, 0.0) for source in ("extrapolated", "assumed"))

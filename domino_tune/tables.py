@@ -30,10 +30,9 @@ def print_table(table: Table, file: TextIO | None = None) -> None:
     from rich.table import Table as RichTable
 
     console = _console(file)
-    rich_table = RichTable(
-        title=_plain(table.title) or None, title_justify="left", title_style="bold",
-        box=box.SIMPLE_HEAD, pad_edge=False,
-    )  # fmt: skip
+    if table.title:
+        print_line(table.title, file, "bold")
+    rich_table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in table.columns:
         right = column.startswith(">")
         rich_table.add_column(column.lstrip(">"), justify="right" if right else "left")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Final, cast
 
 from domino_tune.case import GIB, Chosen, Setup
 from domino_tune.grid import plan_grid
@@ -27,11 +28,14 @@ from domino_tune.search.space import Target
 from domino_tune.sensitivity import contention_sensitivity
 from domino_tune.simulation import MS, simulate_plan
 from simulator.bounds import Bounds
+from simulator.errors import InfeasiblePlanError
 from simulator.lines import LayerOrder
 from simulator.memory import peak_bytes
 from simulator.plan import MAX_ROW_SLICES, SlicePlan
 from simulator.predict import order_of, predict
 
+HOPELESS: Final = 1.1
+"""Share of a GPU's memory above which no other cut is expected to help."""
 Progress = Callable[[str], None]
 
 
@@ -100,6 +104,7 @@ def space_of(setup: Setup, target: str | None) -> Space:
 def search(setup: Setup, request: TuneRequest, progress: Progress = silent) -> Searched:
     """Search one setup's plans. Raises InfeasiblePlanError when none can run."""
     space = space_of(setup, request.target)
+    _refuse_hopeless(setup)
     problem = SimulatedPlans(setup=setup, plans=space)
     batch = setup.workload.micro_batch_size
     progress(f"micro-batch {batch}: {len(space):,} plans of {space.size:,} combinations")
@@ -112,19 +117,37 @@ def search(setup: Setup, request: TuneRequest, progress: Progress = silent) -> S
     return Searched(setup=setup, problem=problem, found=found)
 
 
+def _refuse_hopeless(setup: Setup) -> None:
+    """Raise InfeasiblePlanError when no plan can fit, rather than count the memory of each.
+
+    Slices change a rank's peak by few percent, so the least and the most sliced plan speak for all.
+    """
+    rows = min(MAX_ROW_SLICES, setup.workload.micro_batch_size)
+    plans = (SlicePlan(row_slices=1), SlicePlan(row_slices=rows))
+    peaks = {plan: peak_bytes(setup.case, plan, order_of(setup.case, plan)) for plan in plans}
+    least = min(peaks, key=peaks.__getitem__)
+    if peaks[least] > HOPELESS * setup.capacity_bytes:
+        setup.check_memory(least, peaks[least])
+
+
 def tune_setups(
     setups: Sequence[Setup], request: TuneRequest, progress: Progress = silent
 ) -> TuneResult:
-    """Search each setup (they differ in micro-batch), and simulate the best plan of all in full."""
+    """Search each setup (they differ in micro-batch), and simulate the best plan of all in full.
+
+    Raises the first setup's InfeasiblePlanError when none has a plan that can run.
+    """
     began = time.perf_counter()
-    made = [search(setup, request, progress) for setup in setups]
+    made, failed = _search_each(setups, request, progress)
+    if not made:
+        raise failed[0]
     best_trial = choose_best(one.found.best for one in made)
     best = next(one for one in made if one.found.best is best_trial)
     chosen = Chosen(plan=best_trial.plan, order=best.problem.order(best_trial.plan))
     simulated = simulate_plan(best.setup, chosen)
     sensitivity = contention_sensitivity(best.setup, chosen, best.found.trials)
     progress("mapping the cuts")
-    grid = plan_grid(best.problem.evaluate, best.setup.workload.micro_batch_size)
+    grid = plan_grid(best.setup, best_trial.peak_bytes)
     infeasible: Counter[str] = Counter()
     for one in made:
         infeasible.update(one.found.infeasible)
@@ -144,6 +167,18 @@ def tune_setups(
         contention=sensitivity,
         seconds=time.perf_counter() - began,
     )
+
+
+def _search_each(
+    setups: Sequence[Setup], request: TuneRequest, progress: Progress
+) -> tuple[list[Searched], list[InfeasiblePlanError]]:
+    made, failed = [], []
+    for setup in setups:
+        try:
+            made.append(search(setup, request, progress))
+        except InfeasiblePlanError as error:
+            failed.append(error)
+    return made, failed
 
 
 def _trial(setup: Setup, trial: Trial) -> TrialResult:
@@ -166,6 +201,10 @@ def setups_to_tune(setup: Setup, tune_also: Sequence[str]) -> list[Setup]:
             setup,
             workload=replace(workload, micro_batch_size=size, grad_accumulation=total // size),
         )
-        for size in range(1, total + 1)
-        if total % size == 0
+        for size in _divisors(total)
     ]
+
+
+def _divisors(value: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
+    return sorted({*small, *(value // d for d in small)})

@@ -91,8 +91,8 @@ def override(model: ModelSpec, overrides: Iterable[str]) -> ModelSpec:
 
 def _divisors_near(value: int, near: int) -> str:
     divisors = [d for d in range(1, value + 1) if value % d == 0]
-    closest = sorted(divisors, key=lambda d: (abs(d - near), d))[:2]
-    return " or ".join(str(d) for d in sorted(closest))
+    closest = [d for d in divisors if d < near][-1:] + [d for d in divisors if d > near][:1]
+    return " or ".join(str(d) for d in closest)
 
 
 def _parse_override(text: str) -> tuple[str, Any]:

@@ -1,0 +1,59 @@
+"""The frozen command line: additive changes only, and each of them written down."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from domino_tune.cli import VERBS, build_app
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "cli.txt"
+HEAVY = ("numpy", "pandas", "pydantic", "simpy", "skopt", "sklearn", "matplotlib")
+
+
+def surface() -> list[str]:
+    """One line an option: command, option, what it takes, whether it is required or repeats."""
+    return sorted(_lines(typer.main.get_command(build_app()), []))
+
+
+def _lines(command: Any, path: list[str]) -> Iterator[str]:
+    for name, child in getattr(command, "commands", {}).items():
+        yield from _lines(child, [*path, name])
+    if not hasattr(command, "commands"):
+        yield " ".join(path)
+        for parameter in command.params:
+            name = "/".join(parameter.opts) if parameter.param_type_name == "option" else "ARGUMENT"
+            takes = "" if getattr(parameter, "is_flag", False) else f" {parameter.metavar}"
+            extras = " required" * parameter.required + " repeats" * bool(
+                getattr(parameter, "multiple", False)
+            )
+            yield f"{' '.join(path)} {name}{takes}{extras}"
+
+
+def test_nothing_was_taken_away() -> None:
+    assert [line for line in GOLDEN.read_text().splitlines() if line not in surface()] == []
+
+
+def test_every_addition_is_written_down() -> None:
+    """To freeze an addition, put the new lines into tests/golden/cli.txt, sorted."""
+    assert surface() == GOLDEN.read_text().splitlines()
+
+
+def test_every_verb_of_the_issue_is_there() -> None:
+    paths = {" ".join(verb.path) for verb in VERBS}
+    wanted = {"simulate", "tune", "whatif", "plan show", "plan export", "models", "profiles list"}
+    assert wanted <= paths
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from domino_tune.cli import main; rc = main(['--help']);"
+        "print(rc, [m for m in %r if m in sys.modules], file=sys.stderr)" % (HEAVY,)
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "0 []"
