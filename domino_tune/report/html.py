@@ -6,6 +6,7 @@ import string
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Final
 
 from domino_tune.report.about import again, asked, sweeps
 from domino_tune.report.answer import answer, masthead
@@ -16,6 +17,9 @@ from domino_tune.report.markup import Html, section, tag, text
 from domino_tune.report.spent import where_time_goes
 from domino_tune.report.sure import how_sure
 from domino_tune.store.files import write_whole
+
+SCRIPTS: Final = ("lanes_data.js", "lanes_view.js", "lanes.js")
+"""Parts of the one script, which share one scope."""
 
 
 def write_report(path: str | Path, data: ReportData) -> None:
@@ -37,7 +41,7 @@ def report_html(data: ReportData) -> str:
         style=static("page.css"),
         body="\n".join(part for part in body if part),
         lanes=lanes_json(data),
-        script=static("lanes.js"),
+        script="\n".join(static(name) for name in SCRIPTS),
     )
 
 
