@@ -53,7 +53,7 @@ def test_every_verb_of_the_issue_is_there() -> None:
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from domino_tune.cli import main; rc = main(['--help']);"
-        "print(rc, [m for m in %r if m in sys.modules], file=sys.stderr)" % (HEAVY,)
+        f"print(rc, [m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "0 []"
