@@ -1,0 +1,163 @@
+"""Two emulated hosts with a slow link between them, on one Linux machine.
+
+Each host is a network namespace; a veth pair whose ends are capped joins them. Without root the
+same is built inside a user namespace. The namespaces have no names: each lives as long as a small
+process that holds it, which ends when its stdin closes, hence with its parent, even one killed by
+SIGKILL. So nothing is left behind, and there is nothing to clean up at the next start.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from simulator.errors import InputError
+
+INTERFACE: Final = "link0"
+BURST: Final = "256kb"
+LATENCY: Final = "50ms"
+"""tbf's bucket and longest stay in its queue: within 5 % of the rate up to 1 Gbit/s."""
+_TOOLS: Final = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+}
+_HOLD: Final = ("sh", "-c", "echo ready; exec cat")
+# Tools of an administrator are off an ordinary user's path.
+_PATH: Final = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Where ranks run: ``entrances`` are the command prefixes that lead into each host, and
+    ``interface`` is the network interface that its ranks use."""
+
+    entrances: tuple[tuple[str, ...], ...]
+    interface: str
+
+    def entrance(self, rank: int, world_size: int) -> tuple[str, ...]:
+        """The prefix for ``rank``: equal shares of the ranks, in order, on each host."""
+        return self.entrances[rank * len(self.entrances) // world_size]
+
+
+@contextmanager
+def this_machine() -> Iterator[Network]:
+    """All ranks on this machine, talking over loopback at full speed."""
+    yield Network(entrances=((),), interface="lo0" if sys.platform == "darwin" else "lo")
+
+
+@contextmanager
+def emulated_link(bits_per_s: int) -> Iterator[Network]:
+    """Two hosts joined by a link of ``bits_per_s`` each way; gone when the block ends.
+
+    Raises InputError, saying what is missing, where this cannot be built.
+    """
+    _check_tools()
+    with ExitStack() as stack:
+        first = _first_host(stack)
+        second = _hold(stack, first.entrance, user=first.user)
+        _join(first, second, bits_per_s)
+        yield Network(entrances=(first.entrance, second.entrance), interface=INTERFACE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Host:
+    """A network namespace, held open by process ``pid``; ``user``: in a user namespace of ours."""
+
+    pid: int
+    user: bool
+
+    @property
+    def entrance(self) -> tuple[str, ...]:
+        user = ("--user", "--preserve-credentials") if self.user else ()
+        return (_tool("nsenter"), "--target", str(self.pid), *user, "--net", "--")
+
+
+def _check_tools() -> None:
+    if sys.platform != "linux":
+        raise InputError(
+            f"An emulated link needs Linux (network namespaces), this is {sys.platform}; "
+            "run without --emulate-link, or in a Linux container."
+        )
+    missing = {package for tool, package in _TOOLS.items() if not shutil.which(tool, path=_PATH)}
+    if missing:
+        names = " ".join(sorted(missing))
+        raise InputError(
+            f"An emulated link needs {', '.join(_TOOLS)}; install with: apt-get install {names}."
+        )
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name, path=_PATH)
+    assert found is not None
+    return found
+
+
+def _first_host(stack: ExitStack) -> _Host:
+    """A network namespace: as root directly, otherwise inside a user namespace."""
+    problems = []
+    for user in (False, True) if os.geteuid() == 0 else (True,):
+        try:
+            return _hold(stack, (), user=user, new_user=user)
+        except _Refused as refusal:
+            problems.append(str(refusal))
+    raise InputError(
+        f"An emulated link needs root, or leave to make user namespaces, and has neither here "
+        f"({'; '.join(problems)}). Run as root, in a container with --privileged, or allow user "
+        "namespaces: sysctl -w user.max_user_namespaces=10000 "
+        "kernel.apparmor_restrict_unprivileged_userns=0"
+    )
+
+
+class _Refused(Exception):
+    """The kernel did not let us make a namespace."""
+
+
+def _hold(
+    stack: ExitStack, within: tuple[str, ...], *, user: bool, new_user: bool = False
+) -> _Host:
+    """Start a process that holds a new network namespace open; ends with ``stack``."""
+    fresh = ("--map-root-user", "--net") if new_user else ("--net",)
+    holder = subprocess.Popen(
+        [*within, _tool("unshare"), *fresh, *_HOLD],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    stack.enter_context(holder)  # closes its pipes, whereupon it ends, and waits for it
+    assert holder.stdout is not None
+    assert holder.stderr is not None
+    if holder.stdout.readline() != b"ready\n":
+        raise _Refused(holder.stderr.read().decode(errors="replace").strip() or "unshare failed")
+    return _Host(pid=holder.pid, user=user)
+
+
+def _join(first: _Host, second: _Host, bits_per_s: int) -> None:
+    ip, tc = _tool("ip"), _tool("tc")
+    _in(first, ip, "link", "add", INTERFACE, "type", "veth",
+        "peer", "name", INTERFACE, "netns", str(second.pid))  # fmt: skip
+    for host, address in ((first, "10.0.0.1/24"), (second, "10.0.0.2/24")):
+        _in(host, ip, "link", "set", "lo", "up")
+        _in(host, ip, "addr", "add", address, "dev", INTERFACE)
+        _in(host, ip, "link", "set", INTERFACE, "up")
+        _in(host, tc, "qdisc", "add", "dev", INTERFACE, "root", "tbf",
+            "rate", f"{bits_per_s}bit", "burst", BURST, "latency", LATENCY)  # fmt: skip
+
+
+def _in(host: _Host, *command: str) -> None:
+    done = subprocess.run([*host.entrance, *command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(
+            f"The emulated link cannot be built: {_shown(command)} says "
+            f"{done.stderr.strip()!r}. The kernel needs veth and the tbf queue (sch_tbf)."
+        )
+
+
+def _shown(command: Sequence[str]) -> str:
+    return " ".join((os.path.basename(command[0]), *command[1:]))
