@@ -214,7 +214,7 @@ class ProfilesImportRequest(Request):
 
     file: str = option("Table to import.", metavar="FILE")
     format: str = option(
-        "What the table is: nccl-tests, nccl-tests-json, gemm-csv …",
+        "What the table is, say nccl-tests or gemm-csv; a wrong name lists all.",
         flag="--format", metavar="NAME",
     )  # fmt: skip
     into: str = option(

@@ -108,20 +108,21 @@ def _cuda_graph(setup: Setup, text: str) -> Setup:
 
 
 KEYS: Final[dict[str, Apply]] = {
+    "tp": _tp,
+    "nodes": _nodes,
+    "micro_batch_size": _workload("micro_batch_size"),
+    "seq_length": _workload("seq_length"),
+    "cuda_graph": _cuda_graph,
     "link_bandwidth": _machine("link_bandwidth", "bytes/s", link_bandwidth),
     "link_latency": _machine("link_latency", "s", link_latency),
     "gpu_flops": _machine("gpu_flops", "flop/s", _peak_flops),
     "memory_bandwidth": _machine(
         "memory_bandwidth", "bytes/s", lambda s: s.profile.machine.memory_bandwidth_gb_s * 1e9
     ),
-    "tp": _tp,
-    "nodes": _nodes,
-    "micro_batch_size": _workload("micro_batch_size"),
-    "seq_length": _workload("seq_length"),
-    "cuda_graph": _cuda_graph,
     "contention": _contention,
 }
-"""What can be changed, by name."""
+"""What can be changed, by name, in the order in which changes are made: the machine's last, since
+values with a unit are set against what the profile knows of the group that is then in use."""
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, str]:
@@ -157,8 +158,8 @@ def _split(flag: str, text: str) -> tuple[str, str]:
 
 
 def changed(setup: Setup, changes: Mapping[str, str]) -> Setup:
-    """The setup with all changes made: the workload's and ranks' first, then the machine's."""
-    for key in sorted(changes, key=list(KEYS).index, reverse=True):
+    """The setup with all changes made, in the order of KEYS."""
+    for key in sorted(changes, key=list(KEYS).index):
         setup = KEYS[key](setup, changes[key])
     return setup
 
