@@ -87,11 +87,7 @@ def _in_sample(sizes: Floats, times: Floats, knots: Sequence[float]) -> float:
 
 def _best_knots(sizes: Floats, times: Floats) -> tuple[float, ...]:
     """Knots at powers of two inside the range, as many as leave-one-out error rewards."""
-    inside = [
-        2.0**power
-        for power in range(-20, 20)
-        if sizes[1] <= 2.0**power <= sizes[-2]
-    ]
+    inside = [2.0**power for power in range(-20, 20) if sizes[1] <= 2.0**power <= sizes[-2]]
     most = min(MAX_KNOTS, int(len(sizes) / _POINTS_A_PARAMETER) - 2)
     candidates: list[tuple[float, ...]] = [()]
     for number in range(1, most + 1):

@@ -63,8 +63,7 @@ def nccl_text(data: bytes, hints: Hints = NO_HINTS) -> Imported:
     started = _STARTING.search(text)
     group = _group(started[1] if started else None, hosts, hints)
     rows = [
-        _row(group, f"line {number}", size, both, hints)
-        for number, size, both in _text_lines(text)
+        _row(group, f"line {number}", size, both, hints) for number, size, both in _text_lines(text)
     ]
     return _imported(rows)
 

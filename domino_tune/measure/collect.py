@@ -1,0 +1,124 @@
+"""From what ranks report to a profile: every message makes it a little more complete."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from simulator.contention import ComputeContention, ContentionFit
+from simulator.lookup.attention import AttentionRow
+from simulator.lookup.collectives import CollectiveRow
+from simulator.lookup.gemm import GemmRow
+from simulator.lookup.pointwise import PointwiseRow
+from simulator.ops import Attention, Collective, Gemm, Pointwise, Signature
+from simulator.profile import (
+    AttentionSection,
+    CollectiveSection,
+    ContentionSection,
+    GemmSection,
+    LaunchSection,
+    PointwiseSection,
+    Profile,
+    Provenance,
+    gemm_key,
+)
+
+KINDS: Mapping[str, type[Any]] = {
+    "gemm": Gemm, "attention": Attention, "pointwise": Pointwise, "collective": Collective,
+}  # fmt: skip
+MEASURED = Provenance(
+    kind="measured",
+    source="domino_tune profile: the runtime's own ops, timed in place on all ranks at once",
+)
+
+
+def add_message(profile: Profile, message: Mapping[str, Any]) -> Profile:
+    """``profile`` with one message of ``domino_tune.measure.rank_job`` added to it."""
+    return _HANDLERS[message["kind"]](profile, message)
+
+
+def signature_from(plain: list[Any]) -> Signature:
+    """A signature from its JSON form: kind, then the fields."""
+    kind, *fields = plain
+    values = [tuple(value) if isinstance(value, list) else value for value in fields]
+    signature: Signature = KINDS[kind](*values)
+    return signature
+
+
+def _add_plan(profile: Profile, message: Mapping[str, Any]) -> Profile:
+    for row in message["ops"]:
+        profile = _add_op(profile, signature_from(row["signature"]), row)
+    cost_us = dict(profile.launch.cost_us) if profile.launch else {}
+    if not cost_us:
+        cost_us = dict.fromkeys(("gemm", "attention", "pointwise"), message["overhead_us"])
+    launch = LaunchSection(mode="inline", cost_us=cost_us, provenance=MEASURED)
+    return replace(profile, launch=launch)
+
+
+def _add_op(profile: Profile, signature: Signature, row: Mapping[str, Any]) -> Profile:
+    timing = {name: row[name] for name in ("median_us", "spread_us", "samples")}
+    fields = signature._asdict()
+    if isinstance(signature, Gemm):
+        gemms = {gemm_key(r): r for r in (profile.gemm.rows if profile.gemm else ())}
+        added = GemmRow(**fields, **timing)
+        gemms.setdefault(gemm_key(added), added)
+        ordered = tuple(gemms[key] for key in sorted(gemms))
+        return replace(profile, gemm=GemmSection(rows=ordered, provenance=MEASURED))
+    if isinstance(signature, Attention):
+        attentions = {r.key: r for r in (profile.attention.rows if profile.attention else ())}
+        core = AttentionRow(**fields, **timing)
+        attentions.setdefault(core.key, core)
+        section = AttentionSection(
+            rows=tuple(attentions[key] for key in sorted(attentions)), provenance=MEASURED
+        )
+        return replace(profile, attention=section)
+    assert isinstance(signature, Pointwise)
+    points = {r.key: r for r in (profile.pointwise.rows if profile.pointwise else ())}
+    point = PointwiseRow(**fields, **timing)
+    points.setdefault(point.key, point)
+    rows = tuple(points[key] for key in sorted(points))
+    return replace(profile, pointwise=PointwiseSection(rows=rows, provenance=MEASURED))
+
+
+def _add_collective(profile: Profile, message: Mapping[str, Any]) -> Profile:
+    collective = Collective(*message["signature"])
+    row = CollectiveRow(
+        op=collective.op,
+        nodes=collective.nodes,
+        per_node=collective.per_node,
+        ctas=collective.ctas,
+        bytes=collective.size_bytes,
+        median_us=message["median_us"],
+        spread_us=message["spread_us"],
+        samples=message["samples"],
+    )
+    rows = {r.key: r for r in (profile.collectives.rows if profile.collectives else ())}
+    rows.setdefault(row.key, row)
+    section = CollectiveSection(rows=tuple(rows[key] for key in sorted(rows)), provenance=MEASURED)
+    launch = profile.launch or LaunchSection(mode="inline", cost_us={}, provenance=MEASURED)
+    cost_us = {**launch.cost_us, "collective": message["hand_over_us"]}
+    return replace(profile, collectives=section, launch=replace(launch, cost_us=cost_us))
+
+
+def _add_contention(profile: Profile, message: Mapping[str, Any]) -> Profile:
+    fit = ContentionFit(
+        sm_count=1,
+        default_ctas=1,
+        compute=tuple(
+            ComputeContention(family=family, sms_per_cta=0.0, factor=max(1.0, factor))
+            for family, factor in sorted(message["compute"].items())
+        ),
+        collective_factor=max(1.0, message["collective"]),
+        shared_links_factor=2.0,
+        apart_factor=1.0,
+        error=0.05,
+    )
+    return replace(profile, contention=ContentionSection(fit=fit, provenance=MEASURED))
+
+
+_HANDLERS = {
+    "plan": _add_plan,
+    "collective": _add_collective,
+    "contention": _add_contention,
+}

@@ -1,0 +1,58 @@
+"""Lanes for measuring: one that does nothing, and collectives that never stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+
+from domino_tune.runtime.lanes import Handle
+
+
+class SilentLane:
+    """A lane whose collectives are done at once: compute alone."""
+
+    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> Handle:
+        """Nothing happens."""
+        now = time.perf_counter_ns()
+        handle = Handle(name, span_ns=(now, now))
+        handle.done.set()
+        return handle
+
+    def close(self) -> None:
+        """Nothing to give up."""
+
+
+class Traffic:
+    """All-reduces of one size, back to back, on a thread of their own (gloo).
+
+    Ranks must agree on how many: the last element says how many ranks want to stop, and all stop
+    behind the all-reduce that brought them the news.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, size_bytes: int) -> None:
+        self.group = group
+        self.buffer = torch.zeros(max(2, size_bytes // 4))
+        self.durations_ns: list[int] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def __enter__(self) -> Traffic:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        stop = False
+        while not stop:
+            self.buffer.zero_()
+            self.buffer[-1] = float(self._stopping.is_set())
+            start = time.perf_counter_ns()
+            dist.all_reduce(self.buffer, group=self.group)
+            self.durations_ns.append(time.perf_counter_ns() - start)
+            stop = bool(self.buffer[-1] > 0)

@@ -1,0 +1,77 @@
+"""A rank's session: builds executors for plans over one set of parameters, and random batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from domino_tune.runtime.executor import Executor
+from domino_tune.runtime.groups import RankContext
+from domino_tune.runtime.lanes import Lane
+from domino_tune.runtime.parameters import Parameters
+from domino_tune.runtime.state import State, Training
+from simulator.build import build_schedule
+from simulator.lines import LayerOrder
+from simulator.plan import SlicePlan
+from simulator.shapes import Shapes
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+
+
+@dataclass(kw_only=True)
+class Session:
+    """One model, workload and cluster on this rank; plans share parameters, as a training run
+    that changes its plan would."""
+
+    context: RankContext
+    model: ModelSpec
+    workload: Workload
+    cluster: ClusterSpec
+    training: Training
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """This rank's shards."""
+        return Parameters(
+            self.model,
+            self.cluster,
+            self.context.tp_rank,
+            dtype=DTYPES[self.workload.dtype],
+            device=self.context.device,
+            seed=self.training.seed,
+        )
+
+    def executor(
+        self, plan: SlicePlan, order: LayerOrder, lanes: Mapping[int, Lane] | None = None
+    ) -> Executor:
+        """An executor of ``plan``; on other ``lanes`` than the context's where given."""
+        state = State(
+            shapes=Shapes(
+                model=self.model, workload=self.workload, cluster=self.cluster, plan=plan
+            ),
+            parameters=self.parameters,
+            training=self.training,
+            tp_rank=self.context.tp_rank,
+            dp_rank=self.context.dp_rank,
+        )
+        schedule = build_schedule(self.model, self.workload, self.cluster, plan, order)
+        return Executor(schedule, state, self.context.lanes if lanes is None else lanes)
+
+    @cached_property
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random tokens and targets of this replica, [sequences of a step, seq_length] each."""
+        generator = torch.Generator().manual_seed(self.training.seed + self.context.dp_rank)
+        sequences = self.workload.micro_batch_size * self.workload.grad_accumulation
+        shape = (sequences, self.workload.seq_length + 1)
+        drawn = torch.randint(0, self.model.vocab_size, shape, generator=generator)
+        drawn = drawn.to(self.context.device)
+        return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
