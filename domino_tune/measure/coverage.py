@@ -58,7 +58,7 @@ def coverage(
             mlp_col_slices=columns,
             order="intra",
             wgrad="eager",
-        )  # fmt: skip
+        )
         for columns in sorted(col_slices)
         for rows in _useful_first(row_slices)
         if rows <= workload.micro_batch_size and model.hidden_size % columns == 0

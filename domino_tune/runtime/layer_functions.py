@@ -58,6 +58,7 @@ def _layer_norm_grad(
     state: State, name: str, x: torch.Tensor, dy: torch.Tensor, saved: tuple[torch.Tensor, ...]
 ) -> torch.Tensor:
     weight, bias = state.weight(name), state.weight(f"{name}.bias")
+    dx: torch.Tensor
     dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
         dy, x, x.shape[-1:], saved[0], saved[1], weight, bias, [True, True, True]
     )
