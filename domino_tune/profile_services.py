@@ -17,8 +17,13 @@ from domino_tune.results import (
     SectionResult,
 )
 from domino_tune.store.check import check_profile
-from domino_tune.store.home import home_dir
-from domino_tune.store.profiles import diff_profiles, list_profiles, load_profile, save_profile
+from domino_tune.store.profiles import (
+    diff_profiles,
+    list_profiles,
+    load_profile,
+    save_profile,
+    user_profiles_dir,
+)
 from simulator.errors import InputError
 from simulator.profile import SECTIONS, Profile
 
@@ -62,8 +67,7 @@ def profiles_import(request: requests.ProfilesImportRequest) -> ImportResult:
     imported = read_table(data, request.format, hints)
     made = import_into(base, imported, source=Path(request.file).name, data=data)
     made = replace(made, name=request.name)
-    folder = home_dir() / "profiles"
-    path = folder / f"{made.name}.json"
+    path = user_profiles_dir() / f"{made.name}.json"
     try:
         save_profile(made, path)
     except OSError as error:

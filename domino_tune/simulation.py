@@ -71,7 +71,7 @@ def _result(
         interval_ms=Interval(low=sure.low_ns * longer, high=sure.high_ns * longer),
         confidence=sure.level,
         confidence_shares=sure.shares,
-        warnings=_warnings(setup, sure, baseline),
+        warnings=_warnings(setup, sure, mine, baseline),
         plan=chosen.plan,
         profile=setup.profile_ref,
         model=setup.model,
@@ -120,13 +120,15 @@ def _variant(setup: Setup, one: Chosen, timeline: Timeline) -> Variant:
     )
 
 
-def _warnings(setup: Setup, sure: Confidence, baseline: Variant) -> tuple[str, ...]:
+def _warnings(setup: Setup, sure: Confidence, mine: Variant, baseline: Variant) -> tuple[str, ...]:
     found = [*setup.notes, *sure.warnings]
     if setup.profile.contention is None:
         found.append(
             f"Profile {setup.profile.name!r} has no contention section: overlap is simulated as "
             "free, which favours too many slices."
         )
+    if mine.iteration_ms > baseline.iteration_ms:
+        found.append(f"{mine.label} is slower than the baseline; do not use it here.")
     if baseline.peak_memory_gib * GIB > setup.capacity_bytes:
         found.append(
             f"The baseline would need {baseline.peak_memory_gib:.1f} GiB, more than a GPU's "
