@@ -19,9 +19,9 @@ NEAR_FULL: Final = 0.9
 """Share of a GPU's memory from which on each cell's own need is looked at."""
 MS: Final = 1e-6
 NOTE: Final = (
-    "Each cell: the fastest of the greedy order with weight gradients apart or merged (and of "
-    "inter, intra and paper without column slices), the same column slices in both blocks, forward "
-    "and backward."
+    "Each cell: the fastest of the greedy order with weight gradients apart or merged and dgrad "
+    "whole or cut like the columns (without column slices also of inter, intra and paper); the "
+    "same column slices in both blocks."
 )
 
 
@@ -55,9 +55,15 @@ def _cell(setup: Setup, rows: int, columns: int, near_full: bool) -> GridCell:
 
 def _variants(rows: int, columns: int) -> Iterator[SlicePlan]:
     for merge in (False, True) if rows > 1 else (False,):
-        yield SlicePlan(
-            row_slices=rows, attn_col_slices=columns, mlp_col_slices=columns, merge_wgrad=merge
-        )
+        for dgrad in sorted({1, columns}):
+            yield SlicePlan(
+                row_slices=rows,
+                attn_col_slices=columns,
+                mlp_col_slices=columns,
+                attn_dgrad_slices=dgrad,
+                mlp_dgrad_slices=dgrad,
+                merge_wgrad=merge,
+            )
     if rows <= 2 and columns == 1:
         for order in FIXED_ORDERS:
             yield SlicePlan(row_slices=rows, order=order, wgrad="eager")

@@ -33,7 +33,7 @@ from simulator.predict import predict
 from simulator.profile import SECTIONS
 from simulator.timeline import Timeline
 
-PLANS_LISTED: Final = 40
+PLANS_LISTED: Final = 12
 NUDGES: Final = (
     ("link_bandwidth", "0.5x", "2x"),
     ("link_latency", "0.5x", "2x"),

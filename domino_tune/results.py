@@ -115,7 +115,7 @@ class TrialResult:
 
 @dataclass(frozen=True, kw_only=True)
 class GridCell:
-    """The fastest plan with ``row_slices``, and ``col_slices`` in both blocks both ways.
+    """The fastest plan with ``row_slices``, and ``col_slices`` in both blocks.
 
     ``iteration_ms`` and ``plan`` are None where none can run; ``reason`` then says why.
     """
