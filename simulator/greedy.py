@@ -5,9 +5,10 @@ it issues, of what is ready,
 1. the rest of the chunk begun (the fragments of one slice up to its all-reduce): a chunk that is
    interrupted launches its all-reduce later;
 2. else the fragment with the longest remaining path: the slice that lags most;
-3. else, where it would wait, a weight gradient: oldest first, and at the latest before the layer
-   after next begins (memory, data-parallel buckets). Where nothing is reduced there is no wait to
-   save them for: each is issued at once.
+3. else, where it would wait, a weight gradient: the newest layer's first (so that the stack's first
+   layers fill their own waits), and any at the latest before the layer after next begins (memory,
+   data-parallel buckets). Where nothing is reduced there is no wait to save them for: each is
+   issued at once.
 
 Layers follow each other in groups: a group is a layer whose last fragments (those that wait for
 its last all-reduces) are counted to the next one, and it begins when the one before is issued
@@ -149,7 +150,7 @@ class _ListScheduler:
         self.ready_at = [0] * (depth * self.count)
         self.waiting: list[tuple[int, int]] = []  # (ready at, node): parents issued, not yet ready
         self.ready: list[tuple[int, int]] = []  # (-path, node)
-        self.wgrads: list[tuple[int, int]] = []  # (ready at, node), oldest node first
+        self.wgrads: list[int] = []  # ready weight gradients; few
         self.now = 0
         self.comm_free = 0
         self.issued: list[tuple[int, int, int]] = []
@@ -183,7 +184,7 @@ class _ListScheduler:
 
     def _parents_issued(self, node: int) -> None:
         if self.graph.is_wgrad[node % self.count]:
-            heapq.heappush(self.wgrads, (node, self.ready_at[node]))
+            self.wgrads.append(node)
         elif self._group_of(node) > self.group:
             self.held[self._group_of(node)].append(node)
         else:
@@ -202,7 +203,7 @@ class _ListScheduler:
             heapq.heapify(self.ready)
             return chosen
         if self.wgrads:
-            return heapq.heappop(self.wgrads)[0]
+            return self._take_wgrad(min(self.wgrads, key=lambda n: (-(n // self.count), n)))
         self.now = self.waiting[0][0]
         return self._pick(last)
 
@@ -225,12 +226,15 @@ class _ListScheduler:
 
     def _late_wgrad(self, chosen: int) -> int:
         """A weight gradient that may not wait for the layer of ``chosen`` any longer."""
-        if chosen < 0 or not self.wgrads:
-            return -1
-        late = self.wgrads[0][0] // self.count < self._group_of(chosen) - 1
-        if late or not self.reduces:
-            return heapq.heappop(self.wgrads)[0]
-        return -1
+        if chosen < 0 or not self.wgrads or not self.graph.compute_ns[chosen % self.count]:
+            return -1  # a fragment without ops begins no layer
+        oldest = min(self.wgrads)
+        late = oldest // self.count < self._group_of(chosen) - 1
+        return self._take_wgrad(oldest) if late or not self.reduces else -1
+
+    def _take_wgrad(self, node: int) -> int:
+        self.wgrads.remove(node)
+        return node
 
     def _issue(self, node: int) -> None:
         layer, index = divmod(node, self.count)
