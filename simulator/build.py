@@ -72,19 +72,13 @@ class _Builder:
     def schedule(self) -> Schedule:
         micros = self.shapes.workload.grad_accumulation
         reduces = self.shapes.cluster.dp > 1 and self.shapes.plan.strategy != "no_comm"
-        kinds = [(micro == 0, micro == micros - 1) for micro in range(micros)]
         parts = []
-        for first, last in dict.fromkeys(kinds):
-            segments = self._micro(first=first, buckets=last and reduces)
+        for first_micro, count in _micro_groups(micros):
+            last = first_micro + count == micros
+            segments = self._micro(first=first_micro == 0, buckets=last and reduces)
             if last:
                 segments.append(self._step(reduces))
-            parts.append(
-                Repeat(
-                    segments=tuple(segments),
-                    count=kinds.count((first, last)),
-                    first_micro=kinds.index((first, last)),
-                )
-            )
+            parts.append(Repeat(segments=tuple(segments), count=count, first_micro=first_micro))
         return Schedule(parts=tuple(parts), value_bytes=self.value_bytes, micros=micros)
 
     def _micro(self, *, first: bool, buckets: bool) -> list[Segment]:
@@ -170,6 +164,13 @@ class _Builder:
         reads += [Ref(self.layers, f"grad.head.s{last}"), Ref(0, f"grad.embed.s{last}")]
         parameters = rest * shapes.layer_parameters + shapes.edge_parameters
         return Segment(templates=tuple(edges.step(parameters, tuple(reads))))
+
+
+def _micro_groups(micros: int) -> list[tuple[int, int]]:
+    """(number of the first, how many) of micro-batches that are alike: first, middle, last."""
+    middle = [(1, micros - 2)] if micros > 2 else []
+    last = [(micros - 1, 1)] if micros > 1 else []
+    return [(0, 1), *middle, *last]
 
 
 def with_buckets(line: Line, layers: int) -> Line:
