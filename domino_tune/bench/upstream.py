@@ -1,7 +1,8 @@
 """How far the upstream Domino run lies from ours, and what it does that our schedule does not.
 
-What upstream does is read from its sources: deepspeedai/DeepSpeed @54a1421
-(runtime/domino/transformer.py) and DeepSpeedExamples' training/DeepSpeed-Domino. The times are
+Read from deepspeedai/DeepSpeed @54a1421 (runtime/domino/transformer.py) and DeepSpeedExamples'
+training/DeepSpeed-Domino: SDPA with dropout, contiguous copies, fp16 with Megatron's optimizer.
+Assumed: that SDPA ran FlashAttention-2, and which passes the optimizer makes. The times are
 estimates from the bundled profile; none is fitted to the run.
 """
 
@@ -24,7 +25,7 @@ MS: Final = 1e-6
 RUN_MS: Final = (521.0, 529.0)
 PLAN: Final = SlicePlan(row_slices=2, order="inter", wgrad="eager")
 SUSTAINED: Final = Changes(gpu_flops=1 / 1.15, memory_bandwidth=1 / 1.15)
-# Megatron's fp16 optimizer, bytes a parameter beyond ours: gradients copied to fp32 (2 + 4),
+# Megatron's fp16 optimizer, bytes a parameter beyond ours (assumed): gradients copied to fp32 (2 + 4),
 # unscaled and checked (4 + 4), clipped (4 + 4), parameters copied back (4; ours writes them too).
 OPTIMIZER_BYTES: Final = 26
 COPIES: Final = 8
@@ -39,8 +40,11 @@ def upstream() -> list[Table]:
     low, high = (100 * (ours / run - 1) for run in reversed(RUN_MS))
     gaps = [
         ("compute 15% slower: sustained clocks, 2024 kernels (facts/README.md)", slower - ours),
-        ("attention by FlashAttention-2 (PyTorch SDPA), not FlashAttention-3", _older_kernel(case)),
-        ("fp16 optimizer: copies, unscaling, clipping as passes of their own", _optimizer(case)),
+        (
+            "attention by FlashAttention-2 (SDPA; assumed), not FlashAttention-3",
+            _older_kernel(case),
+        ),
+        ("fp16 optimizer: copies, unscaling, clipping in own passes (assumed)", _optimizer(case)),
         ("q, k, v and context copied to be contiguous", _copies(case)),
     ]
     total = ours + sum(ms for _, ms in gaps)
