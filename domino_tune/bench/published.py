@@ -134,7 +134,8 @@ def _scenarios() -> Table:
         rows=rows,
         notes=[
             "GEMM times are bursts at boost clock; the 32-rank all-reduce was timed on virtual "
-            "machines, and sites differ by 10–20% there. Either makes the share of "
+            "machines, and sites differ by 10–20% there. Upper ends, taken "
+            "after the miss was seen: what could explain it, no proof. Either makes the share of "
             "communication too large where compute is small."
         ],
     )

@@ -25,7 +25,7 @@ MS: Final = 1e-6
 RUN_MS: Final = (521.0, 529.0)
 PLAN: Final = SlicePlan(row_slices=2, order="inter", wgrad="eager")
 SUSTAINED: Final = Changes(gpu_flops=1 / 1.15, memory_bandwidth=1 / 1.15)
-# Megatron's fp16 optimizer, bytes a parameter beyond ours (assumed): gradients copied to fp32 (2 + 4),
+# Megatron's fp16 optimizer, bytes a parameter beyond ours (assumed): gradients to fp32 (2 + 4),
 # unscaled and checked (4 + 4), clipped (4 + 4), parameters copied back (4; ours writes them too).
 OPTIMIZER_BYTES: Final = 26
 COPIES: Final = 8
