@@ -88,7 +88,7 @@ class _Builder:
         )  # fmt: skip
         edges = Edges(fragments=fragments)
         backward = self.order.backward
-        if buckets:
+        if buckets and self._layers_per_bucket() <= self.layers:
             backward = with_buckets(backward, self._layers_per_bucket())
         return [
             Segment(templates=tuple(edges.embedding())),

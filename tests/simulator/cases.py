@@ -1,0 +1,101 @@
+"""Random cases: models of both families, workloads, clusters and plans that fit them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from typing import Final
+
+from domino_tune.store.profiles import load_profile
+from simulator.cost import Changes, CostModel
+from simulator.plan import MEGATRON, NO_COMM, Order, SlicePlan, WgradPlacement
+from simulator.predict import Case
+from simulator.profile import Profile
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+
+KINDS: Final = (
+    "megatron", "no_comm", "intra eager", "intra deferred", "inter eager", "inter deferred",
+    "paper eager", "paper deferred", "greedy fill",
+)  # fmt: skip
+"""Every strategy, order and weight-gradient placement there is."""
+
+
+@cache
+def bundled_profile() -> Profile:
+    """The profile that random cases are costed with."""
+    return load_profile("h100-dgx")
+
+
+@cache
+def cost_model(contention: float, cuda_graph: bool) -> CostModel:
+    """Shared cost models, so that look-ups are made once."""
+    changes = Changes(contention=contention)
+    return CostModel(bundled_profile(), changes=changes, cuda_graph=cuda_graph)
+
+
+def random_model(rng: random.Random, tp: int, layers: int) -> ModelSpec:
+    """A GPT or a Llama whose heads and ffn divide by ``tp``; sizes are no powers of two."""
+    kv_heads = tp * rng.choice((1, 1, 2, 3))
+    gpt = rng.random() < 0.5
+    heads = kv_heads if gpt else kv_heads * rng.choice((1, 2, 8))
+    hidden = rng.choice((48, 240, 768, 1536, 2304, 5120))
+    plain = ModelSpec(
+        name="random", num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, head_dim=rng.choice((8, 64, 80, 128)),
+        intermediate_size=tp * rng.choice((7, 96, 500, 1376)),
+        vocab_size=rng.choice((11, 1000, 32000, 50257)), max_position_embeddings=4096,
+    )  # fmt: skip
+    if gpt:
+        return replace(plain, hidden_dropout=rng.choice((0.0, 0.1)))
+    return replace(
+        plain, hidden_act="silu", gated_mlp=rng.random() < 0.8, norm="rmsnorm",
+        position_embedding="rope", tie_word_embeddings=rng.random() < 0.3, attention_bias=False,
+        mlp_bias=False,
+    )  # fmt: skip
+
+
+def random_cluster(rng: random.Random) -> ClusterSpec:
+    """One node, a part of it, or several; one replica or more."""
+    tp, dp = rng.choice(((1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (1, 4), (8, 2), (16, 1)))
+    return ClusterSpec(tp=tp, dp=dp)
+
+
+def random_case(rng: random.Random, *, layers: int, micros: int, cost: CostModel) -> Case:
+    """A case of at most ``layers`` layers and ``micros`` micro-batches, with ``cost``."""
+    cluster = random_cluster(rng)
+    workload = Workload(
+        seq_length=rng.choice((1, 64, 512, 1024)), micro_batch_size=rng.randint(1, 9),
+        grad_accumulation=rng.randint(1, micros),
+    )  # fmt: skip
+    model = random_model(rng, cluster.tp, rng.randint(1, layers))
+    return Case(model=model, workload=workload, cluster=cluster, cost=cost)
+
+
+def random_cost(rng: random.Random) -> CostModel:
+    """Eager or under CUDA graphs; contention off, as the profile has it, or twice that."""
+    return cost_model(rng.choice((0.0, 1.0, 2.0)), rng.random() < 0.5)
+
+
+def random_plan(rng: random.Random, case: Case, kind: str) -> SlicePlan:
+    """A plan of ``kind`` that fits the case; unsliced where the batch is one sequence."""
+    if kind in ("megatron", "no_comm"):
+        return MEGATRON if kind == "megatron" else NO_COMM
+    order, wgrad = kind.split()
+    merged = rng.random() < 0.3
+    most = case.workload.micro_batch_size
+    if order in ("inter", "paper"):
+        return _plan(order, wgrad, min(2, most), merged)
+    pieces = [p for p in (1, 1, 1, 2, 3, 4, 8) if case.model.hidden_size % p == 0]
+    plan = _plan(order, wgrad, rng.randint(1, min(4, most)), merged)
+    columns = [rng.choice(pieces) for _ in range(4)]
+    return replace(
+        plan, attn_col_slices=columns[0], mlp_col_slices=columns[1],
+        attn_dgrad_slices=columns[2], mlp_dgrad_slices=columns[3],
+    )  # fmt: skip
+
+
+def _plan(order: str, wgrad: str, rows: int, merged: bool) -> SlicePlan:
+    known_order: Order = order  # type: ignore[assignment]
+    placement: WgradPlacement = wgrad  # type: ignore[assignment]
+    return SlicePlan(row_slices=rows, order=known_order, wgrad=placement, merge_wgrad=merged)
