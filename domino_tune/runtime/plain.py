@@ -1,0 +1,149 @@
+"""The same model written plainly: torch autograd, no schedule, no slices.
+
+Without a process group it is the single-process model that the runtime's numbers must equal. With
+one, its layers are Megatron-LM's tensor-parallel ones, the baseline that the runtime's ``megatron``
+strategy must not be slower than: a row-parallel linear's output is all-reduced where it stands;
+backward, a column-parallel linear's input gradient is all-reduced while its weight gradient is
+computed (Megatron's asynchronous all-reduce, on by default there too).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from simulator.specs import ModelSpec
+
+Tensor = torch.Tensor
+
+
+class _ColumnParallel(torch.autograd.Function):
+    """x·Wᵀ + b with rows of W on this rank; Megatron's f operator is in its backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.group, ctx.has_bias = group, bias is not None
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        dy = gradients[0]
+        dx = dy @ weight
+        work = dist.all_reduce(dx, group=ctx.group, async_op=True)
+        dweight = dy.t() @ x
+        dbias = dy.sum(0) if ctx.has_bias else None
+        work.wait()
+        return dx, dweight, dbias, None
+
+
+class _AllReduce(torch.autograd.Function):
+    """Megatron's g operator: sum over the group forward, in place; nothing backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.mark_dirty(x)
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def no_dropout(x: Tensor, site: str) -> Tensor:
+    """Leaves ``x`` as it is: evaluation, or a model without dropout."""
+    return x
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainModel:
+    """``weights`` go by the runtime's names and are leaves of autograd; full matrices without a
+    ``group``, this rank's shards with one. ``dropout`` is called with a tensor and its site."""
+
+    model: ModelSpec
+    weights: Mapping[str, Tensor]
+    dropout: Callable[[Tensor, str], Tensor] = no_dropout
+    group: dist.ProcessGroup | None = None
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy of [sequences, seq_length] tokens; single process only."""
+        x = F.embedding(tokens, self.weights["w.embed"])
+        if self.model.position_embedding == "learned":
+            x = x + self.weights["w.positions"][: tokens.shape[1]]
+        x = self.dropout(x.flatten(0, 1), "embed")
+        x = self._norm(self.layers(x, tokens.shape[1]), "w.head.norm")
+        table = "w.embed" if self.model.tie_word_embeddings else "w.head.a"
+        logits = F.linear(x, self.weights[table][: self.model.vocab_size])
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        return F.cross_entropy(wide, targets.flatten())
+
+    def layers(self, x: Tensor, seq_length: int) -> Tensor:
+        """The stack of layers on [sequences · seq_length, hidden]."""
+        for layer in range(self.model.num_hidden_layers):
+            for block in ("attn", "mlp"):
+                x = x + self._block(x, f"l{layer}.w.{block}", seq_length, f"l{layer}.{block}")
+        return x
+
+    def _block(self, x: Tensor, name: str, seq_length: int, site: str) -> Tensor:
+        a = self._column(self._norm(x, f"{name}.norm"), f"{name}.a")
+        core = self._attention(a, seq_length) if name.endswith("attn") else self._activation(a)
+        return self.dropout(self._row(core, f"{name}.b"), site)
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        shape, eps = x.shape[-1:], self.model.norm_eps
+        if self.model.norm == "layernorm":
+            return F.layer_norm(x, shape, self.weights[name], self.weights[f"{name}.bias"], eps)
+        return F.rms_norm(x, shape, self.weights[name], eps)
+
+    def _column(self, x: Tensor, name: str) -> Tensor:
+        weight, bias = self.weights[name], self.weights.get(f"{name}.bias")
+        if self.group is None:
+            return F.linear(x, weight, bias)
+        y: Tensor = _ColumnParallel.apply(x, weight, bias, self.group)  # type: ignore[no-untyped-call]
+        return y
+
+    def _row(self, x: Tensor, name: str) -> Tensor:
+        y = F.linear(x, self.weights[name])
+        if self.group is not None:
+            y = _AllReduce.apply(y, self.group)  # type: ignore[no-untyped-call]
+        bias = self.weights.get(f"{name}.bias")
+        return y if bias is None else y + bias
+
+    def _attention(self, packed: Tensor, seq_length: int) -> Tensor:
+        model, tp = self.model, 1 if self.group is None else self.group.size()
+        heads, kv_heads = model.num_attention_heads // tp, model.num_key_value_heads // tp
+        shaped = packed.view(-1, seq_length, heads + 2 * kv_heads, model.head_dim).transpose(1, 2)
+        query, key, value = torch.split(shaped, [heads, kv_heads, kv_heads], dim=1)
+        if model.position_embedding == "rope":
+            query, key = self._rotate(query), self._rotate(key)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=heads != kv_heads
+        )
+        return mixed.transpose(1, 2).reshape(packed.shape[0], -1)
+
+    def _rotate(self, x: Tensor) -> Tensor:
+        """Rotary embedding, halves paired as Hugging Face pairs them."""
+        seq_length, size = x.shape[-2:]
+        exponents = torch.arange(0, size, 2, dtype=torch.float64, device=x.device) / size
+        positions = torch.arange(seq_length, dtype=torch.float64, device=x.device)
+        angles = torch.outer(positions, self.model.rope_theta**-exponents).repeat(1, 2)
+        first, second = x.chunk(2, dim=-1)
+        turned = torch.cat((-second, first), dim=-1)
+        return x * angles.cos().to(x.dtype) + turned * angles.sin().to(x.dtype)
+
+    def _activation(self, a: Tensor) -> Tensor:
+        if self.model.gated_mlp:
+            gate, up = a.chunk(2, dim=1)
+            return F.silu(gate) * up
+        if self.model.hidden_act == "gelu":
+            return F.gelu(a, approximate="tanh")
+        return F.relu(a) if self.model.hidden_act == "relu" else F.silu(a)

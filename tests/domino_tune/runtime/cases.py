@@ -1,0 +1,155 @@
+"""All jobs that the ranks play, by kind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Final
+
+from domino_tune.store.profiles import load_profile
+from simulator.cost import CostModel
+from simulator.greedy import plan_order
+from simulator.lines import LayerOrder
+from simulator.plan import MEGATRON, NO_COMM, SlicePlan
+from simulator.shapes import Shapes
+from tests.domino_tune.runtime.jobs import GPT, LLAMA, ODD, TRAINING, Job
+from tests.domino_tune.runtime.models import random_job
+from tests.domino_tune.runtime.orders import random_order
+
+DEGREES: Final = (1, 2, 4)
+MODELS: Final = (GPT, LLAMA)
+GREEDY: Final = SlicePlan(row_slices=2)
+SLICED: Final = SlicePlan(
+    row_slices=3, attn_col_slices=2, mlp_col_slices=4, attn_dgrad_slices=3, mlp_dgrad_slices=1,
+)  # fmt: skip
+PLANS: Final = (
+    MEGATRON,
+    *(
+        SlicePlan(order=order, wgrad=wgrad)  # type: ignore[arg-type]
+        for order in ("inter", "paper", "intra")
+        for wgrad in ("eager", "deferred")
+    ),
+    SlicePlan(order="inter", wgrad="eager", merge_wgrad=True),
+    SlicePlan(order="paper", wgrad="eager", merge_wgrad=True),
+    replace(SLICED, order="intra", wgrad="eager"),
+    replace(SLICED, order="intra", wgrad="deferred", mlp_dgrad_slices=2),
+    SlicePlan(row_slices=4, order="intra", wgrad="eager", merge_wgrad=True),
+    SlicePlan(row_slices=1, mlp_col_slices=4, attn_dgrad_slices=2, order="intra", wgrad="eager"),
+    GREEDY,
+    SLICED,
+    SlicePlan(row_slices=5, attn_col_slices=2, merge_wgrad=True),
+)
+"""Every strategy, order and placement; five sequences make every sliced plan uneven but one."""
+SHUFFLED: Final = SlicePlan(row_slices=3, attn_col_slices=2, mlp_col_slices=2)
+
+
+@cache
+def all_jobs() -> dict[str, list[Job]]:
+    """Kind → jobs; names are unique."""
+    kinds = {
+        "orders": _orders(), "fp32": _fp32(), "replicas": _replicas(), "options": _options(),
+        "shuffled": _shuffled(), "random": _random(), "half": _half(), "no_comm": _no_comm(),
+        "plain": _plain(),
+    }  # fmt: skip
+    named = {
+        kind: [
+            replace(_planned(job), name=f"{kind} {i} {job.model.name} tp{job.tp} {job.plan.label}")
+            for i, job in enumerate(jobs)
+        ]
+        for kind, jobs in kinds.items()
+    }
+    return named
+
+
+def _planned(job: Job) -> Job:
+    """The job with the greedy planner's order where its plan wants one."""
+    if job.order or job.plan.strategy != "domino" or job.plan.order != "greedy":
+        return job
+    return replace(job, order=greedy_order(job))
+
+
+def greedy_order(job: Job) -> LayerOrder:
+    """Planned for the bundled H100 profile, which knows bf16."""
+    return plan_order(_shapes(replace(job, dtype="bf16")), _cost())
+
+
+@cache
+def _cost() -> CostModel:
+    return CostModel(load_profile("h100-dgx"))
+
+
+def _shapes(job: Job) -> Shapes:
+    return Shapes(model=job.model, workload=job.workload, cluster=job.cluster, plan=job.plan)
+
+
+def _orders() -> Iterator[Job]:
+    for tp in DEGREES:
+        for index, plan in enumerate(PLANS):
+            for model in MODELS if tp < 4 else (MODELS[index % 2],):
+                yield Job(name="", model=model, tp=tp, plan=plan)
+
+
+def _fp32() -> Iterator[Job]:
+    for tp in DEGREES:
+        for model, plan in ((GPT, SLICED), (LLAMA, PLANS[1]), (LLAMA, SLICED)):
+            yield Job(name="", model=model, tp=tp, plan=plan, dtype="fp32")
+
+
+def _replicas() -> Iterator[Job]:
+    """Gradient accumulation, replicas and their buckets: of one layer, two, or all in one."""
+    for tp, dp, micros in ((2, 1, 3), (1, 2, 1), (1, 4, 2), (2, 2, 1), (2, 2, 2)):
+        cells = ((GPT, GREEDY, 1), (GPT, PLANS[2], 9_000), (LLAMA, MEGATRON, 10**9))
+        for model, plan, bucket in cells:
+            yield Job(
+                name="", model=model, tp=tp, dp=dp, sequences=3, grad_accumulation=micros,
+                plan=plan, bucket_parameters=bucket,
+            )  # fmt: skip
+
+
+def _options() -> Iterator[Job]:
+    """Evaluation, clipping that does not bite or is off, and a model of neither family."""
+    for tp in (1, 2):
+        yield Job(name="", model=GPT, tp=tp, plan=SLICED, train=False)
+        for clip in (0.0, 1e3):
+            training = replace(TRAINING, clip_norm=clip)
+            yield Job(name="", model=LLAMA, tp=tp, plan=GREEDY, training=training)
+        yield Job(name="", model=ODD, tp=tp, plan=SLICED)
+
+
+def _shuffled() -> Iterator[Job]:
+    for seed in range(12):
+        rng = random.Random(seed)
+        tp, dp = ((2, 1), (4, 1), (2, 2), (1, 1))[seed % 4]
+        job = Job(name="", model=MODELS[seed % 3 % 2], tp=tp, dp=dp, plan=SHUFFLED)
+        yield replace(job, order=random_order(_shapes(job), rng), bucket_parameters=1)
+
+
+def _random() -> Iterator[Job]:
+    for seed in range(16):
+        rng = random.Random(seed)
+        job = random_job(rng)
+        if job.plan.strategy == "domino" and seed % 3 == 0:
+            shuffled = replace(job.plan, order="greedy", wgrad="fill")
+            job = replace(job, plan=shuffled)
+            job = replace(job, order=random_order(_shapes(job), rng))
+        yield job
+
+
+def _half() -> Iterator[Job]:
+    for model in MODELS:
+        for dtype in ("bf16", "fp16"):
+            yield Job(name="", model=model, tp=2, plan=SLICED, dtype=dtype)
+
+
+def _no_comm() -> Iterator[Job]:
+    for model in MODELS:
+        yield Job(name="", model=model, tp=2, plan=NO_COMM)
+
+
+def _plain() -> Iterator[Job]:
+    """Played by the plain layers, without a plan."""
+    for tp in (2, 4):
+        for model in (GPT, LLAMA, ODD):
+            yield Job(name="", model=replace(model, hidden_dropout=0.0), tp=tp)
