@@ -138,10 +138,26 @@ class Bounds:
         fragments = Fragments(shapes=self.case.shapes(plan), accumulate_first=not first)
         if name in ("edges", "step"):
             return self._work(_edge_ops(Edges(fragments=fragments), name))
-        tokens = _part_tokens(plan, name)
         if name == "wgrad":
-            fragments.chains = _chains(tokens)
+            return self._least_wgrads(fragments)
+        tokens = _part_tokens(plan, name)
         return self._work([op for token in tokens for op in fragments.templates(token)])
+
+    def _least_wgrads(self, fragments: Fragments) -> Work:
+        """Orders differ in which slice's gradient overwrites while the others accumulate: for each
+        weight the cheaper of the first (a largest slice) and the last one (a smallest)."""
+        plan = fragments.shapes.plan
+        total = Work(Counter(), Counter(), 0)
+        for block in BLOCKS:
+            for fragment in ("b_wgrad", "a_wgrad"):
+                tokens = _wgrad_tokens(plan, block, fragment)
+                options = []
+                for first in (tokens[0], tokens[-1]):
+                    fragments.chains = {t: None if t == first else first for t in tokens}
+                    ops = [op for token in tokens for op in fragments.templates(token)]
+                    options.append(self._work(ops))
+                total = _add(total, min(options, key=lambda work: work.compute_ns.total()), 1)
+        return total
 
     def _work(self, ops: list[OpTemplate]) -> Work:
         compute: Counter[str] = Counter()
@@ -176,19 +192,13 @@ def _part_tokens(plan: SlicePlan, name: str) -> list[Token]:
     if name == "fixed":
         fragments = (*_FIXED["forward"], *_FIXED["backward"])
         return [t for b in BLOCKS for row in rows for t in run(plan, b, fragments, row)]
-    if name == "wgrad":
-        slices = (ALL_SLICES,) if plan.merge_wgrad else tuple(rows)
-        return [Token(b, f, row) for b in BLOCKS for f in ("b_wgrad", "a_wgrad") for row in slices]
     block, fragment = name.split(".")
     return [t for row in rows for t in run(plan, block, (fragment,), row)]
 
 
-def _chains(tokens: list[Token]) -> dict[Token, Token | None]:
-    chains: dict[Token, Token | None] = {}
-    for token in tokens:
-        before = token._replace(slice=token.slice - 1)
-        chains[token] = before if token.slice > 0 else None
-    return chains
+def _wgrad_tokens(plan: SlicePlan, block: str, fragment: str) -> list[Token]:
+    slices = (ALL_SLICES,) if plan.merge_wgrad else range(plan.row_slices)
+    return [Token(block, fragment, row) for row in slices]
 
 
 def _add(total: Work, part: Work, times: int) -> Work:
