@@ -16,10 +16,11 @@ from tests.simulator.cases import cost_model
 from tests.simulator.memory_checks import check_peak_is_brute_force
 
 
-def gpt_case(**workload: int) -> Case:
+def gpt_case(grad_accumulation: int = 1) -> Case:
+    workload = Workload(seq_length=1024, micro_batch_size=8, grad_accumulation=grad_accumulation)
     return Case(
         model=MODELS["gpt3-13b"],
-        workload=Workload(**{"seq_length": 1024, "micro_batch_size": 8} | workload),
+        workload=workload,
         cluster=ClusterSpec(tp=8),
         cost=cost_model(1.0, False),
     )
