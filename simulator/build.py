@@ -82,14 +82,14 @@ class _Builder:
         return Schedule(parts=tuple(parts), value_bytes=self.value_bytes, micros=micros)
 
     def _micro(self, *, first: bool, buckets: bool) -> list[Segment]:
-        fragments = Fragments(
-            shapes=self.shapes, chains=self.chains, accumulate_first=not first,
-            value_bytes=self.value_bytes,
-        )  # fmt: skip
-        edges = Edges(fragments=fragments)
         backward = self.order.backward
         if buckets and self._layers_per_bucket() <= self.layers:
             backward = with_buckets(backward, self._layers_per_bucket())
+        fragments = Fragments(
+            shapes=self.shapes, chains=wgrad_chains(backward), accumulate_first=not first,
+            value_bytes=self.value_bytes,
+        )  # fmt: skip
+        edges = Edges(fragments=fragments)
         return [
             Segment(templates=tuple(edges.embedding())),
             *self._walk(fragments, self.order.forward, mirror=-1),
