@@ -73,12 +73,16 @@ class Host:
         same_lead = self.time_ns - mark.time_ns == elapsed
         return same_lead and self.depth >= compute_ops
 
-    def skip(self, mark: HostMark, times: int, elapsed: int) -> None:
-        """Bring the host to where ``times`` more periods of ``elapsed`` ns would bring it."""
+    def skip(self, mark: HostMark, times: int, elapsed: int, *, nested: bool) -> None:
+        """Bring the host to where ``times`` more periods of ``elapsed`` ns would bring it.
+
+        ``nested``: a loop around this one may skip too, and needs the log of what was skipped.
+        """
         if not self.depth:
             return
         period = self.log[mark.entries :]
-        self.log += period * times
+        if nested:
+            self.log += period * times
         self.bindings += (self.bindings - mark.bindings) * times
         count = sum(lane == COMPUTE for lane, _ in period)
         ends = [self.ends[index - count] for index in range(count)]

@@ -76,8 +76,8 @@ class _Machine:
         self.rates = Rates(program)
         self.host = Host(program.queue_depth)
 
-    def run(self, loop: Loop) -> None:
-        """Play a loop, skipping whole periods where the state repeats."""
+    def run(self, loop: Loop, *, nested: bool = False) -> None:
+        """Play a loop, skipping whole periods where the state repeats. ``nested``: it repeats."""
         seen: dict[tuple[object, ...], _Mark] = {}
         repetition = 0
         leaf = not loop.body or isinstance(loop.body[0], Step)
@@ -86,14 +86,14 @@ class _Machine:
                 self._play(loop.body)  # type: ignore[arg-type]
             else:
                 for inner in loop.body:
-                    self.run(inner)  # type: ignore[arg-type]
+                    self.run(inner, nested=nested or loop.count > 1)  # type: ignore[arg-type]
             repetition += 1
             if self.shortcut and repetition < loop.count:
                 state = self._state()
                 mark = seen.get(state)
                 seen[state] = _Mark(repetition, self.host.mark(self.now), self._sums())
                 if mark is not None:
-                    repetition += self._skip(mark, repetition, loop.count - repetition)
+                    repetition += self._skip(mark, repetition, loop.count - repetition, nested)
 
     def drain(self) -> None:
         """Let what is in flight end."""
@@ -210,7 +210,7 @@ class _Machine:
             *(f.issued for f in self.flights), *(f.done for f in self.flights),
         )  # fmt: skip
 
-    def _skip(self, mark: _Mark, repetition: int, remaining: int) -> int:
+    def _skip(self, mark: _Mark, repetition: int, remaining: int, nested: bool) -> int:
         """Add up whole periods since ``mark``; returns how many repetitions that stood for."""
         period = repetition - mark.repetition
         times = remaining // period
@@ -225,7 +225,7 @@ class _Machine:
             flight.issued = grown[3 + lanes + index]
             flight.done = grown[3 + 2 * lanes + index]
             flight.queue = deque((w, k, at + times * elapsed) for w, k, at in flight.queue)
-        self.host.skip(mark.host, times, elapsed)
+        self.host.skip(mark.host, times, elapsed, nested=nested)
         self.now += times * elapsed
         return times * period
 
