@@ -87,7 +87,9 @@ def open_context(
     send: Callable[[Message], None],
     heart: Callable[[], None],
 ) -> Iterator[RankContext]:
-    """Join the world through ``store``, open the lanes; leave both behind, however the job ends.
+    """Join the world through ``store`` and open the lanes; when the job is done on all ranks,
+    leave together. After an error nothing is tidied up: a lane may be stuck in a collective, and
+    the process is about to end.
 
     The world's own group is gloo, for words between hosts; only lanes carry tensors.
     """
@@ -96,24 +98,24 @@ def open_context(
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=spec.world_size, timeout=_timeout(spec)
     )
-    try:
-        lanes = _open_lanes(spec, rank)
-        yield RankContext(
-            rank=rank,
-            world_size=spec.world_size,
-            tp=spec.tp,
-            dp=spec.dp,
-            device=device,
-            backend=spec.backend,
-            lanes=lanes,
-            control=dist.group.WORLD,  # type: ignore[arg-type]
-            send=send,
-            heart=heart,
-        )
-        for lane in lanes.values():
-            lane.close()
-    finally:
-        dist.destroy_process_group()
+    lanes = _open_lanes(spec, rank)
+    context = RankContext(
+        rank=rank,
+        world_size=spec.world_size,
+        tp=spec.tp,
+        dp=spec.dp,
+        device=device,
+        backend=spec.backend,
+        lanes=lanes,
+        control=dist.group.WORLD,  # type: ignore[arg-type]
+        send=send,
+        heart=heart,
+    )
+    yield context
+    context.barrier()
+    for lane in lanes.values():
+        lane.close()
+    dist.destroy_process_group()
 
 
 def file_store(path: Path, spec: LaunchSpec) -> Store:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
-from domino_tune.errors import RunError
+from domino_tune.errors import RunError, meaning_of
 from domino_tune.runtime.launch_spec import LaunchSpec, Message
 from simulator.errors import DominoTuneError, InputError
 
@@ -95,7 +97,8 @@ def run_as_rank(
 ) -> None:
     """Run the job as this rank; ranks other than 0 end with SystemExit 0.
 
-    A hang ends by the groups' timeout on every rank that waits; the launcher ends the others.
+    After an error this process ends, and the launcher ends the others. A hang becomes an error by
+    the groups' timeout, on every rank that waits.
     """
     from domino_tune.runtime.groups import external_store, open_context, resolve
 
@@ -109,9 +112,20 @@ def run_as_rank(
             heart=lambda: None,
         ) as context:
             resolve(job)(context, payload)
-    except DominoTuneError:
-        raise
     except Exception as error:
-        raise RunError(f"Rank {launcher.rank} failed: {type(error).__name__}: {error}") from error
+        _leave(launcher.rank, error)
     if launcher.rank:
         raise SystemExit(0)
+
+
+def _leave(rank: int, error: Exception) -> NoReturn:
+    """Say what went wrong and end the process, at once: an orderly end of the interpreter waits
+    for, or crashes on, collectives that never end."""
+    if isinstance(error, DominoTuneError):
+        print(f"Rank {rank}: {error}", file=sys.stderr)
+    else:
+        print(f"Rank {rank} failed:", *traceback.format_exception(error), file=sys.stderr)
+        error = RunError()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(meaning_of(error).exit_code)

@@ -21,7 +21,15 @@ from typing import Final
 from domino_tune.errors import RunError
 from domino_tune.runtime.launch_spec import LaunchSpec, Message
 from domino_tune.runtime.testbed import Network, emulated_link, this_machine
-from domino_tune.runtime.watch import Heartbeats, first_to_die, how_it_ended, is_stopped, tail
+from domino_tune.runtime.watch import (
+    STACKS,
+    Heartbeats,
+    first_to_die,
+    how_it_ended,
+    is_stopped,
+    tail,
+    waits_for_others,
+)
 
 POLL_S: Final = 0.1
 """How often ranks are looked at; messages arrive at once. Seldom enough not to disturb timing."""
@@ -88,9 +96,10 @@ class Ranks:
         self.network = network
         self.processes: list[subprocess.Popen[bytes]] = []
         self.beats = Heartbeats(folder / "beats", spec.world_size)
-        self.inbox, self._outbox = os.pipe()
+        self.inbox, outbox = os.pipe()
+        self._outbox: int | None = outbox
         self._unread = b""
-        self._started_ns = time.monotonic_ns()
+        self._progress_ns = time.monotonic_ns()
         (folder / "job.json").write_text(
             json.dumps(
                 {
@@ -98,7 +107,7 @@ class Ranks:
                     "payload": payload,
                     "spec": asdict(spec),
                     "parent": os.getpid(),
-                    "outbox": self._outbox,
+                    "outbox": outbox,
                 }
             )
         )
@@ -106,7 +115,7 @@ class Ranks:
     def start(self) -> None:
         """Start every rank; stdout and stderr go to a file each."""
         for rank in range(self.spec.world_size):
-            with self._stderr(rank).open("wb") as stderr:
+            with self._stderr(rank).open("ab") as stderr:
                 self.processes.append(
                     subprocess.Popen(
                         [
@@ -118,11 +127,17 @@ class Ranks:
                         stdout=stderr,
                         stderr=stderr,
                         env=self._environment(),
-                        pass_fds=(self._outbox,) if rank == 0 else (),
+                        pass_fds=(self._outbox,) if self._outbox and rank == 0 else (),
                         start_new_session=True,
                     )
                 )
-        os.close(self._outbox)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close our copy of the pipe's far end, so that we see when rank 0 closes its own."""
+        if self._outbox is not None:
+            os.close(self._outbox)
+            self._outbox = None
 
     def _environment(self) -> dict[str, str]:
         """The parent's, with its import path, so that ranks run the very same code."""
@@ -166,6 +181,8 @@ class Ranks:
         *lines, self._unread = (self._unread + received).split(b"\n")
         for line in lines:
             on_message(json.loads(line))
+        # Ranks may have waited for us: what we did counts as progress of theirs.
+        self._progress_ns = time.monotonic_ns()
         return bool(received)
 
     def _death(self) -> str | None:
@@ -188,28 +205,35 @@ class Ranks:
         limit_s = self.spec.hang_timeout_s
         if not all(beats):
             limit_s = max(limit_s, START_S)
-        idle_s = (time.monotonic_ns() - max(self._started_ns, *beats)) / 1e9
+        idle_s = (time.monotonic_ns() - max(self._progress_ns, *beats)) / 1e9
         if idle_s < limit_s:
             return None
-        rank = self._most_stuck(beats)
-        stopped = is_stopped(self.processes[rank].pid)
         self._ask_for_stacks()
-        why = "it is stopped" if stopped else "it has been silent longest"
+        rank, why = self._most_stuck(beats)
         return (
             f"No rank made progress for {idle_s:.0f} s in {self.job}; rank {rank} of "
             f"{self.spec.world_size} seems to hold the others up ({why}). All ranks were ended. "
             f"{tail(self._stderr(rank))}"
         )
 
-    def _most_stuck(self, beats: list[int]) -> int:
-        alive = [rank for rank, process in enumerate(self.processes) if process.poll() is None]
-        return min(alive, key=lambda rank: (not is_stopped(self.processes[rank].pid), beats[rank]))
-
     def _ask_for_stacks(self) -> None:
         """Have every rank write to stderr where its threads are (a stopped one cannot)."""
-        for process in self.processes:
+        for rank, process in enumerate(self.processes):
+            with self._stderr(rank).open("a") as stderr:
+                stderr.write(f"{STACKS}\n")
             process.send_signal(signal.SIGUSR1)
         time.sleep(0.5)
+
+    def _most_stuck(self, beats: list[int]) -> tuple[int, str]:
+        """A stopped rank, else one that waits for no other, else the one silent longest."""
+        alive = [rank for rank, process in enumerate(self.processes) if process.poll() is None]
+        for rank in alive:
+            if is_stopped(self.processes[rank].pid):
+                return rank, "it is stopped"
+        busy = [rank for rank in alive if not waits_for_others(self._stderr(rank))]
+        if len(busy) < len(alive) and busy:
+            return busy[0], "the others wait in a collective, it does not"
+        return min(alive, key=lambda rank: beats[rank]), "it has been silent longest"
 
     def end(self) -> None:
         """SIGTERM, then SIGKILL, to all ranks and whatever they started; waits for them."""
@@ -227,5 +251,6 @@ class Ranks:
     def close(self) -> None:
         """End what still runs; give up the pipe and the map."""
         self.end()
+        self._hang_up()
         os.close(self.inbox)
         self.beats.close()

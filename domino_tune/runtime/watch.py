@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Final
 
 TAIL_LINES: Final = 25
+STACKS: Final = "Where each thread is, innermost call first:"
+"""Written above the stacks that a rank dumps when asked to."""
 _BEAT, _FAILED, _SLOTS = 0, 1, 2
 
 
@@ -79,3 +81,12 @@ def tail(path: Path) -> str:
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     kept = [line.rstrip() for line in lines[-TAIL_LINES:]]
     return "\n".join(["The end of its stderr:", *kept]) if kept else "Its stderr is empty."
+
+
+def waits_for_others(stderr: Path) -> bool:
+    """Whether the stacks at the end of a rank's stderr say that its main thread is in a collective
+    or waits for one: such a rank is held up by another."""
+    text = stderr.read_text(errors="replace") if stderr.exists() else ""
+    threads = text.rpartition(f"{STACKS}\n")[2].split("\n\n")
+    main = next((stack for stack in threads if "_run_module_as_main" in stack), "")
+    return any(place in main for place in ("distributed_c10d.py", "runtime/lanes.py"))

@@ -8,8 +8,9 @@ import json
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from domino_tune.runtime.launch_spec import LaunchSpec, Message
 from domino_tune.runtime.watch import Heartbeats
@@ -18,7 +19,11 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def main(job_file: Path, rank: int) -> None:
-    """Run the job of ``job_file`` as ``rank``; an error ends the process with code 1."""
+    """Run the job of ``job_file`` as ``rank``, and end the process: code 1 after an error.
+
+    At once, without the interpreter's own tidying up: that waits for, or crashes on, collectives
+    that never end.
+    """
     told = json.loads(job_file.read_text())
     _die_with(told["parent"])
     faulthandler.enable()
@@ -30,7 +35,15 @@ def main(job_file: Path, rank: int) -> None:
         _run(told, spec, rank, beats, job_file.parent)
     except BaseException:
         beats.fail(rank)
-        raise
+        traceback.print_exc()
+        _leave(1)
+    _leave(0)
+
+
+def _leave(exit_code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def _run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -49,3 +50,66 @@ def bandwidth(context: RankContext, payload: Payload) -> None:
         start = time.perf_counter()
         context.lanes[TP].issue("ar", tensor, "sum").wait()
         context.report({"seconds": time.perf_counter() - start})
+
+
+def _meet(context: RankContext, payload: Payload) -> bool:
+    """Report every rank's process id; True on the rank that is to fail."""
+    context.report({"pids": context.all_gather_objects(os.getpid())})
+    return bool(context.rank == payload["rank"])
+
+
+def _sum_forever(context: RankContext) -> None:
+    tensor = torch.zeros(4)
+    while True:
+        context.lanes[TP].issue("sum", tensor, "sum").wait()
+        context.beat()
+
+
+def raises(context: RankContext, payload: Payload) -> None:
+    """One rank raises while the others wait for it in a collective."""
+    if _meet(context, payload):
+        raise RuntimeError("the culprit's own words")
+    _sum_forever(context)
+
+
+def raises_while_its_lane_works(context: RankContext, payload: Payload) -> None:
+    """One rank raises while its own lane is stuck in a collective that the others never join."""
+    if _meet(context, payload):
+        context.lanes[TP].issue("alone", torch.zeros(4), "sum")
+        raise RuntimeError("the culprit's own words")
+    while True:
+        time.sleep(0.05)
+        context.beat()
+
+
+def exits(context: RankContext, payload: Payload) -> None:
+    """One rank ends without a word."""
+    if _meet(context, payload):
+        print("last words", file=sys.stderr, flush=True)
+        os._exit(3)
+    _sum_forever(context)
+
+
+def gets_signal(context: RankContext, payload: Payload) -> None:
+    """One rank gets a signal: SIGKILL ends it, SIGSTOP lets it hang."""
+    if _meet(context, payload):
+        os.kill(os.getpid(), payload["signal"])
+    _sum_forever(context)
+
+
+def sleeps(context: RankContext, payload: Payload) -> None:
+    """One rank sleeps for ever, the others wait for it."""
+    if _meet(context, payload):
+        _sleep_for_ever()
+    _sum_forever(context)
+
+
+def _sleep_for_ever() -> None:
+    while True:
+        time.sleep(1)
+
+
+def works_on(context: RankContext, payload: Payload) -> None:
+    """Nobody fails, nobody ends."""
+    _meet(context, payload)
+    _sum_forever(context)
