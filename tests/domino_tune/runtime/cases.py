@@ -20,6 +20,8 @@ from tests.domino_tune.runtime.orders import random_order
 
 DEGREES: Final = (1, 2, 4)
 MODELS: Final = (GPT, LLAMA)
+SMOOTH: Final = replace(TRAINING, adam_eps=1e-6)
+"""Adam divides gradients that should be zero (of key biases) by rounding noise: 1e-8 shows it."""
 GREEDY: Final = SlicePlan(row_slices=2)
 SLICED: Final = SlicePlan(
     row_slices=3, attn_col_slices=2, mlp_col_slices=4, attn_dgrad_slices=3, mlp_dgrad_slices=1,
@@ -27,7 +29,7 @@ SLICED: Final = SlicePlan(
 PLANS: Final = (
     MEGATRON,
     *(
-        SlicePlan(order=order, wgrad=wgrad)  # type: ignore[arg-type]
+        SlicePlan(order=order, wgrad=wgrad)
         for order in ("inter", "paper", "intra")
         for wgrad in ("eager", "deferred")
     ),
@@ -94,7 +96,7 @@ def _orders() -> Iterator[Job]:
 def _fp32() -> Iterator[Job]:
     for tp in DEGREES:
         for model, plan in ((GPT, SLICED), (LLAMA, PLANS[1]), (LLAMA, SLICED)):
-            yield Job(name="", model=model, tp=tp, plan=plan, dtype="fp32")
+            yield Job(name="", model=model, tp=tp, plan=plan, dtype="fp32", training=SMOOTH)
 
 
 def _replicas() -> Iterator[Job]:

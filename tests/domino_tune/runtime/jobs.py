@@ -85,10 +85,10 @@ def batch(job: Job, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, targets
 
 
-_SHARED: Final[dict[str, Any]] = dict(
-    num_hidden_layers=3, hidden_size=24, num_attention_heads=4, head_dim=8, intermediate_size=40,
-    vocab_size=150, max_position_embeddings=9,
-)  # fmt: skip
+_SHARED: Final[dict[str, Any]] = {
+    "num_hidden_layers": 3, "hidden_size": 24, "num_attention_heads": 4, "head_dim": 8,
+    "intermediate_size": 40, "vocab_size": 150, "max_position_embeddings": 9,
+}  # fmt: skip
 GPT: Final = ModelSpec(name="gpt", num_key_value_heads=4, hidden_dropout=0.2, **_SHARED)
 LLAMA: Final = ModelSpec(
     name="llama", num_key_value_heads=4, hidden_act="silu", gated_mlp=True, norm="rmsnorm",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -51,7 +51,8 @@ class Groups:
         }
 
     def group(self, lane: int, first: int, step: int, count: int) -> dist.ProcessGroup:
-        return self._made[lane, tuple(range(first, first + step * count, step))]
+        found: dist.ProcessGroup = self._made[lane, tuple(range(first, first + step * count, step))]
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,10 +187,9 @@ def plain_pass(plain: PlainModel, job: Job) -> tuple[Tensors, Tensors]:
     x, dy = torch.randn(shape, generator=generator, dtype=torch.float64)
     x.requires_grad_()
     y = plain.layers(x, job.seq_length)
-    y.backward(dy)
-    used = {"x": x, **plain.weights}
-    gradients = {name: tensor.grad for name, tensor in used.items() if tensor.grad is not None}
-    return {"y": y.detach()}, gradients
+    used = {"x": x, **{n: w for n, w in plain.weights.items() if n.startswith("l")}}
+    gradients = torch.autograd.grad(y, list(used.values()), dy)
+    return {"y": y.detach()}, dict(zip(used, gradients, strict=True))
 
 
 def _play_all(rank: int, jobs: Sequence[Job]) -> dict[str, RankResult]:
@@ -211,7 +211,7 @@ def main(rank: int, folder: Path) -> None:
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD,
         timeout=timedelta(seconds=SECONDS),
     )  # fmt: skip
-    results = _play_all(rank, [replace(job) for job in jobs])
+    results = _play_all(rank, jobs)
     torch.save(results, folder / f"rank{rank}")
     dist.barrier()
     dist.destroy_process_group()

@@ -122,5 +122,5 @@ def _wholes(spec: ParameterSpec, shards: list[torch.Tensor]) -> list[torch.Tenso
 
 def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
     """Relative error in the norm; the floor keeps gradients that are zero comparable."""
-    difference = (got.double() - expected).norm().item()
-    return difference / max(expected.norm().item(), 1e-8)
+    difference = float((got.double() - expected).norm())
+    return difference / max(float(expected.norm()), 1e-8)
