@@ -55,6 +55,10 @@ class Line:
     tokens: tuple[Token, ...]
     stride: int = 1
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.stride, int) or self.stride < 1:
+            raise ScheduleError(f"An order's stride must be a whole number ≥ 1: {self.stride!r}.")
+
     def to_strings(self) -> list[str]:
         """The tokens as text, as plan files hold them."""
         return [str(token) for token in self.tokens]

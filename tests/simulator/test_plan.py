@@ -1,0 +1,86 @@
+"""SlicePlan: values, which orders exist for which cut, and what fits a model and a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.errors import InfeasiblePlanError, InputError
+from simulator.plan import MEGATRON, NO_COMM, SlicePlan, check_plan_fits, row_slice_sizes
+from simulator.presets import MODELS
+from simulator.specs import Workload
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"strategy": "dominos"}, "Did you mean 'domino'"),
+        ({"order": "gredy"}, "Did you mean 'greedy'"),
+        ({"wgrad": "later"}, "Known: deferred, eager, fill"),
+        ({"row_slices": 0}, "row_slices must be a whole number ≥ 1"),
+        ({"row_slices": 17}, "row_slices must be 1 … 16, got 17"),
+        ({"mlp_col_slices": 2.0}, "mlp_col_slices must be a whole number"),
+        ({"attn_dgrad_slices": 32}, "attn_dgrad_slices must be 1 … 16"),
+        ({"comm_ctas": -1}, "comm_ctas must be 0"),
+        ({"strategy": "megatron"}, "strategy 'megatron' is unsliced"),
+        ({"strategy": "no_comm", "row_slices": 1, "merge_wgrad": True}, "is unsliced"),
+    ],
+    ids=str,
+)
+def test_bad_values_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SlicePlan(**values)
+
+
+@pytest.mark.parametrize("order", ["inter", "paper"])
+@pytest.mark.parametrize("cut", [{"row_slices": 3}, {"row_slices": 2, "mlp_col_slices": 2}])
+def test_published_orders_exist_for_two_rows(order: Any, cut: dict[str, int]) -> None:
+    with pytest.raises(InfeasiblePlanError, match="2 row slices and 1 column slice") as caught:
+        SlicePlan(order=order, wgrad="eager", **cut)  # type: ignore[arg-type]
+    assert caught.value.reason == "order"
+
+
+@pytest.mark.parametrize(("order", "wgrad"), [("greedy", "eager"), ("intra", "fill")])
+def test_fill_belongs_to_greedy_alone(order: Any, wgrad: Any) -> None:
+    with pytest.raises(InfeasiblePlanError, match="'fill' belongs to order 'greedy'") as caught:
+        SlicePlan(order=order, wgrad=wgrad)
+    assert caught.value.reason == "wgrad"
+
+
+def test_dgrad_pieces_follow_the_columns_unless_told() -> None:
+    plan = SlicePlan(attn_col_slices=4, mlp_col_slices=2, mlp_dgrad_slices=1)
+    assert plan.slices == (2, 4, 2, 4, 1)
+    assert plan.cut == "2x4/2 dgrad 4/1"
+    assert SlicePlan(attn_col_slices=4).cut == "2x4/1"
+
+
+def test_labels_name_the_plan() -> None:
+    assert (MEGATRON.label, NO_COMM.label) == ("megatron", "no_comm")
+    assert SlicePlan(merge_wgrad=True, comm_ctas=8).label.startswith("domino 2x1/1 greedy")
+
+
+@given(st.integers(1, 64), st.integers(1, 16))
+def test_rows_are_as_even_as_can_be(batch: int, rows: int) -> None:
+    sizes = row_slice_sizes(batch, rows)
+    assert (len(sizes), sum(sizes)) == (rows, batch)
+    assert max(sizes) - min(sizes) <= 1
+    assert list(sizes) == sorted(sizes, reverse=True)
+
+
+def test_too_few_sequences_are_infeasible() -> None:
+    workload = Workload(seq_length=64, micro_batch_size=3)
+    check_plan_fits(SlicePlan(row_slices=3), MODELS["gpt3-13b"], workload)
+    with pytest.raises(InfeasiblePlanError, match="micro_batch_size = 3; use row_slices ≤ 3") as c:
+        check_plan_fits(SlicePlan(row_slices=4), MODELS["gpt3-13b"], workload)
+    assert c.value.reason == "rows"
+
+
+def test_hidden_must_divide_by_the_pieces() -> None:
+    workload = Workload(seq_length=64, micro_batch_size=3)
+    plan = SlicePlan(mlp_col_slices=3)
+    with pytest.raises(InfeasiblePlanError, match=r"mlp_col_slices = 3; .* 2 and 4") as caught:
+        check_plan_fits(plan, MODELS["gpt3-13b"], workload)
+    assert caught.value.reason == "hidden"

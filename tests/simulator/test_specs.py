@@ -1,0 +1,120 @@
+"""ModelSpec, Workload, ClusterSpec: what they refuse, and what they derive."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.errors import InputError
+from simulator.presets import MODELS
+from simulator.specs import (
+    ClusterSpec,
+    Workload,
+    check_shardable,
+    padded_vocab_size,
+    require_divisible,
+)
+
+GPT = MODELS["gpt3-13b"]
+LLAMA = MODELS["llama2-70b"]
+WORK = Workload(seq_length=1024, micro_batch_size=16)
+
+
+@given(st.integers(1, 10_000), st.integers(2, 200))
+def test_indivisible_numbers_are_named_with_the_nearest_that_work(value: int, by: int) -> None:
+    if value % by == 0:
+        require_divisible("heads", value, "tp", by)
+        return
+    with pytest.raises(InputError) as caught:
+        require_divisible("heads", value, "tp", by)
+    message, _, nearest = str(caught.value).partition("nearest that works: ")
+    assert f"heads = {value}" in message
+    assert f"tp = {by}" in message
+    found = [int(number) for number in nearest.rstrip(".").split(" or ")]
+    assert found
+    assert all(n > 0 and n % by == 0 and abs(n - value) < by for n in found)
+
+
+@pytest.mark.parametrize("tp", [16, 32])
+def test_gpt3_13b_needs_other_heads_above_one_node(tp: int) -> None:
+    with pytest.raises(InputError, match=rf"num_attention_heads = 40 .* tp = {tp}.*works: 32 or"):
+        check_shardable(GPT, WORK, ClusterSpec(tp=tp))
+    check_shardable(
+        replace(GPT, num_attention_heads=64, num_key_value_heads=64), WORK, ClusterSpec(tp=tp)
+    )
+
+
+def test_what_does_not_shard_says_which_number() -> None:
+    with pytest.raises(InputError, match=r"num_key_value_heads = 8 .* tp = 16"):
+        check_shardable(LLAMA, WORK, ClusterSpec(tp=16))
+    with pytest.raises(InputError, match=r"intermediate_size = 28674 .* tp = 8"):
+        check_shardable(replace(LLAMA, intermediate_size=28674), WORK, ClusterSpec(tp=8))
+
+
+def test_learned_positions_bound_the_sequence_and_rope_does_not() -> None:
+    long = replace(WORK, seq_length=8192)
+    with pytest.raises(InputError, match="--set max_position_embeddings=8192"):
+        check_shardable(GPT, long, ClusterSpec(tp=8))
+    check_shardable(LLAMA, long, ClusterSpec(tp=8))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 0}, {"hidden_size": -5}, {"vocab_size": 1.5}, {"head_dim": True},
+        {"hidden_dropout": float("nan")}, {"attention_dropout": 1.0}, {"rope_theta": -1.0},
+        {"norm_eps": float("inf")}, {"num_key_value_heads": 7},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_impossible_models_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        replace(GPT, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"seq_length": 0}, {"micro_batch_size": -1}, {"grad_accumulation": 0.5}, {"dtype": "int3"}],
+    ids=str,
+)
+def test_impossible_workloads_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="workload"):
+        replace(WORK, **changes)
+
+
+@pytest.mark.parametrize(
+    ("tp", "dp", "tp_group", "dp_group"),
+    [
+        (1, 1, (1, 1), (1, 1)), (8, 1, (1, 8), (1, 1)), (2, 4, (1, 2), (1, 4)),
+        (8, 4, (1, 8), (4, 1)), (4, 4, (1, 4), (2, 2)), (16, 1, (2, 8), (1, 1)),
+        (16, 2, (2, 8), (2, 1)),
+    ],
+)  # fmt: skip
+def test_ranks_fill_nodes_tp_first(
+    tp: int, dp: int, tp_group: tuple[int, int], dp_group: tuple[int, int]
+) -> None:
+    cluster = ClusterSpec(tp=tp, dp=dp)
+    assert (cluster.tp_group, cluster.dp_group) == (tp_group, dp_group)
+    assert cluster.nodes == -(-tp * dp // 8)
+
+
+@pytest.mark.parametrize(("tp", "dp"), [(12, 1), (3, 8), (6, 3), (0, 1), (8, -1)])
+def test_groups_that_do_not_fill_nodes_are_refused(tp: int, dp: int) -> None:
+    with pytest.raises(InputError):
+        ClusterSpec(tp=tp, dp=dp)
+
+
+def test_vocabulary_is_padded_as_megatron_does() -> None:
+    assert padded_vocab_size(GPT, ClusterSpec(tp=8)) == 51200
+    assert padded_vocab_size(GPT, ClusterSpec(tp=1)) == 50304
+    assert padded_vocab_size(LLAMA, ClusterSpec(tp=2)) == 32000
+
+
+def test_sizes_of_gated_and_grouped_models() -> None:
+    assert LLAMA.qkv_size == (64 + 2 * 8) * 128
+    assert LLAMA.fc1_size == 2 * 28672
+    assert (GPT.qkv_size, GPT.fc1_size) == (3 * 5120, 4 * 5120)
