@@ -8,7 +8,9 @@ Skipping periods. Let the devices' state repeat after a period of T ns and P com
 the host spends H. (a) If no op waited for the host in the period, H ≤ T and depth ≥ 2P, none ever
 will: issue times fall behind start times by T − H more in each period, and the queue frees places
 a whole period before they are needed. (b) If the host's lead over the device is the same as a
-period before, ops did wait for it, and depth ≥ P, everything repeats. Else nothing is skipped.
+period before, ops did wait for it, and depth ≥ P, everything repeats. (c) It also does if the lead
+and all the ends that the queue still looks at are the same; that is looked at for micro-batches,
+which are longer than the queue. Else nothing is skipped.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from simulator.schedule import COMPUTE
 
 
 class HostMark(NamedTuple):
-    """Where a period begins: entries of the log, host time, ops that waited, device time."""
+    """Where a period begins: entries of the log, host time, ops that waited, device time, and
+    for micro-batches the ends in the queue, counted back from now."""
 
     entries: int
     time_ns: int
     bindings: int
     now_ns: int
+    ends: tuple[int, ...] = ()
 
 
 class Host:
@@ -57,9 +61,18 @@ class Host:
         """An op had to wait for the host."""
         self.bindings += 1
 
-    def mark(self, now_ns: int) -> HostMark:
-        """Remember where a period begins."""
-        return HostMark(len(self.log), self.time_ns, self.bindings, now_ns)
+    def mark(self, now_ns: int, *, whole_micro: bool) -> HostMark:
+        """Remember where a period begins; ``whole_micro``: it is a micro-batch, not a layer."""
+        ends = self._ends_back(now_ns) if whole_micro else ()
+        return HostMark(len(self.log), self.time_ns, self.bindings, now_ns, ends)
+
+    def _is_same(self, mark: HostMark, now_ns: int) -> bool:
+        """Whether lead and queue are what they were at ``mark``."""
+        same_lead = self.time_ns - mark.time_ns == now_ns - mark.now_ns
+        return same_lead and bool(mark.ends) and mark.ends == self._ends_back(now_ns)
+
+    def _ends_back(self, now_ns: int) -> tuple[int, ...]:
+        return tuple(now_ns - end for end in self.ends)
 
     def may_skip(self, mark: HostMark, now_ns: int) -> bool:
         """Whether periods like the one since ``mark`` can be added up (module docstring)."""
@@ -68,9 +81,11 @@ class Host:
         period = self.log[mark.entries :]
         compute_ops = sum(lane == COMPUTE for lane, _ in period)
         elapsed = now_ns - mark.now_ns
+        if self._is_same(mark, now_ns):
+            return True
+        same_lead = self.time_ns - mark.time_ns == elapsed
         if self.bindings == mark.bindings:
             return sum(cost for _, cost in period) <= elapsed and self.depth >= 2 * compute_ops
-        same_lead = self.time_ns - mark.time_ns == elapsed
         return same_lead and self.depth >= compute_ops
 
     def skip(self, mark: HostMark, times: int, elapsed: int, *, nested: bool) -> None:
@@ -84,6 +99,10 @@ class Host:
         if nested:
             self.log += period * times
         self.bindings += (self.bindings - mark.bindings) * times
+        if self._is_same(mark, mark.now_ns + elapsed):
+            self.time_ns += times * elapsed
+            self.ends = deque((end + times * elapsed for end in self.ends), maxlen=self.depth)
+            return
         count = sum(lane == COMPUTE for lane, _ in period)
         ends = [self.ends[index - count] for index in range(count)]
         played = min(times, -(-self.depth // count) + 2)

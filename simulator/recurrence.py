@@ -91,7 +91,9 @@ class _Machine:
             if self.shortcut and repetition < loop.count:
                 state = self._state()
                 mark = seen.get(state)
-                seen[state] = _Mark(repetition, self.host.mark(self.now), self._sums())
+                seen[state] = _Mark(
+                    repetition, self.host.mark(self.now, whole_micro=not leaf), self._sums()
+                )
                 if mark is not None:
                     repetition += self._skip(mark, repetition, loop.count - repetition, nested)
 
