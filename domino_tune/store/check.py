@@ -36,9 +36,7 @@ class SectionCheck:
 
 def check_profile(profile: Profile) -> list[SectionCheck]:
     """Each section's leave-out error: of its rows where there are enough, else as its fit says."""
-    return [
-        check_section(profile, name) for name in SECTIONS if getattr(profile, name) is not None
-    ]
+    return [check_section(profile, name) for name in SECTIONS if getattr(profile, name) is not None]
 
 
 def check_section(profile: Profile, name: str) -> SectionCheck:

@@ -49,9 +49,7 @@ class PointwiseRow:
     @property
     def signature(self) -> Pointwise:
         """The op that was timed."""
-        return Pointwise(
-            self.name, self.bytes_read, self.bytes_written, self.dtype, self.pieces
-        )
+        return Pointwise(self.name, self.bytes_read, self.bytes_written, self.dtype, self.pieces)
 
     @property
     def key(self) -> tuple[str, int, int, str, int]:

@@ -87,10 +87,12 @@ def _shapes(job: Job) -> Shapes:
 
 
 def _orders() -> Iterator[Job]:
-    for tp in DEGREES:
-        for index, plan in enumerate(PLANS):
-            for model in MODELS if tp < 4 else (MODELS[index % 2],):
-                yield Job(name="", model=model, tp=tp, plan=plan)
+    """Four ranks share two cores: they get half the jobs, and two layers."""
+    for index, plan in enumerate(PLANS):
+        for model in MODELS:
+            yield Job(name="", model=model, tp=1, plan=plan)
+            yield Job(name="", model=model, tp=2, plan=plan)
+        yield Job(name="", model=replace(MODELS[index % 2], num_hidden_layers=2), tp=4, plan=plan)
 
 
 def _fp32() -> Iterator[Job]:
@@ -121,10 +123,11 @@ def _options() -> Iterator[Job]:
 
 
 def _shuffled() -> Iterator[Job]:
+    teams = ((2, 1), (4, 1), (2, 1), (1, 1), (2, 1), (2, 2))
     for seed in range(12):
         rng = random.Random(seed)
-        tp, dp = ((2, 1), (4, 1), (2, 2), (1, 1))[seed % 4]
-        job = Job(name="", model=MODELS[seed % 3 % 2], tp=tp, dp=dp, plan=SHUFFLED)
+        tp, dp = teams[seed % 6]
+        job = Job(name="", model=MODELS[seed % 4 // 2], tp=tp, dp=dp, plan=SHUFFLED)
         yield replace(job, order=random_order(_shapes(job), rng), bucket_parameters=1)
 
 
