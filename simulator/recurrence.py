@@ -31,8 +31,8 @@ class Totals(NamedTuple):
     """Sums over an iteration, all in ns.
 
     ``comm_ns``: time with a collective in flight; ``exposed_ns``: of that, with compute idle.
-    ``compute_ns``: time with a compute op running. ``lane_ns``: time in flight of each comm lane; its
-    entry of the compute lane is 0.
+    ``compute_ns``: time with a compute op running. ``lane_ns``: time in flight of each
+    comm lane; the compute lane's entry is 0.
     """
 
     makespan_ns: int
