@@ -27,7 +27,7 @@ from domino_tune.search import (
 from domino_tune.search.space import Target
 from domino_tune.sensitivity import contention_sensitivity
 from domino_tune.simulation import MS, simulate_plan
-from simulator.bounds import Bounds
+from simulator.closed_form import ClosedForm
 from simulator.errors import InfeasiblePlanError
 from simulator.lines import LayerOrder
 from simulator.memory import peak_bytes
@@ -53,7 +53,7 @@ class SimulatedPlans:
     known: dict[SlicePlan, Evaluation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._bounds = Bounds(case=self.setup.case)
+        self._bounds = ClosedForm(self.setup.case)
 
     def order(self, plan: SlicePlan) -> LayerOrder:
         """The plan's explicit order."""
@@ -73,11 +73,11 @@ class SimulatedPlans:
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Proven bound, without an engine."""
-        return self._bounds.lower_ns(plan)
+        return self._bounds.lower_bound_ns(plan)
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Closed-form estimate, without an engine."""
-        return self._bounds.estimate_ns(plan)
+        return self._bounds.prior_ns(plan)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from domino_tune.bench.cases import h100, make_case, model_for
 from domino_tune.search import SpaceSpec, enumerate_plans
-from domino_tune.search.closed_form import ClosedForm
 from domino_tune.tables import Table
+from simulator.closed_form import ClosedForm
 from simulator.cost import Changes, CostModel
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import Case, predict

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from domino_tune.search import Evaluation, Space
-from domino_tune.search.closed_form import ClosedForm
+from simulator.closed_form import ClosedForm
 from simulator.errors import InfeasiblePlanError
 from simulator.memory import peak_bytes
 from simulator.plan import SlicePlan

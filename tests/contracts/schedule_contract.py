@@ -13,8 +13,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
-from simulator.bounds import Bounds
 from simulator.build import build_schedule
+from simulator.closed_form import ClosedForm
 from simulator.cost import CostModel
 from simulator.lines import LayerOrder, Line, parse_line
 from simulator.plan import MEGATRON, Order, SlicePlan
@@ -129,7 +129,7 @@ def path_and_bound_are_below_the_makespan(built: Built) -> None:
     for each in (built, built.calm):
         makespan = each.timeline.makespan_ns
         assert longest_chain_ns(each.ops, each.case.cost) <= makespan
-        assert Bounds(case=each.case).lower_ns(each.plan) <= makespan
+        assert ClosedForm(each.case).lower_bound_ns(each.plan) <= makespan
 
 
 def serial_sum_is_above_the_makespan(built: Built) -> None:

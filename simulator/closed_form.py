@@ -69,7 +69,7 @@ class ClosedForm:
     def __init__(self, case: Case) -> None:
         self.case = case
         self._layers: dict[tuple[object, ...], Work] = {}
-        self._edges: dict[int, tuple[int, int]] = {}
+        self._edges: dict[int, int] = {}
         self._slow: dict[int, tuple[dict[str, float], float]] = {}
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
@@ -79,8 +79,8 @@ class ClosedForm:
         device = sum(_least_ns(stretch, *slow) for stretch in stretches)
         host = sum(work.launch_ns for stretch in stretches for work in stretch.blocks)
         layers, micros = self.case.model.num_hidden_layers, self.case.workload.grad_accumulation
-        per_micro, once = self._edge_ns(plan)
-        device = micros * (layers * device + per_micro) + once
+        edges = self._edge_ns(plan)
+        device = micros * layers * device + edges
         return int(max(device, micros * layers * host) * (1 - SAFETY))
 
     def prior_ns(self, plan: SlicePlan) -> float:
@@ -91,9 +91,8 @@ class ClosedForm:
         backward = _usual_ns(back, *slow) + _backward_seam_ns(plan, back)
         host = sum(work.launch_ns for stretch in stretches for work in stretch.blocks)
         layers, micros = self.case.model.num_hidden_layers, self.case.workload.grad_accumulation
-        per_micro, once = self._edge_ns(plan)
         exposed = self._exposed_buckets_ns(plan, layers * backward)
-        return micros * (layers * max(forward + backward, host) + per_micro) + once + exposed
+        return micros * layers * max(forward + backward, host) + self._edge_ns(plan) + exposed
 
     def _exposed_buckets_ns(self, plan: SlicePlan, backward_ns: float) -> float:
         """Data-parallel all-reduces: what the last backward does not hide, at least the edges'."""
@@ -112,7 +111,9 @@ class ClosedForm:
     def _block(self, plan: SlicePlan, block: str, fragments: tuple[str, ...]) -> Work:
         kind = "col" if fragments is FORWARD_FRAGMENTS else "dgrad"
         count = getattr(plan, f"{block}_{kind}_slices")
-        key = (plan.row_slices, plan.comm_ctas, plan.merge_wgrad, block, kind, count)
+        key = (
+            plan.strategy, plan.row_slices, plan.comm_ctas, plan.merge_wgrad, block, kind, count,
+        )  # fmt: skip
         if key not in self._layers:
             self._layers[key] = self._add_up(plan, self._templates(plan, block, fragments))
         return self._layers[key]
@@ -159,16 +160,25 @@ class ClosedForm:
             return adding_ns
         return min(adding_ns, cost.duration_ns(signature._replace(accumulate=False)))
 
-    def _edge_ns(self, plan: SlicePlan) -> tuple[int, int]:
-        """Compute of a micro-batch and of a step outside the layers."""
+    def _edge_ns(self, plan: SlicePlan) -> int:
+        """Compute of an iteration outside the layers; later micro-batches add to what the first
+        one clears."""
         if plan.row_slices not in self._edges:
-            edges = Edges(fragments=Fragments(shapes=self.case.shapes(plan)))
-            per_micro = (*edges.embedding(), *edges.head(), *edges.embedding_grad())
+            shapes = self.case.shapes(plan)
+            first, later = (
+                Edges(fragments=Fragments(shapes=shapes, accumulate_first=adds))
+                for adds in (False, True)
+            )
+            more = self.case.workload.grad_accumulation - 1
             self._edges[plan.row_slices] = (
-                self._add_up(plan, (("", op) for op in per_micro)).fragment_ns[""],
-                self._add_up(plan, (("", op) for op in edges.step(1, ()))).fragment_ns[""],
+                self._sum_ns(plan, first.step(1, ()))
+                + self._sum_ns(plan, _micro_edges(first))
+                + more * self._sum_ns(plan, _micro_edges(later))
             )
         return self._edges[plan.row_slices]
+
+    def _sum_ns(self, plan: SlicePlan, ops: Iterable[OpTemplate]) -> int:
+        return self._add_up(plan, (("", op) for op in ops)).fragment_ns[""]
 
     def _slowdowns(self, plan: SlicePlan) -> tuple[dict[str, float], float]:
         """By compute family beside an all-reduce, and of the all-reduce beside any of them."""
@@ -179,6 +189,10 @@ class ClosedForm:
             compute = {family: pair[0] / SCALE for family, pair in pairs.items()}
             self._slow[plan.comm_ctas] = compute, min(pair[1] for pair in pairs.values()) / SCALE
         return self._slow[plan.comm_ctas]
+
+
+def _micro_edges(edges: Edges) -> list[OpTemplate]:
+    return [*edges.embedding(), *edges.head(), *edges.embedding_grad()]
 
 
 def _stretch(plan: SlicePlan, blocks: tuple[Work, ...], pieces: tuple[int, ...]) -> Stretch:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from domino_tune.search import Evaluation, SearchOptions, Space, SpaceSpec, enumerate_plans
-from domino_tune.search.closed_form import ClosedForm
 from domino_tune.search.exhaustive import search_exhaustive
 from domino_tune.store.profiles import load_profile
+from simulator.closed_form import ClosedForm
 from simulator.cost import Changes, CostModel
 from simulator.plan import SlicePlan
 from simulator.predict import Case, predict
