@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from domino_tune.runtime.layer_functions import add_product
+from domino_tune.runtime.layer_functions import add_product, wide
 from domino_tune.runtime.state import State
 from simulator.schedule import Op
 
@@ -46,7 +46,9 @@ def embed_grad(state: State, op: Op) -> None:
     mine = (ids >= 0) & (ids < state.vocab)
     grads["w.embed"].index_add_(0, ids[mine], gradient[mine].to(grads["w.embed"].dtype))
     if "w.positions" in grads:
-        grads["w.positions"][:seq].add_(gradient.view(-1, seq, gradient.shape[1]).sum(0))
+        positions = grads["w.positions"][:seq]
+        by_sequence = gradient.view(-1, seq, gradient.shape[1])
+        positions.add_(by_sequence.sum(0, dtype=positions.dtype))
     state.write(op, gradient)
 
 
@@ -60,13 +62,13 @@ def head(state: State, op: Op) -> None:
 def loss_max(state: State, op: Op) -> None:
     """Largest logit of each token on this rank, fp32 (fp64 when computing in fp64)."""
     logits = state.read(op, 0)
-    state.write(op, _wide(logits.max(dim=1).values))
+    state.write(op, wide(logits.max(dim=1).values))
 
 
 def loss_sum(state: State, op: Op) -> None:
     """[2, tokens]: sum of exponentials, and the target's logit where this rank holds it."""
     logits, top = state.read(op, 0), state.read(op, 1)
-    shifted = _wide(logits) - top[:, None]
+    shifted = wide(logits) - top[:, None]
     ids = state.target_ids(op) - state.vocab_start
     mine = (ids >= 0) & (ids < state.vocab)
     target = shifted.gather(1, ids.clamp(0, state.vocab - 1)[:, None])[:, 0]
@@ -78,16 +80,12 @@ def loss_grad(state: State, op: Op) -> None:
     """(softmax − one-hot) / global tokens, in the logits' place; adds to the loss."""
     logits, top, sums = state.read(op, 0), state.read(op, 1), state.read(op, 2)
     state.losses.append((sums[0].log() - sums[1]).sum() / state.global_tokens)
-    gradient = (_wide(logits) - top[:, None]).exp_() / sums[0][:, None]
+    gradient = (wide(logits) - top[:, None]).exp_() / sums[0][:, None]
     ids = state.target_ids(op) - state.vocab_start
     mine = (ids >= 0) & (ids < state.vocab)
     rows = torch.arange(len(ids), device=ids.device)[mine]
     gradient[rows, ids[mine]] -= 1
     state.write(op, logits.copy_(gradient / state.global_tokens))
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def head_dgrad(state: State, op: Op) -> None:
@@ -118,7 +116,7 @@ def adam(state: State, op: Op) -> None:
         norm = state.read(op, 0).sqrt()
         p.grad.mul_((t.clip_norm / (norm + 1e-6)).clamp(max=1.0))
     state.saved["grad_norm"] = state.read(op, 0)
-    count = state.step + 1
+    count = p.steps + 1
     p.moment1.lerp_(p.grad, 1 - t.beta1)
     p.moment2.mul_(t.beta2).addcmul_(p.grad, p.grad, value=1 - t.beta2)
     bias2 = (1 - t.beta2**count) ** 0.5

@@ -17,8 +17,10 @@ from domino_tune.runtime import attention_functions, edge_functions, layer_funct
 from domino_tune.runtime.lanes import Handle, Lane
 from domino_tune.runtime.parameters import EDGES
 from domino_tune.runtime.state import State
+from simulator.errors import InputError
 from simulator.schedule import COMPUTE, Op, Schedule, is_weight
 from simulator.shapes import GRAD_BYTES
+from simulator.specs import Workload
 from simulator.timeline import Timeline
 
 OpFunction = Callable[[State, Op], None]
@@ -81,12 +83,16 @@ class Executor:
         self.frees = _last_reads(self.ops)
 
     def run_step(self, tokens: torch.Tensor, targets: torch.Tensor) -> StepResult:
-        """One optimizer step on this replica's batch, [sequences, seq_length] each."""
+        """One optimizer step on this replica's batch, [sequences, seq_length] each.
+
+        Raises InputError where that is not the workload's batch.
+        """
         state = self.state
+        _check_batch(state.shapes.workload, tokens, targets)
         state.tokens, state.targets, state.losses = tokens, targets, []
         with torch.no_grad():
             spans, launched = self._play()
-        state.step += 1
+        state.parameters.steps += 1
         loss = float(torch.stack(state.losses).sum())
         norm = float(state.saved["grad_norm"].sqrt())
         timeline = Timeline(
@@ -141,6 +147,16 @@ class Executor:
             rest = op.signature.size_bytes // GRAD_BYTES - shapes.edge_parameters  # type: ignore[union-attr]
             return parameters.gradient_range(EDGES, rest // shapes.layer_parameters - 1)
         return self.state.values[op.reads[0]]
+
+
+def _check_batch(workload: Workload, *tensors: torch.Tensor) -> None:
+    expected = (workload.micro_batch_size * workload.grad_accumulation, workload.seq_length)
+    for tensor in tensors:
+        if tuple(tensor.shape) != expected:
+            raise InputError(
+                f"A replica's tokens and targets must be {list(expected)} (micro_batch_size × "
+                f"grad_accumulation, seq_length), got {list(tensor.shape)}."
+            )
 
 
 def _last_reads(ops: tuple[Op, ...]) -> list[list[str]]:

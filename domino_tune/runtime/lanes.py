@@ -75,6 +75,7 @@ class ThreadLane:
                 handle.error = error
             handle.span_ns = (start, time.perf_counter_ns())
             handle.done.set()
+            del item, tensor  # an idle lane holds no buffer
 
     def close(self) -> None:
         """End the thread."""

@@ -23,8 +23,9 @@ def norm(state: State, op: Op) -> None:
         y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
         state.saved[op.writes[0]] = (mean, rstd)
     else:
-        rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + state.shapes.model.norm_eps)
-        y = x * rstd * weight
+        wide_x = wide(x)
+        rstd = torch.rsqrt(wide_x.square().mean(-1, keepdim=True) + state.shapes.model.norm_eps)
+        y = (wide_x * rstd).to(x.dtype) * weight
         state.saved[op.writes[0]] = (rstd,)
     state.write(op, y)
 
@@ -70,11 +71,17 @@ def _layer_norm_grad(
 def _rms_norm_grad(
     state: State, name: str, x: torch.Tensor, dy: torch.Tensor, saved: tuple[torch.Tensor, ...]
 ) -> torch.Tensor:
-    rstd = saved[0]
-    normed = x * rstd
+    rstd, dy = saved[0], wide(dy)
+    normed = wide(x) * rstd
     state.parameters.grads[name].add_((dy * normed).sum(0))
     scaled = dy * state.weight(name)
-    return (scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd
+    dx = (scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd
+    return dx.to(x.dtype)
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` in fp32, or in fp64 when computing in fp64: for sums over many elements."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def a_forward(state: State, op: Op) -> None:
@@ -192,7 +199,7 @@ def wgrad(state: State, op: Op) -> None:
     bias = state.parameters.grads.get(f"{name}.bias")
     if bias is not None:
         for dy, _ in pairs:
-            bias.add_(state.values[dy].sum(0))
+            bias.add_(state.values[dy].sum(0, dtype=bias.dtype))
 
 
 def add_product(

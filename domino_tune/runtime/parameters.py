@@ -127,6 +127,7 @@ class Parameters:
     """A rank's weights, main gradients and Adam state, all views of flat buffers.
 
     ``weights[name]`` in the compute dtype, ``grads[name]`` in fp32 (fp64 when computing in fp64).
+    ``steps`` counts optimizer steps, whatever plans took them.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Parameters:
     ) -> None:  # fmt: skip
         self.specs = parameter_specs(model, cluster)
         self.tp = cluster.tp
+        self.steps = 0
         main_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         sizes = [math.prod(s.local_shape(cluster.tp)) for s in self.specs]
         total = sum(sizes)

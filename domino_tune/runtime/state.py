@@ -36,7 +36,6 @@ class State:
     training: Training
     tp_rank: int = 0
     dp_rank: int = 0
-    step: int = 0
     train: bool = True
     tokens: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     targets: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
@@ -83,7 +82,7 @@ class State:
             (self.shapes.workload.seq_length, self.shapes.model.hidden_size),
             rate,
             seed=self.training.seed,
-            step=self.step,
+            step=self.parameters.steps,
             site=site,
             device=self.parameters.main.device,
         )
