@@ -68,7 +68,7 @@ class _Lane:
 class _Engine:
     def __init__(self, program: Program) -> None:
         self.env = simpy.Environment()
-        self.steps: tuple[Step, ...] = tuple(program.root.steps())
+        self.steps = program.root.steps()
         self.lanes = [_Lane(self.env) for _ in range(program.lanes)]
         self.rates = Rates(program)
         self.settled_at: float = 0
@@ -146,15 +146,25 @@ class _Engine:
         waits for one of them. At most ``depth`` compute ops are issued and not done.
         """
         times = self.issue_times
-        while len(times) <= index:
-            step = self.steps[len(times)]
-            now = times[-1] if times else 0
-            if step.lane == COMPUTE:
-                if self.compute_issued >= self.depth:
-                    now = max(now, self.compute_ends[self.compute_issued - self.depth])
-                self.compute_issued += 1
-            times.append(now + step.launch_ns)
+        if len(times) <= index:
+            self._issue_ahead(times)
         return times[index]
+
+    def _issue_ahead(self, times: list[int]) -> None:
+        """Issue as many ops as the queue takes by now."""
+        now = times[-1] if times else 0
+        ends, depth = self.compute_ends, self.depth
+        for index in range(len(times), len(self.steps)):
+            step = self.steps[index]
+            if step.lane == COMPUTE:
+                freed = self.compute_issued - depth
+                if freed >= len(ends):
+                    return
+                if freed >= 0 and ends[freed] > now:
+                    now = ends[freed]
+                self.compute_issued += 1
+            now += step.launch_ns
+            times.append(now)
 
     # Work in flight -----------------------------------------------------------------------------
 
@@ -171,21 +181,21 @@ class _Engine:
         anything starts or ends is settled.
         """
         now, lanes = self.env.now, self.lanes
-        if now != self.settled_at:
-            units = int(now - self.settled_at) * _UNIT
-            for lane in lanes:
-                if lane.work > 0:
-                    lane.work -= units // lane.rate
-            self.settled_at = now
-        if starting is not None and step is not None:
-            starting.work, starting.family = step.work, step.family
-        rates = self.rates[tuple([lane.family if lane.work > 0 else 0 for lane in lanes])]
+        units = int(now - self.settled_at) * _UNIT
+        self.settled_at = now
+        in_flight = []
+        for lane in lanes:
+            if lane.work > 0:
+                lane.work -= units // lane.rate
+            if lane is starting and step is not None:
+                lane.work, lane.family = step.work, step.family
+            in_flight.append(lane.family if lane.work > 0 else 0)
+        rates = self.rates[tuple(in_flight)]
         for lane, rate in zip(lanes, rates, strict=True):
             if lane.work > 0:
                 lane.rate = rate
-                ends_at = now - (-lane.work * rate // _UNIT)
-                lane.ends_at = ends_at
-                if lane.timer_at < now or ends_at < lane.timer_at:
+                lane.ends_at = ends_at = now - (-lane.work * rate // _UNIT)
+                if ends_at < lane.timer_at or lane.timer_at < now:
                     self._set_timer(lane, now)
 
     def _set_timer(self, lane: _Lane, now: float) -> None:

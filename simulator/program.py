@@ -8,7 +8,6 @@ program keeps the schedule's loops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -40,14 +39,15 @@ class Loop:
     body: tuple[Step, ...] | tuple[Loop, ...]
     count: int = 1
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> tuple[Step, ...]:
         """Every step, unrolled."""
-        for _ in range(self.count):
-            for item in self.body:
-                if isinstance(item, Loop):
-                    yield from item.steps()
-                else:
-                    yield item
+        once: list[Step] = []
+        for item in self.body:
+            if isinstance(item, Loop):
+                once += item.steps()
+            else:
+                once.append(item)
+        return tuple(once * self.count)
 
     def __len__(self) -> int:
         return self.count * sum(len(item) if isinstance(item, Loop) else 1 for item in self.body)
