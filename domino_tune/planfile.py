@@ -17,15 +17,9 @@ from typing import Any, Final
 from domino_tune.errors import PlanFileError
 from domino_tune.store.files import read_json, write_whole
 from domino_tune.store.strict import strict
+from simulator.build import check_layer_order
 from simulator.errors import DominoTuneError
-from simulator.lines import (
-    BACKWARD_FRAGMENTS,
-    FORWARD_FRAGMENTS,
-    LayerOrder,
-    Line,
-    check_line,
-    parse_line,
-)
+from simulator.lines import LayerOrder, Line, parse_line
 from simulator.plan import SlicePlan, check_plan_fits
 from simulator.specs import ClusterSpec, ModelSpec, Workload, check_shardable
 
@@ -72,8 +66,7 @@ class PlanFile:
         try:
             check_shardable(self.model, self.workload, self.cluster)
             check_plan_fits(self.plan, self.model, self.workload)
-            check_line(self.order.forward, self.plan, FORWARD_FRAGMENTS)
-            check_line(self.order.backward, self.plan, BACKWARD_FRAGMENTS)
+            check_layer_order(self.model, self.workload, self.cluster, self.plan, self.order)
         except DominoTuneError as error:
             raise PlanFileError(str(error)) from None
 

@@ -19,7 +19,7 @@ from simulator.lines import (
     wgrad_chains,
 )
 from simulator.plan import SlicePlan, check_plan_fits
-from simulator.schedule import DP, OpTemplate, Ref, Repeat, Schedule, Segment
+from simulator.schedule import DP, OpTemplate, Ref, Repeat, Schedule, Segment, check_order
 from simulator.schedules import fixed_order
 from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, ModelSpec, Workload, check_shardable
@@ -27,6 +27,8 @@ from simulator.specs import ClusterSpec, ModelSpec, Workload, check_shardable
 DP_BUCKET_PARAMETERS: Final = 40_000_000
 """Gradients of one data-parallel all-reduce, at least (Megatron-LM's default bucket size)."""
 BUCKET: Final = "bucket"
+MAX_SPAN: Final = 4
+"""Repetitions of its line that a stored order may move a token by."""
 
 
 def build_schedule(
@@ -46,6 +48,26 @@ def build_schedule(
     check_plan_fits(plan, model, workload)
     shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=plan)
     return _Builder(shapes, order or _own_order(plan)).schedule()
+
+
+def check_layer_order(
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec, plan: SlicePlan, order: LayerOrder
+) -> None:
+    """Raise ScheduleError unless ``order``, which comes from outside, is a legal one of ``plan``.
+
+    Looked at on a short stack: a line relates no layers that are further apart than its span.
+    """
+    for line in (order.forward, order.backward):
+        far = max((abs(token.offset) for token in line.tokens), default=0)
+        if far > MAX_SPAN * line.stride:
+            raise ScheduleError(
+                f"The order has a token {far} layers away from its repetition; at most "
+                f"{MAX_SPAN * line.stride} is allowed. Plan it again."
+            )
+    layers = MAX_SPAN * max(order.forward.stride, order.backward.stride) + 2
+    short = replace(model, num_hidden_layers=min(layers, model.num_hidden_layers))
+    single = replace(workload, grad_accumulation=1)
+    check_order(build_schedule(short, single, cluster, plan, order))
 
 
 def _own_order(plan: SlicePlan) -> LayerOrder:

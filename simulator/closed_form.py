@@ -135,15 +135,20 @@ class ClosedForm:
         families, fragments = Counter[str](), Counter[str]()
         comm_ns = last_ns = launch_ns = 0
         for fragment, op in ops:
-            launch_ns += cost.launch.cost_ns.get(op.signature.kind, 0)
+            if cost.launch.mode == "async":
+                launch_ns += cost.launch.cost_ns.get(op.signature.kind, 0)
             if op.lane == COMPUTE:
-                spent_ns = self._compute_ns(plan, op)
+                spent_ns = self._compute_ns(plan, op) + self._inline_ns(op)
                 families[cost.family(op.signature)] += spent_ns
                 fragments[fragment] += spent_ns
             else:
                 last_ns = cost.duration_ns(op.signature)
                 comm_ns += last_ns
         return Work(families, fragments, comm_ns, last_ns, launch_ns)
+
+    def _inline_ns(self, op: OpTemplate) -> int:
+        launch = self.case.cost.launch
+        return launch.cost_ns.get(op.signature.kind, 0) if launch.mode == "inline" else 0
 
     def _compute_ns(self, plan: SlicePlan, op: OpTemplate) -> int:
         """Duration; of a weight gradient that may overwrite or add, the shorter of the two.

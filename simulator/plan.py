@@ -57,7 +57,9 @@ class SlicePlan:
                 object.__setattr__(self, name, getattr(self, name.replace("dgrad", "col")))
         for name in _COUNTS:
             require_positive_int("plan", name, getattr(self, name))
-        if not isinstance(self.comm_ctas, int) or not 0 <= self.comm_ctas <= 64:
+        if not isinstance(self.merge_wgrad, bool):
+            raise InputError(f"plan.merge_wgrad must be true or false, got {self.merge_wgrad!r}.")
+        if type(self.comm_ctas) is not int or not 0 <= self.comm_ctas <= 64:
             raise InputError(
                 f"plan.comm_ctas must be 0 (NCCL's choice) … 64, got {self.comm_ctas!r}."
             )

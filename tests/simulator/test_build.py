@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.build import DP_BUCKET_PARAMETERS, build_schedule
+from simulator.build import DP_BUCKET_PARAMETERS, build_schedule, check_layer_order
 from simulator.errors import InfeasiblePlanError, InputError, ScheduleError
 from simulator.lines import LayerOrder, Line
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
@@ -43,12 +43,23 @@ def test_an_order_of_another_plan_is_refused() -> None:
         build(order=fixed_order(replace(INTRA, row_slices=4)))
 
 
-@pytest.mark.xfail(strict=True, reason="an order that reads before it writes is built and played")
-def test_an_order_that_reads_before_it_writes_is_refused() -> None:
+def check(order: LayerOrder) -> None:
+    check_layer_order(MODEL, WORK, NODE, INTRA, order)
+
+
+def test_an_order_from_outside_that_reads_before_it_writes_is_refused() -> None:
     order = fixed_order(INTRA)
     backwards = Line(tokens=order.forward.tokens[::-1])
     with pytest.raises(ScheduleError, match="before it is written"):
-        build(order=replace(order, forward=backwards))
+        check(replace(order, forward=backwards))
+
+
+def test_an_order_from_outside_may_not_reach_far() -> None:
+    order = fixed_order(INTRA)
+    first, *rest = order.forward.tokens
+    far = Line(tokens=(first.shifted(1_000_000_000), *rest))
+    with pytest.raises(ScheduleError, match="1000000000 layers away"):
+        check(replace(order, forward=far))
 
 
 def test_check_order_sees_an_order_that_reads_before_it_writes() -> None:

@@ -85,11 +85,9 @@ def _misses(job: Job, seen: list[RankResult]) -> list[str]:
             errors |= _errors(f"replica {dp_rank} gradient {step}", job, parts, whole)
         parts = [rank.parameters for rank in replica]
         errors |= _errors(f"replica {dp_rank} parameter", job, parts, reference.parameters)
-    return [
-        f"{job.name}: {what} is off by {error:.1e}"
-        for what, error in errors.items()
-        if not error <= tolerance
-    ]
+    wrong = {what: error for what, error in errors.items() if not error <= tolerance}
+    lines = [f"{job.name}: {what} is off by {error:.1e}" for what, error in wrong.items()]
+    return lines[:2] + [f"  and {len(wrong) - 2} more"] * (len(wrong) > 2)
 
 
 def _errors(
