@@ -47,7 +47,8 @@ class Edges:
         s, size = self.shapes, self.shapes.hidden_bytes(row)
         signature = s.pointwise("embedding_post", size, size + s.mask_bytes(row))
         source = (self.fragments.reduced_ref(0, f"s{row}.embed"),)
-        return self.fragments.op("embed.post", row, signature, source, f"s{row}.x", size)
+        kept = size + s.mask_bytes(row)
+        return self.fragments.op("embed.post", row, signature, source, f"s{row}.x", kept)
 
     def head(self) -> list[OpTemplate]:
         """Final norm, LM head, cross-entropy and their gradients.
