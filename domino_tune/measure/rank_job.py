@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from domino_tune.measure.traffic import SilentLane, Traffic
+from domino_tune.runtime.clock import clock_for
 from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.groups import RankContext
 from domino_tune.runtime.lanes import ThreadLane
@@ -123,17 +124,21 @@ def _time_collective(context: RankContext, collective: Collective, samples: int)
     group_ranks = context.tp if collective.ranks == context.tp else context.dp
     lane = context.lanes[TP if group_ranks == context.tp else DP]
     tensor = torch.zeros(max(1, collective.size_bytes // 4), device=context.device)
+    clock = clock_for(context.device)
     spans, hand_overs = [], []
     for step in range(WARM_UP + samples):
         context.barrier()
-        issued = time.perf_counter_ns()
+        clock.start()
+        issued = clock.tick()
         handle = lane.issue("probe", tensor, "sum")
         handle.wait()
-        resumed = time.perf_counter_ns()
+        resumed = clock.tick()
+        clock.stop()
         context.beat()
         if step >= WARM_UP:
-            spans.append(handle.span_ns[1] - handle.span_ns[0])
-            hand_overs.append(resumed - issued - spans[-1])
+            begin, end = (clock.at_ns(tick) for tick in handle.ticks())
+            spans.append(end - begin)
+            hand_overs.append(clock.at_ns(resumed) - clock.at_ns(issued) - spans[-1])
     ranks = context.all_gather_objects(
         (statistics.median(spans), _spread(spans), statistics.median(hand_overs))
     )

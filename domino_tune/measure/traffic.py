@@ -8,16 +8,16 @@ import time
 import torch
 import torch.distributed as dist
 
-from domino_tune.runtime.lanes import Handle
+from domino_tune.runtime.lanes import ThreadHandle
 
 
 class SilentLane:
     """A lane whose collectives are done at once: compute alone."""
 
-    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> Handle:
+    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> ThreadHandle:
         """Nothing happens."""
         now = time.perf_counter_ns()
-        handle = Handle(name, span_ns=(now, now))
+        handle = ThreadHandle(name, span_ns=(now, now))
         handle.done.set()
         return handle
 

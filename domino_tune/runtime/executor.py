@@ -6,14 +6,15 @@ collective is handed to its lane where it stands, and the first reader of its re
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
 
 from domino_tune.runtime import attention_functions, edge_functions, layer_functions
+from domino_tune.runtime.clock import Tick, clock_for
 from domino_tune.runtime.lanes import Handle, Lane
 from domino_tune.runtime.parameters import EDGES
 from domino_tune.runtime.state import State
@@ -81,6 +82,7 @@ class Executor:
         self.lanes = lanes
         self.ops = tuple(schedule.ops())
         self.frees = _last_reads(self.ops)
+        self.clock = clock_for(state.parameters.main.device)
 
     def run_step(self, tokens: torch.Tensor, targets: torch.Tensor) -> StepResult:
         """One optimizer step on this replica's batch, [sequences, seq_length] each.
@@ -103,33 +105,31 @@ class Executor:
         return StepResult(loss=loss, grad_norm=norm, timeline=timeline, launched=launched)
 
     def _play(self) -> tuple[list[tuple[int, int]], tuple[str, ...]]:
-        state, values = self.state, self.state.values
+        state, values, clock = self.state, self.state.values, self.clock
         pending: dict[str, Handle] = {}
-        spans: list[tuple[int, int] | Handle] = []
+        moments: list[Callable[[], tuple[Tick, Tick]]] = []
         launched = []
-        origin = time.perf_counter_ns()
+        clock.start()
         for op, free in zip(self.ops, self.frees, strict=True):
             launched.append(op.name)
             if op.lane == COMPUTE:
                 for name in op.reads:
                     if name in pending:
                         pending.pop(name).wait()
-                start = time.perf_counter_ns()
+                start = clock.tick()
                 FUNCTIONS[op.role](state, op)
-                spans.append((start - origin, time.perf_counter_ns() - origin))
+                moments.append(partial(_pair, start, clock.tick()))
             else:
                 handle = self._issue(op)
                 pending[op.writes[0]] = handle
-                spans.append(handle)
+                moments.append(handle.ticks)
             for name in free:
                 values.pop(name, None)
-        done = []
-        for span in spans:
-            if isinstance(span, Handle):
-                span.wait()
-                span = (span.span_ns[0] - origin, span.span_ns[1] - origin)
-            done.append(span)
-        return done, tuple(launched)
+        for handle in pending.values():
+            handle.wait()
+        clock.stop()
+        ticks = [moment() for moment in moments]
+        return [(clock.at_ns(a), clock.at_ns(b)) for a, b in ticks], tuple(launched)
 
     def _issue(self, op: Op) -> Handle:
         tensor = self._buffer(op)
@@ -147,6 +147,10 @@ class Executor:
             rest = op.signature.size_bytes // GRAD_BYTES - shapes.edge_parameters  # type: ignore[union-attr]
             return parameters.gradient_range(EDGES, rest // shapes.layer_parameters - 1)
         return self.state.values[op.reads[0]]
+
+
+def _pair(start: Tick, end: Tick) -> tuple[Tick, Tick]:
+    return start, end
 
 
 def _check_batch(workload: Workload, *tensors: torch.Tensor) -> None:

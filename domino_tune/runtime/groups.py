@@ -186,5 +186,4 @@ def _open_lanes(spec: LaunchSpec, rank: int) -> dict[int, Lane]:
 
 
 def _open_lane(backend: Backend, group: dist.ProcessGroup, name: str) -> Lane:
-    # A StreamLane's handle waits the same way, on the stream.
-    return ThreadLane(group, name) if backend == "gloo" else StreamLane(group)  # type: ignore[return-value]
+    return ThreadLane(group, name) if backend == "gloo" else StreamLane(group)

@@ -15,12 +15,26 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from domino_tune.runtime.clock import Tick
+
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
+class Handle(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> None:
+        """Let the compute lane wait for it; raises what it raised."""
+        ...
+
+    def ticks(self) -> tuple[Tick, Tick]:
+        """When it started and ended, once it is done."""
+        ...
+
+
 @dataclass
-class Handle:
-    """A collective under way. ``span_ns`` is (start, end) once it is done."""
+class ThreadHandle:
+    """A collective on a lane's thread. ``span_ns`` is (start, end) once it is done."""
 
     name: str
     done: threading.Event = field(default_factory=threading.Event)
@@ -32,6 +46,10 @@ class Handle:
         self.done.wait()
         if self.error is not None:
             raise self.error
+
+    def ticks(self) -> tuple[Tick, Tick]:
+        """Start and end on the host's clock."""
+        return self.span_ns
 
 
 class Lane(Protocol):
@@ -51,17 +69,17 @@ class ThreadLane:
 
     def __init__(self, group: dist.ProcessGroup, name: str) -> None:
         self.group = group
-        self._queue: queue.SimpleQueue[tuple[Handle, torch.Tensor, str] | None] = (
+        self._queue: queue.SimpleQueue[tuple[ThreadHandle, torch.Tensor, str] | None] = (
             queue.SimpleQueue()
         )
         self._thread = threading.Thread(target=self._work, name=f"comm-{name}", daemon=True)
         self._thread.start()
 
-    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> Handle:
+    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> ThreadHandle:
         """Queue an all-reduce of ``tensor``, which must be contiguous (gloo reduces column views
         wrongly, without an error)."""
         assert tensor.is_contiguous(), f"{name}: collectives take contiguous tensors"
-        handle = Handle(name)
+        handle = ThreadHandle(name)
         self._queue.put((handle, tensor, reduction))
         return handle
 
@@ -124,3 +142,7 @@ class StreamHandle:
     def wait(self) -> None:
         """Let the compute stream wait for the collective."""
         torch.cuda.current_stream().wait_event(self.end)
+
+    def ticks(self) -> tuple[Tick, Tick]:
+        """The two events."""
+        return self.start, self.end
