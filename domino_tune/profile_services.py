@@ -18,6 +18,7 @@ from domino_tune.results import (
 )
 from domino_tune.store.check import check_profile
 from domino_tune.store.profiles import (
+    bundled_names,
     diff_profiles,
     list_profiles,
     load_profile,
@@ -55,6 +56,11 @@ def profiles_check(request: requests.ProfilesCheckRequest) -> CheckResult:
 
 def profiles_import(request: requests.ProfilesImportRequest) -> ImportResult:
     """Add a table to a copy of a profile and keep it under ``name`` in the user's folder."""
+    if request.name in bundled_names():
+        raise InputError(
+            f"{request.name!r} is a bundled profile, which an import may not stand in front of; "
+            "give another --name."
+        )
     data = _read_bytes(request.file)
     hints = Hints(
         op=request.op,

@@ -140,7 +140,7 @@ def tune_setups(
     began = time.perf_counter()
     made, failed = _search_each(setups, request, progress)
     if not made:
-        raise failed[0]
+        raise failed[0][1]
     best_trial = choose_best(one.found.best for one in made)
     best = next(one for one in made if one.found.best is best_trial)
     chosen = Chosen(plan=best_trial.plan, order=best.problem.order(best_trial.plan))
@@ -151,6 +151,9 @@ def tune_setups(
     infeasible: Counter[str] = Counter()
     for one in made:
         infeasible.update(one.found.infeasible)
+    hopeless = [(space_of(setup, request.target), error.reason) for setup, error in failed]
+    for space, reason in hopeless:
+        infeasible.update({**space.infeasible, reason: len(space)})
     proven = all(one.found.optimality == "proven" for one in made)
     return TuneResult(
         best=simulated,
@@ -158,7 +161,8 @@ def tune_setups(
         seed=request.seed,
         target=request.target,
         optimality="proven" if proven else "best_found",
-        space_size=sum(one.found.space_size for one in made),
+        space_size=sum(one.found.space_size for one in made)
+        + sum(space.size for space, _ in hopeless),
         evaluations=sum(one.found.evaluations for one in made),
         pruned=sum(one.found.pruned for one in made),
         infeasible=dict(sorted(infeasible.items())),
@@ -171,13 +175,13 @@ def tune_setups(
 
 def _search_each(
     setups: Sequence[Setup], request: TuneRequest, progress: Progress
-) -> tuple[list[Searched], list[InfeasiblePlanError]]:
+) -> tuple[list[Searched], list[tuple[Setup, InfeasiblePlanError]]]:
     made, failed = [], []
     for setup in setups:
         try:
             made.append(search(setup, request, progress))
         except InfeasiblePlanError as error:
-            failed.append(error)
+            failed.append((setup, error))
     return made, failed
 
 

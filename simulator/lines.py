@@ -50,7 +50,10 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """The issue order of ``stride`` consecutive layers, repeated along the stack."""
+    """The issue order of ``stride`` consecutive layers, repeated along the stack.
+
+    Raises ScheduleError for a stride that is no number of layers.
+    """
 
     tokens: tuple[Token, ...]
     stride: int = 1
@@ -58,6 +61,11 @@ class Line:
     def __post_init__(self) -> None:
         if not isinstance(self.stride, int) or self.stride < 1:
             raise ScheduleError(f"An order's stride must be a whole number ≥ 1: {self.stride!r}.")
+        if self.stride > max(1, len(self.tokens)):
+            raise ScheduleError(
+                f"An order's stride is the layers that its tokens issue: {self.stride} cannot be "
+                f"more than its {len(self.tokens)} tokens."
+            )
 
     def to_strings(self) -> list[str]:
         """The tokens as text, as plan files hold them."""

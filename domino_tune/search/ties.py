@@ -11,9 +11,9 @@ from simulator.plan import SlicePlan
 TIE_PERCENT: Final = 1
 
 
-def ties(time_ns: int, fastest_ns: int) -> bool:
-    """Return whether ``time_ns`` is within 1 % of ``fastest_ns``, in exact integers."""
-    return 100 * time_ns <= (100 + TIE_PERCENT) * fastest_ns
+def ties(value: int, least: int) -> bool:
+    """Return whether ``value`` is within 1 % of ``least``, in exact integers."""
+    return 100 * value <= (100 + TIE_PERCENT) * least
 
 
 def piece_count(plan: SlicePlan) -> int:
@@ -23,12 +23,14 @@ def piece_count(plan: SlicePlan) -> int:
 
 
 def choose_best(trials: Iterable[Trial]) -> Trial:
-    """Return, of the trials within 1 % of the fastest: least memory, fewest slices, fastest."""
+    """Return, of the trials within 1 % of the fastest: least memory (less than 1 % more is no
+    more), fewest slices, fastest."""
     made = tuple(trials)
     fastest_ns = min(trial.iteration_ns for trial in made)
-    close = (trial for trial in made if ties(trial.iteration_ns, fastest_ns))
-    return min(close, key=_rank)
+    close = [trial for trial in made if ties(trial.iteration_ns, fastest_ns)]
+    least_bytes = min(trial.peak_bytes for trial in close)
+    return min((t for t in close if ties(t.peak_bytes, least_bytes)), key=_rank)
 
 
-def _rank(trial: Trial) -> tuple[int, int, int, int]:
-    return trial.peak_bytes, piece_count(trial.plan), trial.iteration_ns, trial.index
+def _rank(trial: Trial) -> tuple[int, int, int]:
+    return piece_count(trial.plan), trial.iteration_ns, trial.index

@@ -68,7 +68,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
     user = user_profiles_dir() / f"{text}.json"
     if user.is_file():
         return _read(user)
-    known = _bundled_names()
+    known = bundled_names()
     if text in known:
         data = resources.files("profiles").joinpath(f"{text}.json").read_bytes()
         return parse_profile(data, source=f"bundled profile {text!r}")
@@ -99,7 +99,7 @@ def dump_profile(profile: Profile) -> bytes:
 
 def list_profiles() -> list[ProfileSummary]:
     """Bundled profiles and the user's, by name; a user's hides a bundled one of the same name."""
-    names = dict.fromkeys(_bundled_names(), "bundled")
+    names = dict.fromkeys(bundled_names(), "bundled")
     names |= dict.fromkeys(_user_names(), "user")
     return [_summary(name, names[name]) for name in sorted(names)]
 
@@ -136,7 +136,8 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def _bundled_names() -> list[str]:
+def bundled_names() -> list[str]:
+    """Names of the profiles that come with the program."""
     files = [entry.name for entry in resources.files("profiles").iterdir()]
     return sorted(n[:-5] for n in files if n.endswith(".json") and n != "schema.json")
 

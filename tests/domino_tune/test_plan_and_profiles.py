@@ -105,3 +105,13 @@ def test_profiles_import_and_diff(run: Runner) -> None:
         "profiles", "import", str(table),
         "--format", "gem-csv", "--into", "h100-dgx", "--name", "mine",
     )  # fmt: skip
+
+
+def test_an_import_does_not_stand_in_front_of_a_bundled_profile(run: Runner) -> None:
+    table = run.folder / "gemms.csv"
+    table.write_text("m,n,k,us\n256,512,512,11.5\n")
+    message = run.refused(
+        "profiles", "import", str(table),
+        "--format", "gemm-csv", "--into", "h100-dgx", "--name", "h100-dgx",
+    )  # fmt: skip
+    assert "bundled" in message and "--name" in message

@@ -13,7 +13,7 @@ from domino_tune import services
 from domino_tune.case import resolve
 from domino_tune.planfile import load_plan
 from domino_tune.requests import TuneRequest
-from domino_tune.tuning import setups_to_tune
+from domino_tune.tuning import setups_to_tune, tune_setups
 from simulator.errors import InfeasiblePlanError
 from tests.domino_tune.runs import Runner
 
@@ -93,6 +93,18 @@ def test_micro_batch_is_tuned_with_the_global_batch_kept(run: Runner) -> None:
     assert {trial["micro_batch_size"] for trial in result["trials"]} == {1, 2, 4}
     best = result["best"]
     assert best["micro_batch_size"] * best["grad_accumulation"] == 4
+
+
+def test_micro_batches_that_do_not_fit_are_counted() -> None:
+    request = TuneRequest(
+        model="gpt3-13b", profile="h100-dgx", tp=4, seq_length=2048, micro_batch_size=16,
+        search="random", trials=2, tune_also=("micro_batch_size",),
+    )  # fmt: skip
+    result = tune_setups(setups_to_tune(resolve(request), request.tune_also), request)
+    fitting = {trial.micro_batch_size for trial in result.trials}
+    assert len(fitting) < 5
+    assert result.space_size == 5 * 98_304
+    assert result.infeasible["memory"] >= 20_000
 
 
 def test_batches_that_keep_the_global_batch() -> None:

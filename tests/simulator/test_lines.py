@@ -58,6 +58,11 @@ def forward() -> list[Token]:
     return list(fixed_order(PLAN).forward.tokens)
 
 
+def test_a_stride_is_no_more_than_the_tokens() -> None:
+    with pytest.raises(ScheduleError, match="cannot be more than its 1 tokens"):
+        parse_line(["mlp.norm:0+0"], 10**30)
+
+
 def check(tokens: list[Token], stride: int = 1) -> None:
     check_line(Line(tokens=tuple(tokens), stride=stride), PLAN, FORWARD_FRAGMENTS)
 
