@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
+import secrets
+import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,47 +16,68 @@ MAX_JSON_BYTES = 64 << 20
 
 
 def write_whole(path: str | Path, data: str | bytes) -> None:
-    """Write ``data`` to a temporary file beside ``path``, fsync it, rename it.
+    """Write ``data`` to a temporary file beside the file that ``path`` leads to, fsync, rename.
 
-    Raises InputError when the place cannot be written; then nothing is left behind.
+    Symbolic links stay and their target is replaced; a file that was there keeps its mode, a new
+    one follows the umask. Raises InputError where ``check_writable`` does or when the writing
+    fails; then nothing is left behind.
     """
-    target = Path(path)
+    check_writable(path)
     content = data.encode() if isinstance(data, str) else data
+    target = Path(os.path.realpath(path))
+    # Cut short, so that a name as long as the file system allows still has room for the rest.
+    temporary = target.parent / f".{target.name[:32]}.{secrets.token_hex(6)}.tmp"
     try:
-        handle, temporary = tempfile.mkstemp(
-            dir=target.parent, prefix=f".{target.name}.", suffix=".tmp"
-        )
-    except OSError as error:
-        raise _cannot_write(target, error) from None
-    try:
-        with os.fdopen(handle, "wb") as file:
+        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+        with open(temporary, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        if mode is not None:
+            os.chmod(temporary, mode)
         os.replace(temporary, target)
     except BaseException as failure:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         if isinstance(failure, OSError):
-            raise _cannot_write(target, failure) from None
+            raise _cannot_write(path, failure) from None
         raise
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise InputError now, rather than after a long computation, if ``path`` cannot be written."""
-    target = Path(path)
-    if target.is_dir():
-        raise InputError(f"Cannot write {str(path)!r}: it is a folder; give a file name.")
-    if not target.parent.is_dir():
+    """Raise InputError now, rather than after a long computation, if ``path`` cannot be written.
+
+    Only a regular file is ever replaced: never a device, a pipe or a read-only file.
+    """
+    text = f"Cannot write {str(path)!r}"
+    try:
+        target = Path(os.path.realpath(path))
+        mode = _mode(target)
+        parent_mode = _mode(target.parent)
+    except (OSError, ValueError) as failure:
+        raise _cannot_write(path, failure) from None
+    folder = repr(str(target.parent))
+    if mode is not None and stat.S_ISDIR(mode):
+        raise InputError(f"{text}: it is a folder; give a file name.")
+    if mode is not None and not stat.S_ISREG(mode):
         raise InputError(
-            f"Cannot write {str(path)!r}: there is no folder {str(target.parent)!r}; make it first."
+            f"{text}: it is no regular file but a device, pipe or socket; give a file name."
         )
+    # Root may write anything: the mode bits still say what the owner wants.
+    if mode is not None and not (mode & 0o222 and os.access(target, os.W_OK)):
+        raise InputError(f"{text}: it is read-only; make it writable or give another name.")
+    if parent_mode is None or not stat.S_ISDIR(parent_mode):
+        raise InputError(f"{text}: there is no folder {folder}; make it first.")
     if not os.access(target.parent, os.W_OK):
-        raise InputError(
-            f"Cannot write {str(path)!r}: no permission in folder {str(target.parent)!r}; "
-            "choose another place."
-        )
+        raise InputError(f"{text}: no permission in folder {folder}; choose another place.")
+
+
+def _mode(path: Path) -> int | None:
+    """Kind and permissions of what is there; None when nothing is."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def read_json(path: str | Path, *, what: str, error: type[DominoTuneError]) -> dict[str, Any]:
@@ -111,5 +133,6 @@ def parse_json(data: bytes, *, source: str, error: type[DominoTuneError]) -> dic
     return plain
 
 
-def _cannot_write(target: Path, error: OSError) -> InputError:
-    return InputError(f"Cannot write {str(target)!r}: {error.strerror}; choose another place.")
+def _cannot_write(path: str | Path, error: OSError | ValueError) -> InputError:
+    reason = getattr(error, "strerror", None) or error
+    return InputError(f"Cannot write {str(path)!r}: {reason}; choose another place.")

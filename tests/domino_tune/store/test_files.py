@@ -1,0 +1,100 @@
+"""Files are replaced whole, and only where a file may stand."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from domino_tune.store.files import check_writable, write_whole
+from simulator.errors import InputError
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """A umask that is nobody's default."""
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def refused(path: Path) -> str:
+    """The message that checking and writing both refuse ``path`` with."""
+    with pytest.raises(InputError) as checked:
+        check_writable(path)
+    with pytest.raises(InputError) as written:
+        write_whole(path, "new")
+    assert str(written.value) == str(checked.value)
+    return str(checked.value)
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_new_file_follows_the_umask(tmp_path: Path) -> None:
+    write_whole(tmp_path / "new", "text")
+    assert mode(tmp_path / "new") == 0o640
+    assert (tmp_path / "new").read_text() == "text"
+
+
+@pytest.mark.usefixtures("umask")
+def test_an_old_file_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "old"
+    path.write_text("old")
+    path.chmod(0o606)
+    write_whole(path, b"new")
+    assert (mode(path), path.read_text()) == (0o606, "new")
+    assert os.listdir(tmp_path) == ["old"]
+
+
+def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    assert "no regular file" in refused(tmp_path / "pipe")
+    assert "no regular file" in refused(tmp_path / "link")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("old", "missing"):
+        (tmp_path / name).symlink_to(Path("folder") / name)
+    (tmp_path / "folder" / "old").write_text("old")
+    for name in ("old", "missing"):
+        write_whole(tmp_path / name, "new")
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "folder" / name).read_text() == "new"
+
+
+def test_links_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert "symbolic links" in refused(tmp_path / "a")
+
+
+def test_a_read_only_file_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    path.write_text("old")
+    path.chmod(0o444)
+    assert "read-only" in refused(path)
+    assert (mode(path), path.read_text()) == (0o444, "old")
+
+
+def test_names_too_long_and_just_short_enough(tmp_path: Path) -> None:
+    assert "too long" in refused(tmp_path / ("x" * 300))
+    write_whole(tmp_path / ("x" * 255), "text")
+    assert os.listdir(tmp_path) == ["x" * 255]
+
+
+def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "no folder" in refused(tmp_path / "file" / "below")
+
+
+def test_a_name_no_file_can_have() -> None:
+    assert "null" in refused(Path("a\0b"))
