@@ -84,11 +84,14 @@ def read_json(path: str | Path, *, what: str, error: type[DominoTuneError]) -> d
     """The JSON object in file ``path``; ``what`` names the kind of file in messages.
 
     Raises ``error`` for a missing, truncated or doubtful file: NaN, infinity and keys that stand
-    twice are refused.
+    twice are refused, and so is whatever is no regular file. A byte-order mark is skipped.
     """
     source = f"{what} {str(path)!r}"
     try:
-        if Path(path).stat().st_size > MAX_JSON_BYTES:
+        found = Path(path).stat()
+        if not stat.S_ISREG(found.st_mode):  # a device or pipe may never end
+            raise error(f"{source} is no regular file; give a file that holds JSON.")
+        if found.st_size > MAX_JSON_BYTES:
             raise error(f"{source} is larger than {MAX_JSON_BYTES >> 20} MiB, so it is none.")
         data = Path(path).read_bytes()
     except FileNotFoundError:
@@ -119,7 +122,7 @@ def parse_json(data: bytes, *, source: str, error: type[DominoTuneError]) -> dic
 
     try:
         plain = json.loads(
-            data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse,
+            data.decode("utf-8-sig"), object_pairs_hook=unique, parse_constant=refuse,
             parse_float=finite,
         )  # fmt: skip
     except DominoTuneError:

@@ -1,4 +1,4 @@
-"""Files are replaced whole, and only where a file may stand."""
+"""Files are replaced whole, and only where a file may stand; only files are read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from domino_tune.store.files import check_writable, write_whole
+from domino_tune.store.files import check_writable, read_json, write_whole
 from simulator.errors import InputError
 
 
@@ -98,3 +98,16 @@ def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
 
 def test_a_name_no_file_can_have() -> None:
     assert "null" in refused(Path("a\0b"))
+
+
+def test_json_is_read_from_regular_files_only(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for place in (tmp_path / "link", tmp_path):
+        with pytest.raises(InputError, match="no regular file"):
+            read_json(place, what="Model file", error=InputError)
+
+
+def test_json_may_start_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert read_json(tmp_path / "a.json", what="Model file", error=InputError) == {"a": 1}
