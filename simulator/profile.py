@@ -34,6 +34,20 @@ LAUNCH_MODES: Final = ("async", "inline", "none")
 LAUNCH_KINDS: Final = ("gemm", "attention", "pointwise", "collective")
 SECTIONS: Final = ("gemm", "attention", "pointwise", "collectives", "contention", "launch")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Lowest and highest by the ending of a number's name: wide of any machine, but no time that
+# follows from them overflows.
+_LIMITS: Final[dict[str, tuple[float, float]]] = {
+    "error": (0.0, 10.0),
+    "_us": (0.0, 1e9),
+    "row_ns": (0.0, 1e9),
+    "us_per_mib": (0.0, 1e6),
+    "_gb_s": (1e-3, 1e9),
+    "tflops": (1e-3, 1e12),
+    "factor": (1.0, 1e3),
+    "backward_ratio": (1e-3, 1e3),
+    "_count": (1.0, 1e6),
+}
+_ANY: Final = (0.0, 1e15)
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}:\d{2}Z)?")
 
 
@@ -207,6 +221,8 @@ class Profile:
             raise ProfileError(
                 f"Profile name {self.name!r} must be 1–64 letters, digits, '.', '_' or '-'."
             )
+        for name in ("machine", *SECTIONS):
+            _check_numbers(name, name, getattr(self, name))
         if not _DATE.fullmatch(self.created):
             raise ProfileError(
                 f"created must be YYYY-MM-DD or YYYY-MM-DDThh:mm:ssZ, got {self.created!r}."
@@ -278,6 +294,34 @@ class Profile:
         groups += [fit.group for fit in self.collectives.fits]
         counts = {c for op, n, p, c in groups if (op, n, p) == ("all_reduce", nodes, per_node)}
         return tuple(sorted({0, *counts}))
+
+
+def _check_numbers(place: str, name: str, value: Any) -> None:
+    """Raise ProfileError naming the first number within ``value`` that no machine can have.
+
+    A list's or mapping's entries are held to the limits of the list's name. A GEMM law's params
+    have limits of their own (see ``simulator.lookup.gemm_law``).
+    """
+    if name == "params" or value is None or isinstance(value, str | bool):
+        return
+    if isinstance(value, int | float):
+        low, high = next(
+            (limits for ending, limits in _LIMITS.items() if name.endswith(ending)), _ANY
+        )
+        if not low <= value <= high:
+            raise ProfileError(f"{place} must be from {low:g} to {high:g}, got {value!r}.")
+    elif hasattr(value, "__dataclass_fields__"):
+        for item in fields(value):
+            _check_numbers(f"{place}.{item.name}", item.name, getattr(value, item.name))
+    elif hasattr(value, "_fields"):
+        for part, entry in zip(value._fields, value, strict=True):
+            _check_numbers(f"{place}.{part}", part, entry)
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            _check_numbers(f"{place}.{key}", name, entry)
+    else:
+        for index, entry in enumerate(value):
+            _check_numbers(f"{place}[{index}]", name, entry)
 
 
 def _error(provenance: Provenance, default: float) -> float:

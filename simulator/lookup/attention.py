@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from simulator.errors import MissingSectionError
+from simulator.errors import MissingSectionError, ProfileError
 from simulator.estimate import Estimate
 from simulator.lookup import (
     FIT_KINDS,
@@ -28,6 +28,7 @@ from simulator.lookup import (
 from simulator.ops import Attention, Direction
 
 TILE_ROWS: Final = 128
+MAX_BLEND: Final = 25.0  # an exponent: above, powers of long times overflow
 DIRECTIONS: Final = ("forward", "backward")
 HALF: Final = ("bf16", "fp16")
 
@@ -104,6 +105,8 @@ class AttentionFit:
         for name in ("fixed_us", "row_ns", "error", "backward_error"):
             require_number(owner, name, getattr(self, name))
         require_number(owner, "blend", self.blend, low=1.0)
+        if self.blend > MAX_BLEND:
+            raise ProfileError(f"{owner}: blend must be at most {MAX_BLEND:g}, got {self.blend!r}.")
 
     def shares_us(self, op: Attention) -> tuple[float, float, float]:
         """(fixed, flops, memory) in µs; they sum to the op's duration."""

@@ -99,6 +99,8 @@ class CollectiveFit:
         require_number(owner, "error", self.error)
         for slope in self.us_per_mib:
             require_number(owner, "us_per_mib", slope)
+        for index, knot in enumerate(self.knots_bytes):
+            require_count(owner, f"knots_bytes[{index}]", knot)
         if list(self.knots_bytes) != sorted(set(self.knots_bytes)):
             raise ProfileError(f"{owner}: knots_bytes must rise, got {self.knots_bytes}.")
         if len(self.us_per_mib) != len(self.knots_bytes) + 1:

@@ -12,7 +12,15 @@ import numpy as np
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.estimate import Estimate, Source
 from simulator.lookup import reach, require_choice, require_count, require_number, row_error
-from simulator.lookup.gemm_law import Floats, Law, Params, RooflineLaw, fit_roofline, make_law
+from simulator.lookup.gemm_law import (
+    Floats,
+    Law,
+    Params,
+    RooflineLaw,
+    check_params,
+    fit_roofline,
+    make_law,
+)
 from simulator.lookup.gemm_table import GemmCurves
 from simulator.ops import Gemm, Layout
 from simulator.specs import DTYPE_BYTES
@@ -69,9 +77,7 @@ class GemmFit:
         require_choice(owner, "layout", self.layout, get_args(Layout))
         require_choice(owner, "dtype", self.dtype, tuple(DTYPE_BYTES))
         require_number(owner, "error", self.error)
-        for name, value in self.params.items():
-            for number in value if isinstance(value, list | tuple) else (value,):
-                require_number(owner, name, number, low=-math.inf)
+        check_params(owner, self.law, self.params)
         if set(self.ranges) != {"m", "n", "k"}:
             raise ProfileError(f"{owner}: ranges must be of m, n and k, got {sorted(self.ranges)}.")
         for name, (low, high) in self.ranges.items():

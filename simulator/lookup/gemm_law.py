@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.errors import ProfileError, unknown_name
+from simulator.lookup import require_number
 
 Floats = NDArray[np.float64]
 Params = Mapping[str, float | tuple[float, ...]]
@@ -28,6 +29,34 @@ TILE_CLASSES: Final = 5
 SPLITS: Final = (2, 4, 8)
 _ELEMENT_BYTES: Final = 2
 _BEND_MB: Final = 20.0
+
+# Parameter: (entries, 0 for a plain number; lowest; highest). Wide of any machine, but narrow
+# enough that no time overflows: norm is an exponent, the shares are parts of a whole.
+Limits = Mapping[str, tuple[int, float, float]]
+_TILED_LIMITS: Final[Limits] = {
+    "fixed_us": (0, 0.0, 1e6),
+    "mb_us": (0, 1e-3, 1e6),
+    "bandwidth_bend": (0, -10.0, 10.0),
+    "norm": (0, 1.0, 25.0),
+    "ceil_share": (0, 0.0, 1.0),
+    "idle_gain": (0, 0.0, 1.0),
+    "repeat_share": (0, 0.0, 1.0),
+    "reduce_us": (0, 0.0, 1e6),
+    "reduce_mb_us": (0, 1e-3, 1e6),
+    "throttle": (0, 0.0, 100.0),
+    "throttle_gflop": (0, 1e-3, 1e9),
+    "tile_mflop_us": (TILE_CLASSES, 1e-3, 1e6),
+    "tile_us": (TILE_CLASSES, 1e-6, 1e6),
+}
+_ROOFLINE_LIMITS: Final[Limits] = {
+    "fixed_us": (0, 0.0, 1e6),
+    "flops_per_us": (0, 1.0, 1e15),
+    "bytes_per_us": (0, 1.0, 1e15),
+    "element_bytes": (0, 1.0, 8.0),
+}
+PARAMETERS: Final[dict[str, Limits]] = {"tiled": _TILED_LIMITS, "roofline": _ROOFLINE_LIMITS}
+"""What each law's parameters may be."""
+_OPTIONAL: Final = frozenset({"element_bytes"})
 
 
 class Parts(NamedTuple):
@@ -180,6 +209,31 @@ class TiledLaw:
 
 def _bend(moved_mb: float) -> float:
     return math.tanh(math.log(moved_mb / _BEND_MB) / 2)
+
+
+def check_params(owner: str, law: str, params: Params) -> None:
+    """Raise ProfileError unless ``params`` are those of ``law``, each of its kind and range."""
+    if law not in PARAMETERS:
+        raise ProfileError(f"{owner}: {unknown_name('GEMM law', law, PARAMETERS)}")
+    limits = PARAMETERS[law]
+    missing = sorted(limits.keys() - params.keys() - _OPTIONAL)
+    unknown = sorted(params.keys() - limits.keys())
+    if missing or unknown:
+        raise ProfileError(
+            f"{owner}: law {law!r} lacks {missing} and does not know {unknown}; "
+            f"it takes {', '.join(limits)}."
+        )
+    for name, value in params.items():
+        entries, low, high = limits[name]
+        listed = isinstance(value, list | tuple)
+        if listed != (entries > 0) or (isinstance(value, list | tuple) and len(value) != entries):
+            kind = f"a list of {entries} numbers" if entries else "one number"
+            raise ProfileError(f"{owner}: params.{name} must be {kind}, got {value!r}.")
+        for index, number in enumerate(value if isinstance(value, list | tuple) else (value,)):
+            label = f"params.{name}[{index}]" if listed else f"params.{name}"
+            require_number(owner, label, number, low=low)
+            if number > high:
+                raise ProfileError(f"{owner}: {label} must be at most {high:g}, got {number!r}.")
 
 
 def make_law(name: str, params: Params, sm_count: int) -> Law:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from domino_tune.store.profiles import load_profile
+from domino_tune.store.profiles import load_profile, parse_profile
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.gemm import GemmRow
-from simulator.profile import CollectiveSection, GemmSection, Machine, Profile, Provenance
+from simulator.profile import (
+    CollectiveSection,
+    GemmSection,
+    Machine,
+    Profile,
+    Provenance,
+    to_plain,
+)
 
 BY_HAND = Provenance(kind="measured", source="this test")
 MACHINE = Machine(
@@ -83,3 +92,44 @@ def test_comm_ctas_choices_are_those_all_reduce_was_timed_with() -> None:
 def test_impossible_machines_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ProfileError):
         replace(MACHINE, **changes)  # type: ignore[arg-type]
+
+
+def at(plain: Any, path: str) -> tuple[Any, str | int]:
+    """The container and the key of a dotted path, whose whole numbers are indices."""
+    steps = [int(step) if step.isdigit() else step for step in path.split(".")]
+    for step in steps[:-1]:
+        plain = plain[step]
+    return plain, steps[-1]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        *[(f"gemm.fits.0.params.{name}", value) for name, value in (
+            ("reduce_us", []), ("idle_gain", []), ("repeat_share", -1), ("idle_gain", 1e30),
+            ("norm", 1e308), ("norm", -1), ("mb_us", -1), ("mb_us", 1e-300), ("tile_us", -1),
+            ("tile_us", [1, 2]), ("tile_us.1", -1), ("throttle_gflop", -1), ("surprise", 1),
+        )],
+        ("gemm.fits.0.law", "tilde"), ("gemm.fits.0.error", -1),
+        ("attention.fit.blend", 1e308), ("attention.fit.tflops", 1e-300),
+        ("launch.cost_us.gemm", 1e308), ("launch.cost_us.gemm", -1),
+        ("machine.gpu_memory_gib", 1e308), ("machine.memory_bandwidth_gb_s", 1e308),
+        ("machine.memory_bandwidth_gb_s", -1), ("machine.peak_tflops.bf16", 1e308),
+        ("pointwise.fits.0.error", 1e308), ("pointwise.fits.0.small_gb_s", 1e-300),
+        ("collectives.fits.0.knots_bytes.0", -1), ("collectives.fits.0.us_per_mib.0", 1e308),
+        ("collectives.fits.0.latency_us", 1e308), ("collectives.nic_gb_s", 1e-300),
+        ("gemm.provenance.error", 1e308), ("contention.fit.collective_factor", 1e308),
+        ("contention.fit.compute.0.sms_per_cta", 1e308),
+    ],
+)  # fmt: skip
+def test_an_absurd_number_is_refused_by_name(path: str, value: object) -> None:
+    plain = to_plain(load_profile("h100-dgx"))
+    container, key = at(plain, path)
+    container[key] = value
+    name = next(step for step in reversed(path.split(".")) if not step.isdigit())
+    with pytest.raises(ProfileError, match="law" if name in ("law", "surprise") else name):
+        read_again(plain)
+
+
+def read_again(plain: dict[str, Any]) -> None:
+    parse_profile(json.dumps({"checksum": "", **plain}).encode(), source="it")
