@@ -14,6 +14,7 @@ from domino_tune import requests
 from domino_tune.outputs import (
     FileOutputs,
     JsonOutputs,
+    Outputs,
     PictureOutputs,
     ReportOutputs,
     TuneOutputs,
@@ -27,7 +28,7 @@ def simulate(request: requests.SimulateRequest, outputs: PictureOutputs) -> None
     """Predict one plan."""
     from domino_tune import reporting, services, show
 
-    _check_places(outputs.trace, outputs.report)
+    _check_places(outputs)
     result = services.simulate(request)
     _write_trace(outputs.trace, result)
     if outputs.report:
@@ -40,7 +41,7 @@ def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     from domino_tune import reporting, services, show
     from domino_tune.planfile import save_plan
 
-    _check_places(outputs.out, outputs.trace, outputs.report)
+    _check_places(outputs)
     with show.progress() as progress:
         result = services.tune(request, progress)
     if outputs.out:
@@ -55,7 +56,7 @@ def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
     """Predict a plan where machine or workload are changed."""
     from domino_tune import reporting, services, show
 
-    _check_places(outputs.report)
+    _check_places(outputs)
     with show.progress() as progress:
         result = services.whatif(request, progress)
     if outputs.report:
@@ -77,7 +78,7 @@ def plan_export(request: requests.PlanExportRequest, outputs: FileOutputs) -> No
     from domino_tune.results import plain
     from domino_tune.store.files import write_whole
 
-    _check_places(outputs.out)
+    _check_places(outputs)
     result = services.plan_export(request)
     text = _json_text(plain(result)) if outputs.json else export_text(result)
     if outputs.out:
@@ -128,13 +129,12 @@ def profiles_diff(request: requests.ProfilesDiffRequest, outputs: JsonOutputs) -
     _answer(services.profiles_diff(request), outputs.json, show_profiles.diff)
 
 
-def _check_places(*paths: str | None) -> None:
+def _check_places(outputs: Outputs) -> None:
     """Refuse a place that cannot be written before, rather than after, a long computation."""
     from domino_tune.store.files import check_writable
 
-    for path in paths:
-        if path is not None:
-            check_writable(path)
+    for path in outputs.files().values():
+        check_writable(path)
 
 
 def _write_trace(path: str | None, result: SimulateResult) -> None:

@@ -225,6 +225,20 @@ class TestNothingHalfWritten:
         assert "is a folder" in run.refused("tune", *run.workload, flag, str(run.folder))
         assert run.files() == before
 
+    @pytest.mark.parametrize(
+        "flags", [("--out", "--report"), ("--trace", "--report"), ("--out", "--trace")]
+    )
+    def test_two_results_into_one_file(self, run: Runner, flags: tuple[str, str]) -> None:
+        (run.folder / "link").symlink_to("one")
+        places = (flags[0], str(run.folder / "one"), flags[1], str(run.folder / "link"))
+        message = run.refused("tune", *run.workload, *places)
+        assert all(flag in message for flag in flags)
+        assert run.files() == {"link", "tiny.json"}
+
+    def test_a_name_too_long(self, run: Runner) -> None:
+        message = run.refused("tune", *run.workload, "--out", str(run.folder / ("x" * 300)))
+        assert "too long" in message
+
     def test_a_failed_command_leaves_the_old_file(self, run: Runner) -> None:
         path = run.folder / "plan.json"
         path.write_text("old")
