@@ -65,6 +65,10 @@ def simulate(result: SimulateResult) -> None:
             ],
             marked=(1,),
             notes=(_sure_line(result),),
+            narrow=(
+                "idle", "compute", "tokens/s", "memory", "comm", "hidden", "exposed", "plan",
+            ),
+            below="plan",
         )
     )  # fmt: skip
     warn(result.warnings)
@@ -131,6 +135,8 @@ def tune(result: TuneResult) -> None:
             ],
             marked=[i for i, trial in enumerate(ranked) if _is_best(trial, result)],
             notes=[_search_line(result), *_contention_lines(result.contention)],
+            narrow=("micro-batch", "memory", "plan"),
+            below="plan",
         )
     )  # fmt: skip
 
@@ -197,23 +203,25 @@ def _contention_lines(found: ContentionSensitivity | None) -> list[str]:
     if found is None:
         return []
     if len(found.turns) == 1:
-        ends = f"{found.points[0].factor:g}x to {found.points[-1].factor:g}x"
-        return [f"The choice holds for slowdowns from {ends} the profile's."]
+        ends = f"{_contention(found.points[0].factor)} to {_contention(found.points[-1].factor)}"
+        return [f"The same plan wins from {ends}."]
     first, *later = found.turns
-    line = f"With slowdowns {first.factor:g}x the profile's {first.winner.label} wins"
-    for turn in later:
-        line += f"; from {turn.factor:.2f}x on {turn.winner.label}"
-    return [f"{line}."]
+    parts = [f"With {_contention(first.factor)}, the winner is {first.winner.label}"]
+    parts += [f"from {_contention(turn.factor)} on, {turn.winner.label}" for turn in later]
+    return ["; ".join(parts) + "."]
+
+
+def _contention(factor: float) -> str:
+    return f"{factor:.3g} times the profile's slow-downs" if factor else "no contention at all"
 
 
 def whatif(result: WhatIfResult) -> None:
     """One row a point, the first as things are."""
     base = result.base.result
     assert base is not None
-    rows = [_point_row("as it is", result.base, base)]
+    rows = [_point_row(_point_name(result.base), result.base, base)]
     for point in result.points:
-        name = ", ".join(f"{key}={value}" for key, value in point.changes.items())
-        rows.append(_point_row(name, point, base))
+        rows.append(_point_row(_point_name(point), point, base))
     print_table(
         Table(
             title=workload_line(base.model, base.workload, base.cluster, base.profile.name),
@@ -223,9 +231,14 @@ def whatif(result: WhatIfResult) -> None:
             ),
             rows=rows,
             notes=[_replay_line(result)],
+            narrow=(
+                "exposed", "tokens/s", "confidence", "bound", "memory", "baseline",
+                "as it is / this", "plan",
+            ),
+            below="plan",
         )
     )  # fmt: skip
-    warn(_once(point.result.warnings for point in (result.base, *result.points) if point.result))
+    warn(_point_warnings(result))
     warn(f"{result.sweep}={point.value}: {point.error}" for point in result.points if point.error)
 
 
@@ -248,8 +261,17 @@ def _point_row(name: str, point: WhatIfPoint, base: SimulateResult) -> tuple[str
     )  # fmt: skip
 
 
-def _once(groups: Iterable[Iterable[str]]) -> list[str]:
-    return list(dict.fromkeys(text for group in groups for text in group))
+def _point_name(point: WhatIfPoint) -> str:
+    return ", ".join(f"{key}={value}" for key, value in point.changes.items()) or "as it is"
+
+
+def _point_warnings(result: WhatIfResult) -> list[str]:
+    """Each warning once, after the points that it is about."""
+    about: dict[str, list[str]] = {}
+    for point in (result.base, *result.points):
+        for text in point.result.warnings if point.result else ():
+            about.setdefault(text, []).append(_point_name(point))
+    return [f"{'; '.join(names)}: {text}" for text, names in about.items()]
 
 
 def plan(result: PlanResult) -> None:

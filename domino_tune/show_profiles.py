@@ -25,6 +25,8 @@ def listing(result: ProfilesResult) -> None:
                 )
                 for item in result.profiles
             ],
+            narrow=("sections", "id", "created", "from"),
+            below="sections",
         )
     )  # fmt: skip
 
@@ -74,8 +76,18 @@ def check(result: CheckResult) -> None:
                 )
                 for item in result.sections
             ],
+            notes=_fits_note(result),
         )
     )  # fmt: skip
+
+
+def _fits_note(result: CheckResult) -> list[str]:
+    if all(item.rows for item in result.sections):
+        return []
+    return [
+        "Sections made of fits have no rows to leave out: their error is the one stated when they "
+        "were fitted; `scripts/bench accuracy` computes it anew."
+    ]
 
 
 def imported(result: ImportResult) -> None:
