@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, fields
 from typing import Final, Literal
 
@@ -11,11 +12,16 @@ from simulator.errors import InputError
 Dtype = Literal["bf16", "fp16", "fp32", "fp64"]
 DTYPE_BYTES: Final[dict[str, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 
+MOST: Final = 10**12  # no size of a model or a job comes near; products of sizes stay manageable
+
 
 def require_positive_int(owner: str, name: str, value: object) -> None:
-    """Raise InputError unless ``value`` is an int ≥ 1 (bool is not an int here)."""
+    """Raise InputError unless ``value`` is an int from 1 to MOST (bool is not an int here)."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{owner}.{name} must be a whole number ≥ 1, got {value!r}.")
+        shown = "less" if isinstance(value, int) and value < -MOST else repr(value)
+        raise InputError(f"{owner}.{name} must be a whole number ≥ 1, got {shown}.")
+    if value > MOST:
+        raise InputError(f"{owner}.{name} must be at most {MOST}, got more.")
 
 
 def require_divisible(what: str, value: int, by_what: str, by: int) -> None:
@@ -64,7 +70,7 @@ class ModelSpec:
             if field.type == "int":
                 require_positive_int("model", field.name, value)
             if field.type == "float" and not (
-                isinstance(value, int | float) and math.isfinite(value) and value >= 0
+                isinstance(value, int | float) and 0 <= value <= sys.float_info.max
             ):
                 raise InputError(f"model.{field.name} must be a finite number ≥ 0, got {value!r}.")
         for rate in (self.hidden_dropout, self.attention_dropout):

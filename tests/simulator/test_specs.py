@@ -118,3 +118,11 @@ def test_sizes_of_gated_and_grouped_models() -> None:
     assert LLAMA.qkv_size == (64 + 2 * 8) * 128
     assert LLAMA.fc1_size == 2 * 28672
     assert (GPT.qkv_size, GPT.fc1_size) == (3 * 5120, 4 * 5120)
+
+
+@pytest.mark.parametrize("value", [10**12 + 1, 10**400])
+def test_sizes_beyond_any_job_are_refused(value: int) -> None:
+    with pytest.raises(InputError, match="hidden_size must be at most"):
+        replace(MODELS["gpt3-13b"], hidden_size=value)
+    with pytest.raises(InputError, match="seq_length must be"):
+        Workload(seq_length=-value, micro_batch_size=1)
