@@ -12,6 +12,8 @@ from typing import Any, Final
 from simulator.errors import InputError, unknown_name
 
 KEY: Final = "domino_tune.option"
+MOST: Final = 10**9
+"""The largest whole number of an option that does not say its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,7 @@ class Option:
     metavar: str = ""
     choices: tuple[str, ...] = ()
     minimum: int | None = None
+    maximum: int = MOST
 
 
 def option(
@@ -33,9 +36,13 @@ def option(
     metavar: str = "",
     choices: Sequence[str] = (),
     minimum: int | None = None,
+    maximum: int = MOST,
 ) -> Any:
     """A dataclass field with an Option; no ``default`` makes it required."""
-    said = Option(help=help, flag=flag, metavar=metavar, choices=tuple(choices), minimum=minimum)
+    said = Option(
+        help=help, flag=flag, metavar=metavar, choices=tuple(choices),
+        minimum=minimum, maximum=maximum,
+    )  # fmt: skip
     if default is MISSING:
         return field(metadata={KEY: said})
     return field(default=default, metadata={KEY: said})
@@ -62,5 +69,18 @@ def check_options(request: Any) -> None:
                 not isinstance(entry, int) or isinstance(entry, bool) or entry < said.minimum
             ):
                 raise InputError(
-                    f"{label} must be a whole number ≥ {said.minimum}, got {entry!r}; correct it."
+                    f"{label} must be a whole number ≥ {said.minimum}, got {_brief(entry)}; "
+                    "correct it."
                 )
+            if said.minimum is not None and entry > said.maximum:
+                raise InputError(
+                    f"{label} must be a whole number ≤ {said.maximum}, got {_brief(entry)}; "
+                    "correct it."
+                )
+
+
+def _brief(value: object) -> str:
+    """The value, or how long it is: Python refuses to print whole numbers of 4301 digits."""
+    if isinstance(value, int) and abs(value) > 10**40:
+        return "a number of more than 40 digits"
+    return repr(value)

@@ -140,7 +140,10 @@ class TuneRequest(WorkloadFields):
         "Plans to evaluate at most (default: until proven; 40 for bayes and random).",
         flag="--trials", metavar="N", default=None, minimum=1,
     )  # fmt: skip
-    seed: int = option("Same seed, same answer.", flag="--seed", metavar="K", default=0, minimum=0)
+    seed: int = option(
+        "Same seed, same answer.",
+        flag="--seed", metavar="K", default=0, minimum=0, maximum=2**32 - 1,
+    )  # fmt: skip
     target: str | None = option(
         "Only plans that this framework can run.",
         flag="--target", choices=TARGET_NAMES, default=None,

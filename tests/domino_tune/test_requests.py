@@ -50,6 +50,12 @@ def test_values_are_checked_on_construction() -> None:
         TuneRequest(search="bays")
     with pytest.raises(InputError, match="--trials must be a whole number ≥ 1"):
         TuneRequest(trials=0)
+    for huge in (10**9 + 1, 10**400, 10**5000):
+        with pytest.raises(InputError, match="--micro-batch-size must be a whole number ≤ 10"):
+            TuneRequest(micro_batch_size=huge)
+    assert TuneRequest(seed=2**32 - 1).seed == 2**32 - 1
+    with pytest.raises(InputError, match="--seed must be a whole number ≤ 4294967295"):
+        TuneRequest(seed=2**32)
     with pytest.raises(InputError, match="micro_batch_size"):
         TuneRequest(tune_also=("seq_length",))
 
