@@ -68,7 +68,10 @@ def _peak_flops(setup: Setup) -> float:
 
 
 def _contention(setup: Setup, text: str) -> Setup:
-    factor = 0.0 if text == "off" else parse_quantity("contention", text, ("factor",)).value
+    try:
+        factor = 0.0 if text == "off" else parse_quantity("contention", text, ("factor",)).value
+    except QuantityError as error:
+        raise QuantityError(f"{str(error).removesuffix('.')}, or off.") from None
     changes = replace(setup.changes, contention=setup.changes.contention * factor)
     return replace(setup, changes=changes)
 

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from simulator.profile import LaunchMode, Profile
 
 
+# Factors beyond these are no machine's, and times that follow from them overflow. A link may fall
+# further than a rate of the GPU: from NVLink to gigabit Ethernet is 1 / 4000.
+LEAST_FACTORS: Final[dict[str, float]] = {
+    "link_bandwidth": 1e-5, "gpu_flops": 1e-3, "memory_bandwidth": 1e-3,
+}  # fmt: skip
+MOST_FACTOR: Final = 1e3
+
+
 @dataclass(frozen=True, kw_only=True)
 class Changes:
     """What-if multipliers of the machine: 2.0 doubles a rate (or a latency); 1.0 changes nothing.
@@ -35,12 +43,12 @@ class Changes:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            value = getattr(self, item.name)
-            low_ok = value >= 0 if item.name in ("contention", "link_latency") else value > 0
-            if not (math.isfinite(value) and low_ok):
+            value, low = getattr(self, item.name), LEAST_FACTORS.get(item.name, 0.0)
+            if not low <= value <= MOST_FACTOR:
+                off = ", 0 meaning off" if item.name == "contention" else ""
                 raise InputError(
-                    f"{item.name} must be a finite factor above 0 (contention and link_latency may "
-                    f"be 0), got {value!r}."
+                    f"{item.name} must be a factor from {low:g} to {MOST_FACTOR:g}{off}, "
+                    f"got {value:.4g}."
                 )
 
 

@@ -120,3 +120,20 @@ def test_every_key_is_in_the_issues_list() -> None:
         "link_bandwidth", "link_latency", "gpu_flops", "memory_bandwidth", "tp", "nodes",
         "micro_batch_size", "seq_length", "cuda_graph", "contention",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("link_bandwidth=1e-300x", "to 1000"), ("memory_bandwidth=1e-200x", "0.001 to 1000"),
+        ("link_latency=1e300x", "0 to 1000"), ("link_latency=1e20s", "0 to 1000"),
+        ("contention=1e300x", "0 meaning off"), ("contention=on", "2x, or off"),
+        ("seq_length=1e300x", "seq_length"), ("micro_batch_size=1e13", "at most"),
+    ],
+)  # fmt: skip
+def test_changes_beyond_any_machine_are_refused(run: Runner, change: str, expected: str) -> None:
+    assert expected in run.refused("whatif", *run.workload, "--change", change)
+
+
+def test_a_link_may_fall_to_gigabit_ethernet(run: Runner) -> None:
+    assert times(whatif(run, "--change", "link_bandwidth=1gbit"))

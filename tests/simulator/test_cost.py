@@ -68,10 +68,15 @@ def test_each_change_moves_its_own_ops(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"gpu_flops": 0.0}, {"link_bandwidth": -1.0}, {"contention": float("nan")}]
-)
+    "changes",
+    [
+        {"gpu_flops": 0.0}, {"link_bandwidth": -1.0}, {"contention": float("nan")},
+        {"link_bandwidth": 1e-300}, {"memory_bandwidth": 1e-200}, {"link_latency": 1e300},
+        {"contention": 1e300}, {"gpu_flops": 1001.0}, {"link_latency": -0.1},
+    ],
+)  # fmt: skip
 def test_impossible_changes_are_refused(changes: dict[str, float]) -> None:
-    with pytest.raises(InputError, match=next(iter(changes))):
+    with pytest.raises(InputError, match=f"{next(iter(changes))}.*from .* to 1000"):
         Changes(**changes)
 
 
