@@ -31,6 +31,16 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "mlp_bias": ("enable_bias", "bias"),
 }
 """Names of one ModelSpec field in the configurations of the various families."""
+LARGEST: Final = 10**9
+"""Above any number of a model."""
+EXPERT_KEYS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
+EXPERT_TYPES: Final = frozenset({
+    "mixtral", "deepseek_v2", "deepseek_v3", "dbrx", "jamba", "gpt_oss", "llama4", "llama4_text",
+    "switch_transformers", "minimax",
+})  # fmt: skip
+"""Mixtures of experts whose name does not say so."""
+NESTED: Final = ("text_config", "llm_config", "language_config")
+"""Where models of several modes keep their language model."""
 REQUIRED: Final = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 DERIVED: Final = ("num_key_value_heads", "head_dim", "intermediate_size")
 
@@ -139,6 +149,7 @@ def from_hf_config(config: Mapping[str, Any], *, name: str) -> HfModel:
 
     Raises InputError naming the key for anything missing, malformed or not a dense decoder.
     """
+    _refuse_unsupported(config, name)
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise InputError(
@@ -146,7 +157,6 @@ def from_hf_config(config: Mapping[str, Any], *, name: str) -> HfModel:
         )
     if model_type not in FAMILIES:
         raise unknown_name("model_type", model_type, FAMILIES)
-    _refuse_unsupported(config, name)
     family = FAMILIES[model_type]
     reader = _Reader(config, name)
     values = reader.shape(family)
@@ -178,12 +188,27 @@ def _refuse_unsupported(config: Mapping[str, Any], name: str) -> None:
         raise InputError(
             f"{name}: encoder-decoder models are not supported; use a decoder-only one."
         )
-    for key in ("num_local_experts", "num_experts", "n_routed_experts"):
-        if config.get(key):
+    for key in NESTED:
+        if isinstance(config.get(key), Mapping) and "num_hidden_layers" not in config:
             raise InputError(
-                f"{name}: mixture-of-experts models are not supported ({key} = {config[key]!r}); "
-                "use a dense decoder-only model."
+                f"{name}: the language model's config is nested under {key}; save that part as a "
+                "config.json of its own and pass it (what surrounds it is not simulated)."
             )
+    model_type = config.get("model_type")
+    experts = [f"{key} = {config[key]!r}" for key in EXPERT_KEYS if config.get(key)]
+    if isinstance(model_type, str) and (model_type in EXPERT_TYPES or "moe" in model_type):
+        experts.append(f"model_type = {model_type!r}")
+    if experts:
+        raise InputError(
+            f"{name}: mixture of experts is not supported ({', '.join(experts)}); "
+            "use a dense decoder-only model."
+        )
+    projected, hidden = config.get("word_embed_proj_dim"), config.get("hidden_size")
+    if projected is not None and projected != hidden:
+        raise InputError(
+            f"{name}: word_embed_proj_dim = {projected!r} differs from hidden_size = {hidden!r}; "
+            "projected embeddings are not supported, use a model that has none."
+        )
 
 
 class _Reader:
@@ -223,12 +248,14 @@ class _Reader:
 
     def _typed(self, field_: str, kind: str, value: Any) -> Any:
         if field_ == "hidden_act":
-            if value not in ACTIVATIONS:
+            if not isinstance(value, str) or value not in ACTIVATIONS:
                 raise unknown_name(f"activation of {self.name}", str(value), ACTIVATIONS)
             return ACTIVATIONS[value]
         good: tuple[type, ...] = {"int": (int,), "bool": (bool,), "float": (int, float)}[kind]
         if not isinstance(value, good) or (kind != "bool" and isinstance(value, bool)):
             raise InputError(f"{self.name}: {field_} must be of type {kind}, got {value!r}.")
+        if isinstance(value, int | float) and value > LARGEST:
+            raise InputError(f"{self.name}: {field_} must be at most {LARGEST}, got more.")
         return value
 
     def _derive(self, values: dict[str, Any]) -> None:

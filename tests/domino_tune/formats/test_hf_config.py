@@ -132,3 +132,44 @@ def test_a_missing_key_is_named(family: str) -> None:
 def test_bad_values_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         shape({**LLAMA, **change})
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size", "head_dim"])
+@pytest.mark.parametrize("value", [10**9 + 1, 10**400])
+def test_sizes_above_any_models_are_refused(key: str, value: int) -> None:
+    with pytest.raises(InputError, match=f"{key} must be at most 1000000000"):
+        shape({**LLAMA, key: value})
+
+
+@pytest.mark.parametrize("key", ["rms_norm_eps", "rope_theta"])
+@pytest.mark.parametrize("value", [10**400, 1e308, -(10**400)])
+def test_rates_above_any_models_are_refused(key: str, value: float) -> None:
+    with pytest.raises(InputError, match=f"(norm_eps|{key}) must be"):
+        shape({**LLAMA, key: value})
+
+
+@pytest.mark.parametrize("value", [["silu"], {"name": "silu"}, 7])
+def test_an_activation_is_a_name(value: object) -> None:
+    with pytest.raises(InputError, match="Unknown activation of it"):
+        shape({**LLAMA, "hidden_act": value})
+
+
+def test_a_nested_language_model_is_asked_for_by_itself() -> None:
+    with pytest.raises(InputError, match=r"nested under text_config.*pass it"):
+        shape({"model_type": "llava", "text_config": LLAMA, "vision_config": {}})
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "deepseek_v3", "olmoe"])
+def test_mixtures_of_experts_are_named(model_type: str) -> None:
+    with pytest.raises(InputError, match="mixture of experts is not supported"):
+        shape({**LLAMA, "model_type": model_type})
+
+
+def test_projected_embeddings_are_refused() -> None:
+    opt = {
+        "model_type": "opt", "hidden_size": 1024, "ffn_dim": 4096, "num_hidden_layers": 24,
+        "num_attention_heads": 16, "vocab_size": 50272, "word_embed_proj_dim": 1024,
+    }  # fmt: skip
+    assert shape(opt).hidden_size == 1024
+    with pytest.raises(InputError, match="word_embed_proj_dim = 512 differs"):
+        shape({**opt, "word_embed_proj_dim": 512})
