@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
-from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 OUR_PACKAGES = ("simulator", "profiles", "api")
+STRICT = ("strict", "surrogateescape")
 
 
 def foreign_packages(home: Path) -> dict[str, str]:
@@ -16,6 +21,9 @@ def foreign_packages(home: Path) -> dict[str, str]:
     Their names are common ones, and Python looks in the current folder first under ``python -m``:
     a stranger's ``simulator.py`` there must not run in place of ours.
     """
+    from importlib.util import find_spec
+    from pathlib import Path
+
     foreign = {}
     for name in OUR_PACKAGES:
         spec = find_spec(name)
@@ -25,11 +33,29 @@ def foreign_packages(home: Path) -> dict[str, str]:
     return foreign
 
 
+def ready_streams() -> None:
+    """Make stdout and stderr usable, whatever they are.
+
+    A character that stdout's encoding lacks becomes ``?``. A closed stdout (None in Python) becomes
+    one where every write fails, so that a lost result is noticed; a closed stderr swallows.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (stays open)
+    if sys.stdout is None:
+        read_only = os.open(os.devnull, os.O_RDONLY)
+        sys.stdout = open(read_only, "w", encoding="utf-8")  # noqa: SIM115 (stays open)
+    elif isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in STRICT:
+        sys.stdout.reconfigure(errors="replace")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line on ``argv`` (default: ``sys.argv[1:]``) and return its exit code.
 
     2 when a package of ours would be imported from somewhere else.
     """
+    from pathlib import Path
+
+    ready_streams()
     home = Path(__file__).resolve().parent.parent
     foreign = foreign_packages(home)
     if foreign:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
-from typing import Annotated, Any, Final, get_args, get_type_hints
+from typing import Annotated, Any, Final, TextIO, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -16,11 +18,14 @@ from typer.core import TyperGroup
 from domino_tune import actions, outputs, requests
 from domino_tune.errors import meaning_of
 from domino_tune.options import Option, option_of
+from simulator.errors import InputError
 
 # typer brings its own click or uses the installed one, by version; these are the one it uses.
 UsageError: Any = typer.BadParameter.__base__
 ClickException: Any = UsageError.__base__
 INTERRUPTED: Final = meaning_of(KeyboardInterrupt()).exit_code
+# What the system says when stdout is full or closed; files' own errors name the file.
+LOST_OUTPUT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 SETTINGS: Final = {"help_option_names": ["--help", "-h"]}
 GROUPS: Final = {
     "plan": "Show a plan file, or export it to a framework.",
@@ -166,9 +171,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain("interrupted.")
         return INTERRUPTED
     except (BrokenPipeError, SystemExit):  # the reader, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence(sys.stdout)
         return 0
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno in LOST_OUTPUT:
+            _silence(sys.stdout)
+            _complain(f"Cannot write the output: {error.strerror}; send it somewhere else.")
+            return meaning_of(InputError()).exit_code
         meaning = meaning_of(error)
         if meaning.exit_code == 1:
             raise
@@ -180,4 +189,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
+    try:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    except OSError:  # nobody listens: the exit code must do
+        _silence(sys.stderr)
+
+
+def _silence(stream: TextIO) -> None:
+    """Let what the stream still holds vanish, rather than fail again when Python exits."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
