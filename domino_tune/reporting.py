@@ -24,6 +24,7 @@ from domino_tune.report.data import (
 )
 from domino_tune.report.html import write_report
 from domino_tune.results import SimulateResult, TuneResult, WhatIfPoint, WhatIfResult
+from domino_tune.search.ties import piece_count
 from domino_tune.show import workload_line
 from domino_tune.simulation import BASELINE, BOUND, CHOSEN, MS
 from domino_tune.whatif import changed
@@ -79,6 +80,7 @@ def report_tuning(
         ),
         heat_note=NOTE,
         plans=_plans(result),
+        tie=tie_sentence(result),
         turns=_turns(result),
         search=Search(
             method=result.search,
@@ -179,6 +181,26 @@ def _plans(result: TuneResult) -> tuple[PlanRow, ...]:
             peak_memory_gib=trial.peak_memory_gib,
         )
         for trial in ranked
+    )
+
+
+def tie_sentence(result: TuneResult) -> str:
+    """Why the chosen plan is not the fastest one; empty where it is."""
+    fastest = min(result.trials, key=lambda trial: trial.iteration_ms)
+    best, less = result.best, 1 - fastest.iteration_ms / result.best.iteration_ms
+    if less <= 0:
+        return ""
+    own, its = best.peak_memory_gib, fastest.peak_memory_gib
+    if own < 0.99 * its or piece_count(best.plan) >= piece_count(fastest.plan):
+        why = f"needs {own:.3f} instead of {its:.3f} GiB"
+    else:
+        why = "makes do with fewer slices"
+    batch = fastest.micro_batch_size
+    name = fastest.plan.label
+    name += f", micro-batch {batch}" * (batch != best.workload.micro_batch_size)
+    return (
+        f"The fastest plan, {name}, takes {fastest.iteration_ms:,.2f} ms, {less:.2%} less. "
+        f"Within 1% that counts as a tie, and the chosen plan {why}."
     )
 
 

@@ -17,6 +17,7 @@ def answer(data: ReportData) -> Html:
         tag("p", data.title, class_="eyebrow"),
         tag("h1", *_sentence(data)),
         tag("p", _reason(data), class_="lead"),
+        *((tag("p", data.tie, class_="note"),) if data.tie else ()),
         _figures(data),
         _bars(data),
         *(tag("p", tag("strong", "Mind: "), said, class_="warn") for said in data.numbers.warnings),

@@ -151,7 +151,7 @@ class ReportData:
 
     ``title``: what is trained on what, in one line. ``workload``: (name, value) pairs under it.
     ``commands``: (what it does, command) pairs. ``heat_note``: a sentence under the
-    heat map, what its cells hold.
+    heat map, what its cells hold. ``tie``: why the chosen plan is not the fastest, where it is not.
     """
 
     title: str
@@ -165,6 +165,7 @@ class ReportData:
     heat_note: str = ""
     plans: tuple[PlanRow, ...] = ()
     turns: tuple[Turn, ...] = ()
+    tie: str = ""
     sensitivity: tuple[Sensitivity, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
     search: Search | None = None
