@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+    from types import FrameType
 
 OUR_PACKAGES = ("simulator", "profiles", "api")
 STRICT = ("strict", "surrogateescape")
@@ -51,11 +53,36 @@ def ready_streams() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line on ``argv`` (default: ``sys.argv[1:]``) and return its exit code.
 
-    2 when a package of ours would be imported from somewhere else.
+    2 when a package of ours would be imported from somewhere else, 130 when interrupted. This is
+    a process's last act: from its end on interrupts are ignored, where they were not already.
     """
+    ready_streams()
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        return run(argv)
+    except BaseException:
+        # Libraries turn an interrupt of their import into errors of all kinds.
+        if not interrupts:
+            raise
+        print("error: interrupted.", file=sys.stderr)
+        return 130
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def run(argv: Sequence[str] | None) -> int:
+    """Check where our packages come from, then run the command line."""
     from pathlib import Path
 
-    ready_streams()
     home = Path(__file__).resolve().parent.parent
     foreign = foreign_packages(home)
     if foreign:

@@ -48,3 +48,29 @@ def test_stdout_in_ascii() -> None:
         assert done.returncode == 0
         assert done.stdout.isascii()
         assert "Traceback" not in done.stderr
+
+
+INTERRUPTED_IMPORT = """
+import signal, sys
+
+class Interrupt:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == {name!r}:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                raise {error}
+
+from domino_tune.__main__ import main
+sys.meta_path.insert(0, Interrupt)
+sys.exit(main(["models"]))
+"""
+
+
+@pytest.mark.parametrize("name", ["domino_tune.cli", "typer", "domino_tune.services"])
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "ImportError('broken') from None"])
+def test_interrupted_while_importing(name: str, error: str) -> None:
+    code = INTERRUPTED_IMPORT.format(name=name, error=error)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted.\n")
