@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from domino_tune.case import Chosen, Setup, place
+from domino_tune.options import MOST
 from domino_tune.quantities import Dimension, QuantityError, parse_quantity
 from domino_tune.requests import TuneRequest
 from domino_tune.results import SimulateResult, WhatIfPoint, WhatIfResult
@@ -82,6 +83,8 @@ def _count(key: str, text: str, old: int) -> int:
     value = quantity.value * (old if quantity.dimension == "factor" else 1)
     if value < 1 or value != int(value):
         raise InputError(f"{key} must be a whole number ≥ 1, got {text!r}.")
+    if value > MOST:
+        raise InputError(f"{key} must be a whole number ≤ {MOST}, got {text!r}.")
     return int(value)
 
 

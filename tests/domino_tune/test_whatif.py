@@ -128,7 +128,7 @@ def test_every_key_is_in_the_issues_list() -> None:
         ("link_bandwidth=1e-300x", "to 1000"), ("memory_bandwidth=1e-200x", "0.001 to 1000"),
         ("link_latency=1e300x", "0 to 1000"), ("link_latency=1e20s", "0 to 1000"),
         ("contention=1e300x", "0 meaning off"), ("contention=on", "2x, or off"),
-        ("seq_length=1e300x", "seq_length"), ("micro_batch_size=1e13", "at most"),
+        ("seq_length=1e300x", "seq_length"), ("nodes=1e300x", "nodes must be"),
     ],
 )  # fmt: skip
 def test_changes_beyond_any_machine_are_refused(run: Runner, change: str, expected: str) -> None:
