@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 OUR_PACKAGES = ("simulator", "profiles", "api")
+INTERRUPTED = 130  # as in domino_tune.errors, which is not imported yet when this is needed
 STRICT = ("strict", "surrogateescape")
 
 
@@ -67,16 +69,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if ours:
         signal.signal(signal.SIGINT, interrupt)
     try:
-        return run(argv)
+        code = run(argv)
     except BaseException:
         # Libraries turn an interrupt of their import into errors of all kinds.
         if not interrupts:
             raise
         print("error: interrupted.", file=sys.stderr)
-        return 130
+        code = INTERRUPTED
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if interrupts and code == INTERRUPTED:
+        # Python would end by the signal, not by this code, had it struck within exec(): dataclasses
+        # and namedtuples are made so.
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def run(argv: Sequence[str] | None) -> int:

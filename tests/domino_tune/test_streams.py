@@ -58,7 +58,7 @@ class Interrupt:
     def find_spec(name, path=None, target=None):
         if name == {name!r}:
             try:
-                signal.raise_signal(signal.SIGINT)
+                exec("signal.raise_signal(signal.SIGINT)")
             except KeyboardInterrupt:
                 raise {error}
 
