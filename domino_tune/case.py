@@ -228,8 +228,10 @@ def _heads_hint(model: ModelSpec, tp: int) -> str:
     ):
         return ""
     hidden = model.hidden_size
+    if model.intermediate_size % tp:
+        return ""
     works = [n for n in range(tp, hidden + 1, tp) if hidden % n == 0]
     below = [n for n in works if n < model.num_attention_heads][-1:]
     above = [n for n in works if n > model.num_attention_heads][:1]
     options = " or ".join(f"--set num_attention_heads={n}" for n in below + above)
-    return f" Try {options}." if options else ""
+    return f" Or try {options}." if options else ""

@@ -30,7 +30,7 @@ def require_divisible(what: str, value: int, by_what: str, by: int) -> None:
         below, above = value // by * by, (value // by + 1) * by
         nearest = f"{below} or {above}" if below else str(above)
         raise InputError(
-            f"{what} = {value} does not divide by {by_what} = {by}; nearest that works: {nearest}."
+            f"{what} = {value} is not divisible by {by_what} = {by}; nearest multiples: {nearest}."
         )
 
 
@@ -193,15 +193,34 @@ class ClusterSpec:
         return self.dp // per_node, per_node
 
 
+def _nearest_tp(common: int, cluster: ClusterSpec) -> list[int]:
+    """Divisors of ``common`` next to the cluster's tp that fill whole nodes, or part of one."""
+    per_node = cluster.ranks_per_node
+    whole = (n for n in range(1, common + 1) if n <= per_node or n % per_node == 0)
+    works = [n for n in whole if common % n == 0]
+    return [
+        *[n for n in works if n < cluster.tp][-1:],
+        *[n for n in works if n > cluster.tp][:1],
+    ]
+
+
+SHARDED: Final = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+
+
 def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:
     """Raise InputError unless heads, kv heads, ffn and qkv sizes divide by tp.
 
     The vocabulary needs no check: it is padded to a multiple of 128 × tp, as Megatron does.
     """
     tp = cluster.tp
-    require_divisible("num_attention_heads", model.num_attention_heads, "tp", tp)
-    require_divisible("num_key_value_heads", model.num_key_value_heads, "tp", tp)
-    require_divisible("intermediate_size", model.intermediate_size, "tp", tp)
+    sizes = (model.num_attention_heads, model.num_key_value_heads, model.intermediate_size)
+    for name, size in zip(SHARDED, sizes, strict=True):
+        if size % tp:
+            near = " or ".join(map(str, _nearest_tp(math.gcd(*sizes), cluster)))
+            fix = f"nearest tp that divides the model's heads, kv heads and ffn: {near}"
+            if name == "intermediate_size":  # alone free to be any multiple
+                fix += f"; nearest multiples: {size // tp * tp or tp} or {(size // tp + 1) * tp}"
+            raise InputError(f"{name} = {size} is not divisible by tp = {tp}; {fix}.")
     if (
         model.position_embedding == "learned"
         and workload.seq_length > model.max_position_embeddings

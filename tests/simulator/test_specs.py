@@ -31,7 +31,7 @@ def test_indivisible_numbers_are_named_with_the_nearest_that_work(value: int, by
         return
     with pytest.raises(InputError) as caught:
         require_divisible("heads", value, "tp", by)
-    message, _, nearest = str(caught.value).partition("nearest that works: ")
+    message, _, nearest = str(caught.value).partition("nearest multiples: ")
     assert f"heads = {value}" in message
     assert f"tp = {by}" in message
     found = [int(number) for number in nearest.rstrip(".").split(" or ")]
@@ -39,9 +39,18 @@ def test_indivisible_numbers_are_named_with_the_nearest_that_work(value: int, by
     assert all(n > 0 and n % by == 0 and abs(n - value) < by for n in found)
 
 
+@pytest.mark.parametrize(("heads", "tp", "near"), [(16, 3, "2 or 4"), (40, 3, "2 or 4")])
+def test_the_tp_that_is_offered_works(heads: int, tp: int, near: str) -> None:
+    model = replace(GPT, num_attention_heads=heads, num_key_value_heads=heads)
+    with pytest.raises(InputError, match=rf"not divisible by tp = {tp}; .*: {near}\."):
+        check_shardable(model, WORK, ClusterSpec(tp=tp))
+    for offered in near.split(" or "):
+        check_shardable(model, WORK, ClusterSpec(tp=int(offered)))
+
+
 @pytest.mark.parametrize("tp", [16, 32])
 def test_gpt3_13b_needs_other_heads_above_one_node(tp: int) -> None:
-    with pytest.raises(InputError, match=rf"num_attention_heads = 40 .* tp = {tp}.*works: 32 or"):
+    with pytest.raises(InputError, match=rf"num_attention_heads = 40 .* tp = {tp}.* ffn: [0-9]"):
         check_shardable(GPT, WORK, ClusterSpec(tp=tp))
     check_shardable(
         replace(GPT, num_attention_heads=64, num_key_value_heads=64), WORK, ClusterSpec(tp=tp)
