@@ -114,4 +114,5 @@ def test_an_import_does_not_stand_in_front_of_a_bundled_profile(run: Runner) -> 
         "profiles", "import", str(table),
         "--format", "gemm-csv", "--into", "h100-dgx", "--name", "h100-dgx",
     )  # fmt: skip
-    assert "bundled" in message and "--name" in message
+    assert "bundled" in message
+    assert "--name" in message
