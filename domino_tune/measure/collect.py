@@ -49,10 +49,9 @@ def signature_from(plain: list[Any]) -> Signature:
 def _add_plan(profile: Profile, message: Mapping[str, Any]) -> Profile:
     for row in message["ops"]:
         profile = _add_op(profile, signature_from(row["signature"]), row)
-    cost_us = dict(profile.launch.cost_us) if profile.launch else {}
-    if not cost_us:
-        cost_us = dict.fromkeys(("gemm", "attention", "pointwise"), message["overhead_us"])
-    launch = LaunchSection(mode="inline", cost_us=cost_us, provenance=MEASURED)
+    computing = dict.fromkeys(("gemm", "attention", "pointwise"), message["overhead_us"])
+    known = profile.launch.cost_us if profile.launch else {}
+    launch = LaunchSection(mode="inline", cost_us={**computing, **known}, provenance=MEASURED)
     return replace(profile, launch=launch)
 
 
