@@ -79,10 +79,7 @@ class PlanFile:
             "cluster": asdict(self.cluster),
             "profile": asdict(self.profile),
             "plan": asdict(self.plan),
-            "order": {
-                "forward": _line_to_json(self.order.forward),
-                "backward": _line_to_json(self.order.backward),
-            },
+            "order": order_to_json(self.order),
             "predicted": asdict(self.predicted),
         }
         return {"schema": SCHEMA, "checksum": _checksum(content), **content}
@@ -114,7 +111,7 @@ def plan_from_json(plain: Mapping[str, Any], *, source: str) -> PlanFile:
             cluster=part(ClusterSpec, "cluster"),
             profile=part(ProfileRef, "profile"),
             plan=part(SlicePlan, "plan"),
-            order=_order_from_json(plain["order"]),
+            order=order_from_json(plain["order"]),
             predicted=part(Predicted, "predicted"),
         )
     except DominoTuneError as error:
@@ -150,11 +147,17 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
+def order_to_json(order: LayerOrder) -> dict[str, Any]:
+    """An order's object; ``order_from_json`` is its inverse."""
+    return {"forward": _line_to_json(order.forward), "backward": _line_to_json(order.backward)}
+
+
 def _line_to_json(line: Line) -> dict[str, Any]:
     return {"stride": line.stride, "tokens": line.to_strings()}
 
 
-def _order_from_json(plain: Any) -> LayerOrder:
+def order_from_json(plain: Any) -> LayerOrder:
+    """An order from its object; raises PlanFileError for anything else."""
     if not isinstance(plain, dict) or set(plain) != {"forward", "backward"}:
         raise PlanFileError("order must hold forward and backward, and nothing else.")
     return LayerOrder(

@@ -78,11 +78,11 @@ class Host:
         """Whether periods like the one since ``mark`` can be added up (module docstring)."""
         if not self.depth:
             return True
+        if self._is_same(mark, now_ns):
+            return True
         period = self.log[mark.entries :]
         compute_ops = sum(lane == COMPUTE for lane, _ in period)
         elapsed = now_ns - mark.now_ns
-        if self._is_same(mark, now_ns):
-            return True
         same_lead = self.time_ns - mark.time_ns == elapsed
         if self.bindings == mark.bindings:
             return sum(cost for _, cost in period) <= elapsed and self.depth >= 2 * compute_ops

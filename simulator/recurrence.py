@@ -128,9 +128,9 @@ class _Machine:
             if timed:
                 host.ended(self.now)
 
-    def _start(self) -> tuple[list[_Flight], int]:
-        """Start what can start now; the lanes in flight, and when the next issued one may start."""
-        active, pending = [], 0
+    def _start(self) -> tuple[bool, int]:
+        """Start what can start now; whether any lane is in flight, and when the next may start."""
+        active, pending = False, 0
         for flight in self.flights:
             if not flight.work and flight.queue:
                 issued_at = flight.queue[0][2]
@@ -140,7 +140,7 @@ class _Machine:
                 else:
                     flight.work, flight.family, _ = flight.queue.popleft()
             if flight.work:
-                active.append(flight)
+                active = True
         return active, pending
 
     def _compute(self, work: int, family: int) -> None:

@@ -24,11 +24,13 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 @pytest.fixture(scope="session")
 def facts_dir() -> Path:
     """Folder of the published measurements; skips where they are not at hand."""
-    default = REPOSITORY.parent / "shared" / "facts"
-    folder = Path(os.environ.get("DOMINO_TUNE_FACTS", default))
-    if not folder.is_dir():
-        pytest.skip(f"no facts: {folder} is not a folder; set DOMINO_TUNE_FACTS to theirs")
-    return folder
+    from domino_tune.bench import facts
+    from domino_tune.bench.verdict import SkippedError
+
+    try:
+        return facts.facts_dir()
+    except SkippedError as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -42,7 +42,6 @@ EXPERT_TYPES: Final = frozenset({
 NESTED: Final = ("text_config", "llm_config", "language_config")
 """Where models of several modes keep their language model."""
 REQUIRED: Final = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
-DERIVED: Final = ("num_key_value_heads", "head_dim", "intermediate_size")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,22 +14,19 @@ from typing import Any
 
 import torch
 
-from domino_tune.measure.traffic import SilentLane, Traffic
+from domino_tune.measure.traffic import SILENT, Traffic
 from domino_tune.runtime.clock import clock_for
 from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.groups import RankContext
 from domino_tune.runtime.lanes import ThreadLane
 from domino_tune.runtime.session import Session
-from domino_tune.runtime.state import Training
 from simulator.ops import Collective, Signature
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, DP, TP
 from simulator.schedules import fixed_order
-from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 Samples = dict[Signature, list[int]]
 WARM_UP = 2
-SILENT = {TP: SilentLane(), DP: SilentLane()}
 
 
 def profile(context: RankContext, payload: Mapping[str, Any]) -> None:
@@ -38,13 +35,7 @@ def profile(context: RankContext, payload: Mapping[str, Any]) -> None:
     Payload: model, workload, cluster (fields of the specs), plans, collectives, samples (wanted
     per signature), sections to measure.
     """
-    session = Session(
-        context=context,
-        model=ModelSpec(**payload["model"]),
-        workload=Workload(**payload["workload"]),
-        cluster=ClusterSpec(**payload["cluster"]),
-        training=Training(),
-    )
+    session = Session.of(context, payload)
     samples = int(payload["samples"])
     for collective in payload["collectives"]:
         _time_collective(context, Collective(*collective), samples)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
+from typing import Final
 
 import torch
 import torch.distributed as dist
 
-from domino_tune.runtime.lanes import ThreadHandle
+from domino_tune.runtime.lanes import Lane, ThreadHandle
+from simulator.schedule import DP, TP
 
 
 class SilentLane:
@@ -23,6 +26,10 @@ class SilentLane:
 
     def close(self) -> None:
         """Nothing to give up."""
+
+
+SILENT: Final[Mapping[int, Lane]] = {TP: SilentLane(), DP: SilentLane()}
+"""Lanes of a rank that computes alone."""
 
 
 class Traffic:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -37,6 +38,17 @@ class Session:
     workload: Workload
     cluster: ClusterSpec
     training: Training
+
+    @classmethod
+    def of(cls, context: RankContext, payload: Mapping[str, Any]) -> Session:
+        """The session of a job's payload: fields of the specs under model, workload, cluster."""
+        return cls(
+            context=context,
+            model=ModelSpec(**payload["model"]),
+            workload=Workload(**payload["workload"]),
+            cluster=ClusterSpec(**payload["cluster"]),
+            training=Training(),
+        )
 
     @cached_property
     def parameters(self) -> Parameters:

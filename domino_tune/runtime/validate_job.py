@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from domino_tune.measure.traffic import SilentLane
+from domino_tune.measure.traffic import SILENT
+from domino_tune.planfile import order_from_json
 from domino_tune.runtime.groups import RankContext
+from domino_tune.runtime.lanes import Lane
 from domino_tune.runtime.session import Session
-from domino_tune.runtime.state import Training
-from simulator.lines import LayerOrder, parse_line
 from simulator.plan import SlicePlan
-from simulator.schedule import DP, TP
-from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 WARM_UP = 2
 
@@ -23,15 +21,9 @@ WARM_UP = 2
 def validate(context: RankContext, payload: Mapping[str, Any]) -> None:
     """Play every plan ``rounds`` times. Payload: model, workload, cluster, plans (each with its
     plan and order), rounds. Rank 0 reports every step's makespan (the slowest rank's)."""
-    session = Session(
-        context=context,
-        model=ModelSpec(**payload["model"]),
-        workload=Workload(**payload["workload"]),
-        cluster=ClusterSpec(**payload["cluster"]),
-        training=Training(),
-    )
+    session = Session.of(context, payload)
     executors = [
-        session.executor(SlicePlan(**entry["plan"]), _order(entry["order"]), _lanes(entry))
+        session.executor(SlicePlan(**entry["plan"]), order_from_json(entry["order"]), _lanes(entry))
         for entry in payload["plans"]
     ]
     for step in range(WARM_UP + int(payload["rounds"])):
@@ -54,14 +46,5 @@ def validate(context: RankContext, payload: Mapping[str, Any]) -> None:
             )
 
 
-def _lanes(entry: Mapping[str, Any]) -> dict[int, SilentLane] | None:
-    if entry["plan"]["strategy"] == "no_comm":
-        return {TP: SilentLane(), DP: SilentLane()}
-    return None
-
-
-def _order(plain: Mapping[str, Any]) -> LayerOrder:
-    return LayerOrder(
-        forward=parse_line(plain["forward"]["tokens"], plain["forward"]["stride"]),
-        backward=parse_line(plain["backward"]["tokens"], plain["backward"]["stride"]),
-    )
+def _lanes(entry: Mapping[str, Any]) -> Mapping[int, Lane] | None:
+    return SILENT if entry["plan"]["strategy"] == "no_comm" else None

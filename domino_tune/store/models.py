@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
 
@@ -119,8 +119,3 @@ def _convert(name: str, kind: Any, text: str) -> Any:
     except ValueError:
         what = "a whole number" if kind is int else "a number"
         raise InputError(f"--set {name} wants {what}, got {text!r}.") from None
-
-
-def model_fields() -> list[str]:
-    """Names that ``--set`` takes, Hugging Face's own."""
-    return [item.name for item in fields(ModelSpec) if item.name != "name"]
