@@ -16,6 +16,8 @@ SEARCH_NAMES = ("exhaustive", "bayes", "random")
 TARGET_NAMES = ("deepspeed",)
 TUNE_ALSO = ("micro_batch_size",)
 EXPORT_FORMATS = ("megatron", "deepspeed", "env")
+BACKENDS = ("gloo", "nccl")
+OBJECTIVES = ("simulate", "measure")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,13 +126,111 @@ class PlanFields(WorkloadFields):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RanksFields(Request):
+    """Real ranks: how many are started here, and over what they talk."""
+
+    backend: str | None = option(
+        "What carries collectives (default nccl where there is a GPU for each rank, else gloo).",
+        flag="--backend", choices=BACKENDS, default=None,
+    )  # fmt: skip
+    nproc_per_node: int | None = option(
+        "Ranks to start on this machine (default all; under torchrun or Slurm none).",
+        flag="--nproc-per-node", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    emulate_link: str | None = option(
+        "Put the ranks on two emulated hosts with a link of this speed, say 1gbit (Linux, gloo).",
+        flag="--emulate-link", metavar="RATE", default=None,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRequest(RanksFields):
+    """Measure this machine into a profile; started again, it goes on where it was."""
+
+    name: str = option("Name of the profile.", flag="--name", metavar="NAME")
+    for_model: str | None = option(
+        "Measure just what plans for this model need: a preset, a Hugging Face config.json, or a "
+        "model file (default: a general grid).",
+        flag="--for-model", metavar="NAME|FILE", default=None,
+    )  # fmt: skip
+    tp: int = option("Tensor-parallel ranks.", flag="--tp", metavar="N", minimum=1)
+    dp: int | None = option(
+        "Data-parallel replicas (default 1).", flag="--dp", metavar="N", default=None, minimum=1
+    )
+    seq_length: int | None = option(
+        "Tokens of a sequence; needed with --for-model.",
+        flag="--seq-length", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    micro_batch_size: int | None = option(
+        "Sequences of one micro-batch; needed with --for-model.",
+        flag="--micro-batch-size", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    dtype: str | None = option(
+        "Type of activations and weights (default bf16 on GPUs, fp32 on CPUs).",
+        flag="--dtype", choices=tuple(DTYPE_BYTES), default=None,
+    )  # fmt: skip
+    overrides: tuple[str, ...] = option(
+        "Override a field of the model by its Hugging Face name; repeat for more.",
+        flag="--set", metavar="FIELD=VALUE", default=(),
+    )  # fmt: skip
+    minutes: int | None = option(
+        "Stop after this long with what there is (default: when all is measured).",
+        flag="--minutes", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    samples: int = option(
+        "Timings of each op.", flag="--samples", metavar="N", default=20, minimum=3, maximum=1000
+    )
+    force: bool = option(
+        "Go on with a profile file of another machine.", flag="--force", default=False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidateRequest(RanksFields):
+    """Run plans for real, beside the baseline and without communication, and compare."""
+
+    plan: tuple[str, ...] = option(
+        "Plan file of `tune --out`; repeat for more of the same model and batch.",
+        flag="--plan", metavar="FILE",
+    )  # fmt: skip
+    profile: str | None = option(
+        "Predict with this profile, by name or file (default: the plan's).",
+        flag="--profile", metavar="NAME|FILE", default=None,
+    )  # fmt: skip
+    rounds: int = option(
+        "How often each plan is run; they take turns.",
+        flag="--rounds", metavar="N", default=10, minimum=3, maximum=10_000,
+    )  # fmt: skip
+    max_error: str | None = option(
+        "Exit with code 3 when a plan's prediction is further off than this, say 5%.",
+        flag="--max-error", metavar="PERCENT", default=None,
+    )  # fmt: skip
+    force: bool = option(
+        "Go on although the profile is of another machine.", flag="--force", default=False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SimulateRequest(PlanFields):
     """Predict one plan beside the baseline and the no-communication bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneRequest(WorkloadFields):
+class TuneRequest(WorkloadFields, RanksFields):
     """Find the best plan."""
+
+    objective: str = option(
+        "What a plan is judged by: the simulator, or runs on real ranks, chosen by bayes.",
+        flag="--objective", choices=OBJECTIVES, default="simulate",
+    )  # fmt: skip
+    evidence: str | None = option(
+        "File that keeps every measured run; given again, the search goes on (objective measure).",
+        flag="--evidence", metavar="FILE", default=None,
+    )  # fmt: skip
+    force: bool = option(
+        "Go on although the profile is of another machine (objective measure).",
+        flag="--force", default=False,
+    )  # fmt: skip
 
     search: str = option(
         "exhaustive proves the optimum; bayes and random try some plans.",
