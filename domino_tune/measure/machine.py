@@ -2,35 +2,103 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
+from typing import Any, Final
 
+from domino_tune.runtime.launch_external import find_launcher
+from domino_tune.runtime.launch_spec import LaunchSpec
 from simulator.profile import Machine
 
-CPU_PEAK_TFLOPS = 0.1
-"""Assumed for one thread until a GEMM has been timed (building blocks: about 100 GFLOP/s)."""
+PEAK_TFLOPS: Final = {"gloo": 0.1, "nccl": 100.0}
+"""Assumed by backend until a GEMM has been timed (building blocks: about 100 GFLOP/s a thread)."""
+MEMORY_GB_S: Final = {"gloo": 10.0, "nccl": 1000.0}
+"""Assumed by backend until a pointwise op has been timed."""
+HALF_DTYPES: Final = ("bf16", "fp16")
+_ASK_TORCH: Final = """
+import json, torch
+device = torch.cuda.get_device_properties(0)
+print(json.dumps({
+    "gpu": device.name, "sm_count": device.multi_processor_count,
+    "memory_gib": device.total_memory / 2**30, "count": torch.cuda.device_count(),
+    "cuda": str(torch.version.cuda), "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+}))
+"""
+_SMI_FIELDS: Final = {
+    "driver_version": "driver",
+    "clocks.max.sm": "clocks_sm_max",
+    "clocks.max.mem": "clocks_memory_max",
+    "power.limit": "power_limit",
+}
+
+
+def machine_of(spec: LaunchSpec, env: Mapping[str, str] = os.environ) -> Machine:
+    """The machine as the ranks of ``spec`` meet it; peaks are assumed until ops are timed."""
+    details = {"threads_per_rank": str(spec.threads_per_rank), **nccl_settings(env)}
+    if spec.emulate_link_bits_per_s is not None:
+        details["link_bits_per_s"] = str(spec.emulate_link_bits_per_s)
+    per_node = ranks_per_node(spec, env)
+    here = this_machine(per_node, spec.backend, details)
+    return _with_gpus(here) if spec.backend == "nccl" else here
+
+
+def ranks_per_node(spec: LaunchSpec, env: Mapping[str, str] = os.environ) -> int:
+    """Ranks that share a node: a launcher's word, half where a link is emulated, else all."""
+    launcher = find_launcher(env)
+    if launcher is not None:
+        variable = {"torchrun": "LOCAL_WORLD_SIZE", "Slurm": "SLURM_STEP_TASKS_PER_NODE"}
+        said = re.match(r"\d+", env.get(variable[launcher.name], ""))  # Slurm's 8(x2) is 8 on each
+        return max(1, min(spec.world_size, int(said[0]) if said else spec.world_size))
+    hosts = 1 if spec.emulate_link_bits_per_s is None else 2
+    return max(1, spec.world_size // hosts)
 
 
 def this_machine(ranks: int, backend: str, details: Mapping[str, str]) -> Machine:
     """A CPU machine with ``ranks`` ranks on each node; peaks are refined by what is measured."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    peak = PEAK_TFLOPS[backend]
     return Machine(
         gpu=cpu_name(),
         gpus_per_node=ranks,
         gpu_memory_gib=round(memory_gib / ranks, 3),
         sm_count=1,
-        peak_tflops={"fp32": CPU_PEAK_TFLOPS, "fp64": CPU_PEAK_TFLOPS / 2},
-        memory_bandwidth_gb_s=10.0,
+        peak_tflops={"fp32": peak, "fp64": peak / 2, **dict.fromkeys(HALF_DTYPES, peak)},
+        memory_bandwidth_gb_s=MEMORY_GB_S[backend],
         backend=backend,
         details={
             "cores": str(os.cpu_count()),
             "kernel": platform.release(),
             "python": platform.python_version(),
+            "torch": _version("torch"),
             **details,
         },
     )
+
+
+def add_machine_message(machine: Machine, message: Mapping[str, Any]) -> Machine:
+    """``machine`` with what a rank on a GPU says of it: ``gpu``, ``sm_count``, ``memory_gib`` and
+    ``details``."""
+    return replace(
+        machine,
+        gpu=message.get("gpu", machine.gpu),
+        sm_count=message.get("sm_count", machine.sm_count),
+        gpu_memory_gib=round(message.get("memory_gib", machine.gpu_memory_gib), 3),
+        details={**machine.details, **message.get("details", {})},
+    )
+
+
+def nccl_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """The NCCL_* variables that are set, which change how fast collectives are; nothing else."""
+    return {name: env[name] for name in sorted(env) if name.startswith("NCCL_")}
 
 
 def cpu_name() -> str:
@@ -41,3 +109,40 @@ def cpu_name() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def _with_gpus(machine: Machine) -> Machine:
+    """``machine`` with its first GPU's figures; as it is where torch sees none."""
+    asked = subprocess.run(
+        [sys.executable, "-P", "-c", _ASK_TORCH], capture_output=True, text=True, check=False
+    )
+    if asked.returncode:
+        return machine
+    said: dict[str, Any] = json.loads(asked.stdout)
+    seen = add_machine_message(
+        machine,
+        {**said, "details": {"cuda": said["cuda"], "nccl": said["nccl"], **_nvidia_smi()}},
+    )
+    return replace(seen, gpus_per_node=max(machine.gpus_per_node, said["count"]))
+
+
+def _nvidia_smi() -> dict[str, str]:
+    """Driver and clocks of the first GPU; empty where the tool is missing or fails."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return {}
+    asked = subprocess.run(
+        [tool, f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    first = asked.stdout.partition("\n")[0].split(",")
+    if asked.returncode or len(first) != len(_SMI_FIELDS):
+        return {}
+    return {name: text.strip() for name, text in zip(_SMI_FIELDS.values(), first, strict=True)}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
