@@ -1,50 +1,137 @@
 """What every rank does while plans are validated: play them in turn, again and again.
 
-Plans alternate inside one run, so that what disturbs the machine disturbs them all alike.
+Plans alternate inside one run, so that what disturbs the machine disturbs them all alike. Weights
+stand still (learning rate 0) and every plan of a round draws the same dropout masks: so no plan
+spoils another's numbers, no_comm with its wrong gradients included, and all others must give one
+loss and one gradient norm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import statistics
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from domino_tune.measure.traffic import SILENT
+import torch
+
 from domino_tune.planfile import order_from_json
+from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.groups import RankContext
-from domino_tune.runtime.lanes import Lane
+from domino_tune.runtime.live_memory import step_peak_bytes
 from domino_tune.runtime.session import Session
+from domino_tune.runtime.state import Training
 from simulator.plan import SlicePlan
 
-WARM_UP = 2
+WARM_UP: Final = 2
+KEPT: Final = 100
+"""Rounds whose spans are kept; longer runs are judged op by op by these."""
+_ALLOCATION: Final = ("can't allocate memory", "not enough memory", "CUDA out of memory")
+
+Spans = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class PlanOutOfMemory(Exception):
+    """A plan did not fit; the parent reads its index from this error and starts without it."""
+
+
+@dataclass(kw_only=True)
+class Turn:
+    """One plan on this rank, and what its steps took."""
+
+    index: int
+    executor: Executor
+    peak_bytes: int = 0
+    makespans_ns: list[int] = field(default_factory=list)
+    slowest: list[int] = field(default_factory=list)
+    spans: list[Spans] = field(default_factory=list)
 
 
 def validate(context: RankContext, payload: Mapping[str, Any]) -> None:
     """Play every plan ``rounds`` times. Payload: model, workload, cluster, plans (each with its
-    plan and order), rounds. Rank 0 reports every step's makespan (the slowest rank's)."""
+    index, plan and order), rounds. Rank 0 reports every step's makespan (the slowest rank's) and
+    at the end each plan's median step."""
     session = Session.of(context, payload)
-    executors = [
-        session.executor(SlicePlan(**entry["plan"]), order_from_json(entry["order"]), _lanes(entry))
+    session.training = Training(learning_rate=0.0)
+    turns = [
+        Turn(
+            index=entry["index"],
+            executor=session.executor(SlicePlan(**entry["plan"]), order_from_json(entry["order"])),
+        )
         for entry in payload["plans"]
     ]
-    for step in range(WARM_UP + int(payload["rounds"])):
-        for index, executor in enumerate(executors):
-            context.barrier()
-            result = executor.run_step(*session.batch)
-            timeline = result.timeline
-            makespans = context.all_gather_objects(timeline.makespan_ns)
-            if step < WARM_UP:
-                continue
-            context.report(
-                {
-                    "kind": "step",
-                    "plan": index,
-                    "makespan_ns": max(makespans),
-                    "loss": result.loss,
-                    "start_ns": timeline.start_ns,
-                    "end_ns": timeline.end_ns,
-                }
-            )
+    for turn in turns:
+        with _memory_of(turn):
+            turn.peak_bytes = step_peak_bytes(turn.executor, session.batch)
+        context.beat()
+    for step in range(1, WARM_UP + int(payload["rounds"])):
+        for turn in turns:
+            _take_turn(session, turn, step)
+    for turn in turns:
+        _report_end(context, turn)
 
 
-def _lanes(entry: Mapping[str, Any]) -> Mapping[int, Lane] | None:
-    return SILENT if entry["plan"]["strategy"] == "no_comm" else None
+@contextmanager
+def _memory_of(turn: Turn) -> Iterator[None]:
+    """Name the plan where memory runs out. This rank then ends, and with it the launch: the others
+    wait in a collective and cannot be told."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not known and not any(text in str(error) for text in _ALLOCATION):
+            raise
+        raise PlanOutOfMemory(f"plan {turn.index}: {error}") from error
+
+
+def _take_turn(session: Session, turn: Turn, step: int) -> None:
+    """One step; steps below WARM_UP leave no trace."""
+    context = session.context
+    session.parameters.steps = step
+    context.barrier()
+    with _memory_of(turn):
+        result = turn.executor.run_step(*session.batch)
+    timeline = result.timeline
+    makespans = context.all_gather_objects(timeline.makespan_ns)
+    if step < WARM_UP:
+        return
+    if len(turn.spans) < KEPT:
+        turn.makespans_ns.append(max(makespans))
+        turn.slowest.append(makespans.index(max(makespans)))
+        turn.spans.append((timeline.start_ns, timeline.end_ns))
+    context.report(
+        {
+            "kind": "step",
+            "plan": turn.index,
+            "makespan_ns": max(makespans),
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+        }
+    )
+
+
+def _report_end(context: RankContext, turn: Turn) -> None:
+    """The median step on its slowest rank, and every op's usual duration."""
+    ranked = sorted(range(len(turn.spans)), key=turn.makespans_ns.__getitem__)
+    median = ranked[(len(ranked) - 1) // 2]
+    mine = turn.spans[median] if context.rank == turn.slowest[median] else None
+    found = context.all_gather_objects((mine, _usual_ns(turn), turn.peak_bytes))
+    start_ns, end_ns = next(spans for spans, _, _ in found if spans is not None)
+    usual = zip(*(medians for _, medians, _ in found), strict=True)
+    context.report(
+        {
+            "kind": "end",
+            "plan": turn.index,
+            "start_ns": start_ns,
+            "end_ns": end_ns,
+            "typical_ns": [statistics.fmean(medians) for medians in usual],
+            "peak_bytes": max(peak for _, _, peak in found),
+        }
+    )
+
+
+def _usual_ns(turn: Turn) -> list[float]:
+    """Median duration of each op over this rank's rounds."""
+    durations = ([end - start for start, end in zip(*spans, strict=True)] for spans in turn.spans)
+    return [statistics.median(times) for times in zip(*durations, strict=True)]

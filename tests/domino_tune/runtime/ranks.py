@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from domino_tune.runtime.executor import FUNCTIONS, Executor, StepResult
 from domino_tune.runtime.lanes import ThreadLane
+from domino_tune.runtime.live_memory import KEPT
 from domino_tune.runtime.parameters import Parameters
 from domino_tune.runtime.plain import PlainModel
 from domino_tune.runtime.state import State
@@ -33,8 +34,6 @@ SECONDS: Final = 60
 DTYPES: Final = {
     "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
 }  # fmt: skip
-KEPT: Final = {"rope", "grad_norm"}
-"""What a state may keep from one step to the next."""
 
 
 class Groups:

@@ -2,53 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.state import State
+from domino_tune.runtime.live_memory import Watched
 from simulator.build import build_schedule
 from simulator.memory import live_peaks
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.specs import ModelSpec
 from tests.domino_tune.runtime.cases import PLANS, SLICED, greedy_order
 from tests.domino_tune.runtime.jobs import GPT, LLAMA, Job, batch
-from tests.domino_tune.runtime.ranks import KEPT, new_state
+from tests.domino_tune.runtime.ranks import new_state
 
 WIDE: dict[str, Any] = {"vocab_size": 128, "hidden_size": 240, "head_dim": 32}
 """Shapes beside which a norm's statistics are small; the vocabulary needs no padding."""
-
-
-class Watched(dict[str, torch.Tensor]):
-    """A state's values that remember the most bytes alive, saved tensors apart and included."""
-
-    def __init__(self, state: State) -> None:
-        super().__init__()
-        self.state, self.values_peak, self.all_peak = state, 0, 0
-
-    def __setitem__(self, name: str, value: torch.Tensor) -> None:
-        super().__setitem__(name, value)
-        saved = (kept for key, kept in self.state.saved.items() if key not in KEPT)
-        self.values_peak = max(self.values_peak, _bytes(self.values()))
-        self.all_peak = max(self.all_peak, _bytes([*self.values(), *saved]))
-
-
-def _bytes(kept: Iterable[Any]) -> int:
-    """Bytes of distinct storages: values in place of others cost nothing."""
-    storages = (tensor.untyped_storage() for tensor in _tensors(kept))
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def _tensors(kept: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for item in kept:
-        if isinstance(item, torch.Tensor):
-            yield item
-        else:
-            yield from _tensors(item)
 
 
 @pytest.mark.parametrize("plan", [MEGATRON, PLANS[1], PLANS[3], SLICED], ids=lambda p: p.label)

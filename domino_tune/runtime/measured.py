@@ -1,0 +1,147 @@
+"""Run plans on real ranks and gather what they took: what `validate` and measured tuning share.
+
+Nothing here imports torch: ranks do (``domino_tune.runtime.validate_job``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, cast
+
+from domino_tune.errors import RunError
+from domino_tune.planfile import order_to_json
+from domino_tune.runtime.launch import LaunchSpec, Message, run_job
+from simulator.build import build_schedule
+from simulator.lines import LayerOrder
+from simulator.plan import SlicePlan
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+from simulator.timeline import Timeline
+
+JOB: Final = "domino_tune.runtime.validate_job:validate"
+OUT_OF_MEMORY: Final = "out of memory"
+_NO_MEMORY: Final = re.compile(r"PlanOutOfMemory: plan (\d+)")
+
+Planned = tuple[SlicePlan, LayerOrder]
+OnStep = Callable[[int, int], None]
+"""Called after every timed step with the plan's index and the step's makespan in ns."""
+
+
+def ignore(plan: int, makespan_ns: int) -> None:
+    """A step that nobody watches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What one plan took. ``makespans_ns``: the slowest rank's of each round, as they came.
+
+    ``losses`` and ``grad_norms`` are rank 0's, of the same rounds. ``timeline`` is the slowest
+    rank's of the step whose makespan is the median; ``typical_ns`` the usual duration of each of
+    its ops: median over rounds, mean over ranks. ``peak_bytes`` is the largest rank's. The last
+    three are None where the run ended early. ``failed`` says why the plan was not run, else empty.
+    """
+
+    label: str
+    makespans_ns: tuple[int, ...] = ()
+    losses: tuple[float, ...] = ()
+    grad_norms: tuple[float, ...] = ()
+    timeline: Timeline | None = None
+    typical_ns: tuple[float, ...] | None = None
+    peak_bytes: int | None = None
+    failed: str = ""
+
+
+@dataclass(kw_only=True)
+class Runs:
+    """Plans of one model, workload and cluster that take turns; keeps what has been measured, so
+    that an interrupted run can say how far it came."""
+
+    model: ModelSpec
+    workload: Workload
+    cluster: ClusterSpec
+    plans: Sequence[Planned]
+    rounds: int
+    steps: dict[int, list[Message]] = field(default_factory=dict)
+    ends: dict[int, Message] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+    def run(self, spec: LaunchSpec, on_step: OnStep = ignore) -> None:
+        """Play ``rounds`` rounds in one launch; where a plan runs out of memory, in one more
+        without it. Raises what run_job raises."""
+        while len(self.failed) < len(self.plans):
+            self.steps, self.ends = {}, {}
+            try:
+                run_job(JOB, self._payload(), spec, on_message=lambda m: self._take(m, on_step))
+                return
+            except RunError as error:
+                short = _NO_MEMORY.search(str(error))
+                if short is None:
+                    raise
+                self.failed[int(short[1])] = OUT_OF_MEMORY
+
+    def measured(self) -> list[Measured]:
+        """One entry a plan, in their order, of what is known by now."""
+        return [self._measured(index) for index in range(len(self.plans))]
+
+    def _payload(self) -> dict[str, Any]:
+        return {
+            "model": asdict(self.model),
+            "workload": asdict(self.workload),
+            "cluster": asdict(self.cluster),
+            "plans": [
+                {"index": index, "plan": asdict(plan), "order": order_to_json(order)}
+                for index, (plan, order) in enumerate(self.plans)
+                if index not in self.failed
+            ],
+            "rounds": self.rounds,
+        }
+
+    def _take(self, message: Message, on_step: OnStep) -> None:
+        plan = cast("int", message["plan"])
+        if message["kind"] == "step":
+            self.steps.setdefault(plan, []).append(message)
+            on_step(plan, cast("int", message["makespan_ns"]))
+        else:
+            self.ends[plan] = message
+
+    def _measured(self, index: int) -> Measured:
+        plan, order = self.plans[index]
+        steps: list[Any] = self.steps.get(index, [])
+        end: Any = self.ends.get(index)
+        if index in self.failed:
+            return Measured(label=plan.label, failed=self.failed[index])
+        timeline = None
+        if end is not None:
+            schedule = build_schedule(self.model, self.workload, self.cluster, plan, order)
+            timeline = Timeline(
+                schedule=schedule, start_ns=tuple(end["start_ns"]), end_ns=tuple(end["end_ns"])
+            )
+        return Measured(
+            label=plan.label,
+            makespans_ns=tuple(step["makespan_ns"] for step in steps),
+            losses=tuple(step["loss"] for step in steps),
+            grad_norms=tuple(step["grad_norm"] for step in steps),
+            timeline=timeline,
+            typical_ns=tuple(end["typical_ns"]) if end else None,
+            peak_bytes=end["peak_bytes"] if end else None,
+        )
+
+
+def run_plans(
+    model: ModelSpec,
+    workload: Workload,
+    cluster: ClusterSpec,
+    plans: Sequence[Planned],
+    rounds: int,
+    spec: LaunchSpec,
+    on_step: OnStep = ignore,
+) -> list[Measured]:
+    """Run ``plans`` in turn, ``rounds`` times each, on real ranks; one entry a plan.
+
+    A plan that runs out of memory has ``failed`` set and the others are run without it. Raises
+    RunError when a rank dies or hangs, InputError for a world that cannot be started.
+    """
+    runs = Runs(model=model, workload=workload, cluster=cluster, plans=plans, rounds=rounds)
+    runs.run(spec, on_step)
+    return runs.measured()
