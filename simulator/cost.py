@@ -80,6 +80,7 @@ class CostModel:
         fit = profile.contention.fit if profile.contention else None
         self.contention = Contention(fit, strength=changes.contention)
         self.launch = _launch(profile, cuda_graph)
+        self.skew = profile.skew.fit if profile.skew else None
 
     def estimate(self, signature: Signature) -> Estimate:
         """Duration alone on the (changed) machine, its source and expected relative error."""
@@ -102,6 +103,10 @@ class CostModel:
             self._durations_ns[signature] = known
         return known
 
+    def wait_ns(self, compute_ns: int) -> int:
+        """How long a collective behind ``compute_ns`` of compute waits for the last rank."""
+        return 0 if self.skew is None else round(self.skew.wait_us(compute_ns / 1000) * 1000)
+
     def family(self, signature: Signature) -> str:
         """Contention family: the kind for compute, op/group/CTAs for a collective."""
         if isinstance(signature, Collective):
@@ -122,7 +127,9 @@ class CostModel:
         return self._collective(signature)
 
     def _compute(self, base: Estimate, shares: tuple[float, float, float]) -> Estimate:
-        """Each share of the duration scaled by the change that concerns it."""
+        """Each share of the duration scaled by the change that concerns it, on the slowest rank."""
+        if self.skew is not None:
+            base = base._replace(duration_us=base.duration_us * self.skew.slowest_factor)
         fixed, flops, memory = shares
         total = fixed + flops + memory
         if total <= 0 or (self.changes.gpu_flops == self.changes.memory_bandwidth == 1.0):

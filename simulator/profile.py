@@ -25,6 +25,7 @@ from simulator.lookup.attention import AttentionFit, AttentionRow, AttentionTabl
 from simulator.lookup.collectives import CollectiveFit, CollectiveRow, CollectiveTable
 from simulator.lookup.gemm import GemmFit, GemmRow, GemmTable
 from simulator.lookup.pointwise import PointwiseFit, PointwiseRow, PointwiseTable
+from simulator.skew import SkewFit
 
 SCHEMA: Final = 1
 ProvenanceKind = Literal["measured", "imported", "fitted", "assumed"]
@@ -32,7 +33,11 @@ LaunchMode = Literal["async", "inline", "none"]
 PROVENANCE_KINDS: Final = ("measured", "imported", "fitted", "assumed")
 LAUNCH_MODES: Final = ("async", "inline", "none")
 LAUNCH_KINDS: Final = ("gemm", "attention", "pointwise", "collective")
-SECTIONS: Final = ("gemm", "attention", "pointwise", "collectives", "contention", "launch")
+SECTIONS: Final = (
+    "gemm", "attention", "pointwise", "collectives", "contention", "launch", "skew",
+)  # fmt: skip
+ABSENT_IF_NONE: Final = {"absent_if_none": True}
+"""Metadata of a field that is left out of the file where it is None."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Lowest and highest by the ending of a number's name: wide of any machine, but no time that
 # follows from them overflows.
@@ -195,6 +200,14 @@ class LaunchSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SkewSection:
+    """How unequally fast the ranks of one group are."""
+
+    fit: SkewFit
+    provenance: Provenance
+
+
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """One machine. A section may be missing; a look-up that needs it raises MissingSectionError."""
 
@@ -208,6 +221,7 @@ class Profile:
     collectives: CollectiveSection | None = None
     contention: ContentionSection | None = None
     launch: LaunchSection | None = None
+    skew: SkewSection | None = field(default=None, metadata=ABSENT_IF_NONE)
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:
@@ -331,7 +345,11 @@ def _error(provenance: Provenance, default: float) -> float:
 def to_plain(value: Any) -> Any:
     """Dataclasses as dicts, tuples as lists, whole floats as ints: equal content, equal JSON."""
     if hasattr(value, "__dataclass_fields__"):
-        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+        present = (
+            item for item in fields(value)
+            if not (item.metadata.get("absent_if_none") and getattr(value, item.name) is None)
+        )  # fmt: skip
+        return {item.name: to_plain(getattr(value, item.name)) for item in present}
     if isinstance(value, dict):
         return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

@@ -119,6 +119,7 @@ class _Compiler:
         self.written: dict[tuple[int, str], tuple[int, int]] = {}
         self.runs: dict[str, list[_Run]] = {}
         self.comm_names: set[str] = set()
+        self.computed_ns = [0] * lanes
 
     def program(self, schedule: Schedule) -> Program:
         parts = []
@@ -126,6 +127,7 @@ class _Compiler:
             self.written.clear()
             self.runs.clear()
             self.comm_names.clear()
+            self.computed_ns = [0] * self.lanes
             loops = tuple(loop for segment in part.segments for loop in self._segment(segment))
             parts.append(Loop(body=loops, count=part.count))
         return Program(
@@ -224,7 +226,21 @@ class _Compiler:
             for ref in template.writes:
                 self.written[layer + ref.layer, ref.name] = (lane, self.issued[lane])
         work, family, launch_ns = numbers
+        if self.cost.skew is not None:
+            work += self._skew_ns(lane, work // WORK_UNIT) * WORK_UNIT
         return Step(lane, work, family, waits, launch_ns)
+
+    def _skew_ns(self, lane: int, duration_ns: int) -> int:
+        """How long an op waits for other ranks: a collective, for those that come to it later.
+
+        It ends a stretch that began at the lane's collective before it, or at a micro-batch's
+        start: there all ranks met.
+        """
+        if lane == COMPUTE:
+            self.computed_ns = [elapsed_ns + duration_ns for elapsed_ns in self.computed_ns]
+            return 0
+        elapsed_ns, self.computed_ns[lane] = self.computed_ns[lane], 0
+        return self.cost.wait_ns(elapsed_ns)
 
     def _waits(self, template: OpTemplate, layer: int) -> tuple[tuple[int, int], ...]:
         """Waits that no earlier op has done already: the first reader waits, nobody else."""

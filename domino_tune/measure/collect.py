@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from simulator.contention import ComputeContention, ContentionFit
@@ -21,8 +22,10 @@ from simulator.profile import (
     PointwiseSection,
     Profile,
     Provenance,
+    SkewSection,
     gemm_key,
 )
+from simulator.skew import SkewFit, SkewRow
 
 KINDS: Mapping[str, type[Any]] = {
     "gemm": Gemm, "attention": Attention, "pointwise": Pointwise, "collective": Collective,
@@ -51,7 +54,7 @@ def _add_plan(profile: Profile, message: Mapping[str, Any]) -> Profile:
         profile = _add_op(profile, signature_from(row["signature"]), row)
     computing = dict.fromkeys(("gemm", "attention", "pointwise"), message["overhead_us"])
     known = profile.launch.cost_us if profile.launch else {}
-    launch = LaunchSection(mode="inline", cost_us={**computing, **known}, provenance=MEASURED)
+    launch = LaunchSection(mode="inline", cost_us={**known, **computing}, provenance=MEASURED)
     return replace(profile, launch=launch)
 
 
@@ -61,13 +64,13 @@ def _add_op(profile: Profile, signature: Signature, row: Mapping[str, Any]) -> P
     if isinstance(signature, Gemm):
         gemms = {gemm_key(r): r for r in (profile.gemm.rows if profile.gemm else ())}
         added = GemmRow(**fields, **timing)
-        gemms.setdefault(gemm_key(added), added)
+        _keep(gemms, gemm_key(added), added)
         ordered = tuple(gemms[key] for key in sorted(gemms))
         return replace(profile, gemm=GemmSection(rows=ordered, provenance=MEASURED))
     if isinstance(signature, Attention):
         attentions = {r.key: r for r in (profile.attention.rows if profile.attention else ())}
         core = AttentionRow(**fields, **timing)
-        attentions.setdefault(core.key, core)
+        _keep(attentions, core.key, core)
         section = AttentionSection(
             rows=tuple(attentions[key] for key in sorted(attentions)), provenance=MEASURED
         )
@@ -75,9 +78,16 @@ def _add_op(profile: Profile, signature: Signature, row: Mapping[str, Any]) -> P
     assert isinstance(signature, Pointwise)
     points = {r.key: r for r in (profile.pointwise.rows if profile.pointwise else ())}
     point = PointwiseRow(**fields, **timing)
-    points.setdefault(point.key, point)
+    _keep(points, point.key, point)
     rows = tuple(points[key] for key in sorted(points))
     return replace(profile, pointwise=PointwiseSection(rows=rows, provenance=MEASURED))
+
+
+def _keep(rows: dict[Any, Any], key: Any, row: Any) -> None:
+    """Put ``row`` in, unless what is there rests on more samples."""
+    known = rows.get(key)
+    if known is None or known.samples <= row.samples:
+        rows[key] = row
 
 
 def _add_collective(profile: Profile, message: Mapping[str, Any]) -> Profile:
@@ -93,7 +103,7 @@ def _add_collective(profile: Profile, message: Mapping[str, Any]) -> Profile:
         samples=message["samples"],
     )
     rows = {r.key: r for r in (profile.collectives.rows if profile.collectives else ())}
-    rows.setdefault(row.key, row)
+    _keep(rows, row.key, row)
     section = CollectiveSection(rows=tuple(rows[key] for key in sorted(rows)), provenance=MEASURED)
     launch = profile.launch or LaunchSection(mode="inline", cost_us={}, provenance=MEASURED)
     cost_us = {**launch.cost_us, "collective": message["hand_over_us"]}
@@ -101,14 +111,20 @@ def _add_collective(profile: Profile, message: Mapping[str, Any]) -> Profile:
 
 
 def _add_contention(profile: Profile, message: Mapping[str, Any]) -> Profile:
+    rows = message["rows"]
+    families = sorted({family for row in rows for family in row["compute"]})
     fit = ContentionFit(
         sm_count=1,
         default_ctas=1,
         compute=tuple(
-            ComputeContention(family=family, sms_per_cta=0.0, factor=max(1.0, factor))
-            for family, factor in sorted(message["compute"].items())
+            ComputeContention(
+                family=family,
+                sms_per_cta=0.0,
+                factor=max(1.0, fmean(row["compute"][family] for row in rows)),
+            )
+            for family in families
         ),
-        collective_factor=max(1.0, message["collective"]),
+        collective_factor=max(1.0, fmean(row["collective"] for row in rows)),
         shared_links_factor=2.0,
         apart_factor=1.0,
         error=0.05,
@@ -116,7 +132,23 @@ def _add_contention(profile: Profile, message: Mapping[str, Any]) -> Profile:
     return replace(profile, contention=ContentionSection(fit=fit, provenance=MEASURED))
 
 
+def _add_skew(profile: Profile, message: Mapping[str, Any]) -> Profile:
+    fit = SkewFit(
+        slowest_factor=message["slowest"],
+        rows=tuple(SkewRow(*row) for row in message["rows"]),
+        error=0.02,
+    )
+    return replace(profile, skew=SkewSection(fit=fit, provenance=MEASURED))
+
+
+def _nothing(profile: Profile, message: Mapping[str, Any]) -> Profile:
+    return profile
+
+
 _HANDLERS = {
+    "skew": _add_skew,
+    "progress": _nothing,
+    "end": _nothing,
     "plan": _add_plan,
     "collective": _add_collective,
     "contention": _add_contention,

@@ -43,8 +43,20 @@ class Traffic:
         self.group = group
         self.buffer = torch.zeros(max(2, size_bytes // 4))
         self.durations_ns: list[int] = []
+        self._taken = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def wait_for(self, count: int) -> None:
+        """Until ``count`` more all-reduces are done."""
+        wanted = len(self.durations_ns) + count
+        while len(self.durations_ns) < wanted and self._thread.is_alive():
+            time.sleep(0.001)
+
+    def taken_ns(self) -> list[int]:
+        """Durations since the last call, without the first: something changed while it ran."""
+        begin, self._taken = self._taken, len(self.durations_ns)
+        return self.durations_ns[begin + 1 : self._taken]
 
     def __enter__(self) -> Traffic:
         self._thread.start()

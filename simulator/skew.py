@@ -1,0 +1,61 @@
+"""Skew: ranks of a group are never equally fast, and a collective waits for the last of them.
+
+Two measured numbers describe it. Over a whole step the slowest rank needs ``slowest_factor`` times
+the mean of all: the step is that rank's. Over a shorter stretch of compute another rank may be the
+slowest; a collective that ends the stretch then starts later, by the ``wait_us`` of the stretch's
+length, than on the rank that is slowest over the step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from simulator.errors import ProfileError
+from simulator.lookup import require_number, require_positive
+
+
+class SkewRow(NamedTuple):
+    """A collective waits ``wait_us``, on average, behind ``compute_us`` of compute."""
+
+    compute_us: float
+    wait_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkewFit:
+    """The law of this module's docstring: straight lines between rows, from (0, 0) on; behind the
+    last row, which is a step's length, as there."""
+
+    slowest_factor: float
+    rows: tuple[SkewRow, ...] = ()
+    error: float
+
+    def __post_init__(self) -> None:
+        owner = "skew fit"
+        require_number(owner, "slowest_factor", self.slowest_factor, low=1.0)
+        require_number(owner, "error", self.error)
+        lengths = [row.compute_us for row in self.rows]
+        for row in self.rows:
+            require_positive(owner, "compute_us", row.compute_us)
+            require_number(owner, "wait_us", row.wait_us)
+        if lengths != sorted(set(lengths)):
+            raise ProfileError("skew fit: rows must be sorted by compute_us, each length once.")
+
+    def wait_us(self, compute_us: float) -> float:
+        """How long a collective waits, on average, behind ``compute_us`` of compute."""
+        return _between(self.rows, compute_us)
+
+
+def _between(rows: Sequence[SkewRow], compute_us: float) -> float:
+    if not rows:
+        return 0.0
+    index = bisect_left(rows, (compute_us, 0.0))
+    if index == len(rows):
+        return rows[-1].wait_us
+    low = rows[index - 1] if index else SkewRow(0.0, 0.0)
+    high = rows[index]
+    share = (compute_us - low.compute_us) / (high.compute_us - low.compute_us)
+    return low.wait_us + share * (high.wait_us - low.wait_us)
