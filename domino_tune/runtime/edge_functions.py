@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch.optim.adam import adam as functional_adam
 
 from domino_tune.runtime.layer_functions import add_product, wide
 from domino_tune.runtime.state import State
@@ -42,14 +43,26 @@ def embed_grad(state: State, op: Op) -> None:
     grads, seq = state.parameters.grads, state.shapes.workload.seq_length
     if op.slice == 0 and op.micro == 0 and not state.shapes.model.tie_word_embeddings:
         grads["w.embed"].zero_()
-    ids = state.token_ids(op) - state.vocab_start
-    mine = (ids >= 0) & (ids < state.vocab)
-    grads["w.embed"].index_add_(0, ids[mine], gradient[mine].to(grads["w.embed"].dtype))
+    _scatter_rows(grads["w.embed"], state.token_ids(op) - state.vocab_start, gradient)
     if "w.positions" in grads:
         positions = grads["w.positions"][:seq]
         by_sequence = gradient.view(-1, seq, gradient.shape[1])
         positions.add_(by_sequence.sum(0, dtype=positions.dtype))
     state.write(op, gradient)
+
+
+def _scatter_rows(table: torch.Tensor, ids: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Add rows of ``gradient`` to the table's rows that ``ids`` name, others' ids left out.
+
+    On CUDA selecting rows would make the host wait for their number, so rows of other ranks add
+    zero instead, spread over the table (atomic adds to one row would queue up).
+    """
+    mine = (ids >= 0) & (ids < len(table))
+    if gradient.is_cuda:
+        wide_rows = gradient.to(table.dtype).mul_(mine[:, None])
+        table.index_add_(0, ids.remainder(len(table)), wide_rows)
+    else:
+        table.index_add_(0, ids[mine], gradient[mine].to(table.dtype))
 
 
 def head(state: State, op: Op) -> None:
@@ -83,8 +96,8 @@ def loss_grad(state: State, op: Op) -> None:
     gradient = (wide(logits) - top[:, None]).exp_() / sums[0][:, None]
     ids = state.target_ids(op) - state.vocab_start
     mine = (ids >= 0) & (ids < state.vocab)
-    rows = torch.arange(len(ids), device=ids.device)[mine]
-    gradient[rows, ids[mine]] -= 1
+    one_hot = mine[:, None].to(gradient.dtype)
+    gradient.scatter_add_(1, ids.clamp(0, state.vocab - 1)[:, None], one_hot.neg_())
     state.write(op, logits.copy_(gradient / state.global_tokens))
 
 
@@ -111,17 +124,37 @@ def grad_norm(state: State, op: Op) -> None:
 
 def adam(state: State, op: Op) -> None:
     """Clip, step, copy to the compute dtype, and clear the gradients that only add."""
+    p = state.parameters
+    state.saved["grad_norm"] = state.read(op, 0)
+    if p.main.is_cuda:
+        _fused_adam(state, state.read(op, 0))
+    else:
+        _adam(state, state.read(op, 0))
+    if p.model_copy is not p.main:
+        p.model_copy.copy_(p.main)
+    p.clear_added()
+
+
+def _adam(state: State, square: torch.Tensor) -> None:
     p, t = state.parameters, state.training
     if t.clip_norm:
-        norm = state.read(op, 0).sqrt()
-        p.grad.mul_((t.clip_norm / (norm + 1e-6)).clamp(max=1.0))
-    state.saved["grad_norm"] = state.read(op, 0)
+        p.grad.mul_((t.clip_norm / (square.sqrt() + 1e-6)).clamp(max=1.0))
     count = p.steps + 1
     p.moment1.lerp_(p.grad, 1 - t.beta1)
     p.moment2.mul_(t.beta2).addcmul_(p.grad, p.grad, value=1 - t.beta2)
     bias2 = (1 - t.beta2**count) ** 0.5
     scale = p.moment2.sqrt().div_(bias2).add_(t.adam_eps)
     p.main.addcdiv_(p.moment1, scale, value=-t.learning_rate / (1 - t.beta1**count))
-    if p.model_copy is not p.main:
-        p.model_copy.copy_(p.main)
-    p.clear_added()
+
+
+def _fused_adam(state: State, square: torch.Tensor) -> None:
+    """The same in one pass over memory; the step count stays on the device."""
+    p, t = state.parameters, state.training
+    scale = None
+    if t.clip_norm:
+        scale = ((square.sqrt() + 1e-6) / t.clip_norm).clamp(min=1.0).float()
+    functional_adam(
+        [p.main], [p.grad], [p.moment1], [p.moment2], [], [p.step_count], fused=True,
+        grad_scale=scale, found_inf=None, amsgrad=False, beta1=t.beta1, beta2=t.beta2,
+        lr=t.learning_rate, weight_decay=0.0, eps=t.adam_eps, maximize=False,
+    )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from domino_tune.runtime import attention_functions, edge_functions, layer_functions
-from domino_tune.runtime.clock import Tick, clock_for
+from domino_tune.runtime.clock import Clock, Tick, clock_for
 from domino_tune.runtime.lanes import Handle, Lane
 from domino_tune.runtime.parameters import EDGES
 from domino_tune.runtime.state import State
@@ -74,15 +74,22 @@ class StepResult:
 
 
 class Executor:
-    """Plays ``schedule`` again and again. ``lanes`` maps comm lane numbers to lanes."""
+    """Plays ``schedule`` again and again. ``lanes`` maps comm lane numbers to lanes; ``clock``
+    tells when ops ran (by default, as exactly as the device can)."""
 
-    def __init__(self, schedule: Schedule, state: State, lanes: Mapping[int, Lane]) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        state: State,
+        lanes: Mapping[int, Lane],
+        clock: Clock | None = None,
+    ) -> None:
         self.schedule = schedule
         self.state = state
         self.lanes = lanes
         self.ops = tuple(schedule.ops())
         self.frees = _last_reads(self.ops)
-        self.clock = clock_for(state.parameters.main.device)
+        self.clock = clock or clock_for(state.parameters.main.device)
 
     def run_step(self, tokens: torch.Tensor, targets: torch.Tensor) -> StepResult:
         """One optimizer step on this replica's batch, [sequences, seq_length] each.
@@ -90,13 +97,9 @@ class Executor:
         Raises InputError where that is not the workload's batch.
         """
         state = self.state
-        _check_batch(state.shapes.workload, tokens, targets)
-        state.tokens, state.targets, state.losses = tokens, targets, []
-        with torch.no_grad():
-            spans, launched = self._play()
+        spans, launched = self.play(tokens, targets, self.clock)
         state.parameters.steps += 1
-        loss = float(torch.stack(state.losses).sum())
-        norm = float(state.saved["grad_norm"].sqrt())
+        loss, norm = float(self.loss()), float(state.saved["grad_norm"].sqrt())
         timeline = Timeline(
             schedule=self.schedule,
             start_ns=tuple(start for start, _ in spans),
@@ -104,8 +107,21 @@ class Executor:
         )
         return StepResult(loss=loss, grad_norm=norm, timeline=timeline, launched=launched)
 
-    def _play(self) -> tuple[list[tuple[int, int]], tuple[str, ...]]:
-        state, values, clock = self.state, self.state.values, self.clock
+    def loss(self) -> torch.Tensor:
+        """The loss of the step just played: this replica's share."""
+        return torch.stack(self.state.losses).sum()
+
+    @torch.no_grad()
+    def play(
+        self, tokens: torch.Tensor, targets: torch.Tensor, clock: Clock
+    ) -> tuple[list[tuple[int, int]], tuple[str, ...]]:
+        """Issue every op of a step: (start, end) of each by ``clock``, and the names as issued.
+
+        Raises InputError where tokens and targets are not the workload's batch.
+        """
+        _check_batch(self.state.shapes.workload, tokens, targets)
+        self.state.tokens, self.state.targets, self.state.losses = tokens, targets, []
+        state, values = self.state, self.state.values
         pending: dict[str, Handle] = {}
         moments: list[Callable[[], tuple[Tick, Tick]]] = []
         launched = []

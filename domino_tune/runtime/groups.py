@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from domino_tune.errors import RunError
-from domino_tune.runtime.lanes import Lane, StreamLane, ThreadLane
+from domino_tune.runtime.lanes import Lane, ThreadLane
 from domino_tune.runtime.launch_external import Launcher
 from domino_tune.runtime.launch_spec import Backend, LaunchSpec, Message
+from domino_tune.runtime.stream_lanes import StreamLane
 from simulator.schedule import DP, LANES, TP
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Comm lanes: one a process group, FIFO, on threads (gloo) or streams (NCCL).
+"""Comm lanes: one a process group, FIFO; here on threads (gloo), in ``stream_lanes`` on CUDA.
 
 Gloo's asynchronous collectives are not FIFO: two in flight share the link and end together. So a
 lane on CPU is a thread of ours that calls blocking collectives in order.
@@ -99,50 +99,3 @@ class ThreadLane:
         """End the thread."""
         self._queue.put(None)
         self._thread.join()
-
-
-class StreamLane:
-    """A lane over an NCCL group: its own high-priority stream.
-
-    A collective waits for all compute issued before it (NCCL's own rule), runs on the lane's
-    stream, and its reader makes the compute stream wait, not the host.
-    """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-        self.stream = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
-
-    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> StreamHandle:
-        """Launch an all-reduce of ``tensor`` behind everything issued so far."""
-        start, end = (
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            for _ in range(2)
-        )
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            start.record()
-            dist.all_reduce(tensor, op=REDUCTIONS[reduction], group=self.group)
-            end.record()
-        tensor.record_stream(self.stream)
-        return StreamHandle(name, start, end)
-
-    def close(self) -> None:
-        """Wait for what is in flight."""
-        self.stream.synchronize()
-
-
-@dataclass
-class StreamHandle:
-    """A collective on a stream, between two events."""
-
-    name: str
-    start: torch.cuda.Event
-    end: torch.cuda.Event
-
-    def wait(self) -> None:
-        """Let the compute stream wait for the collective."""
-        torch.cuda.current_stream().wait_event(self.end)
-
-    def ticks(self) -> tuple[Tick, Tick]:
-        """The two events."""
-        return self.start, self.end

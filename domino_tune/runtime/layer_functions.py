@@ -7,6 +7,8 @@ by piece.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 
@@ -212,7 +214,33 @@ def add_product(
         dy, x = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
     if gradient.dtype == dy.dtype:
         gradient.addmm_(dy.t(), x, beta=1 if accumulate else 0)
+    elif dy.is_cuda and widening_gemm():
+        _widening_product(gradient, dy, x, accumulate=accumulate)
     elif accumulate:
         gradient.add_(dy.t() @ x)
     else:
         gradient.copy_(dy.t() @ x)
+
+
+def _widening_product(
+    gradient: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, *, accumulate: bool
+) -> None:
+    """Half-precision operands, sums and result in fp32: no pass of its own for the addition."""
+    if accumulate:
+        torch.ops.aten.addmm.dtype_out(gradient, dy.t(), x, torch.float32, out=gradient)
+    else:
+        torch.ops.aten.mm.dtype_out(dy.t(), x, torch.float32, out=gradient)
+
+
+@cache
+def widening_gemm() -> bool:
+    """Whether this torch multiplies half-precision matrices into an fp32 one on CUDA, in place."""
+    result = torch.full((16, 16), 2.0, device="cuda")
+    one = torch.ones((16, 16), device="cuda", dtype=torch.bfloat16)
+    try:
+        _widening_product(result, one, one, accumulate=True)
+        added = bool((result == 18.0).all())
+        _widening_product(result, one, one, accumulate=False)
+        return added and bool((result == 16.0).all())
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False

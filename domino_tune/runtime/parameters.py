@@ -127,15 +127,18 @@ class Parameters:
     """A rank's weights, main gradients and Adam state, all views of flat buffers.
 
     ``weights[name]`` in the compute dtype, ``grads[name]`` in fp32 (fp64 when computing in fp64).
-    ``steps`` counts optimizer steps, whatever plans took them.
+    ``steps`` counts optimizer steps, whatever plans took them; ``step_count`` is the same on the
+    device, where captured graphs find it. With ``exact`` off, weights are drawn on the device,
+    fast, and differ by TP degree: for timing only.
     """
 
     def __init__(
         self, model: ModelSpec, cluster: ClusterSpec, tp_rank: int, *,
-        dtype: torch.dtype, device: torch.device, seed: int = 0,
+        dtype: torch.dtype, device: torch.device, seed: int = 0, exact: bool = True,
     ) -> None:  # fmt: skip
         self.specs = parameter_specs(model, cluster)
         self.tp = cluster.tp
+        self.step_count = torch.zeros(1, device=device)
         self.steps = 0
         main_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         sizes = [math.prod(s.local_shape(cluster.tp)) for s in self.specs]
@@ -155,13 +158,29 @@ class Parameters:
             shape, end = spec.local_shape(cluster.tp), start + size
             self.weights[spec.name] = self.model_copy[start:end].view(shape)
             self.grads[spec.name] = self.grad[start:end].view(shape)
-            shard = cut_shard(full_tensor(spec, seed, model.vocab_size), spec, cluster.tp, tp_rank)
-            self.main[start:end].copy_(shard.reshape(-1))
+            if exact:
+                full = full_tensor(spec, seed, model.vocab_size)
+                shard = cut_shard(full, spec, cluster.tp, tp_rank)
+                self.main[start:end].copy_(shard.reshape(-1))
+            else:
+                _draw_fast(self.main[start:end], spec)
             if spec.cut == "none":
                 self._add_whole(start, end)
             self.owner_end[spec.owner] = start = end
+        added = (".bias", ".norm", "w.positions")
+        self._added = [grad for name, grad in self.grads.items() if name.endswith(added)]
         if not same:
             self.model_copy.copy_(self.main)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps taken."""
+        return self._steps
+
+    @steps.setter
+    def steps(self, count: int) -> None:
+        self._steps = count
+        self.step_count.fill_(count)
 
     def _add_whole(self, start: int, end: int) -> None:
         if self.whole and self.whole[-1][1] == start:
@@ -171,9 +190,7 @@ class Parameters:
     def clear_added(self) -> None:
         """Zero what is only ever added to: gradients of norms, biases and positions. Those of
         matrices are overwritten by the first weight gradient of a step."""
-        for name, gradient in self.grads.items():
-            if name.endswith((".bias", ".norm", "w.positions")):
-                gradient.zero_()
+        torch._foreach_zero_(self._added)
 
     def gradient_range(self, first: int, last: int) -> torch.Tensor:
         """Flat main gradients of owners ``first`` … ``last`` (EDGES is −1), contiguous."""
@@ -182,9 +199,23 @@ class Parameters:
 
     def squared_norm(self) -> torch.Tensor:
         """This rank's share of the squared gradient norm; replicated parameters count 1/tp."""
-        total = torch.dot(self.grad, self.grad)
+        total = _square(self.grad)
         if self.tp > 1:
             for start, end in self.whole:
-                part = self.grad[start:end]
-                total = total - torch.dot(part, part) * (1 - 1 / self.tp)
+                total = total - _square(self.grad[start:end]) * (1 - 1 / self.tp)
         return total.reshape(1)
+
+
+def _square(flat: torch.Tensor) -> torch.Tensor:
+    """Sum of squares in one pass, no copy; cuBLAS' dot takes no more than 2³¹ elements."""
+    if flat.is_cuda:
+        norm: torch.Tensor = torch.linalg.vector_norm(flat)
+        return norm.square()
+    return torch.dot(flat, flat)
+
+
+def _draw_fast(flat: torch.Tensor, spec: ParameterSpec) -> None:
+    if spec.constant is not None:
+        flat.fill_(spec.constant)
+    else:
+        flat.normal_(0.0, spec.init)

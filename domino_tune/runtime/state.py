@@ -81,16 +81,16 @@ class State:
         rate = self.shapes.model.hidden_dropout
         if not rate or not self.train:
             return None
-        rows = self.micro_rows(op)
+        rows, device = self.micro_rows(op), self.parameters.main.device
         replica = self.dp_rank * len(self.tokens)
         return keep_mask(
             range(replica + rows.start, replica + rows.stop),
             (self.shapes.workload.seq_length, self.shapes.model.hidden_size),
             rate,
             seed=self.training.seed,
-            step=self.parameters.steps,
+            step=self.parameters.step_count if device.type == "cuda" else self.parameters.steps,
             site=site,
-            device=self.parameters.main.device,
+            device=device,
         )
 
     def token_ids(self, op: Op) -> torch.Tensor:

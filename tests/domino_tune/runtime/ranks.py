@@ -93,21 +93,21 @@ def play_job(place: Place, groups: Groups) -> RankResult:
         own = job.sequences * job.grad_accumulation
         rows = slice(place.dp_rank * own, (place.dp_rank + 1) * own)
         tokens, targets = batch(job, step)
-        with patch.dict(FUNCTIONS, {"step.adam": _recording_adam(result)}):
+        with patch.dict(FUNCTIONS, {"step.adam": recording_adam(result)}):
             seen = executor.run_step(tokens[rows], targets[rows])
         result.losses.append(seen.loss)
         result.norms.append(seen.grad_norm)
         result.problems += _problems(state, seen, executor.ops)
     for lane in lanes.values():
         lane.close()
-    result.parameters = _shards(state, state.parameters.main)
+    result.parameters = shards_of(state, state.parameters.main)
     return result
 
 
-def new_state(job: Job, tp_rank: int = 0, dp_rank: int = 0) -> State:
+def new_state(job: Job, tp_rank: int = 0, dp_rank: int = 0, device: str = "cpu") -> State:
     """A rank's fresh state."""
     parameters = Parameters(
-        job.model, job.cluster, tp_rank, dtype=DTYPES[job.dtype], device=torch.device("cpu"),
+        job.model, job.cluster, tp_rank, dtype=DTYPES[job.dtype], device=torch.device(device),
         seed=job.training.seed,
     )  # fmt: skip
     shapes = Shapes(model=job.model, workload=job.workload, cluster=job.cluster, plan=job.plan)
@@ -117,17 +117,17 @@ def new_state(job: Job, tp_rank: int = 0, dp_rank: int = 0) -> State:
     )  # fmt: skip
 
 
-def _recording_adam(result: RankResult):  # type: ignore[no-untyped-def]
+def recording_adam(result: RankResult):  # type: ignore[no-untyped-def]
     adam = FUNCTIONS["step.adam"]
 
     def record(state: State, op: Op) -> None:
-        result.gradients.append(_shards(state, state.parameters.grad))
+        result.gradients.append(shards_of(state, state.parameters.grad))
         adam(state, op)
 
     return record
 
 
-def _shards(state: State, flat: torch.Tensor) -> Tensors:
+def shards_of(state: State, flat: torch.Tensor) -> Tensors:
     """Copies of a flat buffer's parts, by parameter name."""
     shards, start = {}, 0
     for spec in state.parameters.specs:

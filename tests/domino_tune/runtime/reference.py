@@ -39,14 +39,14 @@ def _without_padding(name: str, full: torch.Tensor, vocab: int) -> torch.Tensor:
 
 
 @cache
-def trained(job: Job) -> Reference:
-    """Train ``job``, which must be unsliced, in fp64."""
+def trained(job: Job, masks: str = "cpu") -> Reference:
+    """Train ``job``, which must be unsliced, in fp64; ``masks`` are drawn on that device."""
     assert job == job.unsliced
     weights = {name: w.requires_grad_() for name, w in full_weights(job).items()}
     moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}
     losses, norms, gradients = [], [], []
     for step in range(job.steps):
-        model = PlainModel(model=job.model, weights=weights, dropout=_Dropout(job, step))
+        model = PlainModel(model=job.model, weights=weights, dropout=_Dropout(job, step, masks))
         loss = model.loss(*batch(job, step))
         grads = torch.autograd.grad(loss, list(weights.values()))
         norm = torch.stack([g.square().sum() for g in grads]).sum().sqrt().item()
@@ -82,8 +82,8 @@ def _adam(
 class _Dropout:
     """The runtime's masks, drawn for the whole batch at once."""
 
-    def __init__(self, job: Job, step: int) -> None:
-        self.job, self.step = job, step
+    def __init__(self, job: Job, step: int, device: str) -> None:
+        self.job, self.step, self.device = job, step, torch.device(device)
 
     def __call__(self, x: torch.Tensor, site: str) -> torch.Tensor:
         job, rate = self.job, self.job.model.hidden_dropout
@@ -91,6 +91,6 @@ class _Dropout:
             return no_dropout(x, site)
         mask = keep_mask(
             range(job.global_sequences), (job.seq_length, job.model.hidden_size), rate,
-            seed=job.training.seed, step=self.step, site=site, device=x.device,
+            seed=job.training.seed, step=self.step, site=site, device=self.device,
         )  # fmt: skip
-        return x * mask / (1 - rate)
+        return x * mask.to(x.device) / (1 - rate)

@@ -31,8 +31,8 @@ def _shapes(model: ModelSpec, tp: int) -> Shapes:
     return Shapes(model=model, workload=workload, cluster=ClusterSpec(tp=tp), plan=MEGATRON)
 
 
-def _parameters(model: ModelSpec, tp: int, rank: int, **more: int) -> Parameters:
-    return Parameters(model, ClusterSpec(tp=tp), rank, dtype=torch.float64, device=CPU, **more)
+def _parameters(model: ModelSpec, tp: int, rank: int, seed: int = 0) -> Parameters:
+    return Parameters(model, ClusterSpec(tp=tp), rank, dtype=torch.float64, device=CPU, seed=seed)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -1,0 +1,99 @@
+"""A step as one CUDA graph: the host launches it whole, so that launches cost nothing.
+
+The comm lanes' streams fork from the compute stream and join it again by events, so they are
+captured with it, NCCL's collectives too. What changes from step to step is read from the device:
+tokens and targets from fixed buffers, dropout's and Adam's step from ``Parameters.step_count``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from domino_tune.runtime.clock import NoClock
+from domino_tune.runtime.executor import Executor, StepResult
+from simulator.schedule import COMPUTE
+from simulator.timeline import Timeline
+
+EAGER_STEPS: Final = 2
+"""Steps run eagerly first: libraries make their handles, and communicators, outside a capture."""
+
+
+class CapturedExecutor:
+    """Runs ``executor``'s steps from a graph; the first ones, and all where it cannot be captured,
+    eagerly. ``why_not`` says why it could not."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.why_not = ""
+        self.elapsed_ns = 0
+        self._eager_steps = 0
+        self._captured: _Captured | None = None
+
+    def run_step(self, tokens: torch.Tensor, targets: torch.Tensor) -> StepResult:
+        """One optimizer step, as ``Executor.run_step``. Of a replayed step only the whole is
+        known: every op stands at its begin but the last compute op, which ends with it."""
+        if self._eager_steps < EAGER_STEPS or self.why_not:
+            self._eager_steps += 1
+            return self.executor.run_step(tokens, targets)
+        if self._captured is None:
+            self._capture(tokens, targets)
+            return self.run_step(tokens, targets)
+        return self._replay(self._captured, tokens, targets)
+
+    def _capture(self, tokens: torch.Tensor, targets: torch.Tensor) -> None:
+        state = self.executor.state
+        kept = dict(state.saved)
+        try:
+            self._captured = _Captured(self.executor, tokens, targets)
+        except (RuntimeError, AssertionError) as error:
+            self.why_not = f"{type(error).__name__}: {error}".splitlines()[0]
+            state.values.clear()
+            state.saved.clear()
+            state.saved.update(kept)
+            torch.cuda.synchronize()
+
+    def _replay(
+        self, captured: _Captured, tokens: torch.Tensor, targets: torch.Tensor
+    ) -> StepResult:
+        self.elapsed_ns = captured.replay(tokens, targets)
+        self.executor.state.parameters.steps += 1
+        ops = self.executor.ops
+        last = max(i for i, op in enumerate(ops) if op.lane == COMPUTE)
+        ends = tuple(self.elapsed_ns if i == last else 0 for i in range(len(ops)))
+        timeline = Timeline(schedule=self.executor.schedule, start_ns=(0,) * len(ops), end_ns=ends)
+        return StepResult(
+            loss=float(captured.loss),
+            grad_norm=float(captured.norm),
+            timeline=timeline,
+            launched=captured.launched,
+        )
+
+
+class _Captured:
+    """A graph of one step, and the buffers it reads and writes."""
+
+    def __init__(self, executor: Executor, tokens: torch.Tensor, targets: torch.Tensor) -> None:
+        self.tokens, self.targets = tokens.clone(), targets.clone()
+        self.begin, self.end = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
+        self.graph = torch.cuda.CUDAGraph()
+        # thread_local: NCCL's watchdog thread may go on asking events while we capture.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            _, self.launched = executor.play(self.tokens, self.targets, NoClock())
+            self.loss = executor.loss()
+            self.norm = executor.state.saved["grad_norm"].sqrt()
+
+    def replay(self, tokens: torch.Tensor, targets: torch.Tensor) -> int:
+        """Play the graph on this batch; nanoseconds it took on the device."""
+        self.tokens.copy_(tokens)
+        self.targets.copy_(targets)
+        torch.cuda.synchronize()
+        self.begin.record()
+        self.graph.replay()
+        self.end.record()
+        torch.cuda.synchronize()
+        return round(1e6 * float(self.begin.elapsed_time(self.end)))

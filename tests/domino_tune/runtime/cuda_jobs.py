@@ -1,0 +1,18 @@
+"""Jobs of CUDA ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from domino_tune.runtime.groups import RankContext
+from simulator.schedule import TP
+
+
+def reduce(context: RankContext, payload: Mapping[str, Any]) -> None:
+    """One all-reduce through the tensor-parallel lane."""
+    tensor = torch.ones(4, device=context.device)
+    context.lanes[TP].issue("ones", tensor, "sum").wait()
+    context.report({"sum": float(tensor.sum()), "device": str(context.device)})
