@@ -17,6 +17,7 @@ from domino_tune.outputs import (
     Outputs,
     PictureOutputs,
     ReportOutputs,
+    TraceOutputs,
     TuneOutputs,
 )
 
@@ -62,6 +63,21 @@ def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
     if outputs.report:
         reporting.report_whatif(outputs.report, request, result)
     _answer(result, outputs.json, show.whatif)
+
+
+def validate(request: requests.ValidateRequest, outputs: TraceOutputs) -> None:
+    """Run plans for real; what is wrong with them is raised when all has been shown."""
+    from domino_tune import services, show, show_validation
+    from domino_tune.formats.chrome_trace import write_trace
+    from domino_tune.validation import check_result
+
+    _check_places(outputs)
+    with show.progress() as progress:
+        result = services.validate(request, progress)
+    if outputs.trace:
+        write_trace(outputs.trace, result.timelines)
+    _answer(result, outputs.json, show_validation.validation)
+    check_result(result)
 
 
 def plan_show(request: requests.PlanShowRequest, outputs: JsonOutputs) -> None:

@@ -50,6 +50,8 @@ VERBS: Final = (
          action=actions.tune),
     Verb(path=("whatif",), request=requests.WhatIfRequest, outputs=outputs.ReportOutputs,
          action=actions.whatif),
+    Verb(path=("validate",), request=requests.ValidateRequest, outputs=outputs.TraceOutputs,
+         action=actions.validate),
     Verb(path=("plan", "show"), request=requests.PlanShowRequest, outputs=outputs.JsonOutputs,
          action=actions.plan_show),
     Verb(path=("plan", "export"), request=requests.PlanExportRequest, outputs=outputs.FileOutputs,

@@ -54,6 +54,15 @@ class FileOutputs(JsonOutputs):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TraceOutputs(JsonOutputs):
+    """Also as a timeline."""
+
+    trace: str | None = option(
+        "Write a Chrome trace for Perfetto.", flag="--trace", metavar=FILE, default=None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportOutputs(JsonOutputs):
     """Also as a page."""
 

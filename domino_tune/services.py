@@ -23,12 +23,13 @@ from domino_tune.results import (
 )
 from domino_tune.simulation import simulate_plan
 from domino_tune.tuning import Progress, setups_to_tune, silent, tune_setups
+from domino_tune.validation import validate
 from domino_tune.whatif import parse_changes, what_if
 from simulator.presets import MODELS
 
 __all__ = [
     "models", "plan_export", "plan_show", "profiles_check", "profiles_diff", "profiles_import",
-    "profiles_list", "profiles_show", "simulate", "tune", "whatif",
+    "profiles_list", "profiles_show", "simulate", "tune", "validate", "whatif",
 ]  # fmt: skip
 
 

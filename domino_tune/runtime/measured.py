@@ -38,8 +38,9 @@ class Measured:
 
     ``losses`` and ``grad_norms`` are rank 0's, of the same rounds. ``timeline`` is the slowest
     rank's of the step whose makespan is the median; ``typical_ns`` the usual duration of each of
-    its ops: median over rounds, mean over ranks. ``peak_bytes`` is the largest rank's. The last
-    three are None where the run ended early. ``failed`` says why the plan was not run, else empty.
+    its ops: median over rounds, on the rank that computes longest. ``peak_bytes`` is the largest
+    rank's. The last three are None where the run ended early. ``failed`` says why the plan was not
+    run, else it is empty.
     """
 
     label: str

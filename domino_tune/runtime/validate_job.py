@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, Final
 
 import torch
@@ -23,6 +24,7 @@ from domino_tune.runtime.live_memory import step_peak_bytes
 from domino_tune.runtime.session import Session
 from domino_tune.runtime.state import Training
 from simulator.plan import SlicePlan
+from simulator.schedule import COMPUTE
 
 WARM_UP: Final = 2
 KEPT: Final = 100
@@ -112,20 +114,22 @@ def _take_turn(session: Session, turn: Turn, step: int) -> None:
 
 
 def _report_end(context: RankContext, turn: Turn) -> None:
-    """The median step on its slowest rank, and every op's usual duration."""
+    """The median step on its slowest rank, and each op's usual duration on the rank that computes
+    longest: what a profile's durations are of, and what the step hangs on."""
     ranked = sorted(range(len(turn.spans)), key=turn.makespans_ns.__getitem__)
     median = ranked[(len(ranked) - 1) // 2]
     mine = turn.spans[median] if context.rank == turn.slowest[median] else None
     found = context.all_gather_objects((mine, _usual_ns(turn), turn.peak_bytes))
     start_ns, end_ns = next(spans for spans, _, _ in found if spans is not None)
-    usual = zip(*(medians for _, medians, _ in found), strict=True)
+    computing = [op.lane == COMPUTE for op in turn.executor.ops]
+    usual = max((medians for _, medians, _ in found), key=lambda m: sum(compress(m, computing)))
     context.report(
         {
             "kind": "end",
             "plan": turn.index,
             "start_ns": start_ns,
             "end_ns": end_ns,
-            "typical_ns": [statistics.fmean(medians) for medians in usual],
+            "typical_ns": usual,
             "peak_bytes": max(peak for _, _, peak in found),
         }
     )

@@ -35,12 +35,17 @@ def test_an_emulated_link_counts_also_where_one_side_has_none() -> None:
     assert differences(HERE, linked) == ["link_bits_per_s: profiled none, here 1000000000"]
 
 
+def test_nccls_settings_count() -> None:
+    limited = with_detail("NCCL_MAX_CTAS", "4")
+    assert differences(limited, HERE) == ["NCCL_MAX_CTAS: profiled 4, here none"]
+
+
 def test_all_differences_are_named() -> None:
     other = replace(with_detail("cores", "777"), backend="nccl")
     assert [text.partition(":")[0] for text in differences(other, HERE)] == ["backend", "cores"]
 
 
-@pytest.mark.parametrize("name", ["python", "kernel", "clocks"])
+@pytest.mark.parametrize("name", ["python", "kernel", "torch", "clocks_sm_max", "NCCL_DEBUG"])
 def test_what_changes_by_itself_does_not_count(name: str) -> None:
     assert differences(with_detail(name, "0"), HERE) == []
 
