@@ -1,33 +1,40 @@
-"""What a tuning space needs measured: runs that between them contain every signature of it.
+"""What a tuning space needs measured: plans that between them contain every signature of it.
 
-Ops are timed in place, while a schedule plays without communication, so that caches hold what they
-hold in training. Each run is a plan; together they contain every GEMM, attention and pointwise
-signature of the space, each once if it can be helped, the most useful first.
+A signature depends on the row slices and on one of the four column cuts at most, so plans with
+equal cuts everywhere contain all of them. What is left are weight gradients that write where those
+plans add, or the other way round: any slice may be first in some order. Whole micro-batches of that
+slice's size, two an iteration, contain both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Final
 
-from simulator.build import build_schedule
-from simulator.ops import Collective, Signature
-from simulator.plan import MEGATRON, SlicePlan
-from simulator.schedule import Schedule
+from domino_tune.measure.wanted import (
+    ContentionProbe,
+    ProbeCase,
+    Wanted,
+    collective_key,
+    compute_only,
+    signatures,
+)
+from domino_tune.search.space import SpaceSpec
+from simulator.errors import InfeasiblePlanError
+from simulator.ops import Collective, Gemm, Signature
+from simulator.plan import MEGATRON, Order, SlicePlan, row_slice_sizes
+from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
-PROBE_LAYERS = 2
-"""Layers of a model whose own are more than PROBE_FULL."""
-PROBE_FULL = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Coverage:
-    """Plans to play, and the collectives that the space issues."""
-
-    model: ModelSpec
-    plans: tuple[SlicePlan, ...]
-    collectives: tuple[Collective, ...]
+PROBE_LAYERS: Final = 2
+"""Layers of a probe of a model with more than PROBE_FULL."""
+PROBE_FULL: Final = 4
+DEEP_PARAMETERS: Final = 300_000_000
+"""Parameters of the largest model that is played whole: drawing more takes too long."""
+DEEP_TOKENS: Final = 16
+STATE_BYTES: Final = 20
+"""Memory of one parameter at most: fp32 copy, both moments, gradient, the model's own."""
 
 
 def probe_model(model: ModelSpec) -> ModelSpec:
@@ -41,38 +48,65 @@ def coverage(
     model: ModelSpec,
     workload: Workload,
     cluster: ClusterSpec,
-    row_slices: Sequence[int],
-    col_slices: Sequence[int],
-) -> Coverage:
-    """Runs for all combinations of row and column slices, most useful first.
+    *,
+    memory_bytes: int,
+    spec: SpaceSpec | None = None,
+) -> Wanted:
+    """Cases that contain all signatures of the space's plans, most useful first.
 
     Few slices come first: they are the plans that win, and between measured ones others can be
-    interpolated if time runs out.
+    interpolated if time runs out. ``memory_bytes`` is what a rank has. Raises InputError where the
+    model does not shard.
     """
-    probe = probe_model(model)
-    wanted = [MEGATRON]
-    wanted += [
-        SlicePlan(
-            row_slices=rows,
-            attn_col_slices=columns,
-            mlp_col_slices=columns,
-            order="intra",
-            wgrad="eager",
-        )
-        for columns in sorted(col_slices)
-        for rows in _useful_first(row_slices)
-        if rows <= workload.micro_batch_size and model.hidden_size % columns == 0
-    ]
-    seen: set[Signature] = set()
-    plans = []
-    for plan in wanted:
-        schedule = build_schedule(probe, workload, cluster, plan)
-        fresh = _signatures(schedule) - seen
-        if any(not isinstance(signature, Collective) for signature in fresh):
-            plans.append(plan)
-        seen |= fresh
-    collectives = sorted(s for s in seen if isinstance(s, Collective))
-    return Coverage(model=probe, plans=tuple(plans), collectives=tuple(collectives))
+    spec = spec or SpaceSpec()
+    cuts = list(_cuts(spec, model, workload))
+    target = _target(model, workload, cluster, cuts)
+    lacking = set(compute_only(target))
+    cases, kept = [], set(lacking)
+    for case in _candidates(model, workload, cluster, cuts, memory_bytes):
+        plans = []
+        for plan in case.plans:
+            found = compute_only(case.signatures(plan))
+            if found & lacking:
+                plans.append(plan)
+                lacking -= found
+                kept |= found if case.workload.seq_length == workload.seq_length else set()
+        if plans:
+            cases.append(replace(case, plans=tuple(plans)))
+    return Wanted(
+        cases=tuple(cases),
+        collectives=_collectives(model, workload, cluster, cuts),
+        contention=contention_of(model, workload, cluster),
+        ops=frozenset(kept),
+    )
+
+
+def contention_of(
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec, case: int = 0
+) -> ContentionProbe | None:
+    """Two row slices beside messages as they and their column pieces send; None with one rank."""
+    if cluster.tp == 1:
+        return None
+    two = workload.micro_batch_size > 1
+    plan = SlicePlan(row_slices=2, order="intra", wgrad="eager") if two else MEGATRON
+    shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=plan)
+    size = shapes.hidden_bytes(0)
+    return ContentionProbe(case=case, plan=plan, sizes=(size, size // 4))
+
+
+def _cuts(spec: SpaceSpec, model: ModelSpec, workload: Workload) -> Iterator[SlicePlan]:
+    """Equal cuts everywhere, unsliced first."""
+    yield MEGATRON
+    for columns in sorted({*spec.col_slices, *spec.dgrad_slices}):
+        for rows in _useful_first(spec.row_slices):
+            if rows <= workload.micro_batch_size and model.hidden_size % columns == 0:
+                yield SlicePlan(
+                    row_slices=rows,
+                    attn_col_slices=columns,
+                    mlp_col_slices=columns,
+                    order="intra",
+                    wgrad="eager",
+                )
 
 
 def _useful_first(row_slices: Iterable[int]) -> list[int]:
@@ -80,10 +114,64 @@ def _useful_first(row_slices: Iterable[int]) -> list[int]:
     return sorted(set(row_slices), key=lambda rows: (rows & (rows - 1) != 0, rows))
 
 
-def _signatures(schedule: Schedule) -> set[Signature]:
-    return {
-        template.signature
-        for part in schedule.parts
-        for segment in part.segments
-        for template in segment.templates
-    }
+def _target(
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec, cuts: list[SlicePlan]
+) -> frozenset[Signature]:
+    """Every signature of the space, whatever the order and the number of micro-batches."""
+    found: set[Signature] = set()
+    for micros in (1, 2):
+        job = replace(workload, grad_accumulation=micros)
+        for plan in cuts if micros == 1 else (MEGATRON,):
+            found |= signatures(model, job, cluster, plan)
+    for signature in list(found):
+        if isinstance(signature, Gemm) and signature.layout == "wgrad":
+            found.add(signature._replace(accumulate=not signature.accumulate))
+    return frozenset(found)
+
+
+def _candidates(
+    model: ModelSpec,
+    workload: Workload,
+    cluster: ClusterSpec,
+    cuts: list[SlicePlan],
+    memory_bytes: int,
+) -> Iterator[ProbeCase]:
+    """The batch itself; two micro-batches of it and of each slice's size; the whole stack."""
+    probe = probe_model(model)
+    yield ProbeCase(model=probe, workload=workload, cluster=cluster, plans=tuple(cuts))
+    batch = workload.micro_batch_size
+    sizes = {size for plan in cuts for size in row_slice_sizes(batch, plan.row_slices)}
+    for size in sorted(sizes, reverse=True):
+        job = replace(workload, micro_batch_size=size, grad_accumulation=2)
+        yield ProbeCase(model=probe, workload=job, cluster=cluster, plans=(MEGATRON,))
+    shallow = replace(
+        workload, micro_batch_size=1, seq_length=min(DEEP_TOKENS, workload.seq_length)
+    )
+    if probe != model and _is_quick(model, shallow, cluster, memory_bytes):
+        yield ProbeCase(model=model, workload=shallow, cluster=cluster, plans=(MEGATRON,))
+
+
+def _is_quick(
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec, memory_bytes: int
+) -> bool:
+    """Whether all layers fit half the memory and are drawn quickly: for the optimizer's ops."""
+    shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=MEGATRON)
+    fits = shapes.rank_parameters * STATE_BYTES <= memory_bytes // 2
+    return fits and model.parameters <= DEEP_PARAMETERS
+
+
+def _collectives(
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec, cuts: list[SlicePlan]
+) -> tuple[Collective, ...]:
+    """Every message of the space, those of few slices first; buckets hang on the order, too."""
+    found: dict[tuple[str, int, int, int, int], Collective] = {}
+    orders: tuple[Order, ...] = ("inter", "paper")
+    plans = [*cuts, *(SlicePlan(row_slices=2, order=order, wgrad="eager") for order in orders)]
+    for plan in plans:
+        try:
+            for signature in sorted(signatures(model, workload, cluster, plan), key=repr):
+                if isinstance(signature, Collective) and signature.ranks > 1:
+                    found.setdefault(collective_key(signature), signature)
+        except InfeasiblePlanError:  # two slices of one sequence
+            continue
+    return tuple(found.values())

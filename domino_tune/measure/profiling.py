@@ -2,82 +2,96 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from domino_tune.measure.collect import add_message
-from domino_tune.measure.coverage import coverage
-from domino_tune.measure.machine import this_machine
+from domino_tune.measure.collect import add_message, signature_from
+from domino_tune.measure.machine import add_machine_message
+from domino_tune.measure.peaks import with_peaks
+from domino_tune.measure.wanted import Wanted
 from domino_tune.runtime.launch import LaunchSpec, run_job
-from domino_tune.store.profiles import load_profile, save_profile
-from simulator.plan import MEGATRON, SlicePlan
+from domino_tune.store.profiles import save_profile
+from simulator.ops import Signature
 from simulator.profile import Profile
-from simulator.shapes import Shapes
-from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 JOB: Final = "domino_tune.measure.rank_job:profile"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileTask:
-    """What to measure: everything that plans of these slice counts need on this machine."""
-
-    name: str
-    model: ModelSpec
-    workload: Workload
-    cluster: ClusterSpec
-    row_slices: tuple[int, ...]
-    col_slices: tuple[int, ...]
-    samples: int = 20
+SAVE_EVERY_S: Final = 1.0
+"""Written no more often than this: a whole file each time, synced to disk."""
+Listener = Callable[[Mapping[str, Any]], None]
 
 
 def measure_profile(
-    task: ProfileTask,
+    profile: Profile,
+    wanted: Wanted,
     spec: LaunchSpec,
     path: Path,
-    progress: Callable[[Mapping[str, Any]], None],
+    *,
+    samples: int,
+    seconds: float | None = None,
+    listener: Listener = lambda message: None,
 ) -> Profile:
-    """Measure what ``path`` does not hold yet; it is written whole after every report."""
-    profile = _existing(path) or _empty(task, spec)
+    """``profile`` with what is ``wanted`` measured into it; ``path`` is written as it grows.
 
-    def keep(message: Mapping[str, Any]) -> None:
-        nonlocal profile
-        profile = add_message(profile, message)
-        save_profile(profile, path)
-        progress(message)
+    ``listener`` hears every message of the ranks. ``wanted`` may be of a larger cluster than
+    ``spec`` starts ranks for: then compute alone is measured, on the shards of that cluster.
+    However this ends, what was measured is in the file.
+    """
+    cluster = wanted.cases[0].cluster if wanted.cases else None
+    if cluster is not None and spec.world_size < cluster.world_size:
+        wanted = wanted.without_collectives()
+    keeper = Keeper(profile, path, wanted.ops)
 
-    run_job(JOB, _payload(task), spec, on_message=keep)
-    return profile
+    def hear(message: Mapping[str, Any]) -> None:
+        keeper.add(message)
+        listener(message)
 
-
-def _existing(path: Path) -> Profile | None:
-    return load_profile(path) if path.exists() else None
-
-
-def _empty(task: ProfileTask, spec: LaunchSpec) -> Profile:
-    link = spec.emulate_link_bits_per_s
-    details = {"link_bits_per_s": str(link)} if link else {}
-    return Profile(
-        name=task.name,
-        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        machine=this_machine(task.cluster.ranks_per_node, spec.backend, details),
-    )
+    try:
+        run_job(JOB, wanted.payload(samples, seconds), spec, on_message=hear)
+    finally:
+        keeper.save()
+    return keeper.profile
 
 
-def _payload(task: ProfileTask) -> dict[str, Any]:
-    runs = coverage(task.model, task.workload, task.cluster, task.row_slices, task.col_slices)
-    rows = max(r for r in (1, 2) if r <= task.workload.micro_batch_size)
-    plan = SlicePlan(row_slices=rows, order="intra", wgrad="eager") if rows > 1 else MEGATRON
-    shapes = Shapes(model=task.model, workload=task.workload, cluster=task.cluster, plan=plan)
-    return {
-        "model": asdict(runs.model),
-        "workload": asdict(task.workload),
-        "cluster": asdict(task.cluster),
-        "plans": [asdict(plan) for plan in runs.plans],
-        "collectives": [list(collective) for collective in runs.collectives],
-        "contention": [{"plan": asdict(plan), "size_bytes": shapes.hidden_bytes(0)}],
-        "samples": task.samples,
-    }
+class Keeper:
+    """Folds messages of ranks into a profile, and keeps its file up to date.
+
+    Of ops, only those in ``ops`` are kept: probes also play some that no plan of the job has.
+    """
+
+    def __init__(self, profile: Profile, path: Path, ops: frozenset[Signature]) -> None:
+        self.profile = profile
+        self._path = path
+        self._ops = ops
+        self._changed = False
+        self._saved_s = -SAVE_EVERY_S
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        """Fold one message in; save if the last time is long enough ago."""
+        found = self._folded(message)
+        if found is self.profile:
+            return
+        self.profile, self._changed = found, True
+        if time.monotonic() - self._saved_s >= SAVE_EVERY_S:
+            self.save()
+
+    def save(self) -> None:
+        """Write the file where it is not up to date, with the peak rates seen so far."""
+        if self._changed:
+            self.profile = with_peaks(self.profile)
+            save_profile(self.profile, self._path)
+            self._changed, self._saved_s = False, time.monotonic()
+
+    def _folded(self, message: Mapping[str, Any]) -> Profile:
+        kind = message["kind"]
+        if kind == "machine":
+            machine = add_machine_message(self.profile.machine, message)
+            return replace(self.profile, machine=machine)
+        if kind == "plan":
+            rows = [r for r in message["ops"] if signature_from(r["signature"]) in self._ops]
+            return add_message(self.profile, {**message, "ops": rows}) if rows else self.profile
+        if kind in ("progress", "end"):
+            return self.profile
+        return add_message(self.profile, message)
