@@ -1,0 +1,1 @@
+"""Fidelity: the whole loop on the two-host testbed, predictions held against real runs."""

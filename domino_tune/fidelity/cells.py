@@ -1,0 +1,59 @@
+"""Which models, links and plans the report covers unless it is told otherwise."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.specs import ModelSpec, Workload
+
+LINKS: Final = ("500mbit", "1gbit", "2gbit", "4gbit")
+FIRST_MODELS: Final = ("gpt-small", "gpt-wide", "llama-small", "llama-wide")
+
+
+def _gpt(name: str, hidden: int, layers: int) -> ModelSpec:
+    return ModelSpec(
+        name=name, num_hidden_layers=layers, hidden_size=hidden,
+        num_attention_heads=hidden // 64, num_key_value_heads=hidden // 64, head_dim=64,
+        intermediate_size=4 * hidden, vocab_size=2048, max_position_embeddings=1024,
+        gated_mlp=False, hidden_act="gelu", norm="layernorm", position_embedding="learned",
+        tie_word_embeddings=True, attention_bias=True, mlp_bias=True,
+    )  # fmt: skip
+
+
+def _llama(name: str, hidden: int, layers: int) -> ModelSpec:
+    return ModelSpec(
+        name=name, num_hidden_layers=layers, hidden_size=hidden,
+        num_attention_heads=hidden // 64, num_key_value_heads=hidden // 128, head_dim=64,
+        intermediate_size=hidden * 11 // 4, vocab_size=2048, max_position_embeddings=1024,
+        gated_mlp=True, hidden_act="silu", norm="rmsnorm", position_embedding="rope",
+        tie_word_embeddings=False, attention_bias=False, mlp_bias=False,
+    )  # fmt: skip
+
+
+MODELS: Final[dict[str, tuple[ModelSpec, Workload]]] = {
+    spec.name: (spec, Workload(seq_length=seq, micro_batch_size=batch, dtype="fp32"))
+    for spec, seq, batch in (
+        (_gpt("gpt-small", 512, 2), 256, 4),
+        (_gpt("gpt-wide", 768, 2), 256, 4),
+        (_llama("llama-small", 512, 2), 256, 4),
+        (_llama("llama-wide", 768, 2), 256, 4),
+    )
+}
+"""Name → model and batch: small enough to be run hundreds of times on two cores."""
+
+PLANS: Final[dict[str, SlicePlan]] = {
+    "baseline": MEGATRON,
+    "inter": SlicePlan(row_slices=2, order="inter", wgrad="eager"),
+    "paper": SlicePlan(row_slices=2, order="paper", wgrad="eager"),
+    "intra": SlicePlan(row_slices=2, order="intra", wgrad="deferred"),
+    "rows": SlicePlan(row_slices=4),
+    "columns": SlicePlan(
+        row_slices=1, attn_col_slices=2, mlp_col_slices=2, order="intra", wgrad="eager"
+    ),
+    "hybrid": SlicePlan(row_slices=2, attn_col_slices=2, mlp_col_slices=2),
+}
+"""What each (model, link) is measured with, beside the plan that `tune` chooses."""
+ALWAYS_TWO: Final = "inter"
+"""What DeepSpeed's Domino would run, whatever the machine."""
+TUNED: Final = "tuned"

@@ -1,0 +1,132 @@
+"""The loop for one model on one link: profile, tune, then run the plans twice."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from domino_tune import services
+from domino_tune.case import Chosen, Setup, resolve
+from domino_tune.fidelity.cells import PLANS, TUNED
+from domino_tune.fidelity.scores import Cell, Setting
+from domino_tune.formats.model_file import dump_model
+from domino_tune.quantities import parse_quantity
+from domino_tune.requests import ProfileRequest, TuneRequest, WorkloadFields
+from domino_tune.runtime.launch import LaunchSpec
+from domino_tune.runtime.measured import Measured, run_plans
+from domino_tune.store.files import write_whole
+from domino_tune.store.profiles import user_profiles_dir
+from simulator.cost import NO_CHANGES, Changes
+from simulator.plan import NO_COMM
+from simulator.predict import simulate
+from simulator.specs import ModelSpec, Workload
+
+MS = 1e-6
+BOUND = "bound"
+
+
+def play(
+    model: ModelSpec, workload: Workload, link: str, *, rounds: int, minutes: int | None
+) -> Setting:
+    """Everything for one setting. The profile is finished, and its id taken, before a plan runs."""
+    name = f"{model.name}-{link}"
+    began = time.monotonic()
+    profile = services.profile(
+        ProfileRequest(
+            name=name, for_model=str(_model_file(model)), tp=2, emulate_link=link,
+            seq_length=workload.seq_length, micro_batch_size=workload.micro_batch_size,
+            dtype=workload.dtype, minutes=minutes,
+        )
+    )  # fmt: skip
+    profile_s = time.monotonic() - began
+    asked = WorkloadFields(
+        model=str(_model_file(model)), profile=name, tp=2, seq_length=workload.seq_length,
+        micro_batch_size=workload.micro_batch_size, dtype=workload.dtype,
+    )  # fmt: skip
+    setup = resolve(asked)
+    chosen = _plans(setup, asked)
+    spec = LaunchSpec(tp=2, emulate_link_bits_per_s=_bits_per_s(link))
+    launches = [_run(setup, chosen, rounds, spec) for _ in range(2)]
+    return _setting(setup, chosen, launches, link, profile.profile.content_id, profile_s)
+
+
+def _model_file(model: ModelSpec) -> Path:
+    """The model as a file beside the profiles, for the program to read like any user's."""
+    path = user_profiles_dir().parent / f"{model.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, dump_model(model))
+    return path
+
+
+def _bits_per_s(link: str) -> int:
+    return round(parse_quantity("link", link, ("bytes/s",)).value * 8)
+
+
+def _plans(setup: Setup, asked: WorkloadFields) -> dict[str, Chosen]:
+    """The report's plans and the tuned one, each with its order, and the bound."""
+    request = TuneRequest(
+        **{name: getattr(asked, name) for name in WorkloadFields.__dataclass_fields__}
+    )
+    tuned = services.tune(request).best.plan_file
+    named = {name: Chosen.of(setup, plan) for name, plan in {**PLANS, BOUND: NO_COMM}.items()}
+    return {**named, TUNED: Chosen(plan=tuned.plan, order=tuned.order)}
+
+
+def _run(
+    setup: Setup, chosen: Mapping[str, Chosen], rounds: int, spec: LaunchSpec
+) -> dict[str, Measured]:
+    plans = [(one.plan, one.order) for one in chosen.values()]
+    found = run_plans(setup.model, setup.workload, setup.cluster, plans, rounds, spec)
+    return dict(zip(chosen, found, strict=True))
+
+
+def _setting(
+    setup: Setup,
+    chosen: Mapping[str, Chosen],
+    launches: Sequence[Mapping[str, Measured]],
+    link: str,
+    profile_id: str,
+    profile_s: float,
+) -> Setting:
+    speed = _predicted_ms(setup, chosen[BOUND]) / _measured_ms(launches[0][BOUND])
+    present = Changes(gpu_flops=speed, memory_bandwidth=speed)
+    cells = []
+    for name, one in chosen.items():
+        if name == BOUND:
+            continue
+        first, second = (launch[name] for launch in launches)
+        assert first.timeline is not None
+        parts = first.timeline.breakdown
+        cells.append(
+            Cell(
+                plan=name,
+                label=one.plan.label,
+                predicted_ms=_predicted_ms(setup, one),
+                steady_ms=_predicted_ms(setup, one, present),
+                first_ms=_measured_ms(first),
+                second_ms=_measured_ms(second),
+                exposed_ms=parts.exposed_comm_ns * MS,
+                predicted_exposed_ms=_exposed_ms(setup, one),
+                hidden=parts.hidden_comm_fraction,
+            )
+        )
+    return Setting(
+        model=setup.model.name, link=link, profile_id=profile_id, profile_s=profile_s,
+        speed=speed, cells=tuple(cells),
+    )  # fmt: skip
+
+
+def _measured_ms(measured: Measured) -> float:
+    return statistics.median(measured.makespans_ns) * MS
+
+
+def _predicted_ms(setup: Setup, one: Chosen, changes: Changes = NO_CHANGES) -> float:
+    there = replace(setup, changes=changes)
+    return simulate(there.case, one.plan, one.order).makespan_ns * MS
+
+
+def _exposed_ms(setup: Setup, one: Chosen) -> float:
+    return simulate(setup.case, one.plan, one.order).breakdown.exposed_comm_ns * MS

@@ -1,0 +1,143 @@
+"""Scores: how far predictions are from measurements, and what choosing by them costs.
+
+Pure: times in, numbers out. Every (model, link) is a ``Setting``; its plans are measured twice, in
+two launches with equal repetitions, so that the noise of measuring stands beside the error.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final
+
+from domino_tune.fidelity.cells import ALWAYS_TWO, TUNED
+
+WORTH: Final = 0.05
+"""Plans that spread by less than this are all the same: choosing among them costs nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One plan of one setting; times in ms, medians over rounds. ``steady_ms`` is the prediction
+    with compute as fast as it was while the plans ran."""
+
+    plan: str
+    label: str
+    predicted_ms: float
+    steady_ms: float
+    first_ms: float
+    second_ms: float
+    exposed_ms: float
+    predicted_exposed_ms: float
+    hidden: float
+
+    @property
+    def measured_ms(self) -> float:
+        """Both launches."""
+        return (self.first_ms + self.second_ms) / 2
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative to the first launch."""
+        return self.predicted_ms / self.first_ms - 1
+
+    @property
+    def steady_error(self) -> float:
+        """The same at the speed that the machine had then."""
+        return self.steady_ms / self.first_ms - 1
+
+    @property
+    def noise(self) -> float:
+        """Of measuring: the second launch relative to the first."""
+        return self.second_ms / self.first_ms - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One model on one link. ``speed`` is the machine's while plans ran, relative to profiling."""
+
+    model: str
+    link: str
+    profile_id: str
+    profile_s: float
+    speed: float
+    cells: tuple[Cell, ...]
+
+    def cell(self, plan: str) -> Cell:
+        """The cell of a plan by its name."""
+        return next(cell for cell in self.cells if cell.plan == plan)
+
+    @property
+    def spread(self) -> float:
+        """The slowest plan relative to the fastest, as measured."""
+        times = [cell.measured_ms for cell in self.cells]
+        return max(times) / min(times) - 1
+
+    def regret(self, plan: str) -> float:
+        """What a plan costs beyond the best measured one."""
+        return self.cell(plan).measured_ms / min(cell.measured_ms for cell in self.cells) - 1
+
+    @property
+    def random_regret(self) -> float:
+        """What a plan drawn at random costs on average."""
+        return statistics.fmean(self.regret(cell.plan) for cell in self.cells)
+
+    @property
+    def pair_noise(self) -> float:
+        """How much the ratio of two plans' times differs between the two launches."""
+        return statistics.fmean(
+            abs(math.log(a.first_ms / b.first_ms) - math.log(a.second_ms / b.second_ms))
+            for a, b in combinations(self.cells, 2)
+        )
+
+    def pairs(self) -> Iterator[bool]:
+        """For each pair of plans that differ by more than the noise: ordered rightly?"""
+        for a, b in combinations(self.cells, 2):
+            first = math.log(a.first_ms / b.first_ms)
+            second = math.log(a.second_ms / b.second_ms)
+            if first * second > 0 and min(abs(first), abs(second)) > self.pair_noise:
+                yield (math.log(a.predicted_ms / b.predicted_ms) > 0) == (first > 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """All settings together. Errors and noise are means of absolute relative values."""
+
+    cells: int
+    error: float
+    steady_error: float
+    noise: float
+    limit: float
+    pairs: int
+    concordance: float
+    tuned_regret: float
+    two_regret: float
+    random_regret: float
+
+    @property
+    def accurate(self) -> bool:
+        """Whether the error is within max(3 %, twice the noise)."""
+        return self.error <= self.limit
+
+
+def score(settings: Sequence[Setting]) -> Score:
+    """The numbers of a report. Regrets are the worst over settings whose plans differ."""
+    cells = [cell for setting in settings for cell in setting.cells]
+    noise = statistics.fmean(abs(cell.noise) for cell in cells)
+    pairs = [right for setting in settings for right in setting.pairs()]
+    worth = [setting for setting in settings if setting.spread > WORTH]
+    return Score(
+        cells=len(cells),
+        error=statistics.fmean(abs(cell.error) for cell in cells),
+        steady_error=statistics.fmean(abs(cell.steady_error) for cell in cells),
+        noise=noise,
+        limit=max(0.03, 2 * noise),
+        pairs=len(pairs),
+        concordance=statistics.fmean(pairs) if pairs else 1.0,
+        tuned_regret=max((setting.regret(TUNED) for setting in worth), default=0.0),
+        two_regret=max((setting.regret(ALWAYS_TWO) for setting in worth), default=0.0),
+        random_regret=max((setting.random_regret for setting in worth), default=0.0),
+    )
