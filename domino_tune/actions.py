@@ -80,6 +80,20 @@ def validate(request: requests.ValidateRequest, outputs: TraceOutputs) -> None:
     check_result(result)
 
 
+def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
+    """Measure this machine; when interrupted, say how to go on."""
+    from domino_tune import profiling_service, services, show_profiling
+
+    try:
+        with show_profiling.progress() as progress:
+            result = services.profile(request, progress)
+    except KeyboardInterrupt:
+        path = str(profiling_service.profile_path(request.name))
+        show_profiling.interrupted(path, profiling_service.resume_command(request))
+        raise
+    _answer(result, outputs.json, show_profiling.profile)
+
+
 def plan_show(request: requests.PlanShowRequest, outputs: JsonOutputs) -> None:
     """Show what a plan file holds."""
     from domino_tune import services, show

@@ -52,6 +52,8 @@ VERBS: Final = (
          action=actions.whatif),
     Verb(path=("validate",), request=requests.ValidateRequest, outputs=outputs.TraceOutputs,
          action=actions.validate),
+    Verb(path=("profile",), request=requests.ProfileRequest, outputs=outputs.JsonOutputs,
+         action=actions.profile),
     Verb(path=("plan", "show"), request=requests.PlanShowRequest, outputs=outputs.JsonOutputs,
          action=actions.plan_show),
     Verb(path=("plan", "export"), request=requests.PlanExportRequest, outputs=outputs.FileOutputs,

@@ -13,6 +13,7 @@ from domino_tune.profile_services import (
     profiles_list,
     profiles_show,
 )
+from domino_tune.profiling_service import profile
 from domino_tune.results import (
     ExportResult,
     ModelsResult,
@@ -28,8 +29,8 @@ from domino_tune.whatif import parse_changes, what_if
 from simulator.presets import MODELS
 
 __all__ = [
-    "models", "plan_export", "plan_show", "profiles_check", "profiles_diff", "profiles_import",
-    "profiles_list", "profiles_show", "simulate", "tune", "validate", "whatif",
+    "models", "plan_export", "plan_show", "profile", "profiles_check", "profiles_diff",
+    "profiles_import", "profiles_list", "profiles_show", "simulate", "tune", "validate", "whatif",
 ]  # fmt: skip
 
 

@@ -47,6 +47,7 @@ def test_every_addition_is_written_down() -> None:
 def test_every_verb_of_the_issue_is_there() -> None:
     paths = {" ".join(verb.path) for verb in VERBS}
     wanted = {"simulate", "tune", "whatif", "plan show", "plan export", "models", "profiles list"}
+    wanted |= {"profile", "validate"}
     assert wanted <= paths
 
 
