@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 
+from domino_tune.runtime import executor
 from domino_tune.runtime.groups import RankContext
-from simulator.schedule import DP, TP
+from domino_tune.runtime.state import State
+from domino_tune.runtime.validate_job import validate
+from simulator.schedule import DP, TP, Op
 
 Payload = Mapping[str, Any]
 
@@ -113,3 +116,16 @@ def works_on(context: RankContext, payload: Payload) -> None:
     """Nobody fails, nobody ends."""
     _meet(context, payload)
     _sum_forever(context)
+
+
+def validate_short_of_memory(context: RankContext, payload: Payload) -> None:
+    """The validation job, on ranks of which the last cannot hold plans of four row slices."""
+    core = executor.FUNCTIONS["mlp.core"]
+
+    def starved(state: State, op: Op) -> None:
+        if state.shapes.plan.row_slices == 4 and context.rank == context.world_size - 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
+        core(state, op)
+
+    executor.FUNCTIONS["mlp.core"] = starved
+    validate(context, payload)

@@ -1,0 +1,121 @@
+"""`validate` when ranks die, memory runs out, or the user has had enough: real ranks each time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from domino_tune.runtime import measured
+from domino_tune.runtime.measured import OUT_OF_MEMORY
+from tests.conftest import REPOSITORY
+from tests.domino_tune.runs import Runner
+from tests.domino_tune.validation_cases import write_files
+from tests.faults.test_ranks import PATIENCE_S, is_alive
+
+DRIVER = """
+import os, signal, sys
+from contextlib import contextmanager
+from pathlib import Path
+from domino_tune import cli, show
+
+@contextmanager
+def progress():
+    def told(message):
+        if message.startswith("round 3 "):
+            os.kill(os.getpid(), int(os.environ["TO_PARENT"]))
+        if message.startswith("round 1 of"):
+            children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
+            Path(os.environ["CHILDREN"]).write_text(children)
+    yield told
+
+show.progress = progress
+sys.exit(cli.main(sys.argv[1:]))
+"""
+"""The command line with a progress line that says who the ranks are, and gets a signal."""
+
+
+def start(folder: Path, number: int) -> subprocess.Popen[str]:
+    options = write_files(folder).options
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, "validate", *options, "--rounds", "9999", "--json",
+         "--backend", "gloo"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
+        env={
+            **os.environ, "OMP_NUM_THREADS": "1", "CHILDREN": str(folder / "children"),
+            "TO_PARENT": str(number),
+        },
+    )  # fmt: skip
+
+
+def children(folder: Path) -> list[int]:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (folder / "children").exists() or not (folder / "children").read_text():
+        assert time.monotonic() < deadline, "no round was played"
+        time.sleep(0.05)
+    return [int(pid) for pid in (folder / "children").read_text().split()]
+
+
+def test_a_killed_rank_ends_all_and_is_named(tmp_path: Path) -> None:
+    parent = start(tmp_path, 0)  # signal 0 does nothing
+    ranks = children(tmp_path)
+    assert len(ranks) == 2
+    began = time.monotonic()
+    os.kill(ranks[1], signal.SIGKILL)
+    out, err = parent.communicate(timeout=PATIENCE_S)
+    assert time.monotonic() - began < PATIENCE_S
+    assert parent.returncode == 4
+    assert out == ""
+    assert "Rank 1 of 2 was killed by SIGKILL" in err
+    assert "stderr" in err
+    assert "Traceback" not in err.partition("stderr")[0]
+    assert not any(map(is_alive, ranks))
+
+
+def test_ctrl_c_shows_what_was_measured(tmp_path: Path) -> None:
+    parent = start(tmp_path, int(signal.SIGINT))
+    out, err = parent.communicate(timeout=PATIENCE_S)
+    assert parent.returncode == 130
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert not any(map(is_alive, children(tmp_path)))
+    answer = json.loads(out)
+    assert answer["interrupted"] is True
+    assert [one["name"] for one in answer["plans"]] == ["baseline", "no_comm", "two", "four"]
+    assert all(len(one["makespans_ms"]) in (2, 3) for one in answer["plans"])
+    assert all(one["roles"] == [] for one in answer["plans"])
+
+
+def test_a_plan_short_of_memory_is_infeasible_and_the_others_go_on(
+    run: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "JOB", "tests.faults.jobs:validate_short_of_memory")
+    files = write_files(run.folder)
+    done = run("validate", *files.options, "--rounds", "3", "--backend", "gloo", "--json")
+    assert done.code == 0, done.err
+    plans = {one["name"]: one for one in json.loads(done.out)["plans"]}
+    assert plans["four"]["failed"] == OUT_OF_MEMORY
+    assert plans["four"]["measured"] is None
+    for name in ("baseline", "no_comm", "two"):
+        assert len(plans[name]["makespans_ms"]) == 3
+    assert done.err == ""
+
+
+def test_no_plan_left_is_an_error(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "JOB", "tests.faults.jobs:validate_short_of_memory")
+    files = write_files(run.folder)
+    done = run(
+        "validate", "--plan", files.four, "--profile", files.profile, "--rounds", "3",
+        "--backend", "gloo",
+    )  # fmt: skip
+    assert done.code == 2
+    assert "No plan could be run: four (out of memory)" in done.err
+    assert "out of memory" in done.out
