@@ -82,7 +82,7 @@ def coverage(
 
 
 def contention_of(
-    model: ModelSpec, workload: Workload, cluster: ClusterSpec, case: int = 0
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec
 ) -> ContentionProbe | None:
     """Two row slices beside messages as they and their column pieces send; None with one rank."""
     if cluster.tp == 1:
@@ -91,7 +91,7 @@ def contention_of(
     plan = SlicePlan(row_slices=2, order="intra", wgrad="eager") if two else MEGATRON
     shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=plan)
     size = shapes.hidden_bytes(0)
-    return ContentionProbe(case=case, plan=plan, sizes=(size, size // 4))
+    return ContentionProbe(case=0, plan=plan, sizes=(size, size // 4))
 
 
 def _cuts(spec: SpaceSpec, model: ModelSpec, workload: Workload) -> Iterator[SlicePlan]:

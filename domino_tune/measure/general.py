@@ -22,8 +22,8 @@ LAYERS: Final = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Sizes, each log-spaced. ``batches`` are (sequences, tokens of each); ``largest_message`` in
-    bytes."""
+    """Sizes, each log-spaced, most useful first. ``batches`` are (sequences, tokens of each);
+    ``largest_message`` in bytes."""
 
     hidden_sizes: tuple[int, ...]
     head_dim: int
@@ -33,14 +33,14 @@ class Grid:
 
 
 CPU: Final = Grid(
-    hidden_sizes=(256, 512, 1024),
+    hidden_sizes=(512, 256, 1024),
     head_dim=64,
     batches=((8, 128), (2, 512)),
     vocab_size=4096,
     largest_message=64 << 20,
 )
 GPU: Final = Grid(
-    hidden_sizes=(1024, 2048, 4096, 8192),
+    hidden_sizes=(4096, 2048, 1024, 8192),
     head_dim=128,
     batches=((8, 1024), (2, 4096)),
     vocab_size=32_000,
@@ -68,15 +68,10 @@ def general(grid: Grid, cluster: ClusterSpec, dtype: Dtype, profile: Profile) ->
         <= capacity
     )
     played = (case.signatures(plan) for case in cases for plan in case.plans)
-    middle = cases[len(cases) // 2] if cases else None
     return Wanted(
         cases=cases,
         collectives=_messages(grid, cluster, dtype),
-        contention=(
-            contention_of(middle.model, middle.workload, cluster, len(cases) // 2)
-            if middle
-            else None
-        ),
+        contention=contention_of(cases[0].model, cases[0].workload, cluster) if cases else None,
         ops=compute_only(frozenset().union(*played)),
     )
 

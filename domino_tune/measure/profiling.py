@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from domino_tune.measure.collect import add_message, signature_from
 from domino_tune.measure.machine import add_machine_message
+from domino_tune.measure.op_rows import add_ops
 from domino_tune.measure.peaks import with_peaks
 from domino_tune.measure.wanted import Wanted
 from domino_tune.runtime.launch import LaunchSpec, run_job
@@ -91,7 +92,7 @@ class Keeper:
             return replace(self.profile, machine=machine)
         if kind == "plan":
             rows = [r for r in message["ops"] if signature_from(r["signature"]) in self._ops]
-            return add_message(self.profile, {**message, "ops": rows}) if rows else self.profile
+            return add_message(add_ops(self.profile, rows), {**message, "ops": []})
         if kind in ("progress", "end"):
             return self.profile
         return add_message(self.profile, message)
