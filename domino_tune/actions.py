@@ -72,7 +72,7 @@ def validate(request: requests.ValidateRequest, outputs: TraceOutputs) -> None:
     from domino_tune.validation import check_result
 
     _check_places(outputs)
-    with show.progress() as progress:
+    with show.still_progress() as progress:
         result = services.validate(request, progress)
     if outputs.trace:
         write_trace(outputs.trace, result.timelines)

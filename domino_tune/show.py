@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -172,6 +173,24 @@ def progress() -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status("searching") as status:
         yield lambda message: status.update(message)
+
+
+@contextmanager
+def still_progress() -> Iterator[Callable[[str], None]]:
+    """A status line that changes with its message only: something that turns would take time from
+    ranks that are timed. Silence where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda message: None
+        return
+    clear, width = "\r\x1b[K", shutil.get_terminal_size().columns - 1
+
+    def update(message: str) -> None:
+        print(f"{clear}{message[:width]}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield update
+    finally:
+        print(clear, end="", file=sys.stderr, flush=True)
 
 
 def _shortlist(result: TuneResult) -> list[TrialResult]:

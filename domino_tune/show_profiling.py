@@ -17,7 +17,7 @@ MOST_OUTLIERS = 5
 def progress() -> Iterator[Callable[[str], None]]:
     """A status line where stderr is a terminal, plain lines elsewhere."""
     if sys.stderr.isatty():
-        with show.progress() as update:
+        with show.still_progress() as update:
             yield update
     else:
         yield lambda message: print_line(message, sys.stderr)

@@ -335,6 +335,8 @@ def _warnings(
     found = list(setup.notes)
     if differing:
         found.append(f"The profile is of another machine: {'; '.join(differing)}.")
+    if setup.cluster.cuda_graph:
+        found.append("Launches are predicted as free, under CUDA graphs; here each op is launched.")
     if request.rounds < SURE_ROUNDS:
         found.append(
             f"{request.rounds} rounds are too few for an interval of 95 %; their whole range is "

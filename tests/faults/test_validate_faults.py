@@ -37,7 +37,7 @@ def progress():
             Path(os.environ["CHILDREN"]).write_text(children)
     yield told
 
-show.progress = progress
+show.still_progress = progress
 sys.exit(cli.main(sys.argv[1:]))
 """
 """The command line with a progress line that says who the ranks are, and gets a signal."""
