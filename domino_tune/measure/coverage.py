@@ -169,9 +169,10 @@ def _collectives(
     plans = [*cuts, *(SlicePlan(row_slices=2, order=order, wgrad="eager") for order in orders)]
     for plan in plans:
         try:
-            for signature in sorted(signatures(model, workload, cluster, plan), key=repr):
-                if isinstance(signature, Collective) and signature.ranks > 1:
-                    found.setdefault(collective_key(signature), signature)
+            played = signatures(model, workload, cluster, plan)
         except InfeasiblePlanError:  # two slices of one sequence
             continue
+        messages = [s for s in played if isinstance(s, Collective) and s.ranks > 1]
+        for message in sorted(messages, key=lambda s: (-s.size_bytes, s)):
+            found.setdefault(collective_key(message), message)
     return tuple(found.values())

@@ -1,0 +1,148 @@
+"""What a tuning space needs is what gets measured: every signature of its plans, and no more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from domino_tune.measure.coverage import PROBE_LAYERS, coverage
+from domino_tune.measure.wanted import Wanted, signatures
+from domino_tune.search.space import enumerate_plans
+from simulator.build import build_schedule
+from simulator.cost import CostModel
+from simulator.errors import InputError
+from simulator.ops import Collective, Gemm
+from simulator.plan import MEGATRON
+from simulator.predict import Case, order_of
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+from tests.domino_tune.measure.probing import LLAMA, TINY, empty, timed
+
+MEMORY = 1 << 33
+ON_TWO = ClusterSpec(tp=2, ranks_per_node=2)
+ON_FOUR = ClusterSpec(tp=2, dp=2, ranks_per_node=2)
+DEEP = replace(TINY, num_hidden_layers=7)
+STRIDE = 151
+"""Of the space's plans, every how manieth is looked at; prime, so that all axes are met."""
+
+
+def job(batch: int, micros: int = 1) -> Workload:
+    return Workload(seq_length=32, micro_batch_size=batch, grad_accumulation=micros, dtype="fp32")
+
+
+def sources(model: ModelSpec, workload: Workload, cluster: ClusterSpec, wanted: Wanted) -> Counter:  # type: ignore[type-arg]
+    """How the signatures of plans of the tuning space are looked up, counted."""
+    cost = CostModel(timed(wanted))
+    case = Case(model=model, workload=workload, cluster=cluster, cost=cost)
+    found = {
+        template.signature
+        for plan in list(enumerate_plans(model, workload))[::STRIDE]
+        for part in build_schedule(model, workload, cluster, plan, order_of(case, plan)).parts
+        for segment in part.segments
+        for template in segment.templates
+    }
+    return Counter(cost.estimate(signature).source for signature in found)
+
+
+@pytest.mark.parametrize("micros", [1, 3])
+@pytest.mark.parametrize(
+    ("model", "batch", "cluster"),
+    [
+        (TINY, 1, ON_TWO), (TINY, 3, ON_TWO), (TINY, 11, ON_TWO), (LLAMA, 5, ON_TWO),
+        (TINY, 4, ON_FOUR), (LLAMA, 2, ON_FOUR), (DEEP, 3, ON_FOUR),
+    ],
+)  # fmt: skip
+def test_every_signature_of_the_space_is_measured(
+    model: ModelSpec, batch: int, cluster: ClusterSpec, micros: int
+) -> None:
+    """Greedy orders, merged weight gradients, own dgrad pieces and uneven slices among them."""
+    wanted = coverage(model, job(batch), cluster, memory_bytes=MEMORY)
+    found = sources(model, job(batch, micros), cluster, wanted)
+    assert set(found) == {"measured"}
+    assert found["measured"] > 20
+
+
+def test_what_is_cut_short_by_time_is_interpolated() -> None:
+    """Only the plans of one column piece were measured: the others lie between or near them."""
+    wanted = coverage(TINY, job(4), ON_TWO, memory_bytes=MEMORY)
+    few = [p for p in wanted.cases[0].plans if p.attn_col_slices in (1, 8)]
+    cases = (replace(wanted.cases[0], plans=tuple(few)), *wanted.cases[1:])
+    ops = {op for case in cases for plan in case.plans for op in case.signatures(plan)}
+    cut = replace(wanted, cases=cases, ops=frozenset(ops) & wanted.ops)
+    assert cut.ops < wanted.ops
+    assert set(sources(TINY, job(4), ON_TWO, cut)) == {"measured", "interpolated"}
+
+
+def test_the_plans_that_win_come_first_and_none_adds_nothing() -> None:
+    wanted = coverage(TINY, job(8), ON_TWO, memory_bytes=MEMORY)
+    first = wanted.cases[0].plans
+    assert [p.slices[:2] for p in first[:4]] == [(1, 1), (2, 1), (4, 1), (8, 1)]
+    seen: set[object] = set()
+    for case in wanted.cases:
+        for plan in case.plans:
+            fresh = case.signatures(plan) & wanted.ops - seen
+            assert fresh
+            seen |= fresh
+    assert seen == wanted.ops
+    assert len(set(wanted.collectives)) == len(wanted.collectives)
+    assert wanted.collectives[0].size_bytes == 8 * 32 * 64 * 4  # the baseline's own
+
+
+def test_a_deep_model_is_probed_on_a_short_stack_and_its_optimizer_whole() -> None:
+    wanted = coverage(DEEP, job(2), ON_TWO, memory_bytes=MEMORY)
+    layers = [case.model.num_hidden_layers for case in wanted.cases]
+    assert set(layers[:-1]) == {PROBE_LAYERS}
+    assert layers[-1] == DEEP.num_hidden_layers
+    whole = signatures(DEEP, job(2), ON_TWO, MEGATRON)
+    assert {s for s in whole if not isinstance(s, Collective)} <= wanted.ops
+    short_on_memory = coverage(DEEP, job(2), ON_TWO, memory_bytes=1 << 10)
+    assert {c.model.num_hidden_layers for c in short_on_memory.cases} == {PROBE_LAYERS}
+
+
+def test_a_model_that_does_not_shard_is_refused() -> None:
+    with pytest.raises(InputError, match="not divisible by tp = 3"):
+        coverage(TINY, job(2), ClusterSpec(tp=3), memory_bytes=MEMORY)
+
+
+def test_what_is_known_is_not_measured_again() -> None:
+    wanted = coverage(TINY, job(3), ON_TWO, memory_bytes=MEMORY)
+    assert wanted.lacking(empty(), 20, 2) == wanted
+    assert wanted.lacking(timed(wanted), 20, 2).is_empty
+    assert not wanted.lacking(timed(wanted, samples=5), 20, 2).is_empty
+
+
+def test_only_plans_with_something_lacking_are_played_again() -> None:
+    wanted = coverage(TINY, job(4), ON_TWO, memory_bytes=MEMORY)
+    lost = next(
+        op for op in sorted(wanted.ops, key=repr)
+        if isinstance(op, Gemm) and sum(op in c.signatures(p) for c in wanted.cases
+                                        for p in c.plans) == 1
+    )  # fmt: skip
+    left = wanted.lacking(timed(replace(wanted, ops=wanted.ops - {lost})), 20, 2)
+    assert left.ops == {lost}
+    assert sum(len(case.plans) for case in left.cases) == 1
+    assert left.collectives == ()
+    assert left.contention == wanted.contention  # measured beside whatever else is
+    assert len(left.cases) == len(wanted.cases)  # contention names its case by number
+
+
+def test_fewer_timings_are_enough_where_ranks_play_few_rounds() -> None:
+    """Ranks play each plan so often that an op of every layer is timed as often as asked."""
+    wanted = coverage(TINY, job(1), ON_TWO, memory_bytes=MEMORY)
+    rounds = wanted.cases[0].rounds(20)
+    assert rounds == 10
+    profile = timed(wanted, samples=rounds)
+    assert wanted.lacking(profile, 20, ranks=1).ops == frozenset()
+    assert wanted.lacking(profile, 20, ranks=2).ops == wanted.ops
+
+
+def test_payload_is_what_ranks_read() -> None:
+    wanted = coverage(TINY, job(2), ON_TWO, memory_bytes=MEMORY)
+    payload = wanted.payload(7, 60.0)
+    assert set(payload) == {"cases", "collectives", "contention", "samples", "seconds"}
+    assert payload["cases"][0]["model"]["hidden_size"] == 64
+    assert payload["cases"][0]["plans"][0]["strategy"] == "megatron"
+    assert payload["contention"]["sizes"] == [32 * 64 * 4, 32 * 64]
+    alone = wanted.without_collectives().payload(7, None)
+    assert (alone["collectives"], alone["contention"]) == ([], None)

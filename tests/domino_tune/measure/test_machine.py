@@ -1,0 +1,56 @@
+"""What is recorded of a machine, and what not."""
+
+from __future__ import annotations
+
+import pytest
+
+from domino_tune.measure.machine import (
+    add_machine_message,
+    machine_of,
+    nccl_settings,
+    ranks_per_node,
+    this_machine,
+)
+from domino_tune.runtime.launch_spec import LaunchSpec
+
+
+def test_settings_of_nccl_are_recorded_and_nothing_else() -> None:
+    env = {"NCCL_MAX_CTAS": "8", "HOME": "/home/me", "NCCL_ALGO": "Ring", "TOKEN": "secret"}
+    assert nccl_settings(env) == {"NCCL_ALGO": "Ring", "NCCL_MAX_CTAS": "8"}
+    machine = machine_of(LaunchSpec(tp=2), env)
+    assert machine.details["NCCL_ALGO"] == "Ring"
+    assert not {"HOME", "TOKEN", "/home/me", "secret"} & {
+        *machine.details, *machine.details.values()
+    }  # fmt: skip
+
+
+def test_versions_cores_and_the_emulated_link_are_recorded() -> None:
+    machine = machine_of(LaunchSpec(tp=2, emulate_link_bits_per_s=10**9, threads_per_rank=3), {})
+    assert machine.details["link_bits_per_s"] == "1000000000"
+    assert machine.details["threads_per_rank"] == "3"
+    assert {"cores", "kernel", "python", "torch"} <= set(machine.details)
+    assert machine.gpus_per_node == 1  # two ranks on two emulated hosts
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, 4),
+        ({"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "h", "LOCAL_WORLD_SIZE": "2"}, 2),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, 2),
+        ({"LOCAL_WORLD_SIZE": "1"}, 4),  # nobody's launcher
+    ],
+)
+def test_a_launcher_says_how_many_ranks_share_a_node(env: dict[str, str], expected: int) -> None:
+    assert ranks_per_node(LaunchSpec(tp=2, dp=2), env) == expected
+
+
+def test_what_a_rank_on_a_gpu_says_is_folded_in() -> None:
+    said = {
+        "kind": "machine", "gpu": "H", "sm_count": 132, "memory_gib": 79.6471,
+        "details": {"driver": "570"},
+    }  # fmt: skip
+    machine = add_machine_message(this_machine(8, "nccl", {"a": "b"}), said)
+    assert (machine.gpu, machine.sm_count, machine.gpu_memory_gib) == ("H", 132, 79.647)
+    assert {"a": "b", "driver": "570"}.items() <= machine.details.items()
+    assert add_machine_message(machine, {"kind": "machine"}) == machine

@@ -1,0 +1,144 @@
+"""From ranks' messages to a file that is valid at every moment; real ranks, a tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from domino_tune.measure.collect import add_message
+from domino_tune.measure.coverage import coverage
+from domino_tune.measure.op_rows import add_ops
+from domino_tune.measure.outliers import outliers_of
+from domino_tune.measure.peaks import with_peaks
+from domino_tune.measure.profiling import Keeper, measure_profile
+from domino_tune.measure.wanted import timed_ops
+from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.store.profiles import load_profile
+from simulator.ops import Gemm
+from simulator.specs import ClusterSpec, Workload
+from tests.domino_tune.measure.probing import TINY, collective_message, empty, op_row, timed
+
+pytest.importorskip("torch")
+
+JOB = Workload(seq_length=16, micro_batch_size=2, dtype="fp32")
+WANTED = coverage(TINY, JOB, ClusterSpec(tp=2, ranks_per_node=2), memory_bytes=1 << 33)
+OPS = sorted(WANTED.ops, key=repr)
+
+
+def plan_message(ops: list[Any], samples: int = 20) -> dict[str, Any]:
+    return {"kind": "plan", "ops": [op_row(op, samples) for op in ops], "overhead_us": 1.5}
+
+
+def test_ops_folded_in_at_once_are_those_folded_in_one_by_one() -> None:
+    first, again = plan_message(OPS), plan_message(OPS[:9], samples=30)
+    stale = plan_message(OPS, samples=25)
+    one_by_one = at_once = empty()
+    for message in (first, again, stale):
+        one_by_one = add_message(one_by_one, message)
+        at_once = add_message(add_ops(at_once, message["ops"]), {**message, "ops": []})
+    assert at_once == one_by_one
+    assert sorted(timed_ops(at_once).values())[-9:] == [30] * 9
+
+
+def test_the_file_follows_but_is_not_written_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("domino_tune.measure.profiling.time.monotonic", lambda: now_s[0])
+    path = tmp_path / "here.json"
+    keeper = Keeper(empty(), path, WANTED.ops)
+    keeper.add({"kind": "progress", "round": 1, "rounds": 2, "elapsed_s": 1.0, "remaining_s": 1.0})
+    assert not path.exists()
+    keeper.add(plan_message(OPS[:3]))
+    assert len(timed_ops(load_profile(path))) == 3
+    keeper.add(plan_message(OPS[:5]))
+    assert len(timed_ops(load_profile(path))) == 3
+    now_s[0] += 1.0
+    keeper.add(plan_message(OPS[:6]))
+    assert len(timed_ops(load_profile(path))) == 6
+    keeper.add(plan_message(OPS))
+    keeper.save()
+    assert load_profile(path) == keeper.profile
+
+
+def test_ops_that_nobody_wants_are_not_kept(tmp_path: Path) -> None:
+    stray = Gemm(1, 2, 3, "forward", "fp32")
+    keeper = Keeper(empty(), tmp_path / "here.json", WANTED.ops)
+    keeper.add(plan_message([stray, OPS[0]]))
+    assert set(timed_ops(keeper.profile)) == {OPS[0]}
+
+
+def test_what_a_rank_says_of_its_gpu_is_kept(tmp_path: Path) -> None:
+    keeper = Keeper(empty(), tmp_path / "here.json", WANTED.ops)
+    keeper.add({"kind": "machine", "gpu": "H", "sm_count": 132, "memory_gib": 80.0, "details": {}})
+    keeper.save()
+    assert load_profile(tmp_path / "here.json").machine.sm_count == 132
+
+
+def test_peaks_are_what_ops_reached() -> None:
+    profile = timed(WANTED)
+    machine = with_peaks(profile).machine
+    assert profile.gemm is not None
+    assert profile.pointwise is not None
+    for gemm in profile.gemm.rows:
+        reached = 2 * gemm.m * gemm.n * gemm.k / gemm.median_us / 1e6
+        assert reached <= machine.peak_tflops["fp32"] * 1.001
+    for row in profile.pointwise.rows:
+        reached = (row.bytes_read + row.bytes_written) / row.median_us / 1e3
+        assert reached <= machine.memory_bandwidth_gb_s * 1.001
+    assert machine.peak_tflops["bf16"] == profile.machine.peak_tflops["bf16"]  # nobody timed it
+    assert with_peaks(empty()) == empty()
+
+
+def test_rows_that_spread_are_outliers_unless_short() -> None:
+    rows = [op_row(op, 20) for op in OPS if isinstance(op, Gemm)][:3]
+    rows[0] |= {"median_us": 1000.0, "spread_us": 300.0}
+    rows[1] |= {"median_us": 10.0, "spread_us": 9.0}
+    rows[2] |= {"median_us": 1000.0, "spread_us": 10.0}
+    (found,) = outliers_of(add_ops(empty(), rows))
+    assert (found.section, found.spread) == ("gemm", 0.3)
+    slow = {**collective_message(WANTED.collectives[0], 20), "median_us": 5e3, "spread_us": 5e3}
+    assert [o.section for o in outliers_of(add_message(empty(), slow))] == ["collectives"]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Mapping[str, Any]]]:
+    """What two real ranks measured, and what they said."""
+    path = tmp_path_factory.mktemp("profiles") / "here.json"
+    heard: list[Mapping[str, Any]] = []
+    measure_profile(empty(), WANTED, LaunchSpec(tp=2), path, samples=3, listener=heard.append)
+    return path, heard
+
+
+def test_ranks_measure_all_that_is_wanted(measured: tuple[Path, list[Mapping[str, Any]]]) -> None:
+    path, heard = measured
+    profile = load_profile(path)
+    assert set(timed_ops(profile)) == WANTED.ops
+    assert WANTED.lacking(profile, 3, ranks=2).is_empty
+    assert profile.contention is not None
+    assert heard[-1] == {"kind": "end", "complete": True}
+    assert [m["round"] for m in heard if m["kind"] == "progress"] == list(
+        range(1, 1 + sum(m["kind"] == "progress" for m in heard))
+    )
+
+
+def test_a_budget_of_no_time_ends_at_once_and_leaves_a_valid_file(tmp_path: Path) -> None:
+    path = tmp_path / "here.json"
+    profile = measure_profile(empty(), WANTED, LaunchSpec(tp=2), path, samples=50, seconds=1e-6)
+    assert not WANTED.lacking(profile, 50, ranks=2).is_empty
+    assert not path.exists() or load_profile(path) == profile
+
+
+def test_one_rank_measures_a_shard_of_a_larger_group(tmp_path: Path) -> None:
+    """Compute of one of four ranks, alone: what a machine with one GPU can say of four."""
+    wanted = coverage(TINY, JOB, ClusterSpec(tp=4, ranks_per_node=4), memory_bytes=1 << 33)
+    alone = replace(wanted, cases=(replace(wanted.cases[0], plans=wanted.cases[0].plans[:2]),))
+    path = tmp_path / "shard.json"
+    profile = measure_profile(empty(1), alone, LaunchSpec(tp=1), path, samples=3)
+    assert profile.gemm is not None
+    assert {(r.n, r.k) for r in profile.gemm.rows if r.layout == "forward"} >= {(64 * 3 // 4, 64)}
+    assert profile.collectives is None
