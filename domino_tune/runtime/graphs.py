@@ -7,6 +7,7 @@ tokens and targets from fixed buffers, dropout's and Adam's step from ``Paramete
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 import torch
@@ -22,12 +23,14 @@ EAGER_STEPS: Final = 2
 
 class CapturedExecutor:
     """Runs ``executor``'s steps from a graph; the first ones, and all where it cannot be captured,
-    eagerly. ``why_not`` says why it could not."""
+    eagerly. ``why_not`` says why it could not. Of the last replay: ``elapsed_ns`` on the device,
+    and ``launch_ns`` that the host took to launch it."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.why_not = ""
         self.elapsed_ns = 0
+        self.launch_ns = 0
         self._eager_steps = 0
         self._captured: _Captured | None = None
 
@@ -57,7 +60,7 @@ class CapturedExecutor:
     def _replay(
         self, captured: _Captured, tokens: torch.Tensor, targets: torch.Tensor
     ) -> StepResult:
-        self.elapsed_ns = captured.replay(tokens, targets)
+        self.elapsed_ns, self.launch_ns = captured.replay(tokens, targets)
         self.executor.state.parameters.steps += 1
         ops = self.executor.ops
         last = max(i for i, op in enumerate(ops) if op.lane == COMPUTE)
@@ -87,13 +90,15 @@ class _Captured:
             self.loss = executor.loss()
             self.norm = executor.state.saved["grad_norm"].sqrt()
 
-    def replay(self, tokens: torch.Tensor, targets: torch.Tensor) -> int:
-        """Play the graph on this batch; nanoseconds it took on the device."""
+    def replay(self, tokens: torch.Tensor, targets: torch.Tensor) -> tuple[int, int]:
+        """Play the graph on this batch; nanoseconds it took on the device and to launch."""
         self.tokens.copy_(tokens)
         self.targets.copy_(targets)
         torch.cuda.synchronize()
         self.begin.record()
+        before = time.perf_counter_ns()
         self.graph.replay()
+        launch_ns = time.perf_counter_ns() - before
         self.end.record()
         torch.cuda.synchronize()
-        return round(1e6 * float(self.begin.elapsed_time(self.end)))
+        return round(1e6 * float(self.begin.elapsed_time(self.end))), launch_ns

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import globaltimer
+
+from domino_tune.runtime.emulated import Chunks
 
 BLOCK = 1024
 
@@ -44,3 +47,34 @@ def drawn_mask(
         elements, quarter, BLOCK=BLOCK,
     )  # fmt: skip
     return mask
+
+
+@triton.jit(do_not_specialize=["first", "count", "chunk_ns"])  # type: ignore[untyped-decorator]
+def carry_kernel(left, right, total, first, count, chunk_ns, blocks, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Add blocks of two buffers into a third, no faster than one block every ``chunk_ns``.
+
+    A CTA that fell behind may catch up by a few blocks, as a link with a few slots of buffer lets
+    one; what it lost beyond that makes it end later.
+    """
+    lane = tl.arange(0, BLOCK)
+    deadline = globaltimer()
+    for index in range(count):
+        block = index * tl.num_programs(0) + tl.program_id(0)
+        offset = ((first + block) % blocks) * BLOCK + lane
+        tl.store(total + offset, tl.load(left + offset) + tl.load(right + offset))
+        now = globaltimer()
+        deadline = tl.maximum(deadline, now - 4 * chunk_ns) + chunk_ns
+        while now < deadline:
+            now = globaltimer()
+
+
+def carry(
+    left: torch.Tensor, right: torch.Tensor, total: torch.Tensor, first: int, chunks: Chunks,
+    ctas: int,
+) -> None:  # fmt: skip
+    """Launch ``carry_kernel`` on the current stream, from element ``first`` of the buffers on."""
+    carry_kernel[(ctas,)](
+        left, right, total, first // chunks.block, chunks.count, chunks.chunk_ns,
+        left.numel() // chunks.block,
+        BLOCK=chunks.block, num_warps=16,
+    )  # fmt: skip

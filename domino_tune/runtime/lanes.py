@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -64,11 +65,12 @@ class Lane(Protocol):
         ...
 
 
-class ThreadLane:
-    """A lane over a gloo group: one thread, blocking all-reduces in issue order."""
+class HostLane:
+    """A lane on CPU: one thread that does ``work`` (tensor, reduction) for each collective, in
+    issue order."""
 
-    def __init__(self, group: dist.ProcessGroup, name: str) -> None:
-        self.group = group
+    def __init__(self, name: str, work: Callable[[torch.Tensor, str], object]) -> None:
+        self._reduce = work
         self._queue: queue.SimpleQueue[tuple[ThreadHandle, torch.Tensor, str] | None] = (
             queue.SimpleQueue()
         )
@@ -76,7 +78,7 @@ class ThreadLane:
         self._thread.start()
 
     def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> ThreadHandle:
-        """Queue an all-reduce of ``tensor``, which must be contiguous (gloo reduces column views
+        """Queue a collective on ``tensor``, which must be contiguous (gloo reduces column views
         wrongly, without an error)."""
         assert tensor.is_contiguous(), f"{name}: collectives take contiguous tensors"
         handle = ThreadHandle(name)
@@ -88,7 +90,7 @@ class ThreadLane:
             handle, tensor, reduction = item
             start = time.perf_counter_ns()
             try:
-                dist.all_reduce(tensor, op=REDUCTIONS[reduction], group=self.group)
+                self._reduce(tensor, reduction)
             except BaseException as error:  # handed to the waiting main thread
                 handle.error = error
             handle.span_ns = (start, time.perf_counter_ns())
@@ -99,3 +101,14 @@ class ThreadLane:
         """End the thread."""
         self._queue.put(None)
         self._thread.join()
+
+
+class ThreadLane(HostLane):
+    """A lane over a gloo group: blocking all-reduces."""
+
+    def __init__(self, group: dist.ProcessGroup, name: str) -> None:
+        self.group = group
+        super().__init__(name, self._all_reduce)
+
+    def _all_reduce(self, tensor: torch.Tensor, reduction: str) -> None:
+        dist.all_reduce(tensor, op=REDUCTIONS[reduction], group=self.group)

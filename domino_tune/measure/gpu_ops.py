@@ -1,0 +1,188 @@
+"""Ops in place on one GPU: a lone rank plays layers of the presets as one of N would.
+
+What a signature takes is the median over all plans that have it, the empty span of two events
+taken off. Cases come in order of use, so that a budget may end the list anywhere.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from domino_tune.measure.lone_rank import lone_session
+from domino_tune.runtime.clock import DeviceClock, empty_span_ns
+from domino_tune.runtime.head_start import HeadStart
+from domino_tune.runtime.session import Session
+from simulator.build import build_schedule
+from simulator.ops import Collective, Signature
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.presets import MODELS
+from simulator.schedule import COMPUTE
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+
+LAYERS: Final = 2
+WARM_UP: Final = 2
+STEPS: Final = (3, 12)
+PLAN_SECONDS: Final = 0.5
+SHORTEST_NS: Final = 100
+FAMILIES: Final = (
+    ("gpt3-13b", 2048), ("llama2-7b", 4096), ("llama2-70b", 4096), ("llama2-13b", 4096),
+    ("gpt3-6.7b", 2048), ("gpt3-175b", 2048), ("llama3-8b", 8192), ("llama3-70b", 8192),
+    ("gpt3-1.3b", 2048), ("gpt3-2.7b", 2048), ("gpt3-30b", 2048), ("llama3-405b", 8192),
+)  # fmt: skip
+"""Presets with the sequence length they were trained at, the most asked for first."""
+DEGREES: Final = (8, 4, 2, 1)
+TOKENS: Final = {8: 32_768, 4: 32_768, 2: 16_384, 1: 16_384}
+"""Tokens of a batch at most, by degree: a step should take a fraction of a second."""
+MEMORY_BYTES: Final = 100 * 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpsCase:
+    """A model's layers on one rank of ``tp``, and the plans that are played on it."""
+
+    model: ModelSpec
+    workload: Workload
+    tp: int
+    plans: tuple[SlicePlan, ...]
+
+    @property
+    def name(self) -> str:
+        """For progress, and to know what is done."""
+        work = self.workload
+        return f"{self.model.name}/tp{self.tp}/b{work.micro_batch_size}x{work.seq_length}"
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """The group that the rank believes to be in."""
+        return ClusterSpec(tp=self.tp)
+
+
+def ops_cases() -> Iterator[OpsCase]:
+    """All presets at all degrees, useful ones first: TP 8 of every preset, then TP 4, …"""
+    for tp in DEGREES:
+        for name, seq in FAMILIES:
+            model = replace(MODELS[name], num_hidden_layers=LAYERS)
+            batch = max(1, min(8, TOKENS[tp] // seq))
+            case = OpsCase(
+                model=model,
+                workload=Workload(seq_length=seq, micro_batch_size=batch, dtype="bf16"),
+                tp=tp,
+                plans=_plans(batch),
+            )
+            if _bytes(case) <= MEMORY_BYTES:
+                yield case
+
+
+def _plans(batch: int) -> tuple[SlicePlan, ...]:
+    """Row slices one to eight, then column pieces, then merged weight gradients."""
+    rows = [count for count in (2, 4, 1, 3, 8, 5, 6, 7) if count <= batch]
+    cuts = [(count, 1) for count in rows] + [(2, 2), (1, 2), (1, 4), (2, 4)]
+    sliced = [
+        SlicePlan(
+            row_slices=count, attn_col_slices=columns, mlp_col_slices=columns, order="intra",
+            wgrad="eager",
+        )
+        for count, columns in cuts
+        if count <= batch
+    ]  # fmt: skip
+    return (MEGATRON, *sliced)
+
+
+def _bytes(case: OpsCase) -> float:
+    """Parameters with their optimizer states, logits and a layer's activations, roughly."""
+    m, tokens = case.model, case.workload.micro_batch_size * case.workload.seq_length
+    layer = m.hidden_size * (m.qkv_size + m.attention_size + m.fc1_size + m.intermediate_size)
+    tables = m.vocab_size * m.hidden_size * (1 if m.tie_word_embeddings else 2)
+    weights = 18.0 * (m.num_hidden_layers * layer + tables) / case.tp
+    logits = 12.0 * tokens * m.vocab_size / case.tp
+    widths = m.qkv_size + m.attention_size + m.fc1_size + m.intermediate_size
+    kept = 2.0 * tokens * m.num_hidden_layers * (10 * m.hidden_size + 2 * widths / case.tp)
+    return weights + logits + kept
+
+
+def wanted(case: OpsCase, plan: SlicePlan) -> set[Signature]:
+    """Compute signatures of one plan."""
+    schedule = build_schedule(
+        replace(case.model, attention_dropout=0.0), case.workload, case.cluster, plan
+    )
+    return {op.signature for op in schedule.ops() if not isinstance(op.signature, Collective)}
+
+
+def play_case(case: OpsCase, known: set[Signature], stop_at: float) -> dict[str, Any]:
+    """A profile's ``plan`` message of everything the case has that is not ``known``.
+
+    Plans without news are left out. ``stop_at`` (time.monotonic) ends it early, between plans;
+    ``complete`` says that it did not. What did not fit in memory is named in ``failed``.
+    """
+    found: dict[Signature, list[float]] = defaultdict(list)
+    failed: dict[str, str] = {}
+    late, complete, seen = 0, True, set(known)
+    session = lone_session(case.model, case.workload, case.cluster, torch.device("cuda"))
+    empty = empty_span_ns()
+    for plan in case.plans:
+        news = wanted(case, plan) - seen
+        if not news:
+            continue
+        if time.monotonic() > stop_at:
+            complete = False
+            break
+        try:
+            late += _play(session, plan, found, empty)
+        except RuntimeError as error:  # out of memory, above all: go on with smaller plans
+            failed[plan.label] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            torch.cuda.empty_cache()
+            continue
+        seen |= news
+    return {
+        "kind": "plan",
+        "case": case.name,
+        "complete": complete,
+        "failed": failed,
+        "late_steps": late,
+        "empty_span_us": empty / 1e3,
+        "overhead_us": 0.0,
+        "ops": [_row(signature, times) for signature, times in sorted(found.items(), key=str)],
+    }
+
+
+def _play(
+    session: Session, plan: SlicePlan, found: dict[Signature, list[float]], empty_ns: float
+) -> int:
+    """Steps of one plan; how many were thrown away because the host fell behind."""
+    clock = DeviceClock(HeadStart())
+    executor = session.executor(plan, None, clock=clock)
+    late, taken, begun = 0, 0, time.monotonic()
+    for step in range(WARM_UP + 2 * STEPS[1]):
+        timeline = executor.run_step(*session.batch).timeline
+        if step < WARM_UP:
+            begun = time.monotonic()
+            continue
+        if clock.was_late:
+            late += 1
+            continue
+        taken += 1
+        for op, start, end in zip(executor.ops, timeline.start_ns, timeline.end_ns, strict=True):
+            if op.lane == COMPUTE:
+                found[op.signature].append(max(SHORTEST_NS, end - start - empty_ns))
+        enough = time.monotonic() - begun > PLAN_SECONDS and taken >= STEPS[0]
+        if enough or taken == STEPS[1]:
+            break
+    return late
+
+
+def _row(signature: Signature, times: list[float]) -> dict[str, Any]:
+    ordered = sorted(times)
+    quarter = len(ordered) // 4
+    return {
+        "signature": [signature.kind, *signature],
+        "median_us": round(statistics.median(ordered) / 1e3, 4),
+        "spread_us": round((ordered[-1 - quarter] - ordered[quarter]) / 2e3, 4),
+        "samples": len(ordered),
+    }

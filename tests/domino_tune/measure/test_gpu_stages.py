@@ -1,0 +1,88 @@
+"""The GPU's stages, as far as they go without one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from domino_tune.measure.collect import add_message
+from domino_tune.measure.gpu_contention import cells_of, ops
+from domino_tune.measure.gpu_ops import ops_cases, wanted
+from domino_tune.measure.gpu_profile import Stage, gemm_of, main
+from domino_tune.measure.lone_rank import lone_session
+from domino_tune.store.profiles import load_profile
+from simulator.ops import Collective, Gemm
+from simulator.plan import MEGATRON
+from simulator.presets import MODELS
+from simulator.specs import ClusterSpec, Workload
+
+
+def test_a_lone_rank_plays_its_shard() -> None:
+    model = replace(
+        MODELS["llama2-7b"], num_hidden_layers=1, hidden_size=128, num_attention_heads=8,
+        num_key_value_heads=8, head_dim=16, intermediate_size=256, vocab_size=1000,
+    )  # fmt: skip
+    workload = Workload(seq_length=16, micro_batch_size=2, dtype="fp32")
+    session = lone_session(model, workload, ClusterSpec(tp=8), torch.device("cpu"))
+    result = session.executor(MEGATRON, None).run_step(*session.batch)
+    assert math.isfinite(result.loss)
+    assert session.parameters.weights["l0.w.mlp.b"].shape == (128, 32)
+    assert float(session.parameters.weights["l0.w.mlp.b"].std()) > 0
+
+
+def test_cases_are_distinct_and_the_asked_for_come_first() -> None:
+    cases = list(ops_cases())
+    assert len({case.name for case in cases}) == len(cases)
+    assert [case.name for case in cases[:3]] == [
+        "gpt3-13b/tp8/b8x2048",
+        "llama2-7b/tp8/b8x4096",
+        "llama2-70b/tp8/b8x4096",
+    ]
+    layouts = {
+        op.layout
+        for plan in cases[0].plans[:2]
+        for op in wanted(cases[0], plan)
+        if isinstance(op, Gemm)
+    }
+    assert layouts == {"forward", "dgrad", "wgrad"}
+    assert not any(isinstance(op, Collective) for op in wanted(cases[0], MEGATRON))
+
+
+def test_contention_covers_every_family_once_a_cell() -> None:
+    named = [(family, name, shape) for family, name, shape, _ in ops()]
+    assert len(set(named)) == len(named)
+    assert {family for family, _, _ in named} == {"gemm", "attention", "pointwise"}
+    cells = list(cells_of(*named[0]))
+    assert len(set(cells)) == len(cells)
+
+
+def test_a_stage_keeps_whole_rows_only(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, "ops", 1.0, "h200-sxm")
+    stage.write({"case": "a", "complete": True})
+    with stage.rows_file.open("a") as file:
+        file.write('{"case": "b", "comp')
+    assert [row["case"] for row in stage.rows()] == ["a"]
+    assert not stage.spent()
+
+
+def test_a_measured_gemm_is_known_again() -> None:
+    gemm = Gemm(64, 32, 16, "wgrad", "bf16", True, bias=True)
+    row = {
+        "signature": ["gemm", *gemm], "median_us": 2.0, "spread_us": 0.1, "samples": 3,
+    }  # fmt: skip
+    profile = add_message(
+        replace(load_profile("h100-dgx"), gemm=None),
+        {"kind": "plan", "ops": [row], "overhead_us": 0.0},
+    )
+    assert profile.gemm is not None
+    assert [gemm_of(found) for found in profile.gemm.rows] == [gemm]
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    if torch.cuda.is_available():
+        return
+    assert main(["--stage", "ops", "--out", str(tmp_path)]) == 2
+    assert "No GPU" in capsys.readouterr().err
