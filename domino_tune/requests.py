@@ -232,12 +232,14 @@ class TuneRequest(WorkloadFields, RanksFields):
         flag="--force", default=False,
     )  # fmt: skip
 
-    search: str = option(
-        "exhaustive proves the optimum; bayes and random try some plans.",
-        flag="--search", choices=SEARCH_NAMES, default="exhaustive",
+    search: str | None = option(
+        "exhaustive proves the optimum, or measures every plan; bayes and random try some "
+        "(default exhaustive; bayes with objective measure).",
+        flag="--search", choices=SEARCH_NAMES, default=None,
     )  # fmt: skip
     trials: int | None = option(
-        "Plans to evaluate at most (default: until proven; 40 for bayes and random).",
+        "Plans to evaluate at most (default: until proven; 40 for bayes and random; 8 with "
+        "objective measure, the baseline included).",
         flag="--trials", metavar="N", default=None, minimum=1,
     )  # fmt: skip
     seed: int = option(
@@ -252,6 +254,11 @@ class TuneRequest(WorkloadFields, RanksFields):
         "Tune this too; the global batch stays what it is.",
         flag="--tune-also", choices=TUNE_ALSO, default=(),
     )  # fmt: skip
+
+    @property
+    def method(self) -> str:
+        """The search: the one asked for, else the objective's own."""
+        return self.search or ("exhaustive" if self.objective == "simulate" else "bayes")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,7 +113,7 @@ def search(setup: Setup, request: TuneRequest, progress: Progress = silent) -> S
         progress(f"{trial.plan.label}: {trial.iteration_ns * MS:,.1f} ms")
 
     options = SearchOptions(trials=request.trials, seed=request.seed, progress=report)
-    found = SEARCHES[request.search](problem, options).within(space)
+    found = SEARCHES[request.method](problem, options).within(space)
     return Searched(setup=setup, problem=problem, found=found)
 
 
@@ -157,7 +157,7 @@ def tune_setups(
     proven = all(one.found.optimality == "proven" for one in made)
     return TuneResult(
         best=simulated,
-        search=request.search,
+        search=request.method,
         seed=request.seed,
         target=request.target,
         optimality="proven" if proven else "best_found",

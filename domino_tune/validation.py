@@ -77,7 +77,7 @@ def validate(request: ValidateRequest, progress: Progress = silent) -> ValidateR
         notes=tuple(_profile_notes(files, profile)),
     )  # fmt: skip
     spec = launch_spec(request, tp=setup.cluster.tp, dp=setup.cluster.dp)
-    differing = _check_machine(profile, spec, force=request.force)
+    differing = check_machine(profile, spec, force=request.force)
     candidates = _candidates(setup, files)
     timelines = [play(setup.case, one.plan, one.order) for one in candidates]
     runs = Runs(
@@ -194,7 +194,7 @@ def _profile_notes(files: dict[str, PlanFile], profile: Profile) -> list[str]:
     ]
 
 
-def _check_machine(profile: Profile, spec: LaunchSpec, *, force: bool) -> list[str]:
+def check_machine(profile: Profile, spec: LaunchSpec, *, force: bool) -> list[str]:
     """What makes this another machine than the profile's; raises InputError unless forced."""
     found = differences(profile.machine, machine_of(spec))
     if found and not force:

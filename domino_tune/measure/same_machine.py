@@ -21,13 +21,22 @@ def differences(profiled: Machine, this: Machine) -> list[str]:
 
     Empty where a profile may be used here. A detail that is missing on both sides is the same.
     """
-    pairs = [(name, getattr(profiled, name), getattr(this, name)) for name in FIELDS]
-    settings = {name for name in (*profiled.details, *this.details) if _is_setting(name)}
-    pairs += [
-        (name, profiled.details.get(name, "none"), this.details.get(name, "none"))
-        for name in (*DETAILS, *sorted(settings))
+    old, new = compared_fields(profiled), compared_fields(this)
+    return [
+        f"{name}: profiled {old.get(name, 'none')}, here {new.get(name, 'none')}"
+        for name in dict.fromkeys((*FIELDS, *DETAILS, *sorted({*old, *new})))
+        if old.get(name) != new.get(name)
     ]
-    return [f"{name}: profiled {old}, here {new}" for name, old, new in pairs if old != new]
+
+
+def compared_fields(machine: Machine) -> dict[str, str | int]:
+    """What durations hang on, name -> value; details that are not known are left out."""
+    details = {
+        name: value
+        for name, value in machine.details.items()
+        if name in DETAILS or _is_setting(name)
+    }
+    return {**{name: getattr(machine, name) for name in FIELDS}, **dict(sorted(details.items()))}
 
 
 def _is_setting(name: str) -> bool:
