@@ -38,19 +38,27 @@ def simulate(request: requests.SimulateRequest, outputs: PictureOutputs) -> None
 
 
 def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
-    """Find the best plan."""
-    from domino_tune import reporting, services, show
+    """Find the best plan; when interrupted between measurements, say how to go on."""
+    from domino_tune import reporting, services, show, show_measured
+    from domino_tune.measured_results import MeasuredTuneResult
+    from domino_tune.measured_tuning import TuningInterrupted
     from domino_tune.planfile import save_plan
 
     _check_places(outputs)
-    with show.progress() as progress:
-        result = services.tune(request, progress)
+    try:
+        measures = request.objective == "measure"
+        with show.still_progress() if measures else show.progress() as progress:
+            result = services.tune(request, progress)
+    except TuningInterrupted as interrupt:
+        show_measured.interrupted(str(interrupt))
+        raise
     if outputs.out:
         save_plan(result.best.plan_file, outputs.out)
     _write_trace(outputs.trace, result.best)
     if outputs.report:
         reporting.report_tuning(outputs.report, request, outputs, result)
-    _answer(result, outputs.json, show.tune)
+    measured = isinstance(result, MeasuredTuneResult)
+    _answer(result, outputs.json, show_measured.tune if measured else show.tune)
 
 
 def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
@@ -88,7 +96,7 @@ def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
         with show_profiling.progress() as progress:
             result = services.profile(request, progress)
     except KeyboardInterrupt:
-        path = str(profiling_service.profile_path(request.name))
+        path = profiling_service.profile_path(request.name)
         show_profiling.interrupted(path, profiling_service.resume_command(request))
         raise
     _answer(result, outputs.json, show_profiling.profile)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, cast
 
+from domino_tune.case import GIB
 from domino_tune.commands import command_line
 from domino_tune.measure.coverage import coverage
 from domino_tune.measure.general import CPU, GPU, general
@@ -69,12 +70,14 @@ def profile(request: ProfileRequest, progress: Progress = silent) -> ProfilingRe
     task = resolve_task(request)
     lacking = task.lacking
     if lacking.is_empty:
-        _leave_to_rank_0()
+        if not _speaks():
+            raise SystemExit(0)
         return _result(task, task.profile, seconds=0.0)
     seconds = None
     if request.minutes is not None:
         seconds = max(1.0, request.minutes * MINUTE_S - START_S)
-    progress(f"starting {task.spec.world_size} ranks: {_amount(lacking)}")
+    if _speaks():
+        progress(f"starting {task.spec.world_size} ranks: {_amount(lacking)}")
     measured = measure_profile(
         task.profile,
         lacking,
@@ -141,8 +144,15 @@ def _wanted(
         seq_length=request.seq_length, micro_batch_size=request.micro_batch_size, dtype=dtype
     )
     check_shardable(loaded.spec, workload, cluster)
-    memory = round(profile.machine.gpu_memory_gib * 2**30)
-    return coverage(loaded.spec, workload, cluster, memory_bytes=memory), loaded.notes
+    memory = round(profile.machine.gpu_memory_gib * GIB)
+    wanted = coverage(loaded.spec, workload, cluster, memory_bytes=memory)
+    need = max(case.peak_bytes(profile) for case in wanted.cases)
+    if need > memory:
+        raise InputError(
+            f"Measuring needs {need / GIB:.1f} GiB a rank, and a rank has {memory / GIB:.1f} GiB; "
+            "lower --micro-batch-size or --seq-length, or raise --tp."
+        )
+    return wanted, loaded.notes
 
 
 def _check_options(request: ProfileRequest) -> None:
@@ -167,7 +177,7 @@ def _existing(path: Path, fresh: Profile, *, force: bool) -> Profile:
     if not path.exists():
         return fresh
     try:
-        known = load_profile(path)
+        known = replace(load_profile(path), name=fresh.name)  # the file may be a copy
     except ProfileError as error:
         raise ProfileError(
             f"{error} Remove the file or give another --name to measure anew."
@@ -184,11 +194,10 @@ def _existing(path: Path, fresh: Profile, *, force: bool) -> Profile:
     return known
 
 
-def _leave_to_rank_0() -> None:
-    """Under torchrun or Slurm, one answer is enough."""
+def _speaks() -> bool:
+    """Whether this process is the one that answers: under torchrun or Slurm, that is rank 0."""
     launcher = find_launcher()
-    if launcher is not None and launcher.rank:
-        raise SystemExit(0)
+    return launcher is None or launcher.rank == 0
 
 
 def _amount(wanted: Wanted) -> str:

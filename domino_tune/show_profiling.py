@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from domino_tune import show
 from domino_tune.profiling_results import ProfilingResult
@@ -42,9 +43,10 @@ def profile(result: ProfilingResult) -> None:
     show.warn(_outlier_lines(result))
 
 
-def interrupted(path: str, resume: str) -> None:
+def interrupted(path: Path, resume: str) -> None:
     """Where what was measured is kept, and how to go on."""
-    print_line(f"What was measured is kept in {path}. To go on: {resume}", sys.stderr)
+    kept = f"What was measured is kept in {path}." if path.exists() else "Nothing was measured yet."
+    print_line(f"{kept} To go on: {resume}", sys.stderr)
 
 
 def _notes(result: ProfilingResult) -> Iterator[str]:

@@ -8,11 +8,8 @@ from typing import Final
 
 from domino_tune.measure.coverage import contention_of
 from domino_tune.measure.wanted import ProbeCase, Wanted, compute_only
-from simulator.cost import CostModel
-from simulator.memory import peak_bytes
 from simulator.ops import Collective
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.predict import Case
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, Dtype, ModelSpec, Workload
 
@@ -56,15 +53,14 @@ def general(grid: Grid, cluster: ClusterSpec, dtype: Dtype, profile: Profile) ->
         for hidden in grid.hidden_sizes
         for batch, seq in grid.batches
         for model in (_gpt(grid, hidden, seq, cluster.tp), _llama(grid, hidden, seq, cluster.tp))
-        if _peak(
+        if (
             case := ProbeCase(
                 model=model,
                 workload=Workload(seq_length=seq, micro_batch_size=batch, dtype=dtype),
                 cluster=cluster,
                 plans=_plans(batch),
-            ),
-            profile,
-        )
+            )
+        ).peak_bytes(profile)
         <= capacity
     )
     played = (case.signatures(plan) for case in cases for plan in case.plans)
@@ -133,12 +129,6 @@ def _llama(grid: Grid, hidden: int, seq: int, tp: int) -> ModelSpec:
 def _rounded(value: float, unit: int) -> int:
     """``value`` up to the next multiple of ``unit``."""
     return math.ceil(value / unit) * unit
-
-
-def _peak(case: ProbeCase, profile: Profile) -> int:
-    costs = CostModel(profile)  # no op is looked up: memory hangs on sizes alone
-    whole = Case(model=case.model, workload=case.workload, cluster=case.cluster, cost=costs)
-    return peak_bytes(whole, MEGATRON)
 
 
 def _messages(grid: Grid, cluster: ClusterSpec, dtype: Dtype) -> tuple[Collective, ...]:

@@ -12,8 +12,11 @@ from functools import lru_cache
 from typing import Any, Final
 
 from simulator.build import build_schedule
+from simulator.cost import CostModel
+from simulator.memory import peak_bytes
 from simulator.ops import Collective, Gemm, Signature
-from simulator.plan import SlicePlan
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.predict import Case
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
@@ -36,6 +39,12 @@ class ProbeCase:
     def rounds(self, samples: int) -> int:
         """How often ranks play each plan: an op of every layer is then timed ``samples`` times."""
         return max(LEAST_ROUNDS, math.ceil(samples / self.model.num_hidden_layers))
+
+    def peak_bytes(self, profile: Profile) -> int:
+        """Memory of a rank that plays it unsliced, which takes the most."""
+        costs = CostModel(profile)  # no op is looked up: memory hangs on sizes alone
+        case = Case(model=self.model, workload=self.workload, cluster=self.cluster, cost=costs)
+        return peak_bytes(case, MEGATRON)
 
 
 @dataclass(frozen=True, kw_only=True)
