@@ -5,6 +5,7 @@ from __future__ import annotations
 from domino_tune import requests
 from domino_tune.case import Chosen, plan_of, read_plan_file, resolve
 from domino_tune.export import export_plan
+from domino_tune.measured_tuning import check_simulated, tune_measured
 from domino_tune.planfile import load_plan
 from domino_tune.profile_services import (
     profiles_check,
@@ -44,7 +45,13 @@ def simulate(request: requests.SimulateRequest) -> SimulateResult:
 
 
 def tune(request: requests.TuneRequest, progress: Progress = silent) -> TuneResult:
-    """Find the best plan; ``progress`` is told what is being looked at."""
+    """Find the best plan; ``progress`` is told what is being looked at.
+
+    With objective ``measure`` the result is a MeasuredTuneResult.
+    """
+    if request.objective == "measure":
+        return tune_measured(request, progress)
+    check_simulated(request)
     setups = setups_to_tune(resolve(request), request.tune_also)
     return tune_setups(setups, request, progress)
 

@@ -1,0 +1,340 @@
+"""tune --objective measure: plans judged by runs on real ranks, every one of them kept on disk."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from domino_tune.case import GIB, Chosen, Setup, resolve
+from domino_tune.commands import command_line
+from domino_tune.errors import RunError
+from domino_tune.grid import plan_grid
+from domino_tune.measure.machine import machine_of
+from domino_tune.measure.same_machine import compared_fields
+from domino_tune.measured_pool import EXHAUSTIVE, Choice, choose_pool
+from domino_tune.measured_results import MeasuredPlan, MeasuredTuneResult
+from domino_tune.medians import median_interval
+from domino_tune.ranks import launch_spec
+from domino_tune.requests import TuneRequest
+from domino_tune.results import Interval, TrialResult
+from domino_tune.runtime.launch_external import find_launcher
+from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.runtime.measured import Measured, run_plans
+from domino_tune.search.correction import BASELINE, MeasuredPool
+from domino_tune.search.measured import (
+    TRIALS,
+    Known,
+    MeasuredOptions,
+    MeasuredSearch,
+    search_measured,
+)
+from domino_tune.search.ratios import BASELINE_RATIO, Ratio, pooled, ratio_of
+from domino_tune.simulation import MS, simulate_plan
+from domino_tune.store.evidence import Evidence, LaunchRecord, PlanRun, Question, evidence_path
+from domino_tune.tuning import Progress, SimulatedPlans, silent, space_of
+from domino_tune.validation import check_machine, loss_problems
+from simulator.errors import InfeasiblePlanError, InputError
+from simulator.memory import peak_bytes
+from simulator.plan import MEGATRON, SlicePlan
+
+ROUNDS: Final = 10
+FINAL_ROUNDS: Final = 20
+PATIENCE: Final = 5
+"""A step may take this many times what was predicted before it counts as a hang."""
+
+
+class TuningInterrupted(KeyboardInterrupt):
+    """Ctrl-C. Its text says what was kept, what is best so far, and how to go on."""
+
+
+@dataclass(kw_only=True)
+class Session:
+    """The runs of one call: each launch goes to ``evidence`` before it counts."""
+
+    setup: Setup
+    problem: SimulatedPlans
+    pool: MeasuredPool
+    spec: LaunchSpec
+    evidence: Evidence
+    progress: Progress
+    known: Known = field(default_factory=Known)
+    new_runs: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for record in self.evidence.records:
+            self._learn(record)
+
+    def measure(self, index: int) -> Ratio | None:
+        """Run one plan in turn with the baseline; the baseline alone for BASELINE.
+
+        Raises InfeasiblePlanError when the baseline itself runs out of memory.
+        """
+        self.new_runs += 1
+        others = [] if index == BASELINE else [index]
+        self.progress(f"plan {len(self.known.ratios) + 1}: {self.pool.plans[index].label}")
+        self._learn(self._launch("evaluation", others, ROUNDS))
+        return self.known.ratios[index]
+
+    def compare(self, indices: Sequence[int]) -> dict[int, Ratio]:
+        """Run several plans in turn with the baseline."""
+        self.progress(f"comparing the {len(indices)} closest once more")
+        self._learn(self._launch("comparison", list(indices), FINAL_ROUNDS))
+        return {index: self.known.again[index] for index in indices if index in self.known.again}
+
+    def baseline_ns(self) -> tuple[int, ...]:
+        """Every step of the baseline that was ever measured."""
+        return tuple(
+            time_ns for record in self.evidence.records for time_ns in record.runs[0].makespans_ns
+        )
+
+    def peak_bytes(self, plan: SlicePlan) -> int | None:
+        """What the plan needed at its peak, where that is known."""
+        runs = (run for record in self.evidence.records for run in record.runs)
+        return max((run.peak_bytes or 0 for run in runs if run.plan == plan), default=0) or None
+
+    def _launch(self, kind: Any, others: Sequence[int], rounds: int) -> LaunchRecord:
+        plans = [MEGATRON, *(self.pool.plans[index] for index in others)]
+        measured = run_plans(
+            self.setup.model, self.setup.workload, self.setup.cluster,
+            [(plan, self.problem.order(plan)) for plan in plans], rounds, self._patient(),
+            on_step=lambda plan, ns: self.progress(f"{plans[plan].label}: {ns * MS:,.1f} ms"),
+        )  # fmt: skip
+        self.warnings += [
+            problem
+            for problem in loss_problems(measured, self.setup.workload.dtype)
+            if problem not in self.warnings
+        ]
+        record = LaunchRecord(
+            kind=kind,
+            runs=tuple(map(_plan_run, plans, measured)),
+        )
+        self.evidence.append(record)
+        return record
+
+    def _patient(self) -> LaunchSpec:
+        longest_s = float(max(self.pool.times_ns)) * 1e-9
+        return replace(
+            self.spec, hang_timeout_s=max(self.spec.hang_timeout_s, PATIENCE * longest_s)
+        )
+
+    def _learn(self, record: LaunchRecord) -> None:
+        """Add what a launch tells to ``known``. Plans outside the pool are left out."""
+        baseline, *others = record.runs
+        if baseline.failed:
+            raise InfeasiblePlanError(
+                f"The baseline cannot run: {baseline.failed}; lower --micro-batch-size or "
+                "--seq-length, or raise --tp.",
+                reason="memory",
+            )
+        self.known.ratios.setdefault(BASELINE, BASELINE_RATIO)
+        for run in others:
+            index = self.pool.plans.index(run.plan)
+            ratio = None if run.failed else ratio_of(run.makespans_ns, baseline.makespans_ns)
+            if record.kind == "evaluation":
+                self.known.ratios[index] = ratio
+            elif ratio is not None:
+                earlier = self.known.again.get(index)
+                self.known.again[index] = pooled([earlier, ratio]) if earlier else ratio
+
+
+def _plan_run(plan: SlicePlan, measured: Measured) -> PlanRun:
+    return PlanRun(
+        plan=plan, makespans_ns=measured.makespans_ns, peak_bytes=measured.peak_bytes,
+        failed=measured.failed,
+    )  # fmt: skip
+
+
+def tune_measured(request: TuneRequest, progress: Progress = silent) -> MeasuredTuneResult:
+    """Find the plan that runs fastest on real ranks.
+
+    Given again, it goes on where it was: what its evidence file holds is not run again. Raises
+    InputError for options that do not fit, a profile of another machine, or evidence of another
+    question; RunError when a rank dies or hangs; TuningInterrupted on Ctrl-C. Evidence is kept.
+    """
+    began = time.perf_counter()
+    check_measurable(request)
+    setup = resolve(request)
+    spec = launch_spec(request, tp=setup.cluster.tp, dp=setup.cluster.dp)
+    differing = check_machine(setup.profile, spec, force=request.force)
+    question = question_of(setup, spec)
+    path = Path(request.evidence) if request.evidence else evidence_path(question)
+    space = space_of(setup, request.target)
+    with Evidence(path, question) as evidence:
+        known = [run.plan for record in evidence.records for run in record.runs]
+        problem = SimulatedPlans(setup=setup, plans=space)
+        choice = choose_pool(problem, space, request, known, progress)
+        session = Session(
+            setup=setup, problem=problem, pool=choice.pool, spec=spec, evidence=evidence,
+            progress=progress,
+        )  # fmt: skip
+        found = _search(session, request, choice)
+        return _result(request, session, choice, found, differing, began)
+
+
+def check_measurable(request: TuneRequest) -> None:
+    """Raise InputError for what measuring cannot do."""
+    if request.tune_also:
+        raise InputError(
+            "--objective measure compares plans of one batch; leave out --tune-also, or tune it "
+            "with --objective simulate first."
+        )
+    launcher = find_launcher()
+    if launcher is not None:
+        raise InputError(
+            f"--objective measure starts its ranks anew for every plan, and {launcher.name} "
+            "started this one; run it by itself on one machine, or tune with --objective simulate "
+            f"and run `validate` under {launcher.name}."
+        )
+
+
+def check_simulated(request: TuneRequest) -> None:
+    """Raise InputError for options of real ranks that a simulation would ignore."""
+    given = [
+        flag
+        for flag, value in (
+            ("--evidence", request.evidence), ("--force", request.force),
+            ("--backend", request.backend), ("--nproc-per-node", request.nproc_per_node),
+            ("--emulate-link", request.emulate_link),
+        )
+        if value
+    ]  # fmt: skip
+    if given:
+        raise InputError(
+            f"{', '.join(given)} only mean something where plans are run; add --objective measure, "
+            "or leave them out."
+        )
+
+
+def question_of(setup: Setup, spec: LaunchSpec) -> Question:
+    """All that measured times hang on, and the profile, which plans of order greedy hang on."""
+    model = {name: value for name, value in asdict(setup.model).items() if name != "name"}
+    return {
+        "model": model,
+        "workload": asdict(setup.workload),
+        "cluster": asdict(setup.cluster),
+        "profile": asdict(setup.profile_ref),
+        "machine": compared_fields(machine_of(spec)),
+    }
+
+
+def _search(session: Session, request: TuneRequest, choice: Choice) -> MeasuredSearch:
+    options = MeasuredOptions(
+        method=request.method,  # type: ignore[arg-type]
+        trials=request.trials or (EXHAUSTIVE if request.method == "exhaustive" else TRIALS),
+        seed=request.seed,
+    )
+    try:
+        return search_measured(
+            session.pool, session.measure, session.compare, options, session.known
+        )
+    except KeyboardInterrupt:
+        raise TuningInterrupted(
+            f"{_so_far(session)} To go on: {command_line('tune', request)}"
+        ) from None
+    except RunError as error:
+        raise RunError(
+            f"{error}\n{_so_far(session)} To go on: {command_line('tune', request)}"
+        ) from error
+
+
+def _so_far(session: Session) -> str:
+    """What is kept, and which plan is best by now."""
+    ratios = session.known.feasible
+    kept = f"{len(session.known.ratios)} plans measured, kept in {session.evidence.path}."
+    if not ratios:
+        return f"No plan measured yet; {session.evidence.path} is kept."
+    best = min(ratios, key=lambda index: (ratios[index].log, index))
+    return f"{kept} Best so far: {session.pool.plans[best].label}, {_faster(ratios[best])}."
+
+
+def _faster(ratio: Ratio) -> str:
+    return f"{1 / ratio.value:.3f}x ({1 / ratio.high:.3f}–{1 / ratio.low:.3f})"
+
+
+def _result(
+    request: TuneRequest, session: Session, choice: Choice, found: MeasuredSearch,
+    differing: Sequence[str], began: float,
+) -> MeasuredTuneResult:  # fmt: skip
+    setup, pool, problem = session.setup, session.pool, session.problem
+    best = simulate_plan(
+        setup, Chosen(plan=pool.plans[found.best], order=problem.order(pool.plans[found.best]))
+    )
+    measured = {index: _measured_plan(session, found, index) for index in session.known.ratios}
+    infeasible = Counter(choice.space.infeasible) + Counter(memory=len(found.failed))
+    everything = choice.whole and found.stopped == "all measured"
+    return MeasuredTuneResult(
+        best=best,
+        search=request.method,
+        seed=request.seed,
+        target=request.target,
+        optimality="all_measured" if everything else "best_found",
+        space_size=choice.space.size,
+        evaluations=len(measured),
+        pruned=0,
+        infeasible=dict(sorted(infeasible.items())),
+        trials=tuple(_trial(session, index) for index in found.ratios),
+        grid=plan_grid(setup, round(best.peak_memory_gib * GIB)),
+        contention=None,
+        seconds=time.perf_counter() - began,
+        chosen=measured[found.best],
+        baseline=measured[BASELINE],
+        measured=tuple(measured.values()),
+        stopped=found.stopped,
+        rounds=ROUNDS,
+        new_runs=session.new_runs,
+        evidence=str(session.evidence.path),
+        resume=command_line("tune", request),
+        backend=session.spec.backend,
+        emulate_link_bits_per_s=session.spec.emulate_link_bits_per_s,
+        machine_differences=tuple(differing),
+        warnings=tuple(
+            [f"The profile is of another machine: {'; '.join(differing)}."] * bool(differing)
+            + session.warnings
+        ),
+    )
+
+
+def _measured_plan(session: Session, found: MeasuredSearch, index: int) -> MeasuredPlan:
+    pool, plan = session.pool, session.pool.plans[index]
+    predicted_ns = float(pool.times_ns[index])
+    ratio = found.ratios.get(index)
+    steps = session.baseline_ns()
+    baseline_ms = statistics.median(steps) * MS
+    interval = speedup = None
+    if index == BASELINE:
+        low, high = median_interval(steps)
+        interval = Interval(low=low * MS, high=high * MS)
+    elif ratio is not None:
+        interval = Interval(low=baseline_ms * ratio.low, high=baseline_ms * ratio.high)
+    if ratio is not None:
+        speedup = Interval(low=1 / ratio.high, high=1 / ratio.low)
+    peak = session.peak_bytes(plan)
+    return MeasuredPlan(
+        plan=plan,
+        predicted_ms=predicted_ns * MS,
+        predicted_speedup=float(pool.times_ns[BASELINE]) / predicted_ns,
+        measured_ms=baseline_ms * ratio.value if ratio else None,
+        measured_interval_ms=interval,
+        speedup=1 / ratio.value if ratio else None,
+        speedup_interval=speedup,
+        peak_memory_gib=peak / GIB if peak else None,
+        compared=index in found.compared,
+        failed="" if ratio else "out of memory",
+    )
+
+
+def _trial(session: Session, index: int) -> TrialResult:
+    plan = session.pool.plans[index]
+    need = peak_bytes(session.setup.case, plan, session.problem.order(plan))
+    return TrialResult(
+        plan=plan,
+        micro_batch_size=session.setup.workload.micro_batch_size,
+        iteration_ms=float(session.pool.times_ns[index]) * MS,
+        peak_memory_gib=need / GIB,
+    )
