@@ -78,9 +78,16 @@ class _Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Find the command, or say which one was probably meant."""
-        if self.get_command(ctx, args[0]) is None:
+        if self.get_command(ctx, args[0]) is None or _means_a_group(args):
             raise UsageError(_unknown_command(ctx, self, args), ctx=ctx)
         return super().resolve_command(ctx, args)
+
+
+def _means_a_group(args: Sequence[str]) -> bool:
+    """Whether ``profile list`` was typed for ``profiles list``: a verb, for a group's."""
+    near = get_close_matches(" ".join(args[:2]), [" ".join(v.path) for v in VERBS], n=1)
+    is_verb = any(verb.path == (args[0],) for verb in VERBS)
+    return is_verb and bool(near) and " " in near[0] and args[1] == near[0].split()[1]
 
 
 def _unknown_command(ctx: Any, group: TyperGroup, args: Sequence[str]) -> str:
