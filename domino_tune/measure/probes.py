@@ -15,11 +15,13 @@ from typing import Any, Final
 
 import torch
 
-from domino_tune.measure.traffic import SILENT, Traffic
+from domino_tune.measure.traffic import Traffic
 from domino_tune.runtime.clock import clock_for
+from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.groups import RankContext
 from domino_tune.runtime.lanes import ThreadLane
 from domino_tune.runtime.session import Session
+from domino_tune.runtime.silent import silent_lanes
 from simulator.ops import Collective, Signature
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, DP, TP
@@ -42,7 +44,7 @@ class PlanProbe:
 
     def __init__(self, session: Session, plan: SlicePlan, found: Samples) -> None:
         self.session = session
-        self.executor = session.executor(plan, fixed_order(plan), SILENT)
+        self.executor = _silent(session, plan)
         self.found = found
         self.overhead_ns: list[float] = []
         self.steps: list[list[list[int]]] = []
@@ -125,7 +127,7 @@ class ContentionProbe:
 
     def __init__(self, session: Session, plan: SlicePlan, size_bytes: int) -> None:
         self.session = session
-        self.executor = session.executor(plan, fixed_order(plan), SILENT)
+        self.executor = _silent(session, plan)
         self.size_bytes = size_bytes
         self.compute: dict[str, list[float]] = defaultdict(list)
         self.stretch: list[float] = []
@@ -178,6 +180,10 @@ def contention_message(probes: Sequence[ContentionProbe]) -> Message:
 def hand_over_us(probes: Sequence[CollectiveProbe]) -> float:
     """What handing a collective to its lane, and waking up behind it, costs a rank."""
     return statistics.median(t for probe in probes for t in probe.hand_overs_ns) / 1e3
+
+
+def _silent(session: Session, plan: SlicePlan) -> Executor:
+    return session.executor(plan, fixed_order(plan), silent_lanes(session.context.device))
 
 
 def plan_messages(context: RankContext, probes: Sequence[PlanProbe], found: Samples) -> Message:

@@ -27,6 +27,9 @@ from simulator.ops import Collective
 from simulator.plan import SlicePlan
 
 LEAST_ROUNDS: Final = 3
+MOST_USEFUL: Final = 3
+"""Plans that are played before collectives and contention have their turn: where time runs out,
+other plans can be interpolated, and nothing stands in for those two."""
 
 
 class Probe(Protocol):
@@ -48,6 +51,7 @@ def profile(context: RankContext, payload: Mapping[str, Any]) -> None:
     collectives, contention (a case's number, a plan, sizes; or None), samples (wanted of each
     signature), seconds (the budget, or None).
     """
+    payload = context.all_gather_objects(payload)[0]  # under a launcher each rank has made its own
     budget = Budget(context, payload["seconds"])
     samples = int(payload["samples"])
     work = [_Case(context, case) for case in payload["cases"]]
@@ -118,7 +122,8 @@ class _Case:
         """All rounds, or as many as the budget allows; whether it was all."""
         found: Samples = defaultdict(list)
         plans, rivals = self._probes(found, contention)
-        probes: list[Probe] = [*plans, *collectives, *rivals]
+        first, rest = plans[:MOST_USEFUL], plans[MOST_USEFUL:]
+        probes: list[Probe] = [*first, *collectives, *rivals, *rest]
         for number in range(self.rounds(samples)):
             cut_short = _round(budget, probes, first=number == 0)
             self._report(plans, collectives, rivals, found)

@@ -23,7 +23,7 @@ from simulator.plan import SlicePlan
 
 BASELINE: Final = 0
 """Place of the baseline in every pool."""
-SMOOTH: Final = 0.03
+SMOOTH: Final = 0.05
 ROUGH: Final = 0.01
 LENGTH: Final = 1.5
 SCALES: Final = (0.5, 1.0, 2.0, 4.0)
