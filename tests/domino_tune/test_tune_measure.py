@@ -1,0 +1,188 @@
+"""`tune --objective measure`: plans on real ranks, their evidence, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from domino_tune import services, show_measured
+from domino_tune.commands import command_line
+from domino_tune.measured_results import MeasuredTuneResult
+from domino_tune.measured_tuning import ROUNDS
+from domino_tune.planfile import load_plan
+from domino_tune.requests import TuneRequest
+from domino_tune.results import plain
+from domino_tune.store.evidence import LaunchRecord, PlanRun
+from simulator.errors import InfeasiblePlanError, InputError
+from simulator.plan import MEGATRON
+from tests.domino_tune.measured_cases import launches, measured_request
+from tests.domino_tune.runs import Runner
+
+
+@pytest.fixture(scope="module")
+def request_(tmp_path_factory: pytest.TempPathFactory) -> TuneRequest:
+    return measured_request(tmp_path_factory.mktemp("measured"))
+
+
+@pytest.fixture(scope="module")
+def result(request_: TuneRequest) -> MeasuredTuneResult:
+    """Three plans, run for real on two ranks."""
+    found = services.tune(request_)
+    assert isinstance(found, MeasuredTuneResult)
+    return found
+
+
+def copied(request: TuneRequest, folder: Path, lines: int | None = None) -> TuneRequest:
+    """The same question with the first ``lines`` of its evidence in a file of its own."""
+    kept = Path(str(request.evidence)).read_bytes().splitlines(keepends=True)[:lines]
+    path = folder / "evidence.jsonl"
+    path.write_bytes(b"".join(kept))
+    return replace(request, evidence=str(path))
+
+
+def words(request: TuneRequest, *options: str) -> list[str]:
+    """The request as arguments of the command line."""
+    return [*shlex.split(command_line("tune", request))[3:], *options]
+
+
+def test_the_baseline_first_then_each_plan_beside_it(
+    request_: TuneRequest, result: MeasuredTuneResult
+) -> None:
+    evaluations = [one for one in launches(request_) if one.kind == "evaluation"]
+    assert [len(one.runs) for one in evaluations] == [1, 2, 2]
+    assert {one.runs[0].plan for one in evaluations} == {MEGATRON}
+    assert all(len(run.makespans_ns) == ROUNDS for one in evaluations for run in one.runs)
+    assert [one.plan for one in result.measured] == [one.runs[-1].plan for one in evaluations]
+    assert (result.evaluations, result.new_runs, result.optimality) == (3, 3, "all_measured")
+    assert result.warnings == ()
+
+
+def test_numbers_belong_together(result: MeasuredTuneResult) -> None:
+    baseline_ms = result.baseline.measured_ms
+    assert baseline_ms is not None
+    for one in result.measured:
+        assert one.speedup is not None
+        assert one.speedup_interval is not None
+        assert one.measured_ms == pytest.approx(baseline_ms / one.speedup)
+        assert one.speedup_interval.low <= one.speedup <= one.speedup_interval.high
+        assert one.predicted_ms * one.predicted_speedup == pytest.approx(
+            result.baseline.predicted_ms
+        )
+    assert result.chosen.speedup == max(one.speedup or 0 for one in result.measured)
+    assert result.best.plan == result.chosen.plan
+    assert result.best.iteration_ms == pytest.approx(result.chosen.predicted_ms)
+
+
+def test_given_again_nothing_is_run(request_: TuneRequest, result: MeasuredTuneResult) -> None:
+    again = services.tune(request_)
+    assert isinstance(again, MeasuredTuneResult)
+    assert again.new_runs == 0
+    assert again.measured == result.measured
+    assert again.chosen == result.chosen
+
+
+def test_on_the_command_line(
+    run: Runner, request_: TuneRequest, result: MeasuredTuneResult
+) -> None:
+    path = run.folder / "plan.json"
+    done = run(*words(request_, "--json", "--out", str(path)))
+    assert done.code == 0, done.err
+    answer = json.loads(done.out)
+    assert answer["objective"] == "measure"
+    assert answer["best"]["plan"]["label"] == result.chosen.plan.label
+    assert answer["best"]["measured_ms"] == plain(result.chosen.measured_ms)
+    assert answer["measured_baseline_ms"] == plain(result.baseline.measured_ms)
+    assert len(answer["measured"]) == answer["evaluations"] == 3
+    assert load_plan(path).plan == result.chosen.plan
+
+
+def test_the_table(result: MeasuredTuneResult, capsys: pytest.CaptureFixture[str]) -> None:
+    show_measured.tune(result)
+    out = capsys.readouterr().out
+    for text in ("measured", "predicted", "chosen", "megatron", "every plan", result.evidence):
+        assert text in out
+
+
+def test_a_plan_that_ran_out_of_memory_is_told_and_not_run_again(
+    request_: TuneRequest, result: MeasuredTuneResult, tmp_path: Path
+) -> None:
+    lost = result.measured[-1].plan
+    asked = copied(request_, tmp_path, lines=3)
+    path = Path(str(asked.evidence))
+    record = LaunchRecord(
+        kind="evaluation",
+        runs=(
+            launches(asked)[0].runs[0],
+            PlanRun(plan=lost, makespans_ns=(), peak_bytes=None, failed="out of memory"),
+        ),
+    )
+    line = {"kind": record.kind, "runs": plain(list(record.runs))}
+    for entry in line["runs"]:
+        del entry["plan"]["label"]
+    path.write_text(path.read_text() + json.dumps(line) + "\n")
+    found = services.tune(replace(asked, trials=3))
+    assert isinstance(found, MeasuredTuneResult)
+    assert found.new_runs == 0
+    assert found.infeasible["memory"] == 1
+    failed = next(one for one in found.measured if one.plan == lost)
+    assert (failed.failed, failed.speedup) == ("out of memory", None)
+    assert found.chosen.plan != lost
+
+
+def test_a_baseline_that_ran_out_of_memory_is_an_answer(
+    request_: TuneRequest, result: MeasuredTuneResult, tmp_path: Path
+) -> None:
+    asked = copied(request_, tmp_path, lines=2)
+    path = Path(str(asked.evidence))
+    question, line = path.read_text().splitlines()
+    spoilt = json.loads(line)
+    spoilt["runs"][0] |= {"makespans_ns": [], "failed": "out of memory"}
+    path.write_text(f"{question}\n{json.dumps(spoilt)}\n")
+    with pytest.raises(InfeasiblePlanError, match="baseline cannot run") as caught:
+        services.tune(asked)
+    assert caught.value.reason == "memory"
+
+
+class TestRefused:
+    def test_evidence_of_another_question(
+        self, run: Runner, request_: TuneRequest, result: MeasuredTuneResult
+    ) -> None:
+        text = run.refused(*words(replace(request_, micro_batch_size=2)))
+        assert "workload.micro_batch_size: there 4, asked 2" in text
+
+    def test_evidence_of_another_profile(
+        self, run: Runner, request_: TuneRequest, result: MeasuredTuneResult
+    ) -> None:
+        text = run.refused(*words(replace(request_, profile="h100-dgx", force=True)))
+        assert "profile.name: there 'here', asked 'h100-dgx'" in text
+
+    def test_a_profile_of_another_machine(self, run: Runner, request_: TuneRequest) -> None:
+        text = run.refused(*words(replace(request_, profile="h100-dgx")))
+        assert "gpu: profiled H100 SXM 80 GB" in text
+        assert "--force" in text
+
+    def test_several_batches(self, run: Runner, request_: TuneRequest) -> None:
+        text = run.refused(*words(replace(request_, tune_also=("micro_batch_size",))))
+        assert "--tune-also" in text
+
+    def test_measuring_thousands(self, run: Runner, request_: TuneRequest) -> None:
+        asked = replace(request_, search="exhaustive", target=None, evidence=None)
+        assert "--trials" in run.refused(*words(asked))
+
+    @pytest.mark.parametrize("option", [("--backend", "gloo"), ("--force",)])
+    def test_options_of_ranks_without_ranks(self, run: Runner, option: tuple[str, ...]) -> None:
+        text = run.refused("tune", *run.workload, *option)
+        assert option[0] in text
+        assert "--objective measure" in text
+
+    def test_under_a_launcher(self, request_: TuneRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("RANK", "WORLD_SIZE"):
+            monkeypatch.setenv(name, "1")
+        with pytest.raises(InputError, match="torchrun"):
+            services.tune(request_)
