@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from domino_tune.runtime.launch_external import find_launcher
 from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.runtime.priority import may_be_urgent
 from simulator.profile import Machine
 
 PEAK_TFLOPS: Final = {"gloo": 0.1, "nccl": 100.0}
@@ -44,6 +45,8 @@ _SMI_FIELDS: Final = {
 def machine_of(spec: LaunchSpec, env: Mapping[str, str] = os.environ) -> Machine:
     """The machine as the ranks of ``spec`` meet it; peaks are assumed until ops are timed."""
     details = {"threads_per_rank": str(spec.threads_per_rank), **nccl_settings(env)}
+    if spec.backend == "gloo":
+        details["communication_priority"] = "real-time" if may_be_urgent() else "normal"
     if spec.emulate_link_bits_per_s is not None:
         details["link_bits_per_s"] = str(spec.emulate_link_bits_per_s)
     per_node = ranks_per_node(spec, env)

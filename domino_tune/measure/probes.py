@@ -7,6 +7,7 @@ while disturbs all of them alike.
 from __future__ import annotations
 
 import statistics
+import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
@@ -31,6 +32,8 @@ Samples = dict[Signature, list[int]]
 Message = dict[str, Any]
 BURST: Final = 4
 """Collectives of one size that a round times, behind one that brings the ranks together."""
+COMPUTE_S: Final = 1e-3
+"""Compute before a timed collective."""
 SHORTEST_US: Final = 128
 """The shortest stretch of compute over which skew is looked at."""
 
@@ -80,6 +83,7 @@ class CollectiveProbe:
         self.lane = context.lanes[TP if collective.ranks == context.tp else DP]
         self.tensor = torch.zeros(max(1, collective.size_bytes // 4), device=context.device)
         self.clock = clock_for(context.device)
+        self.square = torch.randn(256, 256)
         self.spans_ns: list[int] = []
         self.hand_overs_ns: list[float] = []
 
@@ -98,6 +102,7 @@ class CollectiveProbe:
         self.context.barrier()
         spans, hand_overs = [], []
         for _ in range(1 + BURST):
+            self._compute()
             self.clock.start()
             issued = self.clock.tick()
             handle = self.lane.issue("probe", self.tensor, "sum")
@@ -109,6 +114,15 @@ class CollectiveProbe:
             hand_overs.append(self.clock.at_ns(resumed) - self.clock.at_ns(issued) - spans[-1])
         self.context.beat()
         return spans[1:], hand_overs[1:]
+
+    def _compute(self) -> None:
+        """As in training, compute stands before a collective: the link has been idle, and the core
+        has not. On a GPU neither matters."""
+        if self.context.device.type == "cuda":
+            return
+        until = time.perf_counter() + COMPUTE_S
+        while time.perf_counter() < until:
+            self.square @ self.square
 
     def message(self, hand_over_us: float) -> Message:
         """What is known so far. ``hand_over_us``: what handing any collective to a lane costs."""

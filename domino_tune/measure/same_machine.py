@@ -11,7 +11,9 @@ from typing import Final
 from simulator.profile import Machine
 
 FIELDS: Final = ("gpu", "gpus_per_node", "sm_count", "backend")
-DETAILS: Final = ("cores", "threads_per_rank", "link_bits_per_s", "topology")
+DETAILS: Final = (
+    "cores", "threads_per_rank", "communication_priority", "link_bits_per_s", "topology",
+)  # fmt: skip
 """Keys of ``Machine.details`` that count, beside NCCL's settings; ``link_bits_per_s`` is that of an
 emulated link."""
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from domino_tune.errors import RunError
+from domino_tune.runtime import priority
 from domino_tune.runtime.lanes import Lane, ThreadLane
 from domino_tune.runtime.launch_external import Launcher
 from domino_tune.runtime.launch_spec import Backend, LaunchSpec, Message
@@ -96,10 +97,11 @@ def open_context(
     """
     torch.set_num_threads(spec.threads_per_rank)
     device = _device(spec.backend, local_rank)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=spec.world_size, timeout=_timeout(spec)
-    )
-    lanes = _open_lanes(spec, rank)
+    with priority.for_new_threads():
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=spec.world_size, timeout=_timeout(spec)
+        )
+        lanes = _open_lanes(spec, rank)
     context = RankContext(
         rank=rank,
         world_size=spec.world_size,

@@ -150,7 +150,7 @@ def test_missing_privileges_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path:
 @pytest.mark.usefixtures("link")
 def test_a_queue_the_kernel_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     before = holders()
-    monkeypatch.setattr(testbed, "BURST", "nonsense")
+    monkeypatch.setattr(testbed, "LATENCY", "nonsense")
     with pytest.raises(InputError, match="tc qdisc add dev link0"), emulated_link(MBIT):
         pass
     assert holders() == before
