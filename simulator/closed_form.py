@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from simulator.contention import SCALE
+from simulator.contention import SCALE, sizeless
 from simulator.edges import Edges
 from simulator.fragments import Fragments
 from simulator.lines import (
@@ -189,7 +189,7 @@ class ClosedForm:
         """By compute family beside an all-reduce, and of the all-reduce beside any of them."""
         if plan.comm_ctas not in self._slow:
             cost = self.case.cost
-            name = cost.family(self.case.shapes(plan).tp_all_reduce(1))
+            name = sizeless(cost.family(self.case.shapes(plan).tp_all_reduce(1)))
             pairs = {f: cost.contention.slowdowns((f, name)) for f in FAMILIES}
             compute = {family: pair[0] / SCALE for family, pair in pairs.items()}
             self._slow[plan.comm_ctas] = compute, min(pair[1] for pair in pairs.values()) / SCALE

@@ -8,8 +8,11 @@ links (both inside a node, or both between nodes), another for not sharing them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 from simulator.errors import InputError
 from simulator.lookup import (
@@ -18,9 +21,12 @@ from simulator.lookup import (
     require_choice,
     require_count,
     require_number,
+    require_sorted,
 )
 
 SCALE: Final = 1024  # slowdowns are whole numbers of 1/1024
+ABSENT_IF_EMPTY: Final[dict[str, Any]] = {"absent_if_empty": True}
+"""Metadata of a field that is left out of a profile's file where it is empty."""
 _LEAST_SMS: Final = 0.1  # compute keeps at least this share of the SMs
 
 
@@ -37,12 +43,24 @@ class ComputeContention:
         require_number(f"contention {self.family}", "factor", self.factor, low=1.0)
 
 
+class SizeContention(NamedTuple):
+    """Measured beside collectives of ``bytes``: how much compute slows, by family, and they do."""
+
+    bytes: int
+    compute: dict[str, float]
+    collective_factor: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class ContentionFit:
     """The law of this module's docstring.
 
     ``default_ctas``: CTAs of a collective that left the choice to NCCL (assumed). A compute family
     that ``compute`` does not list takes the law of the first one.
+
+    ``by_size``: where collectives take their share of a core rather than of a GPU's SMs, that share
+    hangs on their size. These rows then stand in for the law's factors; between two, what they say
+    is interpolated over the logarithm of the size, and beyond the ends it stays.
     """
 
     sm_count: int
@@ -53,6 +71,7 @@ class ContentionFit:
     apart_factor: float
     kind: FitKind = "fitted"
     error: float
+    by_size: tuple[SizeContention, ...] = field(default=(), metadata=ABSENT_IF_EMPTY)
 
     def __post_init__(self) -> None:
         owner = "contention fit"
@@ -63,23 +82,39 @@ class ContentionFit:
         for name in ("collective_factor", "shared_links_factor", "apart_factor"):
             require_number(owner, name, getattr(self, name), low=1.0)
         require_number(owner, "error", self.error)
+        for row in self.by_size:
+            require_count(owner, "by_size bytes", row.bytes)
+            require_number(owner, "by_size collective_factor", row.collective_factor, low=1.0)
+            for factor in row.compute.values():
+                require_number(owner, "by_size compute factor", factor, low=1.0)
+        require_sorted("contention by_size", [row.bytes for row in self.by_size])
 
 
 class _Flight(NamedTuple):
-    """A collective in flight, as far as contention cares."""
+    """A collective in flight, as far as contention cares. ``bytes`` 0: of no known size."""
 
     between_nodes: bool
     ctas: int
+    bytes: int
 
 
-def family_name(op: str, nodes: int, per_node: int, ctas: int) -> str:
-    """The contention family of a collective, e.g. ``all_reduce/1x8/c0``."""
-    return f"{op}/{nodes}x{per_node}/c{ctas}"
+def family_name(op: str, nodes: int, per_node: int, ctas: int, size_bytes: int = 0) -> str:
+    """The contention family of a collective, e.g. ``all_reduce/1x8/c0``, with ``/b4096`` behind it
+    where its size counts."""
+    name = f"{op}/{nodes}x{per_node}/c{ctas}"
+    return f"{name}/b{size_bytes}" if size_bytes else name
+
+
+def sizeless(family: str) -> str:
+    """The family of collectives like it, of any size."""
+    return family.partition("/b")[0]
 
 
 def _flight(family: str, default_ctas: int) -> _Flight:
-    _, group, ctas = family.split("/")
-    return _Flight(int(group.split("x")[0]) > 1, int(ctas[1:]) or default_ctas)
+    name, _, size = family.partition("/b")
+    _, group, ctas = name.split("/")
+    nodes = int(group.split("x")[0])
+    return _Flight(nodes > 1, int(ctas[1:]) or default_ctas, int(size or 0))
 
 
 class Contention:
@@ -114,11 +149,34 @@ class Contention:
         compute = families[0]
         beside = 1.0
         if compute is not None and any(flights):
-            beside = self._compute_factor(compute, sum(f.ctas for f in flights if f))
+            beside = self._beside(compute, [flight for flight in flights if flight])
         return beside, *(
             1.0 if flight is None else self._collective_factor(index, flights, compute is not None)
             for index, flight in enumerate(flights)
         )
+
+    def _beside(self, family: str, flights: list[_Flight]) -> float:
+        """What all collectives in flight together cost one family of compute."""
+        assert self.fit is not None
+        if not self.fit.by_size:
+            return self._compute_factor(family, sum(flight.ctas for flight in flights))
+        return 1.0 + sum(
+            self._of_size(flight, lambda row: row.compute.get(family, 1.0)) - 1.0
+            for flight in flights
+        )
+
+    def _of_size(self, flight: _Flight, factor: Callable[[SizeContention], float]) -> float:
+        """A factor at the flight's size; the least there is for one of no known size."""
+        assert self.fit is not None
+        rows = self.fit.by_size
+        if not flight.bytes:
+            return min(factor(row) for row in rows)
+        index = bisect_left(rows, flight.bytes, key=lambda row: row.bytes)
+        if index in (0, len(rows)):
+            return factor(rows[min(index, len(rows) - 1)])
+        low, high = rows[index - 1], rows[index]
+        share = math.log(flight.bytes / low.bytes) / math.log(high.bytes / low.bytes)
+        return factor(low) + share * (factor(high) - factor(low))
 
     def _compute_factor(self, family: str, ctas: int) -> float:
         assert self.fit is not None
@@ -137,4 +195,8 @@ class Contention:
             if flight is not None and other != index:
                 shared = flight.between_nodes == me.between_nodes
                 factor += (self.fit.shared_links_factor if shared else self.fit.apart_factor) - 1
-        return factor * (self.fit.collective_factor if computing else 1.0)
+        if not computing:
+            return factor
+        if self.fit.by_size:
+            return factor * self._of_size(me, lambda row: row.collective_factor)
+        return factor * self.fit.collective_factor

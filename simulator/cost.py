@@ -108,9 +108,12 @@ class CostModel:
         return 0 if self.skew is None else round(self.skew.wait_us(compute_ns / 1000) * 1000)
 
     def family(self, signature: Signature) -> str:
-        """Contention family: the kind for compute, op/group/CTAs for a collective."""
+        """Contention family: the kind for compute, op/group/CTAs, maybe size for a collective."""
         if isinstance(signature, Collective):
-            return family_name(signature.op, signature.nodes, signature.per_node, signature.ctas)
+            fit = self.contention.fit
+            size = signature.size_bytes if fit and fit.by_size else 0
+            op, _, nodes, per_node, ctas, _ = signature
+            return family_name(op, nodes, per_node, ctas, size)
         return signature.kind
 
     def _estimate(self, signature: Signature) -> Estimate:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
-from simulator.contention import ContentionFit
+from simulator.contention import ABSENT_IF_EMPTY, ContentionFit
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.lookup import (
     require_choice,
@@ -36,8 +36,6 @@ LAUNCH_KINDS: Final = ("gemm", "attention", "pointwise", "collective")
 SECTIONS: Final = (
     "gemm", "attention", "pointwise", "collectives", "contention", "launch", "skew",
 )  # fmt: skip
-ABSENT_IF_NONE: Final = {"absent_if_none": True}
-"""Metadata of a field that is left out of the file where it is None."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Lowest and highest by the ending of a number's name: wide of any machine, but no time that
 # follows from them overflows.
@@ -221,7 +219,7 @@ class Profile:
     collectives: CollectiveSection | None = None
     contention: ContentionSection | None = None
     launch: LaunchSection | None = None
-    skew: SkewSection | None = field(default=None, metadata=ABSENT_IF_NONE)
+    skew: SkewSection | None = field(default=None, metadata=ABSENT_IF_EMPTY)
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:
@@ -347,7 +345,7 @@ def to_plain(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
         present = (
             item for item in fields(value)
-            if not (item.metadata.get("absent_if_none") and getattr(value, item.name) is None)
+            if not (item.metadata.get("absent_if_empty") and not getattr(value, item.name))
         )  # fmt: skip
         return {item.name: to_plain(getattr(value, item.name)) for item in present}
     if isinstance(value, dict):

@@ -48,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="of models that are not ours (default: 4)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=10, metavar="N",
                         help="how often a launch runs each plan (default: 10)")  # fmt: skip
+    parser.add_argument("--samples", type=int, default=10, metavar="N",
+                        help="timings of each op in a profile (default: 10)")  # fmt: skip
     parser.add_argument("--minutes", type=int, default=None, metavar="N",
                         help="limit of each profile")  # fmt: skip
     parser.add_argument("--folder", default="out/fidelity", metavar="FOLDER",
@@ -68,7 +70,8 @@ def _setting(folder: Path, name: str, link: str, options: argparse.Namespace) ->
         cells = tuple(Cell(**cell) for cell in plain.pop("cells"))
         return Setting(**plain, cells=cells)
     print_line(f"{model.name} on {link} ...", sys.stderr)
-    setting = play(model, workload, link, rounds=options.rounds, minutes=options.minutes)
+    setting = play(model, workload, link, rounds=options.rounds, samples=options.samples,
+                   minutes=options.minutes)  # fmt: skip
     write_whole(kept, json.dumps(asdict(setting), indent=1) + "\n")
     return setting
 

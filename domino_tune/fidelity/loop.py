@@ -29,7 +29,13 @@ BOUND = "bound"
 
 
 def play(
-    model: ModelSpec, workload: Workload, link: str, *, rounds: int, minutes: int | None
+    model: ModelSpec,
+    workload: Workload,
+    link: str,
+    *,
+    rounds: int,
+    samples: int,
+    minutes: int | None,
 ) -> Setting:
     """Everything for one setting. The profile is finished, and its id taken, before a plan runs."""
     name = f"{model.name}-{link}"
@@ -38,7 +44,7 @@ def play(
         ProfileRequest(
             name=name, for_model=str(_model_file(model)), tp=2, emulate_link=link,
             seq_length=workload.seq_length, micro_batch_size=workload.micro_batch_size,
-            dtype=workload.dtype, minutes=minutes,
+            dtype=workload.dtype, minutes=minutes, samples=samples,
         )
     )  # fmt: skip
     profile_s = time.monotonic() - began

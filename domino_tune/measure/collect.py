@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from simulator.contention import ComputeContention, ContentionFit
+from simulator.contention import ComputeContention, ContentionFit, SizeContention
 from simulator.lookup.attention import AttentionRow
 from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.gemm import GemmRow
@@ -111,8 +111,15 @@ def _add_collective(profile: Profile, message: Mapping[str, Any]) -> Profile:
 
 
 def _add_contention(profile: Profile, message: Mapping[str, Any]) -> Profile:
-    rows = message["rows"]
-    families = sorted({family for row in rows for family in row["compute"]})
+    rows = sorted(message["rows"], key=lambda row: row["size_bytes"])
+    by_size = tuple(
+        SizeContention(
+            bytes=row["size_bytes"],
+            compute={family: max(1.0, row["compute"][family]) for family in sorted(row["compute"])},
+            collective_factor=max(1.0, row["collective"]),
+        )
+        for row in rows
+    )
     fit = ContentionFit(
         sm_count=1,
         default_ctas=1,
@@ -120,14 +127,15 @@ def _add_contention(profile: Profile, message: Mapping[str, Any]) -> Profile:
             ComputeContention(
                 family=family,
                 sms_per_cta=0.0,
-                factor=max(1.0, fmean(row["compute"][family] for row in rows)),
+                factor=fmean(row.compute[family] for row in by_size),
             )
-            for family in families
+            for family in by_size[0].compute
         ),
-        collective_factor=max(1.0, fmean(row["collective"] for row in rows)),
+        collective_factor=fmean(row.collective_factor for row in by_size),
         shared_links_factor=2.0,
         apart_factor=1.0,
         error=0.05,
+        by_size=by_size,
     )
     return replace(profile, contention=ContentionSection(fit=fit, provenance=MEASURED))
 

@@ -30,6 +30,8 @@ from simulator.specs import ClusterSpec, ModelSpec, Workload
 PROBE_LAYERS: Final = 2
 """Layers of a probe of a model with more than PROBE_FULL."""
 PROBE_FULL: Final = 4
+RIVAL_CUTS: Final = (1, 2, 4, 8, 16)
+"""Messages beside which compute is timed, as parts of the largest."""
 DEEP_PARAMETERS: Final = 300_000_000
 """Parameters of the largest model that is played whole: drawing more takes too long."""
 DEEP_TOKENS: Final = 16
@@ -91,7 +93,7 @@ def contention_of(
     plan = SlicePlan(row_slices=2, order="intra", wgrad="eager") if two else MEGATRON
     shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=plan)
     size = shapes.hidden_bytes(0)
-    return ContentionProbe(case=0, plan=plan, sizes=(size, size // 4))
+    return ContentionProbe(case=0, plan=plan, sizes=tuple(size // cut for cut in RIVAL_CUTS))
 
 
 def _cuts(spec: SpaceSpec, model: ModelSpec, workload: Workload) -> Iterator[SlicePlan]:

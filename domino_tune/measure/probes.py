@@ -6,6 +6,7 @@ while disturbs all of them alike.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from bisect import bisect_left
@@ -20,7 +21,6 @@ from domino_tune.measure.traffic import Traffic
 from domino_tune.runtime.clock import clock_for
 from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.groups import RankContext
-from domino_tune.runtime.lanes import ThreadLane
 from domino_tune.runtime.session import Session
 from domino_tune.runtime.silent import silent_lanes
 from simulator.ops import Collective, Signature
@@ -32,6 +32,8 @@ Samples = dict[Signature, list[int]]
 Message = dict[str, Any]
 BURST: Final = 4
 """Collectives of one size that a round times, behind one that brings the ranks together."""
+BESIDE: Final = 2.5
+"""All-reduces beside a step, as a multiple of what the step takes alone: enough to outlast it."""
 COMPUTE_S: Final = 1e-3
 """Compute before a timed collective."""
 SHORTEST_US: Final = 128
@@ -152,29 +154,42 @@ class ContentionProbe:
     def measure(self) -> None:
         """One pair of steps."""
         context = self.session.context
-        lane = context.lanes[TP]
-        assert isinstance(lane, ThreadLane)
-        alone = self._play()
-        with Traffic(lane.group, self.size_bytes) as traffic:
-            traffic.wait_for(BURST)
-            calm = traffic.taken_ns()
-            beside = self._play()
-            busy = traffic.taken_ns()
+        alone, alone_ns = self._play()
+        calm_ns = self._calm_ns()
+        wanted = max(1, math.ceil(BESIDE * (alone_ns[1] - alone_ns[0]) / calm_ns))
+        traffic = Traffic(context.lanes[TP], self.size_bytes, context.device)
+        traffic.issue(context.all_gather_objects(wanted)[0])
+        beside, beside_ns = self._play(in_step=False)
+        traffic.drain()
+        busy = [
+            end - start
+            for start, end in _host_spans(traffic)
+            if start > beside_ns[0] and end < beside_ns[1]
+        ]
         mine = {kind: beside[kind] / alone[kind] for kind in alone}
-        slowed = statistics.fmean(busy) / statistics.fmean(calm) if busy and calm else 1.0
-        ranks = context.all_gather_objects((mine, slowed))
+        ranks = context.all_gather_objects((mine, _mean(busy) / calm_ns if busy else 1.0))
         for kind in mine:
             self.compute[kind].append(statistics.fmean(rank[0][kind] for rank in ranks))
         self.stretch.append(statistics.fmean(rank[1] for rank in ranks))
 
-    def _play(self) -> dict[str, int]:
-        """Time by kind of op."""
+    def _calm_ns(self) -> float:
+        """One all-reduce, of several back to back beside nothing."""
         self.session.context.barrier()
+        traffic = Traffic(self.session.context.lanes[TP], self.size_bytes, torch.device("cpu"))
+        traffic.issue(1 + BURST)
+        traffic.drain()
+        return _mean([end - start for start, end in _host_spans(traffic)][1:])
+
+    def _play(self, *, in_step: bool = True) -> tuple[dict[str, int], tuple[int, int]]:
+        """Time by kind of op; and when the step began and ended."""
+        if in_step:
+            self.session.context.barrier()
+        began = time.perf_counter_ns()
         timeline = self.executor.run_step(*self.session.batch).timeline
         totals: dict[str, int] = defaultdict(int)
         for op, start, end in timeline.lane(COMPUTE):
             totals[op.signature.kind] += end - start
-        return totals
+        return totals, (began, time.perf_counter_ns())
 
     def row(self) -> Message:
         """What is known so far."""
@@ -194,6 +209,15 @@ def contention_message(probes: Sequence[ContentionProbe]) -> Message:
 def hand_over_us(probes: Sequence[CollectiveProbe]) -> float:
     """What handing a collective to its lane, and waking up behind it, costs a rank."""
     return statistics.median(t for probe in probes for t in probe.hand_overs_ns) / 1e3
+
+
+def _host_spans(traffic: Traffic) -> list[tuple[int, int]]:
+    """(start, end) of each on the host's clock."""
+    return [(start, end) for start, end in traffic.spans() if isinstance(start, int)]  # type: ignore[misc]
+
+
+def _mean(times: Sequence[float]) -> float:
+    return statistics.fmean(times)
 
 
 def _silent(session: Session, plan: SlicePlan) -> Executor:

@@ -1,16 +1,15 @@
-"""Lanes for measuring: one that does nothing, and collectives that never stop."""
+"""Lanes for measuring: one that does nothing, and collectives one behind the other."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from typing import Final
 
 import torch
-import torch.distributed as dist
 
-from domino_tune.runtime.lanes import Lane, ThreadHandle
+from domino_tune.runtime.clock import Tick
+from domino_tune.runtime.lanes import Handle, Lane, ThreadHandle
 from simulator.schedule import DP, TP
 
 
@@ -33,45 +32,25 @@ SILENT: Final[Mapping[int, Lane]] = {TP: SilentLane(), DP: SilentLane()}
 
 
 class Traffic:
-    """All-reduces of one size, back to back, on a thread of their own (gloo).
+    """All-reduces of one size, back to back through a lane, beside whatever the caller does.
 
-    Ranks must agree on how many: the last element says how many ranks want to stop, and all stop
-    behind the all-reduce that brought them the news.
+    All ranks must ask for equally many.
     """
 
-    def __init__(self, group: dist.ProcessGroup, size_bytes: int) -> None:
-        self.group = group
-        self.buffer = torch.zeros(max(2, size_bytes // 4))
-        self.durations_ns: list[int] = []
-        self._taken = 0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
+    def __init__(self, lane: Lane, size_bytes: int, device: torch.device) -> None:
+        self.lane = lane
+        self.buffer = torch.zeros(max(1, size_bytes // 4), device=device)
+        self.handles: list[Handle] = []
 
-    def wait_for(self, count: int) -> None:
-        """Until ``count`` more all-reduces are done."""
-        wanted = len(self.durations_ns) + count
-        while len(self.durations_ns) < wanted and self._thread.is_alive():
-            time.sleep(0.001)
+    def issue(self, count: int) -> None:
+        """``count`` more, behind those under way."""
+        self.handles += [self.lane.issue("traffic", self.buffer, "sum") for _ in range(count)]
 
-    def taken_ns(self) -> list[int]:
-        """Durations since the last call, without the first: something changed while it ran."""
-        begin, self._taken = self._taken, len(self.durations_ns)
-        return self.durations_ns[begin + 1 : self._taken]
+    def drain(self) -> None:
+        """Wait for all."""
+        for handle in self.handles:
+            handle.wait()
 
-    def __enter__(self) -> Traffic:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _work(self) -> None:
-        stop = False
-        while not stop:
-            self.buffer.zero_()
-            self.buffer[-1] = float(self._stopping.is_set())
-            start = time.perf_counter_ns()
-            dist.all_reduce(self.buffer, group=self.group)
-            self.durations_ns.append(time.perf_counter_ns() - start)
-            stop = bool(self.buffer[-1] > 0)
+    def spans(self) -> list[tuple[Tick, Tick]]:
+        """Start and end of each, once all are done."""
+        return [handle.ticks() for handle in self.handles]

@@ -16,6 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from domino_tune.errors import RunError
 from domino_tune.runtime import priority
+from domino_tune.runtime.keep_memory import keep_freed_memory
 from domino_tune.runtime.lanes import Lane, ThreadLane
 from domino_tune.runtime.launch_external import Launcher
 from domino_tune.runtime.launch_spec import Backend, LaunchSpec, Message
@@ -96,6 +97,7 @@ def open_context(
     The world's own group is gloo, for words between hosts; only lanes carry tensors.
     """
     torch.set_num_threads(spec.threads_per_rank)
+    keep_freed_memory()
     device = _device(spec.backend, local_rank)
     with priority.for_new_threads():
         dist.init_process_group(
