@@ -67,7 +67,10 @@ def _setting(folder: Path, name: str, link: str, options: argparse.Namespace) ->
     kept = folder / f"setting-{model.name}-{link}.json"
     if kept.exists():
         plain = json.loads(kept.read_text())
-        cells = tuple(Cell(**cell) for cell in plain.pop("cells"))
+        cells = tuple(
+            Cell(**{**cell, "first": tuple(cell["first"]), "second": tuple(cell["second"])})
+            for cell in plain.pop("cells")
+        )
         return Setting(**plain, cells=cells)
     print_line(f"{model.name} on {link} ...", sys.stderr)
     setting = play(model, workload, link, rounds=options.rounds, samples=options.samples,

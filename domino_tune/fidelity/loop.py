@@ -112,8 +112,8 @@ def _setting(
                 label=one.plan.label,
                 predicted_ms=_predicted_ms(setup, one),
                 steady_ms=_predicted_ms(setup, one, present),
-                first_ms=_measured_ms(first),
-                second_ms=_measured_ms(second),
+                first=_rounds_ms(first),
+                second=_rounds_ms(second),
                 exposed_ms=parts.exposed_comm_ns * MS,
                 predicted_exposed_ms=_exposed_ms(setup, one),
                 hidden=parts.hidden_comm_fraction,
@@ -123,6 +123,10 @@ def _setting(
         model=setup.model.name, link=link, profile_id=profile_id, profile_s=profile_s,
         speed=speed, cells=tuple(cells),
     )  # fmt: skip
+
+
+def _rounds_ms(measured: Measured) -> tuple[float, ...]:
+    return tuple(round(makespan_ns * MS, 3) for makespan_ns in measured.makespans_ns)
 
 
 def _measured_ms(measured: Measured) -> float:

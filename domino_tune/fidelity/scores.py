@@ -21,23 +21,30 @@ WORTH: Final = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One plan of one setting; times in ms, medians over rounds. ``steady_ms`` is the prediction
-    with compute as fast as it was while the plans ran."""
+    """One plan of one setting; times in ms. ``first`` and ``second`` are the launches' rounds.
+
+    ``steady_ms`` is the prediction with compute as fast as it was while the plans ran.
+    """
 
     plan: str
     label: str
     predicted_ms: float
     steady_ms: float
-    first_ms: float
-    second_ms: float
+    first: tuple[float, ...]
+    second: tuple[float, ...]
     exposed_ms: float
     predicted_exposed_ms: float
     hidden: float
 
     @property
-    def measured_ms(self) -> float:
-        """Both launches."""
-        return (self.first_ms + self.second_ms) / 2
+    def first_ms(self) -> float:
+        """Median of the first launch."""
+        return statistics.median(self.first)
+
+    @property
+    def second_ms(self) -> float:
+        """Median of the second launch."""
+        return statistics.median(self.second)
 
     @property
     def error(self) -> float:
@@ -73,12 +80,13 @@ class Setting:
     @property
     def spread(self) -> float:
         """The slowest plan relative to the fastest, as measured."""
-        times = [cell.measured_ms for cell in self.cells]
-        return max(times) / min(times) - 1
+        times = self._standing(0, 1).values()
+        return math.exp(max(times) - min(times)) - 1
 
     def regret(self, plan: str) -> float:
         """What a plan costs beyond the best measured one."""
-        return self.cell(plan).measured_ms / min(cell.measured_ms for cell in self.cells) - 1
+        times = self._standing(0, 1)
+        return math.exp(times[plan] - min(times.values())) - 1
 
     @property
     def random_regret(self) -> float:
@@ -88,18 +96,34 @@ class Setting:
     @property
     def pair_noise(self) -> float:
         """How much the ratio of two plans' times differs between the two launches."""
+        first, second = self._standing(0), self._standing(1)
         return statistics.fmean(
-            abs(math.log(a.first_ms / b.first_ms) - math.log(a.second_ms / b.second_ms))
+            abs((first[a.plan] - first[b.plan]) - (second[a.plan] - second[b.plan]))
             for a, b in combinations(self.cells, 2)
         )
 
     def pairs(self) -> Iterator[bool]:
         """For each pair of plans that differ by more than the noise: ordered rightly?"""
+        first, second = self._standing(0), self._standing(1)
+        noise = self.pair_noise
         for a, b in combinations(self.cells, 2):
-            first = math.log(a.first_ms / b.first_ms)
-            second = math.log(a.second_ms / b.second_ms)
-            if first * second > 0 and min(abs(first), abs(second)) > self.pair_noise:
-                yield (math.log(a.predicted_ms / b.predicted_ms) > 0) == (first > 0)
+            one, two = first[a.plan] - first[b.plan], second[a.plan] - second[b.plan]
+            if one * two > 0 and min(abs(one), abs(two)) > noise:
+                yield (a.predicted_ms > b.predicted_ms) == (one > 0)
+
+    def _standing(self, *launches: int) -> dict[str, float]:
+        """Log of each plan's time relative to the mean of all plans of the same round, median over
+        rounds: rounds are short, so that what slows the machine for a while slows all alike."""
+        rounds = [
+            [math.log(time) for time in together]
+            for launch in launches
+            for together in zip(*((c.first, c.second)[launch] for c in self.cells), strict=True)
+        ]
+        relative = [[time - statistics.fmean(times) for time in times] for times in rounds]
+        return {
+            cell.plan: statistics.median(times)
+            for cell, times in zip(self.cells, zip(*relative, strict=True), strict=True)
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from simulator.specs import ClusterSpec, ModelSpec, Workload
 PROBE_LAYERS: Final = 2
 """Layers of a probe of a model with more than PROBE_FULL."""
 PROBE_FULL: Final = 4
-RIVAL_CUTS: Final = (1, 2, 4, 8, 16)
+RIVAL_CUTS: Final = (1, 4, 8, 16)
 """Messages beside which compute is timed, as parts of the largest."""
 DEEP_PARAMETERS: Final = 300_000_000
 """Parameters of the largest model that is played whole: drawing more takes too long."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +13,8 @@ from domino_tune.fidelity.scores import Cell, Setting, score
 
 def cell(plan: str, predicted: float, first: float, second: float) -> Cell:
     return Cell(
-        plan=plan, label=plan, predicted_ms=predicted, steady_ms=predicted, first_ms=first,
-        second_ms=second, exposed_ms=1.0, predicted_exposed_ms=1.0, hidden=0.9,
+        plan=plan, label=plan, predicted_ms=predicted, steady_ms=predicted, first=(first,) * 3,
+        second=(second,) * 3, exposed_ms=1.0, predicted_exposed_ms=1.0, hidden=0.9,
     )  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def test_errors_are_relative_to_the_first_launch() -> None:
 def test_regret_is_what_a_plan_costs_beyond_the_best() -> None:
     found = score([MEASURED])
     assert found.tuned_regret == 0.0
-    assert found.two_regret == pytest.approx(90 / 80.4 - 1)
+    assert found.two_regret == pytest.approx((90 / 80 * 90 / 80.8) ** 0.5 - 1)
     assert 0 < found.random_regret < 0.3
 
 
@@ -61,6 +62,19 @@ def test_only_pairs_beyond_the_noise_are_judged() -> None:
     assert score([swapped]).concordance == pytest.approx(1 / 3)
     noisy = setting(cell("inter", 2.0, 100.0, 90.0), cell("tuned", 1.0, 95.0, 97.0))
     assert score([noisy]).pairs == 0
+
+
+def test_what_slows_a_whole_round_changes_no_ratio() -> None:
+    drift = (1.0, 1.3, 0.8)
+    steady = setting(cell("inter", 1.0, 100.0, 100.0), cell("tuned", 1.0, 90.0, 90.0))
+    drifting = setting(
+        *(
+            replace(c, first=tuple(t * d for t, d in zip(c.first, drift, strict=True)))
+            for c in steady.cells
+        )
+    )
+    assert drifting.regret("inter") == pytest.approx(steady.regret("inter"))
+    assert drifting.pair_noise == pytest.approx(0.0)
 
 
 def test_the_page_says_what_missed() -> None:

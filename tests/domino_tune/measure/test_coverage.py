@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from domino_tune.measure.coverage import PROBE_LAYERS, coverage
+from domino_tune.measure.coverage import PROBE_LAYERS, RIVAL_CUTS, coverage
 from domino_tune.measure.wanted import Wanted, signatures
 from domino_tune.search.space import enumerate_plans
 from simulator.build import build_schedule
@@ -143,6 +143,6 @@ def test_payload_is_what_ranks_read() -> None:
     assert set(payload) == {"cases", "collectives", "contention", "samples", "seconds"}
     assert payload["cases"][0]["model"]["hidden_size"] == 64
     assert payload["cases"][0]["plans"][0]["strategy"] == "megatron"
-    assert payload["contention"]["sizes"] == [32 * 64 * 4, 32 * 64]
+    assert payload["contention"]["sizes"] == [32 * 64 * 4 // cut for cut in RIVAL_CUTS]
     alone = wanted.without_collectives().payload(7, None)
     assert (alone["collectives"], alone["contention"]) == ([], None)
