@@ -52,8 +52,8 @@ class Turn:
 
 def validate(context: RankContext, payload: Mapping[str, Any]) -> None:
     """Play every plan ``rounds`` times. Payload: model, workload, cluster, plans (each with its
-    index, plan and order), rounds. Rank 0 reports every step's makespan (the slowest rank's) and
-    at the end each plan's median step."""
+    index, plan and order), rounds. Rank 0 reports which plan begins, until steps are timed, then
+    every step's makespan (the slowest rank's) and at the end each plan's median step."""
     session = Session.of(context, payload)
     session.training = Training(learning_rate=0.0)
     turns = [
@@ -64,6 +64,7 @@ def validate(context: RankContext, payload: Mapping[str, Any]) -> None:
         for entry in payload["plans"]
     ]
     for turn in turns:
+        context.report({"kind": "begin", "plan": turn.index})
         with _memory_of(turn):
             turn.peak_bytes = step_peak_bytes(turn.executor, session.batch)
         context.beat()
@@ -88,9 +89,11 @@ def _memory_of(turn: Turn) -> Iterator[None]:
 
 
 def _take_turn(session: Session, turn: Turn, step: int) -> None:
-    """One step; steps below WARM_UP leave no trace."""
+    """One step; those below WARM_UP are not kept."""
     context = session.context
     session.parameters.steps = step
+    if step < WARM_UP:
+        context.report({"kind": "begin", "plan": turn.index})
     context.barrier()
     with _memory_of(turn):
         result = turn.executor.run_step(*session.batch)
