@@ -22,8 +22,8 @@ from domino_tune.medians import median_interval
 from domino_tune.ranks import launch_spec
 from domino_tune.requests import TuneRequest
 from domino_tune.results import Interval, TrialResult
-from domino_tune.runtime.launch_external import find_launcher
 from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.runtime.launcher import find_launcher
 from domino_tune.runtime.measured import Measured, run_plans
 from domino_tune.search.correction import BASELINE, MeasuredPool
 from domino_tune.search.measured import (

@@ -22,8 +22,8 @@ from domino_tune.planfile import ProfileRef
 from domino_tune.profiling_results import MeasuredSection, ProfilingResult
 from domino_tune.ranks import launch_spec
 from domino_tune.requests import ProfileRequest
-from domino_tune.runtime.launch_external import find_launcher
 from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.runtime.launcher import find_launcher
 from domino_tune.store.files import check_writable
 from domino_tune.store.models import load_model
 from domino_tune.store.profiles import bundled_names, load_profile, user_profiles_dir

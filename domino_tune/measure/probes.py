@@ -19,8 +19,8 @@ import torch
 
 from domino_tune.measure.traffic import Traffic
 from domino_tune.runtime.clock import clock_for
+from domino_tune.runtime.context import RankContext
 from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.groups import RankContext
 from domino_tune.runtime.session import Session
 from domino_tune.runtime.silent import silent_lanes
 from simulator.ops import Collective, Signature

@@ -21,7 +21,7 @@ from domino_tune.measure.probes import (
     plan_messages,
     skew_message,
 )
-from domino_tune.runtime.groups import RankContext
+from domino_tune.runtime.context import RankContext
 from domino_tune.runtime.session import Session
 from simulator.ops import Collective
 from simulator.plan import SlicePlan
