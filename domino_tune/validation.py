@@ -11,12 +11,13 @@ from typing import Final
 
 from domino_tune.case import GIB, Setup
 from domino_tune.errors import RunError, ToleranceError
+from domino_tune.graph_notes import graph_notes
 from domino_tune.measure.machine import machine_of, ranks_per_node
 from domino_tune.measure.same_machine import differences
 from domino_tune.medians import half_spread, median_interval
 from domino_tune.planfile import PlanFile, load_plan
 from domino_tune.present_speed import PresentCost, present_speed
-from domino_tune.ranks import check_runnable, launch_spec, patient
+from domino_tune.ranks import check_comm_ctas, check_runnable, launch_spec, patient
 from domino_tune.requests import ValidateRequest
 from domino_tune.results import Interval
 from domino_tune.runtime.launch import check_ready
@@ -35,7 +36,6 @@ from simulator.predict import simulate as play
 from simulator.profile import Profile
 from simulator.timeline import Timeline
 
-EAGER: Final = "Launches are predicted as free, under CUDA graphs; here each op is launched."
 LOSS_TOLERANCE: Final = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
 """Relative; slicing changes the order of sums."""
 SURE_ROUNDS: Final = 6
@@ -79,6 +79,7 @@ def validate(request: ValidateRequest, progress: Progress = silent) -> ValidateR
     spec = launch_spec(request, tp=setup.cluster.tp, dp=setup.cluster.dp)
     check_ready(spec)
     differing = check_machine(setup, spec, force=request.force)
+    check_comm_ctas((one.plan.comm_ctas for one in files.values()), spec.backend)
     candidates = _candidates(setup, files)
     timelines = [play(setup.case, one.plan, one.order) for one in candidates]
     runs = Runs(
@@ -277,6 +278,8 @@ def _validated(setup: Setup, one: Compared, baseline: Compared) -> ValidatedPlan
         failed=one.measured.failed,
         makespans_ms=tuple(makespan * MS for makespan in makespans),
         roles=role_times(one.predicted, one.measured),
+        captured=one.measured.captured,
+        why_not_captured=one.measured.why_not_captured,
     )  # fmt: skip
 
 
@@ -345,7 +348,7 @@ def _warnings(
     if differing:
         found.append(f"The profile is of another machine: {'; '.join(differing)}.")
     if setup.cluster.cuda_graph:
-        found.append(EAGER)
+        found += graph_notes(measured)
     if request.rounds < SURE_ROUNDS:
         found.append(
             f"{request.rounds} rounds are too few for an interval of 95 %; their whole range is "

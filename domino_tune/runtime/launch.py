@@ -14,9 +14,10 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from domino_tune.runtime.launch_external import Launcher, find_launcher, run_as_rank
+from domino_tune.runtime.launch_external import run_as_rank
 from domino_tune.runtime.launch_local import run_on_own_ranks
 from domino_tune.runtime.launch_spec import LaunchSpec, Message
+from domino_tune.runtime.launcher import Launcher, find_launcher
 from simulator.errors import InputError
 
 __all__ = ["LaunchSpec", "Message", "check_ready", "run_job"]
