@@ -45,7 +45,7 @@ class PlanProbe:
     """Plays a plan without communication: what its compute ops take, in place.
 
     ``found`` collects durations by signature, shared between probes: a signature that several
-    plans have is timed in all of them. ``totals`` holds every rank's durations of a step.
+    plans have is timed in all of them. ``steps`` holds every rank's durations of each step.
     """
 
     def __init__(self, session: Session, plan: SlicePlan, found: Samples) -> None:

@@ -80,7 +80,7 @@ def test_groups_are_made_by_all_ranks_once_a_count(monkeypatch: pytest.MonkeyPat
         made.append((ranks, pg_options))
         return f"group {ranks}"
 
-    monkeypatch.setattr(group_lanes.dist, "new_group", new_group)
+    monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(group_lanes, "StreamLane", lambda group: SimpleNamespace(group=group))
     monkeypatch.setattr(group_lanes, "nccl_options", lambda ctas, timeout: ctas)
     lanes = GroupLanes(LaunchSpec(tp=2, dp=2, backend="nccl"), 3)
@@ -103,7 +103,7 @@ def test_options_say_how_many_and_how_patient(monkeypatch: pytest.MonkeyPatch) -
             self.config = SimpleNamespace(min_ctas=0, max_ctas=0)
 
     fake = SimpleNamespace(Options=Options)
-    monkeypatch.setattr(group_lanes.dist, "ProcessGroupNCCL", fake, raising=False)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", fake, raising=False)
     timeout = group_timeout(LaunchSpec(tp=2, backend="nccl"))
     options = nccl_options(8, timeout)
     assert (options.config.min_ctas, options.config.max_ctas) == (8, 8)
