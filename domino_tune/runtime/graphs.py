@@ -57,12 +57,14 @@ class CapturedExecutor:
         return self._replay(self._captured, tokens, targets)
 
     def _capture(self, tokens: torch.Tensor, targets: torch.Tensor) -> None:
-        state = self.executor.state
+        state, stream = self.executor.state, torch.cuda.current_stream()
         kept = dict(state.saved)
         try:
             self._captured = _Captured(self.executor, tokens, targets, self.pool)
         except (RuntimeError, AssertionError) as error:
-            self.why_not = f"{type(error).__name__}: {error}".splitlines()[0]
+            first = _first_of(error)
+            self.why_not = f"{type(first).__name__}: {first}".splitlines()[0]
+            torch.cuda.set_stream(stream)  # a capture that fails may leave its own behind
             state.values.clear()
             state.saved.clear()
             state.saved.update(kept)
@@ -121,3 +123,10 @@ def whole_ns(executor: Executor, result: StepResult) -> int:
     """What an eager step took as a whole, by the executor's clock."""
     clock = executor.clock
     return clock.elapsed_ns if isinstance(clock, DeviceClock) else result.timeline.makespan_ns
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """What went wrong first: ending a capture that failed fails again, and says nothing."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
