@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Final, cast
 
 from domino_tune.case import GIB
 from domino_tune.commands import command_line
-from domino_tune.measure.coverage import coverage
+from domino_tune.measure.coverage import coverage, cta_counts
 from domino_tune.measure.general import CPU, GPU, general
 from domino_tune.measure.machine import machine_of, ranks_per_node
 from domino_tune.measure.outliers import outliers_of
@@ -22,9 +23,10 @@ from domino_tune.planfile import ProfileRef
 from domino_tune.profiling_results import MeasuredSection, ProfilingResult
 from domino_tune.ranks import launch_spec
 from domino_tune.requests import ProfileRequest
-from domino_tune.runtime.launch_external import find_launcher
+from domino_tune.runtime.launch import check_ready
 from domino_tune.runtime.launch_spec import LaunchSpec
-from domino_tune.store.files import check_writable
+from domino_tune.runtime.launcher import find_launcher
+from domino_tune.store.files import check_writable, make_folder, only_user
 from domino_tune.store.models import load_model
 from domino_tune.store.profiles import bundled_names, load_profile, user_profiles_dir
 from domino_tune.tuning import Progress, silent
@@ -68,7 +70,20 @@ def profile(request: ProfileRequest, progress: Progress = silent) -> ProfilingRe
     """
     began = time.monotonic()
     task = resolve_task(request)
-    lacking = task.lacking
+    with _alone_with(task.path):
+        known = _existing(task.path, task.profile, force=request.force)
+        return _measured(replace(task, profile=known), progress, began)
+
+
+def _alone_with(path: Path) -> AbstractContextManager[None]:
+    """Only one run at a time writes a profile; of a launcher's ranks, that is the first."""
+    if not _speaks():
+        return nullcontext()
+    return only_user(path, "wait for it to end, or give another --name")
+
+
+def _measured(task: Task, progress: Progress, began: float) -> ProfilingResult:
+    request, lacking = task.request, task.lacking
     if lacking.is_empty:
         if not _speaks():
             raise SystemExit(0)
@@ -101,8 +116,8 @@ def profile_path(name: str) -> Path:
 
 
 def resume_command(request: ProfileRequest) -> str:
-    """The command that goes on where this one stopped: the same, but for ``--force``, which the
-    first has made needless."""
+    """The command that goes on where this one stopped: the same, ``--force`` included, which is
+    needed as long as nothing measured here is in the file."""
     return command_line("profile", request)
 
 
@@ -110,6 +125,7 @@ def resolve_task(request: ProfileRequest) -> Task:
     """Everything but the measuring. Raises InputError, before anything starts."""
     _check_options(request)
     spec = launch_spec(request, tp=request.tp, dp=request.dp or 1)
+    check_ready(spec)
     machine = machine_of(spec)
     fresh = Profile(
         name=request.name,
@@ -117,7 +133,7 @@ def resolve_task(request: ProfileRequest) -> Task:
         machine=machine,
     )
     path = profile_path(request.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, "choose another home with $DOMINO_TUNE_HOME")
     check_writable(path)
     known = _existing(path, fresh, force=request.force)
     per_node = ranks_per_node(spec)
@@ -145,7 +161,9 @@ def _wanted(
     )
     check_shardable(loaded.spec, workload, cluster)
     memory = round(profile.machine.gpu_memory_gib * GIB)
-    wanted = coverage(loaded.spec, workload, cluster, memory_bytes=memory)
+    wanted = coverage(
+        loaded.spec, workload, cluster, memory_bytes=memory, ctas=cta_counts(profile.machine)
+    )
     need = max(case.peak_bytes(profile) for case in wanted.cases)
     if need > memory:
         raise InputError(
@@ -173,7 +191,7 @@ def _flag(name: str) -> str:
 
 
 def _existing(path: Path, fresh: Profile, *, force: bool) -> Profile:
-    """The file's profile, of this machine or by force, else ``fresh``."""
+    """The file's profile, of this machine or by force made one of it, else ``fresh``."""
     if not path.exists():
         return fresh
     try:
@@ -188,9 +206,9 @@ def _existing(path: Path, fresh: Profile, *, force: bool) -> Profile:
             f"Profile {known.name!r} in {str(path)!r} is of another machine "
             f"({'; '.join(found)}). Give another --name, or --force to go on with it."
         )
-    if found:
-        details = {**known.machine.details, "forced": "; ".join(found)}
-        return replace(known, machine=replace(known.machine, details=details))
+    if found:  # what is measured now is of this machine; the detail tells that not all rows are
+        details = {**fresh.machine.details, "forced": "; ".join(found)}
+        return replace(known, machine=replace(fresh.machine, details=details))
     return known
 
 
@@ -245,7 +263,8 @@ def _section(before: Profile, after: Profile, left: Wanted, name: str) -> Measur
     elif name == "collectives":
         lacking = len(left.collectives)
     elif name == "contention":
-        lacking = 0 if left.contention is None else len(left.contention.sizes)
+        rivals = left.contention
+        lacking = 0 if rivals is None else len(rivals.sizes) * len(rivals.ctas)
     now, old = getattr(after, name), getattr(before, name)
     if now is not None and not hasattr(now, "rows"):
         return MeasuredSection(section=name, rows=None, new=int(now != old), left=lacking)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from typing import cast
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final, cast
 
 from domino_tune.quantities import parse_quantity
 from domino_tune.requests import RanksFields
-from domino_tune.runtime.launch_spec import Backend, LaunchSpec
+from domino_tune.runtime.launch_spec import CTA_SETTINGS, Backend, LaunchSpec
+from simulator.errors import InputError
+from simulator.specs import ModelSpec
 
-BITS = 8
+BITS: Final = 8
+PATIENCE: Final = 5
+"""A step may take this many times what was predicted before it counts as a hang."""
 
 
 def launch_spec(request: RanksFields, *, tp: int, dp: int = 1) -> LaunchSpec:
@@ -28,3 +35,39 @@ def launch_spec(request: RanksFields, *, tp: int, dp: int = 1) -> LaunchSpec:
 def default_backend(*, emulated: bool) -> Backend:
     """nccl where NVIDIA's driver is installed and no link is emulated, else gloo."""
     return "nccl" if shutil.which("nvidia-smi") and not emulated else "gloo"
+
+
+def patient(spec: LaunchSpec, longest_ns: float) -> LaunchSpec:
+    """``spec`` with patience for steps that are predicted to take up to ``longest_ns``."""
+    return replace(spec, hang_timeout_s=max(spec.hang_timeout_s, PATIENCE * longest_ns * 1e-9))
+
+
+def check_runnable(model: ModelSpec, remedy: str = "Give --set attention_dropout=0.") -> None:
+    """Raise InputError for a model that real ranks do not run; ``remedy`` says what to do."""
+    if model.attention_dropout > 0:
+        raise InputError(
+            f"{model.name} has attention_dropout = {model.attention_dropout}, which real ranks do "
+            f"not run: sliced attention would need masks that slicing does not change. {remedy}"
+        )
+
+
+def check_comm_ctas(
+    counts: Iterable[int], backend: Backend, env: Mapping[str, str] = os.environ
+) -> None:
+    """Raise InputError where plans with these ``comm_ctas`` would not run with them: on gloo, and
+    where the environment asks NCCL for another count."""
+    asked = sorted(set(counts) - {0})
+    if not asked:
+        return
+    if backend == "gloo":
+        raise InputError(
+            f"comm_ctas = {asked[0]} is a number of NCCL CTAs, which gloo does not have; run with "
+            "--backend nccl, or make plans with comm_ctas 0 from a profile measured over gloo."
+        )
+    others = {name: env[name] for name in CTA_SETTINGS if name in env}
+    for name, value in others.items():
+        if asked != [int(value) if value.isdecimal() else None]:
+            raise InputError(
+                f"{name}={value} in the environment stands above a plan's comm_ctas = {asked[0]}: "
+                f"NCCL would not follow the plan. Unset {name}."
+            )
