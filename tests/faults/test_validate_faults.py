@@ -15,12 +15,15 @@ import pytest
 pytest.importorskip("torch")
 
 from domino_tune import services
+from domino_tune.case import Setup
 from domino_tune.errors import RankKilledError
 from domino_tune.requests import ValidateRequest
 from domino_tune.runtime import measured
 from domino_tune.runtime.launch import LaunchSpec
 from domino_tune.runtime.measured import BROKE, KILLED, OUT_OF_MEMORY, Measured, run_plans
-from simulator.plan import MEGATRON
+from domino_tune.store.profiles import load_profile
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.predict import order_of
 from tests.conftest import REPOSITORY
 from tests.domino_tune.runs import Runner
 from tests.domino_tune.validation_cases import CLUSTER, FOUR, MODEL, TWO, WORKLOAD, write_files
@@ -142,13 +145,11 @@ def test_no_plan_left_is_an_error(run: Runner, monkeypatch: pytest.MonkeyPatch) 
     assert "out of memory" in done.out
 
 
-def lenient(fails_last: bool = True) -> list[Measured]:
-    """Baseline and plans of two and four row slices, three rounds."""
-    plans = [MEGATRON, TWO, FOUR] if fails_last else [FOUR, TWO]
-    return run_plans(
-        MODEL, WORKLOAD, CLUSTER, [(plan, None) for plan in plans], 3, LaunchSpec(tp=2),
-        lenient=True,
-    )  # fmt: skip
+def lenient(*plans: SlicePlan) -> list[Measured]:
+    """The plans in turn, three rounds on two ranks."""
+    setup = Setup(model=MODEL, workload=WORKLOAD, cluster=CLUSTER, profile=load_profile("h100-dgx"))
+    planned = [(plan, order_of(setup.case, plan)) for plan in plans]
+    return run_plans(MODEL, WORKLOAD, CLUSTER, planned, 3, LaunchSpec(tp=2), lenient=True)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_a_plan_that_brings_its_ranks_down_fails_alone(
     monkeypatch: pytest.MonkeyPatch, job: str, why: str
 ) -> None:
     monkeypatch.setattr(measured, "JOB", f"tests.faults.jobs:{job}")
-    *others, four = lenient()
+    *others, four = lenient(MEGATRON, TWO, FOUR)
     assert four.failed == why
     assert [len(one.makespans_ns) for one in others] == [3, 3]
 
@@ -166,7 +167,7 @@ def test_a_plan_that_brings_its_ranks_down_fails_alone(
 def test_the_first_plan_takes_all_down_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "JOB", "tests.faults.jobs:validate_killed")
     with pytest.raises(RankKilledError, match="Rank 1 of 2 was killed by SIGKILL"):
-        lenient(fails_last=False)
+        lenient(FOUR, TWO)
 
 
 def test_validate_says_which_plan_killed_its_ranks(
