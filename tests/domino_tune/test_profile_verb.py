@@ -17,6 +17,7 @@ from domino_tune.cli import main
 from domino_tune.formats.model_file import dump_model
 from domino_tune.measure.machine import this_machine
 from domino_tune.requests import ProfileRequest
+from domino_tune.store.files import only_user
 from domino_tune.store.profiles import load_profile, save_profile
 from simulator.profile import Profile
 from tests.conftest import REPOSITORY
@@ -150,10 +151,30 @@ def test_a_forced_profile_says_so(at_home: Path) -> None:
         name="forced", tp=2, for_model=str(at_home / "tiny.json"), seq_length=16,
         micro_batch_size=2, force=True,
     )  # fmt: skip
-    assert (
-        "gpus_per_node: profiled 5, here 2"
-        in resolve_task(request).profile.machine.details["forced"]
-    )
+    forced = resolve_task(request).profile
+    assert "ranks on a node: profiled 5, here 2" in forced.machine.details["forced"]
+    assert forced.machine.gpus_per_node == 2
+    save_profile(forced, path)
+    again = resolve_task(replace(request, force=False)).profile
+    assert again.machine == forced.machine
+
+
+def test_a_profile_in_use_is_left_alone(at_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("profile", "--name", "here", *for_model(at_home), *JOB, *FEW)
+    with only_user(at_home / "profiles" / "here.json", "wait"):
+        _, err = said(capsys, *command, code=2)
+    assert "in use by another run; wait for it to end, or give another --name" in err
+    said(capsys, *command)
+
+
+def test_a_home_that_cannot_be_made_is_said(
+    at_home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (at_home / "file").write_text("")
+    monkeypatch.setenv("DOMINO_TUNE_HOME", str(at_home / "file"))
+    _, err = said(capsys, "profile", "--name", "new", "--tp", "2", code=2)
+    assert "Cannot make the folder" in err
+    assert "DOMINO_TUNE_HOME" in err
 
 
 @pytest.mark.parametrize(
