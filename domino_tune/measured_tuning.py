@@ -19,11 +19,11 @@ from domino_tune.measure.same_machine import compared_fields
 from domino_tune.measured_pool import EXHAUSTIVE, Choice, choose_pool
 from domino_tune.measured_results import MeasuredPlan, MeasuredTuneResult
 from domino_tune.medians import median_interval
-from domino_tune.ranks import launch_spec
+from domino_tune.ranks import check_comm_ctas, launch_spec
 from domino_tune.requests import TuneRequest
 from domino_tune.results import Interval, TrialResult
-from domino_tune.runtime.launch_external import find_launcher
 from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.runtime.launcher import find_launcher
 from domino_tune.runtime.measured import Measured, run_plans
 from domino_tune.search.correction import BASELINE, MeasuredPool
 from domino_tune.search.measured import (
@@ -162,6 +162,7 @@ def tune_measured(request: TuneRequest, progress: Progress = silent) -> Measured
     setup = resolve(request)
     spec = launch_spec(request, tp=setup.cluster.tp, dp=setup.cluster.dp)
     differing = check_machine(setup.profile, spec, force=request.force)
+    check_comm_ctas(setup.profile.comm_ctas_choices(*setup.cluster.tp_group), spec.backend)
     question = question_of(setup, spec)
     path = Path(request.evidence) if request.evidence else evidence_path(question)
     space = space_of(setup, request.target)

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from domino_tune.case import GIB
 from domino_tune.commands import command_line
-from domino_tune.measure.coverage import coverage
+from domino_tune.measure.coverage import coverage, cta_counts
 from domino_tune.measure.general import CPU, GPU, general
 from domino_tune.measure.machine import machine_of, ranks_per_node
 from domino_tune.measure.outliers import outliers_of
@@ -22,8 +22,8 @@ from domino_tune.planfile import ProfileRef
 from domino_tune.profiling_results import MeasuredSection, ProfilingResult
 from domino_tune.ranks import launch_spec
 from domino_tune.requests import ProfileRequest
-from domino_tune.runtime.launch_external import find_launcher
 from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.runtime.launcher import find_launcher
 from domino_tune.store.files import check_writable
 from domino_tune.store.models import load_model
 from domino_tune.store.profiles import bundled_names, load_profile, user_profiles_dir
@@ -145,7 +145,9 @@ def _wanted(
     )
     check_shardable(loaded.spec, workload, cluster)
     memory = round(profile.machine.gpu_memory_gib * GIB)
-    wanted = coverage(loaded.spec, workload, cluster, memory_bytes=memory)
+    wanted = coverage(
+        loaded.spec, workload, cluster, memory_bytes=memory, ctas=cta_counts(profile.machine)
+    )
     need = max(case.peak_bytes(profile) for case in wanted.cases)
     if need > memory:
         raise InputError(
@@ -245,7 +247,8 @@ def _section(before: Profile, after: Profile, left: Wanted, name: str) -> Measur
     elif name == "collectives":
         lacking = len(left.collectives)
     elif name == "contention":
-        lacking = 0 if left.contention is None else len(left.contention.sizes)
+        rivals = left.contention
+        lacking = 0 if rivals is None else len(rivals.sizes) * len(rivals.ctas)
     now, old = getattr(after, name), getattr(before, name)
     if now is not None and not hasattr(now, "rows"):
         return MeasuredSection(section=name, rows=None, new=int(now != old), left=lacking)

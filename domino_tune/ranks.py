@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 from domino_tune.quantities import parse_quantity
 from domino_tune.requests import RanksFields
-from domino_tune.runtime.launch_spec import Backend, LaunchSpec
+from domino_tune.runtime.launch_spec import CTA_SETTINGS, Backend, LaunchSpec
+from simulator.errors import InputError
 
 BITS = 8
 
@@ -28,3 +31,25 @@ def launch_spec(request: RanksFields, *, tp: int, dp: int = 1) -> LaunchSpec:
 def default_backend(*, emulated: bool) -> Backend:
     """nccl where NVIDIA's driver is installed and no link is emulated, else gloo."""
     return "nccl" if shutil.which("nvidia-smi") and not emulated else "gloo"
+
+
+def check_comm_ctas(
+    counts: Iterable[int], backend: Backend, env: Mapping[str, str] = os.environ
+) -> None:
+    """Raise InputError where plans with these ``comm_ctas`` would not run with them: on gloo, and
+    where the environment asks NCCL for another count."""
+    asked = sorted(set(counts) - {0})
+    if not asked:
+        return
+    if backend == "gloo":
+        raise InputError(
+            f"comm_ctas = {asked[0]} is a number of NCCL CTAs, which gloo does not have; run with "
+            "--backend nccl, or make plans with comm_ctas 0 from a profile measured over gloo."
+        )
+    others = {name: env[name] for name in CTA_SETTINGS if name in env}
+    for name, value in others.items():
+        if asked != [int(value) if value.isdecimal() else None]:
+            raise InputError(
+                f"{name}={value} in the environment stands above a plan's comm_ctas = {asked[0]}: "
+                f"NCCL would not follow the plan. Unset {name}."
+            )

@@ -17,7 +17,7 @@ from domino_tune.measure.same_machine import differences
 from domino_tune.medians import half_spread, median_interval
 from domino_tune.planfile import PlanFile, load_plan
 from domino_tune.present_speed import PresentCost, present_speed
-from domino_tune.ranks import launch_spec
+from domino_tune.ranks import check_comm_ctas, launch_spec
 from domino_tune.requests import ValidateRequest
 from domino_tune.results import Interval
 from domino_tune.runtime.launch_spec import LaunchSpec
@@ -78,6 +78,7 @@ def validate(request: ValidateRequest, progress: Progress = silent) -> ValidateR
     )  # fmt: skip
     spec = launch_spec(request, tp=setup.cluster.tp, dp=setup.cluster.dp)
     differing = check_machine(profile, spec, force=request.force)
+    check_comm_ctas((one.plan.comm_ctas for one in files.values()), spec.backend)
     candidates = _candidates(setup, files)
     timelines = [play(setup.case, one.plan, one.order) for one in candidates]
     runs = Runs(

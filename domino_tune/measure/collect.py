@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from statistics import fmean
 from typing import Any
 
-from simulator.contention import ComputeContention, ContentionFit, SizeContention
+from domino_tune.measure.contention_law import contention_fit
 from simulator.lookup.attention import AttentionRow
 from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.gemm import GemmRow
@@ -52,6 +51,8 @@ def signature_from(plain: list[Any]) -> Signature:
 def _add_plan(profile: Profile, message: Mapping[str, Any]) -> Profile:
     for row in message["ops"]:
         profile = _add_op(profile, signature_from(row["signature"]), row)
+    if "overhead_us" not in message:  # of a GPU, whose launches are measured apart
+        return profile
     computing = dict.fromkeys(("gemm", "attention", "pointwise"), message["overhead_us"])
     known = profile.launch.cost_us if profile.launch else {}
     launch = LaunchSection(mode="inline", cost_us={**known, **computing}, provenance=MEASURED)
@@ -105,39 +106,24 @@ def _add_collective(profile: Profile, message: Mapping[str, Any]) -> Profile:
     rows = {r.key: r for r in (profile.collectives.rows if profile.collectives else ())}
     _keep(rows, row.key, row)
     section = CollectiveSection(rows=tuple(rows[key] for key in sorted(rows)), provenance=MEASURED)
+    profile = replace(profile, collectives=section)
+    if "hand_over_us" not in message:
+        return profile
     launch = profile.launch or LaunchSection(mode="inline", cost_us={}, provenance=MEASURED)
     cost_us = {**launch.cost_us, "collective": message["hand_over_us"]}
-    return replace(profile, collectives=section, launch=replace(launch, cost_us=cost_us))
+    return replace(profile, launch=replace(launch, cost_us=cost_us))
 
 
 def _add_contention(profile: Profile, message: Mapping[str, Any]) -> Profile:
-    rows = sorted(message["rows"], key=lambda row: row["size_bytes"])
-    by_size = tuple(
-        SizeContention(
-            bytes=row["size_bytes"],
-            compute={family: max(1.0, row["compute"][family]) for family in sorted(row["compute"])},
-            collective_factor=max(1.0, row["collective"]),
-        )
-        for row in rows
-    )
-    fit = ContentionFit(
-        sm_count=1,
-        default_ctas=1,
-        compute=tuple(
-            ComputeContention(
-                family=family,
-                sms_per_cta=0.0,
-                factor=fmean(row.compute[family] for row in by_size),
-            )
-            for family in by_size[0].compute
-        ),
-        collective_factor=fmean(row.collective_factor for row in by_size),
-        shared_links_factor=2.0,
-        apart_factor=1.0,
-        error=0.05,
-        by_size=by_size,
-    )
+    if not message["rows"]:
+        return profile
+    fit = contention_fit(message["rows"], sm_count=profile.machine.sm_count)
     return replace(profile, contention=ContentionSection(fit=fit, provenance=MEASURED))
+
+
+def _add_launch(profile: Profile, message: Mapping[str, Any]) -> Profile:
+    launch = LaunchSection(mode="async", cost_us=dict(message["cost_us"]), provenance=MEASURED)
+    return replace(profile, launch=launch)
 
 
 def _add_skew(profile: Profile, message: Mapping[str, Any]) -> Profile:
@@ -160,4 +146,5 @@ _HANDLERS = {
     "plan": _add_plan,
     "collective": _add_collective,
     "contention": _add_contention,
+    "launch": _add_launch,
 }

@@ -20,10 +20,12 @@ from domino_tune.measure.wanted import (
     compute_only,
     signatures,
 )
+from domino_tune.runtime.launch_spec import CTA_SETTINGS
 from domino_tune.search.space import SpaceSpec
 from simulator.errors import InfeasiblePlanError
 from simulator.ops import Collective, Gemm, Signature
 from simulator.plan import MEGATRON, Order, SlicePlan, row_slice_sizes
+from simulator.profile import Machine
 from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
@@ -32,6 +34,9 @@ PROBE_LAYERS: Final = 2
 PROBE_FULL: Final = 4
 RIVAL_CUTS: Final = (1, 4, 8, 16)
 """Messages beside which compute is timed, as parts of the largest."""
+CTAS: Final = (1, 2, 4, 8, 16, 32)
+CTA_CUTS: Final = (1, 4, 16)
+"""Messages that are timed with every CTA count, as parts of the largest."""
 DEEP_PARAMETERS: Final = 300_000_000
 """Parameters of the largest model that is played whole: drawing more takes too long."""
 DEEP_TOKENS: Final = 16
@@ -53,12 +58,13 @@ def coverage(
     *,
     memory_bytes: int,
     spec: SpaceSpec | None = None,
+    ctas: tuple[int, ...] = (),
 ) -> Wanted:
     """Cases that contain all signatures of the space's plans, most useful first.
 
     Few slices come first: they are the plans that win, and between measured ones others can be
-    interpolated if time runs out. ``memory_bytes`` is what a rank has. Raises InputError where the
-    model does not shard.
+    interpolated if time runs out. ``memory_bytes`` is what a rank has; ``ctas`` the CTA counts to
+    measure beside the backend's choice. Raises InputError where the model does not shard.
     """
     spec = spec or SpaceSpec()
     cuts = list(_cuts(spec, model, workload))
@@ -77,22 +83,46 @@ def coverage(
             cases.append(replace(case, plans=tuple(plans)))
     return Wanted(
         cases=tuple(cases),
-        collectives=_collectives(model, workload, cluster, cuts),
-        contention=contention_of(model, workload, cluster),
+        collectives=with_ctas(_collectives(model, workload, cluster, cuts), cluster, ctas),
+        contention=contention_of(model, workload, cluster, ctas),
         ops=frozenset(kept),
     )
 
 
+def cta_counts(machine: Machine) -> tuple[int, ...]:
+    """CTA counts to measure on a machine: none without NCCL, or where a setting fixes them."""
+    fixed = any(name in machine.details for name in CTA_SETTINGS)
+    return CTAS if machine.backend == "nccl" and not fixed else ()
+
+
+def with_ctas(
+    collectives: tuple[Collective, ...], cluster: ClusterSpec, ctas: tuple[int, ...]
+) -> tuple[Collective, ...]:
+    """``collectives`` and, behind them, those of each CTA count: the tensor-parallel group's
+    largest message, parts of it, and its smallest. Times of others lie on lines between them."""
+    mine = [c for c in collectives if (c.nodes, c.per_node) == cluster.tp_group]
+    if not mine:
+        return collectives
+    largest, least = (pick(mine, key=lambda c: c.size_bytes) for pick in (max, min))
+    sizes = dict.fromkeys([*(largest.size_bytes // cut for cut in CTA_CUTS), least.size_bytes])
+    kept = [size for size in sizes if size >= least.size_bytes]
+    asked = [largest._replace(size_bytes=size, ctas=count) for size in kept for count in ctas]
+    return (*collectives, *asked)
+
+
 def contention_of(
-    model: ModelSpec, workload: Workload, cluster: ClusterSpec
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec, ctas: tuple[int, ...] = ()
 ) -> ContentionProbe | None:
-    """Two row slices beside messages as they and their column pieces send; None with one rank."""
+    """Two row slices beside messages as they and their column pieces send; where there are CTA
+    counts, beside the largest with each of them, the backend's choice last. None with one rank."""
     if cluster.tp == 1:
         return None
     two = workload.micro_batch_size > 1
     plan = SlicePlan(row_slices=2, order="intra", wgrad="eager") if two else MEGATRON
     shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=plan)
     size = shapes.hidden_bytes(0)
+    if ctas:
+        return ContentionProbe(case=0, plan=plan, sizes=(size,), ctas=(*ctas, 0))
     return ContentionProbe(case=0, plan=plan, sizes=tuple(size // cut for cut in RIVAL_CUTS))
 
 

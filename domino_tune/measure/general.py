@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from domino_tune.measure.coverage import contention_of
+from domino_tune.measure.coverage import contention_of, cta_counts, with_ctas
 from domino_tune.measure.wanted import ProbeCase, Wanted, compute_only
 from simulator.ops import Collective
 from simulator.plan import MEGATRON, SlicePlan
@@ -63,11 +63,14 @@ def general(grid: Grid, cluster: ClusterSpec, dtype: Dtype, profile: Profile) ->
         ).peak_bytes(profile)
         <= capacity
     )
+    ctas = cta_counts(profile.machine)
     played = (case.signatures(plan) for case in cases for plan in case.plans)
     return Wanted(
         cases=cases,
-        collectives=_messages(grid, cluster, dtype),
-        contention=contention_of(cases[0].model, cases[0].workload, cluster) if cases else None,
+        collectives=with_ctas(_messages(grid, cluster, dtype), cluster, ctas),
+        contention=(
+            contention_of(cases[0].model, cases[0].workload, cluster, ctas) if cases else None
+        ),
         ops=compute_only(frozenset().union(*played)),
     )
 

@@ -13,13 +13,16 @@ from domino_tune.runtime.clock import DeviceClock, HostClock, WholeClock, empty_
 from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.graphs import CapturedExecutor
 from domino_tune.runtime.head_start import HeadStart
+from domino_tune.runtime.lanes import Lane
 from domino_tune.runtime.session import Session
 from domino_tune.runtime.silent import silent_lanes
 from simulator.plan import SlicePlan
-from simulator.schedule import COMPUTE
+from simulator.schedule import COMPUTE, TP
 
 WARM_UP = 3
 STEPS = 10
+ISSUES = 50
+"""Collectives in flight at once: few enough for the device's queue to hold."""
 
 
 def launch_row(session: Session, plan: SlicePlan) -> dict[str, Any]:
@@ -65,6 +68,47 @@ def host_costs(
                 kinds[op.signature.kind].append(end - start)
                 roles[op.role].append(end - start)
     return statistics.median(steps) / 1e3, _medians_us(kinds), _medians_us(roles)
+
+
+def issue_us(lane: Lane, device: torch.device) -> float:
+    """Host µs of handing a small all-reduce to a lane and having compute wait for it. All ranks of
+    the lane's group do this together."""
+    tensor = torch.zeros(1024, device=device)
+    times = []
+    for _ in range(WARM_UP + ISSUES):
+        begun = time.perf_counter_ns()
+        lane.issue("launch", tensor, "sum").wait()
+        times.append(time.perf_counter_ns() - begun)
+    torch.cuda.synchronize()
+    return statistics.median(times[WARM_UP:]) / 1e3
+
+
+class LaunchProbe:
+    """What launches cost the hosts of all ranks, by kind of op: measured once, in the first round."""
+
+    def __init__(self, session: Session, plan: SlicePlan) -> None:
+        self.session = session
+        self.plan = plan
+        self.cost_us: dict[str, float] = {}
+
+    def warm_up(self) -> None:
+        """Nothing: measuring begins with steps that do not count."""
+
+    def measure(self) -> None:
+        """All of it, if it was not measured before."""
+        if self.cost_us:
+            return
+        context = self.session.context
+        context.barrier()
+        _, mine, _ = host_costs(self.session, self.plan)
+        mine["collective"] = issue_us(context.lanes[TP], context.device)
+        context.beat()
+        ranks = context.all_gather_objects(mine)
+        self.cost_us = {kind: statistics.fmean(rank[kind] for rank in ranks) for kind in mine}
+
+    def message(self) -> dict[str, Any]:
+        """Mean over ranks, µs."""
+        return {"kind": "launch", "cost_us": self.cost_us}
 
 
 def _medians_us(found: dict[str, list[int]]) -> dict[str, float]:

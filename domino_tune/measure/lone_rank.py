@@ -7,10 +7,11 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from domino_tune.runtime.groups import RankContext
+from domino_tune.runtime.context import RankContext
 from domino_tune.runtime.session import Session
 from domino_tune.runtime.silent import silent_lanes
 from domino_tune.runtime.state import Training
+from simulator.schedule import TP
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 
@@ -21,6 +22,7 @@ def lone_session(
 
     Attention dropout, which the runtime does not run, is taken out of ``model``.
     """
+    lanes = silent_lanes(device)
     context = RankContext(
         rank=0,
         world_size=1,
@@ -28,7 +30,8 @@ def lone_session(
         dp=cluster.dp,
         device=device,
         backend="nccl" if device.type == "cuda" else "gloo",
-        lanes=silent_lanes(device),
+        lanes=lanes,
+        tp_lane=lambda ctas: lanes[TP],
         control=dist.GroupMember.NON_GROUP_MEMBER,  # type: ignore[arg-type]
         send=lambda message: None,
         heart=lambda: None,

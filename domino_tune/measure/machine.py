@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from domino_tune.runtime.launch_external import find_launcher
 from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.runtime.launcher import find_launcher
 from domino_tune.runtime.priority import may_be_urgent
 from simulator.profile import Machine
 

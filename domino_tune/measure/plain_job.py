@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import torch
 
+from domino_tune.runtime.context import RankContext
 from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.groups import RankContext
 from domino_tune.runtime.lanes import ThreadLane
 from domino_tune.runtime.plain import PlainModel
 from domino_tune.runtime.session import Session

@@ -6,7 +6,6 @@ while disturbs all of them alike.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from bisect import bisect_left
@@ -17,11 +16,10 @@ from typing import Any, Final
 
 import torch
 
-from domino_tune.measure.traffic import Traffic
-from domino_tune.runtime.clock import clock_for
+from domino_tune.runtime.clock import Clock, empty_ns, probing_clock, was_late
+from domino_tune.runtime.context import RankContext
 from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.groups import RankContext
-from domino_tune.runtime.session import Session
+from domino_tune.runtime.session import DTYPES, Session
 from domino_tune.runtime.silent import silent_lanes
 from simulator.ops import Collective, Signature
 from simulator.plan import SlicePlan
@@ -32,12 +30,13 @@ Samples = dict[Signature, list[int]]
 Message = dict[str, Any]
 BURST: Final = 4
 """Collectives of one size that a round times, behind one that brings the ranks together."""
-BESIDE: Final = 2.5
-"""All-reduces beside a step, as a multiple of what the step takes alone: enough to outlast it."""
 COMPUTE_S: Final = 1e-3
 """Compute before a timed collective."""
 SHORTEST_US: Final = 128
 """The shortest stretch of compute over which skew is looked at."""
+TRIES: Final = 5
+"""How often a step is tried whose launches came too late on some rank; each gives the host more
+of a head start."""
 
 
 class PlanProbe:
@@ -49,7 +48,8 @@ class PlanProbe:
 
     def __init__(self, session: Session, plan: SlicePlan, found: Samples) -> None:
         self.session = session
-        self.executor = _silent(session, plan)
+        self.clock = probing_clock(session.context.device)
+        self.executor = silent_executor(session, plan, self.clock)
         self.found = found
         self.overhead_ns: list[float] = []
         self.steps: list[list[list[int]]] = []
@@ -59,18 +59,30 @@ class PlanProbe:
         self._play()
 
     def measure(self) -> None:
-        """One step."""
-        mine, makespan_ns = self._play()
+        """One step, on a GPU the first that was launched in time on all ranks."""
+        context = self.session.context
+        for _ in range(TRIES):
+            mine, makespan_ns = self._play()
+            ranks = context.all_gather_objects((mine, was_late(self.clock)))
+            if not any(late for _, late in ranks):
+                self._keep(mine, makespan_ns)
+                self.steps.append([durations for durations, _ in ranks])
+                return
+
+    def _keep(self, mine: list[int], makespan_ns: int) -> None:
         ops = [op for op in self.executor.ops if op.lane == COMPUTE]
         for op, duration_ns in zip(ops, mine, strict=True):
             self.found[op.signature].append(duration_ns)
-        self.overhead_ns.append((makespan_ns - sum(mine)) / len(self.executor.ops))
-        self.steps.append(self.session.context.all_gather_objects(mine))
+        if self.session.context.device.type != "cuda":  # there, launches are measured apart
+            self.overhead_ns.append((makespan_ns - sum(mine)) / len(self.executor.ops))
 
     def _play(self) -> tuple[list[int], int]:
-        self.session.context.barrier()
+        context = self.session.context
+        context.barrier()
         timeline = self.executor.run_step(*self.session.batch).timeline
-        return [end - start for _, start, end in timeline.lane(COMPUTE)], timeline.makespan_ns
+        empty = empty_ns(context.device)
+        spans = timeline.lane(COMPUTE)
+        return [max(1, end - start - empty) for _, start, end in spans], timeline.makespan_ns
 
 
 class CollectiveProbe:
@@ -82,9 +94,10 @@ class CollectiveProbe:
     def __init__(self, context: RankContext, collective: Collective) -> None:
         self.context = context
         self.collective = collective
-        self.lane = context.lanes[TP if collective.ranks == context.tp else DP]
-        self.tensor = torch.zeros(max(1, collective.size_bytes // 4), device=context.device)
-        self.clock = clock_for(context.device)
+        lanes = context.lanes_for(collective.ctas)
+        self.lane = lanes[TP if collective.ranks == context.tp else DP]
+        self.tensor = _message(collective, context.device)
+        self.clock = probing_clock(context.device)
         self.square = torch.randn(256, 256)
         self.spans_ns: list[int] = []
         self.hand_overs_ns: list[float] = []
@@ -94,15 +107,23 @@ class CollectiveProbe:
         self._burst()
 
     def measure(self) -> None:
-        """A burst."""
-        spans, hand_overs = self._burst()
-        ranks = self.context.all_gather_objects((spans, hand_overs))
-        self.spans_ns += [min(together) for together in zip(*(r[0] for r in ranks), strict=True)]
-        self.hand_overs_ns += [statistics.fmean(r[1]) for r in ranks]
+        """A burst, on a GPU the first that was launched in time on all ranks."""
+        for _ in range(TRIES):
+            ranks = self.context.all_gather_objects(self._burst())
+            if not any(late for _, _, late in ranks):
+                self._keep([spans for spans, _, _ in ranks], [found for _, found, _ in ranks])
+                return
 
-    def _burst(self) -> tuple[list[int], list[int]]:
+    def _keep(self, spans: list[list[int]], hand_overs: list[list[int]]) -> None:
+        self.spans_ns += [min(together) for together in zip(*spans, strict=True)]
+        if self.context.device.type != "cuda":  # a stream needs no waking up
+            self.hand_overs_ns += [statistics.fmean(rank) for rank in hand_overs]
+
+    def _burst(self) -> tuple[list[int], list[int], bool]:
+        """Spans, what they were longer for the compute lane, and whether any came too late."""
         self.context.barrier()
-        spans, hand_overs = [], []
+        spans, hand_overs, late = [], [], False
+        empty = empty_ns(self.context.device)
         for _ in range(1 + BURST):
             self._compute()
             self.clock.start()
@@ -111,11 +132,12 @@ class CollectiveProbe:
             handle.wait()
             resumed = self.clock.tick()
             self.clock.stop()
+            late |= was_late(self.clock)
             begin, end = (self.clock.at_ns(tick) for tick in handle.ticks())
-            spans.append(end - begin)
+            spans.append(max(1, end - begin - empty))
             hand_overs.append(self.clock.at_ns(resumed) - self.clock.at_ns(issued) - spans[-1])
         self.context.beat()
-        return spans[1:], hand_overs[1:]
+        return spans[1:], hand_overs[1:], late
 
     def _compute(self) -> None:
         """As in training, compute stands before a collective: the link has been idle, and the core
@@ -126,112 +148,44 @@ class CollectiveProbe:
         while time.perf_counter() < until:
             self.square @ self.square
 
-    def message(self, hand_over_us: float) -> Message:
+    def message(self, hand_over_us: float | None) -> Message:
         """What is known so far. ``hand_over_us``: what handing any collective to a lane costs."""
-        return {
+        found = {
             "kind": "collective",
             "signature": list(self.collective),
             "median_us": typical(self.spans_ns) / 1e3,
             "spread_us": spread(self.spans_ns) / 1e3,
-            "hand_over_us": hand_over_us,
             "samples": len(self.spans_ns),
         }
+        return found if hand_over_us is None else {**found, "hand_over_us": hand_over_us}
 
 
-class ContentionProbe:
-    """Plays a plan alone, then beside all-reduces of one size that never stop; times both."""
-
-    def __init__(self, session: Session, plan: SlicePlan, size_bytes: int) -> None:
-        self.session = session
-        self.executor = _silent(session, plan)
-        self.size_bytes = size_bytes
-        self.compute: dict[str, list[float]] = defaultdict(list)
-        self.stretch: list[float] = []
-
-    def warm_up(self) -> None:
-        """Nothing: its plan was played before."""
-
-    def measure(self) -> None:
-        """One pair of steps."""
-        context = self.session.context
-        alone, alone_ns = self._play()
-        calm_ns = self._calm_ns()
-        wanted = max(1, math.ceil(BESIDE * (alone_ns[1] - alone_ns[0]) / calm_ns))
-        traffic = Traffic(context.lanes[TP], self.size_bytes, context.device)
-        traffic.issue(context.all_gather_objects(wanted)[0])
-        beside, beside_ns = self._play(in_step=False)
-        traffic.drain()
-        busy = [
-            end - start
-            for start, end in _host_spans(traffic)
-            if start > beside_ns[0] and end < beside_ns[1]
-        ]
-        mine = {kind: beside[kind] / alone[kind] for kind in alone}
-        ranks = context.all_gather_objects((mine, _mean(busy) / calm_ns if busy else 1.0))
-        for kind in mine:
-            self.compute[kind].append(statistics.fmean(rank[0][kind] for rank in ranks))
-        self.stretch.append(statistics.fmean(rank[1] for rank in ranks))
-
-    def _calm_ns(self) -> float:
-        """One all-reduce, of several back to back beside nothing."""
-        self.session.context.barrier()
-        traffic = Traffic(self.session.context.lanes[TP], self.size_bytes, torch.device("cpu"))
-        traffic.issue(1 + BURST)
-        traffic.drain()
-        return _mean([end - start for start, end in _host_spans(traffic)][1:])
-
-    def _play(self, *, in_step: bool = True) -> tuple[dict[str, int], tuple[int, int]]:
-        """Time by kind of op; and when the step began and ended."""
-        if in_step:
-            self.session.context.barrier()
-        began = time.perf_counter_ns()
-        timeline = self.executor.run_step(*self.session.batch).timeline
-        totals: dict[str, int] = defaultdict(int)
-        for op, start, end in timeline.lane(COMPUTE):
-            totals[op.signature.kind] += end - start
-        return totals, (began, time.perf_counter_ns())
-
-    def row(self) -> Message:
-        """What is known so far."""
-        return {
-            "size_bytes": self.size_bytes,
-            "compute": {kind: statistics.median(found) for kind, found in self.compute.items()},
-            "collective": statistics.median(self.stretch),
-            "samples": len(self.stretch),
-        }
+def hand_over_us(probes: Sequence[CollectiveProbe]) -> float | None:
+    """What handing a collective to its lane, and waking up behind it, costs a rank; None on a GPU,
+    where it is a launch among others."""
+    found = [time_ns for probe in probes for time_ns in probe.hand_overs_ns]
+    return statistics.median(found) / 1e3 if found else None
 
 
-def contention_message(probes: Sequence[ContentionProbe]) -> Message:
-    """One row a message size."""
-    return {"kind": "contention", "rows": [probe.row() for probe in probes if probe.stretch]}
+def silent_executor(session: Session, plan: SlicePlan, clock: Clock) -> Executor:
+    """An executor of ``plan`` without communication."""
+    return session.executor(plan, fixed_order(plan), silent_lanes(session.context.device), clock)
 
 
-def hand_over_us(probes: Sequence[CollectiveProbe]) -> float:
-    """What handing a collective to its lane, and waking up behind it, costs a rank."""
-    return statistics.median(t for probe in probes for t in probe.hand_overs_ns) / 1e3
-
-
-def _host_spans(traffic: Traffic) -> list[tuple[int, int]]:
-    """(start, end) of each on the host's clock."""
-    return [(start, end) for start, end in traffic.spans() if isinstance(start, int)]  # type: ignore[misc]
-
-
-def _mean(times: Sequence[float]) -> float:
-    return statistics.fmean(times)
-
-
-def _silent(session: Session, plan: SlicePlan) -> Executor:
-    return session.executor(plan, fixed_order(plan), silent_lanes(session.context.device))
+def _message(collective: Collective, device: torch.device) -> torch.Tensor:
+    """What the collective reduces: zeros of its size and type."""
+    dtype = DTYPES[collective.dtype]
+    return torch.zeros(max(1, collective.size_bytes // dtype.itemsize), dtype=dtype, device=device)
 
 
 def plan_messages(context: RankContext, probes: Sequence[PlanProbe], found: Samples) -> Message:
-    """What all plans together tell: a row a signature, and the executor's own cost of an op."""
+    """What all plans together tell: a row a signature, and on CPU the executor's own cost of an
+    op."""
     overhead_ns = [value for probe in probes for value in probe.overhead_ns]
-    return {
-        "kind": "plan",
-        "ops": _rows(context, found),
-        "overhead_us": statistics.median(overhead_ns) / 1e3,
-    }
+    message: Message = {"kind": "plan", "ops": _rows(context, found)}
+    if overhead_ns:
+        message["overhead_us"] = statistics.median(overhead_ns) / 1e3
+    return message
 
 
 def _rows(context: RankContext, found: Samples) -> list[Message]:

@@ -9,22 +9,27 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from domino_tune.measure.contention_probes import (
+    ContentionProbe,
+    contention_message,
+    contention_probe,
+)
+from domino_tune.measure.gpu_launch import LaunchProbe
 from domino_tune.measure.probes import (
     CollectiveProbe,
-    ContentionProbe,
     PlanProbe,
     Samples,
-    contention_message,
     hand_over_us,
     plan_messages,
     skew_message,
 )
-from domino_tune.runtime.groups import RankContext
+from domino_tune.runtime.context import RankContext
 from domino_tune.runtime.session import Session
 from simulator.ops import Collective
-from simulator.plan import SlicePlan
+from simulator.plan import MEGATRON, SlicePlan
 
 LEAST_ROUNDS: Final = 3
 MOST_USEFUL: Final = 3
@@ -48,8 +53,8 @@ def profile(context: RankContext, payload: Mapping[str, Any]) -> None:
     """Measure in rounds what the payload asks for, as long as it allows.
 
     Payload: cases (each with fields of the specs under model, workload and cluster, and plans),
-    collectives, contention (a case's number, a plan, sizes; or None), samples (wanted of each
-    signature), seconds (the budget, or None).
+    collectives, contention (a case's number, a plan, sizes, CTA counts; or None), samples (wanted
+    of each signature), seconds (the budget, or None).
     """
     payload = context.all_gather_objects(payload)[0]  # under a launcher each rank has made its own
     budget = Budget(context, payload["seconds"])
@@ -62,7 +67,8 @@ def profile(context: RankContext, payload: Mapping[str, Any]) -> None:
         with_case = collectives if number == 0 else []
         asked = payload["contention"]
         rivals = asked if asked and asked["case"] == number else None
-        complete = case.play(budget, samples, with_case, rivals) and complete
+        played = case.play(budget, samples, with_case, rivals, with_launches=number == 0)
+        complete = played and complete
     context.report({"kind": "end", "complete": complete})
 
 
@@ -118,49 +124,74 @@ class _Case:
         samples: int,
         collectives: Sequence[CollectiveProbe],
         contention: Mapping[str, Any] | None,
+        *,
+        with_launches: bool,
     ) -> bool:
         """All rounds, or as many as the budget allows; whether it was all."""
-        found: Samples = defaultdict(list)
-        plans, rivals = self._probes(found, contention)
-        first, rest = plans[:MOST_USEFUL], plans[MOST_USEFUL:]
-        probes: list[Probe] = [*first, *collectives, *rivals, *rest]
+        probed = self._probes(collectives, contention, with_launches=with_launches)
         for number in range(self.rounds(samples)):
-            cut_short = _round(budget, probes, first=number == 0)
-            self._report(plans, collectives, rivals, found)
+            cut_short = _round(budget, probed.in_turn, first=number == 0)
+            self._report(probed)
             if cut_short:
                 return False
             budget.round_done()
         return True
 
     def _probes(
-        self, found: Samples, contention: Mapping[str, Any] | None
-    ) -> tuple[list[PlanProbe], list[ContentionProbe]]:
-        if self.payload is None:
-            return [], []
-        session = Session.of(self.context, self.payload)
-        plans = [PlanProbe(session, SlicePlan(**p), found) for p in self.payload["plans"]]
-        if contention is None:
-            return plans, []
-        plan = SlicePlan(**contention["plan"])
-        return plans, [ContentionProbe(session, plan, int(s)) for s in contention["sizes"]]
-
-    def _report(
         self,
-        plans: Sequence[PlanProbe],
         collectives: Sequence[CollectiveProbe],
-        rivals: Sequence[ContentionProbe],
-        found: Samples,
-    ) -> None:
+        contention: Mapping[str, Any] | None,
+        *,
+        with_launches: bool,
+    ) -> _Probed:
+        probed = _Probed(collectives=collectives)
+        if self.payload is None:
+            return probed
+        session = Session.of(self.context, self.payload)
+        plans = [SlicePlan(**plan) for plan in self.payload["plans"]]
+        probed.plans = [PlanProbe(session, plan, probed.found) for plan in plans]
+        if self.context.device.type == "cuda" and with_launches:
+            probed.launches = [LaunchProbe(session, plans[0] if plans else MEGATRON)]
+        if contention is not None:
+            probed.rivals = [
+                contention_probe(session, SlicePlan(**contention["plan"]), int(size), int(ctas))
+                for ctas in contention["ctas"]
+                for size in contention["sizes"]
+            ]
+        return probed
+
+    def _report(self, probed: _Probed) -> None:
         """Everything known so far; what a later round adds replaces it."""
-        if found:
-            self.context.report(plan_messages(self.context, plans, found))
-        if found and self.context.world_size > 1:
-            self.context.report(skew_message(plans))
-        timed = [collective for collective in collectives if collective.spans_ns]
+        context, plans = self.context, probed.plans
+        if probed.found:
+            context.report(plan_messages(context, plans, probed.found))
+        if probed.found and context.world_size > 1:
+            context.report(skew_message(plans))
+        for launch in probed.launches:
+            if launch.cost_us:
+                context.report(launch.message())
+        timed = [collective for collective in probed.collectives if collective.spans_ns]
         for collective in timed:
-            self.context.report(collective.message(hand_over_us(timed)))
-        if any(rival.stretch for rival in rivals):
-            self.context.report(contention_message(rivals))
+            context.report(collective.message(hand_over_us(timed)))
+        if any(rival.samples for rival in probed.rivals):
+            context.report(contention_message(probed.rivals))
+
+
+@dataclass(kw_only=True)
+class _Probed:
+    """A case's probes."""
+
+    collectives: Sequence[CollectiveProbe]
+    plans: Sequence[PlanProbe] = ()
+    launches: Sequence[LaunchProbe] = ()
+    rivals: Sequence[ContentionProbe] = ()
+    found: Samples = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def in_turn(self) -> list[Probe]:
+        """All of them, most useful first."""
+        first, rest = self.plans[:MOST_USEFUL], self.plans[MOST_USEFUL:]
+        return [*first, *self.launches, *self.collectives, *self.rivals, *rest]
 
 
 def _round(budget: Budget, probes: Sequence[Probe], *, first: bool) -> bool:

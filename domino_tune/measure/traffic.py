@@ -1,34 +1,11 @@
-"""Lanes for measuring: one that does nothing, and collectives one behind the other."""
+"""Collectives one behind the other, for what runs beside them to be timed."""
 
 from __future__ import annotations
-
-import time
-from collections.abc import Mapping
-from typing import Final
 
 import torch
 
 from domino_tune.runtime.clock import Tick
-from domino_tune.runtime.lanes import Handle, Lane, ThreadHandle
-from simulator.schedule import DP, TP
-
-
-class SilentLane:
-    """A lane whose collectives are done at once: compute alone."""
-
-    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> ThreadHandle:
-        """Nothing happens."""
-        now = time.perf_counter_ns()
-        handle = ThreadHandle(name, span_ns=(now, now))
-        handle.done.set()
-        return handle
-
-    def close(self) -> None:
-        """Nothing to give up."""
-
-
-SILENT: Final[Mapping[int, Lane]] = {TP: SilentLane(), DP: SilentLane()}
-"""Lanes of a rank that computes alone."""
+from domino_tune.runtime.lanes import Handle, Lane
 
 
 class Traffic:

@@ -49,11 +49,13 @@ class ProbeCase:
 
 @dataclass(frozen=True, kw_only=True)
 class ContentionProbe:
-    """``plan`` of case number ``case`` beside collectives of each of ``sizes``, in bytes."""
+    """``plan`` of case number ``case`` beside collectives of each of ``sizes``, in bytes, with each
+    of ``ctas`` CTAs; 0 is what the backend chooses."""
 
     case: int
     plan: SlicePlan
     sizes: tuple[int, ...]
+    ctas: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +128,12 @@ class Wanted:
         if self.contention is None:
             return None
         found = self.contention
-        return {"case": found.case, "plan": asdict(found.plan), "sizes": list(found.sizes)}
+        return {
+            "case": found.case,
+            "plan": asdict(found.plan),
+            "sizes": list(found.sizes),
+            "ctas": list(found.ctas),
+        }
 
 
 @lru_cache(maxsize=1024)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -148,6 +149,23 @@ class WholeClock(DeviceClock):
 def clock_for(device: torch.device) -> Clock:
     """The clock of what runs on ``device``."""
     return DeviceClock() if device.type == "cuda" else HostClock()
+
+
+def probing_clock(device: torch.device) -> Clock:
+    """A clock of ops' own durations on ``device``, launches left out: for steps that are measured
+    op by op. ``was_late`` says which of them are not to be believed."""
+    return DeviceClock(HeadStart()) if device.type == "cuda" else HostClock()
+
+
+def was_late(clock: Clock) -> bool:
+    """Whether the last step's ops waited for their launches although they were not to."""
+    return isinstance(clock, DeviceClock) and clock.was_late
+
+
+@cache
+def empty_ns(device: torch.device) -> int:
+    """What a span of ``device``'s clock holds though nothing was in it; measured once."""
+    return round(empty_span_ns()) if device.type == "cuda" else 0
 
 
 def empty_span_ns(pairs: int = 200) -> float:

@@ -90,7 +90,7 @@ def loss_sum(state: State, op: Op) -> None:
 
 
 def loss_grad(state: State, op: Op) -> None:
-    """(softmax − one-hot) / global tokens, in the logits' place; adds to the loss."""
+    """(softmax − one-hot) / global tokens × loss scale, in the logits' place; adds to the loss."""
     logits, top, sums = state.read(op, 0), state.read(op, 1), state.read(op, 2)
     state.losses.append((sums[0].log() - sums[1]).sum() / state.global_tokens)
     gradient = (wide(logits) - top[:, None]).exp_() / sums[0][:, None]
@@ -98,7 +98,7 @@ def loss_grad(state: State, op: Op) -> None:
     mine = (ids >= 0) & (ids < state.vocab)
     one_hot = mine[:, None].to(gradient.dtype)
     gradient.scatter_add_(1, ids.clamp(0, state.vocab - 1)[:, None], one_hot.neg_())
-    state.write(op, logits.copy_(gradient / state.global_tokens))
+    state.write(op, logits.copy_(gradient / (state.global_tokens / state.loss_scale)))
 
 
 def head_dgrad(state: State, op: Op) -> None:
@@ -119,7 +119,7 @@ def head_wgrad(state: State, op: Op) -> None:
 
 def grad_norm(state: State, op: Op) -> None:
     """This rank's share of the squared norm."""
-    state.write(op, state.parameters.squared_norm())
+    state.write(op, state.parameters.squared_norm() / state.loss_scale**2)
 
 
 def adam(state: State, op: Op) -> None:
@@ -138,7 +138,9 @@ def adam(state: State, op: Op) -> None:
 def _adam(state: State, square: torch.Tensor) -> None:
     p, t = state.parameters, state.training
     if t.clip_norm:
-        p.grad.mul_((t.clip_norm / (square.sqrt() + 1e-6)).clamp(max=1.0))
+        p.grad.mul_((t.clip_norm / (square.sqrt() + 1e-6)).clamp(max=1.0) / state.loss_scale)
+    elif state.loss_scale != 1:
+        p.grad.div_(state.loss_scale)
     count = p.steps + 1
     p.moment1.lerp_(p.grad, 1 - t.beta1)
     p.moment2.mul_(t.beta2).addcmul_(p.grad, p.grad, value=1 - t.beta2)
@@ -152,7 +154,10 @@ def _fused_adam(state: State, square: torch.Tensor) -> None:
     p, t = state.parameters, state.training
     scale = None
     if t.clip_norm:
-        scale = ((square.sqrt() + 1e-6) / t.clip_norm).clamp(min=1.0).float()
+        clip = ((square.sqrt() + 1e-6) / t.clip_norm).clamp(min=1.0).float()
+        scale = clip * state.loss_scale
+    elif state.loss_scale != 1:
+        scale = square.new_full((1,), state.loss_scale, dtype=torch.float32)
     functional_adam(
         [p.main], [p.grad], [p.moment1], [p.moment2], [], [p.step_count], fused=True,
         grad_scale=scale, found_inf=None, amsgrad=False, beta1=t.beta1, beta2=t.beta2,

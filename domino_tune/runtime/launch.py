@@ -12,9 +12,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 
-from domino_tune.runtime.launch_external import find_launcher, run_as_rank
+from domino_tune.runtime.launch_external import run_as_rank
 from domino_tune.runtime.launch_local import run_on_own_ranks
 from domino_tune.runtime.launch_spec import LaunchSpec, Message
+from domino_tune.runtime.launcher import find_launcher
 from simulator.errors import InputError
 
 __all__ = ["LaunchSpec", "Message", "run_job"]

@@ -3,89 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from domino_tune.errors import RunError, meaning_of
 from domino_tune.runtime.launch_spec import LaunchSpec, Message
-from simulator.errors import DominoTuneError, InputError
-
-_FIRST_HOST: Final = re.compile(r"([^,\[]+)(?:\[([^],-]+)[^]]*\]([^,]*))?")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launcher:
-    """Who started this rank, and what it said. ``address`` is (host, port) of rank 0's store."""
-
-    name: str
-    rank: int
-    world_size: int
-    local_rank: int
-    address: tuple[str, int]
-
-    def check(self, spec: LaunchSpec) -> None:
-        """Raise InputError unless the launcher's world is the one that ``spec`` asks for."""
-        if self.world_size != spec.world_size:
-            raise InputError(
-                f"{self.name} started {self.world_size} ranks, but tp × dp = {spec.tp} × {spec.dp} "
-                f"= {spec.world_size}; start {spec.world_size}, or change --tp or --dp."
-            )
-        if spec.emulate_link_bits_per_s is not None:
-            raise InputError(
-                f"An emulated link needs ranks that we start ourselves, not {self.name}; "
-                f"run without {self.name}, or without --emulate-link."
-            )
-
-
-def find_launcher(env: Mapping[str, str] = os.environ) -> Launcher | None:
-    """The launcher this process runs under; None when it is to start its own ranks."""
-    if "RANK" in env and "WORLD_SIZE" in env:
-        return Launcher(
-            name="torchrun",
-            rank=_number(env, "RANK"),
-            world_size=_number(env, "WORLD_SIZE"),
-            local_rank=_number(env, "LOCAL_RANK", default=env["RANK"]),
-            address=(env.get("MASTER_ADDR", "localhost"), _number(env, "MASTER_PORT", "29500")),
-        )
-    # In a shell of an allocation there is no step of several tasks: ranks are ours to start.
-    tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
-    if "SLURM_PROCID" in env and _number(env, tasks, default="1") > 1:
-        # Two jobs on a node get different ports; beyond 32767 the kernel gives ports away.
-        port = 15000 + _number(env, "SLURM_JOB_ID", default="0") % 15000
-        nodes = env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", "localhost"))
-        return Launcher(
-            name="Slurm",
-            rank=_number(env, "SLURM_PROCID"),
-            world_size=_number(env, tasks),
-            local_rank=_number(env, "SLURM_LOCALID", default="0"),
-            address=(
-                env.get("MASTER_ADDR", first_host(nodes)),
-                _number(env, "MASTER_PORT", default=str(port)),
-            ),
-        )
-    return None
-
-
-def first_host(nodelist: str) -> str:
-    """``gpu07`` of Slurm's ``gpu[07-09,12],login1``."""
-    match = _FIRST_HOST.match(nodelist)
-    if match is None:
-        raise InputError(f"Cannot read the host list {nodelist!r}; set MASTER_ADDR to rank 0's.")
-    return f"{match[1]}{match[2] or ''}{match[3] or ''}"
-
-
-def _number(env: Mapping[str, str], name: str, default: str = "") -> int:
-    text = env.get(name, default)
-    if not text.isdecimal():
-        raise InputError(
-            f"The environment says {name}={text!r}, which is not a whole number ≥ 0; "
-            "unset it, or start with torchrun or srun, which set it."
-        )
-    return int(text)
+from domino_tune.runtime.launcher import Launcher
+from simulator.errors import DominoTuneError
 
 
 def run_as_rank(

@@ -13,6 +13,9 @@ Backend = Literal["gloo", "nccl"]
 Message = dict[str, object]
 """What rank 0 reports; JSON."""
 BACKENDS: Final = get_args(Backend)
+CTA_SETTINGS: Final = ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
+"""Environment variables that NCCL lets stand above what a communicator asks for: with one of them
+set, all communicators have the same CTAs."""
 
 
 @dataclass(frozen=True, kw_only=True)

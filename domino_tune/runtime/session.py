@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from domino_tune.runtime.clock import Clock
+from domino_tune.runtime.context import RankContext
 from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.groups import RankContext
 from domino_tune.runtime.lanes import Lane
 from domino_tune.runtime.parameters import Parameters
 from domino_tune.runtime.state import State, Training
@@ -72,8 +72,9 @@ class Session:
         lanes: Mapping[int, Lane] | None = None,
         clock: Clock | None = None,
     ) -> Executor:
-        """An executor of ``plan``; on other ``lanes`` than the context's where given. ``order``
-        None is the plan's own."""
+        """An executor of ``plan``, on the lanes of its CTA count where no others are given.
+        ``order`` None is the plan's own. Raises InputError for a CTA count that the backend does
+        not have."""
         state = State(
             shapes=Shapes(
                 model=self.model, workload=self.workload, cluster=self.cluster, plan=plan
@@ -84,7 +85,9 @@ class Session:
             dp_rank=self.context.dp_rank,
         )
         schedule = build_schedule(self.model, self.workload, self.cluster, plan, order)
-        return Executor(schedule, state, self.context.lanes if lanes is None else lanes, clock)
+        if lanes is None:
+            lanes = self.context.lanes_for(plan.comm_ctas)
+        return Executor(schedule, state, lanes, clock)
 
     @cached_property
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -102,6 +102,15 @@ class State:
         return self.targets[self.micro_rows(op)].reshape(-1)
 
     @property
+    def loss_scale(self) -> float:
+        """What gradients are multiplied by until they are applied. fp16 has nothing below 6e-8,
+        and dividing by the number of tokens would take a token's gradient there: a power of two as
+        large as that number lets the division wait. Other dtypes need none."""
+        if self.shapes.workload.dtype != "fp16":
+            return 1.0
+        return float(1 << (self.global_tokens.bit_length() - 1))
+
+    @property
     def global_tokens(self) -> int:
         """Tokens of the whole step over all replicas: what the loss is divided by."""
         work, cluster = self.shapes.workload, self.shapes.cluster

@@ -18,8 +18,8 @@ from typing import Any, Final
 import torch
 
 from domino_tune.planfile import order_from_json
+from domino_tune.runtime.context import RankContext
 from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.groups import RankContext
 from domino_tune.runtime.live_memory import step_peak_bytes
 from domino_tune.runtime.session import Session
 from domino_tune.runtime.state import Training

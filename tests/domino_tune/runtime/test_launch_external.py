@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from domino_tune.runtime.launch import LaunchSpec, run_job
-from domino_tune.runtime.launch_external import find_launcher, first_host
+from domino_tune.runtime.launcher import find_launcher, first_host
 from simulator.errors import InputError
 from tests.conftest import REPOSITORY
 

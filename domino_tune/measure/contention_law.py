@@ -1,0 +1,140 @@
+"""From measured slow-downs to the contention section: by size on CPU, by CTA count on GPUs.
+
+A row says how much each family of compute slowed beside all-reduces of one size and CTA count, and
+how much these slowed. (``fit_contention`` fits the same law to iterations in which both run only
+partly beside each other; here they run beside each other all along.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, Final
+
+from simulator.contention import ComputeContention, ContentionFit, SizeContention
+
+DEFAULT_CTAS: Final = 16
+"""Assumed of NCCL's own choice where nothing was measured beside it."""
+MOST_CTAS: Final = 64
+SHARED_LINKS: Final = 2.0
+"""Two collectives on the same links share them evenly (assumed)."""
+SIZES_ERROR: Final = 0.05
+LEAST_ERROR: Final = 0.02
+
+Row = Mapping[str, Any]
+Points = Sequence[tuple[int, float]]
+
+
+def contention_fit(rows: Sequence[Row], *, sm_count: int) -> ContentionFit:
+    """The fit of a message's rows (size_bytes, ctas, compute by family, collective).
+
+    Rows with a CTA count give the law; a row of NCCL's own choice (ctas 0) then says how many CTAs
+    that is like. Without any such row, which is so on gloo, slow-downs are kept by size.
+    """
+    counted = [row for row in rows if row["ctas"]]
+    return _by_ctas(counted, rows, sm_count) if counted else _by_size(rows)
+
+
+def law_of(points: Points, sm_count: int) -> tuple[float, float]:
+    """(a, f) of slow-down = f · SMs / (SMs − a · C) through points (C, slow-down), a ≥ 0, f ≥ 1.
+
+    Least squares on 1 / slow-down = u − v · C, which is linear: f = 1 / u, a = SMs · v / u. One
+    point alone is taken to be all SMs lost.
+    """
+    counts = [ctas for ctas, _ in points]
+    left = [1 / max(1.0, factor) for _, factor in points]
+    mean_c, mean_y = fmean(counts), fmean(left)
+    wide = sum((c - mean_c) ** 2 for c in counts)
+    slope = 0.0
+    if wide:
+        slope = -sum((c - mean_c) * (y - mean_y) for c, y in zip(counts, left, strict=True)) / wide
+    top = mean_y + max(0.0, slope) * mean_c
+    if not wide or top > 1.0:
+        top = 1.0
+        lost = sum(c * (1 - y) for c, y in zip(counts, left, strict=True))
+        slope = lost / sum(c * c for c in counts)
+    return _short(sm_count * max(0.0, slope) / top), _short(1 / top)
+
+
+def slow_down(law: tuple[float, float], ctas: int, sm_count: int) -> float:
+    """What the law (a, f) says."""
+    per_cta, factor = law
+    return factor * sm_count / max(sm_count - per_cta * ctas, 0.1 * sm_count)
+
+
+def _by_ctas(counted: Sequence[Row], rows: Sequence[Row], sm_count: int) -> ContentionFit:
+    points: dict[str, list[tuple[int, float]]] = {}
+    for row in counted:
+        for family, factor in row["compute"].items():
+            points.setdefault(family, []).append((row["ctas"], factor))
+    laws = {family: law_of(points[family], sm_count) for family in sorted(points)}
+    off = [
+        abs(slow_down(laws[family], ctas, sm_count) / max(1.0, factor) - 1)
+        for family, found in points.items()
+        for ctas, factor in found
+    ]
+    beside = [max(1.0, row["collective"]) for row in rows if "collective" in row]
+    return ContentionFit(
+        sm_count=sm_count,
+        default_ctas=_like(laws, [row for row in rows if not row["ctas"]], sm_count),
+        compute=tuple(
+            ComputeContention(family=family, sms_per_cta=per_cta, factor=factor)
+            for family, (per_cta, factor) in laws.items()
+        ),
+        collective_factor=fmean(beside) if beside else 1.0,
+        shared_links_factor=SHARED_LINKS,
+        apart_factor=1.0,
+        error=max(LEAST_ERROR, _short(fmean(off))),
+    )
+
+
+def _like(laws: Mapping[str, tuple[float, float]], chosen: Sequence[Row], sm_count: int) -> int:
+    """The CTA count whose slow-downs are nearest to those beside NCCL's own choice."""
+    seen = [
+        (laws[family], factor)
+        for row in chosen
+        for family, factor in row["compute"].items()
+        if family in laws and laws[family][0]
+    ]
+    if not seen:
+        return DEFAULT_CTAS
+
+    def miss(ctas: int) -> float:
+        return sum(
+            math.log(slow_down(law, ctas, sm_count) / max(1.0, factor)) ** 2 for law, factor in seen
+        )
+
+    return min(range(1, MOST_CTAS + 1), key=miss)
+
+
+def _by_size(rows: Sequence[Row]) -> ContentionFit:
+    by_size = tuple(
+        SizeContention(
+            bytes=row["size_bytes"],
+            compute={family: max(1.0, row["compute"][family]) for family in sorted(row["compute"])},
+            collective_factor=max(1.0, row.get("collective", 1.0)),
+        )
+        for row in sorted(rows, key=lambda row: row["size_bytes"])
+    )
+    return ContentionFit(
+        sm_count=1,
+        default_ctas=1,
+        compute=tuple(
+            ComputeContention(
+                family=family,
+                sms_per_cta=0.0,
+                factor=fmean(row.compute[family] for row in by_size),
+            )
+            for family in by_size[0].compute
+        ),
+        collective_factor=fmean(row.collective_factor for row in by_size),
+        shared_links_factor=SHARED_LINKS,
+        apart_factor=1.0,
+        error=SIZES_ERROR,
+        by_size=by_size,
+    )
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
