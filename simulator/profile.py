@@ -12,9 +12,10 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
-from simulator.contention import ABSENT_IF_EMPTY, ContentionFit
+from simulator.contention import ContentionFit
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.lookup import (
+    ABSENT_IF_EMPTY,
     require_choice,
     require_count,
     require_number,
@@ -182,16 +183,21 @@ class ContentionSection:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSection:
-    """Host cost of issuing an op, µs by kind; ``queue_depth`` ops may wait on the device."""
+    """Host cost of issuing an op, µs by kind; ``queue_depth`` ops may wait on the device.
+
+    ``samples``: steps that the cost of compute ops rests on, 0 where that is not known.
+    """
 
     mode: LaunchMode
     cost_us: dict[str, float]
     queue_depth: int = 1024
+    samples: int = field(default=0, metadata=ABSENT_IF_EMPTY)
     provenance: Provenance
 
     def __post_init__(self) -> None:
         require_choice("launch", "mode", self.mode, LAUNCH_MODES)
         require_count("launch", "queue_depth", self.queue_depth)
+        require_count("launch", "samples", self.samples, low=0)
         for kind, cost in self.cost_us.items():
             require_choice("launch", "cost_us kind", kind, LAUNCH_KINDS)
             require_number("launch", f"cost_us[{kind}]", cost)
