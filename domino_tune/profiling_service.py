@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,9 @@ from domino_tune.ranks import launch_spec
 from domino_tune.requests import ProfileRequest
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.runtime.launcher import find_launcher
-from domino_tune.store.files import check_writable
+from domino_tune.runtime.runnable import check_runnable
+from domino_tune.store.files import check_writable, make_folder
+from domino_tune.store.lock import only_writer
 from domino_tune.store.models import load_model
 from domino_tune.store.profiles import bundled_names, load_profile, user_profiles_dir
 from domino_tune.tuning import Progress, silent
@@ -63,9 +66,15 @@ class Task:
 def profile(request: ProfileRequest, progress: Progress = silent) -> ProfilingResult:
     """Measure what the profile of that name lacks; ``progress`` is told how far it is.
 
-    Raises InputError for what does not fit together, a profile of another machine included, and
-    RunError when ranks fail; what was measured until then is in the file.
+    Raises InputError for what does not fit together, a profile of another machine included, or one
+    that another run is writing, and RunError when ranks fail; what was measured until then is in
+    the file.
     """
+    with only_writer(profile_path(request.name)) if _speaks() else nullcontext():
+        return _profile(request, progress)
+
+
+def _profile(request: ProfileRequest, progress: Progress) -> ProfilingResult:
     began = time.monotonic()
     task = resolve_task(request)
     lacking = task.lacking
@@ -101,8 +110,8 @@ def profile_path(name: str) -> Path:
 
 
 def resume_command(request: ProfileRequest) -> str:
-    """The command that goes on where this one stopped: the same, but for ``--force``, which the
-    first has made needless."""
+    """The command that goes on where this one stopped: the same, ``--force`` included, which is
+    needed again where nothing was kept yet."""
     return command_line("profile", request)
 
 
@@ -117,7 +126,7 @@ def resolve_task(request: ProfileRequest) -> Task:
         machine=machine,
     )
     path = profile_path(request.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     check_writable(path)
     known = _existing(path, fresh, force=request.force)
     per_node = ranks_per_node(spec)
@@ -143,6 +152,7 @@ def _wanted(
     workload = Workload(
         seq_length=request.seq_length, micro_batch_size=request.micro_batch_size, dtype=dtype
     )
+    check_runnable(loaded.spec)
     check_shardable(loaded.spec, workload, cluster)
     memory = round(profile.machine.gpu_memory_gib * GIB)
     wanted = coverage(
@@ -175,7 +185,10 @@ def _flag(name: str) -> str:
 
 
 def _existing(path: Path, fresh: Profile, *, force: bool) -> Profile:
-    """The file's profile, of this machine or by force, else ``fresh``."""
+    """The file's profile, of this machine or by force, else ``fresh``.
+
+    Forced, it is this machine's from now on; ``forced`` among its details says what rows may be of.
+    """
     if not path.exists():
         return fresh
     try:
@@ -191,8 +204,10 @@ def _existing(path: Path, fresh: Profile, *, force: bool) -> Profile:
             f"({'; '.join(found)}). Give another --name, or --force to go on with it."
         )
     if found:
-        details = {**known.machine.details, "forced": "; ".join(found)}
-        return replace(known, machine=replace(known.machine, details=details))
+        earlier = known.machine.details.get("forced")
+        forced = "; ".join([*([earlier] if earlier else []), *found])
+        details = {**fresh.machine.details, "forced": forced}
+        return replace(known, machine=replace(fresh.machine, details=details))
     return known
 
 

@@ -25,8 +25,7 @@ def write_whole(path: str | Path, data: str | bytes) -> None:
     check_writable(path)
     content = data.encode() if isinstance(data, str) else data
     target = Path(os.path.realpath(path))
-    # Cut short, so that a name as long as the file system allows still has room for the rest.
-    temporary = target.parent / f".{target.name[:32]}.{secrets.token_hex(6)}.tmp"
+    temporary = target.parent / f"{_temporary_stem(target)}.{secrets.token_hex(6)}.tmp"
     try:
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
         with open(temporary, "xb") as file:
@@ -42,6 +41,30 @@ def write_whole(path: str | Path, data: str | bytes) -> None:
         if isinstance(failure, OSError):
             raise _cannot_write(path, failure) from None
         raise
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and those above it where they are missing. Raises InputError if it cannot."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as failure:
+        raise InputError(
+            f"Cannot make folder {str(folder)!r}: {getattr(failure, 'strerror', None) or failure}; "
+            "make it writable, or set DOMINO_TUNE_HOME to another one."
+        ) from None
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what writers of ``path`` that were killed have left beside it. Only while no other
+    writes it."""
+    for temporary in path.parent.glob(f"{_temporary_stem(path)}.*.tmp"):
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _temporary_stem(target: Path) -> str:
+    """Cut short, so that a name as long as the file system allows still has room for the rest."""
+    return f".{target.name[:32]}"
 
 
 def check_writable(path: str | Path) -> None:
