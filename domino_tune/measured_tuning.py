@@ -13,6 +13,7 @@ from typing import Any, Final
 from domino_tune.case import GIB, Chosen, Setup, resolve
 from domino_tune.commands import command_line
 from domino_tune.errors import RunError
+from domino_tune.graph_notes import graph_notes
 from domino_tune.grid import plan_grid
 from domino_tune.measure.machine import machine_of
 from domino_tune.measure.same_machine import compared_fields
@@ -105,11 +106,10 @@ class Session:
             [(plan, self.problem.order(plan)) for plan in plans], rounds, self._patient(),
             on_step=lambda plan, ns: self.progress(f"{plans[plan].label}: {ns * MS:,.1f} ms"),
         )  # fmt: skip
-        self.warnings += [
-            problem
-            for problem in loss_problems(measured, self.setup.workload.dtype)
-            if problem not in self.warnings
-        ]
+        problems = loss_problems(measured, self.setup.workload.dtype)
+        if self.setup.cluster.cuda_graph:
+            problems += graph_notes(measured)
+        self.warnings += [text for text in problems if text not in self.warnings]
         record = LaunchRecord(
             kind=kind,
             runs=tuple(map(_plan_run, plans, measured)),

@@ -12,6 +12,7 @@ from typing import Final
 
 from domino_tune.case import GIB, Setup
 from domino_tune.errors import ToleranceError
+from domino_tune.graph_notes import graph_notes
 from domino_tune.measure.machine import machine_of
 from domino_tune.measure.same_machine import differences
 from domino_tune.medians import half_spread, median_interval
@@ -269,6 +270,8 @@ def _validated(setup: Setup, one: Compared, baseline: Compared) -> ValidatedPlan
         failed=one.measured.failed,
         makespans_ms=tuple(makespan * MS for makespan in makespans),
         roles=role_times(one.predicted, one.measured),
+        captured=one.measured.captured,
+        why_not_captured=one.measured.why_not_captured,
     )  # fmt: skip
 
 
@@ -337,7 +340,7 @@ def _warnings(
     if differing:
         found.append(f"The profile is of another machine: {'; '.join(differing)}.")
     if setup.cluster.cuda_graph:
-        found.append("Launches are predicted as free, under CUDA graphs; here each op is launched.")
+        found += graph_notes(measured)
     if request.rounds < SURE_ROUNDS:
         found.append(
             f"{request.rounds} rounds are too few for an interval of 95 %; their whole range is "

@@ -44,6 +44,8 @@ class ValidatedPlan:
     ``interval_ms`` holds the true median with 95 % (the range of all rounds where these are fewer
     than six); ``spread_ms`` is half of the range of the middle half. ``measured`` and what hangs on
     it is None where the plan was not run; ``failed`` then says why. ``loss`` is the first round's.
+    ``captured``: measured as a CUDA graph; where it was to be and was not, ``why_not_captured``
+    says why.
     """
 
     name: str
@@ -58,6 +60,8 @@ class ValidatedPlan:
     failed: str
     makespans_ms: tuple[float, ...]
     roles: tuple[RoleTimes, ...]
+    captured: bool = False
+    why_not_captured: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from simulator.plan import MEGATRON, SlicePlan
 from simulator.specs import ModelSpec, Workload
 
 LINKS: Final = ("500mbit", "1gbit", "2gbit", "4gbit")
-FIRST_MODELS: Final = ("gpt-small", "gpt-wide", "llama-small", "llama-wide")
 
 
 def _gpt(name: str, hidden: int, layers: int) -> ModelSpec:

@@ -116,12 +116,13 @@ def to_json(settings: Sequence[Setting], machine: str) -> str:
 
 _HEAD: Final = """# Fidelity
 
-Written by `scripts/fidelity`. Machine: {machine}, two ranks on two emulated hosts, one core each.
+Written by `scripts/fidelity`. Machine: {machine}, two ranks on two emulated hosts.
 
 For each model and link: `profile` measures the machine (its content id is taken before any plan
 runs), `tune` chooses, then all plans are run in turn, twice, in two launches with equally many
 rounds. `error` is predicted / measured in the first launch − 1; `noise` is second launch / first
 launch − 1. Nothing is fitted to the runs. `at its speed`: the prediction with compute as fast as
 the machine was while the plans ran, read from a run without communication; `speed` is that speed
-relative to the profile's. `regret`: how much slower than the best measured plan of the setting.
+relative to the profile's. `regret`: how much slower than the best plan of the setting; one launch
+picks the best, the other judges, both ways. Pairs, spread and regret compare plans within rounds.
 """

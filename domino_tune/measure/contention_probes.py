@@ -55,9 +55,9 @@ def contention_probe(
     session: Session, plan: SlicePlan, size_bytes: int, ctas: int
 ) -> ContentionProbe:
     """The probe for the session's device. ``ctas`` 0 is what the backend chooses."""
-    on_device = session.context.device.type == "cuda"
-    kind = StreamContentionProbe if on_device else HostContentionProbe
-    return kind(session, plan, size_bytes, ctas)
+    if session.context.device.type == "cuda":
+        return StreamContentionProbe(session, plan, size_bytes, ctas)
+    return HostContentionProbe(session, plan, size_bytes, ctas)
 
 
 def contention_message(

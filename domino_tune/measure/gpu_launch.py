@@ -84,7 +84,7 @@ def issue_us(lane: Lane, device: torch.device) -> float:
 
 
 class LaunchProbe:
-    """What launches cost the hosts of all ranks, by kind of op: measured once, in the first round."""
+    """What launches cost the hosts of all ranks, by kind of op: measured in the first round."""
 
     def __init__(self, session: Session, plan: SlicePlan) -> None:
         self.session = session

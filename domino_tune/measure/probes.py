@@ -38,6 +38,8 @@ COMPUTE_S: Final = 1e-3
 SHORTEST_US: Final = 128
 """The shortest stretch of compute over which skew is looked at."""
 LEAST_SKEW_ERROR: Final = 0.005
+SHORTEST_NS: Final = 100
+"""No op is shorter; what events say of shorter ones is their resolution."""
 TRIES: Final = 5
 """How often a step is tried whose launches came too late on some rank; each gives the host more
 of a head start."""
@@ -47,7 +49,7 @@ class PlanProbe:
     """Plays a plan without communication: what its compute ops take, in place.
 
     ``found`` collects durations by signature, shared between probes: a signature that several
-    plans have is timed in all of them. ``steps`` holds every rank's durations, step by step.
+    plans have is timed in all of them. ``steps`` holds every rank's durations of each step.
     """
 
     def __init__(self, session: Session, plan: SlicePlan, found: Samples) -> None:
@@ -86,7 +88,8 @@ class PlanProbe:
         timeline = self.executor.run_step(*self.session.batch).timeline
         empty = empty_ns(context.device)
         spans = timeline.lane(COMPUTE)
-        return [max(1, end - start - empty) for _, start, end in spans], timeline.makespan_ns
+        mine = [max(SHORTEST_NS, end - start - empty) for _, start, end in spans]
+        return mine, timeline.makespan_ns
 
 
 class CollectiveProbe:
@@ -138,7 +141,7 @@ class CollectiveProbe:
             self.clock.stop()
             late |= was_late(self.clock)
             begin, end = (self.clock.at_ns(tick) for tick in handle.ticks())
-            spans.append(max(1, end - begin - empty))
+            spans.append(max(SHORTEST_NS, end - begin - empty))
             hand_overs.append(self.clock.at_ns(resumed) - self.clock.at_ns(issued) - spans[-1])
         self.context.beat()
         return spans[1:], hand_overs[1:], late

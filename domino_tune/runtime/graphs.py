@@ -8,11 +8,11 @@ tokens and targets from fixed buffers, dropout's and Adam's step from ``Paramete
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from domino_tune.runtime.clock import NoClock
+from domino_tune.runtime.clock import DeviceClock, NoClock
 from domino_tune.runtime.executor import Executor, StepResult
 from simulator.schedule import COMPUTE
 from simulator.timeline import Timeline
@@ -23,35 +23,48 @@ EAGER_STEPS: Final = 2
 
 class CapturedExecutor:
     """Runs ``executor``'s steps from a graph; the first ones, and all where it cannot be captured,
-    eagerly. ``why_not`` says why it could not. Of the last replay: ``elapsed_ns`` on the device,
-    and ``launch_ns`` that the host took to launch it."""
+    eagerly. ``why_not`` says why it could not. ``elapsed_ns`` is what the last step took on the
+    device, ``launch_ns`` what the host took to launch the last replay.
 
-    def __init__(self, executor: Executor) -> None:
+    Graphs that never run at once may share a ``pool`` of memory.
+    """
+
+    def __init__(self, executor: Executor, pool: Any = None) -> None:
         self.executor = executor
+        self.pool = pool
         self.why_not = ""
         self.elapsed_ns = 0
         self.launch_ns = 0
         self._eager_steps = 0
         self._captured: _Captured | None = None
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether steps are replayed."""
+        return self._captured is not None
+
     def run_step(self, tokens: torch.Tensor, targets: torch.Tensor) -> StepResult:
         """One optimizer step, as ``Executor.run_step``. Of a replayed step only the whole is
         known: every op stands at its begin but the last compute op, which ends with it."""
         if self._eager_steps < EAGER_STEPS or self.why_not:
             self._eager_steps += 1
-            return self.executor.run_step(tokens, targets)
+            result = self.executor.run_step(tokens, targets)
+            self.elapsed_ns = whole_ns(self.executor, result)
+            return result
         if self._captured is None:
             self._capture(tokens, targets)
             return self.run_step(tokens, targets)
         return self._replay(self._captured, tokens, targets)
 
     def _capture(self, tokens: torch.Tensor, targets: torch.Tensor) -> None:
-        state = self.executor.state
+        state, stream = self.executor.state, torch.cuda.current_stream()
         kept = dict(state.saved)
         try:
-            self._captured = _Captured(self.executor, tokens, targets)
+            self._captured = _Captured(self.executor, tokens, targets, self.pool)
         except (RuntimeError, AssertionError) as error:
-            self.why_not = f"{type(error).__name__}: {error}".splitlines()[0]
+            first = _first_of(error)
+            self.why_not = f"{type(first).__name__}: {first}".splitlines()[0]
+            torch.cuda.set_stream(stream)  # a capture that fails may leave its own behind
             state.values.clear()
             state.saved.clear()
             state.saved.update(kept)
@@ -77,7 +90,9 @@ class CapturedExecutor:
 class _Captured:
     """A graph of one step, and the buffers it reads and writes."""
 
-    def __init__(self, executor: Executor, tokens: torch.Tensor, targets: torch.Tensor) -> None:
+    def __init__(
+        self, executor: Executor, tokens: torch.Tensor, targets: torch.Tensor, pool: Any
+    ) -> None:
         self.tokens, self.targets = tokens.clone(), targets.clone()
         self.begin, self.end = (
             torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -85,7 +100,7 @@ class _Captured:
         )
         self.graph = torch.cuda.CUDAGraph()
         # thread_local: NCCL's watchdog thread may go on asking events while we capture.
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
             _, self.launched = executor.play(self.tokens, self.targets, NoClock())
             self.loss = executor.loss()
             self.norm = executor.state.saved["grad_norm"].sqrt()
@@ -102,3 +117,16 @@ class _Captured:
         self.end.record()
         torch.cuda.synchronize()
         return round(1e6 * float(self.begin.elapsed_time(self.end))), launch_ns
+
+
+def whole_ns(executor: Executor, result: StepResult) -> int:
+    """What an eager step took as a whole, by the executor's clock."""
+    clock = executor.clock
+    return clock.elapsed_ns if isinstance(clock, DeviceClock) else result.timeline.makespan_ns
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """What went wrong first: ending a capture that failed fails again, and says nothing."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error

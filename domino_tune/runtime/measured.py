@@ -41,6 +41,10 @@ class Measured:
     its ops: median over rounds, on the rank that computes longest. ``peak_bytes`` is the largest
     rank's. The last three are None where the run ended early. ``failed`` says why the plan was not
     run, else it is empty.
+
+    ``captured``: steps were replayed as CUDA graphs; where they were to be and were not,
+    ``why_not_captured`` says why. On a GPU ``timeline`` and ``typical_ns`` are of further steps,
+    whose ops were timed one by one, without a graph.
     """
 
     label: str
@@ -51,6 +55,8 @@ class Measured:
     typical_ns: tuple[float, ...] | None = None
     peak_bytes: int | None = None
     failed: str = ""
+    captured: bool = False
+    why_not_captured: str = ""
 
 
 @dataclass(kw_only=True)
@@ -126,6 +132,8 @@ class Runs:
             timeline=timeline,
             typical_ns=tuple(end["typical_ns"]) if end else None,
             peak_bytes=end["peak_bytes"] if end else None,
+            captured=end.get("captured", False) if end else False,
+            why_not_captured=end.get("why_not_captured", "") if end else "",
         )
 
 

@@ -129,7 +129,7 @@ class Parameters:
     ``weights[name]`` in the compute dtype, ``grads[name]`` in fp32 (fp64 when computing in fp64).
     ``steps`` counts optimizer steps, whatever plans took them; ``step_count`` is the same on the
     device, where captured graphs find it. With ``exact`` off, weights are drawn on the device,
-    fast, and differ by TP degree: for timing only.
+    fast, and differ by TP degree: for timing only. Replicated ones are alike on all ranks.
     """
 
     def __init__(
@@ -163,7 +163,8 @@ class Parameters:
                 shard = cut_shard(full, spec, cluster.tp, tp_rank)
                 self.main[start:end].copy_(shard.reshape(-1))
             else:
-                _draw_fast(self.main[start:end], spec)
+                place = tp_rank if spec.cut != "none" else -1
+                _draw_fast(self.main[start:end], spec, f"{seed}/{spec.name}/{place}")
             if spec.cut == "none":
                 self._add_whole(start, end)
             self.owner_end[spec.owner] = start = end
@@ -214,8 +215,10 @@ def _square(flat: torch.Tensor) -> torch.Tensor:
     return torch.dot(flat, flat)
 
 
-def _draw_fast(flat: torch.Tensor, spec: ParameterSpec) -> None:
+def _draw_fast(flat: torch.Tensor, spec: ParameterSpec, key: str) -> None:
+    """On the device; ranks whose ``key`` is one draw the same."""
     if spec.constant is not None:
         flat.fill_(spec.constant)
     else:
-        flat.normal_(0.0, spec.init)
+        generator = torch.Generator(flat.device).manual_seed(zlib.crc32(key.encode()))
+        flat.normal_(0.0, spec.init, generator=generator)

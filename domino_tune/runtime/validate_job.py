@@ -18,17 +18,22 @@ from typing import Any, Final
 import torch
 
 from domino_tune.planfile import order_from_json
+from domino_tune.runtime.clock import WholeClock
 from domino_tune.runtime.context import RankContext
-from domino_tune.runtime.executor import Executor
+from domino_tune.runtime.executor import Executor, StepResult
+from domino_tune.runtime.graphs import EAGER_STEPS, CapturedExecutor, whole_ns
 from domino_tune.runtime.live_memory import step_peak_bytes
 from domino_tune.runtime.session import Session
 from domino_tune.runtime.state import Training
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE
+from simulator.timeline import Timeline
 
 WARM_UP: Final = 2
 KEPT: Final = 100
 """Rounds whose spans are kept; longer runs are judged op by op by these."""
+SPANS: Final = 10
+"""Rounds that are played for spans alone, where the others have none."""
 _ALLOCATION: Final = ("can't allocate memory", "not enough memory", "CUDA out of memory")
 
 Spans = tuple[tuple[int, ...], tuple[int, ...]]
@@ -40,38 +45,92 @@ class PlanOutOfMemory(Exception):
 
 @dataclass(kw_only=True)
 class Turn:
-    """One plan on this rank, and what its steps took."""
+    """One plan on this rank, and what its steps took.
+
+    On a GPU ``timed`` plays the steps that count, as a whole and maybe from a graph, and
+    ``executor`` some more whose ops are timed one by one; on CPU one executor does both.
+    """
 
     index: int
     executor: Executor
+    timed: Executor | CapturedExecutor
     peak_bytes: int = 0
     makespans_ns: list[int] = field(default_factory=list)
     slowest: list[int] = field(default_factory=list)
     spans: list[Spans] = field(default_factory=list)
 
+    @property
+    def apart(self) -> bool:
+        """Whether spans are of other steps than the ones that count."""
+        return self.timed is not self.executor
+
+    def play(self, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[StepResult, int]:
+        """One step that counts, and what it took, ns."""
+        result = self.timed.run_step(*batch)
+        if isinstance(self.timed, CapturedExecutor):
+            return result, self.timed.elapsed_ns
+        return result, whole_ns(self.timed, result)
+
+    def keep(self, makespans: list[int], timeline: Timeline) -> None:
+        """A step that was timed op by op: all ranks' makespans, this one's spans."""
+        if len(self.spans) < KEPT:
+            self.makespans_ns.append(max(makespans))
+            self.slowest.append(makespans.index(max(makespans)))
+            self.spans.append((timeline.start_ns, timeline.end_ns))
+
 
 def validate(context: RankContext, payload: Mapping[str, Any]) -> None:
     """Play every plan ``rounds`` times. Payload: model, workload, cluster, plans (each with its
     index, plan and order), rounds. Rank 0 reports every step's makespan (the slowest rank's) and
-    at the end each plan's median step."""
+    at the end each plan's median step, and whether a CUDA graph of it could be captured."""
     session = Session.of(context, payload)
     session.training = Training(learning_rate=0.0)
-    turns = [
-        Turn(
-            index=entry["index"],
-            executor=session.executor(SlicePlan(**entry["plan"]), order_from_json(entry["order"])),
-        )
-        for entry in payload["plans"]
-    ]
+    session.exact_weights = context.device.type != "cuda"  # large models take minutes to draw
+    turns = _turns(session, payload)
     for turn in turns:
         with _memory_of(turn):
             turn.peak_bytes = step_peak_bytes(turn.executor, session.batch)
         context.beat()
-    for step in range(1, WARM_UP + int(payload["rounds"])):
+    for turn in turns:
+        _settle(session, turn)
+    rounds = int(payload["rounds"])
+    for step in range(1, WARM_UP + rounds):
         for turn in turns:
             _take_turn(session, turn, step)
+    for step in range(1, WARM_UP + min(rounds, SPANS)):
+        for turn in turns:
+            _take_spans(session, turn, step)
     for turn in turns:
         _report_end(context, turn)
+
+
+def _turns(session: Session, payload: Mapping[str, Any]) -> list[Turn]:
+    """A turn a plan. Graphs share their memory: one is replayed at a time."""
+    on_device = session.context.device.type == "cuda"
+    as_graph = on_device and session.cluster.cuda_graph
+    pool = torch.cuda.graph_pool_handle() if as_graph else None  # type: ignore[no-untyped-call]
+    turns = []
+    for entry in payload["plans"]:
+        plan, order = SlicePlan(**entry["plan"]), order_from_json(entry["order"])
+        executor = session.executor(plan, order)
+        timed: Executor | CapturedExecutor = executor
+        if on_device:
+            timed = session.executor(plan, order, clock=WholeClock())
+        if as_graph:
+            timed = CapturedExecutor(timed, pool)
+        turns.append(Turn(index=entry["index"], executor=executor, timed=timed))
+    return turns
+
+
+def _settle(session: Session, turn: Turn) -> None:
+    """Play until the graph of a plan is captured, where one is wanted."""
+    if not isinstance(turn.timed, CapturedExecutor):
+        return
+    for _ in range(EAGER_STEPS + 1):
+        session.parameters.steps = 0
+        session.context.barrier()
+        with _memory_of(turn):
+            turn.play(session.batch)
 
 
 @contextmanager
@@ -93,15 +152,12 @@ def _take_turn(session: Session, turn: Turn, step: int) -> None:
     session.parameters.steps = step
     context.barrier()
     with _memory_of(turn):
-        result = turn.executor.run_step(*session.batch)
-    timeline = result.timeline
-    makespans = context.all_gather_objects(timeline.makespan_ns)
+        result, makespan_ns = turn.play(session.batch)
+    makespans = context.all_gather_objects(makespan_ns)
     if step < WARM_UP:
         return
-    if len(turn.spans) < KEPT:
-        turn.makespans_ns.append(max(makespans))
-        turn.slowest.append(makespans.index(max(makespans)))
-        turn.spans.append((timeline.start_ns, timeline.end_ns))
+    if not turn.apart:
+        turn.keep(makespans, result.timeline)
     context.report(
         {
             "kind": "step",
@@ -111,6 +167,19 @@ def _take_turn(session: Session, turn: Turn, step: int) -> None:
             "grad_norm": result.grad_norm,
         }
     )
+
+
+def _take_spans(session: Session, turn: Turn, step: int) -> None:
+    """One step more, for its ops' spans, where the steps that count have none."""
+    if not turn.apart:
+        return
+    context = session.context
+    session.parameters.steps = step
+    context.barrier()
+    timeline = turn.executor.run_step(*session.batch).timeline
+    makespans = context.all_gather_objects(timeline.makespan_ns)
+    if step >= WARM_UP:
+        turn.keep(makespans, timeline)
 
 
 def _report_end(context: RankContext, turn: Turn) -> None:
@@ -131,8 +200,17 @@ def _report_end(context: RankContext, turn: Turn) -> None:
             "end_ns": end_ns,
             "typical_ns": usual,
             "peak_bytes": max(peak for _, _, peak in found),
+            **_graph_message(context, turn),
         }
     )
+
+
+def _graph_message(context: RankContext, turn: Turn) -> dict[str, Any]:
+    """Whether all ranks replayed a graph, and why not; nothing where none was wanted."""
+    if not isinstance(turn.timed, CapturedExecutor):
+        return {}
+    reasons = context.all_gather_objects(turn.timed.why_not)
+    return {"captured": not any(reasons), "why_not_captured": max(reasons)}
 
 
 def _usual_ns(turn: Turn) -> list[float]:

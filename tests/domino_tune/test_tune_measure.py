@@ -13,13 +13,16 @@ pytest.importorskip("torch")
 
 from domino_tune import services, show_measured
 from domino_tune.commands import command_line
+from domino_tune.measure.collect import add_message
 from domino_tune.measured_results import MeasuredTuneResult
 from domino_tune.measured_tuning import ROUNDS
 from domino_tune.planfile import load_plan
 from domino_tune.requests import TuneRequest
 from domino_tune.results import plain
 from domino_tune.store.evidence import LaunchRecord, PlanRun
+from domino_tune.store.profiles import load_profile, save_profile
 from simulator.errors import InfeasiblePlanError, InputError
+from simulator.ops import Collective
 from simulator.plan import MEGATRON
 from tests.domino_tune.measured_cases import launches, measured_request
 from tests.domino_tune.runs import Runner
@@ -166,6 +169,18 @@ class TestRefused:
         text = run.refused(*words(replace(request_, profile="h100-dgx")))
         assert "gpu: profiled H100 SXM 80 GB" in text
         assert "--force" in text
+
+    def test_cta_counts_over_gloo(self, run: Runner, request_: TuneRequest, tmp_path: Path) -> None:
+        """Of a profile that has some: their plans cannot be run."""
+        few = Collective("all_reduce", 1 << 20, 1, 2, 4)
+        profile = add_message(
+            load_profile(str(request_.profile)),
+            {"kind": "collective", "signature": list(few), "median_us": 9.0, "spread_us": 0.1,
+             "samples": 3},
+        )  # fmt: skip
+        save_profile(profile, tmp_path / "counted.json")
+        text = run.refused(*words(replace(request_, profile=str(tmp_path / "counted.json"))))
+        assert "comm_ctas = 4 is a number of NCCL CTAs, which gloo does not have" in text
 
     def test_several_batches(self, run: Runner, request_: TuneRequest) -> None:
         text = run.refused(*words(replace(request_, tune_also=("micro_batch_size",))))

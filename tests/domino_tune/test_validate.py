@@ -15,21 +15,32 @@ pytest.importorskip("torch")
 
 from domino_tune import services, show_validation
 from domino_tune.errors import ToleranceError
+from domino_tune.graph_notes import graph_notes
 from domino_tune.planfile import load_plan, save_plan
 from domino_tune.present_speed import PresentCost
 from domino_tune.requests import ValidateRequest
 from domino_tune.results import plain
-from domino_tune.runtime.measured import Measured
+from domino_tune.runtime.measured import Measured, Runs, ignore
 from domino_tune.store.profiles import load_profile
 from domino_tune.validation import check_result, loss_problems, parse_percent
 from domino_tune.validation_results import ValidateResult
+from simulator.build import build_schedule
 from simulator.cost import CostModel
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.ops import Attention, Collective, Gemm, Pointwise
 from simulator.plan import MEGATRON, NO_COMM
 from simulator.schedule import COMPUTE
+from simulator.schedules import fixed_order
 from tests.domino_tune.runs import Runner
-from tests.domino_tune.validation_cases import FOUR, TWO, Files, write_files
+from tests.domino_tune.validation_cases import (
+    CLUSTER,
+    FOUR,
+    MODEL,
+    TWO,
+    WORKLOAD,
+    Files,
+    write_files,
+)
 
 ROUNDS = 4
 
@@ -213,6 +224,17 @@ def test_an_emulated_link_is_part_of_the_machine(run: Runner, files: Files) -> N
     assert "link_bits_per_s: profiled none, here 1000000000" in text
 
 
+def test_cta_counts_are_refused_over_gloo(run: Runner, files: Files) -> None:
+    two = load_plan(files.two)
+    path = run.folder / "ctas.json"
+    save_plan(replace(two, plan=replace(two.plan, comm_ctas=4)), path)
+    text = run.refused(
+        "validate", "--plan", str(path), "--profile", files.profile, "--backend", "gloo"
+    )
+    assert "comm_ctas = 4 is a number of NCCL CTAs, which gloo does not have" in text
+    assert "--backend nccl" in text
+
+
 def test_bad_input_is_refused(run: Runner, files: Files) -> None:
     assert "Missing --plan" in run.refused("validate")
     assert "write percent" in run.refused("validate", *files.options, "--max-error", "much")
@@ -263,3 +285,36 @@ def test_losses_that_differ_are_told() -> None:
     assert loss_problems([first, run_of("rough", [5.0, 4.04])], "bf16") == []
     (text,) = loss_problems([first, run_of("lost", [5.0, math.nan])], "fp32")
     assert "not finite" in text
+
+
+def test_it_is_told_how_steps_were_launched() -> None:
+    eager = Measured(label="two")
+    captured = Measured(label="two", captured=True)
+    fallen = Measured(label="four", why_not_captured="RuntimeError: not permitted")
+    (text,) = graph_notes([eager, Measured(label="gone", failed="out of memory")])
+    assert "here each op is launched" in text
+    (text,) = graph_notes([captured, captured])
+    assert "whole CUDA graphs" in text
+    first, second = graph_notes([captured, fallen])
+    assert "four could not be captured as a CUDA graph (RuntimeError: not permitted)" in first
+    assert second == text
+
+
+def test_what_ranks_say_of_graphs_is_kept() -> None:
+    """As a rank on a GPU ends its report."""
+    runs = Runs(
+        model=MODEL, workload=WORKLOAD, cluster=CLUSTER, plans=[(MEGATRON, fixed_order(MEGATRON))],
+        rounds=1,
+    )  # fmt: skip
+    step = {"kind": "step", "plan": 0, "makespan_ns": 7, "loss": 5.0, "grad_norm": 1.0}
+    ops = len(build_schedule(MODEL, WORKLOAD, CLUSTER, MEGATRON))
+    end = {
+        "kind": "end", "plan": 0, "start_ns": [0] * ops, "end_ns": [1] * ops,
+        "typical_ns": [1.0] * ops, "peak_bytes": 3, "captured": True, "why_not_captured": "",
+    }  # fmt: skip
+    for message in (step, end):
+        runs._take(message, ignore)
+    (found,) = runs.measured()
+    assert found.captured
+    assert found.makespans_ns == (7,)
+    assert found.timeline is not None

@@ -46,6 +46,11 @@ def test_regret_is_what_a_plan_costs_beyond_the_best() -> None:
     assert 0 < found.random_regret < 0.3
 
 
+def test_the_best_is_picked_by_one_launch_and_judged_by_the_other() -> None:
+    lucky = setting(cell("inter", 1.0, 90.0, 110.0), cell("tuned", 1.0, 100.0, 100.0))
+    assert lucky.regret("tuned") == pytest.approx((100 / 110 * 100 / 100) ** 0.5 - 1)
+
+
 def test_plans_that_do_not_differ_cost_nothing() -> None:
     alike = setting(cell("inter", 1.0, 100.0, 100.0), cell("tuned", 1.0, 103.0, 103.0))
     assert score([alike]).tuned_regret == 0.0

@@ -46,7 +46,7 @@ def collective_message(collective: Collective, samples: int) -> dict[str, Any]:
 
 def contention_message() -> dict[str, Any]:
     compute = {"gemm": 1.1, "attention": 1.1, "pointwise": 1.2}
-    row = {"size_bytes": 1024, "compute": compute, "collective": 1.1, "samples": 3}
+    row = {"size_bytes": 1024, "ctas": 0, "compute": compute, "collective": 1.1, "samples": 3}
     return {"kind": "contention", "rows": [row]}
 
 

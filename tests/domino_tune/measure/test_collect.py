@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,3 +39,40 @@ def test_launch_costs_are_kept_whichever_comes_first(messages: tuple[dict[str, A
     assert cost.estimate(GEMM).duration_us == 5.5
     assert cost.estimate(REDUCE).duration_us == 200.0
     assert {cost.estimate(GEMM).source, cost.estimate(REDUCE).source} == {"measured"}
+
+
+def test_launches_of_a_gpu_are_measured_apart() -> None:
+    """Its ops and collectives tell nothing of them, and what is told stays, whatever comes."""
+    launch = {"gemm": 6.0, "attention": 9.0, "pointwise": 5.0, "collective": 14.0}
+    plan = {name: value for name, value in PLAN.items() if name != "overhead_us"}
+    reduce = {name: value for name, value in COLLECTIVE.items() if name != "hand_over_us"}
+    messages = [plan, reduce, {"kind": "launch", "cost_us": launch}]
+    profile = Profile(name="here", created="2026-11-20", machine=this_machine(1, "nccl", {}))
+    for count in (1, 2):
+        profile = add_message(profile, messages[count - 1])
+        assert profile.launch is None
+    for message in (messages[2], plan, reduce):
+        profile = add_message(profile, message)
+    assert profile.launch is not None
+    assert profile.launch.mode == "async"
+    assert profile.launch.cost_us == launch
+    cost = CostModel(profile)
+    assert cost.estimate(GEMM).duration_us == 5.5
+    assert cost.launch.cost_ns["collective"] == 14_000
+
+
+def test_contention_by_cta_count_is_of_the_machines_sms() -> None:
+    machine = replace(this_machine(8, "nccl", {}), sm_count=132)
+    profile = Profile(name="here", created="2026-11-20", machine=machine)
+    assert add_message(profile, {"kind": "contention", "rows": []}) is profile
+    rows = [
+        {"size_bytes": 1 << 26, "ctas": ctas, "compute": {"gemm": 132 / (132 - ctas)},
+         "collective": 1.1, "samples": 2}
+        for ctas in (1, 8, 32)
+    ]  # fmt: skip
+    profile = add_message(profile, {"kind": "contention", "rows": rows})
+    assert profile.contention is not None
+    (law,) = profile.contention.fit.compute
+    assert law.sms_per_cta == pytest.approx(1.0, rel=1e-3)
+    assert law.factor == pytest.approx(1.0, abs=1e-3)
+    assert CostModel(profile).family(REDUCE) == "all_reduce/2x1/c0"  # no size in it

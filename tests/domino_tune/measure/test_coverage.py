@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from domino_tune.measure.coverage import PROBE_LAYERS, RIVAL_CUTS, coverage
+from domino_tune.measure.coverage import CTAS, PROBE_LAYERS, RIVAL_CUTS, coverage, cta_counts
+from domino_tune.measure.machine import this_machine
 from domino_tune.measure.wanted import Wanted, signatures
 from domino_tune.search.space import enumerate_plans
 from simulator.build import build_schedule
@@ -144,5 +145,44 @@ def test_payload_is_what_ranks_read() -> None:
     assert payload["cases"][0]["model"]["hidden_size"] == 64
     assert payload["cases"][0]["plans"][0]["strategy"] == "megatron"
     assert payload["contention"]["sizes"] == [32 * 64 * 4 // cut for cut in RIVAL_CUTS]
+    assert payload["contention"]["ctas"] == [0]
     alone = wanted.without_collectives().payload(7, None)
     assert (alone["collectives"], alone["contention"]) == ([], None)
+
+
+def test_cta_counts_are_measured_over_nccl_unless_a_setting_fixes_them() -> None:
+    assert cta_counts(this_machine(8, "nccl", {})) == CTAS == (1, 2, 4, 8, 16, 32)
+    assert cta_counts(this_machine(8, "gloo", {})) == ()
+    assert cta_counts(this_machine(8, "nccl", {"NCCL_MAX_CTAS": "4"})) == ()
+
+
+def test_every_cta_count_is_asked_of_the_tensor_parallel_group() -> None:
+    without = coverage(TINY, job(4), ON_FOUR, memory_bytes=MEMORY)
+    wanted = coverage(TINY, job(4), ON_FOUR, memory_bytes=MEMORY, ctas=CTAS)
+    known = without.collectives
+    assert wanted.collectives[: len(known)] == known
+    asked = wanted.collectives[len(known) :]
+    assert {(c.nodes, c.per_node) for c in asked} == {ON_FOUR.tp_group}
+    assert {c.ctas for c in asked} == set(CTAS)
+    largest = max(c.size_bytes for c in known if (c.nodes, c.per_node) == ON_FOUR.tp_group)
+    least = min(c.size_bytes for c in known if (c.nodes, c.per_node) == ON_FOUR.tp_group)
+    for count in CTAS:
+        sizes = [c.size_bytes for c in asked if c.ctas == count]
+        assert sizes[0] == largest
+        assert sizes[-1] == least
+        assert len(set(sizes)) == len(sizes) == 4
+    assert wanted.contention is not None
+    assert wanted.contention.ctas == (*CTAS, 0)
+    assert len(wanted.contention.sizes) == 1
+    assert wanted.lacking(timed(wanted), 20, 2).is_empty
+    found = sources(TINY, job(4), ON_FOUR, wanted)
+    assert set(found) == {"measured"}
+
+
+def test_plans_with_cta_counts_are_looked_up_between_what_was_measured() -> None:
+    wanted = coverage(TINY, job(4), ON_TWO, memory_bytes=MEMORY, ctas=(4,))
+    profile = timed(wanted)
+    assert profile.comm_ctas_choices(*ON_TWO.tp_group) == (0, 4)
+    cost = CostModel(profile)
+    few = [c._replace(ctas=4) for c in wanted.collectives if c.ctas == 0]
+    assert {cost.estimate(c).source for c in few} <= {"measured", "interpolated"}

@@ -53,3 +53,12 @@ def test_what_does_not_fit_is_left_out() -> None:
     fewer = general(CPU, ClusterSpec(tp=1), "fp32", small).cases
     assert 0 < len(fewer) < len(general(CPU, ClusterSpec(tp=1), "fp32", profile).cases)
     assert max(case.model.hidden_size for case in fewer) < max(CPU.hidden_sizes)
+
+
+def test_over_nccl_cta_counts_are_measured_too() -> None:
+    profile = empty()
+    on_gpus = replace(profile, machine=replace(profile.machine, backend="nccl"))
+    wanted = general(CPU, ClusterSpec(tp=2), "fp32", on_gpus)
+    assert {c.ctas for c in wanted.collectives} == {0, 1, 2, 4, 8, 16, 32}
+    assert wanted.contention is not None
+    assert wanted.contention.ctas == (1, 2, 4, 8, 16, 32, 0)

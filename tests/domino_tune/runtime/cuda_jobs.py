@@ -16,3 +16,14 @@ def reduce(context: RankContext, payload: Mapping[str, Any]) -> None:
     tensor = torch.ones(4, device=context.device)
     context.lanes[TP].issue("ones", tensor, "sum").wait()
     context.report({"sum": float(tensor.sum()), "device": str(context.device)})
+
+
+def reduce_with_few_ctas(context: RankContext, payload: Mapping[str, Any]) -> None:
+    """One all-reduce by the lane of each CTA count, in turn and again."""
+    sums = []
+    for ctas in payload["ctas"]:
+        tensor = torch.ones(4, device=context.device)
+        context.lanes_for(ctas)[TP].issue("ones", tensor, "sum").wait()
+        sums.append(float(tensor.sum()))
+    distinct = {id(context.lanes_for(ctas)[TP]) for ctas in payload["ctas"]}
+    context.report({"sums": sums, "lanes": len(distinct)})

@@ -121,7 +121,7 @@ def recording_adam(result: RankResult):  # type: ignore[no-untyped-def]
     adam = FUNCTIONS["step.adam"]
 
     def record(state: State, op: Op) -> None:
-        result.gradients.append(shards_of(state, state.parameters.grad))
+        result.gradients.append(shards_of(state, state.parameters.grad / state.loss_scale))
         adam(state, op)
 
     return record

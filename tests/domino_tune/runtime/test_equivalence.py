@@ -31,6 +31,9 @@ def test_half_precision_stays_near_the_unsliced_model(played: Results) -> None:
             assert seen.losses == pytest.approx(
                 trained(job.unsliced).losses, rel=TOLERANCE[job.dtype]
             )
+            assert seen.norms == pytest.approx(
+                trained(job.unsliced).norms, rel=10 * TOLERANCE[job.dtype]
+            )
 
 
 def test_without_communication_it_runs_and_is_wrong(played: Results) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from domino_tune.runtime.executor import FUNCTIONS, Executor
+from domino_tune.runtime.silent import silent_lanes
 from domino_tune.runtime.state import State
 from simulator.build import build_schedule
 from simulator.errors import InputError
@@ -58,6 +59,21 @@ def test_steps_repeat_bit_by_bit() -> None:
             executor.run_step(*batch(job, step))
         runs.append(state.parameters.main)
     assert torch.equal(*runs)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_fp16_keeps_gradients_that_many_tokens_make_small(dtype: str) -> None:
+    """Divided by 120,000 tokens, those of most logits are nothing in fp16."""
+    norms = {}
+    for used in (dtype, "fp64"):
+        job = Job(name="", model=LLAMA, dp=1 << 12, dtype=used, plan=PLANS[1])
+        state = new_state(job)
+        assert state.loss_scale == (1 << 16 if used == "fp16" else 1)
+        schedule = build_schedule(job.model, job.workload, job.cluster, job.plan, job.order)
+        executor = Executor(schedule, state, silent_lanes(torch.device("cpu")))
+        tokens, targets = (tensor[: job.sequences] for tensor in batch(job, 0))
+        norms[used] = executor.run_step(tokens, targets).grad_norm
+    assert norms[dtype] == pytest.approx(norms["fp64"], rel=0.01)
 
 
 def test_every_compute_role_has_a_function() -> None:

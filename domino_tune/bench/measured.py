@@ -1,0 +1,119 @@
+"""Measured tuning against measuring everything: eight real runs, and the best of all plans."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from domino_tune import services
+from domino_tune.bench.verdict import Check, SkippedError, at_most, check_table, told
+from domino_tune.case import Setup, resolve
+from domino_tune.fidelity.cells import MODELS
+from domino_tune.formats.model_file import dump_model
+from domino_tune.measured_pool import measured_pool
+from domino_tune.measured_tuning import Session, question_of
+from domino_tune.requests import ProfileRequest, WorkloadFields
+from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.runtime.measured import run_plans
+from domino_tune.search import SpaceSpec, enumerate_plans
+from domino_tune.search.correction import MeasuredPool
+from domino_tune.search.measured import TRIALS, MeasuredOptions, search_measured
+from domino_tune.store.evidence import Evidence
+from domino_tune.store.files import write_whole
+from domino_tune.tables import Table
+from domino_tune.tuning import SimulatedPlans
+
+LINK: Final = "1gbit"
+BITS_PER_S: Final = 10**9
+CASES: Final = ("gpt-small", "llama-small")
+SPACE: Final = SpaceSpec(
+    row_slices=(1, 2, 4), col_slices=(1, 2), dgrad_slices=(), merge_wgrads=(False,)
+)
+"""Few enough plans to run them all: every order, row and column slices, and hybrids."""
+ROUNDS: Final = 12
+REGRET: Final = 0.02
+
+
+def measured() -> list[Table]:
+    """TP 2 on two emulated hosts; profile, run everything, then search as if nothing was known."""
+    if importlib.util.find_spec("torch") is None:
+        raise SkippedError("no torch; pip install 'domino_tune[runtime]'")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["DOMINO_TUNE_HOME"] = folder
+        checks = [check for name in CASES for check in _checks(name, Path(folder))]
+    return [check_table("tune --objective measure beside an exhaustive measurement", checks)]
+
+
+def _checks(name: str, folder: Path) -> list[Check]:
+    setup = _profiled(name, folder)
+    spec = LaunchSpec(tp=2, emulate_link_bits_per_s=BITS_PER_S)
+    problem = SimulatedPlans(
+        setup=setup, plans=enumerate_plans(setup.model, setup.workload, spec=SPACE)
+    )
+    pool = measured_pool(problem, list(problem.plans))
+    times = _run_all(setup, problem, pool, spec)
+    with Evidence(folder / f"{name}.jsonl", question_of(setup, spec)) as evidence:
+        session = Session(
+            setup=setup, problem=problem, pool=pool, spec=spec, evidence=evidence,
+            progress=lambda message: None,
+        )  # fmt: skip
+        found = search_measured(
+            pool, session.measure, session.compare, MeasuredOptions(), session.known
+        )
+    simulated = min(range(len(pool.plans)), key=lambda index: float(pool.log_prior[index]))
+    what = f"{name}, {LINK}"
+    return [
+        told(f"{what}: plans run exhaustively, {ROUNDS} rounds", str(len(pool.plans))),
+        at_most(f"{what}: plans measured, baseline included", TRIALS, len(session.known.ratios),
+                unit="plans", digits=0),
+        at_most(f"{what}: regret of what was found ({pool.plans[found.best].label})", REGRET,
+                regret(times, found.best)),
+        told(f"{what}: regret of the simulator's best, not run", f"{regret(times, simulated):.2%}"),
+        told(f"{what}: regret of the baseline", f"{regret(times, 0):.2%}"),
+    ]  # fmt: skip
+
+
+def _profiled(name: str, folder: Path) -> Setup:
+    model, workload = MODELS[name]
+    file = folder / f"{name}.json"
+    write_whole(file, dump_model(model))
+    shape = {
+        "seq_length": workload.seq_length, "micro_batch_size": workload.micro_batch_size,
+        "dtype": workload.dtype, "tp": 2,
+    }  # fmt: skip
+    services.profile(
+        ProfileRequest(name=name, for_model=str(file), emulate_link=LINK, samples=10, **shape)  # type: ignore[arg-type]
+    )
+    return resolve(WorkloadFields(model=str(file), profile=name, **shape))  # type: ignore[arg-type]
+
+
+def _run_all(
+    setup: Setup, problem: SimulatedPlans, pool: MeasuredPool, spec: LaunchSpec
+) -> list[list[float]]:
+    """Log time of each plan in each round, relative to that round's mean of all plans."""
+    planned = [(plan, problem.order(plan)) for plan in pool.plans]
+    found = run_plans(setup.model, setup.workload, setup.cluster, planned, ROUNDS, spec)
+    rounds = [
+        [math.log(time_ns) for time_ns in together]
+        for together in zip(*(one.makespans_ns for one in found), strict=True)
+    ]
+    relative = [[time - statistics.fmean(times) for time in times] for times in rounds]
+    return [list(times) for times in zip(*relative, strict=True)]
+
+
+def regret(times: Sequence[Sequence[float]], index: int) -> float:
+    """How much slower plan ``index`` is than the best. The best of many noisy plans looks better
+    than it is: it is picked by one half of the rounds and judged by the other, both ways."""
+    costs = []
+    for half in (0, 1):
+        picked = [statistics.median(plan[half::2]) for plan in times]
+        judged = [statistics.median(plan[1 - half :: 2]) for plan in times]
+        best = min(range(len(times)), key=picked.__getitem__)
+        costs.append(judged[index] - judged[best])
+    return math.exp(statistics.fmean(costs)) - 1

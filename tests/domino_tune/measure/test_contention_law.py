@@ -1,0 +1,77 @@
+"""Slow-downs by CTA count become the law's numbers; those of gloo stay as they are, by size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from domino_tune.measure.contention_law import DEFAULT_CTAS, contention_fit, law_of, slow_down
+from simulator.contention import Contention, family_name
+
+SMS = 132
+CTAS = (1, 2, 4, 8, 16, 32)
+LAWS = {"attention": (0.6, 1.02), "gemm": (1.2, 1.08), "pointwise": (0.0, 1.15)}
+
+
+def row(ctas: int, like: int = 0, *, size_bytes: int = 1 << 26, **more: Any) -> dict[str, Any]:
+    """A row as ranks report it, of ``ctas``, slowed as by ``like`` of them."""
+    compute = {family: slow_down(law, like or ctas, SMS) for family, law in LAWS.items()}
+    return {
+        "size_bytes": size_bytes, "ctas": ctas, "compute": compute, "collective": 1.1,
+        "samples": 3, **more,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("law", LAWS.values())
+def test_a_law_is_found_again(law: tuple[float, float]) -> None:
+    found = law_of([(ctas, slow_down(law, ctas, SMS)) for ctas in CTAS], SMS)
+    assert found == pytest.approx(law, rel=1e-3, abs=1e-6)
+
+
+def test_a_law_never_speeds_anything_up() -> None:
+    assert law_of([(1, 0.98), (8, 0.99), (32, 1.0)], SMS) == (0.0, 1.0)
+    falling = law_of([(1, 1.2), (8, 1.1), (32, 1.05)], SMS)
+    assert falling[0] == 0.0
+    assert 1.05 < falling[1] < 1.2
+    steep = law_of([(8, 1.0), (16, 1.0), (32, 1.3)], SMS)
+    assert steep[1] == 1.0
+    assert 0 < steep[0] < 2
+
+
+def test_one_count_alone_is_taken_for_lost_sms() -> None:
+    per_cta, factor = law_of([(16, 1.2)], SMS)
+    assert factor == 1.0
+    assert slow_down((per_cta, factor), 16, SMS) == pytest.approx(1.2, rel=1e-4)
+
+
+def test_rows_by_cta_count_give_the_law_and_no_sizes() -> None:
+    fit = contention_fit([*map(row, CTAS), row(0, like=20)], sm_count=SMS)
+    assert fit.by_size == ()
+    assert fit.sm_count == SMS
+    assert fit.default_ctas == 20
+    assert fit.collective_factor == pytest.approx(1.1)
+    assert {law.family for law in fit.compute} == set(LAWS)
+    contention = Contention(fit)
+    beside = contention.slowdowns(("gemm", family_name("all_reduce", 1, 8, 16)))
+    assert beside[0] / 1024 == pytest.approx(slow_down(LAWS["gemm"], 16, SMS), rel=2e-3)
+    chosen = contention.slowdowns(("gemm", family_name("all_reduce", 1, 8, 0)))
+    assert chosen[0] / 1024 == pytest.approx(slow_down(LAWS["gemm"], 20, SMS), rel=2e-3)
+
+
+def test_what_was_not_measured_is_assumed() -> None:
+    bare = row(4)
+    del bare["collective"]  # no all-reduce ended beside compute
+    del bare["compute"]["attention"]
+    fit = contention_fit([bare], sm_count=SMS)
+    assert fit.default_ctas == DEFAULT_CTAS
+    assert fit.collective_factor == 1.0
+    assert [law.family for law in fit.compute] == ["gemm", "pointwise"]
+
+
+def test_rows_of_gloo_are_kept_by_size() -> None:
+    rows = [row(0, like=4, size_bytes=size) for size in (4096, 1024)]
+    fit = contention_fit(rows, sm_count=1)
+    assert [kept.bytes for kept in fit.by_size] == [1024, 4096]
+    assert fit.by_size[0].compute["gemm"] == pytest.approx(slow_down(LAWS["gemm"], 4, SMS))
+    assert fit.by_size[0].collective_factor == pytest.approx(1.1)
