@@ -32,7 +32,7 @@ from domino_tune.store.models import load_model
 from domino_tune.store.profiles import bundled_names, load_profile, user_profiles_dir
 from domino_tune.tuning import Progress, silent
 from simulator.errors import InputError, ProfileError
-from simulator.profile import SECTIONS, Profile
+from simulator.profile import SECTIONS, Profile, check_profile_name
 from simulator.specs import ClusterSpec, Dtype, Workload, check_shardable
 
 FOR_MODEL: Final = ("seq_length", "micro_batch_size")
@@ -100,7 +100,9 @@ def _profile(request: ProfileRequest, progress: Progress) -> ProfilingResult:
 
 
 def profile_path(name: str) -> Path:
-    """Where a profile of that name is kept. Raises InputError for a name of a bundled one."""
+    """Where a profile of that name is kept. Raises InputError for a name of a bundled one,
+    ProfileError for one that cannot be."""
+    check_profile_name(name)
     if name in bundled_names():
         raise InputError(
             f"{name!r} is a bundled profile, which a measured one may not stand in front of; give "

@@ -61,7 +61,7 @@ def contention_probe(
 
 
 def contention_message(
-    probes: Sequence[ContentionProbe], both_lanes: Sequence[LanesProbe]
+    probes: Sequence[ContentionProbe], both_lanes: Sequence[LanesProbe] = ()
 ) -> Message:
     """One row a message size and CTA count; under ``lanes``, two collectives at once."""
     rows = [probe.row() for probe in probes if probe.samples]
