@@ -50,6 +50,8 @@ def confidence_of(timeline: Timeline, cost: CostModel) -> Confidence:
             far[op.role] = far.get(op.role, 0) + elapsed
     if cost.contention.fit is not None:
         sections["contention"] = _stretched_ns(timeline, cost) * cost.contention.fit.error
+    if cost.skew is not None:
+        sections["skew"] = _compute_ns(timeline) * cost.skew.error
     half = math.sqrt(sum(part * part for part in sections.values()))
     warnings = tuple(
         f"{role}: looked up far outside the profile's range ({elapsed / total:.0%} of the time)."
@@ -74,6 +76,15 @@ def _stretched_ns(timeline: Timeline, cost: CostModel) -> int:
             alone = cost.duration_ns(op.signature)
             added += max(0, timeline.end_ns[index] - timeline.start_ns[index] - alone)
     return added
+
+
+def _compute_ns(timeline: Timeline) -> int:
+    """Time of compute ops on the critical path: the slowest rank's."""
+    return sum(
+        timeline.end_ns[index] - timeline.start_ns[index]
+        for index in timeline.critical_path
+        if timeline.ops[index].lane == COMPUTE
+    )
 
 
 def _level(unsure: float) -> Level:

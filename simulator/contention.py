@@ -12,10 +12,11 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from simulator.errors import InputError
 from simulator.lookup import (
+    ABSENT_IF_EMPTY,
     FIT_KINDS,
     FitKind,
     require_choice,
@@ -25,8 +26,6 @@ from simulator.lookup import (
 )
 
 SCALE: Final = 1024  # slowdowns are whole numbers of 1/1024
-ABSENT_IF_EMPTY: Final[dict[str, Any]] = {"absent_if_empty": True}
-"""Metadata of a field that is left out of a profile's file where it is empty."""
 _LEAST_SMS: Final = 0.1  # compute keeps at least this share of the SMs
 
 

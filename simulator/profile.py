@@ -12,9 +12,10 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
-from simulator.contention import ABSENT_IF_EMPTY, ContentionFit
+from simulator.contention import ContentionFit
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.lookup import (
+    ABSENT_IF_EMPTY,
     require_choice,
     require_count,
     require_number,
@@ -182,16 +183,21 @@ class ContentionSection:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSection:
-    """Host cost of issuing an op, µs by kind; ``queue_depth`` ops may wait on the device."""
+    """Host cost of issuing an op, µs by kind; ``queue_depth`` ops may wait on the device.
+
+    ``samples``: steps that the cost of compute ops rests on, 0 where that is not known.
+    """
 
     mode: LaunchMode
     cost_us: dict[str, float]
     queue_depth: int = 1024
+    samples: int = field(default=0, metadata=ABSENT_IF_EMPTY)
     provenance: Provenance
 
     def __post_init__(self) -> None:
         require_choice("launch", "mode", self.mode, LAUNCH_MODES)
         require_count("launch", "queue_depth", self.queue_depth)
+        require_count("launch", "samples", self.samples, low=0)
         for kind, cost in self.cost_us.items():
             require_choice("launch", "cost_us kind", kind, LAUNCH_KINDS)
             require_number("launch", f"cost_us[{kind}]", cost)
@@ -229,10 +235,7 @@ class Profile:
                 else ""
             )
             raise ProfileError(f"Profile schema {self.schema!r} is not {SCHEMA}.{newer}")
-        if not _NAME.fullmatch(self.name):
-            raise ProfileError(
-                f"Profile name {self.name!r} must be 1–64 letters, digits, '.', '_' or '-'."
-            )
+        check_profile_name(self.name)
         for name in ("machine", *SECTIONS):
             _check_numbers(name, name, getattr(self, name))
         if not _DATE.fullmatch(self.created):
@@ -306,6 +309,12 @@ class Profile:
         groups += [fit.group for fit in self.collectives.fits]
         counts = {c for op, n, p, c in groups if (op, n, p) == ("all_reduce", nodes, per_node)}
         return tuple(sorted({0, *counts}))
+
+
+def check_profile_name(name: str) -> None:
+    """Raise ProfileError for a name that no profile, and no file of one, can have."""
+    if not _NAME.fullmatch(name):
+        raise ProfileError(f"Profile name {name!r} must be 1–64 letters, digits, '.', '_' or '-'.")
 
 
 def _check_numbers(place: str, name: str, value: Any) -> None:

@@ -210,6 +210,14 @@ class _Compiler:
             self.issued[lane] += times * per[lane]
             if lane in waited:
                 self.waited[lane] += times * per[lane]
+        self._compute_more(times, steps, per)
+
+    def _compute_more(self, times: int, steps: tuple[Step, ...], per: list[int]) -> None:
+        """Lanes on which nothing is issued meanwhile see the compute of all repetitions."""
+        once_ns = sum(step.work // WORK_UNIT for step in steps if step.lane == COMPUTE)
+        for lane in range(self.lanes):
+            if not per[lane]:
+                self.computed_ns[lane] += times * once_ns
 
     def _repetition(self, segment: Segment, repetition: int) -> tuple[Step, ...]:
         base, sign = segment.layer(repetition, 0), _sign(segment)
@@ -233,8 +241,9 @@ class _Compiler:
     def _skew_ns(self, lane: int, duration_ns: int) -> int:
         """How long an op waits for other ranks: a collective, for those that come to it later.
 
-        It ends a stretch that began at the lane's collective before it, or at a micro-batch's
-        start: there all ranks met.
+        It ends a stretch that began at the lane's collective before it: there all ranks met. At a
+        micro-batch's start counting begins anew, so that all in the middle are alike; what was
+        computed behind a lane's last collective before it is left out.
         """
         if lane == COMPUTE:
             self.computed_ns = [elapsed_ns + duration_ns for elapsed_ns in self.computed_ns]

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from simulator.errors import ProfileError
-from simulator.lookup import require_number, require_positive
+from simulator.lookup import ABSENT_IF_EMPTY, require_count, require_number, require_positive
 
 
 class SkewRow(NamedTuple):
@@ -27,16 +27,19 @@ class SkewRow(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class SkewFit:
     """The law of this module's docstring: straight lines between rows, from (0, 0) on; behind the
-    last row, which is a step's length, as there."""
+    last row, as there. ``error`` is the relative one of ``slowest_factor``; ``samples`` counts the
+    steps that all rests on, 0 where that is not known."""
 
     slowest_factor: float
     rows: tuple[SkewRow, ...] = ()
     error: float
+    samples: int = field(default=0, metadata=ABSENT_IF_EMPTY)
 
     def __post_init__(self) -> None:
         owner = "skew fit"
         require_number(owner, "slowest_factor", self.slowest_factor, low=1.0)
         require_number(owner, "error", self.error)
+        require_count(owner, "samples", self.samples, low=0)
         lengths = [row.compute_us for row in self.rows]
         for row in self.rows:
             require_positive(owner, "compute_us", row.compute_us)

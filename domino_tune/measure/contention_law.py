@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, Final
 
@@ -19,21 +20,61 @@ DEFAULT_CTAS: Final = 16
 MOST_CTAS: Final = 64
 SHARED_LINKS: Final = 2.0
 """Two collectives on the same links share them evenly (assumed)."""
-SIZES_ERROR: Final = 0.05
 LEAST_ERROR: Final = 0.02
 
 Row = Mapping[str, Any]
 Points = Sequence[tuple[int, float]]
 
 
-def contention_fit(rows: Sequence[Row], *, sm_count: int) -> ContentionFit:
-    """The fit of a message's rows (size_bytes, ctas, compute by family, collective).
+def contention_fit(
+    rows: Sequence[Row], *, sm_count: int, lanes: Row | None = None
+) -> ContentionFit:
+    """The fit of a message's rows (size_bytes, ctas, compute by family, collective, spread).
 
     Rows with a CTA count give the law; a row of NCCL's own choice (ctas 0) then says how many CTAs
-    that is like. Without any such row, which is so on gloo, slow-downs are kept by size.
+    that is like. Without any such row, which is so on gloo, slow-downs are kept by size. ``lanes``
+    is what two collectives at once did to each other (shared, factor), where that was measured.
     """
     counted = [row for row in rows if row["ctas"]]
-    return _by_ctas(counted, rows, sm_count) if counted else _by_size(rows)
+    fit = _by_ctas(counted, rows, sm_count) if counted else _by_size(rows)
+    if lanes is None:
+        return fit
+    name = "shared_links_factor" if lanes["shared"] else "apart_factor"
+    return replace(fit, **{name: max(1.0, _short(lanes["factor"]))})
+
+
+def assumptions(rows: Sequence[Row], lanes: Row | None) -> str:
+    """What of the fit was not measured, for the provenance."""
+    found = []
+    if lanes is None or not lanes["shared"]:
+        found.append("two collectives at once on the same links share them evenly")
+    if lanes is None or lanes["shared"]:
+        found.append("two collectives on different links do not disturb each other")
+    if not any("collective" in row for row in rows):
+        found.append("compute does not slow collectives")
+    return f"Assumed: {'; '.join(found)}."
+
+
+def with_earlier_sizes(fit: ContentionFit, earlier: ContentionFit) -> ContentionFit:
+    """``fit`` with what an earlier run measured by size: the mean of both where both did."""
+    if not fit.by_size:
+        return fit
+    rows = {row.bytes: row for row in earlier.by_size}
+    for row in fit.by_size:
+        rows[row.bytes] = _mean(row, rows[row.bytes]) if row.bytes in rows else row
+    return replace(fit, by_size=tuple(rows[size] for size in sorted(rows)))
+
+
+def _mean(one: SizeContention, other: SizeContention) -> SizeContention:
+    families = sorted({*one.compute, *other.compute})
+    compute = {
+        family: fmean(row.compute[family] for row in (one, other) if family in row.compute)
+        for family in families
+    }
+    return one._replace(
+        compute=compute,
+        collective_factor=fmean((one.collective_factor, other.collective_factor)),
+    )
 
 
 def law_of(points: Points, sm_count: int) -> tuple[float, float]:
@@ -85,7 +126,7 @@ def _by_ctas(counted: Sequence[Row], rows: Sequence[Row], sm_count: int) -> Cont
         collective_factor=fmean(beside) if beside else 1.0,
         shared_links_factor=SHARED_LINKS,
         apart_factor=1.0,
-        error=max(LEAST_ERROR, _short(fmean(off))),
+        error=max(LEAST_ERROR, _short(fmean(off)), _spread(rows)),
     )
 
 
@@ -113,7 +154,7 @@ def _by_size(rows: Sequence[Row]) -> ContentionFit:
         SizeContention(
             bytes=row["size_bytes"],
             compute={family: max(1.0, row["compute"][family]) for family in sorted(row["compute"])},
-            collective_factor=max(1.0, row.get("collective", 1.0)),
+            collective_factor=_beside_compute(row, rows),
         )
         for row in sorted(rows, key=lambda row: row["size_bytes"])
     )
@@ -131,9 +172,24 @@ def _by_size(rows: Sequence[Row]) -> ContentionFit:
         collective_factor=fmean(row.collective_factor for row in by_size),
         shared_links_factor=SHARED_LINKS,
         apart_factor=1.0,
-        error=SIZES_ERROR,
+        error=max(LEAST_ERROR, _spread(rows)),
         by_size=by_size,
     )
+
+
+def _beside_compute(row: Row, rows: Sequence[Row]) -> float:
+    """How much collectives of the row's size slow; of a size none of which ran wholly beside a
+    step, what the nearest size measured."""
+    known = [other for other in rows if "collective" in other]
+    if not known:
+        return 1.0
+    nearest = min(known, key=lambda other: abs(math.log(other["size_bytes"] / row["size_bytes"])))
+    return max(1.0, nearest["collective"])
+
+
+def _spread(rows: Sequence[Row]) -> float:
+    """Relative spread of the slow-downs from step to step, on average over rows."""
+    return _short(fmean(row["spread"] for row in rows))
 
 
 def _short(value: float) -> float:

@@ -11,15 +11,17 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from domino_tune.measure.lanes_probe import LanesProbe
 from domino_tune.measure.probes import BURST, TRIES, silent_executor
 from domino_tune.measure.traffic import Traffic
+from domino_tune.medians import half_spread
 from domino_tune.runtime.clock import DeviceClock, HostClock, Tick, empty_ns
 from domino_tune.runtime.head_start import CHUNK_OPS, HeadStart
 from domino_tune.runtime.lanes import Handle
-from domino_tune.runtime.session import Session
+from domino_tune.runtime.session import DTYPES, Session
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, TP
 
@@ -58,10 +60,14 @@ def contention_probe(
     return HostContentionProbe(session, plan, size_bytes, ctas)
 
 
-def contention_message(probes: Sequence[ContentionProbe]) -> Message:
-    """One row a message size and CTA count."""
+def contention_message(
+    probes: Sequence[ContentionProbe], both_lanes: Sequence[LanesProbe] = ()
+) -> Message:
+    """One row a message size and CTA count; under ``lanes``, two collectives at once."""
     rows = [probe.row() for probe in probes if probe.samples]
-    return {"kind": "contention", "rows": [row for row in rows if row["compute"]]}
+    message = {"kind": "contention", "rows": [row for row in rows if row["compute"]]}
+    found = [probe.row() for probe in both_lanes if probe.factors]
+    return {**message, "lanes": found[0]} if found else message
 
 
 class _Probe:
@@ -73,6 +79,7 @@ class _Probe:
         self.size_bytes = size_bytes
         self.ctas = ctas
         self.lane = session.context.lanes_for(ctas)[TP]
+        self.dtype = DTYPES[session.workload.dtype]
         self.compute: dict[str, list[float]] = defaultdict(list)
         self.stretch: list[float] = []
         self.samples = 0
@@ -83,6 +90,7 @@ class _Probe:
             "size_bytes": self.size_bytes,
             "ctas": self.ctas,
             "compute": {kind: statistics.median(found) for kind, found in self.compute.items()},
+            "spread": _relative_spread(self.compute.values()),
             "samples": self.samples,
         }
         return {**row, "collective": statistics.median(self.stretch)} if self.stretch else row
@@ -98,6 +106,12 @@ class _Probe:
         self.samples += 1
 
 
+def _relative_spread(families: Iterable[Sequence[float]]) -> float:
+    """Half-spread of a family's slow-downs over their mean, on average over families."""
+    found = [half_spread(factors) / statistics.fmean(factors) for factors in families]
+    return statistics.fmean(found) if found else 0.0
+
+
 class HostContentionProbe(_Probe):
     """On CPU: moments of compute and of all-reduces are on one clock, the host's."""
 
@@ -106,7 +120,8 @@ class HostContentionProbe(_Probe):
         self.executor = silent_executor(session, plan, HostClock())
 
     def warm_up(self) -> None:
-        """Nothing: its plan was played before."""
+        """Once through, unmeasured."""
+        self._play()
 
     def measure(self) -> None:
         """One pair of steps."""
@@ -114,7 +129,7 @@ class HostContentionProbe(_Probe):
         alone, alone_ns = self._play()
         calm_ns = self._calm_ns()
         wanted = max(1, math.ceil(BESIDE * (alone_ns[1] - alone_ns[0]) / calm_ns))
-        traffic = Traffic(self.lane, self.size_bytes, context.device)
+        traffic = Traffic(self.lane, self.size_bytes, context.device, self.dtype)
         traffic.issue(context.all_gather_objects(wanted)[0])
         beside, beside_ns = self._play(in_step=False)
         traffic.drain()
@@ -124,12 +139,13 @@ class HostContentionProbe(_Probe):
             if start > beside_ns[0] and end < beside_ns[1]
         ]
         mine = {kind: beside[kind] / alone[kind] for kind in alone}
-        self._keep(mine, statistics.fmean(busy) / calm_ns if busy else 1.0)
+        self._keep(mine, statistics.fmean(busy) / calm_ns if busy else None)
 
     def _calm_ns(self) -> float:
         """One all-reduce, of several back to back beside nothing."""
         self.session.context.barrier()
-        traffic = Traffic(self.lane, self.size_bytes, self.session.context.device)
+        device = self.session.context.device
+        traffic = Traffic(self.lane, self.size_bytes, device, self.dtype)
         traffic.issue(1 + BURST)
         traffic.drain()
         return statistics.fmean([end - start for start, end in _host_spans(traffic)][1:])
@@ -191,7 +207,7 @@ class StreamContentionProbe(_Probe):
 
     def __init__(self, session: Session, plan: SlicePlan, size_bytes: int, ctas: int) -> None:
         super().__init__(session, plan, size_bytes, ctas)
-        self.start = RivalStart(Traffic(self.lane, size_bytes, session.context.device))
+        self.start = RivalStart(Traffic(self.lane, size_bytes, session.context.device, self.dtype))
         self.clock = DeviceClock(self.start)
         self.executor = silent_executor(session, plan, self.clock)
         self.empty_ns = empty_ns(session.context.device)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from domino_tune.measure.wanted import (
-    ContentionProbe,
+    ContentionWanted,
     ProbeCase,
     Wanted,
     collective_key,
@@ -112,7 +112,7 @@ def with_ctas(
 
 def contention_of(
     model: ModelSpec, workload: Workload, cluster: ClusterSpec, ctas: tuple[int, ...] = ()
-) -> ContentionProbe | None:
+) -> ContentionWanted | None:
     """Two row slices beside messages as they and their column pieces send; where there are CTA
     counts, beside the largest with each of them, the backend's choice last. None with one rank."""
     if cluster.tp == 1:
@@ -122,8 +122,8 @@ def contention_of(
     shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=plan)
     size = shapes.hidden_bytes(0)
     if ctas:
-        return ContentionProbe(case=0, plan=plan, sizes=(size,), ctas=(*ctas, 0))
-    return ContentionProbe(case=0, plan=plan, sizes=tuple(size // cut for cut in RIVAL_CUTS))
+        return ContentionWanted(case=0, plan=plan, sizes=(size,), ctas=(*ctas, 0))
+    return ContentionWanted(case=0, plan=plan, sizes=tuple(size // cut for cut in RIVAL_CUTS))
 
 
 def _cuts(spec: SpaceSpec, model: ModelSpec, workload: Workload) -> Iterator[SlicePlan]:

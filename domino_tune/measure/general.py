@@ -8,6 +8,7 @@ from typing import Final
 
 from domino_tune.measure.coverage import contention_of, cta_counts, with_ctas
 from domino_tune.measure.wanted import ProbeCase, Wanted, compute_only
+from simulator.errors import InputError
 from simulator.ops import Collective
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.profile import Profile
@@ -46,7 +47,10 @@ GPU: Final = Grid(
 
 
 def general(grid: Grid, cluster: ClusterSpec, dtype: Dtype, profile: Profile) -> Wanted:
-    """The grid's cases that fit half of a rank's memory, and messages for every group."""
+    """The grid's cases that fit half of a rank's memory, and messages for every group.
+
+    Raises InputError where none fits.
+    """
     capacity = profile.machine.gpu_memory_gib * 2**30 / 2
     cases = tuple(
         case
@@ -63,14 +67,17 @@ def general(grid: Grid, cluster: ClusterSpec, dtype: Dtype, profile: Profile) ->
         ).peak_bytes(profile)
         <= capacity
     )
+    if not cases:
+        raise InputError(
+            f"A rank has {profile.machine.gpu_memory_gib:.2g} GiB, too little for any case of the "
+            "general grid; name a small model with --for-model, or start fewer ranks."
+        )
     ctas = cta_counts(profile.machine)
     played = (case.signatures(plan) for case in cases for plan in case.plans)
     return Wanted(
         cases=cases,
         collectives=with_ctas(_messages(grid, cluster, dtype), cluster, ctas),
-        contention=(
-            contention_of(cases[0].model, cases[0].workload, cluster, ctas) if cases else None
-        ),
+        contention=contention_of(cases[0].model, cases[0].workload, cluster, ctas),
         ops=compute_only(frozenset().union(*played)),
     )
 

@@ -147,7 +147,6 @@ def play_case(case: OpsCase, known: set[Signature], stop_at: float) -> dict[str,
         "failed": failed,
         "late_steps": late,
         "empty_span_us": empty / 1e3,
-        "overhead_us": 0.0,
         "ops": [_row(signature, times) for signature, times in sorted(found.items(), key=str)],
     }
 

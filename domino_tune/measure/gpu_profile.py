@@ -99,7 +99,7 @@ def ops_stage(stage: Stage) -> None:
         begun = time.monotonic()
         message = _guarded(stage, case.name, lambda case=case, p=profile: _ops(case, p, stage))  # type: ignore[misc]
         if message is not None:
-            profile = _without_launch(add_message(profile, message), profile)
+            profile = add_message(profile, message)
             save_profile(_with_source(profile), stage.profile_file)
             stage.write({**message, "seconds": time.monotonic() - begun, "state": gpu_state()})
             _say(
@@ -128,11 +128,6 @@ def gemm_of(row: GemmRow) -> Gemm:
     """The signature that a row timed."""
     fields = row._asdict()
     return Gemm(**{name: fields[name] for name in Gemm._fields})
-
-
-def _without_launch(profile: Profile, before: Profile) -> Profile:
-    """Launch costs are another stage's: what playing plans says of them is CPU's."""
-    return replace(profile, launch=before.launch)
 
 
 def _with_source(profile: Profile) -> Profile:

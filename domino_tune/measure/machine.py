@@ -14,13 +14,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from domino_tune.measure.host_memory import memory_bytes
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.runtime.launcher import find_launcher
 from domino_tune.runtime.priority import may_be_urgent
 from simulator.profile import Machine
 
 PEAK_TFLOPS: Final = {"gloo": 0.1, "nccl": 100.0}
-"""Assumed by backend until a GEMM has been timed (building blocks: about 100 GFLOP/s a thread)."""
+"""Assumed by backend until a GEMM has been timed: for a thread of a CPU, and for a GPU."""
 MEMORY_GB_S: Final = {"gloo": 10.0, "nccl": 1000.0}
 """Assumed by backend until a pointwise op has been timed."""
 HALF_DTYPES: Final = ("bf16", "fp16")
@@ -49,7 +50,7 @@ def machine_of(spec: LaunchSpec, env: Mapping[str, str] = os.environ) -> Machine
     if spec.emulate_link_bits_per_s is not None:
         details["link_bits_per_s"] = str(spec.emulate_link_bits_per_s)
     per_node = ranks_per_node(spec, env)
-    here = this_machine(per_node, spec.backend, details)
+    here = this_machine(per_node, spec.backend, details, sharing=ranks_here(spec, env))
     return _with_gpus(here) if spec.backend == "nccl" else here
 
 
@@ -62,14 +63,24 @@ def ranks_per_node(spec: LaunchSpec, env: Mapping[str, str] = os.environ) -> int
     return max(1, spec.world_size // hosts)
 
 
-def this_machine(ranks: int, backend: str, details: Mapping[str, str]) -> Machine:
-    """A CPU machine with ``ranks`` ranks on each node; peaks are refined by what is measured."""
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+def ranks_here(spec: LaunchSpec, env: Mapping[str, str] = os.environ) -> int:
+    """Ranks that share this machine's memory: those of both hosts where a link is emulated."""
+    return spec.world_size if find_launcher(env) is None else ranks_per_node(spec, env)
+
+
+def this_machine(
+    ranks: int, backend: str, details: Mapping[str, str], *, sharing: int | None = None
+) -> Machine:
+    """A CPU machine with ``ranks`` ranks on each node; peaks are refined by what is measured.
+
+    ``sharing`` ranks share its memory; the same number where it is None.
+    """
+    memory_gib = memory_bytes() / (1 << 30)
     peak = PEAK_TFLOPS[backend]
     return Machine(
         gpu=cpu_name(),
         gpus_per_node=ranks,
-        gpu_memory_gib=round(memory_gib / ranks, 3),
+        gpu_memory_gib=round(memory_gib / (sharing or ranks), 3),
         sm_count=1,
         peak_tflops={"fp32": peak, "fp64": peak / 2, **dict.fromkeys(HALF_DTYPES, peak)},
         memory_bandwidth_gb_s=MEMORY_GB_S[backend],

@@ -5,34 +5,61 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-from domino_tune.measure.collect import MEASURED, signature_from
 from simulator.lookup.attention import AttentionRow
 from simulator.lookup.gemm import GemmRow
 from simulator.lookup.pointwise import PointwiseRow
+from simulator.ops import Attention, Collective, Gemm, Pointwise, Signature
 from simulator.profile import (
     AttentionSection,
     GemmSection,
     PointwiseSection,
     Profile,
+    Provenance,
     gemm_key,
 )
 
-TIMING = ("median_us", "spread_us", "samples")
+KINDS: Final[Mapping[str, type[Any]]] = {
+    "gemm": Gemm, "attention": Attention, "pointwise": Pointwise, "collective": Collective,
+}  # fmt: skip
+TIMING: Final = ("median_us", "spread_us", "samples")
+MEASURED: Final = Provenance(
+    kind="measured",
+    source="domino_tune profile: the runtime's own ops, timed in place on all ranks at once",
+)
 
 
-class _Counted(Protocol):
+class _Timed(Protocol):
+    @property
+    def median_us(self) -> float:
+        """Usual duration."""
+
+    @property
+    def spread_us(self) -> float:
+        """Half of the range of the middle half."""
+
     @property
     def samples(self) -> int:
         """Runs."""
 
 
-Row = TypeVar("Row", bound=_Counted)
+Row = TypeVar("Row", bound=_Timed)
 
 
-def add_ops(profile: Profile, rows: Iterable[Mapping[str, Any]]) -> Profile:
-    """``profile`` with the ``ops`` rows of a ``plan`` message; where it holds a row that rests on
+def signature_from(plain: list[Any]) -> Signature:
+    """A signature from its JSON form: kind, then the fields."""
+    kind, *fields = plain
+    values = [tuple(value) if isinstance(value, list) else value for value in fields]
+    signature: Signature = KINDS[kind](*values)
+    return signature
+
+
+def add_ops(
+    profile: Profile, rows: Iterable[Mapping[str, Any]], before: Profile | None = None
+) -> Profile:
+    """``profile`` with the ``ops`` rows of a ``plan`` message, each together with the row of
+    ``before``, which holds what earlier runs measured; where ``profile`` holds a row that rests on
     more samples, that one stays."""
     plain: dict[str, list[dict[str, Any]]] = {"gemm": [], "attention": [], "pointwise": []}
     for row in rows:
@@ -40,28 +67,61 @@ def add_ops(profile: Profile, rows: Iterable[Mapping[str, Any]]) -> Profile:
         timing = {name: row[name] for name in TIMING}
         plain[signature.kind].append({**signature._asdict(), **timing})
     if plain["gemm"]:
-        gemms = {gemm_key(r): r for r in (profile.gemm.rows if profile.gemm else ())}
-        _keep(gemms, ((gemm_key(r), r) for r in (GemmRow(**f) for f in plain["gemm"])))
-        profile = replace(profile, gemm=GemmSection(rows=_sorted(gemms), provenance=MEASURED))
+        gemms = add_rows(
+            *({gemm_key(row): row for row in _gemms(one)} for one in (profile, before)),
+            {gemm_key(row): row for row in (GemmRow(**fields) for fields in plain["gemm"])},
+        )
+        profile = replace(profile, gemm=GemmSection(rows=gemms, provenance=MEASURED))
     if plain["attention"]:
-        cores = {r.key: r for r in (profile.attention.rows if profile.attention else ())}
-        _keep(cores, ((r.key, r) for r in (AttentionRow(**f) for f in plain["attention"])))
-        attention = AttentionSection(rows=_sorted(cores), provenance=MEASURED)
-        profile = replace(profile, attention=attention)
+        cores = add_rows(
+            *({row.key: row for row in _cores(one)} for one in (profile, before)),
+            {row.key: row for row in (AttentionRow(**fields) for fields in plain["attention"])},
+        )
+        profile = replace(profile, attention=AttentionSection(rows=cores, provenance=MEASURED))
     if plain["pointwise"]:
-        points = {r.key: r for r in (profile.pointwise.rows if profile.pointwise else ())}
-        _keep(points, ((r.key, r) for r in (PointwiseRow(**f) for f in plain["pointwise"])))
-        pointwise = PointwiseSection(rows=_sorted(points), provenance=MEASURED)
-        profile = replace(profile, pointwise=pointwise)
+        points = add_rows(
+            *({row.key: row for row in _points(one)} for one in (profile, before)),
+            {row.key: row for row in (PointwiseRow(**fields) for fields in plain["pointwise"])},
+        )
+        profile = replace(profile, pointwise=PointwiseSection(rows=points, provenance=MEASURED))
     return profile
 
 
-def _keep(known: dict[Any, Row], rows: Iterable[tuple[Any, Row]]) -> None:
-    """Put ``rows`` in, except where what is there rests on more samples."""
-    for key, row in rows:
-        if key not in known or known[key].samples <= row.samples:
-            known[key] = row
-
-
-def _sorted(rows: Mapping[Any, Row]) -> tuple[Row, ...]:
+def add_rows(
+    known: Mapping[Any, Row], before: Mapping[Any, Row], found: Mapping[Any, Row]
+) -> tuple[Row, ...]:
+    """``known`` and ``found`` by key. Those found are counted together with what was there
+    ``before`` the run, and give way to known ones that rest on more samples."""
+    rows = dict(known)
+    for key, row in found.items():
+        whole = together(row, before[key]) if key in before else row
+        if key not in rows or rows[key].samples <= whole.samples:
+            rows[key] = whole
     return tuple(rows[key] for key in sorted(rows))
+
+
+def together(one: Row, other: Row) -> Row:
+    """Two rows of one signature as one: means weighted by samples."""
+    samples = one.samples + other.samples
+    share = one.samples / samples
+    timing = {
+        "median_us": share * one.median_us + (1 - share) * other.median_us,
+        "spread_us": share * one.spread_us + (1 - share) * other.spread_us,
+        "samples": samples,
+    }
+    if isinstance(one, tuple):
+        merged: Row = one._replace(**timing)  # type: ignore[attr-defined]
+        return merged
+    return replace(one, **timing)  # type: ignore[type-var]
+
+
+def _gemms(profile: Profile | None) -> tuple[GemmRow, ...]:
+    return profile.gemm.rows if profile and profile.gemm else ()
+
+
+def _cores(profile: Profile | None) -> tuple[AttentionRow, ...]:
+    return profile.attention.rows if profile and profile.attention else ()
+
+
+def _points(profile: Profile | None) -> tuple[PointwiseRow, ...]:
+    return profile.pointwise.rows if profile and profile.pointwise else ()

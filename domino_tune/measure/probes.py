@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import torch
 
+from domino_tune.measure.traffic import zeros_of
+from domino_tune.medians import half_spread
 from domino_tune.runtime.clock import Clock, empty_ns, probing_clock, was_late
 from domino_tune.runtime.context import RankContext
 from domino_tune.runtime.executor import Executor
@@ -25,6 +27,7 @@ from simulator.ops import Collective, Signature
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, DP, TP
 from simulator.schedules import fixed_order
+from simulator.specs import ClusterSpec
 
 Samples = dict[Signature, list[int]]
 Message = dict[str, Any]
@@ -34,6 +37,7 @@ COMPUTE_S: Final = 1e-3
 """Compute before a timed collective."""
 SHORTEST_US: Final = 128
 """The shortest stretch of compute over which skew is looked at."""
+LEAST_SKEW_ERROR: Final = 0.005
 SHORTEST_NS: Final = 100
 """No op is shorter; what events say of shorter ones is their resolution."""
 TRIES: Final = 5
@@ -89,17 +93,17 @@ class PlanProbe:
 
 
 class CollectiveProbe:
-    """Times one collective through the runtime's own lane, nothing else running.
+    """Times one collective through the runtime's own lane of that number, nothing else running.
 
     Each counts from when the last rank came to it: the shortest span of all ranks'.
     """
 
-    def __init__(self, context: RankContext, collective: Collective) -> None:
+    def __init__(self, context: RankContext, collective: Collective, lane: int) -> None:
         self.context = context
         self.collective = collective
-        lanes = context.lanes_for(collective.ctas)
-        self.lane = lanes[TP if collective.ranks == context.tp else DP]
-        self.tensor = _message(collective, context.device)
+        self.lane = context.lanes_for(collective.ctas)[lane]
+        dtype = DTYPES[collective.dtype]
+        self.tensor = zeros_of(collective.size_bytes, dtype, context.device)
         self.clock = probing_clock(context.device)
         self.square = torch.randn(256, 256)
         self.spans_ns: list[int] = []
@@ -157,7 +161,7 @@ class CollectiveProbe:
             "kind": "collective",
             "signature": list(self.collective),
             "median_us": statistics.median(self.spans_ns) / 1e3,
-            "spread_us": spread(self.spans_ns) / 1e3,
+            "spread_us": half_spread(self.spans_ns) / 1e3,
             "samples": len(self.spans_ns),
         }
         return found if hand_over_us is None else {**found, "hand_over_us": hand_over_us}
@@ -175,26 +179,26 @@ def silent_executor(session: Session, plan: SlicePlan, clock: Clock) -> Executor
     return session.executor(plan, fixed_order(plan), silent_lanes(session.context.device), clock)
 
 
-def _message(collective: Collective, device: torch.device) -> torch.Tensor:
-    """What the collective reduces: zeros of its size and type."""
-    dtype = DTYPES[collective.dtype]
-    return torch.zeros(max(1, collective.size_bytes // dtype.itemsize), dtype=dtype, device=device)
+def lane_of(collective: Collective, cluster: ClusterSpec) -> int:
+    """The lane whose group lies as the collective's does."""
+    return TP if (collective.nodes, collective.per_node) == cluster.tp_group else DP
 
 
 def plan_messages(context: RankContext, probes: Sequence[PlanProbe], found: Samples) -> Message:
     """What all plans together tell: a row a signature, and on CPU the executor's own cost of an
-    op."""
+    op while ``probes`` played."""
     overhead_ns = [value for probe in probes for value in probe.overhead_ns]
     message: Message = {"kind": "plan", "ops": _rows(context, found)}
     if overhead_ns:
         message["overhead_us"] = statistics.median(overhead_ns) / 1e3
+        message["overhead_samples"] = len(overhead_ns)
     return message
 
 
 def _rows(context: RankContext, found: Samples) -> list[Message]:
     """One row a signature: mean over ranks of the median, spread and number of samples."""
     mine = {
-        signature: (statistics.median(times), spread(times), len(times))
+        signature: (statistics.median(times), half_spread(times), len(times))
         for signature, times in found.items()
         if times
     }
@@ -213,7 +217,8 @@ def _rows(context: RankContext, found: Samples) -> list[Message]:
 def skew_message(probes: Sequence[PlanProbe]) -> Message:
     """How far ranks drift apart: over a step, and in shorter stretches beyond that."""
     steps = [step for probe in probes for step in probe.steps]
-    slowest = statistics.fmean(_ahead([sum(rank) for rank in step])[1] for step in steps)
+    factors = [_ahead([sum(rank) for rank in step])[1] for step in steps]
+    slowest = statistics.fmean(factors)
     stretches: dict[int, list[float]] = defaultdict(list)
     for step in steps:
         sums = [[0, *accumulate(rank)] for rank in step]
@@ -226,7 +231,10 @@ def skew_message(probes: Sequence[PlanProbe]) -> Message:
         for length_us, waits in sorted(stretches.items())
         if waits
     ]
-    return {"kind": "skew", "slowest": slowest, "rows": rows, "samples": len(steps)}
+    error = max(LEAST_SKEW_ERROR, half_spread(factors) / slowest)
+    return {
+        "kind": "skew", "slowest": slowest, "rows": rows, "error": error, "samples": len(steps),
+    }  # fmt: skip
 
 
 def _ahead(times: Sequence[int]) -> tuple[float, float]:
@@ -249,11 +257,3 @@ def _waits(sums: list[list[int]], length_ns: int, slowest: float) -> list[float]
         if mean < 1.5 * length_ns:
             waits.append((excess - (slowest - 1) * mean) * length_ns / mean)
     return waits
-
-
-def spread(times: Sequence[float]) -> float:
-    """Half of the range that holds the middle half."""
-    if len(times) < 4:
-        return (max(times) - min(times)) / 2
-    low, _, high = statistics.quantiles(times, n=4)
-    return (high - low) / 2

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from domino_tune.measure.collect import add_message, signature_from
-from domino_tune.measure.machine import add_machine_message
-from domino_tune.measure.op_rows import add_ops
+from domino_tune.measure.collect import add_message
+from domino_tune.measure.op_rows import signature_from
 from domino_tune.measure.peaks import with_peaks
 from domino_tune.measure.wanted import Wanted
 from domino_tune.runtime.launch import LaunchSpec, run_job
@@ -60,10 +58,12 @@ class Keeper:
     """Folds messages of ranks into a profile, and keeps its file up to date.
 
     Of ops, only those in ``ops`` are kept: probes also play some that no plan of the job has.
+    What the profile held before counts: timings of a run that was cut short are not lost.
     """
 
     def __init__(self, profile: Profile, path: Path, ops: frozenset[Signature]) -> None:
         self.profile = profile
+        self._before = profile
         self._path = path
         self._ops = ops
         self._changed = False
@@ -87,12 +87,9 @@ class Keeper:
 
     def _folded(self, message: Mapping[str, Any]) -> Profile:
         kind = message["kind"]
-        if kind == "machine":
-            machine = add_machine_message(self.profile.machine, message)
-            return replace(self.profile, machine=machine)
-        if kind == "plan":
-            rows = [r for r in message["ops"] if signature_from(r["signature"]) in self._ops]
-            return add_message(add_ops(self.profile, rows), {**message, "ops": []})
         if kind in ("progress", "end"):
             return self.profile
-        return add_message(self.profile, message)
+        if kind == "plan":
+            rows = [r for r in message["ops"] if signature_from(r["signature"]) in self._ops]
+            message = {**message, "ops": rows}
+        return add_message(self.profile, message, self._before)

@@ -18,11 +18,13 @@ from domino_tune.measure.contention_probes import (
     contention_probe,
 )
 from domino_tune.measure.gpu_launch import LaunchProbe
+from domino_tune.measure.lanes_probe import LanesProbe
 from domino_tune.measure.probes import (
     CollectiveProbe,
     PlanProbe,
     Samples,
     hand_over_us,
+    lane_of,
     plan_messages,
     skew_message,
 )
@@ -34,7 +36,6 @@ from simulator.plan import MEGATRON, SlicePlan
 SETTLE_S: Final = 0.7
 """On CPUs, after a report: who keeps the file is at work on a rank's core for some of this time,
 and would slow down whatever is timed first."""
-LEAST_ROUNDS: Final = 3
 MOST_USEFUL: Final = 3
 """Plans that are played before collectives and contention have their turn: where time runs out,
 other plans can be interpolated, and nothing stands in for those two."""
@@ -55,23 +56,19 @@ class Probe(Protocol):
 def profile(context: RankContext, payload: Mapping[str, Any]) -> None:
     """Measure in rounds what the payload asks for, as long as it allows.
 
-    Payload: cases (each with fields of the specs under model, workload and cluster, and plans),
-    collectives, contention (a case's number, a plan, sizes, CTA counts; or None), samples (wanted
-    of each signature), seconds (the budget, or None).
+    Payload: cases (each with fields of the specs under model, workload and cluster, plans, and
+    rounds: how often to play them), collectives, contention (a case's number, a plan, sizes, CTA
+    counts; or None), seconds (the budget, or None). The first case brings collectives along, and
+    what hangs on no signature: skew, and what the executor costs.
     """
     payload = context.all_gather_objects(payload)[0]  # under a launcher each rank has made its own
     budget = Budget(context, payload["seconds"])
-    samples = int(payload["samples"])
-    work = [_Case(context, case) for case in payload["cases"]]
-    budget.total = sum(case.rounds(samples) for case in work) or 1
-    collectives = [CollectiveProbe(context, Collective(*c)) for c in payload["collectives"]]
-    complete = True
-    for number, case in enumerate(work or [_Case(context, None)]):
-        with_case = collectives if number == 0 else []
-        asked = payload["contention"]
-        rivals = asked if asked and asked["case"] == number else None
-        played = case.play(budget, samples, with_case, rivals, with_launches=number == 0)
-        complete = played and complete
+    work = [_Case(context, case, number) for number, case in enumerate(payload["cases"])]
+    budget.total = sum(case.rounds for case in work)
+    complete = all(
+        case.play(budget, payload["collectives"] if case.number == 0 else (), payload["contention"])
+        for case in work
+    )
     context.report({"kind": "end", "complete": complete})
 
 
@@ -111,28 +108,24 @@ class Budget:
 class _Case:
     """One model and batch: its probes exist only while it is played."""
 
-    def __init__(self, context: RankContext, payload: Mapping[str, Any] | None) -> None:
+    def __init__(self, context: RankContext, payload: Mapping[str, Any], number: int) -> None:
         self.context = context
         self.payload = payload
-        layers = payload["model"]["num_hidden_layers"] if payload else 1
-        self.layers = max(1, int(layers))
-
-    def rounds(self, samples: int) -> int:
-        """Steps that give the rarest op of a layer ``samples`` timings, within reason."""
-        return max(LEAST_ROUNDS, -(-samples // self.layers))
+        self.number = number
+        self.rounds = int(payload["rounds"])
 
     def play(
         self,
         budget: Budget,
-        samples: int,
-        collectives: Sequence[CollectiveProbe],
+        collectives: Sequence[Sequence[Any]],
         contention: Mapping[str, Any] | None,
-        *,
-        with_launches: bool,
     ) -> bool:
         """All rounds, or as many as the budget allows; whether it was all."""
-        probed = self._probes(collectives, contention, with_launches=with_launches)
-        for number in range(self.rounds(samples)):
+        if budget.spent():
+            return False
+        rivals = contention if contention and contention["case"] == self.number else None
+        probed = self._probes([Collective(*fields) for fields in collectives], rivals)
+        for number in range(self.rounds):
             cut_short = _round(budget, probed.in_turn, first=number == 0)
             self._report(probed)
             if cut_short:
@@ -141,20 +134,19 @@ class _Case:
         return True
 
     def _probes(
-        self,
-        collectives: Sequence[CollectiveProbe],
-        contention: Mapping[str, Any] | None,
-        *,
-        with_launches: bool,
+        self, collectives: Sequence[Collective], contention: Mapping[str, Any] | None
     ) -> _Probed:
-        probed = _Probed(collectives=collectives)
-        if self.payload is None:
-            return probed
         session = Session.of(self.context, self.payload)
         session.exact_weights = self.context.device.type != "cuda"  # times do not hang on them
         plans = [SlicePlan(**plan) for plan in self.payload["plans"]]
+        probed = _Probed(
+            collectives=[
+                CollectiveProbe(self.context, one, lane_of(one, session.cluster))
+                for one in collectives
+            ]
+        )
         probed.plans = [PlanProbe(session, plan, probed.found) for plan in plans]
-        if self.context.device.type == "cuda" and with_launches:
+        if self.context.device.type == "cuda" and self.number == 0:
             probed.launches = [LaunchProbe(session, plans[0] if plans else MEGATRON)]
         if contention is not None:
             probed.rivals = [
@@ -162,15 +154,18 @@ class _Case:
                 for ctas in contention["ctas"]
                 for size in contention["sizes"]
             ]
+            if self.context.dp > 1:
+                probed.both_lanes = [LanesProbe(session, int(contention["sizes"][0]))]
         return probed
 
     def _report(self, probed: _Probed) -> None:
         """Everything known so far; what a later round adds replaces it."""
-        context, plans = self.context, probed.plans
+        context = self.context
+        usual = probed.plans[:MOST_USEFUL] if self.number == 0 else ()
         if probed.found:
-            context.report(plan_messages(context, plans, probed.found))
-        if probed.found and context.world_size > 1:
-            context.report(skew_message(plans))
+            context.report(plan_messages(context, usual, probed.found))
+        if context.world_size > 1 and any(probe.steps for probe in usual):
+            context.report(skew_message(usual))
         for launch in probed.launches:
             if launch.cost_us:
                 context.report(launch.message())
@@ -178,7 +173,7 @@ class _Case:
         for collective in timed:
             context.report(collective.message(hand_over_us(timed)))
         if any(rival.samples for rival in probed.rivals):
-            context.report(contention_message(probed.rivals))
+            context.report(contention_message(probed.rivals, probed.both_lanes))
         if context.device.type != "cuda":
             time.sleep(SETTLE_S)
 
@@ -191,13 +186,16 @@ class _Probed:
     plans: Sequence[PlanProbe] = ()
     launches: Sequence[LaunchProbe] = ()
     rivals: Sequence[ContentionProbe] = ()
+    both_lanes: Sequence[LanesProbe] = ()
     found: Samples = field(default_factory=lambda: defaultdict(list))
 
     @property
     def in_turn(self) -> list[Probe]:
         """All of them, most useful first."""
         first, rest = self.plans[:MOST_USEFUL], self.plans[MOST_USEFUL:]
-        return [*first, *self.launches, *self.collectives, *self.rivals, *rest]
+        return [
+            *first, *self.launches, *self.collectives, *self.rivals, *self.both_lanes, *rest,
+        ]  # fmt: skip
 
 
 def _round(budget: Budget, probes: Sequence[Probe], *, first: bool) -> bool:

@@ -8,15 +8,22 @@ from domino_tune.runtime.clock import Tick
 from domino_tune.runtime.lanes import Handle, Lane
 
 
+def zeros_of(size_bytes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A message: zeros of that type, as many as fit in ``size_bytes``, one at least."""
+    return torch.zeros(max(1, size_bytes // dtype.itemsize), dtype=dtype, device=device)
+
+
 class Traffic:
     """All-reduces of one size, back to back through a lane, beside whatever the caller does.
 
     All ranks must ask for equally many.
     """
 
-    def __init__(self, lane: Lane, size_bytes: int, device: torch.device) -> None:
+    def __init__(
+        self, lane: Lane, size_bytes: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self.lane = lane
-        self.buffer = torch.zeros(max(1, size_bytes // 4), device=device)
+        self.buffer = zeros_of(size_bytes, dtype, device)
         self.handles: list[Handle] = []
 
     def issue(self, count: int) -> None:

@@ -7,6 +7,7 @@ hold in training: a case is a model and a workload, and the plans to play of the
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
@@ -36,6 +37,16 @@ class ProbeCase:
         """Every signature that playing ``plan`` times, collectives included."""
         return signatures(self.model, self.workload, self.cluster, plan)
 
+    def lacking(self, ops: frozenset[Signature], timed: Mapping[Signature, int]) -> ProbeCase:
+        """The plans that have any of ``ops``, those with the rarest timings of these first."""
+        counts = [
+            (min(timed.get(op, 0) for op in left), plan)
+            for plan in self.plans
+            if (left := self.signatures(plan) & ops)
+        ]
+        first = sorted(counts, key=lambda pair: pair[0])
+        return replace(self, plans=tuple(plan for _, plan in first))
+
     def rounds(self, samples: int) -> int:
         """How often ranks play each plan: an op of every layer is then timed ``samples`` times."""
         return max(LEAST_ROUNDS, math.ceil(samples / self.model.num_hidden_layers))
@@ -48,7 +59,7 @@ class ProbeCase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContentionProbe:
+class ContentionWanted:
     """``plan`` of case number ``case`` beside collectives of each of ``sizes``, in bytes, with each
     of ``ctas`` CTAs; 0 is what the backend chooses."""
 
@@ -64,7 +75,7 @@ class Wanted:
 
     cases: tuple[ProbeCase, ...]
     collectives: tuple[Collective, ...]
-    contention: ContentionProbe | None
+    contention: ContentionWanted | None
     ops: frozenset[Signature]
 
     def without_collectives(self) -> Wanted:
@@ -72,27 +83,28 @@ class Wanted:
         return replace(self, collectives=(), contention=None)
 
     def lacking(self, profile: Profile, samples: int, ranks: int) -> Wanted:
-        """What ``profile`` does not hold yet with as many timings as ``ranks`` ranks would take.
+        """What ``profile`` does not hold yet with as many timings as ``ranks`` ranks would take;
+        what has the fewest comes first, so that runs cut short reach all in the end.
 
         Contention counts as measured when nothing else is lacking: ranks measure all in rounds.
         """
-        ops = self.ops - self._known_ops(profile, samples, ranks)
-        reduced = known_collectives(profile, samples)
-        cases = tuple(
-            replace(case, plans=tuple(p for p in case.plans if case.signatures(p) & ops))
-            for case in self.cases
+        timed, reduced = timed_ops(profile), timed_collectives(profile)
+        ops = self.ops - self._known_ops(timed, samples, ranks)
+        counts = [(reduced.get(collective_key(c), 0), c) for c in self.collectives]
+        collectives = tuple(
+            c for count, c in sorted(counts, key=lambda pair: pair[0]) if count < samples
         )
-        collectives = tuple(c for c in self.collectives if collective_key(c) not in reduced)
         unfinished = profile.contention is None or bool(ops or collectives)
         return Wanted(
-            cases=cases,
+            cases=tuple(case.lacking(ops, timed) for case in self.cases),
             collectives=collectives,
             contention=self.contention if unfinished else None,
             ops=ops,
         )
 
-    def _known_ops(self, profile: Profile, samples: int, ranks: int) -> set[Signature]:
-        timed = timed_ops(profile)
+    def _known_ops(
+        self, timed: Mapping[Signature, int], samples: int, ranks: int
+    ) -> set[Signature]:
         return {
             signature
             for case in self.cases
@@ -115,14 +127,19 @@ class Wanted:
                     "workload": asdict(case.workload),
                     "cluster": asdict(case.cluster),
                     "plans": [asdict(plan) for plan in case.plans],
+                    "rounds": case.rounds(samples) if self._has_work(number) else 0,
                 }
-                for case in self.cases
+                for number, case in enumerate(self.cases)
             ],
             "collectives": [list(collective) for collective in self.collectives],
             "contention": self._contention_payload(),
-            "samples": samples,
             "seconds": seconds,
         }
+
+    def _has_work(self, number: int) -> bool:
+        """Whether anything is to be measured with that case; the first brings collectives along."""
+        beside = self.contention is not None and self.contention.case == number
+        return bool(self.cases[number].plans or beside or (number == 0 and self.collectives))
 
     def _contention_payload(self) -> dict[str, Any] | None:
         if self.contention is None:
@@ -173,7 +190,7 @@ def timed_ops(profile: Profile) -> dict[Signature, int]:
     return found
 
 
-def known_collectives(profile: Profile, samples: int) -> frozenset[tuple[str, int, int, int, int]]:
-    """Keys of the collectives that the profile holds with at least ``samples`` timings."""
+def timed_collectives(profile: Profile) -> dict[tuple[str, int, int, int, int], int]:
+    """Timings of each collective that the profile has a row of, by its key."""
     rows = profile.collectives.rows if profile.collectives else ()
-    return frozenset(row.key for row in rows if row.samples >= samples)
+    return {row.key: row.samples for row in rows}

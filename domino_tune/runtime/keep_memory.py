@@ -1,4 +1,5 @@
-"""Memory that a step frees stays with the process, for the next step to use.
+"""Memory that a step frees stays with the process, for the next step to use; but for blocks of
+more than 32 MiB, which glibc gives back whatever it is asked.
 
 By default glibc gives large blocks back to the system when they are freed. The next op that
 allocates one then pays for hundreds of page faults (a GEMM of 3 ms takes 4), or does not, depending

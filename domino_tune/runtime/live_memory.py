@@ -16,16 +16,15 @@ KEPT: Final = frozenset({"rope", "grad_norm"})
 
 
 class Watched(dict[str, torch.Tensor]):
-    """A state's values that remember the most bytes alive, saved tensors apart and included."""
+    """A state's values that remember the most bytes alive, saved tensors included."""
 
     def __init__(self, state: State) -> None:
         super().__init__()
-        self.state, self.values_peak, self.all_peak = state, 0, 0
+        self.state, self.all_peak = state, 0
 
     def __setitem__(self, name: str, value: torch.Tensor) -> None:
         super().__setitem__(name, value)
         saved = (kept for key, kept in self.state.saved.items() if key not in KEPT)
-        self.values_peak = max(self.values_peak, storage_bytes(self.values()))
         self.all_peak = max(self.all_peak, storage_bytes([*self.values(), *saved]))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from domino_tune.store.check import SectionCheck, check_profile
-from domino_tune.store.files import parse_json, read_json, write_whole
+from domino_tune.store.files import make_folder, parse_json, read_json, write_whole
 from domino_tune.store.home import home_dir
 from simulator.errors import ProfileError, unknown_name
 from simulator.profile import SCHEMA, SECTIONS, Profile, to_plain
@@ -87,7 +87,7 @@ def save_profile(profile: Profile, path: str | Path) -> None:
     """
     folder = Path(path).parent
     if folder == user_profiles_dir():
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     write_whole(path, dump_profile(profile))
 
 

@@ -15,6 +15,8 @@ from simulator.estimate import Source
 
 FitKind = Literal["fitted", "assumed"]
 FIT_KINDS: Final = ("fitted", "assumed")
+ABSENT_IF_EMPTY: Final[dict[str, Any]] = {"absent_if_empty": True}
+"""Metadata of a field that is left out of a profile's file where it is empty."""
 MAX_REACH: Final = 2.0  # a look-up up to this factor outside the measured range is still trusted
 _SINGLE_ERROR: Final = 0.02  # published collectors disagree by 2–4 %
 _LEAST_ERROR: Final = 0.005

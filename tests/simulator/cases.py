@@ -8,10 +8,12 @@ from functools import cache
 from typing import Final
 
 from domino_tune.store.profiles import load_profile
+from simulator.contention import SizeContention
 from simulator.cost import Changes, CostModel
 from simulator.plan import MEGATRON, NO_COMM, Order, SlicePlan, WgradPlacement
 from simulator.predict import Case
-from simulator.profile import Profile
+from simulator.profile import Profile, Provenance, SkewSection
+from simulator.skew import SkewFit, SkewRow
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 KINDS: Final = (
@@ -28,10 +30,32 @@ def bundled_profile() -> Profile:
 
 
 @cache
-def cost_model(contention: float, cuda_graph: bool) -> CostModel:
+def uneven_profile() -> Profile:
+    """The bundled profile on ranks that are not equally fast, with contention by message size."""
+    known = bundled_profile()
+    assert known.contention is not None
+    families = ("gemm", "attention", "pointwise")
+    by_size = tuple(
+        SizeContention(size, dict.fromkeys(families, compute), collective)
+        for size, compute, collective in (
+            (1 << 12, 1.3, 1.9),
+            (1 << 20, 1.1, 1.2),
+            (1 << 25, 1.4, 1.1),
+        )
+    )
+    law = replace(known.contention, fit=replace(known.contention.fit, by_size=by_size))
+    rows = (SkewRow(20.0, 3.0), SkewRow(300.0, 9.0), SkewRow(5000.0, 50.0))
+    skew = SkewFit(slowest_factor=1.07, rows=rows, error=0.02)
+    section = SkewSection(fit=skew, provenance=Provenance(kind="assumed", source="a test"))
+    return replace(known, contention=law, skew=section)
+
+
+@cache
+def cost_model(contention: float, cuda_graph: bool, uneven: bool = False) -> CostModel:
     """Shared cost models, so that look-ups are made once."""
+    profile = uneven_profile() if uneven else bundled_profile()
     changes = Changes(contention=contention)
-    return CostModel(bundled_profile(), changes=changes, cuda_graph=cuda_graph)
+    return CostModel(profile, changes=changes, cuda_graph=cuda_graph)
 
 
 def random_model(rng: random.Random, tp: int, layers: int) -> ModelSpec:
@@ -73,8 +97,9 @@ def random_case(rng: random.Random, *, layers: int, micros: int, cost: CostModel
 
 
 def random_cost(rng: random.Random) -> CostModel:
-    """Eager or under CUDA graphs; contention off, as the profile has it, or twice that."""
-    return cost_model(rng.choice((0.0, 1.0, 2.0)), rng.random() < 0.5)
+    """Eager or under CUDA graphs; contention off, as the profile has it, or twice that; half of
+    them with skew and contention by size."""
+    return cost_model(rng.choice((0.0, 1.0, 2.0)), rng.random() < 0.5, rng.random() < 0.5)
 
 
 def random_plan(rng: random.Random, case: Case, kind: str) -> SlicePlan:

@@ -14,7 +14,8 @@ from simulator.contention import Contention
 from simulator.cost import CostModel, Launch
 from simulator.ops import Collective, Pointwise, Signature
 from simulator.schedule import COMPUTE, OpTemplate, Ref, Repeat, Schedule, Segment
-from tests.simulator.programs import random_contention
+from simulator.skew import SkewFit
+from tests.simulator.programs import random_contention, random_skew
 
 SIZES = 12
 """Distinct signatures a lane: few, so that ties in time occur."""
@@ -23,17 +24,24 @@ SIZES = 12
 class TableCost(CostModel):
     """Durations drawn from a seed, a signature's own size in bytes apart."""
 
-    def __init__(self, durations_ns: dict[Signature, int], contention: Contention, launch: Launch):
+    def __init__(
+        self,
+        durations_ns: dict[Signature, int],
+        contention: Contention,
+        launch: Launch,
+        skew: SkewFit | None = None,
+    ):
         self.durations = durations_ns
         self.contention = contention
         self.launch = launch
+        self.skew = skew
 
     def duration_ns(self, signature: Signature) -> int:
         return self.durations[signature]
 
 
 class RandomDag(NamedTuple):
-    """A schedule and what its ops cost, with and without contention."""
+    """A schedule and what its ops cost, with and without contention and skew."""
 
     schedule: Schedule
     cost: TableCost
@@ -49,7 +57,8 @@ class _Written(NamedTuple):
 
 
 def random_dag(seed: int, *, contention: bool = False) -> RandomDag:
-    """A small schedule of one to three lanes, and a cost model with or without a host lane."""
+    """A small schedule of one to three lanes, and a cost model with or without a host lane; with
+    ``contention``, skew too in three of four."""
     rng = random.Random(seed)
     lanes = rng.choice((1, 2, 2, 3, 3))
     micros = rng.choice((1, 1, 1, 2, 3, 5))
@@ -59,7 +68,8 @@ def random_dag(seed: int, *, contention: bool = False) -> RandomDag:
         signature: rng.randint(1, most_ns) for lane in range(lanes) for signature in _choices(lane)
     }
     law = random_contention(rng) if contention else Contention(None)
-    return RandomDag(schedule, TableCost(durations, law, _launch(rng, most_ns)))
+    skew = random_skew(rng, most_ns / 1000) if contention and rng.random() < 0.75 else None
+    return RandomDag(schedule, TableCost(durations, law, _launch(rng, most_ns), skew))
 
 
 def _launch(rng: random.Random, most_ns: int) -> Launch:

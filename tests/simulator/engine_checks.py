@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from simulator.engine import play
 from simulator.program import Program, compile_program
 from simulator.recurrence import Totals, totals
-from simulator.schedule import COMPUTE, Op
+from simulator.schedule import COMPUTE, Op, Schedule, Segment
 from simulator.timeline import Timeline
 from tests.simulator.dags import random_dag
 from tests.simulator.list_scheduler import Placed, covered_ns, list_schedule
@@ -61,12 +62,30 @@ def check_dag(seed: int) -> None:
 
 
 def check_contended_dag(seed: int) -> None:
-    """Both engines on a random DAG with contention."""
+    """Both engines on a random DAG with contention and skew; loops change nothing."""
     dag = random_dag(seed, contention=True)
     program = compile_program(dag.schedule, dag.cost)
     whole = totals(program, shortcut=False)
     assert whole == _timeline_totals(play(dag.schedule, program), program)
     assert totals(program) == whole
+    flat = compile_program(unrolled(dag.schedule), dag.cost)
+    assert flat.root.steps() == program.root.steps()
+
+
+def unrolled(schedule: Schedule) -> Schedule:
+    """The same, every repetition of a segment a segment of its own."""
+    parts = tuple(
+        replace(part, segments=tuple(one for s in part.segments for one in _repetitions(s)))
+        for part in schedule.parts
+    )
+    return replace(schedule, parts=parts)
+
+
+def _repetitions(segment: Segment) -> list[Segment]:
+    return [
+        replace(segment, count=1, first=segment.first + number * segment.stride)
+        for number in range(segment.count)
+    ]
 
 
 def _check_is_legal(ops: Sequence[Op]) -> None:

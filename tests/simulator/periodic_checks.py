@@ -10,7 +10,7 @@ from simulator.engine import play
 from simulator.predict import order_of
 from simulator.program import compile_program
 from simulator.recurrence import totals
-from tests.simulator.cases import KINDS, bundled_profile, random_case, random_cost, random_plan
+from tests.simulator.cases import KINDS, random_case, random_cost, random_plan
 
 
 def check_shortcut_is_exact(seed: int, *, layers: int = 24, record_ops: int = 3000) -> None:
@@ -34,7 +34,7 @@ def _with_other_host(rng: random.Random, cost: CostModel) -> CostModel:
     """One in two with another launch mode, cost or queue depth than the profile's."""
     if cost.launch.mode == "none" or rng.random() < 0.5:
         return cost
-    other = CostModel(bundled_profile(), changes=cost.changes)
+    other = CostModel(cost.profile, changes=cost.changes)
     factor = rng.choice((0.05, 0.5, 1.0, 3.0))
     other.launch = Launch(
         mode=rng.choice(("async", "async", "inline")),

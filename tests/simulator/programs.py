@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import random
 
-from simulator.contention import ComputeContention, Contention, ContentionFit
+from simulator.contention import ComputeContention, Contention, ContentionFit, SizeContention
 from simulator.ops import Pointwise
 from simulator.program import WORK_UNIT, Loop, Program, Step
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
+from simulator.skew import SkewFit, SkewRow
 
 FAMILIES = (
     None, "gemm", "attention", "pointwise", "all_reduce/1x8/c0", "all_reduce/1x8/c4",
-    "all_reduce/2x8/c16",
+    "all_reduce/2x8/c16", "all_reduce/1x8/c0/b3", "all_reduce/2x8/c0/b4000",
 )  # fmt: skip
 COMPUTE_FAMILIES = (1, 2, 3)
-COMM_FAMILIES = (4, 5, 6)
+COMM_FAMILIES = (4, 5, 6, 7, 8)
 
 
 def random_contention(rng: random.Random) -> Contention:
-    """A contention law with random strength; one in four is off."""
+    """A contention law with random strength, half of them by size; one in four is off."""
     if rng.random() < 0.25:
         return Contention(None)
     laws = tuple(
@@ -31,8 +32,31 @@ def random_contention(rng: random.Random) -> Contention:
         sm_count=rng.choice((108, 132)), default_ctas=rng.choice((8, 16, 24)), compute=laws,
         collective_factor=1 + rng.random() / 2, shared_links_factor=1 + rng.random(),
         apart_factor=1.0 + rng.random() / 10, error=0.1,
+        by_size=random_sizes(rng) if rng.random() < 0.5 else (),
     )  # fmt: skip
     return Contention(fit)
+
+
+def random_sizes(rng: random.Random) -> tuple[SizeContention, ...]:
+    """Factors by size, not always of every family."""
+    families = ("gemm", "attention", "pointwise")
+    return tuple(
+        SizeContention(
+            bytes=size,
+            compute={f: 1 + rng.random() for f in rng.sample(families, rng.randint(1, 3))},
+            collective_factor=1 + rng.random(),
+        )
+        for size in sorted(rng.sample((1, 2, 5, 9, 1000, 9000), rng.randint(1, 3)))
+    )
+
+
+def random_skew(rng: random.Random, unit_us: float) -> SkewFit:
+    """Waits behind stretches of around ``unit_us`` of compute."""
+    rows = tuple(
+        SkewRow(unit_us * length, unit_us * rng.random())
+        for length in sorted(rng.sample((0.1, 0.5, 1.0, 3.0, 20.0), rng.randint(1, 4)))
+    )
+    return SkewFit(slowest_factor=1 + rng.random() / 5, rows=rows, error=0.02)
 
 
 def random_steps(rng: random.Random, count: int, lanes: int, launch_ns: int) -> tuple[Step, ...]:

@@ -9,12 +9,12 @@ import pytest
 
 from domino_tune.search import Evaluation, SearchOptions, Space, SpaceSpec, enumerate_plans
 from domino_tune.search.exhaustive import search_exhaustive
-from domino_tune.store.profiles import load_profile
 from simulator.closed_form import ClosedForm
 from simulator.cost import Changes, CostModel
 from simulator.plan import SlicePlan
 from simulator.predict import Case, predict
 from simulator.specs import ClusterSpec, ModelSpec, Workload
+from tests.simulator.cases import bundled_profile, uneven_profile
 
 GPT = ModelSpec(
     name="gpt", num_hidden_layers=6, hidden_size=2048, num_attention_heads=32,
@@ -32,6 +32,7 @@ LLAMA = ModelSpec(
 def random_case(rng: random.Random) -> Case:
     tp = rng.choice([1, 2, 8, 16])
     cuda_graph = rng.random() < 0.5
+    profile = uneven_profile() if rng.random() < 0.5 else bundled_profile()
     changes = Changes(
         link_bandwidth=rng.choice([0.2, 1.0, 4.0]), contention=rng.choice([0.0, 1.0, 2.0])
     )
@@ -43,7 +44,7 @@ def random_case(rng: random.Random) -> Case:
             grad_accumulation=rng.choice([1, 3]),
         ),
         cluster=ClusterSpec(tp=tp, dp=rng.choice([1, 8 // tp if tp < 8 else 2])),
-        cost=CostModel(load_profile("h100-dgx"), changes=changes, cuda_graph=cuda_graph),
+        cost=CostModel(profile, changes=changes, cuda_graph=cuda_graph),
     )
 
 

@@ -15,6 +15,7 @@ from simulator.plan import MEGATRON
 from simulator.predict import Case, simulate
 from simulator.presets import MODELS
 from simulator.schedule import COMPUTE, TP, OpTemplate, Repeat, Schedule, Segment
+from simulator.skew import SkewFit
 from simulator.specs import ClusterSpec, Workload
 from simulator.timeline import Timeline
 from tests.simulator.cases import cost_model
@@ -28,6 +29,7 @@ class StatedCost(CostModel):
     def __init__(self, estimates: dict[Signature, Estimate]) -> None:
         self.estimates = estimates
         self.contention = Contention(None)
+        self.skew: SkewFit | None = None
         self.launch = Launch(mode="none")
 
     def estimate(self, signature: Signature) -> Estimate:
@@ -84,6 +86,14 @@ def test_time_that_was_not_looked_up_lowers_the_level(
     found = confidence_of(timeline, costs(source))
     assert found.level == level
     assert bool(found.warnings) == (source == "extrapolated")
+
+
+def test_skew_makes_compute_less_sure_and_nothing_else() -> None:
+    cost = costs()
+    cost.skew = SkewFit(slowest_factor=1.0, error=0.3)
+    found = confidence_of(SERIAL, cost)
+    half = math.hypot(600 * 0.1 + 200 * 0.5, 200 * 0.2, 800 * 0.3)
+    assert (found.low_ns, found.high_ns) == (round(1000 - half), round(1000 + half))
 
 
 def test_an_interval_never_reaches_below_zero() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,9 +13,10 @@ from simulator.contention import (
     ComputeContention,
     Contention,
     ContentionFit,
+    SizeContention,
     family_name,
 )
-from simulator.errors import InputError
+from simulator.errors import InputError, ProfileError
 
 FIT = ContentionFit(
     sm_count=100, default_ctas=20,
@@ -68,6 +71,55 @@ def test_strength_scales_the_excess(compute: str | None, lanes: list[str | None]
     for whole, part in zip(full, half, strict=True):
         assert whole >= SCALE
         assert abs((whole - SCALE) / 2 - (part - SCALE)) <= 1
+
+
+SIZED = replace(
+    FIT,
+    by_size=(
+        SizeContention(1 << 10, {"gemm": 1.4, "pointwise": 1.2}, 3.0),
+        SizeContention(1 << 20, {"gemm": 1.2}, 2.0),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "compute", "collective"),
+    [
+        (1, 1.4, 3.0), (1 << 10, 1.4, 3.0), (1 << 15, 1.3, 2.5), (1 << 20, 1.2, 2.0),
+        (1 << 30, 1.2, 2.0),
+    ],
+)  # fmt: skip
+def test_by_size_is_a_line_over_the_logarithm_that_stays_beyond_its_ends(
+    size: int, compute: float, collective: float
+) -> None:
+    slowed = Contention(SIZED).slowdowns(("gemm", f"{TP}/b{size}"))
+    assert [s / SCALE for s in slowed] == pytest.approx([compute, collective], abs=1e-3)
+
+
+def test_by_size_of_no_known_size_is_the_least_and_several_add_up() -> None:
+    law = Contention(SIZED)
+    assert law.slowdowns(("gemm", TP))[0] / SCALE == pytest.approx(1.2, abs=1e-3)
+    assert law.slowdowns(("pointwise", f"{TP}/b{1 << 20}"))[0] == SCALE  # a family not timed there
+    assert law.slowdowns((None, f"{TP}/b4096")) == (SCALE, SCALE)
+    both = law.slowdowns(("gemm", f"{TP}/b1024", f"{DP}/b{1 << 20}"))
+    expected = (1 + 0.4 + 0.2, 1.1 * 3.0, 1.1 * 2.0)
+    assert [s / SCALE for s in both] == pytest.approx(expected, abs=1e-3)
+    half = Contention(SIZED, strength=0.5).slowdowns(("gemm", f"{TP}/b1024"))
+    assert [s / SCALE for s in half] == pytest.approx([1.2, 2.0], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        (SizeContention(0, {}, 1.0),),
+        (SizeContention(1, {"gemm": 0.9}, 1.0),),
+        (SizeContention(1, {}, 0.9),),
+        (SizeContention(2, {}, 1.0), SizeContention(1, {}, 1.0)),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(rows: tuple[SizeContention, ...]) -> None:
+    with pytest.raises(ProfileError, match="by_size"):
+        replace(FIT, by_size=rows)
 
 
 def test_off_means_off() -> None:

@@ -9,9 +9,10 @@ from simulator.cost import Launch
 from simulator.engine import play
 from simulator.errors import ScheduleError
 from simulator.ops import Collective, Pointwise
-from simulator.program import compile_program
+from simulator.program import WORK_UNIT, compile_program
 from simulator.recurrence import totals
 from simulator.schedule import COMPUTE, DP, TP, OpTemplate, Ref, Repeat, Schedule, Segment
+from simulator.skew import SkewFit, SkewRow
 from tests.simulator.dags import TableCost
 from tests.simulator.engine_checks import check_contended_dag, check_dag, check_engines_agree
 
@@ -33,7 +34,7 @@ def test_engines_give_the_list_schedulers_times_on_random_dags(block: int) -> No
 
 
 @pytest.mark.parametrize("block", range(0, 200, 50))
-def test_engines_agree_on_random_dags_with_contention(block: int) -> None:
+def test_engines_agree_on_random_dags_with_contention_and_skew(block: int) -> None:
     for seed in range(block, block + 50):
         check_contended_dag(seed)
 
@@ -94,6 +95,17 @@ def test_a_collective_of_an_earlier_loop_is_waited_for_layer_by_layer() -> None:
     first = Segment(templates=(op("x"), op("ar", "x", signature=REDUCE, lane=TP)), count=6)
     got = spans(first, Segment(templates=(op("late", "ar"),), count=6))
     assert [got[f"l{i}.attn.late"][0] for i in range(6)] == [110 + 100 * i for i in range(6)]
+
+
+def test_a_lane_without_collectives_in_a_loop_sees_all_of_its_compute() -> None:
+    """Data parallelism's first collective behind a stack of layers waits for the whole stack."""
+    skew = SkewFit(slowest_factor=1.0, rows=(SkewRow(1000.0, 1000.0),), error=0.0)
+    cost = TableCost(COST.durations, COST.contention, COST.launch, skew)
+    layers = Segment(templates=(op("x"), op("ar", "x", signature=REDUCE, lane=TP)), count=50)
+    grads = Segment(templates=(op("dp", "x", signature=REDUCE, lane=DP),), first=49)
+    schedule = Schedule(parts=(Repeat(segments=(layers, grads)),), value_bytes={})
+    last = compile_program(schedule, cost).root.steps()[-1]
+    assert last.work == (100 + 50 * 10) * WORK_UNIT
 
 
 def test_a_loop_that_waits_for_nothing_leaves_its_collectives_to_be_waited_for() -> None:

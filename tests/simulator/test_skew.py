@@ -88,6 +88,7 @@ def test_a_profile_without_skew_keeps_its_content_id() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
+        ({"samples": -1}, "samples must be a whole number ≥ 0"),
         ({"slowest_factor": 0.9}, "slowest_factor must be a finite number ≥ 1"),
         ({"rows": (SkewRow(2.0, 1.0), SkewRow(1.0, 1.0))}, "sorted by compute_us"),
         ({"rows": (SkewRow(0.0, 1.0),)}, "compute_us must be > 0"),

@@ -46,14 +46,18 @@ def collective_message(collective: Collective, samples: int) -> dict[str, Any]:
 
 def contention_message() -> dict[str, Any]:
     compute = {"gemm": 1.1, "attention": 1.1, "pointwise": 1.2}
-    row = {"size_bytes": 1024, "ctas": 0, "compute": compute, "collective": 1.1, "samples": 3}
+    row = {
+        "size_bytes": 1024, "ctas": 0, "compute": compute, "collective": 1.1, "spread": 0.01,
+        "samples": 3,
+    }  # fmt: skip
     return {"kind": "contention", "rows": [row]}
 
 
 def timed(wanted: Wanted, samples: int = 20) -> Profile:
     """A profile in which all that is wanted was timed ``samples`` times."""
     profile = add_ops(empty(), [op_row(op, samples) for op in sorted(wanted.ops, key=repr)])
-    profile = add_message(profile, {"kind": "plan", "ops": [], "overhead_us": 2.0})
+    overhead = {"overhead_us": 2.0, "overhead_samples": 3}
+    profile = add_message(profile, {"kind": "plan", "ops": [], **overhead})
     for collective in wanted.collectives:
         profile = add_message(profile, collective_message(collective, samples))
     return add_message(profile, contention_message()) if wanted.contention else profile

@@ -9,15 +9,18 @@ import pytest
 
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.machine import this_machine
+from domino_tune.store.profiles import dump_profile, parse_profile
 from simulator.cost import CostModel
 from simulator.ops import Collective, Gemm
 from simulator.profile import Profile
+from tests.domino_tune.measure.probing import empty
 
 GEMM = Gemm(64, 32, 16, "forward", "fp32", bias=True)
 REDUCE = Collective("all_reduce", 4096, 2, 1, 0, "fp32")
 PLAN: dict[str, Any] = {
     "kind": "plan",
     "overhead_us": 18.0,
+    "overhead_samples": 9,
     "ops": [{"signature": ["gemm", *GEMM], "median_us": 5.5, "spread_us": 0.5, "samples": 20}],
 }
 COLLECTIVE: dict[str, Any] = {
@@ -67,7 +70,7 @@ def test_contention_by_cta_count_is_of_the_machines_sms() -> None:
     assert add_message(profile, {"kind": "contention", "rows": []}) is profile
     rows = [
         {"size_bytes": 1 << 26, "ctas": ctas, "compute": {"gemm": 132 / (132 - ctas)},
-         "collective": 1.1, "samples": 2}
+         "collective": 1.1, "spread": 0.01, "samples": 2}
         for ctas in (1, 8, 32)
     ]  # fmt: skip
     profile = add_message(profile, {"kind": "contention", "rows": rows})
@@ -76,3 +79,40 @@ def test_contention_by_cta_count_is_of_the_machines_sms() -> None:
     assert law.sms_per_cta == pytest.approx(1.0, rel=1e-3)
     assert law.factor == pytest.approx(1.0, abs=1e-3)
     assert CostModel(profile).family(REDUCE) == "all_reduce/2x1/c0"  # no size in it
+
+
+def test_timings_of_an_earlier_run_count() -> None:
+    before = add_message(add_message(empty(), PLAN), COLLECTIVE)
+    again = before
+    for samples in (10, 60):  # a run tells all that it knows so far, again and again
+        ops = [{**PLAN["ops"][0], "median_us": 9.5, "spread_us": 1.5, "samples": samples}]
+        again = add_message(again, {**PLAN, "ops": ops}, before)
+        reduce = {**COLLECTIVE, "median_us": 240.0, "samples": samples, "hand_over_us": 1.0}
+        again = add_message(again, reduce, before)
+    assert again.gemm is not None
+    assert again.collectives is not None
+    (gemm,), (reduced,) = again.gemm.rows, again.collectives.rows
+    assert (gemm.median_us, gemm.spread_us, gemm.samples) == pytest.approx((8.5, 1.25, 80))
+    assert (reduced.median_us, reduced.samples) == pytest.approx((230.0, 80))
+
+
+def test_what_hangs_on_no_signature_gives_way_only_to_more_samples() -> None:
+    """A later run may have but a few plans and collectives left, unlike those before."""
+    skew = {"kind": "skew", "slowest": 1.02, "rows": [[128.0, 2.0]], "error": 0.01, "samples": 9}
+    before = empty()
+    for message in (PLAN, COLLECTIVE, skew):
+        before = add_message(before, message)
+    assert before.launch is not None
+    assert before.skew is not None
+    assert (before.skew.fit.slowest_factor, before.skew.fit.error) == (1.02, 0.01)
+    other = {**skew, "slowest": 1.5}
+    for message in ({**PLAN, "overhead_us": 99.0}, {**COLLECTIVE, "hand_over_us": 99.0}, other):
+        after = add_message(before, message, before)
+        assert (after.launch, after.skew) == (before.launch, before.skew)
+    more = add_message(before, {**PLAN, "overhead_us": 99.0, "overhead_samples": 10}, before)
+    assert more.launch is not None
+    assert (more.launch.cost_us["gemm"], more.launch.cost_us["collective"]) == (99.0, 50.0)
+    better = add_message(before, {**other, "samples": 10}, before)
+    assert better.skew is not None
+    assert better.skew.fit.slowest_factor == 1.5
+    assert parse_profile(dump_profile(better), source="a test") == better

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from domino_tune.measure.contention_law import DEFAULT_CTAS, contention_fit, law_of, slow_down
+from domino_tune.measure.contention_law import (
+    DEFAULT_CTAS,
+    LEAST_ERROR,
+    assumptions,
+    contention_fit,
+    law_of,
+    slow_down,
+    with_earlier_sizes,
+)
 from simulator.contention import Contention, family_name
 
 SMS = 132
@@ -19,7 +27,7 @@ def row(ctas: int, like: int = 0, *, size_bytes: int = 1 << 26, **more: Any) -> 
     compute = {family: slow_down(law, like or ctas, SMS) for family, law in LAWS.items()}
     return {
         "size_bytes": size_bytes, "ctas": ctas, "compute": compute, "collective": 1.1,
-        "samples": 3, **more,
+        "spread": 0.01, "samples": 3, **more,
     }  # fmt: skip
 
 
@@ -75,3 +83,49 @@ def test_rows_of_gloo_are_kept_by_size() -> None:
     assert [kept.bytes for kept in fit.by_size] == [1024, 4096]
     assert fit.by_size[0].compute["gemm"] == pytest.approx(slow_down(LAWS["gemm"], 4, SMS))
     assert fit.by_size[0].collective_factor == pytest.approx(1.1)
+
+
+def test_a_size_whose_collectives_nobody_saw_takes_the_nearest_ones() -> None:
+    rows = [row(0, like=4, size_bytes=size) for size in (1 << 10, 1 << 20, 1 << 22)]
+    rows[0]["collective"] = 3.0
+    del rows[2]["collective"]
+    fit = contention_fit(rows, sm_count=1)
+    assert [kept.collective_factor for kept in fit.by_size] == [3.0, 1.1, 1.1]
+    for one in rows:
+        one.pop("collective", None)
+    assert {kept.collective_factor for kept in contention_fit(rows, sm_count=1).by_size} == {1.0}
+    assert "compute does not slow collectives" in assumptions(rows, None)
+
+
+@pytest.mark.parametrize("ctas", [0, 4])
+def test_the_error_is_what_steps_differ_by(ctas: int) -> None:
+    noisy = [row(ctas, like=4, spread=spread) for spread in (0.1, 0.3)]
+    assert contention_fit(noisy[:1], sm_count=SMS).error == pytest.approx(0.1)
+    calm = row(ctas, like=4, spread=0.0)
+    assert contention_fit([calm], sm_count=SMS).error == LEAST_ERROR
+
+
+def test_two_collectives_at_once_are_as_measured_or_said_to_be_assumed() -> None:
+    rows = [row(0, like=4)]
+    assumed = contention_fit(rows, sm_count=1)
+    assert (assumed.shared_links_factor, assumed.apart_factor) == (2.0, 1.0)
+    assert "same links" in assumptions(rows, None)
+    assert "different links" in assumptions(rows, None)
+    apart = {"shared": False, "factor": 1.25, "samples": 3}
+    found = contention_fit(rows, sm_count=1, lanes=apart)
+    assert (found.shared_links_factor, found.apart_factor) == (2.0, 1.25)
+    assert "same links" in assumptions(rows, apart)
+    assert "different links" not in assumptions(rows, apart)
+    shared = {"shared": True, "factor": 1.75, "samples": 3}
+    found = contention_fit(rows, sm_count=1, lanes=shared)
+    assert (found.shared_links_factor, found.apart_factor) == (1.75, 1.0)
+    assert "same links" not in assumptions(rows, shared)
+
+
+def test_what_an_earlier_run_measured_by_size_counts() -> None:
+    earlier = contention_fit([row(0, like=4, size_bytes=1024, collective=1.5)], sm_count=1)
+    now = [row(0, like=4, size_bytes=size) for size in (1024, 4096)]
+    both = with_earlier_sizes(contention_fit(now, sm_count=1), earlier)
+    assert [kept.collective_factor for kept in both.by_size] == pytest.approx([1.3, 1.1])
+    by_ctas = contention_fit([row(4)], sm_count=SMS)
+    assert with_earlier_sizes(by_ctas, earlier) == by_ctas

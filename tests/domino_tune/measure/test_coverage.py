@@ -128,6 +128,32 @@ def test_only_plans_with_something_lacking_are_played_again() -> None:
     assert len(left.cases) == len(wanted.cases)  # contention names its case by number
 
 
+def test_what_has_the_fewest_timings_comes_first() -> None:
+    wanted = coverage(TINY, job(4), ON_TWO, memory_bytes=MEMORY)
+    case = wanted.cases[0]
+    last = case.plans[-1]
+    rare = case.signatures(last) & wanted.ops - case.signatures(case.plans[0])
+    reduced = wanted.collectives[-1]
+    others = replace(
+        wanted, ops=wanted.ops - rare,
+        collectives=tuple(c for c in wanted.collectives if c != reduced),
+    )  # fmt: skip
+    left = wanted.lacking(timed(others, samples=5), 20, 2)
+    first = next(plan for plan in left.cases[0].plans)
+    assert case.signatures(first) & rare
+    assert left.collectives[0] == reduced
+    assert len(left.cases[0].plans) == len(case.plans)
+
+
+def test_cases_without_work_are_not_played() -> None:
+    wanted = coverage(TINY, job(4), ON_TWO, memory_bytes=MEMORY)
+    idle = replace(wanted, cases=tuple(replace(c, plans=()) for c in wanted.cases))
+    rounds = [case["rounds"] for case in idle.payload(20, None)["cases"]]
+    assert rounds == [wanted.cases[0].rounds(20), *[0] * (len(rounds) - 1)]
+    nothing = replace(idle, collectives=(), contention=None)
+    assert {case["rounds"] for case in nothing.payload(20, None)["cases"]} == {0}
+
+
 def test_fewer_timings_are_enough_where_ranks_play_few_rounds() -> None:
     """Ranks play each plan so often that an op of every layer is timed as often as asked."""
     wanted = coverage(TINY, job(1), ON_TWO, memory_bytes=MEMORY)
@@ -141,7 +167,8 @@ def test_fewer_timings_are_enough_where_ranks_play_few_rounds() -> None:
 def test_payload_is_what_ranks_read() -> None:
     wanted = coverage(TINY, job(2), ON_TWO, memory_bytes=MEMORY)
     payload = wanted.payload(7, 60.0)
-    assert set(payload) == {"cases", "collectives", "contention", "samples", "seconds"}
+    assert set(payload) == {"cases", "collectives", "contention", "seconds"}
+    assert payload["cases"][0]["rounds"] == wanted.cases[0].rounds(7)
     assert payload["cases"][0]["model"]["hidden_size"] == 64
     assert payload["cases"][0]["plans"][0]["strategy"] == "megatron"
     assert payload["contention"]["sizes"] == [32 * 64 * 4 // cut for cut in RIVAL_CUTS]

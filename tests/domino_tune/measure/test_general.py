@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from domino_tune.measure.general import CPU, GPU, general
+from simulator.errors import InputError
 from simulator.ops import Attention, Gemm
 from simulator.specs import ClusterSpec, check_shardable
 from tests.domino_tune.measure.probing import empty
@@ -53,6 +54,13 @@ def test_what_does_not_fit_is_left_out() -> None:
     fewer = general(CPU, ClusterSpec(tp=1), "fp32", small).cases
     assert 0 < len(fewer) < len(general(CPU, ClusterSpec(tp=1), "fp32", profile).cases)
     assert max(case.model.hidden_size for case in fewer) < max(CPU.hidden_sizes)
+
+
+def test_a_rank_with_hardly_any_memory_is_told_so() -> None:
+    profile = empty()
+    none = replace(profile, machine=replace(profile.machine, gpu_memory_gib=0.01))
+    with pytest.raises(InputError, match=r"0\.01 GiB, too little .* --for-model"):
+        general(CPU, ClusterSpec(tp=1), "fp32", none)
 
 
 def test_over_nccl_cta_counts_are_measured_too() -> None:

@@ -15,7 +15,7 @@ from domino_tune.measure.op_rows import add_ops
 from domino_tune.measure.outliers import outliers_of
 from domino_tune.measure.peaks import with_peaks
 from domino_tune.measure.profiling import Keeper, measure_profile
-from domino_tune.measure.wanted import timed_ops
+from domino_tune.measure.wanted import collective_key, timed_ops
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.store.profiles import load_profile
 from simulator.ops import Gemm
@@ -30,18 +30,30 @@ OPS = sorted(WANTED.ops, key=repr)
 
 
 def plan_message(ops: list[Any], samples: int = 20) -> dict[str, Any]:
-    return {"kind": "plan", "ops": [op_row(op, samples) for op in ops], "overhead_us": 1.5}
+    overhead = {"overhead_us": 1.5, "overhead_samples": 3}
+    return {"kind": "plan", "ops": [op_row(op, samples) for op in ops], **overhead}
 
 
-def test_ops_folded_in_at_once_are_those_folded_in_one_by_one() -> None:
-    first, again = plan_message(OPS), plan_message(OPS[:9], samples=30)
-    stale = plan_message(OPS, samples=25)
-    one_by_one = at_once = empty()
-    for message in (first, again, stale):
-        one_by_one = add_message(one_by_one, message)
-        at_once = add_message(add_ops(at_once, message["ops"]), {**message, "ops": []})
-    assert at_once == one_by_one
-    assert sorted(timed_ops(at_once).values())[-9:] == [30] * 9
+def test_of_one_run_the_row_with_most_samples_stays() -> None:
+    profile = empty()
+    for message in (
+        plan_message(OPS), plan_message(OPS[:9], samples=30), plan_message(OPS, samples=25),
+    ):  # fmt: skip
+        profile = add_message(profile, message)
+    assert sorted(timed_ops(profile).values()) == [25] * (len(OPS) - 9) + [30] * 9
+
+
+def test_runs_cut_short_add_up_until_nothing_is_lacking(tmp_path: Path) -> None:
+    profile = empty()
+    for known in (0, 7, 14):
+        assert WANTED.lacking(profile, 20, ranks=2).ops == WANTED.ops
+        assert set(timed_ops(profile).values()) in ({known}, set())
+        keeper = Keeper(profile, tmp_path / "here.json", WANTED.ops)
+        for samples in (3, 7):
+            keeper.add(plan_message(OPS, samples))
+        profile = keeper.profile
+    assert set(timed_ops(profile).values()) == {21}
+    assert WANTED.lacking(profile, 20, ranks=2).ops == frozenset()
 
 
 def test_the_file_follows_but_is_not_written_all_the_time(
@@ -70,13 +82,6 @@ def test_ops_that_nobody_wants_are_not_kept(tmp_path: Path) -> None:
     keeper = Keeper(empty(), tmp_path / "here.json", WANTED.ops)
     keeper.add(plan_message([stray, OPS[0]]))
     assert set(timed_ops(keeper.profile)) == {OPS[0]}
-
-
-def test_what_a_rank_says_of_its_gpu_is_kept(tmp_path: Path) -> None:
-    keeper = Keeper(empty(), tmp_path / "here.json", WANTED.ops)
-    keeper.add({"kind": "machine", "gpu": "H", "sm_count": 132, "memory_gib": 80.0, "details": {}})
-    keeper.save()
-    assert load_profile(tmp_path / "here.json").machine.sm_count == 132
 
 
 def test_peaks_are_what_ops_reached() -> None:
@@ -120,6 +125,9 @@ def test_ranks_measure_all_that_is_wanted(measured: tuple[Path, list[Mapping[str
     assert set(timed_ops(profile)) == WANTED.ops
     assert WANTED.lacking(profile, 3, ranks=2).is_empty
     assert profile.contention is not None
+    assert "Assumed: two collectives at once" in profile.contention.provenance.note
+    assert profile.skew is not None
+    assert profile.skew.fit.samples == 3 * WANTED.cases[0].rounds(3)
     assert heard[-1] == {"kind": "end", "complete": True}
     assert [m["round"] for m in heard if m["kind"] == "progress"] == list(
         range(1, 1 + sum(m["kind"] == "progress" for m in heard))
@@ -128,9 +136,45 @@ def test_ranks_measure_all_that_is_wanted(measured: tuple[Path, list[Mapping[str
 
 def test_a_budget_of_no_time_ends_at_once_and_leaves_a_valid_file(tmp_path: Path) -> None:
     path = tmp_path / "here.json"
-    profile = measure_profile(empty(), WANTED, LaunchSpec(tp=2), path, samples=50, seconds=1e-6)
-    assert not WANTED.lacking(profile, 50, ranks=2).is_empty
-    assert not path.exists() or load_profile(path) == profile
+    heard: list[Mapping[str, Any]] = []
+    profile = measure_profile(
+        empty(), WANTED, LaunchSpec(tp=2), path, samples=50, seconds=1e-6, listener=heard.append
+    )
+    assert heard == [{"kind": "end", "complete": False}]
+    assert profile == empty()
+    assert not path.exists()
+
+
+def test_the_same_command_twice_on_a_budget_counts_both(tmp_path: Path) -> None:
+    """Far more timings are wanted than either run has time for."""
+    path, profile, counts = tmp_path / "here.json", empty(), []
+    for _ in range(2):
+        left = WANTED.lacking(profile, 4000, ranks=2)
+        measure_profile(profile, left, LaunchSpec(tp=2), path, samples=4000, seconds=1.0)
+        profile = load_profile(path)
+        counts.append(timed_ops(profile))
+    first, both = counts
+    assert all(both[op] >= first[op] for op in first)
+    assert any(both[op] > first[op] > 0 for op in first)
+
+
+def test_messages_of_two_groups_go_over_their_own_lanes(tmp_path: Path) -> None:
+    """With tp = dp both groups have two ranks, and only the place of these tells them apart."""
+    cluster = ClusterSpec(tp=2, dp=2, ranks_per_node=2)
+    wanted = coverage(TINY, JOB, cluster, memory_bytes=1 << 33)
+    case = replace(wanted.cases[0], plans=wanted.cases[0].plans[:1])
+    found = measure_profile(
+        empty(), replace(wanted, cases=(case,)), LaunchSpec(tp=2, dp=2), tmp_path / "here.json",
+        samples=3,
+    )  # fmt: skip
+    assert found.collectives is not None
+    assert {row.key for row in found.collectives.rows} == {
+        collective_key(c) for c in wanted.collectives
+    }  # fmt: skip
+    assert {(row.nodes, row.per_node) for row in found.collectives.rows} == {(1, 2), (2, 1)}
+    assert found.contention is not None
+    assert "different links" not in found.contention.provenance.note  # TP inside, DP between nodes
+    assert found.contention.fit.apart_factor >= 1.0
 
 
 def test_one_rank_measures_a_shard_of_a_larger_group(tmp_path: Path) -> None:

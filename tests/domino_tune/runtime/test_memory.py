@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.live_memory import Watched
+from domino_tune.runtime.live_memory import Watched, storage_bytes
 from simulator.build import build_schedule
 from simulator.memory import live_peaks
 from simulator.plan import MEGATRON, SlicePlan
@@ -21,6 +22,16 @@ WIDE: dict[str, Any] = {"vocab_size": 128, "hidden_size": 240, "head_dim": 32}
 """Shapes beside which a norm's statistics are small; the vocabulary needs no padding."""
 
 
+class ValuesToo(Watched):
+    """Remembers the most bytes of values alone, too."""
+
+    values_peak = 0
+
+    def __setitem__(self, name: str, value: torch.Tensor) -> None:
+        super().__setitem__(name, value)
+        self.values_peak = max(self.values_peak, storage_bytes(self.values()))
+
+
 @pytest.mark.parametrize("plan", [MEGATRON, PLANS[1], PLANS[3], SLICED], ids=lambda p: p.label)
 @pytest.mark.parametrize("model", [GPT, replace(GPT, hidden_dropout=0.0), LLAMA])
 def test_live_bytes_are_the_simulators(model: ModelSpec, plan: SlicePlan) -> None:
@@ -31,7 +42,7 @@ def test_live_bytes_are_the_simulators(model: ModelSpec, plan: SlicePlan) -> Non
     order = greedy_order(job) if plan is SLICED else None
     schedule = build_schedule(job.model, job.workload, job.cluster, plan, order)
     state = new_state(job)
-    watched = state.values = Watched(state)
+    watched = state.values = ValuesToo(state)
     Executor(schedule, state, {}).run_step(*batch(job, 0))
     predicted = max(live_peaks(schedule))
     # Dropout masks are saved, not values. Statistics of norms are what the simulator leaves out.
