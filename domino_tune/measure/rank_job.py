@@ -121,6 +121,8 @@ class _Case:
         contention: Mapping[str, Any] | None,
     ) -> bool:
         """All rounds, or as many as the budget allows; whether it was all."""
+        if not self.rounds:
+            return True
         if budget.spent():
             return False
         rivals = contention if contention and contention["case"] == self.number else None

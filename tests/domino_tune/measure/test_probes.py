@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from domino_tune.measure import rank_job
+from domino_tune.measure.contention_probes import contention_probe
 from domino_tune.measure.probes import (
     BURST,
     LEAST_SKEW_ERROR,
@@ -25,11 +27,16 @@ from domino_tune.measure.probes import (
 from domino_tune.measure.rank_job import Budget
 from domino_tune.measure.traffic import zeros_of
 from domino_tune.runtime.context import RankContext
+from domino_tune.runtime.emulated import Pace, emulated_lane
 from domino_tune.runtime.group_lanes import GroupLanes
 from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.runtime.session import Session
+from domino_tune.runtime.state import Training
 from simulator.ops import Collective
+from simulator.plan import MEGATRON
 from simulator.schedule import DP, TP
-from simulator.specs import ClusterSpec
+from simulator.specs import ClusterSpec, Workload
+from tests.domino_tune.measure.probing import TINY
 
 MS = 1_000_000
 
@@ -94,6 +101,27 @@ def test_a_collective_is_timed_burst_by_burst(context: RankContext) -> None:
     assert message["hand_over_us"] == 7.0
 
 
+@pytest.mark.parametrize(("each_ns", "seen"), [(20 * MS, False), (MS // 10, True)])
+def test_all_reduces_that_outlast_the_step_say_nothing_of_themselves(
+    context: RankContext, each_ns: int, seen: bool
+) -> None:
+    """None of them lies within the step, and none is taken for one that was not slowed."""
+    lane = emulated_lane(lambda size_bytes: Pace(each_ns), context.device)
+    session = Session(
+        context=replace(context, lanes={TP: lane, DP: lane}), model=TINY,
+        workload=Workload(seq_length=16, micro_batch_size=2, dtype="fp32"),
+        cluster=ClusterSpec(tp=1), training=Training(),
+    )  # fmt: skip
+    probe = contention_probe(session, MEGATRON, 1024, 0)
+    probe.warm_up()
+    probe.measure()
+    lane.close()
+    assert probe.samples == 1
+    row = probe.row()
+    assert set(row["compute"]) == {"gemm", "attention", "pointwise"}
+    assert ("collective" in row) == seen
+
+
 class _Played:
     """Stands for a probe: every rank's durations of each step, in ns."""
 
@@ -120,12 +148,12 @@ def test_a_rank_that_is_always_slower_is_the_steps_and_nobody_waits_beyond_it() 
 
 
 def test_ranks_that_are_slow_in_turn_wait_though_no_step_is_longer() -> None:
-    """Ops of 1.0 and 1.2 ms in turn: over a step equal, over one op 0.1 ms behind the mean."""
-    in_turn = [MS, MS * 6 // 5] * 20
+    """Ops of 1.1 and 1.3 ms in turn: over a step equal, over one op 0.1 ms behind the mean."""
+    in_turn = [MS * 11 // 10, MS * 13 // 10] * 20
     found = skew([in_turn, in_turn[1:] + in_turn[:1]])
     assert found["slowest"] == 1.0
     rows = dict(found["rows"])
-    assert rows[1024.0] == pytest.approx(100 * 1024 / 1100, rel=0.01)
+    assert rows[1024.0] == pytest.approx(100 * 1024 / 1200, rel=0.01)
     assert rows[2048.0] == pytest.approx(0.0, abs=1e-6)  # two ops: both ranks had one of each
     assert list(rows) == sorted(rows)
 
