@@ -177,6 +177,7 @@ def _take_spans(session: Session, turn: Turn, step: int) -> None:
         return
     context = session.context
     session.parameters.steps = step
+    context.report({"kind": "begin", "plan": turn.index})
     context.barrier()
     timeline = turn.executor.run_step(*session.batch).timeline
     makespans = context.all_gather_objects(timeline.makespan_ns)
