@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -111,9 +111,40 @@ def resolve(request: WorkloadFields, plan_file: PlanFile | None = None) -> Setup
             f"The plan was made on another profile ({plan_file.profile.name}, "
             f"{plan_file.profile.content_id[:19]}…) than the one used here."
         )
-    return Setup(
+    setup = Setup(
         model=model, workload=workload, cluster=cluster, profile=profile, notes=tuple(notes)
     )
+    return (
+        replace(setup, notes=(*notes, *_made_for_others(plan_file, setup))) if plan_file else setup
+    )
+
+
+def _made_for_others(made: PlanFile, setup: Setup) -> list[str]:
+    """A note of what the plan was not made for; none where options change nothing."""
+    differing = []
+    model = made.model.name
+    if model != setup.model.name:
+        made_model = replace(made.model, name=setup.model.name)
+        if made_model != setup.model:
+            differing.append(f"model {model}, here {setup.model.name}")
+    else:
+        differing += _changes(made.model, setup.model)
+    differing += [
+        *_changes(made.workload, setup.workload), *_changes(made.cluster, setup.cluster)
+    ]  # fmt: skip
+    if not differing:
+        return []
+    return [f"The plan was made for other values: {'; '.join(differing)}."]
+
+
+def _changes(old: Any, new: Any) -> list[str]:
+    """``tp 8, here 4`` for every field of two specs that differs."""
+    now = asdict(new)
+    return [
+        f"{name} {value}, here {now[name]}"
+        for name, value in asdict(old).items()
+        if value != now[name]
+    ]
 
 
 def place(cluster: ClusterSpec, profile: Profile, nodes: int | None) -> ClusterSpec:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TextIO, get_args, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from domino_tune import actions, outputs, requests
+from domino_tune import VERSION, actions, outputs, requests
 from domino_tune.errors import meaning_of
 from domino_tune.options import Option, option_of
 from simulator.errors import InputError
@@ -104,7 +104,9 @@ def _unknown_command(ctx: Any, group: TyperGroup, args: Sequence[str]) -> str:
 
 def build_app() -> typer.Typer:
     """The whole command line as a typer application."""
-    app = _group("Which cut of Domino-style tensor parallelism is best, and what it gives.")
+    help_text = "Which cut of Domino-style tensor parallelism is best, and what it gives."
+    app = _group(help_text)
+    app.callback(help=help_text)(_root)
     groups: dict[tuple[str, ...], typer.Typer] = {(): app}
     for name, help_text in GROUPS.items():
         groups[(name,)] = _group(help_text)
@@ -116,6 +118,23 @@ def build_app() -> typer.Typer:
         )
         register(_function(verb))
     return app
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", is_eager=True,
+            callback=lambda asked: _tell_version() if asked else None,
+        ),
+    ] = False,
+) -> None:  # fmt: skip
+    """What the program takes besides its commands."""
+
+
+def _tell_version() -> None:
+    print(f"domino_tune {VERSION}")
+    raise typer.Exit
 
 
 def _group(help_text: str) -> typer.Typer:

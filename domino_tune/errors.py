@@ -26,6 +26,10 @@ class RunError(DominoTuneError):
     """A run on real ranks failed."""
 
 
+class RankKilledError(RunError):
+    """A rank was killed by SIGKILL, as the kernel does where memory runs out."""
+
+
 class Meaning(NamedTuple):
     """How an error leaves the program and the service."""
 

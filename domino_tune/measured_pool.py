@@ -54,7 +54,8 @@ def choose_pool(
     known: Sequence[SlicePlan],
     progress: Callable[[str], None],
 ) -> Choice:
-    """The plans that the request's search chooses from, ``known`` ones among them.
+    """The plans that the request's search chooses from, ``known`` ones of the space among them:
+    evidence may be of plans that the request's target cannot run.
 
     Raises InputError where ``exhaustive`` would have to measure too many, InfeasiblePlanError
     when no plan fits the memory.
@@ -68,7 +69,9 @@ def choose_pool(
     whole = request.method == "exhaustive" or total <= POOL
     progress("choosing plans to measure")
     plans = list(space) if whole else _promising(problem, request.seed)
-    pool = measured_pool(problem, [*plans, *known], progress)
+    measured = set(known)
+    plans += [plan for plan in space if plan in measured] if measured else []
+    pool = measured_pool(problem, plans, progress)
     return Choice(pool=pool, space=space, whole=whole)
 
 

@@ -37,7 +37,9 @@ class MeasuredTuneResult(TuneResult):
 
     ``measured``: all plans in the order they were run, the baseline first; ``chosen`` and
     ``baseline`` are two of them. ``stopped``: trials, small gain or all measured. ``new_runs``:
-    plans that this call ran itself, the others were known from ``evidence``.
+    plans that this call ran itself, the others were known from ``evidence``. ``comparisons``:
+    launches that ran plans measured before once more, side by side; ``evaluations`` are without
+    them.
     """
 
     chosen: MeasuredPlan
@@ -45,6 +47,7 @@ class MeasuredTuneResult(TuneResult):
     measured: tuple[MeasuredPlan, ...]
     stopped: str
     rounds: int
+    comparisons: int
     new_runs: int
     evidence: str
     resume: str

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,12 +20,13 @@ from domino_tune.measure.same_machine import compared_fields
 from domino_tune.measured_pool import EXHAUSTIVE, Choice, choose_pool
 from domino_tune.measured_results import MeasuredPlan, MeasuredTuneResult
 from domino_tune.medians import median_interval
-from domino_tune.ranks import check_comm_ctas, launch_spec
+from domino_tune.ranks import check_comm_ctas, check_runnable, launch_spec, patient
 from domino_tune.requests import TuneRequest
 from domino_tune.results import Interval, TrialResult
+from domino_tune.runtime.launch import check_ready
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.runtime.launcher import find_launcher
-from domino_tune.runtime.measured import Measured, run_plans
+from domino_tune.runtime.measured import FAILURES, OUT_OF_MEMORY, Measured, run_plans
 from domino_tune.search.correction import BASELINE, MeasuredPool
 from domino_tune.search.measured import (
     TRIALS,
@@ -45,8 +46,6 @@ from simulator.plan import MEGATRON, SlicePlan
 
 ROUNDS: Final = 10
 FINAL_ROUNDS: Final = 20
-PATIENCE: Final = 5
-"""A step may take this many times what was predicted before it counts as a hang."""
 
 
 class TuningInterrupted(KeyboardInterrupt):
@@ -54,8 +53,11 @@ class TuningInterrupted(KeyboardInterrupt):
 
 
 @dataclass(kw_only=True)
-class Session:
-    """The runs of one call: each launch goes to ``evidence`` before it counts."""
+class MeasuringSession:
+    """The runs of one call: each launch goes to ``evidence`` before it counts.
+
+    ``failures``: by index, why a plan could not be run.
+    """
 
     setup: Setup
     problem: SimulatedPlans
@@ -64,15 +66,18 @@ class Session:
     evidence: Evidence
     progress: Progress
     known: Known = field(default_factory=Known)
+    failures: dict[int, str] = field(default_factory=dict)
     new_runs: int = 0
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._places = {plan: index for index, plan in enumerate(self.pool.plans)}
         for record in self.evidence.records:
             self._learn(record)
 
     def measure(self, index: int) -> Ratio | None:
-        """Run one plan in turn with the baseline; the baseline alone for BASELINE.
+        """Run one plan in turn with the baseline; the baseline alone for BASELINE. None where the
+        plan cannot run: it runs out of memory, or brings its ranks down.
 
         Raises InfeasiblePlanError when the baseline itself runs out of memory.
         """
@@ -103,9 +108,16 @@ class Session:
         plans = [MEGATRON, *(self.pool.plans[index] for index in others)]
         measured = run_plans(
             self.setup.model, self.setup.workload, self.setup.cluster,
-            [(plan, self.problem.order(plan)) for plan in plans], rounds, self._patient(),
+            [(plan, self.problem.order(plan)) for plan in plans], rounds,
+            patient(self.spec, float(max(self.pool.times_ns))), lenient=True,
             on_step=lambda plan, ns: self.progress(f"{plans[plan].label}: {ns * MS:,.1f} ms"),
         )  # fmt: skip
+        if measured[0].failed:  # not evidence: memory may be free the next time
+            raise InfeasiblePlanError(
+                f"The baseline cannot run: {measured[0].failed}; lower --micro-batch-size or "
+                "--seq-length, or raise --tp.",
+                reason="memory",
+            )
         problems = loss_problems(measured, self.setup.workload.dtype)
         if self.setup.cluster.cuda_graph:
             problems += graph_notes(measured)
@@ -117,28 +129,25 @@ class Session:
         self.evidence.append(record)
         return record
 
-    def _patient(self) -> LaunchSpec:
-        longest_s = float(max(self.pool.times_ns)) * 1e-9
-        return replace(
-            self.spec, hang_timeout_s=max(self.spec.hang_timeout_s, PATIENCE * longest_s)
-        )
-
     def _learn(self, record: LaunchRecord) -> None:
-        """Add what a launch tells to ``known``. Plans outside the pool are left out."""
+        """Add what a launch tells to ``known``: of plans outside the pool, and without a baseline,
+        nothing. A plan that failed once is not to be relied on."""
         baseline, *others = record.runs
         if baseline.failed:
-            raise InfeasiblePlanError(
-                f"The baseline cannot run: {baseline.failed}; lower --micro-batch-size or "
-                "--seq-length, or raise --tp.",
-                reason="memory",
-            )
+            return
         self.known.ratios.setdefault(BASELINE, BASELINE_RATIO)
         for run in others:
-            index = self.pool.plans.index(run.plan)
-            ratio = None if run.failed else ratio_of(run.makespans_ns, baseline.makespans_ns)
+            index = self._places.get(run.plan)
+            if index is None:
+                continue
+            if run.failed:
+                self.failures[index] = run.failed
+                self.known.ratios[index] = None
+                continue
+            ratio = ratio_of(run.makespans_ns, baseline.makespans_ns)
             if record.kind == "evaluation":
                 self.known.ratios[index] = ratio
-            elif ratio is not None:
+            else:
                 earlier = self.known.again.get(index)
                 self.known.again[index] = pooled([earlier, ratio]) if earlier else ratio
 
@@ -160,8 +169,10 @@ def tune_measured(request: TuneRequest, progress: Progress = silent) -> Measured
     began = time.perf_counter()
     check_measurable(request)
     setup = resolve(request)
+    check_runnable(setup.model)
     spec = launch_spec(request, tp=setup.cluster.tp, dp=setup.cluster.dp)
-    differing = check_machine(setup.profile, spec, force=request.force)
+    check_ready(spec)
+    differing = check_machine(setup, spec, force=request.force)
     check_comm_ctas(setup.profile.comm_ctas_choices(*setup.cluster.tp_group), spec.backend)
     question = question_of(setup, spec)
     path = Path(request.evidence) if request.evidence else evidence_path(question)
@@ -170,7 +181,7 @@ def tune_measured(request: TuneRequest, progress: Progress = silent) -> Measured
         known = [run.plan for record in evidence.records for run in record.runs]
         problem = SimulatedPlans(setup=setup, plans=space)
         choice = choose_pool(problem, space, request, known, progress)
-        session = Session(
+        session = MeasuringSession(
             setup=setup, problem=problem, pool=choice.pool, spec=spec, evidence=evidence,
             progress=progress,
         )  # fmt: skip
@@ -224,7 +235,7 @@ def question_of(setup: Setup, spec: LaunchSpec) -> Question:
     }
 
 
-def _search(session: Session, request: TuneRequest, choice: Choice) -> MeasuredSearch:
+def _search(session: MeasuringSession, request: TuneRequest, choice: Choice) -> MeasuredSearch:
     options = MeasuredOptions(
         method=request.method,  # type: ignore[arg-type]
         trials=request.trials or (EXHAUSTIVE if request.method == "exhaustive" else TRIALS),
@@ -244,7 +255,7 @@ def _search(session: Session, request: TuneRequest, choice: Choice) -> MeasuredS
         ) from error
 
 
-def _so_far(session: Session) -> str:
+def _so_far(session: MeasuringSession) -> str:
     """What is kept, and which plan is best by now."""
     ratios = session.known.feasible
     kept = f"{len(session.known.ratios)} plans measured, kept in {session.evidence.path}."
@@ -259,7 +270,7 @@ def _faster(ratio: Ratio) -> str:
 
 
 def _result(
-    request: TuneRequest, session: Session, choice: Choice, found: MeasuredSearch,
+    request: TuneRequest, session: MeasuringSession, choice: Choice, found: MeasuredSearch,
     differing: Sequence[str], began: float,
 ) -> MeasuredTuneResult:  # fmt: skip
     setup, pool, problem = session.setup, session.pool, session.problem
@@ -267,7 +278,8 @@ def _result(
         setup, Chosen(plan=pool.plans[found.best], order=problem.order(pool.plans[found.best]))
     )
     measured = {index: _measured_plan(session, found, index) for index in session.known.ratios}
-    infeasible = Counter(choice.space.infeasible) + Counter(memory=len(found.failed))
+    failed = Counter(FAILURES.get(session.failures[index], "run") for index in found.failed)
+    infeasible = Counter(choice.space.infeasible) + failed
     everything = choice.whole and found.stopped == "all measured"
     return MeasuredTuneResult(
         best=best,
@@ -288,6 +300,7 @@ def _result(
         measured=tuple(measured.values()),
         stopped=found.stopped,
         rounds=ROUNDS,
+        comparisons=sum(one.kind == "comparison" for one in session.evidence.records),
         new_runs=session.new_runs,
         evidence=str(session.evidence.path),
         resume=command_line("tune", request),
@@ -301,7 +314,7 @@ def _result(
     )
 
 
-def _measured_plan(session: Session, found: MeasuredSearch, index: int) -> MeasuredPlan:
+def _measured_plan(session: MeasuringSession, found: MeasuredSearch, index: int) -> MeasuredPlan:
     pool, plan = session.pool, session.pool.plans[index]
     predicted_ns = float(pool.times_ns[index])
     ratio = found.ratios.get(index)
@@ -326,11 +339,11 @@ def _measured_plan(session: Session, found: MeasuredSearch, index: int) -> Measu
         speedup_interval=speedup,
         peak_memory_gib=peak / GIB if peak else None,
         compared=index in found.compared,
-        failed="" if ratio else "out of memory",
+        failed="" if ratio else session.failures.get(index, OUT_OF_MEMORY),
     )
 
 
-def _trial(session: Session, index: int) -> TrialResult:
+def _trial(session: MeasuringSession, index: int) -> TrialResult:
     plan = session.pool.plans[index]
     need = peak_bytes(session.setup.case, plan, session.problem.order(plan))
     return TrialResult(

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from typing import cast
+from dataclasses import replace
+from typing import Final, cast
 
 from domino_tune.quantities import parse_quantity
 from domino_tune.requests import RanksFields
 from domino_tune.runtime.launch_spec import CTA_SETTINGS, Backend, LaunchSpec
 from simulator.errors import InputError
+from simulator.specs import ModelSpec
 
-BITS = 8
+BITS: Final = 8
+PATIENCE: Final = 5
+"""A step may take this many times what was predicted before it counts as a hang."""
 
 
 def launch_spec(request: RanksFields, *, tp: int, dp: int = 1) -> LaunchSpec:
@@ -31,6 +35,20 @@ def launch_spec(request: RanksFields, *, tp: int, dp: int = 1) -> LaunchSpec:
 def default_backend(*, emulated: bool) -> Backend:
     """nccl where NVIDIA's driver is installed and no link is emulated, else gloo."""
     return "nccl" if shutil.which("nvidia-smi") and not emulated else "gloo"
+
+
+def patient(spec: LaunchSpec, longest_ns: float) -> LaunchSpec:
+    """``spec`` with patience for steps that are predicted to take up to ``longest_ns``."""
+    return replace(spec, hang_timeout_s=max(spec.hang_timeout_s, PATIENCE * longest_ns * 1e-9))
+
+
+def check_runnable(model: ModelSpec, remedy: str = "Give --set attention_dropout=0.") -> None:
+    """Raise InputError for a model that real ranks do not run; ``remedy`` says what to do."""
+    if model.attention_dropout > 0:
+        raise InputError(
+            f"{model.name} has attention_dropout = {model.attention_dropout}, which real ranks do "
+            f"not run: sliced attention would need masks that slicing does not change. {remedy}"
+        )
 
 
 def check_comm_ctas(

@@ -130,7 +130,8 @@ class RanksFields(Request):
     """Real ranks: how many are started here, and over what they talk."""
 
     backend: str | None = option(
-        "What carries collectives (default nccl where there is a GPU for each rank, else gloo).",
+        "What carries collectives (default nccl where NVIDIA's driver is installed and no link is "
+        "emulated, else gloo).",
         flag="--backend", choices=BACKENDS, default=None,
     )  # fmt: skip
     nproc_per_node: int | None = option(
@@ -239,7 +240,7 @@ class TuneRequest(WorkloadFields, RanksFields):
     )  # fmt: skip
     trials: int | None = option(
         "Plans to evaluate at most (default: until proven; 40 for bayes and random; 8 with "
-        "objective measure, the baseline included).",
+        "objective measure, the baseline included; its last comparison of plans known is extra).",
         flag="--trials", metavar="N", default=None, minimum=1,
     )  # fmt: skip
     seed: int = option(

@@ -56,9 +56,15 @@ def _notes(result: MeasuredTuneResult) -> Iterator[str]:
     again = sum(one.compared for one in result.measured)
     yield (
         f"{result.search}: {result.evaluations} plans of {result.space_size:,} combinations, "
-        f"{result.new_runs} of them run now, {again} compared once more; stopped because "
-        f"{STOPPED[result.stopped]}; {result.seconds:.0f} s."
+        f"{result.new_runs} of them run now; stopped because {STOPPED[result.stopped]}; "
+        f"{result.seconds:.0f} s."
     )
+    if result.comparisons:
+        launches = "1 launch" if result.comparisons == 1 else f"{result.comparisons} launches"
+        yield (
+            f"{again} of these plans were close and were run once more, side by side: {launches} "
+            "that --trials does not count."
+        )
     yield (
         "Speedups are of steps that followed the baseline's, so that drifts of the machine cancel."
     )

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from domino_tune.case import GIB, Setup
-from domino_tune.errors import ToleranceError
+from domino_tune.errors import RunError, ToleranceError
 from domino_tune.graph_notes import graph_notes
-from domino_tune.measure.machine import machine_of
+from domino_tune.measure.machine import machine_of, ranks_per_node
 from domino_tune.measure.same_machine import differences
 from domino_tune.medians import half_spread, median_interval
 from domino_tune.planfile import PlanFile, load_plan
 from domino_tune.present_speed import PresentCost, present_speed
-from domino_tune.ranks import check_comm_ctas, launch_spec
+from domino_tune.ranks import check_comm_ctas, check_runnable, launch_spec, patient
 from domino_tune.requests import ValidateRequest
 from domino_tune.results import Interval
+from domino_tune.runtime.launch import check_ready
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.runtime.measured import Measured, Runs
 from domino_tune.simulation import BASELINE, BOUND, MS
@@ -36,8 +36,6 @@ from simulator.predict import simulate as play
 from simulator.profile import Profile
 from simulator.timeline import Timeline
 
-PATIENCE: Final = 5
-"""A step may take this many times what was predicted before it counts as a hang."""
 LOSS_TOLERANCE: Final = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
 """Relative; slicing changes the order of sums."""
 SURE_ROUNDS: Final = 6
@@ -77,8 +75,10 @@ def validate(request: ValidateRequest, progress: Progress = silent) -> ValidateR
         model=first.model, workload=first.workload, cluster=first.cluster, profile=profile,
         notes=tuple(_profile_notes(files, profile)),
     )  # fmt: skip
+    check_runnable(setup.model, "Make the plan anew with --set attention_dropout=0.")
     spec = launch_spec(request, tp=setup.cluster.tp, dp=setup.cluster.dp)
-    differing = check_machine(profile, spec, force=request.force)
+    check_ready(spec)
+    differing = check_machine(setup, spec, force=request.force)
     check_comm_ctas((one.plan.comm_ctas for one in files.values()), spec.backend)
     candidates = _candidates(setup, files)
     timelines = [play(setup.case, one.plan, one.order) for one in candidates]
@@ -86,7 +86,8 @@ def validate(request: ValidateRequest, progress: Progress = silent) -> ValidateR
         model=setup.model, workload=setup.workload, cluster=setup.cluster,
         plans=[(one.plan, one.order) for one in candidates], rounds=request.rounds,
     )  # fmt: skip
-    interrupted = _run(runs, _patient(spec, timelines), progress)
+    longest_ns = max(timeline.makespan_ns for timeline in timelines)
+    interrupted = _run(runs, patient(spec, longest_ns), progress)
     measured = runs.measured()
     speed = present_speed(setup.case.cost, measured[1])
     now = _present_case(setup, speed) if speed else None
@@ -196,15 +197,26 @@ def _profile_notes(files: dict[str, PlanFile], profile: Profile) -> list[str]:
     ]
 
 
-def check_machine(profile: Profile, spec: LaunchSpec, *, force: bool) -> list[str]:
-    """What makes this another machine than the profile's; raises InputError unless forced."""
-    found = differences(profile.machine, machine_of(spec))
+def check_machine(setup: Setup, spec: LaunchSpec, *, force: bool) -> list[str]:
+    """What makes this another machine than the profile's, and another placing of ranks than the
+    one predicted; raises InputError unless forced."""
+    found = differences(setup.profile.machine, machine_of(spec))
     if found and not force:
         raise InputError(
-            f"Profile {profile.name!r} is of another machine ({'; '.join(found)}): its predictions "
-            "are not of what would be measured. Give --profile with one that was measured here, or "
-            "--force to go on."
+            f"Profile {setup.profile.name!r} is of another machine ({'; '.join(found)}): its "
+            "predictions are not of what would be measured. Give --profile with one that was "
+            "measured here, or --force to go on."
         )
+    cluster, here = setup.cluster, ranks_per_node(spec)
+    planned = min(cluster.ranks_per_node, cluster.world_size)
+    if planned != here:
+        found.append(f"ranks on a node: predicted with {planned}, here {here}")
+        if not force:
+            raise InputError(
+                f"What is predicted has {planned} of its {cluster.world_size} ranks on a node, and "
+                f"here {here} share one: collectives would take another way. Start the ranks on "
+                f"{cluster.nodes} nodes, plan for these, or give --force to go on."
+            )
     return found
 
 
@@ -219,26 +231,22 @@ def _candidates(setup: Setup, files: dict[str, PlanFile]) -> list[Candidate]:
     ]
 
 
-def _patient(spec: LaunchSpec, timelines: Sequence[Timeline]) -> LaunchSpec:
-    """``spec`` with patience for a step of the length predicted."""
-    longest_s = max(timeline.makespan_ns for timeline in timelines) * 1e-9
-    return replace(spec, hang_timeout_s=max(spec.hang_timeout_s, PATIENCE * longest_s))
-
-
 def _run(runs: Runs, spec: LaunchSpec, progress: Progress) -> bool:
     """Run; True where Ctrl-C cut it short. It is passed on while nothing has been measured."""
-    done: Counter[int] = Counter()
 
     def step(plan: int, makespan_ns: int) -> None:
-        done[plan] += 1
-        label = runs.plans[plan][0].label
-        progress(f"round {done[plan]} of {runs.rounds}: {label} {makespan_ns * MS:,.1f} ms")
+        label, done = runs.plans[plan][0].label, len(runs.steps[plan])
+        progress(f"round {done} of {runs.rounds}: {label} {makespan_ns * MS:,.1f} ms")
 
     progress(f"starting {spec.world_size} ranks")
     try:
         runs.run(spec, step)
+    except RunError as error:
+        if runs.playing is None:
+            raise
+        raise RunError(f"While {runs.plans[runs.playing][0].label} ran: {error}") from error
     except KeyboardInterrupt:
-        if not done:
+        if not runs.steps:
             raise
         return True
     return False

@@ -11,6 +11,9 @@ import pytest
 import typer
 
 from domino_tune.cli import VERBS, build_app
+from domino_tune.measured_tuning import check_measurable
+from domino_tune.requests import TuneRequest
+from simulator.errors import InputError
 from tests.conftest import REPOSITORY
 
 SCRIPTS = sorted((REPOSITORY / "deploy" / "slurm").glob("*.sbatch"))
@@ -22,7 +25,7 @@ def commands(script: Path) -> list[list[str]]:
     return [
         shlex.split(line.partition("python -m domino_tune ")[2])
         for line in text.splitlines()
-        if line.startswith("srun ")
+        if line.startswith(("srun ", "python -m domino_tune "))
     ]
 
 
@@ -50,12 +53,47 @@ def test_the_command_line_takes_its_options(script: Path) -> None:
     verb.request(**plain)
 
 
+def number(script: Path, option: str) -> int:
+    found = re.search(rf"^#SBATCH --{option}=(\d+)", script.read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+def joins_ranks(script: Path) -> bool:
+    """Whether the verb is started once a rank; if not, it starts its ranks itself."""
+    return "\nsrun " in script.read_text()
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_one_failing_rank_ends_all_and_each_gpu_has_a_task(script: Path) -> None:
-    text = script.read_text()
-    assert "\nsrun --kill-on-bad-exit=1 python" in text
-    tasks = re.search(r"^#SBATCH --ntasks-per-node=(\d+)", text, re.MULTILINE)
-    gpus = re.search(r"^#SBATCH --gpus-per-node=(\d+)", text, re.MULTILINE)
-    assert tasks is not None
-    assert gpus is not None
-    assert tasks[1] == gpus[1]
+def test_one_failing_rank_ends_all_and_each_gpu_has_a_rank(script: Path) -> None:
+    tasks, gpus = number(script, "ntasks-per-node"), number(script, "gpus-per-node")
+    (given,) = commands(script)
+    ranks = int(given[given.index("--tp") + 1]) if "--tp" in given else gpus
+    if joins_ranks(script):
+        assert "\nsrun --kill-on-bad-exit=1 --cpus-per-task=" in script.read_text()
+        assert tasks == gpus == ranks
+    else:
+        assert (tasks, gpus) == (1, ranks)
+
+
+def test_measured_tuning_is_allowed_where_its_script_starts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The environment of a batch script, or of a task that srun started in it."""
+    script = next(script for script in SCRIPTS if script.stem == "tune")
+    tasks = number(script, "ntasks-per-node") * number(script, "nodes")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", str(tasks))
+    if joins_ranks(script):
+        monkeypatch.setenv("SLURM_STEP_NUM_TASKS", str(tasks))
+    else:
+        monkeypatch.delenv("SLURM_STEP_NUM_TASKS", raising=False)
+    check_measurable(TuneRequest(objective="measure"))
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
+    with pytest.raises(InputError, match="Slurm started this one"):
+        check_measurable(TuneRequest(objective="measure"))
+
+
+def test_evidence_is_named_as_it_is_by_default() -> None:
+    (words,) = commands(next(script for script in SCRIPTS if script.stem == "tune"))
+    assert words[words.index("--evidence") + 1].endswith(".jsonl")

@@ -17,7 +17,7 @@ from domino_tune.case import Setup, resolve
 from domino_tune.fidelity.cells import MODELS
 from domino_tune.formats.model_file import dump_model
 from domino_tune.measured_pool import measured_pool
-from domino_tune.measured_tuning import Session, question_of
+from domino_tune.measured_tuning import MeasuringSession, question_of
 from domino_tune.requests import ProfileRequest, WorkloadFields
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.runtime.measured import run_plans
@@ -59,7 +59,7 @@ def _checks(name: str, folder: Path) -> list[Check]:
     pool = measured_pool(problem, list(problem.plans))
     times = _run_all(setup, problem, pool, spec)
     with Evidence(folder / f"{name}.jsonl", question_of(setup, spec)) as evidence:
-        session = Session(
+        session = MeasuringSession(
             setup=setup, problem=problem, pool=pool, spec=spec, evidence=evidence,
             progress=lambda message: None,
         )  # fmt: skip

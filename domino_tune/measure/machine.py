@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -59,9 +58,7 @@ def ranks_per_node(spec: LaunchSpec, env: Mapping[str, str] = os.environ) -> int
     """Ranks that share a node: a launcher's word, half where a link is emulated, else all."""
     launcher = find_launcher(env)
     if launcher is not None:
-        variable = {"torchrun": "LOCAL_WORLD_SIZE", "Slurm": "SLURM_STEP_TASKS_PER_NODE"}
-        said = re.match(r"\d+", env.get(variable[launcher.name], ""))  # Slurm's 8(x2) is 8 on each
-        return max(1, min(spec.world_size, int(said[0]) if said else spec.world_size))
+        return min(spec.world_size, launcher.ranks_here)
     hosts = 1 if spec.emulate_link_bits_per_s is None else 2
     return max(1, spec.world_size // hosts)
 

@@ -24,11 +24,22 @@ def differences(profiled: Machine, this: Machine) -> list[str]:
     Empty where a profile may be used here. A detail that is missing on both sides is the same.
     """
     old, new = compared_fields(profiled), compared_fields(this)
+    on_cpus = profiled.backend == this.backend == "gloo"
     return [
-        f"{name}: profiled {old.get(name, 'none')}, here {new.get(name, 'none')}"
+        _told(name, old.get(name, "none"), new.get(name, "none"), on_cpus=on_cpus)
         for name in dict.fromkeys((*FIELDS, *DETAILS, *sorted({*old, *new})))
         if old.get(name) != new.get(name)
     ]
+
+
+def _told(name: str, old: str | int, new: str | int, *, on_cpus: bool) -> str:
+    """One difference. A node of CPUs has as many "GPUs" as ranks, which share its cores."""
+    if name == "gpus_per_node" and on_cpus:
+        return (
+            f"ranks on a node: profiled {old}, here {new}; ranks share cores, so each number of "
+            "ranks needs a profile of its own"
+        )
+    return f"{name}: profiled {old}, here {new}"
 
 
 def compared_fields(machine: Machine) -> dict[str, str | int]:

@@ -8,17 +8,19 @@ starts ranks itself: only ranks do.
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 
 from domino_tune.runtime.launch_external import run_as_rank
 from domino_tune.runtime.launch_local import run_on_own_ranks
 from domino_tune.runtime.launch_spec import LaunchSpec, Message
-from domino_tune.runtime.launcher import find_launcher
+from domino_tune.runtime.launcher import Launcher, find_launcher
 from simulator.errors import InputError
 
-__all__ = ["LaunchSpec", "Message", "run_job"]
+__all__ = ["LaunchSpec", "Message", "check_ready", "run_job"]
 
 
 def run_job(
@@ -35,16 +37,26 @@ def run_job(
     for a world that does not fit, missing torch or CUDA; RunError when a rank dies or hangs.
     However it ends, no rank outlives it.
     """
+    check_ready(spec)
     launcher = find_launcher()
-    _check_torch()
     if launcher is not None:
-        launcher.check(spec)
         run_as_rank(job, payload, spec, launcher, on_message)
         return
-    _check_local_world(spec)
-    if spec.backend == "nccl":
-        _check_cuda(spec)
     run_on_own_ranks(job, payload, spec, on_message)
+
+
+def check_ready(spec: LaunchSpec) -> None:
+    """Raise InputError for what ``run_job`` would refuse to start: asked early, it says what is
+    missing before anything else is found to be wrong for want of it."""
+    _check_torch()
+    launcher = find_launcher()
+    if launcher is None:
+        _check_local_world(spec)
+    else:
+        launcher.check(spec)
+    if spec.backend == "nccl":
+        devices, said = _cuda_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        _check_cuda(spec, launcher, devices, said)
 
 
 def _check_torch() -> None:
@@ -65,20 +77,36 @@ def _check_local_world(spec: LaunchSpec) -> None:
         )
 
 
-def _check_cuda(spec: LaunchSpec) -> None:
-    """Ask a process of its own, so that this one needs neither torch nor a CUDA context."""
+@cache
+def _cuda_devices(visible: str | None) -> tuple[int, str]:
+    """How many CUDA devices torch sees where ``visible`` is CUDA_VISIBLE_DEVICES, and the end of
+    what it complained of. A process of its own is asked, so that this one needs neither torch nor a
+    CUDA context."""
     asked = subprocess.run(
         [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     devices = int(asked.stdout) if asked.returncode == 0 else 0
+    return devices, asked.stderr.strip()[-300:]
+
+
+def _check_cuda(spec: LaunchSpec, launcher: Launcher | None, devices: int, said: str) -> None:
+    """Raise InputError unless the ranks of this node find a GPU each."""
     if devices == 0:
         raise InputError(
             "The nccl backend needs CUDA, and torch sees no CUDA device here; "
-            f"use --backend gloo. {asked.stderr.strip()[-300:]}".rstrip()
+            f"use --backend gloo. {said}".rstrip()
         )
-    if devices < spec.world_size:
+    if launcher is None:
+        if devices < spec.world_size:
+            raise InputError(
+                f"tp × dp = {spec.world_size} ranks need as many GPUs, and torch sees {devices}; "
+                "lower --tp or --dp, or start ranks on several nodes with torchrun or srun."
+            )
+        return
+    bound = launcher.name == "Slurm" and devices == 1  # --gpus-per-task: each task sees its own
+    if devices < launcher.ranks_here and not bound:
         raise InputError(
-            f"tp × dp = {spec.world_size} ranks need as many GPUs, and torch sees {devices}; "
-            "lower --tp or --dp, or start ranks on several nodes with torchrun or srun."
+            f"{launcher.name} started {launcher.ranks_here} ranks on this node, and torch sees "
+            f"{devices} GPUs here; start as many ranks as there are GPUs on each node."
         )

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from domino_tune.errors import RunError
+from domino_tune.errors import RankKilledError, RunError
 from domino_tune.runtime.launch_spec import LaunchSpec, Message
 from domino_tune.runtime.testbed import Network, emulated_link, this_machine
 from domino_tune.runtime.watch import (
@@ -168,7 +168,7 @@ class Ranks:
                 while listening:
                     listening = self._listen(on_message)
             if problem:
-                raise RunError(problem)
+                raise problem
             if done:
                 return
 
@@ -185,8 +185,8 @@ class Ranks:
         self._progress_ns = time.monotonic_ns()
         return bool(received)
 
-    def _death(self) -> str | None:
-        """What to say if a rank failed, else None."""
+    def _death(self) -> RunError | None:
+        """What to raise if a rank failed, else None."""
         if all(process.poll() in (None, 0) for process in self.processes):
             return None
         # Asked again: whatever made the rank just seen fail has ended by now, too.
@@ -194,13 +194,14 @@ class Ranks:
         rank = first_to_die({rank: code for rank, code in codes.items() if code}, self.beats)
         code = codes[rank]
         assert code is not None
-        return (
+        kind = RankKilledError if code == -signal.SIGKILL else RunError
+        return kind(
             f"Rank {rank} of {self.spec.world_size} {how_it_ended(code)} in {self.job}; the other "
             f"ranks were ended. {tail(self._stderr(rank))}"
         )
 
-    def _hang(self) -> str | None:
-        """What to say if no rank has made progress for too long, else None."""
+    def _hang(self) -> RunError | None:
+        """What to raise if no rank has made progress for too long, else None."""
         beats = [self.beats.last_beat_ns(rank) for rank in range(self.beats.ranks)]
         limit_s = self.spec.hang_timeout_s
         if not all(beats):
@@ -210,7 +211,7 @@ class Ranks:
             return None
         self._ask_for_stacks()
         rank, why = self._most_stuck(beats)
-        return (
+        return RunError(
             f"No rank made progress for {idle_s:.0f} s in {self.job}; rank {rank} of "
             f"{self.spec.world_size} seems to hold the others up ({why}). All ranks were ended. "
             f"{tail(self._stderr(rank))}"

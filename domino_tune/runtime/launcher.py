@@ -16,12 +16,14 @@ _FIRST_HOST: Final = re.compile(r"([^,\[]+)(?:\[([^],-]+)[^]]*\]([^,]*))?")
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """Who started this rank, and what it said. ``address`` is (host, port) of rank 0's store."""
+    """Who started this rank, and what it said. ``address`` is (host, port) of rank 0's store;
+    ``ranks_here`` is how many ranks share this node."""
 
     name: str
     rank: int
     world_size: int
     local_rank: int
+    ranks_here: int
     address: tuple[str, int]
 
     def check(self, spec: LaunchSpec) -> None:
@@ -46,10 +48,12 @@ def find_launcher(env: Mapping[str, str] = os.environ) -> Launcher | None:
             rank=_number(env, "RANK"),
             world_size=_number(env, "WORLD_SIZE"),
             local_rank=_number(env, "LOCAL_RANK", default=env["RANK"]),
+            ranks_here=_ranks_here(env.get("LOCAL_WORLD_SIZE", ""), env["WORLD_SIZE"]),
             address=(env.get("MASTER_ADDR", "localhost"), _number(env, "MASTER_PORT", "29500")),
         )
-    # In a shell of an allocation there is no step of several tasks: ranks are ours to start.
-    tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
+    # A batch script and a shell of an allocation are no step of several tasks, whatever their
+    # SLURM_NTASKS says: there, ranks are ours to start.
+    tasks = "SLURM_STEP_NUM_TASKS"
     if "SLURM_PROCID" in env and _number(env, tasks, default="1") > 1:
         # Two jobs on a node get different ports; beyond 32767 the kernel gives ports away.
         port = 15000 + _number(env, "SLURM_JOB_ID", default="0") % 15000
@@ -59,12 +63,20 @@ def find_launcher(env: Mapping[str, str] = os.environ) -> Launcher | None:
             rank=_number(env, "SLURM_PROCID"),
             world_size=_number(env, tasks),
             local_rank=_number(env, "SLURM_LOCALID", default="0"),
+            ranks_here=_ranks_here(env.get("SLURM_STEP_TASKS_PER_NODE", ""), env[tasks]),
             address=(
                 env.get("MASTER_ADDR", first_host(nodes)),
                 _number(env, "MASTER_PORT", default=str(port)),
             ),
         )
     return None
+
+
+def _ranks_here(said: str, world: str) -> int:
+    """The first number of what a launcher says (Slurm's 8(x2) is 8 on each of two nodes); the whole
+    world where it says nothing."""
+    found = re.match(r"\d+", said)
+    return max(1, min(int(world), int(found[0]) if found else int(world)))
 
 
 def first_host(nodelist: str) -> str:

@@ -6,11 +6,12 @@ Nothing here imports torch: ranks do (``domino_tune.runtime.validate_job``).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, cast
 
-from domino_tune.errors import RunError
+from domino_tune.errors import RankKilledError, RunError
 from domino_tune.planfile import order_to_json
 from domino_tune.runtime.launch import LaunchSpec, Message, run_job
 from simulator.build import build_schedule
@@ -21,6 +22,10 @@ from simulator.timeline import Timeline
 
 JOB: Final = "domino_tune.runtime.validate_job:validate"
 OUT_OF_MEMORY: Final = "out of memory"
+KILLED: Final = "a rank was killed (out of memory?)"
+BROKE: Final = "its ranks died or hung twice"
+FAILURES: Final = {OUT_OF_MEMORY: "memory", KILLED: "memory", BROKE: "run"}
+"""Why a plan could not be run -> the reason it is counted under."""
 _NO_MEMORY: Final = re.compile(r"PlanOutOfMemory: plan (\d+)")
 
 Planned = tuple[SlicePlan, LayerOrder]
@@ -37,10 +42,10 @@ class Measured:
     """What one plan took. ``makespans_ns``: the slowest rank's of each round, as they came.
 
     ``losses`` and ``grad_norms`` are rank 0's, of the same rounds. ``timeline`` is the slowest
-    rank's of the step whose makespan is the median; ``typical_ns`` the usual duration of each of
-    its ops: median over rounds, on the rank that computes longest. ``peak_bytes`` is the largest
-    rank's. The last three are None where the run ended early. ``failed`` says why the plan was not
-    run, else it is empty.
+    rank's of the step whose makespan is the median of the first 100 rounds; ``typical_ns`` the
+    usual duration of each of its ops: median over these rounds, on the rank that computes longest.
+    ``peak_bytes`` is the largest rank's. The last three are None where the run ended early.
+    ``failed`` says why the plan was not run, else it is empty.
 
     ``captured``: steps were replayed as CUDA graphs; where they were to be and were not,
     ``why_not_captured`` says why. On a GPU ``timeline`` and ``typical_ns`` are of further steps,
@@ -62,30 +67,54 @@ class Measured:
 @dataclass(kw_only=True)
 class Runs:
     """Plans of one model, workload and cluster that take turns; keeps what has been measured, so
-    that an interrupted run can say how far it came."""
+    that an interrupted run can say how far it came.
+
+    ``lenient``: a plan other than the first that brings its ranks down fails alone, at once where
+    one was killed, as the kernel does when memory runs out, else the second time.
+    """
 
     model: ModelSpec
     workload: Workload
     cluster: ClusterSpec
     plans: Sequence[Planned]
     rounds: int
+    lenient: bool = False
     steps: dict[int, list[Message]] = field(default_factory=dict)
     ends: dict[int, Message] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    playing: int | None = None
+    """The plan whose step the ranks are at, as far as they said."""
+    _deaths: Counter[int] = field(default_factory=Counter)
 
     def run(self, spec: LaunchSpec, on_step: OnStep = ignore) -> None:
         """Play ``rounds`` rounds in one launch; where a plan runs out of memory, in one more
         without it. Raises what run_job raises."""
         while len(self.failed) < len(self.plans):
-            self.steps, self.ends = {}, {}
+            self.steps, self.ends, self.playing = {}, {}, None
             try:
                 run_job(JOB, self._payload(), spec, on_message=lambda m: self._take(m, on_step))
                 return
             except RunError as error:
-                short = _NO_MEMORY.search(str(error))
-                if short is None:
+                if not self._bears(error):
                     raise
-                self.failed[int(short[1])] = OUT_OF_MEMORY
+
+    def _bears(self, error: RunError) -> bool:
+        """Note which plan is to blame; whether to start again."""
+        short = _NO_MEMORY.search(str(error))
+        if short is not None:
+            self.failed[int(short[1])] = OUT_OF_MEMORY
+            return True
+        plan = self.playing
+        if (
+            not self.lenient or not plan
+        ):  # nobody's fault, or the first's, which all are set against
+            return False
+        self._deaths[plan] += 1
+        if isinstance(error, RankKilledError):
+            self.failed[plan] = KILLED
+        elif self._deaths[plan] > 1:
+            self.failed[plan] = BROKE
+        return True
 
     def measured(self) -> list[Measured]:
         """One entry a plan, in their order, of what is known by now."""
@@ -106,11 +135,19 @@ class Runs:
 
     def _take(self, message: Message, on_step: OnStep) -> None:
         plan = cast("int", message["plan"])
-        if message["kind"] == "step":
+        if message["kind"] == "begin":
+            self.playing = plan
+        elif message["kind"] == "step":
             self.steps.setdefault(plan, []).append(message)
+            self.playing = self._next(plan)
             on_step(plan, cast("int", message["makespan_ns"]))
         else:
-            self.ends[plan] = message
+            self.ends[plan], self.playing = message, None
+
+    def _next(self, plan: int) -> int:
+        """Whose turn comes behind ``plan``'s: ranks do not say, not to disturb their steps."""
+        turns = [index for index in range(len(self.plans)) if index not in self.failed]
+        return turns[(turns.index(plan) + 1) % len(turns)]
 
     def _measured(self, index: int) -> Measured:
         plan, order = self.plans[index]
@@ -145,12 +182,17 @@ def run_plans(
     rounds: int,
     spec: LaunchSpec,
     on_step: OnStep = ignore,
+    *,
+    lenient: bool = False,
 ) -> list[Measured]:
     """Run ``plans`` in turn, ``rounds`` times each, on real ranks; one entry a plan.
 
-    A plan that runs out of memory has ``failed`` set and the others are run without it. Raises
-    RunError when a rank dies or hangs, InputError for a world that cannot be started.
+    A plan that runs out of memory has ``failed`` set and the others are run without it; so has,
+    when ``lenient``, a plan other than the first that kills its ranks. Raises RunError when a rank
+    dies or hangs otherwise, InputError for a world that cannot be started.
     """
-    runs = Runs(model=model, workload=workload, cluster=cluster, plans=plans, rounds=rounds)
+    runs = Runs(
+        model=model, workload=workload, cluster=cluster, plans=plans, rounds=rounds, lenient=lenient
+    )
     runs.run(spec, on_step)
     return runs.measured()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -129,12 +129,14 @@ class Parameters:
     ``weights[name]`` in the compute dtype, ``grads[name]`` in fp32 (fp64 when computing in fp64).
     ``steps`` counts optimizer steps, whatever plans took them; ``step_count`` is the same on the
     device, where captured graphs find it. With ``exact`` off, weights are drawn on the device,
-    fast, and differ by TP degree: for timing only. Replicated ones are alike on all ranks.
+    fast, and differ by TP degree: for timing only. Replicated ones are alike on all ranks. ``beat``
+    is called for every parameter: those of a large model take longer than a watchdog is patient.
     """
 
     def __init__(
         self, model: ModelSpec, cluster: ClusterSpec, tp_rank: int, *,
         dtype: torch.dtype, device: torch.device, seed: int = 0, exact: bool = True,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self.specs = parameter_specs(model, cluster)
         self.tp = cluster.tp
@@ -155,6 +157,7 @@ class Parameters:
         self.whole: list[tuple[int, int]] = []
         start = 0
         for spec, size in zip(self.specs, sizes, strict=True):
+            beat()
             shape, end = spec.local_shape(cluster.tp), start + size
             self.weights[spec.name] = self.model_copy[start:end].view(shape)
             self.grads[spec.name] = self.grad[start:end].view(shape)

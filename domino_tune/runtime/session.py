@@ -63,6 +63,7 @@ class Session:
             device=self.context.device,
             seed=self.training.seed,
             exact=self.exact_weights,
+            beat=self.context.beat,
         )
 
     def executor(

@@ -81,13 +81,15 @@ class Turn:
 
 def validate(context: RankContext, payload: Mapping[str, Any]) -> None:
     """Play every plan ``rounds`` times. Payload: model, workload, cluster, plans (each with its
-    index, plan and order), rounds. Rank 0 reports every step's makespan (the slowest rank's) and
-    at the end each plan's median step, and whether a CUDA graph of it could be captured."""
+    index, plan and order), rounds. Rank 0 reports which plan begins, until steps are timed, then
+    every step's makespan (the slowest rank's) and at the end each plan's median step, and whether
+    a CUDA graph of it could be captured."""
     session = Session.of(context, payload)
     session.training = Training(learning_rate=0.0)
     session.exact_weights = context.device.type != "cuda"  # large models take minutes to draw
     turns = _turns(session, payload)
     for turn in turns:
+        context.report({"kind": "begin", "plan": turn.index})
         with _memory_of(turn):
             turn.peak_bytes = step_peak_bytes(turn.executor, session.batch)
         context.beat()
@@ -126,6 +128,7 @@ def _settle(session: Session, turn: Turn) -> None:
     """Play until the graph of a plan is captured, where one is wanted."""
     if not isinstance(turn.timed, CapturedExecutor):
         return
+    session.context.report({"kind": "begin", "plan": turn.index})
     for _ in range(EAGER_STEPS + 1):
         session.parameters.steps = 0
         session.context.barrier()
@@ -147,9 +150,11 @@ def _memory_of(turn: Turn) -> Iterator[None]:
 
 
 def _take_turn(session: Session, turn: Turn, step: int) -> None:
-    """One step; steps below WARM_UP leave no trace."""
+    """One step; those below WARM_UP are not kept."""
     context = session.context
     session.parameters.steps = step
+    if step < WARM_UP:
+        context.report({"kind": "begin", "plan": turn.index})
     context.barrier()
     with _memory_of(turn):
         result, makespan_ns = turn.play(session.batch)
@@ -175,6 +180,7 @@ def _take_spans(session: Session, turn: Turn, step: int) -> None:
         return
     context = session.context
     session.parameters.steps = step
+    context.report({"kind": "begin", "plan": turn.index})
     context.barrier()
     timeline = turn.executor.run_step(*session.batch).timeline
     makespans = context.all_gather_objects(timeline.makespan_ns)

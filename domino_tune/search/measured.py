@@ -1,8 +1,9 @@
 """Search by measurement: each evaluation is a real run, so every one must count.
 
-The baseline comes first, then the simulator's best few, of different cuts; then what promises the
-largest expected improvement under what was learnt of the simulator's errors. Last, the plans that
-are too close to call are run once more, all in turn in one launch. Pure: runs are a callback.
+The baseline comes first, then the simulator's best; then what promises the largest expected
+improvement under what was learnt of the simulator's errors, at first of other cuts only. Last, the
+plans that are too close to call are run once more, all in turn in one launch. Pure: runs are a
+callback.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from domino_tune.search.ratios import BASELINE_RATIO, Ratio, pooled
 
 TRIALS: Final = 8
 STARTS: Final = 3
-"""Plans of the simulator's that are run, after the baseline, before the belief is asked."""
+"""Plans that are run after the baseline, each of another coarse cut while there is one, before a
+small gain ends the search. The first is the simulator's best, the belief chooses the others."""
 SMALL_GAIN: Final = 5e-4
 """Expected improvement, relative, below which another run is not worth its time."""
 CLOSE: Final = 0.03
@@ -96,10 +98,11 @@ def search_measured(
     while len(known.ratios) < options.trials:
         index = propose(pool, known.ratios, options)
         if index is None:
-            everything = len(known.ratios) == len(pool.plans)
-            stopped = "all measured" if everything else "small gain"
+            stopped = "small gain"
             break
         known.ratios[index] = measure(index)
+    if len(known.ratios) == len(pool.plans):
+        stopped = "all measured"
     again = [index for index in finalists(known.feasible) if index not in known.again]
     if again:
         known.again |= compare(again)

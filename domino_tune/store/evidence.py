@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal
 
-from domino_tune.store.files import check_writable, parse_json
+from domino_tune.store.files import check_writable, make_folder, parse_json
 from domino_tune.store.home import home_dir
 from domino_tune.store.strict import strict
 from simulator.errors import DominoTuneError, InputError
@@ -159,13 +159,7 @@ def evidence_path(question: Question) -> Path:
     """Where the evidence for ``question`` lies by default; its folder is made."""
     text = json.dumps(question, sort_keys=True, separators=(",", ":"), allow_nan=False)
     folder = home_dir() / "evidence"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"Cannot make the folder {str(folder)!r}: {error.strerror}; give a file with "
-            "--evidence, or another home with $DOMINO_TUNE_HOME."
-        ) from None
+    make_folder(folder, "give a file with --evidence, or another home with $DOMINO_TUNE_HOME")
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.jsonl"
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 
-from domino_tune.cli import VERBS, build_app
+from domino_tune.cli import VERBS, build_app, main
+from tests.conftest import REPOSITORY
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "cli.txt"
-HEAVY = ("numpy", "pandas", "pydantic", "simpy", "skopt", "sklearn", "matplotlib")
+HEAVY = ("numpy", "pandas", "pydantic", "simpy", "skopt", "sklearn", "matplotlib", "torch")
 
 
 def surface() -> list[str]:
@@ -51,9 +54,16 @@ def test_every_verb_of_the_issue_is_there() -> None:
     assert wanted <= paths
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_the_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"domino_tune {project['version']}\n"
+
+
+@pytest.mark.parametrize("asked", ["--help", "--version"])
+def test_small_questions_import_nothing_heavy(asked: str) -> None:
     code = (
-        "import sys; from domino_tune.cli import main; rc = main(['--help']);"
+        f"import sys; from domino_tune.cli import main; rc = main(['{asked}']);"
         f"print(rc, [m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,11 +1,15 @@
-"""CTA counts that ranks could not give their collectives are refused before anything starts."""
+"""What ranks could not run is refused before anything starts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from domino_tune.ranks import check_comm_ctas
+from domino_tune.ranks import PATIENCE, check_comm_ctas, check_runnable, patient
+from domino_tune.runtime.launch_spec import LaunchSpec
 from simulator.errors import InputError
+from simulator.presets import MODELS
 
 
 def test_gloo_has_no_ctas() -> None:
@@ -23,3 +27,19 @@ def test_the_environment_may_not_ask_for_others() -> None:
             check_comm_ctas([4], "nccl", {"NCCL_MIN_CTAS": "4", "NCCL_MAX_CTAS": value})
     with pytest.raises(InputError, match="comm_ctas = 4"):
         check_comm_ctas([4, 8], "nccl", {"NCCL_MIN_CTAS": "4"})
+
+
+def test_attention_dropout_is_not_run() -> None:
+    check_runnable(MODELS["llama2-7b"])
+    gpt = MODELS["gpt3-13b"]
+    check_runnable(replace(gpt, attention_dropout=0.0))
+    with pytest.raises(InputError, match=r"gpt3-13b has attention_dropout = 0\.1.*--set"):
+        check_runnable(gpt)
+    with pytest.raises(InputError, match="Plan anew"):
+        check_runnable(gpt, "Plan anew.")
+
+
+def test_patience_grows_with_what_is_predicted() -> None:
+    spec = LaunchSpec(tp=2)
+    assert patient(spec, 1e9) == spec
+    assert patient(spec, 60e9).hang_timeout_s == pytest.approx(60 * PATIENCE)

@@ -19,6 +19,7 @@ from domino_tune.measured_tuning import ROUNDS
 from domino_tune.planfile import load_plan
 from domino_tune.requests import TuneRequest
 from domino_tune.results import plain
+from domino_tune.runtime import measured
 from domino_tune.store.evidence import LaunchRecord, PlanRun
 from domino_tune.store.profiles import load_profile, save_profile
 from simulator.errors import InfeasiblePlanError, InputError
@@ -26,6 +27,7 @@ from simulator.ops import Collective
 from simulator.plan import MEGATRON
 from tests.domino_tune.measured_cases import launches, measured_request
 from tests.domino_tune.runs import Runner
+from tests.domino_tune.validation_cases import FOUR
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,16 @@ def copied(request: TuneRequest, folder: Path, lines: int | None = None) -> Tune
     path = folder / "evidence.jsonl"
     path.write_bytes(b"".join(kept))
     return replace(request, evidence=str(path))
+
+
+def write_down(request: TuneRequest, record: LaunchRecord) -> None:
+    """Add a launch to the request's evidence, as a run would have."""
+    line = {"kind": record.kind, "runs": plain(list(record.runs))}
+    for entry in line["runs"]:
+        del entry["plan"]["label"]
+    launches(request)  # makes the file where there is none
+    with Path(str(request.evidence)).open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def words(request: TuneRequest, *options: str) -> list[str]:
@@ -117,7 +129,6 @@ def test_a_plan_that_ran_out_of_memory_is_told_and_not_run_again(
 ) -> None:
     lost = result.measured[-1].plan
     asked = copied(request_, tmp_path, lines=3)
-    path = Path(str(asked.evidence))
     record = LaunchRecord(
         kind="evaluation",
         runs=(
@@ -125,10 +136,7 @@ def test_a_plan_that_ran_out_of_memory_is_told_and_not_run_again(
             PlanRun(plan=lost, makespans_ns=(), peak_bytes=None, failed="out of memory"),
         ),
     )
-    line = {"kind": record.kind, "runs": plain(list(record.runs))}
-    for entry in line["runs"]:
-        del entry["plan"]["label"]
-    path.write_text(path.read_text() + json.dumps(line) + "\n")
+    write_down(asked, record)
     found = services.tune(replace(asked, trials=3))
     assert isinstance(found, MeasuredTuneResult)
     assert found.new_runs == 0
@@ -138,18 +146,43 @@ def test_a_plan_that_ran_out_of_memory_is_told_and_not_run_again(
     assert found.chosen.plan != lost
 
 
-def test_a_baseline_that_ran_out_of_memory_is_an_answer(
+def test_a_baseline_that_ran_out_of_memory_is_an_answer_and_no_evidence(
+    request_: TuneRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory may be free the next time: what an earlier version wrote down is passed over, too."""
+    asked = replace(request_, evidence=str(tmp_path / "evidence.jsonl"), trials=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(measured, "JOB", "tests.faults.jobs:validate_without_memory")
+        with pytest.raises(InfeasiblePlanError, match="baseline cannot run") as caught:
+            services.tune(asked)
+    assert caught.value.reason == "memory"
+    assert launches(asked) == []
+    failed = PlanRun(plan=MEGATRON, makespans_ns=(), peak_bytes=None, failed="out of memory")
+    write_down(asked, LaunchRecord(kind="evaluation", runs=(failed,)))
+    found = services.tune(asked)
+    assert isinstance(found, MeasuredTuneResult)
+    assert (found.new_runs, found.chosen.plan) == (1, MEGATRON)
+
+
+def test_evidence_of_plans_that_the_target_cannot_run_is_passed_over(
     request_: TuneRequest, result: MeasuredTuneResult, tmp_path: Path
 ) -> None:
-    asked = copied(request_, tmp_path, lines=2)
-    path = Path(str(asked.evidence))
-    question, line = path.read_text().splitlines()
-    spoilt = json.loads(line)
-    spoilt["runs"][0] |= {"makespans_ns": [], "failed": "out of memory"}
-    path.write_text(f"{question}\n{json.dumps(spoilt)}\n")
-    with pytest.raises(InfeasiblePlanError, match="baseline cannot run") as caught:
-        services.tune(asked)
-    assert caught.value.reason == "memory"
+    asked = copied(request_, tmp_path)
+    baseline = launches(asked)[0].runs[0]
+    fast = tuple(time_ns // 2 for time_ns in baseline.makespans_ns)
+    outside = PlanRun(plan=FOUR, makespans_ns=fast, peak_bytes=1)
+    write_down(asked, LaunchRecord(kind="evaluation", runs=(baseline, outside)))
+    found = services.tune(asked)
+    assert isinstance(found, MeasuredTuneResult)
+    assert found.new_runs == 0
+    assert found.chosen.plan == result.chosen.plan
+    assert FOUR not in [one.plan for one in found.measured]
+
+
+def test_the_comparison_is_told(result: MeasuredTuneResult, request_: TuneRequest) -> None:
+    compared = [one for one in launches(request_) if one.kind == "comparison"]
+    assert result.comparisons == len(compared)
+    assert any(one.compared for one in result.measured) == bool(compared)
 
 
 class TestRefused:
@@ -181,6 +214,18 @@ class TestRefused:
         save_profile(profile, tmp_path / "counted.json")
         text = run.refused(*words(replace(request_, profile=str(tmp_path / "counted.json"))))
         assert "comm_ctas = 4 is a number of NCCL CTAs, which gloo does not have" in text
+
+    def test_attention_dropout(self, run: Runner, request_: TuneRequest) -> None:
+        text = run.refused(*words(request_), "--set", "attention_dropout=0.1")
+        assert "attention_dropout = 0.1, which real ranks do not run" in text
+        assert "--set attention_dropout=0" in text
+
+    def test_missing_cuda_before_another_machine(
+        self, run: Runner, request_: TuneRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        text = run.refused(*words(replace(request_, backend="nccl")))
+        assert "torch sees no CUDA device" in text
 
     def test_several_batches(self, run: Runner, request_: TuneRequest) -> None:
         text = run.refused(*words(replace(request_, tune_also=("micro_batch_size",))))

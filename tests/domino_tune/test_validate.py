@@ -219,6 +219,33 @@ def test_a_profile_of_another_machine_is_refused(run: Runner, files: Files) -> N
         assert name in text
 
 
+def test_missing_cuda_is_said_before_another_machine(
+    run: Runner, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    text = run.refused("validate", *files.options, "--backend", "nccl")
+    assert "torch sees no CUDA device" in text
+
+
+def test_attention_dropout_is_refused_before_ranks_start(run: Runner, files: Files) -> None:
+    made = load_plan(files.two)
+    path = run.folder / "dropout.json"
+    save_plan(replace(made, model=replace(made.model, attention_dropout=0.1)), path)
+    options = ("--plan", str(path), "--profile", files.profile, "--backend", "gloo")
+    text = run.refused("validate", *options)
+    assert "Make the plan anew with --set attention_dropout=0." in text
+
+
+def test_ranks_on_other_nodes_than_planned_are_refused(run: Runner, files: Files) -> None:
+    made = load_plan(files.two)
+    path = run.folder / "spread.json"
+    save_plan(replace(made, cluster=replace(made.cluster, ranks_per_node=1)), path)
+    options = ("--plan", str(path), "--profile", files.profile, "--backend", "gloo")
+    text = run.refused("validate", *options)
+    assert "has 1 of its 2 ranks on a node, and here 2 share one" in text
+    assert "--force" in text
+
+
 def test_an_emulated_link_is_part_of_the_machine(run: Runner, files: Files) -> None:
     text = run.refused("validate", *files.options, "--emulate-link", "1gbit", "--backend", "gloo")
     assert "link_bits_per_s: profiled none, here 1000000000" in text

@@ -90,6 +90,24 @@ def test_a_plan_file_is_replayed_with_its_own_order(run: Runner) -> None:
         assert {key: point["plan"][key] for key in stored} == stored
 
 
+def test_a_plan_that_was_made_for_other_values_is_told(run: Runner) -> None:
+    path = run.folder / "plan.json"
+    run("tune", *run.workload, "--search", "bayes", "--trials", "3", "--out", str(path))
+    asked = ("whatif", "--plan", str(path), "--change", "link_bandwidth=2x", "--json")
+
+    def notes(*options: str) -> list[str]:
+        found: list[str] = json.loads(run(*asked, *options).out)["notes"]
+        return found
+
+    assert notes() == []
+    assert notes("--tp", "2") == []
+    assert notes("--tp", "4", "--seq-length", "128") == [
+        "The plan was made for other values: seq_length 256, here 128; tp 2, here 4."
+    ]
+    (text,) = notes("--set", "num_hidden_layers=2")
+    assert "model tiny, here tiny (num_hidden_layers=2)" in text
+
+
 def test_retuning_is_never_worse(run: Runner) -> None:
     sweep = ("--sweep", "link_bandwidth=0.05x,1x", "--order", "intra", "--row-slices", "1")
     replayed, retuned = times(whatif(run, *sweep)), times(whatif(run, *sweep, "--retune"))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -126,6 +128,54 @@ def validate_short_of_memory(context: RankContext, payload: Payload) -> None:
         if state.shapes.plan.row_slices == 4 and context.rank == context.world_size - 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
         core(state, op)
+
+    executor.FUNCTIONS["mlp.core"] = starved
+    validate(context, payload)
+
+
+def validate_killed(context: RankContext, payload: Payload) -> None:
+    """The validation job, on ranks of which the last is killed by plans of four row slices."""
+    _validate_where_four_slices(context, payload, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def validate_crashing(context: RankContext, payload: Payload) -> None:
+    """The validation job, on ranks of which the last dies of plans of four row slices."""
+    _validate_where_four_slices(context, payload, lambda: os._exit(3))
+
+
+def _validate_where_four_slices(
+    context: RankContext, payload: Payload, end: Callable[[], None]
+) -> None:
+    core = executor.FUNCTIONS["mlp.core"]
+
+    def mortal(state: State, op: Op) -> None:
+        if state.shapes.plan.row_slices == 4 and context.rank == context.world_size - 1:
+            end()
+        core(state, op)
+
+    executor.FUNCTIONS["mlp.core"] = mortal
+    validate(context, payload)
+
+
+def validate_short_of_memory_later(context: RankContext, payload: Payload) -> None:
+    """The same, but memory runs out in the second round that counts."""
+    adam, steps = executor.FUNCTIONS["step.adam"], Counter[int]()
+
+    def starved(state: State, op: Op) -> None:
+        steps[state.shapes.plan.row_slices] += 1
+        if steps[4] > 3 and context.rank == context.world_size - 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
+        adam(state, op)
+
+    executor.FUNCTIONS["step.adam"] = starved
+    validate(context, payload)
+
+
+def validate_without_memory(context: RankContext, payload: Payload) -> None:
+    """The validation job on ranks that can hold no plan."""
+
+    def starved(state: State, op: Op) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
 
     executor.FUNCTIONS["mlp.core"] = starved
     validate(context, payload)

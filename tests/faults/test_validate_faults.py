@@ -14,11 +14,19 @@ import pytest
 
 pytest.importorskip("torch")
 
+from domino_tune import services
+from domino_tune.case import Setup
+from domino_tune.errors import RankKilledError
+from domino_tune.requests import ValidateRequest
 from domino_tune.runtime import measured
-from domino_tune.runtime.measured import OUT_OF_MEMORY
+from domino_tune.runtime.launch import LaunchSpec
+from domino_tune.runtime.measured import BROKE, KILLED, OUT_OF_MEMORY, Measured, run_plans
+from domino_tune.store.profiles import load_profile
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.predict import order_of
 from tests.conftest import REPOSITORY
 from tests.domino_tune.runs import Runner
-from tests.domino_tune.validation_cases import write_files
+from tests.domino_tune.validation_cases import CLUSTER, FOUR, MODEL, TWO, WORKLOAD, write_files
 from tests.faults.test_ranks import PATIENCE_S, is_alive
 
 DRIVER = """
@@ -109,6 +117,22 @@ def test_a_plan_short_of_memory_is_infeasible_and_the_others_go_on(
     assert done.err == ""
 
 
+def test_rounds_are_counted_anew_without_a_plan_short_of_memory(
+    run: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "JOB", "tests.faults.jobs:validate_short_of_memory_later")
+    files = write_files(run.folder)
+    told: list[str] = []
+    request = ValidateRequest(
+        plan=(files.two, files.four), profile=files.profile, rounds=3, backend="gloo"
+    )
+    result = services.validate(request, told.append)
+    assert result.plans[3].failed == OUT_OF_MEMORY
+    rounds = [text.partition(":")[0] for text in told if text.startswith("round")]
+    assert rounds.count("round 1 of 3") > 3
+    assert set(rounds) == {"round 1 of 3", "round 2 of 3", "round 3 of 3"}
+
+
 def test_no_plan_left_is_an_error(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "JOB", "tests.faults.jobs:validate_short_of_memory")
     files = write_files(run.folder)
@@ -119,3 +143,38 @@ def test_no_plan_left_is_an_error(run: Runner, monkeypatch: pytest.MonkeyPatch) 
     assert done.code == 2
     assert "No plan could be run: four (out of memory)" in done.err
     assert "out of memory" in done.out
+
+
+def lenient(*plans: SlicePlan) -> list[Measured]:
+    """The plans in turn, three rounds on two ranks."""
+    setup = Setup(model=MODEL, workload=WORKLOAD, cluster=CLUSTER, profile=load_profile("h100-dgx"))
+    planned = [(plan, order_of(setup.case, plan)) for plan in plans]
+    return run_plans(MODEL, WORKLOAD, CLUSTER, planned, 3, LaunchSpec(tp=2), lenient=True)
+
+
+@pytest.mark.parametrize(
+    ("job", "why"), [("validate_killed", KILLED), ("validate_crashing", BROKE)]
+)
+def test_a_plan_that_brings_its_ranks_down_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, job: str, why: str
+) -> None:
+    monkeypatch.setattr(measured, "JOB", f"tests.faults.jobs:{job}")
+    *others, four = lenient(MEGATRON, TWO, FOUR)
+    assert four.failed == why
+    assert [len(one.makespans_ns) for one in others] == [3, 3]
+
+
+def test_the_first_plan_takes_all_down_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "JOB", "tests.faults.jobs:validate_killed")
+    with pytest.raises(RankKilledError, match="Rank 1 of 2 was killed by SIGKILL"):
+        lenient(FOUR, TWO)
+
+
+def test_validate_says_which_plan_killed_its_ranks(
+    run: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "JOB", "tests.faults.jobs:validate_killed")
+    files = write_files(run.folder)
+    done = run("validate", *files.options, "--rounds", "3", "--backend", "gloo")
+    assert done.code == 4
+    assert f"While {FOUR.label} ran: Rank 1 of 2 was killed by SIGKILL" in done.err

@@ -37,7 +37,14 @@ def test_versions_cores_and_the_emulated_link_are_recorded() -> None:
     [
         ({}, 4),
         ({"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "h", "LOCAL_WORLD_SIZE": "2"}, 2),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, 2),
+        (
+            {
+                "SLURM_PROCID": "0",
+                "SLURM_STEP_NUM_TASKS": "4",
+                "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+            },
+            2,
+        ),
         ({"LOCAL_WORLD_SIZE": "1"}, 4),  # nobody's launcher
     ],
 )

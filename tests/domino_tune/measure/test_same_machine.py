@@ -22,11 +22,20 @@ def test_this_machine_is_this_machine() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("gpu", "another"), ("gpus_per_node", 8), ("sm_count", 132), ("backend", "nccl")],
+    [("gpu", "another"), ("sm_count", 132), ("backend", "nccl")],
 )
 def test_fields_that_count(field: str, value: object) -> None:
     other = replace(HERE, **{field: value})  # type: ignore[arg-type]
     assert differences(other, HERE) == [f"{field}: profiled {value}, here {getattr(HERE, field)}"]
+
+
+def test_another_number_of_ranks_on_cpus_is_named_as_such() -> None:
+    (text,) = differences(this_machine(4, "gloo", {}), HERE)
+    assert text.startswith("ranks on a node: profiled 4, here 2;")
+    gpus = replace(HERE, backend="nccl")
+    assert differences(replace(gpus, gpus_per_node=8), gpus) == [
+        "gpus_per_node: profiled 8, here 2"
+    ]
 
 
 def test_an_emulated_link_counts_also_where_one_side_has_none() -> None:

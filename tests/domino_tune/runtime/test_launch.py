@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 
 from domino_tune.runtime import launch, launch_local
 from domino_tune.runtime.launch import LaunchSpec, run_job
+from domino_tune.runtime.launcher import Launcher
 from simulator.errors import InputError
 from tests.conftest import REPOSITORY
 
@@ -123,4 +124,48 @@ def test_folders_of_dead_parents_are_removed_and_those_in_use_are_not(
 
 
 def test_launch_names_are_what_callers_use() -> None:
-    assert set(launch.__all__) == {"LaunchSpec", "Message", "run_job"}
+    assert set(launch.__all__) == {"LaunchSpec", "Message", "check_ready", "run_job"}
+
+
+def started_by(name: str, ranks_here: int) -> Launcher:
+    return Launcher(
+        name=name, rank=0, world_size=8, local_rank=0, ranks_here=ranks_here, address=("a", 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("launcher", "devices"),
+    [
+        (None, 8),
+        (started_by("torchrun", 4), 4),
+        (started_by("Slurm", 8), 8),
+        (started_by("Slurm", 8), 1),  # each task sees its own GPU only
+    ],
+)
+def test_a_gpu_for_each_rank_of_the_node_is_enough(launcher: Launcher | None, devices: int) -> None:
+    launch._check_cuda(LaunchSpec(tp=8, backend="nccl"), launcher, devices, "")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "devices", "says"),
+    [
+        (None, 0, "use --backend gloo. said"),
+        (started_by("torchrun", 8), 0, "use --backend gloo"),
+        (None, 4, "8 ranks need as many GPUs, and torch sees 4"),
+        (started_by("torchrun", 8), 4, "torchrun started 8 ranks on this node, .* sees 4 GPUs"),
+        (started_by("torchrun", 8), 1, "torchrun started 8 ranks on this node, .* sees 1 GPUs"),
+        (started_by("Slurm", 4), 2, "Slurm started 4 ranks on this node, .* sees 2 GPUs"),
+    ],
+)
+def test_ranks_without_a_gpu_of_their_own_are_refused(
+    launcher: Launcher | None, devices: int, says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        launch._check_cuda(LaunchSpec(tp=8, backend="nccl"), launcher, devices, "said")
+
+
+def test_under_a_launcher_missing_cuda_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": ""}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match="use --backend gloo"):
+        launch.check_ready(LaunchSpec(tp=2, backend="nccl"))

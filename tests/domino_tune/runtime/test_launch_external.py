@@ -38,7 +38,7 @@ def free_port() -> int:
 
 def slurm(rank: int, port: int) -> dict[str, str]:
     return {
-        **ENV, "SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank),
+        **ENV, "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": str(rank),
         "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": str(port),
     }  # fmt: skip
 
@@ -105,6 +105,7 @@ def test_a_port_in_use_is_said() -> None:
     [
         {},
         {"SLURM_NTASKS": "4"},  # salloc's shell
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "8"},  # a batch script
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"},
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
         {"WORLD_SIZE": "4"},
@@ -117,12 +118,14 @@ def test_without_a_launcher_ranks_are_ours_to_start(env: dict[str, str]) -> None
 def test_what_slurm_says_is_read() -> None:
     launcher = find_launcher(
         {
-            "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "15003",
+            "SLURM_PROCID": "5", "SLURM_NTASKS": "9", "SLURM_STEP_NUM_TASKS": "8",
+            "SLURM_STEP_TASKS_PER_NODE": "2(x4)", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "15003",
             "SLURM_STEP_NODELIST": "gpu[07-09,12],login1",
         }
     )  # fmt: skip
     assert launcher is not None
     assert (launcher.rank, launcher.world_size, launcher.local_rank) == (5, 8, 1)
+    assert launcher.ranks_here == 2
     assert launcher.address == ("gpu07", 15003)
 
 

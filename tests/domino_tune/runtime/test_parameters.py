@@ -113,3 +113,12 @@ def test_the_norm_counts_replicated_parameters_once() -> None:
     expected = whole.main.square().sum()
     got = sum(float(rank.squared_norm()) for rank in ranks)
     assert got == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_a_watchdog_hears_of_every_parameter() -> None:
+    beats: list[None] = []
+    parameters = Parameters(
+        GPT, ClusterSpec(tp=2), 0, dtype=torch.float32, device=CPU,
+        beat=lambda: beats.append(None),
+    )  # fmt: skip
+    assert len(beats) == len(parameters.specs)

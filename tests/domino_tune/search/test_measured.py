@@ -147,6 +147,18 @@ class TestSearch:
         assert (result.stopped, len(result.ratios)) == ("all measured", 5)
         assert propose(pool, dict(result.ratios), MeasuredOptions()) is None
 
+    def test_a_budget_of_just_all_plans_measures_all(self, machines: list[RealMachine]) -> None:
+        whole = machines[0].pool
+        few = slice(0, 4)
+        pool = type(whole)(
+            plans=whole.plans[few], points=whole.points[few], log_prior=whole.log_prior[few],
+            sensitivity=whole.sensitivity[few],
+        )  # fmt: skip
+        for trials, stopped in ((3, "trials"), (4, "all measured"), (5, "all measured")):
+            runs = Runs(machines[0].truths[0][few], np.random.default_rng(4))
+            options = MeasuredOptions(method="exhaustive", trials=trials)
+            assert runs.search(pool, options).stopped == stopped
+
     def test_bad_surprises_of_a_cut_warn_of_its_like(self, machines: list[RealMachine]) -> None:
         pool = machines[0].pool
         index = next(i for i, plan in enumerate(pool.plans) if plan.row_slices == 4)
