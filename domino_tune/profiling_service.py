@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,19 +21,17 @@ from domino_tune.measure.same_machine import differences
 from domino_tune.measure.wanted import Wanted
 from domino_tune.planfile import ProfileRef
 from domino_tune.profiling_results import MeasuredSection, ProfilingResult
-from domino_tune.ranks import launch_spec
+from domino_tune.ranks import check_runnable, launch_spec
 from domino_tune.requests import ProfileRequest
 from domino_tune.runtime.launch import check_ready
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.runtime.launcher import find_launcher
-from domino_tune.runtime.runnable import check_runnable
-from domino_tune.store.files import check_writable, make_folder
-from domino_tune.store.lock import only_writer
+from domino_tune.store.files import check_writable, make_folder, only_user
 from domino_tune.store.models import load_model
 from domino_tune.store.profiles import bundled_names, load_profile, user_profiles_dir
 from domino_tune.tuning import Progress, silent
 from simulator.errors import InputError, ProfileError
-from simulator.profile import SECTIONS, Profile, check_profile_name
+from simulator.profile import SECTIONS, Profile
 from simulator.specs import ClusterSpec, Dtype, Workload, check_shardable
 
 FOR_MODEL: Final = ("seq_length", "micro_batch_size")
@@ -67,18 +65,25 @@ class Task:
 def profile(request: ProfileRequest, progress: Progress = silent) -> ProfilingResult:
     """Measure what the profile of that name lacks; ``progress`` is told how far it is.
 
-    Raises InputError for what does not fit together, a profile of another machine included, or one
-    that another run is writing, and RunError when ranks fail; what was measured until then is in
-    the file.
+    Raises InputError for what does not fit together, a profile of another machine included, and
+    RunError when ranks fail; what was measured until then is in the file.
     """
-    with only_writer(profile_path(request.name)) if _speaks() else nullcontext():
-        return _profile(request, progress)
-
-
-def _profile(request: ProfileRequest, progress: Progress) -> ProfilingResult:
     began = time.monotonic()
     task = resolve_task(request)
-    lacking = task.lacking
+    with _alone_with(task.path):
+        known = _existing(task.path, task.profile, force=request.force)
+        return _measured(replace(task, profile=known), progress, began)
+
+
+def _alone_with(path: Path) -> AbstractContextManager[None]:
+    """Only one run at a time writes a profile; of a launcher's ranks, that is the first."""
+    if not _speaks():
+        return nullcontext()
+    return only_user(path, "wait for it to end, or give another --name")
+
+
+def _measured(task: Task, progress: Progress, began: float) -> ProfilingResult:
+    request, lacking = task.request, task.lacking
     if lacking.is_empty:
         if not _speaks():
             raise SystemExit(0)
@@ -101,9 +106,7 @@ def _profile(request: ProfileRequest, progress: Progress) -> ProfilingResult:
 
 
 def profile_path(name: str) -> Path:
-    """Where a profile of that name is kept. Raises InputError for a name of a bundled one,
-    ProfileError for one that cannot be."""
-    check_profile_name(name)
+    """Where a profile of that name is kept. Raises InputError for a name of a bundled one."""
     if name in bundled_names():
         raise InputError(
             f"{name!r} is a bundled profile, which a measured one may not stand in front of; give "
@@ -114,7 +117,7 @@ def profile_path(name: str) -> Path:
 
 def resume_command(request: ProfileRequest) -> str:
     """The command that goes on where this one stopped: the same, ``--force`` included, which is
-    needed again where nothing was kept yet."""
+    needed as long as nothing measured here is in the file."""
     return command_line("profile", request)
 
 
@@ -130,7 +133,7 @@ def resolve_task(request: ProfileRequest) -> Task:
         machine=machine,
     )
     path = profile_path(request.name)
-    make_folder(path.parent)
+    make_folder(path.parent, "choose another home with $DOMINO_TUNE_HOME")
     check_writable(path)
     known = _existing(path, fresh, force=request.force)
     per_node = ranks_per_node(spec)
@@ -189,10 +192,7 @@ def _flag(name: str) -> str:
 
 
 def _existing(path: Path, fresh: Profile, *, force: bool) -> Profile:
-    """The file's profile, of this machine or by force, else ``fresh``.
-
-    Forced, it is this machine's from now on; ``forced`` among its details says what rows may be of.
-    """
+    """The file's profile, of this machine or by force made one of it, else ``fresh``."""
     if not path.exists():
         return fresh
     try:
@@ -207,9 +207,9 @@ def _existing(path: Path, fresh: Profile, *, force: bool) -> Profile:
             f"Profile {known.name!r} in {str(path)!r} is of another machine "
             f"({'; '.join(found)}). Give another --name, or --force to go on with it."
         )
-    if found:
+    if found:  # what is measured now is of this machine; the detail tells that not all rows are
         earlier = known.machine.details.get("forced")
-        forced = "; ".join([*([earlier] if earlier else []), *found])
+        forced = "; ".join([earlier, *found] if earlier else found)
         details = {**fresh.machine.details, "forced": forced}
         return replace(known, machine=replace(fresh.machine, details=details))
     return known

@@ -235,7 +235,10 @@ class Profile:
                 else ""
             )
             raise ProfileError(f"Profile schema {self.schema!r} is not {SCHEMA}.{newer}")
-        check_profile_name(self.name)
+        if not _NAME.fullmatch(self.name):
+            raise ProfileError(
+                f"Profile name {self.name!r} must be 1–64 letters, digits, '.', '_' or '-'."
+            )
         for name in ("machine", *SECTIONS):
             _check_numbers(name, name, getattr(self, name))
         if not _DATE.fullmatch(self.created):
@@ -309,12 +312,6 @@ class Profile:
         groups += [fit.group for fit in self.collectives.fits]
         counts = {c for op, n, p, c in groups if (op, n, p) == ("all_reduce", nodes, per_node)}
         return tuple(sorted({0, *counts}))
-
-
-def check_profile_name(name: str) -> None:
-    """Raise ProfileError for a name that no profile, and no file of one, can have."""
-    if not _NAME.fullmatch(name):
-        raise ProfileError(f"Profile name {name!r} must be 1–64 letters, digits, '.', '_' or '-'.")
 
 
 def _check_numbers(place: str, name: str, value: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from domino_tune.runtime.dropout import keep_mask
 from domino_tune.runtime.parameters import Parameters
-from domino_tune.runtime.runnable import check_runnable
+from simulator.errors import InputError
 from simulator.schedule import Op
 from simulator.shapes import Shapes
 from simulator.specs import padded_vocab_size
@@ -46,7 +46,11 @@ class State:
 
     def __post_init__(self) -> None:
         model, cluster = self.shapes.model, self.shapes.cluster
-        check_runnable(model)
+        if model.attention_dropout:
+            raise InputError(
+                f"attention_dropout = {model.attention_dropout} is not run: sliced attention would "
+                "need masks that slicing does not change. Use --set attention_dropout=0."
+            )
         self.vocab = padded_vocab_size(model, cluster) // cluster.tp
         self.vocab_start = self.tp_rank * self.vocab
         self.vocab_valid = max(0, min(self.vocab, model.vocab_size - self.vocab_start))

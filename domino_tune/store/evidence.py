@@ -159,7 +159,7 @@ def evidence_path(question: Question) -> Path:
     """Where the evidence for ``question`` lies by default; its folder is made."""
     text = json.dumps(question, sort_keys=True, separators=(",", ":"), allow_nan=False)
     folder = home_dir() / "evidence"
-    make_folder(folder)
+    make_folder(folder, "give a file with --evidence, or another home with $DOMINO_TUNE_HOME")
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.jsonl"
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from simulator.errors import DominoTuneError, InputError
 
 MAX_JSON_BYTES = 64 << 20
+STALE_S = 60
+"""A temporary file that is older was left by a writer that was killed."""
 
 
 def write_whole(path: str | Path, data: str | bytes) -> None:
@@ -25,7 +30,7 @@ def write_whole(path: str | Path, data: str | bytes) -> None:
     check_writable(path)
     content = data.encode() if isinstance(data, str) else data
     target = Path(os.path.realpath(path))
-    temporary = target.parent / f"{_temporary_stem(target)}.{secrets.token_hex(6)}.tmp"
+    temporary = _beside(target, f"{secrets.token_hex(6)}.tmp")
     try:
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
         with open(temporary, "xb") as file:
@@ -43,28 +48,39 @@ def write_whole(path: str | Path, data: str | bytes) -> None:
         raise
 
 
-def make_folder(folder: Path) -> None:
-    """Make ``folder`` and those above it where they are missing. Raises InputError if it cannot."""
+def _beside(target: Path, ending: str) -> Path:
+    """A hidden file in the same folder; the name is cut short, so that one as long as the file
+    system allows still has room for the rest."""
+    return target.parent / f".{target.name[:32]}.{ending}"
+
+
+def make_folder(path: str | Path, instead: str) -> None:
+    """Make a folder and those above it. Raises InputError, which says what to do ``instead``."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as failure:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
         raise InputError(
-            f"Cannot make folder {str(folder)!r}: {getattr(failure, 'strerror', None) or failure}; "
-            "make it writable, or set DOMINO_TUNE_HOME to another one."
+            f"Cannot make the folder {str(path)!r}: {error.strerror}; {instead}."
         ) from None
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove what writers of ``path`` that were killed have left beside it. Only while no other
-    writes it."""
-    for temporary in path.parent.glob(f"{_temporary_stem(path)}.*.tmp"):
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def _temporary_stem(target: Path) -> str:
-    """Cut short, so that a name as long as the file system allows still has room for the rest."""
-    return f".{target.name[:32]}"
+@contextlib.contextmanager
+def only_user(path: str | Path, instead: str) -> Iterator[None]:
+    """Keep other processes that ask for the same from ``path`` until this ends, and remove what
+    writers that were killed left beside it. Raises InputError where it is in use."""
+    target = Path(os.path.realpath(path))
+    with open(_beside(target, "lock"), "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{str(path)!r} is in use by another run; {instead}.") from None
+        except OSError:  # no locks on this file system: nothing can be promised
+            pass
+        for stale in target.parent.glob(_beside(target, "?" * 12 + ".tmp").name):
+            with contextlib.suppress(OSError):
+                if time.time() - stale.stat().st_mtime > STALE_S:
+                    stale.unlink()
+        yield
 
 
 def check_writable(path: str | Path) -> None:

@@ -87,7 +87,7 @@ def save_profile(profile: Profile, path: str | Path) -> None:
     """
     folder = Path(path).parent
     if folder == user_profiles_dir():
-        make_folder(folder)
+        make_folder(folder, "choose another home with $DOMINO_TUNE_HOME")
     write_whole(path, dump_profile(profile))
 
 

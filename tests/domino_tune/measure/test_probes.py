@@ -14,7 +14,6 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 
-from domino_tune.measure import rank_job
 from domino_tune.measure.contention_probes import contention_probe
 from domino_tune.measure.probes import (
     BURST,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from domino_tune.store.files import (
+    STALE_S,
     check_writable,
+    make_folder,
+    only_user,
     read_json,
     write_whole,
 )
@@ -115,3 +119,40 @@ def test_json_is_read_from_regular_files_only(tmp_path: Path) -> None:
 def test_json_may_start_with_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
     assert read_json(tmp_path / "a.json", what="Model file", error=InputError) == {"a": 1}
+
+
+def test_a_file_has_one_user_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    with only_user(path, "wait"):
+        with only_user(tmp_path / "other.json", "wait"):
+            pass
+        with (
+            pytest.raises(InputError, match="in use by another run; wait"),
+            only_user(path, "wait"),
+        ):
+            pass
+        write_whole(path, "{}")
+    with only_user(path, "wait"):
+        assert path.read_text() == "{}"
+
+
+def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / ("long" * 20 + ".json")
+    stale, young = (tmp_path / f".{path.name[:32]}.{digit * 12}.tmp" for digit in "01")
+    others = tmp_path / ".other.json.000000000000.tmp"
+    for file in (stale, young, others):
+        file.write_text("half")
+    for file in (stale, others):
+        os.utime(file, (time.time() - 2 * STALE_S,) * 2)
+    with only_user(path, "wait"):
+        assert not stale.exists()
+        assert young.exists()
+        assert others.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a" / "b", "try elsewhere")
+    make_folder(tmp_path / "a" / "b", "try elsewhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"Cannot make the folder .*file/c.*; try elsewhere\."):
+        make_folder(tmp_path / "file" / "c", "try elsewhere")
