@@ -74,7 +74,8 @@ def _bits_per_s(link: str) -> int:
 def _plans(setup: Setup, asked: WorkloadFields) -> dict[str, Chosen]:
     """The report's plans and the tuned one, each with its order, and the bound."""
     request = TuneRequest(
-        **{name: getattr(asked, name) for name in WorkloadFields.__dataclass_fields__}
+        **{name: getattr(asked, name) for name in WorkloadFields.__dataclass_fields__},
+        search="bayes",
     )
     tuned = services.tune(request).best.plan_file
     named = {name: Chosen.of(setup, plan) for name, plan in {**PLANS, BOUND: NO_COMM}.items()}
