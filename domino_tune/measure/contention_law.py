@@ -39,8 +39,10 @@ def contention_fit(
     fit = _by_ctas(counted, rows, sm_count) if counted else _by_size(rows)
     if lanes is None:
         return fit
-    name = "shared_links_factor" if lanes["shared"] else "apart_factor"
-    return replace(fit, **{name: max(1.0, _short(lanes["factor"]))})
+    factor = max(1.0, _short(lanes["factor"]))
+    if lanes["shared"]:
+        return replace(fit, shared_links_factor=factor)
+    return replace(fit, apart_factor=factor)
 
 
 def assumptions(rows: Sequence[Row], lanes: Row | None) -> str:
@@ -184,7 +186,7 @@ def _beside_compute(row: Row, rows: Sequence[Row]) -> float:
     if not known:
         return 1.0
     nearest = min(known, key=lambda other: abs(math.log(other["size_bytes"] / row["size_bytes"])))
-    return max(1.0, nearest["collective"])
+    return max(1.0, float(nearest["collective"]))
 
 
 def _spread(rows: Sequence[Row]) -> float:

@@ -68,19 +68,22 @@ def add_ops(
         plain[signature.kind].append({**signature._asdict(), **timing})
     if plain["gemm"]:
         gemms = add_rows(
-            *({gemm_key(row): row for row in _gemms(one)} for one in (profile, before)),
+            {gemm_key(row): row for row in _gemms(profile)},
+            {gemm_key(row): row for row in _gemms(before)},
             {gemm_key(row): row for row in (GemmRow(**fields) for fields in plain["gemm"])},
         )
         profile = replace(profile, gemm=GemmSection(rows=gemms, provenance=MEASURED))
     if plain["attention"]:
         cores = add_rows(
-            *({row.key: row for row in _cores(one)} for one in (profile, before)),
+            {row.key: row for row in _cores(profile)},
+            {row.key: row for row in _cores(before)},
             {row.key: row for row in (AttentionRow(**fields) for fields in plain["attention"])},
         )
         profile = replace(profile, attention=AttentionSection(rows=cores, provenance=MEASURED))
     if plain["pointwise"]:
         points = add_rows(
-            *({row.key: row for row in _points(one)} for one in (profile, before)),
+            {row.key: row for row in _points(profile)},
+            {row.key: row for row in _points(before)},
             {row.key: row for row in (PointwiseRow(**fields) for fields in plain["pointwise"])},
         )
         profile = replace(profile, pointwise=PointwiseSection(rows=points, provenance=MEASURED))
@@ -109,10 +112,11 @@ def together(one: Row, other: Row) -> Row:
         "spread_us": share * one.spread_us + (1 - share) * other.spread_us,
         "samples": samples,
     }
-    if isinstance(one, tuple):
-        merged: Row = one._replace(**timing)  # type: ignore[attr-defined]
-        return merged
-    return replace(one, **timing)  # type: ignore[type-var]
+    plain: Any = one
+    merged: Row = (
+        plain._replace(**timing) if hasattr(plain, "_replace") else replace(plain, **timing)
+    )
+    return merged
 
 
 def _gemms(profile: Profile | None) -> tuple[GemmRow, ...]:

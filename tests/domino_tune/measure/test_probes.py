@@ -14,7 +14,6 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 
-from domino_tune.measure import rank_job
 from domino_tune.measure.contention_probes import contention_probe
 from domino_tune.measure.probes import (
     BURST,
@@ -48,7 +47,7 @@ def context(tmp_path: Path) -> Iterator[RankContext]:
     lanes = GroupLanes(LaunchSpec(tp=1), 0)
     yield RankContext(
         rank=0, world_size=1, tp=1, dp=1, device=torch.device("cpu"), backend="gloo",
-        lanes=lanes.default, tp_lane=lanes.tp_lane, control=dist.group.WORLD,
+        lanes=lanes.default, tp_lane=lanes.tp_lane, control=dist.group.WORLD,  # type: ignore[arg-type]
         send=lambda message: None, heart=lambda: None,
     )  # fmt: skip
     lanes.close()
@@ -182,7 +181,7 @@ class _World:
 def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The clock, to be set."""
     times = [50.0]
-    monkeypatch.setattr(rank_job.time, "monotonic", lambda: times[0])
+    monkeypatch.setattr("domino_tune.measure.rank_job.time.monotonic", lambda: times[0])
     return times
 
 
