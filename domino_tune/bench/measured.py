@@ -31,7 +31,7 @@ from domino_tune.tuning import SimulatedPlans
 
 LINK: Final = "1gbit"
 BITS_PER_S: Final = 10**9
-CASES: Final = ("gpt-small", "llama-small")
+CASES: Final = ("gpt-small",)
 SPACE: Final = SpaceSpec(
     row_slices=(1, 2, 4), col_slices=(1, 2), dgrad_slices=(), merge_wgrads=(False,)
 )

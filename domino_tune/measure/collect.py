@@ -38,7 +38,7 @@ def _add_plan(profile: Profile, message: Message, before: Profile | None) -> Pro
     samples = message["overhead_samples"]
     if profile.launch and samples <= profile.launch.samples:  # a later run has fewer plans left
         return profile
-    overhead_us: float = message["overhead_us"]
+    overhead_us = float(message["overhead_us"])
     computing = dict.fromkeys(("gemm", "attention", "pointwise"), overhead_us)
     known = profile.launch.cost_us if profile.launch else {}
     launch = LaunchSection(

@@ -112,9 +112,9 @@ def together(one: Row, other: Row) -> Row:
         "spread_us": share * one.spread_us + (1 - share) * other.spread_us,
         "samples": samples,
     }
-    plain: Any = one
+    changed: Any = one
     merged: Row = (
-        plain._replace(**timing) if hasattr(plain, "_replace") else replace(plain, **timing)
+        changed._replace(**timing) if hasattr(one, "_replace") else replace(changed, **timing)
     )
     return merged
 

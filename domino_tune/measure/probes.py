@@ -160,7 +160,7 @@ class CollectiveProbe:
         found = {
             "kind": "collective",
             "signature": list(self.collective),
-            "median_us": typical(self.spans_ns) / 1e3,
+            "median_us": statistics.median(self.spans_ns) / 1e3,
             "spread_us": half_spread(self.spans_ns) / 1e3,
             "samples": len(self.spans_ns),
         }
@@ -257,11 +257,3 @@ def _waits(sums: list[list[int]], length_ns: int, slowest: float) -> list[float]
         if mean < 1.5 * length_ns:
             waits.append((excess - (slowest - 1) * mean) * length_ns / mean)
     return waits
-
-
-def typical(times: Sequence[float]) -> float:
-    """The mean without the lowest and the highest tenth: times of small messages have two peaks,
-    and sums of many are what counts."""
-    ordered = sorted(times)
-    cut = len(ordered) // 10
-    return statistics.fmean(ordered[cut : len(ordered) - cut])

@@ -33,6 +33,9 @@ from domino_tune.runtime.session import Session
 from simulator.ops import Collective
 from simulator.plan import MEGATRON, SlicePlan
 
+SETTLE_S: Final = 0.7
+"""On CPUs, after a report: who keeps the file is at work on a rank's core for some of this time,
+and would slow down whatever is timed first."""
 MOST_USEFUL: Final = 3
 """Plans that are played before collectives and contention have their turn: where time runs out,
 other plans can be interpolated, and nothing stands in for those two."""
@@ -173,6 +176,8 @@ class _Case:
             context.report(collective.message(hand_over_us(timed)))
         if any(rival.samples for rival in probed.rivals):
             context.report(contention_message(probed.rivals, probed.both_lanes))
+        if context.device.type != "cuda":
+            time.sleep(SETTLE_S)
 
 
 @dataclass(kw_only=True)
@@ -197,10 +202,10 @@ class _Probed:
 
 def _round(budget: Budget, probes: Sequence[Probe], *, first: bool) -> bool:
     """Each probe once; whether the budget ended before all had their turn."""
-    for probe in probes:
+    for index, probe in enumerate(probes):
         if budget.spent():
             return True
-        if first:
+        if first or index == 0:  # ranks have just been idle
             probe.warm_up()
         probe.measure()
     return False

@@ -110,16 +110,13 @@ def _turns(session: Session, payload: Mapping[str, Any]) -> list[Turn]:
     """A turn a plan. Graphs share their memory: one is replayed at a time."""
     on_device = session.context.device.type == "cuda"
     as_graph = on_device and session.cluster.cuda_graph
-    pool = torch.cuda.graph_pool_handle() if as_graph else None  # type: ignore[no-untyped-call]
+    pool = torch.cuda.graph_pool_handle() if as_graph else None
     turns = []
     for entry in payload["plans"]:
         plan, order = SlicePlan(**entry["plan"]), order_from_json(entry["order"])
         executor = session.executor(plan, order)
-        timed: Executor | CapturedExecutor = executor
-        if on_device:
-            timed = session.executor(plan, order, clock=WholeClock())
-        if as_graph:
-            timed = CapturedExecutor(timed, pool)
+        whole = session.executor(plan, order, clock=WholeClock()) if on_device else executor
+        timed = CapturedExecutor(whole, pool) if as_graph else whole
         turns.append(Turn(index=entry["index"], executor=executor, timed=timed))
     return turns
 

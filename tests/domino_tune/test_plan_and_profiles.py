@@ -79,7 +79,7 @@ def test_profiles_list_show_check(run: Runner) -> None:
     assert {"a100-sxm", "h100-dgx"} <= {item["name"] for item in listed}
     assert "memory bandwidth" in run("profiles", "show", "h100-dgx").out
     shown = json.loads(run("profiles", "show", "h100-dgx", "--json").out)
-    assert shown["missing"] == []
+    assert shown["missing"] == ["skew"]  # nobody has published how far ranks drift apart
     assert shown["machine"]["gpus_per_node"] == 8
     checked = json.loads(run("profiles", "check", "h100-dgx", "--json").out)
     assert {item["section"] for item in checked["sections"]} >= {"gemm", "collectives"}
