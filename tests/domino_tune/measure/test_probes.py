@@ -100,12 +100,9 @@ def test_a_collective_is_timed_burst_by_burst(context: RankContext) -> None:
     assert message["hand_over_us"] == 7.0
 
 
-@pytest.mark.parametrize(("each_ns", "seen"), [(20 * MS, False), (MS // 10, True)])
-def test_all_reduces_that_outlast_the_step_say_nothing_of_themselves(
-    context: RankContext, each_ns: int, seen: bool
-) -> None:
+def test_all_reduces_that_outlast_the_step_say_nothing_of_themselves(context: RankContext) -> None:
     """None of them lies within the step, and none is taken for one that was not slowed."""
-    lane = emulated_lane(lambda size_bytes: Pace(each_ns), context.device)
+    lane = emulated_lane(lambda size_bytes: Pace(200 * MS), context.device)
     session = Session(
         context=replace(context, lanes={TP: lane, DP: lane}), model=TINY,
         workload=Workload(seq_length=16, micro_batch_size=2, dtype="fp32"),
@@ -118,7 +115,7 @@ def test_all_reduces_that_outlast_the_step_say_nothing_of_themselves(
     assert probe.samples == 1
     row = probe.row()
     assert set(row["compute"]) == {"gemm", "attention", "pointwise"}
-    assert ("collective" in row) == seen
+    assert "collective" not in row
 
 
 class _Played:
