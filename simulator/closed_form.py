@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from simulator.contention import SCALE, sizeless
+from simulator.contention import SCALE
 from simulator.edges import Edges
 from simulator.fragments import Fragments
 from simulator.lines import (
@@ -70,7 +70,7 @@ class ClosedForm:
         self.case = case
         self._layers: dict[tuple[object, ...], Work] = {}
         self._edges: dict[int, int] = {}
-        self._slow: dict[int, tuple[dict[str, float], float]] = {}
+        self._slow: dict[tuple[object, ...], tuple[dict[str, float], float]] = {}
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Never above ``predict(case, plan).makespan_ns``."""
@@ -186,14 +186,27 @@ class ClosedForm:
         return self._add_up(plan, (("", op) for op in ops)).fragment_ns[""]
 
     def _slowdowns(self, plan: SlicePlan) -> tuple[dict[str, float], float]:
-        """By compute family beside an all-reduce, and of the all-reduce beside any of them."""
-        if plan.comm_ctas not in self._slow:
-            cost = self.case.cost
-            name = sizeless(cost.family(self.case.shapes(plan).tp_all_reduce(1)))
-            pairs = {f: cost.contention.slowdowns((f, name)) for f in FAMILIES}
-            compute = {family: pair[0] / SCALE for family, pair in pairs.items()}
-            self._slow[plan.comm_ctas] = compute, min(pair[1] for pair in pairs.values()) / SCALE
-        return self._slow[plan.comm_ctas]
+        """By compute family beside an all-reduce, and of the all-reduce beside any of them.
+
+        The least of all sizes that the plan's layers send, where sizes count at all.
+        """
+        rows, *cuts = plan.slices
+        key = (plan.comm_ctas, rows, frozenset(cuts))
+        if key not in self._slow:
+            pairs = [
+                {f: self.case.cost.contention.slowdowns((f, name)) for f in FAMILIES}
+                for name in self._collective_names(plan, set(cuts))
+            ]
+            compute = {f: min(pair[f][0] for pair in pairs) / SCALE for f in FAMILIES}
+            least = min(slow for pair in pairs for _, slow in pair.values()) / SCALE
+            self._slow[key] = compute, least
+        return self._slow[key]
+
+    def _collective_names(self, plan: SlicePlan, cuts: set[int]) -> set[str]:
+        """Contention families of the all-reduces of a plan's layers."""
+        shapes = self.case.shapes(plan)
+        sizes = {shapes.hidden_bytes(row) // cut for row in range(plan.row_slices) for cut in cuts}
+        return {self.case.cost.family(shapes.tp_all_reduce(size)) for size in sizes}
 
 
 def _micro_edges(edges: Edges) -> list[OpTemplate]:

@@ -104,11 +104,6 @@ def family_name(op: str, nodes: int, per_node: int, ctas: int, size_bytes: int =
     return f"{name}/b{size_bytes}" if size_bytes else name
 
 
-def sizeless(family: str) -> str:
-    """The family of collectives like it, of any size."""
-    return family.partition("/b")[0]
-
-
 def _flight(family: str, default_ctas: int) -> _Flight:
     name, _, size = family.partition("/b")
     _, group, ctas = name.split("/")

@@ -59,8 +59,8 @@ def _scatter_rows(table: torch.Tensor, ids: torch.Tensor, gradient: torch.Tensor
     """
     mine = (ids >= 0) & (ids < len(table))
     if gradient.is_cuda:
-        wide_rows = gradient.to(table.dtype).mul_(mine[:, None])
-        table.index_add_(0, ids.remainder(len(table)), wide_rows)
+        rows = gradient.to(table.dtype) * mine[:, None]
+        table.index_add_(0, ids.remainder(len(table)), rows)
     else:
         table.index_add_(0, ids[mine], gradient[mine].to(table.dtype))
 

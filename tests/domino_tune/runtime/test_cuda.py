@@ -336,12 +336,12 @@ def test_a_rank_measures_ops_collectives_launches_and_contention() -> None:
         "workload": {"seq_length": 6, "micro_batch_size": 4, "dtype": "bf16"},
         "cluster": {"tp": 1},
         "plans": [asdict(MEGATRON), asdict(TWO)],
+        "rounds": 3,
     }
     payload = {
         "cases": [case],
         "collectives": [list(Collective("all_reduce", 1 << 20, 1, 1, ctas)) for ctas in (0, 4)],
         "contention": {"case": 0, "plan": asdict(TWO), "sizes": [1 << 20], "ctas": [4, 0]},
-        "samples": 9,
         "seconds": None,
     }
     heard: list[dict[str, Any]] = []
