@@ -111,6 +111,12 @@ def _flight(family: str, default_ctas: int) -> _Flight:
     return _Flight(nodes > 1, int(ctas[1:]) or default_ctas, int(size or 0))
 
 
+def compute_slowdown(sms_per_cta: float, factor: float, ctas: int, sm_count: int) -> float:
+    """The law of this module's docstring for compute beside collectives that hold ``ctas`` CTAs."""
+    left = sm_count - sms_per_cta * ctas
+    return factor * sm_count / max(left, _LEAST_SMS * sm_count)
+
+
 class Contention:
     """Slowdowns for any set of lanes; ``strength`` scales the excess, 0 turns contention off."""
 
@@ -175,8 +181,7 @@ class Contention:
     def _compute_factor(self, family: str, ctas: int) -> float:
         assert self.fit is not None
         law = self._compute.get(family, self.fit.compute[0])
-        left = self.fit.sm_count - law.sms_per_cta * ctas
-        return law.factor * self.fit.sm_count / max(left, _LEAST_SMS * self.fit.sm_count)
+        return compute_slowdown(law.sms_per_cta, law.factor, ctas, self.fit.sm_count)
 
     def _collective_factor(
         self, index: int, flights: list[_Flight | None], computing: bool

@@ -29,10 +29,11 @@ def _gpt3(size: str, layers: int, hidden: int, heads: int) -> ModelSpec:
     )
 
 
-def _llama(
+def llama_model(
     name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, *,
     vocab: int = 32000, positions: int = 4096, theta: float = 10000.0,
 ) -> ModelSpec:  # fmt: skip
+    """A model built as Llama's are: RMSNorm, SwiGLU, RoPE, no biases, a head of its own."""
     return ModelSpec(
         name=name,
         num_hidden_layers=layers,
@@ -55,7 +56,7 @@ def _llama(
 
 
 def _llama3(size: str, layers: int, hidden: int, heads: int, ffn: int, positions: int) -> ModelSpec:
-    return _llama(
+    return llama_model(
         f"llama3-{size}", layers, hidden, heads, 8, ffn,
         vocab=128256, positions=positions, theta=500000.0,
     )  # fmt: skip
@@ -70,9 +71,9 @@ MODELS: Final[dict[str, ModelSpec]] = {
         _gpt3("13b", 40, 5120, 40),
         _gpt3("30b", 48, 7168, 56),
         _gpt3("175b", 96, 12288, 96),
-        _llama("llama2-7b", 32, 4096, 32, 32, 11008),
-        _llama("llama2-13b", 40, 5120, 40, 40, 13824),
-        _llama("llama2-70b", 80, 8192, 64, 8, 28672),
+        llama_model("llama2-7b", 32, 4096, 32, 32, 11008),
+        llama_model("llama2-13b", 40, 5120, 40, 40, 13824),
+        llama_model("llama2-70b", 80, 8192, 64, 8, 28672),
         _llama3("8b", 32, 4096, 32, 14336, 8192),
         _llama3("70b", 80, 8192, 64, 28672, 8192),
         _llama3("405b", 126, 16384, 128, 53248, 131072),

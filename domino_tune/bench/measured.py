@@ -15,6 +15,7 @@ from domino_tune import services
 from domino_tune.bench.verdict import Check, SkippedError, at_most, check_table, told
 from domino_tune.case import Setup, resolve
 from domino_tune.fidelity.cells import MODELS
+from domino_tune.fidelity.scores import within_rounds
 from domino_tune.formats.model_file import dump_model
 from domino_tune.measured_pool import measured_pool
 from domino_tune.measured_tuning import MeasuringSession, question_of
@@ -99,12 +100,7 @@ def _run_all(
     """Log time of each plan in each round, relative to that round's mean of all plans."""
     planned = [(plan, problem.order(plan)) for plan in pool.plans]
     found = run_plans(setup.model, setup.workload, setup.cluster, planned, ROUNDS, spec)
-    rounds = [
-        [math.log(time_ns) for time_ns in together]
-        for together in zip(*(one.makespans_ns for one in found), strict=True)
-    ]
-    relative = [[time - statistics.fmean(times) for time in times] for times in rounds]
-    return [list(times) for times in zip(*relative, strict=True)]
+    return within_rounds([one.makespans_ns for one in found])
 
 
 def regret(times: Sequence[Sequence[float]], index: int) -> float:

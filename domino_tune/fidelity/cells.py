@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simulator.plan import MEGATRON, SlicePlan
+from simulator.presets import llama_model
 from simulator.specs import ModelSpec, Workload
 
 LINKS: Final = ("500mbit", "1gbit", "2gbit", "4gbit")
@@ -15,18 +16,13 @@ def _gpt(name: str, hidden: int, layers: int) -> ModelSpec:
         name=name, num_hidden_layers=layers, hidden_size=hidden,
         num_attention_heads=hidden // 64, num_key_value_heads=hidden // 64, head_dim=64,
         intermediate_size=4 * hidden, vocab_size=2048, max_position_embeddings=1024,
-        gated_mlp=False, hidden_act="gelu", norm="layernorm", position_embedding="learned",
-        tie_word_embeddings=True, attention_bias=True, mlp_bias=True,
     )  # fmt: skip
 
 
 def _llama(name: str, hidden: int, layers: int) -> ModelSpec:
-    return ModelSpec(
-        name=name, num_hidden_layers=layers, hidden_size=hidden,
-        num_attention_heads=hidden // 64, num_key_value_heads=hidden // 128, head_dim=64,
-        intermediate_size=hidden * 11 // 4, vocab_size=2048, max_position_embeddings=1024,
-        gated_mlp=True, hidden_act="silu", norm="rmsnorm", position_embedding="rope",
-        tie_word_embeddings=False, attention_bias=False, mlp_bias=False,
+    return llama_model(
+        name, layers, hidden, hidden // 64, hidden // 128, hidden * 11 // 4,
+        vocab=2048, positions=1024,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from domino_tune.runtime.launch import LaunchSpec
 from domino_tune.runtime.measured import Measured, run_plans
 from domino_tune.store.files import write_whole
 from domino_tune.store.profiles import user_profiles_dir
-from simulator.cost import NO_CHANGES, Changes
+from simulator.cost import Changes
 from simulator.plan import NO_COMM
 from simulator.predict import simulate
 from simulator.specs import ModelSpec, Workload
@@ -99,7 +99,7 @@ def _setting(
     profile_s: float,
 ) -> Setting:
     speed = _predicted_ms(setup, chosen[BOUND]) / _measured_ms(launches[0][BOUND])
-    present = Changes(gpu_flops=speed, memory_bandwidth=speed)
+    present = replace(setup, changes=Changes(gpu_flops=speed, memory_bandwidth=speed))
     cells = []
     for name, one in chosen.items():
         if name == BOUND:
@@ -107,16 +107,17 @@ def _setting(
         first, second = (launch[name] for launch in launches)
         assert first.timeline is not None
         parts = first.timeline.breakdown
+        predicted = simulate(setup.case, one.plan, one.order).breakdown
         cells.append(
             Cell(
                 plan=name,
                 label=one.plan.label,
-                predicted_ms=_predicted_ms(setup, one),
-                steady_ms=_predicted_ms(setup, one, present),
+                predicted_ms=predicted.makespan_ns * MS,
+                steady_ms=_predicted_ms(present, one),
                 first=_rounds_ms(first),
                 second=_rounds_ms(second),
                 exposed_ms=parts.exposed_comm_ns * MS,
-                predicted_exposed_ms=_exposed_ms(setup, one),
+                predicted_exposed_ms=predicted.exposed_comm_ns * MS,
                 hidden=parts.hidden_comm_fraction,
             )
         )
@@ -134,10 +135,5 @@ def _measured_ms(measured: Measured) -> float:
     return statistics.median(measured.makespans_ns) * MS
 
 
-def _predicted_ms(setup: Setup, one: Chosen, changes: Changes = NO_CHANGES) -> float:
-    there = replace(setup, changes=changes)
-    return simulate(there.case, one.plan, one.order).makespan_ns * MS
-
-
-def _exposed_ms(setup: Setup, one: Chosen) -> float:
-    return simulate(setup.case, one.plan, one.order).breakdown.exposed_comm_ns * MS
+def _predicted_ms(setup: Setup, one: Chosen) -> float:
+    return simulate(setup.case, one.plan, one.order).makespan_ns * MS

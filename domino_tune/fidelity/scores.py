@@ -19,6 +19,16 @@ WORTH: Final = 0.05
 """Plans that spread by less than this are all the same: choosing among them costs nothing."""
 
 
+def within_rounds(times: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Log of each plan's time in each round, relative to that round's mean of all plans' logs.
+
+    ``times[plan][round]``; so what slows the machine for a while slows all plans alike.
+    """
+    rounds = [[math.log(time) for time in together] for together in zip(*times, strict=True)]
+    relative = [[log - statistics.fmean(logs) for log in logs] for logs in rounds]
+    return [list(logs) for logs in zip(*relative, strict=True)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One plan of one setting; times in ms. ``first`` and ``second`` are the launches' rounds.
@@ -122,15 +132,13 @@ class Setting:
     def _standing(self, *launches: int) -> dict[str, float]:
         """Log of each plan's time relative to the mean of all plans of the same round, median over
         rounds: rounds are short, so that what slows the machine for a while slows all alike."""
-        rounds = [
-            [math.log(time) for time in together]
-            for launch in launches
-            for together in zip(*((c.first, c.second)[launch] for c in self.cells), strict=True)
+        times = [
+            [time for launch in launches for time in (cell.first, cell.second)[launch]]
+            for cell in self.cells
         ]
-        relative = [[time - statistics.fmean(times) for time in times] for times in rounds]
         return {
-            cell.plan: statistics.median(times)
-            for cell, times in zip(self.cells, zip(*relative, strict=True), strict=True)
+            cell.plan: statistics.median(logs)
+            for cell, logs in zip(self.cells, within_rounds(times), strict=True)
         }
 
 

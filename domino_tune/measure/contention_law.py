@@ -13,7 +13,12 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any, Final
 
-from simulator.contention import ComputeContention, ContentionFit, SizeContention
+from simulator.contention import (
+    ComputeContention,
+    ContentionFit,
+    SizeContention,
+    compute_slowdown,
+)
 
 DEFAULT_CTAS: Final = 16
 """Assumed of NCCL's own choice where nothing was measured beside it."""
@@ -100,12 +105,6 @@ def law_of(points: Points, sm_count: int) -> tuple[float, float]:
     return _short(sm_count * max(0.0, slope) / top), _short(1 / top)
 
 
-def slow_down(law: tuple[float, float], ctas: int, sm_count: int) -> float:
-    """What the law (a, f) says."""
-    per_cta, factor = law
-    return factor * sm_count / max(sm_count - per_cta * ctas, 0.1 * sm_count)
-
-
 def _by_ctas(counted: Sequence[Row], rows: Sequence[Row], sm_count: int) -> ContentionFit:
     points: dict[str, list[tuple[int, float]]] = {}
     for row in counted:
@@ -113,7 +112,7 @@ def _by_ctas(counted: Sequence[Row], rows: Sequence[Row], sm_count: int) -> Cont
             points.setdefault(family, []).append((row["ctas"], factor))
     laws = {family: law_of(points[family], sm_count) for family in sorted(points)}
     off = [
-        abs(slow_down(laws[family], ctas, sm_count) / max(1.0, factor) - 1)
+        abs(compute_slowdown(*laws[family], ctas, sm_count) / max(1.0, factor) - 1)
         for family, found in points.items()
         for ctas, factor in found
     ]
@@ -145,7 +144,8 @@ def _like(laws: Mapping[str, tuple[float, float]], chosen: Sequence[Row], sm_cou
 
     def miss(ctas: int) -> float:
         return sum(
-            math.log(slow_down(law, ctas, sm_count) / max(1.0, factor)) ** 2 for law, factor in seen
+            math.log(compute_slowdown(*law, ctas, sm_count) / max(1.0, factor)) ** 2
+            for law, factor in seen
         )
 
     return min(range(1, MOST_CTAS + 1), key=miss)

@@ -11,6 +11,7 @@ from domino_tune.measure.wanted import ProbeCase, Wanted, compute_only
 from simulator.errors import InputError
 from simulator.ops import Collective
 from simulator.plan import MEGATRON, SlicePlan
+from simulator.presets import llama_model
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, Dtype, ModelSpec, Workload
 
@@ -116,24 +117,11 @@ def _gpt(grid: Grid, hidden: int, seq: int, tp: int) -> ModelSpec:
 def _llama(grid: Grid, hidden: int, seq: int, tp: int) -> ModelSpec:
     heads = _rounded(hidden / grid.head_dim, tp)
     grouped = heads % (4 * tp) == 0
-    return ModelSpec(
-        name=f"probe-llama-{heads * grid.head_dim}",
-        num_hidden_layers=LAYERS,
-        hidden_size=heads * grid.head_dim,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 4 if grouped else heads,
-        head_dim=grid.head_dim,
-        intermediate_size=_rounded(heads * grid.head_dim * 8 / 3, 64 * tp),
-        vocab_size=grid.vocab_size,
-        max_position_embeddings=seq,
-        hidden_act="silu",
-        gated_mlp=True,
-        norm="rmsnorm",
-        position_embedding="rope",
-        tie_word_embeddings=False,
-        attention_bias=False,
-        mlp_bias=False,
-    )
+    size = heads * grid.head_dim
+    return llama_model(
+        f"probe-llama-{size}", LAYERS, size, heads, heads // 4 if grouped else heads,
+        _rounded(size * 8 / 3, 64 * tp), vocab=grid.vocab_size, positions=seq,
+    )  # fmt: skip
 
 
 def _rounded(value: float, unit: int) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
+from simulator.lookup import Timing
 from simulator.lookup.attention import AttentionRow
 from simulator.lookup.gemm import GemmRow
 from simulator.lookup.pointwise import PointwiseRow
@@ -30,21 +31,7 @@ MEASURED: Final = Provenance(
 )
 
 
-class _Timed(Protocol):
-    @property
-    def median_us(self) -> float:
-        """Usual duration."""
-
-    @property
-    def spread_us(self) -> float:
-        """Half of the range of the middle half."""
-
-    @property
-    def samples(self) -> int:
-        """Runs."""
-
-
-Row = TypeVar("Row", bound=_Timed)
+Row = TypeVar("Row", bound=Timing)
 
 
 def signature_from(plain: list[Any]) -> Signature:

@@ -12,10 +12,9 @@ from domino_tune.measure.contention_law import (
     assumptions,
     contention_fit,
     law_of,
-    slow_down,
     with_earlier_sizes,
 )
-from simulator.contention import Contention, family_name
+from simulator.contention import Contention, compute_slowdown, family_name
 
 SMS = 132
 CTAS = (1, 2, 4, 8, 16, 32)
@@ -24,7 +23,7 @@ LAWS = {"attention": (0.6, 1.02), "gemm": (1.2, 1.08), "pointwise": (0.0, 1.15)}
 
 def row(ctas: int, like: int = 0, *, size_bytes: int = 1 << 26, **more: Any) -> dict[str, Any]:
     """A row as ranks report it, of ``ctas``, slowed as by ``like`` of them."""
-    compute = {family: slow_down(law, like or ctas, SMS) for family, law in LAWS.items()}
+    compute = {family: compute_slowdown(*law, like or ctas, SMS) for family, law in LAWS.items()}
     return {
         "size_bytes": size_bytes, "ctas": ctas, "compute": compute, "collective": 1.1,
         "spread": 0.01, "samples": 3, **more,
@@ -33,7 +32,7 @@ def row(ctas: int, like: int = 0, *, size_bytes: int = 1 << 26, **more: Any) -> 
 
 @pytest.mark.parametrize("law", LAWS.values())
 def test_a_law_is_found_again(law: tuple[float, float]) -> None:
-    found = law_of([(ctas, slow_down(law, ctas, SMS)) for ctas in CTAS], SMS)
+    found = law_of([(ctas, compute_slowdown(*law, ctas, SMS)) for ctas in CTAS], SMS)
     assert found == pytest.approx(law, rel=1e-3, abs=1e-6)
 
 
@@ -50,7 +49,7 @@ def test_a_law_never_speeds_anything_up() -> None:
 def test_one_count_alone_is_taken_for_lost_sms() -> None:
     per_cta, factor = law_of([(16, 1.2)], SMS)
     assert factor == 1.0
-    assert slow_down((per_cta, factor), 16, SMS) == pytest.approx(1.2, rel=1e-4)
+    assert compute_slowdown(per_cta, factor, 16, SMS) == pytest.approx(1.2, rel=1e-4)
 
 
 def test_rows_by_cta_count_give_the_law_and_no_sizes() -> None:
@@ -62,9 +61,9 @@ def test_rows_by_cta_count_give_the_law_and_no_sizes() -> None:
     assert {law.family for law in fit.compute} == set(LAWS)
     contention = Contention(fit)
     beside = contention.slowdowns(("gemm", family_name("all_reduce", 1, 8, 16)))
-    assert beside[0] / 1024 == pytest.approx(slow_down(LAWS["gemm"], 16, SMS), rel=2e-3)
+    assert beside[0] / 1024 == pytest.approx(compute_slowdown(*LAWS["gemm"], 16, SMS), rel=2e-3)
     chosen = contention.slowdowns(("gemm", family_name("all_reduce", 1, 8, 0)))
-    assert chosen[0] / 1024 == pytest.approx(slow_down(LAWS["gemm"], 20, SMS), rel=2e-3)
+    assert chosen[0] / 1024 == pytest.approx(compute_slowdown(*LAWS["gemm"], 20, SMS), rel=2e-3)
 
 
 def test_what_was_not_measured_is_assumed() -> None:
@@ -81,7 +80,7 @@ def test_rows_of_gloo_are_kept_by_size() -> None:
     rows = [row(0, like=4, size_bytes=size) for size in (4096, 1024)]
     fit = contention_fit(rows, sm_count=1)
     assert [kept.bytes for kept in fit.by_size] == [1024, 4096]
-    assert fit.by_size[0].compute["gemm"] == pytest.approx(slow_down(LAWS["gemm"], 4, SMS))
+    assert fit.by_size[0].compute["gemm"] == pytest.approx(compute_slowdown(*LAWS["gemm"], 4, SMS))
     assert fit.by_size[0].collective_factor == pytest.approx(1.1)
 
 
