@@ -29,10 +29,10 @@ def _llama(name: str, hidden: int, layers: int) -> ModelSpec:
 MODELS: Final[dict[str, tuple[ModelSpec, Workload]]] = {
     spec.name: (spec, Workload(seq_length=seq, micro_batch_size=batch, dtype="fp32"))
     for spec, seq, batch in (
-        (_gpt("gpt-small", 512, 2), 128, 4),
-        (_gpt("gpt-wide", 768, 2), 64, 4),
-        (_llama("llama-small", 512, 2), 128, 4),
-        (_llama("llama-wide", 768, 2), 64, 4),
+        (_gpt("gpt-small", 512, 2), 192, 4),
+        (_gpt("gpt-wide", 768, 2), 96, 4),
+        (_llama("llama-small", 512, 2), 192, 4),
+        (_llama("llama-wide", 768, 2), 96, 4),
     )
 }
 """Name → model and batch: small enough to be run hundreds of times on two cores."""
