@@ -26,7 +26,20 @@ def play(schedule: Schedule, program: Program) -> Timeline:
     """Simulate ``program``, which was compiled from ``schedule``."""
     engine = _Engine(program)
     engine.run()
-    return Timeline(schedule=schedule, start_ns=tuple(engine.starts), end_ns=tuple(engine.ends))
+    starts, ends = _of_ops(engine)
+    return Timeline(schedule=schedule, start_ns=starts, end_ns=ends)
+
+
+def _of_ops(engine: _Engine) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """When ops start and end: a wait for later ranks is the beginning of the op behind it."""
+    starts: list[int] = []
+    ends: list[int] = []
+    for index, step in enumerate(engine.steps):
+        if step.family:
+            waited = index > 0 and not engine.steps[index - 1].family
+            starts.append(engine.starts[index - waited])
+            ends.append(engine.ends[index])
+    return tuple(starts), tuple(ends)
 
 
 class _Finish(simpy.Event):

@@ -1,7 +1,7 @@
 """Program: a schedule compiled against a cost model, as both engines play it.
 
 Names are gone: every op is (lane, work, family, waits, launch). Waits are counted, because comm
-lanes are FIFO: ``(lane, behind)`` means "all collectives issued on ``lane`` so far but the last
+lanes are FIFO: ``(lane, behind)`` means "all steps issued on ``lane`` so far but the last
 ``behind`` must be done". Counted from the op itself, waits are the same in every repetition, so a
 program keeps the schedule's loops.
 """
@@ -22,7 +22,8 @@ WORK_UNIT: Final = 1024
 
 
 class Step(NamedTuple):
-    """One op of a program. ``work`` in 1/1024 ns; ``waits`` as in the module's docstring;
+    """One op of a program, or what it waits for ranks that come later: then ``family`` is 0, for it
+    keeps its lane and slows nothing. ``work`` in 1/1024 ns; ``waits`` as in the module's docstring;
     ``launch_ns`` is the host's cost of issuing it."""
 
     lane: int
@@ -188,8 +189,8 @@ class _Compiler:
     ) -> None:
         """Count and name what ``times`` more repetitions like number ``last`` would issue."""
         per = [0] * self.lanes
-        for template in segment.templates:
-            per[template.lane] += 1
+        for step in steps:
+            per[step.lane] += 1
         sign = _sign(segment)
         for template in segment.templates:
             for ref in template.writes if template.lane != COMPUTE else ():
@@ -221,22 +222,27 @@ class _Compiler:
 
     def _repetition(self, segment: Segment, repetition: int) -> tuple[Step, ...]:
         base, sign = segment.layer(repetition, 0), _sign(segment)
-        return tuple(self._step(t, base + sign * t.offset) for t in segment.templates)
+        steps: list[Step] = []
+        for template in segment.templates:
+            steps += self._steps(template, base + sign * template.offset)
+        return tuple(steps)
 
-    def _step(self, template: OpTemplate, layer: int) -> Step:
+    def _steps(self, template: OpTemplate, layer: int) -> tuple[Step, ...]:
         lane = template.lane
         numbers = self.numbers.get(template.signature)
         if numbers is None:
             numbers = self.numbers[template.signature] = self._numbers(template.signature)
         waits = self._waits(template, layer) if self.lanes > 1 else ()
-        self.issued[lane] += 1
+        work, family, launch_ns = numbers
+        wait_ns = 0 if self.cost.skew is None else self._skew_ns(lane, work // WORK_UNIT)
+        self.issued[lane] += 1 + (wait_ns > 0)
         if lane != COMPUTE:
             for ref in template.writes:
                 self.written[layer + ref.layer, ref.name] = (lane, self.issued[lane])
-        work, family, launch_ns = numbers
-        if self.cost.skew is not None:
-            work += self._skew_ns(lane, work // WORK_UNIT) * WORK_UNIT
-        return Step(lane, work, family, waits, launch_ns)
+        if not wait_ns:
+            return (Step(lane, work, family, waits, launch_ns),)
+        late = Step(lane, wait_ns * WORK_UNIT, 0, waits, launch_ns)
+        return late, Step(lane, work, family, (), 0)
 
     def _skew_ns(self, lane: int, duration_ns: int) -> int:
         """How long an op waits for other ranks: a collective, for those that come to it later.

@@ -105,8 +105,8 @@ def _setting(
         if name == BOUND:
             continue
         first, second = (launch[name] for launch in launches)
-        assert first.timeline is not None
-        parts = first.timeline.breakdown
+        parts = [launch.timeline.breakdown for launch in (first, second) if launch.timeline]
+        exposed_ns = statistics.mean(part.exposed_comm_ns for part in parts)
         predicted = simulate(setup.case, one.plan, one.order).breakdown
         cells.append(
             Cell(
@@ -116,9 +116,9 @@ def _setting(
                 steady_ms=_predicted_ms(present, one),
                 first=_rounds_ms(first),
                 second=_rounds_ms(second),
-                exposed_ms=parts.exposed_comm_ns * MS,
+                exposed_ms=exposed_ns * MS,
                 predicted_exposed_ms=predicted.exposed_comm_ns * MS,
-                hidden=parts.hidden_comm_fraction,
+                hidden=statistics.mean(part.hidden_comm_fraction for part in parts),
             )
         )
     return Setting(

@@ -101,6 +101,6 @@ def _check_is_legal(ops: Sequence[Op]) -> None:
 
 
 def _timeline_totals(timeline: Timeline, program: Program) -> Totals:
-    lanes = [step.lane for step in program.root.steps()]
+    lanes = [op.lane for op in timeline.ops]
     spans = list(zip(timeline.start_ns, timeline.end_ns, strict=True))
     return totals_of(lanes, spans, program.lanes)

@@ -69,6 +69,15 @@ def test_each_exposed_collective_waits_for_the_last_rank() -> None:
     assert longer == {5000}
 
 
+def test_waiting_for_a_late_rank_slows_no_compute() -> None:
+    """Behind waits longer than all there is to compute, nothing computes while bytes move."""
+    case, plan = small_case(), SlicePlan(row_slices=2, order="inter", wgrad="eager")
+    late = skewed(case, rows=(SkewRow(1e-3, 1e6),))
+    alone = replace(case, cost=cost_model(0.0, True))
+    assert predict(case, plan).compute_ns > predict(alone, plan).compute_ns
+    assert predict(late, plan).compute_ns == predict(alone, plan).compute_ns
+
+
 def test_the_shortcut_and_the_engine_of_record_agree_under_skew() -> None:
     case = skewed(small_case(), slowest_factor=1.1, rows=(SkewRow(40.0, 7.0), SkewRow(900.0, 31.0)))
     for plan in (
