@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final
 
 import anyio
 from starlette.requests import Request
 
 from api.problems import ProblemError
+from domino_tune.jobs.tokens import SCOPES, Scope, TokenDesk
 
-if TYPE_CHECKING:
-    from domino_tune.jobs.tokens import TokenDesk
-
-Scope = Literal["read", "tune", "admin"]
-SCOPES: Final[tuple[Scope, ...]] = ("read", "tune", "admin")
-"""From the smallest to the largest; each includes those before it."""
 LONGEST_SECRET: Final = 200
 _REALM: Final = 'Bearer realm="domino_tune"'
 
@@ -27,10 +22,6 @@ class Caller:
     owner: str
     scope: Scope
     key: str
-
-    def may(self, scope: Scope) -> bool:
-        """Whether the caller's scope includes ``scope``."""
-        return SCOPES.index(self.scope) >= SCOPES.index(scope)
 
 
 LOCAL: Final = Caller(owner="local", scope="admin", key="local")
@@ -55,19 +46,16 @@ async def authenticate(request: Request, tokens: TokenDesk, *, required: bool) -
         raise _unknown(
             "The token is not known, or was revoked.", f'{_REALM}, error="invalid_token"'
         )
-    scope = max((one for one in SCOPES if one in token.scopes), key=SCOPES.index)
-    return Caller(owner=token.owner, scope=scope, key=f"token {token.name}")
+    return Caller(owner=token.owner, scope=token.scope, key=f"token {token.name}")
 
 
 def check_scope(caller: Caller, scope: Scope) -> None:
     """Raise ProblemError 403 where the caller may not do this."""
-    if not caller.may(scope):
+    if SCOPES.index(caller.scope) < SCOPES.index(scope):
         raise ProblemError(
             403,
             f"This needs a token of scope {scope}; yours has {caller.scope}.",
-            headers={
-                "WWW-Authenticate": f'{_REALM}, error="insufficient_scope", scope="{scope}"'
-            },
+            headers={"WWW-Authenticate": f'{_REALM}, error="insufficient_scope", scope="{scope}"'},
         )
 
 

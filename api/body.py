@@ -86,7 +86,7 @@ def _check_kind(request: Request, media_types: tuple[str, ...]) -> None:
 
 
 async def parse_body(kind: type[Kind], data: bytes) -> Kind:
-    """``data`` as ``kind``. Raises ProblemError: 400 for no JSON, 422 with pointers for the rest."""
+    """``data`` as ``kind``. Raises ProblemError: 400 for no JSON, 422 with pointers for others."""
     if len(data) <= IN_THREAD_BYTES:
         return parse(kind, data)
     return await anyio.to_thread.run_sync(parse, kind, data)

@@ -142,9 +142,7 @@ def check_setup(
         "the number of ops to play",
     )  # fmt: skip
     if plan is None:
-        _at_most(
-            search_size(setup, tune_also), MOST_PLANS, ("tune_also",), "the number of plans"
-        )
+        _at_most(search_size(setup, tune_also), MOST_PLANS, ("tune_also",), "the number of plans")
 
 
 def _check_changes(setup: Setup, changes: Sequence[str], sweep: str | None) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from api.problems import ProblemError
 
 MOST_BUCKETS: Final = 10_000
-"""Callers that are remembered; those not seen for longest are forgotten, which fills their bucket."""
+"""Callers that are remembered; who was not seen for longest is forgotten, with a full bucket."""
 QUEUE_RETRY_S: Final = 5
 
 

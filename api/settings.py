@@ -45,8 +45,8 @@ class Settings:
     upload_bytes: int = 16 << 20
     receive_s: float = 10.0
     quick_s: float = 20.0
-    notice_s: float = 0.0
-    drain_s: float = 8.0
+    notice_s: float = 1.0
+    drain_s: float = 6.0
 
     def __post_init__(self) -> None:
         for name in ("workers", "notice_s"):

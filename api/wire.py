@@ -26,10 +26,11 @@ from fastapi import Depends, Header, Path, params
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from api.auth import Caller, Scope, authenticate, check_scope
+from api.auth import Caller, authenticate, check_scope
 from api.body import JSON_TYPES, TABLE_TYPES, parse_body, parse_object, read_body
 from api.bounds import check_fields
 from api.limits import check_queue
+from domino_tune.jobs.tokens import Scope
 
 if TYPE_CHECKING:
     from api.parts import Parts
@@ -163,9 +164,7 @@ def caller(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
 
     async def admit(request: Request) -> Caller:
         parts = parts_of(request)
-        found = await authenticate(
-            request, parts.tokens, required=parts.settings.tokens_required
-        )
+        found = await authenticate(request, parts.tokens, required=parts.settings.tokens_required)
         parts.buckets.take(found.key)
         check_scope(found, scope)
         request.state.caller = found
