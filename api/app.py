@@ -131,10 +131,11 @@ def _notice(parts: Parts) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    loop, before = asyncio.get_running_loop(), {}
+    loop = asyncio.get_running_loop()
+    before: dict[signal.Signals, Any] = {}
 
     def told(number: int, frame: FrameType | None) -> None:
-        then = before[number]
+        then = before[signal.Signals(number)]
         signal.signal(number, then)
         loop.call_soon_threadsafe(parts.draining.set)
         if callable(then):

@@ -90,13 +90,15 @@ def check_plan_object(plain: Mapping[str, Any]) -> None:
     Whatever else is wrong with it is for ``planfile.plan_from_json`` to say.
     """
     for part, limits in {"model": SIZES, "workload": COUNTS, "cluster": _CLUSTER}.items():
-        found = plain.get(part)
-        for name, most in limits.items() if isinstance(found, Mapping) else ():
+        if not isinstance(found := plain.get(part), Mapping):
+            continue
+        for name, most in limits.items():
             _at_most(found.get(name), most, ("plan", part, name))
     order = plain.get("order")
-    for name in ("forward", "backward") if isinstance(order, Mapping) else ():
-        line = order.get(name)
-        if isinstance(line, Mapping):
+    if not isinstance(order, Mapping):
+        return
+    for name in ("forward", "backward"):
+        if isinstance(line := order.get(name), Mapping):
             _check_line(line, ("plan", "order", name))
 
 

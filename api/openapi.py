@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from fastapi import FastAPI
-from fastapi.dependencies.utils import get_flat_dependant
+from fastapi.dependencies.models import Dependant
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
@@ -45,9 +44,10 @@ def add_route(app: FastAPI, declared: Declared) -> None:
     )
 
 
-def query_names(route: APIRoute) -> frozenset[str]:
-    """Query parameters that a route knows."""
-    return frozenset(item.alias for item in get_flat_dependant(route.dependant).query_params)
+def query_names(dependant: Dependant) -> frozenset[str]:
+    """Query parameters that a route (``route.dependant``) knows."""
+    deeper = (query_names(one) for one in dependant.dependencies)
+    return frozenset(item.alias for item in dependant.query_params).union(*deeper)
 
 
 def document(app: FastAPI, declared: Iterable[Declared]) -> dict[str, Any]:
@@ -83,7 +83,11 @@ def _add_schema(schemas: dict[str, Any], kind: type[BaseModel]) -> None:
 def _response_class(declared: Declared) -> type[Response]:
     if declared.media_type == JSONResponse.media_type:
         return JSONResponse
-    return type("TextResponse", (Response,), {"media_type": declared.media_type})
+
+    class Answer(Response):
+        media_type = declared.media_type
+
+    return Answer
 
 
 def _responses(declared: Declared) -> dict[int | str, dict[str, Any]]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
+import socket
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from typing import Any
 
 from api.limits import Buckets
 from api.quick import Quick
 from api.settings import Settings
-from domino_tune.jobs import work
 from domino_tune.jobs.database import Database, open_database
 from domino_tune.jobs.desk import JobDesk
-from domino_tune.jobs.executors import open_executor
-from domino_tune.jobs.leases import Leases, worker_name
+from domino_tune.jobs.leases import Leases
 from domino_tune.jobs.library import Library
-from domino_tune.jobs.measurements import MeasurementDesk
-from domino_tune.jobs.runner import Runner
+from domino_tune.jobs.measurements import Measurements
 from domino_tune.jobs.tokens import TokenDesk
 
 
@@ -30,12 +31,12 @@ class Parts:
     settings: Settings
     database: Database
     jobs: JobDesk
-    measurements: MeasurementDesk
+    measurements: Measurements
     tokens: TokenDesk
     library: Library
     quick: Quick
     buckets: Buckets
-    runner: Runner | None
+    runner: Any
     executors: list[Executor]
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -56,18 +57,22 @@ def open_parts(settings: Settings) -> Parts:
 
     Raises InputError, StorageError and UnavailableError where that cannot be.
     """
+    from domino_tune.jobs import work
+    from domino_tune.jobs.executors import open_executor
+    from domino_tune.jobs.runner import Runner
+
     database = open_database(settings.database_url)
     quick = open_executor("local", settings.quick_workers)
     executors = [quick]
     runner = None
     if settings.workers:
         executors.append(open_executor(settings.executor, settings.workers))
-        runner = Runner(Leases(database, worker_name()), executors[-1], settings.workers)
+        runner = Runner(Leases(database, _worker_name()), executors[-1], settings.workers)
     return Parts(
         settings=settings,
         database=database,
         jobs=JobDesk(database),
-        measurements=MeasurementDesk(database),
+        measurements=Measurements(database),
         tokens=TokenDesk(database),
         library=Library(database),
         quick=Quick(quick, work.quick, settings.quick_s),
@@ -75,3 +80,8 @@ def open_parts(settings: Settings) -> Parts:
         runner=runner,
         executors=executors,
     )
+
+
+def _worker_name() -> str:
+    """A name that no other process has, nor this one when it is started again."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"

@@ -110,7 +110,7 @@ def problem_of(error: DominoTuneError) -> Problem:
     faults = []
     if meaning.http_status == 422:
         named = dict.fromkeys(_fields_by_flag().get(flag, "") for flag in _FLAG.findall(said))
-        places = [(name,) for name in named if name] or [()]
+        places: list[tuple[str, ...]] = [(name,) for name in named if name] or [()]
         faults = [Fault(pointer=pointer(place), detail=detail) for place in places[:MOST_FAULTS]]
     return Problem(
         type=f"urn:domino-tune:{meaning.title.lower().replace(' ', '-')}",

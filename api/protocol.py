@@ -31,6 +31,7 @@ class TimedProtocol(H11Protocol):
     first request after it was opened; GRACE_S later the connection is closed."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _silent = True
 
     def connection_made(self, transport: Any) -> None:
         """Start the clock."""
@@ -39,6 +40,7 @@ class TimedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Start the clock with a request's first byte, stop it with its last."""
+        self._silent = False
         super().data_received(data)
         self._watch()
 
@@ -57,9 +59,9 @@ class TimedProtocol(H11Protocol):
         self._refuse(400, "This is no HTTP/1.1 request that can be read.")
 
     def _watch(self) -> None:
-        first = self.scope is None and not self.transport.is_closing()
-        begun = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
-        if not (first or begun or self.conn.their_state is h11.SEND_BODY):
+        state = self.conn.their_state
+        begun = state is h11.IDLE and bool(self.conn.trailing_data[0])
+        if not (self._silent or begun or state is h11.SEND_BODY):
             self._stop()
         elif self._deadline is None:
             seconds = _receive_s() + GRACE_S
