@@ -1,5 +1,5 @@
 // What one wants to know first: how much faster, which cut, how sure; then three bars.
-import { gib, h, ms, percent, times } from './dom.js';
+import { count, gib, h, ms, percent, times } from './dom.js';
 import { NAMES, planWords, slices } from './words.js';
 
 const EVEN = 1.005;  // a speedup below this is no reason to change anything
@@ -42,13 +42,13 @@ export const bars = (rows, longest = Math.max(...rows.map(([, , value]) => value
 /** The head of a finished tune or simulation; `result` null where nothing was searched. */
 export const answer = (sim, result) => {
   const { baseline, chosen, no_comm: bound } = sim.variants;
-  const proven = result && (result.optimality === 'proven' ? 'proven optimal' : 'best found, not proven');
+  const proven = result ? result.optimality === 'proven' ? ` Proven the fastest of ${count(result.space_size)} plans.` : ` The best found of ${count(result.space_size)} plans, not proven.` : '';
   return h('div', { id: 'answer' },
     h('h1', { tabindex: '-1' }, sentence(sim, result)),
-    h('p', { class: 'lead' }, `${planWords(sim.plan)}.${hidden(sim)}${proven ? ` This is the ${proven} of ${result.space_size.toLocaleString('en-US')} plans.` : ''}`),
+    h('p', { class: 'lead' }, `${planWords(sim.plan)}.${hidden(sim)}${proven}`),
     figures(sim),
     bars([['', 'Megatron-LM', baseline.iteration_ms, baseline.exposed_comm_ms],
-      ['chosen', sim.plan.label ?? 'best', chosen.iteration_ms, chosen.exposed_comm_ms],
+      ['chosen', NAMES[sim.plan.strategy], chosen.iteration_ms, chosen.exposed_comm_ms],
       ['bound', 'No communication', bound.iteration_ms, bound.exposed_comm_ms]]),
     h('p', { class: 'note' }, h('i', { class: 'swatch exposed' }), 'communication that nothing hides'),
     sim.warnings.map(said => h('p', { class: 'warn' }, h('strong', {}, 'Mind: '), said)));

@@ -1,6 +1,6 @@
 // Every way to cut it: row × column slices as a heat map one can walk with arrows, and the best plans.
 import { count, gib, h, ms, section, table, times } from './dom.js';
-import { reason } from './words.js';
+import { label, reason } from './words.js';
 
 const STRONGEST = 72, LISTED = 10;
 
@@ -60,7 +60,7 @@ const plans = (trials, baseline) => {
   const best = [...trials].sort((a, b) => a.iteration_ms - b.iteration_ms).slice(0, LISTED);
   const many = new Set(trials.map(trial => trial.micro_batch_size)).size > 1;
   return table('The fastest plans', ['Plan', 'ms', 'speedup', 'GiB'], best.map(trial => [
-    trial.plan.label + (many ? `, micro-batch ${trial.micro_batch_size}` : ''),
+    label(trial.plan) + (many ? `, micro-batch ${trial.micro_batch_size}` : ''),
     ms(trial.iteration_ms), times(baseline / trial.iteration_ms), gib(trial.peak_memory_gib)]), 'plans');
 };
 

@@ -52,6 +52,6 @@ export const files = ({ path, name, signal, fail }) => {
       if (problem.name !== 'AbortError') fail(problem, said);
     }
   }, { id: `save-${kind}`, class: kind === 'plan' ? 'primary' : null }));
-  return section('files', 'Take it along', 'The plan file replays this very order: `simulate --plan`, `validate --plan` and the runtime read it.',
+  return section('files', 'Take it along', 'The plan file replays this very order wherever --plan is taken: simulate, whatif, validate, and the runtime.',
     h('div', { class: 'row' }, saves), said, paste({ path, signal }));
 };

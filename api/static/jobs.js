@@ -1,7 +1,7 @@
 // The list of tunes: what runs and how far it is, what is done and what came out.
 import { list, remove } from './api.js';
 import { button, h, link, ms, times, when } from './dom.js';
-import { asked, over, progressWords, share, stateWords } from './words.js';
+import { asked, label, over, progressWords, share, stateWords } from './words.js';
 import { rest } from './watch.js';
 
 const BUSY_S = 2, IDLE_S = 15;
@@ -12,7 +12,7 @@ const outcome = job => {
   const found = best?.iteration_ms, baseline = best?.baseline_ms ?? job.result?.baseline_ms;
   const speedup = best?.speedup ?? job.result?.speedup ?? (baseline ? baseline / found : null);
   if (!found) return over(job.state) ? stateWords(job.state) : '';
-  return [speedup && times(speedup), `${ms(found)} ms`, best.plan?.label ?? best.label].filter(Boolean).join(' · ');
+  return [speedup && times(speedup), `${ms(found)} ms`, best.plan && label(best.plan)].filter(Boolean).join(' · ');
 };
 
 // A line is made once and then only told what changed, so that focus stays where it is.

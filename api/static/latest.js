@@ -9,8 +9,8 @@ export const latest = (ask, told, failed, signal) => {
       told(await ask(question.value), question.value);
     } catch (problem) {
       if (problem.name === 'AbortError') return;
-      if (problem.status !== 429) { failed(problem, question.value); return; }
-      await rest(problem.retryAfter || 1, signal);  // too many a second: ask again what is wanted then
+      if (problem.status !== 429 && problem.status !== 503) { failed(problem, question.value); return; }
+      await rest(problem.retryAfter || 1, signal);  // too much at once: ask then what is wanted then
       wanted ??= question;
     }
   };

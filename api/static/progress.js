@@ -1,7 +1,7 @@
 // A running job: how far it is and the best so far, told to eyes at once and to ears now and then.
 import { remove } from './api.js';
 import { button, h, ms, percent, times } from './dom.js';
-import { asked, progressWords, share, stateWords } from './words.js';
+import { asked, label, progressWords, share, stateWords } from './words.js';
 
 const SPOKEN_EVERY_MS = 5000;
 
@@ -33,7 +33,7 @@ export const progressBox = (path, fail) => {
 
 const bestWords = best => {
   if (!best || typeof best.iteration_ms !== 'number') return '';
-  const label = best.plan?.label ?? best.label ?? '';
+  const cut = best.plan ? label(best.plan) : '';
   const gain = best.speedup ?? (best.baseline_ms ? best.baseline_ms / best.iteration_ms : null);
-  return ['Best so far', `${ms(best.iteration_ms)} ms`, gain && times(gain), label].filter(Boolean).join(' · ');
+  return ['Best so far', `${ms(best.iteration_ms)} ms`, gain && times(gain), cut].filter(Boolean).join(' · ');
 };

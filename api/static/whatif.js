@@ -11,7 +11,7 @@ const row = (name, was, is, say) => h('tr', {}, h('th', { scope: 'row' }, name),
 
 const picture = (base, point, longest) => [
   bars([['', 'Megatron-LM', point.baseline_ms, null], ['chosen', 'this plan', point.iteration_ms, point.exposed_comm_ms], ['bound', 'No communication', point.no_comm_ms, null]], longest),
-  h('table', { class: 'compare' }, h('thead', {}, h('tr', {}, h('td', {}), ['as it is', 'then', 'change'].map(name => h('th', { scope: 'col' }, name)))),
+  h('table', { class: 'compare' }, h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, ''), ['as it is', 'then', 'change'].map(name => h('th', { scope: 'col' }, name)))),
     h('tbody', {}, row('Iteration, ms', base.iteration_ms, point.iteration_ms, ms), row('Speedup', base.speedup, point.speedup, times),
       row('Exposed communication, ms', base.exposed_comm_ms, point.exposed_comm_ms, ms), row('Peak memory, GiB', base.peak_memory_gib, point.peak_memory_gib, ms))),
 ];

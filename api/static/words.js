@@ -49,3 +49,6 @@ export const progressWords = job => {
   const part = share(job), text = job.progress?.text ?? '';
   return [part === null ? '' : percent(part, 0), text].filter(Boolean).join(' · ') || stateWords(job.state);
 };
+
+/** A plan's label without what nearly all of them share. */
+export const label = plan => plan.label.replace(/^domino /, '').replace(' greedy wgrad=fill', '');
