@@ -14,6 +14,9 @@ GPT3_13B: Final[dict[str, Any]] = {
     "micro_batch_size": 16,
 }  # fmt: skip
 
+ENDLESS_TRIALS: Final = 10_000
+"""Plans of a tune that lasts longer than any load here."""
+
 
 def what_if(number: int) -> dict[str, Any]:
     """The 13B model on a link that no request before named: a slider while it is dragged."""

@@ -22,7 +22,6 @@ SIMULATION_MS: Final = 50.0
 HEALTH_PER_S: Final = 50.0
 HEALTH_MS: Final = 50.0
 TUNES: Final = 8
-ENDLESS_TRIALS: Final = 10_000
 WHAT_IFS_PER_S: Final = 4.0
 WHAT_IF_MS: Final = 200.0
 MOST_GROWTH: Final = 0.05
@@ -176,7 +175,7 @@ def memory_checks(samples: Sequence[int], duration: Duration) -> list[Check]:
 
 async def start_tune(guest: Visitor, seed: int) -> str:
     """The id of a new tune that lasts longer than any load here."""
-    body = bodies.tune(seed, ENDLESS_TRIALS)
+    body = bodies.tune(seed, bodies.ENDLESS_TRIALS)
     made = await guest.ask("tune", "POST", "/v1/tunes", json=body)
     if made.is_error:
         raise RunError(f"No tune was taken: {made.status} {made.body}")

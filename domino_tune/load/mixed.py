@@ -64,7 +64,7 @@ async def visit_lists(visitor: Visitor, number: int, due_s: float) -> None:
 async def visit_tune(visitor: Visitor, number: int, due_s: float) -> None:
     """Ask for a tune, wait for it, take all that came of it."""
     body = bodies.tune(seed=number, trials=TRIALS)
-    job = await make(visitor, "tune", "/v1/tunes", body, due_s)
+    job = await make(visitor, "tune", "/v1/tunes", body, number, due_s)
     if job is None or not await done(visitor, "tune", job):
         return
     path = f"/v1/tunes/{job['id']}"
@@ -74,7 +74,8 @@ async def visit_tune(visitor: Visitor, number: int, due_s: float) -> None:
 
 async def visit_cancel(visitor: Visitor, number: int, due_s: float) -> None:
     """Ask for a long tune and cancel it."""
-    job = await make(visitor, "cancel", "/v1/tunes", bodies.tune(number, 10_000), due_s)
+    body = bodies.tune(seed=number, trials=bodies.ENDLESS_TRIALS)
+    job = await make(visitor, "cancel", "/v1/tunes", body, number, due_s)
     if job is not None:
         await asyncio.sleep(1.0)
         await visitor.ask("cancel", "DELETE", f"/v1/tunes/{job['id']}")
@@ -82,7 +83,7 @@ async def visit_cancel(visitor: Visitor, number: int, due_s: float) -> None:
 
 async def visit_sweep(visitor: Visitor, number: int, due_s: float) -> None:
     """Ask for a sweep, wait for it, take its points."""
-    job = await make(visitor, "sweep", "/v1/sweeps", bodies.sweep(number), due_s)
+    job = await make(visitor, "sweep", "/v1/sweeps", bodies.sweep(number), number, due_s)
     if job is not None and await done(visitor, "sweep", job):
         await visitor.ask("sweep", "GET", f"/v1/sweeps/{job['id']}/points")
 
@@ -97,10 +98,10 @@ async def visit_profile(visitor: Visitor, number: int, due_s: float) -> None:
 
 
 async def make(
-    visitor: Visitor, kind: str, path: str, body: Any, due_s: float
+    visitor: Visitor, kind: str, path: str, body: Any, number: int, due_s: float
 ) -> dict[str, Any] | None:
     """The job made of ``body``; None where the service refused."""
-    headers = {"Idempotency-Key": f"{path}-{json.dumps(body)}"[-200:]}
+    headers = {"Idempotency-Key": f"load-{kind}-{number}"}
     made = await visitor.ask(kind, "POST", path, json=body, headers=headers, due_s=due_s)
     return None if made.is_error else json.loads(made.body)
 
