@@ -7,8 +7,13 @@ it.
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
+import shutil
+import subprocess
 from importlib.metadata import requires
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -318,3 +323,52 @@ def test_no_secret_is_in_the_repository() -> None:
     for path in [*DEPLOY.rglob("*"), REPOSITORY / "docs" / "service.md", REPOSITORY / "Dockerfile"]:
         if path.is_file() and "secrets" not in path.parts:
             assert not re.search(r"dt_[A-Za-z0-9_-]{43}|BEGIN [A-Z ]*PRIVATE", path.read_text())
+
+
+def test_linters_that_are_here_agree(tmp_path: Path) -> None:
+    """None of them is needed; each that is on the path reads what it knows."""
+    here = tmp_path / "nginx.conf"
+    here.write_text(NGINX.replace("/tmp/", f"{tmp_path}/"))
+    linters = {
+        "nginx": ["-t", "-q", "-c", str(here)],
+        "promtool": ["check", "config", "--syntax-only", "deploy/prometheus.yml"],
+        "hadolint": ["--ignore", "DL3013", "Dockerfile"],
+        "kubeconform": ["-strict", "-summary", "deploy/kubernetes.yaml"],
+        "docker-compose": ["-f", "deploy/compose.yaml", "config", "--quiet"],
+        "shellcheck": ["-x", "scripts/load", ".ci/run"],
+    }
+    for name, words in linters.items():
+        if shutil.which(name):
+            done = subprocess.run(
+                [name, *words], cwd=REPOSITORY, capture_output=True, text=True, check=False,
+                env={**os.environ, "DATABASE_PASSWORD": "x"},
+            )  # fmt: skip
+            assert done.returncode == 0, done.stdout + done.stderr
+
+
+def documented(name: str) -> list[str]:
+    """Lines of shell in a document's code blocks, continued ones joined."""
+    text = (REPOSITORY / name).read_text(encoding="utf-8")
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    return re.sub(r"\\\n\s*", "", "".join(blocks)).splitlines()
+
+
+@pytest.mark.parametrize("name", ["docs/service.md", "README.md", "docs/measuring.md"])
+def test_documented_commands_are_taken(name: str) -> None:
+    """Every `python -m domino_tune …`, and what is run in the image."""
+    starts = re.compile(r"python -m domino_tune |run --rm api |--env=PGPASSWORD=… -- ")
+    behind = [starts.split(line)[1] for line in documented(name) if starts.search(line)]
+    asked = [shlex.split(words.partition("|")[0], comments=True) for words in behind]
+    assert len(asked) >= 2
+    for words in asked:
+        if "--help" not in words:
+            parsed(words)
+
+
+def test_documented_dask_commands_are_taken() -> None:
+    lines = [line for line in documented("docs/service.md") if line.startswith("dask ")]
+    for line in lines:
+        _, name, *words = shlex.split(line)
+        with DASK[name].make_context(name, words) as context:
+            assert context.params["tls_ca_file"] == "ca.pem"
+    assert len(lines) == 2
