@@ -26,7 +26,7 @@ from domino_tune.results import (
 from domino_tune.simulation import simulate_plan
 from domino_tune.tuning import Progress, setups_to_tune, silent, tune_setups
 from domino_tune.validation import validate
-from domino_tune.whatif import parse_changes, what_if
+from domino_tune.whatif import ask, what_if
 from simulator.presets import MODELS
 
 __all__ = [
@@ -56,20 +56,18 @@ def tune(request: requests.TuneRequest, progress: Progress = silent) -> TuneResu
     return tune_setups(setups, request, progress)
 
 
-def whatif(request: requests.WhatIfRequest, progress: Progress = silent) -> WhatIfResult:
-    """Predict a plan, or with ``retune`` the best one, where machine or workload are changed."""
-    changes = parse_changes(request.change)
-    plan_file = read_plan_file(request)
-    plan = plan_of(request, plan_file)
-    setup = resolve(request, plan_file)
-    return what_if(
-        setup,
-        Chosen.of(setup, plan, plan_file.order if plan_file else None),
-        changes=changes,
-        sweep=request.sweep,
-        retune=request.retune,
-        progress=progress,
-    )
+def whatif(
+    request: requests.WhatIfRequest,
+    progress: Progress = silent,
+    *,
+    plan_file: PlanFile | None = None,
+    shelf: Shelf = DISK,
+) -> WhatIfResult:
+    """Predict a plan, or with ``retune`` the best one, where machine or workload are changed.
+
+    ``plan_file`` and ``shelf`` as in ``simulate``.
+    """
+    return what_if(ask(request, plan_file or read_plan_file(request), shelf), progress)
 
 
 def plan_show(request: requests.PlanShowRequest) -> PlanResult:
