@@ -105,8 +105,9 @@ def digest(data: bytes) -> str:
 
 
 def _request(kind: type[WorkloadFields], plain: Mapping[str, Any]) -> WorkloadFields:
-    values = {item.name: plain[item.name] for item in fields(kind)}
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    given = {item.name: plain[item.name] for item in fields(kind)}
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    return kind(**values)
 
 
 def _profile(plain: Mapping[str, Any]) -> Profile:

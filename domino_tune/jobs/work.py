@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 from domino_tune import services
@@ -20,7 +21,7 @@ from domino_tune.jobs.task import Task, digest, dump
 from domino_tune.results import plain
 from domino_tune.search import DEFAULT_TRIALS, Record, choose_best
 from domino_tune.simulation import MS
-from domino_tune.tuning import conclude, search_all
+from domino_tune.tuning import AllSearched, conclude, search_all
 from domino_tune.whatif import best_plan, check_points
 from simulator.errors import unknown_name
 
@@ -98,15 +99,13 @@ def _tune(opened: Opened, state: dict[str, Any], pace: Pace) -> Reply:
         record_from_json(kept, plans.space) if kept and kept["history"] else Record()
         for kept, plans in zip(known, setups, strict=True)
     ]
-    try:
+    searched: AllSearched | None = None
+    with suppress(PausedError):
         searched = search_all(setups, request, last, records=records, pause=pace)
-        paused = pace.over and pace.steps > 0  # what is left is a slice of its own
-    except PausedError:
-        paused = True
     done = sum(len(record.history) for record in records)
     limit = request.trials or (None if request.method == "exhaustive" else DEFAULT_TRIALS)
     total = limit and limit * len(setups)
-    if paused:
+    if searched is None or (pace.over and pace.steps):  # what is left is a slice of its own
         return Reply(
             done=done,
             total=total,
