@@ -375,5 +375,5 @@ def test_documented_dask_commands_are_taken(
         for file in filter(re.compile(r"\.pem$").search, words):
             Path(file).touch()
         with DASK[name].make_context(name, words) as context:
-            assert context.params["tls_ca_file"] == "ca.pem"
+            assert Path(context.params["tls_ca_file"]).name == "ca.pem"
     assert len(lines) == 2
