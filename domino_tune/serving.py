@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 
@@ -20,11 +20,14 @@ from domino_tune.service_requests import ServeRequest
 from simulator.errors import InputError
 
 APP: Final = "api.app:app"
+PROTOCOL: Final = "api.protocol:TimedProtocol"
 SETTINGS: Final = "DOMINO_TUNE_SERVE"
 """Environment variable that hands the API its settings, as JSON."""
-LAST_ANSWERS_S: Final = 3
+LAST_ANSWERS_S: Final = 2
 """How long answers that are under way may take when the server is told to end."""
 BACKLOG: Final = 2048
+HEADER_BYTES: Final = 16 << 10
+"""Of a request line with its headers."""
 
 
 class Server(uvicorn.Server):
@@ -99,10 +102,10 @@ def _only_here(listener: socket.socket) -> bool:
 
 def _run(listener: socket.socket, ready: Callable[[], None]) -> None:
     """uvicorn's loop. It ends on signals, and raises them once more when it has ended."""
-    options: dict[str, Any] = {"loop": "asyncio", "http": "h11", "ws": "none", "lifespan": "on"}
     config = uvicorn.Config(
-        APP, factory=True, log_level="warning", access_log=False, server_header=False,
-        proxy_headers=False, timeout_graceful_shutdown=LAST_ANSWERS_S, **options,
+        APP, factory=True, http=PROTOCOL, ws="none", loop="asyncio", lifespan="on",
+        log_level="warning", access_log=False, server_header=False, proxy_headers=False,
+        h11_max_incomplete_event_size=HEADER_BYTES, timeout_graceful_shutdown=LAST_ANSWERS_S,
     )  # fmt: skip
     server = Server(config, ready)
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)

@@ -11,7 +11,7 @@ from domino_tune.errors import AccessError
 from simulator.errors import InputError
 
 VARIABLE: Final = "DOMINO_TUNE_TOKEN"
-LONGEST: Final = 4096
+LONGEST: Final = 200
 _PRINTABLE: Final = re.compile(r"[!-~]+")
 
 
