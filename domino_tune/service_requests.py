@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
 from domino_tune.options import option
 from domino_tune.outputs import token_option
 from domino_tune.requests import Request
+from simulator.errors import InputError
 
 SCOPES: Final = ("read", "tune", "admin")
 """What a token allows; each includes those before it."""
+_EXECUTOR: Final = re.compile(r"local|dask://[^/\s]+:\d{1,5}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,13 @@ class ServeRequest(DatabaseFields):
         "Jobs computed at once (default: one a CPU).",
         flag="--workers", metavar="N", default=None, minimum=1, maximum=1024,
     )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _EXECUTOR.fullmatch(self.executor):
+            raise InputError(
+                f"--executor cannot be {self.executor!r}; give local, or dask://HOST:PORT."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
