@@ -80,5 +80,5 @@ def test_the_address_is_printed_and_answers(server: Served) -> None:
 def test_signals_end_it_gracefully(tmp_path: Path, number: int) -> None:
     with served(tmp_path) as running:
         running.process.send_signal(number)
-        out, err = running.process.communicate(timeout=20)
+        _, err = running.process.communicate(timeout=20)
     assert (running.process.returncode, err) == (0, "")
