@@ -185,8 +185,8 @@ def test_it_writes_to_its_folder_and_to_tmp_only(
         monkeypatch.setenv(name, value)
     with Service.start(home) as service:
         body = bodies.tune(seed=0, trials=3)
-        made = client.post(f"{service.url}/v1/tunes", json=body, headers={"Prefer": "wait=30"})
-        assert made.status_code == 200, made.text
+        tuned = client.post(f"{service.url}/v1/tunes", json=body, headers={"Prefer": "wait=30"})
+        assert tuned.status_code == 200, tuned.text
         assert client.post(f"{service.url}/v1/simulations", json=bodies.CACHED).status_code == 200
         assert service.stop() == 0
     assert "WROTE" not in service.printed()
