@@ -77,6 +77,7 @@ const parseEvent = block => {
 export const events = async function* (path, { signal, lastId } = {}) {
   const headers = { accept: 'text/event-stream', ...(lastId && { 'last-event-id': lastId }) };
   const response = await request(path, { headers, signal });
+  if (!response.body) return;  // 204: nothing will change any more
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let waiting = '';
   for (;;) {
