@@ -67,14 +67,18 @@ def pauses(steps: list[flows.Step]) -> list[float]:
 def test_a_lost_connection_is_tried_again_with_the_same_key() -> None:
     steps, got = play(flows.asked(calls.submit_tune(ASKED)), LOST, LOST, answer(job("queued"), 202))
     assert isinstance(got, Job)
-    sent = [step.call for step in steps if isinstance(step, Send)]
+    sent: list[calls.Call[Any]] = [step.call for step in steps if isinstance(step, Send)]
     assert len(sent) == 3
     assert len({call.headers["Idempotency-Key"] for call in sent}) == 1
     assert pauses(steps) == list(PAUSES_S[:2])
 
 
 def test_every_call_that_makes_something_has_a_key_of_its_own() -> None:
-    made = [calls.submit_tune(ASKED), calls.submit_tune(ASKED), calls.add_model("m", b"{}")]
+    made: list[calls.Call[Any]] = [
+        calls.submit_tune(ASKED),
+        calls.submit_tune(ASKED),
+        calls.add_model("m", b"{}"),
+    ]
     assert len({call.headers["Idempotency-Key"] for call in made}) == 3
 
 
