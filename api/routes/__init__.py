@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from api.routes import health, metrics
+from api.routes import health, metrics, page
 from api.wire import Routes
 
 ALL: Final[tuple[Routes, ...]] = (
     health.routes,
     metrics.routes,
+    page.routes,
 )
