@@ -284,15 +284,11 @@ def _not_http() -> Mapping[str, Sequence[Part]]:
     return {
         "garbage": [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 64 + b"\r\n\r\n"],
         "no version": [b"GET /healthz\r\n\r\n"],
-        "HTTP/9.9": [b"GET /healthz HTTP/9.9\r\nHost: a\r\n\r\n"],
         "no host": [b"GET /healthz HTTP/1.1\r\n\r\n"],
         "two hosts": [b"GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"],
         "a header without a colon": [b"GET /healthz HTTP/1.1\r\nHost: a\r\nnonsense\r\n\r\n"],
         "a space before the colon": [b"GET /healthz HTTP/1.1\r\nHost : a\r\n\r\n"],
         "a folded NUL": [b"GET /healthz HTTP/1.1\r\nHost: a\r\nX: \x00\r\n\r\n"],
-        "a header of 64 KiB": [send("GET", "/healthz", X="x" * 65_536)],
-        "5,000 headers": [send("GET", "/healthz", **{f"X{n}": "x" for n in range(5000)})],
-        "a path of 64 KiB": [send("GET", "/" + "a" * 65_536)],
         "a length that is none": [send("POST", "/v1/tunes", b"{}", Content_Length="-1")],
         "a length with a sign": [send("POST", "/v1/tunes", b"{}", Content_Length="+2")],
         "two lengths": [send("POST", "/v1/tunes", b"{}", Content_Length="2, 3")],
@@ -335,7 +331,16 @@ def _strangers() -> Mapping[str, Sequence[Part]]:
 def _own() -> dict[str, Hostile]:
     """Those with statuses of their own."""
     line = send("GET", "/healthz")
+    large = frozenset({431})
     return {
+        "HTTP/9.9": Hostile(
+            [b"GET /healthz HTTP/9.9\r\nHost: 127.0.0.1\r\n\r\n"], frozenset({200, 400})
+        ),
+        "a header of 64 KiB": Hostile([send("GET", "/healthz", X="x" * 65_536)], large),
+        "5,000 headers": Hostile(
+            [send("GET", "/healthz", **{f"X{n}": "x" for n in range(5000)})], large
+        ),
+        "a path of 64 KiB": Hostile([send("GET", "/" + "a" * 65_536)], large),
         "upgrade to a socket": Hostile(
             [send("GET", "/v1/tunes", Upgrade="websocket", Connection="Upgrade")], frozenset({200})
         ),

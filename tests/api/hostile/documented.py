@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from tests.api.hostile.exchange import Answer, Part, request_line
 
-ANY_ROUTE: Final = frozenset({400, 403, 404, 405, 408})
+ANY_ROUTE: Final = frozenset({400, 403, 404, 405, 408, 431})
 """What the document's description says of every request, and of those that match no route."""
 
 
