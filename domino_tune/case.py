@@ -9,8 +9,8 @@ from typing import Any
 
 from domino_tune.planfile import PlanFile, ProfileRef, load_plan
 from domino_tune.requests import PlanFields, WorkloadFields
-from domino_tune.store.models import load_model, override
-from domino_tune.store.profiles import load_profile
+from domino_tune.shelf import DISK, Shelf
+from domino_tune.store.models import override
 from simulator.cost import NO_CHANGES, Changes, CostModel
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.lines import LayerOrder
@@ -86,16 +86,19 @@ def read_plan_file(request: PlanFields) -> PlanFile | None:
     return load_plan(request.plan) if request.plan else None
 
 
-def resolve(request: WorkloadFields, plan_file: PlanFile | None = None) -> Setup:
+def resolve(
+    request: WorkloadFields, plan_file: PlanFile | None = None, shelf: Shelf = DISK
+) -> Setup:
     """The request's model, workload, cluster and profile; what it leaves out is the plan file's.
 
-    Raises InputError naming every option that is missing or does not fit.
+    Names are looked up on ``shelf``. Raises InputError naming every option that is missing or does
+    not fit.
     """
     if plan_file is None:
         _require_all(request)
-    profile = load_profile(request.profile or (plan_file.profile.name if plan_file else ""))
+    profile = shelf.profile(request.profile or (plan_file.profile.name if plan_file else ""))
     notes: list[str] = []
-    model = _model(request, plan_file, notes)
+    model = _model(request, plan_file, shelf, notes)
     old = plan_file.workload if plan_file else None
     workload = Workload(
         seq_length=request.seq_length or (old.seq_length if old else 0),
@@ -230,10 +233,12 @@ def _them(missing: list[str]) -> str:
     return "it" if len(missing) == 1 else "them"
 
 
-def _model(request: WorkloadFields, plan_file: PlanFile | None, notes: list[str]) -> ModelSpec:
+def _model(
+    request: WorkloadFields, plan_file: PlanFile | None, shelf: Shelf, notes: list[str]
+) -> ModelSpec:
     if request.model is None and plan_file is not None:
         return override(plan_file.model, request.overrides)
-    loaded = load_model(request.model or "", request.overrides)
+    loaded = shelf.model(request.model or "", request.overrides)
     notes.extend(loaded.notes)
     return loaded.spec
 

@@ -30,6 +30,30 @@ class RankKilledError(RunError):
     """A rank was killed by SIGKILL, as the kernel does where memory runs out."""
 
 
+class NotFoundError(DominoTuneError):
+    """There is no such thing, or it is another user's."""
+
+
+class ConflictError(DominoTuneError):
+    """What is asked for does not go together with what is there."""
+
+
+class KeyReuseError(ConflictError):
+    """An idempotency key came again with another body."""
+
+
+class PreconditionError(DominoTuneError):
+    """What is there is no longer what the caller believes it to be (If-Match, If-None-Match)."""
+
+
+class StorageError(DominoTuneError):
+    """The database cannot keep or read data: disk full, failing, read-only, or file damaged."""
+
+
+class UnavailableError(DominoTuneError):
+    """The database is busy or cannot be reached; the same may succeed a little later."""
+
+
 class Meaning(NamedTuple):
     """How an error leaves the program and the service."""
 
@@ -45,6 +69,12 @@ MEANINGS: Final[dict[type[BaseException], Meaning]] = {
     MissingSectionError: Meaning(2, 422, "Missing profile section"),
     ProfileError: Meaning(2, 422, "Bad profile"),
     PlanFileError: Meaning(2, 422, "Bad plan file"),
+    NotFoundError: Meaning(2, 404, "Not found"),
+    ConflictError: Meaning(2, 409, "Conflict"),
+    KeyReuseError: Meaning(2, 422, "Idempotency key used for something else"),
+    PreconditionError: Meaning(2, 412, "Precondition failed"),
+    StorageError: Meaning(5, 507, "Cannot store"),
+    UnavailableError: Meaning(5, 503, "Database unavailable"),
     DominoTuneError: Meaning(2, 422, "Bad input"),
     ToleranceError: Meaning(3, 422, "Outside tolerance"),
     RunError: Meaning(4, 500, "Run failed"),

@@ -6,7 +6,7 @@ from domino_tune import requests
 from domino_tune.case import Chosen, plan_of, read_plan_file, resolve
 from domino_tune.export import export_plan
 from domino_tune.measured_tuning import check_simulated, tune_measured
-from domino_tune.planfile import load_plan
+from domino_tune.planfile import PlanFile, load_plan
 from domino_tune.profile_services import (
     profiles_check,
     profiles_diff,
@@ -23,6 +23,7 @@ from domino_tune.results import (
     TuneResult,
     WhatIfResult,
 )
+from domino_tune.shelf import DISK, Shelf
 from domino_tune.simulation import simulate_plan
 from domino_tune.tuning import Progress, setups_to_tune, silent, tune_setups
 from domino_tune.validation import validate
@@ -35,33 +36,51 @@ __all__ = [
 ]  # fmt: skip
 
 
-def simulate(request: requests.SimulateRequest) -> SimulateResult:
-    """Predict one plan beside the baseline and the bound; a plan file's order is replayed."""
-    plan_file = read_plan_file(request)
+def simulate(
+    request: requests.SimulateRequest, *, plan_file: PlanFile | None = None, shelf: Shelf = DISK
+) -> SimulateResult:
+    """Predict one plan beside the baseline and the bound; a plan file's order is replayed.
+
+    ``plan_file`` stands for the one that the request would name; ``shelf`` is where names are
+    looked up.
+    """
+    plan_file = plan_file or read_plan_file(request)
     plan = plan_of(request, plan_file)
-    setup = resolve(request, plan_file)
+    setup = resolve(request, plan_file, shelf)
     order = plan_file.order if plan_file else None
     return simulate_plan(setup, Chosen.of(setup, plan, order))
 
 
-def tune(request: requests.TuneRequest, progress: Progress = silent) -> TuneResult:
+def tune(
+    request: requests.TuneRequest, progress: Progress = silent, *, shelf: Shelf = DISK
+) -> TuneResult:
     """Find the best plan; ``progress`` is told what is being looked at.
 
-    With objective ``measure`` the result is a MeasuredTuneResult.
+    Names are looked up on ``shelf``; with objective ``measure`` always on disk, and the result is
+    a MeasuredTuneResult.
     """
     if request.objective == "measure":
         return tune_measured(request, progress)
     check_simulated(request)
-    setups = setups_to_tune(resolve(request), request.tune_also)
+    setups = setups_to_tune(resolve(request, shelf=shelf), request.tune_also)
     return tune_setups(setups, request, progress)
 
 
-def whatif(request: requests.WhatIfRequest, progress: Progress = silent) -> WhatIfResult:
-    """Predict a plan, or with ``retune`` the best one, where machine or workload are changed."""
+def whatif(
+    request: requests.WhatIfRequest,
+    progress: Progress = silent,
+    *,
+    plan_file: PlanFile | None = None,
+    shelf: Shelf = DISK,
+) -> WhatIfResult:
+    """Predict a plan, or with ``retune`` the best one, where machine or workload are changed.
+
+    ``plan_file`` and ``shelf`` as in ``simulate``.
+    """
     changes = parse_changes(request.change)
-    plan_file = read_plan_file(request)
+    plan_file = plan_file or read_plan_file(request)
     plan = plan_of(request, plan_file)
-    setup = resolve(request, plan_file)
+    setup = resolve(request, plan_file, shelf)
     return what_if(
         setup,
         Chosen.of(setup, plan, plan_file.order if plan_file else None),

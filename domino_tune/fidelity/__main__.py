@@ -1,4 +1,4 @@
-"""``scripts/fidelity``: profile, tune, run, compare; a page, and JSON."""
+"""``scripts/fidelity``: profile, tune, run, compare; a page, and JSON. Exits with 1 on a miss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from domino_tune.fidelity.cells import LINKS, MODELS
-from domino_tune.fidelity.page import markdown, tables, to_json
+from domino_tune.fidelity.page import checks, markdown, tables, to_json
 from domino_tune.fidelity.scores import Cell, Setting
 from domino_tune.measure.machine import cpu_name
 from domino_tune.store.files import write_whole
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _write(settings, options)
     for table in tables(settings):
         print_table(table)
-    return 0
+    return int(any(check.ok is False for check in checks(settings)))
 
 
 def _parser() -> argparse.ArgumentParser:

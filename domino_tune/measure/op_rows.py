@@ -3,8 +3,9 @@ that folding a report in takes milliseconds of a core that a rank may be working
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from simulator.lookup import Timing
@@ -24,6 +25,12 @@ from simulator.profile import (
 KINDS: Final[Mapping[str, type[Any]]] = {
     "gemm": Gemm, "attention": Attention, "pointwise": Pointwise, "collective": Collective,
 }  # fmt: skip
+SECTIONS: Final[Mapping[str, tuple[type[Any], type[Any], Callable[[Any], Any]]]] = {
+    "gemm": (GemmSection, GemmRow, gemm_key),
+    "attention": (AttentionSection, AttentionRow, attrgetter("key")),
+    "pointwise": (PointwiseSection, PointwiseRow, attrgetter("key")),
+}
+"""Kind of op → its section, the section's rows, and what tells rows apart."""
 TIMING: Final = ("median_us", "spread_us", "samples")
 MEASURED: Final = Provenance(
     kind="measured",
@@ -48,32 +55,20 @@ def add_ops(
     """``profile`` with the ``ops`` rows of a ``plan`` message, each together with the row of
     ``before``, which holds what earlier runs measured; where ``profile`` holds a row that rests on
     more samples, that one stays."""
-    plain: dict[str, list[dict[str, Any]]] = {"gemm": [], "attention": [], "pointwise": []}
+    plain: dict[str, list[dict[str, Any]]] = {kind: [] for kind in SECTIONS}
     for row in rows:
         signature = signature_from(row["signature"])
         timing = {name: row[name] for name in TIMING}
         plain[signature.kind].append({**signature._asdict(), **timing})
-    if plain["gemm"]:
-        gemms = add_rows(
-            {gemm_key(row): row for row in _gemms(profile)},
-            {gemm_key(row): row for row in _gemms(before)},
-            {gemm_key(row): row for row in (GemmRow(**fields) for fields in plain["gemm"])},
-        )
-        profile = replace(profile, gemm=GemmSection(rows=gemms, provenance=MEASURED))
-    if plain["attention"]:
-        cores = add_rows(
-            {row.key: row for row in _cores(profile)},
-            {row.key: row for row in _cores(before)},
-            {row.key: row for row in (AttentionRow(**fields) for fields in plain["attention"])},
-        )
-        profile = replace(profile, attention=AttentionSection(rows=cores, provenance=MEASURED))
-    if plain["pointwise"]:
-        points = add_rows(
-            {row.key: row for row in _points(profile)},
-            {row.key: row for row in _points(before)},
-            {row.key: row for row in (PointwiseRow(**fields) for fields in plain["pointwise"])},
-        )
-        profile = replace(profile, pointwise=PointwiseSection(rows=points, provenance=MEASURED))
+    for kind, (section, row_type, key) in SECTIONS.items():
+        if plain[kind]:
+            found = [row_type(**fields) for fields in plain[kind]]
+            by_key = [
+                {key(row): row for row in some}
+                for some in (_rows(profile, kind), _rows(before, kind), found)
+            ]
+            changed = section(rows=add_rows(*by_key), provenance=MEASURED)
+            profile = replace(profile, **{kind: changed})
     return profile
 
 
@@ -106,13 +101,6 @@ def together(one: Row, other: Row) -> Row:
     return merged
 
 
-def _gemms(profile: Profile | None) -> tuple[GemmRow, ...]:
-    return profile.gemm.rows if profile and profile.gemm else ()
-
-
-def _cores(profile: Profile | None) -> tuple[AttentionRow, ...]:
-    return profile.attention.rows if profile and profile.attention else ()
-
-
-def _points(profile: Profile | None) -> tuple[PointwiseRow, ...]:
-    return profile.pointwise.rows if profile and profile.pointwise else ()
+def _rows(profile: Profile | None, kind: str) -> tuple[Any, ...]:
+    section = getattr(profile, kind, None)
+    return section.rows if section else ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final
 
 _LEAST: Final = 1
@@ -23,24 +23,27 @@ def for_new_threads() -> Iterator[bool]:
     Yields whether the system allowed it: root may, others where their limit on real-time priority
     does (``ulimit -r``).
     """
-    if not may_be_urgent():
-        yield False
-        return
-    before = os.sched_getscheduler(0), os.sched_getparam(0)
-    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_LEAST))
+    before = _become_urgent()
     try:
-        yield True
+        yield before is not None
     finally:
-        os.sched_setscheduler(0, *before)
+        if before is not None:
+            os.sched_setscheduler(0, *before)
 
 
 def may_be_urgent() -> bool:
     """Whether this thread may give itself real-time priority; it is tried, and taken back."""
+    with for_new_threads() as urgent:
+        return urgent
+
+
+def _become_urgent() -> tuple[int, os.sched_param] | None:
+    """Take real-time priority; what was before, or None where it is not allowed."""
     if not hasattr(os, "sched_setscheduler"):
-        return False
+        return None
     before = os.sched_getscheduler(0), os.sched_getparam(0)
-    with suppress(PermissionError):
+    try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_LEAST))
-        os.sched_setscheduler(0, *before)
-        return True
-    return False
+    except PermissionError:
+        return None
+    return before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
@@ -45,9 +45,17 @@ def _load(text: str) -> LoadedModel:
         error = unknown_name("model", text, MODELS)
         raise InputError(f"{error} Or give a config.json of Hugging Face, or a model file.")
     plain = read_json(path, what="Model file", error=InputError)
-    if "model_type" not in plain and "architectures" not in plain:
-        return LoadedModel(spec=model_from_json(plain, source=f"Model file {text!r}"))
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
+    return read_model(plain, name=name, source=f"Model file {text!r}")
+
+
+def read_model(plain: Mapping[str, Any], *, name: str, source: str) -> LoadedModel:
+    """A model from parsed JSON: a model file of ours, else a Hugging Face config called ``name``.
+
+    Raises InputError, for a model file beginning with ``source``.
+    """
+    if "model_type" not in plain and "architectures" not in plain:
+        return LoadedModel(spec=model_from_json(plain, source=source))
     model = from_hf_config(plain, name=name)
     notes = list(model.notes)
     if model.ignored:

@@ -70,8 +70,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
         return _read(user)
     known = bundled_names()
     if text in known:
-        data = resources.files("profiles").joinpath(f"{text}.json").read_bytes()
-        return parse_profile(data, source=f"bundled profile {text!r}")
+        return parse_profile(bundled_bytes(text), source=f"bundled profile {text!r}")
     raise unknown_name("profile", text, {*known, *_user_names()})
 
 
@@ -142,6 +141,11 @@ def bundled_names() -> list[str]:
     return sorted(n[:-5] for n in files if n.endswith(".json") and n != "schema.json")
 
 
+def bundled_bytes(name: str) -> bytes:
+    """The file of a bundled profile; ``name`` must be one of ``bundled_names``."""
+    return resources.files("profiles").joinpath(f"{name}.json").read_bytes()
+
+
 def _user_names() -> list[str]:
     folder = user_profiles_dir()
     return sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
@@ -209,6 +213,11 @@ def _summary(name: str, origin: str) -> ProfileSummary:
             name=name, origin=origin, gpu="", created="", content_id="", sections={},
             problem=str(error),
         )  # fmt: skip
+    return summary_of(profile, origin)
+
+
+def summary_of(profile: Profile, origin: str) -> ProfileSummary:
+    """The profile's line in a list; ``origin`` says where it is kept."""
     sections = {
         name: section.provenance.kind
         for name in SECTIONS

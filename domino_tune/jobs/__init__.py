@@ -1,0 +1,1 @@
+"""Jobs of the service: kept in SQL, claimed by lease, done slice by slice."""

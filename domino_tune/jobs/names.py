@@ -1,0 +1,20 @@
+"""Names that users give to what the service keeps: slugs, which are never paths."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from simulator.errors import InputError
+
+_SLUG: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+def slug(kind: str, name: str) -> str:
+    """``name``. Raises InputError unless it is a slug; ``kind`` says of what."""
+    if not _SLUG.fullmatch(name) or ".." in name:
+        raise InputError(
+            f"A {kind}'s name is 1 to 64 small letters, digits, '.', '_' or '-', beginning with a "
+            f"letter or digit, without '..'; got {name[:80]!r}."
+        )
+    return name

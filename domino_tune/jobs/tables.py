@@ -1,0 +1,136 @@
+"""The tables, for SQLite and PostgreSQL alike; times are the database's, seconds since 1970.
+
+Large bodies stand apart from ``jobs``: a heartbeat rewrites its row, and must not rewrite them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+)
+
+SCHEMA_VERSION: Final = 1
+METADATA: Final = MetaData()
+
+schema_version: Final = Table(
+    "schema_version", METADATA, Column("version", Integer, nullable=False)
+)
+
+tasks: Final = Table(
+    "tasks",
+    METADATA,
+    Column("digest", Text, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
+"""What a job computes, whole and pinned; equal jobs share one."""
+
+jobs: Final = Table(
+    "jobs",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("request", Text, nullable=False),
+    Column("task_digest", Text, ForeignKey("tasks.digest"), nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("fence", Integer, nullable=False),
+    Column("worker", Text),
+    Column("lease_until_s", Double),
+    Column("progress", Text),
+    Column("best", Text),
+    Column("error", Text),
+    Column("created_s", Double, nullable=False),
+    Column("started_s", Double),
+    Column("finished_s", Double),
+    Column("version", Integer, nullable=False),
+    CheckConstraint("state IN ('queued', 'running', 'done', 'failed', 'cancelled')"),
+    Index("jobs_by_state", "state", "id"),
+    Index("jobs_by_owner", "owner", "kind", "id"),
+)
+
+points: Final = Table(
+    "points",
+    METADATA,
+    Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
+"""Points of a sweep, each committed as soon as it is known."""
+
+artifacts: Final = Table(
+    "artifacts",
+    METADATA,
+    Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
+"""What a finished job made; its result is the artifact of that name."""
+
+validations: Final = Table(
+    "validations",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("job_id", Text, ForeignKey("jobs.id"), nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("created_s", Double, nullable=False),
+    Index("validations_by_job", "job_id", "id"),
+)
+
+idempotency: Final = Table(
+    "idempotency",
+    METADATA,
+    Column("owner", Text, primary_key=True),
+    Column("route", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("body_digest", Text, nullable=False),
+    Column("answer", Text, nullable=False),
+    Column("created_s", Double, nullable=False),
+    Index("idempotency_by_age", "created_s"),
+)
+
+tokens: Final = Table(
+    "tokens",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("digest", Text, nullable=False, unique=True),
+    Column("owner", Text, nullable=False),
+    Column("scope", Text, nullable=False),
+    Column("created_s", Double, nullable=False),
+)
+
+profile_bodies: Final = Table(
+    "profile_bodies",
+    METADATA,
+    Column("content_id", Text, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
+"""Every profile that ever was, by the id of its content."""
+
+profiles: Final = Table(
+    "profiles",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("content_id", Text, ForeignKey("profile_bodies.content_id"), nullable=False),
+    Column("updated_s", Double, nullable=False),
+)
+
+models: Final = Table(
+    "models",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("body", Text, nullable=False),
+    Column("notes", Text, nullable=False),
+    Column("updated_s", Double, nullable=False),
+)
