@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 from domino_tune.errors import RankKilledError, RunError
 from domino_tune.planfile import order_to_json
 from domino_tune.runtime.launch import LaunchSpec, Message, run_job
+from domino_tune.runtime.turns import next_turn
 from simulator.build import build_schedule
 from simulator.lines import LayerOrder
 from simulator.plan import SlicePlan
@@ -146,8 +147,9 @@ class Runs:
 
     def _next(self, plan: int) -> int:
         """Whose turn comes behind ``plan``'s: ranks do not say, not to disturb their steps."""
-        turns = [index for index in range(len(self.plans)) if index not in self.failed]
-        return turns[(turns.index(plan) + 1) % len(turns)]
+        playing = [index for index in range(len(self.plans)) if index not in self.failed]
+        round = len(self.steps[plan]) - 1
+        return playing[next_turn(range(len(playing)), round, playing.index(plan))]
 
     def _measured(self, index: int) -> Measured:
         plan, order = self.plans[index]

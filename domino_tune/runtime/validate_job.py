@@ -25,6 +25,7 @@ from domino_tune.runtime.graphs import EAGER_STEPS, CapturedExecutor, whole_ns
 from domino_tune.runtime.live_memory import step_peak_bytes
 from domino_tune.runtime.session import Session
 from domino_tune.runtime.state import Training
+from domino_tune.runtime.turns import turns_of
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE
 from simulator.timeline import Timeline
@@ -97,8 +98,8 @@ def validate(context: RankContext, payload: Mapping[str, Any]) -> None:
         _settle(session, turn)
     rounds = int(payload["rounds"])
     for step in range(1, WARM_UP + rounds):
-        for turn in turns:
-            _take_turn(session, turn, step)
+        for place in turns_of(range(len(turns)), step - WARM_UP):
+            _take_turn(session, turns[place], step)
     for step in range(1, WARM_UP + min(rounds, SPANS)):
         for turn in turns:
             _take_spans(session, turn, step)

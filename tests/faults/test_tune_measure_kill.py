@@ -20,7 +20,7 @@ from domino_tune.commands import command_line
 from domino_tune.requests import TuneRequest
 from tests.conftest import REPOSITORY
 from tests.domino_tune.measured_cases import launches, measured_request
-from tests.faults.test_ranks import PATIENCE_S, is_alive, wait_until_gone
+from tests.faults.test_ranks import PATIENCE_S, wait_until_gone
 
 Tuning = subprocess.Popen[str]
 
@@ -102,7 +102,7 @@ def test_killed_interrupted_and_robbed_of_a_rank_it_loses_nothing(request_: Tune
     assert "To go on: python -m domino_tune tune" in err
     assert str(request_.evidence) in err
     assert "Traceback" not in err
-    assert not any(map(is_alive, ranks))
+    wait_until_gone(ranks)
     third = launches(request_)
     assert third[: len(second)] == second
 

@@ -1,0 +1,63 @@
+"""Who calls, and what they may do: bearer tokens with a scope and an owner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+from starlette.requests import Request
+
+from api.problems import ProblemError
+from domino_tune.jobs.tokens import SCOPES, Scope, TokenDesk
+
+LONGEST_SECRET: Final = 200
+_REALM: Final = 'Bearer realm="domino_tune"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """Who asks: ``owner`` has the jobs, ``scope`` says what may be done, ``key`` is counted."""
+
+    owner: str
+    scope: Scope
+    key: str
+
+
+LOCAL: Final = Caller(owner="local", scope="admin", key="local")
+"""Whoever is on this machine, where no token is demanded."""
+
+
+async def authenticate(request: Request, tokens: TokenDesk, *, required: bool) -> Caller:
+    """The caller by the request's token. Raises ProblemError 401.
+
+    A token that is sent must be a good one, though none was ``required``.
+    """
+    given = request.headers.getlist("authorization")
+    if not given and not required:
+        return LOCAL
+    if not given:
+        raise _unknown("A token is needed: send `Authorization: Bearer dt_…`.", _REALM)
+    scheme, _, secret = given[0].partition(" ")
+    if len(given) > 1 or scheme.lower() != "bearer" or not 0 < len(secret) <= LONGEST_SECRET:
+        raise _unknown("Send one header, `Authorization: Bearer dt_…`.", _REALM)
+    token = await anyio.to_thread.run_sync(tokens.find, secret.strip())
+    if token is None:
+        raise _unknown(
+            "The token is not known, or was revoked.", f'{_REALM}, error="invalid_token"'
+        )
+    return Caller(owner=token.owner, scope=token.scope, key=f"token {token.name}")
+
+
+def check_scope(caller: Caller, scope: Scope) -> None:
+    """Raise ProblemError 403 where the caller may not do this."""
+    if SCOPES.index(caller.scope) < SCOPES.index(scope):
+        raise ProblemError(
+            403,
+            f"This needs a token of scope {scope}; yours has {caller.scope}.",
+            headers={"WWW-Authenticate": f'{_REALM}, error="insufficient_scope", scope="{scope}"'},
+        )
+
+
+def _unknown(detail: str, challenge: str) -> ProblemError:
+    return ProblemError(401, detail, headers={"WWW-Authenticate": challenge})

@@ -1,0 +1,161 @@
+"""Bodies of requests: capped while they stream in, in by a deadline, read strictly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final, TypeVar
+
+import anyio
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from api.problems import MOST_FAULTS, Fault, ProblemError, bad_body, pointer
+from api.strict_json import read_json
+
+JSON_TYPES: Final = ("application/json",)
+TABLE_TYPES: Final = ("text/plain", "text/csv", "application/octet-stream")
+IN_THREAD_BYTES: Final = 64 << 10
+"""Bodies that are larger are parsed beside the event loop."""
+_CHARSET: Final = re.compile(r'charset="?([^";\s]*)"?', re.ASCII | re.IGNORECASE)
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+async def read_body(
+    request: Request, *, cap_bytes: int, deadline_s: float, media_types: Iterable[str]
+) -> bytes:
+    """The body, as it was sent.
+
+    Raises ProblemError: 413 above ``cap_bytes``, before more than that was kept; 408 where it is
+    not in after ``deadline_s``; 415 for another media type, another charset or a coding.
+    """
+    _check_kind(request, tuple(media_types))
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > cap_bytes:
+        raise _too_large(cap_bytes)
+    try:
+        with anyio.fail_after(deadline_s):
+            return await _stream(request, cap_bytes)
+    except TimeoutError:
+        raise ProblemError(
+            408,
+            f"The body was not in after {deadline_s:g} s; send it faster, or again.",
+            headers={"Connection": "close"},
+        ) from None
+
+
+async def _stream(request: Request, cap_bytes: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] != "http.request":
+            raise ProblemError(400, "The connection ended before the body did.")
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > cap_bytes:
+            raise _too_large(cap_bytes)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _too_large(cap_bytes: int) -> ProblemError:
+    return ProblemError(413, f"The body may have at most {cap_bytes:,} bytes; send less.")
+
+
+def _check_kind(request: Request, media_types: tuple[str, ...]) -> None:
+    codings = ",".join(request.headers.getlist("content-encoding")).lower()
+    if any(coding.strip() not in ("", "identity") for coding in codings.split(",")):
+        raise ProblemError(
+            415,
+            "Bodies are taken as they are: leave out Content-Encoding.",
+            headers={"Accept-Encoding": "identity"},
+        )
+    given = request.headers.getlist("content-type")
+    kind, _, rest = (given[0] if len(given) == 1 else "").partition(";")
+    if kind.strip().lower() not in media_types:
+        raise ProblemError(
+            415,
+            f"The body must be {' or '.join(media_types)}: say so in one Content-Type.",
+            headers={"Accept": ", ".join(media_types)},
+        )
+    charset = _CHARSET.search(rest)
+    if charset and charset[1].lower() not in ("utf-8", "utf8", "us-ascii"):
+        raise ProblemError(415, "The body's charset must be UTF-8.")
+
+
+async def parse_body(kind: type[Kind], data: bytes) -> Kind:
+    """``data`` as ``kind``. Raises ProblemError: 400 for no JSON, 422 with pointers for others."""
+    if len(data) <= IN_THREAD_BYTES:
+        return parse(kind, data)
+    return await anyio.to_thread.run_sync(parse, kind, data)
+
+
+def parse(kind: type[Kind], data: bytes) -> Kind:
+    """As ``parse_body``, here and now."""
+    if not data:
+        raise bad_body("The body is empty; send a JSON object.", status=400)
+    plain = read_json(data)
+    _check_keys(kind, plain)
+    try:
+        return kind.model_validate_json(data.removeprefix(b"\xef\xbb\xbf"))
+    except ValidationError as error:
+        raise _refused(error, plain) from None
+
+
+def _check_keys(kind: type[BaseModel], plain: Any) -> None:
+    """Unknown keys at the top first: a body may hold hundreds of thousands of them."""
+    if not isinstance(plain, dict):
+        raise bad_body("The body must be a JSON object.")
+    if kind.model_config.get("extra") != "forbid":
+        return
+    known = {item.alias or name for name, item in kind.model_fields.items()}
+    if len(plain) <= len(known):
+        return
+    unknown = [key for key in plain if key not in known][:MOST_FAULTS]
+    raise bad_body(
+        f"Unknown keys; known: {', '.join(sorted(known))}.",
+        [Fault(pointer=pointer((key,)), detail="This key is not known.") for key in unknown],
+    )
+
+
+def _refused(error: ValidationError, plain: Any) -> ProblemError:
+    faults = [
+        Fault(pointer=pointer(_place(plain, item["loc"])), detail=sentence(item["msg"]))
+        for item in error.errors(include_url=False, include_context=False, include_input=False)[
+            :MOST_FAULTS
+        ]
+    ]
+    what = "is 1 fault" if error.error_count() == 1 else f"are {error.error_count():,} faults"
+    return bad_body(f"There {what} in the body: {faults[0].detail}", faults)
+
+
+def sentence(message: str) -> str:
+    """A message of pydantic as a sentence."""
+    text = message.removeprefix("Value error, ")
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def _place(plain: Any, location: tuple[str | int, ...]) -> list[str | int]:
+    """Where in the body ``location`` is: without the names that pydantic gives to alternatives."""
+    place: list[str | int] = []
+    here = plain
+    for depth, part in enumerate(location):
+        last = depth == len(location) - 1
+        if isinstance(here, dict) and isinstance(part, str) and (part in here or last):
+            here = here.get(part)
+        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
+            here = here[part]
+        else:
+            continue
+        place.append(part)
+    return place
+
+
+async def parse_object(data: bytes) -> dict[str, Any]:
+    """A JSON object with whatever keys. Raises ProblemError as ``parse_body`` does."""
+    plain = await anyio.to_thread.run_sync(read_json, data)
+    if not isinstance(plain, dict):
+        raise bad_body("The body must be a JSON object.")
+    return plain

@@ -1,0 +1,208 @@
+"""How large a question may be: looked at in closed form, before anything is built from it.
+
+Some checks of the simulator look for a better number among all up to a size, and a schedule has an
+op for every piece of every layer: sizes that no machine has would keep a server busy for hours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Final
+
+from api.problems import bad_body
+from domino_tune.case import Setup
+from domino_tune.formats.hf_config import field_name
+from domino_tune.quantities import parse_quantity
+from domino_tune.search import SpaceSpec
+from domino_tune.simulation import MICROS_PLAYED
+from domino_tune.tuning import setups_to_tune
+from domino_tune.whatif import parse_changes, parse_sweep
+from simulator.errors import InputError
+from simulator.plan import MAX_ROW_SLICES, SlicePlan
+from simulator.specs import ClusterSpec, ModelSpec
+
+MOST_OPS: Final = 2_000_000
+"""Ops of a schedule that is played in full."""
+MOST_PLANS: Final = 4_000_000
+"""Combinations of a search, all micro-batch sizes together."""
+MOST_RANKS: Final = 1 << 20
+MOST_SEQUENCES: Final = 1 << 20
+"""Sequences of one replica's step: micro-batch × accumulation."""
+MOST_POINTS: Final = 256
+MOST_TOKENS: Final = 20_000
+MOST_STRIDE: Final = 16
+LONGEST_TOKEN: Final = 64
+COUNTS: Final = {
+    "tp": 1 << 16,
+    "dp": MOST_RANKS,
+    "nodes": MOST_RANKS,
+    "seq_length": 1 << 24,
+    "micro_batch_size": 1 << 16,
+    "grad_accumulation": 1 << 13,
+}
+"""Most of each number of a request."""
+SIZES: Final = {
+    "num_hidden_layers": 4096,
+    "hidden_size": 1 << 20,
+    "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16,
+    "head_dim": 1 << 16,
+    "intermediate_size": 1 << 22,
+    "vocab_size": 1 << 24,
+    "max_position_embeddings": 1 << 28,
+}
+"""Most of each size of a model."""
+
+
+def check_fields(body: object) -> None:
+    """Refuse a body whose numbers alone are too large. Raises ProblemError 422."""
+    for name, most in COUNTS.items():
+        _at_most(getattr(body, name, None), most, (name,))
+    ranks = (getattr(body, "tp", None) or 1) * (getattr(body, "dp", None) or 1)
+    _at_most(ranks, MOST_RANKS, ("dp",), "tp × dp")
+    for index, text in enumerate(getattr(body, "overrides", None) or ()):
+        _check_override(text, ("overrides", index))
+    plan = getattr(body, "plan", None)
+    if isinstance(plan, Mapping):
+        check_plan_object(plan)
+
+
+def _check_override(text: str, place: tuple[str | int, ...]) -> None:
+    name, _, value = text.partition("=")
+    try:
+        size, key = int(value), field_name(name.strip())
+    except (InputError, ValueError):  # whoever applies it says what is wrong
+        return
+    _at_most(size, SIZES.get(key, max(SIZES.values())), place, key)
+
+
+def check_model(model: ModelSpec, place: tuple[str | int, ...] = ("model",)) -> None:
+    """Refuse a model that is larger than any. Raises ProblemError 422."""
+    for name, most in SIZES.items():
+        _at_most(getattr(model, name), most, place, name)
+
+
+def check_plan_object(plain: Mapping[str, Any]) -> None:
+    """Refuse a plan file, as parsed JSON, that is too large to be looked at. Raises ProblemError.
+
+    Whatever else is wrong with it is for ``planfile.plan_from_json`` to say.
+    """
+    for part, limits in {"model": SIZES, "workload": COUNTS, "cluster": _CLUSTER}.items():
+        if not isinstance(found := plain.get(part), Mapping):
+            continue
+        for name, most in limits.items():
+            _at_most(found.get(name), most, ("plan", part, name))
+    order = plain.get("order")
+    if not isinstance(order, Mapping):
+        return
+    for name in ("forward", "backward"):
+        if isinstance(line := order.get(name), Mapping):
+            _check_line(line, ("plan", "order", name))
+
+
+_CLUSTER: Final = {"tp": COUNTS["tp"], "dp": MOST_RANKS, "ranks_per_node": 1 << 30}
+
+
+def _check_line(line: Mapping[str, Any], place: tuple[str, ...]) -> None:
+    _at_most(line.get("stride"), MOST_STRIDE, (*place, "stride"))
+    tokens = line.get("tokens")
+    if not isinstance(tokens, list):
+        return
+    _at_most(len(tokens), MOST_TOKENS, (*place, "tokens"), "its length")
+    for index, token in enumerate(tokens):
+        if isinstance(token, str) and len(token) > LONGEST_TOKEN:
+            raise bad_body("No token of an order is so long.", place=(*place, "tokens", index))
+
+
+def check_setup(
+    setup: Setup,
+    plan: SlicePlan | None = None,
+    *,
+    changes: Sequence[str] = (),
+    sweep: str | None = None,
+    tune_also: Sequence[str] = (),
+) -> None:
+    """Refuse a question that would take too long. Raises ProblemError 422, or InputError.
+
+    ``plan`` is what is played; None stands for a search, over ``tune_also`` too.
+    ``changes`` and ``sweep`` are a what-if's.
+    """
+    check_model(setup.model)
+    cluster, workload = setup.cluster, setup.workload
+    _at_most(cluster.world_size, MOST_RANKS, ("dp",), "tp × dp")
+    for name in ("seq_length", "micro_batch_size", "grad_accumulation"):
+        _at_most(getattr(workload, name), COUNTS[name], (name,))
+    sequences = workload.micro_batch_size * workload.grad_accumulation
+    _at_most(sequences, MOST_SEQUENCES, ("grad_accumulation",), "the batch of a replica")
+    _check_changes(setup, changes, sweep)
+    played = plan or _most_sliced(workload.micro_batch_size)
+    micros = min(workload.grad_accumulation, MICROS_PLAYED)
+    _at_most(
+        schedule_ops(setup.model, cluster, played, micros), MOST_OPS, ("model",),
+        "the number of ops to play",
+    )  # fmt: skip
+    if plan is None:
+        _at_most(search_size(setup, tune_also), MOST_PLANS, ("tune_also",), "the number of plans")
+
+
+def _check_changes(setup: Setup, changes: Sequence[str], sweep: str | None) -> None:
+    key, values = parse_sweep(sweep)
+    _at_most(len(values), MOST_POINTS, ("sweep",), "the number of values")
+    asked = [("change", name, text) for name, text in parse_changes(changes).items()]
+    asked += [("sweep", key, text) for text in values]
+    old = {
+        "tp": setup.cluster.tp, "nodes": setup.cluster.nodes,
+        "seq_length": setup.workload.seq_length,
+        "micro_batch_size": setup.workload.micro_batch_size,
+    }  # fmt: skip
+    for place, name, text in asked:
+        if name not in old:
+            continue
+        quantity = parse_quantity(name, text, ("number", "factor"))
+        value = quantity.value * (old[name] if quantity.dimension == "factor" else 1)
+        _at_most(value, COUNTS[name], (place,), name)
+        if name == "tp":
+            _at_most(value * setup.cluster.dp, MOST_RANKS, (place,), "tp × dp")
+
+
+def _most_sliced(micro_batch_size: int) -> SlicePlan:
+    """The plan of a search with most ops."""
+    columns = max(SpaceSpec().col_slices)
+    return SlicePlan(
+        row_slices=min(MAX_ROW_SLICES, micro_batch_size), attn_col_slices=columns,
+        mlp_col_slices=columns,
+    )  # fmt: skip
+
+
+def schedule_ops(model: ModelSpec, cluster: ClusterSpec, plan: SlicePlan, micros: int) -> int:
+    """Ops of ``micros`` micro-batches; at most a data-parallel bucket a layer too many."""
+    reduces = plan.strategy != "no_comm"
+    each = 2 if reduces and cluster.tp > 1 else 1  # a GEMM, and its all-reduce
+    rope = model.position_embedding == "rope"
+    pieces = sum(plan.slices[1:])
+    # norm, a, core and out of both blocks; b_dgrad, core', norm' and with dropout out' backward
+    row = 8 + 2 * (3 + (model.hidden_dropout > 0)) + 2 * rope + each * pieces
+    wgrads = 4 * (1 if plan.merge_wgrad else plan.row_slices)
+    layer = plan.row_slices * row + wgrads
+    edges = plan.row_slices * (4 * each + 7)
+    buckets = model.num_hidden_layers + 1 if reduces and cluster.dp > 1 else 0
+    return micros * (model.num_hidden_layers * layer + edges) + buckets + each + 1
+
+
+def search_size(setup: Setup, tune_also: Sequence[str]) -> int:
+    """Combinations that a search of ``setup`` counts, for every micro-batch size it tunes."""
+    axes = {item.name: getattr(SpaceSpec(), item.name) for item in fields(SpaceSpec)}
+    axes["comm_ctas"] = setup.profile.comm_ctas_choices(*setup.cluster.tp_group)
+    del axes["row_slices"]
+    # Cuts have columns and dgrad pieces of two blocks each.
+    each = math.prod(map(len, axes.values())) * len(axes["col_slices"]) * len(axes["dgrad_slices"])
+    return each * MAX_ROW_SLICES * len(setups_to_tune(setup, tune_also))
+
+
+def _at_most(value: Any, most: int, place: tuple[str | int, ...], what: str = "") -> None:
+    """Raise ProblemError 422 at ``place`` where ``value`` is a number above ``most``."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and value > most:
+        label = what or str(place[-1])
+        raise bad_body(f"{label} may be at most {most:,} here; ask for less.", place=place)

@@ -1,0 +1,77 @@
+"""From exceptions to problem+json, one function a kind of exception."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.body import sentence
+from api.problems import (
+    MOST_FAULTS,
+    Fault,
+    Problem,
+    ProblemError,
+    phrase,
+    problem_of,
+    problem_response,
+)
+from simulator.errors import DominoTuneError
+
+RETRY_S = "2"
+DETAILS = {
+    404: "There is nothing here; see /docs.",
+    405: "This cannot be done here; Allow says what can.",
+}
+
+
+async def domino_tune_error(request: Request, error: Exception) -> Response:
+    """What a user of domino_tune can cause, as domino_tune.errors.MEANINGS has it."""
+    assert isinstance(error, DominoTuneError)
+    problem = problem_of(error)
+    headers = {"Retry-After": RETRY_S} if problem.status in (503, 507) else None
+    return _answer(request, problem, headers)
+
+
+async def problem_error(request: Request, error: Exception) -> Response:
+    """What the wire itself refuses."""
+    assert isinstance(error, ProblemError)
+    return _answer(request, error.problem(), error.headers)
+
+
+async def validation_error(request: Request, error: Exception) -> Response:
+    """Parameters of path, query and headers; never a body, which ``api.body`` reads."""
+    assert isinstance(error, RequestValidationError)
+    faults = [
+        Fault(parameter=str(item["loc"][-1]), detail=sentence(item["msg"]))
+        for item in error.errors()[:MOST_FAULTS]
+    ]
+    detail = f"{faults[0].parameter}: {faults[0].detail}"
+    return _answer(request, Problem(title=phrase(422), status=422, detail=detail, errors=faults))
+
+
+async def http_exception(request: Request, error: Exception) -> Response:
+    """What the router refuses: paths and methods that are not there."""
+    assert isinstance(error, HTTPException)
+    headers: dict[str, str] = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_allowed(request))
+    detail = DETAILS.get(error.status_code, str(error.detail))
+    problem = Problem(title=phrase(error.status_code), status=error.status_code, detail=detail)
+    return _answer(request, problem, headers)
+
+
+def _allowed(request: Request) -> list[str]:
+    """Methods that the path of a request has."""
+    routes: list[Any] = request.app.routes
+    path = request.scope["path"]
+    methods = (one.methods for one in routes if one.path_regex.match(path))
+    return sorted({method for some in methods for method in some})
+
+
+def _answer(request: Request, problem: Problem, headers: dict[str, str] | None = None) -> Response:
+    placed = problem.model_copy(update={"instance": request.scope["path"][:200]})
+    return problem_response(placed, headers)

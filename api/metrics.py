@@ -1,0 +1,84 @@
+"""What Prometheus is told: requests, jobs, the process. Labels come from bounded sets only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from api.parts import Parts
+
+MEDIA_TYPE: Final = CONTENT_TYPE_LATEST
+BUCKETS_S: Final = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """Counts of one application, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self._requests = Counter(
+            "http_requests", "Requests by method, route and status.",
+            ("method", "route", "status"), registry=self.registry,
+        )  # fmt: skip
+        self._seconds = Histogram(
+            "http_request_seconds", "Time until an answer begins.", ("method", "route"),
+            buckets=BUCKETS_S, registry=self.registry,
+        )  # fmt: skip
+        self._in_flight = Gauge(
+            "http_requests_in_flight", "Requests being answered.", registry=self.registry
+        )
+
+    def began(self) -> None:
+        """A request came in."""
+        self._in_flight.inc()
+
+    def ended(self, method: str, route: str, status: int, seconds: float) -> None:
+        """It was answered; status 0: its connection ended before."""
+        self._in_flight.dec()
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(method, route).observe(seconds)
+
+    def watch(self, parts: Parts) -> None:
+        """Tell of the jobs, too."""
+        self.registry.register(_Jobs(parts))
+
+    def exposition(self) -> bytes:
+        """All of it as text. Asks the database, so it blocks."""
+        return generate_latest(self.registry)
+
+
+class _Jobs(Collector):
+    """Jobs by state, asked for when somebody looks."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Nothing is asked of the database to register this."""
+        yield GaugeMetricFamily("domino_tune_jobs", "Jobs by state.", labels=["state"])
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Count them."""
+        found = GaugeMetricFamily("domino_tune_jobs", "Jobs by state.", labels=["state"])
+        for state, count in self._parts.jobs.counts().items():
+            found.add_metric([state], count)
+        yield found
+        yield GaugeMetricFamily(
+            "domino_tune_quick_waiting", "Simulations and what-ifs being computed.",
+            value=self._parts.quick.waiting,
+        )  # fmt: skip

@@ -1,0 +1,151 @@
+"""Around every request: safe headers, a log line, counts, and a problem where code failed.
+
+The log tells method, route, status, milliseconds and the request's id: no query, header, token,
+body or owner.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+import traceback
+from collections.abc import Callable
+from typing import Final, Protocol
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.problems import Problem, ProblemError, problem_response
+from api.wire import API_CSP
+
+ACCESS: Final = logging.getLogger("domino_tune.access")
+ERRORS: Final = logging.getLogger("domino_tune.api")
+REQUEST_ID: Final = "X-Request-Id"
+SAFE_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": API_CSP,
+    "Cache-Control": "no-store",
+}
+"""Of every answer that does not say otherwise itself."""
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
+UNMATCHED: Final = "unmatched"
+
+
+class Counts(Protocol):
+    """Who counts requests."""
+
+    def began(self) -> None:
+        """A request came in."""
+
+    def ended(self, method: str, route: str, status: int, seconds: float) -> None:
+        """It was answered: ``seconds`` until its first byte left."""
+
+
+class Observe:
+    """ASGI middleware: everything that is the same for all routes.
+
+    ``route_of`` names the route of a scope that was served, from a set that is bounded.
+    """
+
+    def __init__(self, app: ASGIApp, counts: Counts, route_of: Callable[[Scope], str]) -> None:
+        self.app = app
+        self.counts = counts
+        self.route_of = route_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the class."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        answer = _Answer(send)
+        self.counts.began()
+        try:
+            await self.app(scope, receive, answer.send)
+        except Exception as error:
+            await self._failed(error, answer, scope, receive)
+        finally:
+            method = scope["method"] if scope["method"] in METHODS else "OTHER"
+            route = self.route_of(scope)
+            self.counts.ended(method, route, answer.status, answer.seconds)
+            ACCESS.info(
+                json.dumps({
+                    "method": method, "route": route, "status": answer.status,
+                    "ms": round(answer.seconds * 1e3, 1), "id": answer.identity,
+                })
+            )  # fmt: skip
+
+    async def _failed(
+        self, error: Exception, answer: _Answer, scope: Scope, receive: Receive
+    ) -> None:
+        """Log where a bug is, and nothing of the data that met it; answer if it can be."""
+        places = "".join(traceback.format_tb(error.__traceback__))
+        ERRORS.error("request %s: %s at\n%s", answer.identity, type(error).__name__, places)
+        if not answer.status:
+            detail = f"A bug of ours; the log has more under {answer.identity}."
+            problem = Problem(title="Internal Server Error", status=500, detail=detail)
+            await problem_response(problem)(scope, receive, answer.send)
+
+
+class _Answer:
+    """What is sent, with headers added; ``status`` is 0 until it begins."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._began = time.perf_counter()
+        self.identity = secrets.token_hex(8)
+        self.status = 0
+        self.seconds = 0.0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.seconds = time.perf_counter() - self._began
+            headers = MutableHeaders(scope=message)
+            for name, value in SAFE_HEADERS.items():
+                headers.setdefault(name, value)
+            headers[REQUEST_ID] = self.identity
+        await self._send(message)
+
+
+class Guard:
+    """ASGI middleware: no page of another site may use a browser to call us.
+
+    Where ``hosts`` are given, a request must name one of them: else a page could let its own name
+    lead to this machine, and read what we answer without a token.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
+        self.app = app
+        self.hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the class."""
+        refused = self._refused(Headers(scope=scope)) if scope["type"] == "http" else None
+        if refused is None:
+            await self.app(scope, receive, send)
+        else:
+            problem = ProblemError(403, refused).problem()
+            await problem_response(problem)(scope, receive, send)
+
+    def _refused(self, headers: Headers) -> str | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self.hosts and _name(host) not in self.hosts:
+            return f"This service answers to {', '.join(self.hosts)} only."
+        if origin is not None and origin.partition("//")[2].lower() != host.lower():
+            return "Pages of other sites may not call this service."
+        return None
+
+
+def _name(host: str) -> str:
+    """A Host header without its port."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

@@ -1,0 +1,128 @@
+"""Routes put into FastAPI, and the OpenAPI document, with every answer that a route can give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from starlette.responses import JSONResponse, Response
+
+from api.body import JSON_TYPES
+from api.problems import MEDIA_TYPE, Problem, phrase
+from api.wire import BodySpec, Declared
+
+REFERENCE: Final = "#/components/schemas/{model}"
+SCHEME: Final = "token"
+DESCRIPTION: Final = """\
+Predicts and tunes Domino-style tensor-parallel training. Names in bodies are those of the command
+line's options, in snake_case.
+
+Every error is `application/problem+json` (RFC 9457); `errors` points at what is wrong. Any route
+may also answer 400 to what is no HTTP, 405 with `Allow`, and 503 while the database is away.
+"""
+
+
+def add_route(app: FastAPI, declared: Declared) -> None:
+    """Serve ``declared``."""
+    app.add_api_route(
+        declared.path,
+        declared.endpoint,
+        methods=[declared.method],
+        operation_id=declared.name,
+        tags=[declared.tag],
+        status_code=declared.status,
+        response_model=None,
+        response_class=_response_class(declared),
+        dependencies=declared.dependencies,
+        responses=_responses(declared),
+        openapi_extra=_extra(declared),
+        summary=declared.name.replace("_", " ").capitalize(),
+    )
+
+
+def query_names(dependant: Dependant) -> frozenset[str]:
+    """Query parameters that a route (``route.dependant``) knows."""
+    deeper = (query_names(one) for one in dependant.dependencies)
+    return frozenset(item.alias for item in dependant.query_params).union(*deeper)
+
+
+def document(app: FastAPI, declared: Iterable[Declared]) -> dict[str, Any]:
+    """The OpenAPI document of ``app``, whose routes are ``declared``."""
+    made = get_openapi(
+        title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes,
+        tags=[{"name": tag} for tag in dict.fromkeys(one.tag for one in declared)],
+    )  # fmt: skip
+    components = made.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for kind in (Problem, *(one.body.kind for one in declared if one.body)):
+        if kind is not None:
+            _add_schema(schemas, kind)
+    components["schemas"] = dict(sorted(schemas.items()))
+    components["securitySchemes"] = {
+        SCHEME: {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "A token of `domino-tune tokens add`. Scopes: read < tune < admin. "
+            "Not needed where the service listens on loopback and demands none.",
+        }
+    }
+    return made
+
+
+def _add_schema(schemas: dict[str, Any], kind: type[BaseModel]) -> None:
+    schema = kind.model_json_schema(ref_template=REFERENCE)
+    for name, inner in schema.pop("$defs", {}).items():
+        schemas.setdefault(name, inner)
+    schemas.setdefault(kind.__name__, schema)
+
+
+def _response_class(declared: Declared) -> type[Response]:
+    if declared.media_type == JSONResponse.media_type:
+        return JSONResponse
+
+    class Answer(Response):
+        media_type = declared.media_type
+
+    return Answer
+
+
+def _responses(declared: Declared) -> dict[int | str, dict[str, Any]]:
+    found: dict[int | str, dict[str, Any]] = {}
+    for status, kind in {declared.status: declared.returns, **declared.also}.items():
+        found[status] = {"description": phrase(status)} | ({"model": kind} if kind else {})
+    problem = {"schema": {"$ref": REFERENCE.format(model=Problem.__name__)}}
+    for status in problem_statuses(declared):
+        found[status] = {"description": phrase(status), "content": {MEDIA_TYPE: problem}}
+    return found
+
+
+def problem_statuses(declared: Declared) -> list[int]:
+    """Statuses of every error that a route can answer with."""
+    found = {400, 403, 405, 422, 500, 503, *declared.problems}
+    if declared.scope is not None:
+        found |= {401, 429, 507}
+    if declared.body is not None:
+        found |= {408, 413, 415}
+    if "{" in declared.path:
+        found.add(404)
+    return sorted(found)
+
+
+def _extra(declared: Declared) -> dict[str, Any]:
+    extra: dict[str, Any] = {}
+    if declared.scope is not None:
+        extra["security"] = [{SCHEME: [declared.scope]}]
+    if declared.body is not None:
+        extra["requestBody"] = {"required": True, "content": _content(declared.body)}
+    return extra
+
+
+def _content(body: BodySpec) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object" if body.media_types == JSON_TYPES else "string"}
+    if body.kind is not None:
+        schema = {"$ref": REFERENCE.format(model=body.kind.__name__)}
+    return {media_type: {"schema": schema} for media_type in body.media_types}

@@ -1,0 +1,87 @@
+"""The service's parts, opened when it starts and closed, in order, when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+from api.limits import Buckets
+from api.quick import Quick
+from api.settings import Settings
+from domino_tune.jobs.database import Database, open_database
+from domino_tune.jobs.desk import JobDesk
+from domino_tune.jobs.leases import Leases
+from domino_tune.jobs.library import Library
+from domino_tune.jobs.measurements import Measurements
+from domino_tune.jobs.tokens import TokenDesk
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """What routes use. ``runner`` is None where this replica runs no jobs.
+
+    ``draining`` is set when the service is about to stop: streams end, /readyz says 503.
+    """
+
+    settings: Settings
+    database: Database
+    jobs: JobDesk
+    measurements: Measurements
+    tokens: TokenDesk
+    library: Library
+    quick: Quick
+    buckets: Buckets
+    runner: Any
+    executors: list[Executor]
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def wake(self) -> None:
+        """Tell the runner that there is a new job."""
+        if self.runner is not None:
+            self.runner.wake()
+
+    def close(self) -> None:
+        """End worker processes and connections. Blocks."""
+        for executor in self.executors:
+            executor.shutdown(wait=False, cancel_futures=True)
+        self.database.close()
+
+
+def open_parts(settings: Settings) -> Parts:
+    """Open the database and start worker processes. Blocks.
+
+    Raises InputError, StorageError and UnavailableError where that cannot be.
+    """
+    from domino_tune.jobs import work
+    from domino_tune.jobs.executors import open_executor
+    from domino_tune.jobs.runner import Runner
+
+    database = open_database(settings.database_url)
+    quick = open_executor("local", settings.quick_workers)
+    executors = [quick]
+    runner = None
+    if settings.workers:
+        executors.append(open_executor(settings.executor, settings.workers))
+        runner = Runner(Leases(database, _worker_name()), executors[-1], settings.workers)
+    return Parts(
+        settings=settings,
+        database=database,
+        jobs=JobDesk(database),
+        measurements=Measurements(database),
+        tokens=TokenDesk(database),
+        library=Library(database),
+        quick=Quick(quick, work.quick, settings.quick_s),
+        buckets=Buckets(settings.rate_per_s, settings.burst),
+        runner=runner,
+        executors=executors,
+    )
+
+
+def _worker_name() -> str:
+    """A name that no other process has, nor this one when it is started again."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"

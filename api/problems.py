@@ -1,0 +1,149 @@
+"""Errors on the wire: application/problem+json (RFC 9457), each fault with its JSON pointer.
+
+Nothing of what was sent is echoed here but names of keys: values may be secret, huge or no JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict
+from starlette.responses import Response
+
+from domino_tune import requests
+from domino_tune.errors import meaning_of
+from domino_tune.options import option_of
+from simulator.errors import DominoTuneError
+
+MEDIA_TYPE: Final = "application/problem+json"
+MOST_FAULTS: Final = 20
+LONGEST_NAME: Final = 100
+"""Characters of a key that a pointer shows."""
+_FLAG: Final = re.compile(r"--[a-z][a-z0-9-]*")
+_PHRASES: Final = {413: "Content Too Large", 422: "Unprocessable Content"}
+"""Names of RFC 9110 where Python's standard library has older ones."""
+
+
+class Fault(BaseModel):
+    """One thing that is wrong: ``pointer`` into the body, or ``parameter`` of path, query or
+    headers."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    detail: str
+    pointer: str | None = None
+    parameter: str | None = None
+
+
+class Problem(BaseModel):
+    """Why a request, or a job, failed. ``errors`` says where, as far as that is known."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+    errors: list[Fault] = []
+
+    def to_json(self) -> bytes:
+        """Its bytes on the wire."""
+        return self.model_dump_json(exclude_none=True).encode()
+
+
+class ProblemError(Exception):
+    """An answer of the wire itself, as any layer of it may raise it; becomes a Problem."""
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        faults: Sequence[Fault] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.faults = list(faults)
+        self.headers = dict(headers or {})
+
+    def problem(self) -> Problem:
+        """What it tells the caller."""
+        return Problem(
+            title=phrase(self.status), status=self.status, detail=self.detail, errors=self.faults
+        )
+
+
+def phrase(status: int) -> str:
+    """The name of a status code."""
+    return _PHRASES.get(status) or HTTPStatus(status).phrase
+
+
+def pointer(parts: Iterable[str | int]) -> str:
+    """A JSON pointer (RFC 6901) as a URI fragment; ``#`` is the whole body."""
+    escaped = (
+        str(part)[:LONGEST_NAME].replace("~", "~0").replace("/", "~1") for part in parts
+    )  # fmt: skip
+    text = "".join(f"/{part}" for part in escaped)
+    return "#" + quote(text, safe="/~!$&'()*+,;=:@?", errors="replace")
+
+
+def bad_body(
+    detail: str, faults: Sequence[Fault] = (), *, status: int = 422, place: Iterable[str | int] = ()
+) -> ProblemError:
+    """A body that is refused: at ``faults``, or where ``place`` leads."""
+    found = list(faults)[:MOST_FAULTS] or [Fault(pointer=pointer(place), detail=detail)]
+    return ProblemError(status, detail, faults=found)
+
+
+def problem_of(error: DominoTuneError) -> Problem:
+    """An error of domino_tune as the wire tells it: fields by their names in a body, no flags."""
+    meaning = meaning_of(error)
+    said = str(error)
+    detail = in_wire_words(said)
+    faults = []
+    if meaning.http_status == 422:
+        named = dict.fromkeys(_fields_by_flag().get(flag, "") for flag in _FLAG.findall(said))
+        places: list[tuple[str, ...]] = [(name,) for name in named if name] or [()]
+        faults = [Fault(pointer=pointer(place), detail=detail) for place in places[:MOST_FAULTS]]
+    return Problem(
+        type=f"urn:domino-tune:{meaning.title.lower().replace(' ', '-')}",
+        title=meaning.title,
+        status=meaning.http_status,
+        detail=detail,
+        errors=faults,
+    )
+
+
+def in_wire_words(text: str) -> str:
+    """``text`` with options of the command line under the names they have in bodies."""
+    return _FLAG.sub(lambda match: _fields_by_flag().get(match[0], match[0]), text)
+
+
+@cache
+def _fields_by_flag() -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    kinds: list[type[Any]] = [requests.Request]
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        for item in fields(kind):
+            if flag := option_of(item).flag:
+                found[flag] = item.name
+    return found
+
+
+def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    """The answer that tells a problem."""
+    return Response(
+        problem.to_json(),
+        status_code=problem.status,
+        headers=dict(headers or {}),
+        media_type=MEDIA_TYPE,
+    )

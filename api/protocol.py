@@ -1,0 +1,94 @@
+"""uvicorn's HTTP/1.1 with a deadline: a request that dribbles in does not hold its connection.
+
+``serve`` gives it to uvicorn by name, ``http="api.protocol:TimedProtocol"``. Bodies have a deadline
+in ``api.body``, which answers 408; here it is request lines and headers, and bodies that nobody
+reads any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+from typing import Any, Final
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from api.problems import MEDIA_TYPE, Problem, phrase
+from api.settings import from_environment
+
+GRACE_S: Final = 2.0
+"""A body's reader has answered by then."""
+
+
+@cache
+def _receive_s() -> float:
+    return from_environment().receive_s
+
+
+class TimedProtocol(H11Protocol):
+    """One connection. A request must be in ``receive_s`` after its first byte, a connection's
+    first request after it was opened; GRACE_S later the connection is closed."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _silent = True
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the clock."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Start the clock with a request's first byte, stop it with its last."""
+        self._silent = False
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """The next request may have come in already."""
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._stop()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Tell what is no HTTP as a problem, unless an answer is under way."""
+        self._refuse(400, "This is no HTTP/1.1 request that can be read.")
+
+    def _watch(self) -> None:
+        state = self.conn.their_state
+        begun = state is h11.IDLE and bool(self.conn.trailing_data[0])
+        if not (self._silent or begun or state is h11.SEND_BODY):
+            self._stop()
+        elif self._deadline is None:
+            seconds = _receive_s() + GRACE_S
+            self._deadline = self.loop.call_later(seconds, self._too_slow)
+
+    def _stop(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        self._deadline = None
+        self._refuse(408, "The request was not in by its deadline; send it faster, or again.")
+
+    def _refuse(self, status: int, detail: str) -> None:
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            problem = Problem(title=phrase(status), status=status, detail=detail)
+            body = problem.to_json()
+            headers = [
+                (b"content-type", MEDIA_TYPE.encode()),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ]
+            reason = phrase(status).encode()
+            start = h11.Response(status_code=status, headers=headers, reason=reason)
+            for event in (start, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()

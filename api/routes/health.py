@@ -1,0 +1,50 @@
+"""Whether the service lives, whether it can take work, and what it offers."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import anyio
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from api.problems import ProblemError
+from api.wire import Routes, parts_of
+
+routes: Final = Routes("service")
+PING_S: Final = 2.0
+
+
+class Health(BaseModel):
+    """The service is well."""
+
+    status: Literal["ok"] = "ok"
+
+
+@routes.route("GET", "/healthz", scope=None, returns=Health)
+async def healthz(request: Request) -> Response:
+    """200 as long as requests are answered at all."""
+    return JSONResponse(Health().model_dump())
+
+
+@routes.route("GET", "/readyz", scope=None, returns=Health)
+async def readyz(request: Request) -> Response:
+    """200 where work can be taken; 503 while the service stops, or the database is away."""
+    parts = parts_of(request)
+    if parts.draining.is_set():
+        raise ProblemError(503, "The service is about to stop.", headers={"Retry-After": "5"})
+    try:
+        with anyio.fail_after(PING_S):
+            await anyio.to_thread.run_sync(parts.database.ping, abandon_on_cancel=True)
+    except TimeoutError:
+        raise ProblemError(
+            503, f"The database did not answer in {PING_S:g} s.", headers={"Retry-After": "5"}
+        ) from None
+    return JSONResponse(Health().model_dump())
+
+
+@routes.route("GET", "/openapi.json", scope=None)
+async def openapi(request: Request) -> Response:
+    """This description of the API."""
+    return JSONResponse(request.app.openapi())

@@ -1,0 +1,94 @@
+"""What the service runs with, as ``serve`` writes it into its environment."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Final
+
+from domino_tune.store.files import parse_json
+from domino_tune.store.strict import strict
+from simulator.errors import InputError
+
+VARIABLE: Final = "DOMINO_TUNE_SERVE"
+"""Environment variable that holds the settings as one JSON object."""
+LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that can be set; times in seconds, sizes in bytes.
+
+    ``bind`` is the address that is listened on, without its port. ``executor`` carries the slices
+    of jobs: ``local``, or ``dask://host:port``. ``workers`` slices run at once (0: this replica
+    answers only), ``quick_workers`` processes answer simulations and what-ifs.
+    ``rate_per_s`` and ``burst``: requests of one token, each replica counting its own.
+    ``most_queued``: jobs of one owner that are not finished. ``receive_s``: a request must be in
+    by then; ``quick_s``: what is answered at once must be there by then. ``notice_s``: how long
+    /readyz says 503 before the server stops to listen; ``drain_s``: running jobs are given back by
+    then. Raises InputError for values that cannot be served.
+    """
+
+    database_url: str = field(repr=False)
+    executor: str = "local"
+    workers: int = 1
+    quick_workers: int = 1
+    bind: str = "127.0.0.1"
+    tokens_required: bool = False
+    rate_per_s: float = 100.0
+    burst: int = 200
+    most_queued: int = 200
+    body_bytes: int = 1 << 20
+    upload_bytes: int = 16 << 20
+    receive_s: float = 10.0
+    quick_s: float = 20.0
+    notice_s: float = 1.0
+    drain_s: float = 6.0
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "notice_s"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} must be ≥ 0, got {getattr(self, name)}; correct it.")
+        for name in (
+            "quick_workers", "rate_per_s", "burst", "most_queued", "body_bytes", "upload_bytes",
+            "receive_s", "quick_s", "drain_s",
+        ):  # fmt: skip
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} must be > 0, got {getattr(self, name)}; correct it.")
+        if not (self.tokens_required or is_loopback(self.bind)):
+            raise InputError(
+                f"Listening on {self.bind} lets others in: require tokens (`tokens add` makes "
+                "one), or listen on 127.0.0.1."
+            )
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names under which it may be called; none where every name will do.
+
+        Without tokens a web page must not reach it by letting its own name lead here.
+        """
+        return () if self.tokens_required else (*LOCAL_NAMES, self.bind)
+
+    def to_json(self) -> str:
+        """What ``from_environment`` reads."""
+        return json.dumps(asdict(self), allow_nan=False)
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
+    """The settings of this process. Raises InputError where there are none, or bad ones."""
+    text = environment.get(VARIABLE)
+    if text is None:
+        raise InputError(f"${VARIABLE} is not set; start the service with `domino-tune serve`.")
+    plain = parse_json(text.encode(), source=f"${VARIABLE}", error=InputError)
+    return strict(Settings, plain, source=f"${VARIABLE}", error=InputError)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach ``address``."""
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return address == "localhost"

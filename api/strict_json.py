@@ -1,0 +1,149 @@
+"""JSON as strictly as it can be read, with a pointer to everything that is refused.
+
+Refused: what is no JSON, bad UTF-8, keys that stand twice, NaN, infinities and numbers too large
+to be finite, whole numbers of more digits than anything counts, NUL and lone surrogates in text,
+and deep nesting.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from api.problems import Fault, bad_body, pointer
+
+DEEPEST: Final = 32
+"""Objects and lists within each other; plan files and profiles have fewer than ten."""
+MOST_DIGITS: Final = 40
+_DOUBTFUL_TEXT: Final = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
+Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """Stands where a value was that JSON must not hold."""
+
+    reason: str
+
+
+class _Doubled(dict[str, Any]):
+    """An object with a key that stands twice; ``twice`` names it."""
+
+    twice: str = ""
+
+
+class _Reader:
+    """Hooks of the JSON decoder that remember whether there is anything to look for."""
+
+    def __init__(self) -> None:
+        self.refused = False
+
+    def constant(self, text: str) -> _Refused:
+        self.refused = True
+        return _Refused(f"{text} is no JSON; every number must be finite.")
+
+    def floating(self, text: str) -> float | _Refused:
+        value = float(text)
+        if math.isfinite(value):
+            return value
+        self.refused = True
+        return _Refused("The number is too large; every number must be finite.")
+
+    def whole(self, text: str) -> int | _Refused:
+        if len(text) <= MOST_DIGITS:
+            return int(text)
+        self.refused = True
+        return _Refused(f"A whole number may have at most {MOST_DIGITS} digits.")
+
+    def pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) == len(pairs):
+            return found
+        self.refused = True
+        seen: set[str] = set()
+        doubled = _Doubled(found)
+        doubled.twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        return doubled
+
+
+def read_json(data: bytes) -> Any:
+    """The JSON value in ``data``. Raises ProblemError, 400 for what is none and 422 for the rest.
+
+    A byte-order mark is skipped.
+    """
+    reader = _Reader()
+    try:
+        value = json.loads(
+            data.decode("utf-8-sig"), parse_constant=reader.constant, parse_float=reader.floating,
+            parse_int=reader.whole, object_pairs_hook=reader.pairs,
+        )  # fmt: skip
+    except RecursionError:
+        raise _too_deep(()) from None
+    except UnicodeDecodeError as error:
+        raise bad_body(
+            f"The body is no UTF-8: byte {error.start} does not fit; encode it as UTF-8.",
+            status=400,
+        ) from None
+    except json.JSONDecodeError as error:
+        raise bad_body(
+            f"The body is no JSON: {error.msg} at line {error.lineno}, column {error.colno}.",
+            status=400,
+        ) from None
+    nested = data.count(b"[") + data.count(b"{")
+    if reader.refused or nested > DEEPEST or _DOUBTFUL_TEXT.search(data):
+        _check(value)
+    return value
+
+
+def _check(value: Any) -> None:
+    faults: list[Fault] = []
+    for place, found in _walk(value):
+        if len(place) > DEEPEST:
+            raise _too_deep(place[:DEEPEST])
+        reason = _reason(found)
+        if reason:
+            faults.append(Fault(pointer=pointer(place), detail=reason))
+    if faults:
+        raise bad_body(faults[0].detail, faults)
+
+
+def _reason(value: Any) -> str:
+    """Why ``value`` itself is refused, or nothing."""
+    if isinstance(value, _Refused):
+        return value.reason
+    if isinstance(value, _Doubled):
+        return f"The key {json.dumps(value.twice[:100])} stands twice; keep one."
+    texts = value.keys() if isinstance(value, dict) else (value,)
+    if any(isinstance(text, str) and not _is_text(text) for text in texts):
+        return "Text may hold neither NUL nor half of a surrogate pair."
+    return ""
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def _walk(value: Any) -> Iterator[tuple[Place, Any]]:
+    """Every value with its place; not by recursion, for that has its own depth."""
+    waiting: list[tuple[Place, Any]] = [((), value)]
+    while waiting:
+        place, found = waiting.pop()
+        yield place, found
+        if isinstance(found, dict):
+            waiting += [((*place, key), item) for key, item in found.items()]
+        elif isinstance(found, list):
+            waiting += [((*place, index), item) for index, item in enumerate(found)]
+
+
+def _too_deep(place: Place) -> Exception:
+    return bad_body(
+        f"Objects and lists may stand at most {DEEPEST} deep within each other.", place=place
+    )

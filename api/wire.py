@@ -1,0 +1,249 @@
+"""How a route is written. Routes are declared, each with its scope, in one table a noun:
+
+    routes = Routes("tunes")
+
+    @routes.route("POST", "/v1/tunes", scope="tune", status=202, returns=Tune, queues=True)
+    async def create_tune(request: Request, caller: Me, body: Any = body_of(TuneBody)) -> Response:
+        ...
+
+``api.routes.ALL`` lists the tables. The function's name is the operation id, its docstring the
+description; it gets, in this order: the caller (token, scope and rate are checked), room in the
+queue where it ``queues``, the body, read strictly. It answers with a Response and raises
+DominoTuneError or ProblemError, which become problem+json. The authorisation matrix is made from
+the same table.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import anyio
+from fastapi import Depends, Header, Path, params
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from api.auth import Caller, authenticate, check_scope
+from api.body import JSON_TYPES, TABLE_TYPES, parse_body, parse_object, read_body
+from api.bounds import check_fields
+from api.limits import check_queue
+from domino_tune.jobs.tokens import Scope
+
+if TYPE_CHECKING:
+    from api.parts import Parts
+
+SLUG: Final = r"^[a-z0-9](\.?[a-z0-9_-])*\.?$"
+"""Names of profiles and models: no separator and no two dots in a row, so never a path."""
+Slug = Annotated[str, Path(pattern=SLUG, max_length=64, description="A name.")]
+JobId = Annotated[str, Path(pattern=r"^job_[0-9a-f]{32}$", description="A job.")]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key", min_length=1, max_length=128, pattern=r"^[!-~]+$",
+        description="The same key with the same body gets the first answer again, for 24 hours.",
+    ),
+]  # fmt: skip
+API_CSP: Final = "default-src 'none'; frame-ancestors 'none'"
+PAGE_CSP: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+"""For pages that load their own files and nothing else."""
+REPORT_CSP: Final = (
+    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
+)
+"""For a self-contained page: its scripts run, in an origin of their own."""
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+Made = TypeVar("Made")
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BodySpec:
+    """What body a route takes: JSON of ``kind`` (None: any object), or a table as bytes."""
+
+    kind: type[BaseModel] | None = None
+    media_types: tuple[str, ...] = JSON_TYPES
+    upload: bool = False
+    """Whether it may be as large as a profile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """One route. ``scope`` None is open to everyone, and then nothing is counted.
+
+    ``returns`` is what a good answer holds, documented and not checked; ``also`` other good
+    statuses; ``problems`` statuses of errors that only this route has.
+    """
+
+    method: str
+    path: str
+    scope: Scope | None
+    endpoint: Callable[..., Any]
+    tag: str
+    status: int = 200
+    returns: type[BaseModel] | None = None
+    media_type: str = "application/json"
+    also: Mapping[int, type[BaseModel] | None] = field(default_factory=dict)
+    problems: tuple[int, ...] = ()
+    queues: bool = False
+
+    @property
+    def name(self) -> str:
+        """The operation id."""
+        return str(self.endpoint.__name__)
+
+    @property
+    def body(self) -> BodySpec | None:
+        """What body it takes, if any."""
+        defaults = (item.default for item in inspect.signature(self.endpoint).parameters.values())
+        called = (item.dependency for item in defaults if isinstance(item, params.Depends))
+        return next((_BODIES[one] for one in called if one in _BODIES), None)
+
+    @property
+    def dependencies(self) -> list[params.Depends]:
+        """What is checked before the function is called, in this order."""
+        found = [] if self.scope is None else [Depends(caller(self.scope))]
+        return [*found, Depends(_room)] if self.queues else found
+
+
+class Routes:
+    """The routes of one noun, in the order in which they were declared."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.declared: list[Declared] = []
+
+    def route(
+        self,
+        method: str,
+        path: str,
+        *,
+        scope: Scope | None,
+        status: int = 200,
+        returns: type[BaseModel] | None = None,
+        media_type: str = "application/json",
+        also: Mapping[int, type[BaseModel] | None] | None = None,
+        problems: Sequence[int] = (),
+        queues: bool = False,
+    ) -> Callable[[Endpoint], Endpoint]:
+        """Declare the decorated function; see Declared."""
+
+        def declare(endpoint: Endpoint) -> Endpoint:
+            self.declared.append(
+                Declared(
+                    method=method, path=path, scope=scope, endpoint=endpoint, tag=self.tag,
+                    status=status, returns=returns, media_type=media_type, also=also or {},
+                    problems=tuple(problems), queues=queues,
+                )
+            )  # fmt: skip
+            return endpoint
+
+        return declare
+
+
+# What functions of routes take ------------------------------------------------------------------
+
+_BODIES: Final[dict[Callable[..., Any], BodySpec]] = {}
+
+
+def parts_of(request: Request) -> Parts:
+    """The service's parts: settings, jobs, library, runner …"""
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+def caller(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
+    """A dependency: whoever asks, who may do what needs ``scope`` and has not asked too often."""
+
+    async def admit(request: Request) -> Caller:
+        parts = parts_of(request)
+        found = await authenticate(request, parts.tokens, required=parts.settings.tokens_required)
+        parts.buckets.take(found.key)
+        check_scope(found, scope)
+        request.state.caller = found
+        return found
+
+    return admit
+
+
+async def _admitted(request: Request) -> Caller:
+    found: Caller = request.state.caller
+    return found
+
+
+Me = Annotated[Caller, Depends(_admitted)]
+"""Parameter type: the caller of a route that has a scope."""
+
+
+async def _room(request: Request) -> None:
+    """Counted before the job is added, so that requests at one moment may exceed it by a few."""
+    parts, me = parts_of(request), await _admitted(request)
+    length = await in_thread(parts.jobs.queue_length, me.owner)
+    check_queue(length, parts.settings.most_queued)
+
+
+def body_of(kind: type[Kind], *, upload: bool = False) -> Any:
+    """Parameter default: the JSON body as ``kind``, within bounds; ``body_bytes`` has its bytes."""
+
+    async def read(request: Request) -> Kind:
+        body = await parse_body(kind, await _bytes(request, spec))
+        check_fields(body)
+        return body
+
+    spec = _BODIES[read] = BodySpec(kind=kind, upload=upload)
+    return Depends(read)
+
+
+def object_body(*, upload: bool = False) -> Any:
+    """Parameter default: the body as a JSON object that may hold any keys."""
+
+    async def read(request: Request) -> dict[str, Any]:
+        return await parse_object(await _bytes(request, spec))
+
+    spec = _BODIES[read] = BodySpec(upload=upload)
+    return Depends(read)
+
+
+def raw_body(media_types: tuple[str, ...] = TABLE_TYPES, *, upload: bool = True) -> Any:
+    """Parameter default: the body as bytes, of one of ``media_types``."""
+
+    async def read(request: Request) -> bytes:
+        return await _bytes(request, spec)
+
+    spec = _BODIES[read] = BodySpec(media_types=media_types, upload=upload)
+    return Depends(read)
+
+
+async def _bytes(request: Request, spec: BodySpec) -> bytes:
+    settings = parts_of(request).settings
+    data = await read_body(
+        request,
+        cap_bytes=settings.upload_bytes if spec.upload else settings.body_bytes,
+        deadline_s=settings.receive_s,
+        media_types=spec.media_types,
+    )
+    request.state.body = data
+    return data
+
+
+def body_bytes(request: Request) -> bytes:
+    """The body as it was sent, where the route takes one; for digests."""
+    data: bytes = request.state.body
+    return data
+
+
+async def in_thread(function: Callable[..., Made], *arguments: Any, **named: Any) -> Made:
+    """Call what may block (SQL, files) beside the event loop."""
+    return await anyio.to_thread.run_sync(partial(function, *arguments, **named))
+
+
+async def run_quick(request: Request, kind: str, task: bytes) -> bytes:
+    """The result of ``domino_tune.jobs.work.quick``, computed or known. Raises ProblemError 503."""
+    return await parts_of(request).quick.answer(kind, task)
