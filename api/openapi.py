@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, params
 from fastapi.dependencies.models import Dependant
+from fastapi.dependencies.utils import get_dependant
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from api.body import JSON_TYPES
 from api.problems import MEDIA_TYPE, Problem, phrase
-from api.wire import BodySpec, Declared
+from api.wire import BodySpec, Declared, only_query
 
 REFERENCE: Final = "#/components/schemas/{model}"
 SCHEME: Final = "token"
@@ -37,15 +38,22 @@ def add_route(app: FastAPI, declared: Declared) -> None:
         status_code=declared.status,
         response_model=None,
         response_class=_response_class(declared),
-        dependencies=declared.dependencies,
+        dependencies=_dependencies(declared),
         responses=_responses(declared),
         openapi_extra=_extra(declared),
         summary=declared.name.replace("_", " ").capitalize(),
     )
 
 
+def _dependencies(declared: Declared) -> list[params.Depends]:
+    if declared.scope is None:
+        return declared.dependencies
+    known = query_names(get_dependant(path=declared.path, call=declared.endpoint))
+    return [*declared.dependencies, Depends(only_query(known))]
+
+
 def query_names(dependant: Dependant) -> frozenset[str]:
-    """Query parameters that a route (``route.dependant``) knows."""
+    """Query parameters that a function knows, or one that it depends on."""
     deeper = (query_names(one) for one in dependant.dependencies)
     return frozenset(item.alias for item in dependant.query_params).union(*deeper)
 

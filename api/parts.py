@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import socket
+from collections import Counter
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ class Parts:
     """What routes use. ``runner`` is None where this replica runs no jobs.
 
     ``draining`` is set when the service is about to stop: streams end, /readyz says 503.
+    ``streams`` counts open streams by caller.
     """
 
     settings: Settings
@@ -39,6 +41,7 @@ class Parts:
     runner: Any
     executors: list[Executor]
     draining: asyncio.Event = field(default_factory=asyncio.Event)
+    streams: Counter[str] = field(default_factory=Counter)
 
     def wake(self) -> None:
         """Tell the runner that there is a new job."""

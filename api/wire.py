@@ -16,7 +16,7 @@ the same table.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -30,6 +30,7 @@ from api.auth import Caller, authenticate, check_scope
 from api.body import JSON_TYPES, TABLE_TYPES, parse_body, parse_object, read_body
 from api.bounds import check_fields
 from api.limits import check_queue
+from api.problems import LONGEST_NAME, Fault, ProblemError
 from domino_tune.jobs.tokens import Scope
 
 if TYPE_CHECKING:
@@ -171,6 +172,21 @@ def caller(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
         return found
 
     return admit
+
+
+def only_query(known: Collection[str]) -> Callable[[Request], Awaitable[None]]:
+    """A dependency that refuses query parameters that are not ``known``, or stand twice."""
+
+    async def check(request: Request) -> None:
+        names = [name for name, _ in request.query_params.multi_items()]
+        for name in names:
+            if name not in known or names.count(name) > 1:
+                what = "stands twice" if name in known else "is not known"
+                detail = f"A query parameter {what}; known: {', '.join(sorted(known)) or 'none'}."
+                fault = Fault(parameter=name[:LONGEST_NAME], detail=detail)
+                raise ProblemError(422, detail, faults=[fault])
+
+    return check
 
 
 async def _admitted(request: Request) -> Caller:

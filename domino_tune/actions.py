@@ -17,8 +17,8 @@ from domino_tune.outputs import (
     Outputs,
     PictureOutputs,
     ReportOutputs,
-    TraceOutputs,
     TuneOutputs,
+    ValidateOutputs,
 )
 
 if TYPE_CHECKING:
@@ -34,17 +34,28 @@ def simulate(request: requests.SimulateRequest, outputs: PictureOutputs) -> None
     _write_trace(outputs.trace, result)
     if outputs.report:
         reporting.report_simulation(outputs.report, request, result)
-    _answer(result, outputs.json, show.simulate)
+    answer(result, outputs.json, show.simulate)
 
 
 def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
-    """Find the best plan; when interrupted between measurements, say how to go on."""
+    """Find the best plan, here or at a server."""
+    _check_places(outputs)
+    if outputs.server:
+        from domino_tune import service_actions, show
+
+        result = service_actions.tune_there(request, outputs, outputs.server)
+        answer(result, outputs.json, show.tune)
+    else:
+        _tune_here(request, outputs)
+
+
+def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
+    """When interrupted between measurements, say how to go on."""
     from domino_tune import reporting, services, show, show_measured
     from domino_tune.measured_results import MeasuredTuneResult
     from domino_tune.measured_tuning import TuningInterrupted
     from domino_tune.planfile import save_plan
 
-    _check_places(outputs)
     try:
         measures = request.objective == "measure"
         with show.still_progress() if measures else show.progress() as progress:
@@ -58,7 +69,7 @@ def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     if outputs.report:
         reporting.report_tuning(outputs.report, request, outputs, result)
     measured = isinstance(result, MeasuredTuneResult)
-    _answer(result, outputs.json, show_measured.tune if measured else show.tune)
+    answer(result, outputs.json, show_measured.tune if measured else show.tune)
 
 
 def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
@@ -70,22 +81,32 @@ def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
         result = services.whatif(request, progress)
     if outputs.report:
         reporting.report_whatif(outputs.report, request, result)
-    _answer(result, outputs.json, show.whatif)
+    answer(result, outputs.json, show.whatif)
 
 
-def validate(request: requests.ValidateRequest, outputs: TraceOutputs) -> None:
+def validate(request: requests.ValidateRequest, outputs: ValidateOutputs) -> None:
     """Run plans for real; what is wrong with them is raised when all has been shown."""
     from domino_tune import services, show, show_validation
     from domino_tune.formats.chrome_trace import write_trace
     from domino_tune.validation import check_result
 
     _check_places(outputs)
+    if outputs.report_to:
+        from domino_tune import sending
+
+        sending.check_destination(outputs.report_to, outputs.token_file)
     with show.still_progress() as progress:
         result = services.validate(request, progress)
     if outputs.trace:
         write_trace(outputs.trace, result.timelines)
-    _answer(result, outputs.json, show_validation.validation)
-    check_result(result)
+    answer(result, outputs.json, show_validation.validation)
+    try:
+        if outputs.report_to:
+            from domino_tune import sending
+
+            sending.send_result(result, outputs.report_to, outputs.token_file)
+    finally:
+        check_result(result)
 
 
 def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
@@ -99,14 +120,14 @@ def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
         path = profiling_service.profile_path(request.name)
         show_profiling.interrupted(path, profiling_service.resume_command(request))
         raise
-    _answer(result, outputs.json, show_profiling.profile)
+    answer(result, outputs.json, show_profiling.profile)
 
 
 def plan_show(request: requests.PlanShowRequest, outputs: JsonOutputs) -> None:
     """Show what a plan file holds."""
     from domino_tune import services, show
 
-    _answer(services.plan_show(request), outputs.json, show.plan)
+    answer(services.plan_show(request), outputs.json, show.plan)
 
 
 def plan_export(request: requests.PlanExportRequest, outputs: FileOutputs) -> None:
@@ -129,42 +150,42 @@ def models(request: requests.ModelsRequest, outputs: JsonOutputs) -> None:
     """List the presets."""
     from domino_tune import services, show
 
-    _answer(services.models(request), outputs.json, show.models)
+    answer(services.models(request), outputs.json, show.models)
 
 
 def profiles_list(request: requests.ProfilesListRequest, outputs: JsonOutputs) -> None:
     """List profiles."""
     from domino_tune import services, show_profiles
 
-    _answer(services.profiles_list(request), outputs.json, show_profiles.listing)
+    answer(services.profiles_list(request), outputs.json, show_profiles.listing)
 
 
 def profiles_show(request: requests.ProfilesShowRequest, outputs: JsonOutputs) -> None:
     """Show one profile."""
     from domino_tune import services, show_profiles
 
-    _answer(services.profiles_show(request), outputs.json, show_profiles.profile)
+    answer(services.profiles_show(request), outputs.json, show_profiles.profile)
 
 
 def profiles_check(request: requests.ProfilesCheckRequest, outputs: JsonOutputs) -> None:
     """Check one profile."""
     from domino_tune import services, show_profiles
 
-    _answer(services.profiles_check(request), outputs.json, show_profiles.check)
+    answer(services.profiles_check(request), outputs.json, show_profiles.check)
 
 
 def profiles_import(request: requests.ProfilesImportRequest, outputs: JsonOutputs) -> None:
     """Import a table."""
     from domino_tune import services, show_profiles
 
-    _answer(services.profiles_import(request), outputs.json, show_profiles.imported)
+    answer(services.profiles_import(request), outputs.json, show_profiles.imported)
 
 
 def profiles_diff(request: requests.ProfilesDiffRequest, outputs: JsonOutputs) -> None:
     """Compare two profiles."""
     from domino_tune import services, show_profiles
 
-    _answer(services.profiles_diff(request), outputs.json, show_profiles.diff)
+    answer(services.profiles_diff(request), outputs.json, show_profiles.diff)
 
 
 def _check_places(outputs: Outputs) -> None:
@@ -182,7 +203,8 @@ def _write_trace(path: str | None, result: SimulateResult) -> None:
         write_trace(path, result.timelines)
 
 
-def _answer(result: Any, as_json: bool, table: Callable[[Any], None]) -> None:
+def answer(result: Any, as_json: bool, table: Callable[[Any], None]) -> None:
+    """Print the result as JSON or as its table."""
     from domino_tune.results import plain
 
     if as_json:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TextIO, get_args, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from domino_tune import VERSION, actions, outputs, requests
+from domino_tune import VERSION, actions, outputs, requests, service_actions, service_requests
 from domino_tune.errors import meaning_of
 from domino_tune.options import Option, option_of
 from simulator.errors import InputError
@@ -30,6 +30,7 @@ SETTINGS: Final = {"help_option_names": ["--help", "-h"]}
 GROUPS: Final = {
     "plan": "Show a plan file, or export it to a framework.",
     "profiles": "List, show, check, import and compare machine profiles.",
+    "tokens": "Make, list and revoke the tokens of a service.",
 }
 
 
@@ -50,7 +51,7 @@ VERBS: Final = (
          action=actions.tune),
     Verb(path=("whatif",), request=requests.WhatIfRequest, outputs=outputs.ReportOutputs,
          action=actions.whatif),
-    Verb(path=("validate",), request=requests.ValidateRequest, outputs=outputs.TraceOutputs,
+    Verb(path=("validate",), request=requests.ValidateRequest, outputs=outputs.ValidateOutputs,
          action=actions.validate),
     Verb(path=("profile",), request=requests.ProfileRequest, outputs=outputs.JsonOutputs,
          action=actions.profile),
@@ -70,6 +71,16 @@ VERBS: Final = (
          outputs=outputs.JsonOutputs, action=actions.profiles_import),
     Verb(path=("profiles", "diff"), request=requests.ProfilesDiffRequest,
          outputs=outputs.JsonOutputs, action=actions.profiles_diff),
+    Verb(path=("serve",), request=service_requests.ServeRequest, outputs=outputs.Outputs,
+         action=service_actions.serve),
+    Verb(path=("send",), request=service_requests.SendRequest, outputs=outputs.Outputs,
+         action=service_actions.send),
+    Verb(path=("tokens", "add"), request=service_requests.TokensAddRequest,
+         outputs=outputs.JsonOutputs, action=service_actions.tokens_add),
+    Verb(path=("tokens", "list"), request=service_requests.TokensListRequest,
+         outputs=outputs.JsonOutputs, action=service_actions.tokens_list),
+    Verb(path=("tokens", "revoke"), request=service_requests.TokensRevokeRequest,
+         outputs=outputs.Outputs, action=service_actions.tokens_revoke),
 )  # fmt: skip
 
 

@@ -54,6 +54,14 @@ class UnavailableError(DominoTuneError):
     """The database is busy or cannot be reached; the same may succeed a little later."""
 
 
+class AccessError(DominoTuneError):
+    """The service wants a token: none was given, or one that is wrong or allows too little."""
+
+
+class ServiceError(DominoTuneError):
+    """The service cannot be reached or started, is too busy, or failed."""
+
+
 class Meaning(NamedTuple):
     """How an error leaves the program and the service."""
 
@@ -78,6 +86,8 @@ MEANINGS: Final[dict[type[BaseException], Meaning]] = {
     DominoTuneError: Meaning(2, 422, "Bad input"),
     ToleranceError: Meaning(3, 422, "Outside tolerance"),
     RunError: Meaning(4, 500, "Run failed"),
+    AccessError: Meaning(2, 401, "No access"),
+    ServiceError: Meaning(6, 503, "Service failed"),
     KeyboardInterrupt: Meaning(130, 499, "Interrupted"),
 }
 BUG: Final = Meaning(1, 500, "A bug in domino_tune")

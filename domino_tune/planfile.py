@@ -87,7 +87,12 @@ class PlanFile:
 
 def save_plan(plan_file: PlanFile, path: str | Path) -> None:
     """Write it whole or not at all. Raises InputError where ``path`` cannot be written."""
-    write_whole(path, json.dumps(plan_file.to_json(), indent=1, allow_nan=False) + "\n")
+    write_whole(path, dump_plan(plan_file))
+
+
+def dump_plan(plan_file: PlanFile) -> str:
+    """The file's text."""
+    return json.dumps(plan_file.to_json(), indent=1, allow_nan=False) + "\n"
 
 
 def load_plan(path: str | Path) -> PlanFile:

@@ -53,7 +53,15 @@ def report_simulation(path: str, request: requests.SimulateRequest, result: Simu
 def report_tuning(
     path: str, request: requests.TuneRequest, outputs: TuneOutputs, result: TuneResult
 ) -> None:
-    """Write the page of a search: the answer, the map of cuts, and what the choice hangs on."""
+    """Write the page of a search."""
+    write_report(path, tuning_page(request, outputs, result))
+
+
+def tuning_page(
+    request: requests.TuneRequest, outputs: TuneOutputs, result: TuneResult
+) -> ReportData:
+    """The page of a search: the answer, the map of cuts, and what the choice hangs on; how long
+    it took, where the result says."""
     best = result.best
     workload = best.workload
     simulate = simulate_request(
@@ -67,7 +75,7 @@ def report_tuning(
             command_line("whatif", requests.WhatIfRequest(**vars(simulate), sweep=_SWEEP)),
         ),
     ]
-    data = replace(
+    return replace(
         _page(best, commands),
         heat=tuple(
             HeatCell(
@@ -87,11 +95,10 @@ def report_tuning(
             optimality="proven" if result.optimality == "proven" else "best_found",
             space_size=result.space_size,
             evaluations=result.evaluations,
-            seconds=result.seconds,
+            seconds=result.seconds or None,
             infeasible=result.infeasible,
         ),
     )
-    write_report(path, data)
 
 
 def report_whatif(path: str, request: requests.WhatIfRequest, result: WhatIfResult) -> None:

@@ -61,7 +61,7 @@ class Interval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateResult:
+class Simulated:
     """A plan beside the baseline (Megatron) and the bound (no communication).
 
     ``speedup`` is baseline_ms / iteration_ms; ``confidence`` high, medium or low;
@@ -87,6 +87,12 @@ class SimulateResult:
     cluster: ClusterSpec
     variants: dict[str, Variant]
     time_by_role_ms: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateResult(Simulated):
+    """The same where it was computed: with what traces, pages and plan files are made from."""
+
     timelines: dict[str, Timeline] = field(metadata=HIDDEN, repr=False)
     plan_file: PlanFile = field(metadata=HIDDEN, repr=False)
     setup: Setup = field(metadata=HIDDEN, repr=False)
@@ -152,13 +158,13 @@ class ContentionSensitivity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneResult:
+class Tuned:
     """The best plan, simulated in full, and how it was found.
 
     ``optimality`` proven or best_found; ``infeasible`` counts by reason what cannot run.
     """
 
-    best: SimulateResult
+    best: Simulated
     search: str
     seed: int
     target: str | None
@@ -198,6 +204,13 @@ class TuneResult:
             "grid": plain(self.grid),
             "trials": plain(self.trials),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneResult(Tuned):
+    """The same where it was computed."""
+
+    best: SimulateResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from domino_tune.shelf import DISK, Shelf
 from domino_tune.simulation import simulate_plan
 from domino_tune.tuning import Progress, setups_to_tune, silent, tune_setups
 from domino_tune.validation import validate
-from domino_tune.whatif import parse_changes, what_if
+from domino_tune.whatif import ask, what_if
 from simulator.presets import MODELS
 
 __all__ = [
@@ -77,18 +77,7 @@ def whatif(
 
     ``plan_file`` and ``shelf`` as in ``simulate``.
     """
-    changes = parse_changes(request.change)
-    plan_file = plan_file or read_plan_file(request)
-    plan = plan_of(request, plan_file)
-    setup = resolve(request, plan_file, shelf)
-    return what_if(
-        setup,
-        Chosen.of(setup, plan, plan_file.order if plan_file else None),
-        changes=changes,
-        sweep=request.sweep,
-        retune=request.retune,
-        progress=progress,
-    )
+    return what_if(ask(request, plan_file or read_plan_file(request), shelf), progress)
 
 
 def plan_show(request: requests.PlanShowRequest) -> PlanResult:

@@ -13,9 +13,9 @@ from domino_tune.results import (
     GridCell,
     ModelsResult,
     PlanResult,
-    SimulateResult,
+    Simulated,
     TrialResult,
-    TuneResult,
+    Tuned,
     Variant,
     WhatIfPoint,
     WhatIfResult,
@@ -51,7 +51,7 @@ def _kind(gated: bool, norm: str) -> str:
     return f"{'SwiGLU' if gated else 'GeLU'}, {'RMSNorm' if norm == 'rmsnorm' else 'LayerNorm'}"
 
 
-def simulate(result: SimulateResult) -> None:
+def simulate(result: Simulated) -> None:
     """Baseline, chosen plan and bound, one row each; then how sure that is."""
     print_table(
         Table(
@@ -106,7 +106,7 @@ def _variant_row(name: str, variant: Variant, baseline_ms: float) -> tuple[str, 
     )  # fmt: skip
 
 
-def _sure_line(result: SimulateResult) -> str:
+def _sure_line(result: Simulated) -> str:
     interval = result.interval_ms
     shares = ", ".join(f"{share:.0%} {kind}" for kind, share in result.confidence_shares.items())
     return (
@@ -115,7 +115,7 @@ def _sure_line(result: SimulateResult) -> str:
     )
 
 
-def tune(result: TuneResult) -> None:
+def tune(result: Tuned) -> None:
     """The best plan beside baseline and bound, its closest rivals, and what it hangs on."""
     simulate(result.best)
     _grid(result)
@@ -142,7 +142,7 @@ def tune(result: TuneResult) -> None:
     )  # fmt: skip
 
 
-def _grid(result: TuneResult) -> None:
+def _grid(result: Tuned) -> None:
     """The fastest plan of each cut, rows by columns."""
     columns = sorted({cell.col_slices for cell in result.grid})
     rows = sorted({cell.row_slices for cell in result.grid})
@@ -193,7 +193,7 @@ def still_progress() -> Iterator[Callable[[str], None]]:
         print(clear, end="", file=sys.stderr, flush=True)
 
 
-def _shortlist(result: TuneResult) -> list[TrialResult]:
+def _shortlist(result: Tuned) -> list[TrialResult]:
     chosen = [trial for trial in result.trials if _is_best(trial, result)]
     fastest: dict[int, TrialResult] = {}
     for trial in sorted(result.trials, key=lambda trial: trial.iteration_ms):
@@ -201,12 +201,12 @@ def _shortlist(result: TuneResult) -> list[TrialResult]:
     return [*chosen, *(trial for trial in fastest.values() if trial not in chosen)]
 
 
-def _is_best(trial: TrialResult, result: TuneResult) -> bool:
+def _is_best(trial: TrialResult, result: Tuned) -> bool:
     same_batch = trial.micro_batch_size == result.best.workload.micro_batch_size
     return same_batch and trial.plan == result.best.plan
 
 
-def _search_line(result: TuneResult) -> str:
+def _search_line(result: Tuned) -> str:
     infeasible = ", ".join(f"{count:,} {reason}" for reason, count in result.infeasible.items())
     certainty = "proven optimal" if result.optimality == "proven" else "best found, not proven"
     return (
@@ -267,7 +267,7 @@ def _replay_line(result: WhatIfResult) -> str:
     return "The plan and its order are replayed as they are; --retune finds each point's own."
 
 
-def _point_row(name: str, point: WhatIfPoint, base: SimulateResult) -> tuple[str, ...]:
+def _point_row(name: str, point: WhatIfPoint, base: Simulated) -> tuple[str, ...]:
     found = point.result
     if found is None:
         return (name, "not possible", *[""] * 9)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from typing import Final, cast
 
 from domino_tune.case import GIB, Chosen, Setup
@@ -16,6 +17,7 @@ from domino_tune.results import TrialResult, TuneResult
 from domino_tune.search import (
     SEARCHES,
     Evaluation,
+    Record,
     SearchOptions,
     SearchResult,
     Space,
@@ -24,6 +26,7 @@ from domino_tune.search import (
     choose_best,
     enumerate_plans,
 )
+from domino_tune.search.problem import go_on
 from domino_tune.search.space import Target
 from domino_tune.sensitivity import contention_sensitivity
 from domino_tune.simulation import MS, simulate_plan
@@ -53,7 +56,8 @@ class SimulatedPlans:
     known: dict[SlicePlan, Evaluation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._bounds = ClosedForm(self.setup.case)
+        closed = ClosedForm(self.setup.case)
+        self._bound_ns, self._prior_ns = cache(closed.lower_bound_ns), cache(closed.prior_ns)
 
     def order(self, plan: SlicePlan) -> LayerOrder:
         """The plan's explicit order."""
@@ -73,11 +77,30 @@ class SimulatedPlans:
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Proven bound, without an engine."""
-        return self._bounds.lower_bound_ns(plan)
+        return self._bound_ns(plan)
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Closed-form estimate, without an engine."""
-        return self._bounds.prior_ns(plan)
+        return self._prior_ns(plan)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SetupPlans:
+    """A setup and the plans it is searched among; a search that goes on finds all that was listed,
+    ordered and bounded before."""
+
+    setup: Setup
+    target: str | None = None
+
+    @cached_property
+    def space(self) -> Space:
+        """All plans. Raises InfeasiblePlanError where the target cannot run the workload."""
+        return space_of(self.setup, self.target)
+
+    @cached_property
+    def problem(self) -> SimulatedPlans:
+        """What the search asks."""
+        return SimulatedPlans(setup=self.setup, plans=self.space)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +110,14 @@ class Searched:
     setup: Setup
     problem: SimulatedPlans
     found: SearchResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllSearched:
+    """What the searches of all setups found, and why others have no plan that can run."""
+
+    made: tuple[Searched, ...]
+    failed: tuple[tuple[SetupPlans, InfeasiblePlanError], ...]
 
 
 def space_of(setup: Setup, target: str | None) -> Space:
@@ -101,30 +132,40 @@ def space_of(setup: Setup, target: str | None) -> Space:
     )
 
 
-def search(setup: Setup, request: TuneRequest, progress: Progress = silent) -> Searched:
-    """Search one setup's plans. Raises InfeasiblePlanError when none can run."""
-    space = space_of(setup, request.target)
-    _refuse_hopeless(setup)
-    problem = SimulatedPlans(setup=setup, plans=space)
+def search(
+    plans: SetupPlans,
+    request: TuneRequest,
+    progress: Progress = silent,
+    *,
+    record: Record | None = None,
+    pause: Callable[[], None] = go_on,
+) -> Searched:
+    """Search one setup's plans, or go on where ``record`` is. Raises what ``pause`` raises, and
+    InfeasiblePlanError when no plan can run."""
+    setup, space = plans.setup, plans.space
+    _refuse_hopeless(plans.problem)
     batch = setup.workload.micro_batch_size
     progress(f"micro-batch {batch}: {len(space):,} plans of {space.size:,} combinations")
 
     def report(trial: Trial) -> None:
         progress(f"{trial.plan.label}: {trial.iteration_ns * MS:,.1f} ms")
 
-    options = SearchOptions(trials=request.trials, seed=request.seed, progress=report)
-    found = SEARCHES[request.method](problem, options).within(space)
-    return Searched(setup=setup, problem=problem, found=found)
+    options = SearchOptions(
+        trials=request.trials, seed=request.seed, progress=report, pause=pause, record=record
+    )
+    found = SEARCHES[request.method](plans.problem, options).within(space)
+    return Searched(setup=setup, problem=plans.problem, found=found)
 
 
-def _refuse_hopeless(setup: Setup) -> None:
+def _refuse_hopeless(problem: SimulatedPlans) -> None:
     """Raise InfeasiblePlanError when no plan can fit, rather than count the memory of each.
 
     Slices change a rank's peak by few percent, so the least and the most sliced plan speak for all.
     """
+    setup = problem.setup
     rows = min(MAX_ROW_SLICES, setup.workload.micro_batch_size)
     plans = (SlicePlan(row_slices=1), SlicePlan(row_slices=rows))
-    peaks = {plan: peak_bytes(setup.case, plan, order_of(setup.case, plan)) for plan in plans}
+    peaks = {plan: peak_bytes(setup.case, plan, problem.order(plan)) for plan in plans}
     least = min(peaks, key=peaks.__getitem__)
     if peaks[least] > HOPELESS * setup.capacity_bytes:
         setup.check_memory(least, peaks[least])
@@ -138,9 +179,37 @@ def tune_setups(
     Raises the first setup's InfeasiblePlanError when none has a plan that can run.
     """
     began = time.perf_counter()
-    made, failed = _search_each(setups, request, progress)
+    plans = [SetupPlans(setup=setup, target=request.target) for setup in setups]
+    result = conclude(search_all(plans, request, progress), request, progress)
+    return replace(result, seconds=time.perf_counter() - began)
+
+
+def search_all(
+    setups: Sequence[SetupPlans],
+    request: TuneRequest,
+    progress: Progress = silent,
+    *,
+    records: Sequence[Record] = (),
+    pause: Callable[[], None] = go_on,
+) -> AllSearched:
+    """Search every setup, or go on where ``records`` are, one a setup; raises what ``pause``
+    raises, and the first setup's InfeasiblePlanError when none has a plan that can run."""
+    made, failed = [], []
+    for plans, record in zip(setups, records or [Record() for _ in setups], strict=True):
+        try:
+            made.append(search(plans, request, progress, record=record, pause=pause))
+        except InfeasiblePlanError as error:
+            failed.append((plans, error))
     if not made:
         raise failed[0][1]
+    return AllSearched(made=tuple(made), failed=tuple(failed))
+
+
+def conclude(
+    searched: AllSearched, request: TuneRequest, progress: Progress = silent
+) -> TuneResult:
+    """Simulate the best plan of all in full, and what it hangs on; ``seconds`` is left at 0."""
+    made = searched.made
     best_trial = choose_best(one.found.best for one in made)
     best = next(one for one in made if one.found.best is best_trial)
     chosen = Chosen(plan=best_trial.plan, order=best.problem.order(best_trial.plan))
@@ -151,9 +220,8 @@ def tune_setups(
     infeasible: Counter[str] = Counter()
     for one in made:
         infeasible.update(one.found.infeasible)
-    hopeless = [(space_of(setup, request.target), error.reason) for setup, error in failed]
-    for space, reason in hopeless:
-        infeasible.update({**space.infeasible, reason: len(space)})
+    for plans, error in searched.failed:
+        infeasible.update({**plans.space.infeasible, error.reason: len(plans.space)})
     proven = all(one.found.optimality == "proven" for one in made)
     return TuneResult(
         best=simulated,
@@ -162,27 +230,15 @@ def tune_setups(
         target=request.target,
         optimality="proven" if proven else "best_found",
         space_size=sum(one.found.space_size for one in made)
-        + sum(space.size for space, _ in hopeless),
+        + sum(plans.space.size for plans, _ in searched.failed),
         evaluations=sum(one.found.evaluations for one in made),
         pruned=sum(one.found.pruned for one in made),
         infeasible=dict(sorted(infeasible.items())),
         trials=tuple(_trial(one.setup, trial) for one in made for trial in one.found.trials),
         grid=grid,
         contention=sensitivity,
-        seconds=time.perf_counter() - began,
+        seconds=0.0,
     )
-
-
-def _search_each(
-    setups: Sequence[Setup], request: TuneRequest, progress: Progress
-) -> tuple[list[Searched], list[tuple[Setup, InfeasiblePlanError]]]:
-    made, failed = [], []
-    for setup in setups:
-        try:
-            made.append(search(setup, request, progress))
-        except InfeasiblePlanError as error:
-            failed.append((setup, error))
-    return made, failed
 
 
 def _trial(setup: Setup, trial: Trial) -> TrialResult:

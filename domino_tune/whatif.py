@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from domino_tune.case import Chosen, Setup, place
+from domino_tune.case import Chosen, Setup, place, plan_of, resolve
 from domino_tune.options import MOST
+from domino_tune.planfile import PlanFile
 from domino_tune.quantities import Dimension, QuantityError, parse_quantity
-from domino_tune.requests import TuneRequest
+from domino_tune.requests import TuneRequest, WhatIfRequest
 from domino_tune.results import SimulateResult, WhatIfPoint, WhatIfResult
+from domino_tune.search import Record
+from domino_tune.search.problem import go_on
+from domino_tune.shelf import DISK, Shelf
 from domino_tune.simulation import simulate_plan
-from domino_tune.tuning import Progress, search, silent
+from domino_tune.tuning import Progress, SetupPlans, search, silent
 from simulator.errors import DominoTuneError, InputError, unknown_name
 from simulator.ops import Collective
 
 Apply = Callable[[Setup, str], Setup]
+Best = Callable[[Setup], Chosen]
 PROBE_BYTES: Final = 256 << 20
 """All-reduce from which the profile's link bandwidth and latency are read."""
 
@@ -170,56 +175,116 @@ def changed(setup: Setup, changes: Mapping[str, str]) -> Setup:
     return setup
 
 
-def what_if(
-    setup: Setup,
-    chosen: Chosen,
-    *,
-    changes: Mapping[str, str],
-    sweep: str | None = None,
-    retune: bool = False,
-    progress: Progress = silent,
-) -> WhatIfResult:
-    """Predict ``chosen`` as things are and at every point; with ``retune``, the best plan of each.
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A plan and the points at which it is predicted, or the best plan with ``retune``.
 
-    A point of a sweep that cannot be is reported with its reason; a single one raises.
+    ``changes`` are made at every point; ``swept`` is what ``values`` are of, empty where nothing
+    is swept and there is one point. Raises InputError where nothing is to change, or all points
+    would be the same.
     """
-    key, values = parse_sweep(sweep)
-    if not changes and not values:
-        raise InputError(f"Say what to change, --change KEY=VALUE or --sweep: {', '.join(KEYS)}.")
-    if key in changes:
-        raise InputError(f"{key} is both changed and swept; leave one out.")
 
-    def predict(point: Mapping[str, str]) -> SimulateResult:
-        progress(", ".join(f"{k}={v}" for k, v in point.items()) or "as it is")
-        there = changed(setup, point)
-        return simulate_plan(there, _best(there, progress) if retune else chosen)
+    setup: Setup
+    chosen: Chosen
+    changes: Mapping[str, str]
+    swept: str = ""
+    values: tuple[str, ...] = ()
+    retune: bool = False
 
-    base = WhatIfPoint(changes={}, value="", result=predict({}))
-    if not values:
-        points = [WhatIfPoint(changes=dict(changes), value="", result=predict(changes))]
-    else:
-        points = [_sweep_point({**changes, key: value}, value, predict) for value in values]
-        if all(point.result is None for point in points):
+    def __post_init__(self) -> None:
+        if not self.changes and not self.values:
             raise InputError(
-                f"No point of the sweep can be predicted; the first: {points[0].error}"
+                f"Say what to change, --change KEY=VALUE or --sweep: {', '.join(KEYS)}."
             )
-    return WhatIfResult(
-        base=base, points=tuple(points), sweep=key or None, retuned=retune, notes=setup.notes
+        if self.swept in self.changes:
+            raise InputError(f"{self.swept} is both changed and swept; leave one out.")
+
+    @property
+    def size(self) -> int:
+        """Points, things as they are not counted."""
+        return len(self.values) or 1
+
+    def base(self, progress: Progress = silent, best: Best | None = None) -> WhatIfPoint:
+        """The prediction as things are. Raises what the simulation raises."""
+        return WhatIfPoint(changes={}, value="", result=self._predict({}, progress, best))
+
+    def point(
+        self, index: int, progress: Progress = silent, best: Best | None = None
+    ) -> WhatIfPoint:
+        """Prediction ``index``. A point of a sweep that cannot be tells its reason; a single one
+        raises, and so does a value that is none. ``best`` finds the plan of a point retuned."""
+        if not self.values:
+            result = self._predict(self.changes, progress, best)
+            return WhatIfPoint(changes=dict(self.changes), value="", result=result)
+        value = self.values[index]
+        changes = {**self.changes, self.swept: value}
+        try:
+            predicted = self._predict(changes, progress, best)
+        except QuantityError:
+            raise
+        except DominoTuneError as error:
+            return WhatIfPoint(changes=changes, value=value, result=None, error=str(error))
+        return WhatIfPoint(changes=changes, value=value, result=predicted)
+
+    def _predict(
+        self, changes: Mapping[str, str], progress: Progress, best: Best | None
+    ) -> SimulateResult:
+        progress(", ".join(f"{key}={value}" for key, value in changes.items()) or "as it is")
+        there = changed(self.setup, changes)
+        if not self.retune:
+            return simulate_plan(there, self.chosen)
+        return simulate_plan(
+            there, best(there) if best else best_plan(SetupPlans(setup=there), progress)
+        )
+
+
+def ask(request: WhatIfRequest, plan_file: PlanFile | None = None, shelf: Shelf = DISK) -> Question:
+    """The question of a request; names are looked up on ``shelf``. Raises InputError."""
+    changes = parse_changes(request.change)
+    swept, values = parse_sweep(request.sweep)
+    plan = plan_of(request, plan_file)
+    setup = resolve(request, plan_file, shelf)
+    return Question(
+        setup=setup,
+        chosen=Chosen.of(setup, plan, plan_file.order if plan_file else None),
+        changes=changes,
+        swept=swept,
+        values=values,
+        retune=request.retune,
     )
 
 
-def _sweep_point(
-    changes: Mapping[str, str], value: str, predict: Callable[[Mapping[str, str]], SimulateResult]
-) -> WhatIfPoint:
-    try:
-        return WhatIfPoint(changes=dict(changes), value=value, result=predict(changes))
-    except QuantityError:
-        raise
-    except DominoTuneError as error:
-        return WhatIfPoint(changes=dict(changes), value=value, result=None, error=str(error))
+def what_if(question: Question, progress: Progress = silent) -> WhatIfResult:
+    """Predict the plan as things are and at every point.
+
+    Raises InputError when no point of a sweep can be predicted.
+    """
+    base = question.base(progress)
+    points = [question.point(index, progress) for index in range(question.size)]
+    check_points([point.error if point.result is None else "" for point in points])
+    return WhatIfResult(
+        base=base,
+        points=tuple(points),
+        sweep=question.swept or None,
+        retuned=question.retune,
+        notes=question.setup.notes,
+    )
 
 
-def _best(setup: Setup, progress: Progress) -> Chosen:
-    made = search(setup, TuneRequest(), progress)
+def check_points(errors: Sequence[str]) -> None:
+    """Raise InputError when every point has an error (empty: it has none)."""
+    if all(errors):
+        raise InputError(f"No point of the sweep can be predicted; the first: {errors[0]}")
+
+
+def best_plan(
+    plans: SetupPlans,
+    progress: Progress = silent,
+    *,
+    record: Record | None = None,
+    pause: Callable[[], None] = go_on,
+) -> Chosen:
+    """The best plan of a changed setup, as ``tune`` finds it by itself; see ``tuning.search``."""
+    made = search(plans, TuneRequest(), progress, record=record, pause=pause)
     plan = made.found.best.plan
     return Chosen(plan=plan, order=made.problem.order(plan))

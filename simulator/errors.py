@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from functools import partial
 
 
 class DominoTuneError(ValueError):
@@ -27,6 +28,10 @@ class InfeasiblePlanError(DominoTuneError):
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Worker processes send it on: by itself it would be made again without its reason."""
+        return partial(type(self), reason=self.reason), self.args
 
 
 class ScheduleError(DominoTuneError):

@@ -6,13 +6,14 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from domino_tune.cli import VERBS, build_app
 from domino_tune.measured_tuning import check_measurable
-from domino_tune.requests import TuneRequest
+from domino_tune.requests import Request, TuneRequest
 from simulator.errors import InputError
 from tests.conftest import REPOSITORY
 
@@ -29,6 +30,20 @@ def commands(script: Path) -> list[list[str]]:
     ]
 
 
+def parsed(words: list[str]) -> Request:
+    """The request that a command line makes: read by the very parser, checked by itself."""
+    verb = next(verb for verb in VERBS if tuple(words[: len(verb.path)]) == verb.path)
+    command: Any = typer.main.get_command(build_app())
+    for name in verb.path:
+        command = command.commands[name]
+    with command.make_context(" ".join(verb.path), words[len(verb.path) :]) as context:
+        given = {name: value for name, value in context.params.items() if value is not None}
+    plain = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    names = set(verb.request.__dataclass_fields__)
+    verb.outputs(**{k: v for k, v in plain.items() if k not in names})
+    return verb.request(**{k: v for k, v in plain.items() if k in names})
+
+
 def test_there_is_one_for_each_verb_that_takes_ranks() -> None:
     assert {script.stem for script in SCRIPTS} == {"profile", "tune", "validate"}
 
@@ -41,16 +56,9 @@ def test_bash_reads_it(script: Path) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_the_command_line_takes_its_options(script: Path) -> None:
-    """Parsed by the very parser, down to a request that checks itself."""
     (words,) = commands(script)
     assert words[0] == script.stem
-    verb = next(verb for verb in VERBS if verb.path == (script.stem,))
-    command = typer.main.get_command(build_app()).commands[script.stem]  # type: ignore[attr-defined]
-    with command.make_context(script.stem, words[1:]) as context:
-        given = {name: value for name, value in context.params.items() if value is not None}
-    names = set(verb.request.__dataclass_fields__)
-    plain = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if k in names}
-    verb.request(**plain)
+    parsed(words)
 
 
 def number(script: Path, option: str) -> int:

@@ -32,15 +32,17 @@ NCCL_NAMES: Final = {
 
 
 def write_trace(path: str | Path, timelines: Mapping[str, Timeline]) -> None:
-    """Write ``timelines`` (name -> timeline) as a Chrome trace, gzipped where ``path`` ends in .gz.
+    """Write ``timelines`` (name -> timeline) as a Chrome trace.
 
     The same timelines give the same bytes. Raises InputError when there is none, or when ``path``
     cannot be written; then nothing is left behind.
     """
-    data = trace_bytes(timelines)
-    if str(path).endswith(".gz"):
-        data = gzip.compress(data, mtime=0)
-    write_whole(path, data)
+    write_trace_bytes(path, trace_bytes(timelines))
+
+
+def write_trace_bytes(path: str | Path, data: bytes) -> None:
+    """Write a trace that is made, gzipped where ``path`` ends in .gz."""
+    write_whole(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
 
 def trace_bytes(timelines: Mapping[str, Timeline]) -> bytes:

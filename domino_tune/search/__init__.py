@@ -11,6 +11,7 @@ from domino_tune.search.problem import (
     DEFAULT_TRIALS,
     Evaluation,
     Problem,
+    Record,
     SearchOptions,
     SearchResult,
     Trial,
@@ -20,8 +21,8 @@ from domino_tune.search.space import Space, SpaceSpec, enumerate_plans
 from domino_tune.search.ties import choose_best
 
 __all__ = [
-    "DEFAULT_TRIALS", "SEARCHES", "Evaluation", "Problem", "SearchOptions", "SearchResult",
-    "Space", "SpaceSpec", "Trial", "choose_best", "enumerate_plans",
+    "DEFAULT_TRIALS", "SEARCHES", "Evaluation", "Problem", "Record", "SearchOptions",
+    "SearchResult", "Space", "SpaceSpec", "Trial", "choose_best", "enumerate_plans",
 ]  # fmt: skip
 
 Search = Callable[[Problem, SearchOptions], SearchResult]

@@ -44,18 +44,16 @@ def search_bayes(problem: Problem, options: SearchOptions) -> SearchResult:
     Raises InfeasiblePlanError when none of the plans tried can run.
     """
     ledger = Ledger(problem, options, trials=options.trials or DEFAULT_TRIALS)
-    pool = pool_of(problem)
+    pool, record = pool_of(problem), ledger.record
     bound_ns = functools.cache(lambda index: problem.lower_bound_ns(pool.plans[index]))
-    history: dict[int, float | None] = {}
-    pruned: set[int] = set()
-    while not ledger.spent and len(history) + len(pruned) < len(pool.plans):
-        for index in rank(pool, history, pruned, options.seed):
+    while not ledger.spent and len(record.history) + len(record.pruned) < len(pool.plans):
+        for index in rank(pool, record.times_ns, record.pruned, options.seed):
             if ledger.ruled_out(bound_ns(index)):
-                pruned.add(index)
+                record.pruned.add(index)
                 continue
-            history[index] = ledger.evaluate(index)
+            ledger.evaluate(index)
             break
-    return ledger.result(pruned=len(pruned))
+    return ledger.result(pruned=len(record.pruned))
 
 
 def pool_of(problem: Problem) -> Pool:

@@ -16,6 +16,8 @@ def search_exhaustive(problem: Problem, options: SearchOptions) -> SearchResult:
     bounds = [problem.lower_bound_ns(plan) for plan in ledger.plans]
     ascending = sorted(range(len(bounds)), key=bounds.__getitem__)
     for done, index in enumerate(ascending):
+        if index in ledger.record.history:
+            continue
         if ledger.ruled_out(bounds[index]):
             return ledger.result(pruned=len(bounds) - done)
         if ledger.spent:

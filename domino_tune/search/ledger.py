@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from domino_tune.search.problem import Optimality, Problem, SearchOptions, SearchResult, Trial
+from domino_tune.search.problem import (
+    Optimality,
+    Problem,
+    Record,
+    SearchOptions,
+    SearchResult,
+    Trial,
+)
 from domino_tune.search.ties import choose_best, ties
 from simulator.errors import InfeasiblePlanError, InputError
 
@@ -12,6 +19,7 @@ from simulator.errors import InfeasiblePlanError, InputError
 class Ledger:
     """Evaluates plans of a problem by index, each at most once, within a budget.
 
+    Everything that a search has learnt is in ``record``; one that was interrupted goes on from it.
     Raises InputError when there is no plan to search.
     """
 
@@ -24,15 +32,16 @@ class Ledger:
             )
         self._problem = problem
         self._progress = options.progress
+        self._pause = options.pause
         self._budget = min(len(self.plans), trials if trials is not None else len(self.plans))
-        self.trials: list[Trial] = []
-        self.failed: dict[int, InfeasiblePlanError] = {}
-        self.fastest_ns: int | None = None
+        self.record = Record() if options.record is None else options.record
+        self.trials: list[Trial] = self.record.trials
+        self.fastest_ns = min((trial.iteration_ns for trial in self.trials), default=None)
 
     @property
     def evaluations(self) -> int:
-        """Calls of ``evaluate`` so far."""
-        return len(self.trials) + len(self.failed)
+        """Calls of ``evaluate`` so far, those before an interruption included."""
+        return len(self.record.history)
 
     @property
     def spent(self) -> bool:
@@ -45,15 +54,18 @@ class Ledger:
         try:
             cost = self._problem.evaluate(plan)
         except InfeasiblePlanError as error:
-            self.failed[index] = error
+            self.record.history[index] = error
+            self._pause()
             return None
         trial = Trial(
             plan=plan, iteration_ns=cost.iteration_ns, peak_bytes=cost.peak_bytes, index=index
         )
+        self.record.history[index] = trial
         self.trials.append(trial)
         self.fastest_ns = min(trial.iteration_ns, self.fastest_ns or trial.iteration_ns)
         if self._progress is not None:
             self._progress(trial)
+        self._pause()
         return trial.iteration_ns
 
     def ruled_out(self, bound_ns: int) -> bool:
@@ -66,7 +78,7 @@ class Ledger:
             raise self._nothing_fits()
         covered = self.evaluations + pruned == len(self.plans)
         optimality: Optimality = "proven" if covered else "best_found"
-        reasons = Counter(error.reason for error in self.failed.values())
+        reasons = Counter(error.reason for error in self.record.failed.values())
         return SearchResult(
             best=choose_best(self.trials),
             trials=tuple(self.trials),
@@ -78,7 +90,7 @@ class Ledger:
         )
 
     def _nothing_fits(self) -> InfeasiblePlanError:
-        first = next(iter(self.failed.values()))
+        first = next(iter(self.record.failed.values()))
         return InfeasiblePlanError(
             f"None of the {self.evaluations} plans tried of {len(self.plans)} can run; the first "
             f"says: {first} Use a smaller micro_batch_size, a larger tp, or more trials.",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from simulator.errors import InputError
+from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import SlicePlan
 from simulator.specs import require_positive_int
 
@@ -65,18 +65,55 @@ class Trial:
     index: int
 
 
+@dataclass(kw_only=True)
+class Record:
+    """What a search has learnt so far; one that was interrupted goes on from its record.
+
+    ``history``: by index and in the order they were evaluated, the trial, or why a plan cannot run.
+    ``pruned``: indices of plans that a bound ruled out on the way.
+    """
+
+    history: dict[int, Trial | InfeasiblePlanError] = field(default_factory=dict)
+    pruned: set[int] = field(default_factory=set)
+
+    @property
+    def trials(self) -> list[Trial]:
+        """The plans that ran."""
+        return [found for found in self.history.values() if isinstance(found, Trial)]
+
+    @property
+    def failed(self) -> dict[int, InfeasiblePlanError]:
+        """The plans that cannot, by index."""
+        return {i: found for i, found in self.history.items() if not isinstance(found, Trial)}
+
+    @property
+    def times_ns(self) -> dict[int, float | None]:
+        """Time by index, None where a plan cannot run."""
+        return {
+            index: found.iteration_ns if isinstance(found, Trial) else None
+            for index, found in self.history.items()
+        }
+
+
+def go_on() -> None:
+    """A search that nobody pauses."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """Budget and seed.
+    """Budget, seed, and what an interrupted search knows.
 
     ``trials``: evaluations at most, plans that turn out not to fit included; None is the search's
     own default (``exhaustive``: until proven; the others: DEFAULT_TRIALS).
-    ``progress`` is called after each evaluation that gave a time.
+    ``progress`` is called after each evaluation that gave a time, ``pause`` after every one; what
+    they raise ends the search, and given the same ``record`` another one goes on where it was.
     """
 
     trials: int | None = None
     seed: int = 0
     progress: Callable[[Trial], None] | None = None
+    pause: Callable[[], None] = go_on
+    record: Record | None = None
 
     def __post_init__(self) -> None:
         if self.trials is not None:

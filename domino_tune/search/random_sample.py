@@ -15,5 +15,6 @@ def search_random(problem: Problem, options: SearchOptions) -> SearchResult:
     for index in drawn.sample(range(len(ledger.plans)), len(ledger.plans)):
         if ledger.spent:
             break
-        ledger.evaluate(index)
+        if index not in ledger.record.history:
+            ledger.evaluate(index)
     return ledger.result()

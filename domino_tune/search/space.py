@@ -79,7 +79,7 @@ class Variant(NamedTuple):
 
 
 class Space(Sequence[SlicePlan]):
-    """The feasible plans, as a sequence that builds plan ``i`` when it is asked for.
+    """The feasible plans, as a sequence that builds plan ``i`` when it is first asked for.
 
     ``size`` counts all combinations; ``infeasible`` those left out, by reason: the slugs of
     InfeasiblePlanError, and ``duplicate`` for another name of a plan that is in the space.
@@ -87,6 +87,7 @@ class Space(Sequence[SlicePlan]):
 
     def __init__(self, pool: list[tuple[Cut, Variant]], infeasible: Counter[str]) -> None:
         self._pool = pool
+        self._built: dict[int, SlicePlan] = {}
         self.infeasible = infeasible
 
     @property
@@ -103,8 +104,10 @@ class Space(Sequence[SlicePlan]):
     def __getitem__(self, index: slice) -> tuple[SlicePlan, ...]: ...
     def __getitem__(self, index: int | slice) -> SlicePlan | tuple[SlicePlan, ...]:
         if isinstance(index, slice):
-            return tuple(_build(*entry) for entry in self._pool[index])
-        return _build(*self._pool[index])
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        if index not in self._built:
+            self._built[index] = _build(*self._pool[index])
+        return self._built[index]
 
 
 def enumerate_plans(

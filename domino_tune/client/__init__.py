@@ -1,0 +1,22 @@
+"""The service's client: the verbs of domino_tune.services at a server, sync and async.
+
+    from domino_tune.client import Client
+    from domino_tune.requests import TuneRequest
+
+    with Client("http://127.0.0.1:8000") as client:
+        answer = client.tune(TuneRequest(model="llama-7b", profile="h100-dgx", tp=8,
+                                         seq_length=4096, micro_batch_size=8))
+        print(answer.result.best.plan.label)
+
+Errors are the classes that the same verbs raise locally; ServiceError where the server cannot be
+reached or fails, AccessError where its token does not do.
+"""
+
+from domino_tune.extras import needed_for
+
+with needed_for("domino_tune.client"):
+    from domino_tune.client.asynchronous import AsyncClient
+    from domino_tune.client.jobs import Job, JobPage, TuneAnswer
+    from domino_tune.client.sync import Client
+
+__all__ = ["AsyncClient", "Client", "Job", "JobPage", "TuneAnswer"]

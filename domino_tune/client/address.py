@@ -1,0 +1,54 @@
+"""Where a server is: its URL, checked."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+from simulator.errors import InputError
+
+_VALIDATIONS: Final = re.compile(r"(.+)/v1/tunes/([A-Za-z0-9_-]+)/validations/?")
+
+
+def base_url(server: str) -> str:
+    """The URL without a slash at its end. Raises InputError for another thing than a server's."""
+    parts = _split(server)
+    if parts.username or parts.password:
+        raise InputError(
+            "A server's URL holds no user or password; give the token by --token-file or "
+            "$DOMINO_TUNE_TOKEN."
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise InputError(f"{server!r} is no server's URL; write it like http://127.0.0.1:8000.")
+    return server.rstrip("/")
+
+
+def is_loopback(url: str) -> bool:
+    """Whether it leads to this machine: what goes there goes through no proxy."""
+    host = _split(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def validations_of(url: str) -> tuple[str, str]:
+    """Server and job of ``SERVER/v1/tunes/ID/validations``; raises InputError for another URL."""
+    found = _VALIDATIONS.fullmatch(url)
+    if not found:
+        raise InputError(
+            f"Results cannot be sent to {url!r}; write SERVER/v1/tunes/ID/validations, with the ID "
+            "of the tune."
+        )
+    return base_url(found[1]), found[2]
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise InputError(f"{url!r} is no URL: {error}.") from None
+    return parts

@@ -1,0 +1,37 @@
+"""Parts of the program that need more than it brings: which extra to install for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from simulator.errors import InputError
+
+EXTRAS: Final = {
+    "dask": "dask",
+    "distributed": "dask",
+    "fastapi": "api",
+    "httpx": "client",
+    "prometheus_client": "api",
+    "psycopg": "postgres",
+    "sqlalchemy": "api",
+    "starlette": "api",
+    "uvicorn": "api",
+}
+"""Package -> the extra of ours that brings it."""
+
+
+@contextmanager
+def needed_for(what: str) -> Iterator[None]:
+    """Around imports: raise InputError naming the extra that brings what is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRAS:
+            raise
+        raise InputError(
+            f"{what} needs {missing}, which is not installed; get it with "
+            f"`pip install 'domino_tune[{EXTRAS[missing]}]'`."
+        ) from None

@@ -1,0 +1,206 @@
+"""The work of jobs, in slices: pure functions that any executor may run, anywhere, again.
+
+A slice goes on from the state that the one before left. What it gives depends on the task alone,
+however the work was cut and wherever it ran: a job that was killed ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Final
+
+from domino_tune import services
+from domino_tune.jobs.opened import Opened
+from domino_tune.jobs.recent import Recent
+from domino_tune.jobs.reply import Reply
+from domino_tune.jobs.state import record_from_json, record_to_json
+from domino_tune.jobs.task import Task, digest, dump
+from domino_tune.results import plain
+from domino_tune.search import DEFAULT_TRIALS, Record, choose_best
+from domino_tune.simulation import MS
+from domino_tune.tuning import AllSearched, conclude, search_all
+from domino_tune.whatif import best_plan, check_points
+from simulator.errors import unknown_name
+
+_OPENED: Final[Recent[Opened]] = Recent(6)
+
+
+class PausedError(Exception):
+    """A slice's time is over."""
+
+
+class Pace:
+    """Lets a slice take ``budget_s`` seconds, and at least one step."""
+
+    def __init__(self, budget_s: float) -> None:
+        self._until_s = time.monotonic() + budget_s
+        self.steps = 0
+
+    def __call__(self) -> None:
+        """A step is done. Raises PausedError when the time is over."""
+        self.steps += 1
+        if self.over:
+            raise PausedError
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() >= self._until_s
+
+
+class Last:
+    """Progress of which the last line is kept."""
+
+    text = ""
+
+    def __call__(self, text: str) -> None:
+        """Keep it."""
+        self.text = text
+
+
+def advance(task: bytes, state: bytes, budget_s: float) -> Reply:
+    """One slice of a job: ``state`` is what the slice before gave, or what ``resume`` gives.
+
+    Takes about ``budget_s`` seconds, longer where a step does. Raises the DominoTuneError that the
+    job fails with.
+    """
+    opened = _OPENED.get(digest(task), lambda: Opened(task=Task.from_bytes(task)))
+    return SLICES[opened.task.kind](opened, json.loads(state), Pace(budget_s))
+
+
+def resume(points: Iterable[tuple[int, bytes]] = ()) -> bytes:
+    """The state from which a job starts whose ``points`` (index, JSON) are known already."""
+    return dump({"points": {index: json.loads(body) for index, body in points}})
+
+
+def quick(kind: str, task: bytes) -> bytes:
+    """The result of a task that is answered at once, ``simulate`` or ``whatif``, as JSON.
+
+    Raises the DominoTuneError that the service raises.
+    """
+    if kind not in QUICK:
+        raise unknown_name("kind of task", kind, QUICK)
+    return dump(plain(QUICK[kind](Task.from_bytes(task))))
+
+
+def import_ahead() -> None:
+    """Import what slices need: a worker that is ready does not keep its first job waiting."""
+    from domino_tune import reporting  # noqa: F401
+    from domino_tune.formats import chrome_trace  # noqa: F401
+
+
+def _tune(opened: Opened, state: dict[str, Any], pace: Pace) -> Reply:
+    request, setups, last = opened.tuning, opened.setups, Last()
+    known = state.get("records") or [None] * len(setups)
+    records = [
+        record_from_json(kept, plans.space) if kept and kept["history"] else Record()
+        for kept, plans in zip(known, setups, strict=True)
+    ]
+    searched: AllSearched | None = None
+    with suppress(PausedError):
+        searched = search_all(setups, request, last, records=records, pause=pace)
+    done = sum(len(record.history) for record in records)
+    limit = request.trials or (None if request.method == "exhaustive" else DEFAULT_TRIALS)
+    total = limit and limit * len(setups)
+    if searched is None or (pace.over and pace.steps):  # what is left is a slice of its own
+        return Reply(
+            done=done,
+            total=total,
+            text=last.text,
+            best=_best_so_far(opened, records),
+            state=dump({"records": [record_to_json(record) for record in records]}),
+        )
+    result = conclude(searched, request, last)
+    answer = plain(result)
+    del answer["seconds"]  # of this run, not of the task
+    return Reply(
+        done=done,
+        total=done,
+        text="done",
+        best=answer["best"],
+        result=dump(answer),
+        artifacts=opened.artifacts(result),
+    )
+
+
+def _best_so_far(opened: Opened, records: list[Record]) -> dict[str, Any] | None:
+    """As the result will tell the best plan."""
+    found = [
+        (trial, plans.setup.workload)
+        for plans, record in zip(opened.setups, records, strict=True)
+        for trial in record.trials
+    ]
+    if not found:
+        return None
+    best = choose_best(trial for trial, _ in found)
+    workload = next(its for trial, its in found if trial is best)
+    return {
+        "plan": plain(best.plan),
+        "iteration_ms": plain(best.iteration_ns * MS),
+        "micro_batch_size": workload.micro_batch_size,
+        "grad_accumulation": workload.grad_accumulation,
+    }
+
+
+def _sweep(opened: Opened, state: dict[str, Any], pace: Pace) -> Reply:
+    """One point, in as many slices as it takes; things as they are come first."""
+    question, last = opened.question, Last()
+    points = state["points"]
+    missing = [index for index in range(question.size) if str(index) not in points]
+    if "base" in state and not missing:
+        return _swept(opened, state)
+    index = missing[0] if "base" in state else None
+    record = Record()
+
+    def best(there: Any) -> Any:
+        plans = opened.listed(there)
+        if kept := state.pop("record", None):
+            known = record_from_json(kept, plans.space)
+            record.history, record.pruned = known.history, known.pruned
+        return best_plan(plans, last, record=record, pause=pace)
+
+    new: tuple[tuple[int, bytes], ...] = ()
+    try:
+        if index is None:
+            state["base"] = plain(question.base(last, best))
+        else:
+            points[str(index)] = body = plain(question.point(index, last, best))
+            new = ((index, dump(body)),)
+    except PausedError:
+        state["record"] = record_to_json(record)
+    return Reply(
+        done=len(points), total=question.size, text=last.text, points=new, state=dump(state)
+    )
+
+
+def _swept(opened: Opened, state: dict[str, Any]) -> Reply:
+    """The result, as ``plain`` gives a WhatIfResult."""
+    question = opened.question
+    points = [state["points"][str(index)] for index in range(question.size)]
+    check_points([point["error"] or "" for point in points])
+    answer = {
+        "base": state["base"],
+        "points": points,
+        "sweep": question.swept or None,
+        "retuned": question.retune,
+        "notes": list(question.setup.notes),
+    }
+    return Reply(done=len(points), total=len(points), text="done", result=dump(answer))
+
+
+def _simulate(task: Task) -> Any:
+    return services.simulate(task.request, plan_file=task.plan_file, shelf=task.shelf)  # type: ignore[arg-type]
+
+
+def _whatif(task: Task) -> Any:
+    return services.whatif(task.request, plan_file=task.plan_file, shelf=task.shelf)  # type: ignore[arg-type]
+
+
+SLICES: Final[dict[str, Callable[[Opened, dict[str, Any], Pace], Reply]]] = {
+    "tune": _tune,
+    "sweep": _sweep,
+}
+QUICK: Final[dict[str, Callable[[Task], Any]]] = {"simulate": _simulate, "whatif": _whatif}

@@ -1,0 +1,64 @@
+"""Starts the service as users do, in a process of its own, with a home of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+NEEDS = ("fastapi", "uvicorn", "sqlalchemy", "httpx", "prometheus_client")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A service that answers under ``url``; its data lie in ``home``."""
+
+    url: str
+    home: Path
+    process: subprocess.Popen[str]
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """This process's, with a home and without a token; warnings are errors."""
+    kept = {key: value for key, value in os.environ.items() if key != "DOMINO_TUNE_TOKEN"}
+    own = {"DOMINO_TUNE_HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
+    return {**kept, **own, "OMP_NUM_THREADS": "1", **more}
+
+
+def command(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """A command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "domino_tune", *words], env=environment(home, **more),
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+@contextmanager
+def served(home: Path, *options: str) -> Iterator[Served]:
+    """A running service; killed at the end where it still runs."""
+    for package in NEEDS:
+        pytest.importorskip(package, reason="pip install 'domino_tune[api,client]'")
+    words = [sys.executable, "-m", "domino_tune", "serve", "--port", "0", "--workers", "1"]
+    process = subprocess.Popen(
+        [*words, *options], env=environment(home), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout
+        assert process.stderr
+        line = process.stdout.readline()
+        found = re.fullmatch(r"domino_tune serves (http://\S+) until Ctrl-C\.\n", line)
+        assert found, line + process.stderr.read()
+        yield Served(url=found[1], home=home, process=process)
+    finally:
+        process.kill()
+        process.communicate()

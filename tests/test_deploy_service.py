@@ -1,0 +1,379 @@
+"""The service's deployment files: held against the command line, the routes, and each other.
+
+No container engine is needed: what a container would run is parsed by the program that would run
+it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from importlib.metadata import requires
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from distributed.cli import dask_scheduler, dask_worker
+from packaging.requirements import Requirement
+
+from api.settings import Settings
+from domino_tune import VERSION
+from domino_tune.service_requests import ServeRequest
+from tests.conftest import REPOSITORY
+from tests.test_deploy import parsed
+
+DEPLOY = REPOSITORY / "deploy"
+GRACE_S = 10
+"""Within so long of SIGTERM all jobs are given back."""
+LONGEST_WAIT_S = 30
+"""The most that `Prefer: wait` may ask for."""
+DASK = {"scheduler": dask_scheduler.main, "worker": dask_worker.main}
+
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {name: one for name, one in SERVICES.items() if one["image"].startswith("domino-tune")}
+MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")))
+KINDS: dict[str, dict[str, Any]] = {one["kind"]: one for one in MANIFESTS}
+POD: dict[str, Any] = KINDS["Deployment"]["spec"]["template"]["spec"]
+(CONTAINER,) = POD["containers"]
+NGINX = (DEPLOY / "proxy" / "nginx.conf").read_text(encoding="utf-8")
+PROMETHEUS = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
+
+
+def stage(name: str) -> list[tuple[str, str]]:
+    """(instruction, arguments) of one stage of the Dockerfile, continued lines joined."""
+    text = (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
+    text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
+    lines = [line for line in re.sub(r"\\\n\s*", "", text).splitlines() if line]
+    pairs = [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in lines]
+    (begin,) = (at for at, pair in enumerate(pairs) if pair[1].endswith(f" AS {name}"))
+    ends = [at for at, pair in enumerate(pairs) if at > begin and pair[0] == "FROM"]
+    return pairs[begin : ends[0] if ends else None]
+
+
+IMAGE = dict(stage("service"))
+
+
+def served(words: list[str]) -> ServeRequest:
+    """The request that `serve`'s command line makes; the parser and it check themselves."""
+    assert words[0] == "serve"
+    request = parsed(words)
+    assert isinstance(request, ServeRequest)
+    return request
+
+
+# The image --------------------------------------------------------------------------------------
+
+
+def test_image_serves_as_nobody_special() -> None:
+    assert json.loads(IMAGE["ENTRYPOINT"]) == ["domino-tune"]
+    request = served(json.loads(IMAGE["CMD"]))
+    assert (request.host, str(request.port)) == ("0.0.0.0", IMAGE["EXPOSE"])
+    user, group = map(int, IMAGE["USER"].split(":"))
+    assert user == group > 1000
+    order = [word for word, _ in stage("service")]
+    assert order.index("USER") > max(at for at, word in enumerate(order) if word == "RUN")
+
+
+def test_image_writes_to_its_volume_only() -> None:
+    environment = dict(pair.split("=", 1) for pair in IMAGE["ENV"].split())
+    assert environment["HOME"] == environment["DOMINO_TUNE_HOME"] == IMAGE["VOLUME"]
+    assert environment["PYTHONDONTWRITEBYTECODE"] == "1"
+    made = next(rest for word, rest in stage("service") if word == "RUN" and "useradd" in rest)
+    assert made.count(IMAGE["VOLUME"]) == 2
+
+
+def needed(extras: set[str]) -> set[str]:
+    """Names of all distributions that domino_tune with ``extras`` installs, by their metadata."""
+    import tomllib
+
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [Requirement(line) for line in project["dependencies"]]
+    for extra in extras:
+        wanted += map(Requirement, project["optional-dependencies"][extra])
+    found: set[str] = set()
+    while wanted:
+        one = wanted.pop()
+        if one.name in found:
+            continue
+        found.add(one.name)
+        for line in requires(one.name) or ():
+            other = Requirement(line)
+            asked = [{"extra": extra} for extra in one.extras or {""}]
+            if other.marker is None or any(other.marker.evaluate(each) for each in asked):
+                wanted.append(other)
+    return found
+
+
+def test_image_has_what_it_needs_and_no_torch() -> None:
+    install = next(rest for word, rest in stage("service") if word == "RUN" and "pip" in rest)
+    extras = re.search(r"'\.\[([a-z,]+)\]'", install)
+    assert extras is not None
+    names = needed(set(extras[1].split(",")))
+    assert {"fastapi", "uvicorn", "sqlalchemy", "psycopg", "psycopg-binary", "distributed"} <= names
+    assert "torch" not in names
+
+
+def test_image_is_built_from_what_it_copies() -> None:
+    """The ignore file lets through all that the build reads."""
+    ignored = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").split()
+    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "api", "domino_tune"):
+        assert f"!{name}" in ignored
+
+
+# Compose ----------------------------------------------------------------------------------------
+
+
+def test_compose_has_every_part() -> None:
+    assert set(SERVICES) == {"api", "database", "scheduler", "worker", "proxy", "prometheus"}
+    assert COMPOSE["services"]["api"]["deploy"]["replicas"] > 1
+
+
+def test_compose_serves_what_the_command_line_takes() -> None:
+    request = served(SERVICES["api"]["command"])
+    assert request.host == "0.0.0.0"
+    assert request.database == "postgresql://domino@database/domino"
+    assert SERVICES["database"]["environment"]["POSTGRES_USER"] == "domino"
+    assert SERVICES["database"]["environment"]["POSTGRES_DB"] == "domino"
+    assert request.executor == "dask://scheduler:8786"
+
+
+@pytest.mark.parametrize("name", sorted(DASK))
+def test_compose_starts_dask_as_it_takes_it(name: str) -> None:
+    assert SERVICES[name]["entrypoint"] == ["dask"]
+    verb, *words = SERVICES[name]["command"]
+    assert verb == name
+    with DASK[name].make_context(name, list(words)) as context:
+        given = context.params
+    if name == "scheduler":
+        assert given["port"] == "8786"
+    else:
+        assert given["scheduler"] == "tcp://scheduler:8786"
+        assert int(given["n_workers"]) == served(SERVICES["api"]["command"]).workers
+        assert given["local_directory"].startswith("/tmp/")
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_compose_locks_our_containers_in(name: str) -> None:
+    ours = OURS[name]
+    assert ours["image"] == f"domino-tune:{VERSION}"
+    assert ours["user"] == IMAGE["USER"]
+    assert ours["read_only"] is True
+    assert "/tmp" in ours["tmpfs"]
+    assert ours["cap_drop"] == ["ALL"]
+    assert ours["security_opt"] == ["no-new-privileges:true"]
+    assert {"mem_limit", "pids_limit", "restart"} <= set(ours)
+
+
+def test_compose_gives_jobs_time_to_be_given_back() -> None:
+    assert int(SERVICES["api"]["stop_grace_period"].removesuffix("s")) > GRACE_S
+
+
+def test_compose_publishes_to_this_machine_only() -> None:
+    published = {name: one["ports"] for name, one in SERVICES.items() if "ports" in one}
+    assert set(published) == {"proxy", "prometheus"}
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
+
+
+def test_compose_keeps_dask_and_sql_among_themselves() -> None:
+    def members(network: str) -> set[str]:
+        return {name for name, one in SERVICES.items() if network in one["networks"]}
+
+    assert members("work") == {"api", "scheduler", "worker"}
+    assert members("data") == {"api", "database"}
+    internal = {name for name, one in COMPOSE["networks"].items() if one.get("internal")}
+    assert internal == {"front", "data", "work"}
+
+
+# The proxy and Prometheus ------------------------------------------------------------------------
+
+
+def seconds(directive: str, text: str = NGINX) -> int:
+    """A time of the proxy's configuration, in seconds."""
+    found = re.search(rf"^\s*{directive} (\d+)([smh]);", text, re.MULTILINE)
+    assert found is not None, directive
+    return int(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def location(opening: str) -> str:
+    """The inside of one location of the proxy's configuration."""
+    return NGINX.partition(f"location {opening} {{")[2].partition("}")[0]
+
+
+def test_proxy_leads_to_the_api() -> None:
+    assert f"set $api http://api:{served(SERVICES['api']['command']).port};" in NGINX
+    listens = re.findall(r"^\s*listen (\d+);", NGINX, re.MULTILINE)
+    assert [port.rpartition(":")[2] for port in SERVICES["proxy"]["ports"]] == listens
+    (mounted,) = SERVICES["proxy"]["volumes"]
+    assert (DEPLOY / mounted.partition(":")[0]).is_file()
+
+
+def test_proxy_waits_longer_than_a_caller_may_ask_for() -> None:
+    assert seconds("proxy_read_timeout") > LONGEST_WAIT_S
+    for directive in ("client_header_timeout", "client_body_timeout"):
+        assert seconds(directive) <= Settings(database_url="sqlite://").receive_s
+
+
+def test_proxy_lets_the_api_say_that_a_body_is_too_large() -> None:
+    limits = Settings(database_url="sqlite://")
+    sizes = [int(size) << 20 for size in re.findall(r"client_max_body_size (\d+)m;", NGINX)]
+    assert len(sizes) == 2
+    assert limits.body_bytes < sizes[0] <= 2 * limits.body_bytes
+    assert limits.upload_bytes < sizes[1] <= 2 * limits.upload_bytes
+    assert "client_max_body_size" in location("/v1/profiles/")
+
+
+def test_proxy_passes_events_on_as_they_come() -> None:
+    found = re.search(r"location ~ (\S+events\S*) \{", NGINX)
+    assert found is not None
+    inside = location(f"~ {found[1]}")
+    assert "proxy_buffering off;" in inside
+    assert seconds("proxy_read_timeout", inside) >= 3600
+    for path in ("/v1/tunes/job_0/events", "/v1/sweeps/job_0/events"):
+        assert re.match(found[1], path)
+    assert not re.match(found[1], "/v1/tunes/job_0/plan")
+
+
+def test_prometheus_asks_every_replica() -> None:
+    (job,) = PROMETHEUS["scrape_configs"]
+    (found,) = job["dns_sd_configs"]
+    assert found["names"] == ["api"]
+    assert found["port"] == served(SERVICES["api"]["command"]).port
+    (secret,) = SERVICES["prometheus"]["secrets"]
+    assert job["authorization"]["credentials_file"] == f"/run/secrets/{secret}"
+    assert secret in COMPOSE["secrets"]
+    files = [volume.split(":") for volume in SERVICES["prometheus"]["volumes"]]
+    assert (DEPLOY / files[0][0]).is_file()
+    assert f"--config.file={files[0][1]}" in SERVICES["prometheus"]["command"]
+    assert f"--storage.tsdb.path={files[1][1]}" in SERVICES["prometheus"]["command"]
+
+
+# Kubernetes -------------------------------------------------------------------------------------
+
+
+def test_kubernetes_serves_what_the_command_line_takes() -> None:
+    request = served(CONTAINER["args"])
+    assert request.host == "0.0.0.0"
+    assert CONTAINER["image"] == f"domino-tune:{VERSION}"
+    (port,) = CONTAINER["ports"]
+    assert port["containerPort"] == request.port
+    (service_port,) = KINDS["Service"]["spec"]["ports"]
+    assert service_port["targetPort"] == port["name"]
+    assert request.workers == int(CONTAINER["resources"]["requests"]["cpu"])
+
+
+def test_kubernetes_selects_the_pods_that_it_makes() -> None:
+    labels = KINDS["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert KINDS["Deployment"]["spec"]["selector"]["matchLabels"] == labels
+    assert KINDS["Service"]["spec"]["selector"] == labels
+    assert KINDS["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    assert len({one["metadata"]["namespace"] for one in MANIFESTS}) == 1
+
+
+def test_kubernetes_locks_the_container_in() -> None:
+    inside, around = CONTAINER["securityContext"], POD["securityContext"]
+    assert inside["readOnlyRootFilesystem"] is True
+    assert inside["allowPrivilegeEscalation"] is False
+    assert inside["capabilities"] == {"drop": ["ALL"]}
+    assert around["runAsNonRoot"] is True
+    assert f"{around['runAsUser']}:{around['runAsGroup']}" == IMAGE["USER"]
+    assert around["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert POD["automountServiceAccountToken"] is False
+    mounts = {mount["name"]: mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
+    assert mounts == {"home": IMAGE["VOLUME"], "tmp": "/tmp"}
+    assert {volume["name"] for volume in POD["volumes"]} == set(mounts)
+
+
+def test_kubernetes_waits_for_jobs_to_be_given_back() -> None:
+    verb, asleep_s = CONTAINER["lifecycle"]["preStop"]["exec"]["command"]
+    assert verb == "sleep"
+    assert POD["terminationGracePeriodSeconds"] > int(asleep_s) + GRACE_S
+    probe = CONTAINER["readinessProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] < int(asleep_s)
+
+
+def test_kubernetes_probes_what_there_is() -> None:
+    """Served for real in test_shutdown."""
+    probes = {
+        kind: CONTAINER[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")
+    }
+    assert {kind: probe["path"] for kind, probe in probes.items()} == {
+        "startup": "/healthz", "liveness": "/healthz", "readiness": "/readyz",
+    }  # fmt: skip
+    assert {probe["port"] for probe in probes.values()} == {CONTAINER["ports"][0]["name"]}
+
+
+# All of them ------------------------------------------------------------------------------------
+
+
+def test_no_secret_is_in_the_repository() -> None:
+    ignored = (REPOSITORY / ".gitignore").read_text(encoding="utf-8").split()
+    assert {".env", "deploy/secrets/"} <= set(ignored)
+    assert "Secret" not in KINDS
+    for entry in CONTAINER["env"]:
+        assert entry.get("value", "require") == "require"
+    for one in SERVICES.values():
+        for name, value in one.get("environment", {}).items():
+            assert "PASSWORD" not in name or value.startswith("${DATABASE_PASSWORD:?")
+    for path in [*DEPLOY.rglob("*"), REPOSITORY / "docs" / "service.md", REPOSITORY / "Dockerfile"]:
+        if path.is_file() and "secrets" not in path.parts:
+            assert not re.search(r"dt_[A-Za-z0-9_-]{43}|BEGIN [A-Z ]*PRIVATE", path.read_text())
+
+
+def test_linters_that_are_here_agree(tmp_path: Path) -> None:
+    """None of them is needed; each that is on the path reads what it knows."""
+    here = tmp_path / "nginx.conf"
+    here.write_text(NGINX.replace("/tmp/", f"{tmp_path}/"))
+    linters = {
+        "nginx": ["-t", "-q", "-c", str(here)],
+        "promtool": ["check", "config", "--syntax-only", "deploy/prometheus.yml"],
+        "hadolint": ["--ignore", "DL3013", "Dockerfile"],
+        "kubeconform": ["-strict", "-summary", "deploy/kubernetes.yaml"],
+        "docker-compose": ["-f", "deploy/compose.yaml", "config", "--quiet"],
+        "shellcheck": ["-x", "scripts/load", ".ci/run"],
+    }
+    for name, words in linters.items():
+        if shutil.which(name):
+            done = subprocess.run(
+                [name, *words], cwd=REPOSITORY, capture_output=True, text=True, check=False,
+                env={**os.environ, "DATABASE_PASSWORD": "x"},
+            )  # fmt: skip
+            assert done.returncode == 0, done.stdout + done.stderr
+
+
+def documented(name: str) -> list[str]:
+    """Lines of shell in a document's code blocks, continued ones joined."""
+    text = (REPOSITORY / name).read_text(encoding="utf-8")
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    return re.sub(r"\\\n\s*", "", "".join(blocks)).splitlines()
+
+
+@pytest.mark.parametrize("name", ["docs/service.md", "README.md"])
+def test_documented_commands_are_taken(name: str) -> None:
+    """Every `python -m domino_tune …`, and what is run in the image."""
+    starts = re.compile(r"python -m domino_tune |run --rm api |--env=PGPASSWORD=… -- ")
+    behind = [starts.split(line)[1] for line in documented(name) if starts.search(line)]
+    asked = [shlex.split(words.partition("|")[0], comments=True) for words in behind]
+    assert len(asked) >= 2
+    for words in asked:
+        if "--help" not in words:
+            parsed(words)
+
+
+def test_documented_dask_commands_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [line for line in documented("docs/service.md") if line.startswith("dask ")]
+    for line in lines:
+        _, name, *words = shlex.split(line)
+        for file in filter(re.compile(r"\.pem$").search, words):
+            Path(file).touch()
+        with DASK[name].make_context(name, words) as context:
+            assert Path(context.params["tls_ca_file"]).name == "ca.pem"
+    assert len(lines) == 2
