@@ -35,7 +35,7 @@ _WAIT: Final = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?([0-9]{1,6})\"?\s*(?=$|[,;
 Prefer = Annotated[
     str | None,
     Header(
-        max_length=200, description="`wait=N`: answer when the job has ended, at most N ≤ 30 s."
+        alias="Prefer", max_length=200, description="`wait=N`: answer when the job has ended, at most N ≤ 30 s."
     ),
 ]
 Cursor = Annotated[

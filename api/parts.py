@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 import os
 import secrets
 import socket
@@ -26,6 +27,7 @@ from domino_tune.jobs.tokens import TokenDesk
 class Parts:
     """What routes use. ``runner`` is None where this replica runs no jobs.
 
+    ``streams`` counts open event streams by caller.
     ``draining`` is set when the service is about to stop: streams end, /readyz says 503.
     ``streams`` counts open streams by caller.
     """
@@ -40,6 +42,7 @@ class Parts:
     buckets: Buckets
     runner: Any
     executors: list[Executor]
+    streams: Counter[str] = field(default_factory=Counter)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     streams: Counter[str] = field(default_factory=Counter)
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from pydantic import Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 
-from api.generate import Slug, Wire, shown, shown_fields, shown_type, wire_body
+from api.generate import Slug, Wire, shown, shown_fields, wire_body
 from api.problems import Problem
 from domino_tune.planfile import Predicted, ProfileRef
 from domino_tune.requests import RanksFields, SimulateRequest, TuneRequest, WhatIfRequest
 from domino_tune.results import (
     POINT_FIELDS,
+    ExportResult,
     GridCell,
-    ImportResult,
     SimulateResult,
     TrialResult,
     WhatIfResult,
@@ -200,17 +200,30 @@ class ValidationPage(Wire):
 # Profiles and models ---------------------------------------------------------------------------
 
 
+Summary = shown(ProfileSummary)
+
+
 class ProfilePage(Wire):
     """Profiles by name, those that come with the program included."""
 
-    items: list[shown(ProfileSummary)]  # type: ignore[valid-type,misc]
+    items: list[Summary]  # type: ignore[valid-type]
     next: str | None
+
+
+class ProfileFile(BaseModel):
+    """A profile's file, as profiles/schema.json has it; `checksum` is the id of its content."""
+
+    model_config = ConfigDict(extra="allow")
+    checksum: str
+    name: str
+    created: str
+    machine: dict[str, Any]
 
 
 class Imported(Wire):
     """The profile that an import made, what was added to which section, and remarks."""
 
-    profile: shown(ProfileRef)  # type: ignore[valid-type,misc]
+    profile: shown(ProfileRef)  # type: ignore[valid-type]
     section: str
     rows: int
     note: str
@@ -220,28 +233,36 @@ class Model(Wire):
     """A model's shape under its name; ``notes`` say how a config was read."""
 
     name: Slug
-    origin: Literal["preset", "own"]
+    origin: Literal["bundled", "library"]
     parameters: int
-    model: shown(ModelSpec)  # type: ignore[valid-type,misc]
+    model: shown(ModelSpec)  # type: ignore[valid-type]
     notes: list[str]
 
 
 class ModelPage(Wire):
-    """Models by name, presets included."""
+    """Models by name, presets first."""
 
     items: list[Model]
     next: str | None
 
 
-class Export(Wire):
-    """What makes a framework run the plan; ``text`` is a file for a shell to source."""
+# Files of a tune -------------------------------------------------------------------------------
 
-    to: Literal["megatron", "deepspeed", "env"]
-    arguments: list[str]
-    settings: dict[str, bool]
-    environment: dict[str, str]
-    notes: list[str]
-    text: str
+Export = create_model(
+    "Export",
+    __base__=Wire,
+    __doc__="What makes a framework run a plan; `text` is a file for a shell to source.",
+    **shown_fields(ExportResult),
+    text=(str, ...),
+)
 
 
-assert ImportResult is not None and shown_type is not None
+class PlanAnswer(RootModel[PlanFileShown | Export]):  # type: ignore[valid-type]
+    """A plan file, or with `to` what makes a framework run it."""
+
+
+class Trace(BaseModel):
+    """A Chrome trace."""
+
+    model_config = ConfigDict(extra="allow")
+    traceEvents: list[dict[str, Any]]

@@ -41,11 +41,18 @@ MOST_LINES: Final = 20_000
 _TAG: Final = re.compile(r'\s*(W/)?"([\x21\x23-\x7e]*)"\s*(?:,|$)')
 IfMatch = Annotated[
     str | None,
-    Header(max_length=500, description="ETag of what may be replaced; needed where one is there."),
-]
+    Header(
+        alias="If-Match", max_length=500,
+        description="ETag of what may be replaced; needed where one is there.",
+    ),
+]  # fmt: skip
 IfNoneMatch = Annotated[
-    str | None, Header(max_length=500, description="`*`: only where nothing is there; or an ETag.")
-]
+    str | None,
+    Header(
+        alias="If-None-Match", max_length=500,
+        description="`*`: only where nothing is there; or an ETag.",
+    ),
+]  # fmt: skip
 Base = Annotated[
     str,
     Query(pattern=SLUG, max_length=LONGEST_SLUG, description="Profile to start from, by name."),

@@ -6,7 +6,6 @@ import json
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Query
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,7 +20,7 @@ from api.jobs import (
     json_response,
     page_of_jobs,
 )
-from api.schemas import JobPage, PlanAnswer, Tune, TuneBody
+from api.schemas import JobPage, PlanAnswer, Trace, Tune, TuneBody
 from api.tasks import new_job
 from api.wire import REPORT_CSP, IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
 from domino_tune.export import export_plan, export_text
@@ -92,7 +91,7 @@ async def get_tune_report(request: Request, caller: Me, job_id: JobId) -> Respon
     )
 
 
-@routes.route("GET", "/v1/tunes/{job_id}/trace", scope="read", returns=BaseModel)
+@routes.route("GET", "/v1/tunes/{job_id}/trace", scope="read", returns=Trace)
 async def get_tune_trace(request: Request, caller: Me, job_id: JobId) -> Response:
     """The timelines of a tune that is done, as a Chrome trace for Perfetto."""
     return json_response(await _artifact(request, caller, job_id, "trace"))
