@@ -9,6 +9,7 @@ from api.routes import (
     health,
     metrics,
     models,
+    page,
     profiles,
     simulations,
     sweeps,
@@ -29,4 +30,5 @@ ALL: Final[tuple[Routes, ...]] = (
     models.routes,
     health.routes,
     metrics.routes,
+    page.routes,
 )

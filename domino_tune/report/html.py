@@ -19,7 +19,8 @@ from domino_tune.report.sure import how_sure
 from domino_tune.store.files import write_whole
 
 SCRIPTS: Final = ("lanes_data.js", "lanes_view.js", "lanes.js")
-"""Parts of the one script, which share one scope."""
+"""Parts of the one script, which share one scope: the body of a function of `data`, `host` and
+`legendBox` that draws the views and returns what takes them away again."""
 
 
 def write_report(path: str | Path, data: ReportData) -> None:
@@ -41,7 +42,7 @@ def report_html(data: ReportData) -> str:
         style=static("page.css"),
         body="\n".join(part for part in body if part),
         lanes=lanes_json(data),
-        script="\n".join(static(name) for name in SCRIPTS),
+        script=lanes_script(),
     )
 
 
@@ -49,6 +50,11 @@ def report_html(data: ReportData) -> str:
 def static(name: str) -> str:
     """A file of the package's ``static`` folder."""
     return (resources.files("domino_tune.report") / "static" / name).read_text("utf-8")
+
+
+def lanes_script() -> str:
+    """The body of the function that draws lanes; who sends it wraps it (see SCRIPTS)."""
+    return "\n".join(static(name) for name in SCRIPTS)
 
 
 def _lanes(data: ReportData) -> Html:

@@ -1,13 +1,12 @@
 // The views of the page, their legend and keys.
 const legend = () => {
-  const box = document.getElementById('lanes-legend');
-  box.replaceChildren();
+  legendBox.replaceChildren();
   const add = (background, text) => {
     const item = document.createElement('span'), mark = document.createElement('i');
     mark.className = 'swatch';
     mark.style.background = background;
     item.append(mark, text);
-    box.append(item);
+    legendBox.append(item);
   };
   const slices = Math.max(...lines.map(line => line.slices));
   for (let i = 0; i < slices; i++) add(colours['s' + i % 8], `slice ${i}`);
@@ -38,5 +37,8 @@ for (const [marks, what] of [['drag', 'moves'], ['double-click, Ctrl + wheel', '
 }
 host.append(keys);
 const repaint = () => { readColours(); legend(); all.forEach(view => view.draw()); };
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', repaint);
-matchMedia('print').addEventListener('change', repaint);
+const gone = new AbortController();
+for (const query of ['(prefers-color-scheme: dark)', 'print']) {
+  matchMedia(query).addEventListener('change', repaint, { signal: gone.signal });
+}
+return () => { gone.abort(); tip.remove(); };

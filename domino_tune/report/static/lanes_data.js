@@ -1,6 +1,5 @@
-// The page's arrays as lanes of ops, and how ops are said and coloured.
-const data = JSON.parse(document.getElementById('lanes-data').textContent);
-const host = document.getElementById('lanes-views');
+// Arrays as lanes of ops, and how ops are said and coloured. `data`, `host` (where views go) and
+// `legendBox` are given by what wraps the three parts into one function.
 const LANE_NAMES = ['compute', 'all-reduce', 'data parallel'];
 const LANE_HEIGHT = 30, LANE_GAP = 3, HEAD = 26, BETWEEN = 16, PHASES = 20, AXIS = 26;
 const DEEPEST_NS = 200;

@@ -1,0 +1,103 @@
+"""The page and the API's documentation: files of this package, and nothing from anywhere else.
+
+What is served is looked up by name in a dict of packaged files: no name from outside ever becomes a
+path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import PurePosixPath
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.problems import ProblemError
+from api.wire import PAGE_CSP, Routes
+from domino_tune.report.html import lanes_script, static
+
+MEDIA_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+HEADERS: Final = {
+    "Cache-Control": "no-cache",  # keep it, but ask by ETag whether it is still the one
+    "Content-Security-Policy": PAGE_CSP,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+LANES: Final = "export const drawLanes = (data, host, legendBox) => {{\n{script}}};\n"
+routes: Final = Routes("page")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asset:
+    """One file as it is served; ``etag`` is a hash of its content."""
+
+    body: bytes
+    media_type: str
+    etag: str
+
+    @classmethod
+    def of(cls, name: str, body: bytes) -> Asset:
+        """The file ``name`` with this content."""
+        return cls(
+            body=body,
+            media_type=MEDIA_TYPES[PurePosixPath(name).suffix],
+            etag=f'"{hashlib.sha256(body).hexdigest()[:32]}"',
+        )
+
+
+@cache
+def assets() -> dict[str, Asset]:
+    """Every file by its name: the page's own, and what it shares with the report."""
+    own = {
+        entry.name: entry.read_bytes()
+        for entry in (resources.files("api") / "static").iterdir()
+        if PurePosixPath(entry.name).suffix in MEDIA_TYPES
+    }
+    shared = {
+        "report.css": static("page.css").encode(),
+        "lanes.js": LANES.format(script=lanes_script()).encode(),
+    }
+    return {name: Asset.of(name, body) for name, body in {**own, **shared}.items()}
+
+
+@routes.route("GET", "/", scope=None, media_type="text/html", also={304: None})
+async def page(request: Request) -> Response:
+    """The page: choose model, cluster and batch, tune, look at what comes out."""
+    return _answer(request, "index.html")
+
+
+@routes.route("GET", "/docs", scope=None, media_type="text/html", also={304: None})
+async def docs(request: Request) -> Response:
+    """The API's documentation, drawn from /openapi.json by a script of this server."""
+    return _answer(request, "docs.html")
+
+
+@routes.route("GET", "/static/{name}", scope=None, media_type="*/*", also={304: None})
+async def static_file(request: Request, name: str) -> Response:
+    """A file of the page; 404 for a name that is none."""
+    return _answer(request, name)
+
+
+def _answer(request: Request, name: str) -> Response:
+    asset = assets().get(name)
+    if asset is None:
+        raise ProblemError(404, "There is no such file.")
+    headers = {**HEADERS, "ETag": asset.etag}
+    if _unchanged(request.headers.getlist("if-none-match"), asset.etag):
+        return Response(status_code=304, headers=headers)
+    return Response(asset.body, media_type=asset.media_type, headers=headers)
+
+
+def _unchanged(given: list[str], etag: str) -> bool:
+    """Whether the client says that it has this content (RFC 9110, 13.1.2)."""
+    tags = [tag.strip().removeprefix("W/") for line in given for tag in line.split(",")]
+    return etag in tags or "*" in tags

@@ -1,0 +1,92 @@
+// Requests to this server: the token, problems as errors, every item of a list, events by fetch.
+import { askToken, token } from './token.js';
+
+/** What went wrong, as the server's problem says it; `status` 0: no answer at all. */
+export class Problem extends Error {
+  constructor(status, { title = '', detail = '', errors = [] } = {}, retryAfter = 0) {
+    super(detail || title || `The server answered ${status}.`);
+    Object.assign(this, { status, title, errors, retryAfter });
+  }
+}
+
+const problemOf = async response => {
+  let said = {};
+  try { said = await response.json(); } catch { /* no problem document: its status says enough */ }
+  return new Problem(response.status, said && typeof said === 'object' ? said : {}, Number(response.headers.get('retry-after')) || 0);
+};
+
+const attempt = async (path, { method, body, headers, signal }) => {
+  const sent = token();
+  const head = { ...headers, ...(sent && { authorization: `Bearer ${sent}` }), ...(body !== undefined && { 'content-type': 'application/json' }) };
+  try {
+    const response = await fetch(new URL(path, document.baseURI), {
+      method, headers: head, signal, cache: 'no-store', credentials: 'omit', body: body === undefined ? undefined : JSON.stringify(body),
+    });
+    return { response, sent };
+  } catch (error) {
+    if (error.name === 'AbortError') throw error;
+    throw new Problem(0, { detail: 'The server cannot be reached. It may be restarting; try again.' });
+  }
+};
+
+/** The response; raises Problem for all but 2xx. A 401 asks for a token and tries again. */
+export const request = async (path, { method = 'GET', body, headers = {}, signal } = {}) => {
+  for (;;) {
+    const { response, sent } = await attempt(path, { method, body, headers, signal });
+    if (response.ok) return response;
+    const problem = await problemOf(response);
+    if (response.status !== 401) throw problem;
+    if (token() === sent && !(await askToken(sent ? problem.message : ''))) throw problem;
+  }
+};
+
+export const get = async (path, options) => (await request(path, options)).json();
+export const getText = async (path, options) => (await request(path, options)).text();
+export const post = async (path, body, options = {}) => (await request(path, { ...options, method: 'POST', body })).json();
+export const remove = (path, options) => request(path, { ...options, method: 'DELETE' });
+
+/** The first `limit` items of a paged list. */
+export const list = async (path, { limit = 100, signal } = {}) => {
+  const found = [];
+  let cursor = null;
+  do {
+    const query = new URLSearchParams({ limit: String(Math.min(100, limit - found.length)), ...(cursor && { cursor }) });
+    const page = await get(`${path}?${query}`, { signal });
+    if (Array.isArray(page)) return page;
+    found.push(...page.items);
+    cursor = page.next;
+  } while (cursor && found.length < limit);
+  return found;
+};
+
+/** A key for Idempotency-Key. crypto.randomUUID is missing on plain http beyond localhost. */
+export const newKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map(byte => byte.toString(16).padStart(2, '0')).join('');
+
+const parseEvent = block => {
+  const event = { type: 'message', data: '', id: null };
+  for (const line of block.split(/\r\n|\r|\n/)) {
+    const [, field, value] = /^([a-z]+):? ?(.*)$/.exec(line) ?? [];
+    if (field === 'event') event.type = value;
+    if (field === 'id') event.id = value;
+    if (field === 'data') event.data += (event.data ? '\n' : '') + value;
+  }
+  return event;
+};
+
+/** Server-sent events of `path`, read by fetch because EventSource can send no token. */
+export const events = async function* (path, { signal, lastId } = {}) {
+  const headers = { accept: 'text/event-stream', ...(lastId && { 'last-event-id': lastId }) };
+  const response = await request(path, { headers, signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let waiting = '';
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (waiting + value).split(/\r\n\r\n|\n\n|\r\r/);
+    waiting = blocks.pop();
+    for (const block of blocks) {
+      const event = parseEvent(block);
+      if (event.data) yield event;
+    }
+  }
+};

@@ -1,0 +1,72 @@
+// One slider a thing that can be changed; what it says is what `whatif --change KEY=VALUE` takes.
+import { count, h } from './dom.js';
+
+const factor = (key, name) => ({ key, name, low: -2, high: 2, step: 0.1, neutral: 0,
+  say: at => `${(2 ** at).toFixed(2)}×`, ask: at => `${(2 ** at).toFixed(3)}x` });
+
+const contention = { key: 'contention', name: 'Contention', low: 0, high: 3, step: 0.05, neutral: 1,
+  say: at => at === 0 ? 'off' : `${at.toFixed(2)}×`, ask: at => at === 0 ? 'off' : `${at}x` };
+
+// Steps over whole numbers: powers of two times what there is, within bounds.
+const steps = (key, name, base, [least, most], unit = '') => {
+  const values = [];
+  for (let power = -6; power <= 6; power++) {
+    const value = base * 2 ** power;
+    if (Number.isInteger(value) && value >= least && value <= most) values.push(value);
+  }
+  if (!values.includes(base)) values.push(base);
+  values.sort((a, b) => a - b);
+  return { key, name, low: 0, high: values.length - 1, step: 1, neutral: values.indexOf(base),
+    say: at => `${count(values[at])}${unit}`, ask: at => String(values[at]) };
+};
+
+const kinds = sim => [
+  factor('link_bandwidth', 'Link bandwidth'), factor('link_latency', 'Link latency'),
+  factor('gpu_flops', 'GPU FLOP/s'), factor('memory_bandwidth', 'Memory bandwidth'), contention,
+  steps('tp', 'Tensor parallel', sim.cluster.tp, [1, 64], ' ranks'),
+  steps('micro_batch_size', 'Micro-batch', sim.workload.micro_batch_size, [1, 256]),
+  steps('seq_length', 'Sequence length', sim.workload.seq_length, [256, 65536]),
+];
+
+const slider = (kind, moved) => {
+  const id = `change-${kind.key}`;
+  const said = h('output', { for: id });
+  const input = h('input', { type: 'range', id, min: kind.low, max: kind.high, step: kind.step, value: kind.neutral, 'aria-describedby': `${id}-error` });
+  const error = h('p', { id: `${id}-error`, class: 'error' });
+  const at = () => Math.round(Number(input.value) / kind.step) * kind.step;
+  const show = () => {
+    said.textContent = kind.say(at());
+    input.setAttribute('aria-valuetext', kind.say(at()));
+    element.classList.toggle('moved', at() !== kind.neutral);
+    error.textContent = '';
+  };
+  const back = () => { input.value = kind.neutral; show(); };
+  input.addEventListener('input', () => { show(); moved(kind.key); });
+  input.addEventListener('keydown', event => { if (event.key === 'Escape') { back(); moved(kind.key); } });
+  input.addEventListener('dblclick', () => { back(); moved(kind.key); });
+  const element = h('div', { class: 'slider' }, h('label', { for: id }, kind.name), said, input, error);
+  show();
+  return { key: kind.key, element, back, complain: text => { error.textContent = text; },
+    change: () => at() === kind.neutral ? null : `${kind.key}=${kind.ask(at())}` };
+};
+
+const graphs = (sim, moved) => {
+  const input = h('input', { type: 'checkbox', id: 'change-cuda_graph' });
+  const before = Boolean(sim.cluster.cuda_graph);
+  input.checked = before;
+  input.addEventListener('change', () => moved('cuda_graph'));
+  return { key: 'cuda_graph', element: h('div', { class: 'field box' }, input, h('label', { for: 'change-cuda_graph' }, 'CUDA graphs: launching costs nothing')),
+    back: () => { input.checked = before; }, complain: () => {},
+    change: () => input.checked === before ? null : `cuda_graph=${input.checked ? 'on' : 'off'}` };
+};
+
+/** All sliders for a simulation: `{element, changes(), back(), complain(key, text)}`. */
+export const sliders = (sim, moved) => {
+  const all = [...kinds(sim).map(kind => slider(kind, moved)), graphs(sim, moved)];
+  return {
+    element: h('div', { class: 'sliders' }, all.map(one => one.element)),
+    changes: () => all.map(one => one.change()).filter(Boolean),
+    back: () => all.forEach(one => one.back()),
+    complain: (key, text) => all.forEach(one => one.complain(one.key === key ? text : '')),
+  };
+};

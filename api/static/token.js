@@ -1,0 +1,32 @@
+// The token: kept for this tab's session only, asked for when the server wants one.
+import { button, h } from './dom.js';
+
+const KEY = 'domino_tune.token';
+let asking = null;
+
+export const token = () => sessionStorage.getItem(KEY) ?? '';
+const changed = () => document.dispatchEvent(new Event('token'));
+export const forgetToken = () => { sessionStorage.removeItem(KEY); changed(); };
+
+/** Ask for a token; true when one was given, false when the user would rather not. One dialog. */
+export const askToken = why => asking ??= ask(why).finally(() => { asking = null; });
+
+const ask = why => new Promise(answer => {
+  const before = document.activeElement;
+  const field = h('input', { id: 'token', type: 'password', autocomplete: 'off', spellcheck: 'false', required: true, placeholder: 'dt_…', 'aria-describedby': 'token-why' });
+  const dialog = h('dialog', { class: 'token', 'aria-labelledby': 'token-title' },
+    h('form', { method: 'dialog', onsubmit: () => sessionStorage.setItem(KEY, field.value.trim()) },
+      h('h2', { id: 'token-title' }, 'This server asks for a token'),
+      h('p', { id: 'token-why', class: why ? 'error' : 'note', role: why ? 'alert' : null },
+        why || ['Whoever runs it makes one with ', h('code', {}, 'python -m domino_tune tokens add'), '. It is kept until this tab closes.']),
+      h('label', { for: 'token' }, 'Token'), field,
+      h('div', { class: 'row' }, h('button', { class: 'primary', value: 'given' }, 'Go on'), button('Not now', () => dialog.close('')))));
+  dialog.addEventListener('close', () => {
+    dialog.remove();
+    before?.focus?.();
+    changed();
+    answer(dialog.returnValue === 'given' && token() !== '');
+  });
+  document.body.append(dialog);
+  dialog.showModal();
+});

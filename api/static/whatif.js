@@ -1,0 +1,55 @@
+// What if: sliders that answer while they are dragged, the same plan replayed on another machine.
+import { post } from './api.js';
+import { bars } from './answer.js';
+import { button, h, ms, section, signed, times } from './dom.js';
+import { latest } from './latest.js';
+import { sliders } from './sliders.js';
+
+const QUIET_MS = 600;  // ears are told when the hand has stopped
+
+const row = (name, was, is, say) => h('tr', {}, h('th', { scope: 'row' }, name), h('td', {}, say(was)), h('td', {}, say(is)), h('td', {}, was ? signed(is / was - 1) : ''));
+
+const picture = (base, point, longest) => [
+  bars([['', 'Megatron-LM', point.baseline_ms, null], ['chosen', 'this plan', point.iteration_ms, point.exposed_comm_ms], ['bound', 'No communication', point.no_comm_ms, null]], longest),
+  h('table', { class: 'compare' }, h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, ''), ['as it is', 'then', 'change'].map(name => h('th', { scope: 'col' }, name)))),
+    h('tbody', {}, row('Iteration, ms', base.iteration_ms, point.iteration_ms, ms), row('Speedup', base.speedup, point.speedup, times),
+      row('Exposed communication, ms', base.exposed_comm_ms, point.exposed_comm_ms, ms), row('Peak memory, GiB', base.peak_memory_gib, point.peak_memory_gib, ms))),
+];
+
+/** The section of a finished tune; `plan()` resolves to its plan file. */
+export const whatIf = ({ sim, plan, signal }) => {
+  const shown = h('div', { class: 'answered' }), trouble = h('p', { class: 'error', role: 'alert' });
+  const live = h('p', { class: 'sr', 'aria-live': 'polite' }), took = h('p', { class: 'took' });
+  const base = sim;
+  let moved = '', quiet = 0;
+
+  const draw = point => {
+    shown.replaceChildren(...picture(base, point, Math.max(base.baseline_ms, point.baseline_ms, point.iteration_ms)));
+    clearTimeout(quiet);
+    quiet = setTimeout(() => { live.textContent = `${ms(point.iteration_ms)} milliseconds, ${times(point.speedup)} of Megatron-LM.`; }, QUIET_MS);
+  };
+  const ask = async change => {
+    if (!change.length) return { point: base, took_ms: null };
+    const began = performance.now();
+    const result = await post('v1/what-ifs', { plan: await plan(), change }, { signal });
+    return { point: result.points[0], took_ms: performance.now() - began };
+  };
+  const told = ({ point, took_ms }) => {
+    trouble.textContent = '';
+    shown.classList.remove('stale');
+    all.complain('', '');
+    draw(point);
+    took.textContent = took_ms === null ? '' : `answered in ${took_ms.toFixed(0)} ms`;
+  };
+  const failed = problem => {
+    shown.classList.add('stale');
+    all.complain(moved, problem.message);
+    trouble.textContent = moved && moved !== 'cuda_graph' ? '' : problem.message;
+  };
+  const send = latest(ask, told, failed, signal);
+  const all = sliders(sim, key => { moved = key; send(all.changes()); });
+  const reset = button('As it is', () => { all.back(); moved = ''; send([]); });
+  draw(base);
+  return section('whatif', 'What if', 'The same plan on another machine or batch. Drag, or use the arrow keys; Escape puts a slider back.',
+    h('div', { class: 'pair whatif' }, h('div', {}, all.element, h('div', { class: 'row' }, reset)), h('div', {}, shown, trouble, took, live)));
+};

@@ -1,0 +1,54 @@
+// What plans and places are called: the words of the report, for what the page draws itself.
+import { percent } from './dom.js';
+
+export const NAMES = { megatron: 'Megatron-LM', no_comm: 'No communication', domino: 'Domino' };
+const ORDERS = { greedy: 'greedy order', inter: 'DeepSpeed’s order (inter)', intra: 'order inside the layer (intra)', paper: 'the paper’s order' };
+const WGRADS = { fill: 'weight gradients fill the waits', eager: 'weight gradients at once', deferred: 'weight gradients behind dgrad' };
+const REASONS = { memory: 'needs more memory than a GPU has', rows: 'more row slices than sequences', order: 'the order does not exist for this cut', target: 'the framework cannot run it' };
+
+/** `2 row slices × 4 column slices`, with dgrad pieces where they differ. */
+export const slices = plan => {
+  const [attn, mlp] = [plan.attn_col_slices, plan.mlp_col_slices];
+  let said = `${plan.row_slices} row slice${plan.row_slices > 1 ? 's' : ''}`;
+  if (attn !== 1 || mlp !== 1) said += ` × ${attn === mlp ? attn : `${attn}/${mlp}`} column slices`;
+  if (plan.attn_dgrad_slices !== attn || plan.mlp_dgrad_slices !== mlp) said += `, dgrad in ${plan.attn_dgrad_slices}/${plan.mlp_dgrad_slices}`;
+  return said;
+};
+
+/** How the cut is run, in words. */
+export const planWords = plan => {
+  if (plan.strategy === 'megatron') return 'One slice, nothing hides forward communication';
+  if (plan.strategy === 'no_comm') return 'The same compute with communication for free';
+  const parts = [ORDERS[plan.order] ?? plan.order, WGRADS[plan.wgrad] ?? plan.wgrad];
+  if (plan.merge_wgrad) parts.push('merged over slices');
+  if (plan.comm_ctas) parts.push(`${plan.comm_ctas} CTAs for communication`);
+  const said = parts.join(', ');
+  return said[0].toUpperCase() + said.slice(1);
+};
+
+export const reason = slug => REASONS[slug] ?? (slug || 'not feasible, or not tried').replaceAll('_', ' ');
+
+/** `gpt3-13b · tp 8 · h100-dgx` of a request, as far as it says. */
+export const asked = request => {
+  const parts = [request.model, request.tp && `tp ${request.tp}`, request.dp > 1 && `dp ${request.dp}`,
+    request.micro_batch_size && `${request.micro_batch_size} × ${request.seq_length ?? '?'}`, request.profile];
+  return parts.filter(Boolean).join(' · ') || 'from a plan file';
+};
+
+const WHAT = { queued: 'waits for a worker', running: 'running', done: 'done', failed: 'failed', cancelled: 'cancelled' };
+export const stateWords = state => WHAT[state] ?? state;
+export const over = state => state === 'done' || state === 'failed' || state === 'cancelled';
+
+/** How far a job is, from 0 to 1; null where nobody knows. */
+export const share = job => {
+  const { done = null, total = null } = job.progress ?? {};
+  return total ? Math.min(1, done / total) : null;
+};
+
+export const progressWords = job => {
+  const part = share(job), text = job.progress?.text ?? '';
+  return [part === null ? '' : percent(part, 0), text].filter(Boolean).join(' · ') || stateWords(job.state);
+};
+
+/** A plan's label without what nearly all of them share. */
+export const label = plan => plan.label.replace(/^domino /, '').replace(' greedy wgrad=fill', '');
