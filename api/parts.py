@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 import os
 import secrets
 import socket
@@ -28,6 +29,7 @@ from domino_tune.jobs.tokens import TokenDesk
 class Parts:
     """What routes use. ``runner`` is None where this replica runs no jobs.
 
+    ``streams`` counts open event streams by caller.
     ``draining`` is set when the service is about to stop: streams end, /readyz says 503.
     ``streams`` counts open streams by caller.
     """
@@ -42,6 +44,7 @@ class Parts:
     buckets: Buckets
     runner: Runner | None
     executors: list[Executor]
+    streams: Counter[str] = field(default_factory=Counter)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     streams: Counter[str] = field(default_factory=Counter)
 
