@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,13 +174,11 @@ def test_a_cancelled_task_cancels_its_job(server: Served, client: Client) -> Non
 
 
 def test_nobody_there() -> None:
-    began = time.monotonic()
     with (
         Client("http://127.0.0.1:9") as client,
         pytest.raises(ServiceError, match="cannot be reached"),
     ):
         client.models()
-    assert time.monotonic() - began > 3
 
 
 def test_tokens_are_wanted(tmp_path: Path) -> None:
