@@ -29,8 +29,8 @@ WORKLOAD: dict[str, Any] = {
 }  # fmt: skip
 ASKED = TuneRequest(**WORKLOAD, search="random", trials=4)
 LONG = TuneRequest(
-    model="gpt3-175b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=16, nodes=16,
-    dp=16,
+    model="gpt3-13b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=8,
+    tune_also=("micro_batch_size",), search="bayes", trials=400,
 )  # fmt: skip
 
 
