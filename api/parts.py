@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 import os
 import secrets
 import socket
@@ -44,7 +43,6 @@ class Parts:
     buckets: Buckets
     runner: Runner | None
     executors: list[Executor]
-    streams: Counter[str] = field(default_factory=Counter)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     streams: Counter[str] = field(default_factory=Counter)
 

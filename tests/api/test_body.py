@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -95,7 +95,7 @@ def test_any_object_is_an_object() -> None:
 def reading(chunks: list[bytes], pause_s: float = 0, **headers: str) -> bytes:
     """``read_body`` of a request whose body comes in ``chunks``, with pauses between."""
 
-    async def messages() -> AsyncIterator[dict[str, Any]]:
+    async def messages() -> AsyncGenerator[dict[str, Any], None]:
         for index, chunk in enumerate(chunks):
             await asyncio.sleep(pause_s)
             more = index < len(chunks) - 1
@@ -107,7 +107,7 @@ def reading(chunks: list[bytes], pause_s: float = 0, **headers: str) -> bytes:
         named = {"content_type": "application/json", **headers}
         raw = [(k.replace("_", "-").encode(), v.encode()) for k, v in named.items()]
         scope = {"type": "http", "method": "POST", "path": "/", "headers": raw}
-        request = Request(scope, lambda: anext(stream))  # type: ignore[arg-type]
+        request = Request(scope, lambda: anext(stream))
         try:
             return await read_body(request, cap_bytes=100, deadline_s=0.2, media_types=JSON_TYPES)
         finally:

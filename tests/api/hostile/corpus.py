@@ -56,6 +56,11 @@ def chunked(chunks: Iterable[bytes], path: str = "/v1/tunes") -> Iterator[bytes]
     yield b"0\r\n\r\n"
 
 
+def drops(drop: bytes, count: int) -> list[Part]:
+    """The same, again and again, with pauses."""
+    return [part for _ in range(count) for part in (drop, 0.3)]
+
+
 def deep(opening: bytes, closing: bytes, depth: int) -> bytes:
     """A tune with a value nested ``depth`` deep."""
     return b'{"model": ' + opening * depth + b"1" + closing * depth + b"}"
@@ -338,7 +343,7 @@ def _own() -> dict[str, Hostile]:
         ),
         "a header of 64 KiB": Hostile([send("GET", "/healthz", X="x" * 65_536)], large),
         "5,000 headers": Hostile(
-            [send("GET", "/healthz", **{f"X{n}": "x" for n in range(5000)})], large
+            [send("GET", "/healthz", None, JSON, **{f"X{n}": "x" for n in range(5000)})], large
         ),
         "a path of 64 KiB": Hostile([send("GET", "/" + "a" * 65_536)], large),
         "upgrade to a socket": Hostile(
@@ -371,13 +376,13 @@ def _slow() -> dict[str, Hostile]:
     return {
         "a body that never comes": Hostile([head], late, slow=True),
         "half a body": Hostile([head, b"{}"], late, slow=True),
-        "a body in drops": Hostile([head, *[b" ", 0.3] * 6], late, slow=True),
-        "chunks in drops": Hostile([stream, *[b"1\r\n \r\n", 0.3] * 6], late, slow=True),
+        "a body in drops": Hostile([head, *drops(b" ", 6)], late, slow=True),
+        "chunks in drops": Hostile([stream, *drops(b"1\r\n \r\n", 6)], late, slow=True),
         "headers that never end": Hostile(
             [b"GET /healthz HTTP/1.1\r\nHost: a\r\n"], late, slow=True
         ),
         "headers in drops": Hostile(
-            [b"GET /healthz HTTP/1.1\r\n", *[b"X: y\r\n", 0.3] * 14], late, slow=True
+            [b"GET /healthz HTTP/1.1\r\n", *drops(b"X: y\r\n", 14)], late, slow=True
         ),
         "nothing at all": Hostile([b""], late, slow=True),
     }
