@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.postgres import Postgres
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 NO_SKIPS = os.environ.get("DOMINO_TUNE_NO_SKIPS") == "1"
@@ -31,6 +34,15 @@ def facts_dir() -> Path:
         return facts.facts_dir()
     except SkippedError as reason:
         pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server for the session; skips where it is not installed."""
+    from tests.postgres import running_postgres
+
+    with running_postgres() as server:
+        yield server
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,0 +1,50 @@
+"""A process of its own that claims jobs and works on them; run by ``owners.py``.
+
+    python -m tests.domino_tune.jobs.owner work URL NAME COUNT
+        hand in COUNT jobs, then claim and finish anybody's until none is left
+    python -m tests.domino_tune.jobs.owner hold URL NAME
+        claim one; at a line on stdin, finish it
+
+Prints a line for every step.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from domino_tune.jobs.database import open_database
+from domino_tune.jobs.desk import JobDesk
+from domino_tune.jobs.job import Point
+from domino_tune.jobs.leases import Leases, LostLeaseError
+from tests.domino_tune.jobs.made import submit
+
+SHORT_S: Final = 1.0
+
+
+def work(url: str, name: str, count: str) -> None:
+    database = open_database(url)
+    desk, leases = JobDesk(database), Leases(database, name, lease_s=30)
+    for number in range(int(count)):
+        print("submitted", submit(desk, name, number=number).id, flush=True)
+    while claimed := leases.claim():
+        leases.add_points(claimed, [Point(index=0, body=claimed.task)])
+        leases.finish(claimed, claimed.task, {"by": name.encode()})
+        print("finished", claimed.job.id, flush=True)
+
+
+def hold(url: str, name: str) -> None:
+    leases = Leases(open_database(url), name, lease_s=SHORT_S)
+    claimed = leases.claim()
+    assert claimed
+    print("claimed", claimed.job.id, flush=True)
+    sys.stdin.readline()
+    try:
+        leases.finish(claimed, b"late", {})
+        print("finished", claimed.job.id, flush=True)
+    except LostLeaseError:
+        print("lost", claimed.job.id, flush=True)
+
+
+if __name__ == "__main__":
+    {"work": work, "hold": hold}[sys.argv[1]](*sys.argv[2:])

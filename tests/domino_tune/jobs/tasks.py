@@ -1,0 +1,53 @@
+"""Tasks of tests, small enough to be quick, and what comes of them undisturbed."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from domino_tune.jobs import work
+from domino_tune.jobs.reply import Reply
+from domino_tune.jobs.task import Task
+from domino_tune.requests import TuneRequest, WhatIfRequest
+from domino_tune.shelf import DISK, Pinned
+from domino_tune.store.models import LoadedModel
+from domino_tune.store.profiles import load_profile
+from tests.domino_tune.runs import TINY
+
+SHELF = Pinned(profile=load_profile("h100-dgx"), model=LoadedModel(spec=TINY))
+WORKLOAD: dict[str, Any] = {
+    "model": "tiny", "profile": "h100-dgx", "tp": 2, "seq_length": 256, "micro_batch_size": 2,
+}  # fmt: skip
+
+
+def tune_task(**options: Any) -> bytes:
+    """A tune of a tiny model."""
+    return Task.of("tune", TuneRequest(**{**WORKLOAD, **options}), SHELF).to_bytes()
+
+
+def longer_task(seed: int = 0) -> bytes:
+    """A tune that takes some seconds: seeds differ, so that no two jobs share their work."""
+    request = TuneRequest(
+        model="gpt3-1.3b", profile="h100-dgx", tp=8, seq_length=1024, micro_batch_size=8,
+        search="random", trials=60, seed=seed,
+    )  # fmt: skip
+    return Task.of("tune", request, DISK).to_bytes()
+
+
+def sweep_task(**options: Any) -> bytes:
+    """A sweep of a tiny model over four link speeds."""
+    asked = {**WORKLOAD, "sweep": "link_bandwidth=0.25x,0.5x,2x,4x", **options}
+    return Task.of("sweep", WhatIfRequest(**asked), SHELF).to_bytes()
+
+
+@cache
+def undisturbed(task: bytes) -> Reply:
+    """What a job gives that nobody interrupts."""
+    return finish(task, work.resume(), 1e9)
+
+
+def finish(task: bytes, state: bytes, budget_s: float) -> Reply:
+    """The last slice's reply, from ``state`` on."""
+    while (reply := work.advance(task, state, budget_s)).result is None:
+        state = reply.state
+    return reply
