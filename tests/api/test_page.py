@@ -185,7 +185,7 @@ def test_all_of_it_by_keyboard(seen: Watched) -> None:
     page = seen.open()
     page.locator("form.ask").wait_for()
     stops = []
-    for _ in range(16):
+    for _ in range(12):
         page.keyboard.press("Tab")
         stops.append(
             page.evaluate(
@@ -213,10 +213,11 @@ def test_errors_stand_beside_their_fields(seen: Watched) -> None:
     page.locator("#field-tp-error", has_text="1").wait_for()
     assert page.locator("#field-tp").get_attribute("aria-invalid") == "true"
     assert page.evaluate("document.activeElement.id") == "field-tp"
-    page.locator("#field-tp").fill("3")
+    page.locator("#field-tp").fill("4")
     assert page.locator("#field-tp-error").inner_text() == ""
-    page.locator("#field-tp").press("Enter")
-    page.locator("form.ask .error", has_text="3").first.wait_for()
+    page.locator("#field-nodes").fill("3")
+    page.locator("#field-nodes").press("Enter")
+    page.locator("#field-nodes-error", has_text="do not spread evenly").wait_for()
     seen.check(422)
 
 
