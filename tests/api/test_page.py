@@ -337,10 +337,10 @@ def test_a_token_is_asked_for_and_kept_for_the_session(browser: Browser, tmp_pat
         assert page.evaluate("document.activeElement.id") == "token"
         page.keyboard.press("Escape")
         page.get_by_role("button", name="Give a token").click()
-        page.get_by_label("Token").fill("dt_wrong")
+        page.locator("#token").fill("dt_wrong")
         page.keyboard.press("Enter")
         page.get_by_role("dialog").get_by_role("alert").wait_for()
-        page.get_by_label("Token").fill(secret)
+        page.locator("#token").fill(secret)
         page.keyboard.press("Enter")
         page.locator("form.ask").wait_for()
         assert page.evaluate("sessionStorage.getItem('domino_tune.token')") == secret
