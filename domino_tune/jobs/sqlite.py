@@ -90,10 +90,10 @@ def check_whole(path: Path) -> None:
     SQLite itself would read zeros in place of lacking pages, or begin anew where all are lacking.
     """
     for look in range(_LOOKS):
-        if not _is_cut(path):
-            return
         if look:  # another process may just be moving the log into the file
             time.sleep(0.1)
+        if not _is_cut(path):
+            return
     raise StorageError(
         f"The database {str(path)!r} is damaged: it is shorter than it says, and its log does not "
         "hold the rest. Restore it with its -wal file from a backup."

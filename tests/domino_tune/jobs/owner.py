@@ -11,6 +11,7 @@ Prints a line for every step.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Final
 
 from domino_tune.jobs.database import open_database
@@ -46,5 +47,7 @@ def hold(url: str, name: str) -> None:
         print("lost", claimed.job.id, flush=True)
 
 
+VERBS: Final[dict[str, Callable[..., None]]] = {"work": work, "hold": hold}
+
 if __name__ == "__main__":
-    {"work": work, "hold": hold}[sys.argv[1]](*sys.argv[2:])
+    VERBS[sys.argv[1]](*sys.argv[2:])
