@@ -1,7 +1,8 @@
 """Takes a job from its submission to its end, over and over, each time with another call failing:
 the first, then the one ``STRIDE`` later, and so on.
 
-    LD_PRELOAD=failing_disk.so python -m tests.domino_tune.jobs.failing_disk FOLDER ERRNO LASTING STRIDE
+    LD_PRELOAD=failing_disk.so python -m tests.domino_tune.jobs.failing_disk \\
+        FOLDER ERRNO LASTING STRIDE
 
 Where a step is refused, the disk is mended, the database must be as before the step or as after it,
 and the step is tried again. Prints one JSON line: how many calls were let fail, and how many of
