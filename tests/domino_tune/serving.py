@@ -26,6 +26,10 @@ class Served:
     home: Path
     process: subprocess.Popen[str]
 
+    def log(self) -> str:
+        """What it wrote to stderr."""
+        return (self.home / "serve.log").read_text()
+
 
 def environment(home: Path, **more: str) -> dict[str, str]:
     """This process's, with a home and without a token; warnings are errors."""
@@ -48,16 +52,17 @@ def served(home: Path, *options: str) -> Iterator[Served]:
     for package in NEEDS:
         pytest.importorskip(package, reason="pip install 'domino_tune[api,client]'")
     words = [sys.executable, "-m", "domino_tune", "serve", "--port", "0", "--workers", "1"]
-    process = subprocess.Popen(
-        [*words, *options], env=environment(home), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    log = home / "serve.log"  # a pipe that nobody reads would stop the service when it is full
+    with log.open("a") as errors:
+        process = subprocess.Popen(
+            [*words, *options], env=environment(home), text=True,
+            stdout=subprocess.PIPE, stderr=errors,
+        )  # fmt: skip
     try:
         assert process.stdout
-        assert process.stderr
         line = process.stdout.readline()
         found = re.fullmatch(r"domino_tune serves (http://\S+) until Ctrl-C\.\n", line)
-        assert found, line + process.stderr.read()
+        assert found, line + log.read_text()
         yield Served(url=found[1], home=home, process=process)
     finally:
         process.kill()
