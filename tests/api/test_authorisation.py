@@ -55,7 +55,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     url = f"sqlite:///{folder}/jobs.db"
     database = open_database(url)
     tokens, desk = TokenDesk(database), JobDesk(database)
-    secrets = {scope: tokens.add(f"of-{scope}", f"owner-{scope}", scope) for scope in SCOPES}
+    secrets: dict[str, str] = {
+        scope: tokens.add(f"of-{scope}", f"owner-{scope}", scope) for scope in SCOPES
+    }
     jobs = {
         kind: desk.submit(NewJob(kind=kind, owner="other", request={}, task=b"{}"))[0].id
         for kind in ("tune", "sweep")
