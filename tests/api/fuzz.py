@@ -35,7 +35,8 @@ def fuzz(folder: Path, examples: int, seconds: int | None = None) -> tuple[int, 
         configuration = folder / "schemathesis.toml"
         configuration.write_text(CONFIGURATION)
         command = [
-            sys.executable, "-m", "schemathesis.cli", "--config-file", str(configuration), "run", f"{service.url}/openapi.json",
+            sys.executable, "-m", "schemathesis.cli", "--config-file", str(configuration), "run",
+            f"{service.url}/openapi.json",
             "--header", f"Authorization: Bearer {secret}", "--mode", "all",
             "--phases", "examples,coverage,fuzzing,stateful",
             "--exclude-checks", ",".join(UNFIT), "--max-examples", str(examples),
