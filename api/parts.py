@@ -9,16 +9,18 @@ import socket
 from collections import Counter
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any
 
 from api.limits import Buckets
 from api.quick import Quick
 from api.settings import Settings
+from domino_tune.jobs import work
 from domino_tune.jobs.database import Database, open_database
 from domino_tune.jobs.desk import JobDesk
+from domino_tune.jobs.executors import open_executor
 from domino_tune.jobs.leases import Leases
 from domino_tune.jobs.library import Library
 from domino_tune.jobs.measurements import Measurements
+from domino_tune.jobs.runner import Runner
 from domino_tune.jobs.tokens import TokenDesk
 
 
@@ -26,6 +28,7 @@ from domino_tune.jobs.tokens import TokenDesk
 class Parts:
     """What routes use. ``runner`` is None where this replica runs no jobs.
 
+    ``streams`` counts open event streams by caller.
     ``draining`` is set when the service is about to stop: streams end, /readyz says 503.
     ``streams`` counts open streams by caller.
     """
@@ -38,7 +41,7 @@ class Parts:
     library: Library
     quick: Quick
     buckets: Buckets
-    runner: Any
+    runner: Runner | None
     executors: list[Executor]
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     streams: Counter[str] = field(default_factory=Counter)
@@ -60,10 +63,6 @@ def open_parts(settings: Settings) -> Parts:
 
     Raises InputError, StorageError and UnavailableError where that cannot be.
     """
-    from domino_tune.jobs import work
-    from domino_tune.jobs.executors import open_executor
-    from domino_tune.jobs.runner import Runner
-
     database = open_database(settings.database_url)
     quick = open_executor("local", settings.quick_workers)
     executors = [quick]

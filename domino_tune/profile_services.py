@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from domino_tune import requests
-from domino_tune.measure.importers import Hints, import_into, read_table
+from domino_tune.measure.importers import Hints, Imported, import_into, read_table
 from domino_tune.planfile import ProfileRef
 from domino_tune.results import (
     CheckResult,
@@ -62,17 +62,7 @@ def profiles_import(request: requests.ProfilesImportRequest) -> ImportResult:
             "give another --name."
         )
     data = _read_bytes(request.file)
-    hints = Hints(
-        op=request.op,
-        nodes=request.nodes,
-        per_node=request.ranks_per_node,
-        ctas=request.ctas,
-        dtype=request.dtype,
-    )
-    base = load_profile(request.into)
-    imported = read_table(data, request.format, hints)
-    made = import_into(base, imported, source=Path(request.file).name, data=data)
-    made = replace(made, name=request.name)
+    made, imported = imported_profile(request, load_profile(request.into), data)
     path = user_profiles_dir() / f"{made.name}.json"
     try:
         save_profile(made, path)
@@ -87,6 +77,25 @@ def profiles_import(request: requests.ProfilesImportRequest) -> ImportResult:
         rows=len(imported.rows),
         note=imported.note,
     )
+
+
+def imported_profile(
+    request: requests.ProfilesImportRequest, base: Profile, data: bytes
+) -> tuple[Profile, Imported]:
+    """A copy of ``base`` with the table ``data`` in it, under the request's name; and its rows.
+
+    Raises InputError for a table that is not of the request's format.
+    """
+    hints = Hints(
+        op=request.op,
+        nodes=request.nodes,
+        per_node=request.ranks_per_node,
+        ctas=request.ctas,
+        dtype=request.dtype,
+    )
+    imported = read_table(data, request.format, hints)
+    made = import_into(base, imported, source=Path(request.file).name, data=data)
+    return replace(made, name=request.name), imported
 
 
 def profiles_diff(request: requests.ProfilesDiffRequest) -> DiffResult:

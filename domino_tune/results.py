@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
@@ -93,7 +94,7 @@ class Simulated:
 class SimulateResult(Simulated):
     """The same where it was computed: with what traces, pages and plan files are made from."""
 
-    timelines: dict[str, Timeline] = field(metadata=HIDDEN, repr=False)
+    timelines: Mapping[str, Timeline] = field(metadata=HIDDEN, repr=False)
     plan_file: PlanFile = field(metadata=HIDDEN, repr=False)
     setup: Setup = field(metadata=HIDDEN, repr=False)
 
@@ -213,6 +214,14 @@ class TuneResult(Tuned):
     best: SimulateResult
 
 
+POINT_FIELDS: Final = (
+    "iteration_ms", "baseline_ms", "no_comm_ms", "speedup", "comm_ms", "exposed_comm_ms",
+    "hidden_comm_fraction", "peak_memory_gib", "interval_ms", "confidence", "warnings", "plan",
+    "workload", "cluster",
+)  # fmt: skip
+"""The numbers of a simulation that change from point to point of a what-if."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WhatIfPoint:
     """One changed machine or workload: its prediction, or why there is none.
@@ -230,12 +239,7 @@ class WhatIfPoint:
         head = {"changes": self.changes, "error": self.error or None}
         if self.result is None:
             return head
-        names = (
-            "iteration_ms", "baseline_ms", "no_comm_ms", "speedup", "comm_ms", "exposed_comm_ms",
-            "hidden_comm_fraction", "peak_memory_gib", "interval_ms", "confidence", "warnings",
-            "plan", "workload", "cluster",
-        )  # fmt: skip
-        return {**head, **{name: plain(getattr(self.result, name)) for name in names}}
+        return {**head, **{name: plain(getattr(self.result, name)) for name in POINT_FIELDS}}
 
 
 @dataclass(frozen=True, kw_only=True)

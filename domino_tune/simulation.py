@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from typing import Final
 
 from domino_tune.case import GIB, Chosen, Setup
 from domino_tune.planfile import PlanFile, Predicted
 from domino_tune.results import Interval, SimulateResult, Variant
 from simulator.confidence import Confidence, confidence_of
+from simulator.engine import play
 from simulator.memory import peak_bytes
 from simulator.plan import MEGATRON, NO_COMM
-from simulator.predict import predict
-from simulator.predict import simulate as play
-from simulator.timeline import Breakdown, Timeline
+from simulator.predict import programmed, simulate
+from simulator.recurrence import Totals, totals
+from simulator.timeline import Timeline
 
 BASELINE: Final = "baseline"
 CHOSEN: Final = "chosen"
@@ -23,8 +26,26 @@ MICROS_PLAYED: Final = 4
 """Micro-batches that a timeline shows: the first, two alike, and the last."""
 
 
+class Timelines(Mapping[str, Timeline]):
+    """Timelines by name, each played when it is first looked at: most that ask look at none."""
+
+    def __init__(self, played: Mapping[str, Callable[[], Timeline]]) -> None:
+        self._played = {name: cache(play_it) for name, play_it in played.items()}
+
+    def __getitem__(self, name: str) -> Timeline:
+        """The timeline of that name."""
+        return self._played[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._played)
+
+    def __len__(self) -> int:
+        return len(self._played)
+
+
 def simulate_plan(setup: Setup, chosen: Chosen) -> SimulateResult:
-    """Measure the three variants; play them in full, or with many micro-batches the first few.
+    """Predict the three variants. Timelines are of the full iteration, or with many micro-batches
+    of the first few.
 
     Raises InfeasiblePlanError (``memory``) when the chosen plan does not fit a GPU; a baseline
     that does not fit is a warning.
@@ -32,11 +53,18 @@ def simulate_plan(setup: Setup, chosen: Chosen) -> SimulateResult:
     plans = {
         BASELINE: Chosen.of(setup, MEGATRON), CHOSEN: chosen, BOUND: Chosen.of(setup, NO_COMM)
     }  # fmt: skip
-    setup.check_memory(chosen.plan, peak_bytes(setup.case, chosen.plan, chosen.order))
+    peaks = {name: peak_bytes(setup.case, one.plan, one.order) for name, one in plans.items()}
+    setup.check_memory(chosen.plan, peaks[CHOSEN])
     shown = _shortened(setup)
-    timelines = {name: play(shown.case, one.plan, one.order) for name, one in plans.items()}
-    variants = {name: _variant(setup, one, timelines[name]) for name, one in plans.items()}
-    return _result(setup, chosen, variants, timelines)
+    variants, timelines = {}, {}
+    for name, one in plans.items():
+        made = programmed(setup.case, one.plan, one.order)
+        variants[name] = _variant(setup, one.plan.label, totals(made[1]), peaks[name])
+        if shown is setup:
+            timelines[name] = partial(play, *made)
+        else:
+            timelines[name] = partial(simulate, shown.case, one.plan, one.order)
+    return _result(setup, chosen, variants, Timelines(timelines))
 
 
 def _shortened(setup: Setup) -> Setup:
@@ -48,7 +76,7 @@ def _shortened(setup: Setup) -> Setup:
 
 
 def _result(
-    setup: Setup, chosen: Chosen, variants: dict[str, Variant], timelines: dict[str, Timeline]
+    setup: Setup, chosen: Chosen, variants: dict[str, Variant], timelines: Mapping[str, Timeline]
 ) -> SimulateResult:
     mine, baseline, bound = (variants[name] for name in (CHOSEN, BASELINE, BOUND))
     sure = confidence_of(timelines[CHOSEN], setup.case.cost)
@@ -100,23 +128,19 @@ def plan_file_of(setup: Setup, chosen: Chosen, predicted: Predicted) -> PlanFile
     )
 
 
-def _variant(setup: Setup, one: Chosen, timeline: Timeline) -> Variant:
-    """Numbers of the whole iteration: from the timeline, or the fast engine where it was cut."""
-    parts = timeline.breakdown
-    if setup.workload.grad_accumulation > MICROS_PLAYED:
-        sums = predict(setup.case, one.plan, one.order)
-        idle = sums.makespan_ns - sums.compute_ns - sums.exposed_ns
-        parts = Breakdown(sums.makespan_ns, sums.compute_ns, sums.comm_ns, sums.exposed_ns, idle)
+def _variant(setup: Setup, label: str, sums: Totals, peak: int) -> Variant:
+    """Numbers of the whole iteration, by the fast engine: the timeline's to the nanosecond."""
+    hidden = 1.0 - sums.exposed_ns / sums.comm_ns if sums.comm_ns else 1.0
     return Variant(
-        label=one.plan.label,
-        iteration_ms=parts.makespan_ns * MS,
-        compute_ms=parts.compute_ns * MS,
-        comm_ms=parts.comm_ns * MS,
-        exposed_comm_ms=parts.exposed_comm_ns * MS,
-        idle_ms=parts.idle_ns * MS,
-        hidden_comm_fraction=parts.hidden_comm_fraction,
-        peak_memory_gib=peak_bytes(setup.case, one.plan, one.order) / GIB,
-        tokens_per_second=setup.tokens / (parts.makespan_ns * 1e-9),
+        label=label,
+        iteration_ms=sums.makespan_ns * MS,
+        compute_ms=sums.compute_ns * MS,
+        comm_ms=sums.comm_ns * MS,
+        exposed_comm_ms=sums.exposed_ns * MS,
+        idle_ms=(sums.makespan_ns - sums.compute_ns - sums.exposed_ns) * MS,
+        hidden_comm_fraction=hidden,
+        peak_memory_gib=peak / GIB,
+        tokens_per_second=setup.tokens / (sums.makespan_ns * 1e-9),
     )
 
 

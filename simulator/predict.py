@@ -10,8 +10,9 @@ from simulator.engine import play
 from simulator.greedy import plan_order
 from simulator.lines import LayerOrder
 from simulator.plan import SlicePlan, check_plan_fits
-from simulator.program import compile_program
+from simulator.program import Program, compile_program
 from simulator.recurrence import Totals, totals
+from simulator.schedule import Schedule
 from simulator.schedules import fixed_order
 from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, ModelSpec, Workload, check_shardable
@@ -46,20 +47,24 @@ def order_of(case: Case, plan: SlicePlan) -> LayerOrder:
     return fixed_order(plan)
 
 
-def predict(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Totals:
-    """Iteration time and its parts by the fast engine, periodic shortcut on.
+def programmed(
+    case: Case, plan: SlicePlan, order: LayerOrder | None = None
+) -> tuple[Schedule, Program]:
+    """The schedule of ``plan`` and what the engines play of it.
 
     ``order`` replays a stored order; without it the plan's own is taken (or planned).
     """
     schedule = build_schedule(
         case.model, case.workload, case.cluster, plan, order or order_of(case, plan)
     )
-    return totals(compile_program(schedule, case.cost))
+    return schedule, compile_program(schedule, case.cost)
+
+
+def predict(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Totals:
+    """Iteration time and its parts by the fast engine, periodic shortcut on; see ``programmed``."""
+    return totals(programmed(case, plan, order)[1])
 
 
 def simulate(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Timeline:
-    """The full timeline by the engine of record."""
-    schedule = build_schedule(
-        case.model, case.workload, case.cluster, plan, order or order_of(case, plan)
-    )
-    return play(schedule, compile_program(schedule, case.cost))
+    """The full timeline by the engine of record; see ``programmed``."""
+    return play(*programmed(case, plan, order))

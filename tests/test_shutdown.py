@@ -15,6 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from domino_tune.jobs.database import open_database
+from domino_tune.jobs.desk import JobDesk
+from domino_tune.jobs.job import Job
 from domino_tune.load import bodies
 from domino_tune.load.process import Service, family
 from tests.test_deploy_service import CONTAINER, GRACE_S, IMAGE, PROMETHEUS
@@ -65,6 +68,15 @@ def state(service: Service, client: httpx.Client, job: str) -> str:
     return found
 
 
+def stored(folder: Path, jobs: list[str]) -> list[Job]:
+    """Jobs as the database has them, with no service on it."""
+    database = open_database(f"sqlite:///{folder / 'service.db'}")
+    try:
+        return [JobDesk(database).get(job, None) for job in jobs]
+    finally:
+        database.close()
+
+
 def running(service: Service, client: httpx.Client, jobs: list[str]) -> int:
     return [state(service, client, job) for job in jobs].count("running")
 
@@ -95,7 +107,7 @@ def test_sigterm_gives_running_jobs_back(folder: Path, client: httpx.Client) -> 
     ended = threading.Event()
     with Service.start(folder, "--workers", "2") as service:
         jobs = start_tunes(service, client, 3)
-        until(lambda: running(service, client, jobs) == 2)
+        until(lambda: running(service, client, jobs) >= 2)
         processes = family(service.process.pid)
         watcher = threading.Thread(target=watch_ready, args=(service, seen))
         reader = threading.Thread(target=read_events, args=(service, jobs[0], ended))
@@ -111,9 +123,7 @@ def test_sigterm_gives_running_jobs_back(folder: Path, client: httpx.Client) -> 
     assert ended.is_set()
     until(lambda: not any(map(alive, processes)))
     assert "Traceback" not in service.printed()
-    with Service.start(folder, "--workers", "1") as again:
-        until(lambda: running(again, client, jobs) == 1)
-        assert sorted(state(again, client, job) for job in jobs) == ["queued", "queued", "running"]
+    assert [one.state for one in stored(folder, jobs)] == ["queued"] * 3
 
 
 def test_a_job_outlives_any_number_of_restarts(folder: Path, client: httpx.Client) -> None:

@@ -4,10 +4,30 @@ from __future__ import annotations
 
 from typing import Final
 
-from api.routes import health, metrics, page
+from api.routes import (
+    events,
+    health,
+    metrics,
+    models,
+    page,
+    profiles,
+    simulations,
+    sweeps,
+    tunes,
+    validations,
+    what_ifs,
+)
 from api.wire import Routes
 
 ALL: Final[tuple[Routes, ...]] = (
+    tunes.routes,
+    sweeps.routes,
+    events.routes,
+    validations.routes,
+    simulations.routes,
+    what_ifs.routes,
+    profiles.routes,
+    models.routes,
     health.routes,
     metrics.routes,
     page.routes,

@@ -1,0 +1,124 @@
+"""Wire types made from dataclasses: bodies from requests, answers from results.
+
+A new field of a request or a result appears on the wire without another line.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Collection
+from dataclasses import MISSING, Field, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from typing import get_type_hints as hints_of
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, create_model
+
+from domino_tune.options import Option, option_of
+from domino_tune.requests import Request
+from simulator.plan import SlicePlan
+
+Asked = TypeVar("Asked", bound=Request)
+
+LONGEST_TEXT: Final = 256
+"""Characters of a body's string."""
+MOST_ENTRIES: Final = 64
+"""Entries of a body's list."""
+SLUG: Final = r"^[a-z0-9](\.?[a-z0-9_-])*\.?$"
+"""Names of profiles and models: no separator and no two dots in a row, so never a path."""
+LONGEST_SLUG: Final = 64
+Slug = Annotated[str, pydantic.Field(pattern=SLUG, max_length=LONGEST_SLUG)]
+PlanObject = Annotated[
+    dict[str, Any],
+    pydantic.Field(description="A plan file, whole, as `GET /v1/tunes/{id}/plan` gives it."),
+]
+SPECIAL: Final[dict[str, Any]] = {"model": Slug, "profile": Slug, "plan": PlanObject}
+"""Fields that name files to the command line; to a server they are names, or the file itself."""
+
+
+class Wire(BaseModel):
+    """Base of what goes over the wire: nothing unknown, nothing coerced, every number finite."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+def wire_body(name: str, request: type[Request], *, without: Collection[str] = ()) -> type[Wire]:
+    """The strict body of ``request``: its fields but those in ``without``, with their bounds."""
+    hints = hints_of(request)
+    made: dict[str, Any] = {
+        item.name: _body_field(item, hints[item.name])
+        for item in fields(request)
+        if item.name not in without
+    }
+    return create_model(name, __base__=Wire, __doc__=inspect.getdoc(request), **made)
+
+
+def to_request(body: Wire, kind: type[Asked]) -> Asked:
+    """The request that ``body`` asks for; an inline plan is no part of it."""
+    given = body.model_dump(exclude={"plan"})
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+
+
+def _body_field(item: Field[Any], hint: Any) -> tuple[Any, Any]:
+    """(type, field) of one option."""
+    said = option_of(item)
+    optional = NoneType in get_args(hint)
+    core = next(arg for arg in get_args(hint) if arg is not NoneType) if optional else hint
+    wire = SPECIAL.get(item.name) or _bounded(said, core)
+    if get_origin(core) is tuple:
+        wire = Annotated[wire, pydantic.Field(max_length=MOST_ENTRIES)]
+        return wire, pydantic.Field(default_factory=list, description=said.help)
+    if item.default is MISSING:
+        return wire, pydantic.Field(description=said.help)
+    default = pydantic.Field(default=item.default, description=said.help)
+    return (wire | None if optional else wire), default
+
+
+def _bounded(said: Option, core: Any) -> Any:
+    """The type of an option's value with all that the option allows."""
+    if get_origin(core) is tuple:
+        return list[_bounded(said, get_args(core)[0])]  # type: ignore[misc]
+    if said.choices:
+        return Literal[said.choices]
+    if core is int:
+        return Annotated[int, pydantic.Field(ge=said.minimum, le=said.maximum)]
+    if core is str:
+        return Annotated[str, pydantic.Field(min_length=1, max_length=LONGEST_TEXT)]
+    assert core is bool, f"no wire type for {core}"
+    return core
+
+
+@functools.cache
+def shown(kind: type) -> type[Wire]:
+    """What ``results.plain`` gives for the dataclass ``kind``, as a type."""
+    made = shown_fields(kind)
+    if kind is SlicePlan:
+        made = {"label": (str, ...), **made}
+    return create_model(kind.__name__, __base__=Wire, __doc__=inspect.getdoc(kind), **made)
+
+
+def shown_fields(kind: type, names: Collection[str] | None = None) -> dict[str, Any]:
+    """(type, required) of every field that JSON shows, or of those in ``names``."""
+    hints = hints_of(kind)
+    return {
+        item.name: (shown_type(hints[item.name]), ...)
+        for item in fields(kind)
+        if item.metadata.get("json", True) and (names is None or item.name in names)
+    }
+
+
+def shown_type(hint: Any) -> Any:
+    """A field's type with every dataclass in it as ``shown``, and tuples as lists."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        return shown(hint)
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return functools.reduce(operator.or_, (shown_type(arg) for arg in inner))
+    if origin is tuple:
+        return list[shown_type(inner[0])]  # type: ignore[misc]
+    if origin is dict:
+        return dict[inner[0], shown_type(inner[1])]  # type: ignore[misc,valid-type]
+    return hint

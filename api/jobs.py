@@ -1,0 +1,169 @@
+"""What tunes and sweeps share: handing in, waiting, and the JSON of a job."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import anyio
+from fastapi import Header, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+
+from api.auth import Caller
+from api.wire import body_bytes, in_thread, parts_of
+from domino_tune.jobs.desk import MAX_LIMIT
+from domino_tune.jobs.idempotency import Idempotency
+from domino_tune.jobs.job import Job, JobKind, NewJob, no_such_job
+
+LONGEST_WAIT_S: Final = 30
+POLL_S: Final = 0.1
+RETRY_S: Final = 1
+"""When to ask again for a job that was just handed in."""
+LINKS: Final[Mapping[JobKind, tuple[str, ...]]] = {
+    "tune": ("events", "plan", "report", "trace", "validations"),
+    "sweep": ("events", "points"),
+}
+_WAIT: Final = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?([0-9]{1,6})\"?\s*(?=$|[,;])", re.ASCII)
+
+Prefer = Annotated[
+    str | None,
+    Header(
+        alias="Prefer", max_length=200, description="`wait=N`: answer when the job has ended, at most N ≤ 30 s."
+    ),
+]
+Cursor = Annotated[
+    str | None, Query(max_length=64, description="`next` of the page before; none: the first.")
+]
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Most entries of a page.")]
+
+
+async def hand_in(
+    request: Request, caller: Caller, new: NewJob, key: str | None, prefer: str | None
+) -> Response:
+    """Queue a job; 202, or 200 with the job where it ends within what ``prefer`` waits."""
+    parts = parts_of(request)
+    kept = idempotency(request, caller, key)
+    job, created = await in_thread(parts.jobs.submit, new, kept)
+    if created:
+        parts.wake()
+    headers = {"Location": job_path(request, job)}
+    wait_s = wait_of(prefer)
+    if wait_s:
+        headers["Preference-Applied"] = f"wait={wait_s}"
+        job = await _ended(request, job, wait_s)
+    if wait_s and job.ended:
+        return await job_response(request, job, headers=headers)
+    headers["Retry-After"] = str(RETRY_S)
+    return await job_response(request, job, status=202, headers=headers)
+
+
+def idempotency(request: Request, caller: Caller, key: str | None) -> Idempotency | None:
+    """The key, bound to its caller, route, query and body."""
+    if key is None:
+        return None
+    route = f"{request.method} {request.scope['route'].path}"
+    asked = f"{request.url.path}?{request.url.query}\n".encode()
+    return Idempotency.of(caller.owner, route, key, asked + body_bytes(request))
+
+
+def wait_of(prefer: str | None) -> int:
+    """Seconds of ``wait=N`` in a Prefer header (RFC 7240), at most LONGEST_WAIT_S; else 0."""
+    found = _WAIT.search(prefer or "")
+    return min(int(found[1]), LONGEST_WAIT_S) if found else 0
+
+
+async def find_job(request: Request, caller: Caller, kind: JobKind, identity: str) -> Job:
+    """The caller's job of that kind. Raises NotFoundError."""
+    job = await in_thread(parts_of(request).jobs.get, identity, caller.owner)
+    if job.kind != kind:
+        raise no_such_job(identity)
+    return job
+
+
+async def _ended(request: Request, job: Job, wait_s: float) -> Job:
+    """The job when it has ended, or as it is after ``wait_s`` or when the service stops."""
+    parts = parts_of(request)
+    end = time.monotonic() + wait_s
+    while not job.ended and time.monotonic() < end and not parts.draining.is_set():
+        await anyio.sleep(POLL_S)
+        job = await in_thread(parts.jobs.get, job.id, job.owner)
+    return job
+
+
+async def job_response(
+    request: Request, job: Job, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The job with its result, where it has one; the result's bytes stay as they are."""
+    result = b"null"
+    if job.state == "done":
+        result = await in_thread(parts_of(request).jobs.result, job.id)
+    head = dump(job_head(request, job))
+    body = head[:-1] + b',"result":' + result + b"}"
+    return json_response(body, status=status, headers=headers)
+
+
+def job_head(request: Request, job: Job) -> dict[str, Any]:
+    """The JSON of a job but its result."""
+    path = job_path(request, job)
+    return {
+        "id": job.id,
+        "kind": job.kind,
+        "state": job.state,
+        "request": job.request,
+        "progress": asdict(job.progress),
+        "best": job.best,
+        "error": job.error,
+        "created": rfc3339(job.created_s),
+        "started": rfc3339(job.started_s),
+        "finished": rfc3339(job.finished_s),
+        "links": {"self": path, **{name: f"{path}/{name}" for name in LINKS[job.kind]}},
+    }
+
+
+def job_path(request: Request, job: Job) -> str:
+    """Where a job is."""
+    return f"{request.scope.get('root_path', '')}/v1/{job.kind}s/{job.id}"
+
+
+async def page_of_jobs(
+    request: Request, caller: Caller, kind: JobKind, cursor: str | None, limit: int
+) -> Response:
+    """A page of the caller's jobs."""
+    found, following = await in_thread(
+        parts_of(request).jobs.page, kind, caller.owner, cursor, limit
+    )
+    return page([job_head(request, job) for job in found], following)
+
+
+def page(items: list[Any], following: str | None = None) -> Response:
+    """A page of a list."""
+    return json_response(dump({"items": items, "next": following}))
+
+
+def dump(value: Any) -> bytes:
+    """Compact JSON; NaN is a bug of ours."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def json_response(
+    body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """JSON that is there already."""
+    return Response(
+        body, status_code=status, headers=dict(headers or {}), media_type="application/json"
+    )
+
+
+def rfc3339(seconds: float | None) -> str | None:
+    """``2026-01-31T12:00:00.000Z`` of seconds since 1970."""
+    if seconds is None:
+        return None
+    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")

@@ -1,0 +1,121 @@
+"""Server-sent events of jobs: every change until the job has ended (WHATWG HTML, section 9.2).
+
+An event's id is the job's version. Whoever comes back with Last-Event-ID gets an event as soon as
+the job is another than it was then; 204, which ends EventSource's tries, where nothing will change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Final
+
+from fastapi import Header
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from api.auth import Caller
+from api.jobs import dump, find_job, job_head
+from api.parts import Parts
+from api.problems import ProblemError
+from api.wire import JobId, Me, Routes, in_thread, parts_of
+from domino_tune.jobs.job import Job
+from simulator.errors import DominoTuneError
+
+routes: Final = Routes("events")
+MEDIA_TYPE: Final = "text/event-stream"
+FIRST_POLL_S: Final = 0.2
+LONGEST_POLL_S: Final = 1.0
+"""Pauses between looks at a job that does not change grow up to this."""
+HEARTBEAT_S: Final = 15.0
+STREAM_S: Final = 900.0
+"""A stream ends then; the client comes back with the id of its last event."""
+RECONNECT_MS: Final = 1000
+MOST_STREAMS: Final = 32
+"""Of one caller, on one replica."""
+LastEventId = Annotated[
+    str | None,
+    Header(alias="Last-Event-ID", max_length=40, description="The id of the last event seen."),
+]
+
+
+@routes.route(
+    "GET", "/v1/tunes/{job_id}/events", scope="read", media_type=MEDIA_TYPE, also={204: None}
+)
+async def get_tune_events(
+    request: Request, caller: Me, job_id: JobId, last_event_id: LastEventId = None
+) -> Response:
+    """The tune at each change, as server-sent events named by its state; ends when it has ended."""
+    job = await find_job(request, caller, "tune", job_id)
+    return _events(request, caller, job, last_event_id)
+
+
+@routes.route(
+    "GET", "/v1/sweeps/{job_id}/events", scope="read", media_type=MEDIA_TYPE, also={204: None}
+)
+async def get_sweep_events(
+    request: Request, caller: Me, job_id: JobId, last_event_id: LastEventId = None
+) -> Response:
+    """The sweep at each change, as server-sent events named by its state; ends when it has ended."""
+    job = await find_job(request, caller, "sweep", job_id)
+    return _events(request, caller, job, last_event_id)
+
+
+def _events(request: Request, caller: Caller, job: Job, last: str | None) -> Response:
+    parts = parts_of(request)
+    if job.ended and last == str(job.version):
+        return Response(status_code=204)
+    if parts.streams[caller.key] >= MOST_STREAMS:
+        raise ProblemError(
+            429,
+            f"{MOST_STREAMS} streams of yours are open, and that is the most; close one.",
+            headers={"Retry-After": "5"},
+        )
+    return StreamingResponse(
+        _stream(request, parts, job, last, caller.key),
+        media_type=MEDIA_TYPE,
+        headers={"X-Accel-Buffering": "no"},
+    )
+
+
+async def _stream(
+    request: Request, parts: Parts, job: Job, seen: str | None, key: str
+) -> AsyncIterator[bytes]:
+    """Events, and comments where nothing happens, so that no proxy takes the line for dead."""
+    parts.streams[key] += 1
+    end = time.monotonic() + STREAM_S
+    told, pause_s = time.monotonic(), FIRST_POLL_S
+    try:
+        yield f"retry: {RECONNECT_MS}\n\n".encode()
+        while True:
+            if str(job.version) != seen:
+                seen, told, pause_s = str(job.version), time.monotonic(), FIRST_POLL_S
+                yield _event(request, job)
+            if job.ended or parts.draining.is_set() or time.monotonic() > end:
+                return
+            if time.monotonic() - told > HEARTBEAT_S:
+                told = time.monotonic()
+                yield b": still here\n\n"
+            await _pause(parts.draining, pause_s)
+            pause_s = min(1.5 * pause_s, LONGEST_POLL_S)
+            job = await in_thread(parts.jobs.get, job.id, job.owner)
+    except DominoTuneError:  # the database is away: the client comes back
+        return
+    finally:
+        parts.streams[key] -= 1
+        if not parts.streams[key]:
+            del parts.streams[key]
+
+
+async def _pause(draining: asyncio.Event, seconds: float) -> None:
+    """Wait, or until the service stops."""
+    try:
+        await asyncio.wait_for(draining.wait(), seconds)
+    except TimeoutError:
+        return
+
+
+def _event(request: Request, job: Job) -> bytes:
+    head = f"id: {job.version}\nevent: {job.state}\ndata: ".encode()
+    return head + dump(job_head(request, job)) + b"\n\n"

@@ -1,0 +1,79 @@
+"""Models: presets, and Hugging Face configs under names of one's own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.bounds import check_model
+from api.generate import LONGEST_SLUG, SLUG
+from api.jobs import Cursor, Limit, dump, idempotency, json_response
+from api.pages import sliced
+from api.schemas import Model, ModelPage
+from api.wire import IdempotencyKey, Me, Routes, Slug, in_thread, object_body, parts_of
+from domino_tune.jobs.idempotency import Idempotency
+from domino_tune.jobs.library import KeptModel, Library
+from domino_tune.store.models import read_model
+
+routes: Final = Routes("models")
+Name = Annotated[
+    str, Query(pattern=SLUG, max_length=LONGEST_SLUG, description="The model's name from now on.")
+]
+
+
+@routes.route("GET", "/v1/models", scope="read", returns=ModelPage)
+async def list_models(
+    request: Request, caller: Me, cursor: Cursor = None, limit: Limit = 50
+) -> Response:
+    """Presets, then models that were added."""
+    kept = await in_thread(parts_of(request).library.list_models)
+    return sliced(kept, lambda one: one.name, _plain, cursor, limit)
+
+
+@routes.route("GET", "/v1/models/{name}", scope="read", returns=Model)
+async def get_model(request: Request, caller: Me, name: Slug) -> Response:
+    """A model's shape."""
+    return json_response(dump(_plain(await in_thread(parts_of(request).library.get_model, name))))
+
+
+@routes.route(
+    "POST", "/v1/models", scope="admin", status=201, returns=Model, also={200: Model},
+    problems=(409,),
+)  # fmt: skip
+async def add_model(
+    request: Request,
+    caller: Me,
+    name: Name,
+    idempotency_key: IdempotencyKey = None,
+    body: Any = object_body(),
+) -> Response:
+    """Keep a Hugging Face config.json under a name; keys that do not matter to its shape are
+    ignored. 200 where the name was there: it stands for this model from now on."""
+    kept, created = await in_thread(
+        _add, parts_of(request).library, name, body, idempotency(request, caller, idempotency_key)
+    )
+    path = f"{request.scope.get('root_path', '')}/v1/models/{name}"
+    return json_response(
+        dump(_plain(kept)), status=201 if created else 200, headers={"Location": path}
+    )
+
+
+def _add(
+    library: Library, name: str, plain: dict[str, Any], key: Idempotency | None
+) -> tuple[KeptModel, bool]:
+    check_model(read_model(plain, name=name, source="The model").spec, ())
+    return library.put_model(name, plain, idempotency=key)
+
+
+def _plain(kept: KeptModel) -> dict[str, Any]:
+    return {
+        "name": kept.name,
+        "origin": kept.origin,
+        "parameters": kept.spec.parameters,
+        "model": asdict(kept.spec),
+        "notes": list(kept.notes),
+    }

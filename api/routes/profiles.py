@@ -1,0 +1,263 @@
+"""Profiles of machines: files under names, guarded by ETags, and tables imported into them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import Header, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.generate import LONGEST_SLUG, SLUG
+from api.jobs import Cursor, Limit, dump, idempotency, json_response
+from api.pages import sliced
+from api.problems import ProblemError, bad_body
+from api.schemas import Imported, ProfileFile, ProfilePage, Summary
+from api.wire import (
+    IdempotencyKey,
+    Me,
+    Routes,
+    Slug,
+    body_bytes,
+    in_thread,
+    object_body,
+    parts_of,
+    raw_body,
+)
+from domino_tune.errors import PreconditionError
+from domino_tune.jobs.idempotency import Idempotency
+from domino_tune.jobs.library import ANY, Library
+from domino_tune.profile_services import imported_profile
+from domino_tune.requests import ProfilesImportRequest
+from domino_tune.results import plain
+from domino_tune.store.profiles import dump_profile, parse_profile, summary_of
+from simulator.specs import DTYPE_BYTES
+
+routes: Final = Routes("profiles")
+MOST_LINES: Final = 20_000
+"""Lines of a table: every row is compared with all others."""
+_TAG: Final = re.compile(r'\s*(W/)?"([\x21\x23-\x7e]*)"\s*(?:,|$)')
+IfMatch = Annotated[
+    str | None,
+    Header(
+        alias="If-Match", max_length=500,
+        description="ETag of what may be replaced; needed where one is there.",
+    ),
+]  # fmt: skip
+IfNoneMatch = Annotated[
+    str | None,
+    Header(
+        alias="If-None-Match", max_length=500,
+        description="`*`: only where nothing is there; or an ETag.",
+    ),
+]  # fmt: skip
+Base = Annotated[
+    str,
+    Query(pattern=SLUG, max_length=LONGEST_SLUG, description="Profile to start from, by name."),
+]
+Format = Annotated[
+    str,
+    Query(max_length=64, description="What the table is, say nccl-tests or gemm-csv."),
+]
+Operation = Annotated[
+    str | None,
+    Query(max_length=64, description="Collective that was timed, where the table does not say."),
+]
+Count = Annotated[int | None, Query(ge=1, le=1 << 20)]
+Ctas = Annotated[int, Query(ge=0, le=64, description="NCCL CTAs it was timed with.")]
+Dtype = Annotated[
+    Literal[tuple(DTYPE_BYTES)],  # type: ignore[valid-type]
+    Query(description="Type of the elements."),
+]
+
+
+@routes.route("GET", "/v1/profiles", scope="read", returns=ProfilePage)
+async def list_profiles(
+    request: Request, caller: Me, cursor: Cursor = None, limit: Limit = 50
+) -> Response:
+    """All profiles by name, those that come with the program included."""
+    kept = await in_thread(parts_of(request).library.list)
+    return sliced(kept, lambda one: one.name, plain, cursor, limit)
+
+
+@routes.route(
+    "GET", "/v1/profiles/{name}", scope="read", returns=ProfileFile, also={304: None}
+)  # fmt: skip
+async def get_profile(
+    request: Request, caller: Me, name: Slug, if_none_match: IfNoneMatch = None
+) -> Response:
+    """A profile's file; its ETag is the id of its content."""
+    kept = await in_thread(parts_of(request).library.get, name)
+    headers = {"ETag": etag(kept.content_id), "Cache-Control": "private, no-cache"}
+    wanted = tags(if_none_match, weak=True)
+    if wanted and (ANY in wanted or kept.content_id in wanted):
+        return Response(status_code=304, headers=headers)
+    return json_response(kept.body, headers=headers)
+
+
+@routes.route(
+    "PUT", "/v1/profiles/{name}", scope="admin", returns=Summary, also={201: Summary},
+    problems=(409, 412, 428),
+)  # fmt: skip
+async def put_profile(
+    request: Request,
+    caller: Me,
+    name: Slug,
+    if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
+    body: Any = object_body(upload=True),
+) -> Response:
+    """Keep a profile file under the name that it calls itself. Replacing another content needs
+    its ETag in If-Match."""
+    keep = _keeper(parts_of(request).library, name, if_match, if_none_match)
+    data = body_bytes(request)
+    content_id, created = await in_thread(keep, data, None)
+    said = await in_thread(_summary, data)
+    return json_response(
+        dump(said), status=201 if created else 200, headers={"ETag": etag(content_id)}
+    )
+
+
+@routes.route(
+    "DELETE", "/v1/profiles/{name}", scope="admin", status=204, problems=(409, 412)
+)  # fmt: skip
+async def delete_profile(
+    request: Request, caller: Me, name: Slug, if_match: IfMatch = None
+) -> Response:
+    """Forget a name; jobs that were made on it keep what they need."""
+    library = parts_of(request).library
+    await in_thread(lambda: library.delete(name, if_match=_match(library, name, if_match)))
+    return Response(status_code=204)
+
+
+@routes.route(
+    "POST", "/v1/profiles/{name}/import", scope="admin", returns=Imported, also={201: Imported},
+    problems=(409, 412, 428),
+)  # fmt: skip
+async def import_profile(
+    request: Request,
+    caller: Me,
+    name: Slug,
+    format: Format,
+    into: Base,
+    op: Operation = None,
+    nodes: Count = None,
+    ranks_per_node: Count = None,
+    ctas: Ctas = 0,
+    dtype: Dtype = "bf16",
+    if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
+    idempotency_key: IdempotencyKey = None,
+    body: Any = raw_body(),
+) -> Response:
+    """Add others' measurements, the table in the body, to a copy of the profile `into`, kept under
+    this name. Replacing a profile needs its ETag in If-Match."""
+    asked = ProfilesImportRequest(
+        file="table", format=format, into=into, name=name, op=op, nodes=nodes,
+        ranks_per_node=ranks_per_node, ctas=ctas, dtype=dtype,
+    )  # fmt: skip
+    library = parts_of(request).library
+    keep = _keeper(library, name, if_match, if_none_match)
+    key = idempotency(request, caller, idempotency_key)
+    content_id, created, said = await in_thread(_import, library, asked, body, key, keep)
+    status = 201 if created else 200
+    return json_response(dump(said), status=status, headers={"ETag": etag(content_id)})
+
+
+Keep = Callable[[bytes, Idempotency | None], tuple[str, bool]]
+"""Keeps a profile's file: its content id, and whether the name is new."""
+
+
+def _keeper(library: Library, name: str, if_match: str | None, if_none_match: str | None) -> Keep:
+    """Keeps a file under ``name`` if the conditions hold; without any, nothing else is replaced.
+
+    Raises PreconditionError, and ProblemError 428 where a condition is missing.
+    """
+    if if_none_match is not None and tags(if_none_match) != [ANY]:
+        raise ProblemError(400, "If-None-Match of a PUT or POST can only be `*`.")
+
+    def keep(data: bytes, key: Idempotency | None) -> tuple[str, bool]:
+        matching = _match(library, name, if_match)
+        try:
+            return library.put(
+                name,
+                data,
+                if_match=matching,
+                if_none_match=ANY if matching is None else None,
+                idempotency=key,
+            )
+        except PreconditionError:
+            if if_match is not None or if_none_match is not None:
+                raise
+        there = library.get(name).content_id
+        if there == parse_profile(data, source="profile").content_id:
+            return there, False
+        raise ProblemError(
+            428,
+            f"There is a profile {name!r}: send its ETag in If-Match to replace it.",
+            headers={"ETag": etag(there)},
+        )
+
+    return keep
+
+
+def _match(library: Library, name: str, if_match: str | None) -> str | None:
+    """The one content id that If-Match wants: of several the one that is there, if any."""
+    wanted = tags(if_match)
+    if not wanted:
+        return None
+    if len(wanted) == 1:
+        return wanted[0]
+    there = library.get(name).content_id
+    return there if there in wanted else wanted[0]
+
+
+def _import(
+    library: Library,
+    asked: ProfilesImportRequest,
+    data: bytes,
+    key: Idempotency | None,
+    keep: Keep,
+) -> tuple[str, bool, dict[str, Any]]:
+    if data.count(b"\n") > MOST_LINES:
+        raise bad_body(f"A table may have {MOST_LINES:,} lines; split it.")
+    made, imported = imported_profile(asked, library.profile(asked.into), data)
+    content_id, created = keep(dump_profile(made), key)
+    said = {
+        "profile": {"name": made.name, "content_id": content_id},
+        "section": imported.section,
+        "rows": len(imported.rows),
+        "note": imported.note,
+    }
+    return content_id, created, said
+
+
+def _summary(data: bytes) -> Any:
+    return plain(summary_of(parse_profile(data, source="profile"), "library"))
+
+
+def etag(content_id: str) -> str:
+    """A content id as a strong ETag."""
+    return f'"{content_id}"'
+
+
+def tags(header: str | None, *, weak: bool = False) -> list[str]:
+    """The tags of If-Match or If-None-Match, or ``*``; weak ones only where they count.
+
+    Raises ProblemError 400 for what is neither (RFC 9110, section 13.1).
+    """
+    if header is None:
+        return []
+    if header.strip() == ANY:
+        return [ANY]
+    found, place = [], 0
+    while place < len(header):
+        tag = _TAG.match(header, place)
+        if tag is None:
+            raise ProblemError(400, 'If-Match and If-None-Match hold `*`, or tags like "sha256:…".')
+        place = tag.end()
+        if weak or not tag[1]:
+            found.append(tag[2])
+    return found or ["none"]

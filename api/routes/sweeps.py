@@ -1,0 +1,74 @@
+"""Sweeps: jobs that predict a plan, or the best one, at many points."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.jobs import (
+    Cursor,
+    Limit,
+    Prefer,
+    dump,
+    find_job,
+    hand_in,
+    job_response,
+    json_response,
+    page_of_jobs,
+)
+from api.schemas import JobPage, Sweep, SweepBody, SweepPointPage
+from api.tasks import new_job
+from api.wire import IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
+
+routes: Final = Routes("sweeps")
+
+
+@routes.route(
+    "POST", "/v1/sweeps", scope="tune", status=202, returns=Sweep, also={200: Sweep}, queues=True
+)
+async def create_sweep(
+    request: Request,
+    caller: Me,
+    idempotency_key: IdempotencyKey = None,
+    prefer: Prefer = None,
+    body: Any = body_of(SweepBody),
+) -> Response:
+    """Predict a plan where machine or workload take each of many values: a job whose points can be
+    read one by one; with `retune` each has the best plan of its own."""
+    new = await new_job(request, caller, "sweep", body)
+    return await hand_in(request, caller, new, idempotency_key, prefer)
+
+
+@routes.route("GET", "/v1/sweeps", scope="read", returns=JobPage)
+async def list_sweeps(
+    request: Request, caller: Me, cursor: Cursor = None, limit: Limit = 50
+) -> Response:
+    """Your sweeps, newest first, without their results."""
+    return await page_of_jobs(request, caller, "sweep", cursor, limit)
+
+
+@routes.route("GET", "/v1/sweeps/{job_id}", scope="read", returns=Sweep)
+async def get_sweep(request: Request, caller: Me, job_id: JobId) -> Response:
+    """A sweep: its progress, and when it is done its result."""
+    return await job_response(request, await find_job(request, caller, "sweep", job_id))
+
+
+@routes.route("GET", "/v1/sweeps/{job_id}/points", scope="read", returns=SweepPointPage)
+async def get_sweep_points(
+    request: Request, caller: Me, job_id: JobId, cursor: Cursor = None, limit: Limit = 50
+) -> Response:
+    """The points that are known so far, by their place among the values."""
+    job = await find_job(request, caller, "sweep", job_id)
+    found, following = await in_thread(parts_of(request).jobs.points, job.id, cursor, limit)
+    items = b",".join(b'{"index":%d,"point":%s}' % (one.index, one.body) for one in found)
+    return json_response(b'{"items":[' + items + b'],"next":' + dump(following) + b"}")
+
+
+@routes.route("DELETE", "/v1/sweeps/{job_id}", scope="tune", returns=Sweep)
+async def cancel_sweep(request: Request, caller: Me, job_id: JobId) -> Response:
+    """Call a sweep off; its points stay, and one that has ended stays as it is."""
+    job = await find_job(request, caller, "sweep", job_id)
+    job = await in_thread(parts_of(request).jobs.cancel, job.id, caller.owner)
+    return await job_response(request, job)

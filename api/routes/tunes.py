@@ -1,0 +1,107 @@
+"""Tunes: jobs that find the best plan."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.jobs import (
+    Cursor,
+    Limit,
+    Prefer,
+    dump,
+    find_job,
+    hand_in,
+    job_response,
+    json_response,
+    page_of_jobs,
+)
+from api.schemas import JobPage, PlanAnswer, Trace, Tune, TuneBody
+from api.tasks import new_job
+from api.wire import REPORT_CSP, IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
+from domino_tune.export import export_plan, export_text
+from domino_tune.planfile import plan_from_json
+from domino_tune.results import plain
+
+routes: Final = Routes("tunes")
+To = Annotated[
+    Literal["megatron", "deepspeed", "env"] | None,
+    Query(description="For this framework; none: the plan file itself."),
+]
+
+
+@routes.route(
+    "POST", "/v1/tunes", scope="tune", status=202, returns=Tune, also={200: Tune}, queues=True
+)
+async def create_tune(
+    request: Request,
+    caller: Me,
+    idempotency_key: IdempotencyKey = None,
+    prefer: Prefer = None,
+    body: Any = body_of(TuneBody),
+) -> Response:
+    """Find the best plan: a job, whose progress and result are at its Location.
+
+    With `Prefer: wait=10` the answer is 200 with the tune where it ends within 10 seconds.
+    """
+    new = await new_job(request, caller, "tune", body)
+    return await hand_in(request, caller, new, idempotency_key, prefer)
+
+
+@routes.route("GET", "/v1/tunes", scope="read", returns=JobPage)
+async def list_tunes(
+    request: Request, caller: Me, cursor: Cursor = None, limit: Limit = 50
+) -> Response:
+    """Your tunes, newest first, without their results."""
+    return await page_of_jobs(request, caller, "tune", cursor, limit)
+
+
+@routes.route("GET", "/v1/tunes/{job_id}", scope="read", returns=Tune)
+async def get_tune(request: Request, caller: Me, job_id: JobId) -> Response:
+    """A tune: its progress, the best plan so far, and when it is done its result."""
+    return await job_response(request, await find_job(request, caller, "tune", job_id))
+
+
+@routes.route("DELETE", "/v1/tunes/{job_id}", scope="tune", returns=Tune)
+async def cancel_tune(request: Request, caller: Me, job_id: JobId) -> Response:
+    """Call a tune off; one that has ended stays as it is."""
+    job = await find_job(request, caller, "tune", job_id)
+    job = await in_thread(parts_of(request).jobs.cancel, job.id, caller.owner)
+    return await job_response(request, job)
+
+
+@routes.route("GET", "/v1/tunes/{job_id}/plan", scope="read", returns=PlanAnswer)
+async def get_tune_plan(request: Request, caller: Me, job_id: JobId, to: To = None) -> Response:
+    """The best plan of a tune that is done, as a plan file; with `to` what makes a framework run
+    it, whose `text` is for a shell to source."""
+    data = await _artifact(request, caller, job_id, "plan")
+    return json_response(data if to is None else await in_thread(_exported, data, to))
+
+
+@routes.route("GET", "/v1/tunes/{job_id}/report", scope="read", media_type="text/html")
+async def get_tune_report(request: Request, caller: Me, job_id: JobId) -> Response:
+    """The page of a tune that is done, with everything inside."""
+    data = await _artifact(request, caller, job_id, "report")
+    return Response(
+        data, media_type="text/html; charset=utf-8", headers={"Content-Security-Policy": REPORT_CSP}
+    )
+
+
+@routes.route("GET", "/v1/tunes/{job_id}/trace", scope="read", returns=Trace)
+async def get_tune_trace(request: Request, caller: Me, job_id: JobId) -> Response:
+    """The timelines of a tune that is done, as a Chrome trace for Perfetto."""
+    return json_response(await _artifact(request, caller, job_id, "trace"))
+
+
+async def _artifact(request: Request, caller: Me, job_id: str, name: str) -> bytes:
+    job = await find_job(request, caller, "tune", job_id)
+    return await in_thread(parts_of(request).jobs.artifact, job.id, name)
+
+
+def _exported(data: bytes, to: str) -> bytes:
+    made = export_plan(plan_from_json(json.loads(data), source="The tune's plan"), to)
+    return dump({**plain(made), "text": export_text(made)})

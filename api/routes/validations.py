@@ -1,0 +1,106 @@
+"""Validations: what a cluster measured of a tune's plan, beside the prediction."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.jobs import Cursor, Limit, dump, find_job, idempotency, json_response, rfc3339
+from api.pages import sliced
+from api.problems import bad_body
+from api.schemas import Validation, ValidationBody, ValidationPage
+from api.wire import IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
+from domino_tune.errors import ConflictError
+from domino_tune.jobs.measurements import Validation as Kept
+
+routes: Final = Routes("validations")
+SAME: Final = ("model", "workload", "cluster")
+"""What a measurement must have in common with the tune."""
+
+
+@routes.route(
+    "POST", "/v1/tunes/{job_id}/validations", scope="tune", status=201, returns=Validation,
+    also={200: Validation}, problems=(409,),
+)  # fmt: skip
+async def add_validation(
+    request: Request,
+    caller: Me,
+    job_id: JobId,
+    idempotency_key: IdempotencyKey = None,
+    body: Any = body_of(ValidationBody),
+) -> Response:
+    """Report what `validate --json` printed of the tune's plan; kept before this is answered."""
+    parts = parts_of(request)
+    job = await find_job(request, caller, "tune", job_id)
+    if job.state != "done":
+        raise ConflictError(f"The tune is {job.state}: there is no plan that could be measured.")
+    tuned = await in_thread(lambda: _tuned(parts.jobs.result(job.id)))
+    plain = body.model_dump(mode="json")
+    _check(plain, tuned)
+    kept, created = await in_thread(
+        parts.measurements.add,
+        job.id,
+        dump(plain),
+        idempotency(request, caller, idempotency_key),
+    )
+    path = f"{request.url.path}?limit=1"
+    return json_response(
+        dump(_beside(kept, tuned)), status=201 if created else 200, headers={"Location": path}
+    )
+
+
+@routes.route(
+    "GET", "/v1/tunes/{job_id}/validations", scope="read", returns=ValidationPage
+)  # fmt: skip
+async def list_validations(
+    request: Request, caller: Me, job_id: JobId, cursor: Cursor = None, limit: Limit = 50
+) -> Response:
+    """What was measured of the tune's plan, oldest first, beside what was predicted."""
+    parts = parts_of(request)
+    job = await find_job(request, caller, "tune", job_id)
+    kept = await in_thread(parts.measurements.list, job.id)
+    tuned = await in_thread(lambda: _tuned(parts.jobs.result(job.id))) if kept else {}
+    return sliced(kept, lambda one: one.id, lambda one: _beside(one, tuned), cursor, limit)
+
+
+def _tuned(result: bytes) -> dict[str, Any]:
+    """The full simulation of a tune's best plan, as JSON."""
+    found: dict[str, Any] = json.loads(result)["simulation"]
+    return found
+
+
+def _check(measured: dict[str, Any], tuned: dict[str, Any]) -> None:
+    """Raise ProblemError 422 unless the tune's own plan was measured, for what it was made for."""
+    for name in SAME:
+        if measured[name] != tuned[name]:
+            raise bad_body(f"The {name} is not the tune's.", place=(name,))
+    if not any(one["plan"] == tuned["plan"] for one in measured["plans"]):
+        raise bad_body(
+            f"None of the plans is the tune's, {tuned['plan']['label']}.", place=("plans",)
+        )
+
+
+def _beside(kept: Kept, tuned: dict[str, Any]) -> dict[str, Any]:
+    """One report: each plan's predicted and measured time, then all that was sent."""
+    result = json.loads(kept.body)
+    return {
+        "id": kept.id,
+        "created": rfc3339(kept.created_s),
+        "plans": [_compared(one, tuned) for one in result["plans"]],
+        "result": result,
+    }
+
+
+def _compared(one: dict[str, Any], tuned: dict[str, Any]) -> dict[str, Any]:
+    measured = one["measured"]
+    return {
+        "name": one["name"],
+        "label": one["plan"]["label"],
+        "tuned": one["plan"] == tuned["plan"],
+        "predicted_ms": one["predicted"]["iteration_ms"],
+        "measured_ms": measured and measured["iteration_ms"],
+        "error": one["error"],
+    }

@@ -1,0 +1,268 @@
+"""What goes over the wire: bodies of requests, and what answers hold. Wire types only, no logic.
+
+Bodies and results are generated from ``domino_tune.requests`` and the result classes; only what
+the service adds to them is written out here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
+
+from api.generate import Slug, Wire, shown, shown_fields, wire_body
+from api.problems import Problem
+from domino_tune.planfile import Predicted, ProfileRef
+from domino_tune.requests import RanksFields, SimulateRequest, TuneRequest, WhatIfRequest
+from domino_tune.results import (
+    POINT_FIELDS,
+    ExportResult,
+    GridCell,
+    SimulateResult,
+    TrialResult,
+    WhatIfResult,
+)
+from domino_tune.results import TuneResult as TuneAnswer
+from domino_tune.store.profiles import ProfileSummary
+from domino_tune.validation_results import ValidateResult
+from simulator.plan import SlicePlan
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+
+# Bodies ----------------------------------------------------------------------------------------
+
+NOT_SERVED: Final = frozenset({
+    *RanksFields.__dataclass_fields__, "objective", "evidence", "force"
+})  # fmt: skip
+"""Fields that start ranks, or that name files of the machine that runs them."""
+SLOW: Final = frozenset({"retune", "sweep"})
+"""Fields of a what-if that make it a job: a sweep."""
+
+TuneBody = wire_body("TuneBody", TuneRequest, without=NOT_SERVED)
+SimulateBody = wire_body("SimulateBody", SimulateRequest)
+WhatIfBody = wire_body("WhatIfBody", WhatIfRequest, without=SLOW)
+SweepBody = wire_body("SweepBody", WhatIfRequest)
+ValidationBody = shown(ValidateResult)
+
+# Results ---------------------------------------------------------------------------------------
+
+SimulateResultShown = shown(SimulateResult)
+WhatIfPointShown = create_model(
+    "WhatIfPoint",
+    __base__=Wire,
+    __doc__="One changed machine or workload: its prediction, or in `error` why there is none.",
+    changes=(dict[str, str], ...),
+    error=(str | None, ...),
+    **{
+        name: (kind, Field(default=None))
+        for name, (kind, _) in shown_fields(SimulateResult, POINT_FIELDS).items()
+    },
+)
+WhatIfResultShown = create_model(
+    "WhatIfResult",
+    __base__=Wire,
+    __doc__=WhatIfResult.__doc__,
+    **{
+        **shown_fields(WhatIfResult, ("sweep", "retuned", "notes")),
+        "base": (WhatIfPointShown, ...),
+        "points": (list[WhatIfPointShown], ...),  # type: ignore[valid-type]
+    },
+)
+BestPlan = create_model(
+    "BestPlan",
+    __base__=Wire,
+    __doc__="The plan to use, its time, and the batch that it is for.",
+    plan=(shown(SlicePlan), ...),
+    iteration_ms=(float, ...),
+    micro_batch_size=(int, ...),
+    grad_accumulation=(int, ...),
+)
+TuneResultShown = create_model(
+    "TuneResult",
+    __base__=Wire,
+    __doc__=TuneAnswer.__doc__,
+    **{
+        "best": (BestPlan, ...),
+        **shown_fields(SimulateResult, ("baseline_ms", "no_comm_ms", "speedup")),
+        **{
+            name: item
+            for name, item in shown_fields(TuneAnswer).items()
+            if name not in ("best", "grid", "trials", "seconds")
+        },
+        "simulation": (SimulateResultShown, ...),
+        "grid": (list[shown(GridCell)], ...),  # type: ignore[misc]
+        "trials": (list[shown(TrialResult)], ...),  # type: ignore[misc]
+    },
+)
+PlanFileShown = create_model(
+    "PlanFile",
+    __base__=Wire,
+    __doc__="A plan with all that it was made for; give it back as `plan`, or save it to a file.",
+    schema_=(Literal[1], Field(alias="schema")),
+    checksum=(str, ...),
+    model=(shown(ModelSpec), ...),
+    workload=(shown(Workload), ...),
+    cluster=(shown(ClusterSpec), ...),
+    profile=(shown(ProfileRef), ...),
+    plan=(dict[str, Any], ...),
+    order=(dict[str, Any], ...),
+    predicted=(shown(Predicted), ...),
+)
+
+# Jobs ------------------------------------------------------------------------------------------
+
+State = Literal["queued", "running", "done", "failed", "cancelled"]
+
+
+class Progress(Wire):
+    """How far a job is: ``done`` of ``total`` (null: unknown yet), and what it looks at."""
+
+    done: int
+    total: int | None
+    text: str
+
+
+class JobHead(Wire):
+    """What lists and events tell of a job; times are RFC 3339, UTC."""
+
+    id: str
+    kind: Literal["tune", "sweep"]
+    state: State
+    request: dict[str, Any]
+    progress: Progress
+    best: dict[str, Any] | None
+    error: Problem | None
+    created: str
+    started: str | None
+    finished: str | None
+    links: dict[str, str]
+
+
+class Tune(JobHead):
+    """A tuning job; ``result`` is there when it is done."""
+
+    result: TuneResultShown | None  # type: ignore[valid-type]
+
+
+class Sweep(JobHead):
+    """A sweep; ``result`` is there when it is done, its points are there one by one before."""
+
+    result: WhatIfResultShown | None  # type: ignore[valid-type]
+
+
+class JobPage(Wire):
+    """Jobs, newest first; ``next`` is the cursor of the page after, null on the last."""
+
+    items: list[JobHead]
+    next: str | None
+
+
+class SweepPoint(Wire):
+    """One point of a sweep, by its place in it."""
+
+    index: int
+    point: WhatIfPointShown  # type: ignore[valid-type]
+
+
+class SweepPointPage(Wire):
+    """Points of a sweep by their place; ``next`` is the cursor of the page after."""
+
+    items: list[SweepPoint]
+    next: str | None
+
+
+class Compared(Wire):
+    """One plan, predicted and measured; ``error`` is predicted over measured, less 1."""
+
+    name: str
+    label: str
+    tuned: bool
+    predicted_ms: float
+    measured_ms: float | None
+    error: float | None
+
+
+class Validation(Wire):
+    """What a cluster measured of a tune's plan, beside the prediction."""
+
+    id: str
+    created: str
+    plans: list[Compared]
+    result: ValidationBody  # type: ignore[valid-type]
+
+
+class ValidationPage(Wire):
+    """Measured results of a tune, oldest first; ``next`` is the cursor of the page after."""
+
+    items: list[Validation]
+    next: str | None
+
+
+# Profiles and models ---------------------------------------------------------------------------
+
+
+Summary = shown(ProfileSummary)
+
+
+class ProfilePage(Wire):
+    """Profiles by name, those that come with the program included."""
+
+    items: list[Summary]  # type: ignore[valid-type]
+    next: str | None
+
+
+class ProfileFile(BaseModel):
+    """A profile's file, as profiles/schema.json has it; `checksum` is the id of its content."""
+
+    model_config = ConfigDict(extra="allow")
+    checksum: str
+    name: str
+    created: str
+    machine: dict[str, Any]
+
+
+class Imported(Wire):
+    """The profile that an import made, what was added to which section, and remarks."""
+
+    profile: shown(ProfileRef)  # type: ignore[valid-type]
+    section: str
+    rows: int
+    note: str
+
+
+class Model(Wire):
+    """A model's shape under its name; ``notes`` say how a config was read."""
+
+    name: Slug
+    origin: Literal["bundled", "library"]
+    parameters: int
+    model: shown(ModelSpec)  # type: ignore[valid-type]
+    notes: list[str]
+
+
+class ModelPage(Wire):
+    """Models by name, presets first."""
+
+    items: list[Model]
+    next: str | None
+
+
+# Files of a tune -------------------------------------------------------------------------------
+
+Export = create_model(
+    "Export",
+    __base__=Wire,
+    __doc__="What makes a framework run a plan; `text` is a file for a shell to source.",
+    **shown_fields(ExportResult),
+    text=(str, ...),
+)
+
+
+class PlanAnswer(RootModel[PlanFileShown | Export]):  # type: ignore[valid-type]
+    """A plan file, or with `to` what makes a framework run it."""
+
+
+class Trace(BaseModel):
+    """A Chrome trace."""
+
+    model_config = ConfigDict(extra="allow")
+    traceEvents: list[dict[str, Any]]
