@@ -39,6 +39,6 @@ def sweep(number: int) -> dict[str, Any]:
     return {**CACHED, "sweep": f"link_bandwidth={factors}"}
 
 
-def profile(name: str) -> str:
+def profile(name: str) -> bytes:
     """The bundled profile's file under another name."""
     return dump_profile(replace(load_profile(BUNDLED), name=name))
