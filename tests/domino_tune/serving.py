@@ -48,16 +48,17 @@ def served(home: Path, *options: str) -> Iterator[Served]:
     for package in NEEDS:
         pytest.importorskip(package, reason="pip install 'domino_tune[api,client]'")
     words = [sys.executable, "-m", "domino_tune", "serve", "--port", "0", "--workers", "1"]
-    process = subprocess.Popen(
-        [*words, *options], env=environment(home), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    log = home / "serve.log"  # a pipe that nobody reads would fill up with the log of requests
+    with log.open("w", encoding="utf-8") as stderr:
+        process = subprocess.Popen(
+            [*words, *options], env=environment(home), text=True,
+            stdout=subprocess.PIPE, stderr=stderr,
+        )  # fmt: skip
     try:
         assert process.stdout
-        assert process.stderr
         line = process.stdout.readline()
         found = re.fullmatch(r"domino_tune serves (http://\S+) until Ctrl-C\.\n", line)
-        assert found, line + process.stderr.read()
+        assert found, line + log.read_text("utf-8")
         yield Served(url=found[1], home=home, process=process)
     finally:
         process.kill()
