@@ -4,8 +4,8 @@ Traffic with the scheduler carries pickles, so cluster and service trust each ot
 scheduler's port among them, with TLS where the network is shared
 (https://distributed.dask.org/en/stable/tls.html; set in Dask's own configuration).
 
-Dask itself tries a slice on other workers when one dies, ``distributed.scheduler.allowed-failures``
-times (3), before it says so.
+Where a worker dies, Dask cannot tell the call it was at from those that waited there: all of them
+are tried on other workers, ``distributed.scheduler.allowed-failures`` times (3), and then broken.
 """
 
 from __future__ import annotations

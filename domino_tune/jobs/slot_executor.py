@@ -68,8 +68,8 @@ class SlotExecutor(Executor):
         with suppress(Empty):
             while True:
                 call = self._calls.get_nowait()
-                if call is not None:
-                    call[0].cancel()
+                if call is not None and call[0].cancel():
+                    call[0].set_running_or_notify_cancel()  # wakes those who wait for it
 
 
 class _Slot:
