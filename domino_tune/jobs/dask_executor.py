@@ -79,11 +79,8 @@ class DaskExecutor(Executor):
                 self._client.close(timeout=1)
             self._client = None
         try:
-            self._client = self._connect(
-                f"tcp://{self._place}" if "://" not in self._place else self._place,
-                timeout=CONNECT_S,
-                set_as_default=False,
-            )
+            # Without a scheme: Dask's own configuration says whether it is tcp or tls.
+            self._client = self._connect(self._place, timeout=CONNECT_S, set_as_default=False)
         except OSError as error:  # TimeoutError is one
             raise ClusterLostError(f"No Dask scheduler answers at {self._place!r}.") from error
         self._pool: Executor = self._client.get_executor(pure=False, retries=0)
