@@ -153,6 +153,14 @@ class TestSlots:
         assert [future.result(PATIENCE_S) for future in behind] == [1, 3, 9, 27, 81, 243]
         assert all(isinstance(future.exception(), WorkerDiedError) for future in deadly)
 
+    def test_a_worker_killed_while_idle_breaks_no_call(self, slots: SlotExecutor) -> None:
+        for _ in range(3):
+            assert slots.submit(pow, 2, 3).result(PATIENCE_S) == 8
+            wait_until(lambda: len(slots.pids) == 2)
+            for pid in slots.pids:
+                os.kill(pid, signal.SIGKILL)
+            assert [slots.submit(pow, 2, n).result(PATIENCE_S) for n in range(3)] == [1, 2, 4]
+
     def test_dead_workers_are_replaced(self, slots: SlotExecutor) -> None:
         for future in [slots.submit(die) for _ in range(4)]:
             with pytest.raises(WorkerDiedError, match="SIGKILL"):
