@@ -23,7 +23,7 @@ Predicts and tunes Domino-style tensor-parallel training. Names in bodies are th
 line's options, in snake_case.
 
 Every error is `application/problem+json` (RFC 9457); `errors` points at what is wrong. Any route
-may also answer 400 to what is no HTTP, 405 with `Allow`, and 503 while the database is away.
+may also answer 400, 408 and 431 to what is no HTTP request, comes too slowly or is too long.
 """
 
 

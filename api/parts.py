@@ -9,16 +9,18 @@ import socket
 from collections import Counter
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any
 
 from api.limits import Buckets
 from api.quick import Quick
 from api.settings import Settings
+from domino_tune.jobs import work
 from domino_tune.jobs.database import Database, open_database
 from domino_tune.jobs.desk import JobDesk
+from domino_tune.jobs.executors import open_executor
 from domino_tune.jobs.leases import Leases
 from domino_tune.jobs.library import Library
 from domino_tune.jobs.measurements import Measurements
+from domino_tune.jobs.runner import Runner
 from domino_tune.jobs.tokens import TokenDesk
 
 
@@ -39,9 +41,8 @@ class Parts:
     library: Library
     quick: Quick
     buckets: Buckets
-    runner: Any
+    runner: Runner | None
     executors: list[Executor]
-    streams: Counter[str] = field(default_factory=Counter)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     streams: Counter[str] = field(default_factory=Counter)
 
@@ -62,10 +63,6 @@ def open_parts(settings: Settings) -> Parts:
 
     Raises InputError, StorageError and UnavailableError where that cannot be.
     """
-    from domino_tune.jobs import work
-    from domino_tune.jobs.executors import open_executor
-    from domino_tune.jobs.runner import Runner
-
     database = open_database(settings.database_url)
     quick = open_executor("local", settings.quick_workers)
     executors = [quick]

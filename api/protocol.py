@@ -8,6 +8,7 @@ reads any more.
 from __future__ import annotations
 
 import asyncio
+import re
 from functools import cache
 from typing import Any, Final
 
@@ -19,11 +20,18 @@ from api.settings import from_environment
 
 GRACE_S: Final = 2.0
 """A body's reader has answered by then."""
+HEAD_BYTES: Final = 16 << 10
+_END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
 
 
 @cache
 def _receive_s() -> float:
     return from_environment().receive_s
+
+
+def _is_long(received: bytes) -> bool:
+    """Whether a head is longer than HEAD_BYTES; h11 looks only while it is not whole."""
+    return len(received) > HEAD_BYTES and not _END_OF_HEAD.search(received, 0, HEAD_BYTES)
 
 
 class TimedProtocol(H11Protocol):
@@ -41,6 +49,9 @@ class TimedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Start the clock with a request's first byte, stop it with its last."""
         self._silent = False
+        if self.conn.their_state is h11.IDLE and _is_long(self.conn.trailing_data[0] + data):
+            self._refuse(431, f"A request line and headers may have {HEAD_BYTES:,} bytes.")
+            return
         super().data_received(data)
         self._watch()
 

@@ -1,0 +1,143 @@
+"""Bounds are closed forms: held against what is really built, and quick for any question."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from api import bounds
+from api.problems import ProblemError
+from domino_tune.case import Setup, resolve
+from domino_tune.requests import TuneRequest
+from domino_tune.tuning import space_of
+from simulator.build import build_schedule
+from simulator.plan import MEGATRON, NO_COMM, SlicePlan
+from simulator.predict import order_of
+
+
+def setup_of(**given: Any) -> Setup:
+    asked: dict[str, Any] = {
+        "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 4, "seq_length": 1024,
+        "micro_batch_size": 4, **given,
+    }  # fmt: skip
+    return resolve(TuneRequest(**asked))
+
+
+@pytest.mark.parametrize("model", ["gpt3-1.3b", "llama2-7b"])
+@pytest.mark.parametrize("given", [{}, {"tp": 1}, {"dp": 2}, {"grad_accumulation": 3, "dp": 2}])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        MEGATRON, NO_COMM, SlicePlan(), SlicePlan(row_slices=4, merge_wgrad=True),
+        SlicePlan(row_slices=3, attn_col_slices=4, mlp_col_slices=2, mlp_dgrad_slices=8),
+        SlicePlan(row_slices=2, order="inter", wgrad="eager"),
+    ],
+)  # fmt: skip
+def test_ops_are_those_of_the_schedule(model: str, given: dict[str, int], plan: SlicePlan) -> None:
+    setup = setup_of(model=model, **given)
+    setup = replace(setup, model=replace(setup.model, num_hidden_layers=6))
+    made = build_schedule(
+        setup.model, setup.workload, setup.cluster, plan, order_of(setup.case, plan)
+    )
+    counted = bounds.schedule_ops(
+        setup.model, setup.cluster, plan, setup.workload.grad_accumulation
+    )
+    assert len(made) <= counted <= len(made) + setup.model.num_hidden_layers
+
+
+@pytest.mark.parametrize("given", [{}, {"tp": 8}, {"micro_batch_size": 16}])
+def test_a_search_is_counted_as_it_is_enumerated(given: dict[str, int]) -> None:
+    setup = setup_of(**given)
+    assert bounds.search_size(setup, ()) == space_of(setup, None).size
+
+
+def test_every_micro_batch_size_counts() -> None:
+    setup = setup_of(grad_accumulation=16)
+    sizes = bounds.search_size(setup, ("micro_batch_size",)) // bounds.search_size(setup, ())
+    assert sizes == len((1, 2, 4, 8, 16, 32, 64))
+
+
+def test_what_users_ask_for_is_allowed() -> None:
+    large = setup_of(
+        model="gpt3-175b", tp=8, dp=16, grad_accumulation=192, seq_length=2048, micro_batch_size=8
+    )
+    bounds.check_setup(large)
+    huge = setup_of(model="llama3-405b", tp=8, dp=128, grad_accumulation=256, seq_length=8192)
+    bounds.check_setup(huge, SlicePlan(row_slices=4), sweep="link_bandwidth=1x,2x,4x")
+    bounds.check_setup(setup_of(grad_accumulation=8), tune_also=("micro_batch_size",))
+
+
+def refused(pointer: str, *args: Any, **named: Any) -> None:
+    with pytest.raises(ProblemError) as caught:
+        bounds.check_setup(*args, **named)
+    assert caught.value.status == 422
+    assert [fault.pointer for fault in caught.value.faults] == [pointer]
+
+
+def test_questions_that_are_too_large() -> None:
+    deep = setup_of(overrides=("num_hidden_layers=4096",), grad_accumulation=4, micro_batch_size=16)
+    refused("#/model", deep)
+    refused("#/model", setup_of(overrides=("vocab_size=999999999",)))
+    refused("#/grad_accumulation", setup_of(grad_accumulation=100_000))
+    refused("#/grad_accumulation", setup_of(grad_accumulation=8192, micro_batch_size=4096))
+    refused("#/dp", setup_of(dp=1 << 21))
+    batch = setup_of(micro_batch_size=1, grad_accumulation=5040)
+    refused("#/tune_also", batch, tune_also=("micro_batch_size",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sweep", "pointer"),
+    [
+        (("tp=999999999",), None, "#/change"),
+        (("tp=1000000x",), None, "#/change"),
+        (("seq_length=1e6x",), None, "#/change"),
+        ((), "micro_batch_size=1,2,99999999", "#/sweep"),
+        ((), "tp=" + ",".join(str(n) for n in range(1, 400)), "#/sweep"),
+    ],
+)
+def test_changes_that_are_too_large(
+    changes: tuple[str, ...], sweep: str | None, pointer: str
+) -> None:
+    refused(pointer, setup_of(), SlicePlan(), changes=changes, sweep=sweep)
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"tp": 1 << 20}, "#/tp"),
+        ({"tp": 4096, "dp": 4096}, "#/dp"),
+        ({"nodes": 10**9}, "#/nodes"),
+        ({"seq_length": 10**9}, "#/seq_length"),
+        ({"micro_batch_size": 10**9}, "#/micro_batch_size"),
+        ({"grad_accumulation": 10**9}, "#/grad_accumulation"),
+        ({"overrides": ["vocab_size=1000", "n_embd=1000000000000"]}, "#/overrides/1"),
+        ({"overrides": ["hidden_size=1_000_000_000"]}, "#/overrides/0"),
+        ({"plan": {"model": {"hidden_size": 10**12}}}, "#/plan/model/hidden_size"),
+        ({"plan": {"cluster": {"tp": 10**12}}}, "#/plan/cluster/tp"),
+        ({"plan": {"order": {"forward": {"stride": 10**6}}}}, "#/plan/order/forward/stride"),
+        (
+            {"plan": {"order": {"backward": {"tokens": ["a:0+0"] * 20_001}}}},
+            "#/plan/order/backward/tokens",
+        ),
+        (
+            {"plan": {"order": {"backward": {"tokens": ["a:" + "9" * 5000 + "+0"]}}}},
+            "#/plan/order/backward/tokens/0",
+        ),
+    ],
+)
+def test_bodies_that_are_too_large(body: dict[str, Any], pointer: str) -> None:
+    with pytest.raises(ProblemError) as caught:
+        bounds.check_fields(SimpleNamespace(**body))
+    assert [fault.pointer for fault in caught.value.faults] == [pointer]
+
+
+def test_what_others_refuse_is_left_to_them() -> None:
+    bounds.check_fields(
+        SimpleNamespace(
+            tp=8, overrides=["nonsense", "no_field=3", "hidden_size=x", "rope_theta=1e300"],
+            plan={"model": 1, "order": {"forward": []}, "cluster": {"tp": "x"}},
+        )
+    )  # fmt: skip
