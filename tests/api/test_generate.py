@@ -29,7 +29,9 @@ class NewerRequest(TuneRequest):
     """A later version's."""
 
     depth: int | None = option("How deep.", flag="--depth", default=None, minimum=2, maximum=9)
-    colours: tuple[str, ...] = option("Which.", flag="--colour", choices=("red", "blue"), default=())
+    colours: tuple[str, ...] = option(
+        "Which.", flag="--colour", choices=("red", "blue"), default=()
+    )
 
 
 @pytest.mark.parametrize(("body", "request_type", "without"), BODIES)

@@ -30,7 +30,9 @@ def test_a_sweep_is_the_verbs(client: httpx.Client) -> None:
 def test_points_come_before_the_end(client: httpx.Client) -> None:
     values = ",".join(f"{1 + number / 100}x" for number in range(200))
     asked = {**CELL, "micro_batch_size": 16, "row_slices": 8, "sweep": f"gpu_flops={values}"}
-    answer = client.post("/v1/sweeps", json={**asked, "sweep": asked["sweep"][:250].rpartition(",")[0]})
+    answer = client.post(
+        "/v1/sweeps", json={**asked, "sweep": asked["sweep"][:250].rpartition(",")[0]}
+    )
     place = answer.headers["location"]
     seen = 0
     while not seen:

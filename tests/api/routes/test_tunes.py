@@ -150,8 +150,6 @@ def test_what_is_not_there(client: httpx.Client, tuned: Any) -> None:
         ({"overrides": ["num_attention_heads=x"]}, "#/overrides"),
     ],
 )
-def test_faults_are_pointed_at(
-    client: httpx.Client, changed: dict[str, Any], pointer: str
-) -> None:
+def test_faults_are_pointed_at(client: httpx.Client, changed: dict[str, Any], pointer: str) -> None:
     problem = refused(client.post("/v1/tunes", json={**SMALL, **changed}), 422)
     assert pointer in [fault["pointer"] for fault in problem["errors"]], problem
