@@ -97,7 +97,7 @@ class Provenance:
 
 def gemm_key(row: GemmRow) -> tuple[int | str | bool | tuple[int, int, int], ...]:
     """Sort key of a GEMM row: its signature."""
-    return (*row[:7], row.bias)
+    return row.signature
 
 
 @dataclass(frozen=True, kw_only=True)

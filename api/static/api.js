@@ -20,7 +20,7 @@ const attempt = async (path, { method, body, headers, signal }) => {
   const head = { ...headers, ...(sent && { authorization: `Bearer ${sent}` }), ...(body !== undefined && { 'content-type': 'application/json' }) };
   try {
     const response = await fetch(new URL(path, document.baseURI), {
-      method, headers: head, signal, cache: 'no-store', credentials: 'omit', body: body === undefined ? undefined : JSON.stringify(body),
+      method, headers: head, signal, cache: 'no-store', credentials: 'omit', body: typeof body === 'object' ? JSON.stringify(body) : body,
     });
     return { response, sent };
   } catch (error) {
@@ -29,7 +29,8 @@ const attempt = async (path, { method, body, headers, signal }) => {
   }
 };
 
-/** The response; raises Problem for all but 2xx. A 401 asks for a token and tries again. */
+/** The response; raises Problem for all but 2xx. A 401 asks for a token and tries again. A `body` that
+    is text is JSON already. */
 export const request = async (path, { method = 'GET', body, headers = {}, signal } = {}) => {
   for (;;) {
     const { response, sent } = await attempt(path, { method, body, headers, signal });
@@ -77,6 +78,7 @@ const parseEvent = block => {
 export const events = async function* (path, { signal, lastId } = {}) {
   const headers = { accept: 'text/event-stream', ...(lastId && { 'last-event-id': lastId }) };
   const response = await request(path, { headers, signal });
+  if (!response.body) return;  // 204: nothing will change any more
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let waiting = '';
   for (;;) {

@@ -3,7 +3,7 @@ import { get, Problem } from './api.js';
 import { button, h } from './dom.js';
 import { tuneForm } from './form.js';
 import { jobList } from './jobs.js';
-import { askToken, forgetToken, token } from './token.js';
+import { forgetToken, mayAskAgain, token } from './token.js';
 import { showTune } from './tune.js';
 
 const host = document.getElementById('content'), account = document.getElementById('account');
@@ -13,7 +13,7 @@ let leave = new AbortController();
 const fail = (problem, place = host) => {
   if (problem.name === 'AbortError') return;
   if (!(problem instanceof Problem)) console.error(problem);
-  const again = problem.status === 401 && button('Give a token', async () => { if (await askToken('')) show(); });
+  const again = problem.status === 401 && button('Give a token', () => { here = ''; show(); });
   place.replaceChildren(h('p', { class: 'error', role: 'alert' }, problem.message), again || '');
 };
 
@@ -62,6 +62,7 @@ const show = async () => {
   const [first, id = '', place = ''] = parts(), view = first in views ? first : 'new';
   if (here === `${view}/${id}` && place) { arrive(place); return; }
   here = `${view}/${id}`;
+  mayAskAgain();
   leave.abort();
   leave = new AbortController();
   const { signal } = leave;

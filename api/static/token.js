@@ -2,14 +2,22 @@
 import { button, h } from './dom.js';
 
 const KEY = 'domino_tune.token';
-let asking = null;
+let asking = null, declined = false;
 
 export const token = () => sessionStorage.getItem(KEY) ?? '';
 const changed = () => document.dispatchEvent(new Event('token'));
 export const forgetToken = () => { sessionStorage.removeItem(KEY); changed(); };
 
-/** Ask for a token; true when one was given, false when the user would rather not. One dialog. */
-export const askToken = why => asking ??= ask(why).finally(() => { asking = null; });
+/** Ask for a token; true when one was given, false when the user would rather not. One dialog; who
+    has declined is not asked again before `mayAskAgain`. */
+export const askToken = async why => {
+  if (declined) return false;
+  asking ??= ask(why).finally(() => { asking = null; });
+  const given = await asking;
+  declined = !given;
+  return given;
+};
+export const mayAskAgain = () => { declined = false; };
 
 const ask = why => new Promise(answer => {
   const before = document.activeElement;

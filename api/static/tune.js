@@ -1,5 +1,5 @@
 // One tune: its progress while it runs, then the answer and all that belongs to it.
-import { get } from './api.js';
+import { getText } from './api.js';
 import { answer } from './answer.js';
 import { cuts } from './cuts.js';
 import { h, link } from './dom.js';
@@ -21,7 +21,7 @@ const contents = id => h('nav', { class: 'contents', 'aria-label': 'On this page
 const finished = (job, { id, path, signal, fail }) => {
   const result = job.result, sim = result.simulation;
   let file = null;
-  const plan = () => (file ??= get(`${path}/plan`, { signal }).catch(problem => { file = null; throw problem; }));
+  const plan = () => (file ??= getText(`${path}/plan`, { signal }).catch(problem => { file = null; throw problem; }));
   const name = [sim.model.name, `tp${sim.cluster.tp}`, sim.profile.name].join('-');
   return [head(job, id), answer(sim, result), contents(id), timeline({ path, signal, fail }), cuts(result),
     whatIf({ sim, plan, signal }), sure(result), measured({ path, signal, fail }), files({ path, name, signal, fail })];

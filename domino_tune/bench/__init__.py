@@ -25,7 +25,7 @@ BENCHES: Final[dict[str, Bench]] = {
     name: _lazy(name)
     for name in (
         "accuracy", "contention", "slices", "published", "upstream", "paper", "speed", "greedy",
-        "search", "properties", "runtime", "measured",
+        "search", "properties", "h200", "runtime", "measured",
     )
 }  # fmt: skip
 """Name -> benchmark, in the order in which all of them run."""

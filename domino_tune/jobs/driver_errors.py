@@ -40,6 +40,8 @@ POSTGRESQL: Final[dict[str, Words]] = {
     "58": FAILS,  # system_error, io_error
     "XX001": DAMAGED,  # data_corrupted
     "XX002": DAMAGED,  # index_corrupted
+    "25P03": AWAY,  # idle_in_transaction_session_timeout
+    "25006": AWAY,  # read_only_sql_transaction: a standby
     "40": BUSY,  # serialization_failure, deadlock_detected
     "55P03": BUSY,  # lock_not_available
 }

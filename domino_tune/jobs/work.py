@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from domino_tune import services
@@ -18,14 +19,17 @@ from domino_tune.jobs.recent import Recent
 from domino_tune.jobs.reply import Reply
 from domino_tune.jobs.state import record_from_json, record_to_json
 from domino_tune.jobs.task import Task, digest, dump
+from domino_tune.requests import WhatIfRequest
 from domino_tune.results import plain
 from domino_tune.search import DEFAULT_TRIALS, Record, choose_best
 from domino_tune.simulation import MS
 from domino_tune.tuning import AllSearched, conclude, search_all
-from domino_tune.whatif import best_plan, check_points
+from domino_tune.whatif import Question, ask, best_plan, check_points
 from simulator.errors import unknown_name
 
 _OPENED: Final[Recent[Opened]] = Recent(6)
+_BASES: Final[Recent[Any]] = Recent(32)
+"""What-ifs' predictions of things as they are, as JSON tells them."""
 
 
 class PausedError(Exception):
@@ -84,6 +88,11 @@ def quick(kind: str, task: bytes) -> bytes:
     if kind not in QUICK:
         raise unknown_name("kind of task", kind, QUICK)
     return dump(plain(QUICK[kind](Task.from_bytes(task))))
+
+
+def forget() -> None:
+    """Know no task any more, as a worker does that has just started."""
+    _OPENED.clear()
 
 
 def import_ahead() -> None:
@@ -178,17 +187,21 @@ def _sweep(opened: Opened, state: dict[str, Any], pace: Pace) -> Reply:
 
 def _swept(opened: Opened, state: dict[str, Any]) -> Reply:
     """The result, as ``plain`` gives a WhatIfResult."""
-    question = opened.question
-    points = [state["points"][str(index)] for index in range(question.size)]
+    points = [state["points"][str(index)] for index in range(opened.question.size)]
+    answer = _what_if_result(opened.question, state["base"], points)
+    return Reply(done=len(points), total=len(points), text="done", result=dump(answer))
+
+
+def _what_if_result(question: Question, base: Any, points: list[Any]) -> dict[str, Any]:
+    """What ``plain`` gives of a WhatIfResult, of its parts. Raises InputError as ``what_if``."""
     check_points([point["error"] or "" for point in points])
-    answer = {
-        "base": state["base"],
+    return {
+        "base": base,
         "points": points,
         "sweep": question.swept or None,
         "retuned": question.retune,
         "notes": list(question.setup.notes),
     }
-    return Reply(done=len(points), total=len(points), text="done", result=dump(answer))
 
 
 def _simulate(task: Task) -> Any:
@@ -196,7 +209,13 @@ def _simulate(task: Task) -> Any:
 
 
 def _whatif(task: Task) -> Any:
-    return services.whatif(task.request, plan_file=task.plan_file, shelf=task.shelf)  # type: ignore[arg-type]
+    """As ``services.whatif``. Of a slider that is dragged, things as they are were just asked."""
+    assert isinstance(task.request, WhatIfRequest)
+    question = ask(task.request, task.plan_file, task.shelf)
+    unchanged = replace(task, request=replace(task.request, change=(), sweep=None))
+    base = _BASES.get(digest(unchanged.to_bytes()), lambda: plain(question.base()))
+    points = [plain(question.point(index)) for index in range(question.size)]
+    return _what_if_result(question, base, points)
 
 
 SLICES: Final[dict[str, Callable[[Opened, dict[str, Any], Pace], Reply]]] = {

@@ -204,7 +204,11 @@ def listed(states: Sequence[str]) -> str:
     return ", ".join(f"{count} {state}" for state, count in Counter(states).most_common())
 
 
+OPTIONS: Final[dict[str, tuple[str, ...]]] = {"healthz": ("--workers", str(TUNES))}
+"""What `serve` is given for a load: as many tunes compute at once as run."""
+
+
 def run(name: str, folder: Path, duration: Duration, *options: str) -> Table:
     """Start a service in ``folder``, put the load ``name`` on it, stop it."""
-    with Service.start(folder, *options) as service:
+    with Service.start(folder, *OPTIONS.get(name, ()), *options) as service:
         return LOADS[name](service, duration)

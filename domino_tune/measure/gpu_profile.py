@@ -29,8 +29,7 @@ from domino_tune.measure.lone_rank import lone_session
 from domino_tune.measure.machine import machine_of
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.store.profiles import load_profile, save_profile
-from simulator.lookup.gemm import GemmRow
-from simulator.ops import Gemm, Signature
+from simulator.ops import Signature
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
 from simulator.profile import LaunchSection, Profile, Provenance
@@ -118,16 +117,10 @@ def _known(profile: Profile) -> set[Signature]:
     attentions = profile.attention.rows if profile.attention else ()
     points = profile.pointwise.rows if profile.pointwise else ()
     return {
-        *(gemm_of(row) for row in gemms),
+        *(row.signature for row in gemms),
         *(row.signature for row in attentions),
         *(row.signature for row in points),
     }
-
-
-def gemm_of(row: GemmRow) -> Gemm:
-    """The signature that a row timed."""
-    fields = row._asdict()
-    return Gemm(**{name: fields[name] for name in Gemm._fields})
 
 
 def _with_source(profile: Profile) -> Profile:

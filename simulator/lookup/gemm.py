@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, get_args
+from typing import Final, NamedTuple, cast, get_args
 
 import numpy as np
 
@@ -55,6 +55,14 @@ class GemmRow(NamedTuple):
     spread_us: float
     samples: int
     bias: bool = False
+
+    @property
+    def signature(self) -> Gemm:
+        """What was timed."""
+        layout = cast("Layout", self.layout)
+        return Gemm(
+            self.m, self.n, self.k, layout, self.dtype, self.accumulate, self.strides, self.bias
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +139,7 @@ class GemmTable:
     ) -> None:
         self._peak_flops = dict(peak_flops)
         self._bandwidth = memory_bandwidth
-        self._exact = {Gemm(*row[:7], row.bias): row for row in rows}  # type: ignore[arg-type]
+        self._exact = {row.signature: row for row in rows}
         self._families = self._build(rows, fits, sm_count)
 
     def _build(

@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,8 @@ WORKLOAD: dict[str, Any] = {
 }  # fmt: skip
 ASKED = TuneRequest(**WORKLOAD, search="random", trials=4)
 LONG = TuneRequest(
-    model="gpt3-175b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=16, nodes=16,
-    dp=16,
+    model="gpt3-13b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=8,
+    tune_also=("micro_batch_size",), search="bayes", trials=400,
 )  # fmt: skip
 
 
@@ -175,13 +174,11 @@ def test_a_cancelled_task_cancels_its_job(server: Served, client: Client) -> Non
 
 
 def test_nobody_there() -> None:
-    began = time.monotonic()
     with (
         Client("http://127.0.0.1:9") as client,
         pytest.raises(ServiceError, match="cannot be reached"),
     ):
         client.models()
-    assert time.monotonic() - began > 3
 
 
 def test_tokens_are_wanted(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.gpu_contention import cells_of, ops
 from domino_tune.measure.gpu_ops import ops_cases, wanted
-from domino_tune.measure.gpu_profile import Stage, gemm_of, main
+from domino_tune.measure.gpu_profile import Stage, main
 from domino_tune.measure.lone_rank import lone_session
 from domino_tune.store.profiles import load_profile
 from simulator.ops import Collective, Gemm
@@ -79,7 +79,7 @@ def test_a_measured_gemm_is_known_again() -> None:
         {"kind": "plan", "ops": [row]},
     )
     assert profile.gemm is not None
-    assert [gemm_of(found) for found in profile.gemm.rows] == [gemm]
+    assert [found.signature for found in profile.gemm.rows] == [gemm]
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]

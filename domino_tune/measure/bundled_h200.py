@@ -1,0 +1,180 @@
+"""The bundled H200 profile, from what our own programs measured on one GPU (``measurements/``).
+
+A node's collectives are taken over from the bundled H100 profile: both GPUs have the same NVLink.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from domino_tune.measure.fit_beside import Beside, BesideFit, fit_beside
+from domino_tune.measure.fit_common import rounded
+from domino_tune.measure.fit_gemm import fit_gemm
+from domino_tune.measure.op_rows import add_ops
+from simulator.contention import ComputeContention, ContentionFit
+from simulator.lookup.gemm import GemmFit, GemmRow
+from simulator.profile import (
+    ContentionSection,
+    LaunchSection,
+    Machine,
+    Profile,
+    Provenance,
+)
+
+SM_COUNT: Final = 132
+CREATED: Final = "2026-11-20"
+SOURCE: Final = "scripts/gpu-profile on one H200: measurements/h200-sxm"
+FULL_RATE: Final = 40.0
+"""Bytes/ns a CTA moves through HBM in the cells that the law is of; others move none."""
+NVLS_CTAS: Final = 16
+ASSUMED_COLLECTIVE_US: Final = 15.0
+
+
+def h200_profile(measurements: Path, h100: Profile) -> Profile:
+    """Build it from the records in ``measurements``; what one GPU cannot show is ``h100``'s."""
+    empty = Profile(name="h200-sxm", created=CREATED, machine=_machine())
+    assert h100.collectives is not None
+    return replace(
+        _with_ops(empty, records(measurements / "ops.jsonl.gz")),
+        collectives=replace(
+            h100.collectives,
+            provenance=replace(
+                h100.collectives.provenance,
+                kind="assumed",
+                note="Taken over from h100-dgx: H200 nodes have the same NVLink, NVSwitch and "
+                f"network. There: {h100.collectives.provenance.note}",
+            ),
+        ),
+        contention=_contention(records(measurements / "contention.jsonl.gz")),
+        launch=_launch(records(measurements / "launch.jsonl.gz")),
+    )
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """The objects of a gzipped JSON-lines file; those that only tell of an error are left out."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        found = [json.loads(line) for line in file]
+    return [record for record in found if "error" not in record]
+
+
+def beside_cells(rows: Iterable[Mapping[str, Any]]) -> list[Beside]:
+    """Ops beside a collective that was first, has the higher priority and moves bytes."""
+    return [
+        Beside(
+            family=row["family"], case=row["case"], ctas=cell["ctas"],
+            slowdown=cell["op_mean_ns"] / row["alone_again_ns"],
+        )
+        for row in rows
+        for cell in row["cells"]
+        if cell["rate"] == FULL_RATE and cell["collective_first"] and cell["priority"] < 0
+    ]  # fmt: skip
+
+
+def _machine() -> Machine:
+    return Machine(
+        gpu="H200 SXM 141 GB",
+        gpus_per_node=8,
+        gpu_memory_gib=139.8,
+        sm_count=SM_COUNT,
+        peak_tflops={"bf16": 989.4, "fp16": 989.4, "fp32": 66.9, "fp64": 66.9},
+        memory_bandwidth_gb_s=4800.0,
+        backend="nccl",
+        details={
+            "measured": "one GPU; driver 580.159.04, CUDA 13.0, torch 2.11.0; 700 W",
+            "clocks": "1980 MHz at rest, 1470 MHz under lasting load (power cap)",
+        },
+    )
+
+
+def _with_ops(profile: Profile, messages: Sequence[Mapping[str, Any]]) -> Profile:
+    """Every message's rows; provenance says where they come from, and how look-ups do."""
+    for message in messages:
+        profile = add_ops(profile, message["ops"])
+    measured = Provenance(
+        kind="measured",
+        source=SOURCE,
+        note="Layers of the presets at TP 8, 4, 2 and in part 1, in place, at sustained clocks "
+        "(about 0.84 of burst throughput), one rank, nothing beside it.",
+    )
+    sections = {
+        name: replace(getattr(profile, name), provenance=measured)
+        for name in ("gemm", "attention", "pointwise")
+    }
+    sections["gemm"] = replace(sections["gemm"], fits=_gemm_fits(sections["gemm"].rows))
+    return replace(profile, **sections)
+
+
+def _gemm_fits(rows: Sequence[GemmRow]) -> tuple[GemmFit, ...]:
+    """A tiled law a layout: the trend between rows. Weight gradients that add are most of them."""
+    fits = []
+    for layout in ("dgrad", "forward", "wgrad"):
+        shapes = [
+            (row.m, row.n, row.k, row.median_us)
+            for row in rows
+            if row.layout == layout and row.accumulate == (layout == "wgrad")
+        ]
+        fits.append(fit_gemm(shapes, SM_COUNT, layout=layout))
+    return tuple(fits)
+
+
+def _contention(rows: Sequence[Mapping[str, Any]]) -> ContentionSection:
+    cells = beside_cells(rows)
+    fits = {
+        family: fit_beside([cell for cell in cells if cell.family == family], sm_count=SM_COUNT)
+        for family in ("gemm", "attention", "pointwise")
+    }
+    error = fits["gemm"].leave_case_out_error
+    return ContentionSection(
+        fit=ContentionFit(
+            sm_count=SM_COUNT,
+            default_ctas=NVLS_CTAS,
+            compute=tuple(
+                ComputeContention(family=family, sms_per_cta=fit.sms_per_cta, factor=fit.factor)
+                for family, fit in fits.items()
+            ),
+            collective_factor=1.144,
+            shared_links_factor=2.0,
+            apart_factor=1.1,
+            kind="fitted",
+            error=error,
+        ),
+        provenance=Provenance(kind="fitted", source=SOURCE, error=error, note=_told(fits)),
+    )
+
+
+def _told(fits: Mapping[str, BesideFit]) -> str:
+    errors = ", ".join(f"{name} {fit.leave_case_out_error:.1%}" for name, fit in fits.items())
+    return (
+        "Ops beside an emulated collective (C CTAs that stream through HBM), C = 1 to 32. Errors "
+        f"with each op left out: {errors}. GEMMs of one or two waves slow by whole waves, up to "
+        "1.9 times, which the law does not follow. Assumed: the collective's own factor (as on "
+        "A100), two collectives sharing links half speed each, not sharing them 1.1 times."
+    )
+
+
+def _launch(rows: Sequence[Mapping[str, Any]]) -> LaunchSection:
+    costs: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        for kind, cost_us in row.get("cost_us", {}).items():
+            costs[kind].append(cost_us)
+    return LaunchSection(
+        mode="async",
+        cost_us={
+            **{kind: rounded(statistics.median(found)) for kind, found in costs.items()},
+            "collective": ASSUMED_COLLECTIVE_US,
+        },
+        queue_depth=1024,
+        provenance=Provenance(
+            kind="measured",
+            source=SOURCE,
+            note="Host time of the runtime's own ops, median over nine plans of three models on a "
+            "virtual machine; they differ by a factor of two. A collective's is assumed.",
+        ),
+    )

@@ -1,0 +1,72 @@
+"""A real browser: Debian's Chromium, driven by Playwright; what it asks and says is kept."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+PATIENCE_MS: Final = 60_000
+RESOURCE: Final = "Failed to load resource: the server responded with a status of "
+"""How Chromium tells of every answer that is an error, expected or not."""
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A headless browser; skips where it, or Playwright, is missing."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("no chromium: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        browser: Browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@dataclass(kw_only=True)
+class Watched:
+    """A page with all that it asked for and complained of."""
+
+    page: Page
+    origin: str
+    asked: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def open(self, place: str = "") -> Page:
+        """Go to a place of the page, by its hash."""
+        self.page.goto(f"{self.origin}/{place}")
+        return self.page
+
+    def check(self, *statuses: int) -> None:
+        """Nothing was asked of others, and nothing went wrong but answers with ``statuses``."""
+        own = (f"{self.origin}/", f"blob:{self.origin}/")
+        assert [url for url in self.asked if not url.startswith(own)] == []
+        expected = tuple(f"{RESOURCE}{status} " for status in statuses)
+        assert [said for said in self.errors if not (statuses and said.startswith(expected))] == []
+
+
+@contextmanager
+def watched(browser: Browser, origin: str, **options: Any) -> Iterator[Watched]:
+    """A page of a fresh session; ``options`` are of ``Browser.new_context``."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(PATIENCE_MS)
+    found = Watched(page=context.new_page(), origin=origin)
+    page = found.page
+    context.on("request", lambda request: found.asked.append(request.url))
+    page.on("pageerror", lambda error: found.errors.append(str(error)))
+    page.on(
+        "console",
+        lambda said: found.errors.append(said.text) if said.type in ("error", "warning") else None,
+    )
+    try:
+        yield found
+    finally:
+        context.close()

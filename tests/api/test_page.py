@@ -1,0 +1,395 @@
+"""The page in a real browser, against the service as users start it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from api.routes.page import assets
+from domino_tune.planfile import load_plan
+from tests.api.browser import PATIENCE_MS, Watched, chromium, watched
+from tests.domino_tune.serving import Served, command, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+SMALL = {
+    "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 4, "seq_length": 1024, "micro_batch_size": 4,
+}  # fmt: skip
+"""A tune of seconds."""
+ENDLESS = {**SMALL, "search": "random", "trials": 100_000}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("page")) as running:
+        yield running
+
+
+@pytest.fixture
+def seen(browser: Browser, server: Served) -> Iterator[Watched]:
+    with watched(browser, server.url) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def tuned(server: Served) -> str:
+    """The id of a tune that is done."""
+    made = httpx.post(f"{server.url}/v1/tunes", json=SMALL).raise_for_status().json()
+    end = time.monotonic() + PATIENCE_MS / 1000
+    while True:
+        job = httpx.get(f"{server.url}/v1/tunes/{made['id']}", timeout=30).json()
+        if job["state"] == "done":
+            return str(job["id"])
+        assert job["state"] in ("queued", "running"), job["error"]
+        assert time.monotonic() < end, "it never came to an end"
+        time.sleep(0.2)
+
+
+def fill(page: Page, values: dict[str, Any]) -> None:
+    """Fill the form's fields by their names."""
+    page.locator("form.ask").wait_for()
+    if {"search", "trials"} & set(values):
+        page.get_by_text("More options").click()
+    for name, value in values.items():
+        field = page.locator(f"#field-{name}")
+        if field.evaluate("field => field.tagName") == "SELECT":
+            field.select_option(str(value))
+        else:
+            field.fill(str(value))
+
+
+def picture(page: Page, index: int) -> str:
+    """What a canvas of the timeline shows, as text that changes with it."""
+    canvas = page.locator("#lanes canvas").nth(index)
+    return str(canvas.evaluate("canvas => canvas.toDataURL()"))
+
+
+def test_the_main_journey(seen: Watched, tmp_path: Path) -> None:
+    page = seen.open()
+    fill(page, SMALL)
+    page.locator("#sums").get_by_text("4 GPUs, 4 sequences, 4,096 tokens").wait_for()
+    page.get_by_role("button", name="Tune", exact=True).click()
+    page.get_by_role("progressbar").wait_for()
+    assert page.get_by_role("button", name="Cancel").is_visible()
+    assert page.locator("#progress-live").get_attribute("aria-live") == "polite"
+
+    page.locator("#answer h1").get_by_text("an iteration is").wait_for()
+    assert page.evaluate("document.activeElement.tagName") == "H1"
+    assert page.locator("#answer .total .name").all_inner_texts() == [
+        "Megatron-LM", "Domino", "No communication"
+    ]  # fmt: skip
+    page.locator("#lanes canvas").nth(2).wait_for()
+    before = picture(page, 0)
+    page.get_by_role("button", name="Zoom in").first.click()
+    page.wait_for_function(
+        "was => document.querySelector('#lanes canvas').toDataURL() !== was", arg=before
+    )
+
+    drag(page, "Link bandwidth")
+    page.locator(".took", has_text="answered in").wait_for()
+    assert page.locator(".compare tbody tr").first.locator("td").nth(2).inner_text() != "±0 %"
+
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Plan", exact=True).click()
+    download.value.save_as(tmp_path / "plan.json")
+    plan = load_plan(tmp_path / "plan.json")
+    assert (plan.model.name, plan.cluster.tp) == ("gpt3-1.3b", 4)
+
+    page.get_by_role("link", name="Tunes").click()
+    page.locator(".job[data-state=done]").first.wait_for()
+    seen.check()
+
+
+def drag(page: Page, name: str) -> None:
+    """Drag the slider ``name`` from its middle to the left, in steps as a hand does."""
+    slider = page.get_by_label(name)
+    slider.scroll_into_view_if_needed()
+    box = slider.bounding_box()
+    assert box
+    y, x = box["y"] + box["height"] / 2, box["x"] + box["width"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x - box["width"] / 3, y, steps=20)
+    page.mouse.up()
+
+
+def test_the_last_position_of_a_slider_wins(seen: Watched, tuned: str) -> None:
+    page = seen.open(f"#/tunes/{tuned}")
+    slider = page.get_by_label("Link bandwidth")
+    bodies: list[Any] = []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.url.endswith("/v1/what-ifs") else None)  # fmt: skip # noqa: E501
+    slider.focus()
+    for _ in range(15):
+        slider.press("ArrowLeft")
+    page.wait_for_function("document.querySelector('.slider.moved output').textContent === '0.35×'")
+    wanted = page.locator(".compare td").nth(1)
+    page.wait_for_load_state("networkidle")
+    assert bodies[-1]["change"] == ["link_bandwidth=0.354x"]
+    answer = httpx.post(f"{seen.origin}/v1/what-ifs", json=bodies[-1], timeout=30).json()
+    assert float(wanted.inner_text()) == pytest.approx(
+        answer["points"][0]["iteration_ms"], rel=0.01
+    )
+    slider.press("Escape")
+    page.wait_for_function("!document.querySelector('.slider.moved')")
+    seen.check()
+
+
+def test_a_heat_map_is_walked_with_arrows(seen: Watched, tuned: str) -> None:
+    page = seen.open(f"#/tunes/{tuned}/cuts")
+    best = page.locator(".heat .best")
+    best.focus()
+    told = page.locator(".told")
+    first = told.inner_text()
+    assert "column slices: " in first
+    best.press("ArrowDown")
+    assert told.inner_text() != first
+    assert page.locator(".heat td[tabindex='0']").count() == 1
+    seen.check()
+
+
+def test_lanes_are_moved_with_keys(seen: Watched, tuned: str) -> None:
+    page = seen.open(f"#/tunes/{tuned}")
+    canvas = page.locator("#lanes canvas").nth(1)
+    canvas.focus()
+    shown = [picture(page, 1)]
+    for key in ("+", "ArrowRight", "n"):
+        canvas.press(key)
+        page.wait_for_function(
+            "was => document.querySelectorAll('#lanes canvas')[1].toDataURL() !== was",
+            arg=shown[-1],
+        )
+        shown.append(picture(page, 1))
+    assert page.locator(".tip").is_visible()
+    canvas.press("Escape")
+    assert page.locator(".tip").is_hidden()
+    page.get_by_role("link", name="New").click()
+    page.locator("form.ask").wait_for()
+    assert page.locator(".tip").count() == 0, "leaving takes the lanes' own elements away"
+    seen.check()
+
+
+def test_all_of_it_by_keyboard(seen: Watched) -> None:
+    page = seen.open()
+    page.locator("form.ask").wait_for()
+    stops = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        stops.append(
+            page.evaluate(
+                "[document.activeElement.name || document.activeElement.textContent.trim(),"
+                " getComputedStyle(document.activeElement).outlineStyle]"
+            )
+        )
+    names = [name for name, _ in stops]
+    order = ["model", "seq_length", "micro_batch_size", "profile", "tp", "More options", "Tune"]
+    assert [name for name in names if name in order] == order
+    assert all(outline != "none" for _, outline in stops), "focus is seen everywhere"
+    fill(page, SMALL)
+    page.locator("#field-tp").press("Enter")
+    page.get_by_role("progressbar").or_(page.locator("#answer")).first.wait_for()
+    seen.check()
+
+
+def test_errors_stand_beside_their_fields(seen: Watched) -> None:
+    page = seen.open()
+    fill(page, {**SMALL, "tp": "many"})
+    page.locator("#field-tp").press("Enter")
+    page.locator("#field-tp-error", has_text="whole number").wait_for()
+    page.locator("#field-tp").fill("0")
+    page.locator("#field-tp").press("Enter")
+    page.locator("#field-tp-error", has_text="1").wait_for()
+    assert page.locator("#field-tp").get_attribute("aria-invalid") == "true"
+    assert page.evaluate("document.activeElement.id") == "field-tp"
+    page.locator("#field-tp").fill("4")
+    assert page.locator("#field-tp-error").inner_text() == ""
+    page.locator("#field-nodes").fill("3")
+    page.locator("#field-nodes").press("Enter")
+    page.locator("#field-nodes-error", has_text="do not spread evenly").wait_for()
+    seen.check(422)
+
+
+def test_a_running_tune_is_cancelled(seen: Watched) -> None:
+    page = seen.open()
+    fill(page, ENDLESS)
+    page.locator("#field-tp").press("Enter")
+    page.locator(".best-so-far", has_text="Best so far").wait_for()
+    page.get_by_role("progressbar").and_(page.locator("[value]")).wait_for()
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("heading", name="This tune was cancelled").wait_for()
+    page.get_by_role("link", name="Change it and tune again").click()
+    page.locator("#field-trials").wait_for()
+    assert page.locator("#field-trials").input_value() == str(ENDLESS["trials"])
+    seen.check()
+
+
+def test_paste_blocks(seen: Watched, tuned: str) -> None:
+    page = seen.open(f"#/tunes/{tuned}")
+    page.get_by_role("button", name="Megatron-LM").click()
+    page.locator("#files pre", has_text="--num-layers").wait_for()
+    seen.check()
+
+
+def test_predicted_against_measured(seen: Watched, tuned: str, server: Served) -> None:
+    page = seen.open(f"#/tunes/{tuned}/measured")
+    page.locator("#measured", has_text=f"/v1/tunes/{tuned}/validations").wait_for()
+    httpx.post(
+        f"{server.url}/v1/tunes/{tuned}/validations", json=measurement(server, tuned)
+    ).raise_for_status()
+    page.reload()
+    rows = page.locator("#measured tbody tr")
+    rows.nth(1).wait_for()
+    assert "−50 %" in rows.nth(1).inner_text()
+    assert page.locator("#measured svg circle").count() == 2
+    seen.check()
+
+
+def measurement(server: Served, tuned: str) -> dict[str, Any]:
+    """What `validate` would say had the tune's plan and the baseline taken twice their time."""
+    job = httpx.get(f"{server.url}/v1/tunes/{tuned}", timeout=30).json()
+    found = job["result"]["simulation"]
+    megatron = {
+        **found["plan"], "label": "megatron", "strategy": "megatron", "row_slices": 1,
+        "attn_col_slices": 1, "mlp_col_slices": 1, "attn_dgrad_slices": 1, "mlp_dgrad_slices": 1,
+        "merge_wgrad": False,
+    }  # fmt: skip
+    plans = [
+        _measured("baseline", megatron, found["baseline_ms"]),
+        _measured("plan.json", found["plan"], found["iteration_ms"]),
+    ]
+    same = {name: found[name] for name in ("profile", "model", "workload", "cluster")}
+    return {
+        "plans": plans, "max_error": None, "present_speed": None, "machine_differences": [],
+        "warnings": [], "rounds": 10, "interrupted": False, "backend": "nccl",
+        "emulate_link_bits_per_s": None, **same,
+    }  # fmt: skip
+
+
+def _measured(name: str, plan: dict[str, Any], predicted_ms: float) -> dict[str, Any]:
+    def iteration(ms: float) -> dict[str, Any]:
+        return {
+            "iteration_ms": ms, "speedup": None, "comm_ms": None, "exposed_comm_ms": None,
+            "hidden_comm_fraction": None, "peak_memory_gib": None,
+        }  # fmt: skip
+
+    twice = 2 * predicted_ms
+    return {
+        "name": name, "plan": plan, "predicted": iteration(predicted_ms),
+        "measured": iteration(twice), "error": -0.5, "error_at_present_speed": None,
+        "interval_ms": {"low": 0.98 * twice, "high": 1.03 * twice}, "spread_ms": 1.0, "loss": 10.0,
+        "failed": "", "makespans_ms": [twice], "roles": [], "captured": False,
+        "why_not_captured": "",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280, 1920])
+def test_it_fits_screens(
+    browser: Browser, server: Served, tuned: str, width: int, scheme: str
+) -> None:
+    size = {"width": width, "height": 800}
+    with watched(browser, server.url, viewport=size, color_scheme=scheme) as seen:
+        for place, ready in (
+            ("", "form.ask"), ("#/tunes", ".job"), (f"#/tunes/{tuned}", "#lanes canvas"),
+            ("docs", "details.operation"),
+        ):  # fmt: skip
+            page = seen.open(place)
+            page.locator(ready).first.wait_for()
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= width, f"{place or '/'} is {wide} px wide"
+            paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert (int(paper.split("(")[1].split(",")[0]) < 128) == (scheme == "dark")
+        seen.check()
+
+
+def test_docs_show_every_operation(seen: Watched, server: Served) -> None:
+    spec = httpx.get(f"{server.url}/openapi.json").json()
+    page = seen.open("docs")
+    page.locator("details.operation").first.wait_for()
+    count = sum(len(item) for item in spec["paths"].values())
+    assert page.locator("details.operation").count() == count
+    page.goto(f"{server.url}/docs#create_tune")
+    page.locator("#create_tune .fields-table code", has_text="seq_length").first.wait_for()
+    assert page.locator("#create_tune pre").is_visible()
+    seen.check()
+
+
+def test_a_token_is_asked_for_and_kept_for_the_session(browser: Browser, tmp_path: Path) -> None:
+    added = command(tmp_path, "tokens", "add", "me", "--scope", "tune", "--json")
+    assert added.returncode == 0, added.stderr
+    secret = json.loads(added.stdout)["secret"]
+    with served(tmp_path) as server, watched(browser, server.url) as seen:
+        page = seen.open()
+        dialog = page.get_by_role("dialog")
+        dialog.wait_for()
+        assert page.evaluate("document.activeElement.id") == "token"
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Give a token").click()
+        page.locator("#token").fill("dt_wrong")
+        page.keyboard.press("Enter")
+        page.get_by_role("dialog").get_by_role("alert").wait_for()
+        page.locator("#token").fill(secret)
+        page.keyboard.press("Enter")
+        page.locator("form.ask").wait_for()
+        assert page.evaluate("sessionStorage.getItem('domino_tune.token')") == secret
+        assert page.evaluate("localStorage.length") == 0
+        assert secret not in page.evaluate("document.documentElement.outerHTML + document.cookie")
+        fill(page, SMALL)
+        page.locator("#field-tp").press("Enter")
+        page.locator("#lanes canvas").first.wait_for()
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Plan", exact=True).click()
+        assert json.loads(Path(download.value.path()).read_text())["schema"] == 1
+        page.get_by_role("button", name="Forget the token").click()
+        dialog.wait_for()
+        assert page.evaluate("sessionStorage.length") == 0
+        assert not [url for url in seen.asked if secret in url]
+        seen.check(401)
+
+
+# Files, without a browser ------------------------------------------------------------------------
+
+
+def test_files_have_etags_of_their_content(server: Served) -> None:
+    with httpx.Client(base_url=server.url) as client:
+        for path in ("/", "/docs", *(f"/static/{name}" for name in assets())):
+            answer = client.get(path)
+            assert answer.status_code == 200
+            assert "script-src 'self'" in answer.headers["content-security-policy"]
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            etag = answer.headers["etag"]
+            for said in (etag, f'"other", W/{etag}', "*"):
+                again = client.get(path, headers={"If-None-Match": said})
+                assert (again.status_code, again.content) == (304, b"")
+            other = client.get(path, headers={"If-None-Match": '"other"'})
+            assert other.status_code == 200
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "..%2fapp.py", "%2e%2e", "app.js%00", "page.html"])
+def test_other_names_are_no_files(server: Served, name: str) -> None:
+    answer = httpx.get(f"{server.url}/static/{name}")
+    assert answer.status_code in (400, 404)
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_nothing_comes_from_other_hosts() -> None:
+    for name, asset in assets().items():
+        text = asset.body.decode().replace("http://www.w3.org/2000/svg", "")
+        assert "://" not in text, name
+        assert "@import" not in text, name
+        if name.endswith(".html"):
+            assert "<style" not in text
+            assert " style=" not in text
+            assert " on" not in text.split("<body>")[1].replace(" one", "")

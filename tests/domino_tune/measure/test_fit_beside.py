@@ -1,0 +1,35 @@
+"""The contention law of ops that run beside a collective all along."""
+
+from __future__ import annotations
+
+import pytest
+
+from domino_tune.measure.fit_beside import Beside, fit_beside
+from simulator.contention import compute_slowdown
+from simulator.errors import InputError
+
+SMS = 132
+
+
+def cells(case: str, per_cta: float = 0.7, factor: float = 1.02) -> list[Beside]:
+    return [
+        Beside("gemm", case, ctas, compute_slowdown(per_cta, factor, ctas, SMS))
+        for ctas in (1, 4, 16, 32)
+    ]
+
+
+def test_a_law_is_found_again() -> None:
+    fit = fit_beside([*cells("a"), *cells("b")], sm_count=SMS)
+    assert (fit.sms_per_cta, fit.factor) == pytest.approx((0.7, 1.02), rel=1e-3)
+    assert fit.error == fit.leave_case_out_error == pytest.approx(0.0, abs=1e-3)
+
+
+def test_an_op_of_its_own_kind_shows_in_what_is_left_out() -> None:
+    odd = cells("odd", per_cta=1.9)
+    fit = fit_beside([*cells("a"), *cells("b"), *odd], sm_count=SMS)
+    assert fit.leave_case_out_error > 0.05
+
+
+def test_one_op_is_too_few() -> None:
+    with pytest.raises(InputError, match="two ops at least"):
+        fit_beside(cells("a"), sm_count=SMS)
