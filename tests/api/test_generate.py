@@ -58,7 +58,8 @@ def test_a_new_field_needs_no_line() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        '{"tp": "8"}', '{"tp": 8.0}', '{"tp": true}', '{"tp": 0}', '{"tp": 1e9}', '{"cuda_graph": 1}',
+        '{"tp": "8"}', '{"tp": 8.0}', '{"tp": true}', '{"tp": 0}', '{"tp": 1e9}',
+        '{"cuda_graph": 1}',
         '{"unknown": 1}', '{"model": "../x"}', '{"model": "a/b"}', '{"profile": "A"}',
         '{"model": "x..y"}', '{"model": ""}', '{"objective": "simulate"}', '{"evidence": "x"}',
         '{"seed": -1}', '{"seed": 4294967296}', '{"dtype": "int4"}', '{"overrides": [1]}',
