@@ -195,8 +195,11 @@ def test_another_process_holds_sqlite_for_long(
     desk = JobDesk(database)
     holder = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
-    with pytest.raises(UnavailableError, match="busy"):
-        desk.submit(new_job())
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(desk.submit, new_job()) for _ in range(3)]
+    for one in waiting:
+        with pytest.raises(UnavailableError, match="busy"):
+            one.result()
     assert desk.page("tune", "ann") == ((), None)  # readers do not wait for writers
     holder.execute("ROLLBACK")
     holder.close()
