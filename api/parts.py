@@ -28,7 +28,6 @@ from domino_tune.jobs.tokens import TokenDesk
 class Parts:
     """What routes use. ``runner`` is None where this replica runs no jobs.
 
-    ``streams`` counts open event streams by caller.
     ``draining`` is set when the service is about to stop: streams end, /readyz says 503.
     ``streams`` counts open streams by caller.
     """
