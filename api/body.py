@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from api.problems import MOST_FAULTS, Fault, ProblemError, bad_body, pointer
-from api.strict_json import read_json
+from api.strict_json import MOST_KEYS, read_json
 
 JSON_TYPES: Final = ("application/json",)
 TABLE_TYPES: Final = ("text/plain", "text/csv", "application/octet-stream")
@@ -153,9 +153,9 @@ def _place(plain: Any, location: tuple[str | int, ...]) -> list[str | int]:
     return place
 
 
-async def parse_object(data: bytes) -> dict[str, Any]:
+async def parse_object(data: bytes, most_keys: int = MOST_KEYS) -> dict[str, Any]:
     """A JSON object with whatever keys. Raises ProblemError as ``parse_body`` does."""
-    plain = await anyio.to_thread.run_sync(read_json, data)
+    plain = await anyio.to_thread.run_sync(read_json, data, most_keys)
     if not isinstance(plain, dict):
         raise bad_body("The body must be a JSON object.")
     return plain

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,6 +16,8 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
+
+from domino_tune.jobs.job import JobState
 
 if TYPE_CHECKING:
     from api.parts import Parts
@@ -75,8 +77,9 @@ class _Jobs(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Count them."""
         found = GaugeMetricFamily("domino_tune_jobs", "Jobs by state.", labels=["state"])
-        for state, count in self._parts.jobs.counts().items():
-            found.add_metric([state], count)
+        counts = self._parts.jobs.counts()
+        for state in get_args(JobState):
+            found.add_metric([state], counts.get(state, 0))
         yield found
         yield GaugeMetricFamily(
             "domino_tune_quick_waiting", "Simulations and what-ifs being computed.",

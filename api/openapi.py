@@ -18,6 +18,17 @@ from api.wire import BodySpec, Declared, only_query
 
 REFERENCE: Final = "#/components/schemas/{model}"
 SCHEME: Final = "token"
+EVENTS: Final = "text/event-stream"
+EVENT: Final = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "event": {"type": "string", "description": "The state of the job."},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+    "required": ["data"],
+}
+"""One server-sent event, as its lines are named."""
 DESCRIPTION: Final = """\
 Predicts and tunes Domino-style tensor-parallel training. Names in bodies are those of the command
 line's options, in snake_case.
@@ -102,6 +113,8 @@ def _responses(declared: Declared) -> dict[int | str, dict[str, Any]]:
     found: dict[int | str, dict[str, Any]] = {}
     for status, kind in {declared.status: declared.returns, **declared.also}.items():
         found[status] = {"description": phrase(status)} | ({"model": kind} if kind else {})
+    if declared.media_type == EVENTS:
+        found[declared.status]["content"] = {EVENTS: {"schema": EVENT}}
     problem = {"schema": {"$ref": REFERENCE.format(model=Problem.__name__)}}
     for status in problem_statuses(declared):
         found[status] = {"description": phrase(status), "content": {MEDIA_TYPE: problem}}

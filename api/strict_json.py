@@ -19,6 +19,9 @@ from api.problems import Fault, bad_body, pointer
 DEEPEST: Final = 32
 """Objects and lists within each other; plan files and profiles have fewer than ten."""
 MOST_DIGITS: Final = 40
+MOST_KEYS: Final = 10_000
+"""Of bodies that are no profiles."""
+_KEY: Final = re.compile(rb'"\s*:')
 _DOUBTFUL_TEXT: Final = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 Place = tuple[str | int, ...]
 
@@ -70,11 +73,13 @@ class _Reader:
         return doubled
 
 
-def read_json(data: bytes) -> Any:
+def read_json(data: bytes, most_keys: int = MOST_KEYS) -> Any:
     """The JSON value in ``data``. Raises ProblemError, 400 for what is none and 422 for the rest.
 
     A byte-order mark is skipped.
     """
+    if data.count(b":") > most_keys and sum(1 for _ in _KEY.finditer(data)) > most_keys:
+        raise bad_body(f"The body may hold at most {most_keys:,} keys.")
     reader = _Reader()
     try:
         value = json.loads(

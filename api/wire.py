@@ -31,6 +31,7 @@ from api.body import JSON_TYPES, TABLE_TYPES, parse_body, parse_object, read_bod
 from api.bounds import check_fields
 from api.limits import check_queue
 from api.problems import LONGEST_NAME, Fault, ProblemError
+from api.strict_json import MOST_KEYS
 from domino_tune.jobs.tokens import Scope
 
 if TYPE_CHECKING:
@@ -221,7 +222,8 @@ def object_body(*, upload: bool = False) -> Any:
     """Parameter default: the body as a JSON object that may hold any keys."""
 
     async def read(request: Request) -> dict[str, Any]:
-        return await parse_object(await _bytes(request, spec))
+        data = await _bytes(request, spec)
+        return await parse_object(data, len(data) if upload else MOST_KEYS)
 
     spec = _BODIES[read] = BodySpec(upload=upload)
     return Depends(read)

@@ -15,6 +15,7 @@ from domino_tune.commands import command_line
 from domino_tune.errors import RunError
 from domino_tune.graph_notes import graph_notes
 from domino_tune.grid import plan_grid
+from domino_tune.machine_check import check_machine
 from domino_tune.measure.machine import machine_of
 from domino_tune.measure.same_machine import compared_fields
 from domino_tune.measured_pool import EXHAUSTIVE, Choice, choose_pool
@@ -39,7 +40,7 @@ from domino_tune.search.ratios import BASELINE_RATIO, Ratio, pooled, ratio_of
 from domino_tune.simulation import MS, simulate_plan
 from domino_tune.store.evidence import Evidence, LaunchRecord, PlanRun, Question, evidence_path
 from domino_tune.tuning import Progress, SimulatedPlans, silent, space_of
-from domino_tune.validation import check_machine, loss_problems
+from domino_tune.validation import loss_problems
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.memory import peak_bytes
 from simulator.plan import MEGATRON, SlicePlan

@@ -19,8 +19,9 @@ PATIENCE: Final = 5
 """A step may take this many times what was predicted before it counts as a hang."""
 
 
-def launch_spec(request: RanksFields, *, tp: int, dp: int = 1) -> LaunchSpec:
-    """The launch of ``tp`` · ``dp`` ranks. Raises InputError on what cannot be started."""
+def launch_spec(request: RanksFields, *, tp: int, dp: int = 1, lone: bool = False) -> LaunchSpec:
+    """The launch of ``tp`` · ``dp`` ranks, or of the first of them alone. Raises InputError on what
+    cannot be started."""
     link = request.emulate_link
     rate = parse_quantity("--emulate-link", link, ("bytes/s",)).value if link else None
     return LaunchSpec(
@@ -29,6 +30,7 @@ def launch_spec(request: RanksFields, *, tp: int, dp: int = 1) -> LaunchSpec:
         backend=cast("Backend", request.backend or default_backend(emulated=rate is not None)),
         emulate_link_bits_per_s=None if rate is None else round(rate * BITS),
         nproc_per_node=request.nproc_per_node,
+        lone=lone,
     )
 
 

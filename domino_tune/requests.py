@@ -202,6 +202,11 @@ class ValidateRequest(RanksFields):
         "How often each plan is run; they take turns.",
         flag="--rounds", metavar="N", default=10, minimum=3, maximum=10_000,
     )  # fmt: skip
+    emulate_collectives: bool = option(
+        "Run rank 0 alone: collectives take what the profile says, whatever tp is. So their own "
+        "times are put in, not measured.",
+        flag="--emulate-collectives", default=False,
+    )  # fmt: skip
     max_error: str | None = option(
         "Exit with code 3 when a plan's prediction is further off than this, say 5%.",
         flag="--max-error", metavar="PERCENT", default=None,

@@ -62,6 +62,8 @@ def _conditions(result: ValidateResult) -> str:
     over = f"{result.backend} over an emulated link of {link / 1e6:,.0f} Mbit/s" if link else (
         result.backend
     )  # fmt: skip
+    if result.emulated_collectives:
+        over = "emulated collectives, whose own times are the profile's and were not measured"
     return (
         f"Measured over {over}: median over rounds of the slowest rank. Predicted with "
         f"{result.profile.name}, {result.profile.content_id}."

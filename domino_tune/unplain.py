@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -38,11 +39,16 @@ def unplain(kind: Any, value: Any, where: str) -> Any:
     return _expect(kind, value, where)
 
 
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
 def _made(kind: Any, value: dict[str, Any], where: str) -> Any:
     held = dict(value)
     if kind is SlicePlan:
         held.pop(LABEL, None)
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for key in held:
         if key not in hints:
             raise InputError(f"{where}: unknown key {key!r}; known: {', '.join(hints)}.")
@@ -80,7 +86,7 @@ def tuned_from_json(value: Any, *, seconds: float) -> Tuned:
     the asker's own. Raises InputError for anything else."""
     if not isinstance(value, dict):
         raise InputError(f"A tune result must be an object, got {type(value).__name__}.")
-    hints = get_type_hints(Tuned)
+    hints = _hints(Tuned)
     names = [item.name for item in fields(Tuned) if item.name not in ("best", "seconds")]
     held = {name: unplain(hints[name], value.get(name), name) for name in names}
     best = simulated_from_json(value.get("simulation"))

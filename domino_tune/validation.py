@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from domino_tune.case import GIB, Setup
+from domino_tune.emulation import as_emulated, plan_paces
 from domino_tune.errors import RunError, ToleranceError
 from domino_tune.graph_notes import graph_notes
-from domino_tune.measure.machine import machine_of, ranks_per_node
-from domino_tune.measure.same_machine import differences
+from domino_tune.machine_check import check_machine
 from domino_tune.medians import half_spread, median_interval
 from domino_tune.planfile import PlanFile, load_plan
 from domino_tune.present_speed import PresentCost, present_speed
@@ -76,15 +76,18 @@ def validate(request: ValidateRequest, progress: Progress = silent) -> ValidateR
         notes=tuple(_profile_notes(files, profile)),
     )  # fmt: skip
     check_runnable(setup.model, "Make the plan anew with --set attention_dropout=0.")
-    spec = launch_spec(request, tp=setup.cluster.tp, dp=setup.cluster.dp)
+    lone = request.emulate_collectives
+    spec = launch_spec(request, tp=setup.cluster.tp, dp=setup.cluster.dp, lone=lone)
     check_ready(spec)
     differing = check_machine(setup, spec, force=request.force)
     check_comm_ctas((one.plan.comm_ctas for one in files.values()), spec.backend)
+    reference, setup = setup.profile_ref, as_emulated(setup, spec) if lone else setup
     candidates = _candidates(setup, files)
     timelines = [play(setup.case, one.plan, one.order) for one in candidates]
     runs = Runs(
         model=setup.model, workload=setup.workload, cluster=setup.cluster,
         plans=[(one.plan, one.order) for one in candidates], rounds=request.rounds,
+        paces=plan_paces(setup, [one.plan for one in candidates], timelines) if lone else None,
     )  # fmt: skip
     longest_ns = max(timeline.makespan_ns for timeline in timelines)
     interrupted = _run(runs, patient(spec, longest_ns), progress)
@@ -104,11 +107,12 @@ def validate(request: ValidateRequest, progress: Progress = silent) -> ValidateR
         plans=tuple(_validated(setup, one, compared[0]) for one in compared),
         max_error=limit,
         present_speed=speed,
-        profile=setup.profile_ref,
+        profile=reference,
         machine_differences=tuple(differing),
         warnings=tuple(_warnings(setup, request, differing, measured)),
         rounds=request.rounds,
         interrupted=interrupted,
+        emulated_collectives=lone,
         backend=spec.backend,
         emulate_link_bits_per_s=spec.emulate_link_bits_per_s,
         model=setup.model,
@@ -195,29 +199,6 @@ def _profile_notes(files: dict[str, PlanFile], profile: Profile) -> list[str]:
         for name, one in files.items()
         if one.profile.content_id != profile.content_id
     ]
-
-
-def check_machine(setup: Setup, spec: LaunchSpec, *, force: bool) -> list[str]:
-    """What makes this another machine than the profile's, and another placing of ranks than the
-    one predicted; raises InputError unless forced."""
-    found = differences(setup.profile.machine, machine_of(spec))
-    if found and not force:
-        raise InputError(
-            f"Profile {setup.profile.name!r} is of another machine ({'; '.join(found)}): its "
-            "predictions are not of what would be measured. Give --profile with one that was "
-            "measured here, or --force to go on."
-        )
-    cluster, here = setup.cluster, ranks_per_node(spec)
-    planned = min(cluster.ranks_per_node, cluster.world_size)
-    if planned != here:
-        found.append(f"ranks on a node: predicted with {planned}, here {here}")
-        if not force:
-            raise InputError(
-                f"What is predicted has {planned} of its {cluster.world_size} ranks on a node, and "
-                f"here {here} share one: collectives would take another way. Start the ranks on "
-                f"{cluster.nodes} nodes, plan for these, or give --force to go on."
-            )
-    return found
 
 
 def _candidates(setup: Setup, files: dict[str, PlanFile]) -> list[Candidate]:
@@ -355,6 +336,8 @@ def _warnings(
             f"shown. Give --rounds {SURE_ROUNDS} or more."
         )
     found += [f"{one.label} was not run: {one.failed}." for one in measured if one.failed]
+    if request.emulate_collectives:  # nothing is summed: losses are not the model's
+        return found
     return found + loss_problems([measured[0], *measured[2:]], setup.workload.dtype)
 
 

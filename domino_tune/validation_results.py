@@ -71,6 +71,7 @@ class ValidateResult:
 
     ``present_speed``: the machine's speed over that when it was profiled. ``machine_differences``:
     what makes this another machine than the profile's. ``interrupted``: fewer rounds than asked.
+    ``emulated_collectives``: one rank ran, and collectives took what the profile says.
     """
 
     plans: tuple[ValidatedPlan, ...]
@@ -81,6 +82,7 @@ class ValidateResult:
     warnings: tuple[str, ...]
     rounds: int
     interrupted: bool
+    emulated_collectives: bool
     backend: str
     emulate_link_bits_per_s: int | None
     model: ModelSpec

@@ -50,8 +50,9 @@ class DaskCluster:
         """Until every nanny's worker has joined."""
         from distributed import Client
 
-        with Client(self.scheduler_address, set_as_default=False) as client:  # type: ignore[no-untyped-call]
-            client.wait_for_workers(len(self.workers), timeout=PATIENCE_S)  # type: ignore[no-untyped-call]
+        connect: Any = Client
+        with connect(self.scheduler_address, set_as_default=False) as client:
+            client.wait_for_workers(len(self.workers), timeout=PATIENCE_S)
 
 
 def children(pid: int, command: bytes) -> list[int]:

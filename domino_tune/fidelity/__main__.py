@@ -91,7 +91,7 @@ def _read(kept: Path, asked: Mapping[str, Any]) -> Setting:
         )
     setting = plain["setting"]
     cells = tuple(
-        Cell(**{**cell, "first": tuple(cell["first"]), "second": tuple(cell["second"])})
+        Cell(**{**cell, **{name: tuple(cell[name]) for name in ("first", "second", "emulated")}})
         for cell in setting.pop("cells")
     )
     return Setting(**setting, cells=cells)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from domino_tune import services
 from domino_tune.case import Chosen, Setup, resolve
+from domino_tune.emulation import as_emulated, plan_paces
 from domino_tune.fidelity.cells import PLANS, TUNED
 from domino_tune.fidelity.scores import Cell, Setting
 from domino_tune.formats.model_file import dump_model
@@ -56,7 +57,8 @@ def play(
     chosen = _plans(setup, asked)
     spec = LaunchSpec(tp=2, emulate_link_bits_per_s=_bits_per_s(link))
     launches = [_run(setup, chosen, rounds, spec) for _ in range(2)]
-    return _setting(setup, chosen, launches, link, profile.profile.content_id, profile_s)
+    alone = _run_alone(setup, chosen, rounds, spec)
+    return _setting(setup, chosen, launches, alone, link, profile.profile.content_id, profile_s)
 
 
 def _model_file(model: ModelSpec) -> Path:
@@ -90,16 +92,32 @@ def _run(
     return dict(zip(chosen, found, strict=True))
 
 
+def _run_alone(
+    setup: Setup, chosen: Mapping[str, Chosen], rounds: int, spec: LaunchSpec
+) -> dict[str, Measured]:
+    """The same plans on one rank, its collectives emulated at the profile's durations."""
+    lone = replace(spec, lone=True, emulate_link_bits_per_s=None)
+    plans = [(one.plan, one.order) for one in chosen.values()]
+    timelines = [simulate(setup.case, plan, order) for plan, order in plans]
+    paces = plan_paces(setup, [plan for plan, _ in plans], timelines)
+    found = run_plans(
+        setup.model, setup.workload, setup.cluster, plans, rounds, lone, paces=paces
+    )  # fmt: skip
+    return dict(zip(chosen, found, strict=True))
+
+
 def _setting(
     setup: Setup,
     chosen: Mapping[str, Chosen],
     launches: Sequence[Mapping[str, Measured]],
+    alone: Mapping[str, Measured],
     link: str,
     profile_id: str,
     profile_s: float,
 ) -> Setting:
     speed = _predicted_ms(setup, chosen[BOUND]) / _measured_ms(launches[0][BOUND])
     present = replace(setup, changes=Changes(gpu_flops=speed, memory_bandwidth=speed))
+    lone_setup = as_emulated(setup, LaunchSpec(tp=setup.cluster.tp, lone=True))
     cells = []
     for name, one in chosen.items():
         if name == BOUND:
@@ -116,6 +134,8 @@ def _setting(
                 steady_ms=_predicted_ms(present, one),
                 first=_rounds_ms(first),
                 second=_rounds_ms(second),
+                emulated=_rounds_ms(alone[name]),
+                predicted_emulated_ms=_predicted_ms(lone_setup, one),
                 exposed_ms=exposed_ns * MS,
                 predicted_exposed_ms=predicted.exposed_comm_ns * MS,
                 hidden=statistics.mean(part.hidden_comm_fraction for part in parts),

@@ -26,6 +26,7 @@ def checks(settings: Sequence[Setting]) -> list[Check]:
         told("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
         at_most("iteration time, mean absolute error", total.limit, total.error),
         told("the same at the machine's speed while plans ran", f"{total.steady_error:.2%}"),
+        told("the same on one rank with emulated collectives", f"{total.emulated_error:.2%}"),
         Check(
             what=f"pairs of plans ordered rightly, of {total.pairs} that differ by more than noise",
             target=f"≥ {CONCORDANCE:.0%}",
@@ -77,6 +78,7 @@ def _cells(settings: Sequence[Setting]) -> Table:
         (
             s.model, s.link, c.plan, f"{c.predicted_ms:.1f}", f"{c.first_ms:.1f}",
             f"{c.error:+.1%}", f"{c.steady_error:+.1%}", f"{c.second_ms:.1f}", f"{c.noise:+.1%}",
+            f"{c.predicted_emulated_ms:.1f}", f"{c.emulated_ms:.1f}", f"{c.emulated_error:+.1%}",
             f"{c.predicted_exposed_ms:.1f}", f"{c.exposed_ms:.1f}", f"{c.hidden:.0%}", c.label,
         )
         for s in settings
@@ -84,7 +86,8 @@ def _cells(settings: Sequence[Setting]) -> Table:
     ]  # fmt: skip
     columns = (
         "model", "link", "plan", ">predicted ms", ">measured ms", ">error", ">at its speed",
-        ">again ms", ">noise", ">exposed, predicted", ">measured", ">hidden", "cut",
+        ">again ms", ">noise", ">alone, predicted", ">alone ms", ">its error",
+        ">exposed, predicted", ">measured", ">hidden", "cut",
     )  # fmt: skip
     return Table(title="Cells", columns=columns, rows=rows)
 
@@ -125,4 +128,7 @@ launch − 1. Nothing is fitted to the runs. `at its speed`: the prediction with
 the machine was while the plans ran, read from a run without communication; `speed` is that speed
 relative to the profile's. `regret`: how much slower than the best plan of the setting; one launch
 picks the best, the other judges, both ways. Pairs, spread and regret compare plans within rounds.
+`alone`: the same plans on one rank, whose collectives take what the profile says: their own
+durations are put in, not measured; beside real ranks it shows what waiting for each other and
+sharing cores costs.
 """

@@ -34,6 +34,8 @@ class Cell:
     """One plan of one setting; times in ms. ``first`` and ``second`` are the launches' rounds.
 
     ``steady_ms`` is the prediction with compute as fast as it was while the plans ran.
+    ``emulated``: rounds on one rank whose collectives take what the profile says, and
+    ``predicted_emulated_ms`` the prediction of that: no rank to wait for, no core to share.
     """
 
     plan: str
@@ -42,6 +44,8 @@ class Cell:
     steady_ms: float
     first: tuple[float, ...]
     second: tuple[float, ...]
+    emulated: tuple[float, ...]
+    predicted_emulated_ms: float
     exposed_ms: float
     predicted_exposed_ms: float
     hidden: float
@@ -55,6 +59,16 @@ class Cell:
     def second_ms(self) -> float:
         """Median of the second launch."""
         return statistics.median(self.second)
+
+    @property
+    def emulated_ms(self) -> float:
+        """Median on one rank with emulated collectives."""
+        return statistics.median(self.emulated)
+
+    @property
+    def emulated_error(self) -> float:
+        """Of the prediction for that, relative to it."""
+        return self.predicted_emulated_ms / self.emulated_ms - 1
 
     @property
     def error(self) -> float:
@@ -150,6 +164,7 @@ class Score:
     error: float
     steady_error: float
     noise: float
+    emulated_error: float
     limit: float
     pairs: int
     concordance: float
@@ -174,6 +189,7 @@ def score(settings: Sequence[Setting]) -> Score:
         error=statistics.fmean(abs(cell.error) for cell in cells),
         steady_error=statistics.fmean(abs(cell.steady_error) for cell in cells),
         noise=noise,
+        emulated_error=statistics.fmean(abs(cell.emulated_error) for cell in cells),
         limit=max(0.03, 2 * noise),
         pairs=len(pairs),
         concordance=statistics.fmean(pairs) if pairs else 1.0,

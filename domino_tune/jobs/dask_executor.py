@@ -4,8 +4,8 @@ Traffic with the scheduler carries pickles, so cluster and service trust each ot
 scheduler's port among them, with TLS where the network is shared
 (https://distributed.dask.org/en/stable/tls.html; set in Dask's own configuration).
 
-Dask itself tries a slice on other workers when one dies, ``distributed.scheduler.allowed-failures``
-times (3), before it says so.
+Where a worker dies, Dask cannot tell the call it was at from those that waited there: all of them
+are tried on other workers, ``distributed.scheduler.allowed-failures`` times (3), and then broken.
 """
 
 from __future__ import annotations
@@ -79,11 +79,8 @@ class DaskExecutor(Executor):
                 self._client.close(timeout=1)
             self._client = None
         try:
-            self._client = self._connect(
-                f"tcp://{self._place}" if "://" not in self._place else self._place,
-                timeout=CONNECT_S,
-                set_as_default=False,
-            )
+            # Without a scheme: Dask's own configuration says whether it is tcp or tls.
+            self._client = self._connect(self._place, timeout=CONNECT_S, set_as_default=False)
         except OSError as error:  # TimeoutError is one
             raise ClusterLostError(f"No Dask scheduler answers at {self._place!r}.") from error
         self._pool: Executor = self._client.get_executor(pure=False, retries=0)

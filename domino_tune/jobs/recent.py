@@ -30,3 +30,8 @@ class Recent(Generic[Value]):
             while len(self._values) > self._most:
                 self._values.popitem(last=False)
         return value
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._values.clear()

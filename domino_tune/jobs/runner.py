@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -70,7 +70,9 @@ class Runner:
         self._lease_s = lease_s
         self._budget_s = budget_s
         self._most = JOBS_PER_SLOT * slots
+        self._slots = slots
         self._turns = asyncio.Semaphore(slots)
+        self._alone = asyncio.Lock()
         # Of its own: what blocks the loop's threads must not keep leases from being renewed.
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="leases")
         self._held: dict[str, _Held] = {}
@@ -192,14 +194,15 @@ class Runner:
             state = reply.state
 
     async def _slice(self, task: bytes, state: bytes) -> Reply:
-        """One slice. Where its worker dies, once more, as short as can be.
+        """One slice. Where its worker dies, once more: alone, since the death may have been due to
+        another slice on that worker, and as short as can be.
 
         Raises WorkerDiedError when that one dies, too.
         """
         deaths = lost = 0
         while True:
             try:
-                async with self._turns:
+                async with self._turn(alone=deaths > 0):
                     return await self._compute(task, state, 0.0 if deaths else self._budget_s)
             except WorkerDiedError:
                 deaths += 1
@@ -209,6 +212,18 @@ class Runner:
                 _tell("slice", error)
                 await asyncio.sleep(BACK_OFF_S[min(lost, len(BACK_OFF_S) - 1)])
                 lost += 1
+
+    @asynccontextmanager
+    async def _turn(self, alone: bool) -> AsyncIterator[None]:
+        """One of the slots, in order of asking; or all of them."""
+        if not alone:
+            async with self._turns:
+                yield
+            return
+        async with self._alone, AsyncExitStack() as taken:
+            for _ in range(self._slots):
+                await taken.enter_async_context(self._turns)
+            yield
 
     async def _compute(self, task: bytes, state: bytes, budget_s: float) -> Reply:
         submit = self._executor.submit

@@ -21,6 +21,9 @@ from simulator.errors import DominoTuneError
 NICENESS: Final = 10
 """Workers stand back where the event loop wants the core."""
 PATIENCE_S: Final = 5
+STARTS: Final = 3
+"""Workers that may end before they begin with a call: they were idle when something killed them."""
+BEGUN: Final = "begun"
 Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
@@ -68,8 +71,8 @@ class SlotExecutor(Executor):
         with suppress(Empty):
             while True:
                 call = self._calls.get_nowait()
-                if call is not None:
-                    call[0].cancel()
+                if call is not None and call[0].cancel():
+                    call[0].set_running_or_notify_cancel()  # wakes those who wait for it
 
 
 class _Slot:
@@ -111,11 +114,9 @@ class _Slot:
     ) -> None:
         """Settle ``future``; a worker that died is replaced before the next call needs it."""
         try:
-            if self.worker is None:
-                self._start()
-            if self.worker is None:
-                raise WorkerDiedError("No worker process can be started; is memory short?")
-            value = self.worker.call(function, args, kwargs)
+            self._begin((function, args, kwargs))
+            assert self.worker is not None
+            value = self.worker.answer()
         except WorkerDiedError as error:
             future.set_exception(error)
             self._replace()
@@ -123,6 +124,14 @@ class _Slot:
             future.set_exception(error)
         else:
             future.set_result(value)
+
+    def _begin(self, call: tuple[Any, ...]) -> None:
+        """Have a worker begin with ``call``; one that died before it could is replaced."""
+        for _ in range(STARTS):
+            if self.worker is not None and self.worker.begin(call):
+                return
+            self._replace()
+        raise WorkerDiedError("No worker process can be started; is memory short?")
 
     def _start(self) -> None:
         with suppress(OSError):
@@ -152,12 +161,17 @@ class _Worker:
         theirs.close()
         self.pid = self._process.pid or 0
 
-    def call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """The function's value, or what it raises. Raises WorkerDiedError."""
+    def begin(self, call: tuple[Any, ...]) -> bool:
+        """Whether it is there and begins with ``call``."""
         try:
-            self._pipe.send((function, args, kwargs))
+            self._pipe.send(call)
+            return bool(self._pipe.recv() == BEGUN)
+        except (EOFError, OSError):
+            return False
+
+    def answer(self) -> Any:
+        """The value of the call begun, or what it raises. Raises WorkerDiedError."""
+        try:
             worked, value = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(PATIENCE_S)
@@ -200,6 +214,7 @@ def serve_calls(pipe: Connection, niceness: int) -> None:
     with suppress(EOFError, OSError):
         while True:
             function, args, kwargs = pipe.recv()
+            pipe.send(BEGUN)
             pipe.send(_outcome(function, args, kwargs))
 
 

@@ -17,7 +17,8 @@ from simulator.errors import InputError
 BUSY_S: Final = 30.0
 """How long a writer waits for another process's transaction."""
 MAGIC: Final = b"SQLite format 3\0"
-_LOOKS: Final = 3
+LOOKS: Final = 3
+"""How often a file is looked at before it counts as cut."""
 
 
 def sqlite_engine(url: URL, pool: dict[str, Any]) -> Engine:
@@ -89,11 +90,11 @@ def check_whole(path: Path) -> None:
 
     SQLite itself would read zeros in place of lacking pages, or begin anew where all are lacking.
     """
-    for look in range(_LOOKS):
-        if not _is_cut(path):
-            return
+    for look in range(LOOKS):
         if look:  # another process may just be moving the log into the file
             time.sleep(0.1)
+        if not _is_cut(path):
+            return
     raise StorageError(
         f"The database {str(path)!r} is damaged: it is shorter than it says, and its log does not "
         "hold the rest. Restore it with its -wal file from a backup."

@@ -90,6 +90,11 @@ def quick(kind: str, task: bytes) -> bytes:
     return dump(plain(QUICK[kind](Task.from_bytes(task))))
 
 
+def forget() -> None:
+    """Know no task any more, as a worker does that has just started."""
+    _OPENED.clear()
+
+
 def import_ahead() -> None:
     """Import what slices need: a worker that is ready does not keep its first job waiting."""
     from domino_tune import reporting  # noqa: F401

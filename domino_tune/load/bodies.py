@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
+from domino_tune.store.profiles import dump_profile, load_profile
+
+BUNDLED: Final = "h100-dgx"
 CACHED: Final[dict[str, Any]] = {
-    "model": "llama2-7b", "profile": "h100-dgx", "tp": 8, "seq_length": 4096,
+    "model": "llama2-7b", "profile": BUNDLED, "tp": 8, "seq_length": 4096,
     "micro_batch_size": 8, "row_slices": 2, "col_slices": 1,
 }  # fmt: skip
 """A simulation that is asked again and again."""
 GPT3_13B: Final[dict[str, Any]] = {
-    "model": "gpt3-13b", "profile": "h100-dgx", "tp": 8, "seq_length": 1024,
+    "model": "gpt3-13b", "profile": BUNDLED, "tp": 8, "seq_length": 1024,
     "micro_batch_size": 16,
 }  # fmt: skip
 
@@ -33,3 +37,8 @@ def sweep(number: int) -> dict[str, Any]:
     """Four points."""
     factors = ",".join(f"{0.5 + step / 4 + number % 100 / 1000:g}x" for step in range(4))
     return {**CACHED, "sweep": f"link_bandwidth={factors}"}
+
+
+def profile(name: str) -> bytes:
+    """The bundled profile's file under another name."""
+    return dump_profile(replace(load_profile(BUNDLED), name=name))

@@ -30,8 +30,8 @@ async def traffic(visitor: Visitor, seconds: float) -> None:
         (visit_what_if, 1.0),
         (visit_health, 2.0),
         (visit_lists, 0.5),
-        (visit_tune, 0.2),
-        (visit_cancel, 0.1),
+        (visit_tune, 0.05),
+        (visit_cancel, 0.05),
         (visit_sweep, 0.1),
         (visit_profile, 0.1),
     )
@@ -90,10 +90,10 @@ async def visit_sweep(visitor: Visitor, number: int, due_s: float) -> None:
 
 async def visit_profile(visitor: Visitor, number: int, due_s: float) -> None:
     """Read a bundled profile and keep a copy of it."""
-    bundled = await visitor.ask("profile", "GET", "/v1/profiles/h100-dgx", due_s=due_s)
+    await visitor.ask("profile", "GET", f"/v1/profiles/{bodies.BUNDLED}", due_s=due_s)
     name = f"copy-{number % 3}"
-    body = json.dumps({**json.loads(bundled.body), "name": name})
     headers = {"Content-Type": "application/json"}
+    body = bodies.profile(name)
     await visitor.ask("profile", "PUT", f"/v1/profiles/{name}", content=body, headers=headers)
 
 

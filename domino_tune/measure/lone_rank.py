@@ -9,9 +9,8 @@ import torch.distributed as dist
 
 from domino_tune.runtime.context import RankContext
 from domino_tune.runtime.session import Session
-from domino_tune.runtime.silent import silent_lanes
+from domino_tune.runtime.silent import SilentLanes
 from domino_tune.runtime.state import Training
-from simulator.schedule import TP
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 
@@ -22,7 +21,7 @@ def lone_session(
 
     Attention dropout, which the runtime does not run, is taken out of ``model``.
     """
-    lanes = silent_lanes(device)
+    lanes = SilentLanes(device)
     context = RankContext(
         rank=0,
         world_size=1,
@@ -30,8 +29,8 @@ def lone_session(
         dp=cluster.dp,
         device=device,
         backend="nccl" if device.type == "cuda" else "gloo",
-        lanes=lanes,
-        tp_lane=lambda ctas: lanes[TP],
+        lanes=lanes.default,
+        tp_lane=lanes.tp_lane,
         control=dist.GroupMember.NON_GROUP_MEMBER,  # type: ignore[arg-type]
         send=lambda message: None,
         heart=lambda: None,

@@ -19,6 +19,7 @@ from domino_tune.runtime.group_lanes import GroupLanes, group_timeout
 from domino_tune.runtime.keep_memory import keep_freed_memory
 from domino_tune.runtime.launch_spec import Backend, LaunchSpec, Message
 from domino_tune.runtime.launcher import Launcher
+from domino_tune.runtime.silent import SilentLanes
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -47,7 +48,7 @@ def open_context(
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=spec.world_size, timeout=group_timeout(spec)
         )
-        lanes = GroupLanes(spec, rank)
+        lanes = SilentLanes(device) if spec.lone else GroupLanes(spec, rank)
     context = RankContext(
         rank=rank,
         world_size=spec.world_size,

@@ -70,10 +70,10 @@ def _check_torch() -> None:
 def _check_local_world(spec: LaunchSpec) -> None:
     started = spec.nproc_per_node
     if started is not None and started != spec.world_size:
+        world = f"tp × dp = {spec.tp} × {spec.dp} = {spec.world_size} ranks"
         raise InputError(
-            f"--nproc-per-node {started} does not fit tp × dp = {spec.tp} × {spec.dp} = "
-            f"{spec.world_size} ranks; give {spec.world_size}, or start ranks on several nodes "
-            "with torchrun or srun."
+            f"--nproc-per-node {started} does not fit {'one rank alone' if spec.lone else world}; "
+            f"give {spec.world_size}, or start ranks on several nodes with torchrun or srun."
         )
 
 

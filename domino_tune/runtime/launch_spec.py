@@ -23,7 +23,8 @@ class LaunchSpec:
     """``tp`` · ``dp`` ranks; rank = dp_rank · tp + tp_rank.
 
     ``emulate_link_bits_per_s`` puts the ranks on two emulated hosts with a link of that speed.
-    ``nproc_per_node`` is how many ranks to start here; None means all.
+    ``nproc_per_node`` is how many ranks to start here; None means all. ``lone``: only rank 0 is
+    started, and its job has the others' part in collectives emulated.
     When no rank makes progress for ``hang_timeout_s``, the run is ended.
     Raises InputError on what cannot be started anywhere.
     """
@@ -35,6 +36,7 @@ class LaunchSpec:
     threads_per_rank: int = 1
     nproc_per_node: int | None = None
     hang_timeout_s: float = 40
+    lone: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tp", "dp", "threads_per_rank"):
@@ -51,6 +53,11 @@ class LaunchSpec:
                 f"launch.hang_timeout_s must be a number of seconds > 0, "
                 f"got {self.hang_timeout_s!r}."
             )
+        if self.lone and self.emulate_link_bits_per_s is not None:
+            raise InputError(
+                "A rank that is alone has no link: --emulate-collectives takes their times from "
+                "the profile; leave out --emulate-link."
+            )
         if self.backend == "nccl" and self.emulate_link_bits_per_s is not None:
             raise InputError(
                 "An emulated link slows TCP down, which NCCL inside one machine does not use; "
@@ -59,5 +66,5 @@ class LaunchSpec:
 
     @property
     def world_size(self) -> int:
-        """All ranks."""
-        return self.tp * self.dp
+        """All ranks that are started."""
+        return 1 if self.lone else self.tp * self.dp

@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 from domino_tune.errors import RankKilledError, RunError
 from domino_tune.planfile import order_to_json
 from domino_tune.runtime.launch import LaunchSpec, Message, run_job
+from domino_tune.runtime.paces import PaceRow
 from domino_tune.runtime.turns import next_turn
 from simulator.build import build_schedule
 from simulator.lines import LayerOrder
@@ -71,7 +72,8 @@ class Runs:
     that an interrupted run can say how far it came.
 
     ``lenient``: a plan other than the first that brings its ranks down fails alone, at once where
-    one was killed, as the kernel does when memory runs out, else the second time.
+    one was killed, as the kernel does when memory runs out, else the second time. ``paces``: those
+    of the plans' collectives, where a lone rank emulates them.
     """
 
     model: ModelSpec
@@ -80,6 +82,7 @@ class Runs:
     plans: Sequence[Planned]
     rounds: int
     lenient: bool = False
+    paces: Sequence[PaceRow] | None = None
     steps: dict[int, list[Message]] = field(default_factory=dict)
     ends: dict[int, Message] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
@@ -132,6 +135,7 @@ class Runs:
                 if index not in self.failed
             ],
             "rounds": self.rounds,
+            "paces": self.paces,
         }
 
     def _take(self, message: Message, on_step: OnStep) -> None:
@@ -186,6 +190,7 @@ def run_plans(
     on_step: OnStep = ignore,
     *,
     lenient: bool = False,
+    paces: Sequence[PaceRow] | None = None,
 ) -> list[Measured]:
     """Run ``plans`` in turn, ``rounds`` times each, on real ranks; one entry a plan.
 
@@ -194,7 +199,8 @@ def run_plans(
     dies or hangs otherwise, InputError for a world that cannot be started.
     """
     runs = Runs(
-        model=model, workload=workload, cluster=cluster, plans=plans, rounds=rounds, lenient=lenient
-    )
+        model=model, workload=workload, cluster=cluster, plans=plans, rounds=rounds,
+        lenient=lenient, paces=paces,
+    )  # fmt: skip
     runs.run(spec, on_step)
     return runs.measured()

@@ -30,6 +30,20 @@ class SilentLane:
 SILENT: Final[Mapping[int, Lane]] = {TP: SilentLane(), DP: SilentLane()}
 
 
+class SilentLanes:
+    """What ``GroupLanes`` is, for a rank that is alone."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.default = silent_lanes(device)
+
+    def tp_lane(self, ctas: int) -> Lane:
+        """The same lane for every CTA count."""
+        return self.default[TP]
+
+    def close(self) -> None:
+        """Nothing to give up."""
+
+
 def silent_lanes(device: torch.device) -> Mapping[int, Lane]:
     """Lanes whose collectives do nothing, with moments that the device's clock can read."""
     if device.type != "cuda":

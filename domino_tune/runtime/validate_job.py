@@ -20,6 +20,7 @@ import torch
 from domino_tune.planfile import order_from_json
 from domino_tune.runtime.clock import WholeClock
 from domino_tune.runtime.context import RankContext
+from domino_tune.runtime.emulated_lanes import EmulatedLanes
 from domino_tune.runtime.executor import Executor, StepResult
 from domino_tune.runtime.graphs import EAGER_STEPS, CapturedExecutor, whole_ns
 from domino_tune.runtime.live_memory import step_peak_bytes
@@ -82,13 +83,15 @@ class Turn:
 
 def validate(context: RankContext, payload: Mapping[str, Any]) -> None:
     """Play every plan ``rounds`` times. Payload: model, workload, cluster, plans (each with its
-    index, plan and order), rounds. Rank 0 reports which plan begins, until steps are timed, then
-    every step's makespan (the slowest rank's) and at the end each plan's median step, and whether
-    a CUDA graph of it could be captured."""
+    index, plan and order), rounds, and for a lone rank paces. Rank 0 reports which plan begins,
+    until steps are timed, then every step's makespan (the slowest rank's) and at the end each
+    plan's median step, and whether a CUDA graph of it could be captured."""
     session = Session.of(context, payload)
     session.training = Training(learning_rate=0.0)
     session.exact_weights = context.device.type != "cuda"  # large models take minutes to draw
-    turns = _turns(session, payload)
+    paces = payload.get("paces")
+    emulated = EmulatedLanes(paces, context.device) if paces is not None else None
+    turns = _turns(session, payload, emulated)
     for turn in turns:
         context.report({"kind": "begin", "plan": turn.index})
         with _memory_of(turn):
@@ -105,9 +108,13 @@ def validate(context: RankContext, payload: Mapping[str, Any]) -> None:
             _take_spans(session, turn, step)
     for turn in turns:
         _report_end(context, turn)
+    if emulated:
+        emulated.close()
 
 
-def _turns(session: Session, payload: Mapping[str, Any]) -> list[Turn]:
+def _turns(
+    session: Session, payload: Mapping[str, Any], emulated: EmulatedLanes | None
+) -> list[Turn]:
     """A turn a plan. Graphs share their memory: one is replayed at a time."""
     on_device = session.context.device.type == "cuda"
     as_graph = on_device and session.cluster.cuda_graph
@@ -115,8 +122,9 @@ def _turns(session: Session, payload: Mapping[str, Any]) -> list[Turn]:
     turns = []
     for entry in payload["plans"]:
         plan, order = SlicePlan(**entry["plan"]), order_from_json(entry["order"])
-        executor = session.executor(plan, order)
-        whole = session.executor(plan, order, clock=WholeClock()) if on_device else executor
+        lanes = emulated.of(plan.comm_ctas) if emulated else None
+        executor = session.executor(plan, order, lanes)
+        whole = session.executor(plan, order, lanes, WholeClock()) if on_device else executor
         timed = CapturedExecutor(whole, pool) if as_graph else whole
         turns.append(Turn(index=entry["index"], executor=executor, timed=timed))
     return turns

@@ -26,9 +26,13 @@ class Served:
     home: Path
     process: subprocess.Popen[str]
 
+    def log(self) -> str:
+        """What it wrote to stderr."""
+        return (self.home / "serve.log").read_text()
+
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """This process's, with a home and without a token; warnings are errors."""
+    """This process's, with a home and without a token."""
     kept = {key: value for key, value in os.environ.items() if key != "DOMINO_TUNE_TOKEN"}
     own = {"DOMINO_TUNE_HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
     return {**kept, **own, "OMP_NUM_THREADS": "1", **more}

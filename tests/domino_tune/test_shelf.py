@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from domino_tune.shelf import DISK, Pinned
 from domino_tune.store.models import LoadedModel
 from simulator.errors import DominoTuneError, InputError
 
-WORKLOAD = {"tp": 8, "seq_length": 512, "micro_batch_size": 8}
+WORKLOAD: dict[str, Any] = {"tp": 8, "seq_length": 512, "micro_batch_size": 8}
 
 
 @pytest.fixture(scope="module")

@@ -345,3 +345,40 @@ def test_what_ranks_say_of_graphs_is_kept() -> None:
     assert found.captured
     assert found.makespans_ns == (7,)
     assert found.timeline is not None
+
+
+def test_one_rank_alone_plays_any_group_with_emulated_collectives(files: Files) -> None:
+    """Rank 0 of eight, its collectives as long as the profile says; nothing is said of losses."""
+    profile = load_profile(files.profile)
+    made = load_plan(files.two)
+    eight = replace(
+        made, model=replace(MODEL, num_attention_heads=8, num_key_value_heads=8, head_dim=8),
+        cluster=replace(CLUSTER, tp=8, ranks_per_node=8),
+    )  # fmt: skip
+    place = str(Path(files.two).parent / "eight.json")
+    save_plan(eight, place)
+    request = ValidateRequest(
+        plan=(place,), profile=files.profile, rounds=3, backend="gloo", emulate_collectives=True
+    )
+    found = services.validate(request)
+    assert found.emulated_collectives
+    assert found.machine_differences == ()
+    assert not any("differs" in text for text in found.warnings)
+    assert found.profile.content_id == profile.content_id
+    timeline = found.timelines["eight measured"]
+    cost = CostModel(profile)
+    spans = zip(timeline.ops, timeline.start_ns, timeline.end_ns, strict=True)
+    collectives = [
+        (end - start, cost.duration_ns(op.signature)) for op, start, end in spans if op.lane
+    ]
+    assert collectives
+    assert all(measured_ns >= alone_ns for measured_ns, alone_ns in collectives)
+
+
+def test_a_rank_alone_has_no_link(files: Files) -> None:
+    request = ValidateRequest(
+        plan=(files.two,), profile=files.profile, backend="gloo", emulate_collectives=True,
+        emulate_link="1gbit",
+    )  # fmt: skip
+    with pytest.raises(InputError, match="leave out --emulate-link"):
+        services.validate(request)

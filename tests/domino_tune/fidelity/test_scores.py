@@ -14,7 +14,8 @@ from domino_tune.fidelity.scores import Cell, Setting, score
 def cell(plan: str, predicted: float, first: float, second: float) -> Cell:
     return Cell(
         plan=plan, label=plan, predicted_ms=predicted, steady_ms=predicted, first=(first,) * 3,
-        second=(second,) * 3, exposed_ms=1.0, predicted_exposed_ms=1.0, hidden=0.9,
+        second=(second,) * 3, emulated=(first,) * 3, predicted_emulated_ms=0.5 * first,
+        exposed_ms=1.0, predicted_exposed_ms=1.0, hidden=0.9,
     )  # fmt: skip
 
 
@@ -35,6 +36,7 @@ def test_errors_are_relative_to_the_first_launch() -> None:
     found = score([MEASURED])
     assert found.error == pytest.approx((0.10 + 0.10 + 0.0) / 3)
     assert found.noise == pytest.approx((0.02 + 0.0 + 0.01) / 3)
+    assert found.emulated_error == 0.5
     assert found.limit == 0.03
     assert not found.accurate
 

@@ -1,6 +1,8 @@
-"""Takes a job from its submission to its end, over and over, each time with another call failing.
+"""Takes a job from its submission to its end, over and over, each time with another call failing:
+the first, then the one ``STRIDE`` later, and so on.
 
-    LD_PRELOAD=failing_disk.so python -m tests.domino_tune.jobs.failing_disk FOLDER ERRNO LASTING
+    LD_PRELOAD=failing_disk.so python -m tests.domino_tune.jobs.failing_disk \\
+        FOLDER ERRNO LASTING STRIDE
 
 Where a step is refused, the disk is mended, the database must be as before the step or as after it,
 and the step is tried again. Prints one JSON line: how many calls were let fail, and how many of
@@ -10,6 +12,7 @@ them refused a step.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import sqlite3
 import sys
@@ -145,18 +148,20 @@ def live(folder: Path, disk: Disk, nth: int, states: list[State]) -> tuple[bool,
     return calls >= nth, refused
 
 
-def main(folder: Path, error: int, lasting: int) -> None:
+def main(folder: Path, error: int, lasting: int, stride: int) -> None:
     disk = Disk(error, lasting)
     (folder / "undisturbed").mkdir()
     states = undisturbed(folder / "undisturbed")
-    nth, refusals, reached = 0, 0, True
-    while reached:
-        nth += 1
+    failed = refusals = 0
+    for nth in itertools.count(1, stride):
         (folder / str(nth)).mkdir()
         reached, refused = live(folder / str(nth), disk, nth, states)
+        if not reached:
+            break
+        failed += 1
         refusals += refused
-    print(json.dumps({"failed": nth - 1, "refused": refusals}))
+    print(json.dumps({"failed": failed, "refused": refusals}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -11,6 +11,8 @@ Prints a line for every step.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from typing import Final
 
 from domino_tune.jobs.database import open_database
@@ -23,28 +25,31 @@ SHORT_S: Final = 1.0
 
 
 def work(url: str, name: str, count: str) -> None:
-    database = open_database(url)
-    desk, leases = JobDesk(database), Leases(database, name, lease_s=30)
-    for number in range(int(count)):
-        print("submitted", submit(desk, name, number=number).id, flush=True)
-    while claimed := leases.claim():
-        leases.add_points(claimed, [Point(index=0, body=claimed.task)])
-        leases.finish(claimed, claimed.task, {"by": name.encode()})
-        print("finished", claimed.job.id, flush=True)
+    with closing(open_database(url)) as database:
+        desk, leases = JobDesk(database), Leases(database, name, lease_s=30)
+        for number in range(int(count)):
+            print("submitted", submit(desk, name, number=number).id, flush=True)
+        while claimed := leases.claim():
+            leases.add_points(claimed, [Point(index=0, body=claimed.task)])
+            leases.finish(claimed, claimed.task, {"by": name.encode()})
+            print("finished", claimed.job.id, flush=True)
 
 
 def hold(url: str, name: str) -> None:
-    leases = Leases(open_database(url), name, lease_s=SHORT_S)
-    claimed = leases.claim()
-    assert claimed
-    print("claimed", claimed.job.id, flush=True)
-    sys.stdin.readline()
-    try:
-        leases.finish(claimed, b"late", {})
-        print("finished", claimed.job.id, flush=True)
-    except LostLeaseError:
-        print("lost", claimed.job.id, flush=True)
+    with closing(open_database(url)) as database:
+        leases = Leases(database, name, lease_s=SHORT_S)
+        claimed = leases.claim()
+        assert claimed
+        print("claimed", claimed.job.id, flush=True)
+        sys.stdin.readline()
+        try:
+            leases.finish(claimed, b"late", {})
+            print("finished", claimed.job.id, flush=True)
+        except LostLeaseError:
+            print("lost", claimed.job.id, flush=True)
 
+
+VERBS: Final[dict[str, Callable[..., None]]] = {"work": work, "hold": hold}
 
 if __name__ == "__main__":
-    {"work": work, "hold": hold}[sys.argv[1]](*sys.argv[2:])
+    VERBS[sys.argv[1]](*sys.argv[2:])

@@ -9,7 +9,7 @@ from domino_tune.jobs import work
 from domino_tune.jobs.reply import Reply
 from domino_tune.jobs.task import Task
 from domino_tune.requests import TuneRequest, WhatIfRequest
-from domino_tune.shelf import DISK, Pinned
+from domino_tune.shelf import Pinned
 from domino_tune.store.models import LoadedModel
 from domino_tune.store.profiles import load_profile
 from tests.domino_tune.runs import TINY
@@ -26,12 +26,8 @@ def tune_task(**options: Any) -> bytes:
 
 
 def longer_task(seed: int = 0) -> bytes:
-    """A tune that takes some seconds: seeds differ, so that no two jobs share their work."""
-    request = TuneRequest(
-        model="gpt3-1.3b", profile="h100-dgx", tp=8, seq_length=1024, micro_batch_size=8,
-        search="random", trials=60, seed=seed,
-    )  # fmt: skip
-    return Task.of("tune", request, DISK).to_bytes()
+    """A tune of 40 evaluations; tasks of different seeds share no work."""
+    return tune_task(search="random", trials=40, seed=seed)
 
 
 def sweep_task(**options: Any) -> bytes:

@@ -1,0 +1,52 @@
+"""Hooks of schemathesis: what fits the schema gets names that are there, so that it goes deeper."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any, Final
+
+import schemathesis
+
+ANSWERABLE: Final[dict[str, dict[str, Any]]] = {
+    "tune": {"search": "random", "trials": 2, "tune_also": []},
+    "simulate": {"plan": None},
+    "what_if": {"plan": None, "change": ["link_bandwidth=2x"]},
+    "sweep": {"plan": None, "change": [], "sweep": "link_bandwidth=1x,2x", "retune": False},
+}
+"""Fields of a body, by the start or end of its operation's name."""
+WORKLOAD: Final = {
+    "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 4, "dp": 1, "nodes": None, "dtype": "bf16",
+    "seq_length": 512, "micro_batch_size": 4, "grad_accumulation": 1, "overrides": [],
+    "target": None,
+}  # fmt: skip
+CUT: Final = dict.fromkeys((
+    "strategy", "row_slices", "col_slices", "attn_col_slices", "mlp_col_slices",
+    "attn_dgrad_slices", "mlp_dgrad_slices", "order", "wgrad", "comm_ctas",
+))  # fmt: skip
+CONFIG: Final = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4,
+    "intermediate_size": 512, "vocab_size": 1024,
+}  # fmt: skip
+
+
+@schemathesis.hook
+def map_case(context: schemathesis.HookContext, case: Any) -> Any:
+    """Make three of four good cases answerable."""
+    meta = case.meta
+    if meta is None or meta.generation.mode.value != "positive" or not isinstance(case.body, dict):
+        return case
+    if len(json.dumps(case.body, default=str)) % 4 == 0:
+        return case
+    name = case.operation.definition.raw["operationId"]
+    if name == "add_model":
+        case.body = dict(CONFIG)
+    elif name == "put_profile":
+        case.body = json.loads((resources.files("profiles") / "h100-dgx.json").read_bytes())
+    for part, fields in ANSWERABLE.items():
+        if name.endswith(part):
+            merge = {} if part == "tune" else {**CUT, "merge_wgrad": False}
+            case.body = {**case.body, **WORKLOAD, **merge, **fields}
+            if part != "tune":
+                case.body.pop("target")
+    return case

@@ -1,0 +1,90 @@
+"""Prints what the database of jobs withstands: python -m tests.faults.store
+
+Starts its own PostgreSQL; what is not installed is left out, and said so.
+"""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from domino_tune.tables import Table, print_table
+from tests.domino_tune.jobs import cut, failing, owners
+from tests.domino_tune.jobs.cut import Crashed, Outcome
+from tests.postgres import running_postgres
+
+Row = tuple[str, str, str]
+OWNERS, EACH = 8, 100
+CUTS: dict[str, Callable[[Crashed, Path], Outcome]] = {
+    "log cut at every 4 KiB": cut.cut_log,
+    "file cut at every 4 KiB, log whole": cut.cut_database,
+    "checkpoint killed at every 4 KiB": cut.kill_checkpoint,
+    "closed file cut at every 4 KiB": cut.cut_closed,
+}
+FAILURES = {"fails once": (errno.EIO, False), "finds the disk full": (errno.ENOSPC, True)}
+
+
+def owners_row(name: str, url: str) -> Row:
+    worked = owners.work_together(url, OWNERS, EACH)
+    twice = len(worked.finished) - len(set(worked.finished))
+    never = len(set(worked.submitted) - set(worked.finished))
+    return (
+        f"{name}: {OWNERS} owners, {EACH} jobs each",
+        f"{len(worked.submitted)} jobs",
+        f"{twice} finished twice, {never} never",
+    )
+
+
+def cut_rows(folder: Path) -> Iterator[Row]:
+    (folder / "crashed").mkdir()
+    crashed = cut.crash(folder / "crashed")
+    for name, make in CUTS.items():
+        outcome = make(crashed, folder / "cut")
+        yield (
+            f"SQLite: {name}",
+            f"{outcome.opened + outcome.refused} cuts",
+            f"{outcome.opened} opened, {outcome.refused} refused, {len(outcome.damaged)} damaged, "
+            f"{len(outcome.lost)} acknowledged jobs lost",
+        )
+
+
+def failing_rows(folder: Path) -> Iterator[Row]:
+    if failing.compiler() is None:
+        yield "SQLite: n-th write or sync fails", "skipped", failing.MISSING
+        return
+    library = failing.make_library(folder)
+    for name, (error, lasting) in FAILURES.items():
+        (folder / name).mkdir()
+        told = failing.fail_each_call(library, folder / name, error, lasting)
+        yield (
+            f"SQLite: n-th write or sync {name}",
+            f"{told['failed']} calls",
+            f"{told['refused']} steps refused (507), 0 half, all gone on with",
+        )
+
+
+def rows(folder: Path) -> Iterator[Row]:
+    yield owners_row("SQLite", f"sqlite:///{folder}/owners.db")
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(running_postgres())
+            yield owners_row("PostgreSQL", server.new_database())
+        except pytest.skip.Exception as reason:
+            yield "PostgreSQL", "skipped", str(reason)
+    yield from cut_rows(folder)
+    yield from failing_rows(folder)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        columns = ("what happens", "how often", "what comes of it")
+        print_table(Table(columns=columns, rows=list(rows(Path(folder)))))
+
+
+if __name__ == "__main__":
+    main()
