@@ -307,8 +307,8 @@ def measurement(server: Served, tuned: str) -> dict[str, Any]:
     same = {name: found[name] for name in ("profile", "model", "workload", "cluster")}
     return {
         "plans": plans, "max_error": None, "present_speed": None, "machine_differences": [],
-        "warnings": [], "rounds": 10, "interrupted": False, "backend": "nccl",
-        "emulate_link_bits_per_s": None, **same,
+        "warnings": [], "rounds": 10, "interrupted": False,
+        "emulated_collectives": False, "backend": "nccl", "emulate_link_bits_per_s": None, **same,
     }  # fmt: skip
 
 
