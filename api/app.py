@@ -15,7 +15,6 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from typing import Any
 
@@ -34,6 +33,7 @@ from api.problems import ProblemError
 from api.routes import ALL
 from api.settings import Settings, from_environment
 from api.wire import Declared
+from domino_tune import VERSION
 from simulator.errors import DominoTuneError
 
 
@@ -51,7 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
     """The application. Its parts are opened when it starts to serve, not before."""
     made = FastAPI(
         title="domino_tune",
-        version=_version(),
+        version=VERSION,
         openapi_url=None,
         redirect_slashes=False,
         lifespan=_lifespan(settings),
@@ -76,13 +76,6 @@ def create_app(settings: Settings) -> FastAPI:
 def route_table() -> tuple[Declared, ...]:
     """Every route that is served, with its scope."""
     return tuple(one for routes in ALL for one in routes.declared)
-
-
-def _version() -> str:
-    try:
-        return version("domino_tune")
-    except PackageNotFoundError:
-        return "0"
 
 
 def _openapi(made: FastAPI, declared: tuple[Declared, ...]) -> Callable[[], dict[str, Any]]:

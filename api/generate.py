@@ -101,10 +101,13 @@ def shown(kind: type) -> type[Wire]:
 
 
 def shown_fields(kind: type, names: Collection[str] | None = None) -> dict[str, Any]:
-    """(type, required) of every field that JSON shows, or of those in ``names``."""
+    """(type, default) of every field that JSON shows, or of those in ``names``.
+
+    What has a default is always told, and need not be sent: an older client does not know it.
+    """
     hints = hints_of(kind)
     return {
-        item.name: (shown_type(hints[item.name]), ...)
+        item.name: (shown_type(hints[item.name]), ... if item.default is MISSING else item.default)
         for item in fields(kind)
         if item.metadata.get("json", True) and (names is None or item.name in names)
     }

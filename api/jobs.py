@@ -15,7 +15,6 @@ from fastapi import Header, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-
 from api.auth import Caller
 from api.wire import body_bytes, in_thread, parts_of
 from domino_tune.jobs.desk import MAX_LIMIT
@@ -35,7 +34,9 @@ _WAIT: Final = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?([0-9]{1,6})\"?\s*(?=$|[,;
 Prefer = Annotated[
     str | None,
     Header(
-        alias="Prefer", max_length=200, description="`wait=N`: answer when the job has ended, at most N ≤ 30 s."
+        alias="Prefer",
+        max_length=200,
+        description="`wait=N`: answer when the job has ended, at most N ≤ 30 s.",
     ),
 ]
 Cursor = Annotated[

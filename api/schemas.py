@@ -46,16 +46,19 @@ ValidationBody = shown(ValidateResult)
 # Results ---------------------------------------------------------------------------------------
 
 SimulateResultShown = shown(SimulateResult)
-WhatIfPointShown = create_model(
-    "WhatIfPoint",
-    __base__=Wire,
-    __doc__="One changed machine or workload: its prediction, or in `error` why there is none.",
-    changes=(dict[str, str], ...),
-    error=(str | None, ...),
+_POINT: Final[dict[str, Any]] = {
+    "changes": (dict[str, str], ...),
+    "error": (str | None, ...),
     **{
         name: (kind, Field(default=None))
         for name, (kind, _) in shown_fields(SimulateResult, POINT_FIELDS).items()
     },
+}
+WhatIfPointShown = create_model(
+    "WhatIfPoint",
+    __base__=Wire,
+    __doc__="One changed machine or workload: its prediction, or in `error` why there is none.",
+    **_POINT,
 )
 WhatIfResultShown = create_model(
     "WhatIfResult",

@@ -46,7 +46,7 @@ LastEventId = Annotated[
 async def get_tune_events(
     request: Request, caller: Me, job_id: JobId, last_event_id: LastEventId = None
 ) -> Response:
-    """The tune at each change, as server-sent events named by its state; ends when it has ended."""
+    """The tune at each change, as server-sent events named by its state; ends when it does."""
     job = await find_job(request, caller, "tune", job_id)
     return _events(request, caller, job, last_event_id)
 
@@ -57,7 +57,7 @@ async def get_tune_events(
 async def get_sweep_events(
     request: Request, caller: Me, job_id: JobId, last_event_id: LastEventId = None
 ) -> Response:
-    """The sweep at each change, as server-sent events named by its state; ends when it has ended."""
+    """The sweep at each change, as server-sent events named by its state; ends when it does."""
     job = await find_job(request, caller, "sweep", job_id)
     return _events(request, caller, job, last_event_id)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from fastapi import Header, Query
 from starlette.requests import Request
@@ -68,8 +68,12 @@ Operation = Annotated[
 Count = Annotated[int | None, Query(ge=1, le=1 << 20)]
 Ctas = Annotated[int, Query(ge=0, le=64, description="NCCL CTAs it was timed with.")]
 Dtype = Annotated[
-    Literal[tuple(DTYPE_BYTES)],  # type: ignore[valid-type]
-    Query(description="Type of the elements."),
+    str,
+    Query(
+        json_schema_extra={"enum": list(DTYPE_BYTES)},
+        max_length=8,
+        description="Type of the elements.",
+    ),
 ]
 
 

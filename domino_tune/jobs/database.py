@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -21,8 +21,8 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError
 
 from domino_tune.errors import UnavailableError
-from domino_tune.jobs.driver_errors import in_our_words
-from domino_tune.jobs.sqlite import sqlite_engine
+from domino_tune.jobs import sqlite
+from domino_tune.jobs.driver_errors import BUSY, in_our_words
 from domino_tune.jobs.tables import METADATA, SCHEMA_VERSION, schema_version
 from simulator.errors import DominoTuneError, InputError, unknown_name
 
@@ -40,9 +40,7 @@ class Database:
         self._writer = engine.execution_options(sqlite_begin="BEGIN IMMEDIATE")
         # SQLite has one writer: threads take turns here, where the next is woken at once, rather
         # than by SQLite's polling.
-        self._turn: AbstractContextManager[Any] = (
-            threading.Lock() if engine.dialect.name == "sqlite" else nullcontext()
-        )
+        self._turn = threading.Lock() if engine.dialect.name == "sqlite" else None
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -57,8 +55,20 @@ class Database:
         Raises StorageError where the disk is full or fails (then the same may be tried again),
         UnavailableError where the database is busy or away.
         """
-        with in_our_words(), self._turn, self._writer.begin() as connection:
+        with in_our_words(), self._in_turn(), self._writer.begin() as connection:
             yield connection
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        if self._turn is None:
+            yield
+            return
+        if not self._turn.acquire(timeout=sqlite.BUSY_S):
+            raise UnavailableError(BUSY[1])
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def ping(self) -> None:
         """Raise StorageError or UnavailableError unless the database answers."""
@@ -127,7 +137,7 @@ def _connected(connection: Any, record: object) -> None:
 
 
 ENGINES: Final[dict[str, Callable[[URL, dict[str, Any]], Engine]]] = {
-    "sqlite": sqlite_engine,
+    "sqlite": sqlite.sqlite_engine,
     "postgresql": postgresql_engine,
 }
 

@@ -101,6 +101,17 @@ def test_no_such_database(postgres: Postgres) -> None:
         open_database(postgres.url("no_such_database"))
 
 
+def test_a_user_who_may_make_no_tables(postgres: Postgres, postgres_url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(postgres.url(), autocommit=True) as connection:
+        connection.execute("CREATE ROLE guest LOGIN")
+    with psycopg.connect(postgres_url) as connection:  # as is the default since PostgreSQL 15
+        connection.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    with pytest.raises(StorageError, match="own the database"):
+        open_database(postgres_url.replace("tests@", "guest@"))
+
+
 @pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
     with running_postgres() as server:
@@ -195,8 +206,11 @@ def test_another_process_holds_sqlite_for_long(
     desk = JobDesk(database)
     holder = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
-    with pytest.raises(UnavailableError, match="busy"):
-        desk.submit(new_job())
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(desk.submit, new_job()) for _ in range(3)]
+    for one in waiting:
+        with pytest.raises(UnavailableError, match="busy"):
+            one.result()
     assert desk.page("tune", "ann") == ((), None)  # readers do not wait for writers
     holder.execute("ROLLBACK")
     holder.close()

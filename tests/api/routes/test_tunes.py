@@ -1,0 +1,155 @@
+"""Tunes, from the request to the plan file, against what the same verbs give locally."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from domino_tune import services
+from domino_tune.planfile import load_plan
+from domino_tune.requests import PlanExportRequest
+from domino_tune.results import plain
+from tests.api.asked import CELL, LONG, SMALL, TUNE, ended, good, refused
+
+
+def test_a_tune_is_a_job_with_a_place(client: httpx.Client) -> None:
+    answer = client.post("/v1/tunes", json={**SMALL, "seed": 5})
+    job = good(answer, 202)
+    assert answer.headers["location"] == f"/v1/tunes/{job['id']}" == job["links"]["self"]
+    assert int(answer.headers["retry-after"]) >= 1
+    assert job["request"] == {**SMALL, "seed": 5}
+    assert (job["kind"], job["result"], job["finished"]) == ("tune", None, None)
+    done = ended(client, answer.headers["location"])
+    assert done["state"] == "done"
+    assert done["progress"]["done"] == done["progress"]["total"]
+    assert done["created"] <= done["started"] <= done["finished"]
+    assert done["best"] == done["result"]["best"]
+
+
+def test_a_result_is_what_the_verb_gives(tuned: Any) -> None:
+    local = json.loads(json.dumps(plain(services.tune(TUNE))))
+    del local["seconds"]
+    assert tuned["result"] == local
+
+
+def test_files_are_those_of_the_verb(client: httpx.Client, tuned: Any, tmp_path: Path) -> None:
+    links = tuned["links"]
+    answer = client.get(links["plan"])
+    good(answer)
+    file = tmp_path / "plan.json"
+    file.write_bytes(answer.content)
+    plan = load_plan(file)
+    assert plan.predicted.iteration_ms == pytest.approx(tuned["result"]["best"]["iteration_ms"])
+    exportable = ("env", "megatron")
+    for to in exportable:
+        told = good(client.get(links["plan"], params={"to": to}))
+        local = services.plan_export(PlanExportRequest(file=str(file), to=to))
+        text = told.pop("text")
+        assert told == plain(local)
+        assert all(f"export {name}=" in text for name in local.environment)
+    report, trace = client.get(links["report"]), client.get(links["trace"])
+    assert report.text.startswith("<!doctype html>")
+    assert "sandbox" in report.headers["content-security-policy"]
+    assert good(trace)["traceEvents"]
+
+
+def test_a_plan_that_a_framework_cannot_run_is_refused(client: httpx.Client, tuned: Any) -> None:
+    answer = client.get(tuned["links"]["plan"], params={"to": "deepspeed"})
+    if answer.status_code != 200:
+        assert refused(answer, 422)["title"] == "Infeasible plan"
+    refused(client.get(tuned["links"]["plan"], params={"to": "horovod"}), 422)
+
+
+def test_preferences_that_are_none_are_passed_over(client: httpx.Client) -> None:
+    for prefer in ("respond-async", "wait", "wait=x", "foo; wait=0"):
+        answer = client.post("/v1/tunes", json={**SMALL, "seed": 6}, headers={"Prefer": prefer})
+        good(answer, 202)
+        assert "preference-applied" not in answer.headers
+        ended(client, answer.headers["location"])
+    answer = client.post("/v1/tunes", json=LONG, headers={"Prefer": "respond-async, wait=1"})
+    assert answer.headers["preference-applied"] == "wait=1"
+    good(answer, 202)
+    good(client.delete(answer.headers["location"]))
+
+
+def test_one_that_runs_tells_and_can_be_called_off(client: httpx.Client) -> None:
+    place = client.post("/v1/tunes", json=LONG).headers["location"]
+    seen = []
+    with client.stream("GET", f"{place}/events") as events:
+        for line in events.iter_lines():
+            if line.startswith("data: "):
+                seen.append(json.loads(line[6:]))
+                if seen[-1]["best"] is not None:
+                    break
+    assert seen[-1]["state"] == "running"
+    assert 0 < seen[-1]["progress"]["done"] < seen[-1]["progress"]["total"]
+    assert seen[-1]["best"]["iteration_ms"] > 0
+    for part in ("plan", "report", "trace"):
+        assert "it is running" in refused(client.get(f"{place}/{part}"), 404)["detail"]
+    assert good(client.delete(place))["state"] == "cancelled"
+    assert good(client.delete(place))["state"] == "cancelled"
+    assert ended(client, place)["result"] is None
+
+
+def test_a_tune_that_cannot_be_fails_with_its_problem(client: httpx.Client) -> None:
+    asked = {**CELL, "model": "gpt3-175b", "tp": 1, "search": "random", "trials": 2}
+    job = good(client.post("/v1/tunes", json=asked, headers={"Prefer": "wait=30"}))
+    assert job["state"] == "failed"
+    assert (job["error"]["title"], job["error"]["status"]) == ("Infeasible plan", 422)
+
+
+def test_the_same_key_makes_one_tune(client: httpx.Client) -> None:
+    headers = {"Idempotency-Key": "once-1"}
+    first = good(client.post("/v1/tunes", json={**SMALL, "seed": 7}, headers=headers), 202)
+    again = client.post("/v1/tunes", json={**SMALL, "seed": 7}, headers=headers)
+    assert again.json()["id"] == first["id"]
+    other = refused(client.post("/v1/tunes", json={**SMALL, "seed": 8}, headers=headers), 422)
+    assert "once-1" in other["detail"]
+    ended(client, first["links"]["self"])
+
+
+def test_pages_hold_all_once_newest_first(client: httpx.Client) -> None:
+    made = [good(client.post("/v1/tunes", json={**SMALL, "seed": s}), 202)["id"] for s in (1, 2, 3)]
+    found: list[str] = []
+    cursor: str | None = None
+    while True:
+        asked = {"limit": "2", **({"cursor": cursor} if cursor else {})}
+        page = good(client.get("/v1/tunes", params=asked))
+        found += [job["id"] for job in page["items"]]
+        assert all("result" not in job for job in page["items"])
+        cursor = page["next"]
+        if cursor is None:
+            break
+    assert found[:3] == made[::-1]
+    assert len(set(found)) == len(found) > 3
+    for bad in ({"cursor": "x"}, {"limit": "0"}, {"limit": "1000"}, {"limit": "two"}):
+        refused(client.get("/v1/tunes", params=bad), 422)
+    for job in made:
+        ended(client, f"/v1/tunes/{job}")
+
+
+def test_what_is_not_there(client: httpx.Client, tuned: Any) -> None:
+    refused(client.get(f"/v1/tunes/job_{'0' * 32}"), 404)
+    refused(client.get("/v1/tunes/nonsense"), 422)
+    refused(client.get(f"/v1/sweeps/{tuned['id']}"), 404)
+    refused(client.delete(f"/v1/sweeps/{tuned['id']}"), 404)
+
+
+@pytest.mark.parametrize(
+    ("changed", "pointer"),
+    [
+        ({"tp": "4"}, "#/tp"),
+        ({"tp": None}, "#/tp"),
+        ({"model": "no-such-model"}, "#"),
+        ({"model": "../secret"}, "#/model"),
+        ({"objective": "measure"}, "#/objective"),
+        ({"overrides": ["num_attention_heads=x"]}, "#/overrides"),
+    ],
+)
+def test_faults_are_pointed_at(client: httpx.Client, changed: dict[str, Any], pointer: str) -> None:
+    problem = refused(client.post("/v1/tunes", json={**SMALL, **changed}), 422)
+    assert pointer in [fault["pointer"] for fault in problem["errors"]], problem

@@ -1,0 +1,105 @@
+"""Wire types follow requests and results without another line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from api.generate import MOST_ENTRIES, SPECIAL, Wire, shown, to_request, wire_body
+from api.schemas import NOT_SERVED, SLOW, SimulateBody, SweepBody, TuneBody, WhatIfBody
+from domino_tune.options import option, option_of
+from domino_tune.planfile import ProfileRef
+from domino_tune.requests import Request, SimulateRequest, TuneRequest, WhatIfRequest
+from domino_tune.results import HIDDEN, plain
+from simulator.plan import SlicePlan
+
+BODIES: list[tuple[type[Wire], type[Request], frozenset[str]]] = [
+    (TuneBody, TuneRequest, NOT_SERVED),
+    (SimulateBody, SimulateRequest, frozenset()),
+    (WhatIfBody, WhatIfRequest, SLOW),
+    (SweepBody, WhatIfRequest, frozenset()),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewerRequest(TuneRequest):
+    """A later version's."""
+
+    depth: int | None = option("How deep.", flag="--depth", default=None, minimum=2, maximum=9)
+    colours: tuple[str, ...] = option(
+        "Which.", flag="--colour", choices=("red", "blue"), default=()
+    )
+
+
+@pytest.mark.parametrize(("body", "request_type", "without"), BODIES)
+def test_bodies_have_the_fields_of_requests(
+    body: type[Wire], request_type: type[Request], without: frozenset[str]
+) -> None:
+    kept = {item.name: item for item in fields(request_type) if item.name not in without}
+    assert list(body.model_fields) == list(kept)
+    for name, item in kept.items():
+        assert body.model_fields[name].description == option_of(item).help
+        if "FILE" in option_of(item).metavar:
+            assert name in SPECIAL, f"{name} names a file of the server"
+
+
+def test_a_new_field_needs_no_line() -> None:
+    body = wire_body("NewerBody", NewerRequest, without=NOT_SERVED)
+    made = body.model_validate_json('{"tp": 8, "depth": 3, "colours": ["red"]}')
+    assert to_request(made, NewerRequest) == NewerRequest(tp=8, depth=3, colours=("red",))
+    for bad in ('{"depth": 1}', '{"depth": 10}', '{"colours": ["green"]}', '{"colours": "red"}'):
+        with pytest.raises(ValidationError):
+            body.model_validate_json(bad)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '{"tp": "8"}', '{"tp": 8.0}', '{"tp": true}', '{"tp": 0}', '{"tp": 1e9}',
+        '{"cuda_graph": 1}',
+        '{"unknown": 1}', '{"model": "../x"}', '{"model": "a/b"}', '{"profile": "A"}',
+        '{"model": "x..y"}', '{"model": ""}', '{"objective": "simulate"}', '{"evidence": "x"}',
+        '{"seed": -1}', '{"seed": 4294967296}', '{"dtype": "int4"}', '{"overrides": [1]}',
+        '{"overrides": [""]}', '{"overrides": null}',
+    ],
+)  # fmt: skip
+def test_nothing_is_coerced_and_nothing_unknown_is_taken(bad: str) -> None:
+    with pytest.raises(ValidationError):
+        TuneBody.model_validate_json(bad)
+
+
+def test_lists_and_texts_are_bounded() -> None:
+    many = {"overrides": ["a=1"] * (MOST_ENTRIES + 1)}
+    for bad in (many, {"overrides": ["a" * 1000]}, {"model": "a" * 65}):
+        with pytest.raises(ValidationError):
+            TuneBody.model_validate(bad)
+
+
+@pytest.mark.parametrize("name", ["gpt3-13b", "h100-dgx", "a", "0.9_x-y", "a."])
+def test_slugs(name: str) -> None:
+    assert TuneBody.model_validate({"model": name}).model_dump()["model"] == name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A result."""
+
+    plan: SlicePlan
+    ref: ProfileRef | None
+    rates: dict[str, float]
+    rows: tuple[ProfileRef, ...]
+    secret: object = field(metadata=HIDDEN)
+
+
+def test_results_are_shown_as_they_are_told() -> None:
+    found = Found(
+        plan=SlicePlan(), ref=None, rates={"a": 1.0}, secret=object(),
+        rows=(ProfileRef(name="a", content_id="b"),),
+    )  # fmt: skip
+    told: dict[str, Any] = plain(found)
+    assert shown(Found).model_validate(told).model_dump() == told
+    with pytest.raises(ValidationError):
+        shown(Found).model_validate({**told, "secret": 1})
