@@ -19,7 +19,7 @@ from domino_tune.planfile import PlanFile, plan_from_json
 from domino_tune.requests import PlanFields, TuneRequest, WhatIfRequest, WorkloadFields
 from domino_tune.store.models import LoadedModel
 
-_KNOWN: Final[Recent[bytes]] = Recent(512)
+_KNOWN: Final[Recent[bytes]] = Recent(32)  # each holds a profile
 """Tasks by what was asked and the contents that its names stood for."""
 
 
