@@ -23,8 +23,10 @@ from simulator.errors import InputError
 from simulator.plan import MAX_ROW_SLICES, SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec
 
-MOST_OPS: Final = 2_000_000
-"""Ops of a schedule that is played in full."""
+MOST_OPS: Final = 1_000_000
+"""Ops of a schedule that is played in full: about 20 s and 1 GiB."""
+MOST_OPS_AT_ONCE: Final = 250_000
+"""Of one that somebody waits for: about 4 s."""
 MOST_PLANS: Final = 4_000_000
 """Combinations of a search, all micro-batch sizes together."""
 MOST_RANKS: Final = 1 << 20
@@ -123,6 +125,7 @@ def check_setup(
     changes: Sequence[str] = (),
     sweep: str | None = None,
     tune_also: Sequence[str] = (),
+    most_ops: int = MOST_OPS,
 ) -> None:
     """Refuse a question that would take too long. Raises ProblemError 422, or InputError.
 
@@ -140,7 +143,7 @@ def check_setup(
     played = plan or _most_sliced(workload.micro_batch_size)
     micros = min(workload.grad_accumulation, MICROS_PLAYED)
     _at_most(
-        schedule_ops(setup.model, cluster, played, micros), MOST_OPS, ("model",),
+        schedule_ops(setup.model, cluster, played, micros), most_ops, ("model",),
         "the number of ops to play",
     )  # fmt: skip
     if plan is None:

@@ -9,6 +9,7 @@ import socket
 from collections import Counter
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from typing import Final
 
 from api.limits import Buckets
 from api.quick import Quick
@@ -21,7 +22,11 @@ from domino_tune.jobs.leases import Leases
 from domino_tune.jobs.library import Library
 from domino_tune.jobs.measurements import Measurements
 from domino_tune.jobs.runner import Runner
+from domino_tune.jobs.slot_executor import SlotExecutor
 from domino_tune.jobs.tokens import TokenDesk
+
+QUICK_NICENESS: Final = 5
+"""Somebody waits for these: before jobs' workers, behind the event loop."""
 
 
 @dataclass(kw_only=True)
@@ -63,8 +68,8 @@ def open_parts(settings: Settings) -> Parts:
     Raises InputError, StorageError and UnavailableError where that cannot be.
     """
     database = open_database(settings.database_url)
-    quick = open_executor("local", settings.quick_workers)
-    executors = [quick]
+    quick = SlotExecutor(settings.quick_workers, niceness=QUICK_NICENESS)
+    executors: list[Executor] = [quick]
     runner = None
     if settings.workers:
         executors.append(open_executor(settings.executor, settings.workers))

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from typing import Final
 
 from api.problems import ProblemError
+from domino_tune.jobs.executors import WorkerDiedError
 
 MOST_WAITING: Final = 64
 """Different computations that wait or run; more are sent away."""
@@ -52,6 +53,8 @@ class Quick:
             return await asyncio.wait_for(asyncio.shield(running), self._deadline_s)
         except TimeoutError:
             raise _busy(f"This takes longer than {self._deadline_s:g} s; try again.") from None
+        except WorkerDiedError:
+            raise _busy("The process that computed this ended; try again.") from None
 
     def _start(self, key: bytes, kind: str, task: bytes) -> asyncio.Future[bytes]:
         if len(self._running) >= MOST_WAITING:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from api.auth import Caller
-from api.bounds import check_setup
+from api.bounds import MOST_OPS, MOST_OPS_AT_ONCE, check_setup
 from api.generate import Wire, to_request
 from api.wire import in_thread, parts_of, run_quick
 from domino_tune.case import plan_of, resolve
@@ -19,7 +19,7 @@ from domino_tune.planfile import PlanFile, plan_from_json
 from domino_tune.requests import PlanFields, TuneRequest, WhatIfRequest, WorkloadFields
 from domino_tune.store.models import LoadedModel
 
-_KNOWN: Final[Recent[bytes]] = Recent(512)
+_KNOWN: Final[Recent[bytes]] = Recent(32)  # each holds a profile
 """Tasks by what was asked and the contents that its names stood for."""
 
 
@@ -44,7 +44,7 @@ def _task(kind: str, body: Wire, library: Library) -> Task:
     request = to_request(body, REQUESTS[kind])
     plan_file = _plan_file(body)
     shelf = library.shelf()
-    _check(request, plan_file, library)
+    _check(kind, request, plan_file, library)
     return Task.of(kind, request, shelf, plan_file)
 
 
@@ -69,7 +69,9 @@ def _plan_file(body: Wire) -> PlanFile | None:
     return None if plan is None else plan_from_json(plan, source="plan")
 
 
-def _check(request: WorkloadFields, plan_file: PlanFile | None, library: Library) -> None:
+def _check(
+    kind: str, request: WorkloadFields, plan_file: PlanFile | None, library: Library
+) -> None:
     """Refuse what would take too long, before anything is built from it."""
     setup = resolve(request, plan_file, library.shelf())
     if isinstance(request, TuneRequest):
@@ -78,10 +80,11 @@ def _check(request: WorkloadFields, plan_file: PlanFile | None, library: Library
     assert isinstance(request, PlanFields)
     plan = plan_of(request, plan_file)
     if not isinstance(request, WhatIfRequest):
-        check_setup(setup, plan)
+        check_setup(setup, plan, most_ops=MOST_OPS_AT_ONCE)
         return
     searched = None if request.retune else plan
-    check_setup(setup, searched, changes=request.change, sweep=request.sweep)
+    most = MOST_OPS if kind == "sweep" else MOST_OPS_AT_ONCE
+    check_setup(setup, searched, changes=request.change, sweep=request.sweep, most_ops=most)
 
 
 def _shown(body: Wire) -> dict[str, Any]:

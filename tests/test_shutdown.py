@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,9 +21,15 @@ from domino_tune.jobs.desk import JobDesk
 from domino_tune.jobs.job import Job
 from domino_tune.load import bodies
 from domino_tune.load.process import Service, family
+from tests.conftest import REPOSITORY
 from tests.test_deploy_service import CONTAINER, GRACE_S, IMAGE, PROMETHEUS
 
 PATIENCE_S = 120
+DOCUMENT = REPOSITORY / "docs" / "service.md"
+METRICS = [
+    "http_requests_total", "http_request_seconds", "http_requests_in_flight", "domino_tune_jobs",
+    "domino_tune_quick_waiting",
+]  # fmt: skip
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -149,6 +156,9 @@ def test_deployments_ask_for_what_there_is(folder: Path) -> None:
     with Service.start(folder) as service:
         for path in [job["metrics_path"], *(probe["path"] for probe in probes)]:
             assert httpx.get(service.url + path).status_code == 200
+        told = httpx.get(service.url + job["metrics_path"]).text
+        metrics = re.findall(r"^\| `(\w+)` \|.*\|.*\|$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+        assert [name for name in metrics if f"\n{name}" in told] == METRICS
         port = service.url.rpartition(":")[2]
         check = [sys.executable, *(word.replace("8000", port) for word in words)]
         assert subprocess.run(check, capture_output=True, check=False).returncode == 0

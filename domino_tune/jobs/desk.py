@@ -11,7 +11,7 @@ from domino_tune.errors import NotFoundError
 from domino_tune.jobs.database import Database
 from domino_tune.jobs.idempotency import Idempotency, claim_key
 from domino_tune.jobs.job import (
-    ENDED,
+    OPEN,
     Job,
     JobKind,
     JobState,
@@ -83,7 +83,7 @@ class JobDesk:
             _get(connection, identity, owner)
             connection.execute(
                 update(jobs)
-                .where(jobs.c.id == identity, jobs.c.state.not_in(ENDED))
+                .where(jobs.c.id == identity, jobs.c.state.in_(OPEN))
                 .values(state="cancelled", finished_s=now_s(), version=jobs.c.version + 1)
             )
             return _get(connection, identity, owner)
@@ -126,7 +126,7 @@ class JobDesk:
 
     def queue_length(self, owner: str) -> int:
         """How many of the owner's jobs wait or run."""
-        asked = select(func.count()).where(jobs.c.owner == owner, jobs.c.state.not_in(ENDED))
+        asked = select(func.count()).where(jobs.c.owner == owner, jobs.c.state.in_(OPEN))
         with self._database.read() as connection:
             return connection.scalar(asked) or 0
 

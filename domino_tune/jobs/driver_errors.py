@@ -20,6 +20,10 @@ FAILS: Final = (
     "The database's disk fails, so that this was perhaps not kept; look after it, then try again.",
 )
 DAMAGED: Final = (StorageError, "The database is damaged; restore it from a backup.")
+FORBIDDEN: Final = (
+    StorageError,
+    "The database's user may not make or change tables there; let it own the database.",
+)
 BUSY: Final = (UnavailableError, "The database is busy; try again.")
 AWAY: Final = (UnavailableError, "The database does not answer; try again a little later.")
 SQLITE: Final[dict[int, Words]] = {
@@ -40,6 +44,7 @@ POSTGRESQL: Final[dict[str, Words]] = {
     "58": FAILS,  # system_error, io_error
     "XX001": DAMAGED,  # data_corrupted
     "XX002": DAMAGED,  # index_corrupted
+    "42501": FORBIDDEN,  # insufficient_privilege
     "25P03": AWAY,  # idle_in_transaction_session_timeout
     "25006": AWAY,  # read_only_sql_transaction: a standby
     "40": BUSY,  # serialization_failure, deadlock_detected

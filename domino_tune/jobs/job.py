@@ -19,6 +19,7 @@ from simulator.errors import InputError
 JobKind = Literal["tune", "sweep"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: Final[frozenset[JobState]] = frozenset({"done", "failed", "cancelled"})
+OPEN: Final[frozenset[JobState]] = frozenset({"queued", "running"})
 _ID: Final = re.compile(r"[a-z]+_[0-9a-f]{32}")
 
 

@@ -56,7 +56,7 @@ jobs: Final = Table(
     Column("finished_s", Double),
     Column("version", Integer, nullable=False),
     CheckConstraint("state IN ('queued', 'running', 'done', 'failed', 'cancelled')"),
-    Index("jobs_by_state", "state", "id"),
+    Index("jobs_by_state", "state", "owner", "id"),
     Index("jobs_by_owner", "owner", "kind", "id"),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 from api import quick
 from api.problems import ProblemError
 from api.quick import Quick
+from domino_tune.jobs.executors import open_executor
 from simulator.errors import InputError
 
 
@@ -89,6 +91,28 @@ def test_a_deadline_and_the_answer_afterwards(executor: ThreadPoolExecutor) -> N
         assert compute.calls == 1
 
     run(work())
+
+
+def test_a_worker_that_dies_is_503_and_the_next_one_answers() -> None:
+    executor = open_executor("local", 1)
+
+    async def work() -> None:
+        made = Quick(executor, die_once, deadline_s=60)
+        with pytest.raises(ProblemError) as caught:
+            await made.answer("die", b"1")
+        assert caught.value.status == 503
+        assert await made.answer("live", b"1") == b"1"
+
+    try:
+        run(work())
+    finally:
+        executor.shutdown(wait=False)
+
+
+def die_once(kind: str, task: bytes) -> bytes:
+    if kind == "die":
+        os._exit(1)
+    return task
 
 
 def test_room_is_bounded(executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,17 @@ def test_no_such_database(postgres: Postgres) -> None:
         open_database(postgres.url("no_such_database"))
 
 
+def test_a_user_who_may_make_no_tables(postgres: Postgres, postgres_url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(postgres.url(), autocommit=True) as connection:
+        connection.execute("CREATE ROLE guest LOGIN")
+    with psycopg.connect(postgres_url) as connection:  # as is the default since PostgreSQL 15
+        connection.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    with pytest.raises(StorageError, match="own the database"):
+        open_database(postgres_url.replace("tests@", "guest@"))
+
+
 @pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
     with running_postgres() as server:
