@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,16 +14,11 @@ import pytest
 from api.routes.page import assets
 from domino_tune.planfile import load_plan
 from tests.api.browser import PATIENCE_MS, Watched, chromium, watched
+from tests.api.page_steps import ENDLESS, SMALL, drag, fill, free_port, measurement, picture
 from tests.domino_tune.serving import Served, command, served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
-
-SMALL = {
-    "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 4, "seq_length": 1024, "micro_batch_size": 4,
-}  # fmt: skip
-"""A tune of seconds."""
-ENDLESS = {**SMALL, "search": "random", "trials": 100_000}
+    from playwright.sync_api import Browser
 
 
 @pytest.fixture(scope="module")
@@ -57,25 +51,6 @@ def tuned(server: Served) -> str:
         assert job["state"] in ("queued", "running"), job["error"]
         assert time.monotonic() < end, "it never came to an end"
         time.sleep(0.2)
-
-
-def fill(page: Page, values: dict[str, Any]) -> None:
-    """Fill the form's fields by their names."""
-    page.locator("form.ask").wait_for()
-    if {"search", "trials"} & set(values):
-        page.get_by_text("More options").click()
-    for name, value in values.items():
-        field = page.locator(f"#field-{name}")
-        if field.evaluate("field => field.tagName") == "SELECT":
-            field.select_option(str(value))
-        else:
-            field.fill(str(value))
-
-
-def picture(page: Page, index: int) -> str:
-    """What a canvas of the timeline shows, as text that changes with it."""
-    canvas = page.locator("#lanes canvas").nth(index)
-    return str(canvas.evaluate("canvas => canvas.toDataURL()"))
 
 
 def test_the_main_journey(seen: Watched, tmp_path: Path) -> None:
@@ -112,19 +87,6 @@ def test_the_main_journey(seen: Watched, tmp_path: Path) -> None:
     page.get_by_role("link", name="Tunes").click()
     page.locator(".job[data-state=done]").first.wait_for()
     seen.check()
-
-
-def drag(page: Page, name: str) -> None:
-    """Drag the slider ``name`` from its middle to the left, in steps as a hand does."""
-    slider = page.get_by_label(name)
-    slider.scroll_into_view_if_needed()
-    box = slider.bounding_box()
-    assert box
-    y, x = box["y"] + box["height"] / 2, box["x"] + box["width"] / 2
-    page.mouse.move(x, y)
-    page.mouse.down()
-    page.mouse.move(x - box["width"] / 3, y, steps=20)
-    page.mouse.up()
 
 
 def test_the_last_position_of_a_slider_wins(seen: Watched, tuned: str) -> None:
@@ -264,12 +226,6 @@ def test_a_server_that_dies_comes_back_with_its_tunes(browser: Browser, tmp_path
             seen.check()
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def test_paste_blocks(seen: Watched, tuned: str) -> None:
     page = seen.open(f"#/tunes/{tuned}")
     page.get_by_role("button", name="Megatron-LM").click()
@@ -289,44 +245,6 @@ def test_predicted_against_measured(seen: Watched, tuned: str, server: Served) -
     assert "−50 %" in rows.nth(1).inner_text()
     assert page.locator("#measured svg circle").count() == 2
     seen.check()
-
-
-def measurement(server: Served, tuned: str) -> dict[str, Any]:
-    """What `validate` would say had the tune's plan and the baseline taken twice their time."""
-    job = httpx.get(f"{server.url}/v1/tunes/{tuned}", timeout=30).json()
-    found = job["result"]["simulation"]
-    megatron = {
-        **found["plan"], "label": "megatron", "strategy": "megatron", "row_slices": 1,
-        "attn_col_slices": 1, "mlp_col_slices": 1, "attn_dgrad_slices": 1, "mlp_dgrad_slices": 1,
-        "merge_wgrad": False,
-    }  # fmt: skip
-    plans = [
-        _measured("baseline", megatron, found["baseline_ms"]),
-        _measured("plan.json", found["plan"], found["iteration_ms"]),
-    ]
-    same = {name: found[name] for name in ("profile", "model", "workload", "cluster")}
-    return {
-        "plans": plans, "max_error": None, "present_speed": None, "machine_differences": [],
-        "warnings": [], "rounds": 10, "interrupted": False,
-        "emulated_collectives": False, "backend": "nccl", "emulate_link_bits_per_s": None, **same,
-    }  # fmt: skip
-
-
-def _measured(name: str, plan: dict[str, Any], predicted_ms: float) -> dict[str, Any]:
-    def iteration(ms: float) -> dict[str, Any]:
-        return {
-            "iteration_ms": ms, "speedup": None, "comm_ms": None, "exposed_comm_ms": None,
-            "hidden_comm_fraction": None, "peak_memory_gib": None,
-        }  # fmt: skip
-
-    twice = 2 * predicted_ms
-    return {
-        "name": name, "plan": plan, "predicted": iteration(predicted_ms),
-        "measured": iteration(twice), "error": -0.5, "error_at_present_speed": None,
-        "interval_ms": {"low": 0.98 * twice, "high": 1.03 * twice}, "spread_ms": 1.0, "loss": 10.0,
-        "failed": "", "makespans_ms": [twice], "roles": [], "captured": False,
-        "why_not_captured": "",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
