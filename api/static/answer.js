@@ -6,18 +6,22 @@ const EVEN = 1.005;  // a speedup below this is no reason to change anything
 
 const sentence = (sim, searched) => {
   const { plan, speedup } = sim;
-  if (plan.strategy !== 'domino') return [`${NAMES[plan.strategy]} takes `, h('em', {}, `${ms(sim.iteration_ms)} ms`), ' an iteration'];
-  if (speedup < EVEN) return [`Slicing does not pay here: ${slices(plan)} are ${speedup > 2 - EVEN ? 'no faster than' : 'slower than'} Megatron-LM`];
+  const taken = h('em', {}, `${ms(sim.iteration_ms)} ms`);
+  if (plan.strategy !== 'domino') return [`${NAMES[plan.strategy]} takes `, taken, ' an iteration'];
+  const verdict = speedup > 2 - EVEN ? 'no faster than' : 'slower than';
+  if (speedup < EVEN) return [`Slicing does not pay here: ${slices(plan)} are ${verdict} Megatron-LM`];
   return [`${searched ? 'Cut into' : 'With'} ${slices(plan)}, an iteration is `, h('em', {}, `${times(speedup)} faster`)];
 };
 
 const hidden = sim => {
   const [here, before] = [sim.hidden_comm_fraction, sim.variants?.baseline?.hidden_comm_fraction];
-  return before === undefined ? '' : ` ${percent(here)} of its communication runs behind computation; Megatron-LM hides ${percent(before)}.`;
+  return before === undefined ? ''
+    : ` ${percent(here)} of its communication runs behind computation; Megatron-LM hides ${percent(before)}.`;
 };
 
 const figure = (name, value, unit, note, kind = '') => h('div', {}, h('dt', {}, name),
-  h('dd', {}, h('span', { class: `big ${kind}` }, value), unit && h('span', { class: 'unit' }, unit)), h('dd', { class: 'note' }, note));
+  h('dd', {}, h('span', { class: `big ${kind}` }, value), unit && h('span', { class: 'unit' }, unit)),
+    h('dd', { class: 'note' }, note));
 
 const unsure = shares => {
   const part = ['assumed', 'extrapolated'].reduce((sum, kind) => sum + (shares?.[kind] ?? 0), 0);
@@ -25,24 +29,29 @@ const unsure = shares => {
 };
 
 const figures = sim => h('dl', { class: 'figures' },
-  figure('Speedup', sim.speedup.toFixed(2), '×', sim.no_comm_ms ? `${times(sim.baseline_ms / sim.no_comm_ms)} if communication were free` : 'over Megatron-LM'),
+  figure('Speedup', sim.speedup.toFixed(2), '×', sim.no_comm_ms
+    ? `${times(sim.baseline_ms / sim.no_comm_ms)} if communication were free` : 'over Megatron-LM'),
   figure('Iteration', ms(sim.iteration_ms), 'ms', `${ms(sim.interval_ms.low)} – ${ms(sim.interval_ms.high)} ms likely`),
   figure('Confidence', sim.confidence, '', unsure(sim.confidence_shares), sim.confidence),
   figure('Exposed communication', ms(sim.exposed_comm_ms), 'ms', `of ${ms(sim.comm_ms)} ms in all`),
   figure('Peak memory', gib(sim.peak_memory_gib), 'GiB', 'a GPU, predicted'));
 
 /** Bars of iterations on one scale: `[kind, name, iteration ms, exposed ms or null]` each. */
-export const bars = (rows, longest = Math.max(...rows.map(([, , value]) => value))) => h('div', { class: 'totals' }, rows.map(([kind, name, value, exposed]) => {
+export const bars = (rows, longest = Math.max(...rows.map(([, , value]) => value))) => h('div', { class: 'totals' },
+  rows.map(([kind, name, value, exposed]) => {
   const width = part => ({ style: { width: `${(100 * part / longest).toFixed(3)}%` } });
   return h('div', { class: `total ${kind}` }, h('span', { class: 'name' }, name),
-    h('span', { class: 'track', 'aria-hidden': 'true' }, h('i', { class: 'busy', ...width(value - (exposed ?? 0)) }), exposed ? h('i', { class: 'exposed', ...width(exposed) }) : null),
+    h('span', { class: 'track', 'aria-hidden': 'true' }, h('i', { class: 'busy', ...width(value - (exposed ?? 0)) }),
+      exposed ? h('i', { class: 'exposed', ...width(exposed) }) : null),
     h('span', { class: 'value' }, `${ms(value)} ms`));
 }));
 
 /** The head of a finished tune or simulation; `result` null where nothing was searched. */
 export const answer = (sim, result) => {
   const { baseline, chosen, no_comm: bound } = sim.variants;
-  const proven = result ? result.optimality === 'proven' ? ` Proven the fastest of ${count(result.space_size)} plans.` : ` The best found of ${count(result.space_size)} plans, not proven.` : '';
+  const plans = result && `${count(result.space_size)} plans`;
+  const proven = !result ? '' : result.optimality === 'proven' ? ` Proven the fastest of ${plans}.`
+    : ` The best found of ${plans}, not proven.`;
   return h('div', { id: 'answer' },
     h('h1', { tabindex: '-1' }, sentence(sim, result)),
     h('p', { class: 'lead' }, `${planWords(sim.plan)}.${hidden(sim)}${proven}`),

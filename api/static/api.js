@@ -12,15 +12,18 @@ export class Problem extends Error {
 const problemOf = async response => {
   let said = {};
   try { said = await response.json(); } catch { /* no problem document: its status says enough */ }
-  return new Problem(response.status, said && typeof said === 'object' ? said : {}, Number(response.headers.get('retry-after')) || 0);
+  return new Problem(response.status, said && typeof said === 'object' ? said : {},
+    Number(response.headers.get('retry-after')) || 0);
 };
 
 const attempt = async (path, { method, body, headers, signal }) => {
   const sent = token();
-  const head = { ...headers, ...(sent && { authorization: `Bearer ${sent}` }), ...(body !== undefined && { 'content-type': 'application/json' }) };
+  const head = { ...headers, ...(sent && { authorization: `Bearer ${sent}` }),
+    ...(body !== undefined && { 'content-type': 'application/json' }) };
   try {
     const response = await fetch(new URL(path, document.baseURI), {
-      method, headers: head, signal, cache: 'no-store', credentials: 'omit', body: typeof body === 'object' ? JSON.stringify(body) : body,
+      method, headers: head, signal, cache: 'no-store', credentials: 'omit',
+      body: typeof body === 'object' ? JSON.stringify(body) : body,
     });
     return { response, sent };
   } catch (error) {
@@ -61,7 +64,8 @@ export const list = async (path, { limit = 100, signal } = {}) => {
 };
 
 /** A key for Idempotency-Key. crypto.randomUUID is missing on plain http beyond localhost. */
-export const newKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map(byte => byte.toString(16).padStart(2, '0')).join('');
+export const newKey = () => [...crypto.getRandomValues(new Uint8Array(16))]
+  .map(byte => byte.toString(16).padStart(2, '0')).join('');
 
 const parseEvent = block => {
   const event = { type: 'message', data: '', id: null };

@@ -30,8 +30,11 @@ const views = {
     const form = h('div', {}, h('p', { class: 'note' }, 'Loading …'));
     host.replaceChildren(
       h('h1', { tabindex: '-1' }, 'Which cut is fastest?'),
-      h('p', { class: 'lead' }, 'Slicing the batch and the weights hides tensor-parallel communication behind computation. Say what is trained and where; every cut is predicted, the best one shown.'),
-      h('div', { class: 'home' }, form, h('section', { class: 'recent', 'aria-labelledby': 'recent' }, h('h2', { id: 'recent' }, 'Tunes'),
+      h('p', { class: 'lead' },
+        'Slicing the batch and the weights hides tensor-parallel communication behind computation. '
+        + 'Say what is trained and where; every cut is predicted, the best one shown.'),
+      h('div', { class: 'home' }, form, h('section', { class: 'recent', 'aria-labelledby': 'recent' },
+        h('h2', { id: 'recent' }, 'Tunes'),
         jobList({ limit: 12, signal, fail: (problem, place) => problem.status === 401 || fail(problem, place) }))));
     arrive();
     const from = id ? (await get(`v1/tunes/${encodeURIComponent(id)}`, { signal })).request : null;
@@ -74,7 +77,8 @@ const show = async () => {
   }
 };
 
-const tell = () => account.replaceChildren(...(token() ? [h('span', { class: 'note' }, 'token given'), button('Forget', () => { forgetToken(); here = ''; show(); }, { 'aria-label': 'Forget the token' })] : []));
+const tell = () => account.replaceChildren(...(token() ? [h('span', { class: 'note' }, 'token given'),
+  button('Forget', () => { forgetToken(); here = ''; show(); }, { 'aria-label': 'Forget the token' })] : []));
 
 document.getElementById('skip').addEventListener('click', event => {
   event.preventDefault();

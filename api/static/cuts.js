@@ -46,13 +46,16 @@ const heat = (grid, baseline) => {
   const known = grid.map(cell => cell.iteration_ms).filter(time => time !== null);
   const ends = [Math.min(...known), Math.max(...known)];
   const cells = rows.map(row => columns.map(column => cellOf(at(row, column), baseline, ends)));
-  const said = h('p', { class: 'note told', 'aria-live': 'polite' }, 'Point at a cut, or walk with the arrow keys, to see its plan.');
-  walk(cells, (row, column) => { said.textContent = words(rows[row], columns[column], at(rows[row], columns[column]), baseline); });
+  const said = h('p', { class: 'note told', 'aria-live': 'polite' },
+    'Point at a cut, or walk with the arrow keys, to see its plan.');
+  walk(cells, (r, c) => { said.textContent = words(rows[r], columns[c], at(rows[r], columns[c]), baseline); });
   const first = cells.flat().find(cell => cell.classList.contains('best')) ?? cells[0][0];
   first.tabIndex = 0;
-  return h('div', {}, h('div', { class: 'scroll' }, h('table', { class: 'heat', role: 'grid', 'aria-label': 'Iteration in ms by row and column slices' },
+  return h('div', {}, h('div', { class: 'scroll' },
+    h('table', { class: 'heat', role: 'grid', 'aria-label': 'Iteration in ms by row and column slices' },
     h('caption', {}, 'Iteration in ms by row and column slices; green beats Megatron-LM'),
-    h('thead', {}, h('tr', {}, h('th', { class: 'corner', scope: 'col' }, 'rows ↓ columns →'), columns.map(column => h('th', { scope: 'col' }, column)))),
+    h('thead', {}, h('tr', {}, h('th', { class: 'corner', scope: 'col' }, 'rows ↓ columns →'),
+      columns.map(column => h('th', { scope: 'col' }, column)))),
     h('tbody', {}, rows.map((row, index) => h('tr', {}, h('th', { scope: 'row' }, row), cells[index]))))), said);
 };
 
@@ -69,9 +72,12 @@ export const cuts = result => {
   const baseline = result.baseline_ms;
   const known = result.grid.map(cell => cell.iteration_ms).filter(time => time !== null);
   const faster = known.filter(time => time < baseline).length;
-  const lead = known.length ? `${faster} of ${known.length} cuts beat Megatron-LM’s ${ms(baseline)} ms; the slowest takes ${ms(Math.max(...known))} ms.` : '';
+  const slowest = `the slowest takes ${ms(Math.max(...known))} ms`;
+  const lead = known.length ? `${faster} of ${known.length} cuts beat Megatron-LM’s ${ms(baseline)} ms; ${slowest}.` : '';
   return section('cuts', 'Every way to cut it', lead,
     h('div', { class: 'pair' }, known.length ? heat(result.grid, baseline) : null,
       result.trials.length ? h('div', {}, plans(result.trials, baseline),
-        h('p', { class: 'note' }, `${count(result.evaluations)} of ${count(result.space_size)} plans were simulated, ${count(result.pruned)} ruled out by bounds.`)) : null));
+        h('p', { class: 'note' },
+          `${count(result.evaluations)} of ${count(result.space_size)} plans were simulated, `
+          + `${count(result.pruned)} ruled out by bounds.`)) : null));
 };

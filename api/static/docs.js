@@ -5,30 +5,39 @@ import { bodyOf, example, shape, typeWords } from './schema.js';
 const METHODS = ['get', 'post', 'put', 'delete', 'head', 'patch'];
 
 const operations = spec => Object.entries(spec.paths).flatMap(([path, item]) => METHODS.filter(method => item[method])
-  .map(method => ({ path, method, said: item[method], parameters: [...(item.parameters ?? []), ...(item[method].parameters ?? [])] })));
+  .map(method => ({ path, method, said: item[method],
+    parameters: [...(item.parameters ?? []), ...(item[method].parameters ?? [])] })));
 
 const group = ({ said, path }) => said.tags?.[0] ?? path.split('/').filter(Boolean).slice(0, 2).join('/');
 
 // Descriptions are plain text with `code` in backquotes, in paragraphs.
-const prose = text => (text ?? '').split(/\n{2,}/).filter(Boolean).map(part => h('p', {}, part.split('`').map((piece, index) => index % 2 ? h('code', {}, piece) : piece)));
+const prose = text => (text ?? '').split(/\n{2,}/).filter(Boolean).map(part =>
+  h('p', {}, part.split('`').map((piece, index) => index % 2 ? h('code', {}, piece) : piece)));
 
 const parameterOf = (spec, raw) => raw.$ref ? shape(spec, raw) : raw;
 
-const limits = said => [['minimum', '≥'], ['maximum', '≤'], ['minLength', 'length ≥'], ['maxLength', 'length ≤'], ['maxItems', 'items ≤'], ['pattern', 'matches']]
+const limits = said => [['minimum', '≥'], ['maximum', '≤'], ['minLength', 'length ≥'], ['maxLength', 'length ≤'],
+  ['maxItems', 'items ≤'], ['pattern', 'matches']]
   .filter(([key]) => said[key] !== undefined).map(([key, sign]) => `${sign} ${said[key]}`).join(', ');
 
 const rowOf = (spec, name, schema, required, description) => {
   const said = shape(spec, schema);
-  const fallback = said.default !== undefined && said.default !== null && !required ? `default ${JSON.stringify(said.default)}` : '';
+  const fallback = said.default !== undefined && said.default !== null && !required
+    ? `default ${JSON.stringify(said.default)}` : '';
   return h('tr', {}, h('th', { scope: 'row' }, h('code', {}, name), required ? h('span', { class: 'must' }, ' required') : ''),
-    h('td', {}, h('code', {}, typeWords(spec, schema)), h('small', {}, [limits(said), fallback].filter(Boolean).join(', '))), h('td', {}, prose(description ?? said.description)));
+    h('td', {}, h('code', {}, typeWords(spec, schema)),
+      h('small', {}, [limits(said), fallback].filter(Boolean).join(', '))),
+    h('td', {}, prose(description ?? said.description)));
 };
 
-const tableOf = (title, rows) => rows.length > 0 && [h('h4', {}, title), h('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': title }, h('table', { class: 'fields-table' }, h('tbody', {}, rows)))];
+const tableOf = (title, rows) => rows.length > 0 && [h('h4', {}, title),
+  h('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': title },
+  h('table', { class: 'fields-table' }, h('tbody', {}, rows)))];
 
 const properties = (spec, schema) => {
   const here = shape(spec, schema);
-  return Object.entries(here.properties ?? {}).map(([name, inner]) => rowOf(spec, name, inner, (here.required ?? []).includes(name)));
+  return Object.entries(here.properties ?? {})
+    .map(([name, inner]) => rowOf(spec, name, inner, (here.required ?? []).includes(name)));
 };
 
 const quoted = text => `'${text.replaceAll("'", "'\\''")}'`;
@@ -36,28 +45,36 @@ const quoted = text => `'${text.replaceAll("'", "'\\''")}'`;
 const curl = (spec, { path, method, said, parameters }) => {
   const body = bodyOf(spec, said);
   const needed = parameters.map(one => parameterOf(spec, one)).filter(one => one.required);
-  const query = needed.filter(one => one.in === 'query').map(one => `${one.name}=${example(spec, one.schema) || '…'}`).join('&');
-  const lines = [`curl -X ${method.toUpperCase()} '${new URL('.', document.baseURI).href.replace(/\/$/, '')}${path}${query && `?${query}`}'`, `  -H "Authorization: Bearer $DOMINO_TUNE_TOKEN"`];
+  const query = needed.filter(one => one.in === 'query').map(one => `${one.name}=${example(spec, one.schema) || '…'}`);
+  const url = new URL('.', document.baseURI).href.replace(/\/$/, '') + path + (query.length ? `?${query.join('&')}` : '');
+  const lines = [`curl -X ${method.toUpperCase()} '${url}'`];
+  if (said.security) lines.push('  -H "Authorization: Bearer $DOMINO_TUNE_TOKEN"');
   for (const one of needed.filter(one => one.in === 'header')) lines.push(`  -H '${one.name}: …'`);
-  if (body) lines.push(`  -H 'Content-Type: ${body.type}'`, body.type === 'application/json' ? `  -d ${quoted(JSON.stringify(example(spec, body.schema)))}` : '  --data-binary @FILE');
+  if (body) lines.push(`  -H 'Content-Type: ${body.type}'`, body.type === 'application/json'
+    ? `  -d ${quoted(JSON.stringify(example(spec, body.schema)))}` : '  --data-binary @FILE');
   return lines.join(' \\\n');
 };
 
 const answers = (spec, said) => Object.entries(said.responses ?? {}).map(([status, raw]) => {
   const response = raw.$ref ? shape(spec, raw) : raw;
-  const content = Object.entries(response.content ?? {}).map(([type, { schema }]) => h('div', {}, h('code', {}, type), schema ? [' ', h('code', { class: 'soft' }, typeWords(spec, schema))] : ''));
-  return h('tr', { class: Number(status) < 400 ? 'fine' : 'problem' }, h('th', { scope: 'row' }, h('code', {}, status)), h('td', {}, response.description ?? ''), h('td', {}, content));
+  const content = Object.entries(response.content ?? {}).map(([type, { schema }]) => h('div', {}, h('code', {}, type),
+    schema ? [' ', h('code', { class: 'soft' }, typeWords(spec, schema))] : ''));
+  return h('tr', { class: Number(status) < 400 ? 'fine' : 'problem' },
+    h('th', { scope: 'row' }, h('code', {}, status)), h('td', {}, response.description ?? ''), h('td', {}, content));
 });
 
 const describe = (spec, operation) => {
   const { path, method, said, parameters } = operation, body = bodyOf(spec, said);
   const known = parameters.map(one => parameterOf(spec, one));
-  return h('details', { class: 'operation', id: said.operationId ?? `${method}${path}` },
-    h('summary', {}, h('span', { class: `method ${method}` }, method.toUpperCase()), h('code', { class: 'path' }, path), h('span', { class: 'about' }, said.summary ?? '')),
+  return h('details', { class: 'operation', id: said.operationId },
+    h('summary', {}, h('span', { class: `method ${method}` }, method.toUpperCase()),
+      h('code', { class: 'path' }, path), h('span', { class: 'about' }, said.summary ?? '')),
     h('div', { class: 'inside' }, prose(said.description),
-      tableOf('Parameters', known.map(one => rowOf(spec, one.name, one.schema ?? {}, one.required, one.description ?? `In the ${one.in}.`))),
+      tableOf('Parameters', known.map(one => rowOf(spec, one.name, one.schema ?? {}, one.required,
+        one.description ?? `In the ${one.in}.`))),
       body && tableOf(`Body, ${body.type}`, properties(spec, body.schema)),
-      tableOf('Answers', answers(spec, said)), h('h4', {}, 'Example'), h('pre', { tabindex: '0' }, h('code', {}, curl(spec, operation)))));
+      tableOf('Answers', answers(spec, said)), h('h4', {}, 'Example'),
+      h('pre', { tabindex: '0' }, h('code', {}, curl(spec, operation)))));
 };
 
 const open = () => {
@@ -70,15 +87,22 @@ const open = () => {
 
 const draw = spec => {
   const groups = new Map();
-  for (const operation of operations(spec)) groups.set(group(operation), [...(groups.get(group(operation)) ?? []), operation]);
-  document.getElementById('about').prepend(h('strong', {}, `${spec.info.title} ${spec.info.version}. `), prose(spec.info.description).length ? h('span', {}, `${spec.info.description} `) : '');
+  for (const operation of operations(spec)) {
+    const name = group(operation);
+    groups.set(name, [...(groups.get(name) ?? []), operation]);
+  }
+  const about = document.getElementById('about');
+  about.prepend(h('strong', {}, `${spec.info.title} ${spec.info.version}. `));
+  about.after(h('div', { class: 'about-api' }, prose(spec.info.description)));
   document.getElementById('operations').replaceChildren(...[...groups].map(([name, found]) => h('div', {}, h('h2', {}, name),
-    h('ul', {}, found.map(({ said, method, path }) => h('li', {}, link(`#${said.operationId ?? `${method}${path}`}`, said.operationId ?? `${method} ${path}`)))))));
-  document.getElementById('described').replaceChildren(...[...groups].map(([name, found]) => h('section', {}, h('h2', {}, name), found.map(operation => describe(spec, operation)))));
+    h('ul', {}, found.map(({ said }) => h('li', {}, link(`#${said.operationId}`, said.operationId)))))));
+  document.getElementById('described').replaceChildren(...[...groups].map(([name, found]) =>
+    h('section', {}, h('h2', {}, name), found.map(operation => describe(spec, operation)))));
   addEventListener('hashchange', open);
   open();
 };
 
 const response = await fetch(new URL('openapi.json', document.baseURI), { credentials: 'omit' });
 if (response.ok) draw(await response.json());
-else document.getElementById('described').replaceChildren(h('p', { class: 'error', role: 'alert' }, `openapi.json could not be read: ${response.status}.`));
+else document.getElementById('described').replaceChildren(h('p', { class: 'error', role: 'alert' },
+  `openapi.json could not be read: ${response.status}.`));

@@ -24,10 +24,12 @@ export const section = (id, title, lead, ...children) => h('section', { id, 'ari
   h('h2', { id: `${id}-title`, tabindex: '-1' }, title), lead && h('p', { class: 'lead' }, lead), ...children);
 
 /** A table whose first column names the row; `head` and rows hold text or elements. */
-export const table = (label, head, rows, kind = '') => h('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': label },
+export const table = (label, head, rows, kind = '') => h('div',
+  { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': label },
   h('table', { class: kind || null },
     h('thead', {}, h('tr', {}, head.map(cell => h('th', { scope: 'col' }, cell)))),
-    h('tbody', {}, rows.map(([first, ...rest]) => h('tr', {}, h('th', { scope: 'row' }, first), rest.map(cell => h('td', {}, cell)))))));
+    h('tbody', {}, rows.map(([first, ...rest]) => h('tr', {}, h('th', { scope: 'row' }, first),
+      rest.map(cell => h('td', {}, cell)))))));
 
 const number = (value, digits) => value.toLocaleString('en-US', { minimumFractionDigits: digits, maximumFractionDigits: digits });
 const known = value => typeof value === 'number' && Number.isFinite(value);
@@ -39,8 +41,10 @@ export const gib = value => known(value) ? value.toFixed(1) : '–';
 export const count = value => known(value) ? value.toLocaleString('en-US') : '–';
 export const percent = (fraction, digits = 1) => known(fraction)
   ? `${(100 * fraction).toFixed(digits).replace(/\.0+$/, '')} %` : '–';
-export const signed = fraction => known(fraction) ? `${fraction > 0 ? '+' : fraction < 0 ? '−' : '±'}${percent(Math.abs(fraction))}` : '–';
-export const parameters = value => !known(value) ? '' : value >= 1e9 ? `${(value / 1e9).toPrecision(3)} B` : `${(value / 1e6).toPrecision(3)} M`;
+export const signed = fraction => known(fraction)
+  ? `${fraction > 0 ? '+' : fraction < 0 ? '−' : '±'}${percent(Math.abs(fraction))}` : '–';
+export const parameters = value => !known(value) ? '' : value >= 1e9 ? `${(value / 1e9).toPrecision(3)} B`
+  : `${(value / 1e6).toPrecision(3)} M`;
 
 /** When something was: the time of today, else the day too. */
 export const when = text => {

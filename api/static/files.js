@@ -2,7 +2,8 @@
 import { get, getText } from './api.js';
 import { button, h, section } from './dom.js';
 
-const FILES = [['plan', 'Plan', 'json', 'application/json'], ['report', 'Report', 'html', 'text/html'], ['trace', 'Trace for Perfetto', 'json', 'application/json']];
+const FILES = [['plan', 'Plan', 'json', 'application/json'], ['report', 'Report', 'html', 'text/html'],
+  ['trace', 'Trace for Perfetto', 'json', 'application/json']];
 const TARGETS = { megatron: 'Megatron-LM', deepspeed: 'DeepSpeed', env: 'Environment' };
 
 // Fetched and saved by the page, because a plain link could carry no token.
@@ -38,7 +39,8 @@ const paste = ({ path, signal }) => {
     }
     pre.hidden = copying.hidden = !pre.textContent;
   }, { 'aria-pressed': 'false' }));
-  return [h('h3', {}, 'Paste into the launch script'), h('div', { class: 'row', role: 'group', 'aria-label': 'Framework' }, choice, copying), pre, said];
+  return [h('h3', {}, 'Paste into the launch script'),
+    h('div', { class: 'row', role: 'group', 'aria-label': 'Framework' }, choice, copying), pre, said];
 };
 
 /** The section of a finished tune. */
@@ -52,6 +54,7 @@ export const files = ({ path, name, signal, fail }) => {
       if (problem.name !== 'AbortError') fail(problem, said);
     }
   }, { id: `save-${kind}`, class: kind === 'plan' ? 'primary' : null }));
-  return section('files', 'Take it along', 'The plan file replays this very order wherever --plan is taken: simulate, whatif, validate, and the runtime.',
+  return section('files', 'Take it along',
+    'The plan file replays this very order wherever --plan is taken: simulate, whatif, validate, and the runtime.',
     h('div', { class: 'row' }, saves), said, paste({ path, signal }));
 };

@@ -7,7 +7,8 @@ const FIRST = ['model', 'profile', 'tp', 'dp', 'nodes', 'seq_length', 'micro_bat
 const GROUPS = [['What is trained', ['model', 'seq_length', 'micro_batch_size', 'grad_accumulation', 'dtype']],
   ['On which cluster', ['profile', 'tp', 'dp', 'nodes']]];
 const LABELS = { profile: 'Machine', tp: 'Tensor parallel', dp: 'Data parallel', seq_length: 'Sequence length',
-  micro_batch_size: 'Micro-batch', grad_accumulation: 'Accumulation', dtype: 'Type', cuda_graph: 'CUDA graphs', overrides: 'Model overrides' };
+  micro_batch_size: 'Micro-batch', grad_accumulation: 'Accumulation', dtype: 'Type', cuda_graph: 'CUDA graphs',
+  overrides: 'Model overrides' };
 const USUAL = { model: 'gpt3-13b', profile: 'h100-dgx', tp: 8, seq_length: 2048, micro_batch_size: 8 };
 
 const label = name => LABELS[name] ?? (name[0].toUpperCase() + name.slice(1)).replaceAll('_', ' ');
@@ -16,7 +17,8 @@ const choose = (attributes, options, blank) => h('select', attributes,
   blank && h('option', { value: '' }, blank), options.map(([value, text]) => h('option', { value }, text)));
 
 // One kind of control a kind of field: an element, what it holds, and how it is filled.
-const plainControl = element => ({ element, read: () => element.value.trim() || undefined, write: value => { element.value = value ?? ''; } });
+const plainControl = element => ({ element, read: () => element.value.trim() || undefined,
+  write: value => { element.value = value ?? ''; } });
 
 const controlOf = (name, said, attributes, library) => {
   const options = library[name] ?? said.enum?.map(value => [value, value]);
@@ -29,20 +31,24 @@ const controlOf = (name, said, attributes, library) => {
   if (said.type === 'array') {
     const element = h('textarea', { ...attributes, rows: 2, spellcheck: 'false', placeholder: 'num_attention_heads=64' });
     const lines = () => element.value.split('\n').map(line => line.trim()).filter(Boolean);
-    return { element, read: () => lines().length ? lines() : undefined, write: value => { element.value = (value ?? []).join('\n'); } };
+    return { element, read: () => lines().length ? lines() : undefined,
+      write: value => { element.value = (value ?? []).join('\n'); } };
   }
   const whole = said.type === 'integer';
-  const control = plainControl(h('input', { ...attributes, type: 'text', autocomplete: 'off', spellcheck: 'false', inputmode: whole ? 'numeric' : null,
+  const control = plainControl(h('input', { ...attributes, type: 'text', autocomplete: 'off', spellcheck: 'false',
+    inputmode: whole ? 'numeric' : null,
     placeholder: said.default ?? /\(default:? ([^;)]*)/.exec(said.description ?? '')?.[1] ?? null }));
   return whole ? { ...control, read: () => wholeNumber(name, control.read()) } : control;
 };
 
 const manyOf = (said, attributes) => {
   const boxes = said.items.enum.map(value => h('input', { type: 'checkbox', value, name: attributes.name }));
-  const element = h('div', { id: attributes.id, role: 'group', 'aria-describedby': attributes['aria-describedby'], 'aria-labelledby': `${attributes.id}-label` },
+  const element = h('div', { id: attributes.id, role: 'group', 'aria-describedby': attributes['aria-describedby'],
+    'aria-labelledby': `${attributes.id}-label` },
     boxes.map(box => h('label', { class: 'check' }, box, ` ${box.value.replaceAll('_', ' ')}`)));
   const chosen = () => boxes.filter(box => box.checked).map(box => box.value);
-  return { element, read: () => chosen().length ? chosen() : undefined, write: value => boxes.forEach(box => { box.checked = (value ?? []).includes(box.value); }) };
+  return { element, read: () => chosen().length ? chosen() : undefined,
+    write: value => boxes.forEach(box => { box.checked = (value ?? []).includes(box.value); }) };
 };
 
 const wholeNumber = (name, text) => {
@@ -76,9 +82,11 @@ const profileOption = profile => [profile.name, [profile.name, profile.gpu].filt
 
 /** Everything the form needs from the server: the schema of its body, models and profiles. */
 const material = async signal => {
-  const [spec, models, profiles] = await Promise.all([get('openapi.json', { signal }), list('v1/models', { signal }), list('v1/profiles', { signal })]);
+  const [spec, models, profiles] = await Promise.all([get('openapi.json', { signal }), list('v1/models', { signal }),
+    list('v1/profiles', { signal })]);
   const body = shape(spec, bodyOf(spec, spec.paths['/v1/tunes'].post).schema);
-  return { spec, body, models, library: { model: models.map(modelOption), profile: profiles.filter(item => !item.problem).map(profileOption) } };
+  return { spec, body, models, library: { model: models.map(modelOption),
+    profile: profiles.filter(item => !item.problem).map(profileOption) } };
 };
 
 // A pointer names a field; texts of the command line's options name it too.
@@ -87,7 +95,8 @@ const blamed = (problem, fields) => {
   const found = new Map();
   for (const { pointer, detail } of problem.errors) if (fields.has(nameOf(pointer))) found.set(nameOf(pointer), detail);
   if (!found.size) {
-    const flags = [...problem.message.matchAll(/--([a-z-]+)/g)].map(([, flag]) => flag.replaceAll('-', '_')).filter(name => fields.has(name));
+    const flags = [...problem.message.matchAll(/--([a-z-]+)/g)].map(([, flag]) => flag.replaceAll('-', '_'))
+      .filter(name => fields.has(name));
     if (flags.length) found.set(flags[0], problem.message);
   }
   return found;
@@ -100,12 +109,13 @@ const show = (problem, fields, alert) => {
   const beside = first && [...found.values()].some(detail => problem.message.includes(detail));
   alert.textContent = beside ? '' : problem.message;
   first?.element.closest('details')?.setAttribute('open', '');
-  (first?.control.element.matches('input, select, textarea') ? first.control.element : first?.control.element.querySelector('input'))?.focus();
+  (first?.control.element.matches('input, select, textarea') ? first.control.element
+    : first?.control.element.querySelector('input'))?.focus();
 };
 
 /** What the whole batch is, in one line. */
 const sums = (body, models) => {
-  const [tp = 1, dp = 1, micro, sequence, accumulate = 1] = ['tp', 'dp', 'micro_batch_size', 'seq_length', 'grad_accumulation'].map(name => body[name]);
+  const { tp = 1, dp = 1, micro_batch_size: micro, seq_length: sequence, grad_accumulation: accumulate = 1 } = body;
   if (!micro || !sequence) return '';
   const batch = micro * accumulate * dp, most = models.find(model => model.name === body.model)?.model.max_position_embeddings;
   const long = most && sequence > most ? ` ${body.model} has ${count(most)} positions.` : '';
@@ -123,7 +133,8 @@ export const tuneForm = async ({ from, begin, signal }) => {
   }));
   const start = from ?? USUAL;
   for (const [name, field] of fields) if (start[name] !== undefined && start[name] !== null) field.control.write(start[name]);
-  const read = () => Object.fromEntries([...fields].map(([name, field]) => [name, field.control.read()]).filter(([, value]) => value !== undefined));
+  const read = () => Object.fromEntries([...fields].map(([name, field]) => [name, field.control.read()])
+    .filter(([, value]) => value !== undefined));
   const alert = h('p', { class: 'error', role: 'alert' }), total = h('p', { class: 'note', id: 'sums' });
   const submit = h('button', { class: 'primary' }, 'Tune');
   let sent = { text: '', key: '' };
@@ -151,10 +162,13 @@ export const tuneForm = async ({ from, begin, signal }) => {
   const groups = GROUPS.map(([title, names]) => h('fieldset', {}, h('legend', {}, title),
     h('div', { class: 'fields' }, names.filter(name => fields.has(name)).map(name => fields.get(name).element))));
   const rest = [...fields.values()].filter(field => !FIRST.includes(field.name));
-  const more = h('details', { class: 'more' }, h('summary', {}, 'More options'), h('div', { class: 'fields' }, rest.map(field => field.element)));
+  const more = h('details', { class: 'more' }, h('summary', {}, 'More options'),
+    h('div', { class: 'fields' }, rest.map(field => field.element)));
   if (from && rest.some(field => field.control.read() !== undefined)) more.open = true;
-  const reset = button('Clear', () => { for (const field of fields.values()) { field.control.write(USUAL[field.name]); field.complain(''); } add(); });
-  const form = h('form', { class: 'ask', novalidate: true, onsubmit: go, oninput: add }, groups, more, total, alert, h('div', { class: 'row' }, submit, reset));
+  const reset = button('Clear',
+    () => { for (const field of fields.values()) { field.control.write(USUAL[field.name]); field.complain(''); } add(); });
+  const form = h('form', { class: 'ask', novalidate: true, onsubmit: go, oninput: add }, groups, more, total, alert,
+    h('div', { class: 'row' }, submit, reset));
   add();
   return form;
 };

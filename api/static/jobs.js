@@ -10,7 +10,8 @@ const outcome = job => {
   if (job.state === 'failed') return job.error?.detail ?? job.error?.title ?? 'failed';
   const { best } = job;
   if (!best) return over(job.state) ? stateWords(job.state) : '';
-  return [best.baseline_ms && times(best.baseline_ms / best.iteration_ms), `${ms(best.iteration_ms)} ms`, label(best.plan)].filter(Boolean).join(' · ');
+  return [best.baseline_ms && times(best.baseline_ms / best.iteration_ms), `${ms(best.iteration_ms)} ms`,
+    label(best.plan)].filter(Boolean).join(' · ');
 };
 
 // A line is made once and then only told what changed, so that focus stays where it is.
@@ -21,7 +22,8 @@ const line = job => {
     cancel.disabled = true;
     try { await remove(`v1/tunes/${job.id}`); } catch (problem) { cancel.disabled = false; said.textContent = problem.message; }
   }, { 'aria-label': `Cancel ${asked(job.request ?? {})}` });
-  const element = h('li', { class: 'job' }, link(`#/tunes/${job.id}`, asked(job.request ?? {})), h('span', { class: 'when' }, when(job.created)), state, bar, said, cancel);
+  const element = h('li', { class: 'job' }, link(`#/tunes/${job.id}`, asked(job.request ?? {})),
+    h('span', { class: 'when' }, when(job.created)), state, bar, said, cancel);
   const update = now => {
     element.dataset.state = now.state;
     state.textContent = over(now.state) ? stateWords(now.state) : progressWords(now);

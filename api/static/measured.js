@@ -6,30 +6,36 @@ const WIDE = 520, ROW = 34, LEFT = 8, RIGHT = 8;
 
 // Dot: predicted. Bar with a tick: the measured median and where it lies with 95 %.
 const picture = plans => {
-  const times = plans.flatMap(plan => [plan.predicted.iteration_ms, plan.measured.iteration_ms, plan.interval_ms?.low, plan.interval_ms?.high]).filter(Number.isFinite);
+  const times = plans.flatMap(({ predicted, measured: found, interval_ms: range }) =>
+    [predicted.iteration_ms, found.iteration_ms, range?.low, range?.high]).filter(Number.isFinite);
   const low = Math.min(...times), high = Math.max(...times), air = 0.06 * (high - low || high);
   const x = value => (LEFT + (WIDE - LEFT - RIGHT) * (value - low + air) / (high - low + 2 * air)).toFixed(1);
   const rows = plans.map((plan, index) => {
     const y = ROW * index + 24, { predicted, measured, interval_ms: range } = plan;
-    return s('g', {}, s('text', { x: LEFT, y: y - 9 }, `${plan.name}: ${ms(predicted.iteration_ms)} predicted, ${ms(measured.iteration_ms)} ms measured`),
+    return s('g', {}, s('text', { x: LEFT, y: y - 9 },
+      `${plan.name}: ${ms(predicted.iteration_ms)} predicted, ${ms(measured.iteration_ms)} ms measured`),
       s('line', { class: 'rail', x1: LEFT, x2: WIDE - RIGHT, y1: y, y2: y }),
       range && s('line', { class: 'range', x1: x(range.low), x2: x(range.high), y1: y, y2: y }),
       s('line', { class: 'median', x1: x(measured.iteration_ms), x2: x(measured.iteration_ms), y1: y - 6, y2: y + 6 }),
       s('circle', { class: 'predicted', cx: x(predicted.iteration_ms), cy: y, r: 5 }));
   });
-  return s('svg', { class: 'against', viewBox: `0 0 ${WIDE} ${ROW * plans.length + 10}`, role: 'img', 'aria-label': 'Predicted and measured iteration times' }, rows);
+  return s('svg', { class: 'against', viewBox: `0 0 ${WIDE} ${ROW * plans.length + 10}`, role: 'img',
+    'aria-label': 'Predicted and measured iteration times' }, rows);
 };
 
-const tableOf = plans => table('Predicted against measured', ['Plan', 'predicted, ms', 'measured, ms', '95 %', 'error'], plans.map(plan => [
+const HEAD = ['Plan', 'predicted, ms', 'measured, ms', '95 %', 'error'];
+const tableOf = plans => table('Predicted against measured', HEAD, plans.map(plan => [
   plan.name, ms(plan.predicted.iteration_ms), plan.measured ? ms(plan.measured.iteration_ms) : plan.failed || '–',
   plan.interval_ms ? `${ms(plan.interval_ms.low)} – ${ms(plan.interval_ms.high)}` : '–', signed(plan.error)]), 'plans');
 
 const one = item => {
   const { result } = item;
   const ran = result.plans.filter(plan => plan.measured);
-  const where = [result.backend, `${result.rounds} rounds`, result.emulated_collectives && 'collectives emulated', result.profile?.name && `predicted from ${result.profile.name}`].filter(Boolean).join(', ');
+  const where = [result.backend, `${result.rounds} rounds`, result.emulated_collectives && 'collectives emulated',
+    result.profile?.name && `predicted from ${result.profile.name}`].filter(Boolean).join(', ');
   return h('article', { class: 'validation' }, h('h3', {}, `Measured ${when(item.created)}`), h('p', { class: 'note' }, where),
-    h('div', { class: 'pair' }, h('div', { class: 'scroll' }, ran.length > 0 && picture(ran)), h('div', {}, tableOf(result.plans))),
+    h('div', { class: 'pair' }, h('div', { class: 'scroll' }, ran.length > 0 && picture(ran)),
+      h('div', {}, tableOf(result.plans))),
     (result.warnings ?? []).map(said => h('p', { class: 'warn' }, h('strong', {}, 'Mind: '), said)));
 };
 
@@ -37,7 +43,8 @@ const one = item => {
 export const measured = ({ path, signal, fail }) => {
   const host = h('div', {});
   const url = new URL(`${path}/validations`, document.baseURI);
-  const none = () => [h('p', { class: 'note' }, 'Nothing measured yet. Run the plan on the cluster; what it measures appears here:'),
+  const none = () => [h('p', { class: 'note' },
+    'Nothing measured yet. Run the plan on the cluster; what it measures appears here:'),
     h('pre', { tabindex: '0' }, h('code', {}, `python -m domino_tune validate --plan plan.json --report-to ${url.href}`))];
   list(`${path}/validations`, { signal })
     .then(items => host.replaceChildren(...(items.length ? items.map(one) : none())))

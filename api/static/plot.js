@@ -26,10 +26,12 @@ export const lines = (what, xs, series) => {
   const steps = ticks(Math.max(...known)), top = steps.at(-1);
   const x = index => LEFT + (index + 0.5) * (WIDE - LEFT - RIGHT) / xs.length;
   const y = value => HIGH - BOTTOM - (HIGH - TOP - BOTTOM) * value / top;
-  const drawn = series.map(([kind, name, values]) => [kind, name, values.map((value, index) => [x(index), y(value), value]).filter(([, , value]) => Number.isFinite(value))]);
+  const placed = values => values.map((value, index) => [x(index), y(value), value]).filter(point => Number.isFinite(point[2]));
+  const drawn = series.map(([kind, name, values]) => [kind, name, placed(values)]);
   const place = apart(drawn.filter(([, , points]) => points.length).map(([, name, points]) => [name, points.at(-1)[1]]));
   return s('svg', { class: 'lines', viewBox: `0 0 ${WIDE} ${HIGH}`, role: 'img', 'aria-label': `Iteration in ms by ${what}` },
-    steps.map(step => [s('line', { class: 'rail', x1: LEFT, x2: WIDE - RIGHT, y1: y(step), y2: y(step) }), s('text', { x: LEFT - 8, y: y(step) + 4, 'text-anchor': 'end' }, step.toLocaleString('en-US'))]),
+    steps.map(step => [s('line', { class: 'rail', x1: LEFT, x2: WIDE - RIGHT, y1: y(step), y2: y(step) }),
+      s('text', { x: LEFT - 8, y: y(step) + 4, 'text-anchor': 'end' }, step.toLocaleString('en-US'))]),
     xs.map((text, index) => s('text', { x: x(index), y: HIGH - BOTTOM + 18, 'text-anchor': 'middle' }, text)),
     drawn.filter(([, , points]) => points.length).map(([kind, name, points]) => s('g', { class: kind },
       s('polyline', { points: points.map(([a, b]) => `${a.toFixed(1)},${b.toFixed(1)}`).join(' ') }),

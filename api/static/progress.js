@@ -5,11 +5,13 @@ import { button, h, ms, percent, times } from './dom.js';
 import { asked, label, progressWords, share, stateWords } from './words.js';
 
 const SPOKEN_EVERY_MS = 5000;
-const WORKLOAD = ['model', 'profile', 'tp', 'dp', 'nodes', 'seq_length', 'micro_batch_size', 'grad_accumulation', 'dtype', 'cuda_graph', 'overrides'];
+const WORKLOAD = ['model', 'profile', 'tp', 'dp', 'nodes', 'seq_length', 'micro_batch_size', 'grad_accumulation',
+  'dtype', 'cuda_graph', 'overrides'];
 
 const gain = (best, sim) => sim ? times(sim.baseline_ms / best.iteration_ms) : '';
 
-const bestWords = (best, sim) => !best ? '' : ['Best so far', `${ms(best.iteration_ms)} ms`, gain(best, sim), label(best.plan)].filter(Boolean).join(' · ');
+const bestWords = (best, sim) => !best ? '' : ['Best so far', `${ms(best.iteration_ms)} ms`, gain(best, sim),
+  label(best.plan)].filter(Boolean).join(' · ');
 
 // One simulation of the usual cut says what the search can win: its baseline and its bound.
 const ends = async (request, signal) => {

@@ -3,7 +3,8 @@ const follow = (spec, schema) => {
   let here = schema ?? {};
   while (here.$ref) {
     const { $ref, ...beside } = here;
-    here = { ...$ref.slice(2).split('/').reduce((at, key) => at?.[key.replaceAll('~1', '/').replaceAll('~0', '~')], spec), ...beside };
+    const keys = $ref.slice(2).split('/').map(key => key.replaceAll('~1', '/').replaceAll('~0', '~'));
+    here = { ...keys.reduce((at, key) => at?.[key], spec), ...beside };
   }
   return here.allOf?.length === 1 ? { ...follow(spec, here.allOf[0]), ...here, allOf: undefined } : here;
 };

@@ -31,7 +31,8 @@ const kinds = sim => [
 const slider = (kind, moved) => {
   const id = `change-${kind.key}`;
   const said = h('output', { for: id });
-  const input = h('input', { type: 'range', id, min: kind.low, max: kind.high, step: kind.step, value: kind.neutral, 'aria-describedby': `${id}-error` });
+  const input = h('input', { type: 'range', id, min: kind.low, max: kind.high, step: kind.step, value: kind.neutral,
+    'aria-describedby': `${id}-error` });
   const error = h('p', { id: `${id}-error`, class: 'error' });
   const at = () => Math.round(Number(input.value) / kind.step) * kind.step;
   const show = () => {
@@ -55,7 +56,8 @@ const graphs = (sim, moved) => {
   const before = Boolean(sim.cluster.cuda_graph);
   input.checked = before;
   input.addEventListener('change', () => moved('cuda_graph'));
-  return { key: 'cuda_graph', element: h('div', { class: 'field box' }, input, h('label', { for: 'change-cuda_graph' }, 'CUDA graphs: launching costs nothing')),
+  return { key: 'cuda_graph', element: h('div', { class: 'field box' }, input, h('label', { for: 'change-cuda_graph' },
+    'CUDA graphs: launching costs nothing')),
     back: () => { input.checked = before; }, complain: () => {},
     change: () => input.checked === before ? null : `cuda_graph=${input.checked ? 'on' : 'off'}` };
 };

@@ -11,17 +11,23 @@ const KEYS = { link_bandwidth: FACTORS, link_latency: FACTORS, gpu_flops: FACTOR
 
 const named = key => key.replaceAll('_', ' ');
 
+const cells = point => point.error ? [point.error, '–', '–']
+  : [label(point.plan), ms(point.iteration_ms), times(point.speedup)];
+
 const picture = (key, values, points) => {
   const of = name => values.map((_, index) => points.get(index)?.[name] ?? null);
-  return h('div', { class: 'pair' }, h('div', { class: 'scroll' }, lines(named(key), values, [['base', 'Megatron-LM', of('baseline_ms')], ['mine', 'Domino', of('iteration_ms')], ['bound', 'No communication', of('no_comm_ms')]])),
-    table('Points of the sweep', [named(key), 'plan', 'ms', 'speedup'], [...points].sort(([a], [b]) => a - b).map(([index, point]) => point.error
-      ? [values[index], point.error, '–', '–'] : [values[index], label(point.plan), ms(point.iteration_ms), times(point.speedup)]), 'turns'));
+  return h('div', { class: 'pair' },
+    h('div', { class: 'scroll' }, lines(named(key), values, [['base', 'Megatron-LM', of('baseline_ms')],
+      ['mine', 'Domino', of('iteration_ms')], ['bound', 'No communication', of('no_comm_ms')]])),
+    table('Points of the sweep', [named(key), 'plan', 'ms', 'speedup'],
+      [...points].sort(([a], [b]) => a - b).map(([index, point]) => [values[index], ...cells(point)]), 'turns'));
 };
 
 // Points are committed one by one; each time the job has moved, those that are new are fetched.
 const follow = async (job, key, values, host, signal) => {
   const path = `v1/sweeps/${job.id}`, points = new Map();
-  const bar = h('progress', { max: '1', 'aria-label': 'Progress of the sweep' }), text = h('p', { class: 'progress-text', 'aria-live': 'polite' }), shown = h('div', {});
+  const bar = h('progress', { max: '1', 'aria-label': 'Progress of the sweep' }),
+    text = h('p', { class: 'progress-text', 'aria-live': 'polite' }), shown = h('div', {});
   const cancel = button('Cancel', () => { cancel.disabled = true; remove(path).catch(() => { cancel.disabled = false; }); });
   host.replaceChildren(h('div', { class: 'running' }, h('div', { class: 'running-head' }, text, cancel), bar), shown);
   let seen = -1, fetching = Promise.resolve();
@@ -46,8 +52,10 @@ const follow = async (job, key, values, host, signal) => {
 
 /** The form under the sliders; `plan()` resolves to the plan file's text. */
 export const sweeping = ({ plan, signal }) => {
-  const key = h('select', { id: 'sweep-key', onchange: () => { values.value = KEYS[key.value]; } }, Object.keys(KEYS).map(one => h('option', { value: one }, named(one))));
-  const values = h('input', { id: 'sweep-values', type: 'text', value: FACTORS, autocomplete: 'off', spellcheck: 'false', 'aria-describedby': 'sweep-error' });
+  const key = h('select', { id: 'sweep-key', onchange: () => { values.value = KEYS[key.value]; } },
+    Object.keys(KEYS).map(one => h('option', { value: one }, named(one))));
+  const values = h('input', { id: 'sweep-values', type: 'text', value: FACTORS, autocomplete: 'off',
+    spellcheck: 'false', 'aria-describedby': 'sweep-error' });
   const anew = h('input', { id: 'sweep-retune', type: 'checkbox' });
   const error = h('p', { id: 'sweep-error', class: 'error', role: 'alert' }), host = h('div', { class: 'swept' });
   const go = async event => {
@@ -56,7 +64,8 @@ export const sweeping = ({ plan, signal }) => {
     error.textContent = '';
     try {
       const rest = JSON.stringify({ sweep: `${chosen}=${asked.join(',')}`, retune: anew.checked }).slice(1);
-      const job = await post('v1/sweeps', `{"plan":${await plan()},${rest}`, { signal, headers: { 'idempotency-key': newKey() } });
+      const job = await post('v1/sweeps', `{"plan":${await plan()},${rest}`,
+        { signal, headers: { 'idempotency-key': newKey() } });
       await follow(job, chosen, asked, host, signal);
     } catch (problem) {
       if (problem.name === 'AbortError') return;

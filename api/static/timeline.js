@@ -13,7 +13,8 @@ const arraysOf = report => {
 
 /** The section; the lanes come when the report has come. */
 export const timeline = ({ path, signal, fail }) => {
-  const legend = h('div', { class: 'legend' }), host = h('div', { id: 'lanes' }, h('p', { class: 'note' }, 'Loading the timeline …'));
+  const legend = h('div', { class: 'legend' }),
+    host = h('div', { id: 'lanes' }, h('p', { class: 'note' }, 'Loading the timeline …'));
   const draw = async () => {
     const [report, { drawLanes }] = await Promise.all([getText(`${path}/report`, { signal }), import('./lanes.js')]);
     host.replaceChildren();
@@ -21,7 +22,9 @@ export const timeline = ({ path, signal, fail }) => {
     signal.addEventListener('abort', close, { once: true });
   };
   // Its place must be in the document before lanes are measured for drawing.
-  requestAnimationFrame(() => draw().catch(problem => { if (problem.name !== 'AbortError') { host.replaceChildren(); fail(problem, host); } }));
-  return section('timeline', 'Timeline', 'Upper lane: computation. Lower lane: all-reduces, in the colour of the slice they belong to. '
+  requestAnimationFrame(() =>
+    draw().catch(problem => { if (problem.name !== 'AbortError') { host.replaceChildren(); fail(problem, host); } }));
+  return section('timeline', 'Timeline',
+    'Upper lane: computation. Lower lane: all-reduces, in the colour of the slice they belong to. '
     + 'Hatched red: computation stands still until one arrives.', legend, host);
 };

@@ -21,14 +21,17 @@ export const mayAskAgain = () => { declined = false; };
 
 const ask = why => new Promise(answer => {
   const before = document.activeElement;
-  const field = h('input', { id: 'token', type: 'password', autocomplete: 'off', spellcheck: 'false', required: true, placeholder: 'dt_…', 'aria-describedby': 'token-why' });
+  const field = h('input', { id: 'token', type: 'password', autocomplete: 'off', spellcheck: 'false', required: true,
+    placeholder: 'dt_…', 'aria-describedby': 'token-why' });
   const dialog = h('dialog', { class: 'token', 'aria-labelledby': 'token-title' },
     h('form', { method: 'dialog', onsubmit: () => sessionStorage.setItem(KEY, field.value.trim()) },
       h('h2', { id: 'token-title' }, 'This server asks for a token'),
       h('p', { id: 'token-why', class: why ? 'error' : 'note', role: why ? 'alert' : null },
-        why || ['Whoever runs it makes one with ', h('code', {}, 'python -m domino_tune tokens add'), '. It is kept until this tab closes.']),
+        why || ['Whoever runs it makes one with ', h('code', {}, 'python -m domino_tune tokens add'),
+          '. It is kept until this tab closes.']),
       h('label', { for: 'token' }, 'Token'), field,
-      h('div', { class: 'row' }, h('button', { class: 'primary', value: 'given' }, 'Go on'), button('Not now', () => dialog.close('')))));
+      h('div', { class: 'row' }, h('button', { class: 'primary', value: 'given' }, 'Go on'),
+        button('Not now', () => dialog.close('')))));
   dialog.addEventListener('close', () => {
     dialog.remove();
     before?.focus?.();

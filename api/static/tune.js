@@ -12,11 +12,14 @@ import { watch } from './watch.js';
 import { whatIf } from './whatif.js';
 import { asked, stateWords } from './words.js';
 
-const PLACES = [['timeline', 'Timeline'], ['cuts', 'Cuts'], ['whatif', 'What if'], ['sure', 'How sure'], ['measured', 'Measured'], ['files', 'Files']];
+const PLACES = [['timeline', 'Timeline'], ['cuts', 'Cuts'], ['whatif', 'What if'], ['sure', 'How sure'],
+  ['measured', 'Measured'], ['files', 'Files']];
 
-const head = (job, id) => h('p', { class: 'eyebrow' }, asked(job.request ?? {}), ' · ', link(`#/new/${id}`, 'change and tune again'));
+const head = (job, id) => h('p', { class: 'eyebrow' }, asked(job.request ?? {}), ' · ',
+  link(`#/new/${id}`, 'change and tune again'));
 
-const contents = id => h('nav', { class: 'contents', 'aria-label': 'On this page' }, PLACES.map(([place, name]) => link(`#/tunes/${id}/${place}`, name)));
+const contents = id => h('nav', { class: 'contents', 'aria-label': 'On this page' },
+  PLACES.map(([place, name]) => link(`#/tunes/${id}/${place}`, name)));
 
 const finished = (job, { id, path, signal, fail }) => {
   const result = job.result, sim = result.simulation;

@@ -8,13 +8,20 @@ import { sweeping } from './sweep.js';
 
 const QUIET_MS = 600;  // ears are told when the hand has stopped
 
-const row = (name, was, is, say) => h('tr', {}, h('th', { scope: 'row' }, name), h('td', {}, say(was)), h('td', {}, say(is)), h('td', {}, !was ? '' : is / was >= 3 ? `${(is / was).toFixed(1)}×` : signed(is / was - 1)));
+const row = (name, was, is, say) => h('tr', {}, h('th', { scope: 'row' }, name), h('td', {}, say(was)),
+  h('td', {}, say(is)), h('td', {}, !was ? '' : is / was >= 3 ? `${(is / was).toFixed(1)}×` : signed(is / was - 1)));
 
 const picture = (base, point, longest) => [
-  bars([['', 'Megatron-LM', point.baseline_ms, null], ['chosen', 'this plan', point.iteration_ms, point.exposed_comm_ms], ['bound', 'No communication', point.no_comm_ms, null]], longest),
-  h('table', { class: 'compare' }, h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, ''), ['as it is', 'then', 'change'].map(name => h('th', { scope: 'col' }, name)))),
-    h('tbody', {}, row('Iteration, ms', base.iteration_ms, point.iteration_ms, ms), row('Speedup', base.speedup, point.speedup, times),
-      row('Exposed communication, ms', base.exposed_comm_ms, point.exposed_comm_ms, ms), row('Peak memory, GiB', base.peak_memory_gib, point.peak_memory_gib, ms))),
+  bars([['', 'Megatron-LM', point.baseline_ms, null],
+    ['chosen', 'this plan', point.iteration_ms, point.exposed_comm_ms],
+    ['bound', 'No communication', point.no_comm_ms, null]], longest),
+  h('table', { class: 'compare' },
+    h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, ''),
+    ['as it is', 'then', 'change'].map(name => h('th', { scope: 'col' }, name)))),
+    h('tbody', {}, row('Iteration, ms', base.iteration_ms, point.iteration_ms, ms),
+      row('Speedup', base.speedup, point.speedup, times),
+      row('Exposed communication, ms', base.exposed_comm_ms, point.exposed_comm_ms, ms),
+      row('Peak memory, GiB', base.peak_memory_gib, point.peak_memory_gib, ms))),
 ];
 
 /** The section of a finished tune; `plan()` resolves to its plan file's text. */
@@ -27,7 +34,8 @@ export const whatIf = ({ sim, plan, signal }) => {
   const draw = point => {
     shown.replaceChildren(...picture(base, point, Math.max(base.baseline_ms, point.baseline_ms, point.iteration_ms)));
     clearTimeout(quiet);
-    quiet = setTimeout(() => { live.textContent = `${ms(point.iteration_ms)} milliseconds, ${times(point.speedup)} of Megatron-LM.`; }, QUIET_MS);
+    const said = `${ms(point.iteration_ms)} milliseconds, ${point.speedup.toFixed(2)} times as fast as Megatron-LM.`;
+    quiet = setTimeout(() => { live.textContent = said; }, QUIET_MS);
   };
   const ask = async change => {
     if (!change.length) return { point: base, took_ms: null };
@@ -52,7 +60,9 @@ export const whatIf = ({ sim, plan, signal }) => {
   const all = sliders(sim, key => { moved = key; send(all.changes()); });
   const reset = button('As it is', () => { all.back(); moved = ''; send([]); });
   draw(base);
-  return section('whatif', 'What if', 'The same plan on another machine or batch. Drag, or use the arrow keys; Escape puts a slider back.',
-    h('div', { class: 'pair whatif' }, h('div', {}, all.element, h('div', { class: 'row' }, reset)), h('div', {}, shown, trouble, took, live)),
+  return section('whatif', 'What if',
+    'The same plan on another machine or batch. Drag, or use the arrow keys; Escape puts a slider back.',
+    h('div', { class: 'pair whatif' }, h('div', {}, all.element, h('div', { class: 'row' }, reset)),
+      h('div', {}, shown, trouble, took, live)),
     sweeping({ plan, signal }));
 };

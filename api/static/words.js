@@ -2,16 +2,20 @@
 import { percent } from './dom.js';
 
 export const NAMES = { megatron: 'Megatron-LM', no_comm: 'No communication', domino: 'Domino' };
-const ORDERS = { greedy: 'greedy order', inter: 'DeepSpeed’s order (inter)', intra: 'order inside the layer (intra)', paper: 'the paper’s order' };
-const WGRADS = { fill: 'weight gradients fill the waits', eager: 'weight gradients at once', deferred: 'weight gradients behind dgrad' };
-const REASONS = { memory: 'needs more memory than a GPU has', rows: 'more row slices than sequences', order: 'the order does not exist for this cut', target: 'the framework cannot run it' };
+const ORDERS = { greedy: 'greedy order', inter: 'DeepSpeed’s order (inter)', intra: 'order inside the layer (intra)',
+  paper: 'the paper’s order' };
+const WGRADS = { fill: 'weight gradients fill the waits', eager: 'weight gradients at once',
+  deferred: 'weight gradients behind dgrad' };
+const REASONS = { memory: 'needs more memory than a GPU has', rows: 'more row slices than sequences',
+  order: 'the order does not exist for this cut', target: 'the framework cannot run it' };
 
 /** `2 row slices × 4 column slices`, with dgrad pieces where they differ. */
 export const slices = plan => {
   const [attn, mlp] = [plan.attn_col_slices, plan.mlp_col_slices];
   let said = `${plan.row_slices} row slice${plan.row_slices > 1 ? 's' : ''}`;
   if (attn !== 1 || mlp !== 1) said += ` × ${attn === mlp ? attn : `${attn}/${mlp}`} column slices`;
-  if (plan.attn_dgrad_slices !== attn || plan.mlp_dgrad_slices !== mlp) said += `, dgrad in ${plan.attn_dgrad_slices}/${plan.mlp_dgrad_slices}`;
+  const [attnDgrad, mlpDgrad] = [plan.attn_dgrad_slices, plan.mlp_dgrad_slices];
+  if (attnDgrad !== attn || mlpDgrad !== mlp) said += `, dgrad in ${attnDgrad}/${mlpDgrad}`;
   return said;
 };
 
