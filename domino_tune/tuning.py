@@ -220,8 +220,10 @@ def conclude(
     infeasible: Counter[str] = Counter()
     for one in made:
         infeasible.update(one.found.infeasible)
-    for plans, error in searched.failed:
-        infeasible.update({**plans.space.infeasible, error.reason: len(plans.space)})
+    # A target that cannot run a micro-batch at all has no space there to be counted.
+    hopeless = [(plans.space, e.reason) for plans, e in searched.failed if e.reason != "target"]
+    for space, reason in hopeless:
+        infeasible.update({**space.infeasible, reason: len(space)})
     proven = all(one.found.optimality == "proven" for one in made)
     return TuneResult(
         best=simulated,
@@ -230,7 +232,7 @@ def conclude(
         target=request.target,
         optimality="proven" if proven else "best_found",
         space_size=sum(one.found.space_size for one in made)
-        + sum(plans.space.size for plans, _ in searched.failed),
+        + sum(space.size for space, _ in hopeless),
         evaluations=sum(one.found.evaluations for one in made),
         pruned=sum(one.found.pruned for one in made),
         infeasible=dict(sorted(infeasible.items())),

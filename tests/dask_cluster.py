@@ -54,6 +54,13 @@ class DaskCluster:
         with connect(self.scheduler_address, set_as_default=False) as client:
             client.wait_for_workers(len(self.workers), timeout=PATIENCE_S)
 
+    def kill(self) -> None:
+        """kill -9 of everything."""
+        for process in (self.scheduler, *self.workers):
+            for pid in (*children(process.pid, b""), process.pid):
+                os.kill(pid, signal.SIGKILL)
+            process.wait()
+
 
 def children(pid: int, command: bytes) -> list[int]:
     """Process ids of the children of ``pid`` whose command line has ``command``."""
@@ -69,14 +76,15 @@ def children(pid: int, command: bytes) -> list[int]:
 
 
 @contextmanager
-def dask_cluster(folder: Path, workers: int = 2) -> Iterator[DaskCluster]:
-    """A cluster whose scheduler says at once when a worker died; skips where there is no Dask."""
+def dask_cluster(folder: Path, workers: int = 2, port: int = 0) -> Iterator[DaskCluster]:
+    """A cluster whose scheduler says at once when a worker died, on a free ``port`` where none is
+    given; skips where there is no Dask."""
     pytest.importorskip("distributed", reason=NO_DASK)
     folder.mkdir(exist_ok=True)
     cluster = DaskCluster(
         folder=folder,
         scheduler=_start(
-            folder, "scheduler", "--host", "127.0.0.1", "--port", "0",
+            folder, "scheduler", "--host", "127.0.0.1", "--port", str(port),
             "--scheduler-file", str(folder / "scheduler.json"),
         ),
     )  # fmt: skip

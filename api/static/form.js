@@ -49,7 +49,8 @@ const wholeNumber = (name, text) => {
   if (text === undefined) return undefined;
   const plain = text.replace(/(\d)[,_ ](?=\d{3}\b)/g, '$1');
   if (/^-?\d{1,15}$/.test(plain)) return Number(plain);
-  throw new Problem(422, { detail: 'One field is no whole number.', errors: [{ pointer: `/${name}`, detail: `must be a whole number, got ${text}` }] });
+  const detail = `Must be a whole number, got ${text}.`;
+  throw new Problem(422, { detail, errors: [{ pointer: `/${name}`, detail }] });
 };
 
 const fieldOf = (name, said, library) => {

@@ -8,11 +8,9 @@ const BUSY_S = 2, IDLE_S = 15;
 
 const outcome = job => {
   if (job.state === 'failed') return job.error?.detail ?? job.error?.title ?? 'failed';
-  const best = job.best ?? job.result?.best;
-  const found = best?.iteration_ms, baseline = best?.baseline_ms ?? job.result?.baseline_ms;
-  const speedup = best?.speedup ?? job.result?.speedup ?? (baseline ? baseline / found : null);
-  if (!found) return over(job.state) ? stateWords(job.state) : '';
-  return [speedup && times(speedup), `${ms(found)} ms`, best.plan && label(best.plan)].filter(Boolean).join(' · ');
+  const { best } = job;
+  if (!best) return over(job.state) ? stateWords(job.state) : '';
+  return [best.baseline_ms && times(best.baseline_ms / best.iteration_ms), `${ms(best.iteration_ms)} ms`, label(best.plan)].filter(Boolean).join(' · ');
 };
 
 // A line is made once and then only told what changed, so that focus stays where it is.

@@ -27,9 +27,9 @@ const tableOf = plans => table('Predicted against measured', ['Plan', 'predicted
 const one = item => {
   const { result } = item;
   const ran = result.plans.filter(plan => plan.measured);
-  const where = [result.backend, result.rounds && `${result.rounds} rounds`, result.profile?.name && `predicted from ${result.profile.name}`].filter(Boolean).join(', ');
+  const where = [result.backend, `${result.rounds} rounds`, result.emulated_collectives && 'collectives emulated', result.profile?.name && `predicted from ${result.profile.name}`].filter(Boolean).join(', ');
   return h('article', { class: 'validation' }, h('h3', {}, `Measured ${when(item.created)}`), h('p', { class: 'note' }, where),
-    h('div', { class: 'pair' }, h('div', {}, ran.length > 0 && picture(ran)), h('div', {}, tableOf(result.plans))),
+    h('div', { class: 'pair' }, h('div', { class: 'scroll' }, ran.length > 0 && picture(ran)), h('div', {}, tableOf(result.plans))),
     (result.warnings ?? []).map(said => h('p', { class: 'warn' }, h('strong', {}, 'Mind: '), said)));
 };
 

@@ -1,39 +1,59 @@
-// A running job: how far it is and the best so far, told to eyes at once and to ears now and then.
-import { remove } from './api.js';
+// A running job: how far it is, and the best so far between baseline and bound, which are known at once.
+import { post, Problem, remove } from './api.js';
+import { bars } from './answer.js';
 import { button, h, ms, percent, times } from './dom.js';
 import { asked, label, progressWords, share, stateWords } from './words.js';
 
 const SPOKEN_EVERY_MS = 5000;
+const WORKLOAD = ['model', 'profile', 'tp', 'dp', 'nodes', 'seq_length', 'micro_batch_size', 'grad_accumulation', 'dtype', 'cuda_graph', 'overrides'];
+
+const gain = (best, sim) => sim ? times(sim.baseline_ms / best.iteration_ms) : '';
+
+const bestWords = (best, sim) => !best ? '' : ['Best so far', `${ms(best.iteration_ms)} ms`, gain(best, sim), label(best.plan)].filter(Boolean).join(' · ');
+
+// One simulation of the usual cut says what the search can win: its baseline and its bound.
+const ends = async (request, signal) => {
+  const body = Object.fromEntries(WORKLOAD.filter(name => request[name] !== undefined).map(name => [name, request[name]]));
+  try {
+    return await post('v1/simulations', body, { signal });
+  } catch (problem) {
+    if (problem instanceof Problem || problem.name === 'AbortError') return null;  // the tune itself will say why
+    throw problem;
+  }
+};
+
+const picture = (sim, best) => bars([['', 'Megatron-LM', sim.baseline_ms, sim.variants.baseline.exposed_comm_ms],
+  ['chosen', best ? 'Best so far' : 'Two row slices', best?.iteration_ms ?? sim.iteration_ms, null],
+  ['bound', 'No communication', sim.no_comm_ms, null]], Math.max(sim.baseline_ms, sim.iteration_ms));
 
 /** `{element, update(job)}`. */
-export const progressBox = (path, fail) => {
+export const progressBox = ({ path, signal, fail }) => {
   const bar = h('progress', { 'aria-label': 'Progress of the job', max: '1' });
-  const text = h('p', { class: 'progress-text' }), best = h('p', { class: 'best-so-far' });
+  const text = h('p', { class: 'progress-text' }), best = h('p', { class: 'best-so-far' }), drawn = h('div', {});
   const live = h('p', { class: 'sr', 'aria-live': 'polite', id: 'progress-live' });
   const cancel = button('Cancel', async () => {
     cancel.disabled = true;
     try { await remove(path); } catch (problem) { cancel.disabled = false; fail(problem); }
   });
-  const element = h('div', { class: 'running' }, h('div', { class: 'running-head' }, text, cancel), bar, best, live);
-  let spoken = 0, lastState = '';
+  const element = h('div', { class: 'running' }, h('div', { class: 'running-head' }, text, cancel), bar, best, drawn, live);
+  let spoken = 0, lastState = '', sim = null, known = null;
 
+  const draw = () => {
+    best.textContent = bestWords(known.best, sim);
+    if (sim) drawn.replaceChildren(picture(sim, known.best));
+  };
   const update = job => {
+    if (!known) ends(job.request, signal).then(found => { sim = found; draw(); });
+    known = job;
     const part = share(job);
     if (part === null) bar.removeAttribute('value'); else bar.value = part;
     text.textContent = progressWords(job);
-    best.textContent = bestWords(job.best);
+    draw();
     if (job.state !== lastState || performance.now() - spoken > SPOKEN_EVERY_MS) {
       [spoken, lastState] = [performance.now(), job.state];
-      live.textContent = `${stateWords(job.state)}. ${progressWords(job)}. ${bestWords(job.best)}`;
+      live.textContent = `${stateWords(job.state)}. ${progressWords(job)}. ${bestWords(job.best, sim)}`;
     }
-    document.title = `${part === null ? stateWords(job.state) : percent(part, 0)} · ${asked(job.request ?? {})}`;
+    document.title = `${part === null ? stateWords(job.state) : percent(part, 0)} · ${asked(job.request)}`;
   };
   return { element, update };
-};
-
-const bestWords = best => {
-  if (!best || typeof best.iteration_ms !== 'number') return '';
-  const cut = best.plan ? label(best.plan) : '';
-  const gain = best.speedup ?? (best.baseline_ms ? best.baseline_ms / best.iteration_ms : null);
-  return ['Best so far', `${ms(best.iteration_ms)} ms`, gain && times(gain), cut].filter(Boolean).join(' · ');
 };

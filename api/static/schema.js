@@ -13,7 +13,8 @@ export const shape = (spec, schema) => {
   const here = follow(spec, schema);
   const options = (here.anyOf ?? here.oneOf)?.map(option => follow(spec, option));
   if (!options) return Array.isArray(here.type)
-    ? { ...here, type: here.type.find(type => type !== 'null'), nullable: here.type.includes('null') } : here;
+    ? { ...here, type: here.type.find(type => type !== 'null'), nullable: here.type.includes('null') }
+    : 'const' in here ? { ...here, enum: [here.const] } : here;
   const real = options.filter(option => option.type !== 'null');
   if (real.length !== 1) return { ...here, variants: real };
   return { ...shape(spec, real[0]), ...here, anyOf: undefined, oneOf: undefined, nullable: real.length < options.length };
@@ -33,9 +34,8 @@ export const typeWords = (spec, schema) => {
   const here = shape(spec, schema);
   const name = schema?.$ref?.split('/').pop();
   const one = name ?? (here.enum ? here.enum.map(value => JSON.stringify(value)).join(' | ')
-    : 'const' in here ? JSON.stringify(here.const)
-      : here.variants ? here.variants.map(option => option.title ?? option.type).join(' | ')
-        : here.type === 'array' ? `${typeWords(spec, here.items ?? {})}[]` : here.type ?? 'any');
+    : here.variants ? here.variants.map(option => option.title ?? option.type).join(' | ')
+      : here.type === 'array' ? `${typeWords(spec, here.items ?? {})}[]` : here.type ?? 'any');
   return here.nullable ? `${one} | null` : one;
 };
 
@@ -44,7 +44,6 @@ export const example = (spec, schema, level = 0) => {
   const here = shape(spec, schema);
   if (here.example !== undefined) return here.example;
   if (here.examples?.length) return here.examples[0];
-  if ('const' in here) return here.const;
   if (here.default !== undefined && here.default !== null) return here.default;
   if (here.enum) return here.enum[0];
   if (here.variants) return example(spec, here.variants[0], level + 1);

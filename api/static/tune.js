@@ -36,7 +36,7 @@ const stopped = (job, id) => [h('p', { class: 'eyebrow' }, asked(job.request ?? 
 export const showTune = async ({ id, host, signal, fail, arrived }) => {
   const path = `v1/tunes/${encodeURIComponent(id)}`;
   const trouble = h('div', {});
-  const box = progressBox(path, problem => fail(problem, trouble));
+  const box = progressBox({ path, signal, fail: problem => fail(problem, trouble) });
   let began = false;
   const see = job => {
     if (!began && !['done', 'failed', 'cancelled'].includes(job.state)) {

@@ -4,6 +4,7 @@ import { bars } from './answer.js';
 import { button, h, ms, section, signed, times } from './dom.js';
 import { latest } from './latest.js';
 import { sliders } from './sliders.js';
+import { sweeping } from './sweep.js';
 
 const QUIET_MS = 600;  // ears are told when the hand has stopped
 
@@ -52,5 +53,6 @@ export const whatIf = ({ sim, plan, signal }) => {
   const reset = button('As it is', () => { all.back(); moved = ''; send([]); });
   draw(base);
   return section('whatif', 'What if', 'The same plan on another machine or batch. Drag, or use the arrow keys; Escape puts a slider back.',
-    h('div', { class: 'pair whatif' }, h('div', {}, all.element, h('div', { class: 'row' }, reset)), h('div', {}, shown, trouble, took, live)));
+    h('div', { class: 'pair whatif' }, h('div', {}, all.element, h('div', { class: 'row' }, reset)), h('div', {}, shown, trouble, took, live)),
+    sweeping({ plan, signal }));
 };

@@ -80,6 +80,7 @@ class DaskExecutor(Executor):
             self._client = None
         try:
             # Without a scheme: Dask's own configuration says whether it is tcp or tls.
+            # Without a scheme Dask takes the one that it is set to, tcp or tls.
             self._client = self._connect(self._place, timeout=CONNECT_S, set_as_default=False)
         except OSError as error:  # TimeoutError is one
             raise ClusterLostError(f"No Dask scheduler answers at {self._place!r}.") from error

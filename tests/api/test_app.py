@@ -137,7 +137,8 @@ def test_ready_goes_503_before_it_stops(tmp_path: Path) -> None:
 
         watching = threading.Thread(target=look)
         watching.start()
-        time.sleep(0.3)
+        while not seen:
+            time.sleep(0.05)
         service.process.send_signal(signal.SIGTERM)
         watching.join(20)
         service.process.wait(20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,6 +148,19 @@ def test_the_last_position_of_a_slider_wins(seen: Watched, tuned: str) -> None:
     seen.check()
 
 
+def test_a_sweep_is_drawn_point_by_point(seen: Watched, tuned: str) -> None:
+    page = seen.open(f"#/tunes/{tuned}/whatif")
+    page.locator("#sweep-values").fill("0.5x, 1x, wrong")
+    page.get_by_role("button", name="Sweep").click()
+    page.locator(".swept", has_text="link_bandwidth cannot be 'wrong'").wait_for()
+    page.locator("#sweep-values").fill("0.5x, 1x")
+    page.get_by_role("button", name="Sweep").click()
+    page.locator(".swept", has_text="2 points.").wait_for()
+    assert page.locator(".swept .lines circle").count() == 6
+    assert page.locator(".swept tbody th").all_inner_texts() == ["0.5x", "1x"]
+    seen.check()
+
+
 def test_a_heat_map_is_walked_with_arrows(seen: Watched, tuned: str) -> None:
     page = seen.open(f"#/tunes/{tuned}/cuts")
     best = page.locator(".heat .best")
@@ -235,6 +249,27 @@ def test_a_running_tune_is_cancelled(seen: Watched) -> None:
     seen.check()
 
 
+def test_a_server_that_dies_comes_back_with_its_tunes(browser: Browser, tmp_path: Path) -> None:
+    port = ("--port", str(free_port()))
+    with served(tmp_path, *port) as server, watched(browser, server.url) as seen:
+        page = seen.open()
+        fill(page, {**SMALL, "search": "random", "trials": 150})
+        page.locator("#field-tp").press("Enter")
+        page.locator(".best-so-far", has_text="Best so far").wait_for()
+        server.process.kill()
+        server.process.wait()
+        with served(tmp_path, *port):
+            page.locator("#lanes canvas").first.wait_for()
+            seen.errors = [said for said in seen.errors if "net::ERR_" not in said]
+            seen.check()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
 def test_paste_blocks(seen: Watched, tuned: str) -> None:
     page = seen.open(f"#/tunes/{tuned}")
     page.get_by_role("button", name="Megatron-LM").click()
@@ -272,8 +307,8 @@ def measurement(server: Served, tuned: str) -> dict[str, Any]:
     same = {name: found[name] for name in ("profile", "model", "workload", "cluster")}
     return {
         "plans": plans, "max_error": None, "present_speed": None, "machine_differences": [],
-        "warnings": [], "rounds": 10, "interrupted": False, "backend": "nccl",
-        "emulate_link_bits_per_s": None, **same,
+        "warnings": [], "rounds": 10, "interrupted": False,
+        "emulated_collectives": False, "backend": "nccl", "emulate_link_bits_per_s": None, **same,
     }  # fmt: skip
 
 

@@ -129,6 +129,15 @@ def test_deepspeed_gets_only_what_it_can_run(run: Runner) -> None:
     assert run("plan", "export", str(path), "--to", "deepspeed").code == 0
 
 
+def test_micro_batches_that_a_target_cannot_run_are_passed_over(run: Runner) -> None:
+    """DeepSpeed halves the batch: of 1, 2 and 4 sequences it cannot run 1."""
+    result = tune(
+        run, "--target", "deepspeed", "--grad-accumulation", "2",
+        "--tune-also", "micro_batch_size",
+    )  # fmt: skip
+    assert {trial["micro_batch_size"] for trial in result["trials"]} == {2, 4}
+
+
 def test_hopeless_workload_is_refused_at_once() -> None:
     request = TuneRequest(
         model="gpt3-175b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=8

@@ -5,16 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tests.api.hostile.exchange import Part
-
-JSON: Final = "application/json"
-TUNE: Final[dict[str, Any]] = {
-    "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 4, "seq_length": 1024, "micro_batch_size": 4,
-}  # fmt: skip
-MIB: Final = 1 << 20
+from tests.api.hostile.made import JSON, MIB, TUNE, chunked, deep, drops, number, post, send, tune
 
 
 class Hostile(NamedTuple):
@@ -25,57 +20,13 @@ class Hostile(NamedTuple):
     slow: bool = False
 
 
-def send(
-    method: str, path: str, body: bytes | None = None, kind: str = JSON, **headers: str
-) -> bytes:
-    """A whole request; underscores in names of headers stand for hyphens."""
-    named: dict[str, str] = {"Host": "127.0.0.1"}
-    if body is not None:
-        named |= {"Content-Type": kind, "Content-Length": str(len(body))}
-    named |= {name.replace("_", "-"): value for name, value in headers.items()}
-    lines = [f"{method} {path} HTTP/1.1", *(f"{k}: {v}" for k, v in named.items() if v), "", ""]
-    return "\r\n".join(lines).encode("latin-1") + (body or b"")
-
-
-def post(body: bytes, path: str = "/v1/tunes", **headers: str) -> list[Part]:
-    """A POST of a body."""
-    return [send("POST", path, body, **headers)]
-
-
-def tune(**changed: Any) -> list[Part]:
-    """A tune with other fields; None leaves one out."""
-    asked = {key: value for key, value in {**TUNE, **changed}.items() if value is not None}
-    return post(json.dumps(asked).encode())
-
-
-def chunked(chunks: Iterable[bytes], path: str = "/v1/tunes") -> Iterator[bytes]:
-    """A POST in chunks."""
-    yield send("POST", path, kind=JSON, Transfer_Encoding="chunked", Content_Type=JSON)
-    for chunk in chunks:
-        yield f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n"
-    yield b"0\r\n\r\n"
-
-
-def drops(drop: bytes, count: int) -> list[Part]:
-    """The same, again and again, with pauses."""
-    return [part for _ in range(count) for part in (drop, 0.3)]
-
-
-def deep(opening: bytes, closing: bytes, depth: int) -> bytes:
-    """A tune with a value nested ``depth`` deep."""
-    return b'{"model": ' + opening * depth + b"1" + closing * depth + b"}"
-
-
-def number(text: str, path: str = "/v1/tunes") -> list[Part]:
-    """A tune whose tp is written as ``text``."""
-    return post(json.dumps(TUNE | {"tp": 0}).replace('"tp": 0', f'"tp": {text}').encode(), path)
-
-
 def corpus() -> dict[str, Hostile]:
     """All of them."""
     made: dict[str, Hostile] = {}
     groups = (
-        (_not_json(), {400}), (_bad_values(), {422}), (_too_large(), {413}),
+        (_not_json(), {400}), (_bad_numbers(), {422}), (_bad_structures(), {422}),
+        (_beyond_bounds(), {422}), (_bad_texts(), {422}), (_bad_parameters(), {422}),
+        (_too_large(), {413}),
         (_bad_kinds(), {415}), (_unknown_places(), {404}), (_bad_names(), {404, 422}),
         (_not_http(), {400}), (_wrong_methods(), {405}), (_strangers(), {401, 403}),
     )  # fmt: skip
@@ -114,8 +65,7 @@ def _not_json() -> Mapping[str, Sequence[Part]]:
     }
 
 
-def _bad_values() -> Mapping[str, Sequence[Part]]:
-    doubled = json.dumps(TUNE)[:-1] + ', "tp": 8}'
+def _bad_numbers() -> Mapping[str, Sequence[Part]]:
     return {
         "NaN": number("NaN"),
         "Infinity": number("Infinity"),
@@ -133,6 +83,12 @@ def _bad_values() -> Mapping[str, Sequence[Part]]:
         "5,000 decimals": number("0." + "1" * 5000),
         "a float": number("4.0"),
         "an exponent": number("4e0"),
+    }  # fmt: skip
+
+
+def _bad_structures() -> Mapping[str, Sequence[Part]]:
+    doubled = json.dumps(TUNE)[:-1] + ', "tp": 8}'
+    return {
         "a duplicate key": post(doubled.encode()),
         "a duplicate key, escaped": post(b'{"tp": 1, "\\u0074p": 1}'),
         "a duplicate key in a model": post(b'{"a": {"b": 1, "b": 2}}', "/v1/models?name=mine"),
@@ -154,6 +110,11 @@ def _bad_values() -> Mapping[str, Sequence[Part]]:
         "a text for a number": tune(tp="4"),
         "true for a number": tune(tp=True),
         "a list for a number": tune(tp=[4]),
+    }  # fmt: skip
+
+
+def _beyond_bounds() -> Mapping[str, Sequence[Part]]:
+    return {
         "0 ranks": tune(tp=0),
         "-1 ranks": tune(tp=-1),
         "2^63 ranks": tune(tp=2**63),
@@ -166,6 +127,11 @@ def _bad_values() -> Mapping[str, Sequence[Part]]:
         ),
         "a megabyte of name": tune(model="m" * (MIB // 2)),
         "100,000 overrides": tune(overrides=["a=1"] * 100_000),
+    }  # fmt: skip
+
+
+def _bad_texts() -> Mapping[str, Sequence[Part]]:
+    return {
         "a path for a model": tune(model="../../etc/passwd"),
         "a path for a profile": tune(profile="/etc/passwd"),
         "a URL for a model": tune(model="http://169.254.169.254/"),
@@ -197,6 +163,11 @@ def _bad_values() -> Mapping[str, Sequence[Part]]:
         "a change of 10^9": post(
             json.dumps(TUNE | {"change": ["tp=1000000000x"]}).encode(), "/v1/what-ifs"
         ),
+    }  # fmt: skip
+
+
+def _bad_parameters() -> Mapping[str, Sequence[Part]]:
+    return {
         "an unknown query": [send("GET", "/v1/tunes?limt=5")],
         "a query twice": [send("GET", "/v1/tunes?limit=5&limit=6")],
         "a limit of 10^9": [send("GET", "/v1/tunes?limit=1000000000")],

@@ -23,9 +23,9 @@ from domino_tune.jobs.leases import Leases
 from domino_tune.jobs.reply import Reply
 from domino_tune.jobs.runner import Runner, problem_of
 from domino_tune.jobs.slot_executor import SlotExecutor
-from tests.dask_cluster import dask_cluster
+from tests.dask_cluster import DaskCluster, dask_cluster
 from tests.domino_tune.jobs.tasks import longer_task, sweep_task, tune_task, undisturbed
-from tests.postgres import Postgres
+from tests.postgres import Postgres, free_port
 
 PATIENCE_S = 120
 POISON = b'"seed":666,'
@@ -219,6 +219,28 @@ def test_a_killed_dask_worker_costs_nothing(sqlite_url: str, tmp_path: Path) -> 
     database.close()
 
 
+def test_a_cluster_that_is_replaced_is_waited_for(sqlite_url: str, tmp_path: Path) -> None:
+    """All of it is killed, and another one started at its address."""
+    database = open_database(sqlite_url)
+    desk, port = JobDesk(database), free_port()
+
+    async def play(executor: Executor, cluster: DaskCluster) -> None:
+        async with running(database, executor) as runner:
+            jobs = {submit(desk, task).id: task for task in (longer_task(8), sweep_task())}
+            runner.wake()
+            await until(lambda: desk.get(next(iter(jobs)), None).progress.done > 3)
+            cluster.kill()
+            await asyncio.sleep(1)
+            with dask_cluster(tmp_path / "next", port=port):
+                await finished(desk, jobs)
+
+    with dask_cluster(tmp_path / "first", port=port) as cluster:
+        executor = open_executor(cluster.address, 2)
+        asyncio.run(play(executor, cluster))
+        executor.shutdown(wait=False)
+    database.close()
+
+
 def test_a_killed_worker_costs_nothing(
     database: Database, desk: JobDesk, slots: SlotExecutor
 ) -> None:
@@ -236,7 +258,7 @@ def test_a_killed_worker_costs_nothing(
 
 def test_two_runners_share_the_work(database: Database, desk: JobDesk, slots: SlotExecutor) -> None:
     watched = [Watched(slots), Watched(slots)]
-    tasks = [tune_task(search="random", trials=6, seed=seed) for seed in range(8)]
+    tasks = [tune_task(search="random", trials=3, seed=seed) for seed in range(6)]
 
     async def play() -> None:
         jobs = {submit(desk, task).id: task for task in tasks}
