@@ -11,6 +11,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Final
 
+import anyio
+
 from api.limits import Buckets
 from api.quick import Quick
 from api.settings import Settings
@@ -27,6 +29,7 @@ from domino_tune.jobs.tokens import TokenDesk
 
 QUICK_NICENESS: Final = 5
 """Somebody waits for these: before jobs' workers, behind the event loop."""
+MOST_PINGS: Final = 2
 
 
 @dataclass(kw_only=True)
@@ -34,7 +37,8 @@ class Parts:
     """What routes use. ``runner`` is None where this replica runs no jobs.
 
     ``draining`` is set when the service is about to stop: streams end, /readyz says 503.
-    ``streams`` counts open streams by caller.
+    ``streams`` counts open streams by caller; ``pings`` bounds how many ask whether the database
+    is there, so that they leave threads to others when it is not.
     """
 
     settings: Settings
@@ -49,6 +53,7 @@ class Parts:
     executors: list[Executor]
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     streams: Counter[str] = field(default_factory=Counter)
+    pings: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(MOST_PINGS))
 
     def wake(self) -> None:
         """Tell the runner that there is a new job."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any, Final
 
 from domino_tune.case import Setup
-from domino_tune.planfile import PlanFile, ProfileRef
+from domino_tune.planfile import PlanFile, Predicted, ProfileRef
 from domino_tune.store.check import SectionCheck
 from domino_tune.store.profiles import ProfileSummary
+from simulator.lines import LayerOrder
 from simulator.plan import SlicePlan
 from simulator.profile import Machine
 from simulator.specs import ClusterSpec, ModelSpec, Workload
@@ -95,8 +97,26 @@ class SimulateResult(Simulated):
     """The same where it was computed: with what traces, pages and plan files are made from."""
 
     timelines: Mapping[str, Timeline] = field(metadata=HIDDEN, repr=False)
-    plan_file: PlanFile = field(metadata=HIDDEN, repr=False)
+    order: LayerOrder = field(metadata=HIDDEN, repr=False)
     setup: Setup = field(metadata=HIDDEN, repr=False)
+
+    @cached_property
+    def plan_file(self) -> PlanFile:
+        """The plan as a file holds it."""
+        return PlanFile(
+            model=self.model,
+            workload=self.workload,
+            cluster=self.cluster,
+            profile=self.profile,
+            plan=self.plan,
+            order=self.order,
+            predicted=Predicted(
+                iteration_ms=self.iteration_ms,
+                baseline_ms=self.baseline_ms,
+                no_comm_ms=self.no_comm_ms,
+                peak_memory_gib=self.peak_memory_gib,
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,13 @@ from functools import cache, partial
 from typing import Final
 
 from domino_tune.case import GIB, Chosen, Setup
-from domino_tune.planfile import PlanFile, Predicted
 from domino_tune.results import Interval, SimulateResult, Variant
 from simulator.confidence import Confidence, confidence_of
 from simulator.engine import play
 from simulator.memory import peak_bytes
 from simulator.plan import MEGATRON, NO_COMM
-from simulator.predict import programmed, simulate
+from simulator.predict import programmed
+from simulator.record import record
 from simulator.recurrence import Totals, totals
 from simulator.timeline import Timeline
 
@@ -56,15 +56,13 @@ def simulate_plan(setup: Setup, chosen: Chosen) -> SimulateResult:
     peaks = {name: peak_bytes(setup.case, one.plan, one.order) for name, one in plans.items()}
     setup.check_memory(chosen.plan, peaks[CHOSEN])
     shown = _shortened(setup)
-    variants, timelines = {}, {}
+    variants, drawn = {}, {}
     for name, one in plans.items():
         made = programmed(setup.case, one.plan, one.order)
         variants[name] = _variant(setup, one.plan.label, totals(made[1]), peaks[name])
-        if shown is setup:
-            timelines[name] = partial(play, *made)
-        else:
-            timelines[name] = partial(simulate, shown.case, one.plan, one.order)
-    return _result(setup, chosen, variants, Timelines(timelines))
+        drawn[name] = made if shown is setup else programmed(shown.case, one.plan, one.order)
+    timelines = Timelines({name: partial(play, *made) for name, made in drawn.items()})
+    return _result(setup, chosen, variants, timelines, record(*drawn[CHOSEN]))
 
 
 def _shortened(setup: Setup) -> Setup:
@@ -76,17 +74,15 @@ def _shortened(setup: Setup) -> Setup:
 
 
 def _result(
-    setup: Setup, chosen: Chosen, variants: dict[str, Variant], timelines: Mapping[str, Timeline]
+    setup: Setup,
+    chosen: Chosen,
+    variants: dict[str, Variant],
+    timelines: Timelines,
+    timeline: Timeline,
 ) -> SimulateResult:
     mine, baseline, bound = (variants[name] for name in (CHOSEN, BASELINE, BOUND))
-    sure = confidence_of(timelines[CHOSEN], setup.case.cost)
-    longer = mine.iteration_ms / timelines[CHOSEN].makespan_ns
-    predicted = Predicted(
-        iteration_ms=mine.iteration_ms,
-        baseline_ms=baseline.iteration_ms,
-        no_comm_ms=bound.iteration_ms,
-        peak_memory_gib=mine.peak_memory_gib,
-    )
+    sure = confidence_of(timeline, setup.case.cost)
+    longer = mine.iteration_ms / timeline.makespan_ns
     return SimulateResult(
         iteration_ms=mine.iteration_ms,
         baseline_ms=baseline.iteration_ms,
@@ -106,25 +102,10 @@ def _result(
         workload=setup.workload,
         cluster=setup.cluster,
         variants=variants,
-        time_by_role_ms={
-            role: time_ns * longer for role, time_ns in timelines[CHOSEN].by_role.items()
-        },
+        time_by_role_ms={role: time_ns * longer for role, time_ns in timeline.by_role.items()},
         timelines=timelines,
-        plan_file=plan_file_of(setup, chosen, predicted),
-        setup=setup,
-    )
-
-
-def plan_file_of(setup: Setup, chosen: Chosen, predicted: Predicted) -> PlanFile:
-    """The plan as a file holds it."""
-    return PlanFile(
-        model=setup.model,
-        workload=setup.workload,
-        cluster=setup.cluster,
-        profile=setup.profile_ref,
-        plan=chosen.plan,
         order=chosen.order,
-        predicted=predicted,
+        setup=setup,
     )
 
 

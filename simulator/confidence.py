@@ -40,7 +40,7 @@ def confidence_of(timeline: Timeline, cost: CostModel) -> Confidence:
     shares: dict[str, float] = {}
     far: dict[str, int] = {}
     for index in timeline.critical_path:
-        op = timeline.ops[index]
+        op = timeline.templates[index]
         estimate = cost.estimate(op.signature)
         elapsed = timeline.end_ns[index] - timeline.start_ns[index]
         kind = op.signature.kind
@@ -71,7 +71,7 @@ def _stretched_ns(timeline: Timeline, cost: CostModel) -> int:
     """Time that contention added to compute ops on the critical path."""
     added = 0
     for index in timeline.critical_path:
-        op = timeline.ops[index]
+        op = timeline.templates[index]
         if op.lane == COMPUTE:
             alone = cost.duration_ns(op.signature)
             added += max(0, timeline.end_ns[index] - timeline.start_ns[index] - alone)
@@ -83,7 +83,7 @@ def _compute_ns(timeline: Timeline) -> int:
     return sum(
         timeline.end_ns[index] - timeline.start_ns[index]
         for index in timeline.critical_path
-        if timeline.ops[index].lane == COMPUTE
+        if timeline.templates[index].lane == COMPUTE
     )
 
 

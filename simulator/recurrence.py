@@ -44,7 +44,7 @@ class Totals(NamedTuple):
 
 def totals(program: Program, *, shortcut: bool = True) -> Totals:
     """Play ``program`` and add up; ``shortcut`` skips repetitions that would be the same again."""
-    machine = _Machine(program, shortcut)
+    machine = Machine(program, shortcut)
     machine.run(program.root)
     machine.drain()
     return Totals(
@@ -65,7 +65,7 @@ class _Flight:
         self.queue: deque[tuple[int, int, int]] = deque()  # work, family, host's issue time
 
 
-class _Machine:
+class Machine:
     """State at ``now``: nothing runs on the compute lane, work in flight counted up to ``now``."""
 
     def __init__(self, program: Program, shortcut: bool) -> None:

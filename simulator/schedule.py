@@ -118,6 +118,13 @@ class Schedule:
                 for segment in part.segments:
                     yield from _named(segment, micro, self.micros)
 
+    def templates(self) -> Iterator[OpTemplate]:
+        """What ``ops`` is made of, op by op, without the names of this or that layer."""
+        for part in self.parts:
+            once = [t for s in part.segments for _ in range(s.count) for t in s.templates]
+            for _ in range(part.count):
+                yield from once
+
     def lanes(self) -> tuple[int, ...]:
         """Lanes in use, compute first."""
         used = {t.lane for part in self.parts for s in part.segments for t in s.templates}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from simulator.schedule import COMPUTE, Op, Schedule
+from simulator.schedule import COMPUTE, Op, OpTemplate, Schedule
 
 
 class Breakdown(NamedTuple):
@@ -44,6 +44,11 @@ class Timeline:
         return tuple(self.schedule.ops())
 
     @cached_property
+    def templates(self) -> tuple[OpTemplate, ...]:
+        """Role, lane and signature of each op, in issue order; ``ops`` has their names too."""
+        return tuple(self.schedule.templates())
+
+    @cached_property
     def makespan_ns(self) -> int:
         """End of the last op."""
         return max(self.end_ns, default=0)
@@ -57,7 +62,7 @@ class Timeline:
     @cached_property
     def breakdown(self) -> Breakdown:
         """Sums over the iteration."""
-        spans = list(zip(self.ops, self.start_ns, self.end_ns, strict=True))
+        spans = list(zip(self.templates, self.start_ns, self.end_ns, strict=True))
         compute = _union((a, b) for op, a, b in spans if op.lane == COMPUTE)
         comm = _union((a, b) for op, a, b in spans if op.lane != COMPUTE)
         busy = _length(_union([*compute, *comm]))
@@ -73,7 +78,7 @@ class Timeline:
     def by_role(self) -> dict[str, int]:
         """Time in flight by role (``attn.a``, ``mlp.b.ar``), in ns, largest first."""
         sums: dict[str, int] = {}
-        for op, start, end in zip(self.ops, self.start_ns, self.end_ns, strict=True):
+        for op, start, end in zip(self.templates, self.start_ns, self.end_ns, strict=True):
             sums[op.role] = sums.get(op.role, 0) + end - start
         return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
 
@@ -101,8 +106,8 @@ class Timeline:
         if position < 0:
             return -1
         found = [i for i in ends[times[position]] if i != index]
-        lane = self.ops[index].lane
-        return max(found, key=lambda i: (self.ops[i].lane == lane, i), default=-1)
+        lane = self.templates[index].lane
+        return max(found, key=lambda i: (self.templates[i].lane == lane, i), default=-1)
 
 
 def _union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -36,7 +36,9 @@ async def readyz(request: Request) -> Response:
         raise ProblemError(503, "The service is about to stop.", headers={"Retry-After": "5"})
     try:
         with anyio.fail_after(PING_S):
-            await anyio.to_thread.run_sync(parts.database.ping, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(
+                parts.database.ping, abandon_on_cancel=True, limiter=parts.pings
+            )
     except TimeoutError:
         raise ProblemError(
             503, f"The database did not answer in {PING_S:g} s.", headers={"Retry-After": "5"}

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from simulator.engine import play
 from simulator.program import Program, compile_program
+from simulator.record import record
 from simulator.recurrence import Totals, totals
 from simulator.schedule import COMPUTE, Op, Schedule, Segment
 from simulator.timeline import Timeline
@@ -38,6 +39,7 @@ def check_engines_agree(seed: int) -> None:
     whole = totals(program, shortcut=False)
     assert whole == _timeline_totals(timeline, program)
     assert totals(program) == whole
+    assert record(schedule, program) == timeline
 
 
 def check_dag(seed: int) -> None:
@@ -54,6 +56,7 @@ def check_dag(seed: int) -> None:
     expected = list_schedule(ops, durations, launches, depth)
     program = compile_program(dag.schedule, dag.cost)
     timeline = play(dag.schedule, program)
+    assert record(dag.schedule, program) == timeline
     got = [Placed(*span) for span in zip(timeline.start_ns, timeline.end_ns, strict=True)]
     assert got == expected
     whole = totals_of([op.lane for op in ops], expected, program.lanes)
@@ -66,7 +69,9 @@ def check_contended_dag(seed: int) -> None:
     dag = random_dag(seed, contention=True)
     program = compile_program(dag.schedule, dag.cost)
     whole = totals(program, shortcut=False)
-    assert whole == _timeline_totals(play(dag.schedule, program), program)
+    timeline = play(dag.schedule, program)
+    assert whole == _timeline_totals(timeline, program)
+    assert record(dag.schedule, program) == timeline
     assert totals(program) == whole
     flat = compile_program(unrolled(dag.schedule), dag.cost)
     assert flat.root.steps() == program.root.steps()

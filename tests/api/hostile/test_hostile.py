@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,15 +16,22 @@ from tests.api.hostile.corpus import corpus
 from tests.api.hostile.documented import undocumented
 from tests.api.hostile.exchange import exchange
 from tests.api.service import Service, serving
+from tests.postgres import running_postgres
 
 CORPUS = corpus()
 RECEIVE_S = 1.0
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def service(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("hostile")
-    with serving(folder, receive_s=RECEIVE_S, burst=100_000) as made:
+    with ExitStack() as stack:
+        given: dict[str, Any] = {"receive_s": RECEIVE_S, "burst": 100_000}
+        if request.param == "postgresql":
+            given["database_url"] = stack.enter_context(running_postgres()).url()
+        made = stack.enter_context(serving(folder, **given))
         yield made
         assert made.process.poll() is None
         assert "Traceback" not in made.log.read_text()

@@ -121,7 +121,9 @@ def test_an_import_is_the_verbs(
     (tmp_path / "table").write_text(TABLE)
     monkeypatch.setenv("DOMINO_TUNE_HOME", str(tmp_path))
     local = services.profiles_import(
-        ProfilesImportRequest(file=str(tmp_path / "table"), name="imported", **asked)
+        ProfilesImportRequest(
+            file=str(tmp_path / "table"), name="imported", format="gemm-csv", into="h100-dgx"
+        )
     )
     assert (told["section"], told["rows"]) == (local.section, local.rows)
     assert told["profile"]["content_id"] == local.profile.content_id

@@ -43,7 +43,8 @@ def measured(tuned: Any) -> dict[str, Any]:
             one("plan.json", simulation["plan"], simulation["iteration_ms"]),
         ],
         "max_error": None, "present_speed": 1.0, "profile": simulation["profile"],
-        "machine_differences": [], "warnings": [], "rounds": 3, "interrupted": False, "emulated_collectives": False,
+        "machine_differences": [], "warnings": [], "rounds": 3, "interrupted": False,
+        "emulated_collectives": False,
         "backend": "gloo", "emulate_link_bits_per_s": None, "model": simulation["model"],
         "workload": simulation["workload"], "cluster": simulation["cluster"],
     }  # fmt: skip
