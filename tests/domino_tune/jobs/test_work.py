@@ -46,7 +46,9 @@ SWEEPS = {
     "links": sweep_task(),
     "one that cannot be": sweep_task(sweep="tp=2,7"),
     "changed too": sweep_task(change=("gpu_flops=2x",)),
-    "retuned": sweep_task(retune=True, sweep="link_bandwidth=0.5x,2x"),
+    "retuned": sweep_task(
+        retune=True, sweep="link_bandwidth=0.5x", micro_batch_size=1, row_slices=1
+    ),
 }
 EVERYTHING = TUNES | {f"sweep of {name}": task for name, task in SWEEPS.items()}
 
