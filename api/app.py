@@ -21,8 +21,9 @@ from typing import Any
 import anyio
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import handlers
 from api.metrics import Metrics
@@ -69,6 +70,7 @@ def create_app(settings: Settings) -> FastAPI:
     made.state.metrics = Metrics()
     made.state.declared = declared
     made.add_middleware(Guard, hosts=settings.hosts)
+    made.add_middleware(_Starting, state=made.state)
     made.add_middleware(Observe, counts=made.state.metrics, route_of=_route_names(declared))
     return made
 
@@ -97,7 +99,11 @@ def _route_names(declared: tuple[Declared, ...]) -> Callable[[Scope], str]:
 def _lifespan(settings: Settings) -> Callable[[FastAPI], Any]:
     @asynccontextmanager
     async def lifespan(made: FastAPI) -> AsyncIterator[None]:
-        parts = made.state.parts = await anyio.to_thread.run_sync(open_parts, settings)
+        try:
+            parts = made.state.parts = await anyio.to_thread.run_sync(open_parts, settings)
+        except DominoTuneError as error:
+            made.state.failure = str(error)
+            raise
         made.state.metrics.watch(parts)
         try:
             if parts.runner is not None:
@@ -111,6 +117,23 @@ def _lifespan(settings: Settings) -> Callable[[FastAPI], Any]:
             await anyio.to_thread.run_sync(parts.close)
 
     return lifespan
+
+
+class _Starting:
+    """ASGI middleware: says why the service does not start, without a traceback where it is for
+    the user to mend."""
+
+    def __init__(self, app: ASGIApp, state: State) -> None:
+        self.app = app
+        self.state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def tell(message: Message) -> None:
+            if message["type"] == "lifespan.startup.failed":
+                message["message"] = getattr(self.state, "failure", message["message"])
+            await send(message)
+
+        await self.app(scope, receive, tell if scope["type"] == "lifespan" else send)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from typing import get_type_hints as hints_of
 import pydantic
 from pydantic import BaseModel, ConfigDict, create_model
 
+from api.wire import SLUG
 from domino_tune.options import Option, option_of
 from domino_tune.requests import Request
 from simulator.plan import SlicePlan
@@ -27,8 +28,6 @@ LONGEST_TEXT: Final = 256
 """Characters of a body's string."""
 MOST_ENTRIES: Final = 64
 """Entries of a body's list."""
-SLUG: Final = r"^[a-z0-9](\.?[a-z0-9_-])*\.?$"
-"""Names of profiles and models: no separator and no two dots in a row, so never a path."""
 LONGEST_SLUG: Final = 64
 Slug = Annotated[str, pydantic.Field(pattern=SLUG, max_length=LONGEST_SLUG)]
 PlanObject = Annotated[

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from api.problems import Fault, bad_body, pointer
@@ -78,7 +79,7 @@ def read_json(data: bytes, most_keys: int = MOST_KEYS) -> Any:
 
     A byte-order mark is skipped.
     """
-    if data.count(b":") > most_keys and sum(1 for _ in _KEY.finditer(data)) > most_keys:
+    if data.count(b":") > most_keys and any(islice(_KEY.finditer(data), most_keys, None)):
         raise bad_body(f"The body may hold at most {most_keys:,} keys.")
     reader = _Reader()
     try:

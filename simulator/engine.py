@@ -14,7 +14,7 @@ from typing import Any, Final
 import simpy
 
 from simulator.contention import SCALE
-from simulator.program import WORK_UNIT, Program, Rates, Step
+from simulator.program import WORK_UNIT, Program, Rates, Step, spans_of_ops
 from simulator.schedule import COMPUTE, Schedule
 from simulator.timeline import Timeline
 
@@ -26,20 +26,9 @@ def play(schedule: Schedule, program: Program) -> Timeline:
     """Simulate ``program``, which was compiled from ``schedule``."""
     engine = _Engine(program)
     engine.run()
-    starts, ends = _of_ops(engine)
+    spans = list(zip(engine.starts, engine.ends, strict=True))
+    starts, ends = spans_of_ops(engine.steps, spans)
     return Timeline(schedule=schedule, start_ns=starts, end_ns=ends)
-
-
-def _of_ops(engine: _Engine) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """When ops start and end: a wait for later ranks is the beginning of the op behind it."""
-    starts: list[int] = []
-    ends: list[int] = []
-    for index, step in enumerate(engine.steps):
-        if step.family:
-            waited = index > 0 and not engine.steps[index - 1].family
-            starts.append(engine.starts[index - waited])
-            ends.append(engine.ends[index])
-    return tuple(starts), tuple(ends)
 
 
 class _Finish(simpy.Event):

@@ -8,6 +8,7 @@ program keeps the schedule's loops.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -81,6 +82,21 @@ class Rates(dict[tuple[int, ...], tuple[int, ...]]):
         found = self[in_flight] = self._contention.slowdowns(names)
         assert all(rate >= SCALE for rate in found)
         return found
+
+
+def spans_of_ops(
+    steps: Sequence[Step], spans: Sequence[tuple[int, int]]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """When ops start and end, from when steps do: a wait for later ranks is the beginning of the op
+    behind it."""
+    starts: list[int] = []
+    ends: list[int] = []
+    for index, (step, (start, end)) in enumerate(zip(steps, spans, strict=True)):
+        if step.family:
+            waited = index > 0 and not steps[index - 1].family
+            starts.append(spans[index - 1][0] if waited else start)
+            ends.append(end)
+    return tuple(starts), tuple(ends)
 
 
 def compile_program(schedule: Schedule, cost: CostModel) -> Program:

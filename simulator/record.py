@@ -5,7 +5,7 @@ It plays every repetition, since each has its own times.
 
 from __future__ import annotations
 
-from simulator.program import Program
+from simulator.program import Program, spans_of_ops
 from simulator.recurrence import Machine
 from simulator.schedule import COMPUTE, Schedule
 from simulator.timeline import Timeline
@@ -19,19 +19,10 @@ def record(schedule: Schedule, program: Program) -> Timeline:
     recorder = _Recorder(program)
     recorder.run(program.root)
     recorder.drain()
-    starts: list[int] = []
-    ends: list[int] = []
     played = [iter(spans) for spans in recorder.spans]
-    waited: int | None = None
-    for step in program.root.steps():
-        start, end = next(played[step.lane])
-        if not step.family:  # a wait for later ranks is the beginning of the op behind it
-            waited = start
-            continue
-        starts.append(start if waited is None else waited)
-        ends.append(end)
-        waited = None
-    return Timeline(schedule=schedule, start_ns=tuple(starts), end_ns=tuple(ends))
+    steps = program.root.steps()
+    starts, ends = spans_of_ops(steps, [next(played[step.lane]) for step in steps])
+    return Timeline(schedule=schedule, start_ns=starts, end_ns=ends)
 
 
 class _Recorder(Machine):

@@ -22,7 +22,7 @@ from domino_tune.jobs.job import Job
 from domino_tune.load import bodies
 from domino_tune.load.process import Service, family
 from tests.conftest import REPOSITORY
-from tests.test_deploy_service import CONTAINER, GRACE_S, IMAGE, PROMETHEUS
+from tests.test_deploy_service import CONTAINER, IMAGE, PROMETHEUS
 
 PATIENCE_S = 120
 DOCUMENT = REPOSITORY / "docs" / "service.md"
@@ -122,7 +122,7 @@ def test_sigterm_gives_running_jobs_back(folder: Path, client: httpx.Client) -> 
         reader.start()
         until(lambda: bool(seen))
         service.process.send_signal(signal.SIGTERM)
-        code = service.process.wait(GRACE_S)
+        code = service.process.wait(PATIENCE_S)
         watcher.join(PATIENCE_S)
         reader.join(PATIENCE_S)
     assert code == 0, service.printed()

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.bounds import check_model
-from api.generate import LONGEST_SLUG, SLUG
+from api.generate import LONGEST_SLUG
 from api.jobs import Cursor, Limit, dump, idempotency, json_response
 from api.pages import sliced
 from api.schemas import Model, ModelPage
-from api.wire import IdempotencyKey, Me, Routes, Slug, in_thread, object_body, parts_of
+from api.wire import SLUG, IdempotencyKey, Me, Routes, Slug, in_thread, object_body, parts_of
 from domino_tune.jobs.idempotency import Idempotency
 from domino_tune.jobs.library import KeptModel, Library
 from domino_tune.store.models import read_model

@@ -10,12 +10,13 @@ from fastapi import Header, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.generate import LONGEST_SLUG, SLUG
+from api.generate import LONGEST_SLUG
 from api.jobs import Cursor, Limit, dump, idempotency, json_response
 from api.pages import sliced
 from api.problems import ProblemError, bad_body
 from api.schemas import Imported, ProfileFile, ProfilePage, Summary
 from api.wire import (
+    SLUG,
     IdempotencyKey,
     Me,
     Routes,

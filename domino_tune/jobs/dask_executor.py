@@ -20,6 +20,7 @@ from domino_tune.jobs.executors import ClusterLostError, WorkerDiedError
 from simulator.errors import InputError
 
 CONNECT_S: Final = 10
+CLOSE_S: Final = 1
 DIED: Final = "Dask's workers died over this; does it need more memory than they have?"
 
 
@@ -63,7 +64,7 @@ class DaskExecutor(Executor):
         with self._lock:
             if self._client is not None:
                 self._pool.shutdown(wait=wait and not cancel_futures)
-                self._client.close()
+                self._client.close(timeout=CLOSE_S)
                 self._client = None
 
     def _open(self) -> Executor:
@@ -76,7 +77,7 @@ class DaskExecutor(Executor):
     def _reconnect(self) -> None:
         if self._client is not None:
             with suppress(Exception):
-                self._client.close(timeout=1)
+                self._client.close(timeout=CLOSE_S)
             self._client = None
         try:
             # Without a scheme: Dask's own configuration says whether it is tcp or tls.

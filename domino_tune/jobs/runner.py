@@ -48,6 +48,11 @@ class _Held:
     def id(self) -> str:
         return self.claimed.job.id
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """A job that was lost while we were stopped may be ours again, under another fence."""
+        return self.claimed.job.id, self.claimed.job.fence
+
 
 class Runner:
     """Works on jobs of ``leases``, ``slots`` slices at once.
@@ -75,7 +80,7 @@ class Runner:
         self._alone = asyncio.Lock()
         # Of its own: what blocks the loop's threads must not keep leases from being renewed.
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="leases")
-        self._held: dict[str, _Held] = {}
+        self._held: dict[tuple[str, int], _Held] = {}
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._claiming: asyncio.Task[None] | None = None
@@ -146,7 +151,7 @@ class Runner:
 
     def _take(self, claimed: Claimed) -> None:
         held = _Held(claimed=claimed, renewed_s=time.monotonic())
-        self._held[held.id] = held
+        self._held[held.key] = held
         LOG.info("job %s: claimed, attempt %d", held.id, claimed.job.attempts)
         held.task = asyncio.create_task(self._work(held))
 
@@ -159,7 +164,7 @@ class Runner:
         except Exception as error:
             _tell(f"job {held.id}", error)
         finally:
-            self._held.pop(held.id, None)
+            self._held.pop(held.key, None)
             self._wake.set()
 
     async def _finish(self, held: _Held) -> None:

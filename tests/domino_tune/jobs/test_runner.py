@@ -333,3 +333,23 @@ def test_a_database_that_is_away_for_a_while_is_waited_for(
 
     asyncio.run(play())
     database.close()
+
+
+def test_a_runner_that_was_stopped_past_its_lease_goes_on(
+    database: Database, desk: JobDesk, slots: SlotExecutor
+) -> None:
+    """Its jobs are lost to it, and may be its own again: nothing is done twice, or forgotten."""
+    lease_s = 0.5
+
+    async def play() -> None:
+        runner = Runner(Leases(database, "one", lease_s), slots, 2, lease_s=lease_s, budget_s=0.0)
+        await runner.start()
+        jobs = {submit(desk, task).id: task for task in (longer_task(9), longer_task(10))}
+        runner.wake()
+        await until(lambda: desk.get(next(iter(jobs)), None).progress.done > 2)
+        time.sleep(2 * lease_s)  # the loop stands still, as after SIGSTOP
+        await finished(desk, jobs)
+        await runner.drain()
+        assert runner.running == 0
+
+    asyncio.run(play())
