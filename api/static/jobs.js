@@ -8,10 +8,10 @@ const BUSY_S = 2, IDLE_S = 15;
 
 const outcome = job => {
   if (job.state === 'failed') return job.error?.detail ?? job.error?.title ?? 'failed';
-  const { best } = job;
-  if (!best) return over(job.state) ? stateWords(job.state) : '';
-  return [best.baseline_ms && times(best.baseline_ms / best.iteration_ms), `${ms(best.iteration_ms)} ms`,
-    label(best.plan)].filter(Boolean).join(' · ');
+  const { best } = job, called = job.state === 'cancelled' && 'cancelled';
+  const found = best ? [best.baseline_ms && times(best.baseline_ms / best.iteration_ms), `${ms(best.iteration_ms)} ms`,
+    label(best.plan)] : [];
+  return [called, ...found].filter(Boolean).join(' · ');
 };
 
 // A line is made once and then only told what changed, so that focus stays where it is.
