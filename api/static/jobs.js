@@ -1,7 +1,7 @@
 // The list of tunes: what runs and how far it is, what is done and what came out.
 import { list, remove } from './api.js';
 import { button, h, link, ms, times, when } from './dom.js';
-import { asked, label, over, progressWords, share, stateWords } from './words.js';
+import { asked, label, over, progressWords, share } from './words.js';
 import { rest } from './watch.js';
 
 const BUSY_S = 2, IDLE_S = 15;
@@ -26,7 +26,7 @@ const line = job => {
     h('span', { class: 'when' }, when(job.created)), state, bar, said, cancel);
   const update = now => {
     element.dataset.state = now.state;
-    state.textContent = over(now.state) ? stateWords(now.state) : progressWords(now);
+    state.textContent = over(now.state) ? '' : progressWords(now);
     const part = share(now);
     if (part === null) bar.removeAttribute('value'); else bar.value = part;
     bar.hidden = cancel.hidden = over(now.state);
