@@ -104,13 +104,15 @@ def load_plan(path: str | Path) -> PlanFile:
 def plan_from_json(plain: Mapping[str, Any], *, source: str) -> PlanFile:
     """A plan file from its object; raises PlanFileError naming the key and the reason."""
     _check_frame(plain, source)
+    content = {key: value for key, value in plain.items() if key != "checksum"}
+    whole = plain["checksum"] == _checksum(content)
 
     def part(kind: type[Any], key: str) -> Any:
         where = f"{source}: {key}"
         return strict(kind, plain[key], source=where, error=PlanFileError, whole=True)
 
     try:
-        return PlanFile(
+        found = PlanFile(
             model=part(ModelSpec, "model"),
             workload=part(Workload, "workload"),
             cluster=part(ClusterSpec, "cluster"),
@@ -120,12 +122,25 @@ def plan_from_json(plain: Mapping[str, Any], *, source: str) -> PlanFile:
             predicted=part(Predicted, "predicted"),
         )
     except DominoTuneError as error:
+        if not whole:
+            raise _tampered(source) from None
         text = str(error)
         raise PlanFileError(text if text.startswith(source) else f"{source}: {text}") from None
+    # What was read may fit where the text does not: JSON may write 10000.0 as 10000.
+    if not whole and plain["checksum"] != found.to_json()["checksum"]:
+        raise _tampered(source)
+    return found
+
+
+def _tampered(source: str) -> PlanFileError:
+    return PlanFileError(
+        f"{source}: its checksum does not fit its content; it was changed by hand or damaged. "
+        "Make plans with `tune --out`."
+    )
 
 
 def _check_frame(plain: Mapping[str, Any], source: str) -> None:
-    """Keys, schema and checksum."""
+    """Keys and schema."""
     schema = plain.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
         raise PlanFileError(
@@ -139,12 +154,6 @@ def _check_frame(plain: Mapping[str, Any], source: str) -> None:
             raise PlanFileError(f"{source}: unknown key {key!r}; known: {', '.join(KEYS)}.")
     if schema != SCHEMA:
         raise PlanFileError(f"{source}: schema {schema!r} is not {SCHEMA}; make the plan again.")
-    content = {key: value for key, value in plain.items() if key != "checksum"}
-    if plain["checksum"] != _checksum(content):
-        raise PlanFileError(
-            f"{source}: its checksum does not fit its content; it was changed by hand or damaged. "
-            "Make plans with `tune --out`."
-        )
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from domino_tune import services
 from domino_tune.cli import main
-from domino_tune.planfile import _checksum
+from domino_tune.planfile import Predicted, _checksum
 from domino_tune.store.profiles import load_profile, save_profile
 from tests.domino_tune.runs import Runner
 
@@ -149,6 +149,13 @@ class TestPlanFiles:
     def test_tampered(self, run: Runner, plan: Path) -> None:
         text = plan.read_text().replace('"seq_length": 256', '"seq_length": 255')
         assert "checksum" in self.refuse(run, plan, text)
+
+    def test_numbers_may_be_written_otherwise(self, run: Runner, plan: Path) -> None:
+        """As by a program that reads JSON and writes it again: 2048.0 becomes 2048."""
+        content = self.edited(plan, predicted=dict.fromkeys(Predicted.__dataclass_fields__, 8.0))
+        other = run.folder / "other.json"
+        other.write_text(content.replace("8.0", "8"))
+        assert run("plan", "show", str(other))
 
     def test_not_a_number(self, run: Runner, plan: Path) -> None:
         text = plan.read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import httpx
+import pytest
 
 from domino_tune import services
 from domino_tune.requests import WhatIfRequest
@@ -51,6 +52,13 @@ def test_lists_are_apart_and_keys_make_one(client: httpx.Client, tuned: dict[str
     assert tuned["id"] not in ids
     assert ended(client, first["links"]["self"])["state"] == "done"
     refused(client.get(f"/v1/tunes/{first['id']}"), 404)
+
+
+@pytest.mark.parametrize("changed", [{"sweep": "tp"}, {"sweep": "speed=2x"}, {"change": ["tp=x"]}])
+def test_what_cannot_be_read_is_refused_at_once(
+    client: httpx.Client, changed: dict[str, object]
+) -> None:
+    refused(client.post("/v1/sweeps", json={**CELL, "sweep": "tp=2,4", **changed}), 422)
 
 
 def test_one_without_a_possible_point_fails(client: httpx.Client) -> None:

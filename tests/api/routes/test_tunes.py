@@ -148,6 +148,7 @@ def test_what_is_not_there(client: httpx.Client, tuned: Any) -> None:
         ({"model": "../secret"}, "#/model"),
         ({"objective": "measure"}, "#/objective"),
         ({"overrides": ["num_attention_heads=x"]}, "#/overrides"),
+        ({"tp": 7}, "#"),
     ],
 )
 def test_faults_are_pointed_at(client: httpx.Client, changed: dict[str, Any], pointer: str) -> None:
