@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.jobs import Cursor, Limit, dump, find_job, idempotency, json_response, rfc3339
-from api.pages import sliced
+from api.jobs import Cursor, dump, find_job, idempotency, json_response, page, rfc3339
 from api.problems import bad_body
 from api.schemas import Validation, ValidationBody, ValidationPage
 from api.wire import IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
 from domino_tune.errors import ConflictError
+from domino_tune.jobs.measurements import MAX_LIMIT
 from domino_tune.jobs.measurements import Validation as Kept
 
 routes: Final = Routes("validations")
 SAME: Final = ("model", "workload", "cluster")
 """What a measurement must have in common with the tune."""
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Most entries of a page.")]
 
 
 @routes.route(
@@ -56,14 +58,14 @@ async def add_validation(
     "GET", "/v1/tunes/{job_id}/validations", scope="read", returns=ValidationPage
 )  # fmt: skip
 async def list_validations(
-    request: Request, caller: Me, job_id: JobId, cursor: Cursor = None, limit: Limit = 50
+    request: Request, caller: Me, job_id: JobId, cursor: Cursor = None, limit: Limit = MAX_LIMIT
 ) -> Response:
     """What was measured of the tune's plan, oldest first, beside what was predicted."""
     parts = parts_of(request)
     job = await find_job(request, caller, "tune", job_id)
-    kept = await in_thread(parts.measurements.list, job.id)
+    kept, following = await in_thread(parts.measurements.page, job.id, cursor, limit)
     tuned = await in_thread(lambda: _tuned(parts.jobs.result(job.id))) if kept else {}
-    return sliced(kept, lambda one: one.id, lambda one: _beside(one, tuned), cursor, limit)
+    return page([_beside(one, tuned) for one in kept], following)
 
 
 def _tuned(result: bytes) -> dict[str, Any]:

@@ -49,12 +49,12 @@ export const getText = async (path, options) => (await request(path, options)).t
 export const post = async (path, body, options = {}) => (await request(path, { ...options, method: 'POST', body })).json();
 export const remove = (path, options) => request(path, { ...options, method: 'DELETE' });
 
-/** The first `limit` items of a paged list. */
-export const list = async (path, { limit = 100, signal } = {}) => {
+/** The first `limit` items of a list, `most` a page. */
+export const list = async (path, { limit = 100, most = 100, signal } = {}) => {
   const found = [];
   let cursor = null;
   do {
-    const query = new URLSearchParams({ limit: String(Math.min(100, limit - found.length)), ...(cursor && { cursor }) });
+    const query = new URLSearchParams({ limit: String(Math.min(most, limit - found.length)), ...(cursor && { cursor }) });
     const page = await get(`${path}?${query}`, { signal });
     if (Array.isArray(page)) return page;
     found.push(...page.items);

@@ -46,7 +46,7 @@ export const measured = ({ path, signal, fail }) => {
   const none = () => [h('p', { class: 'note' },
     'Nothing measured yet. Run the plan on the cluster; what it measures appears here:'),
     h('pre', { tabindex: '0' }, h('code', {}, `python -m domino_tune validate --plan plan.json --report-to ${url.href}`))];
-  list(`${path}/validations`, { signal })
+  list(`${path}/validations`, { most: 20, signal })
     .then(items => host.replaceChildren(...(items.length ? items.map(one) : none())))
     .catch(problem => { if (problem.name !== 'AbortError') fail(problem, host); });
   return section('measured', 'Predicted against measured', null, host);

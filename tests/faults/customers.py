@@ -171,7 +171,7 @@ class Customers:
                 if final.get(index) != point
             ]
         if job.measurements:
-            found = self._ask("GET", f"{job.path}/validations?limit=100").json()["items"]
+            found = self._ask("GET", f"{job.path}/validations?limit=20").json()["items"]
             missing = job.measurements - {one["id"] for one in found}
             kept.lost += [f"{job.path}: measurement {one}" for one in missing]
 
