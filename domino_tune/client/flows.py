@@ -20,6 +20,7 @@ from domino_tune.client.events import Event
 from domino_tune.client.jobs import ENDED, Job, TuneAnswer, job_of, tune_answer
 from domino_tune.errors import ServiceError
 from domino_tune.requests import TuneRequest, WhatIfRequest
+from simulator.errors import DominoTuneError
 
 T = TypeVar("T")
 Told: TypeAlias = Callable[[str], None]
@@ -125,14 +126,23 @@ def _listened(job: Job, told: Told) -> Flow[bool]:
 def tuned(request: TuneRequest, told: Told) -> Flow[TuneAnswer]:
     """Ask for a tune and wait for it; where that is broken off, the job is cancelled."""
     began = time.perf_counter()
-    job = yield from asked(calls.submit_tune(request))
+    call, job = calls.submit_tune(request), None
     try:
+        job = yield from asked(call)
         job = yield from waited(job, told)
     except BROKEN_OFF:
-        with suppress(LostError):
-            yield Send(call=calls.cancel(job.kind, job.id))
+        yield from _called_off(call, job)
         raise
     return tune_answer(job, seconds=time.perf_counter() - began)
+
+
+def _called_off(call: Call[Job], job: Job | None) -> Flow[None]:
+    """Cancel what ``call`` made. Where no answer came it may have been heard all the same: sent
+    once more, with the same key, it tells the job."""
+    with suppress(LostError, DominoTuneError):
+        if job is None:
+            job = call.read((yield Send(call=call)))
+        yield Send(call=calls.cancel(job.kind, job.id))
 
 
 def swept(request: WhatIfRequest, told: Told) -> Flow[Job]:

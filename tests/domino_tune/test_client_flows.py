@@ -177,6 +177,24 @@ def test_an_interrupt_cancels_the_job(lost: bool) -> None:
     assert (last.call.method, last.call.path) == ("DELETE", "/v1/tunes/job_1")
 
 
+def test_an_interrupt_while_it_is_handed_in_cancels_the_job() -> None:
+    steps, got = play(
+        flows.tuned(ASKED, flows.silent),
+        KeyboardInterrupt(), answer(job("queued"), 202), answer(job("cancelled")),
+    )  # fmt: skip
+    assert isinstance(got, KeyboardInterrupt)
+    sent = [step.call for step in steps if isinstance(step, Send)]
+    assert [call.method for call in sent] == ["POST", "POST", "DELETE"]
+    assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize("then", [LOST, answer({}, 422)])
+def test_an_interrupt_while_nothing_is_handed_in(then: Reply) -> None:
+    steps, got = play(flows.tuned(ASKED, flows.silent), KeyboardInterrupt(), then)
+    assert isinstance(got, KeyboardInterrupt)
+    assert len(steps) == 2
+
+
 def test_a_result_of_another_version_is_the_servers_fault() -> None:
     _, got = play(flows.tuned(ASKED, flows.silent), answer(job("done", result={"new": 1})))
     assert isinstance(got, ServiceError)
