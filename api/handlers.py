@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from typing import Any, Final
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -19,8 +20,10 @@ from api.problems import (
     problem_of,
     problem_response,
 )
+from domino_tune.errors import with_cause
 from simulator.errors import DominoTuneError
 
+LOG: Final = logging.getLogger("domino_tune.api")
 RETRY_S = "2"
 DETAILS = {
     404: "There is nothing here; see /docs.",
@@ -32,6 +35,8 @@ async def domino_tune_error(request: Request, error: Exception) -> Response:
     """What a user of domino_tune can cause, as domino_tune.errors.MEANINGS has it."""
     assert isinstance(error, DominoTuneError)
     problem = problem_of(error)
+    if problem.status >= 500:
+        LOG.warning("%s: %s", request.scope["path"][:200], with_cause(error))
     headers = {"Retry-After": RETRY_S} if problem.status in (503, 507) else None
     return _answer(request, problem, headers)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, get_args
 
 from prometheus_client import (
@@ -17,6 +18,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from domino_tune.errors import StorageError, UnavailableError
 from domino_tune.jobs.job import JobState
 
 if TYPE_CHECKING:
@@ -75,13 +77,18 @@ class _Jobs(Collector):
         yield GaugeMetricFamily("domino_tune_jobs", "Jobs by state.", labels=["state"])
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Count them."""
-        found = GaugeMetricFamily("domino_tune_jobs", "Jobs by state.", labels=["state"])
-        counts = self._parts.jobs.counts()
-        for state in get_args(JobState):
-            found.add_metric([state], counts.get(state, 0))
-        yield found
+        """Count them; where the database is away, the process' own metrics stand alone."""
+        with suppress(StorageError, UnavailableError):
+            yield self._counted()
         yield GaugeMetricFamily(
             "domino_tune_quick_waiting", "Simulations and what-ifs being computed.",
             value=self._parts.quick.waiting,
         )  # fmt: skip
+
+    def _counted(self) -> GaugeMetricFamily:
+        """Raises StorageError, UnavailableError."""
+        found = GaugeMetricFamily("domino_tune_jobs", "Jobs by state.", labels=["state"])
+        counts = self._parts.jobs.counts()
+        for state in get_args(JobState):
+            found.add_metric([state], counts.get(state, 0))
+        return found

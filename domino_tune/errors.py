@@ -96,3 +96,14 @@ BUG: Final = Meaning(1, 500, "A bug in domino_tune")
 def meaning_of(error: BaseException) -> Meaning:
     """The meaning of the error's own class, or of its nearest base in MEANINGS; else a bug."""
     return next((MEANINGS[kind] for kind in type(error).__mro__ if kind in MEANINGS), BUG)
+
+
+def with_cause(error: BaseException) -> str:
+    """What it says, then the class and text of what it came from: for logs, never for callers.
+
+    Of a database driver it is what the driver said, without the statement and its parameters.
+    """
+    cause = getattr(error.__cause__, "orig", None) or error.__cause__
+    if cause is None:
+        return str(error)
+    return f"{error} [{type(cause).__name__}: {' '.join(str(cause).split())}]"

@@ -29,6 +29,16 @@ from simulator.errors import DominoTuneError, InputError, unknown_name
 POOL: Final[dict[str, Any]] = {"pool_size": 5, "max_overflow": 15, "pool_timeout": 30}
 IDLE_S: Final = 15
 """PostgreSQL ends a transaction whose owner was stopped for so long; its locks must not stay."""
+STATEMENT_S: Final = 30
+"""PostgreSQL ends a statement that takes longer; ours take milliseconds."""
+LIBPQ: Final = {
+    "connect_timeout": "5",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "20000",
+}
+"""How soon a connection that silently broke is noticed: seconds, the last one milliseconds."""
 _SCHEMA_LOCK: Final = 0x646F6D696E6F  # "domino": replicas that start together make one schema
 
 
@@ -120,7 +130,7 @@ def _parse(url: str) -> URL:
 
 def postgresql_engine(url: URL, pool: dict[str, Any]) -> Engine:
     """The engine of a PostgreSQL server. Raises InputError where psycopg is not installed."""
-    url = url.set(drivername="postgresql+psycopg", query={"connect_timeout": "5", **url.query})
+    url = url.set(drivername="postgresql+psycopg", query={**LIBPQ, **url.query})
     try:
         engine = create_engine(url, hide_parameters=True, pool_pre_ping=True, **pool)
     except ModuleNotFoundError:
@@ -133,6 +143,7 @@ def postgresql_engine(url: URL, pool: dict[str, Any]) -> Engine:
 
 def _connected(connection: Any, record: object) -> None:
     connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_S}s'")
+    connection.execute(f"SET statement_timeout = '{STATEMENT_S}s'")
     connection.commit()
 
 

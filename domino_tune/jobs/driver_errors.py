@@ -47,6 +47,7 @@ POSTGRESQL: Final[dict[str, Words]] = {
     "42501": FORBIDDEN,  # insufficient_privilege
     "25P03": AWAY,  # idle_in_transaction_session_timeout
     "25006": AWAY,  # read_only_sql_transaction: a standby
+    "57014": BUSY,  # query_canceled: statement_timeout
     "40": BUSY,  # serialization_failure, deadlock_detected
     "55P03": BUSY,  # lock_not_available
 }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from domino_tune.errors import meaning_of
+from domino_tune.errors import meaning_of, with_cause
 from domino_tune.jobs import work
 from domino_tune.jobs.executors import ClusterLostError, WorkerDiedError
 from domino_tune.jobs.job import JobProgress, Point
@@ -270,8 +270,8 @@ class Runner:
     async def _beat_on(self) -> None:
         while True:
             await asyncio.sleep(self._lease_s / 3)
-            for held in list(self._held.values()):
-                await self._beat(held)
+            # At once: where one waits for the database, the others' leases must not run out.
+            await asyncio.gather(*map(self._beat, list(self._held.values())))
 
     async def _beat(self, held: _Held) -> None:
         """Renew a lease; drop the job where it was cancelled, or the lease is surely over."""
@@ -302,6 +302,6 @@ def problem_of(error: BaseException) -> dict[str, Any]:
 
 def _tell(what: str, error: Exception) -> None:
     if isinstance(error, DominoTuneError):
-        LOG.warning("%s: %s", what, error)
+        LOG.warning("%s: %s", what, with_cause(error))
     else:
         LOG.error("%s", what, exc_info=error)

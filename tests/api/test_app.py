@@ -199,6 +199,12 @@ def test_a_database_that_goes_away_is_503(tmp_path: Path) -> None:
             assert "retry-after" in answer.headers
             assert answer.headers["content-type"] == "application/problem+json"
         assert client.get("/healthz").status_code == 200
+        told = client.get("/metrics")
+        assert told.status_code == 200
+        assert "process_resident_memory_bytes" in told.text
+        assert "domino_tune_jobs{" not in told.text
+        assert "/v1/tunes: The database does not answer" in (log := service.log.read_text())
+        assert "[OperationalError: " in log
         server.start()
         assert client.get("/v1/tunes").status_code == 200
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select, text, update
 
-from domino_tune.errors import StorageError, UnavailableError
+from domino_tune.errors import StorageError, UnavailableError, with_cause
 from domino_tune.jobs import database as database_module
 from domino_tune.jobs.database import Database, open_database
 from domino_tune.jobs.desk import JobDesk
@@ -169,6 +169,29 @@ def test_a_transaction_left_open_does_not_keep_its_locks(
     with pytest.raises(UnavailableError):
         stop_within()
     assert Leases(database, "next").claim()
+    database.close()
+
+
+def test_a_broken_connection_or_an_endless_statement_is_noticed(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "STATEMENT_S", 1)
+    database = open_database(f"{postgres_url}?tcp_user_timeout=7000")
+    with database.read() as connection:
+        driver = connection.connection.driver_connection
+        given = driver.info.get_parameters()  # type: ignore[union-attr]
+        assert given["tcp_user_timeout"] == "7000"
+        assert given["keepalives_idle"] == database_module.LIBPQ["keepalives_idle"]
+    with (
+        pytest.raises(UnavailableError, match="busy") as caught,
+        database.read() as connection,
+    ):
+        connection.execute(select(func.pg_sleep(60)))
+    assert "busy" in with_cause(caught.value)
+    assert "[QueryCanceled: canceling statement due to statement timeout]" in with_cause(
+        caught.value
+    )
+    assert "pg_sleep" not in with_cause(caught.value)
     database.close()
 
 
