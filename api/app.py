@@ -4,7 +4,7 @@
 
     http="api.protocol:TimedProtocol", ws="none", lifespan="on", access_log=False,
     server_header=False, proxy_headers=False, h11_max_incomplete_event_size=16384,
-    timeout_graceful_shutdown=8
+    timeout_graceful_shutdown=2
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from dask.utils import parse_bytes
 from distributed.cli import dask_scheduler, dask_worker
 from packaging.requirements import Requirement
 
@@ -154,7 +155,12 @@ def test_compose_starts_dask_as_it_takes_it(name: str) -> None:
         assert given["port"] == "8786"
     else:
         assert given["scheduler"] == "tcp://scheduler:8786"
-        assert int(given["n_workers"]) == served(SERVICES["api"]["command"]).workers
+        slices = served(SERVICES["api"]["command"]).workers
+        assert slices is not None
+        assert int(given["n_workers"]) == COMPOSE["services"]["api"]["deploy"]["replicas"] * slices
+        assert parse_bytes(given["memory_limit"]) >= 2 << 30
+        processes = int(given["n_workers"]) * parse_bytes(given["memory_limit"])
+        assert parse_bytes(SERVICES["worker"]["mem_limit"].replace("g", "GiB")) > processes
         assert given["local_directory"].startswith("/tmp/")
 
 
@@ -226,6 +232,18 @@ def test_proxy_lets_the_api_say_that_a_body_is_too_large() -> None:
     assert limits.body_bytes < sizes[0] <= 2 * limits.body_bytes
     assert limits.upload_bytes < sizes[1] <= 2 * limits.upload_bytes
     assert "client_max_body_size" in location("/v1/profiles/")
+
+
+def test_proxy_holds_the_bodies_that_one_caller_sends() -> None:
+    inside = location("/v1/profiles/")
+    many = re.search(r"limit_conn uploaders (\d+);", inside)
+    size = re.search(r"client_max_body_size (\d+)m;", inside)
+    assert many is not None
+    assert size is not None
+    assert "limit_conn callers " in inside
+    (place,) = SERVICES["proxy"]["tmpfs"]
+    room = int(place.removeprefix("/tmp:size=").removesuffix("m"))
+    assert 2 * int(many[1]) * int(size[1]) < room < int(SERVICES["proxy"]["mem_limit"][:-1])
 
 
 def test_proxy_passes_events_on_as_they_come() -> None:
@@ -356,7 +374,7 @@ def documented(name: str) -> list[str]:
 @pytest.mark.parametrize("name", ["docs/service.md", "README.md"])
 def test_documented_commands_are_taken(name: str) -> None:
     """Every `python -m domino_tune …`, and what is run in the image."""
-    starts = re.compile(r"python -m domino_tune |run --rm api |--env=PGPASSWORD=… -- ")
+    starts = re.compile(r"python -m domino_tune |run --rm api ")
     behind = [starts.split(line)[1] for line in documented(name) if starts.search(line)]
     asked = [shlex.split(words.partition("|")[0], comments=True) for words in behind]
     assert len(asked) >= 2

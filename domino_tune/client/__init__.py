@@ -4,7 +4,7 @@
     from domino_tune.requests import TuneRequest
 
     with Client("http://127.0.0.1:8000") as client:
-        answer = client.tune(TuneRequest(model="llama-7b", profile="h100-dgx", tp=8,
+        answer = client.tune(TuneRequest(model="llama2-7b", profile="h100-dgx", tp=8,
                                          seq_length=4096, micro_batch_size=8))
         print(answer.result.best.plan.label)
 

@@ -48,7 +48,7 @@ def test_pages_are_read_one_by_one(desk: JobDesk, measurements: Measurements) ->
     assert (first + second, last) == (tuple(made), None)
     for bad in ({"cursor": "job_1"}, {"limit": 0}, {"limit": MAX_LIMIT + 1}):
         with pytest.raises(InputError):
-            measurements.page(job.id, **bad)  # type: ignore[arg-type]
+            measurements.page(job.id, **bad)
 
 
 def test_a_job_has_so_many_reports_and_no_more(desk: JobDesk, measurements: Measurements) -> None:
