@@ -21,7 +21,8 @@ from api.problems import (
 )
 from simulator.errors import DominoTuneError
 
-RETRY_S = "2"
+RETRY_S = {429: "5", 503: "2", 507: "2"}
+"""When to ask again: in a while, where a job must end first."""
 DETAILS = {
     404: "There is nothing here; see /docs.",
     405: "This cannot be done here; Allow says what can.",
@@ -32,8 +33,8 @@ async def domino_tune_error(request: Request, error: Exception) -> Response:
     """What a user of domino_tune can cause, as domino_tune.errors.MEANINGS has it."""
     assert isinstance(error, DominoTuneError)
     problem = problem_of(error)
-    headers = {"Retry-After": RETRY_S} if problem.status in (503, 507) else None
-    return _answer(request, problem, headers)
+    retry_s = RETRY_S.get(problem.status)
+    return _answer(request, problem, {"Retry-After": retry_s} if retry_s else None)
 
 
 async def problem_error(request: Request, error: Exception) -> Response:

@@ -136,6 +136,19 @@ def test_an_import_is_the_verbs(
     good(import_table(client, "imported", other, {"If-Match": answer.headers["etag"]}))
 
 
+def test_an_import_into_itself_is_made_once(client: httpx.Client) -> None:
+    data = dump_profile(named("grown"))
+    put = client.put("/v1/profiles/grown", content=data, headers=JSON)
+    asked = {"format": "gemm-csv", "into": "grown"}
+    headers = {"Idempotency-Key": "grown-1", "If-Match": put.headers["etag"]}
+    first = import_table(client, "grown", asked, headers)
+    again = import_table(client, "grown", asked, headers)
+    assert good(again) == good(first)
+    assert again.headers["etag"] == first.headers["etag"] != put.headers["etag"]
+    client.delete("/v1/profiles/grown", headers={"If-Match": first.headers["etag"]})
+    assert good(import_table(client, "grown", asked, headers)) == first.json()
+
+
 def import_table(
     client: httpx.Client, name: str, asked: dict[str, str], headers: dict[str, str] | None = None
 ) -> httpx.Response:
