@@ -102,8 +102,8 @@ def imported_profile(
     old = len(getattr(getattr(base, imported.section), "rows", ()))
     if most_rows is not None and old + len(imported.rows) > most_rows:
         raise InputError(
-            f"The section {imported.section} has {old:,} rows and the table {len(imported.rows):,}; "
-            f"together they may be {most_rows:,} here."
+            f"The table has {len(imported.rows):,} rows, and the section {imported.section} "
+            f"{old:,} already; together they may be {most_rows:,} here."
         )
     made = import_into(base, imported, source=Path(request.file).name, data=data)
     return replace(made, name=request.name), imported

@@ -58,9 +58,7 @@ def text_of(data: bytes) -> str:
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"The file is not whole gzip: {error}.") from None
     if len(data) > MAX_TEXT_BYTES:
-        raise InputError(
-            f"The file is larger than {MAX_TEXT_BYTES} bytes; a table has at most {MAX_TEXT_BYTES}."
-        )
+        raise InputError(f"The file, unpacked, has more than {MAX_TEXT_BYTES} bytes; no table has.")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
