@@ -83,12 +83,13 @@ async def _queued(
 ) -> Job:
     """A new job, or the one that the key made: whatever else was said before, it is that."""
     parts = parts_of(request)
-    job = None if given is None else await in_thread(parts.jobs.replayed, given)
-    if job is None:
-        new = await new_job(request, caller, kind, body)
-        job, created = await in_thread(parts.jobs.submit, new, given, parts.settings.most_queued)
-        if created:
-            parts.wake()
+    before = None if given is None else await in_thread(parts.jobs.replayed, given)
+    if before is not None:
+        return before
+    new = await new_job(request, caller, kind, body)
+    job, created = await in_thread(parts.jobs.submit, new, given, parts.settings.most_queued)
+    if created:
+        parts.wake()
     return job
 
 
