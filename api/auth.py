@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Final
 
 import anyio
 from starlette.requests import Request
 
+from api.limits import Buckets
 from api.problems import ProblemError
 from domino_tune.jobs.tokens import SCOPES, Scope, TokenDesk
 
@@ -28,10 +30,13 @@ LOCAL: Final = Caller(owner="local", scope="admin", key="local")
 """Whoever is on this machine, where no token is demanded."""
 
 
-async def authenticate(request: Request, tokens: TokenDesk, *, required: bool) -> Caller:
-    """The caller by the request's token. Raises ProblemError 401.
+async def authenticate(
+    request: Request, tokens: TokenDesk, buckets: Buckets, *, required: bool
+) -> Caller:
+    """The caller by the request's token. Raises ProblemError 401, and 429 for too many tries.
 
-    A token that is sent must be a good one, though none was ``required``.
+    A token that is sent must be a good one, though none was ``required``. Looking for one that was
+    not seen lately is counted by address; those in use are not held up by who guesses beside them.
     """
     given = request.headers.getlist("authorization")
     if not given and not required:
@@ -41,12 +46,17 @@ async def authenticate(request: Request, tokens: TokenDesk, *, required: bool) -
     scheme, _, secret = given[0].partition(" ")
     if len(given) > 1 or scheme.lower() != "bearer" or not 0 < len(secret) <= LONGEST_SECRET:
         raise _unknown("Send one header, `Authorization: Bearer dt_…`.", _REALM)
-    token = await anyio.to_thread.run_sync(tokens.find, secret.strip())
+    secret = secret.strip()
+    key = f"token {hashlib.sha256(secret.encode()).hexdigest()}"
+    if not buckets.knows(key):
+        buckets.take(f"unknown {request.client.host if request.client else ''}")
+    token = await anyio.to_thread.run_sync(tokens.find, secret)
     if token is None:
+        buckets.forget(key)  # revoked
         raise _unknown(
             "The token is not known, or was revoked.", f'{_REALM}, error="invalid_token"'
         )
-    return Caller(owner=token.owner, scope=token.scope, key=f"token {token.name}")
+    return Caller(owner=token.owner, scope=token.scope, key=key)
 
 
 def check_scope(caller: Caller, scope: Scope) -> None:

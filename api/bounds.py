@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Final
 
 from api.problems import bad_body
@@ -139,18 +139,22 @@ def check_setup(
         _at_most(getattr(workload, name), COUNTS[name], (name,))
     sequences = workload.micro_batch_size * workload.grad_accumulation
     _at_most(sequences, MOST_SEQUENCES, ("grad_accumulation",), "the batch of a replica")
-    _check_changes(setup, changes, sweep)
-    played = plan or _most_sliced(workload.micro_batch_size)
-    micros = min(workload.grad_accumulation, MICROS_PLAYED)
-    _at_most(
-        schedule_ops(setup.model, cluster, played, micros), most_ops, ("model",),
-        "the number of ops to play",
-    )  # fmt: skip
+    largest = _check_changes(setup, changes, sweep)
+    # A schedule has more ops with all-reduces than without; how many ranks do them is all one.
+    reducing = replace(cluster, tp=min(largest["tp"], 2), ranks_per_node=2 * cluster.dp)
+    for one in setups_to_tune(setup, tune_also):
+        accumulation = one.workload.grad_accumulation
+        _at_most(accumulation, COUNTS["grad_accumulation"], ("tune_also",), "grad_accumulation")
+        size = max(one.workload.micro_batch_size, largest["micro_batch_size"])
+        micros = min(accumulation, MICROS_PLAYED)
+        ops = schedule_ops(setup.model, reducing, plan or _most_sliced(size), micros)
+        _at_most(ops, most_ops, ("model",), "the number of ops to play")
     if plan is None:
         _at_most(search_size(setup, tune_also), MOST_PLANS, ("tune_also",), "the number of plans")
 
 
-def _check_changes(setup: Setup, changes: Sequence[str], sweep: str | None) -> None:
+def _check_changes(setup: Setup, changes: Sequence[str], sweep: str | None) -> dict[str, int]:
+    """The most of each count that a what-if looks at, things as they are included."""
     key, values = parse_sweep(sweep)
     _at_most(len(values), MOST_POINTS, ("sweep",), "the number of values")
     asked = [("change", name, text) for name, text in parse_changes(changes).items()]
@@ -160,6 +164,7 @@ def _check_changes(setup: Setup, changes: Sequence[str], sweep: str | None) -> N
         "seq_length": setup.workload.seq_length,
         "micro_batch_size": setup.workload.micro_batch_size,
     }  # fmt: skip
+    largest = dict(old)
     for place, name, text in asked:
         if name not in old:
             continue
@@ -168,6 +173,8 @@ def _check_changes(setup: Setup, changes: Sequence[str], sweep: str | None) -> N
         _at_most(value, COUNTS[name], (place,), name)
         if name == "tp":
             _at_most(value * setup.cluster.dp, MOST_RANKS, (place,), "tp × dp")
+        largest[name] = max(largest[name], int(value))
+    return largest
 
 
 def _most_sliced(micro_batch_size: int) -> SlicePlan:

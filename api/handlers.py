@@ -24,7 +24,8 @@ from domino_tune.errors import with_cause
 from simulator.errors import DominoTuneError
 
 LOG: Final = logging.getLogger("domino_tune.api")
-RETRY_S = "2"
+RETRY_S = {429: "5", 503: "2", 507: "2"}
+"""When to ask again: in a while, where a job must end first."""
 DETAILS = {
     404: "There is nothing here; see /docs.",
     405: "This cannot be done here; Allow says what can.",
@@ -37,8 +38,8 @@ async def domino_tune_error(request: Request, error: Exception) -> Response:
     problem = problem_of(error)
     if problem.status >= 500:
         LOG.warning("%s: %s", request.scope["path"][:200], with_cause(error))
-    headers = {"Retry-After": RETRY_S} if problem.status in (503, 507) else None
-    return _answer(request, problem, headers)
+    retry_s = RETRY_S.get(problem.status)
+    return _answer(request, problem, {"Retry-After": retry_s} if retry_s else None)
 
 
 async def problem_error(request: Request, error: Exception) -> Response:

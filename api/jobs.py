@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-import anyio
 from fastapi import Header, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Caller
+from api.generate import Wire
+from api.parts import Parts
+from api.tasks import new_job
 from api.wire import body_bytes, in_thread, parts_of
 from domino_tune.jobs.desk import MAX_LIMIT
 from domino_tune.jobs.idempotency import Idempotency
-from domino_tune.jobs.job import Job, JobKind, NewJob, no_such_job
+from domino_tune.jobs.job import Job, JobKind, no_such_job
 
 LONGEST_WAIT_S: Final = 30
-POLL_S: Final = 0.1
+FIRST_POLL_S: Final = 0.1
+LONGEST_POLL_S: Final = 1.0
+"""Pauses between looks at a job that does not change grow up to this."""
+MOST_STREAMS: Final = 32
+"""Streams and waits of one caller, on one replica."""
 RETRY_S: Final = 1
 """When to ask again for a job that was just handed in."""
 LINKS: Final[Mapping[JobKind, tuple[str, ...]]] = {
@@ -46,23 +54,43 @@ Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Most entries of a 
 
 
 async def hand_in(
-    request: Request, caller: Caller, new: NewJob, key: str | None, prefer: str | None
+    request: Request,
+    caller: Caller,
+    kind: JobKind,
+    body: Wire,
+    key: str | None,
+    prefer: str | None,
 ) -> Response:
-    """Queue a job; 202, or 200 with the job where it ends within what ``prefer`` waits."""
-    parts = parts_of(request)
-    kept = idempotency(request, caller, key)
-    job, created = await in_thread(parts.jobs.submit, new, kept)
-    if created:
-        parts.wake()
+    """Queue a job; 202, or 200 with the job where it ends within what ``prefer`` waits.
+
+    Raises as ``new_job`` does, KeyReuseError and QueueFullError.
+    """
+    job = await _queued(request, caller, kind, body, idempotency(request, caller, key))
     headers = {"Location": job_path(request, job)}
     wait_s = wait_of(prefer)
-    if wait_s:
+    if wait_s and parts_of(request).streams[caller.key] < MOST_STREAMS:
         headers["Preference-Applied"] = f"wait={wait_s}"
-        job = await _ended(request, job, wait_s)
+        with counted(parts_of(request), caller.key):
+            job = await _ended(request, job, wait_s)
     if wait_s and job.ended:
         return await job_response(request, job, headers=headers)
     headers["Retry-After"] = str(RETRY_S)
     return await job_response(request, job, status=202, headers=headers)
+
+
+async def _queued(
+    request: Request, caller: Caller, kind: JobKind, body: Wire, given: Idempotency | None
+) -> Job:
+    """A new job, or the one that the key made: whatever else was said before, it is that."""
+    parts = parts_of(request)
+    before = None if given is None else await in_thread(parts.jobs.replayed, given)
+    if before is not None:
+        return before
+    new = await new_job(request, caller, kind, body)
+    job, created = await in_thread(parts.jobs.submit, new, given, parts.settings.most_queued)
+    if created:
+        parts.wake()
+    return job
 
 
 def idempotency(request: Request, caller: Caller, key: str | None) -> Idempotency | None:
@@ -91,11 +119,32 @@ async def find_job(request: Request, caller: Caller, kind: JobKind, identity: st
 async def _ended(request: Request, job: Job, wait_s: float) -> Job:
     """The job when it has ended, or as it is after ``wait_s`` or when the service stops."""
     parts = parts_of(request)
-    end = time.monotonic() + wait_s
+    end, pause_s = time.monotonic() + wait_s, FIRST_POLL_S
     while not job.ended and time.monotonic() < end and not parts.draining.is_set():
-        await anyio.sleep(POLL_S)
+        await pause(parts.draining, min(pause_s, max(0.0, end - time.monotonic())))
+        pause_s = min(1.5 * pause_s, LONGEST_POLL_S)
         job = await in_thread(parts.jobs.get, job.id, job.owner)
     return job
+
+
+@contextmanager
+def counted(parts: Parts, key: str) -> Iterator[None]:
+    """One more stream or wait of the caller ``key``, while it lasts."""
+    parts.streams[key] += 1
+    try:
+        yield
+    finally:
+        parts.streams[key] -= 1
+        if not parts.streams[key]:
+            del parts.streams[key]
+
+
+async def pause(draining: asyncio.Event, seconds: float) -> None:
+    """Wait, or until the service stops."""
+    try:
+        await asyncio.wait_for(draining.wait(), seconds)
+    except TimeoutError:
+        return
 
 
 async def job_response(

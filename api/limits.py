@@ -1,4 +1,4 @@
-"""How much one caller may ask for: a bucket of requests, and a queue of jobs."""
+"""How much one caller may ask for: a bucket of requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from api.problems import ProblemError
 
 MOST_BUCKETS: Final = 10_000
 """Callers that are remembered; who was not seen for longest is forgotten, with a full bucket."""
-QUEUE_RETRY_S: Final = 5
 
 
 class Buckets:
@@ -28,6 +27,14 @@ class Buckets:
         self._burst = burst
         self._clock = clock
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def knows(self, key: str) -> bool:
+        """Whether ``key`` was counted lately."""
+        return key in self._levels
+
+    def forget(self, key: str) -> None:
+        """Count ``key`` as if it had never come."""
+        self._levels.pop(key, None)
 
     def take(self, key: str) -> None:
         """Count one request of ``key``. Raises ProblemError 429 where its bucket is empty."""
@@ -45,14 +52,3 @@ class Buckets:
                 f"More than {self._rate_per_s:g} requests a second; wait {wait_s} s.",
                 headers={"Retry-After": str(wait_s)},
             )
-
-
-def check_queue(length: int, most: int) -> None:
-    """Raise ProblemError 429 where an owner has ``most`` unfinished jobs or more."""
-    if length >= most:
-        raise ProblemError(
-            429,
-            f"You have {length} jobs that are not finished, and {most} is the most; wait for one, "
-            "or cancel one.",
-            headers={"Retry-After": str(QUEUE_RETRY_S)},
-        )

@@ -2,15 +2,14 @@
 
     routes = Routes("tunes")
 
-    @routes.route("POST", "/v1/tunes", scope="tune", status=202, returns=Tune, queues=True)
+    @routes.route("POST", "/v1/tunes", scope="tune", status=202, returns=Tune)
     async def create_tune(request: Request, caller: Me, body: Any = body_of(TuneBody)) -> Response:
         ...
 
 ``api.routes.ALL`` lists the tables. The function's name is the operation id, its docstring the
-description; it gets, in this order: the caller (token, scope and rate are checked), room in the
-queue where it ``queues``, the body, read strictly. It answers with a Response and raises
-DominoTuneError or ProblemError, which become problem+json. The authorisation matrix is made from
-the same table.
+description; it gets, in this order: the caller (token, scope and rate are checked), the body,
+read strictly. It answers with a Response and raises DominoTuneError or ProblemError, which become
+problem+json. The authorisation matrix is made from the same table.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from starlette.requests import Request
 from api.auth import Caller, authenticate, check_scope
 from api.body import JSON_TYPES, TABLE_TYPES, parse_body, parse_object, read_body
 from api.bounds import check_fields
-from api.limits import check_queue
 from api.problems import LONGEST_NAME, Fault, ProblemError
 from api.strict_json import MOST_KEYS
 from domino_tune.jobs.tokens import Scope
@@ -94,7 +92,6 @@ class Declared:
     media_type: str = "application/json"
     also: Mapping[int, type[BaseModel] | None] = field(default_factory=dict)
     problems: tuple[int, ...] = ()
-    queues: bool = False
 
     @property
     def name(self) -> str:
@@ -111,8 +108,7 @@ class Declared:
     @property
     def dependencies(self) -> list[params.Depends]:
         """What is checked before the function is called, in this order."""
-        found = [] if self.scope is None else [Depends(caller(self.scope))]
-        return [*found, Depends(_room)] if self.queues else found
+        return [] if self.scope is None else [Depends(caller(self.scope))]
 
 
 class Routes:
@@ -133,7 +129,6 @@ class Routes:
         media_type: str = "application/json",
         also: Mapping[int, type[BaseModel] | None] | None = None,
         problems: Sequence[int] = (),
-        queues: bool = False,
     ) -> Callable[[Endpoint], Endpoint]:
         """Declare the decorated function; see Declared."""
 
@@ -142,7 +137,7 @@ class Routes:
                 Declared(
                     method=method, path=path, scope=scope, endpoint=endpoint, tag=self.tag,
                     status=status, returns=returns, media_type=media_type, also=also or {},
-                    problems=tuple(problems), queues=queues,
+                    problems=tuple(problems),
                 )
             )  # fmt: skip
             return endpoint
@@ -166,7 +161,9 @@ def caller(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
 
     async def admit(request: Request) -> Caller:
         parts = parts_of(request)
-        found = await authenticate(request, parts.tokens, required=parts.settings.tokens_required)
+        found = await authenticate(
+            request, parts.tokens, parts.buckets, required=parts.settings.tokens_required
+        )
         parts.buckets.take(found.key)
         check_scope(found, scope)
         request.state.caller = found
@@ -197,13 +194,6 @@ async def _admitted(request: Request) -> Caller:
 
 Me = Annotated[Caller, Depends(_admitted)]
 """Parameter type: the caller of a route that has a scope."""
-
-
-async def _room(request: Request) -> None:
-    """Counted before the job is added, so that requests at one moment may exceed it by a few."""
-    parts, me = parts_of(request), await _admitted(request)
-    length = await in_thread(parts.jobs.queue_length, me.owner)
-    check_queue(length, parts.settings.most_queued)
 
 
 def body_of(kind: type[Kind], *, upload: bool = False) -> Any:
@@ -263,5 +253,9 @@ async def in_thread(function: Callable[..., Made], *arguments: Any, **named: Any
 
 
 async def run_quick(request: Request, kind: str, task: bytes) -> bytes:
-    """The result of ``domino_tune.jobs.work.quick``, computed or known. Raises ProblemError 503."""
-    return await parts_of(request).quick.answer(kind, task)
+    """The result of ``domino_tune.jobs.work.quick``, computed or known.
+
+    Raises ProblemError 429 and 503.
+    """
+    me = await _admitted(request)
+    return await parts_of(request).quick.answer(me.key, kind, task)

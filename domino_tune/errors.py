@@ -42,6 +42,10 @@ class KeyReuseError(ConflictError):
     """An idempotency key came again with another body."""
 
 
+class QueueFullError(DominoTuneError):
+    """As many of a caller's jobs wait or run as may."""
+
+
 class PreconditionError(DominoTuneError):
     """What is there is no longer what the caller believes it to be (If-Match, If-None-Match)."""
 
@@ -80,6 +84,7 @@ MEANINGS: Final[dict[type[BaseException], Meaning]] = {
     NotFoundError: Meaning(2, 404, "Not found"),
     ConflictError: Meaning(2, 409, "Conflict"),
     KeyReuseError: Meaning(2, 422, "Idempotency key used for something else"),
+    QueueFullError: Meaning(6, 429, "Too many jobs"),
     PreconditionError: Meaning(2, 412, "Precondition failed"),
     StorageError: Meaning(5, 507, "Cannot store"),
     UnavailableError: Meaning(5, 503, "Database unavailable"),

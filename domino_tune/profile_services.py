@@ -80,11 +80,16 @@ def profiles_import(request: requests.ProfilesImportRequest) -> ImportResult:
 
 
 def imported_profile(
-    request: requests.ProfilesImportRequest, base: Profile, data: bytes
+    request: requests.ProfilesImportRequest,
+    base: Profile,
+    data: bytes,
+    *,
+    most_rows: int | None = None,
 ) -> tuple[Profile, Imported]:
     """A copy of ``base`` with the table ``data`` in it, under the request's name; and its rows.
 
-    Raises InputError for a table that is not of the request's format.
+    Raises InputError for a table that is not of the request's format, or with which the section
+    could have more than ``most_rows``.
     """
     hints = Hints(
         op=request.op,
@@ -94,6 +99,12 @@ def imported_profile(
         dtype=request.dtype,
     )
     imported = read_table(data, request.format, hints)
+    old = len(getattr(getattr(base, imported.section), "rows", ()))
+    if most_rows is not None and old + len(imported.rows) > most_rows:
+        raise InputError(
+            f"The table has {len(imported.rows):,} rows, and the section {imported.section} "
+            f"{old:,} already; together they may be {most_rows:,} here."
+        )
     made = import_into(base, imported, source=Path(request.file).name, data=data)
     return replace(made, name=request.name), imported
 

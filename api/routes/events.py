@@ -6,9 +6,9 @@ the job is another than it was then; 204, which ends EventSource's tries, where 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated, Final
 
 from fastapi import Header
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from api.auth import Caller
-from api.jobs import dump, find_job, job_head
+from api.jobs import LONGEST_POLL_S, MOST_STREAMS, counted, dump, find_job, job_head, pause
 from api.parts import Parts
 from api.problems import ProblemError
 from api.wire import JobId, Me, Routes, in_thread, parts_of
@@ -26,14 +26,10 @@ from simulator.errors import DominoTuneError
 routes: Final = Routes("events")
 MEDIA_TYPE: Final = "text/event-stream"
 FIRST_POLL_S: Final = 0.2
-LONGEST_POLL_S: Final = 1.0
-"""Pauses between looks at a job that does not change grow up to this."""
 HEARTBEAT_S: Final = 15.0
 STREAM_S: Final = 900.0
 """A stream ends then; the client comes back with the id of its last event."""
 RECONNECT_MS: Final = 1000
-MOST_STREAMS: Final = 32
-"""Of one caller, on one replica."""
 LastEventId = Annotated[
     str | None,
     Header(alias="Last-Event-ID", max_length=40, description="The id of the last event seen."),
@@ -83,10 +79,9 @@ async def _stream(
     request: Request, parts: Parts, job: Job, seen: str | None, key: str
 ) -> AsyncIterator[bytes]:
     """Events, and comments where nothing happens, so that no proxy takes the line for dead."""
-    parts.streams[key] += 1
     end = time.monotonic() + STREAM_S
     told, pause_s = time.monotonic(), FIRST_POLL_S
-    try:
+    with counted(parts, key), suppress(DominoTuneError):  # the database is away: it comes back
         yield f"retry: {RECONNECT_MS}\n\n".encode()
         while True:
             if str(job.version) != seen:
@@ -97,23 +92,9 @@ async def _stream(
             if time.monotonic() - told > HEARTBEAT_S:
                 told = time.monotonic()
                 yield b": still here\n\n"
-            await _pause(parts.draining, pause_s)
+            await pause(parts.draining, pause_s)
             pause_s = min(1.5 * pause_s, LONGEST_POLL_S)
             job = await in_thread(parts.jobs.get, job.id, job.owner)
-    except DominoTuneError:  # the database is away: the client comes back
-        return
-    finally:
-        parts.streams[key] -= 1
-        if not parts.streams[key]:
-            del parts.streams[key]
-
-
-async def _pause(draining: asyncio.Event, seconds: float) -> None:
-    """Wait, or until the service stops."""
-    try:
-        await asyncio.wait_for(draining.wait(), seconds)
-    except TimeoutError:
-        return
 
 
 def _event(request: Request, job: Job) -> bytes:

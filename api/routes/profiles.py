@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 
 from fastapi import Header, Query
@@ -30,6 +30,7 @@ from api.wire import (
 from domino_tune.errors import PreconditionError
 from domino_tune.jobs.idempotency import Idempotency
 from domino_tune.jobs.library import ANY, Library
+from domino_tune.measure.importers.imported import text_of
 from domino_tune.profile_services import imported_profile
 from domino_tune.requests import ProfilesImportRequest
 from domino_tune.results import plain
@@ -38,7 +39,9 @@ from simulator.specs import DTYPE_BYTES
 
 routes: Final = Routes("profiles")
 MOST_LINES: Final = 20_000
-"""Lines of a table: every row is compared with all others."""
+"""Lines of a table, and rows of the section they join: every row is compared with all others."""
+_BREAKS: Final = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+"""Where str.splitlines, by which tables are read, ends a line; and behind CR LF."""
 _TAG: Final = re.compile(r'\s*(W/)?"([\x21\x23-\x7e]*)"\s*(?:,|$)')
 IfMatch = Annotated[
     str | None,
@@ -83,8 +86,18 @@ async def list_profiles(
     request: Request, caller: Me, cursor: Cursor = None, limit: Limit = 50
 ) -> Response:
     """All profiles by name, those that come with the program included."""
-    kept = await in_thread(parts_of(request).library.list)
-    return sliced(kept, lambda one: one.name, plain, cursor, limit)
+    return await in_thread(_listed, parts_of(request).library, cursor, limit)
+
+
+def _listed(library: Library, cursor: str | None, limit: int) -> Response:
+    """Reads those that are shown."""
+    return sliced(
+        library.list(),
+        lambda one: one.name,
+        lambda one: plain(library.summary(one)),
+        cursor,
+        limit,
+    )
 
 
 @routes.route(
@@ -118,7 +131,7 @@ async def put_profile(
     its ETag in If-Match."""
     keep = _keeper(parts_of(request).library, name, if_match, if_none_match)
     data = body_bytes(request)
-    content_id, created = await in_thread(keep, data, None)
+    content_id, created = await in_thread(keep, data, None, None)
     said = await in_thread(_summary, data)
     return json_response(
         dump(said), status=201 if created else 200, headers={"ETag": etag(content_id)}
@@ -171,8 +184,9 @@ async def import_profile(
     return json_response(dump(said), status=status, headers={"ETag": etag(content_id)})
 
 
-Keep = Callable[[bytes, Idempotency | None], tuple[str, bool]]
-"""Keeps a profile's file: its content id, and whether the name is new."""
+Keep = Callable[[bytes, Idempotency | None, Mapping[str, Any] | None], tuple[str, bool]]
+"""Keeps a profile's file, with a key and what is said to it: its content id, and whether the name
+is new."""
 
 
 def _keeper(library: Library, name: str, if_match: str | None, if_none_match: str | None) -> Keep:
@@ -183,7 +197,9 @@ def _keeper(library: Library, name: str, if_match: str | None, if_none_match: st
     if if_none_match is not None and tags(if_none_match) != [ANY]:
         raise ProblemError(400, "If-None-Match of a PUT or POST can only be `*`.")
 
-    def keep(data: bytes, key: Idempotency | None) -> tuple[str, bool]:
+    def keep(
+        data: bytes, key: Idempotency | None, said: Mapping[str, Any] | None
+    ) -> tuple[str, bool]:
         matching = _match(library, name, if_match)
         try:
             return library.put(
@@ -192,6 +208,7 @@ def _keeper(library: Library, name: str, if_match: str | None, if_none_match: st
                 if_match=matching,
                 if_none_match=ANY if matching is None else None,
                 idempotency=key,
+                said=said,
             )
         except PreconditionError:
             if if_match is not None or if_none_match is not None:
@@ -226,17 +243,24 @@ def _import(
     key: Idempotency | None,
     keep: Keep,
 ) -> tuple[str, bool, dict[str, Any]]:
-    if data.count(b"\n") > MOST_LINES:
+    before = None if key is None else library.answered(key)
+    if before is not None:  # `into` may be another by now: this very import, where it is `name`
+        return before
+    text = text_of(data)
+    if sum(map(text.count, _BREAKS)) - text.count("\r\n") > MOST_LINES:
         raise bad_body(f"A table may have {MOST_LINES:,} lines; split it.")
-    made, imported = imported_profile(asked, library.profile(asked.into), data)
-    content_id, created = keep(dump_profile(made), key)
+    base = library.profile(asked.into)
+    made, imported = imported_profile(asked, base, data, most_rows=MOST_LINES)
     said = {
-        "profile": {"name": made.name, "content_id": content_id},
+        "profile": {"name": made.name, "content_id": made.content_id},
         "section": imported.section,
         "rows": len(imported.rows),
         "note": imported.note,
     }
-    return content_id, created, said
+    content_id, created = keep(dump_profile(made), key, said)
+    # The same key at the same moment: one was kept, and both say what became of that one.
+    before = None if key is None else library.answered(key)
+    return before or (content_id, created, said)
 
 
 def _summary(data: bytes) -> Any:

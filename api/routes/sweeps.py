@@ -19,15 +19,12 @@ from api.jobs import (
     page_of_jobs,
 )
 from api.schemas import JobPage, Sweep, SweepBody, SweepPointPage
-from api.tasks import new_job
 from api.wire import IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
 
 routes: Final = Routes("sweeps")
 
 
-@routes.route(
-    "POST", "/v1/sweeps", scope="tune", status=202, returns=Sweep, also={200: Sweep}, queues=True
-)
+@routes.route("POST", "/v1/sweeps", scope="tune", status=202, returns=Sweep, also={200: Sweep})
 async def create_sweep(
     request: Request,
     caller: Me,
@@ -37,8 +34,7 @@ async def create_sweep(
 ) -> Response:
     """Predict a plan where machine or workload take each of many values: a job whose points can be
     read one by one; with `retune` each has the best plan of its own."""
-    new = await new_job(request, caller, "sweep", body)
-    return await hand_in(request, caller, new, idempotency_key, prefer)
+    return await hand_in(request, caller, "sweep", body, idempotency_key, prefer)
 
 
 @routes.route("GET", "/v1/sweeps", scope="read", returns=JobPage)

@@ -21,7 +21,6 @@ from api.jobs import (
     page_of_jobs,
 )
 from api.schemas import JobPage, PlanAnswer, Trace, Tune, TuneBody
-from api.tasks import new_job
 from api.wire import REPORT_CSP, IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
 from domino_tune.export import export_plan, export_text
 from domino_tune.planfile import plan_from_json
@@ -34,9 +33,7 @@ To = Annotated[
 ]
 
 
-@routes.route(
-    "POST", "/v1/tunes", scope="tune", status=202, returns=Tune, also={200: Tune}, queues=True
-)
+@routes.route("POST", "/v1/tunes", scope="tune", status=202, returns=Tune, also={200: Tune})
 async def create_tune(
     request: Request,
     caller: Me,
@@ -48,8 +45,7 @@ async def create_tune(
 
     With `Prefer: wait=10` the answer is 200 with the tune where it ends within 10 seconds.
     """
-    new = await new_job(request, caller, "tune", body)
-    return await hand_in(request, caller, new, idempotency_key, prefer)
+    return await hand_in(request, caller, "tune", body, idempotency_key, prefer)
 
 
 @routes.route("GET", "/v1/tunes", scope="read", returns=JobPage)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from domino_tune.fidelity.cells import LINKS, MODELS
+from domino_tune.fidelity.kept import keep, read
 from domino_tune.fidelity.page import checks, markdown, tables, to_json
-from domino_tune.fidelity.scores import Cell, Setting
+from domino_tune.fidelity.scores import Setting
 from domino_tune.measure.machine import cpu_name
 from domino_tune.store.files import write_whole
 from domino_tune.store.models import load_model
 from domino_tune.tables import print_line, print_table
-from simulator.errors import InputError
 from simulator.specs import ModelSpec, Workload
 
 
@@ -72,29 +70,12 @@ def _setting(folder: Path, name: str, link: str, options: argparse.Namespace) ->
         "rounds": options.rounds, "samples": options.samples, "minutes": options.minutes,
     }  # fmt: skip
     if kept.exists():
-        return _read(kept, asked)
+        return read(kept, asked)
     print_line(f"{model.name} on {link} ...", sys.stderr)
     setting = play(model, workload, link, rounds=options.rounds, samples=options.samples,
                    minutes=options.minutes)  # fmt: skip
-    write_whole(kept, json.dumps({"asked": asked, "setting": asdict(setting)}, indent=1) + "\n")
+    keep(kept, setting, asked)
     return setting
-
-
-def _read(kept: Path, asked: Mapping[str, Any]) -> Setting:
-    """A setting that was played before. Raises InputError where it was asked for otherwise."""
-    plain = json.loads(kept.read_text())
-    if plain["asked"] != asked:
-        differing = sorted(name for name in asked if plain["asked"].get(name) != asked[name])
-        raise InputError(
-            f"{kept} holds the same model and link with another {', '.join(differing)}; remove it, "
-            "or give another --folder."
-        )
-    setting = plain["setting"]
-    cells = tuple(
-        Cell(**{**cell, **{name: tuple(cell[name]) for name in ("first", "second", "emulated")}})
-        for cell in setting.pop("cells")
-    )
-    return Setting(**setting, cells=cells)
 
 
 def _model(name: str, options: argparse.Namespace) -> tuple[ModelSpec, Workload]:

@@ -43,25 +43,29 @@ def play(
     began = time.monotonic()
     profile = services.profile(
         ProfileRequest(
-            name=name, for_model=str(_model_file(model)), tp=2, emulate_link=link,
+            name=name, for_model=str(model_file(model)), tp=2, emulate_link=link,
             seq_length=workload.seq_length, micro_batch_size=workload.micro_batch_size,
             dtype=workload.dtype, minutes=minutes, samples=samples,
         )
     )  # fmt: skip
     profile_s = time.monotonic() - began
     asked = WorkloadFields(
-        model=str(_model_file(model)), profile=name, tp=2, seq_length=workload.seq_length,
+        model=str(model_file(model)), profile=name, tp=2, seq_length=workload.seq_length,
         micro_batch_size=workload.micro_batch_size, dtype=workload.dtype,
     )  # fmt: skip
     setup = resolve(asked)
-    chosen = _plans(setup, asked)
+    chosen = plans_of(setup, asked)
     spec = LaunchSpec(tp=2, emulate_link_bits_per_s=_bits_per_s(link))
     launches = [_run(setup, chosen, rounds, spec) for _ in range(2)]
-    alone = _run_alone(setup, chosen, rounds, spec)
-    return _setting(setup, chosen, launches, alone, link, profile.profile.content_id, profile_s)
+    lone = replace(spec, lone=True, emulate_link_bits_per_s=None)
+    alone = run_alone(setup, chosen, rounds, lone)
+    return setting_of(
+        setup, as_emulated(setup, lone), chosen, launches, alone,
+        link=link, profile_id=profile.profile.content_id, profile_s=profile_s,
+    )  # fmt: skip
 
 
-def _model_file(model: ModelSpec) -> Path:
+def model_file(model: ModelSpec) -> Path:
     """The model as a file beside the profiles, for the program to read like any user's."""
     path = user_profiles_dir().parent / f"{model.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +77,7 @@ def _bits_per_s(link: str) -> int:
     return round(parse_quantity("link", link, ("bytes/s",)).value * 8)
 
 
-def _plans(setup: Setup, asked: WorkloadFields) -> dict[str, Chosen]:
+def plans_of(setup: Setup, asked: WorkloadFields) -> dict[str, Chosen]:
     """The report's plans and the tuned one, each with its order, and the bound."""
     request = TuneRequest(
         **{name: getattr(asked, name) for name in WorkloadFields.__dataclass_fields__},
@@ -92,11 +96,10 @@ def _run(
     return dict(zip(chosen, found, strict=True))
 
 
-def _run_alone(
-    setup: Setup, chosen: Mapping[str, Chosen], rounds: int, spec: LaunchSpec
+def run_alone(
+    setup: Setup, chosen: Mapping[str, Chosen], rounds: int, lone: LaunchSpec
 ) -> dict[str, Measured]:
-    """The same plans on one rank, its collectives emulated at the profile's durations."""
-    lone = replace(spec, lone=True, emulate_link_bits_per_s=None)
+    """The plans on one rank, its collectives emulated at the profile's durations."""
     plans = [(one.plan, one.order) for one in chosen.values()]
     timelines = [simulate(setup.case, plan, order) for plan, order in plans]
     paces = plan_paces(setup, [plan for plan, _ in plans], timelines)
@@ -106,18 +109,20 @@ def _run_alone(
     return dict(zip(chosen, found, strict=True))
 
 
-def _setting(
+def setting_of(
     setup: Setup,
+    lone_setup: Setup,
     chosen: Mapping[str, Chosen],
     launches: Sequence[Mapping[str, Measured]],
     alone: Mapping[str, Measured],
+    *,
     link: str,
     profile_id: str,
     profile_s: float,
 ) -> Setting:
+    """What was measured beside its prediction; ``lone_setup`` predicts ``alone``."""
     speed = _predicted_ms(setup, chosen[BOUND]) / _measured_ms(launches[0][BOUND])
     present = replace(setup, changes=Changes(gpu_flops=speed, memory_bandwidth=speed))
-    lone_setup = as_emulated(setup, LaunchSpec(tp=setup.cluster.tp, lone=True))
     cells = []
     for name, one in chosen.items():
         if name == BOUND:

@@ -54,7 +54,12 @@ def checks(settings: Sequence[Setting]) -> list[Check]:
 
 def tables(settings: Sequence[Setting]) -> list[Table]:
     """The checks, then every setting, then every cell."""
-    return [check_table("Fidelity", checks(settings)), _settings(settings), _cells(settings)]
+    return [check_table("Fidelity", checks(settings)), *detail(settings)]
+
+
+def detail(settings: Sequence[Setting]) -> list[Table]:
+    """Every setting, then every cell."""
+    return [_settings(settings), _cells(settings)]
 
 
 def _settings(settings: Sequence[Setting]) -> Table:
@@ -94,8 +99,13 @@ def _cells(settings: Sequence[Setting]) -> Table:
 
 def markdown(settings: Sequence[Setting], machine: str) -> str:
     """The tables as a page."""
-    parts = [_HEAD.format(machine=machine)]
-    for table in tables(settings):
+    return page(_HEAD.format(machine=machine), tables(settings))
+
+
+def page(head: str, shown: Sequence[Table]) -> str:
+    """Tables behind a text, as Markdown."""
+    parts = [head]
+    for table in shown:
         parts.append(f"## {table.title}\n\n{_markdown_table(table)}\n")
     return "\n".join(parts)
 

@@ -7,9 +7,9 @@ from typing import Final
 
 from sqlalchemy import Connection, Row, func, select, update
 
-from domino_tune.errors import NotFoundError
+from domino_tune.errors import NotFoundError, QueueFullError
 from domino_tune.jobs.database import Database
-from domino_tune.jobs.idempotency import Idempotency, claim_key
+from domino_tune.jobs.idempotency import Idempotency, answered, claim_key
 from domino_tune.jobs.job import (
     OPEN,
     Job,
@@ -30,6 +30,8 @@ PREFIX: Final = "job"
 RESULT: Final = "result"
 MAX_LIMIT: Final = 200
 """Most entries of a page."""
+_QUEUE_LOCK: Final = 0x7175
+"""First half of the advisory locks that owners' hands-in take on PostgreSQL."""
 _INDEX: Final = re.compile(r"[0-9]{1,9}")
 
 
@@ -42,15 +44,28 @@ class JobDesk:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def submit(self, new: NewJob, idempotency: Idempotency | None = None) -> tuple[Job, bool]:
+    def replayed(self, given: Idempotency) -> Job | None:
+        """The job that this key made before. Raises KeyReuseError."""
+        with self._database.read() as connection:
+            before = answered(connection, given)
+            return None if before is None else _get(connection, before, None)
+
+    def submit(
+        self,
+        new: NewJob,
+        idempotency: Idempotency | None = None,
+        most_open: int | None = None,
+    ) -> tuple[Job, bool]:
         """Queue a job; on return it is durable. The job, and whether it was made just now.
 
-        Raises KeyReuseError where the key came before with another body.
+        Raises KeyReuseError where the key came before with another body, QueueFullError where
+        ``most_open`` of the owner's jobs wait or run.
         """
         identity = new_id(PREFIX)
         with self._database.write() as connection:
             before = claim_key(connection, idempotency, identity)
             if before is None:
+                _check_room(connection, new.owner, most_open)
                 _insert(connection, identity, new)
             return _get(connection, before or identity, None), before is None
 
@@ -124,17 +139,26 @@ class JobDesk:
             found = tuple(_point(row) for row in connection.execute(asked))
         return found[:limit], str(found[limit - 1].index) if len(found) > limit else None
 
-    def queue_length(self, owner: str) -> int:
-        """How many of the owner's jobs wait or run."""
-        asked = select(func.count()).where(jobs.c.owner == owner, jobs.c.state.in_(OPEN))
-        with self._database.read() as connection:
-            return connection.scalar(asked) or 0
-
     def counts(self) -> dict[JobState, int]:
         """How many jobs of everybody are in each state that any is in."""
         asked = select(jobs.c.state, func.count().label("many")).group_by(jobs.c.state)
         with self._database.read() as connection:
             return {row.state: row.many for row in connection.execute(asked)}
+
+
+def _check_room(connection: Connection, owner: str, most: int | None) -> None:
+    """Belongs to the transaction that adds the job, so that many at one moment exceed nothing."""
+    if most is None:
+        return
+    if connection.dialect.name == "postgresql":  # SQLite's writers come one by one anyway
+        connection.execute(select(func.pg_advisory_xact_lock(_QUEUE_LOCK, func.hashtext(owner))))
+    asked = select(func.count()).where(jobs.c.owner == owner, jobs.c.state.in_(OPEN))
+    length = connection.scalar(asked) or 0
+    if length >= most:
+        raise QueueFullError(
+            f"You have {length} jobs that are not finished, and {most} is the most; wait for one, "
+            "or cancel one."
+        )
 
 
 def _insert(connection: Connection, identity: str, new: NewJob) -> None:

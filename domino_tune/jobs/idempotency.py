@@ -73,18 +73,36 @@ def claim_key(connection: Connection, given: Idempotency | None, answer: str) ->
     )
     if stored.first() is not None:
         return None
-    before = connection.execute(
-        select(table.c.body_digest, table.c.answer).where(_same_key(given))
-    ).one_or_none()
+    before = _before(connection, given)
     if before is None:  # past its time, and just forgotten by another
         return claim_key(connection, given, answer)
+    return before
+
+
+def answered(connection: Connection, given: Idempotency) -> str | None:
+    """What was answered to this key before, to be asked for before anything is looked up.
+
+    What a first request could name may be gone when it comes again. Raises KeyReuseError as
+    ``claim_key`` does.
+    """
+    return _before(connection, given, table.c.created_s >= now_s() - KEPT_S)
+
+
+def _before(
+    connection: Connection, given: Idempotency, *conditions: ColumnElement[bool]
+) -> str | None:
+    before = connection.execute(
+        select(table.c.body_digest, table.c.answer).where(_same_key(given), *conditions)
+    ).one_or_none()
+    if before is None:
+        return None
     if before.body_digest != given.body_digest:
         raise KeyReuseError(
             f"The Idempotency-Key {given.key!r} came before with another body; use a new key for a "
             "new request."
         )
-    answered: str = before.answer
-    return answered
+    answer: str = before.answer
+    return answer
 
 
 def _same_key(given: Idempotency) -> ColumnElement[bool]:

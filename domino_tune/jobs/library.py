@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, delete, select, update
 from domino_tune.errors import ConflictError, NotFoundError, PreconditionError
 from domino_tune.formats.model_file import dump_model, model_from_json
 from domino_tune.jobs.database import Database
-from domino_tune.jobs.idempotency import Idempotency, claim_key
+from domino_tune.jobs.idempotency import Idempotency, answered, claim_key
 from domino_tune.jobs.job import dump
 from domino_tune.jobs.names import slug
 from domino_tune.jobs.sql import insert, now_s
@@ -28,7 +28,7 @@ from domino_tune.store.profiles import (
     parse_profile,
     summary_of,
 )
-from simulator.errors import InputError, unknown_name
+from simulator.errors import InputError, ProfileError, unknown_name
 from simulator.presets import MODELS
 from simulator.profile import Profile
 from simulator.specs import ModelSpec
@@ -36,7 +36,18 @@ from simulator.specs import ModelSpec
 Origin = Literal["bundled", "library"]
 ANY: Final = "*"
 """As If-Match: whatever is there; as If-None-Match: nothing may be there."""
-_PARSED: Final = 32
+_PARSED: Final = 8
+"""Each may be of 16 MiB, as a file."""
+_SUMMARIES: Final = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedProfile:
+    """A profile's place in the list."""
+
+    name: str
+    origin: Origin
+    content_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +81,7 @@ class Library:
         self._database = database
         # Contents never change under their id; reading one strictly takes tens of milliseconds.
         self._parsed = lru_cache(maxsize=_PARSED)(self._parse)
+        self.summary = lru_cache(maxsize=_SUMMARIES)(self._summary)
 
     def put(
         self,
@@ -79,11 +91,13 @@ class Library:
         if_match: str | None = None,
         if_none_match: str | None = None,
         idempotency: Idempotency | None = None,
+        said: Mapping[str, Any] | None = None,
     ) -> tuple[str, bool]:
         """Keep the profile in file ``data``: its content id, and whether the name is new.
 
-        Conditions are content ids or ``*``. Raises ProfileError for a bad file, InputError where
-        it calls itself otherwise, ConflictError for a bundled name, PreconditionError.
+        Conditions are content ids or ``*``; ``said`` is kept with the key, for ``answered`` to
+        tell. Raises ProfileError for a bad file, InputError where it calls itself otherwise,
+        ConflictError for a bundled name, PreconditionError.
         """
         profile = parse_profile(data, source=f"profile {slug('profile', name)!r}")
         _refuse_bundled("profile", name, bundled())
@@ -95,7 +109,7 @@ class Library:
         content_id = profile.content_id
         with self._database.write() as connection:
             current = _current(connection, name)
-            answer = dump({"content_id": content_id, "created": current is None})
+            answer = dump({"content_id": content_id, "created": current is None, "said": said})
             before = claim_key(connection, idempotency, answer)
             if before is not None:
                 told = json.loads(before)
@@ -103,6 +117,15 @@ class Library:
             _check(name, current, if_match, if_none_match)
             _keep(connection, name, current, content_id, dump_profile(profile))
         return content_id, current is None
+
+    def answered(self, given: Idempotency) -> tuple[str, bool, Any] | None:
+        """What ``put`` answered to this key before, and what was ``said``. Raises KeyReuseError."""
+        with self._database.read() as connection:
+            before = answered(connection, given)
+        if before is None:
+            return None
+        told = json.loads(before)
+        return told["content_id"], told["created"], told.get("said")
 
     def get(self, name: str) -> KeptProfile:
         """A profile's file. Raises NotFoundError."""
@@ -134,12 +157,27 @@ class Library:
             _check(name, current, if_match, None)
             connection.execute(delete(profiles).where(profiles.c.name == name))
 
-    def list(self) -> tuple[ProfileSummary, ...]:
-        """All profiles, by name."""
-        found = [summary_of(profile, "bundled") for profile in bundled().values()]
-        for content_id in self._names().values():
-            found.append(summary_of(self._parsed(content_id), "library"))
+    def list(self) -> tuple[ListedProfile, ...]:
+        """All profiles, by name, none of them read."""
+        found = [
+            ListedProfile(name=name, origin="bundled", content_id=profile.content_id)
+            for name, profile in bundled().items()
+        ]
+        for name, content_id in self._names().items():
+            found.append(ListedProfile(name=name, origin="library", content_id=content_id))
         return tuple(sorted(found, key=lambda one: one.name))
+
+    def _summary(self, listed: ListedProfile) -> ProfileSummary:
+        """What a list says of it; ``problem`` where this program cannot read what another kept."""
+        if listed.origin == "bundled":
+            return summary_of(bundled()[listed.name], listed.origin)
+        try:
+            return summary_of(self._parsed(listed.content_id), listed.origin)
+        except ProfileError as error:
+            return ProfileSummary(
+                name=listed.name, origin=listed.origin, gpu="", created="",
+                content_id=listed.content_id, sections={}, problem=str(error),
+            )  # fmt: skip
 
     def put_model(
         self, name: str, plain: Mapping[str, Any], *, idempotency: Idempotency | None = None

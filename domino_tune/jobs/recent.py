@@ -11,10 +11,15 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Value]):
-    """Values by key, ``most`` of them; what was not asked for longest is forgotten first."""
+    """Values by key, ``most`` of them; what was not asked for longest is forgotten first.
 
-    def __init__(self, most: int) -> None:
+    With ``weigh``, their weights together are at most that.
+    """
+
+    def __init__(self, most: int, weigh: Callable[[Value], int] = lambda _: 1) -> None:
         self._most = most
+        self._weigh = weigh
+        self._weight = 0
         self._values: OrderedDict[str, Value] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -26,12 +31,16 @@ class Recent(Generic[Value]):
                 return self._values[key]
         value = make()
         with self._lock:
+            if key in self._values:  # made by two at once
+                self._weight -= self._weigh(self._values.pop(key))
             self._values[key] = value
-            while len(self._values) > self._most:
-                self._values.popitem(last=False)
+            self._weight += self._weigh(value)
+            while self._weight > self._most:
+                self._weight -= self._weigh(self._values.popitem(last=False)[1])
         return value
 
     def clear(self) -> None:
         """Forget all."""
         with self._lock:
             self._values.clear()
+            self._weight = 0

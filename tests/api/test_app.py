@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -21,6 +22,8 @@ from starlette.requests import Request
 from api.app import create_app, route_table
 from api.observe import SAFE_HEADERS, Observe
 from api.settings import Settings
+from domino_tune.jobs.database import open_database
+from domino_tune.jobs.tokens import TokenDesk
 from tests.api.service import Service, serving
 from tests.postgres import running_postgres
 
@@ -165,12 +168,15 @@ def test_a_running_job_is_given_back(tmp_path: Path) -> None:
 
 def test_the_queue_is_bounded(tmp_path: Path) -> None:
     with serving(tmp_path, workers=0, most_queued=2) as service, service.client() as client:
-        first = client.post("/v1/tunes", json=TUNE)
+        keyed = {"Idempotency-Key": "first"}
+        first = client.post("/v1/tunes", json=TUNE, headers=keyed)
         second = client.post("/v1/sweeps", json={**TUNE, "sweep": "link_bandwidth=1x,2x"})
         assert [first.status_code, second.status_code] == [202, 202]
         third = client.post("/v1/tunes", json=TUNE)
         assert third.status_code == 429
         assert int(third.headers["retry-after"]) > 0
+        again = client.post("/v1/tunes", json=TUNE, headers=keyed)
+        assert (again.status_code, again.json()["id"]) == (202, first.json()["id"])
         client.delete(first.headers["location"])
         assert client.post("/v1/tunes", json=TUNE).status_code == 202
 
@@ -183,6 +189,26 @@ def test_the_rate_is_bounded(tmp_path: Path) -> None:
         statuses = [client.get("/v1/tunes").status_code for _ in range(5)]
         assert statuses == [200, 200, 200, 429, 429]
         assert client.get("/healthz").status_code == 200
+
+
+def test_guessing_tokens_is_bounded(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"tokens_required": True, "rate_per_s": 0.01, "burst": 4}
+    with serving(tmp_path, workers=0, **given) as service, service.client() as client:
+        database = open_database(service.settings.database_url)
+        desk = TokenDesk(database)
+        secret = desk.add("one", "ann", "read")
+
+        def ask(token: str) -> int:
+            headers = {"Authorization": f"Bearer {token}"}
+            return client.get("/v1/tunes", headers=headers).status_code
+
+        assert ask(secret) == 200
+        wrong = ["dt_" + str(number) * 43 for number in range(5)]
+        assert [ask(token) for token in wrong] == [401, 401, 401, 429, 429]
+        assert ask(secret) == 200  # whoever was known is not held up
+        desk.revoke("one")
+        assert [ask(secret), ask(secret)] == [401, 429]
+        database.close()
 
 
 def test_a_database_that_goes_away_is_503(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from domino_tune.tuning import space_of
 from simulator.build import build_schedule
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import order_of
+from simulator.specs import ClusterSpec
 
 
 def setup_of(**given: Any) -> Setup:
@@ -85,6 +86,29 @@ def test_questions_that_are_too_large() -> None:
     refused("#/grad_accumulation", setup_of(grad_accumulation=8192, micro_batch_size=4096))
     refused("#/dp", setup_of(dp=1 << 21))
     batch = setup_of(micro_batch_size=1, grad_accumulation=5040)
+    refused("#/tune_also", batch, tune_also=("micro_batch_size",))
+
+
+def test_ops_are_those_of_all_that_is_looked_at() -> None:
+    deep = setup_of(
+        overrides=("num_hidden_layers=600",), tp=1, grad_accumulation=32, micro_batch_size=2
+    )
+    bounds.check_setup(deep)
+    refused("#/model", deep, tune_also=("micro_batch_size",))
+    refused("#/model", deep, changes=("micro_batch_size=16",))
+    refused("#/model", deep, sweep="micro_batch_size=2x,8x")
+    flat = setup_of(overrides=("num_hidden_layers=600",), tp=1, micro_batch_size=16)
+    plan = SlicePlan(row_slices=16, attn_col_slices=4, mlp_col_slices=4)
+    cluster = ClusterSpec(tp=2)
+    most = bounds.schedule_ops(flat.model, cluster, plan, 1) - 1
+    bounds.check_setup(flat, plan, most_ops=most)
+    for tp in ("tp=2", "tp=4x"):
+        refused("#/model", flat, plan, changes=(tp,), most_ops=most)
+
+
+def test_every_accumulation_that_is_tuned_is_bounded() -> None:
+    batch = setup_of(micro_batch_size=4, grad_accumulation=4096)
+    bounds.check_setup(batch)
     refused("#/tune_also", batch, tune_also=("micro_batch_size",))
 
 

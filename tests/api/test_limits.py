@@ -1,10 +1,10 @@
-"""Buckets of requests, and the queue's limit."""
+"""Buckets of requests."""
 
 from __future__ import annotations
 
 import pytest
 
-from api.limits import MOST_BUCKETS, Buckets, check_queue
+from api.limits import MOST_BUCKETS, Buckets
 from api.problems import ProblemError
 
 
@@ -51,16 +51,19 @@ def test_a_rest_fills_the_bucket_and_no_more() -> None:
         buckets.take("a")
 
 
+def test_who_is_known() -> None:
+    buckets = Buckets(rate_per_s=1, burst=1, clock=Clock())
+    assert not buckets.knows("a")
+    buckets.take("a")
+    assert buckets.knows("a")
+    buckets.forget("a")
+    buckets.forget("a")
+    assert not buckets.knows("a")
+    buckets.take("a")
+
+
 def test_few_callers_are_remembered() -> None:
     buckets = Buckets(rate_per_s=1, burst=1)
     for number in range(MOST_BUCKETS + 10):
         buckets.take(str(number))
     assert len(buckets._levels) == MOST_BUCKETS
-
-
-def test_a_full_queue() -> None:
-    check_queue(9, 10)
-    with pytest.raises(ProblemError) as caught:
-        check_queue(10, 10)
-    assert caught.value.status == 429
-    assert int(caught.value.headers["Retry-After"]) > 0

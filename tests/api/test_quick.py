@@ -48,14 +48,14 @@ def test_equal_requests_are_one(executor: ThreadPoolExecutor) -> None:
 
     async def work() -> None:
         made = Quick(executor, compute, deadline_s=10)
-        both = asyncio.gather(made.answer("a", b"1"), made.answer("a", b"1"))
+        both = asyncio.gather(made.answer("me", "a", b"1"), made.answer("me", "a", b"1"))
         await asyncio.sleep(0.05)
         assert made.waiting == 1
         compute.gate.set()
         assert list(await both) == [b"a1", b"a1"]
-        assert await made.answer("a", b"1") == b"a1"
+        assert await made.answer("me", "a", b"1") == b"a1"
         assert compute.calls == 1
-        assert await made.answer("b", b"1") == b"b1"
+        assert await made.answer("me", "b", b"1") == b"b1"
         assert made.waiting == 0
 
     run(work())
@@ -69,7 +69,7 @@ def test_errors_are_not_kept(executor: ThreadPoolExecutor) -> None:
         made = Quick(executor, compute, deadline_s=10)
         for _ in range(2):
             with pytest.raises(InputError):
-                await made.answer("a", b"bad")
+                await made.answer("me", "a", b"bad")
         assert compute.calls == 2
 
     run(work())
@@ -81,13 +81,13 @@ def test_a_deadline_and_the_answer_afterwards(executor: ThreadPoolExecutor) -> N
     async def work() -> None:
         made = Quick(executor, compute, deadline_s=0.05)
         with pytest.raises(ProblemError) as caught:
-            await made.answer("a", b"1")
+            await made.answer("me", "a", b"1")
         assert caught.value.status == 503
         assert "Retry-After" in caught.value.headers
         compute.gate.set()
         while made.waiting:
             await asyncio.sleep(0.01)
-        assert await made.answer("a", b"1") == b"a1"
+        assert await made.answer("me", "a", b"1") == b"a1"
         assert compute.calls == 1
 
     run(work())
@@ -99,9 +99,9 @@ def test_a_worker_that_dies_is_503_and_the_next_one_answers() -> None:
     async def work() -> None:
         made = Quick(executor, die_once, deadline_s=60)
         with pytest.raises(ProblemError) as caught:
-            await made.answer("die", b"1")
+            await made.answer("me", "die", b"1")
         assert caught.value.status == 503
-        assert await made.answer("live", b"1") == b"1"
+        assert await made.answer("me", "live", b"1") == b"1"
 
     try:
         run(work())
@@ -123,10 +123,10 @@ def test_room_is_bounded(executor: ThreadPoolExecutor, monkeypatch: pytest.Monke
     async def work() -> None:
         made = Quick(executor, compute, deadline_s=10)
         for task in (b"1", b"2", b"3", b"4"):
-            await made.answer("a", task)
-        await made.answer("a", b"4")
+            await made.answer("me", "a", task)
+        await made.answer("me", "a", b"4")
         assert compute.calls == 4
-        await made.answer("a", b"1")
+        await made.answer("me", "a", b"1")
         assert compute.calls == 5
 
     run(work())
@@ -140,12 +140,61 @@ def test_too_many_at_once_are_sent_away(
 
     async def work() -> None:
         made = Quick(executor, compute, deadline_s=10)
-        two = asyncio.gather(made.answer("a", b"1"), made.answer("a", b"2"))
+        two = asyncio.gather(made.answer("me", "a", b"1"), made.answer("me", "a", b"2"))
         await asyncio.sleep(0.05)
         with pytest.raises(ProblemError) as caught:
-            await made.answer("a", b"3")
+            await made.answer("me", "a", b"3")
         assert caught.value.status == 503
         compute.gate.set()
         assert list(await two) == [b"a1", b"a2"]
 
     run(work())
+
+
+def test_one_caller_cannot_have_all_the_room(
+    executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick, "MOST_OF_A_CALLER", 2)
+    compute = Computing()
+
+    async def work() -> None:
+        made = Quick(executor, compute, deadline_s=10)
+        asked = [made.answer("me", "a", task) for task in (b"1", b"2")]
+        waiting = asyncio.gather(*asked)
+        await asyncio.sleep(0)
+        with pytest.raises(ProblemError) as caught:
+            await made.answer("me", "a", b"3")
+        assert caught.value.status == 429
+        assert "Retry-After" in caught.value.headers
+        other = asyncio.ensure_future(made.answer("you", "a", b"3"))
+        await asyncio.sleep(0)
+        compute.gate.set()
+        assert [*await waiting, await other] == [b"a1", b"a2", b"a3"]
+        assert await made.answer("me", "a", b"4") == b"a4"
+
+    run(work())
+
+
+def test_what_nobody_waits_for_any_more_is_not_computed() -> None:
+    compute = Computing()
+
+    async def work(executor: ThreadPoolExecutor) -> None:
+        made = Quick(executor, compute, deadline_s=60)
+        first, second, third, fourth = (
+            asyncio.ensure_future(made.answer(caller, "a", task))
+            for caller, task in (("me", b"1"), ("me", b"2"), ("me", b"3"), ("you", b"3"))
+        )
+        await asyncio.sleep(0)
+        assert made.waiting == 3
+        for one in (first, second, third):
+            one.cancel()
+        await asyncio.wait((first, second, third))
+        assert made.waiting == 2  # the one that has begun, and the one that another waits for
+        compute.gate.set()
+        assert await fourth == b"a3"
+        assert await made.answer("me", "a", b"1") == b"a1"
+        assert compute.calls == 2
+        assert await made.answer("me", "a", b"2") == b"a2"
+
+    with ThreadPoolExecutor(1) as executor:
+        run(work(executor))

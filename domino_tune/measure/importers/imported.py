@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -52,11 +53,12 @@ def text_of(data: bytes) -> str:
     """The file as text, gzip unpacked; raises InputError when it is neither."""
     if data[:2] == b"\x1f\x8b":
         try:
-            data = gzip.decompress(data)
+            with gzip.open(io.BytesIO(data)) as packed:
+                data = packed.read(MAX_TEXT_BYTES + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"The file is not whole gzip: {error}.") from None
     if len(data) > MAX_TEXT_BYTES:
-        raise InputError(f"The file is {len(data)} bytes; a table has at most {MAX_TEXT_BYTES}.")
+        raise InputError(f"The file, unpacked, has more than {MAX_TEXT_BYTES} bytes; no table has.")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from api.routes.events import MOST_STREAMS
+from api.jobs import MOST_STREAMS
 from tests.api.asked import LONG, SMALL, described, good, refused
 
 
@@ -58,6 +58,9 @@ def test_streams_are_bounded(client: httpx.Client) -> None:
         refusal.read()
         assert "retry-after" in refusal.headers
         refused(refusal, 429)
+        waiting = many.post("/v1/tunes", json=LONG, headers={"Prefer": "wait=30"})
+        assert "preference-applied" not in waiting.headers
+        good(client.delete(good(waiting, 202)["links"]["self"]))
         for stream in opened:
             stream.close()
     assert good(client.delete(place))["state"] == "cancelled"

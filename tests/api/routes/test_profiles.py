@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 
 from api.routes.profiles import MOST_LINES
 from domino_tune import services
+from domino_tune.profile_services import imported_profile
 from domino_tune.requests import ProfilesImportRequest
 from domino_tune.store.profiles import dump_profile, load_profile, parse_profile
+from simulator.errors import InputError
 from simulator.profile import Profile
 from tests.api.asked import CELL, good, refused
 
@@ -136,6 +139,19 @@ def test_an_import_is_the_verbs(
     good(import_table(client, "imported", other, {"If-Match": answer.headers["etag"]}))
 
 
+def test_an_import_into_itself_is_made_once(client: httpx.Client) -> None:
+    data = dump_profile(named("grown"))
+    put = client.put("/v1/profiles/grown", content=data, headers=JSON)
+    asked = {"format": "gemm-csv", "into": "grown"}
+    headers = {"Idempotency-Key": "grown-1", "If-Match": put.headers["etag"]}
+    first = import_table(client, "grown", asked, headers)
+    again = import_table(client, "grown", asked, headers)
+    assert good(again) == good(first)
+    assert again.headers["etag"] == first.headers["etag"] != put.headers["etag"]
+    client.delete("/v1/profiles/grown", headers={"If-Match": first.headers["etag"]})
+    assert good(import_table(client, "grown", asked, headers)) == first.json()
+
+
 def import_table(
     client: httpx.Client, name: str, asked: dict[str, str], headers: dict[str, str] | None = None
 ) -> httpx.Response:
@@ -155,9 +171,32 @@ def test_imports_that_cannot_be(client: httpx.Client, changed: dict[str, Any]) -
     refused(import_table(client, "bad", asked), 422)
 
 
-def test_a_table_is_bounded(client: httpx.Client) -> None:
+LINES = "m,n,k,us\n" + "".join(f"{m},8,8,1\n" for m in range(1, MOST_LINES + 1))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        LINES.encode(), LINES.replace("\n", "\r").encode(), LINES.replace("\n", "\u2028").encode(),
+        LINES.replace("\n", "\r\n").encode(), gzip.compress(LINES.encode()),
+    ],
+    ids=["lf", "cr", "ls", "crlf", "gzip"],
+)  # fmt: skip
+def test_a_table_is_bounded(client: httpx.Client, content: bytes) -> None:
     answer = client.post(
         "/v1/profiles/bad/import", params={"format": "gemm-csv", "into": "h100-dgx"},
-        content="\n" * (MOST_LINES + 1), headers={"Content-Type": "text/csv"},
+        content=content, headers={"Content-Type": "text/csv"},
     )  # fmt: skip
-    refused(answer, 422)
+    assert "20,000 lines" in refused(answer, 422)["detail"]
+
+
+def test_a_section_is_bounded() -> None:
+    base = load_profile("h100-dgx")
+    assert base.gemm
+    asked = ProfilesImportRequest(file="t", name="new", format="gemm-csv", into="h100-dgx")
+    most = len(base.gemm.rows) + TABLE.count("\n") - 1
+    made, _ = imported_profile(asked, base, TABLE.encode(), most_rows=most)
+    assert made.gemm
+    assert len(made.gemm.rows) <= most
+    with pytest.raises(InputError, match="together they may be"):
+        imported_profile(asked, base, TABLE.encode(), most_rows=most - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from domino_tune import services
 from domino_tune.planfile import load_plan
 from domino_tune.requests import PlanExportRequest
 from domino_tune.results import plain
+from domino_tune.store.profiles import dump_profile, load_profile
 from tests.api.asked import CELL, LONG, SMALL, TUNE, ended, good, refused
 
 
@@ -109,6 +111,19 @@ def test_the_same_key_makes_one_tune(client: httpx.Client) -> None:
     assert again.json()["id"] == first["id"]
     other = refused(client.post("/v1/tunes", json={**SMALL, "seed": 8}, headers=headers), 422)
     assert "once-1" in other["detail"]
+    ended(client, first["links"]["self"])
+
+
+def test_the_same_key_needs_nothing_that_it_named(client: httpx.Client) -> None:
+    data = dump_profile(replace(load_profile("h100-dgx"), name="leaving"))
+    json_headers = {"Content-Type": "application/json"}
+    made = client.put("/v1/profiles/leaving", content=data, headers=json_headers)
+    asked, headers = {**SMALL, "profile": "leaving"}, {"Idempotency-Key": "leaving-1"}
+    first = good(client.post("/v1/tunes", json=asked, headers=headers), 202)
+    client.delete("/v1/profiles/leaving", headers={"If-Match": made.headers["etag"]})
+    again = good(client.post("/v1/tunes", json=asked, headers=headers), 202)
+    assert again["id"] == first["id"]
+    refused(client.post("/v1/tunes", json=asked), 422)
     ended(client, first["links"]["self"])
 
 

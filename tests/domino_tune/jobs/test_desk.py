@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import pytest
 
-from domino_tune.errors import NotFoundError
+from domino_tune.errors import NotFoundError, QueueFullError
 from domino_tune.jobs.database import Database
 from domino_tune.jobs.desk import MAX_LIMIT, JobDesk
 from domino_tune.jobs.job import JobProgress, NewJob, Point, new_id
 from domino_tune.jobs.leases import Leases
 from simulator.errors import InputError
-from tests.domino_tune.jobs.made import new_job, submit
+from tests.domino_tune.jobs.made import key, new_job, submit
 
 
 def test_a_new_job(desk: JobDesk) -> None:
@@ -148,18 +151,41 @@ def test_points_by_page(desk: JobDesk, database: Database) -> None:
             desk.points(job.id, bad)
 
 
-def test_queue_length_and_counts(desk: JobDesk, database: Database) -> None:
+def test_counts(desk: JobDesk, database: Database) -> None:
     jobs = [submit(desk, number=number) for number in range(4)]
     submit(desk, "bob")
-    assert (desk.queue_length("ann"), desk.queue_length("eve")) == (4, 0)
     leases = Leases(database, "worker")
     claimed = leases.claim()
     assert claimed
     leases.finish(claimed, b"{}", {})
     leases.claim()
     desk.cancel(jobs[2].id, "ann")
-    assert desk.queue_length("ann") == 2
     assert desk.counts() == {"queued": 2, "running": 1, "done": 1, "cancelled": 1}
+
+
+def test_an_owners_queue_is_bounded(desk: JobDesk) -> None:
+    first, _ = desk.submit(new_job(number=1), key(), most_open=2)
+    desk.submit(new_job(number=2), most_open=2)
+    with pytest.raises(QueueFullError, match="2 is the most"):
+        desk.submit(new_job(number=3), key("other"), most_open=2)
+    assert desk.submit(new_job(number=1), key(), most_open=2) == (first, False)
+    assert desk.submit(new_job("bob"), most_open=2)[1]
+    desk.cancel(first.id, "ann")
+    assert desk.submit(new_job(number=3), key("other"), most_open=2)[1]
+
+
+def test_many_at_one_moment_do_not_exceed_it(desk: JobDesk) -> None:
+    barrier = Barrier(8)
+
+    def hand_in(number: int) -> bool:
+        barrier.wait()
+        try:
+            return desk.submit(new_job(number=number), most_open=3)[1]
+        except QueueFullError:
+            return False
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(hand_in, range(8))) == 3
 
 
 def test_equal_tasks_are_kept_once(desk: JobDesk, database: Database) -> None:

@@ -25,6 +25,15 @@ def test_the_same_key_makes_one_job(desk: JobDesk) -> None:
     assert len(desk.page("tune", None)[0]) == 1
 
 
+def test_a_key_is_known_without_its_job(desk: JobDesk) -> None:
+    assert desk.replayed(key()) is None
+    first, _ = desk.submit(new_job(), key())
+    assert desk.replayed(key()) == first
+    assert desk.replayed(key(owner="bob")) is None
+    with pytest.raises(KeyReuseError):
+        desk.replayed(key(body=b"two"))
+
+
 def test_without_a_key_there_are_two(desk: JobDesk) -> None:
     assert desk.submit(new_job())[0].id != desk.submit(new_job())[0].id
 
@@ -65,6 +74,7 @@ def test_a_day_later_the_key_is_new(desk: JobDesk, database: Database) -> None:
     age = update(tables.idempotency).where(tables.idempotency.c.key == "key-1")
     with database.write() as connection:
         connection.execute(age.values(created_s=tables.idempotency.c.created_s - KEPT_S - 1))
+    assert desk.replayed(key()) is None
     second, created = desk.submit(new_job(), key())
     assert created
     assert second.id != first.id

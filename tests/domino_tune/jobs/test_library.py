@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from domino_tune.errors import ConflictError, KeyReuseError, NotFoundError, PreconditionError
+from domino_tune.jobs import tables
 from domino_tune.jobs.database import Database
 from domino_tune.jobs.library import Library, bundled
 from domino_tune.store.profiles import dump_profile, save_profile
@@ -42,6 +45,22 @@ def test_bundled_profiles_are_there_and_read_only(library: Library) -> None:
         library.put("a100-sxm", kept.body)
     with pytest.raises(ConflictError, match="read-only"):
         library.delete("a100-sxm")
+
+
+def test_what_another_program_kept_is_listed(library: Library, database: Database) -> None:
+    content_id, _ = library.put("mine", profile_file())
+    library.put("yours", profile_file("yours"))
+    newer = json.loads(profile_file())
+    newer["schema"] = 10**6
+    with database.write() as connection:
+        bodies = tables.profile_bodies
+        mine = update(bodies).where(bodies.c.content_id == content_id)
+        connection.execute(mine.values(body=json.dumps(newer).encode()))
+    told = {one.name: library.summary(one) for one in Library(database).list()}
+    assert (told["mine"].content_id, told["mine"].sections) == (content_id, {})
+    assert "schema 1000000 is newer" in (told["mine"].problem or "")
+    assert told["yours"].sections == told["a100-sxm"].sections
+    assert [one for one in told.values() if one.problem] == [told["mine"]]
 
 
 def test_put_get_delete(library: Library) -> None:
