@@ -112,9 +112,11 @@ def _lifespan(settings: Settings) -> Callable[[FastAPI], Any]:
                 yield
         finally:
             parts.draining.set()
-            if parts.runner is not None:
-                await parts.runner.drain(settings.drain_s)
-            await anyio.to_thread.run_sync(parts.close)
+            try:
+                if parts.runner is not None:
+                    await parts.runner.drain(settings.drain_s)
+            finally:
+                await anyio.to_thread.run_sync(parts.close)
 
     return lifespan
 

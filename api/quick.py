@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from api.problems import ProblemError
-from domino_tune.jobs.executors import WorkerDiedError
+from domino_tune.jobs.executors import ExecutorLostError, WorkerDiedError
 
 MOST_WAITING: Final = 64
 """Different computations that wait or run; more are sent away."""
@@ -73,7 +73,7 @@ class Quick:
             return await asyncio.wait_for(asyncio.shield(running.future), self._deadline_s)
         except TimeoutError:
             raise _busy(f"This takes longer than {self._deadline_s:g} s; try again.") from None
-        except WorkerDiedError:
+        except (WorkerDiedError, ExecutorLostError):
             raise _busy("The process that computed this ended; try again.") from None
         finally:
             self._leave(key, running, caller_key)

@@ -16,11 +16,13 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Any, Final
 
-from domino_tune.jobs.executors import ClusterLostError, WorkerDiedError
+from domino_tune.jobs.executors import ExecutorLostError, WorkerDiedError
 from simulator.errors import InputError
 
 CONNECT_S: Final = 10
 CLOSE_S: Final = 1
+LOST: Final = ("CommClosedError", "TimeoutError")
+"""Errors of the way to the cluster. Other OSErrors are a slice's own, and would come again."""
 DIED: Final = "Dask's workers died over this; does it need more memory than they have?"
 
 
@@ -42,14 +44,14 @@ class DaskExecutor(Executor):
         self._closed = False
         try:
             self._open()
-        except (ClusterLostError, ValueError):
+        except (ExecutorLostError, ValueError):
             raise InputError(
                 f"No Dask scheduler answers at {place!r}; start one (`dask scheduler`), or give "
                 "another --executor."
             ) from None
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call ``fn``, which workers must be able to import. Raises ClusterLostError."""
+        """Call ``fn``, which workers must be able to import. Raises ExecutorLostError."""
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
         inner = self._open().submit(fn, *args, **kwargs)
@@ -61,11 +63,15 @@ class DaskExecutor(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls; with ``wait`` those accepted are done first, else dropped."""
         self._closed = True
-        with self._lock:
+        if not self._lock.acquire(timeout=-1 if wait else CLOSE_S):
+            return  # whoever is connecting closes what it gets
+        try:
             if self._client is not None:
                 self._pool.shutdown(wait=wait and not cancel_futures)
                 self._client.close(timeout=CLOSE_S)
                 self._client = None
+        finally:
+            self._lock.release()
 
     def _open(self) -> Executor:
         """The client's executor: a call is tried once, and never taken for an earlier one."""
@@ -80,11 +86,14 @@ class DaskExecutor(Executor):
                 self._client.close(timeout=CLOSE_S)
             self._client = None
         try:
-            # Without a scheme: Dask's own configuration says whether it is tcp or tls.
             # Without a scheme Dask takes the one that it is set to, tcp or tls.
             self._client = self._connect(self._place, timeout=CONNECT_S, set_as_default=False)
         except OSError as error:  # TimeoutError is one
-            raise ClusterLostError(f"No Dask scheduler answers at {self._place!r}.") from error
+            raise ExecutorLostError(f"No Dask scheduler answers at {self._place!r}.") from error
+        if self._closed:
+            self._client.close(timeout=CLOSE_S)
+            self._client = None
+            raise ExecutorLostError("The executor was shut down while it connected.")
         self._pool: Executor = self._client.get_executor(pure=False, retries=0)
 
 
@@ -93,14 +102,16 @@ def _pass_on(inner: Future[Any], outer: Future[Any]) -> None:
     if not outer.set_running_or_notify_cancel():
         return
     if inner.cancelled():
-        outer.set_exception(ClusterLostError("The Dask cluster dropped this; it may be back soon."))
+        outer.set_exception(
+            ExecutorLostError("The Dask cluster dropped this; it may be back soon.")
+        )
         return
     error = inner.exception()
     if error is None:
         outer.set_result(inner.result())
     elif type(error).__name__ == "KilledWorker":
         outer.set_exception(WorkerDiedError(DIED))
-    elif isinstance(error, OSError):
-        outer.set_exception(ClusterLostError("The Dask cluster does not answer."))
+    elif type(error).__name__ in LOST:
+        outer.set_exception(ExecutorLostError("The Dask cluster does not answer."))
     else:
         outer.set_exception(error)

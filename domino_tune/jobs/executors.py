@@ -14,8 +14,9 @@ class WorkerDiedError(RunError):
     """The process that computed a slice ended before it answered."""
 
 
-class ClusterLostError(RunError):
-    """The cluster is away, or forgot what it was asked."""
+class ExecutorLostError(RunError):
+    """No process can be had now: the cluster is away or forgot what it was asked, or no worker
+    starts. The call is not to blame, and may be made again later."""
 
 
 def open_executor(address: str, slots: int) -> Executor:

@@ -17,7 +17,7 @@ from domino_tune.jobs.database import Database
 from domino_tune.jobs.desk import RESULT
 from domino_tune.jobs.job import Job, JobProgress, Point, dump, dump_progress
 from domino_tune.jobs.sql import insert, now_s
-from domino_tune.jobs.tables import artifacts, jobs, points, tasks
+from domino_tune.jobs.tables import UNFINISHED, artifacts, jobs, points, tasks
 from simulator.errors import DominoTuneError
 
 
@@ -46,17 +46,27 @@ class Leases:
         self._lease_s = lease_s
 
     def claim(self) -> Claimed | None:
-        """The oldest job that waits or whose owner's lease ran out; None where there is none."""
+        """A job that waits or whose lease ran out; None where there is none.
+
+        Of the owner with fewest jobs running, and of those the oldest.
+        """
+        others = jobs.alias()
+        running = (
+            select(func.count())
+            .where(others.c.owner == jobs.c.owner, others.c.state == "running")
+            .scalar_subquery()
+        )
         with self._database.write() as connection:
             identity = connection.scalar(
                 select(jobs.c.id)
                 .where(
+                    UNFINISHED,
                     or_(
                         jobs.c.state == "queued",
                         and_(jobs.c.state == "running", jobs.c.lease_until_s <= now_s()),
-                    )
+                    ),
                 )
-                .order_by(jobs.c.id)
+                .order_by(running, jobs.c.id)
                 .limit(1)
                 .with_for_update(skip_locked=True)
             )

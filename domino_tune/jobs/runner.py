@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from domino_tune.errors import meaning_of, with_cause
+from domino_tune.errors import RunError, meaning_of, with_cause
 from domino_tune.jobs import work
-from domino_tune.jobs.executors import ClusterLostError, WorkerDiedError
+from domino_tune.jobs.executors import ExecutorLostError, WorkerDiedError
 from domino_tune.jobs.job import JobProgress, Point
 from domino_tune.jobs.leases import Claimed, Leases, LostLeaseError
 from domino_tune.jobs.reply import Reply
@@ -27,6 +27,8 @@ POLL_S: Final = 1.0
 """How often the queue is looked at, besides when somebody wakes the runner."""
 TRIES: Final = 2
 """Workers that a slice may cost before its job has failed."""
+MOST_ATTEMPTS: Final = 10
+"""Claims of a job that ended with neither its end nor its return: it may be what kills services."""
 JOBS_PER_SLOT: Final = 2
 """Jobs in hand, for each slice that runs at once: they take turns, so that a long one does not
 keep all others waiting."""
@@ -115,9 +117,7 @@ class Runner:
         await asyncio.wait([giving], timeout=timeout_s)
         for last in (giving, self._claiming, self._beating):
             if last is not None:
-                last.cancel()
-                with suppress(asyncio.CancelledError):
-                    await last
+                await _end(last)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _give_back(self, held: list[_Held]) -> None:
@@ -170,6 +170,7 @@ class Runner:
     async def _finish(self, held: _Held) -> None:
         """Compute it, and write its result or why it failed."""
         try:
+            _check_attempts(held.claimed.job.attempts)
             reply = await self._advance(held)
         except (LostLeaseError, asyncio.CancelledError):
             raise
@@ -213,7 +214,7 @@ class Runner:
                 deaths += 1
                 if deaths == TRIES:
                     raise
-            except ClusterLostError as error:
+            except ExecutorLostError as error:
                 _tell("slice", error)
                 await asyncio.sleep(BACK_OFF_S[min(lost, len(BACK_OFF_S) - 1)])
                 lost += 1
@@ -286,6 +287,26 @@ class Runner:
             gone = time.monotonic() - held.renewed_s > self._lease_s
         if gone and held.task is not None:
             held.task.cancel()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel it; what it raised is told, and keeps nobody from cleaning up."""
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        pass
+    except Exception as error:
+        _tell("at the end", error)
+
+
+def _check_attempts(attempts: int) -> None:
+    """Raises RunError where a job was claimed too often."""
+    if attempts > MOST_ATTEMPTS:
+        raise RunError(
+            f"{MOST_ATTEMPTS} attempts ended before this did, each with the service that made it; "
+            "does it need more memory than there is? Ask for less, or submit it again."
+        )
 
 
 def problem_of(error: BaseException) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from domino_tune.jobs.executors import WorkerDiedError
+from domino_tune.jobs.executors import ExecutorLostError, WorkerDiedError
 from simulator.errors import DominoTuneError
 
 NICENESS: Final = 10
@@ -31,8 +31,9 @@ class SlotExecutor(Executor):
     """``slots`` processes, each behind a thread that hands it one call after the other.
 
     A process that dies breaks the call it was at, with WorkerDiedError, and is replaced; calls
-    beside and behind it never notice. (ProcessPoolExecutor breaks them all.) Processes end by
-    themselves when their parent is gone.
+    beside and behind it never notice. (ProcessPoolExecutor breaks them all.) Where none can be
+    started, calls end with ExecutorLostError. Processes end by themselves when their parent is
+    gone.
     """
 
     def __init__(self, slots: int, *, niceness: int = NICENESS) -> None:
@@ -126,12 +127,15 @@ class _Slot:
             future.set_result(value)
 
     def _begin(self, call: tuple[Any, ...]) -> None:
-        """Have a worker begin with ``call``; one that died before it could is replaced."""
+        """Have a worker begin with ``call``; one that died before it could is replaced.
+
+        Raises ExecutorLostError: a call that never began did not kill it.
+        """
         for _ in range(STARTS):
             if self.worker is not None and self.worker.begin(call):
                 return
             self._replace()
-        raise WorkerDiedError("No worker process can be started; is memory short?")
+        raise ExecutorLostError("No worker process can be started; is memory short?")
 
     def _start(self) -> None:
         with suppress(OSError):

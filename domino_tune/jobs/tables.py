@@ -18,9 +18,13 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    text,
 )
 
 SCHEMA_VERSION: Final = 1
+UNFINISHED: Final = text("state IN ('queued', 'running')")
+"""Jobs that may be claimed: few, among all there ever were. As text, since SQLite uses the partial
+index only where a query repeats its condition."""
 METADATA: Final = MetaData()
 
 schema_version: Final = Table(
@@ -57,6 +61,7 @@ jobs: Final = Table(
     Column("version", Integer, nullable=False),
     CheckConstraint("state IN ('queued', 'running', 'done', 'failed', 'cancelled')"),
     Index("jobs_by_state", "state", "owner", "id"),
+    Index("jobs_unfinished", "id", sqlite_where=UNFINISHED, postgresql_where=UNFINISHED),
     Index("jobs_by_owner", "owner", "kind", "id"),
 )
 

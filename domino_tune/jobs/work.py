@@ -7,6 +7,7 @@ however the work was cut and wherever it ran: a job that was killed ends with th
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -37,15 +38,22 @@ class PausedError(Exception):
 
 
 class Pace:
-    """Lets a slice take ``budget_s`` seconds, and at least one step."""
+    """Lets a slice take ``budget_s`` seconds from its first step on, and at least that step.
+
+    What comes before it, say going through what earlier slices found, would else take a long job's
+    whole time, slice after slice.
+    """
 
     def __init__(self, budget_s: float) -> None:
-        self._until_s = time.monotonic() + budget_s
+        self._budget_s = budget_s
+        self._until_s = math.inf
         self.steps = 0
 
     def __call__(self) -> None:
         """A step is done. Raises PausedError when the time is over."""
         self.steps += 1
+        if self.steps == 1:
+            self._until_s = time.monotonic() + self._budget_s
         if self.over:
             raise PausedError
 

@@ -16,7 +16,7 @@ import pytest
 
 from domino_tune.jobs.executors import (
     EXECUTORS,
-    ClusterLostError,
+    ExecutorLostError,
     WorkerDiedError,
     open_executor,
 )
@@ -65,6 +65,10 @@ def buggy() -> None:
     raise ZeroDivisionError("a bug")
 
 
+def full() -> None:
+    raise OSError(28, "No space left")
+
+
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -95,6 +99,8 @@ class TestEveryExecutor:
         assert caught.value.reason == "memory"
         with pytest.raises(ZeroDivisionError, match="a bug"):
             executor.submit(buggy).result(PATIENCE_S)
+        with pytest.raises(OSError, match="No space left"):  # no lost cluster: it would come again
+            executor.submit(full).result(PATIENCE_S)
 
     def test_a_death_breaks_no_call_beside_it(self, executor: Executor) -> None:
         beside = executor.submit(slow, 2)
@@ -118,7 +124,7 @@ class TestEveryExecutor:
         made.shutdown(wait=False)
         with pytest.raises(RuntimeError, match="shutdown"):
             made.submit(pow, 2, 2)
-        with pytest.raises((WorkerDiedError, ClusterLostError, CancelledError)):
+        with pytest.raises((WorkerDiedError, ExecutorLostError, CancelledError)):
             late.result(PATIENCE_S)
 
 
@@ -168,6 +174,12 @@ class TestSlots:
         assert slots.submit(pow, 2, 3).result(PATIENCE_S) == 8
         wait_until(lambda: len(slots.pids) == 2)
         assert all(is_alive(pid) for pid in slots.pids)
+
+    def test_workers_that_cannot_start_are_not_the_calls_fault(self) -> None:
+        slots = SlotExecutor(1, niceness=10**30)  # no such number: each ends before it begins
+        with pytest.raises(ExecutorLostError, match="No worker process"):
+            slots.submit(pow, 2, 3).result(PATIENCE_S)
+        slots.shutdown(wait=False)
 
     def test_workers_end_with_their_parent(self) -> None:
         program = (

@@ -14,6 +14,7 @@ from domino_tune.jobs.database import Database
 from domino_tune.jobs.desk import JobDesk
 from domino_tune.jobs.job import JobProgress, Point
 from domino_tune.jobs.leases import Claimed, Leases, LostLeaseError
+from tests.conftest import REPOSITORY
 from tests.domino_tune.jobs.made import submit
 from tests.domino_tune.jobs.owner import SHORT_S
 from tests.domino_tune.jobs.owners import start, work_together
@@ -59,6 +60,15 @@ def test_the_oldest_first_and_each_once(desk: JobDesk, leases: Leases) -> None:
     assert [one.job.id for one in claimed] == made
     assert [one.task for one in claimed] == [b"0", b"1", b"2"]
     assert leases.claim() is None
+
+
+def test_owners_share(desk: JobDesk, leases: Leases) -> None:
+    for number in range(3):
+        submit(desk, number=number)
+    late = submit(desk, owner="bob", number=9).id
+    claimed = [claim(leases) for _ in range(4)]
+    assert claimed[1].job.id == late
+    assert [one.task for one in claimed if one.job.owner == "ann"] == [b"0", b"1", b"2"]
 
 
 def test_a_claimed_job(desk: JobDesk, leases: Leases) -> None:
@@ -215,3 +225,19 @@ def test_eight_owners_finish_each_job_once(url: str, desk: JobDesk) -> None:
     assert desk.counts() == {"done": owners * each}
     assert {desk.get(job, None).attempts for job in worked.submitted} == {1}
     assert len({desk.artifact(job, "by") for job in worked.submitted}) > 1
+
+
+def test_pruning_as_documented_leaves_what_is_new(
+    database: Database, desk: JobDesk, leases: Leases
+) -> None:
+    old, new = (submit(desk, number=number).id for number in range(2))
+    leases.finish(claim(leases), b"{}", {})
+    with database.write() as connection:
+        connection.execute(update(tables.jobs).where(tables.jobs.c.id == old).values(finished_s=1))
+    guide = (REPOSITORY / "docs/service.md").read_text()
+    script = guide.partition("```sql\n")[2].partition("```")[0]
+    with database.write() as connection:
+        for statement in filter(str.strip, script.split(";")):
+            connection.exec_driver_sql(statement)
+    assert [job.id for job in desk.page("tune", None)[0]] == [new]
+    assert claim(leases).job.id == new

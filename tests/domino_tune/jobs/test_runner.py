@@ -21,8 +21,9 @@ from domino_tune.jobs.executors import open_executor
 from domino_tune.jobs.job import Job, JobKind, NewJob
 from domino_tune.jobs.leases import Leases
 from domino_tune.jobs.reply import Reply
-from domino_tune.jobs.runner import Runner, problem_of
+from domino_tune.jobs.runner import MOST_ATTEMPTS, Runner, problem_of
 from domino_tune.jobs.slot_executor import SlotExecutor
+from domino_tune.jobs.tables import jobs as jobs_table
 from tests.dask_cluster import DaskCluster, dask_cluster
 from tests.domino_tune.jobs.tasks import longer_task, sweep_task, tune_task, undisturbed
 from tests.postgres import Postgres, free_port
@@ -133,6 +134,26 @@ def test_what_cannot_be_done_fails_and_says_why(
             assert failed.error is not None
             assert failed.error["status"] == 422
             assert "No point of the sweep can be predicted" in failed.error["detail"]
+
+    asyncio.run(play())
+
+
+def test_what_ends_every_service_fails_at_last(
+    database: Database, desk: JobDesk, slots: SlotExecutor
+) -> None:
+    watched = Watched(slots)
+
+    async def play() -> None:
+        job = submit(desk, tune_task())
+        with database.write() as connection:
+            connection.execute(jobs_table.update().values(attempts=MOST_ATTEMPTS))
+        async with running(database, watched):
+            await until(lambda: desk.get(job.id, None).ended)
+        failed = desk.get(job.id, None)
+        assert failed.state == "failed"
+        assert failed.error is not None
+        assert "10 attempts" in failed.error["detail"]
+        assert not watched.tasks
 
     asyncio.run(play())
 
