@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from domino_tune.errors import meaning_of, with_cause
+from domino_tune.errors import with_cause
 from domino_tune.jobs import work
 from domino_tune.jobs.executors import ClusterLostError, WorkerDiedError
 from domino_tune.jobs.job import JobProgress, Point
 from domino_tune.jobs.leases import Claimed, Leases, LostLeaseError
 from domino_tune.jobs.reply import Reply
+from domino_tune.problems import plain_problem
 from simulator.errors import DominoTuneError
 
 POLL_S: Final = 1.0
@@ -177,7 +178,7 @@ class Runner:
             if not isinstance(error, DominoTuneError):
                 LOG.error("job %s: a bug", held.id, exc_info=error)
             LOG.info("job %s: failed: %s", held.id, error)
-            await self._write(self._leases.fail, held.claimed, problem_of(error))
+            await self._write(self._leases.fail, held.claimed, plain_problem(error))
             return
         assert reply.result is not None
         await self._write(self._leases.finish, held.claimed, reply.result, reply.artifacts)
@@ -286,18 +287,6 @@ class Runner:
             gone = time.monotonic() - held.renewed_s > self._lease_s
         if gone and held.task is not None:
             held.task.cancel()
-
-
-def problem_of(error: BaseException) -> dict[str, Any]:
-    """Why a job failed, after RFC 9457; of a bug no more than that it is one."""
-    meaning = meaning_of(error)
-    known = isinstance(error, DominoTuneError)
-    return {
-        "type": f"urn:domino-tune:{meaning.title.lower().replace(' ', '-')}",
-        "title": meaning.title,
-        "status": meaning.http_status,
-        "detail": str(error) if known else "A bug; the server's log tells more.",
-    }
 
 
 def _tell(what: str, error: Exception) -> None:

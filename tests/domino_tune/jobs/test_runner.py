@@ -21,8 +21,9 @@ from domino_tune.jobs.executors import open_executor
 from domino_tune.jobs.job import Job, JobKind, NewJob
 from domino_tune.jobs.leases import Leases
 from domino_tune.jobs.reply import Reply
-from domino_tune.jobs.runner import Runner, problem_of
+from domino_tune.jobs.runner import Runner
 from domino_tune.jobs.slot_executor import SlotExecutor
+from domino_tune.problems import plain_problem
 from tests.dask_cluster import DaskCluster, dask_cluster
 from tests.domino_tune.jobs.tasks import longer_task, sweep_task, tune_task, undisturbed
 from tests.postgres import Postgres, free_port
@@ -138,7 +139,7 @@ def test_what_cannot_be_done_fails_and_says_why(
 
 
 def test_a_bug_is_not_told_to_users() -> None:
-    problem = problem_of(ZeroDivisionError("/secret/path"))
+    problem = plain_problem(ZeroDivisionError("/secret/path"))
     assert problem["status"] == 500
     assert "secret" not in str(problem)
 
