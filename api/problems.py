@@ -5,27 +5,21 @@ Nothing of what was sent is echoed here but names of keys: values may be secret,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from functools import cache
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
-from domino_tune import requests
-from domino_tune.errors import meaning_of
-from domino_tune.options import option_of
+from domino_tune.problems import fields_named, plain_problem
 from simulator.errors import DominoTuneError
 
 MEDIA_TYPE: Final = "application/problem+json"
 MOST_FAULTS: Final = 20
 LONGEST_NAME: Final = 100
 """Characters of a key that a pointer shows."""
-_FLAG: Final = re.compile(r"--[a-z][a-z0-9-]*")
 _PHRASES: Final = {413: "Content Too Large", 422: "Unprocessable Content"}
 """Names of RFC 9110 where Python's standard library has older ones."""
 
@@ -41,7 +35,8 @@ class Fault(BaseModel):
 
 
 class Problem(BaseModel):
-    """Why a request, or a job, failed. ``errors`` says where, as far as that is known."""
+    """Why a request, or a job, failed. ``errors`` says where, as far as that is known;
+    ``reason`` is a slug to tell infeasible plans apart by."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     type: str = "about:blank"
@@ -49,6 +44,7 @@ class Problem(BaseModel):
     status: int
     detail: str
     instance: str | None = None
+    reason: str | None = None
     errors: list[Fault] = []
 
     def to_json(self) -> bytes:
@@ -103,40 +99,15 @@ def bad_body(
 
 
 def problem_of(error: DominoTuneError) -> Problem:
-    """An error of domino_tune as the wire tells it: fields by their names in a body, no flags."""
-    meaning = meaning_of(error)
-    said = str(error)
-    detail = in_wire_words(said)
+    """An error of domino_tune as the wire tells it, with pointers to the fields that it names."""
+    plain = plain_problem(error)
     faults = []
-    if meaning.http_status == 422:
-        named = dict.fromkeys(_fields_by_flag().get(flag, "") for flag in _FLAG.findall(said))
-        places: list[tuple[str, ...]] = [(name,) for name in named if name] or [()]
-        faults = [Fault(pointer=pointer(place), detail=detail) for place in places[:MOST_FAULTS]]
-    return Problem(
-        type=f"urn:domino-tune:{meaning.title.lower().replace(' ', '-')}",
-        title=meaning.title,
-        status=meaning.http_status,
-        detail=detail,
-        errors=faults,
-    )
-
-
-def in_wire_words(text: str) -> str:
-    """``text`` with options of the command line under the names they have in bodies."""
-    return _FLAG.sub(lambda match: _fields_by_flag().get(match[0], match[0]), text)
-
-
-@cache
-def _fields_by_flag() -> Mapping[str, str]:
-    found: dict[str, str] = {}
-    kinds: list[type[Any]] = [requests.Request]
-    while kinds:
-        kind = kinds.pop()
-        kinds += kind.__subclasses__()
-        for item in fields(kind):
-            if flag := option_of(item).flag:
-                found[flag] = item.name
-    return found
+    if plain["status"] == 422:
+        places: list[tuple[str, ...]] = [(name,) for name in fields_named(str(error))] or [()]
+        faults = [
+            Fault(pointer=pointer(place), detail=plain["detail"]) for place in places[:MOST_FAULTS]
+        ]
+    return Problem(**plain, errors=faults)
 
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:

@@ -17,10 +17,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.problems import MEDIA_TYPE, Problem, phrase
 from api.settings import from_environment
+from domino_tune.serving import HEADER_BYTES
 
 GRACE_S: Final = 2.0
 """A body's reader has answered by then."""
-HEAD_BYTES: Final = 16 << 10
 _END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
 
 
@@ -30,8 +30,8 @@ def _receive_s() -> float:
 
 
 def _is_long(received: bytes) -> bool:
-    """Whether a head is longer than HEAD_BYTES; h11 looks only while it is not whole."""
-    return len(received) > HEAD_BYTES and not _END_OF_HEAD.search(received, 0, HEAD_BYTES)
+    """Whether a head is longer than HEADER_BYTES; h11 looks only while it is not whole."""
+    return len(received) > HEADER_BYTES and not _END_OF_HEAD.search(received, 0, HEADER_BYTES)
 
 
 class TimedProtocol(H11Protocol):
@@ -50,7 +50,7 @@ class TimedProtocol(H11Protocol):
         """Start the clock with a request's first byte, stop it with its last."""
         self._silent = False
         if self.conn.their_state is h11.IDLE and _is_long(self.conn.trailing_data[0] + data):
-            self._refuse(431, f"A request line and headers may have {HEAD_BYTES:,} bytes.")
+            self._refuse(431, f"A request line and headers may have {HEADER_BYTES:,} bytes.")
             return
         super().data_received(data)
         self._watch()

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
+from domino_tune.serving import SETTINGS
 from domino_tune.store.files import parse_json
 from domino_tune.store.strict import strict
 from simulator.errors import InputError
 
-VARIABLE: Final = "DOMINO_TUNE_SERVE"
+VARIABLE: Final = SETTINGS
 """Environment variable that holds the settings as one JSON object."""
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 

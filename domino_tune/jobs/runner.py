@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from domino_tune.errors import RunError, meaning_of, with_cause
+from domino_tune.errors import RunError, with_cause
 from domino_tune.jobs import work
 from domino_tune.jobs.executors import ExecutorLostError, WorkerDiedError
 from domino_tune.jobs.job import JobProgress, Point
 from domino_tune.jobs.leases import Claimed, Leases, LostLeaseError
 from domino_tune.jobs.reply import Reply
+from domino_tune.problems import plain_problem
 from simulator.errors import DominoTuneError
 
 POLL_S: Final = 1.0
@@ -178,7 +179,7 @@ class Runner:
             if not isinstance(error, DominoTuneError):
                 LOG.error("job %s: a bug", held.id, exc_info=error)
             LOG.info("job %s: failed: %s", held.id, error)
-            await self._write(self._leases.fail, held.claimed, problem_of(error))
+            await self._write(self._leases.fail, held.claimed, plain_problem(error))
             return
         assert reply.result is not None
         await self._write(self._leases.finish, held.claimed, reply.result, reply.artifacts)
@@ -307,18 +308,6 @@ def _check_attempts(attempts: int) -> None:
             f"{MOST_ATTEMPTS} attempts ended before this did, each with the service that made it; "
             "does it need more memory than there is? Ask for less, or submit it again."
         )
-
-
-def problem_of(error: BaseException) -> dict[str, Any]:
-    """Why a job failed, after RFC 9457; of a bug no more than that it is one."""
-    meaning = meaning_of(error)
-    known = isinstance(error, DominoTuneError)
-    return {
-        "type": f"urn:domino-tune:{meaning.title.lower().replace(' ', '-')}",
-        "title": meaning.title,
-        "status": meaning.http_status,
-        "detail": str(error) if known else "A bug; the server's log tells more.",
-    }
 
 
 def _tell(what: str, error: Exception) -> None:

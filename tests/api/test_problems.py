@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from api.problems import Fault, Problem, ProblemError, pointer, problem_of
 from domino_tune.errors import MEANINGS, NotFoundError, StorageError
+from domino_tune.problems import plain_problem
 from domino_tune.requests import TuneRequest
 from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
 
@@ -35,6 +36,14 @@ def test_every_option_that_is_named_is_pointed_at() -> None:
 def test_an_error_without_a_place_points_at_the_whole_body() -> None:
     problem = problem_of(InfeasiblePlanError("It does not fit.", reason="memory"))
     assert [fault.pointer for fault in problem.errors] == ["#"]
+    assert problem.reason == "memory"
+
+
+def test_a_failed_job_says_what_a_refused_request_says() -> None:
+    error = InputError("--tp must divide 12.")
+    refused = problem_of(error)
+    assert plain_problem(error) == refused.model_dump(exclude_none=True, exclude={"errors"})
+    assert refused.detail == "tp must divide 12."
 
 
 def test_errors_that_are_not_the_bodys_point_nowhere() -> None:
@@ -44,8 +53,8 @@ def test_errors_that_are_not_the_bodys_point_nowhere() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in MEANINGS if issubclass(kind, DominoTuneError)])
 def test_every_meaning_has_a_wire_form(kind: type[DominoTuneError]) -> None:
-    error = kind.__new__(kind, "What.")
-    Exception.__init__(error, "What.")
+    infeasible = kind is InfeasiblePlanError
+    error = InfeasiblePlanError("What.", reason="rows") if infeasible else kind("What.")
     problem = problem_of(error)
     plain = json.loads(problem.to_json())
     assert Problem.model_validate(plain) == problem

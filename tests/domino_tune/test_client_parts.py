@@ -182,6 +182,7 @@ def test_a_problem_is_the_class_that_is_raised_locally(kind: type[DominoTuneErro
     again = error_of(json.loads(problem_of(raised).to_json()))
     assert type(again) is (InputError if kind is DominoTuneError else kind)
     assert str(again) == "Too large."
+    assert getattr(again, "reason", None) == getattr(raised, "reason", None)
     assert meaning_of(again).exit_code == meaning_of(raised).exit_code
 
 

@@ -21,9 +21,10 @@ from domino_tune.jobs.executors import open_executor
 from domino_tune.jobs.job import Job, JobKind, NewJob
 from domino_tune.jobs.leases import Leases
 from domino_tune.jobs.reply import Reply
-from domino_tune.jobs.runner import MOST_ATTEMPTS, Runner, problem_of
+from domino_tune.jobs.runner import MOST_ATTEMPTS, Runner
 from domino_tune.jobs.slot_executor import SlotExecutor
 from domino_tune.jobs.tables import jobs as jobs_table
+from domino_tune.problems import plain_problem
 from tests.dask_cluster import DaskCluster, dask_cluster
 from tests.domino_tune.jobs.tasks import longer_task, sweep_task, tune_task, undisturbed
 from tests.postgres import Postgres, free_port
@@ -159,7 +160,7 @@ def test_what_ends_every_service_fails_at_last(
 
 
 def test_a_bug_is_not_told_to_users() -> None:
-    problem = problem_of(ZeroDivisionError("/secret/path"))
+    problem = plain_problem(ZeroDivisionError("/secret/path"))
     assert problem["status"] == 500
     assert "secret" not in str(problem)
 
