@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from api.wire import body_bytes, in_thread, parts_of
 from domino_tune.jobs.desk import MAX_LIMIT
 from domino_tune.jobs.idempotency import Idempotency
 from domino_tune.jobs.job import Job, JobKind, no_such_job
+from domino_tune.jobs.task import dump
 
 LONGEST_WAIT_S: Final = 30
 FIRST_POLL_S: Final = 0.1
@@ -197,11 +197,6 @@ def page(items: list[Any], following: str | None = None) -> Response:
     return json_response(dump({"items": items, "next": following}))
 
 
-def dump(value: Any) -> bytes:
-    """Compact JSON; NaN is a bug of ours."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-
-
 def json_response(
     body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
@@ -217,3 +212,10 @@ def rfc3339(seconds: float | None) -> str | None:
         return None
     text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
+
+
+async def cancel_job(request: Request, caller: Caller, kind: JobKind, job_id: str) -> Response:
+    """Call a job of the caller's off; one that has ended stays as it is."""
+    job = await find_job(request, caller, kind, job_id)
+    job = await in_thread(parts_of(request).jobs.cancel, job.id, caller.owner)
+    return await job_response(request, job)

@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 
 from api.generate import Slug, Wire, shown, shown_fields, wire_body
 from api.problems import Problem
+from domino_tune.jobs.job import JobState
 from domino_tune.planfile import Predicted, ProfileRef
-from domino_tune.requests import RanksFields, SimulateRequest, TuneRequest, WhatIfRequest
+from domino_tune.requests import NOT_SERVED, SimulateRequest, TuneRequest, WhatIfRequest
 from domino_tune.results import (
     POINT_FIELDS,
     ExportResult,
@@ -30,10 +31,6 @@ from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 # Bodies ----------------------------------------------------------------------------------------
 
-NOT_SERVED: Final = frozenset({
-    *RanksFields.__dataclass_fields__, "objective", "evidence", "force"
-})  # fmt: skip
-"""Fields that start ranks, or that name files of the machine that runs them."""
 SLOW: Final = frozenset({"retune", "sweep"})
 """Fields of a what-if that make it a job: a sweep."""
 
@@ -113,8 +110,6 @@ PlanFileShown = create_model(
 
 # Jobs ------------------------------------------------------------------------------------------
 
-State = Literal["queued", "running", "done", "failed", "cancelled"]
-
 
 class Progress(Wire):
     """How far a job is: ``done`` of ``total`` (null: unknown yet), and what it looks at."""
@@ -129,7 +124,7 @@ class JobHead(Wire):
 
     id: str
     kind: Literal["tune", "sweep"]
-    state: State
+    state: JobState
     request: dict[str, Any]
     progress: Progress
     best: dict[str, Any] | None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
+from domino_tune.loopback import is_loopback
 from domino_tune.serving import SETTINGS
 from domino_tune.store.files import parse_json
 from domino_tune.store.strict import strict
@@ -85,11 +85,3 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
         raise InputError(f"${VARIABLE} is not set; start the service with `domino-tune serve`.")
     plain = parse_json(text.encode(), source=f"${VARIABLE}", error=InputError)
     return strict(Settings, plain, source=f"${VARIABLE}", error=InputError)
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach ``address``."""
-    try:
-        return ipaddress.ip_address(address.strip("[]")).is_loopback
-    except ValueError:
-        return address == "localhost"

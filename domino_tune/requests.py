@@ -7,6 +7,7 @@ comes from the plan file where there is one, else from the default that the help
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from domino_tune.options import check_options, option
 from simulator.plan import ORDERS, STRATEGIES, WGRAD_PLACEMENTS
@@ -265,6 +266,10 @@ class TuneRequest(WorkloadFields, RanksFields):
     def method(self) -> str:
         """The search: the one asked for, else the objective's own."""
         return self.search or ("exhaustive" if self.objective == "simulate" else "bayes")
+
+
+NOT_SERVED: Final = (*RanksFields.__dataclass_fields__, "objective", "evidence", "force")
+"""Fields of a tune that a server does not take: they start ranks, or name files here."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import signal
@@ -15,6 +14,7 @@ import uvicorn
 from domino_tune.errors import ServiceError
 from domino_tune.extras import needed_for
 from domino_tune.jobs.tokens import TokenDesk
+from domino_tune.loopback import is_loopback
 from domino_tune.service_database import database_url, open_service_database
 from domino_tune.service_requests import ServeRequest
 from simulator.errors import InputError
@@ -101,7 +101,7 @@ def _address(listener: socket.socket) -> str:
 
 def _only_here(listener: socket.socket) -> bool:
     """Whether only this machine reaches the address."""
-    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+    return is_loopback(listener.getsockname()[0].partition("%")[0])
 
 
 def _run(listener: socket.socket, ready: Callable[[], None]) -> None:

@@ -16,11 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from api.auth import Caller
-from api.jobs import LONGEST_POLL_S, MOST_STREAMS, counted, dump, find_job, job_head, pause
+from api.jobs import LONGEST_POLL_S, MOST_STREAMS, counted, find_job, job_head, pause
 from api.parts import Parts
 from api.problems import ProblemError
 from api.wire import JobId, Me, Routes, in_thread, parts_of
 from domino_tune.jobs.job import Job
+from domino_tune.jobs.task import dump
 from simulator.errors import DominoTuneError
 
 routes: Final = Routes("events")

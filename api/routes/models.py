@@ -11,12 +11,13 @@ from starlette.responses import Response
 
 from api.bounds import check_model
 from api.generate import LONGEST_SLUG
-from api.jobs import Cursor, Limit, dump, idempotency, json_response
+from api.jobs import Cursor, Limit, idempotency, json_response
 from api.pages import sliced
 from api.schemas import Model, ModelPage
 from api.wire import SLUG, IdempotencyKey, Me, Routes, Slug, in_thread, object_body, parts_of
 from domino_tune.jobs.idempotency import Idempotency
 from domino_tune.jobs.library import KeptModel, Library
+from domino_tune.jobs.task import dump
 from domino_tune.store.models import read_model
 
 routes: Final = Routes("models")

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.generate import LONGEST_SLUG
-from api.jobs import Cursor, Limit, dump, idempotency, json_response
+from api.jobs import Cursor, Limit, idempotency, json_response
 from api.pages import sliced
 from api.problems import ProblemError, bad_body
 from api.schemas import Imported, ProfileFile, ProfilePage, Summary
@@ -30,6 +30,7 @@ from api.wire import (
 from domino_tune.errors import PreconditionError
 from domino_tune.jobs.idempotency import Idempotency
 from domino_tune.jobs.library import ANY, Library
+from domino_tune.jobs.task import dump
 from domino_tune.measure.importers.imported import text_of
 from domino_tune.profile_services import imported_profile
 from domino_tune.requests import ProfilesImportRequest

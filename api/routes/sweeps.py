@@ -11,7 +11,7 @@ from api.jobs import (
     Cursor,
     Limit,
     Prefer,
-    dump,
+    cancel_job,
     find_job,
     hand_in,
     job_response,
@@ -20,6 +20,7 @@ from api.jobs import (
 )
 from api.schemas import JobPage, Sweep, SweepBody, SweepPointPage
 from api.wire import IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
+from domino_tune.jobs.task import dump
 
 routes: Final = Routes("sweeps")
 
@@ -65,6 +66,4 @@ async def get_sweep_points(
 @routes.route("DELETE", "/v1/sweeps/{job_id}", scope="tune", returns=Sweep)
 async def cancel_sweep(request: Request, caller: Me, job_id: JobId) -> Response:
     """Call a sweep off; its points stay, and one that has ended stays as it is."""
-    job = await find_job(request, caller, "sweep", job_id)
-    job = await in_thread(parts_of(request).jobs.cancel, job.id, caller.owner)
-    return await job_response(request, job)
+    return await cancel_job(request, caller, "sweep", job_id)

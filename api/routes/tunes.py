@@ -13,7 +13,7 @@ from api.jobs import (
     Cursor,
     Limit,
     Prefer,
-    dump,
+    cancel_job,
     find_job,
     hand_in,
     job_response,
@@ -23,6 +23,7 @@ from api.jobs import (
 from api.schemas import JobPage, PlanAnswer, Trace, Tune, TuneBody
 from api.wire import REPORT_CSP, IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
 from domino_tune.export import export_plan, export_text
+from domino_tune.jobs.task import dump
 from domino_tune.planfile import plan_from_json
 from domino_tune.results import plain
 
@@ -65,9 +66,7 @@ async def get_tune(request: Request, caller: Me, job_id: JobId) -> Response:
 @routes.route("DELETE", "/v1/tunes/{job_id}", scope="tune", returns=Tune)
 async def cancel_tune(request: Request, caller: Me, job_id: JobId) -> Response:
     """Call a tune off; one that has ended stays as it is."""
-    job = await find_job(request, caller, "tune", job_id)
-    job = await in_thread(parts_of(request).jobs.cancel, job.id, caller.owner)
-    return await job_response(request, job)
+    return await cancel_job(request, caller, "tune", job_id)
 
 
 @routes.route("GET", "/v1/tunes/{job_id}/plan", scope="read", returns=PlanAnswer)

@@ -9,13 +9,14 @@ from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.jobs import Cursor, dump, find_job, idempotency, json_response, page, rfc3339
+from api.jobs import Cursor, find_job, idempotency, json_response, page, rfc3339
 from api.problems import bad_body
 from api.schemas import Validation, ValidationBody, ValidationPage
 from api.wire import IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
 from domino_tune.errors import ConflictError
 from domino_tune.jobs.measurements import MAX_LIMIT
 from domino_tune.jobs.measurements import Validation as Kept
+from domino_tune.jobs.task import dump
 
 routes: Final = Routes("validations")
 SAME: Final = ("model", "workload", "cluster")

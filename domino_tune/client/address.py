@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
+from domino_tune import loopback
 from simulator.errors import InputError
 
 _VALIDATIONS: Final = re.compile(r"(.+)/v1/tunes/([A-Za-z0-9_-]+)/validations/?")
@@ -27,11 +27,7 @@ def base_url(server: str) -> str:
 
 def is_loopback(url: str) -> bool:
     """Whether it leads to this machine: what goes there goes through no proxy."""
-    host = _split(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return loopback.is_loopback(_split(url).hostname or "")
 
 
 def validations_of(url: str) -> tuple[str, str]:

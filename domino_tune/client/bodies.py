@@ -10,16 +10,14 @@ from typing import Any, Final
 from domino_tune.options import option_of
 from domino_tune.planfile import load_plan
 from domino_tune.requests import (
+    NOT_SERVED,
     PlanFields,
-    RanksFields,
     Request,
     TuneRequest,
     WhatIfRequest,
 )
 from simulator.errors import InputError
 
-NOT_SERVED: Final = (*(item.name for item in fields(RanksFields)), "objective", "evidence", "force")
-"""Fields of a tune that start ranks or name files here."""
 NAMES: Final = ("model", "profile")
 
 

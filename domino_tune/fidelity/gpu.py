@@ -20,8 +20,8 @@ from domino_tune.case import resolve
 from domino_tune.emulation import as_emulated
 from domino_tune.fidelity.kept import keep, read
 from domino_tune.fidelity.loop import model_file, plans_of, run_alone, setting_of
-from domino_tune.fidelity.page import CONCORDANCE, detail, page
-from domino_tune.fidelity.scores import WORTH, Setting, score
+from domino_tune.fidelity.page import choice_checks, detail, page
+from domino_tune.fidelity.scores import Setting, score
 from domino_tune.requests import WorkloadFields
 from domino_tune.runtime.launch_spec import Backend, LaunchSpec
 from domino_tune.store.files import write_whole
@@ -107,17 +107,8 @@ def checks(settings: Sequence[Setting]) -> list[Check]:
         told("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
         at_most("iteration time, mean absolute error", ERROR, total.error),
         told("the same at the GPU's speed while plans ran", f"{total.steady_error:.2%}"),
-        Check(
-            what=f"pairs of plans ordered rightly, of {total.pairs} that differ by more than noise",
-            target=f"≥ {CONCORDANCE:.0%}",
-            measured=f"{total.concordance:.1%}",
-            ok=total.concordance >= CONCORDANCE,
-        ),
-        at_most(f"worst regret of `tune` where plans spread by > {WORTH:.0%}", REGRET,
-                total.tuned_regret),
-        told("worst regret of always two row slices", f"{total.two_regret:.1%}"),
-        told("worst regret of a random plan, on average", f"{total.random_regret:.1%}"),
-    ]  # fmt: skip
+        *choice_checks(total, REGRET),
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

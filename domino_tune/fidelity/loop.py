@@ -18,6 +18,7 @@ from domino_tune.quantities import parse_quantity
 from domino_tune.requests import ProfileRequest, TuneRequest, WorkloadFields
 from domino_tune.runtime.launch import LaunchSpec
 from domino_tune.runtime.measured import Measured, run_plans
+from domino_tune.runtime.paces import PaceRow
 from domino_tune.store.files import write_whole
 from domino_tune.store.profiles import user_profiles_dir
 from simulator.cost import Changes
@@ -89,10 +90,16 @@ def plans_of(setup: Setup, asked: WorkloadFields) -> dict[str, Chosen]:
 
 
 def _run(
-    setup: Setup, chosen: Mapping[str, Chosen], rounds: int, spec: LaunchSpec
+    setup: Setup,
+    chosen: Mapping[str, Chosen],
+    rounds: int,
+    spec: LaunchSpec,
+    paces: Sequence[PaceRow] | None = None,
 ) -> dict[str, Measured]:
     plans = [(one.plan, one.order) for one in chosen.values()]
-    found = run_plans(setup.model, setup.workload, setup.cluster, plans, rounds, spec)
+    found = run_plans(
+        setup.model, setup.workload, setup.cluster, plans, rounds, spec, paces=paces
+    )  # fmt: skip
     return dict(zip(chosen, found, strict=True))
 
 
@@ -100,13 +107,9 @@ def run_alone(
     setup: Setup, chosen: Mapping[str, Chosen], rounds: int, lone: LaunchSpec
 ) -> dict[str, Measured]:
     """The plans on one rank, its collectives emulated at the profile's durations."""
-    plans = [(one.plan, one.order) for one in chosen.values()]
-    timelines = [simulate(setup.case, plan, order) for plan, order in plans]
-    paces = plan_paces(setup, [plan for plan, _ in plans], timelines)
-    found = run_plans(
-        setup.model, setup.workload, setup.cluster, plans, rounds, lone, paces=paces
-    )  # fmt: skip
-    return dict(zip(chosen, found, strict=True))
+    timelines = [simulate(setup.case, one.plan, one.order) for one in chosen.values()]
+    paces = plan_paces(setup, [one.plan for one in chosen.values()], timelines)
+    return _run(setup, chosen, rounds, lone, paces)
 
 
 def setting_of(

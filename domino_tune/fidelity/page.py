@@ -9,7 +9,7 @@ from typing import Final
 
 from domino_tune.bench.verdict import Check, at_most, check_table, told
 from domino_tune.fidelity.cells import ALWAYS_TWO, TUNED
-from domino_tune.fidelity.scores import WORTH, Setting, score
+from domino_tune.fidelity.scores import WORTH, Score, Setting, score
 from domino_tune.tables import Table
 
 REGRET: Final = 0.02
@@ -27,17 +27,8 @@ def checks(settings: Sequence[Setting]) -> list[Check]:
         at_most("iteration time, mean absolute error", total.limit, total.error),
         told("the same at the machine's speed while plans ran", f"{total.steady_error:.2%}"),
         told("the same on one rank with emulated collectives", f"{total.emulated_error:.2%}"),
-        Check(
-            what=f"pairs of plans ordered rightly, of {total.pairs} that differ by more than noise",
-            target=f"≥ {CONCORDANCE:.0%}",
-            measured=f"{total.concordance:.1%}",
-            ok=total.concordance >= CONCORDANCE,
-        ),
-        at_most(f"worst regret of `tune` where plans spread by > {WORTH:.0%}", REGRET,
-                total.tuned_regret),
-        told("worst regret of always two row slices", f"{total.two_regret:.1%}"),
-        told("worst regret of a random plan, on average", f"{total.random_regret:.1%}"),
-    ]  # fmt: skip
+        *choice_checks(total, REGRET),
+    ]
     for setting in settings:
         if setting.link == HIDDEN_LINK:
             hidden = setting.cell(TUNED).hidden
@@ -50,6 +41,22 @@ def checks(settings: Sequence[Setting]) -> list[Check]:
                 )
             )
     return found
+
+
+def choice_checks(total: Score, regret: float) -> list[Check]:
+    """Of choosing by predictions: pairs in the right order, and what the chosen plan costs."""
+    return [
+        Check(
+            what=f"pairs of plans ordered rightly, of {total.pairs} that differ by more than noise",
+            target=f"≥ {CONCORDANCE:.0%}",
+            measured=f"{total.concordance:.1%}",
+            ok=total.concordance >= CONCORDANCE,
+        ),
+        at_most(f"worst regret of `tune` where plans spread by > {WORTH:.0%}", regret,
+                total.tuned_regret),
+        told("worst regret of always two row slices", f"{total.two_regret:.1%}"),
+        told("worst regret of a random plan, on average", f"{total.random_regret:.1%}"),
+    ]  # fmt: skip
 
 
 def tables(settings: Sequence[Setting]) -> list[Table]:

@@ -136,6 +136,6 @@ def dump_progress(progress: JobProgress) -> str:
     return dump(asdict(progress))
 
 
-def dump(value: Mapping[str, Any]) -> str:
+def dump(value: Any) -> str:
     """Compact JSON in ASCII, which every database takes; NaN is a bug of ours."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)

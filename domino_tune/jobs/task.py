@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from domino_tune.case import resolve
 from domino_tune.formats.model_file import model_from_json
+from domino_tune.jobs.job import dump as dump_text
 from domino_tune.jobs.recent import Recent
 from domino_tune.planfile import PlanFile, plan_from_json
 from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest, WorkloadFields
@@ -95,8 +96,8 @@ class Task:
 
 
 def dump(value: Any) -> bytes:
-    """Compact JSON; NaN is a bug of ours."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    """``job.dump`` as bytes."""
+    return dump_text(value).encode()
 
 
 def digest(data: bytes) -> str:

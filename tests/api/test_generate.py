@@ -9,15 +9,15 @@ import pytest
 from pydantic import ValidationError
 
 from api.generate import MOST_ENTRIES, SPECIAL, Wire, shown, to_request, wire_body
-from api.schemas import NOT_SERVED, SLOW, SimulateBody, SweepBody, TuneBody, WhatIfBody
+from api.schemas import SLOW, SimulateBody, SweepBody, TuneBody, WhatIfBody
 from domino_tune.options import option, option_of
 from domino_tune.planfile import ProfileRef
-from domino_tune.requests import Request, SimulateRequest, TuneRequest, WhatIfRequest
+from domino_tune.requests import NOT_SERVED, Request, SimulateRequest, TuneRequest, WhatIfRequest
 from domino_tune.results import HIDDEN, plain
 from simulator.plan import SlicePlan
 
 BODIES: list[tuple[type[Wire], type[Request], frozenset[str]]] = [
-    (TuneBody, TuneRequest, NOT_SERVED),
+    (TuneBody, TuneRequest, frozenset(NOT_SERVED)),
     (SimulateBody, SimulateRequest, frozenset()),
     (WhatIfBody, WhatIfRequest, SLOW),
     (SweepBody, WhatIfRequest, frozenset()),

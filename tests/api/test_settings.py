@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from api.settings import VARIABLE, Settings, from_environment, is_loopback
+from api.settings import VARIABLE, Settings, from_environment
+from domino_tune.loopback import is_loopback
 from simulator.errors import InputError
 
 
