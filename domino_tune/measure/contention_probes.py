@@ -15,15 +15,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from domino_tune.measure.lanes_probe import LanesProbe
-from domino_tune.measure.probes import BURST, TRIES, silent_executor
+from domino_tune.measure.probes import BURST, TRIES
 from domino_tune.measure.traffic import Traffic
 from domino_tune.medians import half_spread
-from domino_tune.runtime.clock import DeviceClock, HostClock, Tick, empty_ns
+from domino_tune.runtime.clock import Clock, DeviceClock, HostClock, Tick, empty_ns
+from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.head_start import CHUNK_OPS, HeadStart
 from domino_tune.runtime.lanes import Handle
 from domino_tune.runtime.session import DTYPES, Session
+from domino_tune.runtime.silent import silent_lanes
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, TP
+from simulator.schedules import fixed_order
 
 Message = dict[str, Any]
 Span = tuple[int, int]
@@ -58,6 +61,11 @@ def contention_probe(
     if session.context.device.type == "cuda":
         return StreamContentionProbe(session, plan, size_bytes, ctas)
     return HostContentionProbe(session, plan, size_bytes, ctas)
+
+
+def silent_executor(session: Session, plan: SlicePlan, clock: Clock) -> Executor:
+    """An executor of ``plan`` without communication."""
+    return session.executor(plan, fixed_order(plan), silent_lanes(session.context.device), clock)
 
 
 def contention_message(

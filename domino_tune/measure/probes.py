@@ -10,7 +10,7 @@ import statistics
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
@@ -18,11 +18,11 @@ import torch
 
 from domino_tune.measure.traffic import zeros_of
 from domino_tune.medians import half_spread
-from domino_tune.runtime.clock import Clock, empty_ns, probing_clock, was_late
+from domino_tune.runtime.clock import empty_ns, probing_clock, was_late
 from domino_tune.runtime.context import RankContext
-from domino_tune.runtime.executor import Executor
+from domino_tune.runtime.lanes import Lane
 from domino_tune.runtime.session import DTYPES, Session
-from domino_tune.runtime.silent import silent_lanes
+from domino_tune.runtime.silent import meeting_lanes
 from simulator.ops import Collective, Signature
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, DP, TP
@@ -49,15 +49,44 @@ class PlanProbe:
     """Plays a plan without communication: what its compute ops take, in place.
 
     ``found`` collects durations by signature, shared between probes: a signature that several
-    plans have is timed in all of them. ``steps`` holds every rank's durations of each step.
+    plans have is timed in all of them.
     """
 
     def __init__(self, session: Session, plan: SlicePlan, found: Samples) -> None:
-        self.session = session
-        self.clock = probing_clock(session.context.device)
-        self.executor = silent_executor(session, plan, self.clock)
+        context = session.context
+        self.step = StepProbe(session, plan, meeting_lanes(context.lanes, context.device))
         self.found = found
         self.overhead_ns: list[float] = []
+
+    def warm_up(self) -> None:
+        """Once through, unmeasured."""
+        self.step.warm_up()
+
+    def measure(self) -> None:
+        """One step."""
+        played = self.step.play()
+        if played is None:
+            return
+        mine, host_ns = played
+        for op, duration_ns in zip(self.step.ops, mine, strict=True):
+            self.found[op.signature].append(duration_ns)
+        if self.step.session.context.device.type != "cuda":  # there, launches are measured apart
+            self.overhead_ns.append(host_ns / len(self.step.executor.ops))
+
+
+class StepProbe:
+    """Plays a plan on ``lanes``, by default those of training.
+
+    ``steps`` holds every rank's durations of the compute ops of each step.
+    """
+
+    def __init__(
+        self, session: Session, plan: SlicePlan, lanes: Mapping[int, Lane] | None = None
+    ) -> None:
+        self.session = session
+        self.clock = probing_clock(session.context.device)
+        self.executor = session.executor(plan, fixed_order(plan), lanes, self.clock)
+        self.ops = [op for op in self.executor.ops if op.lane == COMPUTE]
         self.steps: list[list[list[int]]] = []
 
     def warm_up(self) -> None:
@@ -65,31 +94,31 @@ class PlanProbe:
         self._play()
 
     def measure(self) -> None:
-        """One step, on a GPU the first that was launched in time on all ranks."""
+        """One step."""
+        self.play()
+
+    def play(self) -> tuple[list[int], int] | None:
+        """This rank's durations of a step's compute ops, and what the host took beside them, ns.
+
+        On a GPU of the first step that was launched in time on all ranks, None where none was.
+        """
         context = self.session.context
         for _ in range(TRIES):
-            mine, makespan_ns = self._play()
+            mine, host_ns = self._play()
             ranks = context.all_gather_objects((mine, was_late(self.clock)))
             if not any(late for _, late in ranks):
-                self._keep(mine, makespan_ns)
                 self.steps.append([durations for durations, _ in ranks])
-                return
-
-    def _keep(self, mine: list[int], makespan_ns: int) -> None:
-        ops = [op for op in self.executor.ops if op.lane == COMPUTE]
-        for op, duration_ns in zip(ops, mine, strict=True):
-            self.found[op.signature].append(duration_ns)
-        if self.session.context.device.type != "cuda":  # there, launches are measured apart
-            self.overhead_ns.append((makespan_ns - sum(mine)) / len(self.executor.ops))
+                return mine, host_ns
+        return None
 
     def _play(self) -> tuple[list[int], int]:
         context = self.session.context
         context.barrier()
         timeline = self.executor.run_step(*self.session.batch).timeline
         empty = empty_ns(context.device)
-        spans = timeline.lane(COMPUTE)
-        mine = [max(SHORTEST_NS, end - start - empty) for _, start, end in spans]
-        return mine, timeline.makespan_ns
+        mine = [max(SHORTEST_NS, end - start - empty) for _, start, end in timeline.lane(COMPUTE)]
+        meeting_ns = timeline.breakdown.exposed_comm_ns
+        return mine, timeline.makespan_ns - sum(mine) - meeting_ns
 
 
 class CollectiveProbe:
@@ -174,11 +203,6 @@ def hand_over_us(probes: Sequence[CollectiveProbe]) -> float | None:
     return statistics.median(found) / 1e3 if found else None
 
 
-def silent_executor(session: Session, plan: SlicePlan, clock: Clock) -> Executor:
-    """An executor of ``plan`` without communication."""
-    return session.executor(plan, fixed_order(plan), silent_lanes(session.context.device), clock)
-
-
 def lane_of(collective: Collective, cluster: ClusterSpec) -> int:
     """The lane whose group lies as the collective's does."""
     return TP if (collective.nodes, collective.per_node) == cluster.tp_group else DP
@@ -214,7 +238,7 @@ def _rows(context: RankContext, found: Samples) -> list[Message]:
     ]
 
 
-def skew_message(probes: Sequence[PlanProbe]) -> Message:
+def skew_message(probes: Sequence[StepProbe]) -> Message:
     """How far ranks drift apart: over a step, and in shorter stretches beyond that."""
     steps = [step for probe in probes for step in probe.steps]
     factors = [_ahead([sum(rank) for rank in step])[1] for step in steps]

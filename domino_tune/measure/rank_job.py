@@ -23,6 +23,7 @@ from domino_tune.measure.probes import (
     CollectiveProbe,
     PlanProbe,
     Samples,
+    StepProbe,
     hand_over_us,
     lane_of,
     plan_messages,
@@ -39,6 +40,10 @@ and would slow down whatever is timed first."""
 MOST_USEFUL: Final = 3
 """Plans that are played before collectives and contention have their turn: where time runs out,
 other plans can be interpolated, and nothing stands in for those two."""
+
+SKEWED: Final = 2
+"""Plans that are also played with their communication, for skew: ranks lose more to each other
+where they wait for each other."""
 
 
 class Probe(Protocol):
@@ -148,6 +153,8 @@ class _Case:
             ]
         )
         probed.plans = [PlanProbe(session, plan, probed.found) for plan in plans]
+        if self.number == 0 and self.context.world_size > 1:
+            probed.whole = [StepProbe(session, plan) for plan in plans[:SKEWED]]
         if self.context.device.type == "cuda" and self.number == 0:
             probed.launches = [LaunchProbe(session, plans[0] if plans else MEGATRON)]
         if contention is not None:
@@ -166,8 +173,8 @@ class _Case:
         usual = probed.plans[:MOST_USEFUL] if self.number == 0 else ()
         if probed.found:
             context.report(plan_messages(context, usual, probed.found))
-        if context.world_size > 1 and any(probe.steps for probe in usual):
-            context.report(skew_message(usual))
+        if any(probe.steps for probe in probed.whole):
+            context.report(skew_message(probed.whole))
         for launch in probed.launches:
             if launch.cost_us:
                 context.report(launch.message())
@@ -186,6 +193,7 @@ class _Probed:
 
     collectives: Sequence[CollectiveProbe]
     plans: Sequence[PlanProbe] = ()
+    whole: Sequence[StepProbe] = ()
     launches: Sequence[LaunchProbe] = ()
     rivals: Sequence[ContentionProbe] = ()
     both_lanes: Sequence[LanesProbe] = ()
@@ -196,7 +204,8 @@ class _Probed:
         """All of them, most useful first."""
         first, rest = self.plans[:MOST_USEFUL], self.plans[MOST_USEFUL:]
         return [
-            *first, *self.launches, *self.collectives, *self.rivals, *self.both_lanes, *rest,
+            *first, *self.whole, *self.launches, *self.collectives, *self.rivals,
+            *self.both_lanes, *rest,
         ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from domino_tune.measure.probes import (
     BURST,
     LEAST_SKEW_ERROR,
     CollectiveProbe,
-    PlanProbe,
+    StepProbe,
     lane_of,
     skew_message,
 )
@@ -126,7 +126,7 @@ class _Played:
 
 
 def skew(*steps: list[list[int]]) -> dict[str, Any]:
-    return skew_message([cast("PlanProbe", _Played(step)) for step in steps])
+    return skew_message([cast("StepProbe", _Played(step)) for step in steps])
 
 
 def test_equally_fast_ranks_do_not_wait() -> None:

@@ -24,6 +24,8 @@ from tests.domino_tune.measure.probing import TINY, collective_message, empty, o
 
 pytest.importorskip("torch")
 
+from domino_tune.measure.rank_job import SKEWED
+
 JOB = Workload(seq_length=16, micro_batch_size=2, dtype="fp32")
 WANTED = coverage(TINY, JOB, ClusterSpec(tp=2, ranks_per_node=2), memory_bytes=1 << 33)
 OPS = sorted(WANTED.ops, key=repr)
@@ -127,7 +129,7 @@ def test_ranks_measure_all_that_is_wanted(measured: tuple[Path, list[Mapping[str
     assert profile.contention is not None
     assert "Assumed: two collectives at once" in profile.contention.provenance.note
     assert profile.skew is not None
-    assert profile.skew.fit.samples == 3 * WANTED.cases[0].rounds(3)
+    assert profile.skew.fit.samples == SKEWED * WANTED.cases[0].rounds(3)
     assert heard[-1] == {"kind": "end", "complete": True}
     assert [m["round"] for m in heard if m["kind"] == "progress"] == list(
         range(1, 1 + sum(m["kind"] == "progress" for m in heard))
