@@ -20,7 +20,7 @@ from domino_tune.requests import PlanFields, TuneRequest, WhatIfRequest, Workloa
 from domino_tune.store.models import LoadedModel
 from domino_tune.whatif import parse_changes, parse_sweep
 
-KNOWN_BYTES: Final = 64 << 20
+KNOWN_BYTES: Final = 8 << 20
 _KNOWN: Final[Recent[bytes]] = Recent(KNOWN_BYTES, len)
 """Tasks by what was asked and the contents that its names stood for."""
 
