@@ -22,9 +22,9 @@ from simulator.errors import InputError
 INTERFACE: Final = "link0"
 LATENCY: Final = "50ms"
 """tbf's longest stay in its queue."""
-LEAST_BURST_BYTES: Final = 80 << 10
-"""tbf's smallest bucket. One that does not hold a packet as veth hands it on (64 KiB) makes tbf cut
-packets to 1500 bytes, and a core is busy with them."""
+PACKET_BYTES: Final = 16 << 10
+"""The largest packet that TCP hands to veth, by its default 64 KiB. tbf's bucket must hold one, or
+tbf cuts it to 1500 bytes, and a core is busy with them."""
 TCP: Final = {
     "tcp_slow_start_after_idle": "0",
     "tcp_wmem": "4096 4194304 8388608",
@@ -32,9 +32,9 @@ TCP: Final = {
 }
 """TCP's settings on both hosts. Without them messages of a megabyte take up to a fifth longer, some
 of the time."""
-BURST_S: Final = 5e-4
-"""What an idle link saves up, as time at its rate. A real link saves nothing, but timers are late:
-with half as much, 2 Gbit/s and more are not reached."""
+LATE_S: Final = 1.2e-4
+"""How late the kernel's timers are: the bucket holds what the link would carry meanwhile. What an
+idle link saves up is so a packet and this, where a real one saves nothing."""
 _TOOLS: Final = {
     "ip": "iproute2",
     "tc": "iproute2",
@@ -157,7 +157,7 @@ def _join(first: _Host, second: _Host, bits_per_s: int) -> None:
     for host, address in ((first, "10.0.0.1/24"), (second, "10.0.0.2/24")):
         _in(host, ip, "link", "set", "lo", "up")
         _in(host, ip, "addr", "add", address, "dev", INTERFACE)
-        _in(host, ip, "link", "set", INTERFACE, "up")
+        _in(host, ip, "link", "set", INTERFACE, "gso_max_size", str(PACKET_BYTES), "up")
         _in(host, tc, "qdisc", "add", "dev", INTERFACE, "root", "tbf",
             "rate", f"{bits_per_s}bit", "burst", str(burst_bytes(bits_per_s)),
             "latency", LATENCY)  # fmt: skip
@@ -174,7 +174,7 @@ def _steady(host: _Host) -> None:
 
 def burst_bytes(bits_per_s: int) -> int:
     """tbf's bucket for a link of this speed."""
-    return max(LEAST_BURST_BYTES, round(bits_per_s / 8 * BURST_S))
+    return PACKET_BYTES + round(bits_per_s / 8 * LATE_S)
 
 
 def _in(host: _Host, *command: str) -> None:
