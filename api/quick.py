@@ -17,7 +17,7 @@ MOST_WAITING: Final = 64
 """Different computations that wait or run; more are sent away."""
 MOST_OF_A_CALLER: Final = 8
 """Of them, those that one caller waits for."""
-KEPT_BYTES: Final = 32 << 20
+KEPT_BYTES: Final = 8 << 20
 RETRY_S: Final = 1
 Compute = Callable[[str, bytes], bytes]
 
