@@ -21,7 +21,7 @@ from domino_tune.jobs.database import Database, open_database
 from domino_tune.jobs.desk import JobDesk
 from domino_tune.jobs.executors import open_executor
 from domino_tune.jobs.leases import Leases
-from domino_tune.jobs.library import Library
+from domino_tune.jobs.library import Library, bundled
 from domino_tune.jobs.measurements import Measurements
 from domino_tune.jobs.runner import Runner
 from domino_tune.jobs.slot_executor import SlotExecutor
@@ -68,7 +68,8 @@ class Parts:
 
 
 def open_parts(settings: Settings) -> Parts:
-    """Open the database and start worker processes. Blocks.
+    """Open the database, start worker processes, read bundled profiles: else the first who asks
+    would wait for that. Blocks.
 
     Raises InputError, StorageError and UnavailableError where that cannot be.
     """
@@ -79,6 +80,7 @@ def open_parts(settings: Settings) -> Parts:
     if settings.workers:
         executors.append(open_executor(settings.executor, settings.workers))
         runner = Runner(Leases(database, _worker_name()), executors[-1], settings.workers)
+    bundled()
     return Parts(
         settings=settings,
         database=database,
