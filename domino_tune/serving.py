@@ -13,6 +13,7 @@ import uvicorn
 
 from domino_tune.errors import ServiceError
 from domino_tune.extras import needed_for
+from domino_tune.freed_memory import give_freed_memory_back
 from domino_tune.jobs.tokens import TokenDesk
 from domino_tune.loopback import is_loopback
 from domino_tune.service_database import database_url, open_service_database
@@ -49,6 +50,7 @@ def serve(request: ServeRequest, ready: Callable[[str], None]) -> None:
     Raises InputError for an address or database that cannot be used, ServiceError where the API
     does not start.
     """
+    give_freed_memory_back()
     url = database_url(request.database)
     tokens = _tokens(url)
     with _listen(request.host, request.port) as listener:

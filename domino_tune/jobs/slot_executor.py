@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
+from domino_tune.freed_memory import give_freed_memory_back
 from domino_tune.jobs.executors import ExecutorLostError, WorkerDiedError
 from simulator.errors import DominoTuneError
 
@@ -212,6 +213,7 @@ def serve_calls(pipe: Connection, niceness: int) -> None:
     """What a worker process does: answer calls until its parent has no more, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
     os.nice(niceness)
+    give_freed_memory_back()
     from domino_tune.jobs.work import import_ahead
 
     import_ahead()

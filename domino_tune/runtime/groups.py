@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from domino_tune.errors import RunError
+from domino_tune.freed_memory import keep_freed_memory
 from domino_tune.runtime import priority
 from domino_tune.runtime.context import RankContext
 from domino_tune.runtime.group_lanes import GroupLanes, group_timeout
-from domino_tune.runtime.keep_memory import keep_freed_memory
 from domino_tune.runtime.launch_spec import Backend, LaunchSpec, Message
 from domino_tune.runtime.launcher import Launcher
 from domino_tune.runtime.silent import SilentLanes
