@@ -54,7 +54,7 @@ class PlanProbe:
 
     def __init__(self, session: Session, plan: SlicePlan, found: Samples) -> None:
         context = session.context
-        self.step = StepProbe(session, plan, meeting_lanes(context.lanes, context.device))
+        self.step = _Step(session, plan, meeting_lanes(context.lanes, context.device))
         self.found = found
         self.overhead_ns: list[float] = []
 
@@ -75,10 +75,26 @@ class PlanProbe:
 
 
 class StepProbe:
-    """Plays a plan on ``lanes``, by default those of training.
+    """Plays a plan as in training. ``steps`` holds every rank's durations of the compute ops of
+    each step."""
 
-    ``steps`` holds every rank's durations of the compute ops of each step.
-    """
+    def __init__(self, session: Session, plan: SlicePlan) -> None:
+        self.step = _Step(session, plan)
+        self.steps: list[list[list[int]]] = []
+
+    def warm_up(self) -> None:
+        """Once through, unmeasured."""
+        self.step.warm_up()
+
+    def measure(self) -> None:
+        """One step."""
+        played = self.step.play()
+        if played is not None:
+            self.steps.append(self.step.session.context.all_gather_objects(played[0]))
+
+
+class _Step:
+    """A step of a plan on ``lanes``, by default those of training, to be played and timed."""
 
     def __init__(
         self, session: Session, plan: SlicePlan, lanes: Mapping[int, Lane] | None = None
@@ -87,28 +103,22 @@ class StepProbe:
         self.clock = probing_clock(session.context.device)
         self.executor = session.executor(plan, fixed_order(plan), lanes, self.clock)
         self.ops = [op for op in self.executor.ops if op.lane == COMPUTE]
-        self.steps: list[list[list[int]]] = []
 
     def warm_up(self) -> None:
         """Once through, unmeasured."""
         self._play()
 
-    def measure(self) -> None:
-        """One step."""
-        self.play()
-
     def play(self) -> tuple[list[int], int] | None:
         """This rank's durations of a step's compute ops, and what the host took beside them, ns.
 
-        On a GPU of the first step that was launched in time on all ranks, None where none was.
+        On a GPU of the first step that was launched in time on all ranks; None, on all of them,
+        where none was.
         """
         context = self.session.context
         for _ in range(TRIES):
-            mine, host_ns = self._play()
-            ranks = context.all_gather_objects((mine, was_late(self.clock)))
-            if not any(late for _, late in ranks):
-                self.steps.append([durations for durations, _ in ranks])
-                return mine, host_ns
+            played = self._play()
+            if not any(context.all_gather_objects(was_late(self.clock))):
+                return played
         return None
 
     def _play(self) -> tuple[list[int], int]:
