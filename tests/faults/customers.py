@@ -19,6 +19,7 @@ from domino_tune.requests import TuneRequest, WhatIfRequest
 from domino_tune.shelf import DISK
 
 PATIENCE_S: Final = 300
+ASKED_AGAIN: Final = (429, 503)
 TINY: Final[dict[str, Any]] = {
     "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 2, "seq_length": 256, "micro_batch_size": 2,
     "overrides": ["num_hidden_layers=6", "hidden_size=512", "num_attention_heads=8"],
@@ -186,13 +187,14 @@ class Customers:
     def _ask(
         self, method: str, path: str, body: Any = None, key: str | None = None
     ) -> httpx.Response:
-        """Ask until there is an answer."""
+        """Ask until there is an answer; the service may be gone, or say that this is too often."""
         headers = {"Idempotency-Key": key} if key else {}
         end_s = time.monotonic() + PATIENCE_S
         while True:
             try:
                 answer = self._http.request(method, self._url() + path, json=body, headers=headers)
-                if answer.status_code != 503:
+                if answer.status_code not in ASKED_AGAIN:
+                    assert answer.status_code < 500, answer.text
                     return answer
             except httpx.TransportError:
                 pass
