@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple, cast, get_args
 
 import numpy as np
@@ -21,6 +22,7 @@ from simulator.lookup.gemm_law import (
     fit_roofline,
     make_law,
 )
+from simulator.lookup.gemm_points import MAX_POINTS, GemmPoints, way
 from simulator.lookup.gemm_table import GemmCurves
 from simulator.ops import Gemm, Layout
 from simulator.specs import DTYPE_BYTES
@@ -93,24 +95,54 @@ class GemmFit:
             require_count(owner, f"ranges.{name}", high, low=low)
 
 
-class _Family:
-    """What is known about one (layout, dtype, accumulate): rows, a fit, or both."""
+class _Rows:
+    """Interpolation between the rows of one layout and dtype; made when first asked for."""
 
-    def __init__(self, law: Law, rows: Sequence[GemmRow], fit: GemmFit | None) -> None:
-        self.law, self.fit = law, fit
-        self._curves = GemmCurves(*_columns(rows), law) if rows else None
+    def __init__(self, rows: Sequence[GemmRow], law: Law) -> None:
+        self._rows, self._law = rows, law
+        self.ranges: Ranges = {
+            name: (min(sizes), max(sizes))
+            for name, sizes in zip("mnk", zip(*(row[:3] for row in rows), strict=True), strict=True)
+        }
 
     @property
     def leave_out_error(self) -> float:
-        return self._curves.leave_out_error if self._curves is not None else 0.0
+        return self._interpolation.leave_out_error
+
+    def predict(self, gemm: Gemm) -> tuple[float, float]:
+        """Microseconds and expected relative error."""
+        found = self._interpolation
+        if isinstance(found, GemmCurves):
+            return found.predict(gemm.m, gemm.n, gemm.k)
+        return found.predict(gemm.m, gemm.n, gemm.k, _way(gemm))
+
+    @cached_property
+    def _interpolation(self) -> GemmCurves | GemmPoints:
+        m, n, k, us = _columns(self._rows)
+        if len(self._rows) > MAX_POINTS:
+            return GemmCurves(m, n, k, us, self._law)
+        spread_us = np.array([row.spread_us for row in self._rows], dtype=float)
+        ways = np.array([_way(row.signature) for row in self._rows])
+        return GemmPoints(np.stack([m, n, k], axis=1), us, spread_us, ways, self._law)
+
+
+class _Family:
+    """What is known about one (layout, dtype, accumulate): rows, a fit, or both."""
+
+    def __init__(self, law: Law, rows: _Rows | None, fit: GemmFit | None) -> None:
+        self.law, self.fit, self._rows = law, fit, rows
+
+    @property
+    def leave_out_error(self) -> float:
+        return self._rows.leave_out_error if self._rows is not None else 0.0
 
     def estimate(self, gemm: Gemm) -> Estimate:
         beyond_rows = beyond_fit = math.inf
         if self.fit is not None:
             beyond_fit = _octaves_outside(gemm, self.fit.ranges)
-        if self._curves is not None:
-            us, error = self._curves.predict(gemm.m, gemm.n, gemm.k)
-            beyond_rows = _octaves_outside(gemm, self._curves.ranges)
+        if self._rows is not None:
+            us, error = self._rows.predict(gemm)
+            beyond_rows = _octaves_outside(gemm, self._rows.ranges)
         else:
             assert self.fit is not None
             us, error = self.law.parts(gemm.m, gemm.n, gemm.k).total_us, self.fit.error
@@ -145,20 +177,20 @@ class GemmTable:
     def _build(
         self, rows: Sequence[GemmRow], fits: Sequence[GemmFit], sm_count: int
     ) -> dict[tuple[str, str, bool], _Family]:
-        grouped: dict[tuple[str, str, bool], list[GemmRow]] = {
-            (fit.layout, fit.dtype, False): [] for fit in fits
-        }
+        grouped: dict[tuple[str, str], list[GemmRow]] = {(f.layout, f.dtype): [] for f in fits}
         for row in rows:
-            grouped.setdefault((row.layout, row.dtype, row.accumulate), []).append(row)
+            grouped.setdefault((row.layout, row.dtype), []).append(row)
         by_key = {(fit.layout, fit.dtype): fit for fit in fits}
         families = {}
         for key, members in grouped.items():
-            fit = by_key.get(key[:2])
+            fit = by_key.get(key)
             if fit is not None:
                 law = make_law(fit.law, fit.params, sm_count)
             else:
                 law = fit_roofline(*_columns(members)) or self._analytic(key[1])
-            families[key] = _Family(law, members, fit)
+            known = _Rows(members, law) if members else None
+            for accumulate in {row.accumulate for row in members} or {False}:
+                families[*key, accumulate] = _Family(law, known, fit)
         return families
 
     def estimate(self, gemm: Gemm) -> Estimate:
@@ -183,12 +215,16 @@ class GemmTable:
         return fixed, flops, 1.0 - fixed - flops
 
     def leave_out_error(self, layout: str = "forward", dtype: str = "bf16") -> float:
-        """Mean relative error of the interpolation with each (n, k) left out; 0 without rows.
+        """Mean relative error of the interpolation with each shape left out; 0 without rows.
 
-        Closed form over all rows; ``domino_tune.measure.fit_gemm.leave_out_error`` rebuilds.
+        Of more than ``MAX_POINTS`` rows, with each (n, k) left out. Closed form over all rows;
+        ``domino_tune.measure.fit_gemm.leave_out_error`` rebuilds.
         """
-        family = self._families.get((layout, dtype, False))
-        return family.leave_out_error if family is not None else 0.0
+        for accumulate in (False, True):
+            family = self._families.get((layout, dtype, accumulate))
+            if family is not None:
+                return family.leave_out_error
+        return 0.0
 
     def _candidates(self, gemm: Gemm) -> Iterator[tuple[str, bool, _Family]]:
         """Families that can answer, best first: own layout, then own way of writing C."""
@@ -231,6 +267,10 @@ class GemmTable:
 def _dtypes(dtype: str) -> tuple[str, ...]:
     same = _SAME_RATE.get(dtype)
     return (dtype,) if same is None else (dtype, same)
+
+
+def _way(gemm: Gemm) -> int:
+    return way(accumulate=gemm.accumulate, bias=gemm.bias, strided=gemm.strides != (0, 0, 0))
 
 
 def _columns(rows: Sequence[GemmRow]) -> tuple[Floats, Floats, Floats, Floats]:

@@ -1,4 +1,4 @@
-"""Interpolation in a table of GEMM times: a law's trend, times what neighbouring rows say.
+"""Interpolation in a dense table of GEMM times: a law's trend, times what neighbouring rows say.
 
 Every (n, k) of the table is a curve over m of log(measured / law). A Gaussian process over
 (log n, log k) joins the curves: a smooth part, and a part shared only by curves of nearly the same
@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.lookup.calibration import calibrated
 from simulator.lookup.gemm_law import Floats, Law
 
 Ints = NDArray[np.intp]
@@ -26,9 +27,6 @@ _SAME_GRID: Final = (2e-3, 0.07, 2.0)
 _NOISE: Final = 5e-4
 MAX_CURVES: Final = 800
 _MAX_GRID: Final = 400
-# Leave-out error to believe before there are curves to leave out, and its weight in curves.
-_PRIOR_ERROR: Final = 0.08
-_PRIOR_CURVES: Final = 4
 
 
 class GemmCurves:
@@ -52,16 +50,11 @@ class GemmCurves:
             _kernel(self._points, self._points) + _NOISE * np.eye(len(kept))
         )
         self._weights = self._inverse @ (curves - self._mean)
-        self.leave_out_error, self._error_per_sd = self._calibrate()
-        self._cache: dict[tuple[int, int], tuple[list[float], float]] = {}
-
-    def _calibrate(self) -> tuple[float, float]:
-        """Mean error leaving each curve out (closed form), and what to expect per deviation."""
         precision = np.diag(self._inverse)
-        count = len(precision)
-        left_out = float(np.abs(np.expm1(self._weights / precision[:, None])).mean())
-        expected = (count * left_out + _PRIOR_CURVES * _PRIOR_ERROR) / (count + _PRIOR_CURVES)
-        return left_out if count > 1 else expected, expected / float(np.mean(precision**-0.5))
+        self.leave_out_error, self._error_per_sd = calibrated(
+            self._weights / precision[:, None], precision**-0.5
+        )
+        self._cache: dict[tuple[int, int], tuple[list[float], float]] = {}
 
     def predict(self, m: int, n: int, k: int) -> tuple[float, float]:
         """Return (microseconds, expected relative error) of one shape."""

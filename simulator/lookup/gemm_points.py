@@ -1,0 +1,101 @@
+"""Interpolation between scattered GEMM rows: a law's trend, times what similar rows say.
+
+A Gaussian process over (log m, log n, log k) of log(measured / law): a smooth part, a part shared
+by shapes that meet the same tile grid (the same m, nearly the same n), and one shared by shapes
+that differ in m alone. Rows that write C in another way (adding, with a bias, strided) differ by an
+offset and otherwise tell of one another. It inverts a matrix as large as there are rows; tables
+with more are dense enough for ``gemm_table``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.lookup.calibration import calibrated
+from simulator.lookup.gemm_law import Floats, Law
+
+Ints = NDArray[np.intp]
+
+MAX_POINTS: Final = 1500
+# Kernel: variance · exp(−|Δ ln m| / a − |Δ ln n| / b − |Δ ln k| / c); 0.01 is "the same". Near
+# maximum likelihood on rows of an H200 in three layouts.
+_PARTS: Final = (
+    (6e-2, (25.0, 12.0, 12.0)),
+    (8e-4, (0.01, 0.1, 2.0)),
+    (5e-4, (5.0, 0.01, 0.01)),
+)
+# Share of it that holds only among rows that write C in the same way, and their common offset.
+_OWN_SHARE: Final = 0.2
+_OFFSET: Final = 2e-2
+_PRIOR: Final = _OFFSET + sum(variance for variance, _ in _PARTS)
+# Variance of a row: kernels are chosen by shape, and its runs differed.
+_NOISE: Final = 1.5e-4
+_SPREAD_SHARE: Final = 0.3
+_NEAREST: Final = 64
+
+
+def way(*, accumulate: bool, bias: bool, strided: bool) -> int:
+    """Number the ways to write C."""
+    return accumulate + 2 * bias + 4 * strided
+
+
+class GemmPoints:
+    """Rows of one layout and dtype: ``shapes`` [rows, 3] (m, n, k), the rest of equal length ≥ 1.
+
+    ``us`` and ``spread_us`` are medians and spreads of runs, ``ways`` numbers from ``way``.
+    """
+
+    def __init__(self, shapes: Floats, us: Floats, spread_us: Floats, ways: Ints, law: Law) -> None:
+        order = np.lexsort((ways, *shapes.T))
+        shapes, us, spread_us = shapes[order], us[order], spread_us[order]
+        self.law = law
+        self._points, self._ways = np.log(shapes), ways[order]
+        residual = np.log(us / law.times_us(*shapes.T))
+        self._mean = float(residual.mean())
+        self._noise = _NOISE + _SPREAD_SHARE * (spread_us / us) ** 2
+        self._inverse = np.linalg.inv(
+            _kernel(self._points, self._ways, self._points, self._ways) + np.diag(self._noise)
+        )
+        self._weights = self._inverse @ (residual - self._mean)
+        self.leave_out_error, self._error_per_sd = calibrated(*self._left_out(shapes))
+
+    def _left_out(self, shapes: Floats) -> tuple[Floats, Floats]:
+        """Errors with all rows of a shape left out, in closed form, and the expected ones."""
+        _, owner = np.unique(shapes, axis=0, return_inverse=True)
+        errors, deviations = np.empty(len(owner)), np.empty(len(owner))
+        for shape in range(int(owner.max()) + 1):
+            rows = np.flatnonzero(owner.reshape(-1) == shape)
+            variance = np.linalg.inv(self._inverse[np.ix_(rows, rows)])
+            errors[rows] = variance @ self._weights[rows]
+            deviations[rows] = np.sqrt(np.diag(variance))
+        return errors, deviations
+
+    def predict(self, m: int, n: int, k: int, wanted: int) -> tuple[float, float]:
+        """Return (microseconds, expected relative error) of one shape, C written as ``wanted``."""
+        near = _kernel(np.log([[m, n, k]]), np.array([wanted]), self._points, self._ways)[0]
+        log_factor = self._mean + float(near @ self._weights)
+        error = self._error_per_sd * math.sqrt(self._variance(near))
+        return self.law.parts(m, n, k).total_us * math.exp(log_factor), error
+
+    def _variance(self, near: Floats) -> float:
+        """What the nearest rows leave open; those further away hardly add to it."""
+        rows = np.argsort(-near, kind="stable")[:_NEAREST]
+        points, ways = self._points[rows], self._ways[rows]
+        among = _kernel(points, ways, points, ways) + np.diag(self._noise[rows])
+        return max(_PRIOR + _NOISE - float(near[rows] @ np.linalg.solve(among, near[rows])), _NOISE)
+
+
+def _kernel(left: Floats, left_ways: Ints, right: Floats, right_ways: Ints) -> Floats:
+    apart = [np.abs(left[:, None, axis] - right[None, :, axis]) for axis in range(3)]
+    shared: Floats = np.zeros(apart[0].shape)
+    for variance, lengths in _PARTS:
+        shared += variance * np.exp(
+            -sum(delta / length for delta, length in zip(apart, lengths, strict=True))
+        )
+    same = left_ways[:, None] == right_ways[None, :]
+    total: Floats = shared * np.where(same, 1.0, 1.0 - _OWN_SHARE) + _OFFSET * same
+    return total
