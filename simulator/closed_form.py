@@ -139,7 +139,7 @@ class ClosedForm:
                 launch_ns += cost.launch.cost_ns.get(op.signature.kind, 0)
             if op.lane == COMPUTE:
                 spent_ns = self._compute_ns(plan, op) + self._inline_ns(op)
-                families[cost.family(op.signature)] += spent_ns
+                families[op.signature.kind] += spent_ns
                 fragments[fragment] += spent_ns
             else:
                 last_ns = cost.duration_ns(op.signature)
@@ -188,7 +188,8 @@ class ClosedForm:
     def _slowdowns(self, plan: SlicePlan) -> tuple[dict[str, float], float]:
         """By compute family beside an all-reduce, and of the all-reduce beside any of them.
 
-        The least of all sizes that the plan's layers send, where sizes count at all.
+        The least: of all sizes that the plan's layers send, where sizes count at all, and of long
+        ops, where durations do.
         """
         rows, *cuts = plan.slices
         key = (plan.comm_ctas, rows, frozenset(cuts))

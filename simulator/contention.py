@@ -1,9 +1,10 @@
 """Contention: how much ops slow each other down while several lanes are in flight.
 
-Law (shape fitted on 4× A100, see the profile's provenance): beside collectives that hold C CTAs,
-compute slows by SMs/(SMs − a·C) × f, with a and f by op family; a collective slows by g while
-compute runs, and each other collective in flight adds to that: one amount for sharing the same
-links (both inside a node, or both between nodes), another for not sharing them.
+Law (shapes fitted on 4× A100 and on an H200, see the profile's provenance): beside collectives that
+hold C CTAs, an op that takes T alone slows by SMs/(SMs − a·C) × f + u·C/T, with a, f and u by op
+family: u is what it loses however long it is, its last wave. A collective slows by g while compute
+runs, and each other collective in flight adds to that: one amount for sharing the same links (both
+inside a node, or both between nodes), another for not sharing them.
 """
 
 from __future__ import annotations
@@ -31,15 +32,25 @@ _LEAST_SMS: Final = 0.1  # compute keeps at least this share of the SMs
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeContention:
-    """What a collective costs one family of compute: ``sms_per_cta`` (a) and ``factor`` (f)."""
+    """What a collective costs one family of compute.
+
+    ``sms_per_cta`` (a), ``factor`` (f) and ``us_per_cta`` (u) of this module's docstring.
+    """
 
     family: str
     sms_per_cta: float
     factor: float
+    us_per_cta: float = field(default=0.0, metadata=ABSENT_IF_EMPTY)
 
     def __post_init__(self) -> None:
         require_number(f"contention {self.family}", "sms_per_cta", self.sms_per_cta)
         require_number(f"contention {self.family}", "factor", self.factor, low=1.0)
+        require_number(f"contention {self.family}", "us_per_cta", self.us_per_cta)
+
+    def slowdown(self, ctas: int, sm_count: int, alone_us: float) -> float:
+        """Of an op that takes ``alone_us`` alone, beside collectives that hold ``ctas`` CTAs."""
+        longer = self.us_per_cta * ctas / alone_us
+        return compute_slowdown(self.sms_per_cta, self.factor, ctas, sm_count) + longer
 
 
 class SizeContention(NamedTuple):
@@ -104,6 +115,12 @@ def family_name(op: str, nodes: int, per_node: int, ctas: int, size_bytes: int =
     return f"{name}/b{size_bytes}" if size_bytes else name
 
 
+def compute_family_name(kind: str, alone_ns: int = 0) -> str:
+    """The contention family of compute, e.g. ``gemm``, with ``/t52000`` behind it where its
+    duration counts."""
+    return f"{kind}/t{alone_ns}" if alone_ns else kind
+
+
 def _flight(family: str, default_ctas: int) -> _Flight:
     name, _, size = family.partition("/b")
     _, group, ctas = name.split("/")
@@ -112,7 +129,7 @@ def _flight(family: str, default_ctas: int) -> _Flight:
 
 
 def compute_slowdown(sms_per_cta: float, factor: float, ctas: int, sm_count: int) -> float:
-    """The law of this module's docstring for compute beside collectives that hold ``ctas`` CTAs."""
+    """This module's law, of ops so long that their last wave does not count."""
     left = sm_count - sms_per_cta * ctas
     return factor * sm_count / max(left, _LEAST_SMS * sm_count)
 
@@ -149,17 +166,25 @@ class Contention:
         compute = families[0]
         beside = 1.0
         if compute is not None and any(flights):
-            beside = self._beside(compute, [flight for flight in flights if flight])
+            kind, _, alone_ns = compute.partition("/t")
+            there = [flight for flight in flights if flight]
+            beside = self._beside(kind, int(alone_ns or 0), there)
         return beside, *(
             1.0 if flight is None else self._collective_factor(index, flights, compute is not None)
             for index, flight in enumerate(flights)
         )
 
-    def _beside(self, family: str, flights: list[_Flight]) -> float:
-        """What all collectives in flight together cost one family of compute."""
+    def hangs_on_duration(self, family: str) -> bool:
+        """Whether ops of one family of compute slow the more, the shorter they are."""
+        return self.fit is not None and not self.fit.by_size and self._law(family).us_per_cta > 0
+
+    def _beside(self, family: str, alone_ns: int, flights: list[_Flight]) -> float:
+        """What all collectives in flight together cost an op; ``alone_ns`` 0: a long one."""
         assert self.fit is not None
         if not self.fit.by_size:
-            return self._compute_factor(family, sum(flight.ctas for flight in flights))
+            ctas = sum(flight.ctas for flight in flights)
+            alone_us = alone_ns / 1000 or math.inf
+            return self._law(family).slowdown(ctas, self.fit.sm_count, alone_us)
         return 1.0 + sum(
             self._of_size(flight, lambda row: row.compute.get(family, 1.0)) - 1.0
             for flight in flights
@@ -178,10 +203,9 @@ class Contention:
         share = math.log(flight.bytes / low.bytes) / math.log(high.bytes / low.bytes)
         return factor(low) + share * (factor(high) - factor(low))
 
-    def _compute_factor(self, family: str, ctas: int) -> float:
+    def _law(self, family: str) -> ComputeContention:
         assert self.fit is not None
-        law = self._compute.get(family, self.fit.compute[0])
-        return compute_slowdown(law.sms_per_cta, law.factor, ctas, self.fit.sm_count)
+        return self._compute.get(family, self.fit.compute[0])
 
     def _collective_factor(
         self, index: int, flights: list[_Flight | None], computing: bool

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from simulator.contention import Contention, family_name
+from simulator.contention import Contention, compute_family_name, family_name
 from simulator.errors import InputError, ProfileError
 from simulator.estimate import Estimate
 from simulator.ops import Attention, Collective, Gemm, Pointwise, Signature
@@ -108,12 +108,15 @@ class CostModel:
         return 0 if self.skew is None else round(self.skew.wait_us(compute_ns / 1000) * 1000)
 
     def family(self, signature: Signature) -> str:
-        """Contention family: the kind for compute, op/group/CTAs, maybe size for a collective."""
+        """Contention family: the kind for compute, maybe its duration; op/group/CTAs, maybe size
+        for a collective."""
         if isinstance(signature, Collective):
             fit = self.contention.fit
             size = signature.size_bytes if fit and fit.by_size else 0
             op, _, nodes, per_node, ctas, _ = signature
             return family_name(op, nodes, per_node, ctas, size)
+        if self.contention.hangs_on_duration(signature.kind):
+            return compute_family_name(signature.kind, self.duration_ns(signature))
         return signature.kind
 
     def _estimate(self, signature: Signature) -> Estimate:

@@ -154,7 +154,10 @@ def _contention() -> Table:
         checks += [
             at_most(f"{family}, {len(mine)} cells, each op withheld", CONTENTION_LIMIT,
                     fit.leave_case_out_error),
-            told("  SMs that a CTA takes, factor", f"{fit.sms_per_cta:g}, {fit.factor:g}"),
+            told(
+                "  SMs that a CTA takes, factor, µs an op loses by a CTA",
+                f"{fit.sms_per_cta:g}, {fit.factor:g}, {fit.us_per_cta:g}",
+            ),
             told("  error of the law fitted on A100", f"{_a100_error(mine):.1%}"),
         ]  # fmt: skip
     return check_table("Contention beside an emulated collective of 1 to 32 CTAs", checks)

@@ -69,6 +69,7 @@ def beside_cells(rows: Iterable[Mapping[str, Any]]) -> list[Beside]:
     return [
         Beside(
             family=row["family"], case=row["case"], ctas=cell["ctas"],
+            alone_us=row["alone_again_ns"] / 1000,
             slowdown=cell["op_mean_ns"] / row["alone_again_ns"],
         )
         for row in rows
@@ -136,7 +137,12 @@ def _contention(rows: Sequence[Mapping[str, Any]]) -> ContentionSection:
             sm_count=SM_COUNT,
             default_ctas=NVLS_CTAS,
             compute=tuple(
-                ComputeContention(family=family, sms_per_cta=fit.sms_per_cta, factor=fit.factor)
+                ComputeContention(
+                    family=family,
+                    sms_per_cta=fit.sms_per_cta,
+                    factor=fit.factor,
+                    us_per_cta=fit.us_per_cta,
+                )
                 for family, fit in fits.items()
             ),
             collective_factor=1.144,
@@ -153,9 +159,9 @@ def _told(fits: Mapping[str, BesideFit]) -> str:
     errors = ", ".join(f"{name} {fit.leave_case_out_error:.1%}" for name, fit in fits.items())
     return (
         "Ops beside an emulated collective (C CTAs that stream through HBM), C = 1 to 32. Errors "
-        f"with each op left out: {errors}. GEMMs of one or two waves slow by whole waves, up to "
-        "1.9 times, which the law does not follow. Assumed: the collective's own factor (as on "
-        "A100), two collectives sharing links half speed each, not sharing them 1.1 times."
+        f"with each op left out: {errors}. A GEMM loses the same time by a CTA however long it is: "
+        "its last wave. Assumed: the collective's own factor (as on A100), two collectives sharing "
+        "links half speed each, not sharing them 1.1 times."
     )
 
 

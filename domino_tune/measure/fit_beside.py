@@ -12,25 +12,30 @@ from scipy.optimize import least_squares
 from domino_tune.measure.fit_common import Floats, rounded
 from simulator.errors import InputError
 
-_START = (0.5, 1.0)
-_LOW, _HIGH = (0.0, 1.0), (3.0, 2.0)
+_START = (0.2, 1.0, 0.5)
+_NOTHING = 1e-9
+_LOW, _HIGH = (0.0, 1.0, 0.0), (3.0, 2.0, 100.0)
 
 
 class Beside(NamedTuple):
-    """One cell: an op of ``case``, ``slowdown`` times as long beside a collective of ``ctas``."""
+    """One cell: an op of ``case``, which takes ``alone_us`` alone and ``slowdown`` times as long
+    beside a collective of ``ctas``."""
 
     family: str
     case: str
     ctas: int
+    alone_us: float
     slowdown: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class BesideFit:
-    """slowdown = factor · SMs / (SMs − sms_per_cta · CTAs); both errors are MAPE."""
+    """slowdown = factor · SMs / (SMs − sms_per_cta · CTAs) + us_per_cta · CTAs / alone_us; both
+    errors are MAPE."""
 
     sms_per_cta: float
     factor: float
+    us_per_cta: float
     error: float
     leave_case_out_error: float
 
@@ -48,19 +53,23 @@ def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> BesideFit:
     for case in cases:
         others = _solve([cell for cell in cells if cell.case != case], sm_count)
         left_out += _errors(others, [cell for cell in cells if cell.case == case], sm_count)
-    sms_per_cta, factor = (rounded(float(value)) for value in parameters)
+    sms_per_cta, factor, us_per_cta = (rounded(float(value)) for value in parameters)
     return BesideFit(
         sms_per_cta=sms_per_cta,
         factor=factor,
+        us_per_cta=us_per_cta,
         error=rounded(float(np.mean(_errors(parameters, cells, sm_count))), 3),
         leave_case_out_error=rounded(float(np.mean(left_out)), 3),
     )
 
 
 def _law(parameters: Floats, cells: Sequence[Beside], sm_count: int) -> Floats:
-    per_cta, factor = parameters
+    per_cta, factor, us_per_cta = parameters
     ctas = np.array([cell.ctas for cell in cells], dtype=np.float64)
-    return np.asarray(factor * sm_count / (sm_count - per_cta * ctas))
+    alone_us = np.array([cell.alone_us for cell in cells])
+    return np.asarray(
+        factor * sm_count / (sm_count - per_cta * ctas) + us_per_cta * ctas / alone_us
+    )
 
 
 def _errors(parameters: Floats, cells: Sequence[Beside], sm_count: int) -> list[float]:
@@ -76,4 +85,5 @@ def _solve(cells: Sequence[Beside], sm_count: int) -> Floats:
         _START, bounds=(_LOW, _HIGH), jac="3-point", loss="soft_l1", f_scale=0.02,
         ftol=1e-14, xtol=1e-14, gtol=1e-14,
     )  # fmt: skip
-    return np.asarray(found.x, dtype=np.float64)
+    # A number at its lower bound comes back as 1e-20.
+    return np.where(found.x < _NOTHING, 0.0, found.x)

@@ -11,7 +11,7 @@ from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
 from simulator.skew import SkewFit, SkewRow
 
 FAMILIES = (
-    None, "gemm", "attention", "pointwise", "all_reduce/1x8/c0", "all_reduce/1x8/c4",
+    None, "gemm/t700", "attention", "pointwise", "all_reduce/1x8/c0", "all_reduce/1x8/c4",
     "all_reduce/2x8/c16", "all_reduce/1x8/c0/b3", "all_reduce/2x8/c0/b4000",
 )  # fmt: skip
 COMPUTE_FAMILIES = (1, 2, 3)
@@ -24,7 +24,10 @@ def random_contention(rng: random.Random) -> Contention:
         return Contention(None)
     laws = tuple(
         ComputeContention(
-            family=family, sms_per_cta=rng.choice((0.0, 1.0, 1.85)), factor=1 + rng.random()
+            family=family,
+            sms_per_cta=rng.choice((0.0, 1.0, 1.85)),
+            factor=1 + rng.random(),
+            us_per_cta=rng.choice((0.0, 0.02)),
         )
         for family in ("gemm", "attention", "pointwise")
     )

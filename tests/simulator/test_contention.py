@@ -14,6 +14,7 @@ from simulator.contention import (
     Contention,
     ContentionFit,
     SizeContention,
+    compute_family_name,
     family_name,
 )
 from simulator.errors import InputError, ProfileError
@@ -55,6 +56,20 @@ def test_two_collectives_share_links_or_not() -> None:
 
 def test_compute_keeps_some_sms_whatever_happens() -> None:
     assert slow("gemm", TP, TP, TP)[0] == pytest.approx(11.0, abs=1e-3)
+
+
+def test_short_ops_lose_the_same_time_as_long_ones() -> None:
+    law = ComputeContention(family="gemm", sms_per_cta=0.0, factor=1.0, us_per_cta=1.5)
+    fit = replace(FIT, compute=(law, FIT.compute[1]))
+    contention = Contention(fit)
+    assert contention.hangs_on_duration("gemm")
+    assert not contention.hangs_on_duration("pointwise")
+    for alone_us in (20, 100, 1000):
+        beside, _ = contention.slowdowns((compute_family_name("gemm", 1000 * alone_us), TP10))
+        assert (beside / SCALE - 1) * alone_us == pytest.approx(1.5 * 10, rel=0.05)
+    assert contention.slowdowns(("gemm", TP10))[0] == SCALE
+    assert not Contention(replace(fit, by_size=SIZED.by_size)).hangs_on_duration("gemm")
+    assert not Contention(None).hangs_on_duration("gemm")
 
 
 def test_a_family_without_a_law_takes_the_first() -> None:

@@ -86,6 +86,13 @@ def test_families(profile: Profile) -> None:
     assert families == ["gemm", "gemm", "attention", "attention", "pointwise", "all_reduce/1x8/c0"]
 
 
+def test_durations_count_where_contention_hangs_on_them() -> None:
+    cost = CostModel(load_profile("h200-sxm"))
+    gemm, _, attention, *_ = OPS
+    assert cost.family(gemm) == f"gemm/t{cost.duration_ns(gemm)}"
+    assert cost.family(attention) == "attention"
+
+
 def test_cuda_graphs_launch_for_free(profile: Profile) -> None:
     assert CostModel(profile).launch.mode == "async"
     assert CostModel(profile).launch.cost_ns["gemm"] > 0
