@@ -1,10 +1,11 @@
 """Contention: how much ops slow each other down while several lanes are in flight.
 
-Law (shapes fitted on 4× A100 and on an H200, see the profile's provenance): beside collectives that
-hold C CTAs, an op that takes T alone slows by SMs/(SMs − a·C) × f + u·C/T, with a, f and u by op
-family: u is what it loses however long it is, its last wave. A collective slows by g while compute
-runs, and each other collective in flight adds to that: one amount for sharing the same links (both
-inside a node, or both between nodes), another for not sharing them.
+Law (shapes fitted on 4× A100 and on an H200, see the profile's provenance): beside collectives
+that hold C CTAs, an op that takes T alone slows by SMs/(SMs − a·C) × f + min(1, u·C/T), with a, f
+and u by op family: u is what it loses however long it is, its last wave, which is all of it at
+most. A collective slows by g while compute runs, and each other collective in flight adds to that:
+one amount for sharing the same links (both inside a node, or both between nodes), another for not
+sharing them.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class ComputeContention:
 
     def slowdown(self, ctas: int, sm_count: int, alone_us: float) -> float:
         """Of an op that takes ``alone_us`` alone, beside collectives that hold ``ctas`` CTAs."""
-        longer = self.us_per_cta * ctas / alone_us
+        longer = min(1.0, self.us_per_cta * ctas / alone_us)
         return compute_slowdown(self.sms_per_cta, self.factor, ctas, sm_count) + longer
 
 

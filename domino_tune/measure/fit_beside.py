@@ -30,8 +30,8 @@ class Beside(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BesideFit:
-    """slowdown = factor · SMs / (SMs − sms_per_cta · CTAs) + us_per_cta · CTAs / alone_us; both
-    errors are MAPE."""
+    """slowdown = factor · SMs / (SMs − sms_per_cta · CTAs) + min(1, us_per_cta · CTAs / alone_us);
+    both errors are MAPE."""
 
     sms_per_cta: float
     factor: float
@@ -67,9 +67,8 @@ def _law(parameters: Floats, cells: Sequence[Beside], sm_count: int) -> Floats:
     per_cta, factor, us_per_cta = parameters
     ctas = np.array([cell.ctas for cell in cells], dtype=np.float64)
     alone_us = np.array([cell.alone_us for cell in cells])
-    return np.asarray(
-        factor * sm_count / (sm_count - per_cta * ctas) + us_per_cta * ctas / alone_us
-    )
+    last_wave = np.minimum(1.0, us_per_cta * ctas / alone_us)
+    return np.asarray(factor * sm_count / (sm_count - per_cta * ctas) + last_wave)
 
 
 def _errors(parameters: Floats, cells: Sequence[Beside], sm_count: int) -> list[float]:

@@ -67,6 +67,7 @@ def test_short_ops_lose_the_same_time_as_long_ones() -> None:
     for alone_us in (20, 100, 1000):
         beside, _ = contention.slowdowns((compute_family_name("gemm", 1000 * alone_us), TP10))
         assert (beside / SCALE - 1) * alone_us == pytest.approx(1.5 * 10, rel=0.05)
+    assert contention.slowdowns((compute_family_name("gemm", 100), TP10))[0] == 2 * SCALE
     assert contention.slowdowns(("gemm", TP10))[0] == SCALE
     assert not Contention(replace(fit, by_size=SIZED.by_size)).hangs_on_duration("gemm")
     assert not Contention(None).hangs_on_duration("gemm")
