@@ -43,7 +43,7 @@ SAFETY: Final = 1e-9
 class Work(NamedTuple):
     """Part of a layer or an edge, all row slices, in ns run alone.
 
-    ``family_ns``, ``fragment_ns``: compute by contention family, and by fragment; ``comm_ns``: its
+    ``family_ns``, ``fragment_ns``: compute by kind of op, and by fragment; ``comm_ns``: its
     all-reduces; ``last_ns``: the last one issued; ``launch_ns``: the host's cost of issuing it all.
     """
 

@@ -177,7 +177,9 @@ class Contention:
 
     def hangs_on_duration(self, family: str) -> bool:
         """Whether ops of one family of compute slow the more, the shorter they are."""
-        return self.fit is not None and not self.fit.by_size and self._law(family).us_per_cta > 0
+        if self.fit is None or self.strength == 0 or self.fit.by_size:
+            return False
+        return self._law(family).us_per_cta > 0
 
     def _beside(self, family: str, alone_ns: int, flights: list[_Flight]) -> float:
         """What all collectives in flight together cost an op; ``alone_ns`` 0: a long one."""

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Final, Literal
 
 from simulator.contention import ContentionFit
@@ -270,7 +271,11 @@ class Profile:
         return found
 
     def gemm_table(self) -> GemmTable:
-        """Look-up of GEMMs."""
+        """Look-up of GEMMs, made once: what it interpolates with takes some tenths of a second."""
+        return self._gemm_table
+
+    @cached_property
+    def _gemm_table(self) -> GemmTable:
         section: GemmSection = self.section("gemm")
         machine = self.machine
         return GemmTable(

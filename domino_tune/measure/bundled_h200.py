@@ -108,21 +108,20 @@ def _with_ops(profile: Profile, messages: Sequence[Mapping[str, Any]]) -> Profil
         name: replace(getattr(profile, name), provenance=measured)
         for name in ("gemm", "attention", "pointwise")
     }
-    sections["gemm"] = replace(sections["gemm"], fits=_gemm_fits(sections["gemm"].rows))
+    rows = sections["gemm"].rows
+    fits = tuple(gemm_fit(rows, layout) for layout in ("dgrad", "forward", "wgrad"))
+    sections["gemm"] = replace(sections["gemm"], fits=fits)
     return replace(profile, **sections)
 
 
-def _gemm_fits(rows: Sequence[GemmRow]) -> tuple[GemmFit, ...]:
-    """A tiled law a layout: the trend between rows. Weight gradients that add are most of them."""
-    fits = []
-    for layout in ("dgrad", "forward", "wgrad"):
-        shapes = [
-            (row.m, row.n, row.k, row.median_us)
-            for row in rows
-            if row.layout == layout and row.accumulate == (layout == "wgrad")
-        ]
-        fits.append(fit_gemm(shapes, SM_COUNT, layout=layout))
-    return tuple(fits)
+def gemm_fit(rows: Sequence[GemmRow], layout: str) -> GemmFit:
+    """A layout's tiled law: the trend between rows. Most weight gradients add to what is there."""
+    shapes = [
+        (row.m, row.n, row.k, row.median_us)
+        for row in rows
+        if row.layout == layout and row.accumulate == (layout == "wgrad")
+    ]
+    return fit_gemm(shapes, SM_COUNT, layout=layout)
 
 
 def _contention(rows: Sequence[Mapping[str, Any]]) -> ContentionSection:
@@ -160,8 +159,8 @@ def _told(fits: Mapping[str, BesideFit]) -> str:
     return (
         "Ops beside an emulated collective (C CTAs that stream through HBM), C = 1 to 32. Errors "
         f"with each op left out: {errors}. A GEMM loses the same time by a CTA however long it is: "
-        "its last wave. Assumed: the collective's own factor (as on A100), two collectives sharing "
-        "links half speed each, not sharing them 1.1 times."
+        "its last wave. Assumed: that this holds below 70 us, the collective's own factor (as on "
+        "A100), two collectives sharing links half speed each, not sharing them 1.1 times."
     )
 
 

@@ -108,7 +108,7 @@ def heldout_error(
 def leave_out_error(
     rows: Sequence[Shape], *, fit: GemmFit | None = None, sm_count: int = 1, folds: int = 10
 ) -> float:
-    """Mean relative error of the table's interpolation on withheld (n, k) pairs.
+    """Mean relative error of a dense table's interpolation on withheld (n, k) pairs.
 
     The trend is ``fit``'s law (on a GPU of ``sm_count`` SMs), else a roofline fitted to the rows
     kept. At most about 20,000 withheld rows are looked up. Raises InputError below two pairs.

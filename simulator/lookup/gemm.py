@@ -126,6 +126,19 @@ class _Rows:
         return GemmPoints(np.stack([m, n, k], axis=1), us, spread_us, ways, self._law)
 
 
+def _split(rows: Sequence[GemmRow], law: Law) -> dict[bool, _Rows | None]:
+    """Rows by whether they add to C; as long as there are few, each tells of all."""
+    parts = {
+        adds: [row for row in rows if row.accumulate == adds]
+        for adds in sorted({row.accumulate for row in rows})
+    }
+    if not parts:
+        return {False: None}
+    if len(rows) <= MAX_POINTS:
+        return dict.fromkeys(parts, _Rows(rows, law))
+    return {adds: _Rows(part, law) for adds, part in parts.items()}
+
+
 class _Family:
     """What is known about one (layout, dtype, accumulate): rows, a fit, or both."""
 
@@ -188,8 +201,7 @@ class GemmTable:
                 law = make_law(fit.law, fit.params, sm_count)
             else:
                 law = fit_roofline(*_columns(members)) or self._analytic(key[1])
-            known = _Rows(members, law) if members else None
-            for accumulate in {row.accumulate for row in members} or {False}:
+            for accumulate, known in _split(members, law).items():
                 families[*key, accumulate] = _Family(law, known, fit)
         return families
 
@@ -202,7 +214,8 @@ class GemmTable:
         best = next(self._candidates(gemm), None)
         if best is not None:
             layout, accumulate, family = best
-            return self._borrow(gemm, family.estimate(gemm), layout, accumulate)
+            own = family.estimate(gemm._replace(accumulate=accumulate))
+            return self._borrow(gemm, own, layout, accumulate)
         us = self._analytic(gemm.dtype).parts(gemm.m, gemm.n, gemm.k).total_us
         us += self._accumulate_us(gemm) if gemm.accumulate else 0.0
         return Estimate(us, "assumed", ANALYTIC_ERROR)
@@ -217,8 +230,7 @@ class GemmTable:
     def leave_out_error(self, layout: str = "forward", dtype: str = "bf16") -> float:
         """Mean relative error of the interpolation with each shape left out; 0 without rows.
 
-        Of more than ``MAX_POINTS`` rows, with each (n, k) left out. Closed form over all rows;
-        ``domino_tune.measure.fit_gemm.leave_out_error`` rebuilds.
+        Of more than ``MAX_POINTS`` rows, with each (n, k) left out. Closed form over all rows.
         """
         for accumulate in (False, True):
             family = self._families.get((layout, dtype, accumulate))

@@ -2,8 +2,8 @@
 
 A Gaussian process over (log m, log n, log k) of log(measured / law): a smooth part, a part shared
 by shapes that meet the same tile grid (the same m, nearly the same n), and one shared by shapes
-that differ in m alone. Rows that write C in another way (adding, with a bias, strided) differ by an
-offset and otherwise tell of one another. It inverts a matrix as large as there are rows; tables
+that differ in m alone. Rows that write C in another way (adding, with a bias, strided) differ by
+offsets and otherwise tell of one another. It inverts a matrix as large as there are rows; tables
 with more are dense enough for ``gemm_table``.
 """
 
@@ -28,7 +28,8 @@ _PARTS: Final = (
     (8e-4, (0.01, 0.1, 2.0)),
     (5e-4, (5.0, 0.01, 0.01)),
 )
-# Share of it that holds only among rows that write C in the same way, and their common offset.
+# Share of it that holds only among rows that write C in the same way; and what rows that write it
+# alike in all three respects (see ``way``) have in common besides, a third of it by respect.
 _OWN_SHARE: Final = 0.2
 _OFFSET: Final = 2e-2
 _PRIOR: Final = _OFFSET + sum(variance for variance, _ in _PARTS)
@@ -39,7 +40,7 @@ _NEAREST: Final = 64
 
 
 def way(*, accumulate: bool, bias: bool, strided: bool) -> int:
-    """Number the ways to write C."""
+    """Number the ways to write C, a bit a respect."""
     return accumulate + 2 * bias + 4 * strided
 
 
@@ -57,19 +58,18 @@ class GemmPoints:
         residual = np.log(us / law.times_us(*shapes.T))
         self._mean = float(residual.mean())
         self._noise = _NOISE + _SPREAD_SHARE * (spread_us / us) ** 2
-        self._inverse = np.linalg.inv(
-            _kernel(self._points, self._ways, self._points, self._ways) + np.diag(self._noise)
-        )
-        self._weights = self._inverse @ (residual - self._mean)
-        self.leave_out_error, self._error_per_sd = calibrated(*self._left_out(shapes))
+        covariance = _kernel(self._points, self._ways, self._points, self._ways)
+        inverse: Floats = np.linalg.inv(covariance + np.diag(self._noise)).astype(np.float64)
+        self._weights = inverse @ (residual - self._mean)
+        self.leave_out_error, self._error_per_sd = calibrated(*self._left_out(shapes, inverse))
 
-    def _left_out(self, shapes: Floats) -> tuple[Floats, Floats]:
+    def _left_out(self, shapes: Floats, inverse: Floats) -> tuple[Floats, Floats]:
         """Errors with all rows of a shape left out, in closed form, and the expected ones."""
         _, owner = np.unique(shapes, axis=0, return_inverse=True)
         errors, deviations = np.empty(len(owner)), np.empty(len(owner))
         for shape in range(int(owner.max()) + 1):
             rows = np.flatnonzero(owner.reshape(-1) == shape)
-            variance = np.linalg.inv(self._inverse[np.ix_(rows, rows)])
+            variance = np.linalg.inv(inverse[np.ix_(rows, rows)])
             errors[rows] = variance @ self._weights[rows]
             deviations[rows] = np.sqrt(np.diag(variance))
         return errors, deviations
@@ -96,6 +96,7 @@ def _kernel(left: Floats, left_ways: Ints, right: Floats, right_ways: Ints) -> F
         shared += variance * np.exp(
             -sum(delta / length for delta, length in zip(apart, lengths, strict=True))
         )
-    same = left_ways[:, None] == right_ways[None, :]
-    total: Floats = shared * np.where(same, 1.0, 1.0 - _OWN_SHARE) + _OFFSET * same
+    differ = left_ways[:, None] ^ right_ways[None, :]
+    alike = 3 - sum(differ >> bit & 1 for bit in range(3))
+    total: Floats = shared * np.where(alike == 3, 1.0, 1.0 - _OWN_SHARE) + _OFFSET / 3 * alike
     return total

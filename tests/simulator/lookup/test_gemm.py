@@ -14,6 +14,8 @@ from simulator.lookup.gemm_law import TiledLaw, make_law
 from simulator.ops import Gemm
 from tests.simulator.lookup.gemm_shapes import PARAMS, PEAK, RANGES, SMS, law_rows, table
 
+GEMM = Gemm(1000, 3000, 3000)
+
 
 def fit(layout: str = "forward", dtype: str = "bf16") -> GemmFit:
     return GemmFit(
@@ -176,3 +178,30 @@ def test_leave_out_error_is_that_of_the_rows() -> None:
 
 WITHOUT_ROWS: GemmTable = table([], [fit()])
 WITH_ROWS: GemmTable = table(law_rows(factor=1.1), [fit()])
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_rows_that_add_teach_those_that_overwrite_and_the_other_way_round(known: bool) -> None:
+    rows = [row(r.m, r.n, r.k, 1.3 * r.median_us, acc=known) for r in law_rows()]
+    borrowed = table(rows, [fit()]).estimate(GEMM._replace(accumulate=not known))
+    own = table(rows, [fit()]).estimate(GEMM._replace(accumulate=known))
+    extra_us = 6 * GEMM.m * GEMM.n / 3.35e12 * 1e6
+    wanted_us = own.duration_us + (-extra_us if known else extra_us)
+    assert borrowed.source == "assumed"
+    assert borrowed.duration_us == pytest.approx(wanted_us)
+
+
+def test_more_rows_than_can_teach_one_another_are_kept_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("simulator.lookup.gemm.MAX_POINTS", len(law_rows()))
+    rows = [
+        row(r.m, r.n, r.k, factor * r.median_us, acc=adds)
+        for r in law_rows()
+        for adds, factor in ((False, 1.0), (True, 1.5))
+    ]
+    times = [
+        table(rows, [fit()]).estimate(GEMM._replace(accumulate=adds)).duration_us
+        for adds in (False, True)
+    ]
+    assert times[1] / times[0] == pytest.approx(1.5, rel=0.02)
