@@ -54,7 +54,7 @@ def test_few_rows_of_one_way_profit_from_those_of_the_other() -> None:
     both = points_of(np.concatenate([bent(TABLE, trend), adding]), ways)
     for m, n, k, us in bent(TABLE, trend + 0.1)[TABLE[:, 1] == 8192]:
         found_us, _ = both.predict(int(m), int(n), int(k), ADDING)
-        assert found_us == pytest.approx(us, rel=0.03)
+        assert found_us == pytest.approx(us, rel=0.05)
 
 
 def test_rows_that_scatter_are_believed_less() -> None:
