@@ -6,7 +6,7 @@ import contextlib
 import random
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from domino_tune.bench.facts import REPOSITORY, imported
@@ -20,7 +20,7 @@ from domino_tune.store.profiles import load_profile
 from domino_tune.tables import Table
 from simulator.contention import compute_slowdown
 from simulator.errors import InfeasiblePlanError
-from simulator.lookup.gemm import GemmRow, GemmTable
+from simulator.lookup.gemm import GemmRow
 from simulator.ops import Gemm
 from simulator.profile import Profile
 
@@ -75,15 +75,8 @@ def withheld_errors(profile: Profile, layout: str) -> list[float]:
     for fold in range(FOLDS):
         out = set(shapes[fold::FOLDS])
         known = [row for row in section.rows if _shape(row) not in out]
-        table = GemmTable(
-            known,
-            fits=[gemm_fit(known, layout)],
-            peak_flops={
-                name: 1e12 * tflops for name, tflops in profile.machine.peak_tflops.items()
-            },
-            memory_bandwidth=1e9 * profile.machine.memory_bandwidth_gb_s,
-            sm_count=profile.machine.sm_count,
-        )
+        left = replace(section, rows=tuple(known), fits=(gemm_fit(known, layout),))
+        table = replace(profile, gemm=left).gemm_table()
         errors += [
             abs(table.estimate(row.signature).duration_us / row.median_us - 1)
             for row in section.rows
@@ -157,7 +150,7 @@ def _contention() -> Table:
                     fit.leave_case_out_error),
             told(
                 "  SMs that a CTA takes, factor, µs an op loses by a CTA",
-                f"{fit.sms_per_cta:g}, {fit.factor:g}, {fit.us_per_cta:g}",
+                f"{fit.law.sms_per_cta:g}, {fit.law.factor:g}, {fit.law.us_per_cta:g}",
             ),
             told("  error of the law fitted on A100", f"{_a100_error(mine):.1%}"),
         ]  # fmt: skip

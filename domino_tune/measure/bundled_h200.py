@@ -18,7 +18,7 @@ from domino_tune.measure.fit_beside import Beside, BesideFit, fit_beside
 from domino_tune.measure.fit_common import rounded
 from domino_tune.measure.fit_gemm import fit_gemm
 from domino_tune.measure.op_rows import add_ops
-from simulator.contention import ComputeContention, ContentionFit
+from simulator.contention import ContentionFit
 from simulator.lookup.gemm import GemmFit, GemmRow
 from simulator.profile import (
     ContentionSection,
@@ -135,15 +135,7 @@ def _contention(rows: Sequence[Mapping[str, Any]]) -> ContentionSection:
         fit=ContentionFit(
             sm_count=SM_COUNT,
             default_ctas=NVLS_CTAS,
-            compute=tuple(
-                ComputeContention(
-                    family=family,
-                    sms_per_cta=fit.sms_per_cta,
-                    factor=fit.factor,
-                    us_per_cta=fit.us_per_cta,
-                )
-                for family, fit in fits.items()
-            ),
+            compute=tuple(fit.law for fit in fits.values()),
             collective_factor=1.144,
             shared_links_factor=2.0,
             apart_factor=1.1,

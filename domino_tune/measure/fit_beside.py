@@ -10,6 +10,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from domino_tune.measure.fit_common import Floats, rounded
+from simulator.contention import ComputeContention
 from simulator.errors import InputError
 
 _START = (0.2, 1.0, 0.5)
@@ -30,12 +31,9 @@ class Beside(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BesideFit:
-    """slowdown = factor · SMs / (SMs − sms_per_cta · CTAs) + min(1, us_per_cta · CTAs / alone_us);
-    both errors are MAPE."""
+    """The law of one family; both errors are MAPE."""
 
-    sms_per_cta: float
-    factor: float
-    us_per_cta: float
+    law: ComputeContention
     error: float
     leave_case_out_error: float
 
@@ -53,34 +51,35 @@ def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> BesideFit:
     for case in cases:
         others = _solve([cell for cell in cells if cell.case != case], sm_count)
         left_out += _errors(others, [cell for cell in cells if cell.case == case], sm_count)
-    sms_per_cta, factor, us_per_cta = (rounded(float(value)) for value in parameters)
     return BesideFit(
-        sms_per_cta=sms_per_cta,
-        factor=factor,
-        us_per_cta=us_per_cta,
+        law=_law([rounded(float(value)) for value in parameters], cells[0].family),
         error=rounded(float(np.mean(_errors(parameters, cells, sm_count))), 3),
         leave_case_out_error=rounded(float(np.mean(left_out)), 3),
     )
 
 
-def _law(parameters: Floats, cells: Sequence[Beside], sm_count: int) -> Floats:
-    per_cta, factor, us_per_cta = parameters
-    ctas = np.array([cell.ctas for cell in cells], dtype=np.float64)
-    alone_us = np.array([cell.alone_us for cell in cells])
-    last_wave = np.minimum(1.0, us_per_cta * ctas / alone_us)
-    return np.asarray(factor * sm_count / (sm_count - per_cta * ctas) + last_wave)
+def _law(parameters: Sequence[float] | Floats, family: str) -> ComputeContention:
+    sms_per_cta, factor, us_per_cta = (float(value) for value in parameters)
+    return ComputeContention(
+        family=family, sms_per_cta=sms_per_cta, factor=factor, us_per_cta=us_per_cta
+    )
+
+
+def _slowdowns(parameters: Floats, cells: Sequence[Beside], sm_count: int) -> Floats:
+    law = _law(parameters, cells[0].family)
+    return np.array([law.slowdown(cell.ctas, sm_count, cell.alone_us) for cell in cells])
 
 
 def _errors(parameters: Floats, cells: Sequence[Beside], sm_count: int) -> list[float]:
     measured = np.array([cell.slowdown for cell in cells])
-    errors: list[float] = np.abs(_law(parameters, cells, sm_count) / measured - 1).tolist()
+    errors: list[float] = np.abs(_slowdowns(parameters, cells, sm_count) / measured - 1).tolist()
     return errors
 
 
 def _solve(cells: Sequence[Beside], sm_count: int) -> Floats:
     measured = np.array([cell.slowdown for cell in cells])
     found = least_squares(
-        lambda p: np.log(_law(p, cells, sm_count) / measured),
+        lambda p: np.log(_slowdowns(p, cells, sm_count) / measured),
         _START, bounds=(_LOW, _HIGH), jac="3-point", loss="soft_l1", f_scale=0.02,
         ftol=1e-14, xtol=1e-14, gtol=1e-14,
     )  # fmt: skip

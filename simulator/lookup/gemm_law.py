@@ -18,6 +18,7 @@ from simulator.errors import ProfileError, unknown_name
 from simulator.lookup import require_number
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
 Params = Mapping[str, float | tuple[float, ...]]
 
 # (rows, columns, class): a tile and its transpose run the same main loop, so they share numbers.

@@ -13,12 +13,9 @@ import math
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.lookup.calibration import calibrated
-from simulator.lookup.gemm_law import Floats, Law
-
-Ints = NDArray[np.intp]
+from simulator.lookup.gaussian import calibrated, kernel
+from simulator.lookup.gemm_law import Floats, Ints, Law
 
 MAX_POINTS: Final = 1500
 # Kernel: variance · exp(−|Δ ln m| / a − |Δ ln n| / b − |Δ ln k| / c); 0.01 is "the same". Near
@@ -90,12 +87,7 @@ class GemmPoints:
 
 
 def _kernel(left: Floats, left_ways: Ints, right: Floats, right_ways: Ints) -> Floats:
-    apart = [np.abs(left[:, None, axis] - right[None, :, axis]) for axis in range(3)]
-    shared: Floats = np.zeros(apart[0].shape)
-    for variance, lengths in _PARTS:
-        shared += variance * np.exp(
-            -sum(delta / length for delta, length in zip(apart, lengths, strict=True))
-        )
+    shared = kernel(left, right, _PARTS)
     differ = left_ways[:, None] ^ right_ways[None, :]
     alike = 3 - sum(differ >> bit & 1 for bit in range(3))
     total: Floats = shared * np.where(alike == 3, 1.0, 1.0 - _OWN_SHARE) + _OFFSET / 3 * alike

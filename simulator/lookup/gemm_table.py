@@ -13,17 +13,14 @@ from bisect import bisect_right
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.lookup.calibration import calibrated
-from simulator.lookup.gemm_law import Floats, Law
-
-Ints = NDArray[np.intp]
+from simulator.lookup.gaussian import calibrated, kernel
+from simulator.lookup.gemm_law import Floats, Ints, Law
 
 # Kernel: variance · exp(−|Δ ln n| / a − |Δ ln k| / b). Near maximum likelihood on published H100
 # rows.
-_SMOOTH: Final = (5e-3, 2.0, 2.0)
-_SAME_GRID: Final = (2e-3, 0.07, 2.0)
+_PARTS: Final = ((5e-3, (2.0, 2.0)), (2e-3, (0.07, 2.0)))
+_PRIOR: Final = sum(variance for variance, _ in _PARTS)
 _NOISE: Final = 5e-4
 MAX_CURVES: Final = 800
 _MAX_GRID: Final = 400
@@ -47,7 +44,7 @@ class GemmCurves:
         curves = _curves(grid, np.log(m), residual, owner.reshape(-1), kept)
         self._mean = curves.mean(axis=0)
         self._inverse = np.linalg.inv(
-            _kernel(self._points, self._points) + _NOISE * np.eye(len(kept))
+            kernel(self._points, self._points, _PARTS) + _NOISE * np.eye(len(kept))
         )
         self._weights = self._inverse @ (curves - self._mean)
         precision = np.diag(self._inverse)
@@ -74,20 +71,12 @@ class GemmCurves:
     def _curve(self, n: int, k: int) -> tuple[list[float], float]:
         found = self._cache.get((n, k))
         if found is None:
-            near = _kernel(np.log([[n, k]]), self._points)[0]
+            near = kernel(np.log([[n, k]]), self._points, _PARTS)[0]
             curve: list[float] = (self._mean + near @ self._weights).tolist()
-            variance = _SMOOTH[0] + _SAME_GRID[0] + _NOISE - float(near @ self._inverse @ near)
+            variance = _PRIOR + _NOISE - float(near @ self._inverse @ near)
             found = curve, self._error_per_sd * math.sqrt(max(variance, _NOISE))
             self._cache[n, k] = found
         return found
-
-
-def _kernel(left: Floats, right: Floats) -> Floats:
-    delta = np.abs(left[:, None, :] - right[None, :, :])
-    total: Floats = np.zeros(delta.shape[:2])
-    for variance, along_n, along_k in (_SMOOTH, _SAME_GRID):
-        total += variance * np.exp(-delta[:, :, 0] / along_n - delta[:, :, 1] / along_k)
-    return total
 
 
 def _thin(values: Floats, limit: int) -> Floats:

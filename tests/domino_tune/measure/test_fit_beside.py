@@ -27,8 +27,8 @@ def test_a_law_is_found_again(us_per_cta: float) -> None:
         for ctas in (1, 4, 16, 32)
     ]
     fit = fit_beside(beside, sm_count=SMS)
-    assert (fit.sms_per_cta, fit.factor) == pytest.approx((0.7, 1.02), rel=1e-3)
-    assert fit.us_per_cta == pytest.approx(us_per_cta, rel=1e-3, abs=1e-6)
+    assert (fit.law.sms_per_cta, fit.law.factor) == pytest.approx((0.7, 1.02), rel=1e-3)
+    assert fit.law.us_per_cta == pytest.approx(us_per_cta, rel=1e-3, abs=1e-6)
     assert (fit.error, fit.leave_case_out_error) == pytest.approx((0.0, 0.0), abs=1e-6)
 
 

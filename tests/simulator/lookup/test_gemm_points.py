@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulator.lookup.gemm_law import Floats, make_law
-from simulator.lookup.gemm_points import GemmPoints, Ints, way
+from simulator.lookup.gemm_law import Floats, Ints, make_law
+from simulator.lookup.gemm_points import GemmPoints, way
 from tests.simulator.lookup.gemm_shapes import PARAMS, SMS, law_rows
 
 LAW = make_law("tiled", PARAMS, SMS)
