@@ -1,8 +1,10 @@
 """``scripts/gpu-proof``: one GPU plays rank 0 of eight, against predictions.
 
-Collectives are emulated, and their own durations, the profile's, are put in: what is proved is
-compute, and how it and communication disturb each other. Comes in pieces of minutes: started again,
-it goes on. Exits with 1 on a miss.
+The plans' ops are measured first, on this GPU. Collectives are emulated, and their own durations,
+the profile's, are put in: what is proved is how ops add up to an iteration, and how they and
+communication disturb each other. Then the runtime's speed: where an iteration spends its time, and
+plain torch beside it. Comes in pieces of minutes: started again,
+it goes on. Exits with 1 on a miss, with 2 where it cannot run.
 """
 
 from __future__ import annotations
@@ -18,15 +20,28 @@ from typing import Final
 from domino_tune.bench.verdict import Check, at_most, check_table, told
 from domino_tune.case import resolve
 from domino_tune.emulation import as_emulated
+from domino_tune.fidelity.gpu_speed import (
+    STEPS,
+    Speed,
+    keep_speed,
+    measure_speed,
+    read_speed,
+    speed_checks,
+    speed_table,
+)
 from domino_tune.fidelity.kept import keep, read
 from domino_tune.fidelity.loop import model_file, plans_of, run_alone, setting_of
+from domino_tune.fidelity.own_profile import own_profile
 from domino_tune.fidelity.page import choice_checks, detail, page
 from domino_tune.fidelity.scores import Setting, score
 from domino_tune.requests import WorkloadFields
 from domino_tune.runtime.launch_spec import Backend, LaunchSpec
 from domino_tune.store.files import write_whole
+from domino_tune.store.profiles import load_profile, save_profile
 from domino_tune.tables import print_line, print_table
+from simulator.errors import DominoTuneError
 from simulator.presets import MODELS
+from simulator.profile import Profile
 from simulator.specs import ModelSpec, Workload
 
 LAYERS: Final = 4
@@ -50,6 +65,11 @@ class ProofCase:
     profile: str
     rounds: int
     backend: Backend = "nccl"
+
+    @property
+    def spec(self) -> LaunchSpec:
+        """One rank, alone."""
+        return LaunchSpec(tp=self.tp, backend=self.backend, lone=True)
 
     @property
     def launch(self) -> str:
@@ -87,7 +107,7 @@ def play_case(case: ProofCase) -> Setting:
         seq_length=work.seq_length, micro_batch_size=work.micro_batch_size, dtype=work.dtype,
         cuda_graph=case.cuda_graph,
     )  # fmt: skip
-    began, spec = time.monotonic(), LaunchSpec(tp=case.tp, backend=case.backend, lone=True)
+    began, spec = time.monotonic(), case.spec
     profiled = resolve(asked)
     setup = as_emulated(profiled, spec)
     chosen = plans_of(setup, asked)
@@ -114,21 +134,33 @@ def checks(settings: Sequence[Setting]) -> list[Check]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Play what the folder does not hold, until the time is over; report all that it holds."""
     options = _parser().parse_args(argv)
+    try:
+        return _play(options)
+    except DominoTuneError as error:
+        print_line(f"gpu-proof: {error}", sys.stderr)
+        return 2
+
+
+def _play(options: argparse.Namespace) -> int:
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    stop_at, settings = time.monotonic() + 60 * options.minutes, []
-    for case in proof_cases(options.profile, options.rounds):
-        kept, asked = folder / f"{case.name}.json", asdict(case)
-        if not kept.exists():
-            if time.monotonic() > stop_at:
-                continue
-            print_line(f"{case.name} ...", sys.stderr)
-            keep(kept, play_case(case), asked)
-        settings.append(read(kept, asked))
+    stop_at = time.monotonic() + 60 * options.minutes
+    profile = folder / "profile.json"
+    cases = list(proof_cases(str(profile), options.rounds))
+    base = load_profile(options.profile)
+    if not profile.exists() and not measure_ops(cases, base, profile, stop_at):
+        print_line("Time is over before all ops were measured: start it again.", sys.stderr)
+        return 1
+    settings = _settings(cases, folder, stop_at)
+    speeds = _speeds(cases, folder, stop_at)
     if not settings:
         return 1
-    found = checks(settings)
-    tables = [check_table("Emulated on one GPU", found), *detail(settings)]
+    found = [*checks(settings), *speed_checks(speeds)]
+    tables = [
+        check_table("Emulated on one GPU", found),
+        *detail(settings),
+        speed_table(speeds, base.machine.peak_tflops["bf16"]),
+    ]
     for table in tables:
         print_table(table)
     if options.page:
@@ -136,10 +168,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(check.ok is False for check in found))
 
 
+def measure_ops(
+    cases: Sequence[ProofCase], base: Profile, path: Path, stop_at: float
+) -> bool:  # fmt: skip
+    """Write ``base`` with the ops that ``cases`` play measured here; False where time is up."""
+    asked = {(case.model, case.workload): case for case in cases}
+    spec = next(iter(asked.values())).spec
+    own = own_profile(base, asked, path.with_name("ops.json"), stop_at, spec)
+    if own is not None:
+        save_profile(own, path)
+    return own is not None
+
+
+def _settings(cases: Sequence[ProofCase], folder: Path, stop_at: float) -> list[Setting]:
+    found = []
+    for case in cases:
+        kept, asked = folder / f"{case.name}.json", asdict(case)
+        if not kept.exists():
+            if time.monotonic() > stop_at:
+                continue
+            print_line(f"{case.name} ...", sys.stderr)
+            keep(kept, play_case(case), asked)
+        found.append(read(kept, asked))
+    return found
+
+
+def _speeds(cases: Sequence[ProofCase], folder: Path, stop_at: float) -> list[Speed]:
+    """Of each model at its first shape."""
+    found = []
+    for model, case in {case.model: case for case in reversed(cases)}.items():
+        kept = folder / f"speed-{model.name}.json"
+        if not kept.exists():
+            if time.monotonic() > stop_at:
+                continue
+            print_line(f"the speed of {model.name} ...", sys.stderr)
+            keep_speed(kept, measure_speed(model, case.workload, case.spec, STEPS))
+        found.append(read_speed(kept))
+    return found
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/gpu-proof", description=__doc__)
     parser.add_argument("--profile", default="h200-sxm", metavar="NAME|FILE",
-                        help="of this GPU (default: h200-sxm)")  # fmt: skip
+                        help="of such a GPU, for all but the plans' own ops, which are measured "
+                        "first (default: h200-sxm)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=20, metavar="N",
                         help="how often a launch runs each plan (default: 20)")  # fmt: skip
     parser.add_argument("--minutes", type=float, default=8.0, metavar="N",
@@ -154,8 +226,9 @@ _HEAD: Final = f"""# One GPU as rank 0 of {TP}
 
 Written by `scripts/gpu-proof`: {LAYERS} layers of each model with the true shards of one rank of
 {TP}. Collectives are emulated: their own durations are the profile's and **were put in, not
-measured**. What is held against predictions is compute, how it and communication disturb each
-other, and the host. `link` says how ops were launched; columns as in docs/fidelity.md.
+measured**. What each op takes was measured on this GPU before any plan ran. What is held against
+predictions is how ops add up, how they and communication disturb each other, and the host. `link`
+says how ops were launched; columns as in docs/fidelity.md.
 """
 
 if __name__ == "__main__":

@@ -17,13 +17,16 @@ from typing import Any, Final
 from domino_tune.measure.fit_beside import Beside, BesideFit, fit_beside
 from domino_tune.measure.fit_common import rounded
 from domino_tune.measure.fit_gemm import fit_gemm
+from domino_tune.measure.fit_pointwise import fit_pointwise
 from domino_tune.measure.op_rows import add_ops
 from simulator.contention import ContentionFit
 from simulator.lookup.gemm import GemmFit, GemmRow
+from simulator.lookup.pointwise import PointwiseFit, PointwiseRow
 from simulator.profile import (
     ContentionSection,
     LaunchSection,
     Machine,
+    PointwiseSection,
     Profile,
     Provenance,
 )
@@ -35,6 +38,21 @@ FULL_RATE: Final = 40.0
 """Bytes/ns a CTA moves through HBM in the cells that the law is of; others move none."""
 NVLS_CTAS: Final = 16
 ASSUMED_COLLECTIVE_US: Final = 15.0
+REWRITTEN: Final[dict[str, tuple[str, float]]] = {
+    "rmsnorm": ("layernorm", 1.0),
+    "rmsnorm_bwd": ("layernorm_bwd", 1.0),
+    "rope": ("gelu", 1.0),
+    "rope_bwd": ("gelu", 1.0),
+    "swiglu": ("gelu", 1.0),
+    "swiglu_bwd": ("gelu_bwd", 1.0),
+    "bias_dropout_add": ("bias_dropout_add", 0.7),
+    "bias_dropout_add_bwd": ("bias_dropout_add_bwd", 0.5),
+}
+"""Ops that became one kernel after they were measured -> whose measured time for as many bytes they
+are assumed to take, and how much of it. Dropout's factors are from the passes over memory that are
+left: drawing the mask (about half of the time) stays, of the others 7 bytes an element of 19 do,
+and backward 5 of 9."""
+ASSUMED_ERROR: Final = 0.3
 
 
 def h200_profile(measurements: Path, h100: Profile) -> Profile:
@@ -111,7 +129,38 @@ def _with_ops(profile: Profile, messages: Sequence[Mapping[str, Any]]) -> Profil
     rows = sections["gemm"].rows
     fits = tuple(gemm_fit(rows, layout) for layout in ("dgrad", "forward", "wgrad"))
     sections["gemm"] = replace(sections["gemm"], fits=fits)
+    sections["pointwise"] = _rewritten(sections["pointwise"])
     return replace(profile, **sections)
+
+
+def _rewritten(section: PointwiseSection) -> PointwiseSection:
+    """Without the rows of ops that are others by now, which have laws instead."""
+    note = (
+        f"{section.provenance.note} Assumed, since they became one kernel each after they were "
+        f"measured: {', '.join(sorted(REWRITTEN))}."
+    )
+    return replace(
+        section,
+        rows=tuple(row for row in section.rows if row.name not in REWRITTEN),
+        fits=tuple(
+            _assumed_law(section.rows, name, like, factor)
+            for name, (like, factor) in REWRITTEN.items()
+        ),
+        provenance=replace(section.provenance, note=note),
+    )
+
+
+def _assumed_law(
+    rows: Sequence[PointwiseRow], name: str, like: str, factor: float
+) -> PointwiseFit:  # fmt: skip
+    """That of ``like``'s whole rows, ``factor`` times as long."""
+    scaled = [
+        replace(row, median_us=factor * row.median_us)
+        for row in rows
+        if row.name == like and row.pieces == 1
+    ]
+    law = fit_pointwise(scaled, (name,))
+    return replace(law, kind="assumed", error=max(ASSUMED_ERROR, law.error))
 
 
 def gemm_fit(rows: Sequence[GemmRow], layout: str) -> GemmFit:

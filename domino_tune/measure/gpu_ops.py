@@ -15,9 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from domino_tune.measure.lone_rank import lone_session
-from domino_tune.runtime.clock import DeviceClock, empty_span_ns
-from domino_tune.runtime.head_start import HeadStart
+from domino_tune.runtime.clock import empty_ns, probing_clock, was_late
 from domino_tune.runtime.session import Session
 from simulator.build import build_schedule
 from simulator.ops import Collective, Signature
@@ -74,13 +72,13 @@ def ops_cases() -> Iterator[OpsCase]:
                 model=model,
                 workload=Workload(seq_length=seq, micro_batch_size=batch, dtype="bf16"),
                 tp=tp,
-                plans=_plans(batch),
+                plans=slice_plans(batch),
             )
-            if _bytes(case) <= MEMORY_BYTES:
+            if fits_in_memory(case):
                 yield case
 
 
-def _plans(batch: int) -> tuple[SlicePlan, ...]:
+def slice_plans(batch: int) -> tuple[SlicePlan, ...]:
     """Row slices one to eight, then column pieces, then merged weight gradients."""
     rows = [count for count in (2, 4, 1, 3, 8, 5, 6, 7) if count <= batch]
     cuts = [(count, 1) for count in rows] + [(2, 2), (1, 2), (1, 4), (2, 4)]
@@ -93,6 +91,11 @@ def _plans(batch: int) -> tuple[SlicePlan, ...]:
         if count <= batch
     ]  # fmt: skip
     return (MEGATRON, *sliced)
+
+
+def fits_in_memory(case: OpsCase) -> bool:
+    """Whether the case leaves something of a GPU of 140 GB."""
+    return _bytes(case) <= MEMORY_BYTES
 
 
 def _bytes(case: OpsCase) -> float:
@@ -115,8 +118,11 @@ def wanted(case: OpsCase, plan: SlicePlan) -> set[Signature]:
     return {op.signature for op in schedule.ops() if not isinstance(op.signature, Collective)}
 
 
-def play_case(case: OpsCase, known: set[Signature], stop_at: float) -> dict[str, Any]:
-    """A profile's ``plan`` message of everything the case has that is not ``known``.
+def play_case(
+    session: Session, case: OpsCase, known: set[Signature], stop_at: float
+) -> dict[str, Any]:
+    """A profile's ``plan`` message of everything the case has that is not ``known``, played by
+    ``session``, which is a lone rank's.
 
     Plans without news are left out. ``stop_at`` (time.monotonic) ends it early, between plans;
     ``complete`` says that it did not. What did not fit in memory is named in ``failed``.
@@ -124,8 +130,7 @@ def play_case(case: OpsCase, known: set[Signature], stop_at: float) -> dict[str,
     found: dict[Signature, list[float]] = defaultdict(list)
     failed: dict[str, str] = {}
     late, complete, seen = 0, True, set(known)
-    session = lone_session(case.model, case.workload, case.cluster, torch.device("cuda"))
-    empty = empty_span_ns()
+    device = session.context.device
     for plan in case.plans:
         news = wanted(case, plan) - seen
         if not news:
@@ -134,10 +139,10 @@ def play_case(case: OpsCase, known: set[Signature], stop_at: float) -> dict[str,
             complete = False
             break
         try:
-            late += _play(session, plan, found, empty)
+            late += _play(session, plan, found)
         except RuntimeError as error:  # out of memory, above all: go on with smaller plans
             failed[plan.label] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            torch.cuda.empty_cache()
+            release_memory(device)
             continue
         seen |= news
     return {
@@ -146,30 +151,36 @@ def play_case(case: OpsCase, known: set[Signature], stop_at: float) -> dict[str,
         "complete": complete,
         "failed": failed,
         "late_steps": late,
-        "empty_span_us": empty / 1e3,
+        "empty_span_us": empty_ns(device) / 1e3,
         "ops": [_row(signature, times) for signature, times in sorted(found.items(), key=str)],
     }
 
 
-def _play(
-    session: Session, plan: SlicePlan, found: dict[Signature, list[float]], empty_ns: float
-) -> int:
+def release_memory(device: torch.device) -> None:
+    """Give back what torch keeps for later."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _play(session: Session, plan: SlicePlan, found: dict[Signature, list[float]]) -> int:
     """Steps of one plan; how many were thrown away because the host fell behind."""
-    clock = DeviceClock(HeadStart())
+    device = session.context.device
+    clock, empty = probing_clock(device), empty_ns(device)
     executor = session.executor(plan, None, clock=clock)
     late, taken, begun = 0, 0, time.monotonic()
     for step in range(WARM_UP + 2 * STEPS[1]):
         timeline = executor.run_step(*session.batch).timeline
+        session.context.beat()
         if step < WARM_UP:
             begun = time.monotonic()
             continue
-        if clock.was_late:
+        if was_late(clock):
             late += 1
             continue
         taken += 1
         for op, start, end in zip(executor.ops, timeline.start_ns, timeline.end_ns, strict=True):
             if op.lane == COMPUTE:
-                found[op.signature].append(max(SHORTEST_NS, end - start - empty_ns))
+                found[op.signature].append(max(SHORTEST_NS, end - start - empty))
         enough = time.monotonic() - begun > PLAN_SECONDS and taken >= STEPS[0]
         if enough or taken == STEPS[1]:
             break

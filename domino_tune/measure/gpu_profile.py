@@ -1,7 +1,8 @@
 """A profile of one GPU in stages of minutes; each leaves a valid file, and the next goes on.
 
-Stages: ``ops`` (layers of all presets, in place, as one rank of N), ``launch`` (host costs, graphs,
-clocks) and ``contention`` (beside an emulated collective). Raw results go to one JSON-lines file a
+Stages: ``ops`` (layers of all presets, in place, as one rank of N), ``waves`` (the same at further
+token counts, log-spaced and around steps of whole waves), ``launch`` (host costs, graphs, clocks)
+and ``contention`` (beside an emulated collective). Raw results go to one JSON-lines file a
 stage, next to the profile.
 """
 
@@ -12,7 +13,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,13 +24,14 @@ import torch
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.gpu_contention import contention_rows
 from domino_tune.measure.gpu_launch import launch_row
-from domino_tune.measure.gpu_ops import OpsCase, ops_cases, play_case
+from domino_tune.measure.gpu_ops import OpsCase, ops_cases, play_case, release_memory
 from domino_tune.measure.gpu_state import Burner, burst_and_sustained, copy_gb_s, gpu_state
+from domino_tune.measure.gpu_waves import wave_cases
 from domino_tune.measure.lone_rank import lone_session
 from domino_tune.measure.machine import machine_of
+from domino_tune.measure.op_rows import measured_ops
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.store.profiles import load_profile, save_profile
-from simulator.ops import Signature
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
 from simulator.profile import LaunchSection, Profile, Provenance
@@ -51,7 +53,11 @@ LAUNCH_PLANS: Final = (
 class Stage:
     """Where a stage's results go, and when it must end."""
 
-    def __init__(self, folder: Path, name: str, minutes: float, profile_name: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, minutes: float, profile_name: str,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        self.device = device
         self.rows_file = folder / f"{name}.jsonl"
         self.profile_file = folder / f"{profile_name}.json"
         self.profile_name = profile_name
@@ -86,11 +92,22 @@ class Stage:
 
 
 def ops_stage(stage: Stage) -> None:
+    """The presets' own batches."""
+    Burner().tflops(2.0)
+    play_cases(stage, ops_cases())
+
+
+def waves_stage(stage: Stage) -> None:
+    """Token counts between them."""
+    Burner().tflops(2.0)
+    play_cases(stage, wave_cases(torch.cuda.get_device_properties(0).multi_processor_count))
+
+
+def play_cases(stage: Stage, cases: Iterable[OpsCase]) -> None:
     """Cases that no earlier run has finished, until time is up."""
     done = {row["case"] for row in stage.rows() if row.get("complete")}
     profile = stage.profile()
-    Burner().tflops(2.0)
-    for case in ops_cases():
+    for case in cases:
         if case.name in done:
             continue
         if stage.spent():
@@ -105,22 +122,12 @@ def ops_stage(stage: Stage) -> None:
                 f"{case.name}: {len(message['ops'])} signatures, {message['late_steps']} late, "
                 f"{time.monotonic() - begun:.1f} s {message['failed'] or ''}"
             )
-        torch.cuda.empty_cache()
+        release_memory(stage.device)
 
 
 def _ops(case: OpsCase, profile: Profile, stage: Stage) -> dict[str, Any]:
-    return play_case(case, _known(profile), stage.stop_at)
-
-
-def _known(profile: Profile) -> set[Signature]:
-    gemms = profile.gemm.rows if profile.gemm else ()
-    attentions = profile.attention.rows if profile.attention else ()
-    points = profile.pointwise.rows if profile.pointwise else ()
-    return {
-        *(row.signature for row in gemms),
-        *(row.signature for row in attentions),
-        *(row.signature for row in points),
-    }
+    session = lone_session(case.model, case.workload, case.cluster, stage.device)
+    return play_case(session, case, measured_ops(profile), stage.stop_at)
 
 
 def _with_source(profile: Profile) -> Profile:
@@ -204,7 +211,8 @@ def _say(text: str) -> None:
 
 
 STAGES: Final[dict[str, Callable[[Stage], None]]] = {
-    "ops": ops_stage, "launch": launch_stage, "contention": contention_stage,
+    "ops": ops_stage, "waves": waves_stage, "launch": launch_stage,
+    "contention": contention_stage,
 }  # fmt: skip
 
 
@@ -220,7 +228,8 @@ def main(arguments: list[str]) -> int:
         print("No GPU: torch sees no CUDA device here.", file=sys.stderr)
         return 2
     torch.cuda.set_device(0)
-    STAGES[options.stage](Stage(options.out, options.stage, options.minutes, options.name))
+    device = torch.device("cuda")
+    STAGES[options.stage](Stage(options.out, options.stage, options.minutes, options.name, device))
     return 0
 
 

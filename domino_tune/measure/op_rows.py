@@ -104,3 +104,8 @@ def together(one: Row, other: Row) -> Row:
 def _rows(profile: Profile | None, kind: str) -> tuple[Any, ...]:
     section = getattr(profile, kind, None)
     return section.rows if section else ()
+
+
+def measured_ops(profile: Profile) -> set[Signature]:
+    """Signatures of compute ops that the profile has a row of."""
+    return {row.signature for kind in SECTIONS for row in _rows(profile, kind)}

@@ -60,15 +60,8 @@ def rope_grad(state: State, op: Op) -> None:
 
 def _turn(state: State, packed: torch.Tensor, sign: float) -> None:
     model, tp = state.shapes.model, state.shapes.cluster.tp
-    seq = state.shapes.workload.seq_length
-    cosine, sine = rope_tables(state, packed)
     heads = (model.num_attention_heads + model.num_key_value_heads) // tp
-    width = heads * model.head_dim
-    turned = packed[:, :width].view(-1, seq, heads, model.head_dim)
-    first, second = turned.chunk(2, dim=-1)
-    old_first = first.clone()
-    first.mul_(cosine).sub_(second * sine, alpha=sign)
-    second.mul_(cosine).add_(old_first * sine, alpha=sign)
+    state.pointwise.turn(packed, heads, *rope_tables(state, packed), sign)
 
 
 def rope_tables(state: State, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

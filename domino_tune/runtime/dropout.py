@@ -7,12 +7,12 @@ so do all ranks of a tensor-parallel group.
 
 from __future__ import annotations
 
-import importlib.util
 import zlib
 from collections.abc import Sequence
-from functools import cache
 
 import torch
+
+from domino_tune.runtime.pointwise import has_triton
 
 
 def keep_mask(
@@ -37,9 +37,3 @@ def keep_mask(
         generator.manual_seed(zlib.crc32(f"{seed}/{step}/{site}/{sequence}".encode()))
         mask[index].bernoulli_(1 - rate, generator=generator)
     return mask.view(-1, shape[1])
-
-
-@cache
-def has_triton() -> bool:
-    """Whether kernels of our own can be compiled."""
-    return importlib.util.find_spec("triton") is not None

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch.optim.adam import adam as functional_adam
 
-from domino_tune.runtime.layer_functions import add_product, wide
+from domino_tune.runtime.layer_functions import add_product
+from domino_tune.runtime.pointwise_formulas import wide
 from domino_tune.runtime.state import State
 from simulator.schedule import Op
 
@@ -29,7 +30,8 @@ def embed_post(state: State, op: Op) -> None:
     mask = state.dropout_mask(op, "embed")
     if mask is not None:
         state.saved[op.writes[0]] = mask
-        x = x * mask / (1 - state.shapes.model.hidden_dropout)
+        # Dropout's derivative is dropout itself, by the same mask.
+        x = state.pointwise.dropout_grad(x, mask, 1 - state.shapes.model.hidden_dropout)
     state.write(op, x)
 
 
@@ -39,7 +41,8 @@ def embed_grad(state: State, op: Op) -> None:
     prefix = op.reads[0].partition("d.")[0]
     mask = state.saved.pop(f"{prefix}s{op.slice}.x", None)
     if mask is not None:
-        gradient = gradient * mask / (1 - state.shapes.model.hidden_dropout)
+        keep = 1 - state.shapes.model.hidden_dropout
+        gradient = state.pointwise.dropout_grad(gradient, mask, keep)
     grads, seq = state.parameters.grads, state.shapes.workload.seq_length
     if op.slice == 0 and op.micro == 0 and not state.shapes.model.tie_word_embeddings:
         grads["w.embed"].zero_()

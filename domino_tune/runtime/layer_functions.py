@@ -25,9 +25,7 @@ def norm(state: State, op: Op) -> None:
         y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
         state.saved[op.writes[0]] = (mean, rstd)
     else:
-        wide_x = wide(x)
-        rstd = torch.rsqrt(wide_x.square().mean(-1, keepdim=True) + state.shapes.model.norm_eps)
-        y = (wide_x * rstd).to(x.dtype) * weight
+        y, rstd = state.pointwise.rms_norm(x, weight, state.shapes.model.norm_eps)
         state.saved[op.writes[0]] = (rstd,)
     state.write(op, y)
 
@@ -44,11 +42,14 @@ def norm_grad(state: State, op: Op) -> None:
     dy = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
     name = op.reads[-1]
     saved = state.saved.pop(_forward_norm(op))
+    residual = state.values[values[-1]] if has_residual else None
     if state.shapes.model.norm == "layernorm":
         dx = _layer_norm_grad(state, name, x, dy, saved)
+        dx = dx if residual is None else dx + residual
     else:
-        dx = _rms_norm_grad(state, name, x, dy, saved)
-    state.write(op, dx + state.values[values[-1]] if has_residual else dx)
+        dx, dweight = state.pointwise.rms_norm_grad(dy, x, state.weight(name), saved[0], residual)
+        state.parameters.grads[name].add_(dweight)
+    state.write(op, dx)
 
 
 def _forward_norm(op: Op) -> str:
@@ -68,22 +69,6 @@ def _layer_norm_grad(
     state.parameters.grads[name].add_(dweight)
     state.parameters.grads[f"{name}.bias"].add_(dbias)
     return dx
-
-
-def _rms_norm_grad(
-    state: State, name: str, x: torch.Tensor, dy: torch.Tensor, saved: tuple[torch.Tensor, ...]
-) -> torch.Tensor:
-    rstd, dy = saved[0], wide(dy)
-    normed = wide(x) * rstd
-    state.parameters.grads[name].add_((dy * normed).sum(0))
-    scaled = dy * state.weight(name)
-    dx = (scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd
-    return dx.to(x.dtype)
-
-
-def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` in fp32, or in fp64 when computing in fp64: for sums over many elements."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def a_forward(state: State, op: Op) -> None:
@@ -124,11 +109,11 @@ def out(state: State, op: Op) -> None:
     result = torch.empty_like(residual)
     for index, part in enumerate(parts):
         columns = slice(index * width, (index + 1) * width)
-        if bias is not None:
-            part = part + bias[columns]
-        if mask is not None:
-            part = part * mask[:, columns] / keep
-        torch.add(part, residual[:, columns], out=result[:, columns])
+        state.pointwise.dropout_add(
+            part, None if bias is None else bias[columns],
+            None if mask is None else mask[:, columns], keep, residual[:, columns],
+            result[:, columns],
+        )  # fmt: skip
     state.write(op, result)
 
 
@@ -137,7 +122,8 @@ def out_grad(state: State, op: Op) -> None:
     gradient = state.read(op, 0)
     mask = state.saved.pop(op.reads[1], None)
     if mask is not None:
-        gradient = gradient * mask / (1 - state.shapes.model.hidden_dropout)
+        keep = 1 - state.shapes.model.hidden_dropout
+        gradient = state.pointwise.dropout_grad(gradient, mask, keep)
     state.write(op, gradient)
 
 
@@ -157,8 +143,7 @@ def mlp_core(state: State, op: Op) -> None:
     a = state.read(op, 0)
     model = state.shapes.model
     if model.gated_mlp:
-        gate, up = a.chunk(2, dim=1)
-        state.write(op, F.silu(gate) * up)
+        state.write(op, state.pointwise.swiglu(a))
     elif model.hidden_act == "gelu":
         state.write(op, F.gelu(a, approximate="tanh"))
     else:
@@ -171,10 +156,7 @@ def mlp_core_grad(state: State, op: Op) -> None:
     model = state.shapes.model
     aten = torch.ops.aten
     if model.gated_mlp:
-        gate, up = a.chunk(2, dim=1)
-        da = torch.empty_like(a)
-        torch.mul(dcore, F.silu(gate), out=da[:, gate.shape[1] :])
-        da[:, : gate.shape[1]] = aten.silu_backward(dcore * up, gate)
+        da = state.pointwise.swiglu_grad(dcore, a)
     elif model.hidden_act == "gelu":
         da = aten.gelu_backward(dcore, a, approximate="tanh")
     elif model.hidden_act == "relu":

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from domino_tune.runtime.layer_functions import add_product
 from simulator.specs import ModelSpec
 
 Tensor = torch.Tensor
@@ -45,6 +47,26 @@ class _ColumnParallel(torch.autograd.Function):
         return dx, dweight, dbias, None
 
 
+class _Accumulating(torch.autograd.Function):
+    """x·Wᵀ + b whose weight gradient is added to ``main_grad`` in one GEMM, as Megatron's fused
+    accumulation does it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, main_grad: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.main_grad, ctx.has_bias = main_grad, bias is not None
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        dy = gradients[0]
+        add_product(ctx.main_grad, [(dy, x)], accumulate=True)
+        return dy @ weight, None, dy.sum(0) if ctx.has_bias else None, None
+
+
 class _AllReduce(torch.autograd.Function):
     """Megatron's g operator: sum over the group forward, in place; nothing backward."""
 
@@ -67,12 +89,18 @@ def no_dropout(x: Tensor, site: str) -> Tensor:
 @dataclass(frozen=True, kw_only=True)
 class PlainModel:
     """``weights`` go by the runtime's names and are leaves of autograd; full matrices without a
-    ``group``, this rank's shards with one. ``dropout`` is called with a tensor and its site."""
+    ``group``, this rank's shards with one. ``dropout`` is called with a tensor and its site.
+
+    ``tp``: without a group, what the weights were cut for: nothing is summed then. ``main_grads``:
+    likewise, where linears' weight gradients are added up, in fp32.
+    """
 
     model: ModelSpec
     weights: Mapping[str, Tensor]
     dropout: Callable[[Tensor, str], Tensor] = no_dropout
     group: dist.ProcessGroup | None = None
+    tp: int = 1
+    main_grads: Mapping[str, Tensor] | None = None
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy of [sequences, seq_length] tokens; single process only."""
@@ -107,19 +135,27 @@ class PlainModel:
     def _column(self, x: Tensor, name: str) -> Tensor:
         weight, bias = self.weights[name], self.weights.get(f"{name}.bias")
         if self.group is None:
-            return F.linear(x, weight, bias)
+            return self._linear(x, name, bias)
         y: Tensor = _ColumnParallel.apply(x, weight, bias, self.group)  # type: ignore[no-untyped-call]
         return y
 
     def _row(self, x: Tensor, name: str) -> Tensor:
-        y = F.linear(x, self.weights[name])
+        y = self._linear(x, name, None)
         if self.group is not None:
             y = _AllReduce.apply(y, self.group)  # type: ignore[no-untyped-call]
         bias = self.weights.get(f"{name}.bias")
         return y if bias is None else y + bias
 
+    def _linear(self, x: Tensor, name: str, bias: Tensor | None) -> Tensor:
+        if self.main_grads is None:
+            return F.linear(x, self.weights[name], bias)
+        y: Tensor = _Accumulating.apply(  # type: ignore[no-untyped-call]
+            x, self.weights[name], bias, self.main_grads[name]
+        )
+        return y
+
     def _attention(self, packed: Tensor, seq_length: int) -> Tensor:
-        model, tp = self.model, 1 if self.group is None else self.group.size()
+        model, tp = self.model, self.tp if self.group is None else self.group.size()
         heads, kv_heads = model.num_attention_heads // tp, model.num_key_value_heads // tp
         shaped = packed.view(-1, seq_length, heads + 2 * kv_heads, model.head_dim).transpose(1, 2)
         query, key, value = torch.split(shaped, [heads, kv_heads, kv_heads], dim=1)
@@ -132,13 +168,9 @@ class PlainModel:
 
     def _rotate(self, x: Tensor) -> Tensor:
         """Rotary embedding, halves paired as Hugging Face pairs them."""
-        seq_length, size = x.shape[-2:]
-        exponents = torch.arange(0, size, 2, dtype=torch.float64, device=x.device) / size
-        positions = torch.arange(seq_length, dtype=torch.float64, device=x.device)
-        angles = torch.outer(positions, self.model.rope_theta**-exponents).repeat(1, 2)
+        cosine, sine = _angles(*x.shape[-2:], self.model.rope_theta, x.dtype, x.device)
         first, second = x.chunk(2, dim=-1)
-        turned = torch.cat((-second, first), dim=-1)
-        return x * angles.cos().to(x.dtype) + turned * angles.sin().to(x.dtype)
+        return x * cosine + torch.cat((-second, first), dim=-1) * sine
 
     def _activation(self, a: Tensor) -> Tensor:
         if self.model.gated_mlp:
@@ -147,3 +179,14 @@ class PlainModel:
         if self.model.hidden_act == "gelu":
             return F.gelu(a, approximate="tanh")
         return F.relu(a) if self.model.hidden_act == "relu" else F.silu(a)
+
+
+@cache
+def _angles(
+    seq_length: int, size: int, theta: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of every position's angles, [seq_length, size]."""
+    exponents = torch.arange(0, size, 2, dtype=torch.float64, device=device) / size
+    positions = torch.arange(seq_length, dtype=torch.float64, device=device)
+    angles = torch.outer(positions, theta**-exponents).repeat(1, 2)
+    return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -9,6 +9,7 @@ import torch
 
 from domino_tune.runtime.dropout import keep_mask
 from domino_tune.runtime.parameters import Parameters
+from domino_tune.runtime.pointwise import pointwise_for
 from simulator.errors import InputError
 from simulator.schedule import Op
 from simulator.shapes import Shapes
@@ -51,6 +52,7 @@ class State:
                 f"attention_dropout = {model.attention_dropout} is not run: sliced attention would "
                 "need masks that slicing does not change. Use --set attention_dropout=0."
             )
+        self.pointwise = pointwise_for(self.parameters.main.device)
         self.vocab = padded_vocab_size(model, cluster) // cluster.tp
         self.vocab_start = self.tp_rank * self.vocab
         self.vocab_valid = max(0, min(self.vocab, model.vocab_size - self.vocab_start))

@@ -17,7 +17,7 @@ import numpy as np
 from simulator.lookup.gaussian import calibrated, kernel
 from simulator.lookup.gemm_law import Floats, Ints, Law
 
-MAX_POINTS: Final = 1500
+MAX_POINTS: Final = 2500
 # Kernel: variance · exp(−|Δ ln m| / a − |Δ ln n| / b − |Δ ln k| / c); 0.01 is "the same". Near
 # maximum likelihood on rows of an H200 in three layouts.
 _PARTS: Final = (

@@ -11,14 +11,25 @@ import torch
 
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.gpu_contention import cells_of, ops
-from domino_tune.measure.gpu_ops import ops_cases, wanted
-from domino_tune.measure.gpu_profile import Stage, main
+from domino_tune.measure.gpu_ops import OpsCase, ops_cases, slice_plans, wanted
+from domino_tune.measure.gpu_profile import Stage, main, play_cases
+from domino_tune.measure.gpu_waves import (
+    LEAST_TOKENS,
+    MOST_TOKENS,
+    TILE,
+    WAVES,
+    around_step,
+    token_counts,
+    wave_cases,
+)
 from domino_tune.measure.lone_rank import lone_session
+from domino_tune.measure.op_rows import measured_ops
 from domino_tune.store.profiles import load_profile
 from simulator.ops import Collective, Gemm
 from simulator.plan import MEGATRON
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
+from tests.domino_tune.runtime.jobs import LLAMA
 
 
 def test_a_lone_rank_plays_its_shard() -> None:
@@ -60,8 +71,56 @@ def test_contention_covers_every_family_once_a_cell() -> None:
     assert len(set(cells)) == len(cells)
 
 
+def test_tokens_stand_on_both_sides_of_a_step() -> None:
+    """A wave more begins where one tile more is computed."""
+
+    def waves(tokens: int) -> int:
+        tiles = math.ceil(tokens / TILE[0]) * math.ceil(2560 / TILE[1])
+        return math.ceil(tiles / 132)
+
+    for count in WAVES:
+        last, next_ = around_step(2560, count, 132)
+        assert (waves(last), waves(next_), waves(last + 1)) == (count, count + 1, count + 1)
+    counts = token_counts((2560,), 132)
+    assert {1664, 1792, 3328, 3456} <= set(counts)
+    assert (counts[0], counts[10]) == (LEAST_TOKENS, MOST_TOKENS)
+    assert all(count % 64 == 0 for count in counts)
+
+
+def test_further_token_counts_are_sequences_that_the_model_takes() -> None:
+    cases = list(wave_cases(132))
+    assert len({case.name for case in cases}) == len(cases) > 500
+    assert [case.tp for case in cases] == sorted((case.tp for case in cases), reverse=True)
+    for case in cases:
+        assert case.workload.seq_length <= case.model.max_position_embeddings
+        assert LEAST_TOKENS <= case.workload.tokens <= MOST_TOKENS
+
+
+def _stage(folder: Path) -> Stage:
+    return Stage(folder, "ops", 1.0, "h200-sxm", torch.device("cpu"))
+
+
+def test_cases_are_played_once_and_leave_a_profile(tmp_path: Path) -> None:
+    model = replace(LLAMA, num_hidden_layers=1)
+    cases = [
+        OpsCase(
+            model=model, workload=Workload(seq_length=seq, micro_batch_size=2, dtype="fp32"),
+            tp=2, plans=slice_plans(2),
+        )
+        for seq in (16, 32)
+    ]  # fmt: skip
+    play_cases(_stage(tmp_path), cases[:1])
+    play_cases(_stage(tmp_path), cases)
+    rows = _stage(tmp_path).rows()
+    assert [(row["case"], row["complete"]) for row in rows] == [(c.name, True) for c in cases]
+    measured = measured_ops(load_profile(tmp_path / "h200-sxm.json"))
+    for case in cases:
+        for plan in case.plans:
+            assert wanted(case, plan) <= measured
+
+
 def test_a_stage_keeps_whole_rows_only(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, "ops", 1.0, "h200-sxm")
+    stage = _stage(tmp_path)
     stage.write({"case": "a", "complete": True})
     with stage.rows_file.open("a") as file:
         file.write('{"case": "b", "comp')
@@ -86,4 +145,5 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, capsys) -> None:  # type: igno
     if torch.cuda.is_available():
         pytest.skip("no GPU must be here for this")
     assert main(["--stage", "ops", "--out", str(tmp_path)]) == 2
+    assert main(["--stage", "waves", "--out", str(tmp_path)]) == 2
     assert "No GPU" in capsys.readouterr().err

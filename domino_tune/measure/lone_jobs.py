@@ -1,0 +1,46 @@
+"""What a rank does that is alone on its GPU, for ``scripts/gpu-proof``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from domino_tune.measure.gpu_ops import OpsCase, play_case, slice_plans
+from domino_tune.measure.op_rows import signature_from
+from domino_tune.measure.plain_job import rounds_alone
+from domino_tune.measure.speed import spent
+from domino_tune.runtime.context import RankContext
+from domino_tune.runtime.session import Session
+from simulator.plan import SlicePlan
+
+
+def ops(context: RankContext, payload: Mapping[str, Any]) -> None:
+    """Report a ``plan`` message of the slicings of payload's model, workload and cluster, without
+    the ops that are ``known``; ended after about ``seconds``."""
+    session = _session(context, payload)
+    case = OpsCase(
+        model=session.model, workload=session.workload, tp=session.cluster.tp,
+        plans=slice_plans(session.workload.micro_batch_size),
+    )  # fmt: skip
+    known = {signature_from(plain) for plain in payload["known"]}
+    context.report(play_case(session, case, known, time.monotonic() + payload["seconds"]))
+
+
+def speed(context: RankContext, payload: Mapping[str, Any]) -> None:
+    """Report what each of ``plans`` spends its time on, in ``steps`` steps, and as many rounds of
+    the layers beside plain torch ones."""
+    session = _session(context, payload)
+    for plan in payload["plans"]:
+        found = spent(session, SlicePlan(**plan), payload["steps"])
+        context.report({"kind": "spent", **asdict(found)})
+    for one in rounds_alone(session, payload["steps"]):
+        context.report({"kind": "round", **asdict(one)})
+
+
+def _session(context: RankContext, payload: Mapping[str, Any]) -> Session:
+    """Weights are drawn on the device, and stand still: this is about time."""
+    session = Session.of(context, payload)
+    training = replace(session.training, learning_rate=0.0)
+    return replace(session, training=training, exact_weights=False)

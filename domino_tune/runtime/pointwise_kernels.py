@@ -1,0 +1,225 @@
+"""Pointwise ops of a layer in Triton: what ``pointwise_formulas`` does, with one kernel each.
+
+They compute in fp32 (fp64 for fp64) and round once, where the formulas round after each operator.
+Imported only where there is Triton.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+Tensor = torch.Tensor
+BLOCK = 1024
+"""Elements of an elementwise program: 16 bytes a thread, four warps, in bf16."""
+MOST_PROGRAMS = 528
+"""Programs that share a weight gradient's sum: four for each SM of a Hopper GPU."""
+LEAST_ROWS = 8
+"""Rows of each of them at least, else writing their sums would cost more than they save."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def rms_norm_kernel(  # type: ignore[no-untyped-def]
+    x, weight, y, rstd, width, EPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A token a program."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mine = columns < width
+    value = tl.load(x + row * width + columns, mine, 0.0).to(WIDE)
+    scale = tl.rsqrt(tl.sum(value * value, 0) / width + EPS)
+    factor = tl.load(weight + columns, mine, 0.0).to(WIDE)
+    tl.store(y + row * width + columns, value * scale * factor, mine)
+    tl.store(rstd + row, scale)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def rms_norm_grad_kernel(  # type: ignore[no-untyped-def]
+    dy, x, weight, rstd, residual, dx, sums, rows, width, HAS_RESIDUAL: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Tokens one behind the other, as many programs apart; each program sums its share of the
+    weight's gradient."""
+    columns = tl.arange(0, BLOCK)
+    mine = columns < width
+    factor = tl.load(weight + columns, mine, 0.0).to(WIDE)
+    total = tl.zeros([BLOCK], dtype=WIDE)
+    first, apart = tl.program_id(0), tl.num_programs(0)
+    for turn in range((rows - first + apart - 1) // apart):
+        row = first.to(tl.int64) + turn * apart
+        start = row * width
+        gradient = tl.load(dy + start + columns, mine, 0.0).to(WIDE)
+        scale = tl.load(rstd + row)
+        normed = tl.load(x + start + columns, mine, 0.0).to(WIDE) * scale
+        total += gradient * normed
+        scaled = gradient * factor
+        result = (scaled - normed * (tl.sum(scaled * normed, 0) / width)) * scale
+        if HAS_RESIDUAL:
+            result += tl.load(residual + start + columns, mine, 0.0).to(WIDE)
+        tl.store(dx + start + columns, result, mine)
+    tl.store(sums + tl.program_id(0) * width + columns, total, mine)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def dropout_add_kernel(  # type: ignore[no-untyped-def]
+    part, bias, mask, residual, result, width, stride, HAS_BIAS: tl.constexpr,
+    HAS_MASK: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Some columns of a token a program. ``stride``: of the tensors wider than ``part``."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mine = columns < width
+    value = tl.load(part + row * width + columns, mine, 0.0).to(WIDE)
+    if HAS_BIAS:
+        value += tl.load(bias + columns, mine, 0.0).to(WIDE)
+    if HAS_MASK:
+        kept = tl.load(mask + row * stride + columns, mine, 0).to(tl.int1)
+        value = tl.where(kept, value / KEEP, 0.0)
+    value += tl.load(residual + row * stride + columns, mine, 0.0).to(WIDE)
+    tl.store(result + row * stride + columns, value, mine)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def turn_kernel(  # type: ignore[no-untyped-def]
+    packed, cosine, sine, stride, seq, half, pairs, SIGN: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Some pairs of a token a program."""
+    row = tl.program_id(0).to(tl.int64)
+    pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mine = pair < pairs
+    place = pair % half
+    first = packed + row * stride + (pair // half) * 2 * half + place
+    angle = (row % seq) * half + place
+    c = tl.load(cosine + angle, mine, 0.0).to(WIDE)
+    s = tl.load(sine + angle, mine, 0.0).to(WIDE) * SIGN
+    a = tl.load(first, mine, 0.0).to(WIDE)
+    b = tl.load(first + half, mine, 0.0).to(WIDE)
+    tl.store(first, a * c - b * s, mine)
+    tl.store(first + half, b * c + a * s, mine)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def swiglu_kernel(  # type: ignore[no-untyped-def]
+    a, core, width, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Some columns of a token a program; ``width`` is the core's."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mine = columns < width
+    gate = tl.load(a + row * 2 * width + columns, mine, 0.0).to(WIDE)
+    up = tl.load(a + row * 2 * width + width + columns, mine, 0.0).to(WIDE)
+    tl.store(core + row * width + columns, gate * tl.sigmoid(gate) * up, mine)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def swiglu_grad_kernel(  # type: ignore[no-untyped-def]
+    dcore, a, da, width, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """As ``swiglu_kernel``."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mine = columns < width
+    gradient = tl.load(dcore + row * width + columns, mine, 0.0).to(WIDE)
+    gate = tl.load(a + row * 2 * width + columns, mine, 0.0).to(WIDE)
+    up = tl.load(a + row * 2 * width + width + columns, mine, 0.0).to(WIDE)
+    open_ = tl.sigmoid(gate)
+    dgate = gradient * up * open_ * (1 + gate * (1 - open_))
+    tl.store(da + row * 2 * width + columns, dgate, mine)
+    tl.store(da + row * 2 * width + width + columns, gradient * gate * open_, mine)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x / RMS(x) · weight, and 1 / RMS of each token, [tokens, 1]."""
+    x = x.contiguous()
+    rows, width = x.shape
+    y = torch.empty_like(x)
+    rstd = torch.empty((rows, 1), dtype=_wide_dtype(x), device=x.device)
+    rms_norm_kernel[(rows,)](x, weight, y, rstd, width, EPS=eps, WIDE=_wide(x), **_row_block(width))
+    return y, rstd
+
+
+def rms_norm_grad(
+    dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, residual: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x, plus ``residual``, and of the weight (wide)."""
+    dy, x = dy.contiguous(), x.contiguous()
+    rows, width = x.shape
+    dx = torch.empty_like(x)
+    programs = min(MOST_PROGRAMS, triton.cdiv(rows, LEAST_ROWS))
+    sums = torch.empty((programs, width), dtype=_wide_dtype(x), device=x.device)
+    added = x if residual is None else residual.contiguous()
+    rms_norm_grad_kernel[(programs,)](
+        dy, x, weight, rstd, added, dx, sums, rows, width, HAS_RESIDUAL=residual is not None,
+        WIDE=_wide(x), **_row_block(width),
+    )  # fmt: skip
+    return dx, sums.sum(0)
+
+
+def dropout_add(
+    part: Tensor, bias: Tensor | None, mask: Tensor | None, keep: float, residual: Tensor,
+    result: Tensor,
+) -> None:  # fmt: skip
+    """result = residual + dropout(part + bias). All but ``part`` may be some columns of wider
+    tensors; ``keep`` is the probability that ``mask`` is True."""
+    part = part.contiguous()
+    rows, width = part.shape
+    dropout_add_kernel[_grid(rows, width)](
+        part, part if bias is None else bias, part if mask is None else mask.view(torch.uint8),
+        residual, result, width, result.stride(0), HAS_BIAS=bias is not None,
+        HAS_MASK=mask is not None, KEEP=keep, WIDE=_wide(part), BLOCK=BLOCK,
+    )  # fmt: skip
+
+
+def dropout_grad(dy: Tensor, mask: Tensor, keep: float) -> Tensor:
+    """Gradient of what dropout was given; torch has a kernel for it."""
+    gradient: Tensor = torch.ops.aten.native_dropout_backward(dy, mask, 1 / keep)
+    return gradient
+
+
+def turn(packed: Tensor, heads: int, cosine: Tensor, sine: Tensor, sign: float) -> None:
+    """Turn the first ``heads`` heads of [tokens, any] in place by their positions' angles, times
+    ``sign``. ``cosine`` and ``sine`` are [seq_length, 1, head_dim / 2]; halves are paired."""
+    seq, _, half = cosine.shape
+    pairs = heads * half
+    turn_kernel[_grid(packed.shape[0], pairs)](
+        packed, cosine, sine, packed.stride(0), seq, half, pairs, SIGN=sign, WIDE=_wide(packed),
+        BLOCK=BLOCK,
+    )  # fmt: skip
+
+
+def swiglu(a: Tensor) -> Tensor:
+    """SiLU(gate) · up of [tokens, gate and up behind each other]."""
+    a = a.contiguous()
+    rows, width = a.shape[0], a.shape[1] // 2
+    core = torch.empty((rows, width), dtype=a.dtype, device=a.device)
+    swiglu_kernel[_grid(rows, width)](a, core, width, WIDE=_wide(a), BLOCK=BLOCK)
+    return core
+
+
+def swiglu_grad(dcore: Tensor, a: Tensor) -> Tensor:
+    """Gradient of ``a``."""
+    dcore, a = dcore.contiguous(), a.contiguous()
+    rows, width = dcore.shape
+    da = torch.empty_like(a)
+    swiglu_grad_kernel[_grid(rows, width)](dcore, a, da, width, WIDE=_wide(a), BLOCK=BLOCK)
+    return da
+
+
+def _grid(rows: int, width: int) -> tuple[int, int]:
+    return rows, triton.cdiv(width, BLOCK)
+
+
+def _row_block(width: int) -> dict[str, int]:
+    """A block that holds a row, and warps enough for it."""
+    block = triton.next_power_of_2(width)
+    return {"BLOCK": block, "num_warps": min(16, max(4, block // 512))}
+
+
+def _wide(tensor: Tensor) -> tl.dtype:
+    return tl.float64 if tensor.dtype == torch.float64 else tl.float32
+
+
+def _wide_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
