@@ -17,11 +17,26 @@ ROUNDS: Final = ("first", "second", "emulated")
 
 def keep(path: Path, setting: Setting, asked: Mapping[str, Any]) -> None:
     """Write ``setting`` and what was asked for."""
-    write_whole(path, json.dumps({"asked": asked, "setting": asdict(setting)}, indent=1) + "\n")
+    keep_plain(path, asdict(setting), asked)
 
 
 def read(path: Path, asked: Mapping[str, Any]) -> Setting:
     """A setting that was played before. Raises InputError where it was asked for otherwise."""
+    setting = read_plain(path, asked)
+    cells = tuple(
+        Cell(**{**cell, **{name: tuple(cell[name]) for name in ROUNDS}})
+        for cell in setting.pop("cells")
+    )
+    return Setting(**setting, cells=cells)
+
+
+def keep_plain(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Write what was found, and what was asked for."""
+    write_whole(path, json.dumps({"asked": asked, "setting": found}, indent=1) + "\n")
+
+
+def read_plain(path: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What was found. Raises InputError where it was asked for otherwise."""
     plain = json.loads(path.read_text())
     if plain["asked"] != asked:
         differing = sorted(name for name in asked if plain["asked"].get(name) != asked[name])
@@ -29,9 +44,5 @@ def read(path: Path, asked: Mapping[str, Any]) -> Setting:
             f"{path} holds the same setting with another {', '.join(differing)}; remove it, or "
             "give another --folder."
         )
-    setting = plain["setting"]
-    cells = tuple(
-        Cell(**{**cell, **{name: tuple(cell[name]) for name in ROUNDS}})
-        for cell in setting.pop("cells")
-    )
-    return Setting(**setting, cells=cells)
+    found: dict[str, Any] = plain["setting"]
+    return found

@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from domino_tune.errors import RunError
 from domino_tune.measure.op_rows import SECTIONS, add_ops, measured_ops
 from domino_tune.runtime.launch import run_job
 from domino_tune.runtime.launch_spec import LaunchSpec
@@ -34,6 +36,7 @@ def own_profile(
     """``base`` with every op of the slicings of ``asked`` measured by a lone rank of ``spec``.
 
     ``path`` keeps what has been, case by case; None where ``stop_at`` (time.monotonic) came first.
+    Raises RunError where a plan could not be played.
     """
     mine = _begun(base, path)
     for model, workload in asked:
@@ -43,6 +46,11 @@ def own_profile(
         size = f"{workload.micro_batch_size} x {workload.seq_length}"
         print_line(f"measuring the ops of {model.name}, {size} tokens ...", sys.stderr)
         message = _measured(model, workload, mine, left_s, spec)
+        if message["failed"]:
+            raise RunError(
+                f"Ops of {model.name} could not be measured: {dict(message['failed'])}. Is the GPU "
+                "free?"
+            )
         mine = add_ops(mine, message["ops"])
         save_profile(mine, path)
         if not message["complete"]:
@@ -53,7 +61,8 @@ def own_profile(
 def _begun(base: Profile, path: Path) -> Profile:
     if path.exists():
         return load_profile(path)
-    return Profile(name=NAME, created=base.created, machine=base.machine)
+    created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Profile(name=NAME, created=created, machine=base.machine)
 
 
 def _measured(
@@ -79,7 +88,9 @@ def laid_over(base: Profile, mine: Profile) -> Profile:
         if above is None:
             continue
         rows = {key(row): row for section in (below, above) if section for row in section.rows}
+        note = f"Laid over {base.name}: {below.provenance.note}" if below else ""
         changed[kind] = replace(
-            below or above, rows=tuple(rows[at] for at in sorted(rows)), provenance=MEASURED
-        )
-    return replace(base, name=NAME, **changed)
+            below or above, rows=tuple(rows[at] for at in sorted(rows)),
+            provenance=replace(MEASURED, note=note),
+        )  # fmt: skip
+    return replace(base, name=NAME, created=mine.created, **changed)

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from domino_tune.measure.gpu_ops import DEGREES, FAMILIES, OpsCase, fits_in_memory
+from domino_tune.measure.gpu_ops import FAMILIES, OpsCase, fits_in_memory
 from simulator.plan import MEGATRON
 from simulator.presets import MODELS
 from simulator.specs import ModelSpec, Workload
 
+TP: Final = 8
 LEAST_TOKENS: Final = 512
 MOST_TOKENS: Final = 16_384
 TO_THE_NEXT: Final = math.sqrt(2)
@@ -23,16 +24,18 @@ WAVES: Final = (1, 2, 4)
 
 
 def wave_cases(sm_count: int) -> Iterator[OpsCase]:
-    """One layer of each preset, unsliced, at every token count; TP 8 first."""
-    for tp in DEGREES:
-        for name, _ in FAMILIES:
-            model = replace(MODELS[name], num_hidden_layers=1)
-            for tokens in token_counts(_widths(model, tp), sm_count):
-                case = OpsCase(
-                    model=model, workload=workload_of(tokens, model), tp=tp, plans=(MEGATRON,)
-                )
-                if fits_in_memory(case):
-                    yield case
+    """One layer of each preset at TP 8, unsliced, at every token count.
+
+    At more degrees a layout would have more rows than ``simulator.lookup.gemm_points`` takes.
+    """
+    for name, _ in FAMILIES:
+        model = replace(MODELS[name], num_hidden_layers=1)
+        for tokens in token_counts(_widths(model), sm_count):
+            case = OpsCase(
+                model=model, workload=workload_of(tokens, model), tp=TP, plans=(MEGATRON,)
+            )
+            if fits_in_memory(case):
+                yield case
 
 
 def token_counts(widths: Iterable[int], sm_count: int) -> list[int]:
@@ -64,6 +67,6 @@ def workload_of(tokens: int, model: ModelSpec) -> Workload:
     return Workload(seq_length=tokens // batch, micro_batch_size=batch, dtype="bf16")
 
 
-def _widths(model: ModelSpec, tp: int) -> tuple[int, ...]:
+def _widths(model: ModelSpec) -> tuple[int, ...]:
     """Columns of C: forward of the two column-parallel linears, and of both row-parallel ones."""
-    return model.fc1_size // tp, model.hidden_size, model.qkv_size // tp
+    return model.fc1_size // TP, model.hidden_size, model.qkv_size // TP

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from domino_tune.measure.gpu_ops import OpsCase, play_case, slice_plans
+from domino_tune.measure.gpu_state import SUSTAINED_SECONDS, Burner
 from domino_tune.measure.op_rows import signature_from
 from domino_tune.measure.plain_job import rounds_alone
 from domino_tune.measure.speed import spent
@@ -40,7 +41,10 @@ def speed(context: RankContext, payload: Mapping[str, Any]) -> None:
 
 
 def _session(context: RankContext, payload: Mapping[str, Any]) -> Session:
-    """Weights are drawn on the device, and stand still: this is about time."""
+    """Weights are drawn on the device, and stand still: this is about time. The GPU is brought to
+    the clock of long runs first."""
+    if context.device.type == "cuda":
+        Burner().tflops(SUSTAINED_SECONDS)
     session = Session.of(context, payload)
     training = replace(session.training, learning_rate=0.0)
     return replace(session, training=training, exact_weights=False)

@@ -6,8 +6,18 @@ import statistics
 from collections import defaultdict
 from typing import Final
 
+import torch
+
+from domino_tune.errors import RunError
 from domino_tune.measure.spent import KINDS, Spent
-from domino_tune.runtime.clock import WholeClock, empty_ns, probing_clock, was_late
+from domino_tune.runtime.clock import (
+    Clock,
+    HostClock,
+    WholeClock,
+    empty_ns,
+    probing_clock,
+    was_late,
+)
 from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.graphs import EAGER_STEPS, CapturedExecutor, whole_ns
 from domino_tune.runtime.session import Session
@@ -18,18 +28,30 @@ WARM_UP: Final = 2
 
 
 def spent(session: Session, plan: SlicePlan, steps: int) -> Spent:
-    """Play ``plan`` in every way, ``steps`` times each."""
-    executor = session.executor(plan, None)
+    """Play ``plan`` in every way, ``steps`` times each.
+
+    Raises RunError where the host was too slow for that.
+    """
+    eager = session.executor(plan, None, clock=whole_clock(session.context.device))
+    eager_us = _median_us(eager, session, steps)
+    graph_us, why_no_graph = _graph_us(session, plan, steps)
     return Spent(
         label=plan.label,
         by_kind_us=_by_kind_us(session, plan, steps),
-        eager_us=_eager_us(session, plan, steps),
-        graph_us=_graph_us(session, plan, steps),
-        flops=sum(op.signature.flops for op in executor.ops),
+        eager_us=eager_us,
+        graph_us=graph_us,
+        why_no_graph=why_no_graph,
+        flops=sum(op.signature.flops for op in eager.ops),
     )
 
 
+def whole_clock(device: torch.device) -> Clock:
+    """A clock of steps as a whole."""
+    return WholeClock() if device.type == "cuda" else HostClock()
+
+
 def _by_kind_us(session: Session, plan: SlicePlan, steps: int) -> dict[str, float]:
+    """Of steps that the host was ahead in, at most twice as many being played."""
     device = session.context.device
     clock, empty = probing_clock(device), empty_ns(device)
     executor = session.executor(plan, None, clock=clock)
@@ -45,34 +67,34 @@ def _by_kind_us(session: Session, plan: SlicePlan, steps: int) -> dict[str, floa
         for kind, total_ns in sums.items():
             found[kind].append(total_ns / 1e3)
         if len(found["gemm"]) == steps:
-            break
-    return {kind: statistics.median(times) for kind, times in found.items()}
+            return {kind: statistics.median(times) for kind, times in found.items()}
+    raise RunError(
+        f"Only {len(found['gemm'])} of {2 * steps} steps of {plan.label} were launched in time, "
+        f"{steps} are needed: is the host busy with something else?"
+    )
 
 
-def _eager_us(session: Session, plan: SlicePlan, steps: int) -> float:
-    on_device = session.context.device.type == "cuda"
-    executor = session.executor(plan, None, clock=WholeClock() if on_device else None)
-    return _median_us(executor, session, steps)
-
-
-def _graph_us(session: Session, plan: SlicePlan, steps: int) -> float | None:
-    if session.context.device.type != "cuda":
-        return None
-    captured = CapturedExecutor(session.executor(plan, None, clock=WholeClock()))
-    times = []
-    for step in range(EAGER_STEPS + WARM_UP + steps):
+def _graph_us(session: Session, plan: SlicePlan, steps: int) -> tuple[float | None, str]:
+    """Of a captured step, or None and why there is none."""
+    device = session.context.device
+    if device.type != "cuda":
+        return None, f"a {device.type} has no CUDA graphs"
+    captured = CapturedExecutor(session.executor(plan, None, clock=whole_clock(device)))
+    for _ in range(EAGER_STEPS):
         captured.run_step(*session.batch)
-        session.context.beat()
-        if step >= EAGER_STEPS + WARM_UP:
-            times.append(captured.elapsed_ns)
-    return statistics.median(times) / 1e3 if captured.is_captured else None
+    found = _median_us(captured, session, steps)
+    return (found, "") if captured.is_captured else (None, captured.why_not)
 
 
-def _median_us(executor: Executor, session: Session, steps: int) -> float:
+def _median_us(executor: Executor | CapturedExecutor, session: Session, steps: int) -> float:
     times = []
     for step in range(WARM_UP + steps):
         result = executor.run_step(*session.batch)
         session.context.beat()
-        if step >= WARM_UP:
+        if step < WARM_UP:
+            continue
+        if isinstance(executor, CapturedExecutor):
+            times.append(executor.elapsed_ns)
+        else:
             times.append(whole_ns(executor, result))
     return statistics.median(times) / 1e3

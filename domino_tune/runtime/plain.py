@@ -19,6 +19,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from domino_tune.runtime.layer_functions import add_product
+from domino_tune.runtime.plain_pointwise import dropout_add, rms_norm, swiglu, turn
+from domino_tune.runtime.pointwise import PointwiseFunctions
 from simulator.specs import ModelSpec
 
 Tensor = torch.Tensor
@@ -47,9 +49,8 @@ class _ColumnParallel(torch.autograd.Function):
         return dx, dweight, dbias, None
 
 
-class _Accumulating(torch.autograd.Function):
-    """x·Wᵀ + b whose weight gradient is added to ``main_grad`` in one GEMM, as Megatron's fused
-    accumulation does it."""
+class _ToMainGrad(torch.autograd.Function):
+    """x·Wᵀ + b whose weight gradient one GEMM writes into ``main_grad``, as the runtime does."""
 
     @staticmethod
     def forward(
@@ -63,7 +64,7 @@ class _Accumulating(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         dy = gradients[0]
-        add_product(ctx.main_grad, [(dy, x)], accumulate=True)
+        add_product(ctx.main_grad, [(dy, x)], accumulate=False)
         return dy @ weight, None, dy.sum(0) if ctx.has_bias else None, None
 
 
@@ -92,7 +93,8 @@ class PlainModel:
     ``group``, this rank's shards with one. ``dropout`` is called with a tensor and its site.
 
     ``tp``: without a group, what the weights were cut for: nothing is summed then. ``main_grads``:
-    likewise, where linears' weight gradients are added up, in fp32.
+    likewise, what linears' weight gradients are written to, in fp32. ``pointwise``: kernels to use
+    instead of torch's operators; dropout's masks then come from ``mask``, by site.
     """
 
     model: ModelSpec
@@ -101,6 +103,8 @@ class PlainModel:
     group: dist.ProcessGroup | None = None
     tp: int = 1
     main_grads: Mapping[str, Tensor] | None = None
+    pointwise: PointwiseFunctions | None = None
+    mask: Callable[[str], Tensor] | None = None
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy of [sequences, seq_length] tokens; single process only."""
@@ -118,18 +122,24 @@ class PlainModel:
         """The stack of layers on [sequences · seq_length, hidden]."""
         for layer in range(self.model.num_hidden_layers):
             for block in ("attn", "mlp"):
-                x = x + self._block(x, f"l{layer}.w.{block}", seq_length, f"l{layer}.{block}")
+                x = self._block(x, f"l{layer}.w.{block}", seq_length, f"l{layer}.{block}")
         return x
 
     def _block(self, x: Tensor, name: str, seq_length: int, site: str) -> Tensor:
         a = self._column(self._norm(x, f"{name}.norm"), f"{name}.a")
         core = self._attention(a, seq_length) if name.endswith("attn") else self._activation(a)
-        return self.dropout(self._row(core, f"{name}.b"), site)
+        y, bias = self._row(core, f"{name}.b"), self.weights.get(f"{name}.b.bias")
+        if self.pointwise is None:
+            return x + self.dropout(y if bias is None else y + bias, site)
+        mask, keep = self.mask(site) if self.mask else None, 1 - self.model.hidden_dropout
+        return dropout_add(self.pointwise, y, bias, mask, keep, x)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         shape, eps = x.shape[-1:], self.model.norm_eps
         if self.model.norm == "layernorm":
             return F.layer_norm(x, shape, self.weights[name], self.weights[f"{name}.bias"], eps)
+        if self.pointwise is not None:
+            return rms_norm(self.pointwise, x, self.weights[name], eps)
         return F.rms_norm(x, shape, self.weights[name], eps)
 
     def _column(self, x: Tensor, name: str) -> Tensor:
@@ -143,13 +153,12 @@ class PlainModel:
         y = self._linear(x, name, None)
         if self.group is not None:
             y = _AllReduce.apply(y, self.group)  # type: ignore[no-untyped-call]
-        bias = self.weights.get(f"{name}.bias")
-        return y if bias is None else y + bias
+        return y
 
     def _linear(self, x: Tensor, name: str, bias: Tensor | None) -> Tensor:
         if self.main_grads is None:
             return F.linear(x, self.weights[name], bias)
-        y: Tensor = _Accumulating.apply(  # type: ignore[no-untyped-call]
+        y: Tensor = _ToMainGrad.apply(  # type: ignore[no-untyped-call]
             x, self.weights[name], bias, self.main_grads[name]
         )
         return y
@@ -157,9 +166,21 @@ class PlainModel:
     def _attention(self, packed: Tensor, seq_length: int) -> Tensor:
         model, tp = self.model, self.tp if self.group is None else self.group.size()
         heads, kv_heads = model.num_attention_heads // tp, model.num_key_value_heads // tp
-        shaped = packed.view(-1, seq_length, heads + 2 * kv_heads, model.head_dim).transpose(1, 2)
-        query, key, value = torch.split(shaped, [heads, kv_heads, kv_heads], dim=1)
-        if model.position_embedding == "rope":
+        half = model.head_dim // 2
+        rope = model.position_embedding == "rope"
+        if rope and self.pointwise is not None:
+            angles = _angles(
+                seq_length, model.head_dim, model.rope_theta, packed.dtype, packed.device
+            )
+            tables = (table[:, None, :half].contiguous() for table in angles)
+            packed = turn(self.pointwise, packed, heads + kv_heads, *tables)
+        sizes = (heads, kv_heads, kv_heads)
+        parts = torch.split(packed, [size * model.head_dim for size in sizes], dim=1)
+        query, key, value = (
+            part.view(-1, seq_length, size, model.head_dim).transpose(1, 2)
+            for part, size in zip(parts, sizes, strict=True)
+        )
+        if rope and self.pointwise is None:
             query, key = self._rotate(query), self._rotate(key)
         mixed = F.scaled_dot_product_attention(
             query, key, value, is_causal=True, enable_gqa=heads != kv_heads
@@ -173,6 +194,8 @@ class PlainModel:
         return x * cosine + torch.cat((-second, first), dim=-1) * sine
 
     def _activation(self, a: Tensor) -> Tensor:
+        if self.model.gated_mlp and self.pointwise is not None:
+            return swiglu(self.pointwise, a)
         if self.model.gated_mlp:
             gate, up = a.chunk(2, dim=1)
             return F.silu(gate) * up

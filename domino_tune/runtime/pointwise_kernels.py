@@ -1,4 +1,4 @@
-"""Pointwise ops of a layer in Triton: what ``pointwise_formulas`` does, with one kernel each.
+"""Pointwise ops of a layer in Triton: what ``pointwise_formulas`` does, a pass over memory each.
 
 They compute in fp32 (fp64 for fp64) and round once, where the formulas round after each operator.
 Imported only where there is Triton.
@@ -13,8 +13,9 @@ import triton.language as tl
 Tensor = torch.Tensor
 BLOCK = 1024
 """Elements of an elementwise program: 16 bytes a thread, four warps, in bf16."""
-MOST_PROGRAMS = 528
-"""Programs that share a weight gradient's sum: four for each SM of a Hopper GPU."""
+MOST_PROGRAMS = 264
+"""Programs that share a weight gradient's sum: two for each SM of a Hopper GPU, which runs one at
+a time where a token has more than 4,096 elements."""
 LEAST_ROWS = 8
 """Rows of each of them at least, else writing their sums would cost more than they save."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,11 @@ pytest.importorskip("torch")
 
 import torch
 
+from domino_tune.case import Chosen, resolve
+from domino_tune.fidelity import gpu
 from domino_tune.fidelity.cells import PLANS, TUNED
-from domino_tune.fidelity.gpu import ProofCase, checks, main, play_case, proof_cases
+from domino_tune.fidelity.gpu import CANNOT, UNFINISHED, main
+from domino_tune.fidelity.gpu_cases import ProofCase, proof_cases
 from domino_tune.fidelity.gpu_speed import PLANS as SPEED_PLANS
 from domino_tune.fidelity.gpu_speed import (
     keep_speed,
@@ -22,7 +25,6 @@ from domino_tune.fidelity.gpu_speed import (
     speed_checks,
     speed_table,
 )
-from domino_tune.fidelity.kept import keep, read
 from domino_tune.fidelity.own_profile import own_profile
 from domino_tune.measure.gpu_ops import OpsCase, slice_plans, wanted
 from domino_tune.store.profiles import load_profile
@@ -33,24 +35,47 @@ from tests.domino_tune.validation_cases import MODEL
 
 CASE = ProofCase(
     model=MODEL, workload=Workload(seq_length=32, micro_batch_size=4, dtype="fp32"), tp=4,
-    cuda_graph=False, profile="h100-dgx", rounds=3, backend="gloo",
+    cuda_graph=False, rounds=3, backend="gloo",
 )  # fmt: skip
 
 
-def test_a_lone_rank_plays_all_plans_and_they_are_kept(
+def _options(folder: Path, minutes: float) -> argparse.Namespace:
+    return argparse.Namespace(
+        profile="h100-dgx", rounds=3, minutes=minutes, folder=str(folder),
+        page=str(folder / "page.md"),
+    )  # fmt: skip
+
+
+def test_it_comes_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a CPU rank: nothing, then everything, then what is kept, also from elsewhere."""
+    monkeypatch.setenv("DOMINO_TUNE_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "proof"
+    assert gpu._play(_options(folder, 0.0), [CASE]) == UNFINISHED
+    assert gpu._play(_options(folder, 5.0), [CASE]) in (0, 1)
+    page = (folder / "page.md").read_text()
+    for plan in (*PLANS, TUNED):
+        assert f" {plan} |" in page
+    assert all(plan.label in page for plan in SPEED_PLANS)
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    moved = folder.rename(tmp_path / "moved")
+    assert gpu._play(_options(moved, 0.0), [CASE]) in (0, 1)
+    assert {path.name: path.read_bytes() for path in moved.iterdir()} == kept
+    (moved / "profile.json").unlink()
+    (moved / "ops.json").unlink()
+    capsys.readouterr()
+    with pytest.raises(InputError, match="with another profile"):
+        gpu._play(_options(moved, 5.0), [CASE])
+
+
+def test_every_plan_of_every_setting_can_be_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOMINO_TUNE_HOME", str(tmp_path))
-    setting = play_case(CASE)
-    assert {cell.plan for cell in setting.cells} == {*PLANS, TUNED}
-    assert all(len(cell.first) == len(cell.second) == 3 for cell in setting.cells)
-    assert setting.link == "eager"
-    assert [check.what for check in checks([setting])]
-    place = tmp_path / "kept.json"
-    keep(place, setting, asdict(CASE))
-    assert read(place, asdict(CASE)) == setting
-    with pytest.raises(InputError, match="with another rounds"):
-        read(place, {**asdict(CASE), "rounds": 4})
+    for case in proof_cases(20):
+        setup = resolve(case.fields("h200-sxm"))
+        assert all(Chosen.of(setup, plan) for plan in PLANS.values())
 
 
 def test_the_ops_of_its_plans_are_measured_first(tmp_path: Path) -> None:
@@ -79,24 +104,24 @@ def test_the_ops_of_its_plans_are_measured_first(tmp_path: Path) -> None:
 def test_its_speed_is_told_and_kept(tmp_path: Path) -> None:
     speed = measure_speed(CASE.model, CASE.workload, CASE.spec, 3)
     assert [plan.label for plan in speed.plans] == [plan.label for plan in SPEED_PLANS]
-    assert len(speed.ratios) == 3
+    assert len(speed.rounds_ns) == 3
     keep_speed(tmp_path / "speed.json", speed)
     assert read_speed(tmp_path / "speed.json") == speed
     table = speed_table([speed], 100.0)
     assert [row[:2] for row in table.rows] == [(CASE.model.name, p.label) for p in speed.plans]
-    assert [check.ok is None for check in speed_checks([speed])] == [False, True]
+    assert [check.ok is None for check in speed_checks([speed])] == [False, True, True]
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("no GPU must be here for this")
-    assert main(["--folder", str(tmp_path)]) == 2
+    assert main(["--folder", str(tmp_path)]) == CANNOT
     said = capsys.readouterr().err
     assert "torch sees no CUDA device" in said
     assert "Traceback" not in said
 
 
 def test_every_shape_is_launched_both_ways() -> None:
-    cases = list(proof_cases("h200-sxm", 20))
+    cases = list(proof_cases(20))
     assert len({case.name for case in cases}) == len(cases) == 8
     assert len(cases) * (len(PLANS) + 1) >= 24

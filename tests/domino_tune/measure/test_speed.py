@@ -2,48 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
 
+from domino_tune.errors import RunError
+from domino_tune.measure import plain_job, speed
 from domino_tune.measure.lone_rank import lone_session
-from domino_tune.measure.plain_job import rounds_alone
+from domino_tune.measure.plain_job import MarkClock, layer_ends, rounds_alone
 from domino_tune.measure.speed import spent
 from domino_tune.measure.spent import KINDS, Spent
-from domino_tune.runtime.plain import PlainModel
+from domino_tune.runtime.clock import DeviceClock
 from domino_tune.runtime.session import Session
+from simulator.build import build_schedule
 from simulator.plan import MEGATRON, SlicePlan
+from simulator.schedule import COMPUTE
 from simulator.specs import ClusterSpec, ModelSpec, Workload
-from tests.domino_tune.runtime.jobs import GPT, LLAMA, Job, batch
-from tests.domino_tune.runtime.reference import full_weights
+from tests.domino_tune.runtime.jobs import GPT, LLAMA
 
 TWO = SlicePlan(row_slices=2, order="intra", wgrad="eager")
+WORKLOAD = Workload(seq_length=9, micro_batch_size=2, dtype="fp32")
+CLUSTER = ClusterSpec(tp=2)
 
 
 def _session(model: ModelSpec) -> Session:
-    workload = Workload(seq_length=9, micro_batch_size=2, dtype="fp32")
-    return lone_session(model, workload, ClusterSpec(tp=2), torch.device("cpu"))
+    return lone_session(model, WORKLOAD, CLUSTER, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("plan", [MEGATRON, TWO], ids=lambda p: p.label)
-def test_ops_and_gaps_are_the_whole(plan: SlicePlan) -> None:
+def test_an_iteration_is_taken_apart(plan: SlicePlan) -> None:
     found = spent(_session(LLAMA), plan, 3)
     assert set(found.by_kind_us) == set(KINDS)
     assert all(found.share(kind) > 0 for kind in KINDS)
-    assert found.graph_us is None
-    assert 0 <= found.gaps < 1
-    assert found.flops == spent(_session(LLAMA), MEGATRON, 1).flops
+    assert (found.graph_us, found.why_no_graph) == (None, "a cpu has no CUDA graphs")
+    schedule = build_schedule(LLAMA, WORKLOAD, CLUSTER, MEGATRON)
+    assert found.flops == sum(op.signature.flops for op in schedule.ops())
 
 
 def test_shares_are_of_the_faster_way_and_mfu_of_the_peak() -> None:
     one = Spent(
         label="plan", by_kind_us={"gemm": 50.0, "attention": 10.0, "pointwise": 20.0},
-        eager_us=200.0, graph_us=100.0, flops=4_000_000_000,
+        eager_us=200.0, graph_us=100.0, why_no_graph="", flops=4_000_000_000,
     )  # fmt: skip
     assert one.share("gemm") == 0.5
-    assert one.gaps == pytest.approx(0.2)
+    assert one.outside == pytest.approx(0.2)
     assert one.mfu(peak_tflops=80.0) == pytest.approx(0.5)  # 40 TFLOP/s
 
 
@@ -51,23 +57,41 @@ def test_shares_are_of_the_faster_way_and_mfu_of_the_peak() -> None:
 def test_layers_are_timed_beside_plain_ones(model: ModelSpec) -> None:
     rounds = rounds_alone(_session(model), 3)
     assert len(rounds) == 3
-    assert all(one.ours_ns > 0 and one.theirs_ns > 0 for one in rounds)
+    assert all(min(one.ours_ns, one.plain_ns, one.torch_ns) > 0 for one in rounds)
 
 
-def test_main_gradients_of_plain_layers_are_those_of_autograd() -> None:
-    job = Job(name="", model=LLAMA, sequences=2)
-    weights = {name: weight.requires_grad_() for name, weight in full_weights(job).items()}
-    main = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    tokens, targets = batch(job, 0)
-    PlainModel(model=LLAMA, weights=weights).loss(tokens, targets).backward()  # type: ignore[no-untyped-call]
-    expected = {name: weight.grad for name, weight in weights.items()}
-    for weight in weights.values():
-        weight.grad = None
-    PlainModel(model=LLAMA, weights=weights, main_grads=main).loss(tokens, targets).backward()  # type: ignore[no-untyped-call]
-    linears = [name for name in weights if name.endswith((".a", ".b")) and name.startswith("l")]
-    assert len(linears) == 4 * LLAMA.num_hidden_layers
-    for name, gradient in expected.items():
-        assert gradient is not None
-        found = main[name] if name in linears else weights[name].grad
-        assert found is not None
-        assert torch.allclose(found, gradient, rtol=1e-10, atol=1e-14), name
+def test_steps_that_come_late_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    lateness: Iterator[bool] = iter([True, False, False, True, False] + [True] * 100)
+    monkeypatch.setattr(speed, "was_late", lambda clock: next(lateness))
+    assert set(speed._by_kind_us(_session(GPT), MEGATRON, 3)) == set(KINDS)
+    with pytest.raises(RunError, match="Only 0 of 6 steps of megatron"):
+        speed._by_kind_us(_session(GPT), MEGATRON, 3)
+    monkeypatch.setattr(plain_job, "was_late", lambda clock: True)
+    with pytest.raises(RunError, match="Only 0 of 6 rounds"):
+        rounds_alone(_session(GPT), 3)
+
+
+def test_layers_end_where_the_head_begins() -> None:
+    ops = [
+        op for op in build_schedule(GPT, WORKLOAD, CLUSTER, MEGATRON).ops() if op.lane == COMPUTE
+    ]
+    (first, last), (first_back, last_back) = layer_ends(ops)
+    assert [ops[i].role for i in (first, last)] == ["attn.norm", "mlp.out"]
+    assert [ops[i].role for i in (last + 1, first_back - 1)] == ["head.norm", "head.norm'"]
+    assert ops[first_back].layer == ops[last].layer == GPT.num_hidden_layers - 1
+    assert ops[last_back].layer == ops[first].layer == 0
+    assert not ops[last_back + 1].role.startswith(("attn.", "mlp."))
+
+
+def test_only_the_ends_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a device there is none here: what it would be asked for is."""
+    for name in ("start", "__init__"):
+        monkeypatch.setattr(DeviceClock, name, lambda self, *args: None)
+    monkeypatch.setattr(DeviceClock, "tick", lambda self: "event")
+    monkeypatch.setattr(plain_job, "HeadStart", lambda *args: None)
+    clock = MarkClock(((1, 2), (4, 4)))
+    for _ in range(2):  # steps
+        clock.start()
+        ticks = [clock.tick() for _ in range(12)]  # before and behind six ops
+        assert [i for i, tick in enumerate(ticks) if tick] == [2, 5, 8, 9]
+    assert clock.at_ns(0) == 0

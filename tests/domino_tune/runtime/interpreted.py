@@ -21,7 +21,8 @@ from simulator.plan import SlicePlan
 from tests.domino_tune.runtime.jobs import GPT, LLAMA, Job, batch
 
 Tensor = torch.Tensor
-TOKENS, WIDTH = 13, 48
+TOKENS, WIDTH = 13, 1100
+"""More columns than an elementwise program takes."""
 PLAN = SlicePlan(
     row_slices=2, attn_col_slices=2, mlp_col_slices=2, order="intra", wgrad="eager",
 )  # fmt: skip
@@ -111,7 +112,7 @@ def _step(job: Job, functions: Callable[[], PointwiseFunctions]) -> list[Tensor]
     model = replace(job.model, hidden_dropout=0.1)
     with patch("domino_tune.runtime.state.pointwise_for", lambda device: functions()):
         session = lone_session(model, job.workload, job.cluster, torch.device("cpu"))
-        session.training = replace(job.training)
+        session.training = job.training
         executor = session.executor(job.plan, None)
         result = executor.run_step(*batch(job, 0))
     named = session.parameters.weights
