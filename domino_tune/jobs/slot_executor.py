@@ -24,6 +24,10 @@ NICENESS: Final = 10
 PATIENCE_S: Final = 5
 STARTS: Final = 3
 """Workers that may end before they begin with a call: they were idle when something killed them."""
+BEGIN_S: Final = 60
+"""A worker has started within."""
+ANSWER_S: Final = 300.0
+"""A worker that answers nothing for so long hangs, or was stopped: slices take seconds."""
 BEGUN: Final = "begun"
 Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -32,14 +36,14 @@ class SlotExecutor(Executor):
     """``slots`` processes, each behind a thread that hands it one call after the other.
 
     A process that dies breaks the call it was at, with WorkerDiedError, and is replaced; calls
-    beside and behind it never notice. (ProcessPoolExecutor breaks them all.) Where none can be
-    started, calls end with ExecutorLostError. Processes end by themselves when their parent is
-    gone.
+    beside and behind it never notice. (ProcessPoolExecutor breaks them all.) One that gives no
+    answer for ``answer_s`` is killed. Where none can be started, calls end with ExecutorLostError.
+    Processes end by themselves when their parent is gone.
     """
 
-    def __init__(self, slots: int, *, niceness: int = NICENESS) -> None:
+    def __init__(self, slots: int, *, niceness: int = NICENESS, answer_s: float = ANSWER_S) -> None:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
-        self._slots = [_Slot(self._calls, niceness) for _ in range(slots)]
+        self._slots = [_Slot(self._calls, niceness, answer_s) for _ in range(slots)]
         self._closed = False
 
     @property
@@ -80,9 +84,12 @@ class SlotExecutor(Executor):
 class _Slot:
     """A thread and the worker process it has now."""
 
-    def __init__(self, calls: SimpleQueue[Call | None], niceness: int) -> None:
+    def __init__(
+        self, calls: SimpleQueue[Call | None], niceness: int, answer_s: float
+    ) -> None:  # fmt: skip
         self._calls = calls
         self._niceness = niceness
+        self._answer_s = answer_s
         self._ended = threading.Event()
         self.worker: _Worker | None = None
         self._thread = threading.Thread(target=self._serve, name="slot", daemon=True)
@@ -141,7 +148,7 @@ class _Slot:
     def _start(self) -> None:
         with suppress(OSError):
             if not self._ended.is_set():
-                self.worker = _Worker(self._niceness)
+                self.worker = _Worker(self._niceness, self._answer_s)
                 if self._ended.is_set():  # killed meanwhile
                     self.worker.kill()
 
@@ -156,7 +163,8 @@ class _Slot:
 class _Worker:
     """One process, and the pipe to it."""
 
-    def __init__(self, niceness: int) -> None:
+    def __init__(self, niceness: int, answer_s: float) -> None:
+        self._answer_s = answer_s
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
@@ -170,13 +178,19 @@ class _Worker:
         """Whether it is there and begins with ``call``."""
         try:
             self._pipe.send(call)
-            return bool(self._pipe.recv() == BEGUN)
+            return self._pipe.poll(BEGIN_S) and bool(self._pipe.recv() == BEGUN)
         except (EOFError, OSError):
             return False
 
     def answer(self) -> Any:
-        """The value of the call begun, or what it raises. Raises WorkerDiedError."""
+        """The value of the call begun, or what it raises. Raises WorkerDiedError, also where it
+        hangs: whoever hears it kills the process."""
         try:
+            if not self._pipe.poll(self._answer_s):
+                raise WorkerDiedError(
+                    f"The worker process gave no answer for {self._answer_s:g} s and was ended; "
+                    "was it stopped, or does it need more memory than there is?"
+                )
             worked, value = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(PATIENCE_S)

@@ -73,6 +73,10 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def slow(seconds: float) -> int:
     time.sleep(seconds)
     return os.getpid()
@@ -175,6 +179,17 @@ class TestSlots:
         assert slots.submit(pow, 2, 3).result(PATIENCE_S) == 8
         wait_until(lambda: len(slots.pids) == 2)
         assert all(is_alive(pid) for pid in slots.pids)
+
+    def test_a_worker_that_hangs_is_ended(self) -> None:
+        slots = SlotExecutor(1, answer_s=3)
+        try:
+            pid = slots.submit(os.getpid).result(PATIENCE_S)
+            with pytest.raises(WorkerDiedError, match="no answer for 3 s"):
+                slots.submit(stop).result(PATIENCE_S)
+            assert slots.submit(os.getpid).result(PATIENCE_S) != pid
+            assert not is_alive(pid)
+        finally:
+            slots.shutdown(wait=False)
 
     def test_workers_that_cannot_start_are_not_the_calls_fault(self) -> None:
         slots = SlotExecutor(1, niceness=10**30)  # no such number: each ends before it begins
