@@ -1,9 +1,9 @@
 """``scripts/gpu-proof``: one GPU plays rank 0 of eight, against predictions.
 
-The plans' ops are measured first, on this GPU. Collectives are emulated, and their own durations,
-the profile's, are put in: what is proved is how ops add up to an iteration, and how they and
-communication disturb each other. Then the runtime's speed: where an iteration spends its time, and
-plain torch beside it. Comes in pieces of minutes: started again, it goes on. Exits with 1 on a
+The plans' ops and launches are measured first, on this GPU. Collectives are emulated, and their own
+durations, the profile's, are put in: what is proved is how ops add up to an iteration, and how they
+and communication disturb each other. Then the runtime's speed: where an iteration spends its time,
+and plain torch beside it. Comes in pieces of minutes: started again, it goes on. Exits with 1 on a
 miss, with 2 where it cannot run, with 3 where something is left to do.
 """
 
@@ -67,14 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _play(options: argparse.Namespace, cases: Sequence[ProofCase]) -> int:
     folder, stop_at = Path(options.folder), time.monotonic() + 60 * options.minutes
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "profile.json"
-    if not path.exists() and not measure_ops(cases, load_profile(options.profile), path, stop_at):
+    base = load_profile(options.profile)
+    if not measure_ops(cases, base, folder, stop_at):
         print_line("Time is over before all ops were measured: start it again.", sys.stderr)
         return UNFINISHED
-    profile = load_profile(path)
-    settings = _settings(cases, folder, profile.content_id, stop_at)
+    settings = _settings(cases, folder, stop_at)
     speeds = _speeds(cases, folder, stop_at)
-    found, tables = report(settings, speeds, profile)
+    found, tables = report(settings, speeds, base.machine.peak_tflops["bf16"])
     for table in tables:
         print_table(table)
     if options.page:
@@ -87,37 +86,46 @@ def _play(options: argparse.Namespace, cases: Sequence[ProofCase]) -> int:
 
 
 def report(
-    settings: Sequence[Setting], speeds: Sequence[Speed], profile: Profile
+    settings: Sequence[Setting], speeds: Sequence[Speed], peak_tflops: float
 ) -> tuple[list[Check], list[Table]]:
     """What holds of what there is so far, and the tables of it."""
     found = [*(checks(settings) if settings else ()), *speed_checks(speeds)]
     counted = told("settings, speeds of a model", f"{len(settings)}, {len(speeds)}")
     tables = [check_table("Emulated on one GPU", [counted, *found]), *detail(settings)]
     if speeds:
-        tables.append(speed_table(speeds, profile.machine.peak_tflops["bf16"]))
+        tables.append(speed_table(speeds, peak_tflops))
     return found, tables
 
 
-def measure_ops(cases: Sequence[ProofCase], base: Profile, path: Path, stop_at: float) -> bool:
-    """Write ``base`` with the ops that ``cases`` play measured here; False where time is up."""
-    asked = dict.fromkeys((case.model, case.workload) for case in cases)
-    own = own_profile(base, asked, path.with_name("ops.json"), stop_at, cases[0].spec)
-    if own is not None:
+def measure_ops(
+    cases: Sequence[ProofCase], base: Profile, folder: Path, stop_at: float
+) -> bool:  # fmt: skip
+    """A profile a model that has none yet: ``base`` with what its ops and launches take here.
+    False where time is up."""
+    for model in dict.fromkeys(case.model for case in cases):
+        mine = [case for case in cases if case.model == model]
+        path = mine[0].profile_in(folder)
+        if path.exists():
+            continue
+        workloads = dict.fromkeys(case.workload for case in mine)
+        kept = folder / f"ops-{model.name}.json"
+        own = own_profile(base, model, workloads, kept, stop_at, mine[0].spec)
+        if own is None:
+            return False
         save_profile(own, path)
-    return own is not None
+    return True
 
 
-def _settings(
-    cases: Sequence[ProofCase], folder: Path, profile_id: str, stop_at: float
-) -> list[Setting]:
+def _settings(cases: Sequence[ProofCase], folder: Path, stop_at: float) -> list[Setting]:
     found = []
     for case in cases:
-        kept, asked = folder / f"{case.name}.json", case.asked(profile_id)
+        profile = case.profile_in(folder)
+        kept, asked = folder / f"{case.name}.json", case.asked(load_profile(profile).content_id)
         if not kept.exists():
             if time.monotonic() > stop_at:
                 continue
             print_line(f"{case.name} ...", sys.stderr)
-            keep(kept, play_case(case, folder / "profile.json"), asked)
+            keep(kept, play_case(case, profile), asked)
         found.append(read(kept, asked))
     return found
 
@@ -139,15 +147,15 @@ def _speeds(cases: Sequence[ProofCase], folder: Path, stop_at: float) -> list[Sp
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/gpu-proof", description=__doc__)
     parser.add_argument("--profile", default="h200-sxm", metavar="NAME|FILE",
-                        help="of such a GPU, for all but the plans' own ops, which are measured "
-                        "first (default: h200-sxm)")  # fmt: skip
+                        help="of such a GPU, for all but the plans' own ops and launches, which "
+                        "are measured first (default: h200-sxm)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=20, metavar="N",
                         help="how often a launch runs each plan (default: 20)")  # fmt: skip
     parser.add_argument("--minutes", type=float, default=8.0, metavar="N",
                         help="begin nothing after this long (default: 8)")  # fmt: skip
     parser.add_argument("--folder", default="out/gpu-proof", metavar="FOLDER",
-                        help="keeps what is finished, the profile among it, which a second start "
-                        "takes as it is (default: out/gpu-proof)")  # fmt: skip
+                        help="keeps what is finished, profiles among it, which a second start "
+                        "takes as they are (default: out/gpu-proof)")  # fmt: skip
     parser.add_argument("--page", default=None, metavar="FILE", help="write the page here")
     return parser
 
@@ -157,7 +165,8 @@ _HEAD: Final = f"""# One GPU as rank 0 of {TP}
 Written by `scripts/gpu-proof`: {LAYERS} layers of each model with the true shards of one rank of
 {TP}. Collectives are emulated: their own durations are the profile's and **were put in, not
 measured**. Ops were measured on this GPU before any plan ran: with every number of row slices, and
-with column pieces for one and two of them; others are looked up between these. What is held against
+with column pieces for one and two of them; others are looked up between these. So were launches, on
+this host: one cost for each kind of op, of a plan of two row slices. What is held against
 predictions is how ops add up, how they and communication disturb each other, and the host. `link`
 says how ops were launched; columns as in docs/fidelity.md.
 """

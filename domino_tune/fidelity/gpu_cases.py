@@ -53,6 +53,10 @@ class ProofCase:
         size = f"{work.micro_batch_size}x{work.seq_length}"
         return f"{self.model.name}-{size}-tp{self.tp}-{self.launch}"
 
+    def profile_in(self, folder: Path) -> Path:
+        """The file of its model's profile."""
+        return folder / f"profile-{self.model.name}.json"
+
     def fields(self, profile: Path | str) -> WorkloadFields:
         """The same as the program is asked for it."""
         work = self.workload

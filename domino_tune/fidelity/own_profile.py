@@ -1,6 +1,7 @@
-"""The ops of a proof's plans, measured on the GPU that will run them, before any plan runs.
+"""The ops of a proof's plans and what launching them costs, measured on the GPU and the host that
+will run them, before any plan runs.
 
-Everything else (collectives, contention, launch costs) stays that of the profile it is laid over.
+Everything else (collectives, contention) stays that of the profile it is laid over.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from domino_tune.runtime.launch import run_job
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.store.profiles import load_profile, save_profile
 from domino_tune.tables import print_line
-from simulator.profile import Profile, Provenance
+from simulator.profile import LaunchSection, Profile, Provenance
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 NAME: Final = "this-gpu"
@@ -30,30 +31,32 @@ MEASURED: Final = Provenance(
 
 
 def own_profile(
-    base: Profile, asked: Iterable[tuple[ModelSpec, Workload]], path: Path, stop_at: float,
+    base: Profile, model: ModelSpec, workloads: Iterable[Workload], path: Path, stop_at: float,
     spec: LaunchSpec,
 ) -> Profile | None:  # fmt: skip
-    """``base`` with every op of the slicings of ``asked`` measured by a lone rank of ``spec``.
+    """``base`` with every op of the slicings of ``workloads`` measured by a lone rank of ``spec``.
 
-    ``path`` keeps what has been, case by case; None where ``stop_at`` (time.monotonic) came first.
-    Raises RunError where a plan could not be played.
+    ``path`` keeps what has been, batch by batch; None where ``stop_at`` (time.monotonic) came
+    first. Raises RunError where a plan could not be played.
     """
     mine = _begun(base, path)
-    for model, workload in asked:
+    for workload in workloads:
         left_s = stop_at - time.monotonic()
         if left_s <= 0:
             return None
         size = f"{workload.micro_batch_size} x {workload.seq_length}"
         print_line(f"measuring the ops of {model.name}, {size} tokens ...", sys.stderr)
-        message = _measured(model, workload, mine, left_s, spec)
-        if message["failed"]:
+        told = _measured(model, workload, mine, left_s, spec)
+        if told["plan"]["failed"]:
             raise RunError(
-                f"Ops of {model.name} could not be measured: {dict(message['failed'])}. Is the GPU "
-                "free?"
+                f"Ops of {model.name} could not be measured: {dict(told['plan']['failed'])}. Is "
+                "the GPU free?"
             )
-        mine = add_ops(mine, message["ops"])
+        mine = add_ops(mine, told["plan"]["ops"])
+        if "launch" in told:
+            mine = with_launch(mine, told["launch"]["cost_us"])
         save_profile(mine, path)
-        if not message["complete"]:
+        if not told["plan"]["complete"]:
             return None
     return laid_over(base, mine)
 
@@ -67,7 +70,8 @@ def _begun(base: Profile, path: Path) -> Profile:
 
 def _measured(
     model: ModelSpec, workload: Workload, known: Profile, seconds: float, spec: LaunchSpec
-) -> Mapping[str, Any]:
+) -> dict[str, Mapping[str, Any]]:
+    """What the rank reports, by kind."""
     payload = {
         "model": asdict(model),
         "workload": asdict(workload),
@@ -77,12 +81,24 @@ def _measured(
     }
     found: list[Mapping[str, Any]] = []
     run_job(JOB, payload, spec, on_message=found.append)
-    return found[-1]
+    return {message["kind"]: message for message in found}
+
+
+def with_launch(mine: Profile, cost_us: Mapping[str, float]) -> Profile:
+    """``mine`` with one batch's launch costs added to the mean of those before."""
+    count = mine.launch.samples if mine.launch else 0
+    known = mine.launch.cost_us if mine.launch else {}
+    mean = {
+        kind: (count * known.get(kind, 0.0) + cost) / (count + 1) for kind, cost in cost_us.items()
+    }
+    launch = LaunchSection(mode="async", cost_us=mean, samples=count + 1, provenance=MEASURED)
+    return replace(mine, launch=launch)
 
 
 def laid_over(base: Profile, mine: Profile) -> Profile:
-    """``base``, in which the rows of ``mine`` stand for those of the same op. Laws stay."""
-    changed = {}
+    """``base``, in which the rows of ``mine`` stand for those of the same op, and its launch costs
+    for the others. Laws stay."""
+    changed: dict[str, Any] = {"launch": mine.launch or base.launch}
     for kind, (_, _, key) in SECTIONS.items():
         below, above = getattr(base, kind), getattr(mine, kind)
         if above is None:

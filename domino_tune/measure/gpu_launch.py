@@ -59,7 +59,9 @@ def host_costs(
     steps = []
     for step in range(WARM_UP + STEPS):
         timeline = executor.run_step(*session.batch).timeline
-        torch.cuda.synchronize()
+        if session.context.device.type == "cuda":
+            torch.cuda.synchronize()
+        session.context.beat()
         if step < WARM_UP:
             continue
         steps.append(timeline.makespan_ns)
@@ -68,6 +70,17 @@ def host_costs(
                 kinds[op.signature.kind].append(end - start)
                 roles[op.role].append(end - start)
     return statistics.median(steps) / 1e3, _medians_us(kinds), _medians_us(roles)
+
+
+def mean_costs_us(session: Session, plan: SlicePlan) -> dict[str, float]:
+    """Host µs of issuing a compute op, by kind: the mean of what its ops take, each that of its
+    role, so that a step's ops add up to the step."""
+    _, _, by_role = host_costs(session, plan)
+    kinds: dict[str, list[float]] = defaultdict(list)
+    for op in session.executor(plan, None).ops:
+        if op.lane == COMPUTE:
+            kinds[op.signature.kind].append(by_role[op.role])
+    return {kind: statistics.fmean(costs) for kind, costs in kinds.items()}
 
 
 def issue_us(lane: Lane, device: torch.device) -> float:

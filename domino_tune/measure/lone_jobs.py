@@ -5,21 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Final
 
+from domino_tune.measure.gpu_launch import issue_us, mean_costs_us
 from domino_tune.measure.gpu_ops import OpsCase, play_case, slice_plans
 from domino_tune.measure.gpu_state import SUSTAINED_SECONDS, Burner
 from domino_tune.measure.op_rows import signature_from
 from domino_tune.measure.plain_job import rounds_alone
 from domino_tune.measure.speed import spent
 from domino_tune.runtime.context import RankContext
+from domino_tune.runtime.emulated import EmulatedStreamLane, Pace
 from domino_tune.runtime.session import Session
 from simulator.plan import SlicePlan
+
+PACE: Final = Pace(duration_ns=20_000, ctas=16)
+"""Of the collectives whose launches are timed."""
 
 
 def ops(context: RankContext, payload: Mapping[str, Any]) -> None:
     """Report a ``plan`` message of the slicings of payload's model, workload and cluster, without
-    the ops that are ``known``; ended after about ``seconds``."""
+    the ops that are ``known``; ended after about ``seconds``. Then, on a GPU, what launches cost.
+    """
     session = _session(context, payload)
     case = OpsCase(
         model=session.model, workload=session.workload, tp=session.cluster.tp,
@@ -27,6 +33,18 @@ def ops(context: RankContext, payload: Mapping[str, Any]) -> None:
     )  # fmt: skip
     known = {signature_from(plain) for plain in payload["known"]}
     context.report(play_case(session, case, known, time.monotonic() + payload["seconds"]))
+    if context.device.type == "cuda":
+        context.report({"kind": "launch", "cost_us": _launch_us(session)})
+
+
+def _launch_us(session: Session) -> dict[str, float]:
+    """Of a sliced step's compute ops, and of an emulated collective."""
+    plan = SlicePlan(row_slices=min(2, session.workload.micro_batch_size), order="intra",
+                     wgrad="eager")  # fmt: skip
+    lane = EmulatedStreamLane(lambda _: PACE)
+    costs = {**mean_costs_us(session, plan), "collective": issue_us(lane, session.context.device)}
+    lane.close()
+    return costs
 
 
 def speed(context: RankContext, payload: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from domino_tune.fidelity.gpu_speed import (
     speed_checks,
     speed_table,
 )
-from domino_tune.fidelity.own_profile import own_profile
+from domino_tune.fidelity.own_profile import laid_over, own_profile, with_launch
 from domino_tune.measure.gpu_ops import OpsCase, slice_plans, wanted
 from domino_tune.store.profiles import load_profile
 from simulator.cost import CostModel
@@ -62,8 +63,8 @@ def test_it_comes_in_pieces(
     moved = folder.rename(tmp_path / "moved")
     assert gpu._play(_options(moved, 0.0), [CASE]) in (0, 1)
     assert {path.name: path.read_bytes() for path in moved.iterdir()} == kept
-    (moved / "profile.json").unlink()
-    (moved / "ops.json").unlink()
+    CASE.profile_in(moved).unlink()
+    (moved / f"ops-{MODEL.name}.json").unlink()
     capsys.readouterr()
     with pytest.raises(InputError, match="with another profile"):
         gpu._play(_options(moved, 5.0), [CASE])
@@ -80,9 +81,9 @@ def test_every_plan_of_every_setting_can_be_run(
 
 def test_the_ops_of_its_plans_are_measured_first(tmp_path: Path) -> None:
     base, path = load_profile("h100-dgx"), tmp_path / "ops.json"
-    asked = [(CASE.model, CASE.workload)]
-    assert own_profile(base, asked, path, time.monotonic(), CASE.spec) is None
-    own = own_profile(base, asked, path, time.monotonic() + 120, CASE.spec)
+    asked = CASE.model, [CASE.workload], path
+    assert own_profile(base, *asked, time.monotonic(), CASE.spec) is None
+    own = own_profile(base, *asked, time.monotonic() + 120, CASE.spec)
     assert own is not None
     assert own.collectives == base.collectives
     assert own.section("gemm").fits == base.section("gemm").fits
@@ -95,10 +96,21 @@ def test_the_ops_of_its_plans_are_measured_first(tmp_path: Path) -> None:
         for signature in wanted(case, plan):
             assert cost.estimate(signature).source == "measured"
     kept = path.read_bytes()
-    again = own_profile(base, asked, path, time.monotonic() + 120, CASE.spec)
+    again = own_profile(base, *asked, time.monotonic() + 120, CASE.spec)
     assert again is not None
     assert again.content_id == own.content_id
     assert path.read_bytes() == kept
+
+
+def test_launch_costs_are_the_mean_of_all_batches() -> None:
+    base = load_profile("h200-sxm")
+    once = with_launch(replace(base, launch=None), {"gemm": 10.0, "collective": 4.0})
+    twice = with_launch(once, {"gemm": 20.0, "collective": 8.0})
+    assert laid_over(base, replace(base, launch=None)).launch == base.launch
+    launch = laid_over(base, twice).launch
+    assert launch is not None
+    assert (launch.mode, launch.samples) == ("async", 2)
+    assert launch.cost_us == {"gemm": 15.0, "collective": 6.0}
 
 
 def test_its_speed_is_told_and_kept(tmp_path: Path) -> None:

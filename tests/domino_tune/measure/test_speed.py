@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from domino_tune.errors import RunError
 from domino_tune.measure import plain_job, speed
+from domino_tune.measure.gpu_launch import host_costs, mean_costs_us
 from domino_tune.measure.lone_rank import lone_session
 from domino_tune.measure.plain_job import MarkClock, layer_ends, rounds_alone
 from domino_tune.measure.speed import spent
@@ -41,6 +43,18 @@ def test_an_iteration_is_taken_apart(plan: SlicePlan) -> None:
     assert (found.graph_us, found.why_no_graph) == (None, "a cpu has no CUDA graphs")
     schedule = build_schedule(LLAMA, WORKLOAD, CLUSTER, MEGATRON)
     assert found.flops == sum(op.signature.flops for op in schedule.ops())
+
+
+def test_launch_costs_add_up_to_the_step() -> None:
+    """On a CPU an op is done when its function returns: there it is all of its time."""
+    session = _session(LLAMA)
+    costs = mean_costs_us(session, TWO)
+    counts = Counter(
+        op.signature.kind for op in session.executor(TWO, None).ops if op.lane == COMPUTE
+    )
+    assert set(costs) == set(counts) == set(KINDS)
+    _, _, by_role = host_costs(session, TWO)
+    assert min(by_role.values()) < costs["pointwise"] < max(by_role.values())
 
 
 def test_shares_are_of_the_faster_way_and_mfu_of_the_peak() -> None:
