@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
@@ -15,6 +16,8 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
+import psutil
+
 from domino_tune.freed_memory import give_freed_memory_back
 from domino_tune.jobs.executors import ExecutorLostError, WorkerDiedError
 from simulator.errors import DominoTuneError
@@ -24,11 +27,12 @@ NICENESS: Final = 10
 PATIENCE_S: Final = 5
 STARTS: Final = 3
 """Workers that may end before they begin with a call: they were idle when something killed them."""
-BEGIN_S: Final = 60
-"""A worker has started within."""
-ANSWER_S: Final = 300.0
-"""A worker that answers nothing for so long hangs, or was stopped: slices take seconds."""
+STALL_S: Final = 300.0
+"""A worker that has a call and used no processor for so long hangs, or was stopped."""
+LOOKS: Final = 60
+"""How often it is looked at meanwhile."""
 BEGUN: Final = "begun"
+LOG: Final = logging.getLogger("domino_tune.jobs")
 Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
@@ -36,15 +40,20 @@ class SlotExecutor(Executor):
     """``slots`` processes, each behind a thread that hands it one call after the other.
 
     A process that dies breaks the call it was at, with WorkerDiedError, and is replaced; calls
-    beside and behind it never notice. (ProcessPoolExecutor breaks them all.) One that gives no
-    answer for ``answer_s`` is killed. Where none can be started, calls end with ExecutorLostError.
-    Processes end by themselves when their parent is gone.
+    beside and behind it never notice. (ProcessPoolExecutor breaks them all.) One that stands still
+    for ``stall_s`` while it has a call is killed. Where none can be started, calls end with
+    ExecutorLostError. Processes end by themselves when their parent is gone.
     """
 
-    def __init__(self, slots: int, *, niceness: int = NICENESS, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, slots: int, *, niceness: int = NICENESS, stall_s: float = STALL_S) -> None:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
-        self._slots = [_Slot(self._calls, niceness, answer_s) for _ in range(slots)]
+        self._slots = [_Slot(self._calls, niceness) for _ in range(slots)]
         self._closed = False
+        self._over = threading.Event()
+        watch = threading.Thread(
+            target=self._watch, args=(stall_s / LOOKS,), name="slots' watch", daemon=True
+        )
+        watch.start()
 
     @property
     def pids(self) -> list[int]:
@@ -72,6 +81,14 @@ class SlotExecutor(Executor):
                 slot.kill()
         for slot in self._slots:
             slot.join(None if wait else PATIENCE_S)
+        self._over.set()
+
+    def _watch(self, beat_s: float) -> None:
+        """End workers that stand still. Time is counted in beats, so that a pause of the whole
+        program is one beat, however long it was."""
+        while not self._over.wait(beat_s):
+            for slot in self._slots:
+                slot.look()
 
     def _drop_waiting(self) -> None:
         with suppress(Empty):
@@ -84,12 +101,9 @@ class SlotExecutor(Executor):
 class _Slot:
     """A thread and the worker process it has now."""
 
-    def __init__(
-        self, calls: SimpleQueue[Call | None], niceness: int, answer_s: float
-    ) -> None:  # fmt: skip
+    def __init__(self, calls: SimpleQueue[Call | None], niceness: int) -> None:
         self._calls = calls
         self._niceness = niceness
-        self._answer_s = answer_s
         self._ended = threading.Event()
         self.worker: _Worker | None = None
         self._thread = threading.Thread(target=self._serve, name="slot", daemon=True)
@@ -100,6 +114,12 @@ class _Slot:
         self._ended.set()
         if self.worker is not None:
             self.worker.kill()
+
+    def look(self) -> None:
+        """Once a beat: kill the worker where it stood still for too many of them."""
+        worker = self.worker
+        if worker is not None:
+            worker.look()
 
     def join(self, timeout_s: float | None) -> None:
         """Wait until the thread is through."""
@@ -148,7 +168,7 @@ class _Slot:
     def _start(self) -> None:
         with suppress(OSError):
             if not self._ended.is_set():
-                self.worker = _Worker(self._niceness, self._answer_s)
+                self.worker = _Worker(self._niceness)
                 if self._ended.is_set():  # killed meanwhile
                     self.worker.kill()
 
@@ -163,8 +183,7 @@ class _Slot:
 class _Worker:
     """One process, and the pipe to it."""
 
-    def __init__(self, niceness: int, answer_s: float) -> None:
-        self._answer_s = answer_s
+    def __init__(self, niceness: int) -> None:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
@@ -173,24 +192,22 @@ class _Worker:
         self._process.start()
         theirs.close()
         self.pid = self._process.pid or 0
+        self._has_call = False
+        self._used_s = -1.0
+        self._still = 0
 
     def begin(self, call: tuple[Any, ...]) -> bool:
         """Whether it is there and begins with ``call``."""
+        self._has_call = True
         try:
             self._pipe.send(call)
-            return self._pipe.poll(BEGIN_S) and bool(self._pipe.recv() == BEGUN)
+            return bool(self._pipe.recv() == BEGUN)
         except (EOFError, OSError):
             return False
 
     def answer(self) -> Any:
-        """The value of the call begun, or what it raises. Raises WorkerDiedError, also where it
-        hangs: whoever hears it kills the process."""
+        """The value of the call begun, or what it raises. Raises WorkerDiedError."""
         try:
-            if not self._pipe.poll(self._answer_s):
-                raise WorkerDiedError(
-                    f"The worker process gave no answer for {self._answer_s:g} s and was ended; "
-                    "was it stopped, or does it need more memory than there is?"
-                )
             worked, value = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(PATIENCE_S)
@@ -198,9 +215,29 @@ class _Worker:
                 f"The worker process died ({_how(self._process.exitcode)}) over this; does it need "
                 "more memory than there is?"
             ) from None
+        finally:
+            self._has_call = False
         if worked:
             return value
         raise value
+
+    def look(self) -> None:
+        """Count beats in which it had a call and used no processor; at the last one, kill it: what
+        waits for it, or for room in its pipe, then sees it dead."""
+        used_s = self._processor_s() if self._has_call else -1.0
+        self._still = self._still + 1 if 0 <= used_s == self._used_s else 0
+        self._used_s = used_s
+        if self._still >= LOOKS:
+            LOG.warning("worker %d stood still over a call and was ended", self.pid)
+            self.kill()
+
+    def _processor_s(self) -> float:
+        """Seconds of processor it has used; -1 where it is gone."""
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.Error:
+            return -1.0
+        return float(times.user + times.system)
 
     def kill(self) -> None:
         """End it at once."""

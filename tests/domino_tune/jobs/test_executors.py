@@ -77,6 +77,15 @@ def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def busy(seconds: float) -> int:
+    """Rounds of about 10 ms of computing."""
+    rounds, end_s = 0, time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        sum(range(10**6))
+        rounds += 1
+    return rounds
+
+
 def slow(seconds: float) -> int:
     time.sleep(seconds)
     return os.getpid()
@@ -180,14 +189,25 @@ class TestSlots:
         wait_until(lambda: len(slots.pids) == 2)
         assert all(is_alive(pid) for pid in slots.pids)
 
-    def test_a_worker_that_hangs_is_ended(self) -> None:
-        slots = SlotExecutor(1, answer_s=3)
+    def test_a_worker_that_was_stopped_is_ended(self) -> None:
+        """Over a call, or before one, even one that does not fit into the pipe."""
+        slots = SlotExecutor(1, stall_s=3)
         try:
             pid = slots.submit(os.getpid).result(PATIENCE_S)
-            with pytest.raises(WorkerDiedError, match="no answer for 3 s"):
+            with pytest.raises(WorkerDiedError, match="SIGKILL"):
                 slots.submit(stop).result(PATIENCE_S)
-            assert slots.submit(os.getpid).result(PATIENCE_S) != pid
             assert not is_alive(pid)
+            pid = slots.submit(os.getpid).result(PATIENCE_S)
+            os.kill(pid, signal.SIGSTOP)
+            assert slots.submit(len, bytes(4 << 20)).result(PATIENCE_S) == 4 << 20
+            assert not is_alive(pid)
+        finally:
+            slots.shutdown(wait=False)
+
+    def test_a_worker_that_computes_is_left_alone(self) -> None:
+        slots = SlotExecutor(1, stall_s=3)
+        try:
+            assert slots.submit(busy, 6.0).result(PATIENCE_S) > 1
         finally:
             slots.shutdown(wait=False)
 
