@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Final
 
 from domino_tune.bench.verdict import Check, at_most, check_table, told
+from domino_tune.errors import RunError
 from domino_tune.fidelity.gpu_cases import LAYERS, TP, ProofCase, play_case, proof_cases
 from domino_tune.fidelity.gpu_speed import (
-    STEPS,
     Speed,
     keep_speed,
     measure_speed,
     read_speed,
+    speed_asked,
     speed_checks,
     speed_table,
 )
@@ -108,8 +109,7 @@ def measure_ops(
         if path.exists():
             continue
         workloads = dict.fromkeys(case.workload for case in mine)
-        kept = folder / f"ops-{model.name}.json"
-        own = own_profile(base, model, workloads, kept, stop_at, mine[0].spec)
+        own = own_profile(base, model, workloads, folder, stop_at, mine[0].spec)
         if own is None:
             return False
         save_profile(own, path)
@@ -131,16 +131,20 @@ def _settings(cases: Sequence[ProofCase], folder: Path, stop_at: float) -> list[
 
 
 def _speeds(cases: Sequence[ProofCase], folder: Path, stop_at: float) -> list[Speed]:
-    """Of each model at its first shape."""
+    """Of each model at its first shape; a run that fails is told, and left."""
     found = []
     for model, case in {case.model: case for case in reversed(cases)}.items():
-        kept = folder / f"speed-{model.name}.json"
+        kept, asked = folder / f"speed-{model.name}.json", speed_asked(case)
         if not kept.exists():
             if time.monotonic() > stop_at:
                 continue
             print_line(f"the speed of {model.name} ...", sys.stderr)
-            keep_speed(kept, measure_speed(model, case.workload, case.spec, STEPS))
-        found.append(read_speed(kept))
+            try:
+                keep_speed(kept, measure_speed(case), asked)
+            except RunError as error:
+                print_line(f"gpu-proof: {error}", sys.stderr)
+                continue
+        found.append(read_speed(kept, asked))
     return found
 
 

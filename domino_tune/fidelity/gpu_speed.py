@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from domino_tune.bench.verdict import Check, at_most, told
+from domino_tune.fidelity.gpu_cases import ProofCase
+from domino_tune.fidelity.kept import keep_plain, read_plain
 from domino_tune.measure.spent import KINDS, Spent
 from domino_tune.runtime.launch import run_job
-from domino_tune.runtime.launch_spec import LaunchSpec
-from domino_tune.store.files import write_whole
 from domino_tune.tables import Table
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.specs import ClusterSpec, ModelSpec, Workload
+from simulator.specs import ClusterSpec
 
 JOB: Final = "domino_tune.measure.lone_jobs:speed"
 RATIO: Final = 1.03
@@ -51,35 +50,42 @@ class Speed:
         return statistics.median(times[index] for times in self.rounds_ns)
 
 
-def measure_speed(model: ModelSpec, workload: Workload, spec: LaunchSpec, steps: int) -> Speed:
-    """By a lone rank of ``spec``, without communication."""
-    payload = {
-        "model": asdict(model),
-        "workload": asdict(workload),
-        "cluster": asdict(ClusterSpec(tp=spec.tp)),
-        "plans": [asdict(plan) for plan in PLANS if plan.row_slices <= workload.micro_batch_size],
-        "steps": steps,
+def speed_asked(case: ProofCase) -> dict[str, Any]:
+    """What is measured of a case: the payload of the rank's job."""
+    batch = case.workload.micro_batch_size
+    return {
+        "model": asdict(case.model),
+        "workload": asdict(case.workload),
+        "cluster": asdict(ClusterSpec(tp=case.tp)),
+        "plans": [asdict(plan) for plan in PLANS if plan.row_slices <= batch],
+        "steps": STEPS,
     }
+
+
+def measure_speed(case: ProofCase) -> Speed:
+    """By a lone rank, without communication. Raises RunError where the host was too slow."""
     told: list[dict[str, Any]] = []
-    run_job(JOB, payload, spec, on_message=lambda message: told.append(dict(message)))
+    run_job(
+        JOB, speed_asked(case), case.spec, on_message=lambda message: told.append(dict(message))
+    )
     kinds = [message.pop("kind") for message in told]
     found = list(zip(kinds, told, strict=True))
     rounds = [one for kind, one in found if kind == "round"]
     return Speed(
-        model=model.name,
+        model=case.model.name,
         plans=tuple(Spent(**one) for kind, one in found if kind == "spent"),
         rounds_ns=tuple((one["ours_ns"], one["plain_ns"], one["torch_ns"]) for one in rounds),
     )
 
 
-def keep_speed(path: Path, speed: Speed) -> None:
-    """Write it."""
-    write_whole(path, json.dumps(asdict(speed), indent=1) + "\n")
+def keep_speed(path: Path, speed: Speed, asked: Mapping[str, Any]) -> None:
+    """Write it, and what was asked for."""
+    keep_plain(path, asdict(speed), asked)
 
 
-def read_speed(path: Path) -> Speed:
-    """What ``keep_speed`` wrote."""
-    plain = json.loads(path.read_text())
+def read_speed(path: Path, asked: Mapping[str, Any]) -> Speed:
+    """What ``keep_speed`` wrote. Raises InputError where it was asked for otherwise."""
+    plain = read_plain(path, asked)
     return Speed(
         model=plain["model"],
         plans=tuple(Spent(**one) for one in plain["plans"]),

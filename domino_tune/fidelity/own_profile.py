@@ -6,9 +6,11 @@ Everything else (collectives, contention) stays that of the profile it is laid o
 
 from __future__ import annotations
 
+import json
+import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +20,7 @@ from domino_tune.errors import RunError
 from domino_tune.measure.op_rows import SECTIONS, add_ops, measured_ops
 from domino_tune.runtime.launch import run_job
 from domino_tune.runtime.launch_spec import LaunchSpec
-from domino_tune.store.profiles import load_profile, save_profile
+from domino_tune.store.files import write_whole
 from domino_tune.tables import print_line
 from simulator.profile import LaunchSection, Profile, Provenance
 from simulator.specs import ClusterSpec, ModelSpec, Workload
@@ -31,47 +33,37 @@ MEASURED: Final = Provenance(
 
 
 def own_profile(
-    base: Profile, model: ModelSpec, workloads: Iterable[Workload], path: Path, stop_at: float,
+    base: Profile, model: ModelSpec, workloads: Iterable[Workload], folder: Path, stop_at: float,
     spec: LaunchSpec,
 ) -> Profile | None:  # fmt: skip
     """``base`` with every op of the slicings of ``workloads`` measured by a lone rank of ``spec``.
 
-    ``path`` keeps what has been, batch by batch; None where ``stop_at`` (time.monotonic) came
-    first. Raises RunError where a plan could not be played.
+    ``folder`` keeps what is finished, a file a batch; None where ``stop_at`` (time.monotonic) came
+    before all were. Raises RunError where a plan could not be played.
     """
-    mine = _begun(base, path)
-    for workload in workloads:
-        left_s = stop_at - time.monotonic()
-        if left_s <= 0:
-            return None
-        size = f"{workload.micro_batch_size} x {workload.seq_length}"
-        print_line(f"measuring the ops of {model.name}, {size} tokens ...", sys.stderr)
-        told = _measured(model, workload, mine, left_s, spec)
-        if told["plan"]["failed"]:
-            raise RunError(
-                f"Ops of {model.name} could not be measured: {dict(told['plan']['failed'])}. Is "
-                "the GPU free?"
-            )
-        mine = add_ops(mine, told["plan"]["ops"])
-        if "launch" in told:
-            mine = with_launch(mine, told["launch"]["cost_us"])
-        save_profile(mine, path)
-        if not told["plan"]["complete"]:
-            return None
-    return laid_over(base, mine)
-
-
-def _begun(base: Profile, path: Path) -> Profile:
-    if path.exists():
-        return load_profile(path)
     created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Profile(name=NAME, created=created, machine=base.machine)
+    mine = Profile(name=NAME, created=created, machine=base.machine)
+    costs_us: list[Mapping[str, float]] = []
+    for workload in workloads:
+        path = folder / f"ops-{model.name}-{workload.micro_batch_size}x{workload.seq_length}.json"
+        if not path.exists():
+            left_s = stop_at - time.monotonic()
+            told = _measured(model, workload, mine, left_s, spec) if left_s > 0 else None
+            if told is None or not told["plan"]["complete"]:
+                return None
+            write_whole(path, json.dumps(told) + "\n")
+        told = json.loads(path.read_text())
+        mine = add_ops(mine, told["plan"]["ops"])
+        costs_us += [told["launch"]["cost_us"]] if "launch" in told else []
+    return laid_over(base, with_launch(mine, costs_us))
 
 
 def _measured(
     model: ModelSpec, workload: Workload, known: Profile, seconds: float, spec: LaunchSpec
 ) -> dict[str, Mapping[str, Any]]:
-    """What the rank reports, by kind."""
+    """What the rank reports, by kind. Raises RunError where a plan could not be played."""
+    size = f"{workload.micro_batch_size} x {workload.seq_length}"
+    print_line(f"measuring the ops of {model.name}, {size} tokens ...", sys.stderr)
     payload = {
         "model": asdict(model),
         "workload": asdict(workload),
@@ -81,17 +73,19 @@ def _measured(
     }
     found: list[Mapping[str, Any]] = []
     run_job(JOB, payload, spec, on_message=found.append)
-    return {message["kind"]: message for message in found}
+    told = {message["kind"]: message for message in found}
+    failed = dict(told["plan"]["failed"])
+    if failed:
+        raise RunError(f"Ops of {model.name} could not be measured: {failed}. Is the GPU free?")
+    return told
 
 
-def with_launch(mine: Profile, cost_us: Mapping[str, float]) -> Profile:
-    """``mine`` with one batch's launch costs added to the mean of those before."""
-    count = mine.launch.samples if mine.launch else 0
-    known = mine.launch.cost_us if mine.launch else {}
-    mean = {
-        kind: (count * known.get(kind, 0.0) + cost) / (count + 1) for kind, cost in cost_us.items()
-    }
-    launch = LaunchSection(mode="async", cost_us=mean, samples=count + 1, provenance=MEASURED)
+def with_launch(mine: Profile, costs_us: Sequence[Mapping[str, float]]) -> Profile:
+    """``mine`` with the mean of all batches' launch costs, where there are any."""
+    if not costs_us:
+        return mine
+    mean = {kind: statistics.fmean(one[kind] for one in costs_us) for kind in costs_us[0]}
+    launch = LaunchSection(mode="async", cost_us=mean, provenance=MEASURED)
     return replace(mine, launch=launch)
 
 

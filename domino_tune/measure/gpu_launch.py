@@ -74,13 +74,16 @@ def host_costs(
 
 def mean_costs_us(session: Session, plan: SlicePlan) -> dict[str, float]:
     """Host µs of issuing a compute op, by kind: the mean of what its ops take, each that of its
-    role, so that a step's ops add up to the step."""
-    _, _, by_role = host_costs(session, plan)
+    role, and its share of what the executor does between ops; so a step's ops add up to the step.
+    """
+    step_us, _, by_role = host_costs(session, plan)
     kinds: dict[str, list[float]] = defaultdict(list)
     for op in session.executor(plan, None).ops:
         if op.lane == COMPUTE:
             kinds[op.signature.kind].append(by_role[op.role])
-    return {kind: statistics.fmean(costs) for kind, costs in kinds.items()}
+    count = sum(map(len, kinds.values()))
+    between_us = max(0.0, step_us - sum(map(sum, kinds.values()))) / count
+    return {kind: statistics.fmean(costs) + between_us for kind, costs in kinds.items()}
 
 
 def issue_us(lane: Lane, device: torch.device) -> float:

@@ -16,7 +16,7 @@ from domino_tune.measure.speed import spent
 from domino_tune.runtime.context import RankContext
 from domino_tune.runtime.emulated import EmulatedStreamLane, Pace
 from domino_tune.runtime.session import Session
-from simulator.plan import SlicePlan
+from simulator.plan import MEGATRON, SlicePlan
 
 PACE: Final = Pace(duration_ns=20_000, ctas=16)
 """Of the collectives whose launches are timed."""
@@ -32,8 +32,9 @@ def ops(context: RankContext, payload: Mapping[str, Any]) -> None:
         plans=slice_plans(session.workload.micro_batch_size),
     )  # fmt: skip
     known = {signature_from(plain) for plain in payload["known"]}
-    context.report(play_case(session, case, known, time.monotonic() + payload["seconds"]))
-    if context.device.type == "cuda":
+    message = play_case(session, case, known, time.monotonic() + payload["seconds"])
+    context.report(message)
+    if context.device.type == "cuda" and message["complete"]:
         context.report({"kind": "launch", "cost_us": _launch_us(session)})
 
 
@@ -54,15 +55,24 @@ def speed(context: RankContext, payload: Mapping[str, Any]) -> None:
     for plan in payload["plans"]:
         found = spent(session, SlicePlan(**plan), payload["steps"])
         context.report({"kind": "spent", **asdict(found)})
+    _heat(session)
     for one in rounds_alone(session, payload["steps"]):
         context.report({"kind": "round", **asdict(one)})
 
 
 def _session(context: RankContext, payload: Mapping[str, Any]) -> Session:
-    """Weights are drawn on the device, and stand still: this is about time. The GPU is brought to
-    the clock of long runs first."""
-    if context.device.type == "cuda":
-        Burner().tflops(SUSTAINED_SECONDS)
+    """Weights are drawn on the device, and stand still: this is about time. A first step is over,
+    and the GPU at the clock of long runs."""
     session = Session.of(context, payload)
     training = replace(session.training, learning_rate=0.0)
-    return replace(session, training=training, exact_weights=False)
+    session = replace(session, training=training, exact_weights=False)
+    session.executor(MEGATRON, None).run_step(*session.batch)
+    _heat(session)
+    return session
+
+
+def _heat(session: Session) -> None:
+    """Bring a GPU to the clock of long runs."""
+    if session.context.device.type == "cuda":
+        Burner().tflops(SUSTAINED_SECONDS)
+    session.context.beat()

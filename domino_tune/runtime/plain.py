@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from domino_tune.runtime.layer_functions import add_product
-from domino_tune.runtime.plain_pointwise import dropout_add, rms_norm, swiglu, turn
+from domino_tune.runtime.plain_pointwise import dropout_add, norm_branch, swiglu, turn
 from domino_tune.runtime.pointwise import PointwiseFunctions
 from simulator.specs import ModelSpec
 
@@ -126,7 +126,12 @@ class PlainModel:
         return x
 
     def _block(self, x: Tensor, name: str, seq_length: int, site: str) -> Tensor:
-        a = self._column(self._norm(x, f"{name}.norm"), f"{name}.a")
+        if self.pointwise is not None and self.model.norm == "rmsnorm":
+            weight, eps = self.weights[f"{name}.norm"], self.model.norm_eps
+            normed, x = norm_branch(self.pointwise, x, weight, eps)
+        else:
+            normed = self._norm(x, f"{name}.norm")
+        a = self._column(normed, f"{name}.a")
         core = self._attention(a, seq_length) if name.endswith("attn") else self._activation(a)
         y, bias = self._row(core, f"{name}.b"), self.weights.get(f"{name}.b.bias")
         if self.pointwise is None:
@@ -138,8 +143,6 @@ class PlainModel:
         shape, eps = x.shape[-1:], self.model.norm_eps
         if self.model.norm == "layernorm":
             return F.layer_norm(x, shape, self.weights[name], self.weights[f"{name}.bias"], eps)
-        if self.pointwise is not None:
-            return rms_norm(self.pointwise, x, self.weights[name], eps)
         return F.rms_norm(x, shape, self.weights[name], eps)
 
     def _column(self, x: Tensor, name: str) -> Tensor:
@@ -166,13 +169,11 @@ class PlainModel:
     def _attention(self, packed: Tensor, seq_length: int) -> Tensor:
         model, tp = self.model, self.tp if self.group is None else self.group.size()
         heads, kv_heads = model.num_attention_heads // tp, model.num_key_value_heads // tp
-        half = model.head_dim // 2
         rope = model.position_embedding == "rope"
         if rope and self.pointwise is not None:
-            angles = _angles(
+            tables = _half_angles(
                 seq_length, model.head_dim, model.rope_theta, packed.dtype, packed.device
             )
-            tables = (table[:, None, :half].contiguous() for table in angles)
             packed = turn(self.pointwise, packed, heads + kv_heads, *tables)
         sizes = (heads, kv_heads, kv_heads)
         parts = torch.split(packed, [size * model.head_dim for size in sizes], dim=1)
@@ -213,3 +214,12 @@ def _angles(
     positions = torch.arange(seq_length, dtype=torch.float64, device=device)
     angles = torch.outer(positions, theta**-exponents).repeat(1, 2)
     return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+@cache
+def _half_angles(
+    seq_length: int, size: int, theta: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The same for one half of a head, [seq_length, 1, size / 2]."""
+    cosine, sine = _angles(seq_length, size, theta, dtype, device)
+    return cosine[:, None, : size // 2].contiguous(), sine[:, None, : size // 2].contiguous()

@@ -11,10 +11,13 @@ from domino_tune.runtime.pointwise import PointwiseFunctions
 Tensor = torch.Tensor
 
 
-def rms_norm(functions: PointwiseFunctions, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm."""
-    y: Tensor = _RmsNorm.apply(functions, x, weight, eps)  # type: ignore[no-untyped-call]
-    return y
+def norm_branch(
+    functions: PointwiseFunctions, x: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm of ``x``, and ``x`` itself for the residual: where both gradients meet again, one
+    kernel adds them."""
+    y, residual = _NormBranch.apply(functions, x, weight, eps)  # type: ignore[no-untyped-call]
+    return y, residual
 
 
 def turn(
@@ -40,20 +43,20 @@ def dropout_add(
     return added
 
 
-class _RmsNorm(torch.autograd.Function):
+class _NormBranch(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, functions: PointwiseFunctions, x: Tensor, weight: Tensor, eps: float
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         y, rstd = functions.rms_norm(x, weight, eps)
         ctx.functions = functions
         ctx.save_for_backward(x, weight, rstd)
-        return y
+        return y, x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor, None]:
         x, weight, rstd = ctx.saved_tensors
-        dx, dweight = ctx.functions.rms_norm_grad(gradients[0], x, weight, rstd, None)
+        dx, dweight = ctx.functions.rms_norm_grad(gradients[0], x, weight, rstd, gradients[1])
         return None, dx, dweight.to(weight.dtype), None
 
 

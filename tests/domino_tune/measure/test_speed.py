@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from domino_tune.errors import RunError
-from domino_tune.measure import plain_job, speed
+from domino_tune.measure import gpu_launch, plain_job, speed
 from domino_tune.measure.gpu_launch import host_costs, mean_costs_us
 from domino_tune.measure.lone_rank import lone_session
 from domino_tune.measure.plain_job import MarkClock, layer_ends, rounds_alone
@@ -45,16 +45,18 @@ def test_an_iteration_is_taken_apart(plan: SlicePlan) -> None:
     assert found.flops == sum(op.signature.flops for op in schedule.ops())
 
 
-def test_launch_costs_add_up_to_the_step() -> None:
-    """On a CPU an op is done when its function returns: there it is all of its time."""
+def test_launch_costs_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     session = _session(LLAMA)
+    step_us, _, by_role = host_costs(session, TWO)
+    assert step_us > 0
+    costs_us = {role: float(number) for number, role in enumerate(sorted(by_role), 1)}
+    monkeypatch.setattr(gpu_launch, "host_costs", lambda *args: (5000.0, {}, costs_us))
+    ops = [op for op in session.executor(TWO, None).ops if op.lane == COMPUTE]
+    counts = Counter(op.signature.kind for op in ops)
     costs = mean_costs_us(session, TWO)
-    counts = Counter(
-        op.signature.kind for op in session.executor(TWO, None).ops if op.lane == COMPUTE
-    )
     assert set(costs) == set(counts) == set(KINDS)
-    _, _, by_role = host_costs(session, TWO)
-    assert min(by_role.values()) < costs["pointwise"] < max(by_role.values())
+    assert sum(costs_us[op.role] for op in ops) < 5000
+    assert sum(counts[kind] * costs[kind] for kind in KINDS) == pytest.approx(5000)
 
 
 def test_shares_are_of_the_faster_way_and_mfu_of_the_peak() -> None:
