@@ -152,10 +152,11 @@ def _like(laws: Mapping[str, tuple[float, float]], chosen: Sequence[Row], sm_cou
 
 
 def _by_size(rows: Sequence[Row]) -> ContentionFit:
+    families = sorted({family for row in rows for family in row["compute"]})
     by_size = tuple(
         SizeContention(
             bytes=row["size_bytes"],
-            compute={family: max(1.0, row["compute"][family]) for family in sorted(row["compute"])},
+            compute=_whole(row["compute"], families),
             collective_factor=_beside_compute(row, rows),
         )
         for row in sorted(rows, key=lambda row: row["size_bytes"])
@@ -177,6 +178,13 @@ def _by_size(rows: Sequence[Row]) -> ContentionFit:
         error=max(LEAST_ERROR, _spread(rows)),
         by_size=by_size,
     )
+
+
+def _whole(compute: Mapping[str, float], families: Sequence[str]) -> dict[str, float]:
+    """A slow-down of every family: of one that never ran wholly beside all-reduces of this size,
+    the others' mean."""
+    mean = fmean(compute.values())
+    return {family: max(1.0, compute.get(family, mean)) for family in families}
 
 
 def _beside_compute(row: Row, rows: Sequence[Row]) -> float:

@@ -1,8 +1,8 @@
 """Probes of contention: a step alone, then beside all-reduces that never stop.
 
-On CPU the all-reduces are issued ahead and outlast the step. On CUDA a step runs in chunks, each
-behind a head start for the host (``runtime.head_start``), and every chunk has all-reduces of its
-own beside it; what of both did not run beside the other is left out.
+On CPU the all-reduces are issued ahead. On CUDA a step runs in chunks, each behind a head start
+for the host (``runtime.head_start``), and every chunk has all-reduces of its own beside it. What of
+both did not run beside the other is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from simulator.schedules import fixed_order
 Message = dict[str, Any]
 Span = tuple[int, int]
 BESIDE: Final = 2.5
-"""All-reduces beside a step, as a multiple of what the step takes alone: enough to outlast it."""
+"""All-reduces beside a step, as a multiple of what the step takes alone. Where it takes longer than
+that beside them, its last ops run alone, and do not count."""
 MOST_BESIDE: Final = 150
 """All-reduces beside one chunk at most: CUDA's launch queue must hold them."""
 
@@ -120,6 +121,28 @@ def _relative_spread(families: Iterable[Sequence[float]]) -> float:
     return statistics.fmean(found) if found else 0.0
 
 
+class TimedOp(NamedTuple):
+    """A compute op of a step: its kind, and when it ran, in ns."""
+
+    kind: str
+    start: int
+    end: int
+
+
+def slowed(
+    alone: Sequence[TimedOp], beside: Sequence[TimedOp], until: int
+) -> dict[str, float]:  # fmt: skip
+    """How much longer each kind of op took beside all-reduces that began before all and ended at
+    ``until``; the same ops in the same order, and only those that ended before count."""
+    slow: dict[str, int] = defaultdict(int)
+    calm: dict[str, int] = defaultdict(int)
+    for before, op in zip(alone, beside, strict=True):
+        if op.end <= until:
+            slow[op.kind] += op.end - op.start
+            calm[op.kind] += before.end - before.start
+    return {kind: slow[kind] / calm[kind] for kind in slow}
+
+
 class HostContentionProbe(_Probe):
     """On CPU: moments of compute and of all-reduces are on one clock, the host's."""
 
@@ -141,13 +164,12 @@ class HostContentionProbe(_Probe):
         traffic.issue(context.all_gather_objects(wanted)[0])
         beside, beside_ns = self._play(in_step=False)
         traffic.drain()
-        busy = [
-            end - start
-            for start, end in _host_spans(traffic)
-            if start > beside_ns[0] and end < beside_ns[1]
-        ]
-        mine = {kind: beside[kind] / alone[kind] for kind in alone}
-        self._keep(mine, statistics.fmean(busy) / calm_ns if busy else None)
+        spans = _host_spans(traffic)
+        busy = [end - start for start, end in spans if start > beside_ns[0] and end < beside_ns[1]]
+        self._keep(
+            slowed(alone, beside, until=spans[-1][1]),
+            statistics.fmean(busy) / calm_ns if busy else None,
+        )
 
     def _calm_ns(self) -> float:
         """One all-reduce, of several back to back beside nothing."""
@@ -158,29 +180,22 @@ class HostContentionProbe(_Probe):
         traffic.drain()
         return statistics.fmean([end - start for start, end in _host_spans(traffic)][1:])
 
-    def _play(self, *, in_step: bool = True) -> tuple[dict[str, int], Span]:
-        """Time by kind of op; and when the step began and ended."""
+    def _play(self, *, in_step: bool = True) -> tuple[list[TimedOp], Span]:
+        """The step's ops, and when it began and ended, on the host's clock."""
         if in_step:
             self.session.context.barrier()
         began = time.perf_counter_ns()
         timeline = self.executor.run_step(*self.session.batch).timeline
-        totals: dict[str, int] = defaultdict(int)
-        for op, start, end in timeline.lane(COMPUTE):
-            totals[op.signature.kind] += end - start
-        return totals, (began, time.perf_counter_ns())
+        ops = [
+            TimedOp(op.signature.kind, began + start, began + end)
+            for op, start, end in timeline.lane(COMPUTE)
+        ]
+        return ops, (began, time.perf_counter_ns())
 
 
 def _host_spans(traffic: Traffic) -> list[Span]:
     """(start, end) of each on the host's clock."""
     return [(start, end) for start, end in traffic.spans() if isinstance(start, int)]  # type: ignore[misc]
-
-
-class TimedOp(NamedTuple):
-    """A compute op of a step: its kind, and when it ran, in ns since the step began."""
-
-    kind: str
-    start: int
-    end: int
 
 
 Bursts = list[list[Span]]

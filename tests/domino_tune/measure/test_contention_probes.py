@@ -11,6 +11,7 @@ from domino_tune.measure.contention_probes import (
     chunks_of,
     contention_message,
     longest_chunk_ns,
+    slowed,
     stretches,
 )
 from domino_tune.runtime.head_start import CHUNK_OPS
@@ -27,6 +28,14 @@ def ops(kinds: str, length: int, start: int = 0) -> list[TimedOp]:
 
 def burst(length: int, count: int, start: int = 0) -> list[tuple[int, int]]:
     return [(start + i * length, start + (i + 1) * length) for i in range(count)]
+
+
+def test_ops_behind_the_last_all_reduce_do_not_count() -> None:
+    """A step that all-reduces slow more than they were to outlast it ends alone."""
+    alone = ops("gp" * 3, 100, 0)
+    beside = [*ops("gp", 500, 1_000), *ops("gpgp", 100, 2_000)]
+    assert slowed(alone, beside, until=2_150) == {"gemm": 3.0, "pointwise": 5.0}
+    assert slowed(alone, beside, until=900) == {}
 
 
 def test_only_what_ran_beside_the_other_counts() -> None:
