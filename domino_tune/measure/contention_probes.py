@@ -134,10 +134,16 @@ def slowed(
 ) -> dict[str, float]:  # fmt: skip
     """How much longer each kind of op took beside all-reduces that began before all and ended at
     ``until``; the same ops in the same order, and only those that ended before count."""
+    return _factors((*both, (0, until)) for both in zip(alone, beside, strict=True))
+
+
+def _factors(ops: Iterable[tuple[TimedOp, TimedOp, Span]]) -> dict[str, float]:
+    """By kind, the time of ops (alone, beside, when all-reduces ran) that lie within that span,
+    over what the same ops took alone."""
     slow: dict[str, int] = defaultdict(int)
     calm: dict[str, int] = defaultdict(int)
-    for before, op in zip(alone, beside, strict=True):
-        if op.end <= until:
+    for before, op, (first, last) in ops:
+        if first <= op.start and op.end <= last:
             slow[op.kind] += op.end - op.start
             calm[op.kind] += before.end - before.start
     return {kind: slow[kind] / calm[kind] for kind in slow}
@@ -312,22 +318,18 @@ def stretches(
     ``alone`` and ``beside`` are the same ops in the same order. The first all-reduce of a burst,
     which may wait for other ranks to come to it, is left out.
     """
-    slow: dict[str, int] = defaultdict(int)
-    calm: dict[str, int] = defaultdict(int)
-    busy: list[int] = []
-    pairs = zip(chunks_of(alone), chunks_of(beside), bursts, strict=True)
-    for calm_chunk, chunk, burst in pairs:
-        first, last = burst[0][0], burst[-1][1]
-        for before, op in zip(calm_chunk, chunk, strict=True):
-            if first <= op.start and op.end <= last:
-                slow[op.kind] += op.end - op.start
-                calm[op.kind] += before.end - before.start
-        busy += [
-            _length(span)
-            for span in burst[1:]
-            if chunk[0].start <= span[0] and span[1] <= chunk[-1].end
-        ]
-    factors = {kind: slow[kind] / calm[kind] for kind in slow}
+    chunks = list(zip(chunks_of(alone), chunks_of(beside), bursts, strict=True))
+    factors = _factors(
+        (before, op, (burst[0][0], burst[-1][1]))
+        for calm_chunk, chunk, burst in chunks
+        for before, op in zip(calm_chunk, chunk, strict=True)
+    )
+    busy = [
+        _length(span)
+        for _, chunk, burst in chunks
+        for span in burst[1:]
+        if chunk[0].start <= span[0] and span[1] <= chunk[-1].end
+    ]
     return factors, statistics.fmean(busy) / calm_ns if busy else None
 
 
