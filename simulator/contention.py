@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Final, NamedTuple
 
 from simulator.errors import InputError
@@ -71,7 +72,8 @@ class ContentionFit:
 
     ``by_size``: where collectives take their share of a core rather than of a GPU's SMs, that share
     hangs on their size. These rows then stand in for the law's factors; between two, what they say
-    is interpolated over the logarithm of the size, and beyond the ends it stays.
+    is interpolated over the logarithm of the size, and beyond the ends it stays. A family that some
+    rows do not have goes by those that do; one that none has slows as the others do on average.
     """
 
     sm_count: int
@@ -96,6 +98,7 @@ class ContentionFit:
         for row in self.by_size:
             require_count(owner, "by_size bytes", row.bytes)
             require_number(owner, "by_size collective_factor", row.collective_factor, low=1.0)
+            require_count(owner, "number of by_size compute families", len(row.compute))
             for factor in row.compute.values():
                 require_number(owner, "by_size compute factor", factor, low=1.0)
         require_sorted("contention by_size", [row.bytes for row in self.by_size])
@@ -133,6 +136,18 @@ def compute_slowdown(sms_per_cta: float, factor: float, ctas: int, sm_count: int
     """This module's law, of ops so long that their last wave does not count."""
     left = sm_count - sms_per_cta * ctas
     return factor * sm_count / max(left, _LEAST_SMS * sm_count)
+
+
+def _at_size(flight: _Flight, rows: Sequence[tuple[int, float]]) -> float:
+    """What (bytes, factor) rows say at the flight's size; the least for one of no known size."""
+    if not flight.bytes:
+        return min(factor for _, factor in rows)
+    index = bisect_left(rows, (flight.bytes, 0.0))
+    if index in (0, len(rows)):
+        return rows[min(index, len(rows) - 1)][1]
+    (low, at_low), (high, at_high) = rows[index - 1], rows[index]
+    share = math.log(flight.bytes / low) / math.log(high / low)
+    return at_low + share * (at_high - at_low)
 
 
 class Contention:
@@ -188,23 +203,15 @@ class Contention:
             ctas = sum(flight.ctas for flight in flights)
             alone_us = alone_ns / 1000 or math.inf
             return self._law(family).slowdown(ctas, self.fit.sm_count, alone_us)
-        return 1.0 + sum(
-            self._of_size(flight, lambda row: row.compute.get(family, 1.0)) - 1.0
-            for flight in flights
-        )
+        rows = self._sizes(family)
+        return 1.0 + sum(_at_size(flight, rows) - 1.0 for flight in flights)
 
-    def _of_size(self, flight: _Flight, factor: Callable[[SizeContention], float]) -> float:
-        """A factor at the flight's size; the least there is for one of no known size."""
+    def _sizes(self, family: str) -> list[tuple[int, float]]:
+        """(bytes, slow-down) of a family of compute, beside each size that has it."""
         assert self.fit is not None
-        rows = self.fit.by_size
-        if not flight.bytes:
-            return min(factor(row) for row in rows)
-        index = bisect_left(rows, flight.bytes, key=lambda row: row.bytes)
-        if index in (0, len(rows)):
-            return factor(rows[min(index, len(rows) - 1)])
-        low, high = rows[index - 1], rows[index]
-        share = math.log(flight.bytes / low.bytes) / math.log(high.bytes / low.bytes)
-        return factor(low) + share * (factor(high) - factor(low))
+        known = [(row.bytes, row.compute[family]) for row in self.fit.by_size
+                 if family in row.compute]  # fmt: skip
+        return known or [(row.bytes, fmean(row.compute.values())) for row in self.fit.by_size]
 
     def _law(self, family: str) -> ComputeContention:
         assert self.fit is not None
@@ -224,5 +231,5 @@ class Contention:
         if not computing:
             return factor
         if self.fit.by_size:
-            return factor * self._of_size(me, lambda row: row.collective_factor)
+            return factor * _at_size(me, [(r.bytes, r.collective_factor) for r in self.fit.by_size])
         return factor * self.fit.collective_factor

@@ -168,9 +168,9 @@ class Score:
     limit: float
     pairs: int
     concordance: float
-    tuned_regret: float
-    two_regret: float
-    random_regret: float
+    tuned_regret: float | None
+    two_regret: float | None
+    random_regret: float | None
 
     @property
     def accurate(self) -> bool:
@@ -179,7 +179,8 @@ class Score:
 
 
 def score(settings: Sequence[Setting]) -> Score:
-    """The numbers of a report. Regrets are the worst over settings whose plans differ."""
+    """The numbers of a report. Regrets are the worst over settings whose plans differ,
+    None where none of them do."""
     cells = [cell for setting in settings for cell in setting.cells]
     noise = statistics.fmean(abs(cell.noise) for cell in cells)
     pairs = [right for setting in settings for right in setting.pairs()]
@@ -193,7 +194,7 @@ def score(settings: Sequence[Setting]) -> Score:
         limit=max(0.03, 2 * noise),
         pairs=len(pairs),
         concordance=statistics.fmean(pairs) if pairs else 1.0,
-        tuned_regret=max((setting.regret(TUNED) for setting in worth), default=0.0),
-        two_regret=max((setting.regret(ALWAYS_TWO) for setting in worth), default=0.0),
-        random_regret=max((setting.random_regret for setting in worth), default=0.0),
+        tuned_regret=max((setting.regret(TUNED) for setting in worth), default=None),
+        two_regret=max((setting.regret(ALWAYS_TWO) for setting in worth), default=None),
+        random_regret=max((setting.random_regret for setting in worth), default=None),
     )

@@ -59,6 +59,9 @@ def assumptions(rows: Sequence[Row], lanes: Row | None) -> str:
         found.append("two collectives on different links do not disturb each other")
     if not any("collective" in row for row in rows):
         found.append("compute does not slow collectives")
+    sized = [row["compute"].keys() for row in rows if not row["ctas"]]
+    if any(families != sized[0] for families in sized):
+        found.append("ops too long for a size's all-reduces slow as beside the nearest sizes")
     return f"Assumed: {'; '.join(found)}."
 
 
@@ -152,11 +155,10 @@ def _like(laws: Mapping[str, tuple[float, float]], chosen: Sequence[Row], sm_cou
 
 
 def _by_size(rows: Sequence[Row]) -> ContentionFit:
-    families = sorted({family for row in rows for family in row["compute"]})
     by_size = tuple(
         SizeContention(
             bytes=row["size_bytes"],
-            compute=_whole(row["compute"], families),
+            compute={family: max(1.0, factor) for family, factor in row["compute"].items()},
             collective_factor=_beside_compute(row, rows),
         )
         for row in sorted(rows, key=lambda row: row["size_bytes"])
@@ -168,9 +170,9 @@ def _by_size(rows: Sequence[Row]) -> ContentionFit:
             ComputeContention(
                 family=family,
                 sms_per_cta=0.0,
-                factor=fmean(row.compute[family] for row in by_size),
+                factor=fmean(row.compute[family] for row in by_size if family in row.compute),
             )
-            for family in by_size[0].compute
+            for family in sorted({family for row in by_size for family in row.compute})
         ),
         collective_factor=fmean(row.collective_factor for row in by_size),
         shared_links_factor=SHARED_LINKS,
@@ -178,13 +180,6 @@ def _by_size(rows: Sequence[Row]) -> ContentionFit:
         error=max(LEAST_ERROR, _spread(rows)),
         by_size=by_size,
     )
-
-
-def _whole(compute: Mapping[str, float], families: Sequence[str]) -> dict[str, float]:
-    """A slow-down of every family: of one that never ran wholly beside all-reduces of this size,
-    the others' mean."""
-    mean = fmean(compute.values())
-    return {family: max(1.0, compute.get(family, mean)) for family in families}
 
 
 def _beside_compute(row: Row, rows: Sequence[Row]) -> float:

@@ -1,4 +1,4 @@
-"""Probes of contention: a step alone, then beside all-reduces that never stop.
+"""Probes of contention: a step alone, then beside all-reduces back to back.
 
 On CPU the all-reduces are issued ahead. On CUDA a step runs in chunks, each behind a head start
 for the host (``runtime.head_start``), and every chunk has all-reduces of its own beside it. What of
@@ -32,7 +32,8 @@ Message = dict[str, Any]
 Span = tuple[int, int]
 BESIDE: Final = 2.5
 """All-reduces beside a step, as a multiple of what the step takes alone. Where it takes longer than
-that beside them, its last ops run alone, and do not count."""
+that beside them, its last ops run alone and do not count: what is known is of the step's beginning.
+To outlast it beside the smallest messages would take all-reduces worth 14 steps."""
 MOST_BESIDE: Final = 150
 """All-reduces beside one chunk at most: CUDA's launch queue must hold them."""
 
@@ -105,14 +106,15 @@ class _Probe:
         return {**row, "collective": statistics.median(self.stretch)} if self.stretch else row
 
     def _keep(self, compute: dict[str, float], stretch: float | None) -> None:
+        """What all ranks saw: one that came further was slowed less, and would speak for itself."""
         ranks = self.session.context.all_gather_objects((compute, stretch))
-        for kind in ranks[0][0]:
-            found = [factors[kind] for factors, _ in ranks if kind in factors]
-            self.compute[kind].append(statistics.fmean(found))
+        kinds = [kind for kind in compute if all(kind in factors for factors, _ in ranks)]
+        for kind in kinds:
+            self.compute[kind].append(statistics.fmean(factors[kind] for factors, _ in ranks))
         known = [factor for _, factor in ranks if factor is not None]
         if known:
             self.stretch.append(statistics.fmean(known))
-        self.samples += 1
+        self.samples += bool(kinds)
 
 
 def _relative_spread(families: Iterable[Sequence[float]]) -> float:
@@ -130,11 +132,11 @@ class TimedOp(NamedTuple):
 
 
 def slowed(
-    alone: Sequence[TimedOp], beside: Sequence[TimedOp], until: int
+    alone: Sequence[TimedOp], beside: Sequence[TimedOp], span: Span
 ) -> dict[str, float]:  # fmt: skip
-    """How much longer each kind of op took beside all-reduces that began before all and ended at
-    ``until``; the same ops in the same order, and only those that ended before count."""
-    return _factors((*both, (0, until)) for both in zip(alone, beside, strict=True))
+    """How much longer each kind of op took beside all-reduces, which ran from ``span``'s begin to
+    its end; the same ops in the same order, and only those that ran wholly within count."""
+    return _factors((*both, span) for both in zip(alone, beside, strict=True))
 
 
 def _factors(ops: Iterable[tuple[TimedOp, TimedOp, Span]]) -> dict[str, float]:
@@ -173,7 +175,7 @@ class HostContentionProbe(_Probe):
         spans = _host_spans(traffic)
         busy = [end - start for start, end in spans if start > beside_ns[0] and end < beside_ns[1]]
         self._keep(
-            slowed(alone, beside, until=spans[-1][1]),
+            slowed(alone, beside, (spans[0][0], spans[-1][1])),
             statistics.fmean(busy) / calm_ns if busy else None,
         )
 

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -42,7 +44,9 @@ def progress():
             os.kill(os.getpid(), int(os.environ["TO_PARENT"]))
         if message.startswith("round 1 of"):
             children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
-            Path(os.environ["CHILDREN"]).write_text(children)
+            told_by = Path(os.environ["CHILDREN"])
+            told_by.with_suffix(".new").write_text(children)
+            told_by.with_suffix(".new").rename(told_by)  # never seen half written
     yield told
 
 show.still_progress = progress
@@ -51,9 +55,11 @@ sys.exit(cli.main(sys.argv[1:]))
 """The command line with a progress line that says who the ranks are, and gets a signal."""
 
 
-def start(folder: Path, number: int) -> subprocess.Popen[str]:
+@contextmanager
+def started(folder: Path, number: int) -> Iterator[subprocess.Popen[str]]:
+    """The driver, which gets the signal ``number`` in its third round; gone when the test ends."""
     options = write_files(folder).options
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", DRIVER, "validate", *options, "--rounds", "9999", "--json",
          "--backend", "gloo"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
@@ -61,24 +67,29 @@ def start(folder: Path, number: int) -> subprocess.Popen[str]:
             **os.environ, "OMP_NUM_THREADS": "1", "CHILDREN": str(folder / "children"),
             "TO_PARENT": str(number),
         },
-    )  # fmt: skip
+    ) as parent:  # fmt: skip
+        try:
+            yield parent
+        finally:
+            if parent.poll() is None:
+                parent.terminate()  # its ranks end with it
 
 
 def children(folder: Path) -> list[int]:
     deadline = time.monotonic() + PATIENCE_S
-    while not (folder / "children").exists() or not (folder / "children").read_text():
+    while not (folder / "children").exists():
         assert time.monotonic() < deadline, "no round was played"
         time.sleep(0.05)
     return [int(pid) for pid in (folder / "children").read_text().split()]
 
 
 def test_a_killed_rank_ends_all_and_is_named(tmp_path: Path) -> None:
-    parent = start(tmp_path, 0)  # signal 0 does nothing
-    ranks = children(tmp_path)
-    assert len(ranks) == 2
-    began = time.monotonic()
-    os.kill(ranks[1], signal.SIGKILL)
-    out, err = parent.communicate(timeout=PATIENCE_S)
+    with started(tmp_path, 0) as parent:  # signal 0 does nothing
+        ranks = children(tmp_path)
+        assert len(ranks) == 2
+        began = time.monotonic()
+        os.kill(ranks[1], signal.SIGKILL)
+        out, err = parent.communicate(timeout=PATIENCE_S)
     assert time.monotonic() - began < PATIENCE_S
     assert parent.returncode == 4
     assert out == ""
@@ -89,8 +100,8 @@ def test_a_killed_rank_ends_all_and_is_named(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_shows_what_was_measured(tmp_path: Path) -> None:
-    parent = start(tmp_path, int(signal.SIGINT))
-    out, err = parent.communicate(timeout=PATIENCE_S)
+    with started(tmp_path, int(signal.SIGINT)) as parent:
+        out, err = parent.communicate(timeout=PATIENCE_S)
     assert parent.returncode == 130
     assert "interrupted" in err
     assert "Traceback" not in err

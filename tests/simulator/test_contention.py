@@ -115,7 +115,13 @@ def test_by_size_is_a_line_over_the_logarithm_that_stays_beyond_its_ends(
 def test_by_size_of_no_known_size_is_the_least_and_several_add_up() -> None:
     law = Contention(SIZED)
     assert law.slowdowns(("gemm", TP))[0] / SCALE == pytest.approx(1.2, abs=1e-3)
-    assert law.slowdowns(("pointwise", f"{TP}/b{1 << 20}"))[0] == SCALE  # a family not timed there
+    # One size has pointwise ops, none has attention.
+    for family, size, slowdown in (
+        ("pointwise", 1 << 10, 1.2), ("pointwise", 1 << 20, 1.2),
+        ("attention", 1 << 10, 1.3), ("attention", 1 << 20, 1.2),
+    ):  # fmt: skip
+        beside = law.slowdowns((family, f"{TP}/b{size}"))[0] / SCALE
+        assert beside == pytest.approx(slowdown, abs=1e-3)
     assert law.slowdowns((None, f"{TP}/b4096")) == (SCALE, SCALE)
     both = law.slowdowns(("gemm", f"{TP}/b1024", f"{DP}/b{1 << 20}"))
     expected = (1 + 0.4 + 0.2, 1.1 * 3.0, 1.1 * 2.0)
@@ -127,10 +133,11 @@ def test_by_size_of_no_known_size_is_the_least_and_several_add_up() -> None:
 @pytest.mark.parametrize(
     "rows",
     [
-        (SizeContention(0, {}, 1.0),),
+        (SizeContention(0, {"gemm": 1.0}, 1.0),),
+        (SizeContention(1, {}, 1.0),),
         (SizeContention(1, {"gemm": 0.9}, 1.0),),
-        (SizeContention(1, {}, 0.9),),
-        (SizeContention(2, {}, 1.0), SizeContention(1, {}, 1.0)),
+        (SizeContention(1, {"gemm": 1.0}, 0.9),),
+        (SizeContention(2, {"gemm": 1.0}, 1.0), SizeContention(1, {"gemm": 1.0}, 1.0)),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(rows: tuple[SizeContention, ...]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from domino_tune.fidelity.page import checks, markdown, to_json
+from domino_tune.fidelity.page import NOWHERE, checks, choice_checks, markdown, to_json
 from domino_tune.fidelity.scores import Cell, Setting, score
 
 
@@ -45,6 +45,7 @@ def test_regret_is_what_a_plan_costs_beyond_the_best() -> None:
     found = score([MEASURED])
     assert found.tuned_regret == 0.0
     assert found.two_regret == pytest.approx((90 / 80 * 90 / 80.8) ** 0.5 - 1)
+    assert found.random_regret is not None
     assert 0 < found.random_regret < 0.3
 
 
@@ -55,7 +56,12 @@ def test_the_best_is_picked_by_one_launch_and_judged_by_the_other() -> None:
 
 def test_plans_that_do_not_differ_cost_nothing() -> None:
     alike = setting(cell("inter", 1.0, 100.0, 100.0), cell("tuned", 1.0, 103.0, 103.0))
-    assert score([alike]).tuned_regret == 0.0
+    assert score([alike]).tuned_regret is None
+    verdicts = {check.what: check for check in choice_checks(score([alike]), 0.02)}
+    for plan in ("`tune`", "always two", "a random"):
+        what = f"worst regret of {plan}"
+        told = next(check for name, check in verdicts.items() if name.startswith(what))
+        assert (told.measured, told.ok) == (NOWHERE, None)
 
 
 def test_only_pairs_beyond_the_noise_are_judged() -> None:

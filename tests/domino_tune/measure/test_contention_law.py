@@ -96,6 +96,27 @@ def test_a_size_whose_collectives_nobody_saw_takes_the_nearest_ones() -> None:
     assert "compute does not slow collectives" in assumptions(rows, None)
 
 
+def test_a_family_goes_by_the_sizes_that_have_it() -> None:
+    rows = [row(0, size_bytes=1 << power, compute={"gemm": 2.0 * power}) for power in (10, 12, 14)]
+    assert "nearest sizes" not in assumptions(rows, None)
+    rows[0]["compute"]["attention"], rows[2]["compute"]["attention"] = 3.0, 5.0
+    assert "nearest sizes" in assumptions(rows, None)
+    fit = contention_fit(rows, sm_count=1)
+    assert {law.family: law.factor for law in fit.compute} == {"attention": 4.0, "gemm": 24.0}
+    assert "attention" not in fit.by_size[1].compute
+    flights = (family_name("all_reduce", 2, 1, 0, size) for size in (1 << 10, 1 << 12, 1 << 14))
+    beside = [Contention(fit).slowdowns(("attention", flight))[0] / 1024 for flight in flights]
+    assert beside == [3.0, 4.0, 5.0]
+
+
+def test_an_earlier_run_may_have_seen_other_families() -> None:
+    seen = {"gemm": 2.0}, {"gemm": 4.0, "attention": 3.0}
+    now, earlier = (
+        contention_fit([row(0, size_bytes=1024, compute=compute)], sm_count=1) for compute in seen
+    )
+    assert with_earlier_sizes(now, earlier).by_size[0].compute == {"gemm": 3.0, "attention": 3.0}
+
+
 @pytest.mark.parametrize("ctas", [0, 4])
 def test_the_error_is_what_steps_differ_by(ctas: int) -> None:
     noisy = [row(ctas, like=4, spread=spread) for spread in (0.1, 0.3)]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 pytest.importorskip("torch")
 
 from domino_tune.measure.contention_probes import (
     TimedOp,
+    _Probe,
     chunks_of,
     contention_message,
     longest_chunk_ns,
@@ -15,6 +19,9 @@ from domino_tune.measure.contention_probes import (
     stretches,
 )
 from domino_tune.runtime.head_start import CHUNK_OPS
+from domino_tune.runtime.session import Session
+from simulator.plan import MEGATRON
+from simulator.schedule import TP
 
 
 def ops(kinds: str, length: int, start: int = 0) -> list[TimedOp]:
@@ -31,11 +38,30 @@ def burst(length: int, count: int, start: int = 0) -> list[tuple[int, int]]:
 
 
 def test_ops_behind_the_last_all_reduce_do_not_count() -> None:
-    """A step that all-reduces slow more than they were to outlast it ends alone."""
+    """A step slowed so much that the all-reduces end before it does runs its rest alone."""
     alone = ops("gp" * 3, 100, 0)
     beside = [*ops("gp", 500, 1_000), *ops("gpgp", 100, 2_000)]
-    assert slowed(alone, beside, until=2_150) == {"gemm": 3.0, "pointwise": 5.0}
-    assert slowed(alone, beside, until=900) == {}
+    assert slowed(alone, beside, (0, 2_150)) == {"gemm": 3.0, "pointwise": 5.0}
+    assert slowed(alone, beside, (0, 900)) == {}
+    assert slowed(alone, beside, (1_100, 2_150)) == {"gemm": 1.0, "pointwise": 5.0}
+
+
+def test_a_sample_holds_what_all_ranks_saw() -> None:
+    """A rank that came further was slowed less: alone it would make contention look small."""
+    ranks: list[tuple[dict[str, float], float | None]] = []
+    context = SimpleNamespace(lanes_for=lambda ctas: {TP: None}, all_gather_objects=lambda _: ranks)
+    session = SimpleNamespace(context=context, workload=SimpleNamespace(dtype="fp32"))
+    probe = _Probe(cast(Session, session), MEGATRON, 4096, 0)
+
+    ranks[:] = [({"gemm": 2.0, "pointwise": 1.5}, None), ({"gemm": 4.0}, 1.2)]
+    probe._keep(*ranks[0])
+    assert probe.row()["compute"] == {"gemm": 3.0}
+    assert (probe.row()["samples"], probe.row()["collective"]) == (1, 1.2)
+
+    ranks[:] = [({}, None), ({"gemm": 9.0}, None)]
+    probe._keep(*ranks[0])
+    assert probe.row()["compute"] == {"gemm": 3.0}
+    assert probe.row()["samples"] == 1
 
 
 def test_only_what_ran_beside_the_other_counts() -> None:
