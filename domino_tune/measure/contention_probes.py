@@ -34,6 +34,8 @@ BESIDE: Final = 2.5
 """All-reduces beside a step, as a multiple of what the step takes alone. Where it takes longer than
 that beside them, its last ops run alone and do not count: what is known is of the step's beginning.
 To outlast it beside the smallest messages would take all-reduces worth 14 steps."""
+BEGIN_S: Final = 1e-3
+"""The lane's thread needs the interpreter for a moment to begin."""
 MOST_BESIDE: Final = 150
 """All-reduces beside one chunk at most: CUDA's launch queue must hold them."""
 
@@ -106,11 +108,13 @@ class _Probe:
         return {**row, "collective": statistics.median(self.stretch)} if self.stretch else row
 
     def _keep(self, compute: dict[str, float], stretch: float | None) -> None:
-        """What all ranks saw: one that came further was slowed less, and would speak for itself."""
+        """What all ranks saw, if there is any such: one that came further was slowed less."""
         ranks = self.session.context.all_gather_objects((compute, stretch))
-        kinds = [kind for kind in compute if all(kind in factors for factors, _ in ranks)]
-        for kind in kinds:
-            self.compute[kind].append(statistics.fmean(factors[kind] for factors, _ in ranks))
+        seen = [factors.keys() for factors, _ in ranks]
+        kinds = set.intersection(*map(set, seen)) or set().union(*seen)
+        for kind in sorted(kinds):
+            found = [factors[kind] for factors, _ in ranks if kind in factors]
+            self.compute[kind].append(statistics.fmean(found))
         known = [factor for _, factor in ranks if factor is not None]
         if known:
             self.stretch.append(statistics.fmean(known))
@@ -170,6 +174,7 @@ class HostContentionProbe(_Probe):
         wanted = max(1, math.ceil(BESIDE * (alone_ns[1] - alone_ns[0]) / calm_ns))
         traffic = Traffic(self.lane, self.size_bytes, context.device, self.dtype)
         traffic.issue(context.all_gather_objects(wanted)[0])
+        time.sleep(BEGIN_S)
         beside, beside_ns = self._play(in_step=False)
         traffic.drain()
         spans = _host_spans(traffic)

@@ -58,10 +58,14 @@ def test_a_sample_holds_what_all_ranks_saw() -> None:
     assert probe.row()["compute"] == {"gemm": 3.0}
     assert (probe.row()["samples"], probe.row()["collective"]) == (1, 1.2)
 
-    ranks[:] = [({}, None), ({"gemm": 9.0}, None)]
+    ranks[:] = [({}, None), ({}, None)]
     probe._keep(*ranks[0])
-    assert probe.row()["compute"] == {"gemm": 3.0}
     assert probe.row()["samples"] == 1
+
+    ranks[:] = [({}, None), ({"gemm": 5.0}, None)]  # better than nothing
+    probe._keep(*ranks[0])
+    assert probe.row()["compute"] == {"gemm": 4.0}
+    assert probe.row()["samples"] == 2
 
 
 def test_only_what_ran_beside_the_other_counts() -> None:
