@@ -209,9 +209,9 @@ class Contention:
     def _sizes(self, family: str) -> list[tuple[int, float]]:
         """(bytes, slow-down) of a family of compute, beside each size that has it."""
         assert self.fit is not None
-        known = [(row.bytes, row.compute[family]) for row in self.fit.by_size
-                 if family in row.compute]  # fmt: skip
-        return known or [(row.bytes, fmean(row.compute.values())) for row in self.fit.by_size]
+        rows = self.fit.by_size
+        known = [(row.bytes, row.compute[family]) for row in rows if family in row.compute]
+        return known or [(row.bytes, fmean(row.compute.values())) for row in rows]
 
     def _law(self, family: str) -> ComputeContention:
         assert self.fit is not None

@@ -158,7 +158,7 @@ def _by_size(rows: Sequence[Row]) -> ContentionFit:
     by_size = tuple(
         SizeContention(
             bytes=row["size_bytes"],
-            compute={family: max(1.0, factor) for family, factor in row["compute"].items()},
+            compute={family: max(1.0, row["compute"][family]) for family in sorted(row["compute"])},
             collective_factor=_beside_compute(row, rows),
         )
         for row in sorted(rows, key=lambda row: row["size_bytes"])

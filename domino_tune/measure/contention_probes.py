@@ -110,9 +110,9 @@ class _Probe:
     def _keep(self, compute: dict[str, float], stretch: float | None) -> None:
         """What all ranks saw, if there is any such: one that came further was slowed less."""
         ranks = self.session.context.all_gather_objects((compute, stretch))
-        seen = [factors.keys() for factors, _ in ranks]
-        kinds = set.intersection(*map(set, seen)) or set().union(*seen)
-        for kind in sorted(kinds):
+        seen = [set(factors) for factors, _ in ranks]
+        kinds = set.intersection(*seen) or set.union(*seen)
+        for kind in kinds:
             found = [factors[kind] for factors, _ in ranks if kind in factors]
             self.compute[kind].append(statistics.fmean(found))
         known = [factor for _, factor in ranks if factor is not None]
@@ -135,9 +135,7 @@ class TimedOp(NamedTuple):
     end: int
 
 
-def slowed(
-    alone: Sequence[TimedOp], beside: Sequence[TimedOp], span: Span
-) -> dict[str, float]:  # fmt: skip
+def slowed(alone: Sequence[TimedOp], beside: Sequence[TimedOp], span: Span) -> dict[str, float]:
     """How much longer each kind of op took beside all-reduces, which ran from ``span``'s begin to
     its end; the same ops in the same order, and only those that ran wholly within count."""
     return _factors((*both, span) for both in zip(alone, beside, strict=True))

@@ -54,7 +54,7 @@ def test_the_best_is_picked_by_one_launch_and_judged_by_the_other() -> None:
     assert lucky.regret("tuned") == pytest.approx((100 / 110 * 100 / 100) ** 0.5 - 1)
 
 
-def test_plans_that_do_not_differ_cost_nothing() -> None:
+def test_plans_that_do_not_differ_tell_nothing_of_regret() -> None:
     alike = setting(cell("inter", 1.0, 100.0, 100.0), cell("tuned", 1.0, 103.0, 103.0))
     assert score([alike]).tuned_regret is None
     verdicts = {check.what: check for check in choice_checks(score([alike]), 0.02)}
