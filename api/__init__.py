@@ -1,1 +1,1 @@
-"""The HTTP service: wire only, every verb lives in domino_tune.services."""
+"""The HTTP service: wire only, every verb lives in domino_tune.verbs."""

@@ -12,13 +12,13 @@ from dataclasses import fields, replace
 from typing import Any, Final
 
 from api.problems import bad_body
-from domino_tune.case import Setup
-from domino_tune.formats.hf_config import field_name
-from domino_tune.quantities import parse_quantity
+from domino_tune.base.units import parse_quantity
 from domino_tune.search import SpaceSpec
-from domino_tune.simulation import MICROS_PLAYED
-from domino_tune.tuning import setups_to_tune
-from domino_tune.whatif import parse_changes, parse_sweep
+from domino_tune.store.formats.hf_config import field_name
+from domino_tune.verbs.simulate import MICROS_PLAYED
+from domino_tune.verbs.tune import cases_to_tune
+from domino_tune.verbs.whatif import parse_changes, parse_sweep
+from simulator.case import Case
 from simulator.errors import InputError
 from simulator.plan import MAX_ROW_SLICES, SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec
@@ -119,7 +119,7 @@ def _check_line(line: Mapping[str, Any], place: tuple[str, ...]) -> None:
 
 
 def check_setup(
-    setup: Setup,
+    case: Case,
     plan: SlicePlan | None = None,
     *,
     changes: Sequence[str] = (),
@@ -132,37 +132,37 @@ def check_setup(
     ``plan`` is what is played; None stands for a search, over ``tune_also`` too.
     ``changes`` and ``sweep`` are a what-if's.
     """
-    check_model(setup.model)
-    cluster, workload = setup.cluster, setup.workload
+    check_model(case.model)
+    cluster, workload = case.cluster, case.workload
     _at_most(cluster.world_size, MOST_RANKS, ("dp",), "tp × dp")
     for name in ("seq_length", "micro_batch_size", "grad_accumulation"):
         _at_most(getattr(workload, name), COUNTS[name], (name,))
     sequences = workload.micro_batch_size * workload.grad_accumulation
     _at_most(sequences, MOST_SEQUENCES, ("grad_accumulation",), "the batch of a replica")
-    largest = _check_changes(setup, changes, sweep)
+    largest = _check_changes(case, changes, sweep)
     # A schedule has more ops with all-reduces than without; how many ranks do them is all one.
     reducing = replace(cluster, tp=min(largest["tp"], 2), ranks_per_node=2 * cluster.dp)
-    for one in setups_to_tune(setup, tune_also):
+    for one in cases_to_tune(case, tune_also):
         accumulation = one.workload.grad_accumulation
         _at_most(accumulation, COUNTS["grad_accumulation"], ("tune_also",), "grad_accumulation")
         size = max(one.workload.micro_batch_size, largest["micro_batch_size"])
         micros = min(accumulation, MICROS_PLAYED)
-        ops = schedule_ops(setup.model, reducing, plan or _most_sliced(size), micros)
+        ops = schedule_ops(case.model, reducing, plan or _most_sliced(size), micros)
         _at_most(ops, most_ops, ("model",), "the number of ops to play")
     if plan is None:
-        _at_most(search_size(setup, tune_also), MOST_PLANS, ("tune_also",), "the number of plans")
+        _at_most(search_size(case, tune_also), MOST_PLANS, ("tune_also",), "the number of plans")
 
 
-def _check_changes(setup: Setup, changes: Sequence[str], sweep: str | None) -> dict[str, int]:
+def _check_changes(case: Case, changes: Sequence[str], sweep: str | None) -> dict[str, int]:
     """The most of each count that a what-if looks at, things as they are included."""
     key, values = parse_sweep(sweep)
     _at_most(len(values), MOST_POINTS, ("sweep",), "the number of values")
     asked = [("change", name, text) for name, text in parse_changes(changes).items()]
     asked += [("sweep", key, text) for text in values]
     old = {
-        "tp": setup.cluster.tp, "nodes": setup.cluster.nodes,
-        "seq_length": setup.workload.seq_length,
-        "micro_batch_size": setup.workload.micro_batch_size,
+        "tp": case.cluster.tp, "nodes": case.cluster.nodes,
+        "seq_length": case.workload.seq_length,
+        "micro_batch_size": case.workload.micro_batch_size,
     }  # fmt: skip
     largest = dict(old)
     for place, name, text in asked:
@@ -172,7 +172,7 @@ def _check_changes(setup: Setup, changes: Sequence[str], sweep: str | None) -> d
         value = quantity.value * (old[name] if quantity.dimension == "factor" else 1)
         _at_most(value, COUNTS[name], (place,), name)
         if name == "tp":
-            _at_most(value * setup.cluster.dp, MOST_RANKS, (place,), "tp × dp")
+            _at_most(value * case.cluster.dp, MOST_RANKS, (place,), "tp × dp")
         largest[name] = max(largest[name], int(value))
     return largest
 
@@ -201,14 +201,14 @@ def schedule_ops(model: ModelSpec, cluster: ClusterSpec, plan: SlicePlan, micros
     return micros * (model.num_hidden_layers * layer + edges) + buckets + each + 1
 
 
-def search_size(setup: Setup, tune_also: Sequence[str]) -> int:
-    """Combinations that a search of ``setup`` counts, for every micro-batch size it tunes."""
+def search_size(case: Case, tune_also: Sequence[str]) -> int:
+    """Combinations that a search of ``case`` counts, for every micro-batch size it tunes."""
     axes = {item.name: getattr(SpaceSpec(), item.name) for item in fields(SpaceSpec)}
-    axes["comm_ctas"] = setup.profile.comm_ctas_choices(*setup.cluster.tp_group)
+    axes["comm_ctas"] = case.profile.comm_ctas_choices(*case.cluster.tp_group)
     del axes["row_slices"]
     # Cuts have columns and dgrad pieces of two blocks each.
     each = math.prod(map(len, axes.values())) * len(axes["col_slices"]) * len(axes["dgrad_slices"])
-    return each * MAX_ROW_SLICES * len(setups_to_tune(setup, tune_also))
+    return each * MAX_ROW_SLICES * len(cases_to_tune(case, tune_also))
 
 
 def _at_most(value: Any, most: int, place: tuple[str | int, ...], what: str = "") -> None:

@@ -18,8 +18,8 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, create_model
 
 from api.wire import SLUG
-from domino_tune.options import Option, option_of
 from domino_tune.requests import Request
+from domino_tune.requests.options import Option, option_of
 from simulator.plan import SlicePlan
 
 Asked = TypeVar("Asked", bound=Request)

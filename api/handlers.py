@@ -20,7 +20,7 @@ from api.problems import (
     problem_of,
     problem_response,
 )
-from domino_tune.errors import with_cause
+from domino_tune.base.errors import with_cause
 from simulator.errors import DominoTuneError
 
 LOG: Final = logging.getLogger("domino_tune.api")
@@ -33,7 +33,7 @@ DETAILS = {
 
 
 async def domino_tune_error(request: Request, error: Exception) -> Response:
-    """What a user of domino_tune can cause, as domino_tune.errors.MEANINGS has it."""
+    """What a user of domino_tune can cause, as domino_tune.base.errors.MEANINGS has it."""
     assert isinstance(error, DominoTuneError)
     problem = problem_of(error)
     if problem.status >= 500:

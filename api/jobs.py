@@ -20,10 +20,10 @@ from api.generate import Wire
 from api.parts import Parts
 from api.tasks import new_job
 from api.wire import body_bytes, in_thread, parts_of
-from domino_tune.jobs.desk import MAX_LIMIT
-from domino_tune.jobs.idempotency import Idempotency
-from domino_tune.jobs.job import Job, JobKind, no_such_job
-from domino_tune.jobs.task import dump
+from domino_tune.service.desk import MAX_LIMIT
+from domino_tune.service.idempotency import Idempotency
+from domino_tune.service.job import Job, JobKind, no_such_job
+from domino_tune.service.task import dump
 
 LONGEST_WAIT_S: Final = 30
 FIRST_POLL_S: Final = 0.1

@@ -18,8 +18,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from domino_tune.errors import StorageError, UnavailableError
-from domino_tune.jobs.job import JobState
+from domino_tune.base.errors import StorageError, UnavailableError
+from domino_tune.service.job import JobState
 
 if TYPE_CHECKING:
     from api.parts import Parts

@@ -16,16 +16,16 @@ import anyio
 from api.limits import Buckets
 from api.quick import Quick
 from api.settings import Settings
-from domino_tune.jobs import work
-from domino_tune.jobs.database import Database, open_database
-from domino_tune.jobs.desk import JobDesk
-from domino_tune.jobs.executors import open_executor
-from domino_tune.jobs.leases import Leases
-from domino_tune.jobs.library import Library, bundled
-from domino_tune.jobs.measurements import Measurements
-from domino_tune.jobs.runner import Runner
-from domino_tune.jobs.slot_executor import SlotExecutor
-from domino_tune.jobs.tokens import TokenDesk
+from domino_tune.service import work
+from domino_tune.service.desk import JobDesk
+from domino_tune.service.executors.registry import open_executor
+from domino_tune.service.executors.slots import SlotExecutor
+from domino_tune.service.leases import Leases
+from domino_tune.service.library import Library, bundled
+from domino_tune.service.measurements import Measurements
+from domino_tune.service.runner import Runner
+from domino_tune.service.sql.database import Database, open_database
+from domino_tune.service.tokens import TokenDesk
 
 QUICK_NICENESS: Final = 5
 """Somebody waits for these: before jobs' workers, behind the event loop."""

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
-from domino_tune.problems import fields_named, plain_problem
+from domino_tune.requests.problems import fields_named, plain_problem
 from simulator.errors import DominoTuneError
 
 MEDIA_TYPE: Final = "application/problem+json"

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from api.problems import MEDIA_TYPE, Problem, phrase
 from api.settings import from_environment
-from domino_tune.serving import HEADER_BYTES
+from domino_tune.service.serving import HEADER_BYTES
 
 GRACE_S: Final = 2.0
 """A body's reader has answered by then."""

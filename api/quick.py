@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from api.problems import ProblemError
-from domino_tune.jobs.executors import ExecutorLostError, WorkerDiedError
+from domino_tune.service.executors.errors import ExecutorLostError, WorkerDiedError
 
 MOST_WAITING: Final = 64
 """Different computations that wait or run; more are sent away."""

@@ -12,20 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 
 from api.generate import Slug, Wire, shown, shown_fields, wire_body
 from api.problems import Problem
-from domino_tune.jobs.job import JobState
-from domino_tune.planfile import Predicted, ProfileRef
-from domino_tune.requests import NOT_SERVED, SimulateRequest, TuneRequest, WhatIfRequest
-from domino_tune.results import (
-    POINT_FIELDS,
-    ExportResult,
-    GridCell,
-    SimulateResult,
-    TrialResult,
-    WhatIfResult,
-)
+from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
+from domino_tune.requests.verbs import NOT_SERVED
+from domino_tune.results import ExportResult, SimulateResult, WhatIfResult
 from domino_tune.results import TuneResult as TuneAnswer
+from domino_tune.results.tune import GridCell, TrialResult
+from domino_tune.results.validate import ValidateResult
+from domino_tune.results.whatif import POINT_FIELDS
+from domino_tune.service.job import JobState
+from domino_tune.store.plans import Predicted, ProfileRef
 from domino_tune.store.profiles import ProfileSummary
-from domino_tune.validation_results import ValidateResult
 from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 

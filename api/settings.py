@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
-from domino_tune.loopback import is_loopback
-from domino_tune.serving import SETTINGS
+from domino_tune.base.loopback import is_loopback
+from domino_tune.service.serving import SETTINGS
 from domino_tune.store.files import parse_json
 from domino_tune.store.strict import strict
 from simulator.errors import InputError

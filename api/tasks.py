@@ -10,15 +10,16 @@ from api.auth import Caller
 from api.bounds import MOST_OPS, MOST_OPS_AT_ONCE, check_setup
 from api.generate import Wire, to_request
 from api.wire import in_thread, parts_of, run_quick
-from domino_tune.case import Setup, plan_of, resolve
-from domino_tune.jobs.job import JobKind, NewJob
-from domino_tune.jobs.library import Library
-from domino_tune.jobs.recent import Recent
-from domino_tune.jobs.task import REQUESTS, Task, digest, dump
-from domino_tune.planfile import PlanFile, plan_from_json
 from domino_tune.requests import PlanFields, TuneRequest, WhatIfRequest, WorkloadFields
+from domino_tune.service.job import JobKind, NewJob
+from domino_tune.service.library import Library
+from domino_tune.service.lru_cache import Recent
+from domino_tune.service.task import REQUESTS, Task, digest, dump
 from domino_tune.store.models import LoadedModel
-from domino_tune.whatif import parse_changes, parse_sweep
+from domino_tune.store.plans import PlanFile, plan_from_json
+from domino_tune.verbs.resolve import plan_of, resolve
+from domino_tune.verbs.whatif import parse_changes, parse_sweep
+from simulator.case import Case
 
 KNOWN_BYTES: Final = 8 << 20
 _KNOWN: Final[Recent[bytes]] = Recent(KNOWN_BYTES, len)
@@ -75,30 +76,30 @@ def _check(
     kind: str, request: WorkloadFields, plan_file: PlanFile | None, library: Library
 ) -> None:
     """Refuse what would take too long, before anything is built from it."""
-    setup = resolve(request, plan_file, library.shelf())
+    case = resolve(request, plan_file, library.shelf())
     if isinstance(request, TuneRequest):
-        check_setup(setup, tune_also=request.tune_also)
-        check_fits(setup)
+        check_setup(case, tune_also=request.tune_also)
+        check_fits(case)
         return
     assert isinstance(request, PlanFields)
     plan = plan_of(request, plan_file)
     if not isinstance(request, WhatIfRequest):
-        check_setup(setup, plan, most_ops=MOST_OPS_AT_ONCE)
+        check_setup(case, plan, most_ops=MOST_OPS_AT_ONCE)
         return
     parse_changes(request.change)
     parse_sweep(request.sweep)
     searched = None if request.retune else plan
     most = MOST_OPS if kind == "sweep" else MOST_OPS_AT_ONCE
-    check_setup(setup, searched, changes=request.change, sweep=request.sweep, most_ops=most)
-    check_fits(setup)
+    check_setup(case, searched, changes=request.change, sweep=request.sweep, most_ops=most)
+    check_fits(case)
 
 
-def check_fits(setup: Setup) -> None:
+def check_fits(case: Case) -> None:
     """Refuse now what a job could only fail with: a model that does not shard. Raises InputError.
 
     Comes behind the bounds: it looks for numbers that would do, among all up to a size.
     """
-    _ = setup.case
+    _ = case
 
 
 def _shown(body: Wire) -> dict[str, Any]:

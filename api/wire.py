@@ -30,7 +30,7 @@ from api.body import JSON_TYPES, TABLE_TYPES, parse_body, parse_object, read_bod
 from api.bounds import check_fields
 from api.problems import LONGEST_NAME, Fault, ProblemError
 from api.strict_json import MOST_KEYS
-from domino_tune.jobs.tokens import Scope
+from domino_tune.service.tokens import Scope
 
 if TYPE_CHECKING:
     from api.parts import Parts
@@ -253,7 +253,7 @@ async def in_thread(function: Callable[..., Made], *arguments: Any, **named: Any
 
 
 async def run_quick(request: Request, kind: str, task: bytes) -> bytes:
-    """The result of ``domino_tune.jobs.work.quick``, computed or known.
+    """The result of ``domino_tune.service.work.quick``, computed or known.
 
     Raises ProblemError 429 and 503.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 OUR_PACKAGES = ("simulator", "profiles", "api")
-INTERRUPTED = 130  # as in domino_tune.errors, which is not imported yet when this is needed
+INTERRUPTED = 130  # as in domino_tune.base.errors, which is not imported yet when this is needed
 STRICT = ("strict", "surrogateescape")
 
 
@@ -104,7 +104,7 @@ def run(argv: Sequence[str] | None) -> int:
             file=sys.stderr,
         )
         return 2
-    from domino_tune.cli import main as run_cli
+    from domino_tune.cli.commands import main as run_cli
 
     return run_cli(argv)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from domino_tune.tables import Table, print_table
+from domino_tune.base.tables import Table, print_table
 from tests.contracts.schedule_contract import CONTRACT, random_built
 from tests.simulator.cases import KINDS
 from tests.simulator.engine_checks import check_contended_dag, check_dag, check_engines_agree

@@ -9,7 +9,7 @@ from typing import Final
 from simulator.edges import Edges
 from simulator.errors import ScheduleError
 from simulator.fragments import Fragments, gradient_name
-from simulator.lines import (
+from simulator.issue_order import (
     BACKWARD_FRAGMENTS,
     FORWARD_FRAGMENTS,
     LayerOrder,

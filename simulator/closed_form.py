@@ -19,10 +19,11 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from simulator.case import Case
 from simulator.contention import SCALE
 from simulator.edges import Edges
 from simulator.fragments import Fragments
-from simulator.lines import (
+from simulator.issue_order import (
     ALL_SLICES,
     BACKWARD_FRAGMENTS,
     BLOCKS,
@@ -32,7 +33,6 @@ from simulator.lines import (
 )
 from simulator.ops import Gemm
 from simulator.plan import SlicePlan
-from simulator.predict import Case
 from simulator.schedule import COMPUTE, OpTemplate
 
 FAMILIES: Final = ("gemm", "attention", "pointwise")

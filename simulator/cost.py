@@ -33,6 +33,8 @@ class Changes:
     """What-if multipliers of the machine: 2.0 doubles a rate (or a latency); 1.0 changes nothing.
 
     ``contention`` scales the excess of every slowdown over 1; 0.0 turns contention off.
+    ``compute_speed`` is that of everything but communication: of all compute ops, and of what the
+    host charges to them.
     """
 
     link_bandwidth: float = 1.0
@@ -40,11 +42,13 @@ class Changes:
     gpu_flops: float = 1.0
     memory_bandwidth: float = 1.0
     contention: float = 1.0
+    compute_speed: float = 1.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value, low = getattr(self, item.name), LEAST_FACTORS.get(item.name, 0.0)
-            if not low <= value <= MOST_FACTOR:
+            most = math.inf if item.name == "compute_speed" else MOST_FACTOR  # measured, not asked
+            if not low <= value <= most:
                 off = ", 0 meaning off" if item.name == "contention" else ""
                 raise InputError(
                     f"{item.name} must be a factor from {low:g} to {MOST_FACTOR:g}{off}, "
@@ -79,7 +83,7 @@ class CostModel:
         self._durations_ns: dict[Signature, int] = {}
         fit = profile.contention.fit if profile.contention else None
         self.contention = Contention(fit, strength=changes.contention)
-        self.launch = _launch(profile, cuda_graph)
+        self.launch = _launch(profile, cuda_graph, changes.compute_speed)
         self.skew = profile.skew.fit if profile.skew else None
 
     def estimate(self, signature: Signature) -> Estimate:
@@ -134,8 +138,8 @@ class CostModel:
 
     def _compute(self, base: Estimate, shares: tuple[float, float, float]) -> Estimate:
         """Each share of the duration scaled by the change that concerns it, on the slowest rank."""
-        if self.skew is not None:
-            base = base._replace(duration_us=base.duration_us * self.skew.slowest_factor)
+        slower = 1.0 if self.skew is None else self.skew.slowest_factor
+        base = base._replace(duration_us=base.duration_us * slower / self.changes.compute_speed)
         fixed, flops, memory = shares
         total = fixed + flops + memory
         if total <= 0 or (self.changes.gpu_flops == self.changes.memory_bandwidth == 1.0):
@@ -169,9 +173,11 @@ class CostModel:
         return self.profile.collective_table()
 
 
-def _launch(profile: Profile, cuda_graph: bool) -> Launch:
+def _launch(profile: Profile, cuda_graph: bool, compute_speed: float) -> Launch:
+    """Launch costs; where the host computes too (``inline``), they follow its speed."""
     section = profile.launch
     if cuda_graph or section is None or section.mode == "none":
         return Launch(mode="none")
-    costs = {kind: round(us * 1000) for kind, us in section.cost_us.items()}
+    speed = compute_speed if section.mode == "inline" else 1.0
+    costs = {kind: round(us * 1000 / speed) for kind, us in section.cost_us.items()}
     return Launch(mode=section.mode, cost_ns=costs, queue_depth=section.queue_depth)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from simulator.lines import ALL_SLICES, Token
+from simulator.issue_order import ALL_SLICES, Token
 from simulator.ops import Attention, Direction, Signature
 from simulator.schedule import COMPUTE, TP, OpTemplate, Ref
 from simulator.shapes import Shapes

@@ -13,7 +13,7 @@ it issues, of what is ready,
 Layers follow each other in groups: a group is a layer whose last fragments (those that wait for
 its last all-reduces) are counted to the next one, and it begins when the one before is issued
 whole. So one group from the middle of the stack, where neither end is felt, is a line that is good
-for any number of layers (simulator.lines drops what falls off the ends).
+for any number of layers (simulator.issue_order drops what falls off the ends).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 
 from simulator.cost import CostModel
 from simulator.fragments import Fragments
-from simulator.lines import (
+from simulator.issue_order import (
     ALL_SLICES,
     BACKWARD_FRAGMENTS,
     BLOCKS,

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Final
 
 from simulator.build import build_schedule
-from simulator.lines import LayerOrder
+from simulator.case import Case
+from simulator.issue_order import LayerOrder
 from simulator.plan import SlicePlan
-from simulator.predict import Case, order_of
+from simulator.predict import order_of
 from simulator.schedule import OpTemplate, Schedule, Segment
 from simulator.shapes import GRAD_BYTES
 

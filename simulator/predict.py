@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from simulator.build import build_schedule
-from simulator.cost import CostModel
+from simulator.case import Case
 from simulator.engine import play
 from simulator.greedy import plan_order
-from simulator.lines import LayerOrder
-from simulator.plan import SlicePlan, check_plan_fits
+from simulator.issue_order import LayerOrder
+from simulator.plan import SlicePlan
 from simulator.program import Program, compile_program
 from simulator.recurrence import Totals, totals
 from simulator.schedule import Schedule
 from simulator.schedules import fixed_order
-from simulator.shapes import Shapes
-from simulator.specs import ClusterSpec, ModelSpec, Workload, check_shardable
 from simulator.timeline import Timeline
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A model, a workload, a cluster and what its ops cost.
-
-    Raises InputError where the model does not shard over ``cluster.tp`` ranks.
-    """
-
-    model: ModelSpec
-    workload: Workload
-    cluster: ClusterSpec
-    cost: CostModel
-
-    def __post_init__(self) -> None:
-        check_shardable(self.model, self.workload, self.cluster)
-
-    def shapes(self, plan: SlicePlan) -> Shapes:
-        """One rank's shapes under ``plan``. Raises InfeasiblePlanError where it does not fit."""
-        check_plan_fits(plan, self.model, self.workload)
-        return Shapes(model=self.model, workload=self.workload, cluster=self.cluster, plan=plan)
 
 
 def order_of(case: Case, plan: SlicePlan) -> LayerOrder:

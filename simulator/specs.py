@@ -207,6 +207,23 @@ def _nearest_tp(common: int, cluster: ClusterSpec) -> list[int]:
 SHARDED: Final = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
+def _heads_hint(model: ModelSpec, tp: int) -> str:
+    """Which head counts would shard, where the heads are what does not."""
+    if (
+        model.num_attention_heads % tp == 0
+        or model.num_key_value_heads != model.num_attention_heads
+    ):
+        return ""
+    hidden = model.hidden_size
+    if model.intermediate_size % tp:
+        return ""
+    works = [n for n in range(tp, hidden + 1, tp) if hidden % n == 0]
+    below = [n for n in works if n < model.num_attention_heads][-1:]
+    above = [n for n in works if n > model.num_attention_heads][:1]
+    options = " or ".join(f"--set num_attention_heads={n}" for n in below + above)
+    return f" Or try {options}." if options else ""
+
+
 def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:
     """Raise InputError unless heads, kv heads, ffn and qkv sizes divide by tp.
 
@@ -220,7 +237,8 @@ def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
             fix = f"nearest tp that divides the model's heads, kv heads and ffn: {near}"
             if name == "intermediate_size":  # alone free to be any multiple
                 fix += f"; nearest multiples: {size // tp * tp or tp} or {(size // tp + 1) * tp}"
-            raise InputError(f"{name} = {size} is not divisible by tp = {tp}; {fix}.")
+            hint = _heads_hint(model, tp)
+            raise InputError(f"{name} = {size} is not divisible by tp = {tp}; {fix}.{hint}")
     if (
         model.position_embedding == "learned"
         and workload.seq_length > model.max_position_embeddings

@@ -27,8 +27,8 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 @pytest.fixture(scope="session")
 def facts_dir() -> Path:
     """Folder of the published measurements; skips where they are not at hand."""
-    from domino_tune.bench import facts
-    from domino_tune.bench.verdict import SkippedError
+    from benchmarks.bench import facts
+    from benchmarks.bench.verdict import SkippedError
 
     try:
         return facts.facts_dir()

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from domino_tune.load.process import free_port, search_path
+from benchmarks.load.process import free_port, search_path
 from tests.test_deploy_service import documented
 
 PATIENCE_S = 60
 CALL = """
 import sys
-from domino_tune.jobs.executors import open_executor
+from domino_tune.service.executors.registry import (open_executor)
 
 executor = open_executor(sys.argv[1], 1)
 print(executor.submit(pow, 2, 10).result())

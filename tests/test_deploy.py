@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import typer
 
-from domino_tune.cli import VERBS, build_app
-from domino_tune.measured_tuning import check_measurable
+from domino_tune.cli.commands import VERBS, build_app
 from domino_tune.requests import Request, TuneRequest
+from domino_tune.verbs.tune_measured import check_measurable
 from simulator.errors import InputError
 from tests.conftest import REPOSITORY
 

@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 
 from api.settings import Settings
 from domino_tune import VERSION
-from domino_tune.service_requests import ServeRequest
+from domino_tune.requests.service import ServeRequest
 from tests.conftest import REPOSITORY
 from tests.test_deploy import parsed
 

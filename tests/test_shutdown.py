@@ -16,11 +16,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from domino_tune.jobs.database import open_database
-from domino_tune.jobs.desk import JobDesk
-from domino_tune.jobs.job import Job
-from domino_tune.load import bodies
-from domino_tune.load.process import Service, family
+from benchmarks.load import bodies
+from benchmarks.load.process import Service, family
+from domino_tune.service.desk import JobDesk
+from domino_tune.service.job import Job
+from domino_tune.service.sql.database import open_database
 from tests.conftest import REPOSITORY
 from tests.test_deploy_service import CONTAINER, IMAGE, PROMETHEUS
 

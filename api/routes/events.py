@@ -20,8 +20,8 @@ from api.jobs import LONGEST_POLL_S, MOST_STREAMS, counted, find_job, job_head, 
 from api.parts import Parts
 from api.problems import ProblemError
 from api.wire import JobId, Me, Routes, in_thread, parts_of
-from domino_tune.jobs.job import Job
-from domino_tune.jobs.task import dump
+from domino_tune.service.job import Job
+from domino_tune.service.task import dump
 from simulator.errors import DominoTuneError
 
 routes: Final = Routes("events")

@@ -15,9 +15,9 @@ from api.jobs import Cursor, Limit, idempotency, json_response
 from api.pages import sliced
 from api.schemas import Model, ModelPage
 from api.wire import SLUG, IdempotencyKey, Me, Routes, Slug, in_thread, object_body, parts_of
-from domino_tune.jobs.idempotency import Idempotency
-from domino_tune.jobs.library import KeptModel, Library
-from domino_tune.jobs.task import dump
+from domino_tune.service.idempotency import Idempotency
+from domino_tune.service.library import KeptModel, Library
+from domino_tune.service.task import dump
 from domino_tune.store.models import read_model
 
 routes: Final = Routes("models")

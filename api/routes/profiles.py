@@ -27,15 +27,15 @@ from api.wire import (
     parts_of,
     raw_body,
 )
-from domino_tune.errors import PreconditionError
-from domino_tune.jobs.idempotency import Idempotency
-from domino_tune.jobs.library import ANY, Library
-from domino_tune.jobs.task import dump
+from domino_tune.base.errors import PreconditionError
 from domino_tune.measure.importers.imported import text_of
-from domino_tune.profile_services import imported_profile
 from domino_tune.requests import ProfilesImportRequest
-from domino_tune.results import plain
+from domino_tune.results import to_json
+from domino_tune.service.idempotency import Idempotency
+from domino_tune.service.library import ANY, Library
+from domino_tune.service.task import dump
 from domino_tune.store.profiles import dump_profile, parse_profile, summary_of
+from domino_tune.verbs.profiles import imported_profile
 from simulator.specs import DTYPE_BYTES
 
 routes: Final = Routes("profiles")
@@ -95,7 +95,7 @@ def _listed(library: Library, cursor: str | None, limit: int) -> Response:
     return sliced(
         library.list(),
         lambda one: one.name,
-        lambda one: plain(library.summary(one)),
+        lambda one: to_json(library.summary(one)),
         cursor,
         limit,
     )
@@ -265,7 +265,7 @@ def _import(
 
 
 def _summary(data: bytes) -> Any:
-    return plain(summary_of(parse_profile(data, source="profile"), "library"))
+    return to_json(summary_of(parse_profile(data, source="profile"), "library"))
 
 
 def etag(content_id: str) -> str:

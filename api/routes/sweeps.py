@@ -20,7 +20,7 @@ from api.jobs import (
 )
 from api.schemas import JobPage, Sweep, SweepBody, SweepPointPage
 from api.wire import IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
-from domino_tune.jobs.task import dump
+from domino_tune.service.task import dump
 
 routes: Final = Routes("sweeps")
 

@@ -22,10 +22,10 @@ from api.jobs import (
 )
 from api.schemas import JobPage, PlanAnswer, Trace, Tune, TuneBody
 from api.wire import REPORT_CSP, IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
-from domino_tune.export import export_plan, export_text
-from domino_tune.jobs.task import dump
-from domino_tune.planfile import plan_from_json
-from domino_tune.results import plain
+from domino_tune.results import to_json
+from domino_tune.service.task import dump
+from domino_tune.store.plans import plan_from_json
+from domino_tune.verbs.plan import export_plan, export_text
 
 routes: Final = Routes("tunes")
 To = Annotated[
@@ -99,4 +99,4 @@ async def _artifact(request: Request, caller: Me, job_id: str, name: str) -> byt
 
 def _exported(data: bytes, to: str) -> bytes:
     made = export_plan(plan_from_json(json.loads(data), source="The tune's plan"), to)
-    return dump({**plain(made), "text": export_text(made)})
+    return dump({**to_json(made), "text": export_text(made)})

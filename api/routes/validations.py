@@ -13,10 +13,10 @@ from api.jobs import Cursor, find_job, idempotency, json_response, page, rfc3339
 from api.problems import bad_body
 from api.schemas import Validation, ValidationBody, ValidationPage
 from api.wire import IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
-from domino_tune.errors import ConflictError
-from domino_tune.jobs.measurements import MAX_LIMIT
-from domino_tune.jobs.measurements import Validation as Kept
-from domino_tune.jobs.task import dump
+from domino_tune.base.errors import ConflictError
+from domino_tune.service.measurements import MAX_LIMIT
+from domino_tune.service.measurements import Validation as Kept
+from domino_tune.service.task import dump
 
 routes: Final = Routes("validations")
 SAME: Final = ("model", "workload", "cluster")

@@ -1,4 +1,4 @@
-"""The service's client: the verbs of domino_tune.services at a server, sync and async.
+"""The service's client: the verbs of domino_tune.verbs at a server, sync and async.
 
     from domino_tune.client import Client
     from domino_tune.requests import TuneRequest
@@ -12,7 +12,7 @@ Errors are the classes that the same verbs raise locally; ServiceError where the
 reached or fails, AccessError where its token does not do.
 """
 
-from domino_tune.extras import needed_for
+from domino_tune.base.extras import needed_for
 
 with needed_for("domino_tune.client"):
     from domino_tune.client.asynchronous import AsyncClient

@@ -6,7 +6,7 @@ import re
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from domino_tune import loopback
+from domino_tune.base import loopback
 from simulator.errors import InputError
 
 _VALIDATIONS: Final = re.compile(r"(.+)/v1/tunes/([A-Za-z0-9_-]+)/validations/?")

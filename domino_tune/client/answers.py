@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from domino_tune.errors import MEANINGS, AccessError, NotFoundError, ServiceError
+from domino_tune.base.errors import MEANINGS, AccessError, NotFoundError, ServiceError
 from domino_tune.store.files import parse_json
 from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
 

@@ -7,15 +7,10 @@ from collections.abc import Collection
 from dataclasses import MISSING, Field, fields
 from typing import Any, Final
 
-from domino_tune.options import option_of
-from domino_tune.planfile import load_plan
-from domino_tune.requests import (
-    NOT_SERVED,
-    PlanFields,
-    Request,
-    TuneRequest,
-    WhatIfRequest,
-)
+from domino_tune.requests import PlanFields, Request, TuneRequest, WhatIfRequest
+from domino_tune.requests.options import option_of
+from domino_tune.requests.verbs import NOT_SERVED
+from domino_tune.store.plans import load_plan
 from simulator.errors import InputError
 
 NAMES: Final = ("model", "profile")

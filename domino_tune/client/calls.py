@@ -14,7 +14,7 @@ from domino_tune.client.answers import Answer
 from domino_tune.client.bodies import plan_body, tune_body, whatif_body
 from domino_tune.client.jobs import Job, JobPage, job_of, page_of
 from domino_tune.results import Simulated
-from domino_tune.unplain import simulated_from_json
+from domino_tune.results.from_json import simulated_from_json
 
 T = TypeVar("T")
 Json = dict[str, Any]

@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
+from domino_tune.base.errors import ServiceError
 from domino_tune.client import calls
 from domino_tune.client.answers import AGAIN, Answer
 from domino_tune.client.calls import Call
 from domino_tune.client.events import Event
 from domino_tune.client.jobs import ENDED, Job, TuneAnswer, job_of, tune_answer
-from domino_tune.errors import ServiceError
 from domino_tune.requests import TuneRequest, WhatIfRequest
 from simulator.errors import DominoTuneError
 

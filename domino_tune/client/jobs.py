@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast, get_args
 
+from domino_tune.base.errors import ServiceError
 from domino_tune.client.answers import error_of
-from domino_tune.errors import ServiceError
 from domino_tune.results import Tuned
-from domino_tune.unplain import tuned_from_json
+from domino_tune.results.from_json import tuned_from_json
 from simulator.errors import InputError
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from domino_tune.errors import AccessError
+from domino_tune.base.errors import AccessError
 from simulator.errors import InputError
 
 VARIABLE: Final = "DOMINO_TUNE_TOKEN"

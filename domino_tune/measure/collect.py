@@ -23,7 +23,7 @@ Message = Mapping[str, Any]
 
 
 def add_message(profile: Profile, message: Message, before: Profile | None = None) -> Profile:
-    """``profile`` with one message of ``domino_tune.measure.rank_job`` added to it.
+    """``profile`` with one message of ``domino_tune.measure.probes.rank_job`` added to it.
 
     A message tells all that its run knows so far; ``before`` is the profile that the run began
     with, whose timings count as well.

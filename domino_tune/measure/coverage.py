@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from domino_tune.measure.wanted import (
+from domino_tune.measure.probe_set import (
     ContentionWanted,
     ProbeCase,
     Wanted,

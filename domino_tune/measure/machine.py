@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from domino_tune.measure.host_memory import memory_bytes
+from domino_tune.runtime.launch.launcher import find_launcher
 from domino_tune.runtime.launch_spec import LaunchSpec
-from domino_tune.runtime.launcher import find_launcher
 from domino_tune.runtime.priority import may_be_urgent
 from simulator.profile import Machine
 

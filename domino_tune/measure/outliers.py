@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from domino_tune.profiling_results import Outlier
+from domino_tune.results.profile import Outlier
 from simulator.profile import Profile
 
 LARGE_SPREAD: Final = 0.25

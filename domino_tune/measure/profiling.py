@@ -10,13 +10,13 @@ from typing import Any, Final
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.op_rows import signature_from
 from domino_tune.measure.peaks import with_peaks
-from domino_tune.measure.wanted import Wanted
-from domino_tune.runtime.launch import LaunchSpec, run_job
+from domino_tune.measure.probe_set import Wanted
+from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 from domino_tune.store.profiles import save_profile
 from simulator.ops import Signature
 from simulator.profile import Profile
 
-JOB: Final = "domino_tune.measure.rank_job:profile"
+JOB: Final = "domino_tune.measure.probes.rank_job:profile"
 SAVE_EVERY_S: Final = 1.0
 """Written no more often than this: a whole file each time, synced to disk."""
 Listener = Callable[[Mapping[str, Any]], None]

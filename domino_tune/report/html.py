@@ -10,12 +10,12 @@ from typing import Final
 
 from domino_tune.report.about import again, asked, sweeps
 from domino_tune.report.answer import answer, masthead
+from domino_tune.report.breakdown import where_time_goes
+from domino_tune.report.confidence import how_sure
 from domino_tune.report.data import ReportData
 from domino_tune.report.heat import heat_map
 from domino_tune.report.lanes import MAX_OPS, kept_ops, lanes_json
 from domino_tune.report.markup import Html, section, tag, text
-from domino_tune.report.spent import where_time_goes
-from domino_tune.report.sure import how_sure
 from domino_tune.store.files import write_whole
 
 SCRIPTS: Final = ("lanes_data.js", "lanes_view.js", "lanes.js")

@@ -19,8 +19,8 @@ Spans = list[tuple[int, int]]
 def lanes_json(data: ReportData) -> str:
     """The script's data as JSON that may stand inside a script element."""
     shown = (data.baseline, data.chosen, data.bound)
-    plain = {"timelines": [_timeline(item) for item in shown], "views": views(shown)}
-    text = json.dumps(plain, separators=(",", ":"), ensure_ascii=True)
+    parsed = {"timelines": [_timeline(item) for item in shown], "views": views(shown)}
+    text = json.dumps(parsed, separators=(",", ":"), ensure_ascii=True)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 

@@ -13,11 +13,11 @@ from typing import Final
 
 import torch
 
-from domino_tune.runtime import attention_functions, edge_functions, layer_functions
 from domino_tune.runtime.clock import Clock, Tick, clock_for
-from domino_tune.runtime.lanes import Handle, Lane
+from domino_tune.runtime.lanes.lane import Handle, Lane
+from domino_tune.runtime.ops import attention, edges, layers
+from domino_tune.runtime.ops.state import State
 from domino_tune.runtime.parameters import EDGES
-from domino_tune.runtime.state import State
 from simulator.errors import InputError
 from simulator.schedule import COMPUTE, Op, Schedule, is_weight
 from simulator.shapes import GRAD_BYTES
@@ -27,38 +27,38 @@ from simulator.timeline import Timeline
 OpFunction = Callable[[State, Op], None]
 
 _BLOCK_FUNCTIONS: Final[dict[str, OpFunction]] = {
-    "norm": layer_functions.norm,
-    "a": layer_functions.a_forward,
-    "b": layer_functions.b_forward,
-    "out": layer_functions.out,
-    "out'": layer_functions.out_grad,
-    "b_dgrad": layer_functions.b_dgrad,
-    "b_wgrad": layer_functions.wgrad,
-    "a_dgrad": layer_functions.a_dgrad,
-    "a_wgrad": layer_functions.wgrad,
-    "norm'": layer_functions.norm_grad,
+    "norm": layers.norm,
+    "a": layers.a_forward,
+    "b": layers.b_forward,
+    "out": layers.out,
+    "out'": layers.out_grad,
+    "b_dgrad": layers.b_dgrad,
+    "b_wgrad": layers.wgrad,
+    "a_dgrad": layers.a_dgrad,
+    "a_wgrad": layers.wgrad,
+    "norm'": layers.norm_grad,
 }
 FUNCTIONS: Final[dict[str, OpFunction]] = {
     **{f"{b}.{name}": f for b in ("attn", "mlp") for name, f in _BLOCK_FUNCTIONS.items()},
-    "attn.rope": attention_functions.rope,
-    "attn.core": attention_functions.attention,
-    "attn.core'": attention_functions.attention_grad,
-    "attn.rope'": attention_functions.rope_grad,
-    "mlp.core": layer_functions.mlp_core,
-    "mlp.core'": layer_functions.mlp_core_grad,
-    "embed": edge_functions.embed,
-    "embed.post": edge_functions.embed_post,
-    "embed'": edge_functions.embed_grad,
-    "head.norm": layer_functions.norm,
-    "head.norm'": layer_functions.norm_grad,
-    "head.a": edge_functions.head,
-    "head.a_dgrad": edge_functions.head_dgrad,
-    "head.a_wgrad": edge_functions.head_wgrad,
-    "loss.max": edge_functions.loss_max,
-    "loss.sum": edge_functions.loss_sum,
-    "loss.grad": edge_functions.loss_grad,
-    "step.grad_norm": edge_functions.grad_norm,
-    "step.adam": edge_functions.adam,
+    "attn.rope": attention.rope,
+    "attn.core": attention.attention,
+    "attn.core'": attention.attention_grad,
+    "attn.rope'": attention.rope_grad,
+    "mlp.core": layers.mlp_core,
+    "mlp.core'": layers.mlp_core_grad,
+    "embed": edges.embed,
+    "embed.post": edges.embed_post,
+    "embed'": edges.embed_grad,
+    "head.norm": layers.norm,
+    "head.norm'": layers.norm_grad,
+    "head.a": edges.head,
+    "head.a_dgrad": edges.head_dgrad,
+    "head.a_wgrad": edges.head_wgrad,
+    "loss.max": edges.loss_max,
+    "loss.sum": edges.loss_sum,
+    "loss.grad": edges.loss_grad,
+    "step.grad_norm": edges.grad_norm,
+    "step.adam": edges.adam,
 }
 """The tensor function of every compute role."""
 
@@ -157,8 +157,8 @@ class Executor:
         """What a collective reduces: the value it reads, or a range of main gradients."""
         parameters, shapes = self.state.parameters, self.state.shapes
         if op.role == "dp.ar":
-            layers = op.signature.size_bytes // GRAD_BYTES // shapes.layer_parameters  # type: ignore[union-attr]
-            return parameters.gradient_range(op.layer, op.layer + layers - 1)
+            count = op.signature.size_bytes // GRAD_BYTES // shapes.layer_parameters  # type: ignore[union-attr]
+            return parameters.gradient_range(op.layer, op.layer + count - 1)
         if op.role == "step.dp.ar":
             rest = op.signature.size_bytes // GRAD_BYTES - shapes.edge_parameters  # type: ignore[union-attr]
             return parameters.gradient_range(EDGES, rest // shapes.layer_parameters - 1)

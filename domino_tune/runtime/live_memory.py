@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 
 from domino_tune.runtime.executor import Executor
+from domino_tune.runtime.ops.state import State
 from domino_tune.runtime.parameters import Parameters
-from domino_tune.runtime.state import State
 
 KEPT: Final = frozenset({"rope", "grad_norm"})
 """What a state may keep from one step to the next."""

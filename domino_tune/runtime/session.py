@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from domino_tune.runtime.clock import Clock
-from domino_tune.runtime.context import RankContext
 from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.lanes import Lane
+from domino_tune.runtime.lanes.lane import Lane
+from domino_tune.runtime.launch.context import RankContext
+from domino_tune.runtime.ops.state import State, Training
 from domino_tune.runtime.parameters import Parameters
-from domino_tune.runtime.state import State, Training
 from simulator.build import build_schedule
-from simulator.lines import LayerOrder
+from simulator.issue_order import LayerOrder
 from simulator.plan import SlicePlan
 from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, ModelSpec, Workload

@@ -17,16 +17,16 @@ from typing import Any, Final
 
 import torch
 
-from domino_tune.planfile import order_from_json
 from domino_tune.runtime.clock import WholeClock
-from domino_tune.runtime.context import RankContext
-from domino_tune.runtime.emulated_lanes import EmulatedLanes
 from domino_tune.runtime.executor import Executor, StepResult
 from domino_tune.runtime.graphs import EAGER_STEPS, CapturedExecutor, whole_ns
+from domino_tune.runtime.lanes.emulated_set import EmulatedLanes
+from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.live_memory import step_peak_bytes
+from domino_tune.runtime.ops.state import Training
+from domino_tune.runtime.rounds import turns_of
 from domino_tune.runtime.session import Session
-from domino_tune.runtime.state import Training
-from domino_tune.runtime.turns import turns_of
+from domino_tune.store.plans import order_from_json
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE
 from simulator.timeline import Timeline

@@ -15,10 +15,10 @@ from domino_tune.search.problem import (
     SearchOptions,
     SearchResult,
     Trial,
+    choose_best,
 )
 from domino_tune.search.random_sample import search_random
 from domino_tune.search.space import Space, SpaceSpec, enumerate_plans
-from domino_tune.search.ties import choose_best
 
 __all__ = [
     "DEFAULT_TRIALS", "SEARCHES", "Evaluation", "Problem", "Record", "SearchOptions",

@@ -11,8 +11,9 @@ from domino_tune.search.problem import (
     SearchOptions,
     SearchResult,
     Trial,
+    choose_best,
+    ties,
 )
-from domino_tune.search.ties import choose_best, ties
 from simulator.errors import InfeasiblePlanError, InputError
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from domino_tune.search.space import Space
 
 DEFAULT_TRIALS: Final = 40
+TIE_PERCENT: Final = 1
+"""Of the least time, or memory: what is closer counts as equal."""
 Optimality = Literal["proven", "best_found"]
 
 
@@ -144,3 +146,28 @@ class SearchResult:
         """Return this result with the size of ``space`` and its infeasible counts added."""
         counts = Counter(self.infeasible) + space.infeasible
         return replace(self, space_size=space.size, infeasible=dict(sorted(counts.items())))
+
+
+def ties(value: int, least: int) -> bool:
+    """Return whether ``value`` is within 1 % of ``least``, in exact integers."""
+    return 100 * value <= (100 + TIE_PERCENT) * least
+
+
+def piece_count(plan: SlicePlan) -> int:
+    """Return the tensor-parallel collectives of one layer, forward and backward."""
+    rows, *pieces = plan.slices
+    return rows * sum(pieces)
+
+
+def choose_best(trials: Iterable[Trial]) -> Trial:
+    """Return, of the trials within 1 % of the fastest: least memory (less than 1 % more is no
+    more), fewest slices, fastest."""
+    made = tuple(trials)
+    fastest_ns = min(trial.iteration_ns for trial in made)
+    close = [trial for trial in made if ties(trial.iteration_ns, fastest_ns)]
+    least_bytes = min(trial.peak_bytes for trial in close)
+    return min((t for t in close if ties(t.peak_bytes, least_bytes)), key=_rank)
+
+
+def _rank(trial: Trial) -> tuple[int, int, int]:
+    return piece_count(trial.plan), trial.iteration_ns, trial.index

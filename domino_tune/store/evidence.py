@@ -17,8 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal
 
-from domino_tune.store.files import check_writable, make_folder, parse_json
-from domino_tune.store.home import home_dir
+from domino_tune.store.files import check_writable, home_dir, make_folder, parse_json
 from domino_tune.store.strict import strict
 from simulator.errors import DominoTuneError, InputError
 from simulator.plan import SlicePlan
@@ -179,8 +178,8 @@ def _differences(held: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]
     return found
 
 
-def _record(plain: Mapping[str, Any], source: str) -> LaunchRecord:
-    kind, runs = plain.get("kind"), plain.get("runs")
+def _record(parsed: Mapping[str, Any], source: str) -> LaunchRecord:
+    kind, runs = parsed.get("kind"), parsed.get("runs")
     if kind not in ("evaluation", "comparison") or not isinstance(runs, list) or not runs:
         raise InputError(
             f"{source} is no launch of `tune --objective measure`; give another file with "
@@ -189,14 +188,14 @@ def _record(plain: Mapping[str, Any], source: str) -> LaunchRecord:
     return LaunchRecord(kind=kind, runs=tuple(_plan_run(run, source) for run in runs))
 
 
-def _plan_run(plain: Any, source: str) -> PlanRun:
+def _plan_run(parsed: Any, source: str) -> PlanRun:
     """A plan's run from its object; raises InputError for anything else."""
     try:
-        times, peak, failed = plain["makespans_ns"], plain["peak_bytes"], plain["failed"]
+        times, peak, failed = parsed["makespans_ns"], parsed["peak_bytes"], parsed["failed"]
         whole = all(type(time) is int and time > 0 for time in times)
         if not whole or type(peak) not in (int, type(None)) or type(failed) is not str:
             raise TypeError
-        plan = strict(SlicePlan, plain["plan"], source=source, error=InputError, whole=True)
+        plan = strict(SlicePlan, parsed["plan"], source=source, error=InputError, whole=True)
         return PlanRun(plan=plan, makespans_ns=tuple(times), peak_bytes=peak, failed=failed)
     except DominoTuneError as error:
         raise InputError(f"{error} Give another file with --evidence.") from None

@@ -1,4 +1,4 @@
-"""Files read strictly and written whole or not at all."""
+"""Files read strictly and written whole or not at all; and where a user's own lie."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ from simulator.errors import DominoTuneError, InputError
 MAX_JSON_BYTES = 64 << 20
 STALE_S = 60
 """A temporary file that is older was left by a writer that was killed."""
+
+
+def home_dir() -> Path:
+    """Return ``$DOMINO_TUNE_HOME``, or ``~/.domino_tune``; it need not exist."""
+    chosen = os.environ.get("DOMINO_TUNE_HOME")
+    return Path(chosen) if chosen else Path.home() / ".domino_tune"
 
 
 def write_whole(path: str | Path, data: str | bytes) -> None:
@@ -160,7 +166,7 @@ def parse_json(data: bytes, *, source: str, error: type[DominoTuneError]) -> dic
         return found
 
     try:
-        plain = json.loads(
+        parsed = json.loads(
             data.decode("utf-8-sig"), object_pairs_hook=unique, parse_constant=refuse,
             parse_float=finite,
         )  # fmt: skip
@@ -170,9 +176,9 @@ def parse_json(data: bytes, *, source: str, error: type[DominoTuneError]) -> dic
         raise error(f"{source} is nested too deeply to be one.") from None
     except ValueError as failure:
         raise error(f"{source} is not whole JSON ({failure}); is it truncated?") from None
-    if not isinstance(plain, dict):
-        raise error(f"{source} must be one JSON object, got {type(plain).__name__}.")
-    return plain
+    if not isinstance(parsed, dict):
+        raise error(f"{source} must be one JSON object, got {type(parsed).__name__}.")
+    return parsed
 
 
 def _cannot_write(path: str | Path, error: OSError | ValueError) -> InputError:

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
 
-from domino_tune.formats.hf_config import ACTIVATIONS, field_name, from_hf_config
-from domino_tune.formats.model_file import model_from_json
 from domino_tune.store.files import read_json
+from domino_tune.store.formats.hf_config import ACTIVATIONS, field_name, from_hf_config
+from domino_tune.store.formats.model_file import model_from_json
 from simulator.errors import InputError, unknown_name
 from simulator.presets import MODELS
 from simulator.specs import ModelSpec
@@ -44,19 +44,19 @@ def _load(text: str) -> LoadedModel:
     if not (path.is_file() or text.endswith(".json") or os.sep in text):
         error = unknown_name("model", text, MODELS)
         raise InputError(f"{error} Or give a config.json of Hugging Face, or a model file.")
-    plain = read_json(path, what="Model file", error=InputError)
+    parsed = read_json(path, what="Model file", error=InputError)
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
-    return read_model(plain, name=name, source=f"Model file {text!r}")
+    return read_model(parsed, name=name, source=f"Model file {text!r}")
 
 
-def read_model(plain: Mapping[str, Any], *, name: str, source: str) -> LoadedModel:
+def read_model(parsed: Mapping[str, Any], *, name: str, source: str) -> LoadedModel:
     """A model from parsed JSON: a model file of ours, else a Hugging Face config called ``name``.
 
     Raises InputError, for a model file beginning with ``source``.
     """
-    if "model_type" not in plain and "architectures" not in plain:
-        return LoadedModel(spec=model_from_json(plain, source=source))
-    model = from_hf_config(plain, name=name)
+    if "model_type" not in parsed and "architectures" not in parsed:
+        return LoadedModel(spec=model_from_json(parsed, source=source))
+    model = from_hf_config(parsed, name=name)
     notes = list(model.notes)
     if model.ignored:
         shown = ", ".join(model.ignored[:MAX_LISTED])

@@ -12,9 +12,8 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from domino_tune.store.check import SectionCheck, check_profile
-from domino_tune.store.files import make_folder, parse_json, read_json, write_whole
-from domino_tune.store.home import home_dir
+from domino_tune.store.files import home_dir, make_folder, parse_json, read_json, write_whole
+from domino_tune.store.profile_check import SectionCheck, check_profile
 from simulator.errors import ProfileError, unknown_name
 from simulator.profile import SCHEMA, SECTIONS, Profile, to_plain
 
@@ -92,8 +91,8 @@ def save_profile(profile: Profile, path: str | Path) -> None:
 
 def dump_profile(profile: Profile) -> bytes:
     """The file: checksum first, then the profile, each row on a line of its own."""
-    plain = {"checksum": profile.content_id, **to_plain(profile)}
-    return (_indented(plain, 0) + "\n").encode()
+    parsed = {"checksum": profile.content_id, **to_plain(profile)}
+    return (_indented(parsed, 0) + "\n").encode()
 
 
 def list_profiles() -> list[ProfileSummary]:
@@ -155,16 +154,16 @@ def _read(path: Path) -> Profile:
     return _validated(read_json(path, what="profile", error=ProfileError), f"profile {str(path)!r}")
 
 
-def _validated(plain: dict[str, Any], source: str) -> Profile:
-    checksum = plain.pop("checksum", None)
-    schema = plain.get("schema")
+def _validated(parsed: dict[str, Any], source: str) -> Profile:
+    checksum = parsed.pop("checksum", None)
+    schema = parsed.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
         raise ProfileError(
             f"{source}: schema {schema} is newer than {SCHEMA}, the newest this program reads; "
             f"upgrade domino_tune."
         )
     try:
-        profile = adapter().validate_json(json.dumps([plain]))[0]
+        profile = adapter().validate_json(json.dumps([parsed]))[0]
     except ValidationError as error:
         raise ProfileError(f"{source}: {_explain(error)}") from None
     if checksum != profile.content_id:

@@ -12,26 +12,26 @@ Made = TypeVar("Made")
 
 
 def strict(
-    kind: type[Made], plain: Any, *, source: str, error: type[DominoTuneError], whole: bool = False
+    kind: type[Made], parsed: Any, *, source: str, error: type[DominoTuneError], whole: bool = False
 ) -> Made:
-    """A ``kind`` of ``plain``; ``whole`` wants fields that have a default, too.
+    """A ``kind`` of ``parsed``; ``whole`` wants fields that have a default, too.
 
     Raises ``error``, beginning with ``source``, for anything else.
     """
-    if not isinstance(plain, Mapping):
-        raise error(f"{source} must be an object, got {type(plain).__name__}.")
+    if not isinstance(parsed, Mapping):
+        raise error(f"{source} must be an object, got {type(parsed).__name__}.")
     known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
-    for key in plain:
+    for key in parsed:
         if key not in known:
             raise error(f"{source}: {unknown_name('key', str(key), known)}")
     for key, item in known.items():
-        if key not in plain and (whole or item.default is MISSING):
+        if key not in parsed and (whole or item.default is MISSING):
             raise error(f"{source}: the key {key!r} is missing; add it.")
     hints = get_type_hints(kind)
-    for key, value in plain.items():
+    for key, value in parsed.items():
         _check_type(f"{source}: {key}", hints[key], value, error)
     try:
-        return kind(**plain)
+        return kind(**parsed)
     except DominoTuneError as failure:
         raise error(f"{source}: {failure}") from None
 

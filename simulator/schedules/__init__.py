@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from simulator.lines import LayerOrder
+from simulator.issue_order import LayerOrder
 from simulator.plan import SlicePlan
 from simulator.schedules.inter import inter
 from simulator.schedules.intra import intra

@@ -6,7 +6,7 @@ for, across layers too: the MLP's last all-reduce hides behind the next layer's 
 
 from __future__ import annotations
 
-from simulator.lines import LayerOrder, Line, parse_token, place_wgrads
+from simulator.issue_order import LayerOrder, Line, parse_token, place_wgrads
 from simulator.plan import SlicePlan
 
 _FORWARD = """

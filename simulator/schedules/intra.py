@@ -7,7 +7,7 @@ With one row and one column slice this is Megatron-LM's order.
 
 from __future__ import annotations
 
-from simulator.lines import LayerOrder, Line, Token, place_wgrads, run
+from simulator.issue_order import LayerOrder, Line, Token, place_wgrads, run
 from simulator.plan import SlicePlan
 
 

@@ -6,7 +6,7 @@ second slice's all-reduce hides behind the first one's pointwise ops only.
 
 from __future__ import annotations
 
-from simulator.lines import LayerOrder, Line, Token, place_wgrads, run
+from simulator.issue_order import LayerOrder, Line, Token, place_wgrads, run
 from simulator.plan import SlicePlan
 
 

@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from domino_tune.jobs.database import open_database
-from domino_tune.jobs.tokens import TokenDesk
+from domino_tune.service.sql.database import open_database
+from domino_tune.service.tokens import TokenDesk
 from tests.api.service import REPOSITORY, serving
 
 UNFIT: Final = ("positive_data_acceptance",)

@@ -22,8 +22,8 @@ from starlette.requests import Request
 from api.app import create_app, route_table
 from api.observe import SAFE_HEADERS, Observe
 from api.settings import Settings
-from domino_tune.jobs.database import open_database
-from domino_tune.jobs.tokens import TokenDesk
+from domino_tune.service.sql.database import open_database
+from domino_tune.service.tokens import TokenDesk
 from tests.api.service import Service, serving
 from tests.postgres import running_postgres
 

@@ -13,10 +13,10 @@ import pytest
 
 from api.app import route_table
 from api.wire import Declared
-from domino_tune.jobs.database import open_database
-from domino_tune.jobs.desk import JobDesk
-from domino_tune.jobs.job import NewJob
-from domino_tune.jobs.tokens import SCOPES, TokenDesk
+from domino_tune.service.desk import JobDesk
+from domino_tune.service.job import NewJob
+from domino_tune.service.sql.database import open_database
+from domino_tune.service.tokens import SCOPES, TokenDesk
 from tests.api.service import Service, serving
 
 ROUTES = route_table()

@@ -10,16 +10,17 @@ import pytest
 
 from api import bounds
 from api.problems import ProblemError
-from domino_tune.case import Setup, resolve
 from domino_tune.requests import TuneRequest
-from domino_tune.tuning import space_of
+from domino_tune.search.simulated import space_of
+from domino_tune.verbs.resolve import resolve
 from simulator.build import build_schedule
+from simulator.case import Case
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import order_of
 from simulator.specs import ClusterSpec
 
 
-def setup_of(**given: Any) -> Setup:
+def setup_of(**given: Any) -> Case:
     asked: dict[str, Any] = {
         "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 4, "seq_length": 1024,
         "micro_batch_size": 4, **given,
@@ -38,26 +39,22 @@ def setup_of(**given: Any) -> Setup:
     ],
 )  # fmt: skip
 def test_ops_are_those_of_the_schedule(model: str, given: dict[str, int], plan: SlicePlan) -> None:
-    setup = setup_of(model=model, **given)
-    setup = replace(setup, model=replace(setup.model, num_hidden_layers=6))
-    made = build_schedule(
-        setup.model, setup.workload, setup.cluster, plan, order_of(setup.case, plan)
-    )
-    counted = bounds.schedule_ops(
-        setup.model, setup.cluster, plan, setup.workload.grad_accumulation
-    )
-    assert len(made) <= counted <= len(made) + setup.model.num_hidden_layers
+    case = setup_of(model=model, **given)
+    case = replace(case, model=replace(case.model, num_hidden_layers=6))
+    made = build_schedule(case.model, case.workload, case.cluster, plan, order_of(case, plan))
+    counted = bounds.schedule_ops(case.model, case.cluster, plan, case.workload.grad_accumulation)
+    assert len(made) <= counted <= len(made) + case.model.num_hidden_layers
 
 
 @pytest.mark.parametrize("given", [{}, {"tp": 8}, {"micro_batch_size": 16}])
 def test_a_search_is_counted_as_it_is_enumerated(given: dict[str, int]) -> None:
-    setup = setup_of(**given)
-    assert bounds.search_size(setup, ()) == space_of(setup, None).size
+    case = setup_of(**given)
+    assert bounds.search_size(case, ()) == space_of(case, None).size
 
 
 def test_every_micro_batch_size_counts() -> None:
-    setup = setup_of(grad_accumulation=16)
-    sizes = bounds.search_size(setup, ("micro_batch_size",)) // bounds.search_size(setup, ())
+    case = setup_of(grad_accumulation=16)
+    sizes = bounds.search_size(case, ("micro_batch_size",)) // bounds.search_size(case, ())
     assert sizes == len((1, 2, 4, 8, 16, 32, 64))
 
 

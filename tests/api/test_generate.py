@@ -10,10 +10,12 @@ from pydantic import ValidationError
 
 from api.generate import MOST_ENTRIES, SPECIAL, Wire, shown, to_request, wire_body
 from api.schemas import SLOW, SimulateBody, SweepBody, TuneBody, WhatIfBody
-from domino_tune.options import option, option_of
-from domino_tune.planfile import ProfileRef
-from domino_tune.requests import NOT_SERVED, Request, SimulateRequest, TuneRequest, WhatIfRequest
-from domino_tune.results import HIDDEN, plain
+from domino_tune.requests import Request, SimulateRequest, TuneRequest, WhatIfRequest
+from domino_tune.requests.options import option, option_of
+from domino_tune.requests.verbs import NOT_SERVED
+from domino_tune.results import to_json
+from domino_tune.results.json_form import HIDDEN
+from domino_tune.store.plans import ProfileRef
 from simulator.plan import SlicePlan
 
 BODIES: list[tuple[type[Wire], type[Request], frozenset[str]]] = [
@@ -99,7 +101,7 @@ def test_results_are_shown_as_they_are_told() -> None:
         plan=SlicePlan(), ref=None, rates={"a": 1.0}, secret=object(),
         rows=(ProfileRef(name="a", content_id="b"),),
     )  # fmt: skip
-    told: dict[str, Any] = plain(found)
+    told: dict[str, Any] = to_json(found)
     assert shown(Found).model_validate(told).model_dump() == told
     with pytest.raises(ValidationError):
         shown(Found).model_validate({**told, "secret": 1})

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from api.routes.page import assets
-from domino_tune.planfile import load_plan
+from domino_tune.store.plans import load_plan
 from tests.api.browser import PATIENCE_MS, Watched, chromium, watched
 from tests.api.page_steps import ENDLESS, SMALL, drag, fill, free_port, measurement, picture
 from tests.domino_tune.serving import Served, command, served

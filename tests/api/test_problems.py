@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.problems import Fault, Problem, ProblemError, pointer, problem_of
-from domino_tune.errors import MEANINGS, NotFoundError, StorageError
-from domino_tune.problems import plain_problem
+from domino_tune.base.errors import MEANINGS, NotFoundError, StorageError
 from domino_tune.requests import TuneRequest
+from domino_tune.requests.problems import plain_problem
 from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
 
 

@@ -14,7 +14,7 @@ import pytest
 from api import quick
 from api.problems import ProblemError
 from api.quick import Quick
-from domino_tune.jobs.executors import open_executor
+from domino_tune.service.executors.registry import open_executor
 from simulator.errors import InputError
 
 

@@ -14,16 +14,17 @@ from itertools import pairwise
 from typing import Final
 
 from simulator.build import build_schedule
+from simulator.case import Case
 from simulator.closed_form import ClosedForm
 from simulator.cost import CostModel
-from simulator.lines import LayerOrder, Line, parse_line
+from simulator.issue_order import LayerOrder, Line, parse_line
 from simulator.plan import MEGATRON, Order, SlicePlan
-from simulator.predict import Case, order_of, predict, simulate
+from simulator.predict import order_of, predict, simulate
 from simulator.program import compile_program
 from simulator.recurrence import totals
 from simulator.schedule import COMPUTE, Op, Schedule, check_order, is_weight
 from simulator.timeline import Timeline
-from tests.simulator.cases import cost_model, random_case, random_cost, random_plan
+from tests.simulator.cases import cost_model, random_case, random_cost, random_plan, with_cost
 
 FIXED_ORDERS: Final[tuple[Order, ...]] = ("intra", "inter", "paper")
 
@@ -62,7 +63,7 @@ class Built:
         """The same without contention; its order is this one's."""
         eager = self.case.cost.launch.mode != "none"
         calm = cost_model(0.0, not eager)
-        other = Built(case=replace(self.case, cost=calm), plan=self.plan)
+        other = Built(case=with_cost(self.case, calm), plan=self.plan)
         other.__dict__["order"] = self.order
         return other
 
@@ -120,7 +121,7 @@ def uncut_takes_the_baselines_time(built: Built) -> None:
         assert predict(built.case, plan) == baseline
     greedy = SlicePlan(row_slices=1, order="greedy", wgrad="fill")
     alone = replace(built.case.cluster, dp=1)
-    calm = replace(built.case, cost=cost_model(0.0, True), cluster=alone)
+    calm = with_cost(replace(built.case, cluster=alone), cost_model(0.0, True))
     assert predict(calm, greedy).makespan_ns <= predict(calm, MEGATRON).makespan_ns
 
 

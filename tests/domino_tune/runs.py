@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from domino_tune.cli import main
-from domino_tune.formats.model_file import dump_model
+from domino_tune.cli.commands import main
+from domino_tune.store.formats.model_file import dump_model
 from simulator.specs import ModelSpec
 
 TINY = ModelSpec(

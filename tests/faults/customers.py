@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import httpx
 
-from domino_tune.jobs import work
-from domino_tune.jobs.reply import Reply
-from domino_tune.jobs.task import Task
 from domino_tune.requests import TuneRequest, WhatIfRequest
-from domino_tune.shelf import DISK
+from domino_tune.service import work
+from domino_tune.service.quantum import Reply
+from domino_tune.service.task import Task
+from domino_tune.store.shelf import DISK
 
 PATIENCE_S: Final = 300
 ASKED_AGAIN: Final = (429, 503)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from domino_tune.runtime import executor
-from domino_tune.runtime.context import RankContext
-from domino_tune.runtime.state import State
+from domino_tune.runtime.launch.context import RankContext
+from domino_tune.runtime.ops.state import State
 from domino_tune.runtime.validate_job import validate
 from simulator.schedule import DP, TP, Op
 

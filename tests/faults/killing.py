@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from domino_tune.load.process import Service
+from benchmarks.load.process import Service
 from tests.dask_cluster import DaskCluster, children
 from tests.faults.customers import Customers, Kept, Promised
 

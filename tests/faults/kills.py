@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-from domino_tune.tables import Table, print_line, print_table
+from domino_tune.base.tables import Table, print_line, print_table
 from tests.dask_cluster import dask_cluster
 from tests.faults.customers import Kept
 from tests.faults.killing import (

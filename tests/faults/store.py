@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from domino_tune.tables import Table, print_table
-from tests.domino_tune.jobs import cut, failing, owners
-from tests.domino_tune.jobs.cut import Crashed, Outcome
+from domino_tune.base.tables import Table, print_table
+from tests.domino_tune.service import cut, failing, owners
+from tests.domino_tune.service.cut import Crashed, Outcome
 from tests.postgres import running_postgres
 
 Row = tuple[str, str, str]

@@ -15,12 +15,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from domino_tune.formats.model_file import dump_model
-from domino_tune.measure.wanted import timed_ops
+from domino_tune.measure.probe_set import timed_ops
+from domino_tune.store.formats.model_file import dump_model
 from domino_tune.store.profiles import load_profile
 from simulator.profile import Profile
 from tests.conftest import REPOSITORY
-from tests.domino_tune.measure.probing import TINY
+from tests.domino_tune.measure.probes.probing import TINY
 from tests.faults.test_ranks import is_alive, wait_until_gone
 
 PATIENCE_S = 60

@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from domino_tune.errors import RunError, meaning_of
-from domino_tune.runtime.launch import LaunchSpec, run_job
+from domino_tune.base.errors import RunError, meaning_of
+from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 from tests.conftest import REPOSITORY
 
 PATIENCE_S = 60
@@ -93,7 +93,7 @@ def test_a_rank_that_hangs_is_named_and_shows_where(rank: int) -> None:
 
 PARENT = """
 import json, sys
-from domino_tune.runtime.launch import LaunchSpec, run_job
+from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 spec = LaunchSpec(tp=2, emulate_link_bits_per_s=int(sys.argv[1]) or None)
 try:
     run_job("tests.faults.jobs:works_on", {"rank": 0}, spec,

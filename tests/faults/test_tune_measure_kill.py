@@ -16,10 +16,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from domino_tune.commands import command_line
 from domino_tune.requests import TuneRequest
+from domino_tune.requests.command_line import command_line
 from tests.conftest import REPOSITORY
-from tests.domino_tune.measured_cases import launches, measured_request
+from tests.domino_tune.verbs.measured_cases import launches, measured_request
 from tests.faults.test_ranks import PATIENCE_S, wait_until_gone
 
 Tuning = subprocess.Popen[str]
@@ -45,7 +45,7 @@ def ranks_of(tuning: Tuning) -> list[int]:
         command = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in tasks}
     except OSError:
         return []
-    return [pid for pid, words in command.items() if b"domino_tune.runtime.worker" in words]
+    return [pid for pid, words in command.items() if b"domino_tune.runtime.launch.worker" in words]
 
 
 def lines(request: TuneRequest) -> int:

@@ -16,19 +16,26 @@ import pytest
 
 pytest.importorskip("torch")
 
-from domino_tune import services
-from domino_tune.case import Setup
-from domino_tune.errors import RankKilledError
+from domino_tune.base.errors import RankKilledError
 from domino_tune.requests import ValidateRequest
-from domino_tune.runtime import measured
-from domino_tune.runtime.launch import LaunchSpec
-from domino_tune.runtime.measured import BROKE, KILLED, OUT_OF_MEMORY, Measured, run_plans
+from domino_tune.runtime import plan_runs
+from domino_tune.runtime.launch.launch import LaunchSpec
+from domino_tune.runtime.plan_runs import BROKE, KILLED, OUT_OF_MEMORY, Measured, run_plans
 from domino_tune.store.profiles import load_profile
+from domino_tune.verbs.validate import validate
+from simulator.case import Case
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import order_of
 from tests.conftest import REPOSITORY
 from tests.domino_tune.runs import Runner
-from tests.domino_tune.validation_cases import CLUSTER, FOUR, MODEL, TWO, WORKLOAD, write_files
+from tests.domino_tune.verbs.validation_cases import (
+    CLUSTER,
+    FOUR,
+    MODEL,
+    TWO,
+    WORKLOAD,
+    write_files,
+)
 from tests.faults.test_ranks import PATIENCE_S, is_alive
 
 DRIVER = """
@@ -116,7 +123,7 @@ def test_ctrl_c_shows_what_was_measured(tmp_path: Path) -> None:
 def test_a_plan_short_of_memory_is_infeasible_and_the_others_go_on(
     run: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measured, "JOB", "tests.faults.jobs:validate_short_of_memory")
+    monkeypatch.setattr(plan_runs, "JOB", "tests.faults.jobs:validate_short_of_memory")
     files = write_files(run.folder)
     done = run("validate", *files.options, "--rounds", "3", "--backend", "gloo", "--json")
     assert done.code == 0, done.err
@@ -131,13 +138,13 @@ def test_a_plan_short_of_memory_is_infeasible_and_the_others_go_on(
 def test_rounds_are_counted_anew_without_a_plan_short_of_memory(
     run: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measured, "JOB", "tests.faults.jobs:validate_short_of_memory_later")
+    monkeypatch.setattr(plan_runs, "JOB", "tests.faults.jobs:validate_short_of_memory_later")
     files = write_files(run.folder)
     told: list[str] = []
     request = ValidateRequest(
         plan=(files.two, files.four), profile=files.profile, rounds=3, backend="gloo"
     )
-    result = services.validate(request, told.append)
+    result = validate(request, told.append)
     assert result.plans[3].failed == OUT_OF_MEMORY
     rounds = [text.partition(":")[0] for text in told if text.startswith("round")]
     assert rounds.count("round 1 of 3") > 3
@@ -145,7 +152,7 @@ def test_rounds_are_counted_anew_without_a_plan_short_of_memory(
 
 
 def test_no_plan_left_is_an_error(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "JOB", "tests.faults.jobs:validate_short_of_memory")
+    monkeypatch.setattr(plan_runs, "JOB", "tests.faults.jobs:validate_short_of_memory")
     files = write_files(run.folder)
     done = run(
         "validate", "--plan", files.four, "--profile", files.profile, "--rounds", "3",
@@ -158,8 +165,8 @@ def test_no_plan_left_is_an_error(run: Runner, monkeypatch: pytest.MonkeyPatch) 
 
 def lenient(*plans: SlicePlan) -> list[Measured]:
     """The plans in turn, three rounds on two ranks."""
-    setup = Setup(model=MODEL, workload=WORKLOAD, cluster=CLUSTER, profile=load_profile("h100-dgx"))
-    planned = [(plan, order_of(setup.case, plan)) for plan in plans]
+    case = Case(model=MODEL, workload=WORKLOAD, cluster=CLUSTER, profile=load_profile("h100-dgx"))
+    planned = [(plan, order_of(case, plan)) for plan in plans]
     return run_plans(MODEL, WORKLOAD, CLUSTER, planned, 3, LaunchSpec(tp=2), lenient=True)
 
 
@@ -169,14 +176,14 @@ def lenient(*plans: SlicePlan) -> list[Measured]:
 def test_a_plan_that_brings_its_ranks_down_fails_alone(
     monkeypatch: pytest.MonkeyPatch, job: str, why: str
 ) -> None:
-    monkeypatch.setattr(measured, "JOB", f"tests.faults.jobs:{job}")
+    monkeypatch.setattr(plan_runs, "JOB", f"tests.faults.jobs:{job}")
     *others, four = lenient(MEGATRON, TWO, FOUR)
     assert four.failed == why
     assert [len(one.makespans_ns) for one in others] == [3, 3]
 
 
 def test_the_first_plan_takes_all_down_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "JOB", "tests.faults.jobs:validate_killed")
+    monkeypatch.setattr(plan_runs, "JOB", "tests.faults.jobs:validate_killed")
     with pytest.raises(RankKilledError, match="Rank 1 of 2 was killed by SIGKILL"):
         lenient(FOUR, TWO)
 
@@ -184,7 +191,7 @@ def test_the_first_plan_takes_all_down_with_it(monkeypatch: pytest.MonkeyPatch) 
 def test_validate_says_which_plan_killed_its_ranks(
     run: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measured, "JOB", "tests.faults.jobs:validate_killed")
+    monkeypatch.setattr(plan_runs, "JOB", "tests.faults.jobs:validate_killed")
     files = write_files(run.folder)
     done = run("validate", *files.options, "--rounds", "3", "--backend", "gloo")
     assert done.code == 4

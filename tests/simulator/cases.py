@@ -8,10 +8,10 @@ from functools import cache
 from typing import Final
 
 from domino_tune.store.profiles import load_profile
+from simulator.case import Case
 from simulator.contention import SizeContention
 from simulator.cost import Changes, CostModel
 from simulator.plan import MEGATRON, NO_COMM, Order, SlicePlan, WgradPlacement
-from simulator.predict import Case
 from simulator.profile import Profile, Provenance, SkewSection
 from simulator.skew import SkewFit, SkewRow
 from simulator.specs import ClusterSpec, ModelSpec, Workload
@@ -58,6 +58,13 @@ def cost_model(contention: float, cuda_graph: bool, uneven: bool = False) -> Cos
     return CostModel(profile, changes=changes, cuda_graph=cuda_graph)
 
 
+def with_cost(case: Case, cost: CostModel) -> Case:
+    """``case`` on the machine of ``cost``, priced by this very model."""
+    made = replace(case, profile=cost.profile, changes=cost.changes)
+    made.__dict__["cost"] = cost
+    return made
+
+
 def random_model(rng: random.Random, tp: int, layers: int) -> ModelSpec:
     """A GPT or a Llama whose heads and ffn divide by ``tp``; sizes are no powers of two."""
     kv_heads = tp * rng.choice((1, 1, 2, 3))
@@ -93,7 +100,8 @@ def random_case(rng: random.Random, *, layers: int, micros: int, cost: CostModel
         grad_accumulation=rng.randint(1, micros),
     )  # fmt: skip
     model = random_model(rng, cluster.tp, rng.randint(1, layers))
-    return Case(model=model, workload=workload, cluster=cluster, cost=cost)
+    case = Case(model=model, workload=workload, cluster=cluster, profile=cost.profile)
+    return with_cost(case, cost)
 
 
 def random_cost(rng: random.Random) -> CostModel:

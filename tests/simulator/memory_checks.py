@@ -6,8 +6,9 @@ import random
 from dataclasses import replace
 
 from simulator.build import build_schedule
+from simulator.case import Case
 from simulator.memory import live_peaks, peak_bytes, static_bytes
-from simulator.predict import Case, order_of
+from simulator.predict import order_of
 from simulator.schedule import Schedule
 from tests.simulator.cases import KINDS, cost_model, random_case, random_plan
 

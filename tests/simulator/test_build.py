@@ -8,7 +8,7 @@ import pytest
 
 from simulator.build import DP_BUCKET_PARAMETERS, build_schedule, check_layer_order
 from simulator.errors import InfeasiblePlanError, InputError, ScheduleError
-from simulator.lines import LayerOrder, Line
+from simulator.issue_order import LayerOrder, Line
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.presets import MODELS
 from simulator.schedule import DP, TP, Op, Schedule, check_order

@@ -9,10 +9,11 @@ import pytest
 
 from domino_tune.search import Evaluation, SearchOptions, Space, SpaceSpec, enumerate_plans
 from domino_tune.search.exhaustive import search_exhaustive
+from simulator.case import Case
 from simulator.closed_form import ClosedForm
-from simulator.cost import Changes, CostModel
+from simulator.cost import Changes
 from simulator.plan import SlicePlan
-from simulator.predict import Case, predict
+from simulator.predict import predict
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from tests.simulator.cases import bundled_profile, uneven_profile
 
@@ -43,8 +44,11 @@ def random_case(rng: random.Random) -> Case:
             micro_batch_size=rng.choice([1, 4, 7, 16]),
             grad_accumulation=rng.choice([1, 3]),
         ),
-        cluster=ClusterSpec(tp=tp, dp=rng.choice([1, 8 // tp if tp < 8 else 2])),
-        cost=CostModel(profile, changes=changes, cuda_graph=cuda_graph),
+        cluster=ClusterSpec(
+            tp=tp, dp=rng.choice([1, 8 // tp if tp < 8 else 2]), cuda_graph=cuda_graph
+        ),
+        profile=profile,
+        changes=changes,
     )
 
 

@@ -6,19 +6,20 @@ import math
 
 import pytest
 
+from simulator.case import Case
 from simulator.confidence import LOW_SHARE, MEDIUM_SHARE, confidence_of
 from simulator.contention import Contention
 from simulator.cost import CostModel, Launch
 from simulator.estimate import Estimate, Source
 from simulator.ops import Collective, Gemm, Signature
 from simulator.plan import MEGATRON
-from simulator.predict import Case, simulate
+from simulator.predict import simulate
 from simulator.presets import MODELS
 from simulator.schedule import COMPUTE, TP, OpTemplate, Repeat, Schedule, Segment
 from simulator.skew import SkewFit
 from simulator.specs import ClusterSpec, Workload
 from simulator.timeline import Timeline
-from tests.simulator.cases import cost_model
+from tests.simulator.cases import bundled_profile, cost_model, with_cost
 
 GEMM, OTHER, REDUCE = Gemm(1, 1, 1), Gemm(2, 2, 2), Collective("all_reduce", 8, 1, 8)
 
@@ -105,11 +106,14 @@ def test_an_interval_never_reaches_below_zero() -> None:
 def test_contention_widens_a_real_interval() -> None:
     widths = []
     for contention in (0.0, 2.0):
-        case = Case(
-            model=MODELS["gpt3-6.7b"],
-            workload=Workload(seq_length=512, micro_batch_size=8),
-            cluster=ClusterSpec(tp=8),
-            cost=cost_model(contention, True),
+        case = with_cost(
+            Case(
+                model=MODELS["gpt3-6.7b"],
+                workload=Workload(seq_length=512, micro_batch_size=8),
+                cluster=ClusterSpec(tp=8),
+                profile=bundled_profile(),
+            ),
+            cost_model(contention, True),
         )
         timeline = simulate(case, MEGATRON)
         found = confidence_of(timeline, case.cost)

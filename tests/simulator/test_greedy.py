@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 
 from simulator.build import build_schedule
+from simulator.case import Case
 from simulator.cost import CostModel
 from simulator.greedy import plan_order
-from simulator.lines import BACKWARD_FRAGMENTS, FORWARD_FRAGMENTS, check_line
+from simulator.issue_order import BACKWARD_FRAGMENTS, FORWARD_FRAGMENTS, check_line
 from simulator.plan import SlicePlan
-from simulator.predict import Case, order_of, predict, simulate
+from simulator.predict import order_of, predict, simulate
 from simulator.presets import MODELS
 from simulator.schedule import check_order
 from simulator.specs import ClusterSpec, Workload
-from tests.simulator.cases import bundled_profile, cost_model, random_case, random_plan
+from tests.simulator.cases import bundled_profile, cost_model, random_case, random_plan, with_cost
 
 REPOSITORY = Path(__file__).parents[2]
 SHOW_ORDER = """
@@ -33,11 +34,14 @@ UNEVEN = SlicePlan(row_slices=4, attn_col_slices=2, mlp_dgrad_slices=2)
 
 
 def case_of(name: str = "gpt3-13b", tp: int = 8, micro_batch_size: int = 8) -> Case:
-    return Case(
-        model=MODELS[name],
-        workload=Workload(seq_length=1024, micro_batch_size=micro_batch_size),
-        cluster=ClusterSpec(tp=tp),
-        cost=cost_model(0.0, True),
+    return with_cost(
+        Case(
+            model=MODELS[name],
+            workload=Workload(seq_length=1024, micro_batch_size=micro_batch_size),
+            cluster=ClusterSpec(tp=tp),
+            profile=bundled_profile(),
+        ),
+        cost_model(0.0, True),
     )
 
 

@@ -7,22 +7,26 @@ from dataclasses import replace
 import pytest
 
 from simulator.build import build_schedule
+from simulator.case import Case
 from simulator.memory import live_peaks, peak_bytes, static_bytes
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.predict import Case, order_of
+from simulator.predict import order_of
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Dtype, Workload
-from tests.simulator.cases import cost_model
+from tests.simulator.cases import bundled_profile, cost_model, with_cost
 from tests.simulator.memory_checks import check_peak_is_brute_force
 
 
 def gpt_case(grad_accumulation: int = 1) -> Case:
     workload = Workload(seq_length=1024, micro_batch_size=8, grad_accumulation=grad_accumulation)
-    return Case(
-        model=MODELS["gpt3-13b"],
-        workload=workload,
-        cluster=ClusterSpec(tp=8),
-        cost=cost_model(1.0, False),
+    return with_cost(
+        Case(
+            model=MODELS["gpt3-13b"],
+            workload=workload,
+            cluster=ClusterSpec(tp=8),
+            profile=bundled_profile(),
+        ),
+        cost_model(1.0, False),
     )
 
 

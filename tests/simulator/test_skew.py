@@ -6,26 +6,30 @@ from dataclasses import replace
 
 import pytest
 
+from simulator.case import Case
 from simulator.cost import CostModel
 from simulator.errors import ProfileError
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
-from simulator.predict import Case, predict, simulate
+from simulator.predict import predict, simulate
 from simulator.presets import MODELS
 from simulator.profile import Provenance, SkewSection, to_plain
 from simulator.schedule import COMPUTE
 from simulator.skew import SkewFit, SkewRow
 from simulator.specs import ClusterSpec, Workload
-from tests.simulator.cases import cost_model
+from tests.simulator.cases import bundled_profile, cost_model, with_cost
 
 MEASURED = Provenance(kind="measured", source="a test")
 
 
 def small_case() -> Case:
-    return Case(
-        model=replace(MODELS["llama2-7b"], num_hidden_layers=5),
-        workload=Workload(seq_length=1024, micro_batch_size=4),
-        cluster=ClusterSpec(tp=8),
-        cost=cost_model(1.0, True),
+    return with_cost(
+        Case(
+            model=replace(MODELS["llama2-7b"], num_hidden_layers=5),
+            workload=Workload(seq_length=1024, micro_batch_size=4),
+            cluster=ClusterSpec(tp=8),
+            profile=bundled_profile(),
+        ),
+        cost_model(1.0, True),
     )
 
 
@@ -33,7 +37,7 @@ def skewed(case: Case, **fields: object) -> Case:
     fit = SkewFit(**{"slowest_factor": 1.0, "error": 0.0, **fields})  # type: ignore[arg-type]
     section = SkewSection(fit=fit, provenance=MEASURED)
     profile = replace(case.cost.profile, skew=section)
-    return replace(case, cost=CostModel(profile, cuda_graph=True))
+    return with_cost(case, CostModel(profile, cuda_graph=True))
 
 
 def test_a_stretch_between_rows_waits_as_long_as_the_line_says() -> None:
@@ -73,7 +77,7 @@ def test_waiting_for_a_late_rank_slows_no_compute() -> None:
     """Behind waits longer than all there is to compute, nothing computes while bytes move."""
     case, plan = small_case(), SlicePlan(row_slices=2, order="inter", wgrad="eager")
     late = skewed(case, rows=(SkewRow(1e-3, 1e6),))
-    alone = replace(case, cost=cost_model(0.0, True))
+    alone = with_cost(case, cost_model(0.0, True))
     assert predict(case, plan).compute_ns > predict(alone, plan).compute_ns
     assert predict(late, plan).compute_ns == predict(alone, plan).compute_ns
 

@@ -6,14 +6,15 @@ from itertools import pairwise
 
 import pytest
 
+from simulator.case import Case
 from simulator.ops import Collective, Pointwise
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.predict import Case, simulate
+from simulator.predict import simulate
 from simulator.presets import MODELS
 from simulator.schedule import COMPUTE, TP, OpTemplate, Repeat, Schedule, Segment
 from simulator.specs import ClusterSpec, Workload
 from simulator.timeline import Timeline
-from tests.simulator.cases import cost_model
+from tests.simulator.cases import bundled_profile, cost_model, with_cost
 
 # compute  |--a--|--b--|       |--c--|  |--d--|
 # tp             |------ar-----|
@@ -64,11 +65,14 @@ def test_an_empty_timeline_takes_no_time() -> None:
 
 @pytest.mark.parametrize("plan", [MEGATRON, SlicePlan(row_slices=3), SlicePlan(mlp_col_slices=4)])
 def test_without_a_host_the_critical_path_has_no_gap(plan: SlicePlan) -> None:
-    case = Case(
-        model=MODELS["llama2-7b"],
-        workload=Workload(seq_length=512, micro_batch_size=4, grad_accumulation=2),
-        cluster=ClusterSpec(tp=8, dp=2),
-        cost=cost_model(1.0, True),
+    case = with_cost(
+        Case(
+            model=MODELS["llama2-7b"],
+            workload=Workload(seq_length=512, micro_batch_size=4, grad_accumulation=2),
+            cluster=ClusterSpec(tp=8, dp=2),
+            profile=bundled_profile(),
+        ),
+        cost_model(1.0, True),
     )
     timeline = simulate(case, plan)
     path = timeline.critical_path

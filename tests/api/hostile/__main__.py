@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from domino_tune.tables import Table, print_table
+from domino_tune.base.tables import Table, print_table
 from tests.api.hostile.corpus import corpus
 from tests.api.hostile.documented import undocumented
 from tests.api.hostile.exchange import Answer, exchange

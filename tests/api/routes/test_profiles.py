@@ -12,10 +12,9 @@ import httpx
 import pytest
 
 from api.routes.profiles import MOST_LINES
-from domino_tune import services
-from domino_tune.profile_services import imported_profile
 from domino_tune.requests import ProfilesImportRequest
 from domino_tune.store.profiles import dump_profile, load_profile, parse_profile
+from domino_tune.verbs.profiles import imported_profile, profiles_import
 from simulator.errors import InputError
 from simulator.profile import Profile
 from tests.api.asked import CELL, good, refused
@@ -123,7 +122,7 @@ def test_an_import_is_the_verbs(
     told = good(answer, 201)
     (tmp_path / "table").write_text(TABLE)
     monkeypatch.setenv("DOMINO_TUNE_HOME", str(tmp_path))
-    local = services.profiles_import(
+    local = profiles_import(
         ProfilesImportRequest(
             file=str(tmp_path / "table"), name="imported", format="gemm-csv", into="h100-dgx"
         )

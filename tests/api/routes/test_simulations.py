@@ -8,14 +8,15 @@ from typing import Any
 import httpx
 import pytest
 
-from domino_tune import services
 from domino_tune.requests import SimulateRequest, WhatIfRequest
-from domino_tune.results import plain
+from domino_tune.results import to_json
+from domino_tune.verbs.simulate import simulate
+from domino_tune.verbs.whatif import whatif
 from tests.api.asked import CELL, good, refused
 
 
 def as_json(result: Any) -> Any:
-    return json.loads(json.dumps(plain(result)))
+    return json.loads(json.dumps(to_json(result)))
 
 
 @pytest.mark.parametrize(
@@ -24,14 +25,14 @@ def as_json(result: Any) -> Any:
 )
 def test_a_simulation_is_the_verbs(client: httpx.Client, changed: dict[str, Any]) -> None:
     first = client.post("/v1/simulations", json={**CELL, **changed})
-    assert good(first) == as_json(services.simulate(SimulateRequest(**{**CELL, **changed})))
+    assert good(first) == as_json(simulate(SimulateRequest(**{**CELL, **changed})))
     assert client.post("/v1/simulations", json={**CELL, **changed}).content == first.content
 
 
 def test_a_what_if_is_the_verbs(client: httpx.Client) -> None:
     change = ["link_bandwidth=0.5x", "contention=off"]
     found = good(client.post("/v1/what-ifs", json={**CELL, "change": change}))
-    assert found == as_json(services.whatif(WhatIfRequest(**CELL, change=tuple(change))))
+    assert found == as_json(whatif(WhatIfRequest(**CELL, change=tuple(change))))
 
 
 def test_many_changes_of_one_plan_are_each_right(client: httpx.Client) -> None:
@@ -40,7 +41,7 @@ def test_many_changes_of_one_plan_are_each_right(client: httpx.Client) -> None:
         change = [f"link_bandwidth={factor}"]
         found = good(client.post("/v1/what-ifs", json={**CELL, "change": change}))
         assert found["base"]["iteration_ms"] == base["iteration_ms"]
-        local = services.whatif(WhatIfRequest(**CELL, change=tuple(change)))
+        local = whatif(WhatIfRequest(**CELL, change=tuple(change)))
         assert found["points"] == as_json(local)["points"]
 
 

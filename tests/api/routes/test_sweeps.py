@@ -7,9 +7,9 @@ import json
 import httpx
 import pytest
 
-from domino_tune import services
 from domino_tune.requests import WhatIfRequest
-from domino_tune.results import plain
+from domino_tune.results import to_json
+from domino_tune.verbs.whatif import whatif
 from tests.api.asked import CELL, ended, good, refused
 
 SWEEP = {**CELL, "sweep": "link_bandwidth=0.5x,1x,2x"}
@@ -17,8 +17,8 @@ SWEEP = {**CELL, "sweep": "link_bandwidth=0.5x,1x,2x"}
 
 def test_a_sweep_is_the_verbs(client: httpx.Client) -> None:
     job = good(client.post("/v1/sweeps", json=SWEEP, headers={"Prefer": "wait=30"}))
-    local = services.whatif(WhatIfRequest(**CELL, sweep="link_bandwidth=0.5x,1x,2x"))
-    assert job["result"] == json.loads(json.dumps(plain(local)))
+    local = whatif(WhatIfRequest(**CELL, sweep="link_bandwidth=0.5x,1x,2x"))
+    assert job["result"] == json.loads(json.dumps(to_json(local)))
     points = good(client.get(job["links"]["points"]))
     assert [one["index"] for one in points["items"]] == [0, 1, 2]
     assert [one["point"] for one in points["items"]] == job["result"]["points"]

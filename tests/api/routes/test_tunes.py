@@ -10,11 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from domino_tune import services
-from domino_tune.planfile import load_plan
 from domino_tune.requests import PlanExportRequest
-from domino_tune.results import plain
+from domino_tune.results import to_json
+from domino_tune.store.plans import load_plan
 from domino_tune.store.profiles import dump_profile, load_profile
+from domino_tune.verbs.plan import plan_export
+from domino_tune.verbs.tune import tune
 from tests.api.asked import CELL, LONG, SMALL, TUNE, ended, good, refused
 
 
@@ -33,7 +34,7 @@ def test_a_tune_is_a_job_with_a_place(client: httpx.Client) -> None:
 
 
 def test_a_result_is_what_the_verb_gives(tuned: Any) -> None:
-    local = json.loads(json.dumps(plain(services.tune(TUNE))))
+    local = json.loads(json.dumps(to_json(tune(TUNE))))
     del local["seconds"]
     assert tuned["result"] == local
 
@@ -49,9 +50,9 @@ def test_files_are_those_of_the_verb(client: httpx.Client, tuned: Any, tmp_path:
     exportable = ("env", "megatron")
     for to in exportable:
         told = good(client.get(links["plan"], params={"to": to}))
-        local = services.plan_export(PlanExportRequest(file=str(file), to=to))
+        local = plan_export(PlanExportRequest(file=str(file), to=to))
         text = told.pop("text")
-        assert told == plain(local)
+        assert told == to_json(local)
         assert all(f"export {name}=" in text for name in local.environment)
     report, trace = client.get(links["report"]), client.get(links["trace"])
     assert report.text.startswith("<!doctype html>")

@@ -13,7 +13,7 @@ from domino_tune.store.profiles import dump_profile, parse_profile
 from simulator.cost import CostModel
 from simulator.ops import Collective, Gemm
 from simulator.profile import Profile
-from tests.domino_tune.measure.probing import empty
+from tests.domino_tune.measure.probes.probing import empty
 
 GEMM = Gemm(64, 32, 16, "forward", "fp32", bias=True)
 REDUCE = Collective("all_reduce", 4096, 2, 1, 0, "fp32")

@@ -9,16 +9,17 @@ import pytest
 
 from domino_tune.measure.coverage import CTAS, PROBE_LAYERS, RIVAL_CUTS, coverage, cta_counts
 from domino_tune.measure.machine import this_machine
-from domino_tune.measure.wanted import Wanted, signatures
+from domino_tune.measure.probe_set import Wanted, signatures
 from domino_tune.search.space import enumerate_plans
 from simulator.build import build_schedule
+from simulator.case import Case
 from simulator.cost import CostModel
 from simulator.errors import InputError
 from simulator.ops import Collective, Gemm
 from simulator.plan import MEGATRON
-from simulator.predict import Case, order_of
+from simulator.predict import order_of
 from simulator.specs import ClusterSpec, ModelSpec, Workload
-from tests.domino_tune.measure.probing import LLAMA, TINY, empty, timed
+from tests.domino_tune.measure.probes.probing import LLAMA, TINY, empty, timed
 
 MEMORY = 1 << 33
 ON_TWO = ClusterSpec(tp=2, ranks_per_node=2)
@@ -34,8 +35,8 @@ def job(batch: int, micros: int = 1) -> Workload:
 
 def sources(model: ModelSpec, workload: Workload, cluster: ClusterSpec, wanted: Wanted) -> Counter:  # type: ignore[type-arg]
     """How the signatures of plans of the tuning space are looked up, counted."""
-    cost = CostModel(timed(wanted))
-    case = Case(model=model, workload=workload, cluster=cluster, cost=cost)
+    case = Case(model=model, workload=workload, cluster=cluster, profile=timed(wanted))
+    cost = case.cost
     found = {
         template.signature
         for plan in list(enumerate_plans(model, workload))[::STRIDE]

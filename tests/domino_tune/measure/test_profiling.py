@@ -14,17 +14,17 @@ from domino_tune.measure.coverage import coverage
 from domino_tune.measure.op_rows import add_ops
 from domino_tune.measure.outliers import outliers_of
 from domino_tune.measure.peaks import with_peaks
+from domino_tune.measure.probe_set import collective_key, timed_ops
 from domino_tune.measure.profiling import Keeper, measure_profile
-from domino_tune.measure.wanted import collective_key, timed_ops
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.store.profiles import load_profile
 from simulator.ops import Gemm
 from simulator.specs import ClusterSpec, Workload
-from tests.domino_tune.measure.probing import TINY, collective_message, empty, op_row, timed
+from tests.domino_tune.measure.probes.probing import TINY, collective_message, empty, op_row, timed
 
 pytest.importorskip("torch")
 
-from domino_tune.measure.rank_job import SKEWED
+from domino_tune.measure.probes.rank_job import SKEWED
 
 JOB = Workload(seq_length=16, micro_batch_size=2, dtype="fp32")
 WANTED = coverage(TINY, JOB, ClusterSpec(tp=2, ranks_per_node=2), memory_bytes=1 << 33)

@@ -18,10 +18,10 @@ from domino_tune.report.data import (
     Turn,
 )
 from domino_tune.store.profiles import load_profile
+from simulator.case import Case
 from simulator.confidence import confidence_of
-from simulator.cost import CostModel
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
-from simulator.predict import Case, simulate
+from simulator.predict import simulate
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
 
@@ -37,7 +37,7 @@ def case(
         model=replace(MODELS[model], num_hidden_layers=layers),
         workload=Workload(seq_length=1024, micro_batch_size=4, grad_accumulation=micros),
         cluster=ClusterSpec(tp=tp, dp=dp),
-        cost=CostModel(load_profile("h100-dgx")),
+        profile=load_profile("h100-dgx"),
     )
 
 

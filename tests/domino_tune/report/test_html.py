@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from domino_tune.report.html import report_html, write_report
+from simulator.case import Case
 from simulator.errors import InputError
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.predict import Case
 from tests.domino_tune.report.pages import case, full_data, report_data
 
 VOID = {"meta", "br"}

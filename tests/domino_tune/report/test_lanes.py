@@ -6,9 +6,8 @@ from typing import Any
 
 from domino_tune.report.html import report_html
 from domino_tune.report.lanes import MAX_OPS, cut_spans, kept_ops, lanes_json
-from simulator.cost import CostModel
+from simulator.case import Case
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.predict import Case
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
 from simulator.timeline import Timeline
@@ -38,7 +37,7 @@ def large_case() -> Case:
         model=MODELS["gpt3-175b"],
         workload=Workload(seq_length=2048, micro_batch_size=4),
         cluster=ClusterSpec(tp=8),
-        cost=CostModel(case().cost.profile),
+        profile=case().profile,
     )
 
 

@@ -6,6 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from domino_tune.report.breakdown import parts_ns, where_time_goes
+from domino_tune.report.confidence import turn_sentence
 from domino_tune.report.data import HeatCell, Numbers, Shown, Sweep, Turn
 from domino_tune.report.heat import heat_map
 from domino_tune.report.markup import Html, tag, text
@@ -18,8 +20,6 @@ from domino_tune.report.names import (
     size_text,
 )
 from domino_tune.report.plot import sweep_svg
-from domino_tune.report.spent import parts_ns, where_time_goes
-from domino_tune.report.sure import turn_sentence
 from simulator.errors import InputError
 from simulator.ops import Attention, Collective, Gemm, Pointwise
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan

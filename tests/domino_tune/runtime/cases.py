@@ -11,7 +11,7 @@ from typing import Final
 from domino_tune.store.profiles import load_profile
 from simulator.cost import CostModel
 from simulator.greedy import plan_order
-from simulator.lines import LayerOrder
+from simulator.issue_order import LayerOrder
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.shapes import Shapes
 from tests.domino_tune.runtime.jobs import GPT, LLAMA, ODD, TRAINING, Job

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from domino_tune.runtime.context import RankContext
+from domino_tune.runtime.launch.context import RankContext
 from simulator.schedule import TP
 
 

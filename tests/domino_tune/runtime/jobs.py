@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import torch
 
-from domino_tune.runtime.state import Training
+from domino_tune.runtime.ops.state import Training
 from simulator.build import DP_BUCKET_PARAMETERS
-from simulator.lines import LayerOrder
+from simulator.issue_order import LayerOrder
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 

@@ -6,7 +6,7 @@ import random
 from typing import NamedTuple
 
 from simulator.fragments import Fragments
-from simulator.lines import LayerOrder, Line, Token
+from simulator.issue_order import LayerOrder, Line, Token
 from simulator.schedules.intra import intra
 from simulator.shapes import Shapes
 

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 
 from domino_tune.runtime.executor import FUNCTIONS, Executor, StepResult
-from domino_tune.runtime.lanes import ThreadLane
+from domino_tune.runtime.lanes.lane import ThreadLane
 from domino_tune.runtime.live_memory import KEPT
+from domino_tune.runtime.ops.state import State
 from domino_tune.runtime.parameters import Parameters
-from domino_tune.runtime.plain import PlainModel
-from domino_tune.runtime.state import State
+from domino_tune.runtime.plain_torch.model import PlainModel
 from simulator.build import build_schedule
 from simulator.schedule import COMPUTE, DP, TP, Op
 from simulator.shapes import Shapes

@@ -20,19 +20,19 @@ import torch.distributed as dist
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.machine import this_machine
 from domino_tune.runtime.clock import DeviceClock, HostClock, WholeClock, empty_span_ns
-from domino_tune.runtime.dropout import keep_mask
 from domino_tune.runtime.executor import FUNCTIONS, Executor
 from domino_tune.runtime.graphs import CapturedExecutor
-from domino_tune.runtime.group_lanes import nccl_options
 from domino_tune.runtime.head_start import HeadStart, spin
-from domino_tune.runtime.lanes import Lane, ThreadHandle
-from domino_tune.runtime.launch import LaunchSpec, run_job
-from domino_tune.runtime.layer_functions import add_product, widening_gemm
+from domino_tune.runtime.lanes.groups import nccl_options
+from domino_tune.runtime.lanes.lane import Lane, ThreadHandle
+from domino_tune.runtime.lanes.silent import silent_lanes
+from domino_tune.runtime.lanes.streams import StreamHandle, StreamLane, StreamQueue
+from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 from domino_tune.runtime.live_memory import KEPT
-from domino_tune.runtime.measured import run_plans
+from domino_tune.runtime.ops.dropout import keep_mask
+from domino_tune.runtime.ops.layers import add_product, widening_gemm
 from domino_tune.runtime.parameters import Parameters
-from domino_tune.runtime.silent import silent_lanes
-from domino_tune.runtime.stream_lanes import StreamHandle, StreamLane, StreamQueue
+from domino_tune.runtime.plan_runs import run_plans
 from simulator.build import build_schedule
 from simulator.ops import Collective
 from simulator.plan import MEGATRON, SlicePlan
@@ -346,7 +346,7 @@ def test_a_rank_measures_ops_collectives_launches_and_contention() -> None:
     }
     heard: list[dict[str, Any]] = []
     run_job(
-        "domino_tune.measure.rank_job:profile", payload, LaunchSpec(tp=1, backend="nccl"),
+        "domino_tune.measure.probes.rank_job:profile", payload, LaunchSpec(tp=1, backend="nccl"),
         on_message=heard.append,
     )  # fmt: skip
     kinds = {message["kind"] for message in heard}

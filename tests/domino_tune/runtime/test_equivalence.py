@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from domino_tune.runtime.parameters import ParameterSpec, parameter_specs
-from domino_tune.runtime.plain import PlainModel
+from domino_tune.runtime.plain_torch.model import PlainModel
 from tests.domino_tune.runtime.cases import all_jobs
 from tests.domino_tune.runtime.conftest import Results
 from tests.domino_tune.runtime.jobs import Job, RankResult

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from domino_tune.runtime.executor import FUNCTIONS, Executor
-from domino_tune.runtime.silent import silent_lanes
-from domino_tune.runtime.state import State
+from domino_tune.runtime.lanes.silent import silent_lanes
+from domino_tune.runtime.ops.state import State
 from simulator.build import build_schedule
 from simulator.errors import InputError
 from simulator.schedule import COMPUTE

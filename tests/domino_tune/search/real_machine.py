@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from domino_tune.case import Setup
-from domino_tune.measured_pool import measured_pool
 from domino_tune.search import enumerate_plans
 from domino_tune.search.correction import MeasuredPool
 from domino_tune.search.features import Floats
 from domino_tune.search.measured import MeasuredOptions, MeasuredSearch, search_measured
+from domino_tune.search.pool import measured_pool
 from domino_tune.search.ratios import Ratio, ratio_of
+from domino_tune.search.simulated import SimulatedPlans
 from domino_tune.search.space import SpaceSpec
 from domino_tune.store.profiles import load_profile
-from domino_tune.tuning import SimulatedPlans
+from simulator.case import Case
 from simulator.cost import Changes
 from simulator.predict import predict
 from simulator.specs import ClusterSpec, ModelSpec, Workload
@@ -38,22 +38,22 @@ class RealMachine:
     ``truths``: log times of the pool under each of ``wrong``."""
 
     def __init__(self, link: float, wrong: Sequence[dict[str, float]]) -> None:
-        setup = Setup(
+        case = Case(
             model=MODEL, workload=Workload(seq_length=1024, micro_batch_size=4),
             cluster=ClusterSpec(tp=4), profile=load_profile("h100-dgx"),
             changes=Changes(link_bandwidth=link),
         )  # fmt: skip
-        plans = enumerate_plans(setup.model, setup.workload, spec=SPEC)
-        problem = SimulatedPlans(setup=setup, plans=plans)
+        plans = enumerate_plans(case.model, case.workload, spec=SPEC)
+        problem = SimulatedPlans(case=case, plans=plans)
         self.pool: MeasuredPool = measured_pool(problem, list(plans))
         self.truths = [
-            self._times(problem, replace(setup, changes=replace(setup.changes, **change)))
+            self._times(problem, replace(case, changes=replace(case.changes, **change)))
             for change in wrong
         ]
 
-    def _times(self, problem: SimulatedPlans, setup: Setup) -> Floats:
+    def _times(self, problem: SimulatedPlans, case: Case) -> Floats:
         orders = ((plan, problem.order(plan)) for plan in self.pool.plans)
-        return np.log([predict(setup.case, plan, order).makespan_ns for plan, order in orders])
+        return np.log([predict(case, plan, order).makespan_ns for plan, order in orders])
 
     def quirks(self, size: float, drawn: np.random.Generator) -> Floats:
         """[n] log errors that no change of the machine explains: by number of slices, merging and

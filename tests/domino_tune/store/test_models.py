@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from domino_tune.formats.model_file import dump_model
+from domino_tune.store.formats.model_file import dump_model
 from domino_tune.store.models import load_model, override
 from simulator.errors import InputError
 from simulator.presets import MODELS

@@ -1,0 +1,54 @@
+"""``python -m benchmarks.bench [NAME …]``: run benchmarks and print their tables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from benchmarks.bench import BENCHES
+from benchmarks.bench.verdict import SkippedError, count_verdicts
+from domino_tune.base.tables import print_line, print_table
+from simulator.errors import unknown_name
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the named benchmarks, or all. A number that misses its target is told, not an error."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks (default: all)")
+    parser.add_argument("--list", action="store_true", help="print their names")
+    options = parser.parse_args(argv)
+    if options.list:
+        print("\n".join(BENCHES))
+        return 0
+    for name in options.names:
+        if name not in BENCHES:
+            print(f"error: {unknown_name('benchmark', name, BENCHES)}", file=sys.stderr)
+            return 2
+    met = missed = 0
+    for name in options.names or BENCHES:
+        ok, miss = run(name)
+        met, missed = met + ok, missed + miss
+    print_line(f"{met} ok, {missed} missed")
+    return 0
+
+
+def run(name: str) -> tuple[int, int]:
+    """Print one benchmark's tables and what it took; (ok, missed)."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    print_line(f"=== {name}")
+    try:
+        tables = BENCHES[name]()
+    except SkippedError as reason:
+        print_line(f"skipped: {reason}")
+        return 0, 0
+    for table in tables:
+        print_table(table)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    print_line(f"--- {name}: {wall:.1f} s wall, {cpu:.1f} s CPU")
+    return count_verdicts(tables)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""Where the published measurements lie, which some benchmarks compare with."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from benchmarks.bench.verdict import SkippedError
+from domino_tune.measure.importers import read_table
+from domino_tune.measure.importers.imported import NO_HINTS, Hints, Imported
+from simulator.lookup.gemm import GemmFit, GemmRow
+from simulator.profile import GemmSection, Machine, Profile, Provenance
+
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+H100_SMS: Final = 132
+
+
+def facts_dir() -> Path:
+    """``DOMINO_TUNE_FACTS``, else ``shared/facts`` beside the repository; else SkippedError."""
+    default = REPOSITORY.parent / "shared" / "facts"
+    folder = Path(os.environ.get("DOMINO_TUNE_FACTS", default))
+    if not folder.is_dir():
+        raise SkippedError(f"no facts: {folder} is not a folder; set DOMINO_TUNE_FACTS to theirs")
+    return folder
+
+
+@cache
+def imported(name: str, importer: str, hints: Hints = NO_HINTS) -> Imported:
+    """A table of the facts, read by the importer that users call."""
+    return read_table((facts_dir() / name).read_bytes(), importer, hints)
+
+
+def bare_h100(name: str) -> Profile:
+    """An H100 of which nothing is known yet but its data sheet: imports start from it."""
+    machine = Machine(
+        gpu="H100 SXM 80 GB", gpus_per_node=8, gpu_memory_gib=80.0, sm_count=H100_SMS,
+        peak_tflops={"bf16": 989.4}, memory_bandwidth_gb_s=3350.0, backend="nccl",
+    )  # fmt: skip
+    return Profile(name=name, created="2025-06-18", machine=machine)
+
+
+def gemm_section(rows: tuple[GemmRow, ...], fits: tuple[GemmFit, ...] = ()) -> GemmSection:
+    """Rows and laws as a section, as an import leaves them."""
+    return GemmSection(
+        rows=rows,
+        fits=fits,
+        provenance=Provenance(kind="imported", source="published measurements"),
+    )

@@ -1,0 +1,122 @@
+"""How long answers take: one iteration, a proven optimum, and the command line's help."""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from benchmarks.bench.cases import make_case, with_heads
+from benchmarks.bench.facts import REPOSITORY
+from benchmarks.bench.pool import PlanPool
+from benchmarks.bench.verdict import verdict
+from domino_tune.base.tables import Table
+from domino_tune.search import SEARCHES, SearchOptions, SearchResult, SpaceSpec, enumerate_plans
+from simulator.case import Case
+from simulator.plan import SlicePlan
+from simulator.predict import order_of, predict, simulate
+from simulator.presets import MODELS
+
+PLAN: Final = SlicePlan(row_slices=4, attn_col_slices=4, mlp_col_slices=4)
+SHORTCUT_MS: Final = 10.0
+FULL_MS: Final = 100.0
+PROOF_MS: Final = 2000.0
+HELP_MS: Final = 300.0
+
+
+class Timed(NamedTuple):
+    """Medians over the runs, in ms."""
+
+    wall: float
+    cpu: float
+
+
+def speed() -> list[Table]:
+    """Median CPU and wall time of several runs; targets are held against CPU time."""
+    case = _gpt3_175b()
+    order = order_of(case, PLAN)
+    ops = len(simulate(case, PLAN, order).ops)
+    lines = [
+        _line("GPT-3 175B, 4×4 slices, stored order: schedule and periodic shortcut", SHORTCUT_MS,
+              timed(lambda: predict(case, PLAN, order), 15)),
+        _line("  the same with nothing looked up yet (a new cost model)", None,
+              _cold(lambda fresh: predict(fresh, PLAN, order), 9)),
+        _line("  planning its greedy order, once a plan", None,
+              timed(lambda: order_of(case, PLAN), 15)),
+        _line(f"GPT-3 175B, 4×4 slices: schedule and full SimPy, {ops:,} ops", FULL_MS,
+              timed(lambda: simulate(case, PLAN, order), 9)),
+    ]  # fmt: skip
+    result = _prove()
+    lines.append(
+        _line(
+            f"GPT-3 13B, TP 8, batch 16: {result.space_size:,} plans, {result.evaluations} "
+            f"evaluated, {result.optimality}", PROOF_MS, timed(_prove, 3),
+        )
+    )  # fmt: skip
+    lines.append(_line("python -m domino_tune --help", HELP_MS, timed_help(7)))
+    return [
+        Table(
+            title="Speed, one core, contention on",
+            columns=("what", ">target", ">CPU ms", ">wall ms", "verdict"),
+            rows=lines,
+            notes=["Medians. Other work on the machine shows in wall time; the verdict is on CPU "
+                   "time. The proof starts from nothing looked up and checks memory."],
+        )
+    ]  # fmt: skip
+
+
+def timed(action: Callable[[], object], runs: int) -> Timed:
+    """Median wall and CPU time of ``action``, in ms."""
+    walls, cpus = [], []
+    for _ in range(runs):
+        wall, cpu = time.perf_counter(), time.process_time()
+        action()
+        cpus.append(time.process_time() - cpu)
+        walls.append(time.perf_counter() - wall)
+    return Timed(1e3 * statistics.median(walls), 1e3 * statistics.median(cpus))
+
+
+def _cold(action: Callable[[Case], object], runs: int) -> Timed:
+    cases = [_gpt3_175b() for _ in range(runs)]
+    return timed(lambda: action(cases.pop()), runs)
+
+
+def timed_help(runs: int) -> Timed:
+    """Median wall and CPU time of the command line's help, a process each."""
+    walls, cpus = [], []
+    for _ in range(runs):
+        before, wall = _children_cpu_s(), time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "domino_tune", "--help"], cwd=REPOSITORY, check=True,
+            stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        walls.append(time.perf_counter() - wall)
+        cpus.append(_children_cpu_s() - before)
+    return Timed(1e3 * statistics.median(walls), 1e3 * statistics.median(cpus))
+
+
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _gpt3_175b() -> Case:
+    return make_case(MODELS["gpt3-175b"], 8, 1024, 16)
+
+
+def _prove() -> SearchResult:
+    """From nothing looked up: rows 1–16, columns {1, 2, 4, 8} a block with dgrad pieces tied."""
+    case = make_case(with_heads(MODELS["gpt3-13b"], 64), 8, 1024, 16)
+    space = enumerate_plans(case.model, case.workload, spec=SpaceSpec(dgrad_slices=()))
+    return SEARCHES["exhaustive"](PlanPool(case, space), SearchOptions()).within(space)
+
+
+def _line(what: str, limit_ms: float | None, took: Timed) -> tuple[str, ...]:
+    ok = None if limit_ms is None else took.cpu <= limit_ms
+    target = "-" if limit_ms is None else f"≤ {limit_ms:g}"
+    return what, target, f"{took.cpu:.1f}", f"{took.wall:.1f}", verdict(ok)

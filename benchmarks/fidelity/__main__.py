@@ -1,0 +1,99 @@
+"""``scripts/fidelity``: profile, tune, run, compare; a page, and JSON. Exits with 1 on a miss."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.fidelity.page import checks, markdown, tables, to_json
+from benchmarks.fidelity.records import keep, read
+from benchmarks.fidelity.scores import Setting
+from benchmarks.fidelity.settings import LINKS, MODELS
+from domino_tune.base.tables import print_line, print_table
+from domino_tune.measure.machine import cpu_name
+from domino_tune.store.files import write_whole
+from domino_tune.store.models import load_model
+from simulator.specs import ModelSpec, Workload
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Play every setting that the folder does not hold yet; then write the report of all."""
+    options = _parser().parse_args(argv)
+    folder = Path(options.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["DOMINO_TUNE_HOME"] = str(folder.resolve())
+    settings = []
+    for name in options.models:
+        for link in options.links:
+            settings.append(_setting(folder, name, link, options))
+            _write(settings, options)
+    for table in tables(settings):
+        print_table(table)
+    return int(any(check.ok is False for check in checks(settings)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scripts/fidelity", description=__doc__)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME|FILE",
+                        help=f"models (default: {' '.join(MODELS)})")  # fmt: skip
+    parser.add_argument("--links", nargs="+", default=list(LINKS), metavar="RATE",
+                        help=f"links (default: {' '.join(LINKS)})")  # fmt: skip
+    parser.add_argument("--seq-length", type=int, default=256, metavar="N",
+                        help="of models that are not ours (default: 256)")  # fmt: skip
+    parser.add_argument("--micro-batch-size", type=int, default=4, metavar="N",
+                        help="of models that are not ours (default: 4)")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=10, metavar="N",
+                        help="how often a launch runs each plan (default: 10)")  # fmt: skip
+    parser.add_argument("--samples", type=int, default=10, metavar="N",
+                        help="timings of each op in a profile (default: 10)")  # fmt: skip
+    parser.add_argument("--minutes", type=int, default=None, metavar="N",
+                        help="limit of each profile")  # fmt: skip
+    parser.add_argument("--folder", default="out/fidelity", metavar="FOLDER",
+                        help="keeps what is finished (default: out/fidelity)")  # fmt: skip
+    parser.add_argument("--page", default=None, metavar="FILE", help="write the page here")
+    parser.add_argument("--json", default=None, metavar="FILE", help="write the numbers here")
+    return parser
+
+
+def _setting(folder: Path, name: str, link: str, options: argparse.Namespace) -> Setting:
+    """The setting as the folder holds it, or played now and kept there."""
+    from benchmarks.fidelity.loop import play
+
+    model, workload = _model(name, options)
+    kept = folder / f"setting-{model.name}-{link}.json"
+    asked = {
+        "model": asdict(model), "workload": asdict(workload),
+        "rounds": options.rounds, "samples": options.samples, "minutes": options.minutes,
+    }  # fmt: skip
+    if kept.exists():
+        return read(kept, asked)
+    print_line(f"{model.name} on {link} ...", sys.stderr)
+    setting = play(model, workload, link, rounds=options.rounds, samples=options.samples,
+                   minutes=options.minutes)  # fmt: skip
+    keep(kept, setting, asked)
+    return setting
+
+
+def _model(name: str, options: argparse.Namespace) -> tuple[ModelSpec, Workload]:
+    if name in MODELS:
+        return MODELS[name]
+    workload = Workload(
+        seq_length=options.seq_length, micro_batch_size=options.micro_batch_size, dtype="fp32"
+    )
+    return load_model(name).spec, workload
+
+
+def _write(settings: Sequence[Setting], options: argparse.Namespace) -> None:
+    machine = f"{cpu_name()}, {os.cpu_count()} cores"
+    if options.page:
+        write_whole(options.page, markdown(settings, machine))
+    if options.json:
+        write_whole(options.json, to_json(settings, machine))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""The loop for one model on one link: profile, tune, then run the plans twice."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.fidelity.scores import Cell, Setting
+from benchmarks.fidelity.settings import PLANS, TUNED
+from domino_tune.base.units import parse_quantity
+from domino_tune.requests import ProfileRequest, TuneRequest, WorkloadFields
+from domino_tune.runtime.lanes.paces import PaceRow
+from domino_tune.runtime.launch.launch import LaunchSpec
+from domino_tune.runtime.plan_runs import Measured, run_plans
+from domino_tune.store.files import write_whole
+from domino_tune.store.formats.model_file import dump_model
+from domino_tune.store.profiles import user_profiles_dir
+from domino_tune.verbs.profile import profile
+from domino_tune.verbs.resolve import Chosen, resolve
+from domino_tune.verbs.tune import tune
+from domino_tune.verbs.validate import as_emulated, plan_paces
+from simulator.case import Case
+from simulator.cost import Changes
+from simulator.plan import NO_COMM
+from simulator.predict import simulate
+from simulator.specs import ModelSpec, Workload
+
+MS = 1e-6
+BOUND = "bound"
+
+
+def play(
+    model: ModelSpec,
+    workload: Workload,
+    link: str,
+    *,
+    rounds: int,
+    samples: int,
+    minutes: int | None,
+) -> Setting:
+    """Everything for one setting. The profile is finished, and its id taken, before a plan runs."""
+    name = f"{model.name}-{link}"
+    began = time.monotonic()
+    profiled = profile(
+        ProfileRequest(
+            name=name, for_model=str(model_file(model)), tp=2, emulate_link=link,
+            seq_length=workload.seq_length, micro_batch_size=workload.micro_batch_size,
+            dtype=workload.dtype, minutes=minutes, samples=samples,
+        )
+    )  # fmt: skip
+    profile_s = time.monotonic() - began
+    asked = WorkloadFields(
+        model=str(model_file(model)), profile=name, tp=2, seq_length=workload.seq_length,
+        micro_batch_size=workload.micro_batch_size, dtype=workload.dtype,
+    )  # fmt: skip
+    case = resolve(asked)
+    chosen = plans_of(case, asked)
+    spec = LaunchSpec(tp=2, emulate_link_bits_per_s=_bits_per_s(link))
+    launches = [_run(case, chosen, rounds, spec) for _ in range(2)]
+    lone = replace(spec, lone=True, emulate_link_bits_per_s=None)
+    alone = run_alone(case, chosen, rounds, lone)
+    return setting_of(
+        case, as_emulated(case, lone), chosen, launches, alone,
+        link=link, profile_id=profiled.profile.content_id, profile_s=profile_s,
+    )  # fmt: skip
+
+
+def model_file(model: ModelSpec) -> Path:
+    """The model as a file beside the profiles, for the program to read like any user's."""
+    path = user_profiles_dir().parent / f"{model.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, dump_model(model))
+    return path
+
+
+def _bits_per_s(link: str) -> int:
+    return round(parse_quantity("link", link, ("bytes/s",)).value * 8)
+
+
+def plans_of(case: Case, asked: WorkloadFields) -> dict[str, Chosen]:
+    """The report's plans and the tuned one, each with its order, and the bound."""
+    request = TuneRequest(
+        **{name: getattr(asked, name) for name in WorkloadFields.__dataclass_fields__},
+        search="bayes",
+    )
+    tuned = tune(request).best.plan_file
+    named = {name: Chosen.of(case, plan) for name, plan in {**PLANS, BOUND: NO_COMM}.items()}
+    return {**named, TUNED: Chosen(plan=tuned.plan, order=tuned.order)}
+
+
+def _run(
+    case: Case,
+    chosen: Mapping[str, Chosen],
+    rounds: int,
+    spec: LaunchSpec,
+    paces: Sequence[PaceRow] | None = None,
+) -> dict[str, Measured]:
+    plans = [(one.plan, one.order) for one in chosen.values()]
+    found = run_plans(
+        case.model, case.workload, case.cluster, plans, rounds, spec, paces=paces
+    )  # fmt: skip
+    return dict(zip(chosen, found, strict=True))
+
+
+def run_alone(
+    case: Case, chosen: Mapping[str, Chosen], rounds: int, lone: LaunchSpec
+) -> dict[str, Measured]:
+    """The plans on one rank, its collectives emulated at the profile's durations."""
+    timelines = [simulate(case, one.plan, one.order) for one in chosen.values()]
+    paces = plan_paces(case, [one.plan for one in chosen.values()], timelines)
+    return _run(case, chosen, rounds, lone, paces)
+
+
+def setting_of(
+    case: Case,
+    lone_setup: Case,
+    chosen: Mapping[str, Chosen],
+    launches: Sequence[Mapping[str, Measured]],
+    alone: Mapping[str, Measured],
+    *,
+    link: str,
+    profile_id: str,
+    profile_s: float,
+) -> Setting:
+    """What was measured beside its prediction; ``lone_setup`` predicts ``alone``."""
+    speed = _predicted_ms(case, chosen[BOUND]) / _measured_ms(launches[0][BOUND])
+    present = replace(case, changes=Changes(gpu_flops=speed, memory_bandwidth=speed))
+    cells = []
+    for name, one in chosen.items():
+        if name == BOUND:
+            continue
+        first, second = (launch[name] for launch in launches)
+        parts = [launch.timeline.breakdown for launch in (first, second) if launch.timeline]
+        exposed_ns = statistics.mean(part.exposed_comm_ns for part in parts)
+        predicted = simulate(case, one.plan, one.order).breakdown
+        cells.append(
+            Cell(
+                plan=name,
+                label=one.plan.label,
+                predicted_ms=predicted.makespan_ns * MS,
+                steady_ms=_predicted_ms(present, one),
+                first=_rounds_ms(first),
+                second=_rounds_ms(second),
+                emulated=_rounds_ms(alone[name]),
+                predicted_emulated_ms=_predicted_ms(lone_setup, one),
+                exposed_ms=exposed_ns * MS,
+                predicted_exposed_ms=predicted.exposed_comm_ns * MS,
+                hidden=statistics.mean(part.hidden_comm_fraction for part in parts),
+            )
+        )
+    return Setting(
+        model=case.model.name, link=link, profile_id=profile_id, profile_s=profile_s,
+        speed=speed, cells=tuple(cells),
+    )  # fmt: skip
+
+
+def _rounds_ms(measured: Measured) -> tuple[float, ...]:
+    return tuple(round(makespan_ns * MS, 3) for makespan_ns in measured.makespans_ns)
+
+
+def _measured_ms(measured: Measured) -> float:
+    return statistics.median(measured.makespans_ns) * MS
+
+
+def _predicted_ms(case: Case, one: Chosen) -> float:
+    return simulate(case, one.plan, one.order).makespan_ns * MS

@@ -1,0 +1,157 @@
+"""The report: tables for the terminal, docs/fidelity.md, and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final
+
+from benchmarks.bench.verdict import Check, at_most, check_table, told
+from benchmarks.fidelity.scores import WORTH, Score, Setting, score
+from benchmarks.fidelity.settings import ALWAYS_TWO, TUNED
+from domino_tune.base.tables import Table
+
+REGRET: Final = 0.02
+CONCORDANCE: Final = 0.95
+HIDDEN: Final = 0.80
+HIDDEN_LINK: Final = "1gbit"
+NOWHERE: Final = "none spread so far"
+
+
+def checks(settings: Sequence[Setting]) -> list[Check]:
+    """What must hold, beside what was found."""
+    total = score(settings)
+    found = [
+        told("cells (plans of a model on a link)", str(total.cells)),
+        told("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
+        at_most("iteration time, mean absolute error", total.limit, total.error),
+        told("the same at the machine's speed while plans ran", f"{total.steady_error:.2%}"),
+        told("the same on one rank with emulated collectives", f"{total.emulated_error:.2%}"),
+        *choice_checks(total, REGRET),
+    ]
+    for setting in settings:
+        if setting.link == HIDDEN_LINK:
+            hidden = setting.cell(TUNED).hidden
+            found.append(
+                Check(
+                    what=f"communication hidden by the tuned plan, {setting.model}, {setting.link}",
+                    target=f"≥ {HIDDEN:.0%}",
+                    measured=f"{hidden:.1%}",
+                    ok=hidden >= HIDDEN,
+                )
+            )
+    return found
+
+
+def choice_checks(total: Score, regret: float) -> list[Check]:
+    """Of choosing by predictions: pairs in the right order, and what the chosen plan costs."""
+    worst = f"worst regret of `tune` where plans spread by > {WORTH:.0%}"
+    return [
+        Check(
+            what=f"pairs of plans ordered rightly, of {total.pairs} that differ by more than noise",
+            target=f"≥ {CONCORDANCE:.0%}",
+            measured=f"{total.concordance:.1%}",
+            ok=total.concordance >= CONCORDANCE,
+        ),
+        told(worst, NOWHERE) if total.tuned_regret is None
+        else at_most(worst, regret, total.tuned_regret),
+        told("worst regret of always two row slices", _regret(total.two_regret)),
+        told("worst regret of a random plan, on average", _regret(total.random_regret)),
+    ]  # fmt: skip
+
+
+def _regret(worst: float | None) -> str:
+    return NOWHERE if worst is None else f"{worst:.1%}"
+
+
+def tables(settings: Sequence[Setting]) -> list[Table]:
+    """The checks, then every setting, then every cell."""
+    return [check_table("Fidelity", checks(settings)), *detail(settings)]
+
+
+def detail(settings: Sequence[Setting]) -> list[Table]:
+    """Every setting, then every cell."""
+    return [_settings(settings), _cells(settings)]
+
+
+def _settings(settings: Sequence[Setting]) -> Table:
+    rows = [
+        (
+            s.model, s.link, f"{s.profile_s:.0f}", f"{s.speed:.2f}", f"{s.spread:.1%}",
+            f"{s.regret(TUNED):.1%}", f"{s.regret(ALWAYS_TWO):.1%}", f"{s.random_regret:.1%}",
+            f"{s.pair_noise:.1%}", s.profile_id.removeprefix("sha256:")[:12],
+        )
+        for s in settings
+    ]  # fmt: skip
+    columns = (
+        "model", "link", ">profile s", ">speed", ">spread", ">regret tune", ">regret two",
+        ">regret random", ">pair noise", "profile",
+    )  # fmt: skip
+    return Table(title="Settings", columns=columns, rows=rows)
+
+
+def _cells(settings: Sequence[Setting]) -> Table:
+    rows = [
+        (
+            s.model, s.link, c.plan, f"{c.predicted_ms:.1f}", f"{c.first_ms:.1f}",
+            f"{c.error:+.1%}", f"{c.steady_error:+.1%}", f"{c.second_ms:.1f}", f"{c.noise:+.1%}",
+            f"{c.predicted_emulated_ms:.1f}", f"{c.emulated_ms:.1f}", f"{c.emulated_error:+.1%}",
+            f"{c.predicted_exposed_ms:.1f}", f"{c.exposed_ms:.1f}", f"{c.hidden:.0%}", c.label,
+        )
+        for s in settings
+        for c in s.cells
+    ]  # fmt: skip
+    columns = (
+        "model", "link", "plan", ">predicted ms", ">measured ms", ">error", ">at its speed",
+        ">again ms", ">noise", ">alone, predicted", ">alone ms", ">its error",
+        ">exposed, predicted", ">measured", ">hidden", "cut",
+    )  # fmt: skip
+    return Table(title="Cells", columns=columns, rows=rows)
+
+
+def markdown(settings: Sequence[Setting], machine: str) -> str:
+    """The tables as a page."""
+    return page(_HEAD.format(machine=machine), tables(settings))
+
+
+def page(head: str, shown: Sequence[Table]) -> str:
+    """Tables behind a text, as Markdown."""
+    parts = [head]
+    for table in shown:
+        parts.append(f"## {table.title}\n\n{_markdown_table(table)}\n")
+    return "\n".join(parts)
+
+
+def _markdown_table(table: Table) -> str:
+    names = [column.lstrip(">") for column in table.columns]
+    rule = ["--:" if column.startswith(">") else "---" for column in table.columns]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (names, rule, *table.rows))
+
+
+def to_json(settings: Sequence[Setting], machine: str) -> str:
+    """Everything, for programs."""
+    total = score(settings)
+    plain = {
+        "machine": machine,
+        "score": {**asdict(total), "accurate": total.accurate},
+        "settings": [asdict(setting) for setting in settings],
+    }
+    return json.dumps(plain, indent=1, allow_nan=False) + "\n"
+
+
+_HEAD: Final = """# Fidelity
+
+Written by `scripts/fidelity`. Machine: {machine}, two ranks on two emulated hosts.
+
+For each model and link: `profile` measures the machine (its content id is taken before any plan
+runs), `tune` chooses, then all plans are run in turn, twice, in two launches with equally many
+rounds. `error` is predicted / measured in the first launch − 1; `noise` is second launch / first
+launch − 1. Nothing is fitted to the runs. `at its speed`: the prediction with compute as fast as
+the machine was while the plans ran, read from a run without communication; `speed` is that speed
+relative to the profile's. `regret`: how much slower than the best plan of the setting; one launch
+picks the best, the other judges, both ways. Pairs, spread and regret compare plans within rounds.
+`alone`: the same plans on one rank, whose collectives take what the profile says: their own
+durations are put in, not measured; beside real ranks it shows what waiting for each other and
+sharing cores costs.
+"""

@@ -1,0 +1,54 @@
+"""``scripts/load [NAME …]``: what the service takes, as tables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.bench.verdict import count_verdicts
+from benchmarks.load.loads import LOADS, Duration, run
+from domino_tune.base.tables import print_line, print_table
+from simulator.errors import unknown_name
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Put the named loads, or all, on a service each. A missed target is told, not an error."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    at = words.index("--") if "--" in words else len(words)
+    options, serve_options = _parser().parse_args(words[:at]), words[at + 1 :]
+    for name in options.names:
+        if name not in LOADS:
+            print(f"error: {unknown_name('load', name, LOADS)}", file=sys.stderr)
+            return 2
+    duration = Duration(each_s=60.0, mixed_s=60.0 * options.minutes)
+    if options.short:
+        duration = Duration(each_s=3.0, mixed_s=20.0)
+    tables = []
+    for name in options.names or LOADS:
+        with tempfile.TemporaryDirectory(prefix="domino_tune-load-") as folder:
+            tables.append(run(name, Path(folder), duration, *serve_options))
+        print_table(tables[-1])
+    met, missed = count_verdicts(tables)
+    print_line(f"{met} ok, {missed} missed")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scripts/load", description=__doc__,
+        epilog="What stands behind -- goes to `serve`: scripts/load mixed -- --workers 2",
+    )  # fmt: skip
+    parser.add_argument("names", nargs="*", metavar="NAME",
+                        help=f"loads (default: all: {', '.join(LOADS)})")  # fmt: skip
+    parser.add_argument("--minutes", type=float, default=10.0, metavar="N",
+                        help="how long the mixed load lasts (default: 10)")  # fmt: skip
+    parser.add_argument("--short", action="store_true",
+                         help="seconds of each: whether it works, not how well")  # fmt: skip
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

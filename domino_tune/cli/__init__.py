@@ -1,0 +1,1 @@
+"""TODO domino_tune/cli."""

@@ -1,0 +1,218 @@
+"""What a command does: call its service, write what was asked for, print the result.
+
+Imports stand inside the functions: ``--help`` must not pay for them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from domino_tune import requests
+from domino_tune.cli.output import answer, json_text
+from domino_tune.requests.outputs import (
+    FileOutputs,
+    JsonOutputs,
+    Outputs,
+    PictureOutputs,
+    ReportOutputs,
+    TuneOutputs,
+    ValidateOutputs,
+)
+
+if TYPE_CHECKING:
+    from domino_tune.results import SimulateResult
+
+
+def simulate(request: requests.SimulateRequest, outputs: PictureOutputs) -> None:
+    """Predict one plan."""
+    from domino_tune.cli import show
+    from domino_tune.verbs import report
+    from domino_tune.verbs.simulate import simulate as run
+
+    _check_places(outputs)
+    result = run(request)
+    _write_trace(outputs.trace, result)
+    if outputs.report:
+        report.report_simulation(outputs.report, request, result)
+    answer(result, outputs.json, show.simulate)
+
+
+def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
+    """Find the best plan, here or at a server."""
+    _check_places(outputs)
+    if outputs.server:
+        from domino_tune.cli import service_actions, show
+
+        result = service_actions.tune_there(request, outputs, outputs.server)
+        answer(result, outputs.json, show.tune)
+    else:
+        _tune_here(request, outputs)
+
+
+def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
+    """When interrupted between measurements, say how to go on."""
+    from domino_tune.cli import show, show_tune_measured
+    from domino_tune.results.tune_measured import MeasuredTuneResult
+    from domino_tune.store.plans import save_plan
+    from domino_tune.verbs import report
+    from domino_tune.verbs.tune import tune as run
+    from domino_tune.verbs.tune_measured import TuningInterrupted
+
+    try:
+        measures = request.objective == "measure"
+        with show.still_progress() if measures else show.progress() as progress:
+            result = run(request, progress)
+    except TuningInterrupted as interrupt:
+        show_tune_measured.interrupted(str(interrupt))
+        raise
+    if outputs.out:
+        save_plan(result.best.plan_file, outputs.out)
+    _write_trace(outputs.trace, result.best)
+    if outputs.report:
+        report.report_tuning(outputs.report, request, outputs, result)
+    measured = isinstance(result, MeasuredTuneResult)
+    answer(result, outputs.json, show_tune_measured.tune if measured else show.tune)
+
+
+def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
+    """Predict a plan where machine or workload are changed."""
+    from domino_tune.cli import show
+    from domino_tune.verbs import report
+    from domino_tune.verbs.whatif import whatif as run
+
+    _check_places(outputs)
+    with show.progress() as progress:
+        result = run(request, progress)
+    if outputs.report:
+        report.report_whatif(outputs.report, request, result)
+    answer(result, outputs.json, show.whatif)
+
+
+def validate(request: requests.ValidateRequest, outputs: ValidateOutputs) -> None:
+    """Run plans for real; what is wrong with them is raised when all has been shown."""
+    from domino_tune.cli import show, show_validate
+    from domino_tune.store.formats.chrome_trace import write_trace
+    from domino_tune.verbs.validate import check_result
+    from domino_tune.verbs.validate import validate as run
+
+    _check_places(outputs)
+    if outputs.report_to:
+        from domino_tune.cli import sending
+
+        sending.check_destination(outputs.report_to, outputs.token_file)
+    with show.still_progress() as progress:
+        result = run(request, progress)
+    if outputs.trace:
+        write_trace(outputs.trace, result.timelines)
+    answer(result, outputs.json, show_validate.validation)
+    try:
+        if outputs.report_to:
+            from domino_tune.cli import sending
+
+            sending.send_result(result, outputs.report_to, outputs.token_file)
+    finally:
+        check_result(result)
+
+
+def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
+    """Measure this machine; when interrupted, say how to go on."""
+    from domino_tune.cli import show_profile
+    from domino_tune.verbs import profile
+    from domino_tune.verbs.profile import profile as run
+
+    try:
+        with show_profile.progress() as progress:
+            result = run(request, progress)
+    except KeyboardInterrupt:
+        path = profile.profile_path(request.name)
+        show_profile.interrupted(path, profile.resume_command(request))
+        raise
+    answer(result, outputs.json, show_profile.profile)
+
+
+def plan_show(request: requests.PlanShowRequest, outputs: JsonOutputs) -> None:
+    """Show what a plan file holds."""
+    from domino_tune.cli import show
+    from domino_tune.verbs.plan import plan_show as run
+
+    answer(run(request), outputs.json, show.plan)
+
+
+def plan_export(request: requests.PlanExportRequest, outputs: FileOutputs) -> None:
+    """Arguments and environment for a framework, as a file for a shell to source or as JSON."""
+    from domino_tune.results import to_json
+    from domino_tune.store.files import write_whole
+    from domino_tune.verbs.plan import export_text
+    from domino_tune.verbs.plan import plan_export as run
+
+    _check_places(outputs)
+    result = run(request)
+    text = json_text(to_json(result)) if outputs.json else export_text(result)
+    if outputs.out:
+        write_whole(outputs.out, text)
+    else:
+        sys.stdout.write(text)
+
+
+def models(request: requests.ModelsRequest, outputs: JsonOutputs) -> None:
+    """List the presets."""
+    from domino_tune.cli import show
+    from domino_tune.verbs.models import models as run
+
+    answer(run(request), outputs.json, show.models)
+
+
+def profiles_list(request: requests.ProfilesListRequest, outputs: JsonOutputs) -> None:
+    """List profiles."""
+    from domino_tune.cli import show_profiles
+    from domino_tune.verbs.profiles import profiles_list as run
+
+    answer(run(request), outputs.json, show_profiles.listing)
+
+
+def profiles_show(request: requests.ProfilesShowRequest, outputs: JsonOutputs) -> None:
+    """Show one profile."""
+    from domino_tune.cli import show_profiles
+    from domino_tune.verbs.profiles import profiles_show as run
+
+    answer(run(request), outputs.json, show_profiles.profile)
+
+
+def profiles_check(request: requests.ProfilesCheckRequest, outputs: JsonOutputs) -> None:
+    """Check one profile."""
+    from domino_tune.cli import show_profiles
+    from domino_tune.verbs.profiles import profiles_check as run
+
+    answer(run(request), outputs.json, show_profiles.check)
+
+
+def profiles_import(request: requests.ProfilesImportRequest, outputs: JsonOutputs) -> None:
+    """Import a table."""
+    from domino_tune.cli import show_profiles
+    from domino_tune.verbs.profiles import profiles_import as run
+
+    answer(run(request), outputs.json, show_profiles.imported)
+
+
+def profiles_diff(request: requests.ProfilesDiffRequest, outputs: JsonOutputs) -> None:
+    """Compare two profiles."""
+    from domino_tune.cli import show_profiles
+    from domino_tune.verbs.profiles import profiles_diff as run
+
+    answer(run(request), outputs.json, show_profiles.diff)
+
+
+def _check_places(outputs: Outputs) -> None:
+    """Refuse a place that cannot be written before, rather than after, a long computation."""
+    from domino_tune.store.files import check_writable
+
+    for path in outputs.files().values():
+        check_writable(path)
+
+
+def _write_trace(path: str | None, result: SimulateResult) -> None:
+    if path is not None:
+        from domino_tune.store.formats.chrome_trace import write_trace
+
+        write_trace(path, result.timelines)

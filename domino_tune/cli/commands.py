@@ -1,0 +1,244 @@
+"""The command line, generated from the requests: a new field of a request needs no line here."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
+from typing import Annotated, Any, Final, TextIO, get_args, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+
+from domino_tune import VERSION, requests
+from domino_tune.base.errors import meaning_of
+from domino_tune.cli import actions, service_actions
+from domino_tune.requests import outputs, service
+from domino_tune.requests.options import Option, option_of
+from simulator.errors import InputError
+
+# typer brings its own click or uses the installed one, by version; these are the one it uses.
+UsageError: Any = typer.BadParameter.__base__
+ClickException: Any = UsageError.__base__
+INTERRUPTED: Final = meaning_of(KeyboardInterrupt()).exit_code
+# What the system says when stdout is full or closed; files' own errors name the file.
+LOST_OUTPUT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+SETTINGS: Final = {"help_option_names": ["--help", "-h"]}
+GROUPS: Final = {
+    "plan": "Show a plan file, or export it to a framework.",
+    "profiles": "List, show, check, import and compare machine profiles.",
+    "tokens": "Make, list and revoke the tokens of a service.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """One command: its request, its output options, and what it does with both."""
+
+    path: tuple[str, ...]
+    request: type[requests.Request]
+    outputs: type[outputs.Outputs]
+    action: Callable[[Any, Any], None]
+
+
+VERBS: Final = (
+    Verb(path=("simulate",), request=requests.SimulateRequest, outputs=outputs.PictureOutputs,
+         action=actions.simulate),
+    Verb(path=("tune",), request=requests.TuneRequest, outputs=outputs.TuneOutputs,
+         action=actions.tune),
+    Verb(path=("whatif",), request=requests.WhatIfRequest, outputs=outputs.ReportOutputs,
+         action=actions.whatif),
+    Verb(path=("validate",), request=requests.ValidateRequest, outputs=outputs.ValidateOutputs,
+         action=actions.validate),
+    Verb(path=("profile",), request=requests.ProfileRequest, outputs=outputs.JsonOutputs,
+         action=actions.profile),
+    Verb(path=("plan", "show"), request=requests.PlanShowRequest, outputs=outputs.JsonOutputs,
+         action=actions.plan_show),
+    Verb(path=("plan", "export"), request=requests.PlanExportRequest, outputs=outputs.FileOutputs,
+         action=actions.plan_export),
+    Verb(path=("models",), request=requests.ModelsRequest, outputs=outputs.JsonOutputs,
+         action=actions.models),
+    Verb(path=("profiles", "list"), request=requests.ProfilesListRequest,
+         outputs=outputs.JsonOutputs, action=actions.profiles_list),
+    Verb(path=("profiles", "show"), request=requests.ProfilesShowRequest,
+         outputs=outputs.JsonOutputs, action=actions.profiles_show),
+    Verb(path=("profiles", "check"), request=requests.ProfilesCheckRequest,
+         outputs=outputs.JsonOutputs, action=actions.profiles_check),
+    Verb(path=("profiles", "import"), request=requests.ProfilesImportRequest,
+         outputs=outputs.JsonOutputs, action=actions.profiles_import),
+    Verb(path=("profiles", "diff"), request=requests.ProfilesDiffRequest,
+         outputs=outputs.JsonOutputs, action=actions.profiles_diff),
+    Verb(path=("serve",), request=service.ServeRequest, outputs=outputs.Outputs,
+         action=service_actions.serve),
+    Verb(path=("send",), request=service.SendRequest, outputs=outputs.Outputs,
+         action=service_actions.send),
+    Verb(path=("tokens", "add"), request=service.TokensAddRequest,
+         outputs=outputs.JsonOutputs, action=service_actions.tokens_add),
+    Verb(path=("tokens", "list"), request=service.TokensListRequest,
+         outputs=outputs.JsonOutputs, action=service_actions.tokens_list),
+    Verb(path=("tokens", "revoke"), request=service.TokensRevokeRequest,
+         outputs=outputs.Outputs, action=service_actions.tokens_revoke),
+)  # fmt: skip
+
+
+class _Group(TyperGroup):
+    """A group that knows near misses among all commands, its own and others'."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Find the command, or say which one was probably meant."""
+        if self.get_command(ctx, args[0]) is None or _means_a_group(args):
+            raise UsageError(_unknown_command(ctx, self, args), ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _means_a_group(args: Sequence[str]) -> bool:
+    """Whether ``profile list`` was typed for ``profiles list``: a verb, for a group's."""
+    near = get_close_matches(" ".join(args[:2]), [" ".join(v.path) for v in VERBS], n=1)
+    is_verb = any(verb.path == (args[0],) for verb in VERBS)
+    return is_verb and bool(near) and " " in near[0] and args[1] == near[0].split()[1]
+
+
+def _unknown_command(ctx: Any, group: TyperGroup, args: Sequence[str]) -> str:
+    """Say what was typed, what was probably meant, and what there is."""
+    before = ctx.command_path.split()[1:]
+    typed = " ".join([*before, *(arg for arg in args[:2] if not arg.startswith("-"))])
+    paths = [" ".join(verb.path) for verb in VERBS]
+    words = " ".join([*before, args[0]])
+    near = get_close_matches(typed, paths, n=1) or get_close_matches(words, [*paths, *GROUPS], n=1)
+    hint = f" Did you mean `{near[0]}`?" if near else ""
+    known = ", ".join(sorted(group.commands))
+    return f"Unknown command `{typed if near else words}`.{hint} Known here: {known}."
+
+
+def build_app() -> typer.Typer:
+    """The whole command line as a typer application."""
+    help_text = "Which cut of Domino-style tensor parallelism is best, and what it gives."
+    app = _group(help_text)
+    app.callback(help=help_text)(_root)
+    groups: dict[tuple[str, ...], typer.Typer] = {(): app}
+    for name, help_text in GROUPS.items():
+        groups[(name,)] = _group(help_text)
+        app.add_typer(groups[(name,)], name=name)
+    for verb in VERBS:
+        help_text = inspect.getdoc(verb.request) or ""
+        register = groups[verb.path[:-1]].command(
+            verb.path[-1], help=help_text, context_settings=SETTINGS
+        )
+        register(_function(verb))
+    return app
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", is_eager=True,
+            callback=lambda asked: _tell_version() if asked else None,
+        ),
+    ] = False,
+) -> None:  # fmt: skip
+    """What the program takes besides its commands."""
+
+
+def _tell_version() -> None:
+    print(f"domino_tune {VERSION}")
+    raise typer.Exit
+
+
+def _group(help_text: str) -> typer.Typer:
+    return typer.Typer(
+        cls=_Group, help=help_text, add_completion=False,
+        rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=SETTINGS,
+    )  # fmt: skip
+
+
+def _function(verb: Verb) -> Callable[..., None]:
+    """A function with the verb's fields as parameters, for typer to read."""
+    request_names = {item.name for item in fields(verb.request)}
+
+    def run(**values: Any) -> None:
+        given = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        request = verb.request(**{k: v for k, v in given.items() if k in request_names})
+        places = verb.outputs(**{k: v for k, v in given.items() if k not in request_names})
+        verb.action(request, places)
+
+    parameters = [*_parameters(verb.request), *_parameters(verb.outputs)]
+    run.__name__ = "_".join(verb.path)
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(kind)
+    found = []
+    for item in fields(kind):
+        said, hint = option_of(item), hints[item.name]
+        default: Any = inspect.Parameter.empty if item.default is MISSING else item.default
+        if hint == tuple[str, ...]:
+            hint, default = list[str], []
+        found.append(
+            inspect.Parameter(
+                item.name, inspect.Parameter.KEYWORD_ONLY, default=default,
+                annotation=Annotated[hint, _typer_info(said, hint)],
+            )
+        )  # fmt: skip
+    return found
+
+
+def _typer_info(said: Option, hint: Any) -> Any:
+    metavar = said.metavar or (f"[{'|'.join(said.choices)}]" if said.choices else None)
+    if not said.flag:
+        return typer.Argument(help=said.help, metavar=metavar, show_default=False)
+    flag = hint is bool or bool in get_args(hint)
+    return typer.Option(
+        said.flag, help=said.help, metavar=None if flag else metavar, show_default=False
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code; errors of the user's leave no traceback."""
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        result = build_app()(arguments, prog_name="domino_tune", standalone_mode=False)
+        sys.stdout.flush()
+    except ClickException as error:
+        _complain(error.format_message())
+        return 2
+    except (typer.Abort, KeyboardInterrupt):
+        _complain("interrupted.")
+        return INTERRUPTED
+    except (BrokenPipeError, SystemExit):  # the reader, `head` say, has seen enough
+        _silence(sys.stdout)
+        return 0
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno in LOST_OUTPUT:
+            _silence(sys.stdout)
+            _complain(f"Cannot write the output: {error.strerror}; send it somewhere else.")
+            return meaning_of(InputError()).exit_code
+        meaning = meaning_of(error)
+        if meaning.exit_code == 1:
+            raise
+        _complain(str(error))
+        return meaning.exit_code
+    if result == INTERRUPTED:  # typer's way to say so
+        _complain("interrupted.")
+    return result if isinstance(result, int) else 0
+
+
+def _complain(message: str) -> None:
+    try:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    except OSError:  # nobody listens: the exit code must do
+        _silence(sys.stderr)
+
+
+def _silence(stream: TextIO) -> None:
+    """Let what the stream still holds vanish, rather than fail again when Python exits."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

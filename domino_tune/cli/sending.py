@@ -1,0 +1,84 @@
+"""validate --report-to: measured results go to the server that tuned, and stay here until there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from domino_tune.base.errors import NotFoundError
+from domino_tune.cli.show import warn
+from domino_tune.client import Client
+from domino_tune.client.address import validations_of
+from domino_tune.client.tokens import find_token
+from domino_tune.requests.service import SendRequest
+from domino_tune.results import to_json
+from domino_tune.results.validate import ValidateResult
+from domino_tune.store.files import check_writable, home_dir, make_folder, read_json, write_whole
+from simulator.errors import InputError
+
+FOLDER: Final = "unsent"
+
+
+def check_destination(url: str, token_file: str | None) -> None:
+    """Raise InputError or AccessError before anything is measured, rather than after it."""
+    _, job = validations_of(url)
+    find_token(token_file)
+    make_folder(_folder(), "set DOMINO_TUNE_HOME to another folder")
+    check_writable(_folder() / f"{job}.json")
+
+
+def send_result(result: ValidateResult, url: str, token_file: str | None) -> None:
+    """Send what was measured. It lies in a file while that is not acknowledged.
+
+    Raises what ``Client.send_validation`` does, when the user has been told how to send it again.
+    """
+    body = json.dumps(to_json(result), separators=(",", ":"), allow_nan=False).encode()
+    _, job = validations_of(url)
+    kept = _folder() / f"{job}-{_key(body)[:12]}.json"
+    write_whole(kept, body)
+    with _told_how(kept, url, token_file):
+        _send(body, url, token_file)
+    kept.unlink(missing_ok=True)
+
+
+def send_again(request: SendRequest) -> None:
+    """Send a file that was kept, and remove it when that is acknowledged."""
+    path = Path(request.file)
+    read_json(path, what="File of results", error=InputError)
+    _send(path.read_bytes(), request.to, request.token_file)
+    path.unlink(missing_ok=True)
+
+
+def _send(body: bytes, url: str, token_file: str | None) -> None:
+    """Equal results have one key, so they are there once, however often they are sent."""
+    server, job = validations_of(url)
+    with Client(server, token=find_token(token_file)) as client:
+        try:
+            client.send_validation(job, body, _key(body))
+        except NotFoundError as error:
+            raise NotFoundError(f"{error} Was {job} tuned at {server}, by this owner?") from None
+
+
+@contextmanager
+def _told_how(kept: Path, url: str, token_file: str | None) -> Iterator[None]:
+    """Where the sending fails or is interrupted, say where the results are and how to send them."""
+    try:
+        yield
+    except BaseException:
+        words = ["python", "-m", "domino_tune", "send", str(kept), "--to", url]
+        again = shlex.join([*words, *(["--token-file", token_file] if token_file else [])])
+        warn([f"The results were not sent; they are kept in {kept}. Send them with: {again}"])
+        raise
+
+
+def _folder() -> Path:
+    return home_dir().absolute() / FOLDER
+
+
+def _key(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()

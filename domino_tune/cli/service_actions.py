@@ -1,0 +1,78 @@
+"""What the service's commands do: serve, keep tokens, send results; and `tune` at a server.
+
+Imports stand inside the functions: ``--help`` must not pay for them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from domino_tune.cli.output import answer
+from domino_tune.requests import TuneRequest
+from domino_tune.requests import service as requests
+from domino_tune.requests.outputs import JsonOutputs, Outputs, TuneOutputs
+
+if TYPE_CHECKING:
+    from domino_tune.results import Tuned
+
+
+def serve(request: requests.ServeRequest, outputs: Outputs) -> None:
+    """Serve until interrupted; the address is printed when requests are answered."""
+    from domino_tune.base.extras import needed_for
+
+    with needed_for("serve"):
+        from domino_tune.service.serving import serve as run
+
+    run(request, lambda url: print(f"domino_tune serves {url} until Ctrl-C.", flush=True))
+
+
+def tokens_add(request: requests.TokensAddRequest, outputs: JsonOutputs) -> None:
+    """Make a token."""
+    from domino_tune.cli import show_tokens
+    from domino_tune.service import token_verbs
+
+    answer(token_verbs.tokens_add(request), outputs.json, show_tokens.added)
+
+
+def tokens_list(request: requests.TokensListRequest, outputs: JsonOutputs) -> None:
+    """List tokens."""
+    from domino_tune.cli import show_tokens
+    from domino_tune.service import token_verbs
+
+    answer(token_verbs.tokens_list(request), outputs.json, show_tokens.listing)
+
+
+def tokens_revoke(request: requests.TokensRevokeRequest, outputs: Outputs) -> None:
+    """Revoke a token."""
+    from domino_tune.service import token_verbs
+
+    token_verbs.tokens_revoke(request)
+    print(f"Token {request.name} is worthless now.")
+
+
+def tune_there(request: TuneRequest, outputs: TuneOutputs, server: str) -> Tuned:
+    """Let a server tune; write the files that were asked for as it made them."""
+    from domino_tune.cli import show
+    from domino_tune.client import Client
+    from domino_tune.client.tokens import find_token
+    from domino_tune.store.files import write_whole
+    from domino_tune.store.formats.chrome_trace import write_trace_bytes
+
+    with Client(server, token=find_token(outputs.token_file)) as client:
+        with show.progress() as progress:
+            tuned = client.tune(request, progress)
+        if outputs.out:
+            write_whole(outputs.out, client.plan(tuned.id))
+        if outputs.trace:
+            write_trace_bytes(outputs.trace, client.trace(tuned.id))
+        if outputs.report:
+            write_whole(outputs.report, client.report(tuned.id))
+    return tuned.result
+
+
+def send(request: requests.SendRequest, outputs: Outputs) -> None:
+    """Send results that were kept."""
+    from domino_tune.cli.sending import send_again
+
+    send_again(request)
+    print(f"Sent {request.file} to {request.to}.")

@@ -1,0 +1,117 @@
+"""Results of the profiles verbs as tables."""
+
+from __future__ import annotations
+
+from domino_tune.base.tables import Table, print_line, print_table
+from domino_tune.results import (
+    CheckResult,
+    DiffResult,
+    ImportResult,
+    ProfileResult,
+    ProfilesResult,
+)
+
+
+def listing(result: ProfilesResult) -> None:
+    """One row a profile."""
+    print_table(
+        Table(
+            columns=("profile", "from", "machine", "created", "sections", "id"),
+            rows=[
+                (
+                    item.name, item.origin, item.gpu, item.created,
+                    ", ".join(f"{name} ({kind})" for name, kind in item.sections.items()),
+                    item.content_id[:19] + "…",
+                )
+                for item in result.profiles
+            ],
+            narrow=("sections", "id", "created", "from"),
+            below="sections",
+        )
+    )  # fmt: skip
+
+
+def profile(result: ProfileResult) -> None:
+    """The machine, then the sections."""
+    machine = result.machine
+    facts = [
+        ("GPU", machine.gpu),
+        ("GPUs a node", str(machine.gpus_per_node)),
+        ("memory", f"{machine.gpu_memory_gib:g} GiB"),
+        ("SMs", str(machine.sm_count)),
+        ("peak", ", ".join(f"{k} {v:g} TFLOP/s" for k, v in machine.peak_tflops.items())),
+        ("memory bandwidth", f"{machine.memory_bandwidth_gb_s:g} GB/s"),
+        ("backend", machine.backend),
+        *machine.details.items(),
+        ("created", result.created),
+        ("id", result.content_id),
+        ("missing sections", ", ".join(result.missing) or "none"),
+    ]
+    print_table(Table(title=result.name, columns=("", "value"), rows=facts))
+    print_table(
+        Table(
+            columns=("section", "kind", ">rows", ">fits", ">error", "source"),
+            rows=[
+                (
+                    item.section, item.kind, str(item.rows), str(item.fits), percent(item.error),
+                    item.source,
+                )
+                for item in result.sections
+            ],
+            notes=[f"{item.section}: {item.note}" for item in result.sections if item.note],
+        )
+    )  # fmt: skip
+
+
+def check(result: CheckResult) -> None:
+    """Each section's leave-out error."""
+    print_table(
+        Table(
+            title=f"{result.profile.name} is whole ({result.profile.content_id})",
+            columns=("section", "kind", ">rows", ">fits", ">error", "what the error is of"),
+            rows=[
+                (
+                    item.section, item.kind, str(item.rows), str(item.fits), percent(item.error),
+                    item.how,
+                )
+                for item in result.sections
+            ],
+            notes=_fits_note(result),
+        )
+    )  # fmt: skip
+
+
+def _fits_note(result: CheckResult) -> list[str]:
+    if all(item.rows for item in result.sections):
+        return []
+    return [
+        "Sections made of fits have no rows to leave out: their error is the one stated when they "
+        "were fitted; `scripts/bench accuracy` computes it anew."
+    ]
+
+
+def imported(result: ImportResult) -> None:
+    """What was written where."""
+    note = f" {result.note}" if result.note else ""
+    print_line(
+        f"{result.rows} {result.section} rows went into profile {result.profile.name!r}, kept in "
+        f"{result.path}.{note}"
+    )
+
+
+def diff(result: DiffResult) -> None:
+    """Everything that differs."""
+    if not result.differences:
+        print_line(f"The same content: {result.first.content_id}.")
+        return
+    print_table(
+        Table(
+            columns=("where", result.first.name, result.second.name),
+            rows=result.differences,
+        )
+    )
+
+
+def percent(error: float | None) -> str:
+    """A relative error, or a dash where nobody knows."""
+    return "–" if error is None else f"{error:.1%}"

@@ -1,0 +1,28 @@
+"""Tokens as tables, for people."""
+
+from __future__ import annotations
+
+import sys
+
+from domino_tune.base.tables import Table, print_line, print_table
+from domino_tune.results.tokens import TokenAddedResult, TokensResult
+
+
+def listing(result: TokensResult) -> None:
+    """One row a token."""
+    print_table(
+        Table(
+            columns=("name", "owner", "scope", "created"),
+            rows=[(one.name, one.owner, one.scope, one.created) for one in result.tokens],
+        )
+    )
+
+
+def added(result: TokenAddedResult) -> None:
+    """The secret alone on stdout, so that it can go into a file; what it is on stderr."""
+    print(result.secret)
+    print_line(
+        f"Token {result.name} of {result.owner}, scope {result.scope}: keep it now, it is not "
+        "shown again.",
+        sys.stderr,
+    )

@@ -1,1 +1,0 @@
-"""Other people's file formats, and ours for single models."""

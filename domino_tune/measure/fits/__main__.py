@@ -1,0 +1,46 @@
+"""Fit the bundled profiles: ``python -m domino_tune.measure.fits.__main__``.
+
+From published tables, of which only fitted numbers are kept, never the tables; and from our own
+measurements, which are kept row by row. The same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from domino_tune.measure.fits.a100 import a100_profile
+from domino_tune.measure.fits.h100 import h100_profile
+from domino_tune.measure.fits.h200 import h200_profile
+from domino_tune.store.profiles import load_profile, save_profile
+from simulator.profile import Profile
+
+BUILDERS: Final[dict[str, Callable[[argparse.Namespace], Profile]]] = {
+    "h100-dgx": lambda given: h100_profile(given.facts),
+    "a100-sxm": lambda given: a100_profile(given.facts),
+    "h200-sxm": lambda given: h200_profile(
+        given.measurements / "h200-sxm", load_profile("h100-dgx")
+    ),
+}
+"""Name → what makes the profile of the folders given."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write one JSON file a bundled profile into ``--out``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--facts", type=Path, default=Path("../shared/facts"),
+                        help="folder of the published tables")  # fmt: skip
+    parser.add_argument("--measurements", type=Path, default=Path("measurements"),
+                        help="folder of our own measurements")  # fmt: skip
+    parser.add_argument("--out", type=Path, default=Path("profiles"), help="folder to write into")
+    parser.add_argument("--only", choices=sorted(BUILDERS), help="fit this profile alone")
+    given = parser.parse_args(arguments)
+    for name, build in BUILDERS.items():
+        if given.only in (None, name):
+            save_profile(build(given), given.out / f"{name}.json")
+
+
+if __name__ == "__main__":
+    main()

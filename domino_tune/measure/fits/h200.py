@@ -1,0 +1,232 @@
+"""The bundled H200 profile, from what our own programs measured on one GPU (``measurements/``).
+
+A node's collectives are taken over from the bundled H100 profile: both GPUs have the same NVLink.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from domino_tune.measure.fits.beside import Beside, BesideFit, fit_beside
+from domino_tune.measure.fits.common import rounded
+from domino_tune.measure.fits.gemm import fit_gemm
+from domino_tune.measure.fits.pointwise import fit_pointwise
+from domino_tune.measure.op_rows import add_ops
+from simulator.contention import ContentionFit
+from simulator.lookup.gemm import GemmFit, GemmRow
+from simulator.lookup.pointwise import PointwiseFit, PointwiseRow
+from simulator.profile import (
+    ContentionSection,
+    LaunchSection,
+    Machine,
+    PointwiseSection,
+    Profile,
+    Provenance,
+)
+
+SM_COUNT: Final = 132
+CREATED: Final = "2026-11-20"
+SOURCE: Final = "scripts/gpu-profile on one H200: measurements/h200-sxm"
+FULL_RATE: Final = 40.0
+"""Bytes/ns a CTA moves through HBM in the cells that the law is of; others move none."""
+NVLS_CTAS: Final = 16
+ASSUMED_COLLECTIVE_US: Final = 15.0
+REWRITTEN: Final[dict[str, tuple[str, float]]] = {
+    "rmsnorm": ("layernorm", 1.0),
+    "rmsnorm_bwd": ("layernorm_bwd", 1.0),
+    "rope": ("gelu", 1.0),
+    "rope_bwd": ("gelu", 1.0),
+    "swiglu": ("gelu", 1.0),
+    "swiglu_bwd": ("gelu_bwd", 1.0),
+    "bias_dropout_add": ("bias_dropout_add", 0.7),
+    "bias_dropout_add_bwd": ("bias_dropout_add_bwd", 0.5),
+}
+"""Ops that became one kernel after they were measured -> whose measured time for as many bytes they
+are assumed to take, and how much of it. Dropout's factors are from the passes over memory that are
+left: drawing the mask (about half of the time) stays, of the others 7 bytes an element of 19 do,
+and backward 5 of 9."""
+ASSUMED_ERROR: Final = 0.3
+ONE_KERNEL: Final = ("attn.norm", "mlp.norm", "mlp.core", "mlp.core'")
+"""Pointwise ops of a GPT that were one kernel when launches were timed."""
+
+
+def h200_profile(measurements: Path, h100: Profile) -> Profile:
+    """Build it from the records in ``measurements``; what one GPU cannot show is ``h100``'s."""
+    empty = Profile(name="h200-sxm", created=CREATED, machine=_machine())
+    assert h100.collectives is not None
+    return replace(
+        _with_ops(empty, records(measurements / "ops.jsonl.gz")),
+        collectives=replace(
+            h100.collectives,
+            provenance=replace(
+                h100.collectives.provenance,
+                kind="assumed",
+                note="Taken over from h100-dgx: H200 nodes have the same NVLink, NVSwitch and "
+                f"network. There: {h100.collectives.provenance.note}",
+            ),
+        ),
+        contention=_contention(records(measurements / "contention.jsonl.gz")),
+        launch=_launch(records(measurements / "launch.jsonl.gz")),
+    )
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """The objects of a gzipped JSON-lines file; those that only tell of an error are left out."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        found = [json.loads(line) for line in file]
+    return [record for record in found if "error" not in record]
+
+
+def beside_cells(rows: Iterable[Mapping[str, Any]]) -> list[Beside]:
+    """Ops beside a collective that was first, has the higher priority and moves bytes."""
+    return [
+        Beside(
+            family=row["family"], case=row["case"], ctas=cell["ctas"],
+            alone_us=row["alone_again_ns"] / 1000,
+            slowdown=cell["op_mean_ns"] / row["alone_again_ns"],
+        )
+        for row in rows
+        for cell in row["cells"]
+        if cell["rate"] == FULL_RATE and cell["collective_first"] and cell["priority"] < 0
+    ]  # fmt: skip
+
+
+def _machine() -> Machine:
+    return Machine(
+        gpu="H200 SXM 141 GB",
+        gpus_per_node=8,
+        gpu_memory_gib=139.8,
+        sm_count=SM_COUNT,
+        peak_tflops={"bf16": 989.4, "fp16": 989.4, "fp32": 66.9, "fp64": 66.9},
+        memory_bandwidth_gb_s=4800.0,
+        backend="nccl",
+        details={
+            "measured": "one GPU; driver 580.159.04, CUDA 13.0, torch 2.11.0; 700 W",
+            "clocks": "1980 MHz at rest, 1470 MHz under lasting load (power cap)",
+        },
+    )
+
+
+def _with_ops(profile: Profile, messages: Sequence[Mapping[str, Any]]) -> Profile:
+    """Every message's rows; provenance says where they come from, and how look-ups do."""
+    for message in messages:
+        profile = add_ops(profile, message["ops"])
+    measured = Provenance(
+        kind="measured",
+        source=SOURCE,
+        note="Layers of the presets at TP 8, 4, 2 and in part 1, in place, at sustained clocks "
+        "(about 0.84 of burst throughput), one rank, nothing beside it.",
+    )
+    sections = {
+        name: replace(getattr(profile, name), provenance=measured)
+        for name in ("gemm", "attention", "pointwise")
+    }
+    rows = sections["gemm"].rows
+    fits = tuple(gemm_fit(rows, layout) for layout in ("dgrad", "forward", "wgrad"))
+    sections["gemm"] = replace(sections["gemm"], fits=fits)
+    sections["pointwise"] = _rewritten(sections["pointwise"])
+    return replace(profile, **sections)
+
+
+def _rewritten(section: PointwiseSection) -> PointwiseSection:
+    """Without the rows of ops that are others by now, which have laws instead."""
+    note = (
+        f"{section.provenance.note} Assumed, since they became one kernel each after they were "
+        f"measured: {', '.join(sorted(REWRITTEN))}."
+    )
+    return replace(
+        section,
+        rows=tuple(row for row in section.rows if row.name not in REWRITTEN),
+        fits=tuple(
+            _assumed_law(section.rows, name, like, factor)
+            for name, (like, factor) in REWRITTEN.items()
+        ),
+        provenance=replace(section.provenance, note=note),
+    )
+
+
+def _assumed_law(
+    rows: Sequence[PointwiseRow], name: str, like: str, factor: float
+) -> PointwiseFit:  # fmt: skip
+    """That of ``like``'s whole rows, ``factor`` times as long."""
+    scaled = [
+        replace(row, median_us=factor * row.median_us)
+        for row in rows
+        if row.name == like and row.pieces == 1
+    ]
+    law = fit_pointwise(scaled, (name,))
+    return replace(law, kind="assumed", error=max(ASSUMED_ERROR, law.error))
+
+
+def gemm_fit(rows: Sequence[GemmRow], layout: str) -> GemmFit:
+    """A layout's tiled law: the trend between rows. Most weight gradients add to what is there."""
+    shapes = [
+        (row.m, row.n, row.k, row.median_us)
+        for row in rows
+        if row.layout == layout and row.accumulate == (layout == "wgrad")
+    ]
+    return fit_gemm(shapes, SM_COUNT, layout=layout)
+
+
+def _contention(rows: Sequence[Mapping[str, Any]]) -> ContentionSection:
+    cells = beside_cells(rows)
+    fits = {
+        family: fit_beside([cell for cell in cells if cell.family == family], sm_count=SM_COUNT)
+        for family in ("gemm", "attention", "pointwise")
+    }
+    error = fits["gemm"].leave_case_out_error
+    return ContentionSection(
+        fit=ContentionFit(
+            sm_count=SM_COUNT,
+            default_ctas=NVLS_CTAS,
+            compute=tuple(fit.law for fit in fits.values()),
+            collective_factor=1.144,
+            shared_links_factor=2.0,
+            apart_factor=1.1,
+            kind="fitted",
+            error=error,
+        ),
+        provenance=Provenance(kind="fitted", source=SOURCE, error=error, note=_told(fits)),
+    )
+
+
+def _told(fits: Mapping[str, BesideFit]) -> str:
+    errors = ", ".join(f"{name} {fit.leave_case_out_error:.1%}" for name, fit in fits.items())
+    return (
+        "Ops beside an emulated collective (C CTAs that stream through HBM), C = 1 to 32. Errors "
+        f"with each op left out: {errors}. A GEMM loses the same time by a CTA however long it is: "
+        "its last wave. Assumed: that this holds below 70 us, the collective's own factor (as on "
+        "A100), two collectives sharing links half speed each, not sharing them 1.1 times."
+    )
+
+
+def _launch(rows: Sequence[Mapping[str, Any]]) -> LaunchSection:
+    costs: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        for kind, cost_us in row.get("cost_us", {}).items():
+            if kind != "pointwise":
+                costs[kind].append(cost_us)
+        if row.get("model", "").startswith("gpt3"):
+            costs["pointwise"] += [row["cost_us_by_role"][role] for role in ONE_KERNEL]
+    return LaunchSection(
+        mode="async",
+        cost_us={
+            **{kind: rounded(statistics.median(found)) for kind, found in costs.items()},
+            "collective": ASSUMED_COLLECTIVE_US,
+        },
+        queue_depth=1024,
+        provenance=Provenance(
+            kind="measured",
+            source=SOURCE,
+            note="Host time of the runtime's own ops, median over nine plans of three models on a "
+            "virtual machine; they differ by a factor of two. Of pointwise ops only those counted "
+            "that were one kernel then, as most are now. A collective's is assumed.",
+        ),
+    )

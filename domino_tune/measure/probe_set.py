@@ -1,0 +1,197 @@
+"""What is to be measured: cases to play, collectives, contention; and what of it is still lacking.
+
+Ops are timed in place, while a schedule plays without communication, so that caches hold what they
+hold in training: a case is a model and a workload, and the plans to play of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
+
+from simulator.build import build_schedule
+from simulator.case import Case
+from simulator.memory import peak_bytes
+from simulator.ops import Collective, Gemm, Signature
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.profile import Profile
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+
+LEAST_ROUNDS: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeCase:
+    """A model, a workload and the plans to play of them, most useful first."""
+
+    model: ModelSpec
+    workload: Workload
+    cluster: ClusterSpec
+    plans: tuple[SlicePlan, ...]
+
+    def signatures(self, plan: SlicePlan) -> frozenset[Signature]:
+        """Every signature that playing ``plan`` times, collectives included."""
+        return signatures(self.model, self.workload, self.cluster, plan)
+
+    def lacking(self, ops: frozenset[Signature], timed: Mapping[Signature, int]) -> ProbeCase:
+        """The plans that have any of ``ops``, those with the rarest timings of these first."""
+        counts = [
+            (min(timed.get(op, 0) for op in left), plan)
+            for plan in self.plans
+            if (left := self.signatures(plan) & ops)
+        ]
+        first = sorted(counts, key=lambda pair: pair[0])
+        return replace(self, plans=tuple(plan for _, plan in first))
+
+    def rounds(self, samples: int) -> int:
+        """How often ranks play each plan: an op of every layer is then timed ``samples`` times."""
+        return max(LEAST_ROUNDS, math.ceil(samples / self.model.num_hidden_layers))
+
+    def peak_bytes(self, profile: Profile) -> int:
+        """Memory of a rank that plays it unsliced, which takes the most."""
+        case = Case(model=self.model, workload=self.workload, cluster=self.cluster, profile=profile)
+        return peak_bytes(case, MEGATRON)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentionWanted:
+    """``plan`` of case number ``case`` beside collectives of each of ``sizes``, in bytes, with each
+    of ``ctas`` CTAs; 0 is what the backend chooses."""
+
+    case: int
+    plan: SlicePlan
+    sizes: tuple[int, ...]
+    ctas: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Everything to measure; ``ops`` are the compute signatures of it that a profile keeps."""
+
+    cases: tuple[ProbeCase, ...]
+    collectives: tuple[Collective, ...]
+    contention: ContentionWanted | None
+    ops: frozenset[Signature]
+
+    def without_collectives(self) -> Wanted:
+        """What ranks can measure that are fewer than the cluster has: compute alone."""
+        return replace(self, collectives=(), contention=None)
+
+    def lacking(self, profile: Profile, samples: int, ranks: int) -> Wanted:
+        """What ``profile`` does not hold yet with as many timings as ``ranks`` ranks would take;
+        what has the fewest comes first, so that runs cut short reach all in the end.
+
+        Contention counts as measured when nothing else is lacking: ranks measure all in rounds.
+        """
+        timed, reduced = timed_ops(profile), timed_collectives(profile)
+        ops = self.ops - self._known_ops(timed, samples, ranks)
+        counts = [(reduced.get(collective_key(c), 0), c) for c in self.collectives]
+        collectives = tuple(
+            c for count, c in sorted(counts, key=lambda pair: pair[0]) if count < samples
+        )
+        unfinished = profile.contention is None or bool(ops or collectives)
+        return Wanted(
+            cases=tuple(case.lacking(ops, timed) for case in self.cases),
+            collectives=collectives,
+            contention=self.contention if unfinished else None,
+            ops=ops,
+        )
+
+    def _known_ops(
+        self, timed: Mapping[Signature, int], samples: int, ranks: int
+    ) -> set[Signature]:
+        return {
+            signature
+            for case in self.cases
+            for plan in case.plans
+            for signature in case.signatures(plan) & self.ops
+            if timed.get(signature, 0) >= min(samples, ranks * case.rounds(samples))
+        }
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to be measured."""
+        return not (self.ops or self.collectives or self.contention)
+
+    def payload(self, samples: int, seconds: float | None) -> dict[str, Any]:
+        """Return the payload of ``measure.probes.rank_job``.
+
+        Cases without plans stay in it, so that case numbers hold.
+        """
+        return {
+            "cases": [
+                {
+                    "model": asdict(case.model),
+                    "workload": asdict(case.workload),
+                    "cluster": asdict(case.cluster),
+                    "plans": [asdict(plan) for plan in case.plans],
+                    "rounds": case.rounds(samples) if self._has_work(number) else 0,
+                }
+                for number, case in enumerate(self.cases)
+            ],
+            "collectives": [list(collective) for collective in self.collectives],
+            "contention": self._contention_payload(),
+            "seconds": seconds,
+        }
+
+    def _has_work(self, number: int) -> bool:
+        """Whether anything is to be measured with that case; the first brings collectives along."""
+        beside = self.contention is not None and self.contention.case == number
+        return bool(self.cases[number].plans or beside or (number == 0 and self.collectives))
+
+    def _contention_payload(self) -> dict[str, Any] | None:
+        if self.contention is None:
+            return None
+        found = self.contention
+        return {
+            "case": found.case,
+            "plan": asdict(found.plan),
+            "sizes": list(found.sizes),
+            "ctas": list(found.ctas),
+        }
+
+
+@lru_cache(maxsize=1024)
+def signatures(
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec, plan: SlicePlan
+) -> frozenset[Signature]:
+    """Every signature of a plan's schedule."""
+    schedule = build_schedule(model, workload, cluster, plan)
+    return frozenset(
+        template.signature
+        for part in schedule.parts
+        for segment in part.segments
+        for template in segment.templates
+    )
+
+
+def compute_only(found: frozenset[Signature]) -> frozenset[Signature]:
+    """The signatures that are no collectives."""
+    return frozenset(s for s in found if not isinstance(s, Collective))
+
+
+def collective_key(collective: Collective) -> tuple[str, int, int, int, int]:
+    """What profiles tell collectives apart by: not the dtype."""
+    op, size, nodes, per_node, ctas, _ = collective
+    return op, nodes, per_node, ctas, size
+
+
+def timed_ops(profile: Profile) -> dict[Signature, int]:
+    """Timings of each compute signature that the profile has a row of."""
+    found: dict[Signature, int] = {}
+    for gemm in profile.gemm.rows if profile.gemm else ():
+        found[Gemm(*gemm[:7], gemm.bias)] = gemm.samples  # type: ignore[arg-type]
+    for core in profile.attention.rows if profile.attention else ():
+        found[core.signature] = core.samples
+    for point in profile.pointwise.rows if profile.pointwise else ():
+        found[point.signature] = point.samples
+    return found
+
+
+def timed_collectives(profile: Profile) -> dict[tuple[str, int, int, int, int], int]:
+    """Timings of each collective that the profile has a row of, by its key."""
+    rows = profile.collectives.rows if profile.collectives else ()
+    return {row.key: row.samples for row in rows}

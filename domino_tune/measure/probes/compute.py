@@ -1,0 +1,293 @@
+"""Probes: each measures one thing, a little at a time, on all ranks at once.
+
+Ranks take turns through all probes, round after round, so that what disturbs the machine for a
+while disturbs all of them alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+import torch
+
+from domino_tune.base.medians import half_spread
+from domino_tune.measure.probes.traffic import zeros_of
+from domino_tune.runtime.clock import empty_ns, probing_clock, was_late
+from domino_tune.runtime.lanes.lane import Lane
+from domino_tune.runtime.lanes.silent import meeting_lanes
+from domino_tune.runtime.launch.context import RankContext
+from domino_tune.runtime.session import DTYPES, Session
+from simulator.ops import Collective, Signature
+from simulator.plan import SlicePlan
+from simulator.schedule import COMPUTE, DP, TP
+from simulator.schedules import fixed_order
+from simulator.specs import ClusterSpec
+
+Samples = dict[Signature, list[int]]
+Message = dict[str, Any]
+BURST: Final = 4
+"""Collectives of one size that a round times, behind one that brings the ranks together."""
+COMPUTE_S: Final = 1e-3
+"""Compute before a timed collective."""
+SHORTEST_US: Final = 128
+"""The shortest stretch of compute over which skew is looked at."""
+LEAST_SKEW_ERROR: Final = 0.005
+SHORTEST_NS: Final = 100
+"""No op is shorter; what events say of shorter ones is their resolution."""
+TRIES: Final = 5
+"""How often a step is tried whose launches came too late on some rank; each gives the host more
+of a head start."""
+
+
+class PlanProbe:
+    """Plays a plan without communication: what its compute ops take, in place.
+
+    ``found`` collects durations by signature, shared between probes: a signature that several
+    plans have is timed in all of them.
+    """
+
+    def __init__(self, session: Session, plan: SlicePlan, found: Samples) -> None:
+        context = session.context
+        self.step = _Step(session, plan, meeting_lanes(context.lanes, context.device))
+        self.found = found
+        self.overhead_ns: list[float] = []
+
+    def warm_up(self) -> None:
+        """Once through, unmeasured."""
+        self.step.warm_up()
+
+    def measure(self) -> None:
+        """One step."""
+        played = self.step.play()
+        if played is None:
+            return
+        mine, host_ns = played
+        for op, duration_ns in zip(self.step.ops, mine, strict=True):
+            self.found[op.signature].append(duration_ns)
+        if self.step.session.context.device.type != "cuda":  # there, launches are measured apart
+            self.overhead_ns.append(host_ns / len(self.step.executor.ops))
+
+
+class StepProbe:
+    """Plays a plan as in training. ``steps`` holds every rank's durations of the compute ops of
+    each step."""
+
+    def __init__(self, session: Session, plan: SlicePlan) -> None:
+        self.step = _Step(session, plan)
+        self.steps: list[list[list[int]]] = []
+
+    def warm_up(self) -> None:
+        """Once through, unmeasured."""
+        self.step.warm_up()
+
+    def measure(self) -> None:
+        """One step."""
+        played = self.step.play()
+        if played is not None:
+            self.steps.append(self.step.session.context.all_gather_objects(played[0]))
+
+
+class _Step:
+    """A step of a plan on ``lanes``, by default those of training, to be played and timed."""
+
+    def __init__(
+        self, session: Session, plan: SlicePlan, lanes: Mapping[int, Lane] | None = None
+    ) -> None:
+        self.session = session
+        self.clock = probing_clock(session.context.device)
+        self.executor = session.executor(plan, fixed_order(plan), lanes, self.clock)
+        self.ops = [op for op in self.executor.ops if op.lane == COMPUTE]
+
+    def warm_up(self) -> None:
+        """Once through, unmeasured."""
+        self._play()
+
+    def play(self) -> tuple[list[int], int] | None:
+        """This rank's durations of a step's compute ops, and what the host took beside them, ns.
+
+        On a GPU of the first step that was launched in time on all ranks; None, on all of them,
+        where none was.
+        """
+        context = self.session.context
+        for _ in range(TRIES):
+            played = self._play()
+            if not any(context.all_gather_objects(was_late(self.clock))):
+                return played
+        return None
+
+    def _play(self) -> tuple[list[int], int]:
+        context = self.session.context
+        context.barrier()
+        timeline = self.executor.run_step(*self.session.batch).timeline
+        empty = empty_ns(context.device)
+        mine = [max(SHORTEST_NS, end - start - empty) for _, start, end in timeline.lane(COMPUTE)]
+        meeting_ns = timeline.breakdown.exposed_comm_ns
+        return mine, timeline.makespan_ns - sum(mine) - meeting_ns
+
+
+class CollectiveProbe:
+    """Times one collective through the runtime's own lane of that number, nothing else running.
+
+    Each counts from when the last rank came to it: the shortest span of all ranks'.
+    """
+
+    def __init__(self, context: RankContext, collective: Collective, lane: int) -> None:
+        self.context = context
+        self.collective = collective
+        self.lane = context.lanes_for(collective.ctas)[lane]
+        dtype = DTYPES[collective.dtype]
+        self.tensor = zeros_of(collective.size_bytes, dtype, context.device)
+        self.clock = probing_clock(context.device)
+        self.square = torch.randn(256, 256)
+        self.spans_ns: list[int] = []
+        self.hand_overs_ns: list[float] = []
+
+    def warm_up(self) -> None:
+        """Once, unmeasured."""
+        self._burst()
+
+    def measure(self) -> None:
+        """A burst, on a GPU the first that was launched in time on all ranks."""
+        for _ in range(TRIES):
+            ranks = self.context.all_gather_objects(self._burst())
+            if not any(late for _, _, late in ranks):
+                self._keep([spans for spans, _, _ in ranks], [found for _, found, _ in ranks])
+                return
+
+    def _keep(self, spans: list[list[int]], hand_overs: list[list[int]]) -> None:
+        self.spans_ns += [min(together) for together in zip(*spans, strict=True)]
+        if self.context.device.type != "cuda":  # a stream needs no waking up
+            self.hand_overs_ns += [statistics.fmean(rank) for rank in hand_overs]
+
+    def _burst(self) -> tuple[list[int], list[int], bool]:
+        """Spans, what they were longer for the compute lane, and whether any came too late."""
+        self.context.barrier()
+        spans, hand_overs, late = [], [], False
+        empty = empty_ns(self.context.device)
+        for _ in range(1 + BURST):
+            self._compute()
+            self.clock.start()
+            issued = self.clock.tick()
+            handle = self.lane.issue("probe", self.tensor, "sum")
+            handle.wait()
+            resumed = self.clock.tick()
+            self.clock.stop()
+            late |= was_late(self.clock)
+            begin, end = (self.clock.at_ns(tick) for tick in handle.ticks())
+            spans.append(max(SHORTEST_NS, end - begin - empty))
+            hand_overs.append(self.clock.at_ns(resumed) - self.clock.at_ns(issued) - spans[-1])
+        self.context.beat()
+        return spans[1:], hand_overs[1:], late
+
+    def _compute(self) -> None:
+        """As in training, compute stands before a collective: the link has been idle, and the core
+        has not. On a GPU neither matters."""
+        if self.context.device.type == "cuda":
+            return
+        until = time.perf_counter() + COMPUTE_S
+        while time.perf_counter() < until:
+            self.square @ self.square
+
+    def message(self, hand_over_us: float | None) -> Message:
+        """What is known so far. ``hand_over_us``: what handing any collective to a lane costs."""
+        found = {
+            "kind": "collective",
+            "signature": list(self.collective),
+            "median_us": statistics.median(self.spans_ns) / 1e3,
+            "spread_us": half_spread(self.spans_ns) / 1e3,
+            "samples": len(self.spans_ns),
+        }
+        return found if hand_over_us is None else {**found, "hand_over_us": hand_over_us}
+
+
+def hand_over_us(probes: Sequence[CollectiveProbe]) -> float | None:
+    """What handing a collective to its lane, and waking up behind it, costs a rank; None on a GPU,
+    where it is a launch among others."""
+    found = [time_ns for probe in probes for time_ns in probe.hand_overs_ns]
+    return statistics.median(found) / 1e3 if found else None
+
+
+def lane_of(collective: Collective, cluster: ClusterSpec) -> int:
+    """The lane whose group lies as the collective's does."""
+    return TP if (collective.nodes, collective.per_node) == cluster.tp_group else DP
+
+
+def plan_messages(context: RankContext, probes: Sequence[PlanProbe], found: Samples) -> Message:
+    """What all plans together tell: a row a signature, and on CPU the executor's own cost of an
+    op while ``probes`` played."""
+    overhead_ns = [value for probe in probes for value in probe.overhead_ns]
+    message: Message = {"kind": "plan", "ops": _rows(context, found)}
+    if overhead_ns:
+        message["overhead_us"] = statistics.median(overhead_ns) / 1e3
+        message["overhead_samples"] = len(overhead_ns)
+    return message
+
+
+def _rows(context: RankContext, found: Samples) -> list[Message]:
+    """One row a signature: mean over ranks of the median, spread and number of samples."""
+    mine = {
+        signature: (statistics.median(times), half_spread(times), len(times))
+        for signature, times in found.items()
+        if times
+    }
+    ranks = context.all_gather_objects(mine)
+    return [
+        {
+            "signature": [signature.kind, *signature],
+            "median_us": statistics.fmean(rank[signature][0] for rank in ranks) / 1e3,
+            "spread_us": max(rank[signature][1] for rank in ranks) / 1e3,
+            "samples": sum(rank[signature][2] for rank in ranks),
+        }
+        for signature in mine
+    ]
+
+
+def skew_message(probes: Sequence[StepProbe]) -> Message:
+    """How far ranks drift apart: over a step, and in shorter stretches beyond that."""
+    steps = [step for probe in probes for step in probe.steps]
+    factors = [_ahead([sum(rank) for rank in step])[1] for step in steps]
+    slowest = statistics.fmean(factors)
+    stretches: dict[int, list[float]] = defaultdict(list)
+    for step in steps:
+        sums = [[0, *accumulate(rank)] for rank in step]
+        length_us = SHORTEST_US
+        while length_us * 2000 < sums[0][-1]:
+            stretches[length_us] += _waits(sums, length_us * 1000, slowest)
+            length_us *= 2
+    rows = [
+        (float(length_us), max(0.0, statistics.fmean(waits) / 1e3))
+        for length_us, waits in sorted(stretches.items())
+        if waits
+    ]
+    error = max(LEAST_SKEW_ERROR, half_spread(factors) / slowest)
+    return {
+        "kind": "skew", "slowest": slowest, "rows": rows, "error": error, "samples": len(steps),
+    }  # fmt: skip
+
+
+def _ahead(times: Sequence[int]) -> tuple[float, float]:
+    """The slowest's time less the mean of all, and divided by it."""
+    mean = statistics.fmean(times)
+    return max(times) - mean, max(times) / mean
+
+
+def _waits(sums: list[list[int]], length_ns: int, slowest: float) -> list[float]:
+    """For stretches of about ``length_ns`` one behind the other: the slowest rank's time in it
+    less what the mean of all would take on the rank that is slowest over the step."""
+    marks = [0]
+    while (index := bisect_left(sums[0], sums[0][marks[-1]] + length_ns)) < len(sums[0]):
+        marks.append(max(index, marks[-1] + 1))
+    waits = []
+    for begin, end in pairwise(marks):
+        times = [rank[end] - rank[begin] for rank in sums]
+        excess, _ = _ahead(times)
+        mean = statistics.fmean(times)
+        if mean < 1.5 * length_ns:
+            waits.append((excess - (slowest - 1) * mean) * length_ns / mean)
+    return waits

@@ -1,0 +1,59 @@
+"""Requests back to command lines: what to type to get a result again."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import fields, replace
+from typing import Any
+
+from domino_tune.requests import Request, SimulateRequest, WorkloadFields
+from domino_tune.requests.options import option_of
+from simulator.plan import SlicePlan
+
+
+def command_line(verb: str, *parts: Request | Any) -> str:
+    """``python -m domino_tune verb`` with every option that is not at its default."""
+    words = ["python", "-m", "domino_tune", *verb.split()]
+    for part in parts:
+        for item in fields(part):
+            words += _words(option_of(item).flag, getattr(part, item.name), item.default)
+    return shlex.join(words)
+
+
+def simulate_request(
+    request: WorkloadFields, plan: SlicePlan, micro_batch_size: int, grad_accumulation: int
+) -> SimulateRequest:
+    """The request that simulates ``plan`` for the workload of ``request``."""
+    shared = {item.name: getattr(request, item.name) for item in fields(WorkloadFields)}
+    base = SimulateRequest(**shared)
+    base = replace(
+        base, micro_batch_size=micro_batch_size,
+        grad_accumulation=grad_accumulation if grad_accumulation > 1 else None,
+    )  # fmt: skip
+    if plan.strategy != "domino":
+        return replace(base, strategy=plan.strategy)
+    return replace(
+        base,
+        row_slices=plan.row_slices,
+        attn_col_slices=_unless(plan.attn_col_slices, 1),
+        mlp_col_slices=_unless(plan.mlp_col_slices, 1),
+        attn_dgrad_slices=_unless(plan.attn_dgrad_slices, plan.attn_col_slices),
+        mlp_dgrad_slices=_unless(plan.mlp_dgrad_slices, plan.mlp_col_slices),
+        order=plan.order,
+        wgrad=plan.wgrad,
+        merge_wgrad=plan.merge_wgrad,
+        comm_ctas=_unless(plan.comm_ctas, 0),
+    )
+
+
+def _unless(value: int, default: int) -> int | None:
+    return None if value == default else value
+
+
+def _words(flag: str, value: Any, default: Any) -> list[str]:
+    if value is None or value == default or value is False:
+        return []
+    if value is True:
+        return [flag]
+    values = value if isinstance(value, tuple) else (value,)
+    return [word for one in values for word in ((flag, str(one)) if flag else (str(one),))]

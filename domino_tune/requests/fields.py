@@ -1,0 +1,139 @@
+"""Fields that several requests share: what is trained, how it is cut, which ranks run it.
+
+``None`` means "not given": the value then comes from the plan file where there is one, else from
+the default that the help text names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from domino_tune.requests.options import check_options, option
+from simulator.plan import ORDERS, STRATEGIES, WGRAD_PLACEMENTS
+from simulator.specs import DTYPE_BYTES
+
+BACKENDS = ("gloo", "nccl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Base of all requests: checks every field against what its option allows."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadFields(Request):
+    """What is trained, on which machine, how many ranks."""
+
+    model: str | None = option(
+        "Preset (see `models`), a Hugging Face config.json, or a model file.",
+        flag="--model", metavar="NAME|FILE", default=None,
+    )  # fmt: skip
+    profile: str | None = option(
+        "The machine: a profile's name (see `profiles list`) or file.",
+        flag="--profile", metavar="NAME|FILE", default=None,
+    )  # fmt: skip
+    tp: int | None = option(
+        "Tensor-parallel ranks.", flag="--tp", metavar="N", default=None, minimum=1
+    )
+    dp: int | None = option(
+        "Data-parallel replicas (default 1).", flag="--dp", metavar="N", default=None, minimum=1
+    )
+    nodes: int | None = option(
+        "Nodes that the ranks fill, TP first (default: as few as hold them).",
+        flag="--nodes", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    seq_length: int | None = option(
+        "Tokens of a sequence.", flag="--seq-length", metavar="N", default=None, minimum=1
+    )
+    micro_batch_size: int | None = option(
+        "Sequences of one micro-batch.",
+        flag="--micro-batch-size", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    grad_accumulation: int | None = option(
+        "Micro-batches of an iteration (default 1).",
+        flag="--grad-accumulation", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    dtype: str | None = option(
+        "Type of activations and weights (default bf16).",
+        flag="--dtype", choices=tuple(DTYPE_BYTES), default=None,
+    )  # fmt: skip
+    cuda_graph: bool = option(
+        "Launch costs nothing, as under CUDA graphs.", flag="--cuda-graph", default=False
+    )
+    overrides: tuple[str, ...] = option(
+        "Override a field of the model by its Hugging Face name; repeat for more.",
+        flag="--set", metavar="FIELD=VALUE", default=(),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFields(WorkloadFields):
+    """The cut: from a plan file, or from these fields."""
+
+    plan: str | None = option(
+        "Plan file of `tune --out`; gives the workload too, where no option does.",
+        flag="--plan", metavar="FILE", default=None,
+    )  # fmt: skip
+    strategy: str | None = option(
+        "How to overlap (default domino).", flag="--strategy", choices=STRATEGIES, default=None
+    )
+    row_slices: int | None = option(
+        "Slices of the batch (default 2).",
+        flag="--row-slices", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    col_slices: int | None = option(
+        "Column slices of both blocks (default 1).",
+        flag="--col-slices", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    attn_col_slices: int | None = option(
+        "Column slices of the attention block.",
+        flag="--attn-col-slices", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    mlp_col_slices: int | None = option(
+        "Column slices of the MLP block.",
+        flag="--mlp-col-slices", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    attn_dgrad_slices: int | None = option(
+        "Pieces of the attention block's dgrad (default: its column slices).",
+        flag="--attn-dgrad-slices", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    mlp_dgrad_slices: int | None = option(
+        "Pieces of the MLP block's dgrad (default: its column slices).",
+        flag="--mlp-dgrad-slices", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    order: str | None = option(
+        "Issue order (default greedy).", flag="--order", choices=ORDERS, default=None
+    )
+    wgrad: str | None = option(
+        "Where weight gradients stand (default fill for greedy, else eager).",
+        flag="--wgrad", choices=WGRAD_PLACEMENTS, default=None,
+    )  # fmt: skip
+    merge_wgrad: bool = option(
+        "One weight-gradient GEMM over all row slices.", flag="--merge-wgrad", default=False
+    )
+    comm_ctas: int | None = option(
+        "NCCL CTAs of tensor-parallel collectives (default: NCCL's choice).",
+        flag="--comm-ctas", metavar="N", default=None, minimum=0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksFields(Request):
+    """Real ranks: how many are started here, and over what they talk."""
+
+    backend: str | None = option(
+        "What carries collectives (default nccl where NVIDIA's driver is installed and no link is "
+        "emulated, else gloo).",
+        flag="--backend", choices=BACKENDS, default=None,
+    )  # fmt: skip
+    nproc_per_node: int | None = option(
+        "Ranks to start on this machine (default all; under torchrun or Slurm none).",
+        flag="--nproc-per-node", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    emulate_link: str | None = option(
+        "Put the ranks on two emulated hosts with a link of this speed, say 1gbit (Linux, gloo).",
+        flag="--emulate-link", metavar="RATE", default=None,
+    )  # fmt: skip

@@ -1,0 +1,127 @@
+"""Where a command's result goes, and which server computes it: the options that are the command
+line's alone, not the API's."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from domino_tune.requests.options import check_options, option, option_of
+from simulator.errors import InputError
+
+FILE: Final = "FILE"
+
+
+def token_option() -> Any:
+    """The option that names a token's file; its metavar is not FILE, which is written to."""
+    return option(
+        "File that holds the server's token (default: $DOMINO_TUNE_TOKEN).",
+        flag="--token-file", metavar="PATH", default=None,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Base of the options that say where a result goes."""
+
+    def __post_init__(self) -> None:
+        """Check each option, and that no two of them name one file; raises InputError."""
+        check_options(self)
+        flags: dict[str, str] = {}
+        for flag, path in self.files().items():
+            other = flags.setdefault(os.path.realpath(path), flag)
+            if other != flag:
+                raise InputError(
+                    f"{other} and {flag} both name the file {path!r}; give each a file of its own."
+                )
+
+    def files(self) -> dict[str, str]:
+        """The files to write: flag -> path, of the options that were given."""
+        said = {option_of(item): getattr(self, item.name) for item in fields(self)}
+        return {
+            option.flag: path
+            for option, path in said.items()
+            if option.metavar == FILE and path is not None
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonOutputs(Outputs):
+    """A table, or JSON."""
+
+    json: bool = option("Print the result as JSON.", flag="--json", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOutputs(JsonOutputs):
+    """Also into a file."""
+
+    out: str | None = option(
+        "Write it to this file instead of stdout.", flag="--out", metavar=FILE, default=None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOutputs(JsonOutputs):
+    """Also as a timeline."""
+
+    trace: str | None = option(
+        "Write a Chrome trace for Perfetto.", flag="--trace", metavar=FILE, default=None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOutputs(JsonOutputs):
+    """Also as a page."""
+
+    report: str | None = option(
+        "Write a self-contained HTML page.", flag="--report", metavar=FILE, default=None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureOutputs(ReportOutputs):
+    """Also as a timeline."""
+
+    trace: str | None = option(
+        "Write a Chrome trace for Perfetto.", flag="--trace", metavar=FILE, default=None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOutputs(PictureOutputs):
+    """Also as a plan file; and all of it from a server."""
+
+    out: str | None = option(
+        "Write the best plan to this file.", flag="--out", metavar=FILE, default=None
+    )
+    server: str | None = option(
+        "Let this server compute: http://HOST:PORT; model and profile are names that it knows.",
+        flag="--server", metavar="URL", default=None,
+    )  # fmt: skip
+    token_file: str | None = token_option()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _only_with("--server", self.server, self.token_file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidateOutputs(TraceOutputs):
+    """Also sent to the server that tuned."""
+
+    report_to: str | None = option(
+        "Send what was measured there: SERVER/v1/tunes/ID/validations.",
+        flag="--report-to", metavar="URL", default=None,
+    )  # fmt: skip
+    token_file: str | None = token_option()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _only_with("--report-to", self.report_to, self.token_file)
+
+
+def _only_with(flag: str, given: str | None, token_file: str | None) -> None:
+    if token_file and not given:
+        raise InputError(f"--token-file is for {flag}; give that too, or leave it out.")

@@ -1,0 +1,71 @@
+"""Requests of the profiles verbs: list, show, check, import, diff."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from domino_tune.requests.fields import Request
+from domino_tune.requests.options import option
+from simulator.specs import DTYPE_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilesListRequest(Request):
+    """List bundled profiles and one's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilesShowRequest(Request):
+    """Show a profile's machine and where each section comes from."""
+
+    profile: str = option("Profile name or file.", metavar="PROFILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilesCheckRequest(Request):
+    """Validate a profile and report each section's leave-out error."""
+
+    profile: str = option("Profile name or file.", metavar="PROFILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilesImportRequest(Request):
+    """Add others' measurements to a copy of a profile, kept in $DOMINO_TUNE_HOME/profiles."""
+
+    file: str = option("Table to import.", metavar="FILE")
+    format: str = option(
+        "What the table is, say nccl-tests or gemm-csv; a wrong name lists all.",
+        flag="--format", metavar="NAME",
+    )  # fmt: skip
+    into: str = option(
+        "Profile to start from, by name or file.", flag="--into", metavar="NAME|FILE"
+    )
+    name: str = option("Name of the new profile.", flag="--name", metavar="NAME")
+    op: str | None = option(
+        "Collective that was timed, where the table does not say.",
+        flag="--op", metavar="NAME", default=None,
+    )  # fmt: skip
+    nodes: int | None = option(
+        "Nodes of the group, where the table does not say.",
+        flag="--nodes", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    ranks_per_node: int | None = option(
+        "Ranks on each node, where the table does not say.",
+        flag="--ranks-per-node", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    ctas: int = option(
+        "NCCL CTAs it was timed with (default 0, NCCL's choice).",
+        flag="--ctas", metavar="N", default=0, minimum=0,
+    )  # fmt: skip
+    dtype: str = option(
+        "Type of the elements (default bf16).",
+        flag="--dtype", choices=tuple(DTYPE_BYTES), default="bf16",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilesDiffRequest(Request):
+    """List what differs between two profiles."""
+
+    first: str = option("Profile name or file.", metavar="PROFILE")
+    second: str = option("Profile name or file.", metavar="PROFILE")

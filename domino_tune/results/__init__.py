@@ -1,0 +1,24 @@
+"""Results: what verbs answer, to and from JSON. May import store and below."""
+
+from domino_tune.results.json_form import to_json
+from domino_tune.results.plan import ExportResult, ModelsResult, PlanResult
+from domino_tune.results.profile import ProfilingResult
+from domino_tune.results.profiles import (
+    CheckResult,
+    DiffResult,
+    ImportResult,
+    ProfileResult,
+    ProfilesResult,
+)
+from domino_tune.results.simulate import Interval, Simulated, SimulateResult, Variant
+from domino_tune.results.tune import Tuned, TuneResult
+from domino_tune.results.tune_measured import MeasuredTuneResult
+from domino_tune.results.validate import ValidateResult
+from domino_tune.results.whatif import WhatIfPoint, WhatIfResult
+
+__all__ = [
+    "CheckResult", "DiffResult", "ExportResult", "ImportResult", "Interval", "MeasuredTuneResult",
+    "ModelsResult", "PlanResult", "ProfileResult", "ProfilesResult", "ProfilingResult",
+    "SimulateResult", "Simulated", "TuneResult", "Tuned", "ValidateResult", "Variant",
+    "WhatIfPoint", "WhatIfResult", "to_json",
+]  # fmt: skip

@@ -1,0 +1,30 @@
+"""Results as JSON, as `--json` and the API give them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any, Final
+
+from simulator.plan import SlicePlan
+
+
+def to_json(value: Any) -> Any:
+    """``value`` as JSON: results by ``to_json``, dataclasses as objects, tuples as lists."""
+    if isinstance(value, SlicePlan):
+        return {"label": value.label, **asdict(value)}
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if hasattr(value, "__dataclass_fields__"):
+        shown = (item for item in fields(value) if item.metadata.get("json", True))
+        return {item.name: to_json(getattr(value, item.name)) for item in shown}
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    if isinstance(value, float):
+        return round(value, 6)
+    return value
+
+
+HIDDEN: Final = {"json": False}
+"""Metadata of a field that pages and traces need and JSON does not show."""

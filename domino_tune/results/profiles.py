@@ -1,0 +1,76 @@
+"""What the profiles verbs answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from domino_tune.results.json_form import to_json
+from domino_tune.store.plans import ProfileRef
+from domino_tune.store.profile_check import SectionCheck
+from domino_tune.store.profiles import ProfileSummary
+from simulator.profile import Machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilesResult:
+    """Bundled profiles and the user's."""
+
+    profiles: tuple[ProfileSummary, ...]
+
+    def to_json(self) -> Any:
+        """One object a profile."""
+        return to_json(self.profiles)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SectionResult:
+    """A section of a profile: how many rows and fits, and where they come from."""
+
+    section: str
+    kind: str
+    rows: int
+    fits: int
+    error: float | None
+    source: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileResult:
+    """A profile's machine and sections."""
+
+    name: str
+    content_id: str
+    created: str
+    machine: Machine
+    sections: tuple[SectionResult, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """A profile that is whole, and each section's leave-out error."""
+
+    profile: ProfileRef
+    sections: tuple[SectionCheck, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportResult:
+    """The profile that was written."""
+
+    profile: ProfileRef
+    path: str
+    section: str
+    rows: int
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffResult:
+    """(place, value in the first, value in the second) of everything that differs."""
+
+    first: ProfileRef
+    second: ProfileRef
+    differences: tuple[tuple[str, str, str], ...]

@@ -1,0 +1,39 @@
+"""What the verbs about tokens answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from domino_tune.results import to_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenResult:
+    """A token without its secret; ``created`` is RFC 3339 in UTC."""
+
+    name: str
+    owner: str
+    scope: str
+    created: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokensResult:
+    """All tokens of a database, by name."""
+
+    tokens: tuple[TokenResult, ...]
+
+    def to_json(self) -> Any:
+        """One object a token."""
+        return to_json(self.tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenAddedResult:
+    """A new token. ``secret`` is kept nowhere else, and shown by ``to_json`` alone."""
+
+    name: str
+    owner: str
+    scope: str
+    secret: str = field(repr=False)

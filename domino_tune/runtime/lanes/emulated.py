@@ -1,0 +1,77 @@
+"""Emulated collectives: a lane on which each takes the time and room that a real one would.
+
+For one rank of a group whose others are not there. What a collective would bring is not brought:
+its tensor stays as it is. Its own duration goes in, so it is not something that a run proves; what
+comes out is how it and compute disturb each other.
+
+On CUDA a kernel of C CTAs of 512 threads streams bytes through HBM (reads two buffers, adds them,
+writes a third, all larger than the L2 cache), held to a rate, and ends when it has moved them. A
+Hopper GEMM fills an SM's registers, so such a CTA keeps it out of its SM as one of NCCL's does;
+small kernels find more room beside it than beside NCCL's 80 KiB of shared memory, which Triton
+cannot be told to take. On CPU the lane's thread waits.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import torch
+
+from domino_tune.runtime.lanes.lane import HostLane, Lane
+from domino_tune.runtime.lanes.pace import ELEMENT_BYTES, MOVED_PER_BYTE, Chunks, Pace, PaceOf
+from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamHandle, StreamQueue
+
+BUFFER_BYTES: Final = 128 << 20
+"""Of each of three buffers: twice an H200's L2."""
+
+
+def emulated_lane(pace_of: PaceOf, device: torch.device, name: str = "emulated") -> Lane:
+    """A lane for ``device`` whose collectives take what ``pace_of`` says."""
+    if device.type == "cuda":
+        return EmulatedStreamLane(pace_of)
+    return HostLane(name, lambda tensor, _: _wait(pace_of(tensor.nbytes).duration_ns))
+
+
+def _wait(duration_ns: int) -> None:
+    until = time.perf_counter_ns() + duration_ns
+    while (left := until - time.perf_counter_ns()) > 0:
+        time.sleep(left / 1e9)
+
+
+class Wire:
+    """The emulated link of one device: its buffers, and the kernel."""
+
+    def __init__(self) -> None:
+        elements = BUFFER_BYTES // ELEMENT_BYTES
+        self.left, self.right = (torch.randn(elements, device="cuda") for _ in range(2))
+        self.sum = torch.empty_like(self.left)
+        self._next = 0
+
+    def carry(self, moved_bytes: int, pace: Pace) -> None:
+        """Launch one collective on the current stream."""
+        from domino_tune.runtime.lanes.kernels import carry
+
+        chunks = Chunks.of(moved_bytes, pace)
+        carry(self.left, self.right, self.sum, self._next, chunks, pace.ctas)
+        self._next = (self._next + chunks.count * pace.ctas * chunks.block) % self.left.numel()
+
+
+class EmulatedStreamLane:
+    """Emulated collectives on a stream of their own, behind all compute issued before."""
+
+    def __init__(
+        self, pace_of: PaceOf, wire: Wire | None = None, priority: int = HIGH_PRIORITY
+    ) -> None:
+        self.pace_of = pace_of
+        self.wire = wire or Wire()
+        self.queue = StreamQueue(priority)
+
+    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> StreamHandle:
+        """Launch what an all-reduce of ``tensor`` would take."""
+        pace, moved = self.pace_of(tensor.nbytes), MOVED_PER_BYTE * tensor.nbytes
+        return self.queue.launch(name, tensor, lambda: self.wire.carry(moved, pace))
+
+    def close(self) -> None:
+        """Wait for what is in flight."""
+        self.queue.close()

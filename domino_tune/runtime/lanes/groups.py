@@ -1,0 +1,85 @@
+"""A rank's lanes over its process groups: one of each kind, and tensor-parallel ones by CTA count.
+
+How many CTAs NCCL gives a collective is a setting of the communicator: another count is another
+group. Most runs want NCCL's own choice alone, so the others are made when they are first asked for.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from domino_tune.runtime.lanes.lane import Lane, ThreadLane
+from domino_tune.runtime.lanes.streams import StreamLane
+from domino_tune.runtime.launch_spec import LaunchSpec
+from simulator.errors import InputError
+from simulator.schedule import DP, LANES, TP
+
+
+class GroupLanes:
+    """The lanes of ``rank``. Every rank takes part in making every group, in one order: torch's
+    rule. So all ranks ask for the same CTA counts, in the same order."""
+
+    def __init__(self, spec: LaunchSpec, rank: int) -> None:
+        self._spec = spec
+        self._rank = rank
+        self.default: dict[int, Lane] = {TP: self._open(TP), DP: self._open(DP)}
+        self._by_ctas = {0: self.default[TP]}
+
+    def tp_lane(self, ctas: int) -> Lane:
+        """The tensor-parallel lane whose collectives use ``ctas`` CTAs; 0 is NCCL's own choice.
+
+        Raises InputError for a count other than 0 on gloo.
+        """
+        if ctas and self._spec.backend == "gloo":
+            raise InputError(
+                f"comm_ctas = {ctas} asks for {ctas} NCCL CTAs, and gloo has none; "
+                "run with --backend nccl, or with comm_ctas 0."
+            )
+        if ctas not in self._by_ctas:
+            self._by_ctas[ctas] = self._open(TP, ctas)
+        return self._by_ctas[ctas]
+
+    def close(self) -> None:
+        """Close every lane; nothing may be in flight."""
+        for lane in (*self._by_ctas.values(), self.default[DP]):
+            lane.close()
+
+    def _open(self, number: int, ctas: int = 0) -> Lane:
+        """This rank's lane of that number, over the group that it belongs to."""
+        spec, mine = self._spec, None
+        for ranks in members(spec, number):
+            group = dist.new_group(
+                ranks,
+                backend=spec.backend,
+                timeout=group_timeout(spec),
+                pg_options=nccl_options(ctas, group_timeout(spec)) if ctas else None,
+            )
+            if self._rank in ranks:
+                mine = group
+        assert mine is not None
+        return ThreadLane(mine, LANES[number]) if spec.backend == "gloo" else StreamLane(mine)
+
+
+def members(spec: LaunchSpec, number: int) -> list[list[int]]:
+    """Ranks of each group of a kind of lane."""
+    tp, world = spec.tp, spec.world_size
+    if number == TP:
+        return [list(range(first, first + tp)) for first in range(0, world, tp)]
+    return [list(range(first, world, tp)) for first in range(tp)]
+
+
+def nccl_options(ctas: int, timeout: timedelta) -> Any:
+    """Options of an NCCL group whose collectives use ``ctas`` CTAs, no more and no fewer."""
+    # A group takes its timeout from the options, and torch warns where they name another.
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    options.config.min_ctas = options.config.max_ctas = ctas
+    return options
+
+
+def group_timeout(spec: LaunchSpec) -> timedelta:
+    """Longer than the watchdog's, which gives the better message where there is one."""
+    return timedelta(seconds=spec.hang_timeout_s + 10)

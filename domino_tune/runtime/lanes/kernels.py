@@ -1,0 +1,80 @@
+"""Triton kernels of the runtime on CUDA. Imported only where there is Triton and a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import globaltimer
+
+from domino_tune.runtime.lanes.pace import Chunks
+
+BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["first", "key", "threshold"])  # type: ignore[untyped-decorator]
+def mask_kernel(mask, step, first, key, threshold, elements, quarter, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A sequence's mask: four elements, a quarter of the sequence apart, from each counter of a
+    Philox generator whose key is (site, step) and whose other counter is the sequence."""
+    sequence = tl.program_id(1)
+    counter = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    seed = (tl.load(step).to(tl.int64) << 32) | key
+    zero = counter * 0
+    r0, r1, r2, r3 = tl.philox(seed, counter, zero + (first + sequence), zero, zero)
+    row = mask + sequence.to(tl.int64) * elements
+    mine = counter < quarter
+    second, third, fourth = counter + quarter, counter + 2 * quarter, counter + 3 * quarter
+    tl.store(row + counter, tl.where(r0 >= threshold, 1, 0).to(tl.uint8), mine)
+    tl.store(row + second, tl.where(r1 >= threshold, 1, 0).to(tl.uint8), mine & (second < elements))
+    tl.store(row + third, tl.where(r2 >= threshold, 1, 0).to(tl.uint8), mine & (third < elements))
+    tl.store(row + fourth, tl.where(r3 >= threshold, 1, 0).to(tl.uint8), mine & (fourth < elements))
+
+
+def drawn_mask(
+    sequences: Sequence[int], shape: tuple[int, int], rate: float, *,
+    key: int, step: int | torch.Tensor, device: torch.device,
+) -> torch.Tensor:  # fmt: skip
+    """``dropout.keep_mask`` in one kernel for all ``sequences``, which follow each other."""
+    elements = shape[0] * shape[1]
+    mask = torch.empty((len(sequences) * shape[0], shape[1]), dtype=torch.bool, device=device)
+    if not isinstance(step, torch.Tensor):
+        step = torch.full((1,), float(step), device=device)
+    quarter = triton.cdiv(elements, 4)
+    mask_kernel[(triton.cdiv(quarter, BLOCK), len(sequences))](
+        mask.view(torch.uint8), step, sequences[0], key & 0x7FFFFFFF, round(rate * 2**31) * 2,
+        elements, quarter, BLOCK=BLOCK,
+    )  # fmt: skip
+    return mask
+
+
+@triton.jit(do_not_specialize=["first", "count", "chunk_ns"])  # type: ignore[untyped-decorator]
+def carry_kernel(left, right, total, first, count, chunk_ns, blocks, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Add blocks of two buffers into a third, no faster than one block every ``chunk_ns``.
+
+    A CTA that fell behind may catch up by a few blocks, as a link with a few slots of buffer lets
+    one; what it lost beyond that makes it end later.
+    """
+    lane = tl.arange(0, BLOCK)
+    deadline = globaltimer()
+    for index in range(count):
+        block = index * tl.num_programs(0) + tl.program_id(0)
+        offset = ((first + block) % blocks) * BLOCK + lane
+        tl.store(total + offset, tl.load(left + offset) + tl.load(right + offset))
+        now = globaltimer()
+        deadline = tl.maximum(deadline, now - 4 * chunk_ns) + chunk_ns
+        while now < deadline:
+            now = globaltimer()
+
+
+def carry(
+    left: torch.Tensor, right: torch.Tensor, total: torch.Tensor, first: int, chunks: Chunks,
+    ctas: int,
+) -> None:  # fmt: skip
+    """Launch ``carry_kernel`` on the current stream, from element ``first`` of the buffers on."""
+    carry_kernel[(ctas,)](
+        left, right, total, first // chunks.block, chunks.count, chunks.chunk_ns,
+        left.numel() // chunks.block,
+        BLOCK=chunks.block, num_warps=16,
+    )  # fmt: skip

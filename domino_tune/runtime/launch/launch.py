@@ -1,0 +1,112 @@
+"""Run a job on every rank: START HERE. Starts ranks on this machine, or joins those that are there.
+
+A job is ``package.module:function``, called on every rank as ``function(context, payload)``. What
+rank 0 reports reaches the caller while the job runs. This module never imports torch where it
+starts ranks itself: only ranks do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from domino_tune.runtime.launch.external import run_as_rank
+from domino_tune.runtime.launch.launcher import Launcher, find_launcher
+from domino_tune.runtime.launch.local import run_on_own_ranks
+from domino_tune.runtime.launch_spec import LaunchSpec, Message
+from simulator.errors import InputError
+
+__all__ = ["LaunchSpec", "Message", "check_ready", "run_job"]
+
+
+def run_job(
+    job: str,
+    payload: Mapping[str, object],
+    spec: LaunchSpec,
+    *,
+    on_message: Callable[[Message], None],
+) -> None:
+    """Call ``job`` on every rank with ``payload`` (JSON); hand rank 0's reports to ``on_message``.
+
+    Under torchrun or Slurm this process is one of the ranks, and nothing is started; ranks other
+    than 0 end quietly (SystemExit 0) after the job. Raises InputError, before anything starts,
+    for a world that does not fit, missing torch or CUDA; RunError when a rank dies or hangs.
+    However it ends, no rank outlives it.
+    """
+    check_ready(spec)
+    launcher = find_launcher()
+    if launcher is not None:
+        run_as_rank(job, payload, spec, launcher, on_message)
+        return
+    run_on_own_ranks(job, payload, spec, on_message)
+
+
+def check_ready(spec: LaunchSpec) -> None:
+    """Raise InputError for what ``run_job`` would refuse to start: asked early, it says what is
+    missing before anything else is found to be wrong for want of it."""
+    _check_torch()
+    launcher = find_launcher()
+    if launcher is None:
+        _check_local_world(spec)
+    else:
+        launcher.check(spec)
+    if spec.backend == "nccl":
+        devices, said = _cuda_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        _check_cuda(spec, launcher, devices, said)
+
+
+def _check_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise InputError(
+            "Running on real ranks needs PyTorch, which is not installed here; install it with "
+            "pip install 'domino_tune[runtime]'."
+        )
+
+
+def _check_local_world(spec: LaunchSpec) -> None:
+    started = spec.nproc_per_node
+    if started is not None and started != spec.world_size:
+        world = f"tp × dp = {spec.tp} × {spec.dp} = {spec.world_size} ranks"
+        raise InputError(
+            f"--nproc-per-node {started} does not fit {'one rank alone' if spec.lone else world}; "
+            f"give {spec.world_size}, or start ranks on several nodes with torchrun or srun."
+        )
+
+
+@cache
+def _cuda_devices(visible: str | None) -> tuple[int, str]:
+    """How many CUDA devices torch sees where ``visible`` is CUDA_VISIBLE_DEVICES, and the end of
+    what it complained of. A process of its own is asked, so that this one needs neither torch nor a
+    CUDA context."""
+    asked = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    devices = int(asked.stdout) if asked.returncode == 0 else 0
+    return devices, asked.stderr.strip()[-300:]
+
+
+def _check_cuda(spec: LaunchSpec, launcher: Launcher | None, devices: int, said: str) -> None:
+    """Raise InputError unless the ranks of this node find a GPU each."""
+    if devices == 0:
+        raise InputError(
+            "The nccl backend needs CUDA, and torch sees no CUDA device here; "
+            f"use --backend gloo. {said}".rstrip()
+        )
+    if launcher is None:
+        if devices < spec.world_size:
+            raise InputError(
+                f"tp × dp = {spec.world_size} ranks need as many GPUs, and torch sees {devices}; "
+                "lower --tp or --dp, or start ranks on several nodes with torchrun or srun."
+            )
+        return
+    bound = launcher.name == "Slurm" and devices == 1  # --gpus-per-task: each task sees its own
+    if devices < launcher.ranks_here and not bound:
+        raise InputError(
+            f"{launcher.name} started {launcher.ranks_here} ranks on this node, and torch sees "
+            f"{devices} GPUs here; start as many ranks as there are GPUs on each node."
+        )

@@ -1,0 +1,257 @@
+"""Ranks that we start ourselves, on this machine: started, listened to, guarded, ended."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from domino_tune.base.errors import RankKilledError, RunError
+from domino_tune.runtime.launch.testbed import Network, emulated_link, this_machine
+from domino_tune.runtime.launch.watch import (
+    STACKS,
+    Heartbeats,
+    first_to_die,
+    how_it_ended,
+    is_stopped,
+    tail,
+    waits_for_others,
+)
+from domino_tune.runtime.launch_spec import LaunchSpec, Message
+
+POLL_S: Final = 0.1
+"""How often ranks are looked at; messages arrive at once. Seldom enough not to disturb timing."""
+START_S: Final = 55
+"""Patience until every rank has started: importing torch and meeting take seconds."""
+_FOLDERS: Final = "domino-tune-run-"
+
+
+def run_on_own_ranks(
+    job: str,
+    payload: Mapping[str, object],
+    spec: LaunchSpec,
+    on_message: Callable[[Message], None],
+) -> None:
+    """Start the ranks, hand on rank 0's messages, and end all ranks whatever happens."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(_job_folder())
+        network = stack.enter_context(
+            this_machine()
+            if spec.emulate_link_bits_per_s is None
+            else emulated_link(spec.emulate_link_bits_per_s)
+        )
+        ranks = Ranks(job, payload, spec, folder, network)
+        stack.callback(ranks.close)
+        ranks.start()
+        ranks.follow(on_message)
+
+
+@contextmanager
+def _job_folder() -> Iterator[Path]:
+    """A temporary folder under lock; those whose owner died without removing them are removed."""
+    for old in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
+        _remove_abandoned(old)
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDERS))
+    try:
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove ``folder`` if nobody holds its lock; a young one may be about to be locked."""
+    with suppress(OSError):
+        if time.time() - folder.stat().st_mtime < 60:
+            return
+        with (folder / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class Ranks:
+    """The processes of one job. Each has a session of its own (Ctrl-C reaches only the parent) and
+    dies with its parent, even one killed by SIGKILL: the kernel sees to it."""
+
+    def __init__(
+        self, job: str, payload: Mapping[str, object], spec: LaunchSpec, folder: Path,
+        network: Network,
+    ) -> None:  # fmt: skip
+        self.job = job
+        self.spec = spec
+        self.folder = folder
+        self.network = network
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.beats = Heartbeats(folder / "beats", spec.world_size)
+        self.inbox, outbox = os.pipe()
+        self._outbox: int | None = outbox
+        self._unread = b""
+        self._progress_ns = time.monotonic_ns()
+        (folder / "job.json").write_text(
+            json.dumps(
+                {
+                    "job": job,
+                    "payload": payload,
+                    "spec": asdict(spec),
+                    "parent": os.getpid(),
+                    "outbox": outbox,
+                }
+            )
+        )
+
+    def start(self) -> None:
+        """Start every rank; stdout and stderr go to a file each."""
+        for rank in range(self.spec.world_size):
+            with self._stderr(rank).open("ab") as stderr:
+                self.processes.append(
+                    subprocess.Popen(
+                        [
+                            *self.network.entrance(rank, self.spec.world_size),
+                            *(sys.executable, "-P", "-m", "domino_tune.runtime.launch.worker"),
+                            *(str(self.folder / "job.json"), str(rank)),
+                        ],
+                        stdin=subprocess.DEVNULL,
+                        stdout=stderr,
+                        stderr=stderr,
+                        env=self._environment(),
+                        pass_fds=(self._outbox,) if self._outbox and rank == 0 else (),
+                        start_new_session=True,
+                    )
+                )
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close our copy of the pipe's far end, so that we see when rank 0 closes its own."""
+        if self._outbox is not None:
+            os.close(self._outbox)
+            self._outbox = None
+
+    def _environment(self) -> dict[str, str]:
+        """The parent's, with its import path, so that ranks run the very same code."""
+        threads = str(self.spec.threads_per_rank)
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
+            "GLOO_SOCKET_IFNAME": self.network.interface,
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+        }
+
+    def _stderr(self, rank: int) -> Path:
+        return self.folder / f"stderr-{rank}"
+
+    def follow(self, on_message: Callable[[Message], None]) -> None:
+        """Hand on messages until all ranks have ended; raises RunError if one dies or hangs."""
+        listening = True
+        while True:
+            if listening:
+                listening = self._listen(on_message)
+            else:
+                time.sleep(POLL_S)
+            problem = self._death() or self._hang()
+            done = all(process.poll() == 0 for process in self.processes)
+            if problem or done:
+                self.end()
+                while listening:
+                    listening = self._listen(on_message)
+            if problem:
+                raise problem
+            if done:
+                return
+
+    def _listen(self, on_message: Callable[[Message], None]) -> bool:
+        """Wait a moment for messages and hand them on; False once rank 0 has hung up."""
+        ready, _, _ = select.select([self.inbox], [], [], POLL_S)
+        if not ready:
+            return True
+        received = os.read(self.inbox, 1 << 16)
+        *lines, self._unread = (self._unread + received).split(b"\n")
+        for line in lines:
+            on_message(json.loads(line))
+        # Ranks may have waited for us: what we did counts as progress of theirs.
+        self._progress_ns = time.monotonic_ns()
+        return bool(received)
+
+    def _death(self) -> RunError | None:
+        """What to raise if a rank failed, else None."""
+        if all(process.poll() in (None, 0) for process in self.processes):
+            return None
+        # Asked again: whatever made the rank just seen fail has ended by now, too.
+        codes = {rank: process.poll() for rank, process in enumerate(self.processes)}
+        rank = first_to_die({rank: code for rank, code in codes.items() if code}, self.beats)
+        code = codes[rank]
+        assert code is not None
+        kind = RankKilledError if code == -signal.SIGKILL else RunError
+        return kind(
+            f"Rank {rank} of {self.spec.world_size} {how_it_ended(code)} in {self.job}; the other "
+            f"ranks were ended. {tail(self._stderr(rank))}"
+        )
+
+    def _hang(self) -> RunError | None:
+        """What to raise if no rank has made progress for too long, else None."""
+        beats = [self.beats.last_beat_ns(rank) for rank in range(self.beats.ranks)]
+        limit_s = self.spec.hang_timeout_s
+        if not all(beats):
+            limit_s = max(limit_s, START_S)
+        idle_s = (time.monotonic_ns() - max(self._progress_ns, *beats)) / 1e9
+        if idle_s < limit_s:
+            return None
+        self._ask_for_stacks()
+        rank, why = self._most_stuck(beats)
+        return RunError(
+            f"No rank made progress for {idle_s:.0f} s in {self.job}; rank {rank} of "
+            f"{self.spec.world_size} seems to hold the others up ({why}). All ranks were ended. "
+            f"{tail(self._stderr(rank))}"
+        )
+
+    def _ask_for_stacks(self) -> None:
+        """Have every rank write to stderr where its threads are (a stopped one cannot)."""
+        for rank, process in enumerate(self.processes):
+            with self._stderr(rank).open("a") as stderr:
+                stderr.write(f"{STACKS}\n")
+            process.send_signal(signal.SIGUSR1)
+        time.sleep(0.5)
+
+    def _most_stuck(self, beats: list[int]) -> tuple[int, str]:
+        """A stopped rank, else one that waits for no other, else the one silent longest."""
+        alive = [rank for rank, process in enumerate(self.processes) if process.poll() is None]
+        for rank in alive:
+            if is_stopped(self.processes[rank].pid):
+                return rank, "it is stopped"
+        busy = [rank for rank in alive if not waits_for_others(self._stderr(rank))]
+        if len(busy) < len(alive) and busy:
+            return busy[0], "the others wait in a collective, it does not"
+        return min(alive, key=lambda rank: beats[rank]), "it has been silent longest"
+
+    def end(self) -> None:
+        """SIGTERM, then SIGKILL, to all ranks and whatever they started; waits for them."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in self.processes:
+                if process.poll() is None:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, number)
+            deadline = time.monotonic() + 2
+            while time.monotonic() < deadline and any(p.poll() is None for p in self.processes):
+                time.sleep(0.02)
+        for process in self.processes:
+            process.wait()
+
+    def close(self) -> None:
+        """End what still runs; give up the pipe and the map."""
+        self.end()
+        self._hang_up()
+        os.close(self.inbox)
+        self.beats.close()

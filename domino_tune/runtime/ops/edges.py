@@ -1,0 +1,168 @@
+"""Tensor functions of an iteration's edges: embedding, loss, gradient norm, Adam."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch.optim.adam import adam as functional_adam
+
+from domino_tune.runtime.ops.layers import add_product
+from domino_tune.runtime.ops.pointwise_formulas import wide
+from domino_tune.runtime.ops.state import State
+from simulator.schedule import Op
+
+
+def embed(state: State, op: Op) -> None:
+    """This rank's rows of the vocabulary; zero for tokens of other ranks."""
+    ids = state.token_ids(op) - state.vocab_start
+    mine = (ids >= 0) & (ids < state.vocab)
+    looked_up = F.embedding(ids.clamp(0, state.vocab - 1), state.weight("w.embed"))
+    state.write(op, looked_up * mine[:, None])
+
+
+def embed_post(state: State, op: Op) -> None:
+    """Learned positions and dropout."""
+    x = state.read(op, 0)
+    positions = state.parameters.weights.get("w.positions")
+    seq = state.shapes.workload.seq_length
+    if positions is not None:
+        x = (x.view(-1, seq, x.shape[1]) + positions[:seq]).view_as(x)
+    mask = state.dropout_mask(op, "embed")
+    if mask is not None:
+        state.saved[op.writes[0]] = mask
+        # Dropout's derivative is dropout itself, by the same mask.
+        x = state.pointwise.dropout_grad(x, mask, 1 - state.shapes.model.hidden_dropout)
+    state.write(op, x)
+
+
+def embed_grad(state: State, op: Op) -> None:
+    """Scatter-add into the table's gradient, sums into the positions'."""
+    gradient = state.read(op, 0)
+    prefix = op.reads[0].partition("d.")[0]
+    mask = state.saved.pop(f"{prefix}s{op.slice}.x", None)
+    if mask is not None:
+        keep = 1 - state.shapes.model.hidden_dropout
+        gradient = state.pointwise.dropout_grad(gradient, mask, keep)
+    grads, seq = state.parameters.grads, state.shapes.workload.seq_length
+    if op.slice == 0 and op.micro == 0 and not state.shapes.model.tie_word_embeddings:
+        grads["w.embed"].zero_()
+    _scatter_rows(grads["w.embed"], state.token_ids(op) - state.vocab_start, gradient)
+    if "w.positions" in grads:
+        positions = grads["w.positions"][:seq]
+        by_sequence = gradient.view(-1, seq, gradient.shape[1])
+        positions.add_(by_sequence.sum(0, dtype=positions.dtype))
+    state.write(op, gradient)
+
+
+def _scatter_rows(table: torch.Tensor, ids: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Add rows of ``gradient`` to the table's rows that ``ids`` name, others' ids left out.
+
+    On CUDA selecting rows would make the host wait for their number, so rows of other ranks add
+    zero instead, spread over the table (atomic adds to one row would queue up).
+    """
+    mine = (ids >= 0) & (ids < len(table))
+    if gradient.is_cuda:
+        rows = gradient.to(table.dtype) * mine[:, None]
+        table.index_add_(0, ids.remainder(len(table)), rows)
+    else:
+        table.index_add_(0, ids[mine], gradient[mine].to(table.dtype))
+
+
+def head(state: State, op: Op) -> None:
+    """This rank's logits; columns that pad the vocabulary never win."""
+    logits = F.linear(state.read(op, 0), state.weight(op.reads[-1]))
+    logits[:, state.vocab_valid :] = float("-inf")
+    state.write(op, logits)
+
+
+def loss_max(state: State, op: Op) -> None:
+    """Largest logit of each token on this rank, fp32 (fp64 when computing in fp64)."""
+    logits = state.read(op, 0)
+    state.write(op, wide(logits.max(dim=1).values))
+
+
+def loss_sum(state: State, op: Op) -> None:
+    """[2, tokens]: sum of exponentials, and the target's logit where this rank holds it."""
+    logits, top = state.read(op, 0), state.read(op, 1)
+    shifted = wide(logits) - top[:, None]
+    ids = state.target_ids(op) - state.vocab_start
+    mine = (ids >= 0) & (ids < state.vocab)
+    target = shifted.gather(1, ids.clamp(0, state.vocab - 1)[:, None])[:, 0]
+    target = torch.where(mine, target, torch.zeros_like(target))
+    state.write(op, torch.stack([shifted.exp().sum(dim=1), target]))
+
+
+def loss_grad(state: State, op: Op) -> None:
+    """(softmax − one-hot) / global tokens × loss scale, in the logits' place; adds to the loss."""
+    logits, top, sums = state.read(op, 0), state.read(op, 1), state.read(op, 2)
+    state.losses.append((sums[0].log() - sums[1]).sum() / state.global_tokens)
+    gradient = (wide(logits) - top[:, None]).exp_() / sums[0][:, None]
+    ids = state.target_ids(op) - state.vocab_start
+    mine = (ids >= 0) & (ids < state.vocab)
+    one_hot = mine[:, None].to(gradient.dtype)
+    gradient.scatter_add_(1, ids.clamp(0, state.vocab - 1)[:, None], one_hot.neg_())
+    state.write(op, logits.copy_(gradient / (state.global_tokens / state.loss_scale)))
+
+
+def head_dgrad(state: State, op: Op) -> None:
+    """Gradient of the final norm's output."""
+    state.write(op, state.read(op, 0) @ state.weight(op.reads[-1]))
+
+
+def head_wgrad(state: State, op: Op) -> None:
+    """Gradient of the table; tied embeddings add theirs to it later."""
+    model = state.shapes.model
+    name = "w.embed" if model.tie_word_embeddings else "w.head.a"
+    add_product(
+        state.parameters.grads[name],
+        [(state.read(op, 0), state.read(op, 1))],
+        accumulate=op.signature.accumulate,  # type: ignore[union-attr]
+    )
+
+
+def grad_norm(state: State, op: Op) -> None:
+    """This rank's share of the squared norm."""
+    state.write(op, state.parameters.squared_norm() / state.loss_scale**2)
+
+
+def adam(state: State, op: Op) -> None:
+    """Clip, step, copy to the compute dtype, and clear the gradients that only add."""
+    p = state.parameters
+    state.saved["grad_norm"] = state.read(op, 0)
+    if p.main.is_cuda:
+        _fused_adam(state, state.read(op, 0))
+    else:
+        _adam(state, state.read(op, 0))
+    if p.model_copy is not p.main:
+        p.model_copy.copy_(p.main)
+    p.clear_added()
+
+
+def _adam(state: State, square: torch.Tensor) -> None:
+    p, t = state.parameters, state.training
+    if t.clip_norm:
+        p.grad.mul_((t.clip_norm / (square.sqrt() + 1e-6)).clamp(max=1.0) / state.loss_scale)
+    elif state.loss_scale != 1:
+        p.grad.div_(state.loss_scale)
+    count = p.steps + 1
+    p.moment1.lerp_(p.grad, 1 - t.beta1)
+    p.moment2.mul_(t.beta2).addcmul_(p.grad, p.grad, value=1 - t.beta2)
+    bias2 = (1 - t.beta2**count) ** 0.5
+    scale = p.moment2.sqrt().div_(bias2).add_(t.adam_eps)
+    p.main.addcdiv_(p.moment1, scale, value=-t.learning_rate / (1 - t.beta1**count))
+
+
+def _fused_adam(state: State, square: torch.Tensor) -> None:
+    """The same in one pass over memory; the step count stays on the device."""
+    p, t = state.parameters, state.training
+    scale = None
+    if t.clip_norm:
+        clip = ((square.sqrt() + 1e-6) / t.clip_norm).clamp(min=1.0).float()
+        scale = clip * state.loss_scale
+    elif state.loss_scale != 1:
+        scale = square.new_full((1,), state.loss_scale, dtype=torch.float32)
+    functional_adam(
+        [p.main], [p.grad], [p.moment1], [p.moment2], [], [p.step_count], fused=True,
+        grad_scale=scale, found_inf=None, amsgrad=False, beta1=t.beta1, beta2=t.beta2,
+        lr=t.learning_rate, weight_decay=0.0, eps=t.adam_eps, maximize=False,
+    )  # fmt: skip

@@ -1,0 +1,228 @@
+"""Tensor functions of a layer's ops. Each reads and writes ``State.values`` by the op's names.
+
+Activations are [tokens, width], batch-major, so that row slices are contiguous. Column pieces are
+contiguous buffers of their own ([pieces, tokens, hidden / pieces]); their readers take them piece
+by piece.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from domino_tune.runtime.ops.state import State
+from simulator.schedule import Op
+
+
+def norm(state: State, op: Op) -> None:
+    """LayerNorm or RMSNorm; saves the statistics."""
+    x, weight = state.read(op, 0), state.weight(op.reads[-1])
+    if state.shapes.model.norm == "layernorm":
+        bias = state.weight(f"{op.reads[-1]}.bias")
+        eps = state.shapes.model.norm_eps
+        y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
+        state.saved[op.writes[0]] = (mean, rstd)
+    else:
+        y, rstd = state.pointwise.rms_norm(x, weight, state.shapes.model.norm_eps)
+        state.saved[op.writes[0]] = (rstd,)
+    state.write(op, y)
+
+
+def norm_grad(state: State, op: Op) -> None:
+    """Gradient of a norm's input, plus the residual's; adds to the weight's gradient.
+
+    Reads: pieces of dy, x, then the gradient that the residual carries (not behind the head).
+    """
+    has_residual = not op.role.startswith("head.")
+    values = op.reads[:-1]
+    pieces = [state.values[name] for name in values[: len(values) - 1 - has_residual]]
+    x = state.values[values[len(pieces)]]
+    dy = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+    name = op.reads[-1]
+    saved = state.saved.pop(_forward_norm(op))
+    residual = state.values[values[-1]] if has_residual else None
+    if state.shapes.model.norm == "layernorm":
+        dx = _layer_norm_grad(state, name, x, dy, saved)
+        dx = dx if residual is None else dx + residual
+    else:
+        dx, dweight = state.pointwise.rms_norm_grad(dy, x, state.weight(name), saved[0], residual)
+        state.parameters.grads[name].add_(dweight)
+    state.write(op, dx)
+
+
+def _forward_norm(op: Op) -> str:
+    """The value that the forward norm wrote: ``….attn.norm`` for the op ``….attn.norm'``."""
+    prefix = op.writes[0].partition("d.")[0]
+    return f"{prefix}s{op.slice}.{op.role.rstrip(chr(39))}"
+
+
+def _layer_norm_grad(
+    state: State, name: str, x: torch.Tensor, dy: torch.Tensor, saved: tuple[torch.Tensor, ...]
+) -> torch.Tensor:
+    weight, bias = state.weight(name), state.weight(f"{name}.bias")
+    dx: torch.Tensor
+    dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+        dy, x, x.shape[-1:], saved[0], saved[1], weight, bias, [True, True, True]
+    )
+    state.parameters.grads[name].add_(dweight)
+    state.parameters.grads[f"{name}.bias"].add_(dbias)
+    return dx
+
+
+def a_forward(state: State, op: Op) -> None:
+    """Column-parallel GEMM: x·Wᵀ (+ bias)."""
+    name = op.reads[-1]
+    x, weight = state.read(op, 0), state.weight(name)
+    bias = state.parameters.weights.get(f"{name}.bias")
+    state.write(op, F.linear(x, weight, bias))
+
+
+def b_forward(state: State, op: Op) -> None:
+    """One column piece of the row-parallel GEMM: rows of W, a contiguous output."""
+    weight = state.weight(op.reads[-1])
+    state.write(op, F.linear(state.read(op, 0), _piece(weight, op, state, "col")))
+
+
+def _piece(weight: torch.Tensor, op: Op, state: State, kind: str) -> torch.Tensor:
+    block = op.role.partition(".")[0]
+    count: int = getattr(state.shapes.plan, f"{block}_{kind}_slices")
+    if count == 1:
+        return weight
+    dim = 0 if kind == "col" else 1
+    width = weight.shape[dim] // count
+    return weight.narrow(dim, op.piece * width, width)
+
+
+def out(state: State, op: Op) -> None:
+    """Residual + dropout(B's output + bias), piece by piece."""
+    parts = [state.values[name] for name in op.reads[:-1]]
+    residual = state.values[op.reads[-1]]
+    block = op.role.partition(".")[0]
+    bias = state.parameters.weights.get(f"l{op.layer}.w.{block}.b.bias")
+    mask = state.dropout_mask(op, f"l{op.layer}.{block}")
+    if mask is not None:
+        state.saved[op.writes[0]] = mask
+    keep = 1 - state.shapes.model.hidden_dropout
+    width = parts[0].shape[1]
+    result = torch.empty_like(residual)
+    for index, part in enumerate(parts):
+        columns = slice(index * width, (index + 1) * width)
+        state.pointwise.dropout_add(
+            part, None if bias is None else bias[columns],
+            None if mask is None else mask[:, columns], keep, residual[:, columns],
+            result[:, columns],
+        )  # fmt: skip
+    state.write(op, result)
+
+
+def out_grad(state: State, op: Op) -> None:
+    """Gradient behind dropout. Reads the output's gradient and, for its mask, the output."""
+    gradient = state.read(op, 0)
+    mask = state.saved.pop(op.reads[1], None)
+    if mask is not None:
+        keep = 1 - state.shapes.model.hidden_dropout
+        gradient = state.pointwise.dropout_grad(gradient, mask, keep)
+    state.write(op, gradient)
+
+
+def b_dgrad(state: State, op: Op) -> None:
+    """Gradient of the core's output: dy·W."""
+    state.write(op, state.read(op, 0) @ state.weight(op.reads[-1]))
+
+
+def a_dgrad(state: State, op: Op) -> None:
+    """One column piece of the gradient of the norm's output: da·W[:, piece]."""
+    weight = _piece(state.weight(op.reads[-1]), op, state, "dgrad")
+    state.write(op, state.read(op, 0) @ weight)
+
+
+def mlp_core(state: State, op: Op) -> None:
+    """GeLU (tanh), SiLU, ReLU, or gated SiLU."""
+    a = state.read(op, 0)
+    model = state.shapes.model
+    if model.gated_mlp:
+        state.write(op, state.pointwise.swiglu(a))
+    elif model.hidden_act == "gelu":
+        state.write(op, F.gelu(a, approximate="tanh"))
+    else:
+        state.write(op, F.relu(a) if model.hidden_act == "relu" else F.silu(a))
+
+
+def mlp_core_grad(state: State, op: Op) -> None:
+    """Gradient of A's output. Reads the core's gradient and A's output."""
+    dcore, a = state.read(op, 0), state.read(op, 1)
+    model = state.shapes.model
+    aten = torch.ops.aten
+    if model.gated_mlp:
+        da = state.pointwise.swiglu_grad(dcore, a)
+    elif model.hidden_act == "gelu":
+        da = aten.gelu_backward(dcore, a, approximate="tanh")
+    elif model.hidden_act == "relu":
+        da = aten.threshold_backward(dcore, a, 0)
+    else:
+        da = aten.silu_backward(dcore, a)
+    state.write(op, da)
+
+
+def wgrad(state: State, op: Op) -> None:
+    """dW (+)= dyᵀ·x into the main gradient, the bias's gradient with it.
+
+    Reads pairs (dy, x), one a row slice; a merged one has several, laid out behind each other.
+    """
+    block, part = op.role.split(".")[0], op.role.split(".")[1][0]
+    name = f"l{op.layer}.w.{block}.{part}"
+    pairs = [op.reads[i : i + 2] for i in range(0, len(op.reads) - 1, 2)]
+    accumulate = op.signature.accumulate  # type: ignore[union-attr]
+    add_product(
+        state.parameters.grads[name],
+        [(state.values[dy], state.values[x]) for dy, x in pairs],
+        accumulate=accumulate,
+    )
+    bias = state.parameters.grads.get(f"{name}.bias")
+    if bias is not None:
+        for dy, _ in pairs:
+            bias.add_(state.values[dy].sum(0, dtype=bias.dtype))
+
+
+def add_product(
+    gradient: torch.Tensor, pairs: list[tuple[torch.Tensor, torch.Tensor]], *, accumulate: bool
+) -> None:
+    """gradient (+)= Σ dyᵀ·x; one GEMM, whatever the number of pairs."""
+    if len(pairs) == 1:
+        dy, x = pairs[0]
+    else:
+        dy, x = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
+    if gradient.dtype == dy.dtype:
+        gradient.addmm_(dy.t(), x, beta=1 if accumulate else 0)
+    elif dy.is_cuda and widening_gemm():
+        _widening_product(gradient, dy, x, accumulate=accumulate)
+    elif accumulate:
+        gradient.add_(dy.t() @ x)
+    else:
+        gradient.copy_(dy.t() @ x)
+
+
+def _widening_product(
+    gradient: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, *, accumulate: bool
+) -> None:
+    """Half-precision operands, sums and result in fp32: no pass of its own for the addition."""
+    if accumulate:
+        torch.ops.aten.addmm.dtype_out(gradient, dy.t(), x, torch.float32, out=gradient)
+    else:
+        torch.ops.aten.mm.dtype_out(dy.t(), x, torch.float32, out=gradient)
+
+
+@cache
+def widening_gemm() -> bool:
+    """Whether this torch multiplies half-precision matrices into an fp32 one on CUDA, in place."""
+    result = torch.full((16, 16), 2.0, device="cuda")
+    one = torch.ones((16, 16), device="cuda", dtype=torch.bfloat16)
+    try:
+        _widening_product(result, one, one, accumulate=True)
+        added = bool((result == 18.0).all())
+        _widening_product(result, one, one, accumulate=False)
+        return added and bool((result == 16.0).all())
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False

@@ -1,0 +1,119 @@
+"""What op functions work on: a rank's values, parameters, batch and saved tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from domino_tune.runtime.ops.dropout import keep_mask
+from domino_tune.runtime.ops.pointwise import pointwise_for
+from domino_tune.runtime.parameters import Parameters
+from simulator.errors import InputError
+from simulator.schedule import Op
+from simulator.shapes import Shapes
+from simulator.specs import padded_vocab_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Hyperparameters that a schedule does not know. ``clip_norm`` 0 switches clipping off."""
+
+    seed: int = 0
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    adam_eps: float = 1e-8
+    clip_norm: float = 1.0
+
+
+@dataclass(kw_only=True)
+class State:
+    """One rank's state. ``values`` maps value names to tensors; ``saved`` holds what an op keeps
+    for its derivative, under the name of the value it wrote."""
+
+    shapes: Shapes
+    parameters: Parameters
+    training: Training
+    tp_rank: int = 0
+    dp_rank: int = 0
+    train: bool = True
+    tokens: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    targets: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    saved: dict[str, Any] = field(default_factory=dict)
+    losses: list[torch.Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        model, cluster = self.shapes.model, self.shapes.cluster
+        if model.attention_dropout:
+            raise InputError(
+                f"attention_dropout = {model.attention_dropout} is not run: sliced attention would "
+                "need masks that slicing does not change. Use --set attention_dropout=0."
+            )
+        self.pointwise = pointwise_for(self.parameters.main.device)
+        self.vocab = padded_vocab_size(model, cluster) // cluster.tp
+        self.vocab_start = self.tp_rank * self.vocab
+        self.vocab_valid = max(0, min(self.vocab, model.vocab_size - self.vocab_start))
+        starts = [0]
+        for size in self.shapes.rows:
+            starts.append(starts[-1] + size)
+        self.row_starts = starts
+
+    def read(self, op: Op, index: int) -> torch.Tensor:
+        """The value behind the op's ``index``-th read."""
+        return self.values[op.reads[index]]
+
+    def write(self, op: Op, tensor: torch.Tensor) -> None:
+        """Set the value that the op writes."""
+        self.values[op.writes[0]] = tensor
+
+    def weight(self, name: str) -> torch.Tensor:
+        """A weight by its name in the schedule, e.g. ``l3.w.attn.a``."""
+        return self.parameters.weights[name]
+
+    def micro_rows(self, op: Op) -> slice:
+        """Sequences of the op's slice, within this replica's whole batch."""
+        offset = op.micro * self.shapes.workload.micro_batch_size
+        return slice(offset + self.row_starts[op.slice], offset + self.row_starts[op.slice + 1])
+
+    def dropout_mask(self, op: Op, site: str) -> torch.Tensor | None:
+        """Keep-mask over the op's rows; None in eval and without dropout."""
+        rate = self.shapes.model.hidden_dropout
+        if not rate or not self.train:
+            return None
+        rows, device = self.micro_rows(op), self.parameters.main.device
+        replica = self.dp_rank * len(self.tokens)
+        return keep_mask(
+            range(replica + rows.start, replica + rows.stop),
+            (self.shapes.workload.seq_length, self.shapes.model.hidden_size),
+            rate,
+            seed=self.training.seed,
+            step=self.parameters.step_count if device.type == "cuda" else self.parameters.steps,
+            site=site,
+            device=device,
+        )
+
+    def token_ids(self, op: Op) -> torch.Tensor:
+        """Token ids of the op's rows, flat."""
+        return self.tokens[self.micro_rows(op)].reshape(-1)
+
+    def target_ids(self, op: Op) -> torch.Tensor:
+        """Targets of the op's rows, flat."""
+        return self.targets[self.micro_rows(op)].reshape(-1)
+
+    @property
+    def loss_scale(self) -> float:
+        """What gradients are multiplied by until they are applied. fp16 has nothing below 6e-8,
+        and dividing by the number of tokens would take a token's gradient there: a power of two as
+        large as that number lets the division wait. Other dtypes need none."""
+        if self.shapes.workload.dtype != "fp16":
+            return 1.0
+        return float(1 << (self.global_tokens.bit_length() - 1))
+
+    @property
+    def global_tokens(self) -> int:
+        """Tokens of the whole step over all replicas: what the loss is divided by."""
+        work, cluster = self.shapes.workload, self.shapes.cluster
+        return work.tokens * work.grad_accumulation * cluster.dp

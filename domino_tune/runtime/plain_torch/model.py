@@ -1,0 +1,225 @@
+"""The same model written plainly: torch autograd, no schedule, no slices.
+
+Without a process group it is the single-process model that the runtime's numbers must equal. With
+one, its layers are Megatron-LM's tensor-parallel ones, the baseline that the runtime's ``megatron``
+strategy must not be slower than: a row-parallel linear's output is all-reduced where it stands;
+backward, a column-parallel linear's input gradient is all-reduced while its weight gradient is
+computed (Megatron's asynchronous all-reduce, on by default there too).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from domino_tune.runtime.ops.layers import add_product
+from domino_tune.runtime.ops.pointwise import PointwiseFunctions
+from domino_tune.runtime.plain_torch.pointwise import dropout_add, norm_branch, swiglu, turn
+from simulator.specs import ModelSpec
+
+Tensor = torch.Tensor
+
+
+class _ColumnParallel(torch.autograd.Function):
+    """x·Wᵀ + b with rows of W on this rank; Megatron's f operator is in its backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.group, ctx.has_bias = group, bias is not None
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        dy = gradients[0]
+        dx = dy @ weight
+        work = dist.all_reduce(dx, group=ctx.group, async_op=True)
+        dweight = dy.t() @ x
+        dbias = dy.sum(0) if ctx.has_bias else None
+        work.wait()
+        return dx, dweight, dbias, None
+
+
+class _ToMainGrad(torch.autograd.Function):
+    """x·Wᵀ + b whose weight gradient one GEMM writes into ``main_grad``, as the runtime does."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, main_grad: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.main_grad, ctx.has_bias = main_grad, bias is not None
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        dy = gradients[0]
+        add_product(ctx.main_grad, [(dy, x)], accumulate=False)
+        return dy @ weight, None, dy.sum(0) if ctx.has_bias else None, None
+
+
+class _AllReduce(torch.autograd.Function):
+    """Megatron's g operator: sum over the group forward, in place; nothing backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.mark_dirty(x)
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def no_dropout(x: Tensor, site: str) -> Tensor:
+    """Leaves ``x`` as it is: evaluation, or a model without dropout."""
+    return x
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainModel:
+    """``weights`` go by the runtime's names and are leaves of autograd; full matrices without a
+    ``group``, this rank's shards with one. ``dropout`` is called with a tensor and its site.
+
+    ``tp``: without a group, what the weights were cut for: nothing is summed then. ``main_grads``:
+    likewise, what linears' weight gradients are written to, in fp32. ``pointwise``: kernels to use
+    instead of torch's operators; dropout's masks then come from ``mask``, by site.
+    """
+
+    model: ModelSpec
+    weights: Mapping[str, Tensor]
+    dropout: Callable[[Tensor, str], Tensor] = no_dropout
+    group: dist.ProcessGroup | None = None
+    tp: int = 1
+    main_grads: Mapping[str, Tensor] | None = None
+    pointwise: PointwiseFunctions | None = None
+    mask: Callable[[str], Tensor] | None = None
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy of [sequences, seq_length] tokens; single process only."""
+        x = F.embedding(tokens, self.weights["w.embed"])
+        if self.model.position_embedding == "learned":
+            x = x + self.weights["w.positions"][: tokens.shape[1]]
+        x = self.dropout(x.flatten(0, 1), "embed")
+        x = self._norm(self.layers(x, tokens.shape[1]), "w.head.norm")
+        table = "w.embed" if self.model.tie_word_embeddings else "w.head.a"
+        logits = F.linear(x, self.weights[table][: self.model.vocab_size])
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        return F.cross_entropy(wide, targets.flatten())
+
+    def layers(self, x: Tensor, seq_length: int) -> Tensor:
+        """The stack of layers on [sequences · seq_length, hidden]."""
+        for layer in range(self.model.num_hidden_layers):
+            for block in ("attn", "mlp"):
+                x = self._block(x, f"l{layer}.w.{block}", seq_length, f"l{layer}.{block}")
+        return x
+
+    def _block(self, x: Tensor, name: str, seq_length: int, site: str) -> Tensor:
+        if self.pointwise is not None and self.model.norm == "rmsnorm":
+            weight, eps = self.weights[f"{name}.norm"], self.model.norm_eps
+            normed, x = norm_branch(self.pointwise, x, weight, eps)
+        else:
+            normed = self._norm(x, f"{name}.norm")
+        a = self._column(normed, f"{name}.a")
+        core = self._attention(a, seq_length) if name.endswith("attn") else self._activation(a)
+        y, bias = self._row(core, f"{name}.b"), self.weights.get(f"{name}.b.bias")
+        if self.pointwise is None:
+            return x + self.dropout(y if bias is None else y + bias, site)
+        mask, keep = self.mask(site) if self.mask else None, 1 - self.model.hidden_dropout
+        return dropout_add(self.pointwise, y, bias, mask, keep, x)
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        shape, eps = x.shape[-1:], self.model.norm_eps
+        if self.model.norm == "layernorm":
+            return F.layer_norm(x, shape, self.weights[name], self.weights[f"{name}.bias"], eps)
+        return F.rms_norm(x, shape, self.weights[name], eps)
+
+    def _column(self, x: Tensor, name: str) -> Tensor:
+        weight, bias = self.weights[name], self.weights.get(f"{name}.bias")
+        if self.group is None:
+            return self._linear(x, name, bias)
+        y: Tensor = _ColumnParallel.apply(x, weight, bias, self.group)  # type: ignore[no-untyped-call]
+        return y
+
+    def _row(self, x: Tensor, name: str) -> Tensor:
+        y = self._linear(x, name, None)
+        if self.group is not None:
+            y = _AllReduce.apply(y, self.group)  # type: ignore[no-untyped-call]
+        return y
+
+    def _linear(self, x: Tensor, name: str, bias: Tensor | None) -> Tensor:
+        if self.main_grads is None:
+            return F.linear(x, self.weights[name], bias)
+        y: Tensor = _ToMainGrad.apply(  # type: ignore[no-untyped-call]
+            x, self.weights[name], bias, self.main_grads[name]
+        )
+        return y
+
+    def _attention(self, packed: Tensor, seq_length: int) -> Tensor:
+        model, tp = self.model, self.tp if self.group is None else self.group.size()
+        heads, kv_heads = model.num_attention_heads // tp, model.num_key_value_heads // tp
+        rope = model.position_embedding == "rope"
+        if rope and self.pointwise is not None:
+            tables = _half_angles(
+                seq_length, model.head_dim, model.rope_theta, packed.dtype, packed.device
+            )
+            packed = turn(self.pointwise, packed, heads + kv_heads, *tables)
+        sizes = (heads, kv_heads, kv_heads)
+        parts = torch.split(packed, [size * model.head_dim for size in sizes], dim=1)
+        query, key, value = (
+            part.view(-1, seq_length, size, model.head_dim).transpose(1, 2)
+            for part, size in zip(parts, sizes, strict=True)
+        )
+        if rope and self.pointwise is None:
+            query, key = self._rotate(query), self._rotate(key)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=heads != kv_heads
+        )
+        return mixed.transpose(1, 2).reshape(packed.shape[0], -1)
+
+    def _rotate(self, x: Tensor) -> Tensor:
+        """Rotary embedding, halves paired as Hugging Face pairs them."""
+        cosine, sine = _angles(*x.shape[-2:], self.model.rope_theta, x.dtype, x.device)
+        first, second = x.chunk(2, dim=-1)
+        return x * cosine + torch.cat((-second, first), dim=-1) * sine
+
+    def _activation(self, a: Tensor) -> Tensor:
+        if self.model.gated_mlp and self.pointwise is not None:
+            return swiglu(self.pointwise, a)
+        if self.model.gated_mlp:
+            gate, up = a.chunk(2, dim=1)
+            return F.silu(gate) * up
+        if self.model.hidden_act == "gelu":
+            return F.gelu(a, approximate="tanh")
+        return F.relu(a) if self.model.hidden_act == "relu" else F.silu(a)
+
+
+@cache
+def _angles(
+    seq_length: int, size: int, theta: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of every position's angles, [seq_length, size]."""
+    exponents = torch.arange(0, size, 2, dtype=torch.float64, device=device) / size
+    positions = torch.arange(seq_length, dtype=torch.float64, device=device)
+    angles = torch.outer(positions, theta**-exponents).repeat(1, 2)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+@cache
+def _half_angles(
+    seq_length: int, size: int, theta: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The same for one half of a head, [seq_length, 1, size / 2]."""
+    cosine, sine = _angles(seq_length, size, theta, dtype, device)
+    return cosine[:, None, : size // 2].contiguous(), sine[:, None, : size // 2].contiguous()

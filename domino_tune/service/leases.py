@@ -1,0 +1,185 @@
+"""Who works on a job: one owner at a time, for as long as its lease runs.
+
+A job is claimed for ``lease_s`` seconds by the database's clock and renewed by heartbeat. Every
+claim raises the job's fence, and every write names fence and worker and wants the lease to run, so
+that an owner that was stopped, or only slow, can no longer change what another has taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, update
+
+from domino_tune.service.desk import RESULT
+from domino_tune.service.job import Job, JobProgress, Point, dump, dump_progress
+from domino_tune.service.sql.database import Database
+from domino_tune.service.sql.statements import insert, now_s
+from domino_tune.service.sql.tables import UNFINISHED, artifacts, jobs, points, tasks
+from simulator.errors import DominoTuneError
+
+
+class LostLeaseError(DominoTuneError):
+    """The job is no longer this worker's: its lease ran out, or it was cancelled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claimed:
+    """A job in hand: its task, and the points that were committed before."""
+
+    job: Job
+    task: bytes
+    points: tuple[Point, ...]
+
+
+class Leases:
+    """The jobs that one worker holds. All methods raise StorageError and UnavailableError.
+
+    Those that take a ``Claimed`` write in one transaction, or raise LostLeaseError.
+    """
+
+    def __init__(self, database: Database, worker_name: str, lease_s: float = 15.0) -> None:
+        self._database = database
+        self._worker = worker_name
+        self._lease_s = lease_s
+
+    def claim(self) -> Claimed | None:
+        """A job that waits or whose lease ran out; None where there is none.
+
+        Of the owner with fewest jobs running, and of those the oldest.
+        """
+        others = jobs.alias()
+        running = (
+            select(func.count())
+            .where(others.c.owner == jobs.c.owner, others.c.state == "running")
+            .scalar_subquery()
+        )
+        with self._database.write() as connection:
+            identity = connection.scalar(
+                select(jobs.c.id)
+                .where(
+                    UNFINISHED,
+                    or_(
+                        jobs.c.state == "queued",
+                        and_(jobs.c.state == "running", jobs.c.lease_until_s <= now_s()),
+                    ),
+                )
+                .order_by(running, jobs.c.id)
+                .limit(1)
+                .with_for_update(skip_locked=True)
+            )
+            return None if identity is None else self._take(connection, identity)
+
+    def _take(self, connection: Connection, identity: str) -> Claimed:
+        row = connection.execute(
+            update(jobs)
+            .where(jobs.c.id == identity)
+            .values(
+                state="running",
+                worker=self._worker,
+                attempts=jobs.c.attempts + 1,
+                fence=jobs.c.fence + 1,
+                lease_until_s=now_s() + self._lease_s,
+                started_s=func.coalesce(jobs.c.started_s, now_s()),
+                version=jobs.c.version + 1,
+            )
+            .returning(*jobs.c)
+        ).one()
+        task = connection.execute(
+            select(tasks.c.body).where(tasks.c.digest == row.task_digest)
+        ).scalar_one()
+        known = connection.execute(
+            select(points).where(points.c.job_id == identity).order_by(points.c.number)
+        )
+        return Claimed(
+            job=Job.of(row),
+            task=task,
+            points=tuple(Point(index=point.number, body=point.body) for point in known),
+        )
+
+    def renew(self, claimed: Claimed) -> bool:
+        """Heartbeat: the lease runs ``lease_s`` from now. True where the job was cancelled."""
+        with self._database.write() as connection:
+            renewed = connection.execute(
+                update(jobs)
+                .where(self._held(claimed))
+                .values(lease_until_s=now_s() + self._lease_s)
+            )
+            if renewed.rowcount == 1:
+                return False
+            state = connection.scalar(select(jobs.c.state).where(self._ours(claimed)))
+        if state == "cancelled":
+            return True
+        raise _lost(claimed)
+
+    def progress(
+        self, claimed: Claimed, progress: JobProgress, best: Mapping[str, Any] | None = None
+    ) -> None:
+        """Say how far the job is, and the best so far where there is one."""
+        values: dict[str, Any] = {"progress": dump_progress(progress)}
+        if best is not None:
+            values["best"] = dump(best)
+        with self._database.write() as connection:
+            self._change(connection, claimed, values)
+
+    def add_points(self, claimed: Claimed, made: Iterable[Point]) -> None:
+        """Commit points of a sweep; one that is there stays as it is."""
+        rows = [
+            {"job_id": claimed.job.id, "number": point.index, "body": point.body} for point in made
+        ]
+        with self._database.write() as connection:
+            self._change(connection, claimed, {})
+            for row in rows:
+                connection.execute(
+                    insert(connection, points).values(**row).on_conflict_do_nothing()
+                )
+
+    def finish(self, claimed: Claimed, result: bytes, made: Mapping[str, bytes]) -> None:
+        """The job is done; ``made`` are its artifacts by name, besides the result."""
+        with self._database.write() as connection:
+            self._change(connection, claimed, {"state": "done", "finished_s": now_s()})
+            for name, body in {RESULT: result, **made}.items():
+                connection.execute(
+                    artifacts.insert().values(job_id=claimed.job.id, name=name, body=body)
+                )
+
+    def fail(self, claimed: Claimed, problem: Mapping[str, Any]) -> None:
+        """The job has failed; ``problem`` says why, after RFC 9457."""
+        values = {"state": "failed", "error": dump(problem), "finished_s": now_s()}
+        with self._database.write() as connection:
+            self._change(connection, claimed, values)
+
+    def release(self, claimed: Claimed) -> None:
+        """Give the job back to the queue, as if it had not been claimed; what it made stays."""
+        values = {
+            "state": "queued",
+            "worker": None,
+            "lease_until_s": None,
+            "attempts": jobs.c.attempts - 1,
+        }
+        with self._database.write() as connection:
+            self._change(connection, claimed, values)
+
+    def _change(self, connection: Connection, claimed: Claimed, values: Mapping[str, Any]) -> None:
+        """Change the job's row, which locks it until the transaction ends."""
+        changed = connection.execute(
+            update(jobs).where(self._held(claimed)).values(version=jobs.c.version + 1, **values)
+        )
+        if changed.rowcount != 1:
+            raise _lost(claimed)
+
+    def _ours(self, claimed: Claimed) -> ColumnElement[bool]:
+        return and_(
+            jobs.c.id == claimed.job.id,
+            jobs.c.fence == claimed.job.fence,
+            jobs.c.worker == self._worker,
+        )
+
+    def _held(self, claimed: Claimed) -> ColumnElement[bool]:
+        return and_(self._ours(claimed), jobs.c.state == "running", jobs.c.lease_until_s > now_s())
+
+
+def _lost(claimed: Claimed) -> LostLeaseError:
+    return LostLeaseError(f"Job {claimed.job.id!r} is no longer this worker's.")

@@ -1,0 +1,126 @@
+"""serve: uvicorn on one socket, around the API, which is named and never imported here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import uvicorn
+
+from domino_tune.base.errors import ServiceError
+from domino_tune.base.extras import needed_for
+from domino_tune.base.freed_memory import give_freed_memory_back
+from domino_tune.base.loopback import is_loopback
+from domino_tune.requests.service import ServeRequest
+from domino_tune.service.location import database_url, open_service_database
+from domino_tune.service.tokens import TokenDesk
+from simulator.errors import InputError
+
+APP: Final = "api.app:app"
+PROTOCOL: Final = "api.protocol:TimedProtocol"
+SETTINGS: Final = "DOMINO_TUNE_SERVE"
+"""Environment variable that hands the API its settings, as JSON."""
+LAST_ANSWERS_S: Final = 2
+"""How long answers that are under way may take when the server is told to end."""
+BACKLOG: Final = 2048
+HEADER_BYTES: Final = 16 << 10
+"""Of a request line with its headers."""
+
+
+class Server(uvicorn.Server):
+    """Tells when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then tell."""
+        await super().startup(sockets)
+        self.ready()
+
+
+def serve(request: ServeRequest, ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; ``ready`` is told the address once requests are answered.
+
+    Raises InputError for an address or database that cannot be used, ServiceError where the API
+    does not start.
+    """
+    give_freed_memory_back()
+    url = database_url(request.database)
+    tokens = _tokens(url)
+    with _listen(request.host, request.port) as listener:
+        if not tokens and not _only_here(listener):
+            raise InputError(
+                f"--host {request.host} can be reached from other machines, and nobody has a token "
+                "yet: make one with `python -m domino_tune tokens add NAME`, or leave --host out."
+            )
+        settings = {
+            "database_url": url,
+            "executor": request.executor,
+            "workers": request.workers or os.cpu_count() or 1,
+            "bind": listener.getsockname()[0],
+            "tokens_required": tokens > 0,
+        }
+        os.environ[SETTINGS] = json.dumps(settings)
+        with needed_for("serve"):
+            _run(listener, lambda: ready(f"http://{_address(listener)}"))
+
+
+def _tokens(url: str) -> int:
+    """How many tokens there are; they are demanded as soon as there is one."""
+    database = open_service_database(url, what="serve")
+    try:
+        return len(TokenDesk(database).list())
+    finally:
+        database.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises InputError for an address or port that cannot be had."""
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(place[:2], family=family, backlog=BACKLOG)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"Cannot listen on --host {host} --port {port}: {reason}; give others."
+        ) from None
+    # Connections inherit it. asyncio sets it on sockets of its own only, and without it an answer
+    # to a caller that delays its ACKs takes 40 ms longer.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _only_here(listener: socket.socket) -> bool:
+    """Whether only this machine reaches the address."""
+    return is_loopback(listener.getsockname()[0].partition("%")[0])
+
+
+def _run(listener: socket.socket, ready: Callable[[], None]) -> None:
+    """uvicorn's loop. It ends on signals, and raises them once more when it has ended."""
+    config = uvicorn.Config(
+        APP, factory=True, http=PROTOCOL, ws="none", loop="asyncio", lifespan="on",
+        log_level="warning", access_log=False, server_header=False, proxy_headers=False,
+        h11_max_incomplete_event_size=HEADER_BYTES, timeout_graceful_shutdown=LAST_ANSWERS_S,
+    )  # fmt: skip
+    server = Server(config, ready)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt:
+        if not server.started:
+            raise
+    except SystemExit:
+        raise ServiceError("The service did not start; what is above says why.") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,175 @@
+"""One database by URL: SQLite as the embedded default, PostgreSQL where replicas share it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    create_engine,
+    event,
+    func,
+    inspect,
+    make_url,
+    select,
+)
+from sqlalchemy.exc import ArgumentError
+
+from domino_tune.base.errors import UnavailableError
+from domino_tune.service.sql import sqlite
+from domino_tune.service.sql.driver_errors import BUSY, in_our_words
+from domino_tune.service.sql.tables import METADATA, SCHEMA_VERSION, schema_version
+from simulator.errors import DominoTuneError, InputError, unknown_name
+
+POOL: Final[dict[str, Any]] = {"pool_size": 5, "max_overflow": 15, "pool_timeout": 30}
+IDLE_S: Final = 15
+"""PostgreSQL ends a transaction whose owner was stopped for so long; its locks must not stay."""
+STATEMENT_S: Final = 30
+"""PostgreSQL ends a statement that takes longer; ours take milliseconds."""
+LIBPQ: Final = {
+    "connect_timeout": "5",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "20000",
+}
+"""How soon a connection that silently broke is noticed: seconds, the last one milliseconds."""
+_SCHEMA_LOCK: Final = 0x646F6D696E6F  # "domino": replicas that start together make one schema
+
+
+class Database:
+    """Transactions on one database; its errors are told in our words."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._writer = engine.execution_options(sqlite_begin="BEGIN IMMEDIATE")
+        # SQLite has one writer: threads take turns here, where the next is woken at once, rather
+        # than by SQLite's polling.
+        self._turn = threading.Lock() if engine.dialect.name == "sqlite" else None
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that only looks. Raises StorageError, UnavailableError."""
+        with in_our_words(), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction, durable when this returns, undone when it raises.
+
+        Raises StorageError where the disk is full or fails (then the same may be tried again),
+        UnavailableError where the database is busy or away.
+        """
+        with in_our_words(), self._in_turn(), self._writer.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        if self._turn is None:
+            yield
+            return
+        if not self._turn.acquire(timeout=sqlite.BUSY_S):
+            raise UnavailableError(BUSY[1])
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def ping(self) -> None:
+        """Raise StorageError or UnavailableError unless the database answers."""
+        with self.read() as connection:
+            connection.execute(select(schema_version.c.version))
+
+    def close(self) -> None:
+        """Close the pooled connections."""
+        self._engine.dispose()
+
+
+def open_database(url: str) -> Database:
+    """Open ``sqlite:///FILE`` or ``postgresql://…``; an empty database gets our tables.
+
+    Raises InputError for a URL that is none or a database that is not ours or of another schema,
+    StorageError for a damaged one, UnavailableError where there is no answer.
+    """
+    parsed = _parse(url)
+    with in_our_words():
+        engine = ENGINES[parsed.get_backend_name()](parsed, POOL)
+    database = Database(engine)
+    try:
+        with database.write() as connection:
+            _prepare(connection)
+    except UnavailableError as error:
+        database.close()
+        cause = getattr(error.__cause__, "orig", None)
+        raise UnavailableError(
+            f"Cannot open {parsed.render_as_string()}: {cause or error} Is it running, and may "
+            "this user log in?"
+        ) from error
+    except DominoTuneError:
+        database.close()
+        raise
+    return database
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):  # the text may hold a password: it is not repeated
+        raise InputError(
+            "The database must be a URL, say sqlite:///jobs.db or postgresql://user@host/name."
+        ) from None
+    if parsed.get_backend_name() not in ENGINES:
+        raise unknown_name("database", parsed.get_backend_name(), ENGINES)
+    return parsed
+
+
+def postgresql_engine(url: URL, pool: dict[str, Any]) -> Engine:
+    """The engine of a PostgreSQL server. Raises InputError where psycopg is not installed."""
+    url = url.set(drivername="postgresql+psycopg", query={**LIBPQ, **url.query})
+    try:
+        engine = create_engine(url, hide_parameters=True, pool_pre_ping=True, **pool)
+    except ModuleNotFoundError:
+        raise InputError(
+            "PostgreSQL needs psycopg; install it: pip install 'domino_tune[postgres]'."
+        ) from None
+    event.listen(engine, "connect", _connected)
+    return engine
+
+
+def _connected(connection: Any, record: object) -> None:
+    connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_S}s'")
+    connection.execute(f"SET statement_timeout = '{STATEMENT_S}s'")
+    connection.commit()
+
+
+ENGINES: Final[dict[str, Callable[[URL, dict[str, Any]], Engine]]] = {
+    "sqlite": sqlite.sqlite_engine,
+    "postgresql": postgresql_engine,
+}
+
+
+def _prepare(connection: Connection) -> None:
+    """Make the tables where there are none; else see that they are ours, of our version."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
+    found = inspect(connection).get_table_names()
+    if not found:
+        METADATA.create_all(connection)
+        connection.execute(schema_version.insert().values(version=SCHEMA_VERSION))
+        return
+    if schema_version.name not in found:
+        raise InputError(
+            f"The database holds tables of something else ({found[0]}, …) and no schema_version; "
+            "give domino_tune an empty one."
+        )
+    version = connection.scalar(select(schema_version.c.version))
+    if version != SCHEMA_VERSION:
+        raise InputError(
+            f"The database has schema_version {version}, this program knows {SCHEMA_VERSION}; use "
+            "the domino_tune that made it, or another database."
+        )

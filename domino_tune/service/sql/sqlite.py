@@ -1,0 +1,141 @@
+"""A SQLite file: opened durably, and refused where it was cut."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+
+from domino_tune.base.errors import StorageError
+from simulator.errors import InputError
+
+BUSY_S: Final = 30.0
+"""How long a writer waits for another process's transaction."""
+MAGIC: Final = b"SQLite format 3\0"
+LOOKS: Final = 3
+"""How often a file is looked at before it counts as cut."""
+
+
+def sqlite_engine(url: URL, pool: dict[str, Any]) -> Engine:
+    """The engine of a file, which is made where there is none.
+
+    Raises InputError for a URL that names no file, or a file that cannot be made or is none of
+    SQLite's; StorageError where the file was cut.
+    """
+    if not url.database or url.database == ":memory:" or url.query:
+        raise InputError(
+            "SQLite wants a file and no options, say sqlite:///jobs.db or sqlite:////var/jobs.db."
+        )
+    path = Path(url.database).absolute()
+    check_whole(path)
+    _make(path)
+    _use_wal(path)
+    engine = create_engine(
+        url.set(drivername="sqlite+pysqlite", database=str(path)),
+        hide_parameters=True, connect_args={"timeout": BUSY_S}, **pool,
+    )  # fmt: skip
+    event.listen(engine, "connect", _connected)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _make(path: Path) -> None:
+    """An empty file where there is none, for its owner's eyes only; SQLite's others follow it."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise InputError(
+            f"Cannot open the database {str(path)!r}: {error.strerror}; choose another place."
+        ) from None
+
+
+def _use_wal(path: Path) -> None:
+    """Switch the file to write-ahead logging; while others open it too, that may need patience."""
+    until = time.monotonic() + BUSY_S
+    while True:
+        try:
+            with closing(sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)) as opened:
+                mode = opened.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            busy = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            if not busy or time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+            continue
+        if mode != "wal":
+            raise InputError(
+                f"{str(path)!r} cannot have a write-ahead log (a network file system?); put the "
+                "database on a local disk, or use PostgreSQL."
+            )
+        return
+
+
+def _connected(connection: sqlite3.Connection, record: object) -> None:
+    connection.isolation_level = None  # transactions begin below, and nowhere else
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA synchronous=FULL")  # a commit that returned is on the disk
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
+
+
+def check_whole(path: Path) -> None:
+    """Raise StorageError where the file is shorter than it says, InputError where it is none.
+
+    SQLite itself would read zeros in place of lacking pages, or begin anew where all are lacking.
+    """
+    for look in range(LOOKS):
+        if look:  # another process may just be moving the log into the file
+            time.sleep(0.1)
+        if not _is_cut(path):
+            return
+    raise StorageError(
+        f"The database {str(path)!r} is damaged: it is shorter than it says, and its log does not "
+        "hold the rest. Restore it with its -wal file from a backup."
+    )
+
+
+def _is_cut(path: Path) -> bool:
+    log = Path(f"{path}-wal")
+    head = b""
+    if path.is_file():
+        with path.open("rb") as file:
+            head = file.read(100)
+    if not head:
+        return log.is_file() and log.stat().st_size > 0
+    if not head.startswith(MAGIC):
+        raise InputError(f"{str(path)!r} is no SQLite database; choose another file.")
+    if head[24:28] != head[92:96]:  # then the page count is not kept (sqlite.org/fileformat2)
+        return False
+    page_bytes = int.from_bytes(head[16:18], "big")
+    page_bytes = 65536 if page_bytes == 1 else page_bytes
+    there = path.stat().st_size // page_bytes
+    lacking = range(there + 1, int.from_bytes(head[28:32], "big") + 1)
+    return bool(lacking) and not logged_pages(log, page_bytes).issuperset(lacking)
+
+
+def logged_pages(log: Path, page_bytes: int) -> set[int]:
+    """Numbers of the pages that committed transactions left in the write-ahead log.
+
+    Source of the layout: sqlite.org/fileformat2, "The Write-Ahead Log".
+    """
+    committed: set[int] = set()
+    if not log.is_file():
+        return committed
+    size, open_pages = log.stat().st_size, set[int]()
+    with log.open("rb") as file:
+        salts = file.read(32)[16:24]
+        while len(frame := file.read(24)) == 24 and frame[8:16] == salts:
+            if file.seek(page_bytes, os.SEEK_CUR) > size:
+                break
+            open_pages.add(int.from_bytes(frame[:4], "big"))
+            if any(frame[4:8]):  # the database's size in pages: only commits say it
+                committed |= open_pages
+                open_pages.clear()
+    return committed

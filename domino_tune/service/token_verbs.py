@@ -1,0 +1,60 @@
+"""The tokens verbs: add, list, revoke."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, cast
+
+from domino_tune.requests.service import TokensAddRequest, TokensListRequest, TokensRevokeRequest
+from domino_tune.results.tokens import TokenAddedResult, TokenResult, TokensResult
+from domino_tune.service.location import open_service_database
+
+if TYPE_CHECKING:
+    from domino_tune.service.tokens import Scope, TokenDesk
+
+
+def tokens_add(request: TokensAddRequest) -> TokenAddedResult:
+    """Make a token. Raises ConflictError where the name is taken, InputError for a bad name."""
+    owner = request.owner or request.name
+    with _desk(request.database) as desk:
+        secret = desk.add(request.name, owner, cast("Scope", request.scope))
+    return TokenAddedResult(name=request.name, owner=owner, scope=request.scope, secret=secret)
+
+
+def tokens_list(request: TokensListRequest) -> TokensResult:
+    """All tokens, by name."""
+    with _desk(request.database) as desk:
+        return TokensResult(
+            tokens=tuple(
+                TokenResult(
+                    name=token.name,
+                    owner=token.owner,
+                    scope=token.scope,
+                    created=_rfc3339(token.created_s),
+                )
+                for token in desk.list()
+            )
+        )
+
+
+def tokens_revoke(request: TokensRevokeRequest) -> None:
+    """Make a token worthless. Raises NotFoundError where there is none of that name."""
+    with _desk(request.database) as desk:
+        desk.revoke(request.name)
+
+
+@contextmanager
+def _desk(database: str | None) -> Iterator[TokenDesk]:
+    opened = open_service_database(database, what="tokens")
+    from domino_tune.service.tokens import TokenDesk
+
+    try:
+        yield TokenDesk(opened)
+    finally:
+        opened.close()
+
+
+def _rfc3339(seconds: float) -> str:
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,12 @@
+"""models: the presets."""
+
+from __future__ import annotations
+
+from domino_tune.requests import ModelsRequest
+from domino_tune.results import ModelsResult
+from simulator.presets import MODELS
+
+
+def models(request: ModelsRequest) -> ModelsResult:
+    """The presets."""
+    return ModelsResult(models=tuple(MODELS.values()))

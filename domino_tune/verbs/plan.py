@@ -1,0 +1,78 @@
+"""plan export: arguments and environment for a framework."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from domino_tune.requests import PlanExportRequest, PlanShowRequest
+from domino_tune.results import ExportResult, PlanResult
+from domino_tune.search.space import enumerate_plans
+from domino_tune.store.formats.deepspeed import deepspeed_arguments
+from domino_tune.store.formats.env import environment, export_lines
+from domino_tune.store.formats.megatron import megatron_arguments
+from domino_tune.store.plans import PlanFile, load_plan
+from simulator.errors import InfeasiblePlanError
+
+
+def export_plan(plan_file: PlanFile, to: str) -> ExportResult:
+    """What makes framework ``to`` run the plan.
+
+    Raises InfeasiblePlanError (``target``) for a plan or model that it cannot run.
+    """
+    arguments: list[str] = []
+    settings: dict[str, bool] = {}
+    notes: list[str] = []
+    if to == "megatron":
+        arguments = megatron_arguments(plan_file.model, plan_file.workload, plan_file.cluster)
+        if plan_file.plan.strategy == "domino":
+            notes.append(
+                f"Megatron-LM has no option for row and column slices: it runs this workload "
+                f"unsliced, not {plan_file.plan.label}."
+            )
+    elif to == "deepspeed":
+        check_deepspeed(plan_file)
+        arguments, settings = deepspeed_arguments(plan_file)
+        notes.append("Set the fields of `settings` on the config that DominoTransformer is given.")
+    return ExportResult(
+        to=to,
+        arguments=tuple(arguments),
+        settings=settings,
+        environment=environment(plan_file.plan),
+        notes=tuple(notes),
+    )
+
+
+def export_text(result: ExportResult) -> str:
+    """A shell file to source: exports, and the arguments in DOMINO_TUNE_ARGS."""
+    lines = [f"# {note}" for note in result.notes]
+    lines += [f"# setting: {name} = {value}" for name, value in result.settings.items()]
+    lines += export_lines(result.environment)
+    if result.arguments:
+        lines += ["DOMINO_TUNE_ARGS=(", *(f"    {entry}" for entry in result.arguments), ")"]
+    return "\n".join(lines) + "\n"
+
+
+def plan_show(request: PlanShowRequest) -> PlanResult:
+    """What a plan file holds."""
+    return PlanResult(plan_file=load_plan(request.file))
+
+
+def plan_export(request: PlanExportRequest) -> ExportResult:
+    """Arguments and environment for a framework; a plan that it cannot run is refused."""
+    return export_plan(load_plan(request.file), request.to)
+
+
+def check_deepspeed(plan_file: PlanFile) -> None:
+    """Raise InfeasiblePlanError (``target``) unless DeepSpeed at edaa722 can run the plan.
+
+    It runs two equal row slices without column slices in its own two orders, each weight gradient
+    beside its dgrad, of GPT models: just the plans that ``tune --target deepspeed`` searches.
+    """
+    runnable = enumerate_plans(plan_file.model, plan_file.workload, target="deepspeed")
+    if replace(plan_file.plan, comm_ctas=0) in runnable:
+        return
+    raise InfeasiblePlanError(
+        f"DeepSpeed cannot run {plan_file.plan.label}: it has 2 row slices, 1 column slice, order "
+        "inter or intra, wgrad eager. Find its best plan with `tune --target deepspeed`.",
+        reason="target",
+    )

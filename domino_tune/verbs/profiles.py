@@ -1,0 +1,144 @@
+"""The profiles verbs: list, show, check, import, diff."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from domino_tune import requests
+from domino_tune.measure.importers import Hints, Imported, import_into, read_table
+from domino_tune.results import CheckResult, DiffResult, ImportResult, ProfileResult, ProfilesResult
+from domino_tune.results.profiles import SectionResult
+from domino_tune.store.plans import ProfileRef
+from domino_tune.store.profile_check import check_profile
+from domino_tune.store.profiles import (
+    bundled_names,
+    diff_profiles,
+    list_profiles,
+    load_profile,
+    save_profile,
+    user_profiles_dir,
+)
+from simulator.errors import InputError
+from simulator.profile import SECTIONS, Profile
+
+
+def profiles_list(request: requests.ProfilesListRequest) -> ProfilesResult:
+    """Bundled profiles and the user's, by name."""
+    return ProfilesResult(profiles=tuple(list_profiles()))
+
+
+def profiles_show(request: requests.ProfilesShowRequest) -> ProfileResult:
+    """A profile's machine, and where each section comes from."""
+    profile = load_profile(request.profile)
+    present = [name for name in SECTIONS if getattr(profile, name) is not None]
+    return ProfileResult(
+        name=profile.name,
+        content_id=profile.content_id,
+        created=profile.created,
+        machine=profile.machine,
+        sections=tuple(_section(profile, name) for name in present),
+        missing=tuple(name for name in SECTIONS if name not in present),
+    )
+
+
+def profiles_check(request: requests.ProfilesCheckRequest) -> CheckResult:
+    """Each section's leave-out error. Raises ProfileError for a profile that is not whole."""
+    profile = load_profile(request.profile)
+    return CheckResult(profile=_ref(profile), sections=tuple(check_profile(profile)))
+
+
+def profiles_import(request: requests.ProfilesImportRequest) -> ImportResult:
+    """Add a table to a copy of a profile and keep it under ``name`` in the user's folder."""
+    if request.name in bundled_names():
+        raise InputError(
+            f"{request.name!r} is a bundled profile, which an import may not stand in front of; "
+            "give another --name."
+        )
+    data = _read_bytes(request.file)
+    made, imported = imported_profile(request, load_profile(request.into), data)
+    path = user_profiles_dir() / f"{made.name}.json"
+    try:
+        save_profile(made, path)
+    except OSError as error:
+        raise InputError(
+            f"Cannot write {str(path)!r}: {error.strerror}; set DOMINO_TUNE_HOME to another folder."
+        ) from None
+    return ImportResult(
+        profile=_ref(made),
+        path=str(path),
+        section=imported.section,
+        rows=len(imported.rows),
+        note=imported.note,
+    )
+
+
+def imported_profile(
+    request: requests.ProfilesImportRequest,
+    base: Profile,
+    data: bytes,
+    *,
+    most_rows: int | None = None,
+) -> tuple[Profile, Imported]:
+    """A copy of ``base`` with the table ``data`` in it, under the request's name; and its rows.
+
+    Raises InputError for a table that is not of the request's format, or with which the section
+    could have more than ``most_rows``.
+    """
+    hints = Hints(
+        op=request.op,
+        nodes=request.nodes,
+        per_node=request.ranks_per_node,
+        ctas=request.ctas,
+        dtype=request.dtype,
+    )
+    imported = read_table(data, request.format, hints)
+    old = len(getattr(getattr(base, imported.section), "rows", ()))
+    if most_rows is not None and old + len(imported.rows) > most_rows:
+        raise InputError(
+            f"The table has {len(imported.rows):,} rows, and the section {imported.section} "
+            f"{old:,} already; together they may be {most_rows:,} here."
+        )
+    made = import_into(base, imported, source=Path(request.file).name, data=data)
+    return replace(made, name=request.name), imported
+
+
+def profiles_diff(request: requests.ProfilesDiffRequest) -> DiffResult:
+    """Everything that differs between two profiles."""
+    first, second = load_profile(request.first), load_profile(request.second)
+    return DiffResult(
+        first=_ref(first),
+        second=_ref(second),
+        differences=tuple(diff_profiles(first, second)),
+    )
+
+
+def _section(profile: Profile, name: str) -> SectionResult:
+    section = getattr(profile, name)
+    provenance = section.provenance
+    fits = getattr(section, "fits", None)
+    if fits is None:
+        fits = [fit for fit in (getattr(section, "fit", None),) if fit is not None]
+    return SectionResult(
+        section=name,
+        kind=provenance.kind,
+        rows=len(getattr(section, "rows", ())),
+        fits=len(fits),
+        error=provenance.error,
+        source=provenance.source,
+        note=provenance.note,
+    )
+
+
+def _ref(profile: Profile) -> ProfileRef:
+    return ProfileRef(name=profile.name, content_id=profile.content_id)
+
+
+def _read_bytes(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"File {path!r} does not exist; check the path.") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"File {path!r} cannot be read: {reason}.") from None

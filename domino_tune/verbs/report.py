@@ -1,0 +1,245 @@
+"""From results to the page: everything on it is computed here, before it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from domino_tune import requests
+from domino_tune.report.data import (
+    HeatCell,
+    Numbers,
+    PlanRow,
+    ReportData,
+    Search,
+    Sensitivity,
+    Shown,
+    Source,
+    Sweep,
+    Turn,
+)
+from domino_tune.report.html import write_report
+from domino_tune.requests.command_line import command_line, simulate_request
+from domino_tune.requests.outputs import TuneOutputs
+from domino_tune.results import SimulateResult, TuneResult, WhatIfPoint, WhatIfResult
+from domino_tune.results.simulate import workload_line
+from domino_tune.search.problem import piece_count
+from domino_tune.verbs.grid import NOTE
+from domino_tune.verbs.simulate import BASELINE, BOUND, CHOSEN
+from domino_tune.verbs.whatif import changed
+from simulator.errors import DominoTuneError
+from simulator.plan import MEGATRON, NO_COMM, SlicePlan
+from simulator.predict import predict
+from simulator.profile import SECTIONS
+from simulator.timeline import Timeline
+from simulator.units import MS_PER_NS
+
+PLANS_LISTED: Final = 12
+NUDGES: Final = (
+    ("link_bandwidth", "0.5x", "2x"),
+    ("link_latency", "0.5x", "2x"),
+    ("gpu_flops", "0.5x", "2x"),
+    ("memory_bandwidth", "0.5x", "2x"),
+    ("contention", "off", "2x"),
+)
+
+
+def report_simulation(path: str, request: requests.SimulateRequest, result: SimulateResult) -> None:
+    """Write the page of one simulation."""
+    data = _page(result, [("Simulate again", command_line("simulate", request))])
+    write_report(path, data)
+
+
+def report_tuning(
+    path: str, request: requests.TuneRequest, outputs: TuneOutputs, result: TuneResult
+) -> None:
+    """Write the page of a search."""
+    write_report(path, tuning_page(request, outputs, result))
+
+
+def tuning_page(
+    request: requests.TuneRequest, outputs: TuneOutputs, result: TuneResult
+) -> ReportData:
+    """The page of a search: the answer, the map of cuts, and what the choice hangs on; how long
+    it took, where the result says."""
+    best = result.best
+    workload = best.workload
+    simulate = simulate_request(
+        request, best.plan, workload.micro_batch_size, workload.grad_accumulation
+    )
+    commands = [
+        ("Tune again", command_line("tune", request, replace(outputs, json=False))),
+        ("Simulate the chosen plan", command_line("simulate", simulate)),
+        (
+            "Change the machine",
+            command_line("whatif", requests.WhatIfRequest(**vars(simulate), sweep=_SWEEP)),
+        ),
+    ]
+    return replace(
+        _page(best, commands),
+        heat=tuple(
+            HeatCell(
+                row_slices=cell.row_slices,
+                col_slices=cell.col_slices,
+                iteration_ms=cell.iteration_ms,
+                note=cell.plan.label if cell.plan else cell.reason,
+            )
+            for cell in result.grid
+        ),
+        heat_note=NOTE,
+        plans=_plans(result),
+        tie=tie_sentence(result),
+        turns=_turns(result),
+        search=Search(
+            method=result.search,
+            optimality="proven" if result.optimality == "proven" else "best_found",
+            space_size=result.space_size,
+            evaluations=result.evaluations,
+            seconds=result.seconds or None,
+            infeasible=result.infeasible,
+        ),
+    )
+
+
+def report_whatif(path: str, request: requests.WhatIfRequest, result: WhatIfResult) -> None:
+    """Write the page of a what-if: the plan as things are, and the sweep as a picture."""
+    base = result.base.result
+    assert base is not None
+    data = _page(base, [("Ask again", command_line("whatif", request))])
+    write_report(path, replace(data, sweeps=(_sweep(result),)))
+
+
+_SWEEP: Final = "link_bandwidth=0.5x,1x,2x"
+
+
+def _page(result: SimulateResult, commands: Sequence[tuple[str, str]]) -> ReportData:
+    """What every page shows."""
+    workload, cluster = result.workload, result.cluster
+    return ReportData(
+        title=f"{result.model.name}, tp {cluster.tp}, on {result.profile.name}",
+        workload=(
+            ("asked", workload_line(result.model, workload, cluster, result.profile.name)),
+            ("parameters", f"{result.model.parameters / 1e9:.2f} B"),
+            ("profile id", result.profile.content_id),
+        ),
+        profile=result.profile.name,
+        baseline=_shown(result, MEGATRON, result.timelines[BASELINE]),
+        chosen=_shown(result, result.plan, result.timelines[CHOSEN]),
+        bound=_shown(result, NO_COMM, result.timelines[BOUND]),
+        numbers=Numbers(
+            iteration_ms=result.iteration_ms,
+            baseline_ms=result.baseline_ms,
+            no_comm_ms=result.no_comm_ms,
+            peak_memory_gib=result.peak_memory_gib,
+            low_ms=result.interval_ms.low,
+            high_ms=result.interval_ms.high,
+            confidence=result.confidence,
+            shares=result.confidence_shares,
+            warnings=result.warnings,
+        ),
+        sensitivity=tuple(s for nudge in NUDGES if (s := _nudge(result, *nudge)) is not None),
+        sources=_sources(result),
+        commands=tuple(commands),
+    )
+
+
+def _shown(result: SimulateResult, plan: SlicePlan, timeline: Timeline) -> Shown:
+    cost = result.case.cost
+    alone = tuple(cost.duration_ns(op.signature) for op in timeline.ops)
+    return Shown(plan=plan, timeline=timeline, alone_ns=alone)
+
+
+def _nudge(result: SimulateResult, key: str, low: str, high: str) -> Sensitivity | None:
+    """The chosen plan, replayed with one fact of the machine at two other values."""
+    times = []
+    for value in (low, high):
+        try:
+            there = changed(result.case, {key: value})
+            totals = predict(there, result.plan, result.plan_file.order)
+        except DominoTuneError:
+            return None
+        times.append(totals.makespan_ns * MS_PER_NS)
+    return Sensitivity(key=key, low=low, high=high, low_ms=times[0], high_ms=times[1])
+
+
+def _sources(result: SimulateResult) -> tuple[Source, ...]:
+    profile = result.case.profile
+    found = []
+    for name in SECTIONS:
+        section = getattr(profile, name)
+        if section is not None:
+            said = section.provenance
+            found.append(
+                Source(
+                    section=name, kind=said.kind, source=said.source, error=said.error,
+                    note=said.note,
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+def _plans(result: TuneResult) -> tuple[PlanRow, ...]:
+    many = len({trial.micro_batch_size for trial in result.trials}) > 1
+    ranked = sorted(result.trials, key=lambda trial: trial.iteration_ms)[:PLANS_LISTED]
+    return tuple(
+        PlanRow(
+            label=trial.plan.label + (f", micro-batch {trial.micro_batch_size}" if many else ""),
+            iteration_ms=trial.iteration_ms,
+            peak_memory_gib=trial.peak_memory_gib,
+        )
+        for trial in ranked
+    )
+
+
+def tie_sentence(result: TuneResult) -> str:
+    """Why the chosen plan is not the fastest one; empty where it is."""
+    fastest = min(result.trials, key=lambda trial: trial.iteration_ms)
+    best, less = result.best, 1 - fastest.iteration_ms / result.best.iteration_ms
+    if less <= 0:
+        return ""
+    own, its = best.peak_memory_gib, fastest.peak_memory_gib
+    if own < 0.99 * its or piece_count(best.plan) >= piece_count(fastest.plan):
+        why = f"needs {own:.3f} instead of {its:.3f} GiB"
+    else:
+        why = "makes do with fewer slices"
+    batch = fastest.micro_batch_size
+    name = fastest.plan.label
+    name += f", micro-batch {batch}" * (batch != best.workload.micro_batch_size)
+    return (
+        f"The fastest plan, {name}, takes {fastest.iteration_ms:,.2f} ms, {less:.2%} less. "
+        f"Within 1% that counts as a tie, and the chosen plan {why}."
+    )
+
+
+def _turns(result: TuneResult) -> tuple[Turn, ...]:
+    if result.contention is None:
+        return ()
+    return tuple(
+        Turn(
+            factor=turn.factor,
+            winner=turn.winner.label,
+            iteration_ms=turn.winner_ms,
+            baseline_ms=turn.baseline_ms,
+        )
+        for turn in result.contention.turns
+    )
+
+
+def _sweep(result: WhatIfResult) -> Sweep:
+    """The points that could be predicted; a single change beside things as they are."""
+    points = [point for point in result.points if point.result is not None]
+    names = [point.value or _name(point) for point in points]
+    label = result.sweep or "change"
+    if result.sweep is None:
+        points, names = [result.base, *points], ["as it is", *names]
+    series = {
+        "Megatron": tuple(p.result.baseline_ms for p in points if p.result),
+        "chosen": tuple(p.result.iteration_ms for p in points if p.result),
+        "no communication": tuple(p.result.no_comm_ms for p in points if p.result),
+    }
+    return Sweep(x_label=label, xs=tuple(names), series=series)
+
+
+def _name(point: WhatIfPoint) -> str:
+    return ", ".join(f"{key}={value}" for key, value in point.changes.items())

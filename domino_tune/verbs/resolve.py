@@ -1,0 +1,203 @@
+"""From a request to what the simulator takes: Case (everything but the plan) and the plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from domino_tune.requests import PlanFields, WorkloadFields
+from domino_tune.store.models import override
+from domino_tune.store.plans import PlanFile, ProfileRef, load_plan
+from domino_tune.store.shelf import DISK, Shelf
+from simulator.case import Case
+from simulator.errors import InputError
+from simulator.issue_order import LayerOrder
+from simulator.plan import MEGATRON, NO_COMM, SlicePlan
+from simulator.predict import order_of
+from simulator.profile import Profile
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A plan and, where it comes from a file, its stored order."""
+
+    plan: SlicePlan
+    order: LayerOrder
+
+    @classmethod
+    def of(cls, case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Chosen:
+        """The plan with ``order``, or with the order it has by itself (greedy: planned here)."""
+        return cls(plan=plan, order=order or order_of(case, plan))
+
+
+def read_plan_file(request: PlanFields) -> PlanFile | None:
+    """The plan file of the request, where it names one."""
+    return load_plan(request.plan) if request.plan else None
+
+
+def resolve(
+    request: WorkloadFields, plan_file: PlanFile | None = None, shelf: Shelf = DISK
+) -> Case:
+    """The request's model, workload, cluster and profile; what it leaves out is the plan file's.
+
+    Names are looked up on ``shelf``. Raises InputError naming every option that is missing or does
+    not fit.
+    """
+    if plan_file is None:
+        _require_all(request)
+    profile = shelf.profile(request.profile or (plan_file.profile.name if plan_file else ""))
+    notes: list[str] = []
+    model = _model(request, plan_file, shelf, notes)
+    old = plan_file.workload if plan_file else None
+    workload = Workload(
+        seq_length=request.seq_length or (old.seq_length if old else 0),
+        micro_batch_size=request.micro_batch_size or (old.micro_batch_size if old else 0),
+        grad_accumulation=request.grad_accumulation or (old.grad_accumulation if old else 1),
+        dtype=request.dtype or (old.dtype if old else "bf16"),  # type: ignore[arg-type]
+    )
+    cluster = _cluster(request, plan_file, profile)
+    if plan_file and plan_file.profile != ProfileRef.of(profile):
+        notes.append(
+            f"The plan was made on another profile ({plan_file.profile.name}, "
+            f"{plan_file.profile.content_id[:19]}…) than the one used here."
+        )
+    case = Case(
+        model=model, workload=workload, cluster=cluster, profile=profile, notes=tuple(notes)
+    )
+    return replace(case, notes=(*notes, *_made_for_others(plan_file, case))) if plan_file else case
+
+
+def _made_for_others(made: PlanFile, case: Case) -> list[str]:
+    """A note of what the plan was not made for; none where options change nothing."""
+    differing = []
+    model = made.model.name
+    if model != case.model.name:
+        made_model = replace(made.model, name=case.model.name)
+        if made_model != case.model:
+            differing.append(f"model {model}, here {case.model.name}")
+    else:
+        differing += _changes(made.model, case.model)
+    differing += [
+        *_changes(made.workload, case.workload), *_changes(made.cluster, case.cluster)
+    ]  # fmt: skip
+    if not differing:
+        return []
+    return [f"The plan was made for other values: {'; '.join(differing)}."]
+
+
+def _changes(old: Any, new: Any) -> list[str]:
+    """``tp 8, here 4`` for every field of two specs that differs."""
+    now = asdict(new)
+    return [
+        f"{name} {value}, here {now[name]}"
+        for name, value in asdict(old).items()
+        if value != now[name]
+    ]
+
+
+def place(cluster: ClusterSpec, profile: Profile, nodes: int | None) -> ClusterSpec:
+    """``cluster`` with its ranks on ``nodes`` nodes of the profile's kind, or as few as hold them.
+
+    Raises InputError when the nodes are too few, or the ranks do not spread evenly.
+    """
+    per_node, world = profile.machine.gpus_per_node, cluster.world_size
+    if nodes is None:
+        return replace(cluster, ranks_per_node=per_node)
+    least = math.ceil(world / per_node)
+    if nodes < least:
+        raise InputError(
+            f"{world} ranks (tp {cluster.tp} × dp {cluster.dp}) do not fit on --nodes {nodes} of "
+            f"{per_node} GPUs; use --nodes {least} or more."
+        )
+    if world % nodes:
+        works = [str(n) for n in range(least, world + 1) if world % n == 0]
+        raise InputError(
+            f"{world} ranks do not spread evenly over --nodes {nodes}; nodes that work: "
+            f"{', '.join(works)}."
+        )
+    return replace(cluster, ranks_per_node=world // nodes)
+
+
+def plan_of(request: PlanFields, plan_file: PlanFile | None) -> SlicePlan:
+    """The plan that the request's options describe; the plan file's where it names one.
+
+    Raises InputError when it names both.
+    """
+    given = _given_plan_options(request)
+    if plan_file is not None:
+        if given:
+            raise InputError(
+                f"--plan already says how to slice; leave out {', '.join(sorted(given))}."
+            )
+        return plan_file.plan
+    strategy = request.strategy or "domino"
+    if strategy != "domino":
+        if given - {"--strategy"}:
+            sliced = ", ".join(sorted(given - {"--strategy"}))
+            raise InputError(
+                f"--strategy {strategy} is unsliced; leave out {sliced}, or use --strategy domino."
+            )
+        return MEGATRON if strategy == "megatron" else NO_COMM
+    if request.col_slices and (request.attn_col_slices or request.mlp_col_slices):
+        raise InputError(
+            "--col-slices is for both blocks; give it, or --attn-col-slices and --mlp-col-slices."
+        )
+    order = request.order or "greedy"
+    fields: dict[str, Any] = {
+        "row_slices": 2 if request.row_slices is None else request.row_slices,
+        "attn_col_slices": request.attn_col_slices or request.col_slices or 1,
+        "mlp_col_slices": request.mlp_col_slices or request.col_slices or 1,
+        "attn_dgrad_slices": request.attn_dgrad_slices or 0,
+        "mlp_dgrad_slices": request.mlp_dgrad_slices or 0,
+        "order": order,
+        "wgrad": request.wgrad or ("fill" if order == "greedy" else "eager"),
+        "merge_wgrad": request.merge_wgrad,
+        "comm_ctas": request.comm_ctas or 0,
+    }
+    return SlicePlan(**fields)
+
+
+def _given_plan_options(request: PlanFields) -> set[str]:
+    names = (
+        "strategy", "row_slices", "col_slices", "attn_col_slices", "mlp_col_slices",
+        "attn_dgrad_slices", "mlp_dgrad_slices", "order", "wgrad", "merge_wgrad", "comm_ctas",
+    )  # fmt: skip
+    given = {name for name in names if getattr(request, name) not in (None, False)}
+    return {"--" + name.replace("_", "-") for name in given}
+
+
+def _require_all(request: WorkloadFields) -> None:
+    needed = ("model", "profile", "tp", "seq_length", "micro_batch_size")
+    missing = ["--" + name.replace("_", "-") for name in needed if getattr(request, name) is None]
+    if missing:
+        or_plan = ", or a plan file with --plan" if isinstance(request, PlanFields) else ""
+        raise InputError(f"Missing {', '.join(missing)}: give {_them(missing)}{or_plan}.")
+
+
+def _them(missing: list[str]) -> str:
+    return "it" if len(missing) == 1 else "them"
+
+
+def _model(
+    request: WorkloadFields, plan_file: PlanFile | None, shelf: Shelf, notes: list[str]
+) -> ModelSpec:
+    if request.model is None and plan_file is not None:
+        return override(plan_file.model, request.overrides)
+    loaded = shelf.model(request.model or "", request.overrides)
+    notes.extend(loaded.notes)
+    return loaded.spec
+
+
+def _cluster(request: WorkloadFields, plan_file: PlanFile | None, profile: Profile) -> ClusterSpec:
+    old = plan_file.cluster if plan_file else None
+    if old and not (request.tp or request.dp or request.nodes or request.profile):
+        return replace(old, cuda_graph=old.cuda_graph or request.cuda_graph)
+    cluster = ClusterSpec(
+        tp=request.tp or (old.tp if old else 0),
+        dp=request.dp or (old.dp if old else 1),
+        ranks_per_node=2**30,  # places are given out below; until then they fit one node
+        cuda_graph=request.cuda_graph or bool(old and old.cuda_graph),
+    )
+    return place(cluster, profile, request.nodes)

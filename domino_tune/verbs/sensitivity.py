@@ -1,0 +1,93 @@
+"""At which contention another plan would win: the fact that published tables are least sure of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from domino_tune.results.tune import ContentionPoint, ContentionSensitivity
+from domino_tune.search import Trial
+from domino_tune.search.problem import ties
+from domino_tune.verbs.resolve import Chosen
+from simulator.case import Case
+from simulator.issue_order import LayerOrder
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.predict import order_of, predict
+from simulator.units import MS_PER_NS
+
+FACTORS: Final = (0.0, 1.0, 1.25, 1.5, 2.0, 3.0)
+RIVALS: Final = 4
+"""Fastest plans that are compared, besides the fastest of each number of row slices up to 8."""
+BISECTIONS: Final = 5
+
+
+def contention_sensitivity(
+    case: Case, chosen: Chosen, trials: Sequence[Trial]
+) -> ContentionSensitivity | None:
+    """How the chosen plan stands against its rivals as contention grows.
+
+    Contention scales the excess of every slowdown over 1. Orders are what they were planned with;
+    a rival wins when it is more than 1 % faster. None where the profile knows no contention.
+    """
+    if case.profile.contention is None:
+        return None
+    race = _Race(case, chosen, _rivals(trials, chosen.plan))
+    points = tuple(race.point(factor) for factor in FACTORS)
+    turns = [points[0]]
+    for before, after in itertools.pairwise(points):
+        if after.winner != before.winner:
+            turns.append(race.turn(before, after))
+    factors = [turn.factor for turn in turns[1:]]
+    return ContentionSensitivity(
+        points=points,
+        turns=tuple(turns),
+        changes_above=min((factor for factor in factors if factor > 1.0), default=None),
+        changes_below=max((factor for factor in factors if factor <= 1.0), default=None),
+    )
+
+
+def _rivals(trials: Sequence[Trial], chosen: SlicePlan) -> list[SlicePlan]:
+    ranked = sorted(trials, key=lambda trial: (trial.iteration_ns, trial.index))
+    picked = [trial.plan for trial in ranked[:RIVALS]]
+    for rows in range(1, 9):
+        picked += [t.plan for t in ranked if t.plan.row_slices == rows][:1]
+    return [plan for plan in dict.fromkeys(picked) if plan != chosen]
+
+
+class _Race:
+    """The chosen plan and its rivals, predicted at any contention."""
+
+    def __init__(self, case: Case, chosen: Chosen, rivals: Sequence[SlicePlan]) -> None:
+        self.case = case
+        self.chosen = chosen.plan
+        self.orders: dict[SlicePlan, LayerOrder] = {chosen.plan: chosen.order}
+        self.orders |= {plan: order_of(case, plan) for plan in rivals}
+
+    def point(self, factor: float) -> ContentionPoint:
+        """Who wins at ``factor``; the chosen plan where it ties with the fastest."""
+        changes = replace(self.case.changes, contention=self.case.changes.contention * factor)
+        case = replace(self.case, changes=changes)
+        times = {p: predict(case, p, order).makespan_ns for p, order in self.orders.items()}
+        fastest = min(times, key=lambda plan: (times[plan], plan.label))
+        mine = times[self.chosen]
+        winner = self.chosen if ties(mine, times[fastest]) else fastest
+        return ContentionPoint(
+            factor=factor,
+            chosen_ms=mine * MS_PER_NS,
+            winner=winner,
+            winner_ms=times[winner] * MS_PER_NS,
+            baseline_ms=predict(case, MEGATRON).makespan_ns * MS_PER_NS,
+        )
+
+    def turn(self, before: ContentionPoint, after: ContentionPoint) -> ContentionPoint:
+        """Where the winner stops being ``before``'s, to 3 % of the way between both."""
+        good = before.factor
+        for _ in range(BISECTIONS):
+            middle = self.point((good + after.factor) / 2)
+            if middle.winner == before.winner:
+                good = middle.factor
+            else:
+                after = middle
+        return after

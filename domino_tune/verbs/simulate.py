@@ -1,0 +1,170 @@
+"""simulate: one plan beside the baseline and the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from typing import Final
+
+from domino_tune.requests import SimulateRequest
+from domino_tune.results import Interval, SimulateResult, Variant
+from domino_tune.store.plans import PlanFile, ProfileRef
+from domino_tune.store.shelf import DISK, Shelf
+from domino_tune.verbs.resolve import Chosen, plan_of, read_plan_file, resolve
+from simulator.case import Case
+from simulator.confidence import Confidence, confidence_of
+from simulator.engine import play
+from simulator.memory import peak_bytes
+from simulator.plan import MEGATRON, NO_COMM
+from simulator.predict import programmed
+from simulator.record import record
+from simulator.recurrence import Totals, totals
+from simulator.timeline import Timeline
+from simulator.units import GIB, MS_PER_NS
+
+BASELINE: Final = "baseline"
+CHOSEN: Final = "chosen"
+BOUND: Final = "no_comm"
+
+MICROS_PLAYED: Final = 4
+"""Micro-batches that a timeline shows: the first, two alike, and the last."""
+
+
+class Timelines(Mapping[str, Timeline]):
+    """Timelines by name, each played when it is first looked at: most that ask look at none."""
+
+    def __init__(self, played: Mapping[str, Callable[[], Timeline]]) -> None:
+        self._played = {name: cache(play_it) for name, play_it in played.items()}
+
+    def __getitem__(self, name: str) -> Timeline:
+        """The timeline of that name."""
+        return self._played[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._played)
+
+    def __len__(self) -> int:
+        return len(self._played)
+
+
+def simulate(
+    request: SimulateRequest, *, plan_file: PlanFile | None = None, shelf: Shelf = DISK
+) -> SimulateResult:
+    """Predict one plan beside the baseline and the bound; a plan file's order is replayed.
+
+    ``plan_file`` stands for the one that the request would name; ``shelf`` is where names are
+    looked up.
+    """
+    plan_file = plan_file or read_plan_file(request)
+    plan = plan_of(request, plan_file)
+    case = resolve(request, plan_file, shelf)
+    order = plan_file.order if plan_file else None
+    return simulate_plan(case, Chosen.of(case, plan, order))
+
+
+def simulate_plan(case: Case, chosen: Chosen) -> SimulateResult:
+    """Predict the three variants. Timelines are of the full iteration, or with many micro-batches
+    of the first few.
+
+    Raises InfeasiblePlanError (``memory``) when the chosen plan does not fit a GPU; a baseline
+    that does not fit is a warning.
+    """
+    plans = {
+        BASELINE: Chosen.of(case, MEGATRON), CHOSEN: chosen, BOUND: Chosen.of(case, NO_COMM)
+    }  # fmt: skip
+    peaks = {name: peak_bytes(case, one.plan, one.order) for name, one in plans.items()}
+    case.check_memory(chosen.plan, peaks[CHOSEN])
+    shown = _shortened(case)
+    variants, drawn = {}, {}
+    for name, one in plans.items():
+        made = programmed(case, one.plan, one.order)
+        variants[name] = _variant(case, one.plan.label, totals(made[1]), peaks[name])
+        drawn[name] = made if shown is case else programmed(shown, one.plan, one.order)
+    timelines = Timelines({name: partial(play, *made) for name, made in drawn.items()})
+    return _result(case, chosen, variants, timelines, record(*drawn[CHOSEN]))
+
+
+def _shortened(case: Case) -> Case:
+    """The case with at most MICROS_PLAYED micro-batches: those in the middle are all alike."""
+    workload = case.workload
+    if workload.grad_accumulation <= MICROS_PLAYED:
+        return case
+    return replace(case, workload=replace(workload, grad_accumulation=MICROS_PLAYED))
+
+
+def _result(
+    case: Case,
+    chosen: Chosen,
+    variants: dict[str, Variant],
+    timelines: Timelines,
+    timeline: Timeline,
+) -> SimulateResult:
+    mine, baseline, bound = (variants[name] for name in (CHOSEN, BASELINE, BOUND))
+    sure = confidence_of(timeline, case.cost)
+    longer = mine.iteration_ms / timeline.makespan_ns
+    return SimulateResult(
+        iteration_ms=mine.iteration_ms,
+        baseline_ms=baseline.iteration_ms,
+        no_comm_ms=bound.iteration_ms,
+        speedup=baseline.iteration_ms / mine.iteration_ms,
+        comm_ms=mine.comm_ms,
+        exposed_comm_ms=mine.exposed_comm_ms,
+        hidden_comm_fraction=mine.hidden_comm_fraction,
+        peak_memory_gib=mine.peak_memory_gib,
+        interval_ms=Interval(low=sure.low_ns * longer, high=sure.high_ns * longer),
+        confidence=sure.level,
+        confidence_shares=sure.shares,
+        warnings=_warnings(case, sure, mine, baseline),
+        plan=chosen.plan,
+        profile=ProfileRef.of(case.profile),
+        model=case.model,
+        workload=case.workload,
+        cluster=case.cluster,
+        variants=variants,
+        time_by_role_ms={role: time_ns * longer for role, time_ns in timeline.by_role.items()},
+        timelines=timelines,
+        order=chosen.order,
+        case=case,
+    )
+
+
+def _variant(case: Case, label: str, sums: Totals, peak: int) -> Variant:
+    """Numbers of the whole iteration, by the fast engine: the timeline's to the nanosecond."""
+    hidden = 1.0 - sums.exposed_ns / sums.comm_ns if sums.comm_ns else 1.0
+    return Variant(
+        label=label,
+        iteration_ms=sums.makespan_ns * MS_PER_NS,
+        compute_ms=sums.compute_ns * MS_PER_NS,
+        comm_ms=sums.comm_ns * MS_PER_NS,
+        exposed_comm_ms=sums.exposed_ns * MS_PER_NS,
+        idle_ms=(sums.makespan_ns - sums.compute_ns - sums.exposed_ns) * MS_PER_NS,
+        hidden_comm_fraction=hidden,
+        peak_memory_gib=peak / GIB,
+        tokens_per_second=case.tokens / (sums.makespan_ns * 1e-9),
+    )
+
+
+def _warnings(case: Case, sure: Confidence, mine: Variant, baseline: Variant) -> tuple[str, ...]:
+    found = [*case.notes, *sure.warnings]
+    if case.profile.contention is None:
+        found.append(
+            f"Profile {case.profile.name!r} has no contention section: overlap is simulated as "
+            "free, which favours too many slices."
+        )
+    if mine.iteration_ms > baseline.iteration_ms:
+        found.append(f"{mine.label} is slower than the baseline; do not use it here.")
+    if baseline.peak_memory_gib * GIB > case.capacity_bytes:
+        found.append(
+            f"The baseline would need {baseline.peak_memory_gib:.1f} GiB, more than a GPU's "
+            f"{case.capacity_bytes / GIB:.0f} GiB: it could not run."
+        )
+    if case.workload.grad_accumulation > MICROS_PLAYED:
+        found.append(
+            f"Trace and page show {MICROS_PLAYED} of {case.workload.grad_accumulation} "
+            "micro-batches; the numbers are of the whole iteration."
+        )
+    if sure.level == "low":
+        unsure = sum(sure.shares.get(source, 0.0) for source in ("extrapolated", "assumed"))
+        found.append(f"Low confidence: {unsure:.0%} of the time was extrapolated or assumed.")
+    return tuple(found)

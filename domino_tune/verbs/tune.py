@@ -1,0 +1,229 @@
+"""tune: search the plans of a case, with the simulator as the objective."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from domino_tune.base.progress import Progress, no_progress
+from domino_tune.requests import TuneRequest
+from domino_tune.results import TuneResult
+from domino_tune.results.tune import TrialResult
+from domino_tune.search import (
+    SEARCHES,
+    Record,
+    SearchOptions,
+    SearchResult,
+    Trial,
+    choose_best,
+)
+from domino_tune.search.problem import go_on
+from domino_tune.search.simulated import CasePlans, SimulatedPlans
+from domino_tune.store.shelf import DISK, Shelf
+from domino_tune.verbs.grid import plan_grid
+from domino_tune.verbs.resolve import Chosen, resolve
+from domino_tune.verbs.sensitivity import contention_sensitivity
+from domino_tune.verbs.simulate import simulate_plan
+from domino_tune.verbs.tune_measured import tune_measured
+from simulator.case import Case
+from simulator.errors import InfeasiblePlanError, InputError
+from simulator.memory import peak_bytes
+from simulator.plan import MAX_ROW_SLICES, SlicePlan
+from simulator.units import GIB, MS_PER_NS
+
+HOPELESS: Final = 1.1
+"""Share of a GPU's memory above which no other cut is expected to help."""
+
+
+def tune(
+    request: TuneRequest, progress: Progress = no_progress, *, shelf: Shelf = DISK
+) -> TuneResult:
+    """Find the best plan; ``progress`` is told what is being looked at.
+
+    Names are looked up on ``shelf``; with objective ``measure`` always on disk, and the result is
+    a MeasuredTuneResult.
+    """
+    if request.objective == "measure":
+        return tune_measured(request, progress)
+    check_simulated(request)
+    cases = cases_to_tune(resolve(request, shelf=shelf), request.tune_also)
+    return tune_cases(cases, request, progress)
+
+
+def check_simulated(request: TuneRequest) -> None:
+    """Raise InputError for options of real ranks that a simulation would ignore."""
+    given = [
+        flag
+        for flag, value in (
+            ("--evidence", request.evidence), ("--force", request.force),
+            ("--backend", request.backend), ("--nproc-per-node", request.nproc_per_node),
+            ("--emulate-link", request.emulate_link),
+        )
+        if value
+    ]  # fmt: skip
+    if given:
+        raise InputError(
+            f"{', '.join(given)} only mean something where plans are run; add --objective measure, "
+            "or leave them out."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """One case's search: its problem (which keeps the orders) and what was found."""
+
+    case: Case
+    problem: SimulatedPlans
+    found: SearchResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllSearched:
+    """What the searches of all cases found, and why others have no plan that can run."""
+
+    made: tuple[Searched, ...]
+    failed: tuple[tuple[CasePlans, InfeasiblePlanError], ...]
+
+
+def search(
+    plans: CasePlans,
+    request: TuneRequest,
+    progress: Progress = no_progress,
+    *,
+    record: Record | None = None,
+    pause: Callable[[], None] = go_on,
+) -> Searched:
+    """Search one case's plans, or go on where ``record`` is. Raises what ``pause`` raises, and
+    InfeasiblePlanError when no plan can run."""
+    case, space = plans.case, plans.space
+    _refuse_hopeless(plans.problem)
+    batch = case.workload.micro_batch_size
+    progress(f"micro-batch {batch}: {len(space):,} plans of {space.size:,} combinations")
+
+    def report(trial: Trial) -> None:
+        progress(f"{trial.plan.label}: {trial.iteration_ns * MS_PER_NS:,.1f} ms")
+
+    options = SearchOptions(
+        trials=request.trials, seed=request.seed, progress=report, pause=pause, record=record
+    )
+    found = SEARCHES[request.method](plans.problem, options).within(space)
+    return Searched(case=case, problem=plans.problem, found=found)
+
+
+def _refuse_hopeless(problem: SimulatedPlans) -> None:
+    """Raise InfeasiblePlanError when no plan can fit, rather than count the memory of each.
+
+    Slices change a rank's peak by few percent, so the least and the most sliced plan speak for all.
+    """
+    case = problem.case
+    rows = min(MAX_ROW_SLICES, case.workload.micro_batch_size)
+    plans = (SlicePlan(row_slices=1), SlicePlan(row_slices=rows))
+    peaks = {plan: peak_bytes(case, plan, problem.order(plan)) for plan in plans}
+    least = min(peaks, key=peaks.__getitem__)
+    if peaks[least] > HOPELESS * case.capacity_bytes:
+        case.check_memory(least, peaks[least])
+
+
+def tune_cases(
+    cases: Sequence[Case], request: TuneRequest, progress: Progress = no_progress
+) -> TuneResult:
+    """Search each case (they differ in micro-batch), and simulate the best plan of all in full.
+
+    Raises the first case's InfeasiblePlanError when none has a plan that can run.
+    """
+    began = time.perf_counter()
+    plans = [CasePlans(case=case, target=request.target) for case in cases]
+    result = conclude(search_all(plans, request, progress), request, progress)
+    return replace(result, seconds=time.perf_counter() - began)
+
+
+def search_all(
+    cases: Sequence[CasePlans],
+    request: TuneRequest,
+    progress: Progress = no_progress,
+    *,
+    records: Sequence[Record] = (),
+    pause: Callable[[], None] = go_on,
+) -> AllSearched:
+    """Search every case, or go on where ``records`` are, one a case; raises what ``pause``
+    raises, and the first case's InfeasiblePlanError when none has a plan that can run."""
+    made, failed = [], []
+    for plans, record in zip(cases, records or [Record() for _ in cases], strict=True):
+        try:
+            made.append(search(plans, request, progress, record=record, pause=pause))
+        except InfeasiblePlanError as error:
+            failed.append((plans, error))
+    if not made:
+        raise failed[0][1]
+    return AllSearched(made=tuple(made), failed=tuple(failed))
+
+
+def conclude(
+    searched: AllSearched, request: TuneRequest, progress: Progress = no_progress
+) -> TuneResult:
+    """Simulate the best plan of all in full, and what it hangs on; ``seconds`` is left at 0."""
+    made = searched.made
+    best_trial = choose_best(one.found.best for one in made)
+    best = next(one for one in made if one.found.best is best_trial)
+    chosen = Chosen(plan=best_trial.plan, order=best.problem.order(best_trial.plan))
+    simulated = simulate_plan(best.case, chosen)
+    sensitivity = contention_sensitivity(best.case, chosen, best.found.trials)
+    progress("mapping the cuts")
+    grid = plan_grid(best.case, best_trial.peak_bytes)
+    infeasible: Counter[str] = Counter()
+    for one in made:
+        infeasible.update(one.found.infeasible)
+    # A target that cannot run a micro-batch at all has no space there to be counted.
+    hopeless = [(plans.space, e.reason) for plans, e in searched.failed if e.reason != "target"]
+    for space, reason in hopeless:
+        infeasible.update({**space.infeasible, reason: len(space)})
+    proven = all(one.found.optimality == "proven" for one in made)
+    return TuneResult(
+        best=simulated,
+        search=request.method,
+        seed=request.seed,
+        target=request.target,
+        optimality="proven" if proven else "best_found",
+        space_size=sum(one.found.space_size for one in made)
+        + sum(space.size for space, _ in hopeless),
+        evaluations=sum(one.found.evaluations for one in made),
+        pruned=sum(one.found.pruned for one in made),
+        infeasible=dict(sorted(infeasible.items())),
+        trials=tuple(_trial(one.case, trial) for one in made for trial in one.found.trials),
+        grid=grid,
+        contention=sensitivity,
+        seconds=0.0,
+    )
+
+
+def _trial(case: Case, trial: Trial) -> TrialResult:
+    return TrialResult(
+        plan=trial.plan,
+        micro_batch_size=case.workload.micro_batch_size,
+        iteration_ms=trial.iteration_ns * MS_PER_NS,
+        peak_memory_gib=trial.peak_bytes / GIB,
+    )
+
+
+def cases_to_tune(case: Case, tune_also: Sequence[str]) -> list[Case]:
+    """The case, or with ``micro_batch_size`` all that keep the global batch."""
+    if "micro_batch_size" not in tune_also:
+        return [case]
+    workload = case.workload
+    total = workload.micro_batch_size * workload.grad_accumulation
+    return [
+        replace(
+            case,
+            workload=replace(workload, micro_batch_size=size, grad_accumulation=total // size),
+        )
+        for size in _divisors(total)
+    ]
+
+
+def _divisors(value: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
+    return sorted({*small, *(value // d for d in small)})

@@ -1,0 +1,384 @@
+"""validate: plans on real ranks, beside the baseline and the bound, compared with predictions."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from domino_tune.base.errors import RunError, ToleranceError
+from domino_tune.base.medians import half_spread, median_interval
+from domino_tune.base.progress import Progress, no_progress
+from domino_tune.requests import ValidateRequest
+from domino_tune.results import Interval
+from domino_tune.results.validate import Iteration, RoleTimes, ValidatedPlan, ValidateResult
+from domino_tune.runtime.lanes.paces import PaceRow, paces_of
+from domino_tune.runtime.launch.launch import check_ready
+from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.runtime.plan_runs import Measured, Runs, graph_notes, loss_problems
+from domino_tune.store.plans import PlanFile, ProfileRef, load_plan
+from domino_tune.store.profiles import load_profile
+from domino_tune.verbs.ranks import (
+    check_comm_ctas,
+    check_machine,
+    check_runnable,
+    launch_spec,
+    patient,
+)
+from domino_tune.verbs.simulate import BASELINE, BOUND
+from simulator.case import Case
+from simulator.cost import Changes, CostModel
+from simulator.errors import InfeasiblePlanError, InputError
+from simulator.issue_order import LayerOrder
+from simulator.memory import peak_bytes
+from simulator.plan import MEGATRON, NO_COMM, SlicePlan
+from simulator.predict import order_of
+from simulator.predict import simulate as play
+from simulator.profile import Profile
+from simulator.schedule import COMPUTE
+from simulator.timeline import Timeline
+from simulator.units import GIB, MS_PER_NS
+
+LEAST_NS: Final = 10_000
+"""Shorter ops tell little of speed: the clock's own steps and the interpreter's are in them."""
+SURE_ROUNDS: Final = 6
+"""Fewer rounds give no interval of 95 %."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A plan to run, the order it is run in, and its name in tables and traces."""
+
+    name: str
+    plan: SlicePlan
+    order: LayerOrder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One plan's two timelines: predicted, and measured as far as that came."""
+
+    candidate: Candidate
+    predicted: Timeline
+    present: Timeline | None
+    measured: Measured
+
+
+def validate(request: ValidateRequest, progress: Progress = no_progress) -> ValidateResult:
+    """Run the request's plans, baseline and bound in turn; compare with predictions.
+
+    Ctrl-C gives what was measured by then (``interrupted``). Raises InputError for plans that do
+    not belong together or a profile of another machine, RunError when a rank dies or hangs.
+    """
+    limit = parse_percent("--max-error", request.max_error) if request.max_error else None
+    files = _plan_files(request.plan)
+    first = next(iter(files.values()))
+    profile = load_profile(request.profile or first.profile.name)
+    case = Case(
+        model=first.model, workload=first.workload, cluster=first.cluster, profile=profile,
+        notes=tuple(_profile_notes(files, profile)),
+    )  # fmt: skip
+    check_runnable(case.model, "Make the plan anew with --set attention_dropout=0.")
+    lone = request.emulate_collectives
+    spec = launch_spec(request, tp=case.cluster.tp, dp=case.cluster.dp, lone=lone)
+    check_ready(spec)
+    differing = check_machine(case, spec, force=request.force)
+    check_comm_ctas((one.plan.comm_ctas for one in files.values()), spec.backend)
+    reference, case = ProfileRef.of(case.profile), as_emulated(case, spec) if lone else case
+    candidates = _candidates(case, files)
+    timelines = [play(case, one.plan, one.order) for one in candidates]
+    runs = Runs(
+        model=case.model, workload=case.workload, cluster=case.cluster,
+        plans=[(one.plan, one.order) for one in candidates], rounds=request.rounds,
+        paces=plan_paces(case, [one.plan for one in candidates], timelines) if lone else None,
+    )  # fmt: skip
+    longest_ns = max(timeline.makespan_ns for timeline in timelines)
+    interrupted = _run(runs, patient(spec, longest_ns), progress)
+    measured = runs.measured()
+    speed = present_speed(case.cost, measured[1])
+    now = replace(case, changes=Changes(compute_speed=speed)) if speed else None
+    compared = [
+        Compared(
+            candidate=one,
+            predicted=timeline,
+            present=play(now, one.plan, one.order) if now else None,
+            measured=found,
+        )
+        for one, timeline, found in zip(candidates, timelines, measured, strict=True)
+    ]
+    return ValidateResult(
+        plans=tuple(_validated(case, one, compared[0]) for one in compared),
+        max_error=limit,
+        present_speed=speed,
+        profile=reference,
+        machine_differences=tuple(differing),
+        warnings=tuple(_warnings(case, request, differing, measured)),
+        rounds=request.rounds,
+        interrupted=interrupted,
+        emulated_collectives=lone,
+        backend=spec.backend,
+        emulate_link_bits_per_s=spec.emulate_link_bits_per_s,
+        model=case.model,
+        workload=case.workload,
+        cluster=case.cluster,
+        timelines=_timelines(compared),
+    )
+
+
+def check_result(result: ValidateResult) -> None:
+    """Raise what a result that was shown ends with: KeyboardInterrupt where it was interrupted,
+    InfeasiblePlanError where none of the given plans ran, ToleranceError where one is off by more
+    than ``max_error``."""
+    if result.interrupted:
+        raise KeyboardInterrupt
+    given = result.plans[2:]
+    if all(one.failed for one in given):
+        names = ", ".join(f"{one.name} ({one.failed})" for one in given)
+        raise InfeasiblePlanError(
+            f"No plan could be run: {names}; lower micro_batch_size or seq_length, or raise tp.",
+            reason="memory",
+        )
+    limit = result.max_error
+    if limit is None:
+        return
+    off = [one for one in result.plans if one.error is not None and abs(one.error) > limit]
+    if off:
+        told = ", ".join(f"{one.name} {one.error:+.1%}" for one in off)
+        raise ToleranceError(
+            f"Predictions are further off than --max-error {100 * limit:g}%: {told}; profile this "
+            "machine anew, or allow more."
+        )
+
+
+def parse_percent(name: str, text: str) -> float:
+    """``5%`` or ``5`` as 0.05. Raises InputError that begins with ``name``."""
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1e6:
+        raise InputError(f"{name} cannot be {text!r}; write percent, like 5%.")
+    return value / 100
+
+
+def _plan_files(paths: Sequence[str]) -> dict[str, PlanFile]:
+    """Plan files by their names, which are made distinct; all of one question.
+
+    Raises InputError naming the fields in which they differ.
+    """
+    if not paths:
+        raise InputError("Missing --plan: give a plan file of `tune --out`, or several.")
+    named: dict[str, PlanFile] = {}
+    for path in paths:
+        loaded = load_plan(path)
+        stem = Path(path).stem
+        same = sum(name.partition("#")[0] == stem for name in (BASELINE, BOUND, *named))
+        named[f"{stem}#{same + 1}" if same else stem] = loaded
+        differing = _differing_fields(loaded, next(iter(named.values())))
+        if differing:
+            raise InputError(
+                f"Plans must be of one model, workload and cluster, but {path} and {paths[0]} "
+                f"differ in {', '.join(differing)}; validate them one by one."
+            )
+    return named
+
+
+def _differing_fields(one: PlanFile, other: PlanFile) -> list[str]:
+    found = []
+    for part in ("model", "workload", "cluster"):
+        mine, others = asdict(getattr(one, part)), asdict(getattr(other, part))
+        found += [
+            f"{part}.{name} ({value!r} and {others[name]!r})"
+            for name, value in mine.items()
+            if value != others[name] and (part, name) != ("model", "name")
+        ]
+    return found
+
+
+def _profile_notes(files: dict[str, PlanFile], profile: Profile) -> list[str]:
+    return [
+        f"{name} was made on another profile ({one.profile.name}, {one.profile.content_id[:19]}…) "
+        "than the one that predicts here."
+        for name, one in files.items()
+        if one.profile.content_id != profile.content_id
+    ]
+
+
+def _candidates(case: Case, files: dict[str, PlanFile]) -> list[Candidate]:
+    """Baseline, bound, and the given plans in the orders that their files hold."""
+    ours = [
+        Candidate(name=name, plan=plan, order=order_of(case, plan))
+        for name, plan in ((BASELINE, MEGATRON), (BOUND, NO_COMM))
+    ]
+    return ours + [
+        Candidate(name=name, plan=one.plan, order=one.order) for name, one in files.items()
+    ]
+
+
+def _run(runs: Runs, spec: LaunchSpec, progress: Progress) -> bool:
+    """Run; True where Ctrl-C cut it short. It is passed on while nothing has been measured."""
+
+    def step(plan: int, makespan_ns: int) -> None:
+        label, done = runs.plans[plan][0].label, len(runs.steps[plan])
+        progress(f"round {done} of {runs.rounds}: {label} {makespan_ns * MS_PER_NS:,.1f} ms")
+
+    progress(f"starting {spec.world_size} ranks")
+    try:
+        runs.run(spec, step)
+    except RunError as error:
+        if runs.playing is None:
+            raise
+        raise RunError(f"While {runs.plans[runs.playing][0].label} ran: {error}") from error
+    except KeyboardInterrupt:
+        if not runs.steps:
+            raise
+        return True
+    return False
+
+
+def _validated(case: Case, one: Compared, baseline: Compared) -> ValidatedPlan:
+    makespans = one.measured.makespans_ns
+    measured = _measured(one.measured, baseline.measured) if makespans else None
+    low, high = median_interval(makespans) if makespans else (0, 0)
+    plan, order = one.candidate.plan, one.candidate.order
+    return ValidatedPlan(
+        name=one.candidate.name,
+        plan=plan,
+        predicted=_iteration(
+            one.predicted.makespan_ns, baseline.predicted.makespan_ns, one.predicted,
+            peak_bytes(case, plan, order),
+        ),
+        measured=measured,
+        error=_error(one.predicted, one.measured),
+        error_at_present_speed=_error(one.present, one.measured),
+        interval_ms=Interval(low=low * MS_PER_NS, high=high * MS_PER_NS) if makespans else None,
+        spread_ms=half_spread(makespans) * MS_PER_NS if makespans else None,
+        loss=_finite(one.measured.losses[0]) if makespans else None,
+        failed=one.measured.failed,
+        makespans_ms=tuple(makespan * MS_PER_NS for makespan in makespans),
+        roles=role_times(one.predicted, one.measured),
+        captured=one.measured.captured,
+        why_not_captured=one.measured.why_not_captured,
+    )  # fmt: skip
+
+
+def _measured(found: Measured, baseline: Measured) -> Iteration:
+    reference = statistics.median(baseline.makespans_ns) if baseline.makespans_ns else None
+    return _iteration(
+        statistics.median(found.makespans_ns), reference, found.timeline, found.peak_bytes
+    )
+
+
+def _iteration(
+    makespan_ns: float, baseline_ns: float | None, timeline: Timeline | None, peak: int | None
+) -> Iteration:
+    parts = timeline.breakdown if timeline else None
+    return Iteration(
+        iteration_ms=makespan_ns * MS_PER_NS,
+        speedup=baseline_ns / makespan_ns if baseline_ns else None,
+        comm_ms=parts.comm_ns * MS_PER_NS if parts else None,
+        exposed_comm_ms=parts.exposed_comm_ns * MS_PER_NS if parts else None,
+        hidden_comm_fraction=parts.hidden_comm_fraction if parts else None,
+        peak_memory_gib=peak / GIB if peak is not None else None,
+    )
+
+
+def _error(predicted: Timeline | None, measured: Measured) -> float | None:
+    if predicted is None or not measured.makespans_ns:
+        return None
+    return predicted.makespan_ns / statistics.median(measured.makespans_ns) - 1
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def role_times(predicted: Timeline, measured: Measured) -> tuple[RoleTimes, ...]:
+    """Every role's time, predicted and measured, longest measured first; empty without a measured
+    timeline. Measured is the sum of the ops' usual durations."""
+    if measured.typical_ns is None:
+        return ()
+    sums: dict[str, list[float]] = {}
+    spans = zip(
+        predicted.ops, predicted.start_ns, predicted.end_ns, measured.typical_ns, strict=True
+    )
+    for op, start, end, usual_ns in spans:
+        total = sums.setdefault(op.role, [0, 0.0, 0.0])
+        total[0] += 1
+        total[1] += end - start
+        total[2] += usual_ns
+    found = [
+        RoleTimes(
+            role=role,
+            count=int(count),
+            predicted_ms=expected_ns * MS_PER_NS,
+            measured_ms=usual_ns * MS_PER_NS,
+            ratio=usual_ns / expected_ns if expected_ns else None,
+        )
+        for role, (count, expected_ns, usual_ns) in sums.items()
+    ]
+    return tuple(sorted(found, key=lambda row: (-row.measured_ms, row.role)))
+
+
+def _warnings(
+    case: Case, request: ValidateRequest, differing: list[str], measured: Sequence[Measured]
+) -> list[str]:
+    found = list(case.notes)
+    if differing:
+        found.append(f"The profile is of another machine: {'; '.join(differing)}.")
+    if case.cluster.cuda_graph:
+        found += graph_notes(measured)
+    if request.rounds < SURE_ROUNDS:
+        found.append(
+            f"{request.rounds} rounds are too few for an interval of 95 %; their whole range is "
+            f"shown. Give --rounds {SURE_ROUNDS} or more."
+        )
+    found += [f"{one.label} was not run: {one.failed}." for one in measured if one.failed]
+    if request.emulate_collectives:  # nothing is summed: losses are not the model's
+        return found
+    return found + loss_problems([measured[0], *measured[2:]], case.workload.dtype)
+
+
+def _timelines(compared: Sequence[Compared]) -> dict[str, Timeline]:
+    found = {}
+    for one in compared:
+        found[f"{one.candidate.name} predicted"] = one.predicted
+        if one.measured.timeline is not None:
+            found[f"{one.candidate.name} measured"] = one.measured.timeline
+    return found
+
+
+def as_emulated(case: Case, spec: LaunchSpec) -> Case:
+    """What is predicted for a rank that is alone: it waits for nobody, and on CPU its collectives
+    are waits, which slow nothing down."""
+    alone = replace(case.profile, skew=None)
+    return replace(
+        case, profile=replace(alone, contention=None) if spec.backend == "gloo" else alone
+    )
+
+
+def plan_paces(
+    case: Case, plans: Sequence[SlicePlan], timelines: Sequence[Timeline]
+) -> list[PaceRow]:
+    """What the collectives of ``plans`` take alone, by the profile."""
+    schedules = [
+        (plan.comm_ctas, timeline.schedule) for plan, timeline in zip(plans, timelines, strict=True)
+    ]
+    return paces_of(case.cost, schedules)
+
+
+def present_speed(cost: CostModel, bound: Measured) -> float | None:
+    """Machine's speed now over profiled: median over the bound's compute ops of profiled duration
+    alone over measured duration. None where the bound was not measured to its end."""
+    if bound.timeline is None or bound.typical_ns is None:
+        return None
+    pairs = [
+        (cost.duration_ns(op.signature), measured_ns)
+        for op, measured_ns in zip(bound.timeline.ops, bound.typical_ns, strict=True)
+        if op.lane == COMPUTE and measured_ns > 0
+    ]
+    long = [pair for pair in pairs if pair[1] >= LEAST_NS] or pairs
+    return statistics.median(profiled / measured for profiled, measured in long)

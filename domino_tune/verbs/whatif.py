@@ -1,0 +1,307 @@
+"""whatif: the same plan, or the best one, on a machine or workload that is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from domino_tune.base.progress import Progress, no_progress
+from domino_tune.base.units import Dimension, QuantityError, parse_quantity
+from domino_tune.requests import TuneRequest, WhatIfRequest
+from domino_tune.requests.options import MOST
+from domino_tune.results import SimulateResult, WhatIfPoint, WhatIfResult
+from domino_tune.search import Record
+from domino_tune.search.problem import go_on
+from domino_tune.search.simulated import CasePlans
+from domino_tune.store.plans import PlanFile
+from domino_tune.store.shelf import DISK, Shelf
+from domino_tune.verbs.resolve import Chosen, place, plan_of, read_plan_file, resolve
+from domino_tune.verbs.simulate import simulate_plan
+from domino_tune.verbs.tune import search
+from simulator.case import Case
+from simulator.errors import DominoTuneError, InputError, unknown_name
+from simulator.ops import Collective
+
+Apply = Callable[[Case, str], Case]
+Best = Callable[[Case], Chosen]
+PROBE_BYTES: Final = 256 << 20
+"""All-reduce from which the profile's link bandwidth and latency are read."""
+
+
+def _machine(key: str, dimension: Dimension, fact: Callable[[Case], float]) -> Apply:
+    """A change of the machine: a factor, or a value set against the profile's ``fact``."""
+
+    def apply(case: Case, text: str) -> Case:
+        quantity = parse_quantity(key, text, ("factor", dimension))
+        factor = quantity.value
+        if quantity.dimension != "factor":
+            factor /= fact(case)
+        old: float = getattr(case.changes, key)
+        return replace(case, changes=replace(case.changes, **{key: old * factor}))
+
+    return apply
+
+
+def _probe(case: Case) -> tuple[Collective, float, float]:
+    """A large all-reduce of the TP group: itself, its latency and its transfer, in seconds."""
+    nodes, per_node = case.cluster.tp_group
+    if case.cluster.tp == 1:
+        raise InputError(
+            "With tp 1 there is no link to set to a value; give a factor, or a larger --tp."
+        )
+    probe = Collective("all_reduce", PROBE_BYTES, nodes, per_node)
+    latency_us, transfer_us = case.profile.collective_table().shares(probe)
+    return probe, latency_us * 1e-6, transfer_us * 1e-6
+
+
+def link_bandwidth(case: Case) -> float:
+    """Bus bandwidth of a large all-reduce on the profile, in bytes a second (nccl-tests' busbw)."""
+    probe, _, transfer_s = _probe(case)
+    ranks = case.cluster.tp
+    return 2 * (ranks - 1) / ranks * probe.size_bytes / transfer_s
+
+
+def link_latency(case: Case) -> float:
+    """The part of an all-reduce that does not depend on its size, in seconds."""
+    return _probe(case)[1]
+
+
+def _peak_flops(case: Case) -> float:
+    rates, dtype = case.profile.machine.peak_tflops, case.workload.dtype
+    if dtype not in rates:
+        raise InputError(
+            f"Profile {case.profile.name!r} does not say its peak for {dtype}; give a factor."
+        )
+    return rates[dtype] * 1e12
+
+
+def _contention(case: Case, text: str) -> Case:
+    try:
+        factor = 0.0 if text == "off" else parse_quantity("contention", text, ("factor",)).value
+    except QuantityError as error:
+        raise QuantityError(f"{str(error).removesuffix('.')}, or off.") from None
+    changes = replace(case.changes, contention=case.changes.contention * factor)
+    return replace(case, changes=changes)
+
+
+def _count(key: str, text: str, old: int) -> int:
+    """A whole number, or a multiple of what there is."""
+    quantity = parse_quantity(key, text, ("number", "factor"))
+    value = quantity.value * (old if quantity.dimension == "factor" else 1)
+    if value < 1 or value != int(value):
+        raise InputError(f"{key} must be a whole number ≥ 1, got {text!r}.")
+    if value > MOST:
+        raise InputError(f"{key} must be a whole number ≤ {MOST}, got {text!r}.")
+    return int(value)
+
+
+def _workload(key: str) -> Apply:
+    def apply(case: Case, text: str) -> Case:
+        value = _count(key, text, getattr(case.workload, key))
+        changes: dict[str, Any] = {key: value}
+        return replace(case, workload=replace(case.workload, **changes))
+
+    return apply
+
+
+def _tp(case: Case, text: str) -> Case:
+    cluster = replace(case.cluster, tp=_count("tp", text, case.cluster.tp), ranks_per_node=2**30)
+    return replace(case, cluster=place(cluster, case.profile, None))
+
+
+def _nodes(case: Case, text: str) -> Case:
+    nodes = _count("nodes", text, case.cluster.nodes)
+    return replace(case, cluster=place(case.cluster, case.profile, nodes))
+
+
+def _cuda_graph(case: Case, text: str) -> Case:
+    if text not in ("on", "off"):
+        raise InputError(f"cuda_graph must be on or off, got {text!r}.")
+    return replace(case, cluster=replace(case.cluster, cuda_graph=text == "on"))
+
+
+KEYS: Final[dict[str, Apply]] = {
+    "tp": _tp,
+    "nodes": _nodes,
+    "micro_batch_size": _workload("micro_batch_size"),
+    "seq_length": _workload("seq_length"),
+    "cuda_graph": _cuda_graph,
+    "link_bandwidth": _machine("link_bandwidth", "bytes/s", link_bandwidth),
+    "link_latency": _machine("link_latency", "s", link_latency),
+    "gpu_flops": _machine("gpu_flops", "flop/s", _peak_flops),
+    "memory_bandwidth": _machine(
+        "memory_bandwidth", "bytes/s", lambda s: s.profile.machine.memory_bandwidth_gb_s * 1e9
+    ),
+    "contention": _contention,
+}
+"""What can be changed, by name, in the order in which changes are made: the machine's last, since
+values with a unit are set against what the profile knows of the group that is then in use."""
+
+
+def parse_changes(texts: Sequence[str]) -> dict[str, str]:
+    """KEY=VALUE pairs. Raises InputError for an unknown key, or one that stands twice."""
+    changes: dict[str, str] = {}
+    for text in texts:
+        key, value = _split("--change", text)
+        if key in changes:
+            raise InputError(f"--change names {key} twice; keep one, or use --sweep.")
+        changes[key] = value
+    return changes
+
+
+def parse_sweep(text: str | None) -> tuple[str, tuple[str, ...]]:
+    """The swept key and its values; no key where there is no sweep."""
+    if text is None:
+        return "", ()
+    key, listed = _split("--sweep", text)
+    values = tuple(value.strip() for value in listed.split(","))
+    if not all(values) or len(set(values)) != len(values):
+        raise InputError(f"--sweep wants KEY=A,B,C with each value once, got {text!r}.")
+    return key, values
+
+
+def _split(flag: str, text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    key, value = key.strip(), value.strip()
+    if not equals or not value:
+        raise InputError(f"{flag} wants KEY=VALUE, got {text!r}; say, link_bandwidth=2x.")
+    if key not in KEYS:
+        raise unknown_name("key of " + flag, key, KEYS)
+    return key, value
+
+
+def changed(case: Case, changes: Mapping[str, str]) -> Case:
+    """The case with all changes made, in the order of KEYS."""
+    for key in sorted(changes, key=list(KEYS).index):
+        case = KEYS[key](case, changes[key])
+    return case
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A plan and the points at which it is predicted, or the best plan with ``retune``.
+
+    ``changes`` are made at every point; ``swept`` is what ``values`` are of, empty where nothing
+    is swept and there is one point. Raises InputError where nothing is to change, or all points
+    would be the same.
+    """
+
+    case: Case
+    chosen: Chosen
+    changes: Mapping[str, str]
+    swept: str = ""
+    values: tuple[str, ...] = ()
+    retune: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.changes and not self.values:
+            raise InputError(
+                f"Say what to change, --change KEY=VALUE or --sweep: {', '.join(KEYS)}."
+            )
+        if self.swept in self.changes:
+            raise InputError(f"{self.swept} is both changed and swept; leave one out.")
+
+    @property
+    def size(self) -> int:
+        """Points, things as they are not counted."""
+        return len(self.values) or 1
+
+    def base(self, progress: Progress = no_progress, best: Best | None = None) -> WhatIfPoint:
+        """The prediction as things are. Raises what the simulation raises."""
+        return WhatIfPoint(changes={}, value="", result=self._predict({}, progress, best))
+
+    def point(
+        self, index: int, progress: Progress = no_progress, best: Best | None = None
+    ) -> WhatIfPoint:
+        """Prediction ``index``. A point of a sweep that cannot be tells its reason; a single one
+        raises, and so does a value that is none. ``best`` finds the plan of a point retuned."""
+        if not self.values:
+            result = self._predict(self.changes, progress, best)
+            return WhatIfPoint(changes=dict(self.changes), value="", result=result)
+        value = self.values[index]
+        changes = {**self.changes, self.swept: value}
+        try:
+            predicted = self._predict(changes, progress, best)
+        except QuantityError:
+            raise
+        except DominoTuneError as error:
+            return WhatIfPoint(changes=changes, value=value, result=None, error=str(error))
+        return WhatIfPoint(changes=changes, value=value, result=predicted)
+
+    def _predict(
+        self, changes: Mapping[str, str], progress: Progress, best: Best | None
+    ) -> SimulateResult:
+        progress(", ".join(f"{key}={value}" for key, value in changes.items()) or "as it is")
+        there = changed(self.case, changes)
+        if not self.retune:
+            return simulate_plan(there, self.chosen)
+        return simulate_plan(
+            there, best(there) if best else best_plan(CasePlans(case=there), progress)
+        )
+
+
+def whatif(
+    request: WhatIfRequest,
+    progress: Progress = no_progress,
+    *,
+    plan_file: PlanFile | None = None,
+    shelf: Shelf = DISK,
+) -> WhatIfResult:
+    """Predict a plan, or with ``retune`` the best one, where machine or workload are changed.
+
+    ``plan_file`` and ``shelf`` as in ``simulate``.
+    """
+    return what_if(ask(request, plan_file or read_plan_file(request), shelf), progress)
+
+
+def ask(request: WhatIfRequest, plan_file: PlanFile | None = None, shelf: Shelf = DISK) -> Question:
+    """The question of a request; names are looked up on ``shelf``. Raises InputError."""
+    changes = parse_changes(request.change)
+    swept, values = parse_sweep(request.sweep)
+    plan = plan_of(request, plan_file)
+    case = resolve(request, plan_file, shelf)
+    return Question(
+        case=case,
+        chosen=Chosen.of(case, plan, plan_file.order if plan_file else None),
+        changes=changes,
+        swept=swept,
+        values=values,
+        retune=request.retune,
+    )
+
+
+def what_if(question: Question, progress: Progress = no_progress) -> WhatIfResult:
+    """Predict the plan as things are and at every point.
+
+    Raises InputError when no point of a sweep can be predicted.
+    """
+    base = question.base(progress)
+    points = [question.point(index, progress) for index in range(question.size)]
+    check_points([point.error if point.result is None else "" for point in points])
+    return WhatIfResult(
+        base=base,
+        points=tuple(points),
+        sweep=question.swept or None,
+        retuned=question.retune,
+        notes=question.case.notes,
+    )
+
+
+def check_points(errors: Sequence[str]) -> None:
+    """Raise InputError when every point has an error (empty: it has none)."""
+    if all(errors):
+        raise InputError(f"No point of the sweep can be predicted; the first: {errors[0]}")
+
+
+def best_plan(
+    plans: CasePlans,
+    progress: Progress = no_progress,
+    *,
+    record: Record | None = None,
+    pause: Callable[[], None] = go_on,
+) -> Chosen:
+    """The best plan of a changed case, as ``tune`` finds it by itself; see ``tuning.search``."""
+    made = search(plans, TuneRequest(), progress, record=record, pause=pause)
+    plan = made.found.best.plan
+    return Chosen(plan=plan, order=made.problem.order(plan))

@@ -1,0 +1,67 @@
+"""The cheap benchmarks run and meet their targets; the rest are only known by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench import BENCHES
+from benchmarks.bench.__main__ import main
+from benchmarks.bench.cases import SEARCH_CASES
+from benchmarks.bench.greedy import greedy
+from benchmarks.bench.search import search
+from benchmarks.bench.verdict import at_most, check_table, count_verdicts, told
+
+QUICK = tuple(case for case in SEARCH_CASES if case.label.startswith("llama2-7b tp8 b1 "))
+
+
+@pytest.mark.facts
+@pytest.mark.parametrize("name", ["contention", "slices"])
+def test_what_is_measured_is_met(
+    name: str, facts_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOMINO_TUNE_FACTS", str(facts_dir))
+    ok, missed = count_verdicts(BENCHES[name]())
+    assert ok > 0
+    assert missed == 0
+
+
+@pytest.mark.facts
+def test_the_upstream_gap_is_told(facts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOMINO_TUNE_FACTS", str(facts_dir))
+    (table,) = BENCHES["upstream"]()
+    assert "not explained" in [row[0] for row in table.rows]
+
+
+def test_published_shares_stand_beside_ours() -> None:
+    shares, explained, _ = BENCHES["published"]()
+    assert [row[0] for row in shares.rows] == ["8", "16", "32"]
+    assert len(explained.rows) == 3
+
+
+def test_one_search_case_is_proven_and_found() -> None:
+    assert len(QUICK) == 1
+    for bench in (greedy, search):
+        _, cases = bench(QUICK)
+        assert [row[-1] for row in cases.rows] == ["ok"]
+
+
+def test_missing_facts_skip_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOMINO_TUNE_FACTS", str(tmp_path / "nowhere"))
+    assert main(["contention"]) == 0
+    assert "skipped: no facts" in capsys.readouterr().out
+
+
+def test_names_are_listed_and_a_near_miss_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    assert capsys.readouterr().out.split() == list(BENCHES)
+    assert main(["sped"]) == 2
+    assert "Did you mean 'speed'?" in capsys.readouterr().err
+
+
+def test_a_miss_is_counted() -> None:
+    checks = [at_most("a", 0.03, 0.02), at_most("b", 0.03, 0.04), told("c", "1")]
+    assert count_verdicts([check_table("checks", checks)]) == (1, 1)

@@ -1,0 +1,153 @@
+"""The proof on one GPU, played on a CPU rank: what does not need the GPU."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from benchmarks.fidelity.settings import PLANS, TUNED
+from benchmarks.gpu_proof import __main__
+from benchmarks.gpu_proof.__main__ import CANNOT, UNFINISHED, main
+from benchmarks.gpu_proof.cases import ProofCase, proof_cases
+from benchmarks.gpu_proof.own_profile import laid_over, own_profile, with_launch
+from benchmarks.gpu_proof.speed import PLANS as SPEED_PLANS
+from benchmarks.gpu_proof.speed import (
+    STEPS,
+    keep_speed,
+    measure_speed,
+    read_speed,
+    speed_asked,
+    speed_checks,
+    speed_table,
+)
+from domino_tune.base.errors import RunError
+from domino_tune.measure.gpu.ops import OpsCase, slice_plans, wanted
+from domino_tune.store.profiles import load_profile
+from domino_tune.verbs.resolve import Chosen, resolve
+from simulator.cost import CostModel
+from simulator.errors import InputError
+from simulator.specs import Workload
+from tests.domino_tune.verbs.validation_cases import MODEL
+
+CASE = ProofCase(
+    model=MODEL, workload=Workload(seq_length=32, micro_batch_size=4, dtype="fp32"), tp=4,
+    cuda_graph=False, rounds=3, backend="gloo",
+)  # fmt: skip
+
+
+def _options(folder: Path, minutes: float) -> argparse.Namespace:
+    return argparse.Namespace(
+        profile="h100-dgx", rounds=3, minutes=minutes, folder=str(folder),
+        page=str(folder / "page.md"),
+    )  # fmt: skip
+
+
+def test_it_comes_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a CPU rank: nothing, then everything, then what is kept, also from elsewhere."""
+    monkeypatch.setenv("DOMINO_TUNE_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "proof"
+    assert __main__._play(_options(folder, 0.0), [CASE]) == UNFINISHED
+    assert __main__._play(_options(folder, 5.0), [CASE]) in (0, 1)
+    page = (folder / "page.md").read_text()
+    for plan in (*PLANS, TUNED):
+        assert f" {plan} |" in page
+    assert all(plan.label in page for plan in SPEED_PLANS)
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    moved = folder.rename(tmp_path / "moved")
+    assert __main__._play(_options(moved, 0.0), [CASE]) in (0, 1)
+    assert {path.name: path.read_bytes() for path in moved.iterdir()} == kept
+    CASE.profile_in(moved).unlink()
+    (moved / f"ops-{MODEL.name}-4x32.json").unlink()
+    capsys.readouterr()
+    with pytest.raises(InputError, match="with another profile"):
+        __main__._play(_options(moved, 5.0), [CASE])
+
+
+def test_every_plan_of_every_setting_can_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOMINO_TUNE_HOME", str(tmp_path))
+    for proof in proof_cases(20):
+        case = resolve(proof.fields("h200-sxm"))
+        assert all(Chosen.of(case, plan) for plan in PLANS.values())
+
+
+def test_the_ops_of_its_plans_are_measured_first(tmp_path: Path) -> None:
+    base = load_profile("h100-dgx")
+    asked = CASE.model, [CASE.workload], tmp_path
+    assert own_profile(base, *asked, time.monotonic(), CASE.spec) is None
+    own = own_profile(base, *asked, time.monotonic() + 120, CASE.spec)
+    assert own is not None
+    assert own.collectives == base.collectives
+    assert own.section("gemm").fits == base.section("gemm").fits
+    case = OpsCase(
+        model=CASE.model, workload=CASE.workload, tp=CASE.tp,
+        plans=slice_plans(CASE.workload.micro_batch_size),
+    )  # fmt: skip
+    cost = CostModel(own)
+    for plan in case.plans:
+        for signature in wanted(case, plan):
+            assert cost.estimate(signature).source == "measured"
+    again = own_profile(base, *asked, time.monotonic(), CASE.spec)
+    assert again is not None
+    assert replace(again, created=own.created) == own
+
+
+def test_launch_costs_are_the_mean_of_all_batches() -> None:
+    base = load_profile("h200-sxm")
+    bare = replace(base, launch=None)
+    assert laid_over(base, with_launch(bare, [])).launch == base.launch
+    costs_us = [{"gemm": 10.0, "collective": 4.0}, {"gemm": 20.0, "collective": 8.0}]
+    launch = laid_over(base, with_launch(bare, costs_us)).launch
+    assert launch is not None
+    assert launch.mode == "async"
+    assert launch.cost_us == {"gemm": 15.0, "collective": 6.0}
+
+
+def test_its_speed_is_told_and_kept(tmp_path: Path) -> None:
+    speed, kept, asked = measure_speed(CASE), tmp_path / "speed.json", speed_asked(CASE)
+    assert [plan.label for plan in speed.plans] == [plan.label for plan in SPEED_PLANS]
+    assert len(speed.rounds_ns) == STEPS
+    keep_speed(kept, speed, asked)
+    assert read_speed(kept, asked) == speed
+    with pytest.raises(InputError, match="with another steps"):
+        read_speed(kept, {**asked, "steps": 1})
+    table = speed_table([speed], 100.0)
+    assert [row[:2] for row in table.rows] == [(CASE.model.name, p.label) for p in speed.plans]
+    assert [check.ok is None for check in speed_checks([speed])] == [False, True, True]
+
+
+def test_a_speed_that_fails_is_left_for_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(case: ProofCase) -> None:
+        raise RunError("Only 3 of 30 rounds were launched in time.")
+
+    monkeypatch.setattr(__main__, "measure_speed", fail)
+    assert __main__._speeds([CASE], tmp_path, time.monotonic() + 60) == []
+    assert "Only 3 of 30" in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("no GPU must be here for this")
+    assert main(["--folder", str(tmp_path)]) == CANNOT
+    said = capsys.readouterr().err
+    assert "torch sees no CUDA device" in said
+    assert "Traceback" not in said
+
+
+def test_every_shape_is_launched_both_ways() -> None:
+    cases = list(proof_cases(20))
+    assert len({case.name for case in cases}) == len(cases) == 8
+    assert len(cases) * (len(PLANS) + 1) >= 24

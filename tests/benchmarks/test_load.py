@@ -1,0 +1,68 @@
+"""Every load runs, briefly, against a real service, without an error; times are only printed."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.load import mixed
+from benchmarks.load.__main__ import main
+from benchmarks.load.loads import LOADS, Duration, run
+from benchmarks.load.process import family, resident_bytes
+from benchmarks.load.traffic import paced, percentile
+
+BRIEF = Duration(each_s=1.0, mixed_s=6.0)
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_load_runs_without_errors(name: str, tmp_path: Path) -> None:
+    table = run(name, tmp_path, BRIEF)
+    counts = {row[0]: row[2] for row in table.rows}
+    assert counts["errors"] == "0", table.notes
+    assert counts["exit code after SIGTERM"] == "0"
+
+
+def test_an_unknown_load_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mixd"]) == 2
+    assert "Did you mean 'mixed'" in capsys.readouterr().err
+
+
+def test_percentile_is_a_value_that_was_measured() -> None:
+    values = [float(n) for n in range(1, 101)]
+    assert percentile(values, 0.95) == 95
+    assert percentile(values, 0.5) == 50
+    assert percentile(values, 1.0) == 100
+    assert percentile([3.0], 0.99) == 3
+
+
+def test_growth_looks_past_the_warm_up() -> None:
+    assert mixed.growth([1, 50, 100, 100, 100, 100, 100, 100, 100, 104]) == pytest.approx(0.04)
+    assert mixed.growth([100]) == 0
+
+
+def test_requests_are_sent_when_due_though_answers_are_late() -> None:
+    sent: list[float] = []
+
+    async def slow(number: int, due_s: float) -> None:
+        sent.append(due_s)
+        await asyncio.sleep(0.5)
+
+    began = time.monotonic()
+    asyncio.run(paced(slow, per_s=100, seconds=0.1))
+    assert len(sent) == 10
+    assert max(sent) - began < 0.5
+
+
+def test_memory_of_descendants_counts() -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as parent:
+        while len(family(parent.pid)) < 2:
+            time.sleep(0.01)
+        assert all(resident_bytes(pid) > 0 for pid in family(parent.pid))
+        parent.communicate(b"\n")
+    assert resident_bytes(parent.pid) == 0

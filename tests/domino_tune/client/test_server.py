@@ -1,0 +1,212 @@
+"""Both clients against a service in a process of its own, with a real database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from domino_tune.base.errors import AccessError, NotFoundError, ServiceError
+from domino_tune.client import AsyncClient, Client
+from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
+from domino_tune.results import TuneResult, to_json
+from domino_tune.store.formats.chrome_trace import trace_bytes
+from domino_tune.store.plans import save_plan
+from domino_tune.verbs.simulate import simulate
+from domino_tune.verbs.tune import tune
+from domino_tune.verbs.whatif import whatif
+from simulator.errors import InfeasiblePlanError, InputError
+from tests.domino_tune.client.cutting_proxy import cutting_proxy
+from tests.domino_tune.serving import Served, command, served
+
+WORKLOAD: dict[str, Any] = {
+    "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 2, "seq_length": 256, "micro_batch_size": 2,
+    "overrides": ("num_hidden_layers=4",),
+}  # fmt: skip
+ASKED = TuneRequest(**WORKLOAD, search="random", trials=4)
+LONG = TuneRequest(
+    model="gpt3-13b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=8,
+    tune_also=("micro_batch_size",), search="bayes", trials=400,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    monkeypatch.delenv("DOMINO_TUNE_TOKEN", raising=False)
+    with Client(server.url) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def local() -> TuneResult:
+    return tune(ASKED)
+
+
+def less_seconds(result: Any) -> Any:
+    told = to_json(result)
+    del told["seconds"]
+    return told
+
+
+def test_a_tune_is_what_it_is_locally(client: Client, local: TuneResult, tmp_path: Path) -> None:
+    told: list[str] = []
+    answer = client.tune(ASKED, told.append)
+    assert less_seconds(answer.result) == less_seconds(local)
+    assert told
+    save_plan(local.best.plan_file, tmp_path / "plan.json")
+    assert client.plan(answer.id) == (tmp_path / "plan.json").read_bytes()
+    assert client.trace(answer.id) == trace_bytes(local.best.timelines)
+    assert client.report(answer.id).startswith(b"<!doctype html>")
+    assert client.export(answer.id, "env")["environment"] is not None
+    assert answer.id in [job.id for job in client.tunes().items]
+
+
+def test_asyncio_gets_the_same(server: Served, local: TuneResult) -> None:
+    async def both() -> Any:
+        async with AsyncClient(server.url) as client:
+            tuned, simulated = await asyncio.gather(
+                client.tune(ASKED), client.simulate(SimulateRequest(**WORKLOAD))
+            )
+            with pytest.raises(NotFoundError):
+                await client.get_tune("job_" + "0" * 32)
+            return tuned.result, simulated
+
+    tuned, simulated = asyncio.run(both())
+    assert less_seconds(tuned) == less_seconds(local)
+    assert to_json(simulated) == to_json(simulate(SimulateRequest(**WORKLOAD)))
+
+
+def test_a_simulation_replays_a_plan_file(
+    client: Client, local: TuneResult, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    save_plan(local.best.plan_file, path)
+    asked = SimulateRequest(plan=str(path))
+    assert to_json(client.simulate(asked)) == to_json(simulate(asked))
+
+
+def test_what_ifs_and_sweeps(client: Client) -> None:
+    asked = WhatIfRequest(**WORKLOAD, change=("link_bandwidth=2x",))
+    ours = json.loads(json.dumps(to_json(whatif(asked))))
+    assert client.whatif(asked) == ours
+    sweep = WhatIfRequest(**WORKLOAD, sweep="link_bandwidth=0.5x,2x")
+    job = client.sweep(sweep)
+    assert job.result() == json.loads(json.dumps(to_json(whatif(sweep))))
+    assert [one["index"] for one in client.points(job.id)["items"]] == [0, 1]
+    assert job.id in [one.id for one in client.sweeps().items]
+
+
+def test_errors_are_those_of_the_verb(client: Client) -> None:
+    with pytest.raises(InputError, match="num_hidden_layer"):
+        client.tune(TuneRequest(**{**WORKLOAD, "overrides": ("num_hidden_layer=4",)}))
+    with pytest.raises(InfeasiblePlanError, match="GiB"):
+        client.tune(TuneRequest(**{**WORKLOAD, "model": "gpt3-175b", "overrides": ()}))
+    with pytest.raises(NotFoundError):
+        client.get_tune("job_" + "0" * 32)
+    with pytest.raises(InputError):
+        client.simulate(SimulateRequest(**{**WORKLOAD, "tp": None}))
+
+
+def test_profiles_and_models(client: Client) -> None:
+    names = [one["name"] for one in client.profiles()["items"]]
+    assert "h100-dgx" in names
+    body, tag = client.get_profile("h100-dgx")
+    assert json.loads(body)["name"] == "h100-dgx"
+    assert tag
+    config = {
+        "model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 1000,
+        "n_positions": 512,
+    }  # fmt: skip
+    client.add_model("tiny", json.dumps(config).encode())
+    assert "tiny" in [one["name"] for one in client.models()["items"]]
+    assert (
+        client.simulate(SimulateRequest(**{**WORKLOAD, "model": "tiny"})).model.hidden_size == 256
+    )
+
+
+def test_a_lost_answer_makes_no_second_job(server: Served) -> None:
+    with Client(server.url) as client:
+        before = {job.id for job in client.tunes().items}
+    with cutting_proxy(server.url) as proxy, Client(proxy.url) as client:
+        proxy.cuts = 2
+        job = client.submit_tune(ASKED)
+        assert proxy.cut == 2
+        after = {job.id for job in client.tunes().items}
+        assert after - before == {job.id}
+
+
+def test_a_wait_outlives_lost_connections(server: Served) -> None:
+    with Client(server.url) as client:
+        job = client.submit_tune(ASKED)
+    with cutting_proxy(server.url) as proxy, Client(proxy.url) as client:
+        proxy.cuts = 3
+        assert client.wait(job).state == "done"
+
+
+def test_cancelled_by_another(client: Client) -> None:
+    job = client.submit_tune(LONG)
+    threading.Timer(0.5, client.cancel, [job]).start()
+    ended = client.wait(job)
+    assert ended.state == "cancelled"
+    with pytest.raises(ServiceError, match="cancelled"):
+        ended.result()
+
+
+def test_a_cancelled_task_cancels_its_job(server: Served, client: Client) -> None:
+    async def broken_off() -> None:
+        async with AsyncClient(server.url) as waiting:
+            async with asyncio.timeout(1.5):
+                await waiting.tune(LONG)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(broken_off())
+    assert client.tunes().items[0].state == "cancelled"
+
+
+def test_nobody_there() -> None:
+    with (
+        Client("http://127.0.0.1:9") as client,
+        pytest.raises(ServiceError, match="cannot be reached"),
+    ):
+        client.models()
+
+
+def test_tokens_are_wanted(tmp_path: Path) -> None:
+    secret = command(tmp_path, "tokens", "add", "ci", "--scope", "read").stdout.strip()
+    with served(tmp_path) as running:
+        with Client(running.url) as client, pytest.raises(AccessError, match="token"):
+            client.models()
+        wrong = "dt_" + "x" * 43
+        with Client(running.url, token=wrong) as client, pytest.raises(AccessError, match="known"):
+            client.models()
+        with Client(running.url, token=secret) as client:
+            assert client.models()["items"]
+            with pytest.raises(AccessError, match="scope"):
+                client.submit_tune(ASKED)
+
+
+def test_a_restart_goes_unnoticed(tmp_path: Path) -> None:
+    with served(tmp_path) as running:
+        port = running.url.rpartition(":")[2]
+        with Client(running.url) as client:
+            job = client.submit_tune(ASKED)
+            running.process.send_signal(signal.SIGTERM)
+            running.process.wait(timeout=30)
+            found: list[Any] = []
+            waiting = threading.Thread(target=lambda: found.append(client.wait(job)))
+            waiting.start()
+            with served(tmp_path, "--port", port):
+                waiting.join(60)
+    assert [one.state for one in found] == ["done"]

@@ -1,0 +1,43 @@
+"""The H200 profile is what our own measurements make of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import profiles
+from benchmarks.bench.h200 import withheld_errors
+from domino_tune.measure.fits.__main__ import main
+from domino_tune.store.profiles import load_profile
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def test_the_same_measurements_give_the_same_bytes(tmp_path: Path) -> None:
+    folder = REPOSITORY / "measurements"
+    main(["--measurements", str(folder), "--out", str(tmp_path), "--only", "h200-sxm"])
+    bundled = Path(profiles.__file__).parent / "h200-sxm.json"
+    assert (tmp_path / "h200-sxm.json").read_bytes() == bundled.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("layout", "limit"), [("forward", 0.02), ("dgrad", 0.023), ("wgrad", 0.021)]
+)
+def test_shapes_that_were_withheld_are_looked_up(layout: str, limit: float) -> None:
+    errors = withheld_errors(load_profile("h200-sxm"), layout)
+    assert len(errors) > 800
+    assert sum(errors) / len(errors) < limit
+
+
+def test_every_section_says_where_it_comes_from() -> None:
+    profile = load_profile("h200-sxm")
+    kinds = {
+        name: profile.section(name).provenance.kind
+        for name in ("gemm", "attention", "pointwise", "collectives", "contention", "launch")
+    }
+    assert kinds == {
+        "gemm": "measured", "attention": "measured", "pointwise": "measured",
+        "collectives": "assumed", "contention": "fitted", "launch": "measured",
+    }  # fmt: skip
+    assert "h100-dgx" in profile.section("collectives").provenance.note

@@ -1,0 +1,63 @@
+"""A tiny model, and profiles in which all that is wanted was timed: made-up times, no ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from domino_tune.measure.collect import add_message
+from domino_tune.measure.machine import this_machine
+from domino_tune.measure.op_rows import add_ops
+from domino_tune.measure.probe_set import Wanted
+from simulator.ops import Collective, Signature
+from simulator.profile import Profile
+from simulator.specs import ModelSpec
+
+TINY = ModelSpec(
+    name="tiny", num_hidden_layers=2, hidden_size=64, num_attention_heads=4,
+    num_key_value_heads=4, head_dim=16, intermediate_size=256, vocab_size=256,
+    max_position_embeddings=64, hidden_dropout=0.1,
+)  # fmt: skip
+LLAMA = ModelSpec(
+    name="tiny-llama", num_hidden_layers=2, hidden_size=64, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16, intermediate_size=192, vocab_size=256,
+    max_position_embeddings=64, hidden_act="silu", gated_mlp=True, norm="rmsnorm",
+    position_embedding="rope", tie_word_embeddings=False, attention_bias=False, mlp_bias=False,
+)  # fmt: skip
+
+
+def empty(ranks: int = 2) -> Profile:
+    """A profile of this machine in which nothing was measured."""
+    return Profile(name="here", created="2026-11-20", machine=this_machine(ranks, "gloo", {}))
+
+
+def op_row(signature: Signature, samples: int) -> dict[str, Any]:
+    """An op's row as ranks report it; larger ops take longer."""
+    size = signature.flops + sum(v for v in signature if isinstance(v, int))
+    timing = {"median_us": 1.0 + size / 1e4, "spread_us": 0.1, "samples": samples}
+    return {"signature": [signature.kind, *signature], **timing}
+
+
+def collective_message(collective: Collective, samples: int) -> dict[str, Any]:
+    return {
+        "kind": "collective", "signature": list(collective), "samples": samples,
+        "median_us": 20.0 + collective.size_bytes / 100, "spread_us": 1.0, "hand_over_us": 5.0,
+    }  # fmt: skip
+
+
+def contention_message() -> dict[str, Any]:
+    compute = {"gemm": 1.1, "attention": 1.1, "pointwise": 1.2}
+    row = {
+        "size_bytes": 1024, "ctas": 0, "compute": compute, "collective": 1.1, "spread": 0.01,
+        "samples": 3,
+    }  # fmt: skip
+    return {"kind": "contention", "rows": [row]}
+
+
+def timed(wanted: Wanted, samples: int = 20) -> Profile:
+    """A profile in which all that is wanted was timed ``samples`` times."""
+    profile = add_ops(empty(), [op_row(op, samples) for op in sorted(wanted.ops, key=repr)])
+    overhead = {"overhead_us": 2.0, "overhead_samples": 3}
+    profile = add_message(profile, {"kind": "plan", "ops": [], **overhead})
+    for collective in wanted.collectives:
+        profile = add_message(profile, collective_message(collective, samples))
+    return add_message(profile, contention_message()) if wanted.contention else profile

@@ -1,0 +1,44 @@
+"""What is answered at once is what the services answer, also where half of it was known already."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from domino_tune.requests import SimulateRequest, WhatIfRequest
+from domino_tune.results import to_json
+from domino_tune.service.task import Task
+from domino_tune.service.work import quick
+from domino_tune.store.shelf import DISK
+from domino_tune.verbs.simulate import simulate
+from domino_tune.verbs.whatif import whatif
+from simulator.errors import InputError
+
+WORKLOAD = {
+    "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 8, "seq_length": 1024,
+    "micro_batch_size": 8,
+}  # fmt: skip
+
+
+def what_if(*change: str) -> WhatIfRequest:
+    return WhatIfRequest(**WORKLOAD, change=change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("change", ["link_bandwidth=0.5x", "link_bandwidth=2x", "tp=4"])
+def test_what_if_is_the_services(change: str) -> None:
+    request = what_if(change)
+    answer = quick("whatif", Task.of("whatif", request, DISK).to_bytes())
+    assert json.loads(answer) == json.loads(json.dumps(to_json(whatif(request))))
+
+
+def test_what_if_that_changes_nothing_is_refused_after_one_that_did() -> None:
+    quick("whatif", Task.of("whatif", what_if("contention=off"), DISK).to_bytes())
+    with pytest.raises(InputError, match="Say what to change"):
+        quick("whatif", Task.of("whatif", what_if(), DISK).to_bytes())
+
+
+def test_simulation_is_the_services() -> None:
+    request = SimulateRequest(**WORKLOAD)  # type: ignore[arg-type]
+    answer = quick("simulate", Task.of("simulate", request, DISK).to_bytes())
+    assert json.loads(answer) == json.loads(json.dumps(to_json(simulate(request))))

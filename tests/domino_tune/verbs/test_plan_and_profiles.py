@@ -1,0 +1,118 @@
+"""plan show and export, models, and the profiles verbs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from domino_tune.store.formats.megatron import megatron_arguments
+from simulator.presets import MODELS
+from simulator.specs import ClusterSpec, Workload
+from tests.domino_tune.runs import Runner
+
+
+@pytest.fixture
+def plan(run: Runner) -> Path:
+    path = run.folder / "plan.json"
+    done = run("tune", *run.workload, "--search", "random", "--trials", "2", "--out", str(path))
+    assert done.code == 0, done.err
+    return path
+
+
+def test_show(run: Runner, plan: Path) -> None:
+    done = run("plan", "show", str(plan))
+    assert done.code == 0
+    for words in ("row_slices", "predicted iteration", "forward order", "attn.norm:0"):
+        assert words in done.out
+    assert json.loads(run("plan", "show", str(plan), "--json").out) == json.loads(plan.read_text())
+
+
+def test_export_env(run: Runner, plan: Path) -> None:
+    done = run("plan", "export", str(plan), "--to", "env")
+    assert done.out == "export CUDA_DEVICE_MAX_CONNECTIONS=1\nexport TORCH_NCCL_HIGH_PRIORITY=1\n"
+
+
+def test_export_megatron_to_a_file(run: Runner, plan: Path) -> None:
+    path = run.folder / "args.sh"
+    assert run("plan", "export", str(plan), "--to", "megatron", "--out", str(path)).out == ""
+    text = path.read_text()
+    for line in ("    --num-layers 6\n", "    --tensor-model-parallel-size 2\n", "    --bf16\n"):
+        assert line in text
+
+
+def test_a_plan_that_deepspeed_cannot_run_is_never_exported_to_it(run: Runner, plan: Path) -> None:
+    path = run.folder / "args.sh"
+    message = run.refused("plan", "export", str(plan), "--to", "deepspeed", "--out", str(path))
+    assert "tune --target deepspeed" in message
+    assert not path.exists()
+    assert "Did you mean" in run.refused("plan", "export", str(plan), "--to", "megatrn")
+
+
+def test_llama_arguments() -> None:
+    arguments = megatron_arguments(
+        MODELS["llama3-70b"],
+        Workload(seq_length=4096, micro_batch_size=2, grad_accumulation=4),
+        ClusterSpec(tp=8, dp=2),
+    )
+    wanted = {
+        "--swiglu", "--normalization RMSNorm", "--group-query-attention", "--num-query-groups 8",
+        "--position-embedding-type rope", "--rotary-base 500000", "--disable-bias-linear",
+        "--untie-embeddings-and-output-weights", "--global-batch-size 16",
+    }  # fmt: skip
+    assert wanted <= set(arguments)
+
+
+def test_models(run: Runner) -> None:
+    done = run("models")
+    assert done.code == 0
+    for name in MODELS:
+        assert name in done.out
+    listed = json.loads(run("models", "--json").out)
+    assert listed[0]["parameters"] == MODELS["gpt3-1.3b"].parameters
+
+
+def test_profiles_list_show_check(run: Runner) -> None:
+    assert "h100-dgx" in run("profiles", "list").out
+    listed = json.loads(run("profiles", "list", "--json").out)
+    assert {"a100-sxm", "h100-dgx"} <= {item["name"] for item in listed}
+    assert "memory bandwidth" in run("profiles", "show", "h100-dgx").out
+    shown = json.loads(run("profiles", "show", "h100-dgx", "--json").out)
+    assert shown["missing"] == ["skew"]  # nobody has published how far ranks drift apart
+    assert shown["machine"]["gpus_per_node"] == 8
+    checked = json.loads(run("profiles", "check", "h100-dgx", "--json").out)
+    assert {item["section"] for item in checked["sections"]} >= {"gemm", "collectives"}
+    assert "is whole" in run("profiles", "check", "a100-sxm").out
+
+
+def test_profiles_import_and_diff(run: Runner) -> None:
+    table = run.folder / "gemms.csv"
+    table.write_text("m,n,k,us\n256,512,512,11.5\n512,512,512,13\n")
+    done = run(
+        "profiles", "import", str(table),
+        "--format", "gemm-csv", "--into", "h100-dgx", "--name", "mine",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "2 gemm rows" in done.out
+    assert "mine" in run("profiles", "list").out
+    differences = json.loads(run("profiles", "diff", "h100-dgx", "mine", "--json").out)
+    assert ["name", '"h100-dgx"', '"mine"'] in differences["differences"]
+    assert "gemm.rows" in run("profiles", "diff", "h100-dgx", "mine").out
+    assert "same content" in run("profiles", "diff", "mine", "mine").out
+    assert run("simulate", *run.workload, "--profile", "mine").code == 0
+    assert "gemm-csv" in run.refused(
+        "profiles", "import", str(table),
+        "--format", "gem-csv", "--into", "h100-dgx", "--name", "mine",
+    )  # fmt: skip
+
+
+def test_an_import_does_not_stand_in_front_of_a_bundled_profile(run: Runner) -> None:
+    table = run.folder / "gemms.csv"
+    table.write_text("m,n,k,us\n256,512,512,11.5\n")
+    message = run.refused(
+        "profiles", "import", str(table),
+        "--format", "gemm-csv", "--into", "h100-dgx", "--name", "h100-dgx",
+    )  # fmt: skip
+    assert "bundled" in message
+    assert "--name" in message

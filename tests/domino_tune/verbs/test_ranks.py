@@ -1,0 +1,45 @@
+"""What ranks could not run is refused before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.verbs.ranks import PATIENCE, check_comm_ctas, check_runnable, patient
+from simulator.errors import InputError
+from simulator.presets import MODELS
+
+
+def test_gloo_has_no_ctas() -> None:
+    check_comm_ctas([0, 0], "gloo", {})
+    with pytest.raises(InputError, match=r"comm_ctas = 4 .* gloo does not have; .*--backend nccl"):
+        check_comm_ctas([0, 8, 4], "gloo", {})
+
+
+def test_the_environment_may_not_ask_for_others() -> None:
+    check_comm_ctas([0], "nccl", {"NCCL_MAX_CTAS": "16"})
+    check_comm_ctas([0, 4, 8], "nccl", {})
+    check_comm_ctas([4], "nccl", {"NCCL_MIN_CTAS": "4", "NCCL_MAX_CTAS": "4"})
+    for value in ("16", "many"):
+        with pytest.raises(InputError, match=f"NCCL_MAX_CTAS={value} .* Unset NCCL_MAX_CTAS"):
+            check_comm_ctas([4], "nccl", {"NCCL_MIN_CTAS": "4", "NCCL_MAX_CTAS": value})
+    with pytest.raises(InputError, match="comm_ctas = 4"):
+        check_comm_ctas([4, 8], "nccl", {"NCCL_MIN_CTAS": "4"})
+
+
+def test_attention_dropout_is_not_run() -> None:
+    check_runnable(MODELS["llama2-7b"])
+    gpt = MODELS["gpt3-13b"]
+    check_runnable(replace(gpt, attention_dropout=0.0))
+    with pytest.raises(InputError, match=r"gpt3-13b has attention_dropout = 0\.1.*--set"):
+        check_runnable(gpt)
+    with pytest.raises(InputError, match="Plan anew"):
+        check_runnable(gpt, "Plan anew.")
+
+
+def test_patience_grows_with_what_is_predicted() -> None:
+    spec = LaunchSpec(tp=2)
+    assert patient(spec, 1e9) == spec
+    assert patient(spec, 60e9).hang_timeout_s == pytest.approx(60 * PATIENCE)

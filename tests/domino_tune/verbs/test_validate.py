@@ -1,0 +1,385 @@
+"""`validate`: plans run for real, compared with what was predicted."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from domino_tune.runtime.plan_runs import graph_notes, loss_problems
+from simulator.cost import Changes
+
+pytest.importorskip("torch")
+
+from domino_tune.base.errors import ToleranceError
+from domino_tune.cli import show_validate
+from domino_tune.requests import ValidateRequest
+from domino_tune.results import to_json
+from domino_tune.results.validate import ValidateResult
+from domino_tune.runtime.plan_runs import Measured, Runs, ignore
+from domino_tune.store.plans import load_plan, save_plan
+from domino_tune.store.profiles import load_profile
+from domino_tune.verbs.validate import check_result, parse_percent, validate
+from simulator.build import build_schedule
+from simulator.cost import CostModel
+from simulator.errors import InfeasiblePlanError, InputError
+from simulator.ops import Attention, Collective, Gemm, Pointwise
+from simulator.plan import MEGATRON, NO_COMM
+from simulator.schedule import COMPUTE
+from simulator.schedules import fixed_order
+from tests.domino_tune.runs import Runner
+from tests.domino_tune.verbs.validation_cases import (
+    CLUSTER,
+    FOUR,
+    MODEL,
+    TWO,
+    WORKLOAD,
+    Files,
+    write_files,
+)
+
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return write_files(tmp_path_factory.mktemp("validate"))
+
+
+@pytest.fixture(scope="module")
+def told() -> list[str]:
+    """What progress was told while ``result`` was made."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def result(files: Files, told: list[str]) -> ValidateResult:
+    """Two plans, run for real on two ranks."""
+    request = ValidateRequest(
+        plan=(files.two, files.four), profile=files.profile, rounds=ROUNDS, backend="gloo"
+    )
+    return validate(request, told.append)
+
+
+def test_baseline_bound_and_plans_are_run(result: ValidateResult, files: Files) -> None:
+    assert [one.name for one in result.plans] == ["baseline", "no_comm", "two", "four"]
+    assert [one.plan for one in result.plans] == [MEGATRON, NO_COMM, TWO, FOUR]
+    assert all(len(one.makespans_ms) == ROUNDS for one in result.plans)
+    assert all(one.measured and not one.failed for one in result.plans)
+    assert not result.interrupted
+    assert result.profile.content_id == load_profile(files.profile).content_id
+    assert result.machine_differences == ()
+
+
+def test_numbers_belong_together(result: ValidateResult) -> None:
+    baseline = result.plans[0]
+    for one in result.plans:
+        assert one.measured is not None
+        assert baseline.measured is not None
+        assert one.interval_ms is not None
+        assert one.error is not None
+        median = statistics.median(one.makespans_ms)
+        assert one.measured.iteration_ms == pytest.approx(median)
+        assert one.measured.speedup == pytest.approx(baseline.measured.iteration_ms / median)
+        assert one.interval_ms.low <= median <= one.interval_ms.high
+        assert one.error == pytest.approx(one.predicted.iteration_ms / median - 1)
+    bound = result.plans[1]
+    assert bound.measured is not None
+    assert bound.measured.comm_ms == 0
+
+
+def test_a_gpus_numbers_are_found_too_fast_for_a_cpu(result: ValidateResult) -> None:
+    assert result.present_speed is not None
+    assert result.present_speed < 1
+    for one in result.plans:
+        assert one.error is not None
+        assert one.error_at_present_speed is not None
+        assert one.error < one.error_at_present_speed
+
+
+def test_memory_is_what_was_predicted(result: ValidateResult) -> None:
+    for one in result.plans:
+        assert one.measured is not None
+        assert one.measured.peak_memory_gib is not None
+        predicted = one.predicted.peak_memory_gib
+        assert one.measured.peak_memory_gib == pytest.approx(predicted, rel=0.02)
+
+
+def test_all_plans_give_one_loss(result: ValidateResult) -> None:
+    losses = [one.loss for one in result.plans if one.plan != NO_COMM]
+    assert losses[0] is not None
+    assert 5 < losses[0] < 6
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-4)
+    assert not any("differs" in text for text in result.warnings)
+
+
+def test_every_op_is_compared(result: ValidateResult) -> None:
+    for one in result.plans:
+        timeline = result.timelines[f"{one.name} predicted"]
+        assert sum(row.count for row in one.roles) == len(timeline.ops)
+        assert {row.role: row.predicted_ms * 1e6 for row in one.roles} == pytest.approx(
+            {role: float(total) for role, total in timeline.by_role.items()}
+        )
+        assert all(row.measured_ms > 0 for row in one.roles)
+
+
+def test_the_measured_timeline_is_of_the_median_step(result: ValidateResult) -> None:
+    for one in result.plans:
+        measured = result.timelines[f"{one.name} measured"]
+        ranked = sorted(one.makespans_ms)
+        assert measured.makespan_ns / 1e6 == pytest.approx(ranked[(ROUNDS - 1) // 2])
+        assert any(op.lane == COMPUTE for op in measured.ops)
+
+
+def test_progress_tells_of_each_step(told: list[str], result: ValidateResult) -> None:
+    assert told[0] == "starting 2 ranks"
+    assert len(told) == 1 + ROUNDS * len(result.plans)
+    assert told[-1].startswith(f"round {ROUNDS} of {ROUNDS}: {FOUR.label} ")
+
+
+def test_tables_show_it_all(result: ValidateResult, capsys: pytest.CaptureFixture[str]) -> None:
+    show_validate.validation(replace(result, interrupted=True))
+    out, err = capsys.readouterr()
+    for text in ("Interrupted", "baseline", TWO.label, FOUR.label, "MiB", "step.adam", "attn.b.ar"):
+        assert text in out
+    assert result.profile.content_id in out
+    assert "too few for an interval of 95 %" in err
+
+
+def test_tables_without_measurements(
+    result: ValidateResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = [
+        replace(
+            one, measured=None, error=None, error_at_present_speed=None, interval_ms=None,
+            spread_ms=None, makespans_ms=(), roles=(), failed="out of memory",
+        )
+        for one in result.plans
+    ]  # fmt: skip
+    show_validate.validation(replace(result, plans=tuple(bare), present_speed=None))
+    assert "out of memory" in capsys.readouterr().out
+
+
+def test_json_is_json(result: ValidateResult) -> None:
+    answer = json.loads(json.dumps(to_json(result), allow_nan=False))
+    assert len(answer["plans"]) == 4
+    assert "timelines" not in answer
+    assert answer["plans"][2]["plan"]["label"] == TWO.label
+
+
+def test_how_a_result_ends(result: ValidateResult) -> None:
+    check_result(result)
+    with pytest.raises(ToleranceError, match=r"--max-error 5%: baseline -9.*four -9"):
+        check_result(replace(result, max_error=0.05))
+    check_result(replace(result, max_error=1.0))
+    with pytest.raises(KeyboardInterrupt):
+        check_result(replace(result, interrupted=True))
+    failed = tuple(replace(one, failed="out of memory") for one in result.plans)
+    with pytest.raises(InfeasiblePlanError, match="No plan could be run"):
+        check_result(replace(result, plans=failed))
+    check_result(replace(result, plans=(*failed[:3], result.plans[3])))
+
+
+def test_the_command_line(run: Runner, files: Files) -> None:
+    trace = run.folder / "trace.json"
+    done = run(
+        "validate", "--plan", files.two, "--profile", files.profile, "--rounds", "3",
+        "--backend", "gloo", "--max-error", "5%", "--trace", str(trace), "--json",
+    )  # fmt: skip
+    assert done.code == 3, done.err
+    assert "further off than --max-error 5%" in done.err
+    answer = json.loads(done.out)
+    assert [len(one["makespans_ms"]) for one in answer["plans"]] == [3, 3, 3]
+    events = json.loads(trace.read_text())["traceEvents"]
+    processes = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert processes == [
+        f"{name} {side}"
+        for name in ("baseline", "no_comm", "two")
+        for side in ("predicted", "measured")
+    ]
+
+
+def test_plans_of_different_questions_are_refused(run: Runner, files: Files) -> None:
+    other = load_plan(files.four)
+    path = run.folder / "other.json"
+    longer = replace(other.workload, seq_length=16)
+    save_plan(replace(other, workload=longer, model=replace(other.model, hidden_size=32)), path)
+    text = run.refused("validate", "--plan", files.two, "--plan", str(path))
+    assert "model.hidden_size (32 and 64)" in text
+    assert "workload.seq_length (16 and 32)" in text
+
+
+def test_a_profile_of_another_machine_is_refused(run: Runner, files: Files) -> None:
+    text = run.refused("validate", "--plan", files.two, "--profile", "h100-dgx")
+    for name in ("gpu: profiled H100 SXM 80 GB", "gpus_per_node: profiled 8, here 2", "--force"):
+        assert name in text
+
+
+def test_missing_cuda_is_said_before_another_machine(
+    run: Runner, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    text = run.refused("validate", *files.options, "--backend", "nccl")
+    assert "torch sees no CUDA device" in text
+
+
+def test_attention_dropout_is_refused_before_ranks_start(run: Runner, files: Files) -> None:
+    made = load_plan(files.two)
+    path = run.folder / "dropout.json"
+    save_plan(replace(made, model=replace(made.model, attention_dropout=0.1)), path)
+    options = ("--plan", str(path), "--profile", files.profile, "--backend", "gloo")
+    text = run.refused("validate", *options)
+    assert "Make the plan anew with --set attention_dropout=0." in text
+
+
+def test_ranks_on_other_nodes_than_planned_are_refused(run: Runner, files: Files) -> None:
+    made = load_plan(files.two)
+    path = run.folder / "spread.json"
+    save_plan(replace(made, cluster=replace(made.cluster, ranks_per_node=1)), path)
+    options = ("--plan", str(path), "--profile", files.profile, "--backend", "gloo")
+    text = run.refused("validate", *options)
+    assert "has 1 of its 2 ranks on a node, and here 2 share one" in text
+    assert "--force" in text
+
+
+def test_an_emulated_link_is_part_of_the_machine(run: Runner, files: Files) -> None:
+    text = run.refused("validate", *files.options, "--emulate-link", "1gbit", "--backend", "gloo")
+    assert "link_bits_per_s: profiled none, here 1000000000" in text
+
+
+def test_cta_counts_are_refused_over_gloo(run: Runner, files: Files) -> None:
+    two = load_plan(files.two)
+    path = run.folder / "ctas.json"
+    save_plan(replace(two, plan=replace(two.plan, comm_ctas=4)), path)
+    text = run.refused(
+        "validate", "--plan", str(path), "--profile", files.profile, "--backend", "gloo"
+    )
+    assert "comm_ctas = 4 is a number of NCCL CTAs, which gloo does not have" in text
+    assert "--backend nccl" in text
+
+
+def test_bad_input_is_refused(run: Runner, files: Files) -> None:
+    assert "Missing --plan" in run.refused("validate")
+    assert "write percent" in run.refused("validate", *files.options, "--max-error", "much")
+    text = run.refused("validate", *files.options, "--nproc-per-node", "3", "--backend", "gloo")
+    assert "does not fit tp × dp = 2 × 1" in text
+    nowhere = str(Path("no", "such", "trace.json"))
+    run.refused("validate", *files.options, "--trace", nowhere)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("5%", 0.05), ("5", 0.05), ("0.5 %", 0.005), ("0", 0.0)]
+)
+def test_percent(text: str, value: float) -> None:
+    assert parse_percent("--x", text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "%", "-1%", "nan", "inf", "5x"])
+def test_what_is_no_percent(text: str) -> None:
+    with pytest.raises(InputError, match=r"^--x cannot be"):
+        parse_percent("--x", text)
+
+
+def test_present_speed_scales_compute_alone() -> None:
+    profile = load_profile("h100-dgx")
+    then, now = CostModel(profile), CostModel(profile, changes=Changes(compute_speed=0.5))
+    for compute in (
+        Gemm(1024, 1024, 1024), Attention(1, 8, 8, 512, 64), Pointwise("norm", 1 << 20, 1 << 20)
+    ):  # fmt: skip
+        assert now.duration_ns(compute) == pytest.approx(2 * then.duration_ns(compute), abs=1)
+    collective = Collective("all_reduce", 1 << 20, 1, 8)
+    assert now.duration_ns(collective) == then.duration_ns(collective)
+
+
+def run_of(label: str, losses: Sequence[float]) -> Measured:
+    return Measured(
+        label=label, makespans_ns=(1,) * len(losses), losses=tuple(losses),
+        grad_norms=(1.0,) * len(losses),
+    )  # fmt: skip
+
+
+def test_losses_that_differ_are_told() -> None:
+    first = run_of("first", [5.0, 4.0])
+    assert loss_problems([first, run_of("same", [5.0, 4.00001])], "fp32") == []
+    assert loss_problems([first, Measured(label="gone", failed="out of memory")], "fp32") == []
+    (text,) = loss_problems([first, run_of("wrong", [5.0, 4.4])], "fp32")
+    assert "The loss of wrong differs from first's" in text
+    assert "10.0%" in text
+    assert loss_problems([first, run_of("rough", [5.0, 4.04])], "bf16") == []
+    (text,) = loss_problems([first, run_of("lost", [5.0, math.nan])], "fp32")
+    assert "not finite" in text
+
+
+def test_it_is_told_how_steps_were_launched() -> None:
+    eager = Measured(label="two")
+    captured = Measured(label="two", captured=True)
+    fallen = Measured(label="four", why_not_captured="RuntimeError: not permitted")
+    (text,) = graph_notes([eager, Measured(label="gone", failed="out of memory")])
+    assert "here each op is launched" in text
+    (text,) = graph_notes([captured, captured])
+    assert "whole CUDA graphs" in text
+    first, second = graph_notes([captured, fallen])
+    assert "four could not be captured as a CUDA graph (RuntimeError: not permitted)" in first
+    assert second == text
+
+
+def test_what_ranks_say_of_graphs_is_kept() -> None:
+    """As a rank on a GPU ends its report."""
+    runs = Runs(
+        model=MODEL, workload=WORKLOAD, cluster=CLUSTER, plans=[(MEGATRON, fixed_order(MEGATRON))],
+        rounds=1,
+    )  # fmt: skip
+    step = {"kind": "step", "plan": 0, "makespan_ns": 7, "loss": 5.0, "grad_norm": 1.0}
+    ops = len(build_schedule(MODEL, WORKLOAD, CLUSTER, MEGATRON))
+    end = {
+        "kind": "end", "plan": 0, "start_ns": [0] * ops, "end_ns": [1] * ops,
+        "typical_ns": [1.0] * ops, "peak_bytes": 3, "captured": True, "why_not_captured": "",
+    }  # fmt: skip
+    for message in (step, end):
+        runs._take(message, ignore)
+    (found,) = runs.measured()
+    assert found.captured
+    assert found.makespans_ns == (7,)
+    assert found.timeline is not None
+
+
+def test_one_rank_alone_plays_any_group_with_emulated_collectives(files: Files) -> None:
+    """Rank 0 of eight, its collectives as long as the profile says; nothing is said of losses."""
+    profile = load_profile(files.profile)
+    made = load_plan(files.two)
+    eight = replace(
+        made, model=replace(MODEL, num_attention_heads=8, num_key_value_heads=8, head_dim=8),
+        cluster=replace(CLUSTER, tp=8, ranks_per_node=8),
+    )  # fmt: skip
+    place = str(Path(files.two).parent / "eight.json")
+    save_plan(eight, place)
+    request = ValidateRequest(
+        plan=(place,), profile=files.profile, rounds=3, backend="gloo", emulate_collectives=True
+    )
+    found = validate(request)
+    assert found.emulated_collectives
+    assert found.machine_differences == ()
+    assert not any("differs" in text for text in found.warnings)
+    assert found.profile.content_id == profile.content_id
+    timeline = found.timelines["eight measured"]
+    cost = CostModel(profile)
+    spans = zip(timeline.ops, timeline.start_ns, timeline.end_ns, strict=True)
+    collectives = [
+        (end - start, cost.duration_ns(op.signature)) for op, start, end in spans if op.lane
+    ]
+    assert collectives
+    assert all(measured_ns >= alone_ns for measured_ns, alone_ns in collectives)
+
+
+def test_a_rank_alone_has_no_link(files: Files) -> None:
+    request = ValidateRequest(
+        plan=(files.two,), profile=files.profile, backend="gloo", emulate_collectives=True,
+        emulate_link="1gbit",
+    )  # fmt: skip
+    with pytest.raises(InputError, match="leave out --emulate-link"):
+        validate(request)
