@@ -1,1 +1,1 @@
-"""The HTTP service: wire only, every verb lives in domino_tune.verbs."""
+"""The HTTP service: the wire format only; the verbs are in domino_tune.verbs."""

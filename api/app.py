@@ -1,6 +1,6 @@
 """The service as an ASGI application.
 
-``serve`` starts uvicorn with ``api.app:app`` as a factory, the settings in its environment, and
+``serve`` starts uvicorn with the factory ``api.app:app``, the settings in the environment, and
 
     http="api.protocol:TimedProtocol", ws="none", lifespan="on", access_log=False,
     server_header=False, proxy_headers=False, h11_max_incomplete_event_size=16384,
@@ -15,6 +15,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -39,7 +40,7 @@ from simulator.errors import DominoTuneError
 
 
 def app() -> FastAPI:
-    """The application with the settings of its environment; logs to stderr."""
+    """Return the application with the settings of the environment; log to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logger = logging.getLogger("domino_tune")
@@ -49,7 +50,7 @@ def app() -> FastAPI:
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The application. Its parts are opened when it starts to serve, not before."""
+    """Return the application, which opens its parts when it starts to serve."""
     made = FastAPI(
         title="domino_tune",
         version=VERSION,
@@ -66,7 +67,7 @@ def create_app(settings: Settings) -> FastAPI:
     declared = route_table()
     for one in declared:
         add_route(made, one)
-    made.openapi = _openapi(made, declared)  # type: ignore[method-assign]
+    made.openapi = cache(lambda: document(made, declared))  # type: ignore[method-assign]
     made.state.metrics = Metrics()
     made.state.declared = declared
     made.add_middleware(Guard, hosts=settings.hosts)
@@ -76,19 +77,8 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def route_table() -> tuple[Declared, ...]:
-    """Every route that is served, with its scope."""
+    """Return every served route with its scope."""
     return tuple(one for routes in ALL for one in routes.declared)
-
-
-def _openapi(made: FastAPI, declared: tuple[Declared, ...]) -> Callable[[], dict[str, Any]]:
-    kept: list[dict[str, Any]] = []
-
-    def openapi() -> dict[str, Any]:
-        if not kept:
-            kept.append(document(made, declared))
-        return kept[0]
-
-    return openapi
 
 
 def _route_names(declared: tuple[Declared, ...]) -> Callable[[Scope], str]:
@@ -122,29 +112,28 @@ def _lifespan(settings: Settings) -> Callable[[FastAPI], Any]:
 
 
 class _Starting:
-    """ASGI middleware: says why the service does not start, without a traceback where it is for
-    the user to mend."""
+    """ASGI middleware: say why the service does not start, without a traceback where the user can
+    correct it."""
 
     def __init__(self, app: ASGIApp, state: State) -> None:
         self.app = app
         self.state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def tell(message: Message) -> None:
+        async def explain(message: Message) -> None:
             if message["type"] == "lifespan.startup.failed":
                 message["message"] = getattr(self.state, "failure", message["message"])
             await send(message)
 
-        await self.app(scope, receive, tell if scope["type"] == "lifespan" else send)
+        await self.app(scope, receive, explain if scope["type"] == "lifespan" else send)
 
 
 @contextmanager
 def _notice(parts: Parts) -> Iterator[None]:
-    """Tell that we are about to stop when the signal comes, and stop ``notice_s`` later.
+    """On the first signal set ``draining``, and stop ``notice_s`` later.
 
-    Streams end and /readyz says 503 at once; those who send requests here have until then to see
-    it. A second signal stops at once. Signals reach the main thread only: elsewhere (tests) there
-    is nothing to tell.
+    Streams end and /readyz answers 503 at once, so that load balancers can notice. A second signal
+    stops at once. Signals reach only the main thread: elsewhere (tests) do nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -152,18 +141,18 @@ def _notice(parts: Parts) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     before: dict[signal.Signals, Any] = {}
 
-    def told(number: int, frame: FrameType | None) -> None:
-        then = before[signal.Signals(number)]
-        signal.signal(number, then)
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop = before[signal.Signals(number)]
+        signal.signal(number, stop)
         loop.call_soon_threadsafe(parts.draining.set)
-        if callable(then):
-            loop.call_soon_threadsafe(loop.call_later, parts.settings.notice_s, then, number, None)
+        if callable(stop):
+            loop.call_soon_threadsafe(loop.call_later, parts.settings.notice_s, stop, number, None)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, told)
+        before[number] = signal.signal(number, handle)
     try:
         yield
     finally:
-        for number, then in before.items():
-            if signal.getsignal(number) is told:
-                signal.signal(number, then)
+        for number, stop in before.items():
+            if signal.getsignal(number) is handle:
+                signal.signal(number, stop)

@@ -1,4 +1,4 @@
-"""Who calls, and what they may do: bearer tokens with a scope and an owner."""
+"""Authentication and authorisation: bearer tokens with a scope and an owner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REALM: Final = 'Bearer realm="domino_tune"'
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Who asks: ``owner`` has the jobs, ``scope`` says what may be done, ``key`` is counted."""
+    """The caller: owner of jobs, scope of what is allowed, and key for rate limits."""
 
     owner: str
     scope: Scope
@@ -27,16 +27,16 @@ class Caller:
 
 
 LOCAL: Final = Caller(owner="local", scope="admin", key="local")
-"""Whoever is on this machine, where no token is demanded."""
+"""Any caller on this machine, where no token is required."""
 
 
 async def authenticate(
     request: Request, tokens: TokenDesk, buckets: Buckets, *, required: bool
 ) -> Caller:
-    """The caller by the request's token. Raises ProblemError 401, and 429 for too many tries.
+    """Return the caller by the request's token. Raise ProblemError 401, and 429 for too many tries.
 
-    A token that is sent must be a good one, though none was ``required``. Looking for one that was
-    not seen lately is counted by address; those in use are not held up by who guesses beside them.
+    A token that is sent must be valid, even where none is ``required``. Tokens that were not seen
+    lately count by address, so that guessing from one address does not delay tokens in use.
     """
     given = request.headers.getlist("authorization")
     if not given and not required:
@@ -60,7 +60,7 @@ async def authenticate(
 
 
 def check_scope(caller: Caller, scope: Scope) -> None:
-    """Raise ProblemError 403 where the caller may not do this."""
+    """Raise ProblemError 403 where the caller's scope does not include ``scope``."""
     if SCOPES.index(caller.scope) < SCOPES.index(scope):
         raise ProblemError(
             403,

@@ -1,4 +1,4 @@
-"""Bodies of requests: capped while they stream in, in by a deadline, read strictly."""
+"""Bodies of requests: limited in size and time while they arrive, then parsed strictly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from api.strict_json import MOST_KEYS, read_json
 JSON_TYPES: Final = ("application/json",)
 TABLE_TYPES: Final = ("text/plain", "text/csv", "application/octet-stream")
 IN_THREAD_BYTES: Final = 64 << 10
-"""Bodies that are larger are parsed beside the event loop."""
+"""Larger bodies are parsed in a thread, not in the event loop."""
 _CHARSET: Final = re.compile(r'charset="?([^";\s]*)"?', re.ASCII | re.IGNORECASE)
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -24,10 +24,11 @@ Kind = TypeVar("Kind", bound=BaseModel)
 async def read_body(
     request: Request, *, cap_bytes: int, deadline_s: float, media_types: Iterable[str]
 ) -> bytes:
-    """The body, as it was sent.
+    """Return the body as it was sent.
 
-    Raises ProblemError: 413 above ``cap_bytes``, before more than that was kept; 408 where it is
-    not in after ``deadline_s``; 415 for another media type, another charset or a coding.
+    Raise ProblemError: 413 above ``cap_bytes``, without storing more than that; 408 where the body
+    has not arrived within ``deadline_s``; 415 for another media type, another charset or a content
+    coding.
     """
     _check_kind(request, tuple(media_types))
     declared = request.headers.get("content-length", "")
@@ -86,14 +87,15 @@ def _check_kind(request: Request, media_types: tuple[str, ...]) -> None:
 
 
 async def parse_body(kind: type[Kind], data: bytes) -> Kind:
-    """``data`` as ``kind``. Raises ProblemError: 400 for no JSON, 422 with pointers for others."""
+    """Return ``data`` as ``kind``. Raise ProblemError: 400 where it is not JSON, 422 with pointers
+    for other faults."""
     if len(data) <= IN_THREAD_BYTES:
         return parse(kind, data)
     return await anyio.to_thread.run_sync(parse, kind, data)
 
 
 def parse(kind: type[Kind], data: bytes) -> Kind:
-    """As ``parse_body``, here and now."""
+    """Do the work of ``parse_body`` in this thread."""
     if not data:
         raise bad_body("The body is empty; send a JSON object.", status=400)
     plain = read_json(data)
@@ -105,7 +107,7 @@ def parse(kind: type[Kind], data: bytes) -> Kind:
 
 
 def _check_keys(kind: type[BaseModel], plain: Any) -> None:
-    """Unknown keys at the top first: a body may hold hundreds of thousands of them."""
+    """Refuse unknown keys at the top first: a body may hold hundreds of thousands of them."""
     if not isinstance(plain, dict):
         raise bad_body("The body must be a JSON object.")
     if kind.model_config.get("extra") != "forbid":
@@ -132,13 +134,13 @@ def _refused(error: ValidationError, plain: Any) -> ProblemError:
 
 
 def sentence(message: str) -> str:
-    """A message of pydantic as a sentence."""
+    """Return a message of pydantic as a sentence."""
     text = message.removeprefix("Value error, ")
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
 
 def _place(plain: Any, location: tuple[str | int, ...]) -> list[str | int]:
-    """Where in the body ``location`` is: without the names that pydantic gives to alternatives."""
+    """Return the place of ``location`` in the body, without pydantic's names for alternatives."""
     place: list[str | int] = []
     here = plain
     for depth, part in enumerate(location):
@@ -154,7 +156,7 @@ def _place(plain: Any, location: tuple[str | int, ...]) -> list[str | int]:
 
 
 async def parse_object(data: bytes, most_keys: int = MOST_KEYS) -> dict[str, Any]:
-    """A JSON object with whatever keys. Raises ProblemError as ``parse_body`` does."""
+    """Return a JSON object with any keys. Raise ProblemError as ``parse_body`` does."""
     plain = await anyio.to_thread.run_sync(read_json, data, most_keys)
     if not isinstance(plain, dict):
         raise bad_body("The body must be a JSON object.")

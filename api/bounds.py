@@ -1,7 +1,7 @@
-"""How large a question may be: looked at in closed form, before anything is built from it.
+"""Limits of a request's size, computed in closed form before anything is built from it.
 
-Some checks of the simulator look for a better number among all up to a size, and a schedule has an
-op for every piece of every layer: sizes that no machine has would keep a server busy for hours.
+Some checks of the simulator search all numbers up to a size, and a schedule has an op for every
+piece of every layer: sizes that no machine has would keep a server busy for hours.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from simulator.plan import MAX_ROW_SLICES, SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec
 
 MOST_OPS: Final = 1_000_000
-"""Ops of a schedule that is played in full: about 20 s and 1 GiB."""
+"""Ops of a schedule that a job plays in full: about 20 s and 1 GiB."""
 MOST_OPS_AT_ONCE: Final = 250_000
-"""Of one that somebody waits for: about 4 s."""
+"""Ops of a schedule that a caller waits for: about 4 s."""
 MOST_PLANS: Final = 4_000_000
-"""Combinations of a search, all micro-batch sizes together."""
+"""Combinations of a search, of all micro-batch sizes together."""
 MOST_RANKS: Final = 1 << 20
 MOST_SEQUENCES: Final = 1 << 20
-"""Sequences of one replica's step: micro-batch × accumulation."""
+"""Sequences of one replica's step: micro-batch size × accumulation."""
 MOST_POINTS: Final = 256
 MOST_TOKENS: Final = 20_000
 MOST_STRIDE: Final = 16
@@ -44,7 +44,7 @@ COUNTS: Final = {
     "micro_batch_size": 1 << 16,
     "grad_accumulation": 1 << 13,
 }
-"""Most of each number of a request."""
+"""Upper limit of each number of a request."""
 SIZES: Final = {
     "num_hidden_layers": 4096,
     "hidden_size": 1 << 20,
@@ -55,11 +55,11 @@ SIZES: Final = {
     "vocab_size": 1 << 24,
     "max_position_embeddings": 1 << 28,
 }
-"""Most of each size of a model."""
+"""Upper limit of each size of a model."""
 
 
 def check_fields(body: object) -> None:
-    """Refuse a body whose numbers alone are too large. Raises ProblemError 422."""
+    """Refuse a body whose numbers alone are too large. Raise ProblemError 422."""
     for name, most in COUNTS.items():
         _at_most(getattr(body, name, None), most, (name,))
     ranks = (getattr(body, "tp", None) or 1) * (getattr(body, "dp", None) or 1)
@@ -75,21 +75,21 @@ def _check_override(text: str, place: tuple[str | int, ...]) -> None:
     name, _, value = text.partition("=")
     try:
         size, key = int(value), field_name(name.strip())
-    except (InputError, ValueError):  # whoever applies it says what is wrong
+    except (InputError, ValueError):  # applying the override reports what is wrong
         return
     _at_most(size, SIZES.get(key, max(SIZES.values())), place, key)
 
 
 def check_model(model: ModelSpec, place: tuple[str | int, ...] = ("model",)) -> None:
-    """Refuse a model that is larger than any. Raises ProblemError 422."""
+    """Refuse a model that is larger than any real one. Raise ProblemError 422."""
     for name, most in SIZES.items():
         _at_most(getattr(model, name), most, place, name)
 
 
 def check_plan_object(plain: Mapping[str, Any]) -> None:
-    """Refuse a plan file, as parsed JSON, that is too large to be looked at. Raises ProblemError.
+    """Refuse a plan file, as parsed JSON, that is too large to be read. Raise ProblemError 422.
 
-    Whatever else is wrong with it is for ``planfile.plan_from_json`` to say.
+    ``plan_from_json`` reports everything else that is wrong with it.
     """
     for part, limits in {"model": SIZES, "workload": COUNTS, "cluster": _CLUSTER}.items():
         if not isinstance(found := plain.get(part), Mapping):
@@ -127,10 +127,10 @@ def check_setup(
     tune_also: Sequence[str] = (),
     most_ops: int = MOST_OPS,
 ) -> None:
-    """Refuse a question that would take too long. Raises ProblemError 422, or InputError.
+    """Refuse a request that would take too long. Raise ProblemError 422, or InputError.
 
-    ``plan`` is what is played; None stands for a search, over ``tune_also`` too.
-    ``changes`` and ``sweep`` are a what-if's.
+    ``plan`` is the plan to play; None means a search, over ``tune_also`` too. ``changes`` and
+    ``sweep`` are those of a what-if.
     """
     check_model(case.model)
     cluster, workload = case.cluster, case.workload
@@ -140,7 +140,7 @@ def check_setup(
     sequences = workload.micro_batch_size * workload.grad_accumulation
     _at_most(sequences, MOST_SEQUENCES, ("grad_accumulation",), "the batch of a replica")
     largest = _check_changes(case, changes, sweep)
-    # A schedule has more ops with all-reduces than without; how many ranks do them is all one.
+    # A schedule has more ops with all-reduces than without; the number of ranks does not matter.
     reducing = replace(cluster, tp=min(largest["tp"], 2), ranks_per_node=2 * cluster.dp)
     for one in cases_to_tune(case, tune_also):
         accumulation = one.workload.grad_accumulation
@@ -154,7 +154,7 @@ def check_setup(
 
 
 def _check_changes(case: Case, changes: Sequence[str], sweep: str | None) -> dict[str, int]:
-    """The most of each count that a what-if looks at, things as they are included."""
+    """Return the largest value of each count in a what-if, the unchanged case included."""
     key, values = parse_sweep(sweep)
     _at_most(len(values), MOST_POINTS, ("sweep",), "the number of values")
     asked = [("change", name, text) for name, text in parse_changes(changes).items()]
@@ -178,7 +178,7 @@ def _check_changes(case: Case, changes: Sequence[str], sweep: str | None) -> dic
 
 
 def _most_sliced(micro_batch_size: int) -> SlicePlan:
-    """The plan of a search with most ops."""
+    """Return the plan of a search that has most ops."""
     columns = max(SpaceSpec().col_slices)
     return SlicePlan(
         row_slices=min(MAX_ROW_SLICES, micro_batch_size), attn_col_slices=columns,
@@ -187,7 +187,8 @@ def _most_sliced(micro_batch_size: int) -> SlicePlan:
 
 
 def schedule_ops(model: ModelSpec, cluster: ClusterSpec, plan: SlicePlan, micros: int) -> int:
-    """Ops of ``micros`` micro-batches; at most a data-parallel bucket a layer too many."""
+    """Return the ops of ``micros`` micro-batches; at most one data-parallel bucket per layer too
+    many."""
     reduces = plan.strategy != "no_comm"
     each = 2 if reduces and cluster.tp > 1 else 1  # a GEMM, and its all-reduce
     rope = model.position_embedding == "rope"
@@ -202,11 +203,11 @@ def schedule_ops(model: ModelSpec, cluster: ClusterSpec, plan: SlicePlan, micros
 
 
 def search_size(case: Case, tune_also: Sequence[str]) -> int:
-    """Combinations that a search of ``case`` counts, for every micro-batch size it tunes."""
+    """Return the combinations of a search of ``case``, over all micro-batch sizes that it tunes."""
     axes = {item.name: getattr(SpaceSpec(), item.name) for item in fields(SpaceSpec)}
     axes["comm_ctas"] = case.profile.comm_ctas_choices(*case.cluster.tp_group)
     del axes["row_slices"]
-    # Cuts have columns and dgrad pieces of two blocks each.
+    # The columns and the dgrad pieces of two blocks each.
     each = math.prod(map(len, axes.values())) * len(axes["col_slices"]) * len(axes["dgrad_slices"])
     return each * MAX_ROW_SLICES * len(cases_to_tune(case, tune_also))
 

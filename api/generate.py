@@ -1,6 +1,6 @@
 """Wire types made from dataclasses: bodies from requests, answers from results.
 
-A new field of a request or a result appears on the wire without another line.
+A new field of a request or a result is on the wire without another line of code.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from simulator.plan import SlicePlan
 Asked = TypeVar("Asked", bound=Request)
 
 LONGEST_TEXT: Final = 256
-"""Characters of a body's string."""
+"""Most characters of a body's string."""
 MOST_ENTRIES: Final = 64
-"""Entries of a body's list."""
+"""Most entries of a body's list."""
 LONGEST_SLUG: Final = 64
 Slug = Annotated[str, pydantic.Field(pattern=SLUG, max_length=LONGEST_SLUG)]
 PlanObject = Annotated[
@@ -35,17 +35,17 @@ PlanObject = Annotated[
     pydantic.Field(description="A plan file, whole, as `GET /v1/tunes/{id}/plan` gives it."),
 ]
 SPECIAL: Final[dict[str, Any]] = {"model": Slug, "profile": Slug, "plan": PlanObject}
-"""Fields that name files to the command line; to a server they are names, or the file itself."""
+"""Fields that name files on the command line; on the wire they are names, or the file itself."""
 
 
 class Wire(BaseModel):
-    """Base of what goes over the wire: nothing unknown, nothing coerced, every number finite."""
+    """Base of wire types: no unknown fields, no coercion, every number finite."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 def wire_body(name: str, request: type[Request], *, without: Collection[str] = ()) -> type[Wire]:
-    """The strict body of ``request``: its fields but those in ``without``, with their bounds."""
+    """Return the strict body of ``request``: its fields with their bounds, except ``without``."""
     hints = hints_of(request)
     made: dict[str, Any] = {
         item.name: _body_field(item, hints[item.name])
@@ -56,34 +56,34 @@ def wire_body(name: str, request: type[Request], *, without: Collection[str] = (
 
 
 def to_request(body: Wire, kind: type[Asked]) -> Asked:
-    """The request that ``body`` asks for; an inline plan is no part of it."""
+    """Return the request in ``body``, without an inline plan."""
     given = body.model_dump(exclude={"plan"})
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
 
 
 def _body_field(item: Field[Any], hint: Any) -> tuple[Any, Any]:
-    """(type, field) of one option."""
-    said = option_of(item)
+    """Return (type, field) of one option."""
+    option = option_of(item)
     optional = NoneType in get_args(hint)
     core = next(arg for arg in get_args(hint) if arg is not NoneType) if optional else hint
-    wire = SPECIAL.get(item.name) or _bounded(said, core)
+    wire = SPECIAL.get(item.name) or _bounded(option, core)
     if get_origin(core) is tuple:
         wire = Annotated[wire, pydantic.Field(max_length=MOST_ENTRIES)]
-        return wire, pydantic.Field(default_factory=list, description=said.help)
+        return wire, pydantic.Field(default_factory=list, description=option.help)
     if item.default is MISSING:
-        return wire, pydantic.Field(description=said.help)
-    default = pydantic.Field(default=item.default, description=said.help)
+        return wire, pydantic.Field(description=option.help)
+    default = pydantic.Field(default=item.default, description=option.help)
     return (wire | None if optional else wire), default
 
 
-def _bounded(said: Option, core: Any) -> Any:
-    """The type of an option's value with all that the option allows."""
+def _bounded(option: Option, core: Any) -> Any:
+    """Return the type of an option's value within the option's bounds."""
     if get_origin(core) is tuple:
-        return list[_bounded(said, get_args(core)[0])]  # type: ignore[misc]
-    if said.choices:
-        return Literal[said.choices]
+        return list[_bounded(option, get_args(core)[0])]  # type: ignore[misc]
+    if option.choices:
+        return Literal[option.choices]
     if core is int:
-        return Annotated[int, pydantic.Field(ge=said.minimum, le=said.maximum)]
+        return Annotated[int, pydantic.Field(ge=option.minimum, le=option.maximum)]
     if core is str:
         return Annotated[str, pydantic.Field(min_length=1, max_length=LONGEST_TEXT)]
     assert core is bool, f"no wire type for {core}"
@@ -92,7 +92,7 @@ def _bounded(said: Option, core: Any) -> Any:
 
 @functools.cache
 def shown(kind: type) -> type[Wire]:
-    """What ``results.plain`` gives for the dataclass ``kind``, as a type."""
+    """Return the wire type of what ``results.to_json`` gives for the dataclass ``kind``."""
     made = shown_fields(kind)
     if kind is SlicePlan:
         made = {"label": (str, ...), **made}
@@ -100,9 +100,10 @@ def shown(kind: type) -> type[Wire]:
 
 
 def shown_fields(kind: type, names: Collection[str] | None = None) -> dict[str, Any]:
-    """(type, default) of every field that JSON shows, or of those in ``names``.
+    """Return (type, default) of every field that JSON shows, or of those in ``names``.
 
-    What has a default is always told, and need not be sent: an older client does not know it.
+    A field with a default is always in answers, and optional in bodies: older clients do not know
+    it.
     """
     hints = hints_of(kind)
     return {
@@ -113,7 +114,7 @@ def shown_fields(kind: type, names: Collection[str] | None = None) -> dict[str, 
 
 
 def shown_type(hint: Any) -> Any:
-    """A field's type with every dataclass in it as ``shown``, and tuples as lists."""
+    """Return a field's type with dataclasses as ``shown`` gives them, and tuples as lists."""
     if isinstance(hint, type) and is_dataclass(hint):
         return shown(hint)
     origin, inner = get_origin(hint), get_args(hint)

@@ -1,4 +1,4 @@
-"""From exceptions to problem+json, one function a kind of exception."""
+"""Turn exceptions into problem+json, with one function for each kind of exception."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from simulator.errors import DominoTuneError
 
 LOG: Final = logging.getLogger("domino_tune.api")
 RETRY_S = {429: "5", 503: "2", 507: "2"}
-"""When to ask again: in a while, where a job must end first."""
+"""Retry-After in seconds; longer where a job must end first."""
 DETAILS = {
     404: "There is nothing here; see /docs.",
     405: "This cannot be done here; Allow says what can.",
@@ -33,7 +33,7 @@ DETAILS = {
 
 
 async def domino_tune_error(request: Request, error: Exception) -> Response:
-    """What a user of domino_tune can cause, as domino_tune.base.errors.MEANINGS has it."""
+    """Answer with an error of domino_tune, by domino_tune.base.errors.MEANINGS."""
     assert isinstance(error, DominoTuneError)
     problem = problem_of(error)
     if problem.status >= 500:
@@ -43,13 +43,13 @@ async def domino_tune_error(request: Request, error: Exception) -> Response:
 
 
 async def problem_error(request: Request, error: Exception) -> Response:
-    """What the wire itself refuses."""
+    """Answer with an error of the wire."""
     assert isinstance(error, ProblemError)
     return _answer(request, error.problem(), error.headers)
 
 
 async def validation_error(request: Request, error: Exception) -> Response:
-    """Parameters of path, query and headers; never a body, which ``api.body`` reads."""
+    """Answer to bad parameters of path, query and headers; ``api.body`` checks bodies."""
     assert isinstance(error, RequestValidationError)
     faults = [
         Fault(parameter=str(item["loc"][-1]), detail=sentence(item["msg"]))
@@ -60,7 +60,7 @@ async def validation_error(request: Request, error: Exception) -> Response:
 
 
 async def http_exception(request: Request, error: Exception) -> Response:
-    """What the router refuses: paths and methods that are not there."""
+    """Answer to unknown paths and methods, which the router refuses."""
     assert isinstance(error, HTTPException)
     headers: dict[str, str] = dict(error.headers or {})
     if error.status_code == 405:
@@ -71,7 +71,7 @@ async def http_exception(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> list[str]:
-    """Methods that the path of a request has."""
+    """Return the methods of the request's path."""
     routes: list[Any] = request.app.routes
     path = request.scope["path"]
     methods = (one.methods for one in routes if one.path_regex.match(path))

@@ -1,4 +1,4 @@
-"""What tunes and sweeps share: handing in, waiting, and the JSON of a job."""
+"""What tunes and sweeps share: submitting, waiting, and the JSON of a job."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from api.generate import Wire
 from api.parts import Parts
 from api.tasks import new_job
 from api.wire import body_bytes, in_thread, parts_of
-from domino_tune.service.desk import MAX_LIMIT
+from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
-from domino_tune.service.job import Job, JobKind, no_such_job
-from domino_tune.service.task import dump
+from domino_tune.service.jobs.desk import MAX_LIMIT
+from domino_tune.service.jobs.job import Job, JobKind, no_such_job
 
 LONGEST_WAIT_S: Final = 30
 FIRST_POLL_S: Final = 0.1
 LONGEST_POLL_S: Final = 1.0
-"""Pauses between looks at a job that does not change grow up to this."""
+"""Longest pause between two reads of a job that does not change."""
 MOST_STREAMS: Final = 32
-"""Streams and waits of one caller, on one replica."""
+"""Most streams and waits of one caller on one replica."""
 RETRY_S: Final = 1
-"""When to ask again for a job that was just handed in."""
+"""Retry-After of a job that was just submitted."""
 LINKS: Final[Mapping[JobKind, tuple[str, ...]]] = {
     "tune": ("events", "plan", "report", "trace", "validations"),
     "sweep": ("events", "points"),
@@ -53,7 +53,7 @@ Cursor = Annotated[
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Most entries of a page.")]
 
 
-async def hand_in(
+async def submit_job(
     request: Request,
     caller: Caller,
     kind: JobKind,
@@ -61,9 +61,9 @@ async def hand_in(
     key: str | None,
     prefer: str | None,
 ) -> Response:
-    """Queue a job; 202, or 200 with the job where it ends within what ``prefer`` waits.
+    """Queue a job. Answer 202, or 200 with the job where it ends while ``prefer`` waits.
 
-    Raises as ``new_job`` does, KeyReuseError and QueueFullError.
+    Raise as ``new_job`` does, KeyReuseError and QueueFullError.
     """
     job = await _queued(request, caller, kind, body, idempotency(request, caller, key))
     headers = {"Location": job_path(request, job)}
@@ -81,11 +81,11 @@ async def hand_in(
 async def _queued(
     request: Request, caller: Caller, kind: JobKind, body: Wire, given: Idempotency | None
 ) -> Job:
-    """A new job, or the one that the key made: whatever else was said before, it is that."""
+    """Return a new job, or the one that the key made earlier, before anything else is checked."""
     parts = parts_of(request)
-    before = None if given is None else await in_thread(parts.jobs.replayed, given)
-    if before is not None:
-        return before
+    earlier = None if given is None else await in_thread(parts.jobs.replayed, given)
+    if earlier is not None:
+        return earlier
     new = await new_job(request, caller, kind, body)
     job, created = await in_thread(parts.jobs.submit, new, given, parts.settings.most_queued)
     if created:
@@ -94,7 +94,7 @@ async def _queued(
 
 
 def idempotency(request: Request, caller: Caller, key: str | None) -> Idempotency | None:
-    """The key, bound to its caller, route, query and body."""
+    """Return the key, bound to its caller, route, query and body."""
     if key is None:
         return None
     route = f"{request.method} {request.scope['route'].path}"
@@ -103,13 +103,13 @@ def idempotency(request: Request, caller: Caller, key: str | None) -> Idempotenc
 
 
 def wait_of(prefer: str | None) -> int:
-    """Seconds of ``wait=N`` in a Prefer header (RFC 7240), at most LONGEST_WAIT_S; else 0."""
+    """Return the seconds of ``wait=N`` in a Prefer header (RFC 7240), at most LONGEST_WAIT_S."""
     found = _WAIT.search(prefer or "")
     return min(int(found[1]), LONGEST_WAIT_S) if found else 0
 
 
 async def find_job(request: Request, caller: Caller, kind: JobKind, identity: str) -> Job:
-    """The caller's job of that kind. Raises NotFoundError."""
+    """Return the caller's job of that kind. Raise NotFoundError."""
     job = await in_thread(parts_of(request).jobs.get, identity, caller.owner)
     if job.kind != kind:
         raise no_such_job(identity)
@@ -117,7 +117,7 @@ async def find_job(request: Request, caller: Caller, kind: JobKind, identity: st
 
 
 async def _ended(request: Request, job: Job, wait_s: float) -> Job:
-    """The job when it has ended, or as it is after ``wait_s`` or when the service stops."""
+    """Return the job when it ends, after ``wait_s``, or when the service stops."""
     parts = parts_of(request)
     end, pause_s = time.monotonic() + wait_s, FIRST_POLL_S
     while not job.ended and time.monotonic() < end and not parts.draining.is_set():
@@ -129,7 +129,7 @@ async def _ended(request: Request, job: Job, wait_s: float) -> Job:
 
 @contextmanager
 def counted(parts: Parts, key: str) -> Iterator[None]:
-    """One more stream or wait of the caller ``key``, while it lasts."""
+    """Count a stream or wait of the caller ``key`` while it lasts."""
     parts.streams[key] += 1
     try:
         yield
@@ -140,7 +140,7 @@ def counted(parts: Parts, key: str) -> Iterator[None]:
 
 
 async def pause(draining: asyncio.Event, seconds: float) -> None:
-    """Wait, or until the service stops."""
+    """Wait, at most until the service stops."""
     try:
         await asyncio.wait_for(draining.wait(), seconds)
     except TimeoutError:
@@ -150,17 +150,17 @@ async def pause(draining: asyncio.Event, seconds: float) -> None:
 async def job_response(
     request: Request, job: Job, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The job with its result, where it has one; the result's bytes stay as they are."""
+    """Answer with the job and its result, if any, whose bytes stay as they are."""
     result = b"null"
     if job.state == "done":
         result = await in_thread(parts_of(request).jobs.result, job.id)
-    head = dump(job_head(request, job))
+    head = json_bytes(job_head(request, job))
     body = head[:-1] + b',"result":' + result + b"}"
     return json_response(body, status=status, headers=headers)
 
 
 def job_head(request: Request, job: Job) -> dict[str, Any]:
-    """The JSON of a job but its result."""
+    """Return the JSON of a job without its result."""
     path = job_path(request, job)
     return {
         "id": job.id,
@@ -178,14 +178,14 @@ def job_head(request: Request, job: Job) -> dict[str, Any]:
 
 
 def job_path(request: Request, job: Job) -> str:
-    """Where a job is."""
+    """Return the path of a job."""
     return f"{request.scope.get('root_path', '')}/v1/{job.kind}s/{job.id}"
 
 
 async def page_of_jobs(
     request: Request, caller: Caller, kind: JobKind, cursor: str | None, limit: int
 ) -> Response:
-    """A page of the caller's jobs."""
+    """Answer with a page of the caller's jobs."""
     found, following = await in_thread(
         parts_of(request).jobs.page, kind, caller.owner, cursor, limit
     )
@@ -193,21 +193,21 @@ async def page_of_jobs(
 
 
 def page(items: list[Any], following: str | None = None) -> Response:
-    """A page of a list."""
-    return json_response(dump({"items": items, "next": following}))
+    """Answer with a page of a list."""
+    return json_response(json_bytes({"items": items, "next": following}))
 
 
 def json_response(
     body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """JSON that is there already."""
+    """Answer with JSON that is encoded already."""
     return Response(
         body, status_code=status, headers=dict(headers or {}), media_type="application/json"
     )
 
 
 def rfc3339(seconds: float | None) -> str | None:
-    """``2026-01-31T12:00:00.000Z`` of seconds since 1970."""
+    """Return seconds since 1970 as ``2026-01-31T12:00:00.000Z``."""
     if seconds is None:
         return None
     text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
@@ -215,7 +215,7 @@ def rfc3339(seconds: float | None) -> str | None:
 
 
 async def cancel_job(request: Request, caller: Caller, kind: JobKind, job_id: str) -> Response:
-    """Call a job of the caller's off; one that has ended stays as it is."""
+    """Cancel a job of the caller; one that has ended stays as it is."""
     job = await find_job(request, caller, kind, job_id)
     job = await in_thread(parts_of(request).jobs.cancel, job.id, caller.owner)
     return await job_response(request, job)

@@ -1,23 +1,25 @@
-"""How much one caller may ask for: a bucket of requests."""
+"""The rate limit of a caller: a token bucket."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
+
+from cachetools import LRUCache
 
 from api.problems import ProblemError
 
 MOST_BUCKETS: Final = 10_000
-"""Callers that are remembered; who was not seen for longest is forgotten, with a full bucket."""
+"""Callers to remember; beyond that the one seen least recently is forgotten, and starts again with
+a full bucket."""
 
 
 class Buckets:
-    """A token bucket a caller: ``burst`` requests at once, ``rate_per_s`` in the long run.
+    """A token bucket for each caller: ``burst`` requests at once, ``rate_per_s`` in the long run.
 
-    Each replica counts its own; used from the event loop alone.
+    Each replica counts for itself. Use it from the event loop only.
     """
 
     def __init__(
@@ -26,25 +28,23 @@ class Buckets:
         self._rate_per_s = rate_per_s
         self._burst = burst
         self._clock = clock
-        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._levels: LRUCache[str, tuple[float, float]] = LRUCache(MOST_BUCKETS)
 
     def knows(self, key: str) -> bool:
-        """Whether ``key`` was counted lately."""
+        """Return whether ``key`` was counted lately."""
         return key in self._levels
 
     def forget(self, key: str) -> None:
-        """Count ``key`` as if it had never come."""
+        """Forget the requests of ``key``."""
         self._levels.pop(key, None)
 
     def take(self, key: str) -> None:
-        """Count one request of ``key``. Raises ProblemError 429 where its bucket is empty."""
+        """Count one request of ``key``. Raise ProblemError 429 where its bucket is empty."""
         now = self._clock()
-        level, since = self._levels.pop(key, (float(self._burst), now))
+        level, since = self._levels.get(key, (float(self._burst), now))
         level = min(self._burst, level + (now - since) * self._rate_per_s)
         enough = level >= 1
         self._levels[key] = (level - 1 if enough else level, now)
-        if len(self._levels) > MOST_BUCKETS:
-            self._levels.popitem(last=False)
         if not enough:
             wait_s = math.ceil((1 - level) / self._rate_per_s)
             raise ProblemError(

@@ -1,4 +1,4 @@
-"""What Prometheus is told: requests, jobs, the process. Labels come from bounded sets only."""
+"""Metrics for Prometheus: requests, jobs, the process. Labels come from bounded sets only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from domino_tune.base.errors import StorageError, UnavailableError
-from domino_tune.service.job import JobState
+from domino_tune.service.jobs.job import JobState
 
 if TYPE_CHECKING:
     from api.parts import Parts
@@ -29,7 +29,7 @@ BUCKETS_S: Final = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
 
 
 class Metrics:
-    """Counts of one application, in a registry of its own."""
+    """The metrics of one application, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -48,36 +48,36 @@ class Metrics:
         )
 
     def began(self) -> None:
-        """A request came in."""
+        """Count a request that came in."""
         self._in_flight.inc()
 
     def ended(self, method: str, route: str, status: int, seconds: float) -> None:
-        """It was answered; status 0: its connection ended before."""
+        """Count an answered request; status 0: its connection ended before."""
         self._in_flight.dec()
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
 
     def watch(self, parts: Parts) -> None:
-        """Tell of the jobs, too."""
+        """Add metrics of the jobs."""
         self.registry.register(_Jobs(parts))
 
     def exposition(self) -> bytes:
-        """All of it as text. Asks the database, so it blocks."""
+        """Return all metrics as text. This asks the database, and so blocks."""
         return generate_latest(self.registry)
 
 
 class _Jobs(Collector):
-    """Jobs by state, asked for when somebody looks."""
+    """Jobs by state, counted when the metrics are read."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Nothing is asked of the database to register this."""
+        """Describe the metric without asking the database."""
         yield GaugeMetricFamily("domino_tune_jobs", "Jobs by state.", labels=["state"])
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Count them; where the database is away, the process' own metrics stand alone."""
+        """Count the jobs; where the database is away, leave them out."""
         with suppress(StorageError, UnavailableError):
             yield self._counted()
         yield GaugeMetricFamily(
@@ -86,7 +86,7 @@ class _Jobs(Collector):
         )  # fmt: skip
 
     def _counted(self) -> GaugeMetricFamily:
-        """Raises StorageError, UnavailableError."""
+        """Return the number of jobs by state. Raise StorageError, UnavailableError."""
         found = GaugeMetricFamily("domino_tune_jobs", "Jobs by state.", labels=["state"])
         counts = self._parts.jobs.counts()
         for state in get_args(JobState):

@@ -1,6 +1,6 @@
-"""Around every request: safe headers, a log line, counts, and a problem where code failed.
+"""Middleware of every request: safe headers, a log line, metrics, and a problem where code failed.
 
-The log tells method, route, status, milliseconds and the request's id: no query, header, token,
+The log has method, route, status, milliseconds and the request's id, but no query, header, token,
 body or owner.
 """
 
@@ -33,25 +33,25 @@ SAFE_HEADERS: Final = {
     "Content-Security-Policy": API_CSP,
     "Cache-Control": "no-store",
 }
-"""Of every answer that does not say otherwise itself."""
+"""Default headers of every answer."""
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
 UNMATCHED: Final = "unmatched"
 
 
 class Counts(Protocol):
-    """Who counts requests."""
+    """Metrics of requests."""
 
     def began(self) -> None:
-        """A request came in."""
+        """Count a request that came in."""
 
     def ended(self, method: str, route: str, status: int, seconds: float) -> None:
-        """It was answered: ``seconds`` until its first byte left."""
+        """Count an answered request; ``seconds`` until its first byte was sent."""
 
 
 class Observe:
-    """ASGI middleware: everything that is the same for all routes.
+    """ASGI middleware: what all routes have in common.
 
-    ``route_of`` names the route of a scope that was served, from a set that is bounded.
+    ``route_of`` returns the route's name of a served scope, from a bounded set.
     """
 
     def __init__(self, app: ASGIApp, counts: Counts, route_of: Callable[[Scope], str]) -> None:
@@ -60,7 +60,7 @@ class Observe:
         self.route_of = route_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the class."""
+        """Serve one scope."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -84,7 +84,7 @@ class Observe:
     async def _failed(
         self, error: Exception, answer: _Answer, scope: Scope, receive: Receive
     ) -> None:
-        """Log where a bug is, and nothing of the data that met it; answer if it can be."""
+        """Log where a bug is, without the data that caused it; answer if no answer has begun."""
         places = "".join(traceback.format_tb(error.__traceback__))
         ERRORS.error("request %s: %s at\n%s", answer.identity, type(error).__name__, places)
         if not answer.status:
@@ -94,7 +94,7 @@ class Observe:
 
 
 class _Answer:
-    """What is sent, with headers added; ``status`` is 0 until it begins."""
+    """The answer that is sent, with headers added; ``status`` is 0 until it begins."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -115,10 +115,10 @@ class _Answer:
 
 
 class Guard:
-    """ASGI middleware: no page of another site may use a browser to call us.
+    """ASGI middleware: refuse calls that pages of other sites make through a browser.
 
-    Where ``hosts`` are given, a request must name one of them: else a page could let its own name
-    lead to this machine, and read what we answer without a token.
+    Where ``hosts`` are given, a request must name one of them: else a page could point its own name
+    at this machine, and read answers without a token.
     """
 
     def __init__(self, app: ASGIApp, hosts: tuple[str, ...]) -> None:
@@ -126,7 +126,7 @@ class Guard:
         self.hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the class."""
+        """Serve or refuse one scope."""
         refused = self._refused(Headers(scope=scope)) if scope["type"] == "http" else None
         if refused is None:
             await self.app(scope, receive, send)
@@ -144,7 +144,7 @@ class Guard:
 
 
 def _name(host: str) -> str:
-    """A Host header without its port."""
+    """Return a Host header without its port."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -1,4 +1,4 @@
-"""Routes put into FastAPI, and the OpenAPI document, with every answer that a route can give."""
+"""Add routes to FastAPI, and make the OpenAPI document with every answer that a route can give."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVENT: Final = {
     },
     "required": ["data"],
 }
-"""One server-sent event, as its lines are named."""
+"""One server-sent event, with the names of its lines."""
 DESCRIPTION: Final = """\
 Predicts and tunes Domino-style tensor-parallel training. Names in bodies are those of the command
 line's options, in snake_case.
@@ -39,7 +39,7 @@ may also answer 400, 408 and 431 to what is no HTTP request, comes too slowly or
 
 
 def add_route(app: FastAPI, declared: Declared) -> None:
-    """Serve ``declared``."""
+    """Add ``declared`` to the application."""
     app.add_api_route(
         declared.path,
         declared.endpoint,
@@ -64,13 +64,13 @@ def _dependencies(declared: Declared) -> list[params.Depends]:
 
 
 def query_names(dependant: Dependant) -> frozenset[str]:
-    """Query parameters that a function knows, or one that it depends on."""
+    """Return the query parameters of a function and of all that it depends on."""
     deeper = (query_names(one) for one in dependant.dependencies)
     return frozenset(item.alias for item in dependant.query_params).union(*deeper)
 
 
 def document(app: FastAPI, declared: Iterable[Declared]) -> dict[str, Any]:
-    """The OpenAPI document of ``app``, whose routes are ``declared``."""
+    """Return the OpenAPI document of ``app``, whose routes are ``declared``."""
     made = get_openapi(
         title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes,
         tags=[{"name": tag} for tag in dict.fromkeys(one.tag for one in declared)],
@@ -122,7 +122,7 @@ def _responses(declared: Declared) -> dict[int | str, dict[str, Any]]:
 
 
 def problem_statuses(declared: Declared) -> list[int]:
-    """Statuses of every error that a route can answer with."""
+    """Return the statuses of all errors that a route can answer with."""
     found = {400, 403, 405, 422, 500, 503, *declared.problems}
     if declared.scope is not None:
         found |= {401, 429, 507}

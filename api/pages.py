@@ -1,4 +1,4 @@
-"""Pages of lists that are read whole: a cursor is the key of the last entry before."""
+"""Pages of a complete list: a cursor is the key of the last entry of the page before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sliced(
     cursor: str | None,
     limit: int,
 ) -> Response:
-    """``limit`` entries behind ``cursor``, as JSON. Raises InputError for a cursor that is none."""
+    """Return ``limit`` entries after ``cursor`` as JSON. Raise InputError for a bad cursor."""
     keys = [key(entry) for entry in entries]
     if cursor is not None and cursor not in keys:
         raise InputError(f"{cursor[:64]!r} is no cursor; take `next` of the page before.")

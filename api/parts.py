@@ -1,4 +1,4 @@
-"""The service's parts, opened when it starts and closed, in order, when it ends."""
+"""The service's parts, opened when it starts and closed in order when it stops."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import anyio
 from api.limits import Buckets
 from api.quick import Quick
 from api.settings import Settings
-from domino_tune.service import work
-from domino_tune.service.desk import JobDesk
 from domino_tune.service.executors.registry import open_executor
 from domino_tune.service.executors.slots import SlotExecutor
-from domino_tune.service.leases import Leases
+from domino_tune.service.jobs.desk import JobDesk
+from domino_tune.service.jobs.leases import Leases
+from domino_tune.service.jobs.measurements import Measurements
+from domino_tune.service.jobs.runner import Runner
 from domino_tune.service.library import Library, bundled
-from domino_tune.service.measurements import Measurements
-from domino_tune.service.runner import Runner
 from domino_tune.service.sql.database import Database, open_database
+from domino_tune.service.tasks import work
 from domino_tune.service.tokens import TokenDesk
 
 QUICK_NICENESS: Final = 5
-"""Somebody waits for these: before jobs' workers, behind the event loop."""
+"""Somebody waits for these workers: they go before those of jobs and after the event loop."""
 MOST_PINGS: Final = 2
 
 
@@ -36,9 +36,9 @@ MOST_PINGS: Final = 2
 class Parts:
     """What routes use. ``runner`` is None where this replica runs no jobs.
 
-    ``draining`` is set when the service is about to stop: streams end, /readyz says 503.
-    ``streams`` counts open streams by caller; ``pings`` bounds how many ask whether the database
-    is there, so that they leave threads to others when it is not.
+    ``draining`` is set when the service is about to stop: streams end, and /readyz answers 503.
+    ``streams`` counts open streams by caller. ``pings`` limits simultaneous checks of the database,
+    so that they do not take all threads when it is away.
     """
 
     settings: Settings
@@ -61,17 +61,17 @@ class Parts:
             self.runner.wake()
 
     def close(self) -> None:
-        """End worker processes and connections. Blocks."""
+        """Stop worker processes and close connections. This blocks."""
         for executor in self.executors:
             executor.shutdown(wait=False, cancel_futures=True)
         self.database.close()
 
 
 def open_parts(settings: Settings) -> Parts:
-    """Open the database, start worker processes, read bundled profiles: else the first who asks
-    would wait for that. Blocks.
+    """Open the database, start worker processes and read the bundled profiles, for which the first
+    request would wait else. This blocks.
 
-    Raises InputError, StorageError and UnavailableError where that cannot be.
+    Raise InputError, StorageError and UnavailableError where that fails.
     """
     database = open_database(settings.database_url)
     quick = SlotExecutor(settings.quick_workers, niceness=QUICK_NICENESS)
@@ -96,5 +96,5 @@ def open_parts(settings: Settings) -> Parts:
 
 
 def _worker_name() -> str:
-    """A name that no other process has, nor this one when it is started again."""
+    """Return a name that no other process has, and that this one does not get again."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"

@@ -1,6 +1,6 @@
 """Errors on the wire: application/problem+json (RFC 9457), each fault with its JSON pointer.
 
-Nothing of what was sent is echoed here but names of keys: values may be secret, huge or no JSON.
+Of what was sent, answers repeat only names of keys: values may be secret, huge or not JSON.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from simulator.errors import DominoTuneError
 MEDIA_TYPE: Final = "application/problem+json"
 MOST_FAULTS: Final = 20
 LONGEST_NAME: Final = 100
-"""Characters of a key that a pointer shows."""
+"""Most characters of a key in a pointer."""
 _PHRASES: Final = {413: "Content Too Large", 422: "Unprocessable Content"}
-"""Names of RFC 9110 where Python's standard library has older ones."""
+"""Phrases of RFC 9110 where Python's standard library has older ones."""
 
 
 class Fault(BaseModel):
@@ -48,12 +48,12 @@ class Problem(BaseModel):
     errors: list[Fault] = []
 
     def to_json(self) -> bytes:
-        """Its bytes on the wire."""
+        """Return the bytes on the wire."""
         return self.model_dump_json(exclude_none=True).encode()
 
 
 class ProblemError(Exception):
-    """An answer of the wire itself, as any layer of it may raise it; becomes a Problem."""
+    """An error of the wire itself, which becomes a Problem. Any layer may raise it."""
 
     def __init__(
         self,
@@ -70,19 +70,19 @@ class ProblemError(Exception):
         self.headers = dict(headers or {})
 
     def problem(self) -> Problem:
-        """What it tells the caller."""
+        """Return the problem for the caller."""
         return Problem(
             title=phrase(self.status), status=self.status, detail=self.detail, errors=self.faults
         )
 
 
 def phrase(status: int) -> str:
-    """The name of a status code."""
+    """Return the phrase of a status code."""
     return _PHRASES.get(status) or HTTPStatus(status).phrase
 
 
 def pointer(parts: Iterable[str | int]) -> str:
-    """A JSON pointer (RFC 6901) as a URI fragment; ``#`` is the whole body."""
+    """Return a JSON pointer (RFC 6901) as a URI fragment; ``#`` is the whole body."""
     escaped = (
         str(part)[:LONGEST_NAME].replace("~", "~0").replace("/", "~1") for part in parts
     )  # fmt: skip
@@ -93,13 +93,13 @@ def pointer(parts: Iterable[str | int]) -> str:
 def bad_body(
     detail: str, faults: Sequence[Fault] = (), *, status: int = 422, place: Iterable[str | int] = ()
 ) -> ProblemError:
-    """A body that is refused: at ``faults``, or where ``place`` leads."""
+    """Return the error of a refused body, at ``faults`` or at ``place``."""
     found = list(faults)[:MOST_FAULTS] or [Fault(pointer=pointer(place), detail=detail)]
     return ProblemError(status, detail, faults=found)
 
 
 def problem_of(error: DominoTuneError) -> Problem:
-    """An error of domino_tune as the wire tells it, with pointers to the fields that it names."""
+    """Return an error of domino_tune as a problem, with pointers to the fields that it names."""
     plain = plain_problem(error)
     faults = []
     if plain["status"] == 422:
@@ -111,7 +111,7 @@ def problem_of(error: DominoTuneError) -> Problem:
 
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer that tells a problem."""
+    """Answer with a problem."""
     return Response(
         problem.to_json(),
         status_code=problem.status,

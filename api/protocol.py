@@ -1,8 +1,7 @@
-"""uvicorn's HTTP/1.1 with a deadline: a request that dribbles in does not hold its connection.
+"""uvicorn's HTTP/1.1 with a deadline: a slow request does not hold its connection.
 
-``serve`` gives it to uvicorn by name, ``http="api.protocol:TimedProtocol"``. Bodies have a deadline
-in ``api.body``, which answers 408; here it is request lines and headers, and bodies that nobody
-reads any more.
+``serve`` names it to uvicorn: ``http="api.protocol:TimedProtocol"``. ``api.body`` answers 408 to
+slow bodies; this module limits request lines and headers, and bodies that nobody reads any more.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from api.settings import from_environment
 from domino_tune.service.serving import HEADER_BYTES
 
 GRACE_S: Final = 2.0
-"""A body's reader has answered by then."""
+"""By then ``api.body`` has answered a slow body."""
 _END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
 
 
@@ -30,24 +29,24 @@ def _receive_s() -> float:
 
 
 def _is_long(received: bytes) -> bool:
-    """Whether a head is longer than HEADER_BYTES; h11 looks only while it is not whole."""
+    """Return whether a head exceeds HEADER_BYTES; h11 checks only incomplete ones."""
     return len(received) > HEADER_BYTES and not _END_OF_HEAD.search(received, 0, HEADER_BYTES)
 
 
 class TimedProtocol(H11Protocol):
-    """One connection. A request must be in ``receive_s`` after its first byte, a connection's
-    first request after it was opened; GRACE_S later the connection is closed."""
+    """One connection. A request must arrive within ``receive_s`` of its first byte, the first one
+    within ``receive_s`` of the connection's start; GRACE_S later the connection is closed."""
 
     _deadline: asyncio.TimerHandle | None = None
     _silent = True
 
     def connection_made(self, transport: Any) -> None:
-        """Start the clock."""
+        """Start the deadline."""
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Start the clock with a request's first byte, stop it with its last."""
+        """Start the deadline at a request's first byte, and stop it at its last."""
         self._silent = False
         if self.conn.their_state is h11.IDLE and _is_long(self.conn.trailing_data[0] + data):
             self._refuse(431, f"A request line and headers may have {HEADER_BYTES:,} bytes.")
@@ -56,17 +55,17 @@ class TimedProtocol(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        """The next request may have come in already."""
+        """Start the deadline where the next request has begun already."""
         super().on_response_complete()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the deadline."""
         self._stop()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Tell what is no HTTP as a problem, unless an answer is under way."""
+        """Answer what is not HTTP with a problem, unless an answer has begun."""
         self._refuse(400, "This is no HTTP/1.1 request that can be read.")
 
     def _watch(self) -> None:

@@ -1,30 +1,33 @@
-"""What is answered at once: computed beside the event loop, kept, and shared by equal requests."""
+"""Quick answers: computed on an executor, stored, and shared by equal requests."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
+
+from cachetools import LRUCache
 
 from api.problems import ProblemError
 from domino_tune.service.executors.errors import ExecutorLostError, WorkerDiedError
 
 MOST_WAITING: Final = 64
-"""Different computations that wait or run; more are sent away."""
+"""Different computations that wait or run; more are refused."""
 MOST_OF_A_CALLER: Final = 8
-"""Of them, those that one caller waits for."""
-KEPT_BYTES: Final = 8 << 20
+"""Computations that one caller waits for."""
+STORED_BYTES: Final = 8 << 20
 RETRY_S: Final = 1
 Compute = Callable[[str, bytes], bytes]
 
 
 @dataclass(kw_only=True, eq=False)
 class _Running:
-    """A computation that waits or runs, and how often each caller waits for it."""
+    """A computation that waits or runs, and the number of each caller's requests for it."""
 
     call: Future[bytes]
     future: asyncio.Future[bytes]
@@ -34,33 +37,31 @@ class _Running:
 class Quick:
     """Answers of a pure function ``compute(kind, task)``, which runs on ``executor``.
 
-    Used from the event loop alone. An answer is kept until newer ones need its room.
+    Use it from the event loop only. An answer is stored until newer ones need its space.
     """
 
     def __init__(self, executor: Executor, compute: Compute, deadline_s: float) -> None:
         self._executor = executor
         self._compute = compute
         self._deadline_s = deadline_s
-        self._kept: OrderedDict[bytes, bytes] = OrderedDict()
-        self._kept_bytes = 0
+        self._stored: LRUCache[bytes, bytes] = LRUCache(STORED_BYTES, len)
         self._running: dict[bytes, _Running] = {}
 
     @property
     def waiting(self) -> int:
-        """Computations that wait or run."""
+        """Return the number of computations that wait or run."""
         return len(self._running)
 
     async def answer(self, caller_key: str, kind: str, task: bytes) -> bytes:
-        """The result for ``task``, which ``caller_key`` asks for.
+        """Return the result for ``task``, which ``caller_key`` asks for.
 
-        Raises what the computation raises, ProblemError 429 where the caller waits for too many
-        others, and 503 where all do or it is not there by the deadline. Then, if it has begun, it
-        goes on and is kept; if not, it is dropped unless another waits for it.
+        Raise what the computation raises, ProblemError 429 where the caller waits for too many
+        answers, and 503 where all callers do or the deadline has passed. Then a computation that
+        has begun goes on and is stored; another is dropped unless somebody else waits for it.
         """
         key = hashlib.sha256(kind.encode() + b"\0" + task).digest()
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
+        if key in self._stored:
+            return self._stored[key]
         if sum(caller_key in one.askers for one in self._running.values()) >= MOST_OF_A_CALLER:
             raise ProblemError(
                 429,
@@ -88,7 +89,7 @@ class Quick:
         return running
 
     def _leave(self, key: bytes, running: _Running, caller_key: str) -> None:
-        """Nobody waits for what has not begun: it is not computed."""
+        """Drop a computation that has not begun and that nobody waits for."""
         running.askers[caller_key] -= 1
         if not running.askers[caller_key]:
             del running.askers[caller_key]
@@ -102,13 +103,9 @@ class Quick:
     def _finish(self, key: bytes, running: _Running) -> None:
         self._forget(key, running)
         done = running.future
-        if done.cancelled() or done.exception() is not None:
-            return
-        self._kept[key] = done.result()
-        self._kept_bytes += len(done.result())
-        while self._kept_bytes > KEPT_BYTES:
-            _, oldest = self._kept.popitem(last=False)
-            self._kept_bytes -= len(oldest)
+        if not done.cancelled() and done.exception() is None:
+            with suppress(ValueError):  # too large to store
+                self._stored[key] = done.result()
 
 
 def _busy(detail: str) -> ProblemError:

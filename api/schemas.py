@@ -1,7 +1,7 @@
-"""What goes over the wire: bodies of requests, and what answers hold. Wire types only, no logic.
+"""The wire types: bodies of requests and contents of answers, without logic.
 
-Bodies and results are generated from ``domino_tune.requests`` and the result classes; only what
-the service adds to them is written out here.
+Bodies and results are generated from ``domino_tune.requests`` and the result classes; this module
+writes out only what the service adds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from domino_tune.results import TuneResult as TuneAnswer
 from domino_tune.results.tune import GridCell, TrialResult
 from domino_tune.results.validate import ValidateResult
 from domino_tune.results.whatif import POINT_FIELDS
-from domino_tune.service.job import JobState
+from domino_tune.service.jobs.job import JobState
 from domino_tune.store.plans import Predicted, ProfileRef
 from domino_tune.store.profiles import ProfileSummary
 from simulator.plan import SlicePlan
@@ -28,7 +28,7 @@ from simulator.specs import ClusterSpec, ModelSpec, Workload
 # Bodies ----------------------------------------------------------------------------------------
 
 SLOW: Final = frozenset({"retune", "sweep"})
-"""Fields of a what-if that make it a job: a sweep."""
+"""Fields of a what-if that make it a sweep, which is a job."""
 
 TuneBody = wire_body("TuneBody", TuneRequest, without=NOT_SERVED)
 SimulateBody = wire_body("SimulateBody", SimulateRequest)
@@ -93,7 +93,7 @@ PlanFileShown = create_model(
     "PlanFile",
     __base__=Wire,
     __doc__="A plan with all that it was made for; give it back as `plan`, or save it to a file.",
-    schema_=(Literal[1], Field(alias="schema")),
+    schema_=(Literal[2], Field(alias="schema")),
     checksum=(str, ...),
     model=(shown(ModelSpec), ...),
     workload=(shown(Workload), ...),

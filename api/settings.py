@@ -1,4 +1,4 @@
-"""What the service runs with, as ``serve`` writes it into its environment."""
+"""The service's settings, as ``serve`` writes them into its environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from domino_tune.base.loopback import is_loopback
 from domino_tune.service.serving import SETTINGS
 from domino_tune.store.files import parse_json
-from domino_tune.store.strict import strict
+from domino_tune.store.parsing import parse
 from simulator.errors import InputError
 
 VARIABLE: Final = SETTINGS
@@ -21,16 +21,16 @@ LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that can be set; times in seconds, sizes in bytes.
+    """All settings; times in seconds, sizes in bytes.
 
-    ``bind`` is the address that is listened on, without its port. ``executor`` carries the slices
-    of jobs: ``local``, or ``dask://host:port``. ``workers`` slices run at once (0: this replica
-    answers only), ``quick_workers`` processes answer simulations and what-ifs.
-    ``rate_per_s`` and ``burst``: requests of one token, each replica counting its own.
-    ``most_queued``: jobs of one owner that are not finished. ``receive_s``: a request must be in
-    by then; ``quick_s``: what is answered at once must be there by then. ``notice_s``: how long
-    /readyz says 503 before the server stops to listen; ``drain_s``: running jobs are given back by
-    then. Raises InputError for values that cannot be served.
+    ``bind``: the address to listen on, without its port. ``executor``: where the quanta of jobs
+    run, ``local`` or ``dask://host:port``. ``workers``: quanta that run at once; 0: this replica
+    only answers requests. ``quick_workers``: processes that compute simulations and what-ifs.
+    ``rate_per_s`` and ``burst``: limits for the requests of one token, by replica.
+    ``most_queued``: limit of one owner's unfinished jobs. ``receive_s``: time to receive a
+    request. ``quick_s``: time to compute what is not a job. ``notice_s``: how long /readyz answers
+    503 before the server stops to listen. ``drain_s``: time to give running jobs back after that.
+    Raise InputError for values that the service cannot run with.
     """
 
     database_url: str = field(repr=False)
@@ -67,21 +67,21 @@ class Settings:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names under which it may be called; none where every name will do.
+        """Return the host names that a request may use; empty where any name is allowed.
 
-        Without tokens a web page must not reach it by letting its own name lead here.
+        Without tokens, a web page must not reach the service by pointing its own name at it.
         """
         return () if self.tokens_required else (*LOCAL_NAMES, self.bind)
 
     def to_json(self) -> str:
-        """What ``from_environment`` reads."""
+        """Return the JSON that ``from_environment`` reads."""
         return json.dumps(asdict(self), allow_nan=False)
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings of this process. Raises InputError where there are none, or bad ones."""
+    """Return the settings of this process. Raise InputError where they are missing or bad."""
     text = environment.get(VARIABLE)
     if text is None:
         raise InputError(f"${VARIABLE} is not set; start the service with `domino-tune serve`.")
-    plain = parse_json(text.encode(), source=f"${VARIABLE}", error=InputError)
-    return strict(Settings, plain, source=f"${VARIABLE}", error=InputError)
+    content = parse_json(text.encode(), source=f"${VARIABLE}", error=InputError)
+    return parse(Settings, content, source=f"${VARIABLE}", error=InputError)

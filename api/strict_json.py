@@ -1,8 +1,7 @@
-"""JSON as strictly as it can be read, with a pointer to everything that is refused.
+"""Strict JSON, with a pointer to everything that is refused.
 
-Refused: what is no JSON, bad UTF-8, keys that stand twice, NaN, infinities and numbers too large
-to be finite, whole numbers of more digits than anything counts, NUL and lone surrogates in text,
-and deep nesting.
+Refused: what is not JSON, bad UTF-8, duplicate keys, NaN, infinities, numbers too large to be
+finite, integers of too many digits, NUL and lone surrogates in text, and deep nesting.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from typing import Any, Final
 from api.problems import Fault, bad_body, pointer
 
 DEEPEST: Final = 32
-"""Objects and lists within each other; plan files and profiles have fewer than ten."""
+"""Depth of objects and lists; plan files and profiles have fewer than ten."""
 MOST_DIGITS: Final = 40
 MOST_KEYS: Final = 10_000
-"""Of bodies that are no profiles."""
+"""Keys of a body that is not a profile."""
 _KEY: Final = re.compile(rb'"\s*:')
 _DOUBTFUL_TEXT: Final = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 Place = tuple[str | int, ...]
@@ -29,19 +28,19 @@ Place = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class _Refused:
-    """Stands where a value was that JSON must not hold."""
+    """Replaces a value that the body must not hold."""
 
     reason: str
 
 
 class _Doubled(dict[str, Any]):
-    """An object with a key that stands twice; ``twice`` names it."""
+    """An object with a duplicate key; ``twice`` names it."""
 
     twice: str = ""
 
 
 class _Reader:
-    """Hooks of the JSON decoder that remember whether there is anything to look for."""
+    """Hooks of the JSON decoder that note whether a value must be refused."""
 
     def __init__(self) -> None:
         self.refused = False
@@ -75,9 +74,9 @@ class _Reader:
 
 
 def read_json(data: bytes, most_keys: int = MOST_KEYS) -> Any:
-    """The JSON value in ``data``. Raises ProblemError, 400 for what is none and 422 for the rest.
+    """Return the JSON value in ``data``; skip a byte-order mark.
 
-    A byte-order mark is skipped.
+    Raise ProblemError: 400 for what is not JSON, 422 for everything else.
     """
     if data.count(b":") > most_keys and any(islice(_KEY.finditer(data), most_keys, None)):
         raise bad_body(f"The body may hold at most {most_keys:,} keys.")
@@ -118,7 +117,7 @@ def _check(value: Any) -> None:
 
 
 def _reason(value: Any) -> str:
-    """Why ``value`` itself is refused, or nothing."""
+    """Return why ``value`` itself is refused, or nothing."""
     if isinstance(value, _Refused):
         return value.reason
     if isinstance(value, _Doubled):
@@ -138,7 +137,7 @@ def _is_text(text: str) -> bool:
 
 
 def _walk(value: Any) -> Iterator[tuple[Place, Any]]:
-    """Every value with its place; not by recursion, for that has its own depth."""
+    """Yield every value with its place, without recursion, whose depth Python limits."""
     waiting: list[tuple[Place, Any]] = [((), value)]
     while waiting:
         place, found = waiting.pop()

@@ -1,4 +1,4 @@
-"""How a route is written. Routes are declared, each with its scope, in one table a noun:
+"""Declare routes, each with its scope, in one table for each noun:
 
     routes = Routes("tunes")
 
@@ -7,9 +7,9 @@
         ...
 
 ``api.routes.ALL`` lists the tables. The function's name is the operation id, its docstring the
-description; it gets, in this order: the caller (token, scope and rate are checked), the body,
-read strictly. It answers with a Response and raises DominoTuneError or ProblemError, which become
-problem+json. The authorisation matrix is made from the same table.
+description. Its parameters are evaluated in this order: the caller, whose token, scope and rate are
+checked, then the body, parsed strictly. It returns a Response, or raises DominoTuneError or
+ProblemError, which become problem+json. The tests of authorisation read the same tables.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from api.parts import Parts
 
 SLUG: Final = r"^[a-z0-9](\.?[a-z0-9_-])*\.?$"
-"""Names of profiles and models: no separator and no two dots in a row, so never a path."""
+"""Names of profiles and models: without a separator or two dots in a row, so never a path."""
 Slug = Annotated[str, Path(pattern=SLUG, max_length=64, description="A name.")]
 JobId = Annotated[str, Path(pattern=r"^job_[0-9a-f]{32}$", description="A job.")]
 IdempotencyKey = Annotated[
@@ -52,12 +52,12 @@ PAGE_CSP: Final = (
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-"""For pages that load their own files and nothing else."""
+"""For pages that load only their own files."""
 REPORT_CSP: Final = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
 )
-"""For a self-contained page: its scripts run, in an origin of their own."""
+"""For a self-contained page: its scripts run in an origin of their own."""
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Made = TypeVar("Made")
@@ -66,20 +66,20 @@ Kind = TypeVar("Kind", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True)
 class BodySpec:
-    """What body a route takes: JSON of ``kind`` (None: any object), or a table as bytes."""
+    """The body of a route: JSON of ``kind`` (None: any object), or a table as bytes."""
 
     kind: type[BaseModel] | None = None
     media_types: tuple[str, ...] = JSON_TYPES
     upload: bool = False
-    """Whether it may be as large as a profile."""
+    """Allow the size of a profile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """One route. ``scope`` None is open to everyone, and then nothing is counted.
+    """One route. With ``scope`` None it is open to everyone, without rate limit.
 
-    ``returns`` is what a good answer holds, documented and not checked; ``also`` other good
-    statuses; ``problems`` statuses of errors that only this route has.
+    ``returns``: the content of a good answer, documented and not checked. ``also``: other good
+    statuses. ``problems``: statuses of errors that only this route has.
     """
 
     method: str
@@ -95,24 +95,24 @@ class Declared:
 
     @property
     def name(self) -> str:
-        """The operation id."""
+        """Return the operation id."""
         return str(self.endpoint.__name__)
 
     @property
     def body(self) -> BodySpec | None:
-        """What body it takes, if any."""
+        """Return the body's specification, if the route takes a body."""
         defaults = (item.default for item in inspect.signature(self.endpoint).parameters.values())
         called = (item.dependency for item in defaults if isinstance(item, params.Depends))
         return next((_BODIES[one] for one in called if one in _BODIES), None)
 
     @property
     def dependencies(self) -> list[params.Depends]:
-        """What is checked before the function is called, in this order."""
+        """Return the checks before the function is called, in this order."""
         return [] if self.scope is None else [Depends(caller(self.scope))]
 
 
 class Routes:
-    """The routes of one noun, in the order in which they were declared."""
+    """The routes of one noun in the order of their declaration."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
@@ -130,7 +130,7 @@ class Routes:
         also: Mapping[int, type[BaseModel] | None] | None = None,
         problems: Sequence[int] = (),
     ) -> Callable[[Endpoint], Endpoint]:
-        """Declare the decorated function; see Declared."""
+        """Declare the decorated function as a route; see Declared."""
 
         def declare(endpoint: Endpoint) -> Endpoint:
             self.declared.append(
@@ -145,19 +145,19 @@ class Routes:
         return declare
 
 
-# What functions of routes take ------------------------------------------------------------------
+# Parameters of routes' functions ------------------------------------------------------------------
 
 _BODIES: Final[dict[Callable[..., Any], BodySpec]] = {}
 
 
 def parts_of(request: Request) -> Parts:
-    """The service's parts: settings, jobs, library, runner …"""
+    """Return the service's parts: settings, jobs, library, runner …"""
     parts: Parts = request.app.state.parts
     return parts
 
 
 def caller(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
-    """A dependency: whoever asks, who may do what needs ``scope`` and has not asked too often."""
+    """Return a dependency that gives the caller, after checking token, rate and ``scope``."""
 
     async def admit(request: Request) -> Caller:
         parts = parts_of(request)
@@ -173,7 +173,7 @@ def caller(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
 
 
 def only_query(known: Collection[str]) -> Callable[[Request], Awaitable[None]]:
-    """A dependency that refuses query parameters that are not ``known``, or stand twice."""
+    """Return a dependency that refuses unknown and repeated query parameters."""
 
     async def check(request: Request) -> None:
         names = [name for name, _ in request.query_params.multi_items()]
@@ -197,7 +197,8 @@ Me = Annotated[Caller, Depends(_admitted)]
 
 
 def body_of(kind: type[Kind], *, upload: bool = False) -> Any:
-    """Parameter default: the JSON body as ``kind``, within bounds; ``body_bytes`` has its bytes."""
+    """Return a parameter default: the JSON body as ``kind``, within bounds. ``body_bytes`` has its
+    bytes."""
 
     async def read(request: Request) -> Kind:
         body = await parse_body(kind, await _bytes(request, spec))
@@ -209,7 +210,7 @@ def body_of(kind: type[Kind], *, upload: bool = False) -> Any:
 
 
 def object_body(*, upload: bool = False) -> Any:
-    """Parameter default: the body as a JSON object that may hold any keys."""
+    """Return a parameter default: the body as a JSON object with any keys."""
 
     async def read(request: Request) -> dict[str, Any]:
         data = await _bytes(request, spec)
@@ -220,7 +221,7 @@ def object_body(*, upload: bool = False) -> Any:
 
 
 def raw_body(media_types: tuple[str, ...] = TABLE_TYPES, *, upload: bool = True) -> Any:
-    """Parameter default: the body as bytes, of one of ``media_types``."""
+    """Return a parameter default: the body as bytes, of one of ``media_types``."""
 
     async def read(request: Request) -> bytes:
         return await _bytes(request, spec)
@@ -242,20 +243,20 @@ async def _bytes(request: Request, spec: BodySpec) -> bytes:
 
 
 def body_bytes(request: Request) -> bytes:
-    """The body as it was sent, where the route takes one; for digests."""
+    """Return the body as it was sent, for digests."""
     data: bytes = request.state.body
     return data
 
 
 async def in_thread(function: Callable[..., Made], *arguments: Any, **named: Any) -> Made:
-    """Call what may block (SQL, files) beside the event loop."""
+    """Call in a thread what may block, such as SQL and files."""
     return await anyio.to_thread.run_sync(partial(function, *arguments, **named))
 
 
 async def run_quick(request: Request, kind: str, task: bytes) -> bytes:
-    """The result of ``domino_tune.service.work.quick``, computed or known.
+    """Return the result of ``domino_tune.service.tasks.work.quick``, computed or stored.
 
-    Raises ProblemError 429 and 503.
+    Raise ProblemError 429 and 503.
     """
     me = await _admitted(request)
     return await parts_of(request).quick.answer(me.key, kind, task)

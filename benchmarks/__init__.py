@@ -1,1 +1,1 @@
-"""Benchmarks: each prints what the project must show, as tables. Not shipped; may import all."""
+"""Benchmarks: print as tables what the project must reach. Not shipped; may import everything."""

@@ -1,3 +1,3 @@
-"""Measure a machine, predict the iteration time of every Domino cut, choose one, prove it."""
+"""Measure a machine, predict the iteration time of every plan, choose one, validate it."""
 
 VERSION = "0.1.0"

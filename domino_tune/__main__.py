@@ -1,4 +1,4 @@
-"""``python -m domino_tune``, and the ``domino-tune`` command."""
+"""Run the command line: ``python -m domino_tune`` and the ``domino-tune`` command."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from types import FrameType
 
 OUR_PACKAGES = ("simulator", "profiles", "api")
-INTERRUPTED = 130  # as in domino_tune.base.errors, which is not imported yet when this is needed
+INTERRUPTED = 130  # equals domino_tune.base.errors, which may not be imported yet
 STRICT = ("strict", "surrogateescape")
 
 
 def foreign_packages(home: Path) -> dict[str, str]:
-    """Return where each of our packages comes from that does not lie in ``home``.
+    """Return name -> place of each of our packages that Python finds outside ``home``.
 
-    Their names are common ones, and Python looks in the current folder first under ``python -m``:
-    a stranger's ``simulator.py`` there must not run in place of ours.
+    Their names are common, and ``python -m`` looks in the current folder first: another
+    ``simulator.py`` there must not run in place of ours.
     """
     from importlib.util import find_spec
     from pathlib import Path
@@ -38,10 +38,10 @@ def foreign_packages(home: Path) -> dict[str, str]:
 
 
 def ready_streams() -> None:
-    """Make stdout and stderr usable, whatever they are.
+    """Make stdout and stderr usable, whatever the caller passed.
 
-    A character that stdout's encoding lacks becomes ``?``. A closed stdout (None in Python) becomes
-    one where every write fails, so that a lost result is noticed; a closed stderr swallows.
+    A character that stdout cannot encode becomes ``?``. On a closed stdout (None in Python) every
+    write fails, so that a lost result is an error. A closed stderr drops all text.
     """
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (stays open)
@@ -55,8 +55,8 @@ def ready_streams() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line on ``argv`` (default: ``sys.argv[1:]``) and return its exit code.
 
-    2 when a package of ours would be imported from somewhere else, 130 when interrupted. This is
-    a process's last act: from its end on interrupts are ignored, where they were not already.
+    Return 2 when one of our packages would be imported from another place, 130 when interrupted.
+    Call this last in a process: it leaves SIGINT ignored, unless the caller handles SIGINT.
     """
     ready_streams()
     interrupts: list[int] = []
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = run(argv)
     except BaseException:
-        # Libraries turn an interrupt of their import into errors of all kinds.
+        # Libraries turn an interrupt of their import into other errors.
         if not interrupts:
             raise
         print("error: interrupted.", file=sys.stderr)
@@ -80,8 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if ours:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     if interrupts and code == INTERRUPTED:
-        # Python would end by the signal, not by this code, had it struck within exec(): dataclasses
-        # and namedtuples are made so.
+        # After an interrupt inside exec(), which makes dataclasses and namedtuples, Python exits by
+        # the signal and not with this code.
         with contextlib.suppress(OSError):
             sys.stderr.flush()
         os._exit(code)
@@ -98,8 +98,8 @@ def run(argv: Sequence[str] | None) -> int:
         for name, place in foreign.items():
             print(f"error: package {name!r} comes from {place}, not from {home}.", file=sys.stderr)
         print(
-            "Something there has the name of a part of domino_tune. Run the `domino-tune` command, "
-            "or `python -P -m domino_tune`, or start from another folder, or take that place off "
+            "A file there has the name of a part of domino_tune. Run the `domino-tune` command or "
+            "`python -P -m domino_tune`, start from another folder, or remove that place from "
             "PYTHONPATH.",
             file=sys.stderr,
         )

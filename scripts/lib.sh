@@ -1,4 +1,11 @@
-# Shared by scripts/demo and scripts/test: finds Python, keeps .venv. Sourced, from the repository root.
+# Functions of the other scripts: find Python, make .venv, run a module. Source it in the repository.
+
+# Replace the shell by a Python module. Take the Python of .venv, or python3 without .venv.
+exec_module() {
+    local python=python3
+    [[ -x .venv/bin/python ]] && python=.venv/bin/python
+    exec "$python" -m "$@"
+}
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -6,8 +13,8 @@ is_recent_python() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
 }
 
-# Prints the first Python >= 3.11 that can make virtual environments. Running it is the test: a
-# version manager's shim may be on the path for a version that is not switched on.
+# Print the first Python >= 3.11 that can make virtual environments. This runs each candidate, because
+# a version manager may put a name on the path for a version that is not active.
 find_python() {
     local candidate without_venv=""
     for candidate in python3.13 python3.12 python3.11 python3; do
@@ -35,7 +42,7 @@ explain_missing_python() {
     say "    apt-get install python${version}-venv"
 }
 
-# What an installation depends on. The path counts: an editable install points at it.
+# Print what an installation depends on. An editable install points to the path of the repository.
 stamp_text() {
     pwd
     .venv/bin/python --version
@@ -56,8 +63,8 @@ make_venv() {
     "$python" -m venv --clear .venv
 }
 
-# Writes the stamp last, so that an interrupted installation is done again.
-installed() { stamp_text >".venv/stamp-$1"; }
+# Call this last, so that the next run repeats an interrupted installation.
+write_stamp() { stamp_text >".venv/stamp-$1"; }
 
 pip_install() {
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$@"

@@ -1,4 +1,4 @@
-"""The one builder: (model, workload, cluster, plan, order) -> Schedule, without a duration."""
+"""The builder: (model, workload, cluster, plan, order) -> Schedule, without durations."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from simulator.fragments import Fragments, gradient_name
 from simulator.issue_order import (
     BACKWARD_FRAGMENTS,
     FORWARD_FRAGMENTS,
+    IssueOrder,
     LayerOrder,
-    Line,
     Token,
-    check_line,
+    check_issue_order,
     wgrad_chains,
 )
 from simulator.plan import SlicePlan, check_plan_fits
@@ -25,10 +25,10 @@ from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, ModelSpec, Workload, check_shardable
 
 DP_BUCKET_PARAMETERS: Final = 40_000_000
-"""Gradients of one data-parallel all-reduce, at least (Megatron-LM's default bucket size)."""
+"""Fewest gradients of one data-parallel all-reduce (Megatron-LM's default bucket size)."""
 BUCKET: Final = "bucket"
 MAX_SPAN: Final = 4
-"""Repetitions of its line that a stored order may move a token by."""
+"""By how many repetitions a stored order may move a token."""
 
 
 def build_schedule(
@@ -38,11 +38,11 @@ def build_schedule(
     plan: SlicePlan,
     order: LayerOrder | None = None,
 ) -> Schedule:
-    """Schedule of one optimizer step.
+    """Return the schedule of one optimizer step.
 
     ``order`` is the explicit order of the plan (a greedy plan needs one; others have their own).
-    Raises InputError where the model does not shard, InfeasiblePlanError where the plan does not
-    fit, ScheduleError where the order is not this plan's.
+    Raise InputError if the model does not shard, InfeasiblePlanError if the plan does not fit,
+    ScheduleError if the order is not this plan's.
     """
     check_shardable(model, workload, cluster)
     check_plan_fits(plan, model, workload)
@@ -55,14 +55,14 @@ def check_layer_order(
 ) -> None:
     """Raise ScheduleError unless ``order``, which comes from outside, is a legal one of ``plan``.
 
-    Looked at on a short stack: a line relates no layers that are further apart than its span.
+    A short stack is enough: an order relates only layers within its span.
     """
-    for line in (order.forward, order.backward):
-        far = max((abs(token.offset) for token in line.tokens), default=0)
-        if far > MAX_SPAN * line.stride:
+    for issue_order in (order.forward, order.backward):
+        far = max((abs(token.offset) for token in issue_order.tokens), default=0)
+        if far > MAX_SPAN * issue_order.stride:
             raise ScheduleError(
                 f"The order has a token {far} layers away from its repetition; at most "
-                f"{MAX_SPAN * line.stride} is allowed. Plan it again."
+                f"{MAX_SPAN * issue_order.stride} is allowed. Plan it again."
             )
     layers = MAX_SPAN * max(order.forward.stride, order.backward.stride) + 2
     short = replace(model, num_hidden_layers=min(layers, model.num_hidden_layers))
@@ -80,11 +80,11 @@ def _own_order(plan: SlicePlan) -> LayerOrder:
 
 
 class _Builder:
-    """Assembles micro-batches from lines and edges."""
+    """Builder of micro-batches from the layers' issue orders and the edges."""
 
     def __init__(self, shapes: Shapes, order: LayerOrder) -> None:
-        check_line(order.forward, shapes.plan, FORWARD_FRAGMENTS)
-        check_line(order.backward, shapes.plan, BACKWARD_FRAGMENTS)
+        check_issue_order(order.forward, shapes.plan, FORWARD_FRAGMENTS)
+        check_issue_order(order.backward, shapes.plan, BACKWARD_FRAGMENTS)
         self.shapes = shapes
         self.order = order
         self.layers = shapes.model.num_hidden_layers
@@ -114,21 +114,21 @@ class _Builder:
         edges = Edges(fragments=fragments)
         return [
             Segment(templates=tuple(edges.embedding())),
-            *self._walk(fragments, self.order.forward, mirror=-1),
+            *self._pass(fragments, self.order.forward, mirror=-1),
             Segment(templates=tuple(edges.head()), first=self.layers),
-            *self._walk(fragments, backward, mirror=self.layers - 1),
+            *self._pass(fragments, backward, mirror=self.layers - 1),
             Segment(templates=tuple(edges.embedding_grad())),
         ]
 
-    def _walk(self, fragments: Fragments, line: Line, *, mirror: int) -> list[Segment]:
-        """Segments of a line along the stack: partial repetitions once, whole ones as a loop."""
-        stride, offsets = line.stride, [t.offset for t in line.tokens]
+    def _pass(self, fragments: Fragments, order: IssueOrder, *, mirror: int) -> list[Segment]:
+        """Return the segments of an order along the stack: whole repetitions become a loop."""
+        stride, offsets = order.stride, [t.offset for t in order.tokens]
         low, high = min(offsets), max(offsets)
         first = -(high // stride)
         last = (self.layers - 1 - low) // stride
         whole = range(-(low // stride), (self.layers - 1 - high) // stride + 1)
         templates = [
-            (token.offset, self._templates(fragments, token, line)) for token in line.tokens
+            (token.offset, self._templates(fragments, token, order)) for token in order.tokens
         ]
         segments = []
         repetition = first
@@ -147,24 +147,24 @@ class _Builder:
             repetition += count
         return segments
 
-    def _templates(self, fragments: Fragments, token: Token, line: Line) -> list[OpTemplate]:
+    def _templates(self, fragments: Fragments, token: Token, order: IssueOrder) -> list[OpTemplate]:
         if token.fragment == BUCKET:
-            return [self._bucket(fragments, token, line)]
+            return [self._bucket(fragments, token, order)]
         return fragments.templates(token)
 
     # Data-parallel gradients --------------------------------------------------------------------
 
     def _layers_per_bucket(self) -> int:
-        """Whole repetitions of the backward line whose gradients fill one bucket."""
+        """Return the layers, in whole backward repetitions, whose gradients fill one bucket."""
         needed = math.ceil(DP_BUCKET_PARAMETERS / self.shapes.layer_parameters)
         stride = self.order.backward.stride
         return math.ceil(needed / stride) * stride
 
-    def _bucket(self, fragments: Fragments, token: Token, line: Line) -> OpTemplate:
-        """All-reduce of ``line.stride`` layers' gradients; its layer is the walk's last of them."""
-        signature = self.shapes.dp_all_reduce(line.stride * self.shapes.layer_parameters)
+    def _bucket(self, fragments: Fragments, token: Token, order: IssueOrder) -> OpTemplate:
+        """Return the all-reduce of ``order.stride`` layers' gradients; it belongs to the last."""
+        signature = self.shapes.dp_all_reduce(order.stride * self.shapes.layer_parameters)
         reads = tuple(
-            Ref(layer, name) for layer in range(line.stride) for name in self._final_gradients()
+            Ref(layer, name) for layer in range(order.stride) for name in self._final_gradients()
         )
         template = fragments.op("dp.ar", -1, signature, reads, "grad.dp", 0, lane=DP)
         return template.shifted(token.offset)
@@ -189,26 +189,26 @@ class _Builder:
 
 
 def _micro_groups(micros: int) -> list[tuple[int, int]]:
-    """(number of the first, how many) of micro-batches that are alike: first, middle, last."""
+    """Return (first number, count) of each group of equal micro-batches: first, middle, last."""
     middle = [(1, micros - 2)] if micros > 2 else []
     last = [(micros - 1, 1)] if micros > 1 else []
     return [(0, 1), *middle, *last]
 
 
-def with_buckets(line: Line, layers: int) -> Line:
-    """``line`` over ``layers`` layers, with one bucket behind the last gradient of the last layer.
+def with_buckets(order: IssueOrder, layers: int) -> IssueOrder:
+    """Return ``order`` over ``layers`` layers, with one bucket token for their gradients.
 
-    ``layers`` is a multiple of the line's stride. The bucket token stands right behind the last
-    issued contribution of the walk's last layer of the bucket.
+    ``layers`` is a multiple of the order's stride. The bucket token stands right behind the last
+    issued gradient of the layer that comes last in the pass.
     """
-    copies = layers // line.stride
-    tokens = [t.shifted(copy * line.stride) for copy in range(copies) for t in line.tokens]
+    copies = layers // order.stride
+    tokens = [t.shifted(copy * order.stride) for copy in range(copies) for t in order.tokens]
     phase = layers - 1
-    mine = [
+    gradients = [
         (-token.offset, position)
         for position, token in enumerate(tokens)
-        if token.offset % layers == phase and token.fragment in ("a_wgrad", "b_wgrad", "norm'")
+        if token.offset % layers == phase and token.fragment.endswith(("_wgrad", "norm_bwd"))
     ]
-    latest, position = max(mine)
+    latest, position = max(gradients)
     tokens.insert(position + 1, Token("", BUCKET, -1, offset=-latest))
-    return replace(line, tokens=tuple(tokens), stride=layers)
+    return replace(order, tokens=tuple(tokens), stride=layers)

@@ -1,4 +1,4 @@
-"""Case: a model, a workload, a cluster and a profile; everything but the plan."""
+"""Case: a model, a workload, a cluster and a profile; everything except the plan."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from simulator.units import GIB
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is predicted, but for the plan. ``notes`` are remarks for the user.
+    """Input of a prediction, except the plan. ``notes`` are remarks for the user.
 
-    Raises InputError where the model does not shard over ``cluster.tp`` ranks.
+    Raise InputError if the model does not shard over ``cluster.tp`` ranks.
     """
 
     model: ModelSpec
@@ -33,7 +33,7 @@ class Case:
 
     @cached_property
     def cost(self) -> CostModel:
-        """What ops cost on the changed machine; one model, so that look-ups are made once."""
+        """Cost model of the changed machine; cached, so that each look-up is made once."""
         return CostModel(self.profile, changes=self.changes, cuda_graph=self.cluster.cuda_graph)
 
     @property
@@ -43,19 +43,19 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one iteration, all data-parallel replicas together."""
+        """Tokens of one iteration, over all data-parallel replicas."""
         return self.workload.tokens * self.workload.grad_accumulation * self.cluster.dp
 
     def shapes(self, plan: SlicePlan) -> Shapes:
         """Return one rank's shapes under ``plan``.
 
-        Raise InfeasiblePlanError where the plan does not fit the model or the batch.
+        Raise InfeasiblePlanError if the plan does not fit the model or the batch.
         """
         check_plan_fits(plan, self.model, self.workload)
         return Shapes(model=self.model, workload=self.workload, cluster=self.cluster, plan=plan)
 
     def check_memory(self, plan: SlicePlan, peak_bytes: int) -> None:
-        """Raise InfeasiblePlanError where ``peak_bytes`` are more than a GPU has."""
+        """Raise InfeasiblePlanError if ``peak_bytes`` exceeds the memory of a GPU."""
         if peak_bytes > self.capacity_bytes:
             raise InfeasiblePlanError(
                 f"{plan.label} needs {peak_bytes / GIB:.1f} GiB at its peak, but "

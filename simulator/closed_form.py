@@ -1,16 +1,17 @@
-"""Closed forms for the time of a plan: a proven lower bound and an estimate, no engine involved.
+"""Closed forms for the time of a plan: a proven lower bound and an estimate, without an engine.
 
-Both add up durations fragment by fragment; sums depend on few numbers of a plan and are cached, so
-that a plan costs microseconds.
+Both add up durations fragment by fragment. The sums depend on few numbers of a plan and are cached,
+so that a plan costs microseconds.
 
-Forward and backward of a micro-batch occupy disjoint stretches of time: compute is FIFO and every
-tensor-parallel all-reduce of a walk is read by a compute op of the same walk. Let W_f be a
-stretch's compute of family f and K its all-reduces, run alone; φ_f and γ ≥ 1 how much compute of
-family f and an all-reduce slow each other down; x_f the time in which both are in flight. Then
+The forward and the backward pass of a micro-batch occupy disjoint stretches of time: compute is
+FIFO, and a compute op of the same pass reads every tensor-parallel all-reduce. Let W_f be the time
+of a stretch's compute of family f and K that of its all-reduces, both run alone. Let φ_f and γ ≥ 1
+be the slowdowns of family f and of an all-reduce by each other, and x_f the time in which both are
+in flight. Then
     T ≥ Σ (W_f − x_f/φ_f) + Σ x_f + (K − Σ x_f/γ),   x_f ≤ φ_f·H_f,   Σ x_f ≤ γ·K,
-where H_f ≤ W_f is what may run beside an all-reduce at all: everything where other row slices
-exist, else later column pieces and weight gradients. The minimum fills x_f in rising order of
-1 − 1/φ_f − 1/γ, as far as that is negative. More lanes in flight only slow things further.
+where H_f ≤ W_f is the compute that can run beside an all-reduce: all of it with several row slices,
+else later column pieces and wgrads. The minimum fills x_f in rising order of 1 − 1/φ_f − 1/γ, while
+that is negative. More lanes in flight only slow ops down further.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from simulator.case import Case
-from simulator.contention import SCALE
+from simulator.contention import SCALE, ComputeFamily, Family
 from simulator.edges import Edges
 from simulator.fragments import Fragments
 from simulator.issue_order import (
     ALL_SLICES,
     BACKWARD_FRAGMENTS,
     BLOCKS,
+    COLUMN_PARALLEL,
     FORWARD_FRAGMENTS,
+    ROW_PARALLEL,
+    BlockFragments,
     Token,
-    run,
+    slice_tokens,
 )
 from simulator.ops import Gemm
 from simulator.plan import SlicePlan
@@ -37,14 +41,14 @@ from simulator.schedule import COMPUTE, OpTemplate
 
 FAMILIES: Final = ("gemm", "attention", "pointwise")
 SAFETY: Final = 1e-9
-"""Relative room for rounding: engines round times to whole nanoseconds, upwards."""
+"""Relative margin for rounding: engines round times up to whole nanoseconds."""
 
 
 class Work(NamedTuple):
-    """Part of a layer or an edge, all row slices, in ns run alone.
+    """Times of a part of a layer or of an edge, all row slices, in ns run alone.
 
     ``family_ns``, ``fragment_ns``: compute by kind of op, and by fragment; ``comm_ns``: its
-    all-reduces; ``last_ns``: the last one issued; ``launch_ns``: the host's cost of issuing it all.
+    all-reduces; ``last_ns``: the last of them; ``launch_ns``: the host's cost of issuing all ops.
     """
 
     family_ns: Counter[str]
@@ -55,7 +59,7 @@ class Work(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """One layer, one direction. ``hiding_ns``: compute by family that can hide an all-reduce."""
+    """One pass of one layer. ``hiding_ns``: compute by family that can hide an all-reduce."""
 
     blocks: tuple[Work, ...]
     hiding_ns: dict[str, float]
@@ -73,7 +77,7 @@ class ClosedForm:
         self._slow: dict[tuple[object, ...], tuple[dict[str, float], float]] = {}
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
-        """Never above ``predict(case, plan).makespan_ns``."""
+        """Return a bound that is never above ``predict(case, plan).makespan_ns``."""
         stretches = self._stretches(plan)
         slow = self._slowdowns(plan)
         device = sum(_least_ns(stretch, *slow) for stretch in stretches)
@@ -84,18 +88,18 @@ class ClosedForm:
         return int(max(device, micros * layers * host) * (1 - SAFETY))
 
     def prior_ns(self, plan: SlicePlan) -> float:
-        """Estimate: all that can hide does, plus what each order exposes at a layer's seams."""
-        ahead, back = stretches = self._stretches(plan)
+        """Return an estimate (ns): all-reduces are hidden, except where the order exposes them."""
+        forward, backward = stretches = self._stretches(plan)
         slow = self._slowdowns(plan)
-        forward = _usual_ns(ahead, *slow) + _forward_seam_ns(plan, ahead)
-        backward = _usual_ns(back, *slow) + _backward_seam_ns(plan, back)
+        forward_ns = _usual_ns(forward, *slow) + _forward_exposed_ns(plan, forward)
+        backward_ns = _usual_ns(backward, *slow) + _backward_exposed_ns(plan, backward)
         host = sum(work.launch_ns for stretch in stretches for work in stretch.blocks)
         layers, micros = self.case.model.num_hidden_layers, self.case.workload.grad_accumulation
-        exposed = self._exposed_buckets_ns(plan, layers * backward)
-        return micros * layers * max(forward + backward, host) + self._edge_ns(plan) + exposed
+        exposed = self._exposed_buckets_ns(plan, layers * backward_ns)
+        return micros * layers * max(forward_ns + backward_ns, host) + self._edge_ns(plan) + exposed
 
     def _exposed_buckets_ns(self, plan: SlicePlan, backward_ns: float) -> float:
-        """Data-parallel all-reduces: what the last backward does not hide, at least the edges'."""
+        """Return the data-parallel all-reduces that backward does not hide, at least the edges'."""
         if self.case.cluster.dp == 1:
             return 0.0
         shapes, duration_ns = self.case.shapes(plan), self.case.cost.duration_ns
@@ -108,7 +112,7 @@ class ClosedForm:
         backward = tuple(self._block(plan, block, BACKWARD_FRAGMENTS) for block in BLOCKS)
         return _stretch(plan, forward, plan.slices[1:3]), _stretch(plan, backward, plan.slices[3:5])
 
-    def _block(self, plan: SlicePlan, block: str, fragments: tuple[str, ...]) -> Work:
+    def _block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Work:
         kind = "col" if fragments is FORWARD_FRAGMENTS else "dgrad"
         count = getattr(plan, f"{block}_{kind}_slices")
         key = (
@@ -119,12 +123,12 @@ class ClosedForm:
         return self._layers[key]
 
     def _templates(
-        self, plan: SlicePlan, block: str, fragments: tuple[str, ...]
+        self, plan: SlicePlan, block: str, fragments: BlockFragments
     ) -> list[tuple[str, OpTemplate]]:
-        """(fragment, op) of every slice."""
+        """Return (fragment, op) of every slice."""
         tokens: dict[Token, None] = {}
         for row in range(plan.row_slices):
-            for token in run(plan, block, fragments, row):
+            for token in slice_tokens(plan, block, fragments[block], row):
                 merged = plan.merge_wgrad and token.fragment.endswith("_wgrad")
                 tokens[token._replace(slice=ALL_SLICES) if merged else token] = None
         builder = Fragments(shapes=self.case.shapes(plan))
@@ -151,10 +155,10 @@ class ClosedForm:
         return launch.cost_ns.get(op.signature.kind, 0) if launch.mode == "inline" else 0
 
     def _compute_ns(self, plan: SlicePlan, op: OpTemplate) -> int:
-        """Duration; of a weight gradient that may overwrite or add, the shorter of the two.
+        """Return the duration; for a wgrad that may overwrite or add, the shorter of the two.
 
-        Which slice comes first, and so overwrites, is the order's choice: equal slices make the
-        choice indifferent, and slice 0 stands for it.
+        The order decides which slice comes first and overwrites. With equal slices all choices
+        cost the same, so slice 0 is taken.
         """
         signature, cost = op.signature, self.case.cost
         if not isinstance(signature, Gemm) or signature.layout != "wgrad":
@@ -166,8 +170,8 @@ class ClosedForm:
         return min(adding_ns, cost.duration_ns(signature._replace(accumulate=False)))
 
     def _edge_ns(self, plan: SlicePlan) -> int:
-        """Compute of an iteration outside the layers; later micro-batches add to what the first
-        one clears."""
+        """Return an iteration's compute outside the layers; later micro-batches add to the
+        gradients that the first one clears."""
         if plan.row_slices not in self._edges:
             shapes = self.case.shapes(plan)
             first, later = (
@@ -186,25 +190,28 @@ class ClosedForm:
         return self._add_up(plan, (("", op) for op in ops)).fragment_ns[""]
 
     def _slowdowns(self, plan: SlicePlan) -> tuple[dict[str, float], float]:
-        """By compute family beside an all-reduce, and of the all-reduce beside any of them.
+        """Return the least slowdowns of compute families and an all-reduce beside each other.
 
-        The least: of all sizes that the plan's layers send, where sizes count at all, and of long
-        ops, where durations do.
+        Where sizes matter, they are the least over all sizes that the plan's layers send; where
+        durations matter, they are those of long ops.
         """
         rows, *cuts = plan.slices
         key = (plan.comm_ctas, rows, frozenset(cuts))
         if key not in self._slow:
             pairs = [
-                {f: self.case.cost.contention.slowdowns((f, name)) for f in FAMILIES}
-                for name in self._collective_names(plan, set(cuts))
+                {
+                    f: self.case.cost.contention.slowdowns((ComputeFamily(f), family))
+                    for f in FAMILIES
+                }
+                for family in self._collective_families(plan, set(cuts))
             ]
             compute = {f: min(pair[f][0] for pair in pairs) / SCALE for f in FAMILIES}
             least = min(slow for pair in pairs for _, slow in pair.values()) / SCALE
             self._slow[key] = compute, least
         return self._slow[key]
 
-    def _collective_names(self, plan: SlicePlan, cuts: set[int]) -> set[str]:
-        """Contention families of the all-reduces of a plan's layers."""
+    def _collective_families(self, plan: SlicePlan, cuts: set[int]) -> set[Family]:
+        """Return the contention families of the all-reduces of a plan's layers."""
         shapes = self.case.shapes(plan)
         sizes = {shapes.hidden_bytes(row) // cut for row in range(plan.row_slices) for cut in cuts}
         return {self.case.cost.family(shapes.tp_all_reduce(size)) for size in sizes}
@@ -219,17 +226,17 @@ def _stretch(plan: SlicePlan, blocks: tuple[Work, ...], pieces: tuple[int, ...])
     hiding: dict[str, float] = dict(families)
     if plan.row_slices == 1:
         gemm_ns = 0.0
-        for work, count in zip(blocks, pieces, strict=True):
-            spent = work.fragment_ns
-            gemm_ns += spent["b_wgrad"] + spent["a_wgrad"]
-            cut = spent["a_dgrad"] if "a_dgrad" in spent else spent["b"]
+        for block, work, count in zip(BLOCKS, blocks, pieces, strict=True):
+            spent, first, last = work.fragment_ns, COLUMN_PARALLEL[block], ROW_PARALLEL[block]
+            gemm_ns += spent[f"{last}_wgrad"] + spent[f"{first}_wgrad"]
+            cut = spent[f"{first}_dgrad"] if f"{first}_dgrad" in spent else spent[last]
             gemm_ns += cut * (count - 1) / count
         hiding = {"gemm": gemm_ns}
     return Stretch(blocks, hiding, families.total(), sum(work.comm_ns for work in blocks))
 
 
 def _least_ns(stretch: Stretch, slow: dict[str, float], slow_comm: float) -> float:
-    """The minimum of the module's docstring."""
+    """Return the minimum of the module's docstring."""
     total = float(stretch.compute_ns + stretch.comm_ns)
     room = slow_comm * stretch.comm_ns
     for family in sorted(stretch.hiding_ns, key=slow.__getitem__):
@@ -241,7 +248,7 @@ def _least_ns(stretch: Stretch, slow: dict[str, float], slow_comm: float) -> flo
 
 
 def _usual_ns(stretch: Stretch, slow: dict[str, float], slow_comm: float) -> float:
-    """As ``_least_ns``, but an all-reduce runs beside all families alike."""
+    """Return the time of ``_least_ns`` if an all-reduce runs beside all families equally."""
     hiding = sum(stretch.hiding_ns.values())
     slowed = sum(slow[family] * spent for family, spent in stretch.hiding_ns.items())
     if not hiding:
@@ -251,30 +258,32 @@ def _usual_ns(stretch: Stretch, slow: dict[str, float], slow_comm: float) -> flo
     return stretch.compute_ns + stretch.comm_ns - gain * beside
 
 
-def _forward_seam_ns(plan: SlicePlan, stretch: Stretch) -> float:
-    """What waits in a layer: ``intra`` for the MLP's last all-reduce, ``paper`` for both."""
+def _forward_exposed_ns(plan: SlicePlan, stretch: Stretch) -> float:
+    """Return the exposed time of last all-reduces: the MLP's in ``intra``, both in ``paper``."""
     if plan.row_slices == 1 or plan.order not in ("intra", "paper"):
         return 0.0
     attn, mlp = stretch.blocks
     other = 1 - 1 / plan.row_slices
-    seam = max(0.0, mlp.last_ns - other * mlp.fragment_ns["out"])
+    exposed = max(0.0, mlp.last_ns - other * mlp.fragment_ns["residual"])
     if plan.order == "paper":
-        hidden = other * (attn.fragment_ns["out"] + mlp.fragment_ns["norm"])
-        seam += max(0.0, attn.last_ns - hidden)
-    return seam
+        hidden = other * (attn.fragment_ns["residual"] + mlp.fragment_ns["norm"])
+        exposed += max(0.0, attn.last_ns - hidden)
+    return exposed
 
 
-def _backward_seam_ns(plan: SlicePlan, stretch: Stretch) -> float:
-    """As forward; the last slice's weight gradients stand behind its all-reduce and hide it."""
+def _backward_exposed_ns(plan: SlicePlan, stretch: Stretch) -> float:
+    """Return the same for backward, where the last slice's wgrads help to hide its all-reduce."""
     if plan.order not in ("intra", "paper"):
         return 0.0
-    waiting = stretch.blocks if plan.order == "paper" else stretch.blocks[:1]
-    other, seam = 1 - 1 / plan.row_slices, 0.0
+    waiting = list(zip(BLOCKS, stretch.blocks, strict=True))
+    if plan.order == "intra":
+        del waiting[1:]
+    other, exposed = 1 - 1 / plan.row_slices, 0.0
     if plan.row_slices == 1:
-        return seam
-    for work in waiting:
-        behind = work.fragment_ns["a_wgrad"]
-        behind += work.fragment_ns["b_wgrad"] * (plan.wgrad == "deferred")
+        return exposed
+    for block, work in waiting:
+        behind = work.fragment_ns[f"{COLUMN_PARALLEL[block]}_wgrad"]
+        behind += work.fragment_ns[f"{ROW_PARALLEL[block]}_wgrad"] * (plan.wgrad == "deferred")
         share = 1.0 if plan.merge_wgrad else 1 / plan.row_slices
-        seam += max(0.0, work.last_ns - share * behind - other * work.fragment_ns["norm'"])
-    return seam
+        exposed += max(0.0, work.last_ns - share * behind - other * work.fragment_ns["norm_bwd"])
+    return exposed

@@ -1,7 +1,7 @@
-"""How sure a prediction is: an interval from every look-up's expected error.
+"""Confidence of a prediction: an interval from the expected errors of its look-ups.
 
-Errors of one section are taken as fully correlated (a GEMM table that is slow is slow for all
-shapes), sections as independent. Only time on the critical path counts.
+Errors of one section are assumed fully correlated (a GEMM table that is too slow is so for all
+shapes), sections independent. Only time on the critical path counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Level = Literal["high", "medium", "low"]
 
 @dataclass(frozen=True, kw_only=True)
 class Confidence:
-    """Interval of the iteration time, in ns; ``shares``: part of the time by source of look-up."""
+    """Interval of the iteration time, in ns; ``shares``: parts of the time by look-up source."""
 
     low_ns: int
     high_ns: int
@@ -34,7 +34,7 @@ class Confidence:
 
 
 def confidence_of(timeline: Timeline, cost: CostModel) -> Confidence:
-    """Interval and level of a predicted ``timeline``; ``cost`` is what it was predicted with."""
+    """Return interval and level of ``timeline``, which was predicted with ``cost``."""
     total = timeline.makespan_ns
     sections: dict[str, float] = {}
     shares: dict[str, float] = {}
@@ -68,7 +68,7 @@ def confidence_of(timeline: Timeline, cost: CostModel) -> Confidence:
 
 
 def _stretched_ns(timeline: Timeline, cost: CostModel) -> int:
-    """Time that contention added to compute ops on the critical path."""
+    """Return the time (ns) that contention added to compute ops on the critical path."""
     added = 0
     for index in timeline.critical_path:
         op = timeline.templates[index]
@@ -79,7 +79,7 @@ def _stretched_ns(timeline: Timeline, cost: CostModel) -> int:
 
 
 def _compute_ns(timeline: Timeline) -> int:
-    """Time of compute ops on the critical path: the slowest rank's."""
+    """Return the time (ns) of compute ops on the critical path: the slowest rank's."""
     return sum(
         timeline.end_ns[index] - timeline.start_ns[index]
         for index in timeline.critical_path

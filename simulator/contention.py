@@ -1,11 +1,11 @@
 """Contention: how much ops slow each other down while several lanes are in flight.
 
-Law (shapes fitted on 4× A100 and on an H200, see the profile's provenance): beside collectives
-that hold C CTAs, an op that takes T alone slows by SMs/(SMs − a·C) × f + min(1, u·C/T), with a, f
-and u by op family: u is what it loses however long it is, its last wave, which is all of it at
-most. A collective slows by g while compute runs, and each other collective in flight adds to that:
-one amount for sharing the same links (both inside a node, or both between nodes), another for not
-sharing them.
+Law (its form was fitted on 4× A100 and on an H200, see the profile's provenance): beside
+collectives that hold C CTAs, the slowdown of an op that takes T alone is SMs/(SMs − a·C) × f +
+min(1, u·C/T), with a, f and u by op family. u·C is the time lost in the op's last wave, for an op
+of any length; it is at most T. The slowdown of a collective is g while compute runs. Each other
+collective in flight adds to it: one amount on the same links (both inside a node, or both between
+nodes), another amount on other links.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from simulator.lookup import (
     require_sorted,
 )
 
-SCALE: Final = 1024  # slowdowns are whole numbers of 1/1024
+SCALE: Final = 1024  # slowdowns are integers in 1/1024
 _LEAST_SMS: Final = 0.1  # compute keeps at least this share of the SMs
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeContention:
-    """What a collective costs one family of compute.
+    """The law's numbers for one family of compute.
 
-    ``sms_per_cta`` (a), ``factor`` (f) and ``us_per_cta`` (u) of this module's docstring.
+    ``sms_per_cta``, ``factor`` and ``us_per_cta`` are a, f and u of this module's docstring.
     """
 
     family: str
@@ -50,13 +50,13 @@ class ComputeContention:
         require_number(f"contention {self.family}", "us_per_cta", self.us_per_cta)
 
     def slowdown(self, ctas: int, sm_count: int, alone_us: float) -> float:
-        """Of an op that takes ``alone_us`` alone, beside collectives that hold ``ctas`` CTAs."""
-        longer = min(1.0, self.us_per_cta * ctas / alone_us)
-        return compute_slowdown(self.sms_per_cta, self.factor, ctas, sm_count) + longer
+        """Return the slowdown of an op of ``alone_us`` beside collectives that hold ``ctas``."""
+        last_wave = min(1.0, self.us_per_cta * ctas / alone_us)
+        return compute_slowdown(self.sms_per_cta, self.factor, ctas, sm_count) + last_wave
 
 
 class SizeContention(NamedTuple):
-    """Measured beside collectives of ``bytes``: how much compute slows, by family, and they do."""
+    """Slowdowns with collectives of ``bytes``: of compute by family, and of the collectives."""
 
     bytes: int
     compute: dict[str, float]
@@ -67,21 +67,21 @@ class SizeContention(NamedTuple):
 class ContentionFit:
     """The law of this module's docstring.
 
-    ``default_ctas``: CTAs of a collective that left the choice to NCCL (assumed). A compute family
-    that ``compute`` does not list takes the law of the first one.
+    ``default_ctas``: CTAs of a collective that leaves the choice to NCCL (assumed). A compute
+    family that ``compute`` does not list uses the law of the first one.
 
-    ``by_size``: where collectives take their share of a core rather than of a GPU's SMs, that share
-    hangs on their size. These rows then stand in for the law's factors; between two, what they say
-    is interpolated over the logarithm of the size, and beyond the ends it stays. A family that some
-    rows do not have goes by those that do; one that none has slows as the others do on average.
+    ``by_size``: where collectives take a share of a CPU core, not of a GPU's SMs, the share depends
+    on their size. These rows then replace the law's factors: interpolated over the logarithm of the
+    size, constant beyond the ends. A family that is missing in some rows uses the other rows; a
+    family that is missing in all rows uses the mean of the other families.
     """
 
     sm_count: int
     default_ctas: int
     compute: tuple[ComputeContention, ...]
     collective_factor: float
-    shared_links_factor: float
-    apart_factor: float
+    same_links_factor: float
+    other_links_factor: float
     kind: FitKind = "fitted"
     error: float
     by_size: tuple[SizeContention, ...] = field(default=(), metadata=ABSENT_IF_EMPTY)
@@ -92,7 +92,7 @@ class ContentionFit:
         for name in ("sm_count", "default_ctas"):
             require_count(owner, name, getattr(self, name))
         require_count(owner, "number of compute families", len(self.compute))
-        for name in ("collective_factor", "shared_links_factor", "apart_factor"):
+        for name in ("collective_factor", "same_links_factor", "other_links_factor"):
             require_number(owner, name, getattr(self, name), low=1.0)
         require_number(owner, "error", self.error)
         for row in self.by_size:
@@ -104,121 +104,126 @@ class ContentionFit:
         require_sorted("contention by_size", [row.bytes for row in self.by_size])
 
 
-class _Flight(NamedTuple):
-    """A collective in flight, as far as contention cares. ``bytes`` 0: of no known size."""
+class ComputeFamily(NamedTuple):
+    """Compute ops that contention treats alike: one kind, and one duration if the law needs it.
 
-    between_nodes: bool
-    ctas: int
-    bytes: int
+    ``alone_ns``: duration of such an op alone; 0 if the law does not need it.
+    """
 
-
-def family_name(op: str, nodes: int, per_node: int, ctas: int, size_bytes: int = 0) -> str:
-    """The contention family of a collective, e.g. ``all_reduce/1x8/c0``, with ``/b4096`` behind it
-    where its size counts."""
-    name = f"{op}/{nodes}x{per_node}/c{ctas}"
-    return f"{name}/b{size_bytes}" if size_bytes else name
+    kind: str
+    alone_ns: int = 0
 
 
-def compute_family_name(kind: str, alone_ns: int = 0) -> str:
-    """The contention family of compute, e.g. ``gemm``, with ``/t52000`` behind it where its
-    duration counts."""
-    return f"{kind}/t{alone_ns}" if alone_ns else kind
+class CollectiveFamily(NamedTuple):
+    """Collectives that contention treats alike.
+
+    ``ctas`` 0 leaves the choice to NCCL; ``size_bytes`` is 0 if the law does not need it.
+    """
+
+    nodes: int
+    per_node: int
+    ctas: int = 0
+    size_bytes: int = 0
+
+    @property
+    def between_nodes(self) -> bool:
+        """Whether it uses the links between nodes."""
+        return self.nodes > 1
 
 
-def _flight(family: str, default_ctas: int) -> _Flight:
-    name, _, size = family.partition("/b")
-    _, group, ctas = name.split("/")
-    nodes = int(group.split("x")[0])
-    return _Flight(nodes > 1, int(ctas[1:]) or default_ctas, int(size or 0))
+Family = ComputeFamily | CollectiveFamily
+InFlight = tuple[Family | None, ...]
+"""Families in flight together: compute first, then every comm lane; None is an idle lane."""
 
 
 def compute_slowdown(sms_per_cta: float, factor: float, ctas: int, sm_count: int) -> float:
-    """This module's law, of ops so long that their last wave does not count."""
+    """Return the law's slowdown of ops so long that their last wave does not count."""
     left = sm_count - sms_per_cta * ctas
     return factor * sm_count / max(left, _LEAST_SMS * sm_count)
 
 
-def _at_size(flight: _Flight, rows: Sequence[tuple[int, float]]) -> float:
-    """What (bytes, factor) rows say at the flight's size; the least for one of no known size."""
-    if not flight.bytes:
+def _at_size(size_bytes: int, rows: Sequence[tuple[int, float]]) -> float:
+    """Return the factor of (bytes, factor) rows at this size; the least for 0, an unknown size."""
+    if not size_bytes:
         return min(factor for _, factor in rows)
-    index = bisect_left(rows, (flight.bytes, 0.0))
+    index = bisect_left(rows, (size_bytes, 0.0))
     if index in (0, len(rows)):
         return rows[min(index, len(rows) - 1)][1]
     (low, at_low), (high, at_high) = rows[index - 1], rows[index]
-    share = math.log(flight.bytes / low) / math.log(high / low)
+    share = math.log(size_bytes / low) / math.log(high / low)
     return at_low + share * (at_high - at_low)
 
 
 class Contention:
-    """Slowdowns for any set of lanes; ``strength`` scales the excess, 0 turns contention off."""
+    """Slowdowns of any set of lanes; ``strength`` scales the excess over 1, 0 turns it off."""
 
     def __init__(self, fit: ContentionFit | None, *, strength: float = 1.0) -> None:
         if not 0 <= strength < float("inf"):
             raise InputError(f"contention must be a finite factor ≥ 0, got {strength!r}.")
         self.fit = fit
         self.strength = strength
-        self._cache: dict[tuple[str | None, ...], tuple[int, ...]] = {}
+        self._cache: dict[InFlight, tuple[int, ...]] = {}
         self._compute = {law.family: law for law in fit.compute} if fit else {}
 
     @property
     def is_off(self) -> bool:
-        """True when nothing slows anything."""
+        """Whether every slowdown is 1."""
         return self.fit is None or self.strength == 0
 
-    def slowdowns(self, families: tuple[str | None, ...]) -> tuple[int, ...]:
-        """Slowdown × SCALE (≥ SCALE) of each lane; entry 0 is compute, None is an idle lane."""
-        known = self._cache.get(families)
-        if known is None:
+    def slowdowns(self, families: InFlight) -> tuple[int, ...]:
+        """Return the slowdown × SCALE (≥ SCALE) of each lane."""
+        slowdowns = self._cache.get(families)
+        if slowdowns is None:
             factors = self._factors(families)
-            known = tuple(round(SCALE * (1 + self.strength * (f - 1))) for f in factors)
-            self._cache[families] = known
-        return known
+            slowdowns = tuple(round(SCALE * (1 + self.strength * (f - 1))) for f in factors)
+            self._cache[families] = slowdowns
+        return slowdowns
 
-    def _factors(self, families: tuple[str | None, ...]) -> tuple[float, ...]:
+    def _factors(self, families: InFlight) -> tuple[float, ...]:
         if self.fit is None:
             return (1.0,) * len(families)
-        flights = [_flight(f, self.fit.default_ctas) if f else None for f in families[1:]]
-        compute = families[0]
-        beside = 1.0
-        if compute is not None and any(flights):
-            kind, _, alone_ns = compute.partition("/t")
-            there = [flight for flight in flights if flight]
-            beside = self._beside(kind, int(alone_ns or 0), there)
-        return beside, *(
+        compute = families[0] if isinstance(families[0], ComputeFamily) else None
+        flights = [f if isinstance(f, CollectiveFamily) else None for f in families[1:]]
+        active = [flight for flight in flights if flight]
+        compute_factor = self._compute_factor(compute, active) if compute and active else 1.0
+        return compute_factor, *(
             1.0 if flight is None else self._collective_factor(index, flights, compute is not None)
             for index, flight in enumerate(flights)
         )
 
-    def hangs_on_duration(self, family: str) -> bool:
-        """Whether ops of one family of compute slow the more, the shorter they are."""
+    def depends_on_duration(self, kind: str) -> bool:
+        """Return whether the slowdown of ops of this kind depends on their duration."""
         if self.fit is None or self.strength == 0 or self.fit.by_size:
             return False
-        return self._law(family).us_per_cta > 0
+        return self._law(kind).us_per_cta > 0
 
-    def _beside(self, family: str, alone_ns: int, flights: list[_Flight]) -> float:
-        """What all collectives in flight together cost an op; ``alone_ns`` 0: a long one."""
+    def _ctas(self, flight: CollectiveFamily) -> int:
+        assert self.fit is not None
+        return flight.ctas or self.fit.default_ctas
+
+    def _compute_factor(self, family: ComputeFamily, flights: list[CollectiveFamily]) -> float:
+        """Return an op's slowdown by all collectives in flight; ``alone_ns`` 0 is a long op."""
         assert self.fit is not None
         if not self.fit.by_size:
-            ctas = sum(flight.ctas for flight in flights)
-            alone_us = alone_ns / 1000 or math.inf
-            return self._law(family).slowdown(ctas, self.fit.sm_count, alone_us)
-        rows = self._sizes(family)
-        return 1.0 + sum(_at_size(flight, rows) - 1.0 for flight in flights)
+            ctas = sum(map(self._ctas, flights))
+            alone_us = family.alone_ns / 1000 or math.inf
+            return self._law(family.kind).slowdown(ctas, self.fit.sm_count, alone_us)
+        rows = self._sizes(family.kind)
+        return 1.0 + sum(_at_size(flight.size_bytes, rows) - 1.0 for flight in flights)
 
-    def _sizes(self, family: str) -> list[tuple[int, float]]:
-        """(bytes, slow-down) of a family of compute, beside each size that has it."""
+    def _sizes(self, kind: str) -> list[tuple[int, float]]:
+        """Return (bytes, slowdown) of a compute kind, or the mean of all kinds if no row has it."""
         assert self.fit is not None
         rows = self.fit.by_size
-        known = [(row.bytes, row.compute[family]) for row in rows if family in row.compute]
-        return known or [(row.bytes, fmean(row.compute.values())) for row in rows]
+        own = [(row.bytes, row.compute[kind]) for row in rows if kind in row.compute]
+        return own or [(row.bytes, fmean(row.compute.values())) for row in rows]
 
-    def _law(self, family: str) -> ComputeContention:
+    def _law(self, kind: str) -> ComputeContention:
         assert self.fit is not None
-        return self._compute.get(family, self.fit.compute[0])
+        return self._compute.get(kind, self.fit.compute[0])
 
     def _collective_factor(
-        self, index: int, flights: list[_Flight | None], computing: bool
+        self, index: int, flights: list[CollectiveFamily | None], computing: bool
     ) -> float:
         assert self.fit is not None
         me = flights[index]
@@ -227,9 +232,11 @@ class Contention:
         for other, flight in enumerate(flights):
             if flight is not None and other != index:
                 shared = flight.between_nodes == me.between_nodes
-                factor += (self.fit.shared_links_factor if shared else self.fit.apart_factor) - 1
+                of_links = self.fit.same_links_factor if shared else self.fit.other_links_factor
+                factor += of_links - 1
         if not computing:
             return factor
         if self.fit.by_size:
-            return factor * _at_size(me, [(r.bytes, r.collective_factor) for r in self.fit.by_size])
+            rows = [(row.bytes, row.collective_factor) for row in self.fit.by_size]
+            return factor * _at_size(me.size_bytes, rows)
         return factor * self.fit.collective_factor

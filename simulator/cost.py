@@ -1,4 +1,4 @@
-"""CostModel: from an op's signature to its duration, and how sure; what-if changes applied."""
+"""CostModel: the duration of an op's signature and its error, with what-if changes applied."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from simulator.contention import Contention, compute_family_name, family_name
+from simulator.contention import CollectiveFamily, ComputeFamily, Contention, Family
 from simulator.errors import InputError, ProfileError
 from simulator.estimate import Estimate
 from simulator.ops import Attention, Collective, Gemm, Pointwise, Signature
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from simulator.profile import LaunchMode, Profile
 
 
-# Factors beyond these are no machine's, and times that follow from them overflow. A link may fall
+# No machine differs by more than these factors, and beyond them times overflow. A link may fall
 # further than a rate of the GPU: from NVLink to gigabit Ethernet is 1 / 4000.
 LEAST_FACTORS: Final[dict[str, float]] = {
     "link_bandwidth": 1e-5, "gpu_flops": 1e-3, "memory_bandwidth": 1e-3,
@@ -33,8 +33,8 @@ class Changes:
     """What-if multipliers of the machine: 2.0 doubles a rate (or a latency); 1.0 changes nothing.
 
     ``contention`` scales the excess of every slowdown over 1; 0.0 turns contention off.
-    ``compute_speed`` is that of everything but communication: of all compute ops, and of what the
-    host charges to them.
+    ``compute_speed`` is the speed of all compute ops and of the launch costs inside them
+    (``inline``). Raise InputError for a factor out of range.
     """
 
     link_bandwidth: float = 1.0
@@ -47,7 +47,7 @@ class Changes:
     def __post_init__(self) -> None:
         for item in fields(self):
             value, low = getattr(self, item.name), LEAST_FACTORS.get(item.name, 0.0)
-            most = math.inf if item.name == "compute_speed" else MOST_FACTOR  # measured, not asked
+            most = math.inf if item.name == "compute_speed" else MOST_FACTOR  # no user input
             if not low <= value <= most:
                 off = ", 0 meaning off" if item.name == "contention" else ""
                 raise InputError(
@@ -71,7 +71,7 @@ class Launch:
 class CostModel:
     """Durations, contention and launch costs of one profile under one set of changes.
 
-    Raises MissingSectionError when an op needs a section that the profile lacks.
+    Raise MissingSectionError if an op needs a section that the profile lacks.
     """
 
     def __init__(
@@ -87,41 +87,39 @@ class CostModel:
         self.skew = profile.skew.fit if profile.skew else None
 
     def estimate(self, signature: Signature) -> Estimate:
-        """Duration alone on the (changed) machine, its source and expected relative error."""
-        known = self._estimates.get(signature)
-        if known is None:
-            known = self._estimate(signature)
-            if not (math.isfinite(known.duration_us) and known.duration_us >= 0):
+        """Return the duration alone on the changed machine; raise ProfileError if it is invalid."""
+        estimate = self._estimates.get(signature)
+        if estimate is None:
+            estimate = self._estimate(signature)
+            if not (math.isfinite(estimate.duration_us) and estimate.duration_us >= 0):
                 raise ProfileError(
-                    f"Profile {self.profile.name!r} gives {known.duration_us!r} us for "
+                    f"Profile {self.profile.name!r} gives {estimate.duration_us!r} us for "
                     f"{signature}; a duration must be finite and not negative: check the profile."
                 )
-            self._estimates[signature] = known
-        return known
+            self._estimates[signature] = estimate
+        return estimate
 
     def duration_ns(self, signature: Signature) -> int:
-        """``estimate`` in whole nanoseconds, at least 1."""
-        known = self._durations_ns.get(signature)
-        if known is None:
-            known = max(1, round(self.estimate(signature).duration_us * 1000))
-            self._durations_ns[signature] = known
-        return known
+        """Return the duration of ``estimate`` in whole nanoseconds, at least 1."""
+        duration_ns = self._durations_ns.get(signature)
+        if duration_ns is None:
+            duration_ns = max(1, round(self.estimate(signature).duration_us * 1000))
+            self._durations_ns[signature] = duration_ns
+        return duration_ns
 
     def wait_ns(self, compute_ns: int) -> int:
-        """How long a collective behind ``compute_ns`` of compute waits for the last rank."""
+        """Return the ns that a collective behind ``compute_ns`` of compute waits for all ranks."""
         return 0 if self.skew is None else round(self.skew.wait_us(compute_ns / 1000) * 1000)
 
-    def family(self, signature: Signature) -> str:
-        """Contention family: the kind for compute, maybe its duration; op/group/CTAs, maybe size
-        for a collective."""
+    def family(self, signature: Signature) -> Family:
+        """Return the contention family; duration and size are set only where the law needs them."""
         if isinstance(signature, Collective):
             fit = self.contention.fit
-            size = signature.size_bytes if fit and fit.by_size else 0
-            op, _, nodes, per_node, ctas, _ = signature
-            return family_name(op, nodes, per_node, ctas, size)
-        if self.contention.hangs_on_duration(signature.kind):
-            return compute_family_name(signature.kind, self.duration_ns(signature))
-        return signature.kind
+            size_bytes = signature.size_bytes if fit and fit.by_size else 0
+            return CollectiveFamily(signature.nodes, signature.per_node, signature.ctas, size_bytes)
+        if self.contention.depends_on_duration(signature.kind):
+            return ComputeFamily(signature.kind, self.duration_ns(signature))
+        return ComputeFamily(signature.kind)
 
     def _estimate(self, signature: Signature) -> Estimate:
         if isinstance(signature, Gemm):
@@ -137,7 +135,7 @@ class CostModel:
         return self._collective(signature)
 
     def _compute(self, base: Estimate, shares: tuple[float, float, float]) -> Estimate:
-        """Each share of the duration scaled by the change that concerns it, on the slowest rank."""
+        """Return ``base`` on the slowest rank, each share of it scaled by the share's change."""
         slower = 1.0 if self.skew is None else self.skew.slowest_factor
         base = base._replace(duration_us=base.duration_us * slower / self.changes.compute_speed)
         fixed, flops, memory = shares
@@ -174,7 +172,7 @@ class CostModel:
 
 
 def _launch(profile: Profile, cuda_graph: bool, compute_speed: float) -> Launch:
-    """Launch costs; where the host computes too (``inline``), they follow its speed."""
+    """Return the launch costs; where the host also computes (``inline``), they follow its speed."""
     section = profile.launch
     if cuda_graph or section is None or section.mode == "none":
         return Launch(mode="none")

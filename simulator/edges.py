@@ -1,4 +1,4 @@
-"""The edges of an iteration: embedding, head and loss, gradient reduction and optimizer step."""
+"""Edges of an iteration: embedding, head and loss, gradient reduction and optimizer step."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from simulator.shapes import GRAD_BYTES, Shapes
 from simulator.specs import padded_vocab_size
 
 LOSS_BYTES = 4
-"""Bytes of a loss term: cross-entropy is computed in fp32."""
+"""Bytes of one loss term: cross-entropy is computed in fp32."""
 ADAM_BYTES_READ = 4 * 4
-"""Main parameter, both moments and main gradient, fp32, an element."""
+"""Per parameter: main parameter, both moments and main gradient, in fp32."""
 ADAM_BYTES_WRITTEN = 3 * 4
-"""Main parameter and both moments, fp32; the model's own copy comes on top."""
+"""Per parameter: main parameter and both moments, in fp32; the model's own copy is extra."""
 
 
 @dataclass(kw_only=True)
 class Edges:
-    """Builds what stands before, between and behind the layers. Layer numbers are relative:
-    0 is layer 0 for the embedding and the layer behind the last for the head."""
+    """Builder of the ops before, between and behind the layers. Layer numbers are relative:
+    0 is layer 0 for the embedding, and the number of layers for the head."""
 
     fragments: Fragments
 
     @property
     def shapes(self) -> Shapes:
-        """The shapes the fragments use."""
+        """Shapes of the fragments."""
         return self.fragments.shapes
 
     def embedding(self) -> list[OpTemplate]:
-        """Vocabulary-parallel look-up, its all-reduce, positions and dropout, slice by slice."""
+        """Return the vocabulary-parallel embedding, its all-reduce, positions and dropout."""
         rows = range(self.shapes.plan.row_slices)
         looked_up = [op for row in rows for op in self._look_up(row)]
         return looked_up + [self._embedding_post(row) for row in rows]
@@ -47,14 +47,14 @@ class Edges:
         s, size = self.shapes, self.shapes.hidden_bytes(row)
         signature = s.pointwise("embedding_post", size, size + s.mask_bytes(row))
         source = (self.fragments.reduced_ref(0, f"s{row}.embed"),)
-        kept = size + s.mask_bytes(row)
-        return self.fragments.op("embed.post", row, signature, source, f"s{row}.x", kept)
+        output_bytes = size + s.mask_bytes(row)
+        return self.fragments.op("embed.post", row, signature, source, f"s{row}.x", output_bytes)
 
     def head(self) -> list[OpTemplate]:
-        """Final norm, LM head, cross-entropy and their gradients.
+        """Return the final norm, LM head, cross-entropy and their gradients.
 
-        Stage by stage over the slices, so that one slice's small all-reduces and the dgrad's hide
-        behind another slice's work; per slice: two all-reduces (maximum; sum and target logit).
+        Each stage runs over all slices, so that another slice's work hides the small all-reduces
+        and the dgrad's. The loss of a slice has two (maximum; sum and target logit).
         """
         rows = range(self.shapes.plan.row_slices)
         stages = (self._logits, self._loss_sum, self._loss_grad, self._head_norm_grad)
@@ -72,7 +72,7 @@ class Edges:
             f"s{row}.head.norm", size, weights=("w.head.norm",),
         )  # fmt: skip
         logits = f.op(
-            "head.a", row, s.gemm(tokens, self._vocab(), hidden, "forward"), norm.writes,
+            "head.logits", row, s.gemm(tokens, self._vocab(), hidden, "forward"), norm.writes,
             f"s{row}.logits", logits_bytes, weights=(self._table,),
         )  # fmt: skip
         loss_bytes = tokens * LOSS_BYTES
@@ -101,7 +101,7 @@ class Edges:
         )
         grad = f.op("loss.grad", row, signature, reads, f"d.s{row}.logits", 0)
         dgrad = f.op(
-            "head.a_dgrad", row, s.gemm(tokens, hidden, self._vocab(), "dgrad"), grad.writes,
+            "head.logits_dgrad", row, s.gemm(tokens, hidden, self._vocab(), "dgrad"), grad.writes,
             f"d.s{row}.head.norm", s.hidden_bytes(row), weights=(self._table,),
         )  # fmt: skip
         return [grad, *f.reduced(dgrad, s.hidden_bytes(row)), self._head_wgrad(row)]
@@ -114,20 +114,28 @@ class Edges:
         )
         before = (Ref(0, f"grad.head.s{row - 1}"),) if row else ()
         reads = (Ref(0, f"d.s{row}.logits"), Ref(0, f"s{row}.head.norm"), *before)
-        return f.op("head.a_wgrad", row, signature, reads, f"grad.head.s{row}", 0)
+        return f.op("head.logits_wgrad", row, signature, reads, f"grad.head.s{row}", 0)
 
     def _head_norm_grad(self, row: int) -> list[OpTemplate]:
         s, f, size = self.shapes, self.fragments, self.shapes.hidden_bytes(row)
         signature = s.pointwise(f"{s.model.norm}_bwd", 2 * size, size)
         reads = (f.reduced_ref(0, f"d.s{row}.head.norm"), Ref(0, f"s{row}.x"))
         return [
-            f.op("head.norm'", row, signature, reads, f"d.s{row}.x", size, weights=("w.head.norm",))
+            f.op(
+                "head.norm_bwd",
+                row,
+                signature,
+                reads,
+                f"d.s{row}.x",
+                size,
+                weights=("w.head.norm",),
+            )
         ]
 
     def embedding_grad(self) -> list[OpTemplate]:
-        """Scatter-add of every slice's gradient into the table's (and the positions') gradient.
+        """Return the scatter-adds of the slices into the table's (and the positions') gradient.
 
-        The first of a step clears the table's, unless the head, which shares it, has written it.
+        The first of a step clears the table's gradient, unless a tied head has written it.
         """
         s, f = self.shapes, self.fragments
         table = self._vocab() * s.model.hidden_size * GRAD_BYTES
@@ -139,11 +147,11 @@ class Edges:
             signature = s.pointwise("embedding_bwd", size + s.mask_bytes(row), size + cleared)
             before = (Ref(0, f"grad.embed.s{row - 1}"),) if row else ()
             reads = (Ref(0, f"d.s{row}.x"), *before)
-            ops.append(f.op("embed'", row, signature, reads, f"grad.embed.s{row}", 0))
+            ops.append(f.op("embed_bwd", row, signature, reads, f"grad.embed.s{row}", 0))
         return ops
 
     def step(self, last_bucket_parameters: int, reads: tuple[Ref, ...]) -> list[OpTemplate]:
-        """The last data-parallel bucket, the global gradient norm, and Adam."""
+        """Return the last data-parallel bucket, the global gradient norm, and Adam."""
         s, f = self.shapes, self.fragments
         ops = []
         if s.cluster.dp > 1 and s.plan.strategy != "no_comm":
@@ -164,4 +172,4 @@ class Edges:
 
     @property
     def _table(self) -> str:
-        return "w.embed" if self.shapes.model.tie_word_embeddings else "w.head.a"
+        return "w.embed" if self.shapes.model.tie_word_embeddings else "w.head.logits"

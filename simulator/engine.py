@@ -1,8 +1,8 @@
-"""The engine of record: a Program played by SimPy, one process a lane.
+"""The engine of record: SimPy plays a Program, with one process per lane.
 
-Semantics are those of simulator.recurrence, told here the way they happen: the compute process
-walks the total order and hands each collective to its lane once all compute before it is done;
-a comm process plays its lane in order.
+The semantics are those of simulator.recurrence. The compute process goes through the total order
+and hands each collective to its lane when all compute before it is done; a comm process plays its
+lane in order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Process = Generator[simpy.Event, Any, None]
 
 
 def play(schedule: Schedule, program: Program) -> Timeline:
-    """Simulate ``program``, which was compiled from ``schedule``."""
+    """Return the timeline of ``program``, which was compiled from ``schedule``."""
     engine = _Engine(program)
     engine.run()
     spans = list(zip(engine.starts, engine.ends, strict=True))
@@ -40,14 +40,14 @@ class _Finish(simpy.Event):
         self._value = None
 
     def fire(self) -> None:
-        """Resume who waits, at once; the lane's next op uses the same event."""
+        """Resume the waiting processes at once; the lane's next op uses the same event."""
         callbacks, self.callbacks = self.callbacks, []
         for callback in callbacks:
             callback(self)
 
 
 class _Lane:
-    """What a lane has in flight, and what waits in front of it."""
+    """A lane: its op in flight, and the queue in front of it."""
 
     __slots__ = ("arrival", "done", "ends_at", "family", "finished", "issued", "queue", "rate",
                  "reached", "target", "timer_at", "work")  # fmt: skip
@@ -82,7 +82,7 @@ class _Engine:
         self.issue_times: list[int] = []
 
     def run(self) -> None:
-        """Play to the end of every process (abandoned timers may outlive them)."""
+        """Play to the end of every process; timers that are no longer needed may remain."""
         counts = [0] * len(self.lanes)
         for step in self.steps:
             counts[step.lane] += 1
@@ -95,7 +95,7 @@ class _Engine:
 
     def _compute_lane(self) -> _Process:
         env, lanes, ends = self.env, self.lanes, self.ends
-        mine = lanes[COMPUTE]
+        compute = lanes[COMPUTE]
         for index, step in enumerate(self.steps):
             if step.lane:
                 self._hand_over(lanes[step.lane], index)
@@ -110,7 +110,7 @@ class _Engine:
             if self.depth and self._issued_at(index) > env.now:
                 self._settle()
                 yield env.timeout(self._issued_at(index) - env.now)
-            yield self._start(mine, index, step)
+            yield self._start(compute, index, step)
             ends[index] = now = int(env.now)
             self.compute_ends.append(now)
         self._settle()
@@ -142,10 +142,10 @@ class _Engine:
         self._settle()
 
     def _issued_at(self, index: int) -> int:
-        """When the host issues an op: a lane asks at the earliest when all compute before is done.
+        """Return the time (ns) at which the host issues an op. All compute before it must be done.
 
-        The host needs no process of its own, because nothing happens at its times unless a lane
-        waits for one of them. At most ``depth`` compute ops are issued and not done.
+        The host needs no process, because nothing happens at its times unless a lane waits for one
+        of them. At most ``depth`` compute ops are issued and not done.
         """
         times = self.issue_times
         if len(times) <= index:
@@ -153,7 +153,7 @@ class _Engine:
         return times[index]
 
     def _issue_ahead(self, times: list[int]) -> None:
-        """Issue as many ops as the queue takes by now."""
+        """Issue as many ops as the queue has room for now."""
         now = times[-1] if times else 0
         ends, depth = self.compute_ends, self.depth
         for index in range(len(times), len(self.steps)):
@@ -171,16 +171,16 @@ class _Engine:
     # Work in flight -----------------------------------------------------------------------------
 
     def _start(self, lane: _Lane, index: int, step: Step) -> _Finish:
-        """Put an op in flight; the event fires when it ends."""
+        """Put an op in flight; return the event that fires when it ends."""
         self.starts[index] = int(self.env.now)
         self._settle(lane, step)
         return lane.finished
 
     def _settle(self, starting: _Lane | None = None, step: Step | None = None) -> None:
-        """Count the work done since the last change, then re-rate what is in flight.
+        """Subtract the work done since the last change, then set new rates for ops in flight.
 
-        Every process does so before it starts an op or begins to wait, so each instant at which
-        anything starts or ends is settled.
+        Every process calls this before it starts an op or begins to wait, so each instant at which
+        an op starts or ends is covered.
         """
         now, lanes = self.env.now, self.lanes
         units = int(now - self.settled_at) * _UNIT
@@ -205,7 +205,7 @@ class _Engine:
         self.env.timeout(lane.ends_at - now, lane).callbacks.append(self._timer)
 
     def _timer(self, event: Any) -> None:
-        """A planned end has come. If it moved since, this is too early, or another timer's task."""
+        """Fire the lane's end if it is now. If it has moved, set a timer unless one is set."""
         lane: _Lane = event.value
         now = self.env.now
         if lane.timer_at == now:

@@ -1,7 +1,7 @@
-"""The one tree of errors that a user can cause.
+"""All errors that a user can cause, as one tree of classes.
 
 Every message says three things: what was got, what is allowed, and how to fix it.
-A bug of ours is an ``AssertionError``, never one of these.
+A bug of this program is an ``AssertionError``, never one of these.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 
 
 class DominoTuneError(ValueError):
-    """Base of every error a user can cause; ``str(error)`` is written for that user."""
+    """Base of every error that a user can cause; ``str(error)`` is written for that user."""
 
 
 class InputError(DominoTuneError):
@@ -20,7 +20,7 @@ class InputError(DominoTuneError):
 
 
 class InfeasiblePlanError(DominoTuneError):
-    """The plan cannot run this workload; ``reason`` is a short slug to count by.
+    """The plan cannot run this workload; ``reason`` is a short slug by which errors are counted.
 
     Reasons: ``rows``, ``hidden``, ``order``, ``memory``, ``comm_ctas``, ``target``, ``wgrad``.
     """
@@ -30,7 +30,7 @@ class InfeasiblePlanError(DominoTuneError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Worker processes send it on: by itself it would be made again without its reason."""
+        """Keep ``reason`` when a worker process pickles the error."""
         return partial(type(self), reason=self.reason), self.args
 
 
@@ -43,11 +43,11 @@ class ProfileError(DominoTuneError):
 
 
 class MissingSectionError(ProfileError):
-    """A profile lacks what a look-up needs."""
+    """A profile lacks a section, row or law that a look-up needs."""
 
 
 def unknown_name(kind: str, got: str, known: Iterable[str]) -> InputError:
-    """Return the error for an unknown ``kind`` of thing, naming near misses and all known ones."""
+    """Return the error for an unknown name of a ``kind``, with the nearest and all known names."""
     names = sorted(known)
     near = difflib.get_close_matches(got, names, n=1, cutoff=0.6)
     hint = f" Did you mean {near[0]!r}?" if near else ""

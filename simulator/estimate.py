@@ -1,4 +1,4 @@
-"""Estimate: a duration, where it came from, and how sure we are."""
+"""Estimate: a duration, its source and its expected error."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ Source = Literal["measured", "interpolated", "fitted", "extrapolated", "assumed"
 
 
 class Estimate(NamedTuple):
-    """Duration of one op run alone.
+    """Duration of one op that runs alone.
 
-    ``error`` is the expected relative error (0.02 = 2 %), as the section's leave-out check or the
-    fit's residuals give it; ``extrapolated`` and ``assumed`` carry a widened one.
+    ``error`` is the expected relative error (0.02 = 2 %), from the section's leave-out check or
+    the fit's residuals; it is larger for ``extrapolated`` and ``assumed``.
     """
 
     duration_us: float

@@ -1,16 +1,16 @@
-"""Fragments: what a token of a line stands for, as op templates with values and signatures.
+"""Fragments: a token's op templates, with the values that they read and write.
 
-Naming of values inside a layer: ``s0.x`` layer input, ``s0.y`` after attention, ``s0.attn.a`` an
-output of the A GEMM, ``s0.attn.b.1`` a column piece, ``….ar`` the same piece after its all-reduce
-(in place). ``d.…`` are gradients. ``grad.attn.a.s1`` is the main gradient after slice 1 added to
-it: the chain of writers fixes the order of accumulation.
+Names of values inside a layer: ``s0.x`` layer input, ``s0.y`` after attention, ``s0.attn.qkv`` the
+output of that GEMM, ``s0.attn.proj.1`` a column piece, ``….ar`` the same piece after its all-reduce
+(in place). ``d.…`` are gradients. ``grad.attn.qkv.s1`` is the main gradient after slice 1 was added
+to it: the chain of writers fixes the order of accumulation.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from simulator.issue_order import ALL_SLICES, Token
+from simulator.issue_order import ALL_SLICES, COLUMN_PARALLEL, CORE, ROW_PARALLEL, Token
 from simulator.ops import Attention, Direction, Signature
 from simulator.schedule import COMPUTE, TP, OpTemplate, Ref
 from simulator.shapes import Shapes
@@ -18,9 +18,9 @@ from simulator.shapes import Shapes
 
 @dataclass(kw_only=True)
 class Fragments:
-    """Turns tokens into op templates; keeps the sizes of the values they write.
+    """Builder of tokens' op templates; ``value_bytes`` collects the sizes of written values.
 
-    ``accumulate_first``: the micro-batch adds to gradients that an earlier one has written.
+    ``accumulate_first``: the micro-batch adds to the gradients of an earlier micro-batch.
     """
 
     shapes: Shapes
@@ -32,20 +32,27 @@ class Fragments:
         self._cache: dict[Token, list[OpTemplate]] = {}
 
     def templates(self, token: Token) -> list[OpTemplate]:
-        """Op templates of ``token``, in issue order."""
+        """Return the op templates of ``token``, in issue order."""
         if token.fragment.endswith("_wgrad"):
             return [self._wgrad(token)]
         plain = token._replace(offset=0)
-        found = self._cache.get(plain)
-        if found is None:
-            found = self._cache[plain] = self._build(plain)
-        return [template.shifted(token.offset) for template in found]
+        templates = self._cache.get(plain)
+        if templates is None:
+            templates = self._cache[plain] = self._build(plain)
+        return [template.shifted(token.offset) for template in templates]
 
     def _build(self, token: Token) -> list[OpTemplate]:
         build = {
-            "norm": self._norm, "a": self._a, "core": self._core, "b": self._b, "out": self._out,
-            "out'": self._out_grad, "b_dgrad": self._b_dgrad, "core'": self._core_grad,
-            "a_dgrad": self._a_dgrad, "norm'": self._norm_grad,
+            "norm": self._norm,
+            "qkv": self._column_parallel, "fc1": self._column_parallel,
+            "core_attn": self._core_attn, "act": self._act,
+            "proj": self._row_parallel, "fc2": self._row_parallel,
+            "residual": self._residual,
+            "residual_bwd": self._residual_bwd,
+            "proj_dgrad": self._row_parallel_dgrad, "fc2_dgrad": self._row_parallel_dgrad,
+            "core_attn_bwd": self._core_attn_bwd, "act_bwd": self._act_bwd,
+            "qkv_dgrad": self._column_parallel_dgrad, "fc1_dgrad": self._column_parallel_dgrad,
+            "norm_bwd": self._norm_bwd,
         }[token.fragment]  # fmt: skip
         return build(token.block, token.slice, token.piece)
 
@@ -54,14 +61,14 @@ class Fragments:
         write: str, size: int, *, lane: int = COMPUTE, weights: tuple[str, ...] = (),
         piece: int = -1, layer: int = 0,
     ) -> OpTemplate:  # fmt: skip
-        """A template that writes one value of ``size`` bytes (0: it aliases what it reads)."""
+        """Return a template that writes one value of ``size`` bytes (0: an alias of an input)."""
         self.value_bytes[write] = size
         return OpTemplate(
             role, row, signature, lane, 0, reads, (Ref(layer, write),), weights, piece
         )
 
     def reduced(self, produced: OpTemplate, size_bytes: int, dtype: str = "") -> list[OpTemplate]:
-        """``produced`` followed by the all-reduce of what it wrote, where there is one."""
+        """Return ``produced``, followed by its value's all-reduce if ranks communicate."""
         if not self.shapes.communicates:
             return [produced]
         value = produced.writes[0]
@@ -73,7 +80,7 @@ class Fragments:
         return [produced, reduce]
 
     def reduced_ref(self, layer: int, name: str) -> Ref:
-        """The value to read after the all-reduce, where there is one."""
+        """Return the value to read: the all-reduced one if ranks communicate."""
         return Ref(layer, f"{name}.ar" if self.shapes.communicates else name)
 
     # Forward ------------------------------------------------------------------------------------
@@ -87,122 +94,129 @@ class Fragments:
                     weights=(f"w.{block}.norm",))
         ]  # fmt: skip
 
-    def _a(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        s = self.shapes
-        tokens, width = s.tokens(row), s.width(block, "a")
+    def _column_parallel(self, block: str, row: int, _: int) -> list[OpTemplate]:
+        s, role = self.shapes, f"{block}.{COLUMN_PARALLEL[block]}"
+        tokens, width = s.tokens(row), s.width(COLUMN_PARALLEL[block])
         signature = s.gemm(tokens, width, s.model.hidden_size, "forward", bias=s.has_bias(block))
-        write = f"s{row}.{block}.a"
         reads = (Ref(0, f"s{row}.{block}.norm"),)
         size = tokens * width * s.element
         return [
-            self.op(f"{block}.a", row, signature, reads, write, size, weights=(f"w.{block}.a",))
+            self.op(role, row, signature, reads, f"s{row}.{role}", size, weights=(f"w.{role}",))
         ]
 
-    def _core(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        s = self.shapes
-        a = Ref(0, f"s{row}.{block}.a")
-        a_bytes = s.tokens(row) * s.width(block, "a") * s.element
-        core_bytes = s.tokens(row) * s.width(block, "core") * s.element
-        write = f"s{row}.{block}.core"
-        if block == "mlp":
-            signature = s.pointwise(self._activation, a_bytes, core_bytes)
-            return [self.op("mlp.core", row, signature, (a,), write, core_bytes)]
-        ops = []
+    def _core_attn(self, block: str, row: int, _: int) -> list[OpTemplate]:
+        s, qkv, ops = self.shapes, Ref(0, f"s{row}.attn.qkv"), []
         if s.model.position_embedding == "rope":
             rope = self._rope_bytes(row)
             signature = s.pointwise("rope", rope, rope)
-            ops.append(self.op("attn.rope", row, signature, (a,), f"{a.name}.rope", 0))
-            a = ops[0].writes[0]
-        ops.append(self.op("attn.core", row, self._attention(row), (a,), write, core_bytes))
+            ops.append(self.op("attn.rope", row, signature, (qkv,), f"{qkv.name}.rope", 0))
+            qkv = ops[0].writes[0]
+        write, size = f"s{row}.attn.core_attn", self._width_bytes("core_attn", row)
+        ops.append(self.op("attn.core_attn", row, self._attention(row), (qkv,), write, size))
         return ops
 
-    def _b(self, block: str, row: int, piece: int) -> list[OpTemplate]:
-        s = self.shapes
+    def _act(self, block: str, row: int, _: int) -> list[OpTemplate]:
+        size = self._width_bytes("act", row)
+        signature = self.shapes.pointwise(self._activation, self._width_bytes("fc1", row), size)
+        return [
+            self.op(
+                "mlp.act", row, signature, (Ref(0, f"s{row}.mlp.fc1"),), f"s{row}.mlp.act", size
+            )
+        ]
+
+    def _row_parallel(self, block: str, row: int, piece: int) -> list[OpTemplate]:
+        s, role, core = self.shapes, f"{block}.{ROW_PARALLEL[block]}", CORE[block]
         count = getattr(s.plan, f"{block}_col_slices")
         width = s.model.hidden_size // count
-        signature = s.gemm(s.tokens(row), width, s.width(block, "core"), "forward")
+        signature = s.gemm(s.tokens(row), width, s.width(core), "forward")
         size = s.hidden_bytes(row) // count
         produced = self.op(
-            f"{block}.b", row, signature, (Ref(0, f"s{row}.{block}.core"),),
-            f"s{row}.{block}.b.{piece}", size, weights=(f"w.{block}.b",), piece=piece,
+            role, row, signature, (Ref(0, f"s{row}.{block}.{core}"),),
+            f"s{row}.{role}.{piece}", size, weights=(f"w.{role}",), piece=piece,
         )  # fmt: skip
         return self.reduced(produced, size)
 
-    def _out(self, block: str, row: int, _: int) -> list[OpTemplate]:
+    def _residual(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, size = self.shapes, self.shapes.hidden_bytes(row)
         residual = Ref(0, f"s{row}.x" if block == "attn" else f"s{row}.y")
-        count = getattr(s.plan, f"{block}_col_slices")
-        parts = (self.reduced_ref(0, f"s{row}.{block}.b.{j}") for j in range(count))
+        count, last = getattr(s.plan, f"{block}_col_slices"), ROW_PARALLEL[block]
+        parts = (self.reduced_ref(0, f"s{row}.{block}.{last}.{j}") for j in range(count))
         layer, write = (0, f"s{row}.y") if block == "attn" else (1, f"s{row}.x")
         name = "bias_dropout_add" if s.has_bias(block) or s.model.hidden_dropout else "add"
         signature = s.pointwise(name, 2 * size, size + s.mask_bytes(row), count)
         return [
-            self.op(f"{block}.out", row, signature, (*parts, residual), write,
+            self.op(f"{block}.residual", row, signature, (*parts, residual), write,
                     size + s.mask_bytes(row), layer=layer)
         ]  # fmt: skip
 
     # Backward -----------------------------------------------------------------------------------
 
-    def _out_source(self, block: str, row: int) -> Ref:
-        """Gradient of the block's output: of the next layer's input, or of the middle."""
+    def _output_grad(self, block: str, row: int) -> Ref:
+        """Return the gradient of the block's output: the next layer's input, or the MLP's."""
         return Ref(1, f"d.s{row}.x") if block == "mlp" else Ref(0, f"d.s{row}.y")
 
-    def _b_grad(self, block: str, row: int) -> Ref:
-        """Gradient of B's output."""
-        if self.shapes.has_out_grad:
-            return Ref(0, f"d.s{row}.{block}.out")
-        return self._out_source(block, row)
+    def _row_parallel_grad(self, block: str, row: int) -> Ref:
+        """Return the gradient of the row-parallel GEMM's output."""
+        if self.shapes.has_residual_bwd:
+            return Ref(0, f"d.s{row}.{block}.residual")
+        return self._output_grad(block, row)
 
-    def _out_grad(self, block: str, row: int, _: int) -> list[OpTemplate]:
+    def _residual_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, size = self.shapes, self.shapes.hidden_bytes(row)
-        if not s.has_out_grad:
+        if not s.has_residual_bwd:
             return []
         signature = s.pointwise("bias_dropout_add_bwd", size + s.mask_bytes(row), size)
         forward = Ref(0, f"s{row}.y") if block == "attn" else Ref(1, f"s{row}.x")
-        reads = (self._out_source(block, row), forward)
-        return [self.op(f"{block}.out'", row, signature, reads, f"d.s{row}.{block}.out", size)]
+        reads = (self._output_grad(block, row), forward)
+        write = f"d.s{row}.{block}.residual"
+        return [self.op(f"{block}.residual_bwd", row, signature, reads, write, size)]
 
-    def _b_dgrad(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        s = self.shapes
-        tokens, width = s.tokens(row), s.width(block, "core")
-        signature = s.gemm(tokens, width, s.model.hidden_size, "dgrad")
+    def _row_parallel_dgrad(self, block: str, row: int, _: int) -> list[OpTemplate]:
+        s, role, core = self.shapes, f"{block}.{ROW_PARALLEL[block]}", CORE[block]
+        signature = s.gemm(s.tokens(row), s.width(core), s.model.hidden_size, "dgrad")
         return [
-            self.op(f"{block}.b_dgrad", row, signature, (self._b_grad(block, row),),
-                    f"d.s{row}.{block}.core", tokens * width * s.element, weights=(f"w.{block}.b",))
+            self.op(f"{role}_dgrad", row, signature, (self._row_parallel_grad(block, row),),
+                    f"d.s{row}.{block}.{core}", self._width_bytes(core, row),
+                    weights=(f"w.{role}",))
         ]  # fmt: skip
 
-    def _core_grad(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        s = self.shapes
-        a_bytes = s.tokens(row) * s.width(block, "a") * s.element
-        core_bytes = s.tokens(row) * s.width(block, "core") * s.element
-        dcore, a = Ref(0, f"d.s{row}.{block}.core"), Ref(0, f"s{row}.{block}.a")
-        write = f"d.s{row}.{block}.a"
-        if block == "mlp":
-            signature = s.pointwise(f"{self._activation}_bwd", a_bytes + core_bytes, a_bytes)
-            return [self.op("mlp.core'", row, signature, (dcore, a), write, a_bytes)]
+    def _core_attn_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
+        s, write, size = self.shapes, f"d.s{row}.attn.qkv", self._width_bytes("qkv", row)
         rope = s.model.position_embedding == "rope"
         first = f"{write}.rope" if rope else write
-        reads = (dcore, a, Ref(0, f"s{row}.attn.core"))
-        ops = [self.op("attn.core'", row, self._attention(row, "backward"), reads, first, a_bytes)]
+        reads = (
+            Ref(0, f"d.s{row}.attn.core_attn"),
+            Ref(0, f"s{row}.attn.qkv"),
+            Ref(0, f"s{row}.attn.core_attn"),
+        )
+        signature = self._attention(row, "backward")
+        ops = [self.op("attn.core_attn_bwd", row, signature, reads, first, size)]
         if rope:
             moved = self._rope_bytes(row)
-            signature = s.pointwise("rope_bwd", moved, moved)
-            ops.append(self.op("attn.rope'", row, signature, (Ref(0, first),), write, 0))
+            rope_signature = s.pointwise("rope_bwd", moved, moved)
+            ops.append(self.op("attn.rope_bwd", row, rope_signature, (Ref(0, first),), write, 0))
         return ops
 
-    def _a_dgrad(self, block: str, row: int, piece: int) -> list[OpTemplate]:
-        s = self.shapes
+    def _act_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
+        size = self._width_bytes("fc1", row)
+        read = size + self._width_bytes("act", row)
+        signature = self.shapes.pointwise(f"{self._activation}_bwd", read, size)
+        reads = (Ref(0, f"d.s{row}.mlp.act"), Ref(0, f"s{row}.mlp.fc1"))
+        return [self.op("mlp.act_bwd", row, signature, reads, f"d.s{row}.mlp.fc1", size)]
+
+    def _column_parallel_dgrad(self, block: str, row: int, piece: int) -> list[OpTemplate]:
+        s, first = self.shapes, COLUMN_PARALLEL[block]
         count = getattr(s.plan, f"{block}_dgrad_slices")
         width = s.model.hidden_size // count
-        signature = s.gemm(s.tokens(row), width, s.width(block, "a"), "dgrad")
+        signature = s.gemm(s.tokens(row), width, s.width(first), "dgrad")
         size = s.hidden_bytes(row) // count
         produced = self.op(
-            f"{block}.a_dgrad", row, signature, (Ref(0, f"d.s{row}.{block}.a"),),
-            f"d.s{row}.{block}.norm.{piece}", size, weights=(f"w.{block}.a",), piece=piece,
+            f"{block}.{first}_dgrad", row, signature, (Ref(0, f"d.s{row}.{block}.{first}"),),
+            f"d.s{row}.{block}.norm.{piece}", size, weights=(f"w.{block}.{first}",), piece=piece,
         )  # fmt: skip
         return self.reduced(produced, size)
 
-    def _norm_grad(self, block: str, row: int, _: int) -> list[OpTemplate]:
+    def _norm_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, size = self.shapes, self.shapes.hidden_bytes(row)
         count = getattr(s.plan, f"{block}_dgrad_slices")
         parts = (self.reduced_ref(0, f"d.s{row}.{block}.norm.{j}") for j in range(count))
@@ -210,26 +224,28 @@ class Fragments:
         write = f"d.s{row}.x" if block == "attn" else f"d.s{row}.y"
         gathered = size if count > 1 else 0
         signature = s.pointwise(f"{s.model.norm}_bwd", 3 * size + gathered, size + gathered, count)
-        reads = (*parts, source, self._out_source(block, row))
+        reads = (*parts, source, self._output_grad(block, row))
         return [
-            self.op(f"{block}.norm'", row, signature, reads, write, size,
+            self.op(f"{block}.norm_bwd", row, signature, reads, write, size,
                     weights=(f"w.{block}.norm",))
         ]  # fmt: skip
 
     def _wgrad(self, token: Token) -> OpTemplate:
-        s, block, part = self.shapes, token.block, token.fragment[0]
+        s, block, linear = self.shapes, token.block, token.fragment.removesuffix("_wgrad")
         rows = range(s.plan.row_slices) if token.slice == ALL_SLICES else (token.slice,)
         hidden, tokens = s.model.hidden_size, s.tokens(token.slice)
-        if part == "a":
-            m, n = s.width(block, "a"), hidden
-            reads = [
-                r for i in rows for r in (Ref(0, f"d.s{i}.{block}.a"), Ref(0, f"s{i}.{block}.norm"))
+        if linear == COLUMN_PARALLEL[block]:
+            m, n = s.width(linear), hidden
+            pairs = [
+                (Ref(0, f"d.s{i}.{block}.{linear}"), Ref(0, f"s{i}.{block}.norm")) for i in rows
             ]
         else:
-            m, n = hidden, s.width(block, "core")
-            reads = [
-                r for i in rows for r in (self._b_grad(block, i), Ref(0, f"s{i}.{block}.core"))
+            m, n = hidden, s.width(CORE[block])
+            pairs = [
+                (self._row_parallel_grad(block, i), Ref(0, f"s{i}.{block}.{CORE[block]}"))
+                for i in rows
             ]
+        reads = [ref for pair in pairs for ref in pair]
         before = self.chains.get(token)
         if before is not None:
             reads.append(Ref(0, gradient_name(before)))
@@ -238,11 +254,15 @@ class Fragments:
         accumulate = self.accumulate_first or before is not None
         signature = s.gemm(m, n, tokens, "wgrad", accumulate=accumulate, bias=s.has_bias(block))
         return OpTemplate(
-            f"{block}.{part}_wgrad", token.slice, signature, COMPUTE, token.offset, tuple(reads),
-            (Ref(0, write),),
+            f"{block}.{token.fragment}", token.slice, signature, COMPUTE, token.offset,
+            tuple(reads), (Ref(0, write),),
         )  # fmt: skip
 
-    # Signatures ---------------------------------------------------------------------------------
+    # Signatures and sizes ----------------------------------------------------------------------
+
+    def _width_bytes(self, fragment: str, row: int) -> int:
+        """Return the bytes that ``fragment`` writes for slice ``row``."""
+        return self.shapes.tokens(row) * self.shapes.width(fragment) * self.shapes.element
 
     @property
     def _activation(self) -> str:
@@ -256,13 +276,13 @@ class Fragments:
         )  # fmt: skip
 
     def _rope_bytes(self, row: int) -> int:
-        """Bytes of queries and keys, which rope turns in place."""
+        """Return the bytes of queries and keys, which RoPE rotates in place."""
         m = self.shapes.model
         width = (m.num_attention_heads + m.num_key_value_heads) * m.head_dim
         return self.shapes.tokens(row) * width // self.shapes.cluster.tp * self.shapes.element
 
 
 def gradient_name(token: Token) -> str:
-    """The main gradient of a weight after ``token`` added its share."""
+    """Return the name of a weight's main gradient after ``token`` added its share."""
     rows = "all" if token.slice == ALL_SLICES else f"s{token.slice}"
-    return f"grad.{token.block}.{token.fragment[0]}.{rows}"
+    return f"grad.{token.block}.{token.fragment.removesuffix('_wgrad')}.{rows}"

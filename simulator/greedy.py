@@ -1,19 +1,18 @@
 """The greedy planner: estimated durations -> an explicit order, by list scheduling.
 
-It plays a stack of layers on one compute lane and one comm lane. Whenever the compute lane is free
-it issues, of what is ready,
-1. the rest of the chunk begun (the fragments of one slice up to its all-reduce): a chunk that is
-   interrupted launches its all-reduce later;
-2. else the fragment with the longest remaining path: the slice that lags most;
-3. else, where it would wait, a weight gradient: the newest layer's first (so that the stack's first
-   layers fill their own waits), and any at the latest before the layer after next begins (memory,
-   data-parallel buckets). Where nothing is reduced there is no wait to save them for: each is
-   issued at once.
+It plays a stack of layers on one compute lane and one comm lane. Whenever the compute lane is free,
+it issues one of the ready fragments:
+1. the next of the chunk that it began (the fragments of one slice up to its all-reduce), because
+   an interrupted chunk launches its all-reduce later;
+2. else the fragment with the longest remaining path: the slice that is furthest behind;
+3. else, where it would wait, a wgrad: the newest layer's first (so that the stack's first layers
+   fill their own waits), and each at the latest before the layer after next begins (memory,
+   data-parallel buckets). Without all-reduces there is no wait to fill: each is issued at once.
 
-Layers follow each other in groups: a group is a layer whose last fragments (those that wait for
-its last all-reduces) are counted to the next one, and it begins when the one before is issued
-whole. So one group from the middle of the stack, where neither end is felt, is a line that is good
-for any number of layers (simulator.issue_order drops what falls off the ends).
+Layers form groups. A group is a layer, but its last fragments (those that wait for its last
+all-reduces) belong to the next group. A group begins when all of the group before is issued. So one
+group from the middle of the stack, far from both ends, is an issue order for any number of layers
+(simulator.build drops the tokens beyond the ends).
 """
 
 from __future__ import annotations
@@ -29,37 +28,38 @@ from simulator.issue_order import (
     BACKWARD_FRAGMENTS,
     BLOCKS,
     FORWARD_FRAGMENTS,
+    BlockFragments,
+    IssueOrder,
     LayerOrder,
-    Line,
     Token,
-    run,
+    slice_tokens,
 )
 from simulator.ops import Signature
 from simulator.schedule import COMPUTE
 from simulator.shapes import Shapes
 
 DEPTH: Final = 6
-"""Layers that are played."""
+"""Number of layers that are played."""
 CHOSEN: Final = 4
-"""The group that becomes the line."""
-TAILS: Final = frozenset({("mlp", "out"), ("attn", "norm'")})
+"""The group that becomes the issue order."""
+TAILS: Final = frozenset({("mlp", "residual"), ("attn", "norm_bwd")})
 """Fragments that belong to the next layer's group."""
 
 
 def plan_order(shapes: Shapes, cost: CostModel) -> LayerOrder:
-    """The greedy order of ``shapes.plan`` on the machine that ``cost`` describes."""
+    """Return the greedy order of ``shapes.plan`` on the machine that ``cost`` describes."""
     return LayerOrder(
-        forward=_plan_line(_graph(shapes, cost, FORWARD_FRAGMENTS, 1)),
-        backward=_plan_line(_graph(shapes, cost, BACKWARD_FRAGMENTS, -1)),
+        forward=_plan_issue_order(_graph(shapes, cost, FORWARD_FRAGMENTS, 1)),
+        backward=_plan_issue_order(_graph(shapes, cost, BACKWARD_FRAGMENTS, -1)),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Graph:
-    """One layer's fragments and what they wait for.
+    """One layer's fragments and their dependencies.
 
-    ``parents[i]``: (layers back, fragment, whether its all-reduce must be done); ``children`` the
-    same, forward. ``compute_ns``, ``comm_ns``: durations; ``path_ns``: see ``_paths``.
+    ``parents[i]``: (layers back, fragment, whether its all-reduce must be done); ``children[i]``
+    the same with layers ahead. ``compute_ns``, ``comm_ns``: durations.
     """
 
     tokens: tuple[Token, ...]
@@ -70,20 +70,20 @@ class _Graph:
     is_wgrad: tuple[bool, ...]
 
 
-def _layer_tokens(shapes: Shapes, fragments: tuple[str, ...]) -> tuple[Token, ...]:
+def _layer_tokens(shapes: Shapes, fragments: BlockFragments) -> tuple[Token, ...]:
     plan = shapes.plan
     blocks = BLOCKS if fragments is FORWARD_FRAGMENTS else BLOCKS[::-1]
     tokens: dict[Token, None] = {}
     for block in blocks:
         for row in range(plan.row_slices):
-            for token in run(plan, block, fragments, row):
+            for token in slice_tokens(plan, block, fragments[block], row):
                 if plan.merge_wgrad and token.fragment.endswith("_wgrad"):
                     token = token._replace(slice=ALL_SLICES)
                 tokens[token] = None
     return tuple(tokens)
 
 
-def _graph(shapes: Shapes, cost: CostModel, fragments: tuple[str, ...], sign: int) -> _Graph:
+def _graph(shapes: Shapes, cost: CostModel, fragments: BlockFragments, sign: int) -> _Graph:
     tokens = _layer_tokens(shapes, fragments)
     builder = Fragments(shapes=shapes)
     templates = [builder.templates(token) for token in tokens]
@@ -120,17 +120,17 @@ def _graph(shapes: Shapes, cost: CostModel, fragments: tuple[str, ...], sign: in
     )
 
 
-def _plan_line(graph: _Graph) -> Line:
-    """The chosen group's issue order. A weight gradient may trail by a group, and what trails is
-    not the same in each: one that the group issues twice stays at its first place, one that it
-    does not issue comes last."""
+def _plan_issue_order(graph: _Graph) -> IssueOrder:
+    """Return the chosen group's issue order. A wgrad may be issued a group late, and not the same
+    ones are late in each group: a wgrad that the group issues twice stays at its first place, one
+    that it does not issue comes last."""
     chosen: dict[int, Token] = {}
-    for group, layer, index in _ListScheduler(graph).run():
+    for group, layer, index in _ListScheduler(graph).issue_all():
         if group == CHOSEN and index not in chosen:
             chosen[index] = graph.tokens[index]._replace(offset=layer - CHOSEN)
     for index, token in enumerate(graph.tokens):
         chosen.setdefault(index, token)
-    return Line(tokens=tuple(chosen.values()))
+    return IssueOrder(tokens=tuple(chosen.values()))
 
 
 class _ListScheduler:
@@ -145,18 +145,18 @@ class _ListScheduler:
         self.tails = [(token.block, token.fragment) in TAILS for token in graph.tokens]
         self.group = -1
         self.unissued = 0
-        self.held: list[list[int]] = [[] for _ in range(depth + 2)]
+        self.upcoming: list[list[int]] = [[] for _ in range(depth + 2)]  # nodes of later groups
         self.missing = [0] * (depth * self.count)
         self.ready_at = [0] * (depth * self.count)
         self.waiting: list[tuple[int, int]] = []  # (ready at, node): parents issued, not yet ready
         self.ready: list[tuple[int, int]] = []  # (-path, node)
-        self.wgrads: list[int] = []  # ready weight gradients; few
+        self.wgrads: list[int] = []  # ready ones; they are few
         self.now = 0
         self.comm_free = 0
         self.issued: list[tuple[int, int, int]] = []
 
-    def run(self) -> list[tuple[int, int, int]]:
-        """(group in progress, layer, fragment) in issue order."""
+    def issue_all(self) -> list[tuple[int, int, int]]:
+        """Return (group in progress, layer, fragment) of every node, in issue order."""
         for layer in range(self.depth):
             for index, parents in enumerate(self.graph.parents):
                 node = layer * self.count + index
@@ -179,14 +179,14 @@ class _ListScheduler:
             0 <= self.group - tail < self.depth and not wgrad
             for tail, wgrad in zip(self.tails, self.graph.is_wgrad, strict=True)
         )
-        for node in self.held[self.group]:
+        for node in self.upcoming[self.group]:
             heapq.heappush(self.waiting, (self.ready_at[node], node))
 
     def _parents_issued(self, node: int) -> None:
         if self.graph.is_wgrad[node % self.count]:
             self.wgrads.append(node)
         elif self._group_of(node) > self.group:
-            self.held[self._group_of(node)].append(node)
+            self.upcoming[self._group_of(node)].append(node)
         else:
             heapq.heappush(self.waiting, (self.ready_at[node], node))
 
@@ -213,21 +213,21 @@ class _ListScheduler:
             heapq.heappush(self.ready, (-self.paths[node], node))
 
     def _continue_chunk(self, last: int) -> int:
-        """The next fragment of the slice issued last, if it is ready."""
+        """Return the next ready fragment of the slice issued last, or −1."""
         if last < 0:
             return -1
         token = self.graph.tokens[last % self.count]
-        mine = [
+        same_slice = [
             entry
             for entry in self.ready
             if self.graph.tokens[entry[1] % self.count].slice == token.slice
         ]
-        return min(mine)[1] if mine else -1
+        return min(same_slice)[1] if same_slice else -1
 
     def _late_wgrad(self, chosen: int) -> int:
-        """A weight gradient that may not wait for the layer of ``chosen`` any longer."""
+        """Return a wgrad that must be issued before the layer of ``chosen`` begins, or −1."""
         if chosen < 0 or not self.wgrads or not self.graph.compute_ns[chosen % self.count]:
-            return -1  # a fragment without ops begins no layer
+            return -1  # a fragment without ops does not begin a layer
         oldest = min(self.wgrads)
         late = oldest // self.count < self._group_of(chosen) - 1
         return self._take_wgrad(oldest) if late or not self.reduces else -1
@@ -259,9 +259,9 @@ class _ListScheduler:
 
 
 def _paths(graph: _Graph, depth: int) -> list[int]:
-    """Longest remaining path of every node, in ns, all-reduces included, weight gradients not.
+    """Return each node's longest remaining path in ns, with all-reduces, without wgrads.
 
-    Counted with the durations of the slowest slice, so that uneven slices keep step.
+    Every slice counts with the durations of the slowest one, so that uneven slices stay in step.
     """
     count = len(graph.tokens)
     compute_ns = _slowest(graph.tokens, graph.compute_ns)
@@ -282,7 +282,7 @@ def _paths(graph: _Graph, depth: int) -> list[int]:
 
 
 def _slowest(tokens: tuple[Token, ...], durations: tuple[int, ...]) -> list[int]:
-    """Each fragment's longest duration over the slices."""
+    """Return each fragment's longest duration over the slices."""
     longest: dict[Token, int] = {}
     for token, duration in zip(tokens, durations, strict=True):
         key = token._replace(slice=0)
@@ -291,7 +291,7 @@ def _slowest(tokens: tuple[Token, ...], durations: tuple[int, ...]) -> list[int]
 
 
 def _topological(graph: _Graph) -> list[int]:
-    """Fragments of one layer, parents first."""
+    """Return the fragments of one layer, parents first."""
     missing = [sum(back == 0 for back, _, _ in parents) for parents in graph.parents]
     order = [index for index, count in enumerate(missing) if not count]
     for index in order:

@@ -1,16 +1,16 @@
-"""The host lane: issues ops one by one, at a cost each, at most ``depth`` compute ops ahead.
+"""The host lane: issues ops one by one, each at a cost, at most ``depth`` compute ops ahead.
 
-h(i) = max(h(i − 1), end of compute op number c − depth) + cost(i), for compute op number c. The
-bound is CUDA's launch queue, one a stream; comm streams hold fewer ops than the compute stream, so
-theirs is never the one that fills.
+h(i) = max(h(i − 1), end of compute op number c − depth) + cost(i), for compute op number c.
+``depth`` is the length of CUDA's launch queue, one per stream. Comm streams hold fewer ops than the
+compute stream, so their queues never fill.
 
-Skipping periods. Let the devices' state repeat after a period of T ns and P compute ops, in which
-the host spends H. (a) If no op waited for the host in the period, H ≤ T and depth ≥ 2P, none ever
-will: issue times fall behind start times by T − H more in each period, and the queue frees places
-a whole period before they are needed. (b) If the host's lead over the device is the same as a
-period before, ops did wait for it, and depth ≥ P, everything repeats. (c) It also does if the lead
-and all the ends that the queue still looks at are the same; that is looked at for micro-batches,
-which are longer than the queue. Else nothing is skipped.
+Skipped periods. The devices' state repeats after a period of T ns and P compute ops, in which the
+host spends H ns. (a) If no op waited for the host in the period, H ≤ T and depth ≥ 2P, no op ever
+will: the host's lead grows by T − H in each period, and the queue frees places a whole period
+before they are needed. (b) If ops did wait for the host, its lead over the device is the same as a
+period before, and depth ≥ P, everything repeats. (c) Everything also repeats if the lead and all
+ends in the queue are the same. This is checked for micro-batches, which are longer than the queue.
+In all other cases nothing is skipped.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from simulator.schedule import COMPUTE
 
 
 class HostMark(NamedTuple):
-    """Where a period begins: entries of the log, host time, ops that waited, device time, and
-    for micro-batches the ends in the queue, counted back from now."""
+    """The start of a period: entries of the log, host time, ops that waited, device time, and
+    for micro-batches the ends in the queue, in ns before now."""
 
     entries: int
     time_ns: int
@@ -33,7 +33,7 @@ class HostMark(NamedTuple):
 
 
 class Host:
-    """Issue times, in the total order. ``depth`` 0: launches are free, the host is not modelled."""
+    """Issue times (ns) in the total order. ``depth`` 0: launches are free, there is no host."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
@@ -43,7 +43,7 @@ class Host:
         self.log: list[tuple[int, int]] = []
 
     def issue(self, lane: int, cost_ns: int) -> int:
-        """Issue the next op; returns when that is done. Called when all compute before it ended."""
+        """Issue the next op and return its issue time (ns). All compute before it has ended."""
         self.log.append((lane, cost_ns))
         return self._issue(lane, cost_ns)
 
@@ -54,20 +54,20 @@ class Host:
         return self.time_ns
 
     def ended(self, now_ns: int) -> None:
-        """The compute op issued last has ended."""
+        """Record the end of the compute op issued last."""
         self.ends.append(now_ns)
 
     def binds(self) -> None:
-        """An op had to wait for the host."""
+        """Count an op that had to wait for the host."""
         self.bindings += 1
 
     def mark(self, now_ns: int, *, whole_micro: bool) -> HostMark:
-        """Remember where a period begins; ``whole_micro``: it is a micro-batch, not a layer."""
+        """Return the start of a period; ``whole_micro``: it is a micro-batch, not a layer."""
         ends = self._ends_back(now_ns) if whole_micro else ()
         return HostMark(len(self.log), self.time_ns, self.bindings, now_ns, ends)
 
     def _is_same(self, mark: HostMark, now_ns: int) -> bool:
-        """Whether lead and queue are what they were at ``mark``."""
+        """Return whether lead and queue are the same as at ``mark``."""
         same_lead = self.time_ns - mark.time_ns == now_ns - mark.now_ns
         return same_lead and bool(mark.ends) and mark.ends == self._ends_back(now_ns)
 
@@ -75,7 +75,7 @@ class Host:
         return tuple(now_ns - end for end in self.ends)
 
     def may_skip(self, mark: HostMark, now_ns: int) -> bool:
-        """Whether periods like the one since ``mark`` can be added up (module docstring)."""
+        """Return whether periods like the one since ``mark`` can be added up (module docstring)."""
         if not self.depth:
             return True
         if self._is_same(mark, now_ns):
@@ -89,9 +89,9 @@ class Host:
         return same_lead and self.depth >= compute_ops
 
     def skip(self, mark: HostMark, times: int, elapsed: int, *, nested: bool) -> None:
-        """Bring the host to where ``times`` more periods of ``elapsed`` ns would bring it.
+        """Advance the host by ``times`` more periods of ``elapsed`` ns.
 
-        ``nested``: a loop around this one may skip too, and needs the log of what was skipped.
+        ``nested``: an outer loop may skip too, and needs the log of the skipped periods.
         """
         if not self.depth:
             return
@@ -118,10 +118,10 @@ class Host:
     def _extrapolate(
         self, period: list[tuple[int, int]], ends: list[int], times: int, played: int, elapsed: int
     ) -> None:
-        """The rest in closed form: the unblocked host, or the last period's tightest queue place.
+        """Advance over the rest: the host is free, or a queue place of the last period blocks it.
 
-        Places of earlier periods are not tighter: each frees ``elapsed`` earlier and has at most
-        ``elapsed`` more of launches behind it.
+        Places of earlier periods do not block longer: each is freed ``elapsed`` earlier and has at
+        most ``elapsed`` more of launches behind it.
         """
         rest, count = times - played, len(ends)
         whole, part = divmod(self.depth, count)

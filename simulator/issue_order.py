@@ -1,18 +1,18 @@
-"""Orders as data: a line of tokens says in which order a layer's fragments are issued.
+"""Issue orders as data: in which order the fragments of a layer are issued.
 
-A token is ``block.fragment[.piece]:slice+offset``. Offset 0 is the layer that the repetition is
-about, +1 the next one in the walk, −1 the one before: software pipelining is written by moving a
-token to another repetition. Tokens that fall off the stack's ends are dropped, so a line needs no
-prologue and no epilogue of its own.
+A token is ``block.fragment[.piece]:slice+offset``. Offset 0 is the repetition's own layer, +1 the
+next layer in the pass, −1 the layer before. An order expresses software pipelining by moving a
+token to another repetition. Tokens beyond the ends of the stack are dropped, so an order needs no
+prologue and no epilogue.
 
-Forward fragments of a block: norm, a, core, b.<piece>, out.
-Backward fragments: out', b_dgrad, b_wgrad, core', a_dgrad.<piece>, a_wgrad, norm'.
+Fragments have Megatron-LM's names. ``qkv`` and ``fc1`` are column-parallel, ``proj`` and ``fc2``
+row-parallel; backward fragments end in ``_dgrad``, ``_wgrad`` or ``_bwd``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -20,16 +20,34 @@ from simulator.errors import ScheduleError
 from simulator.plan import SlicePlan
 
 BLOCKS: Final = ("attn", "mlp")
-FORWARD_FRAGMENTS: Final = ("norm", "a", "core", "b", "out")
-BACKWARD_FRAGMENTS: Final = ("out'", "b_dgrad", "b_wgrad", "core'", "a_dgrad", "a_wgrad", "norm'")
+COLUMN_PARALLEL: Final = {"attn": "qkv", "mlp": "fc1"}
+"""Each block's first linear; backward all-reduces its dgrad, which may be cut into pieces."""
+ROW_PARALLEL: Final = {"attn": "proj", "mlp": "fc2"}
+"""Each block's last linear; forward all-reduces its output, which may be cut into pieces."""
+CORE: Final = {"attn": "core_attn", "mlp": "act"}
+"""The op between the two linears of each block."""
+BlockFragments = Mapping[str, tuple[str, ...]]
+FORWARD_FRAGMENTS: Final[BlockFragments] = {
+    "attn": ("norm", "qkv", "core_attn", "proj", "residual"),
+    "mlp": ("norm", "fc1", "act", "fc2", "residual"),
+}
+BACKWARD_FRAGMENTS: Final[BlockFragments] = {
+    "attn": (
+        "residual_bwd", "proj_dgrad", "proj_wgrad", "core_attn_bwd", "qkv_dgrad", "qkv_wgrad",
+        "norm_bwd",
+    ),
+    "mlp": (
+        "residual_bwd", "fc2_dgrad", "fc2_wgrad", "act_bwd", "fc1_dgrad", "fc1_wgrad", "norm_bwd",
+    ),
+}  # fmt: skip
 ALL_SLICES: Final = -1
 _PATTERN: Final = re.compile(
-    r"(?:(attn|mlp)\.)?([a-z_]+'?)(?:\.(\d+))?:(\d+|all)([+-]\d+)", re.ASCII
+    r"(?:(attn|mlp)\.)?([a-z_][a-z0-9_]*)(?:\.(\d+))?:(\d+|all)([+-]\d+)", re.ASCII
 )
 
 
 class Token(NamedTuple):
-    """One fragment of one slice; ``slice`` is ALL_SLICES for a merged weight gradient."""
+    """One fragment of one slice; ``slice`` is ALL_SLICES for a merged wgrad."""
 
     block: str
     fragment: str
@@ -44,15 +62,15 @@ class Token(NamedTuple):
         return f"{block}{self.fragment}{piece}:{rows}{self.offset:+d}"
 
     def shifted(self, layers: int) -> Token:
-        """The same fragment, ``layers`` later in the walk."""
+        """Return the same fragment, ``layers`` layers later in the pass."""
         return self._replace(offset=self.offset + layers)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class IssueOrder:
     """The issue order of ``stride`` consecutive layers, repeated along the stack.
 
-    Raises ScheduleError for a stride that is no number of layers.
+    Raise ScheduleError for a stride below 1 or above the number of tokens.
     """
 
     tokens: tuple[Token, ...]
@@ -68,25 +86,25 @@ class Line:
             )
 
     def to_strings(self) -> list[str]:
-        """The tokens as text, as plan files hold them."""
+        """Return the tokens as text, as plan files store them."""
         return [str(token) for token in self.tokens]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerOrder:
-    """Forward and backward lines of a plan: an explicit order."""
+    """The explicit order of a plan: its forward and its backward issue order."""
 
-    forward: Line
-    backward: Line
+    forward: IssueOrder
+    backward: IssueOrder
 
 
 def parse_token(text: str) -> Token:
-    """Inverse of ``str(token)``; raises ScheduleError on anything else."""
+    """Return the token that ``str(token)`` wrote; raise ScheduleError for any other text."""
     match = _PATTERN.fullmatch(text)
     if match is None or (match[1] or "") not in (*BLOCKS, ""):
         raise ScheduleError(
-            f"Bad token {text!r} in an order; a token reads block.fragment[.piece]:slice+offset, "
-            "for example 'mlp.b.1:0+0'."
+            f"Bad token {text!r} in an order; write it as block.fragment[.piece]:slice+offset, "
+            "for example 'mlp.fc2.1:0+0'."
         )
     return Token(
         block=match[1] or "",
@@ -97,23 +115,28 @@ def parse_token(text: str) -> Token:
     )
 
 
-def parse_line(tokens: Iterable[str], stride: int) -> Line:
-    """A line from its text form."""
-    return Line(tokens=tuple(parse_token(text) for text in tokens), stride=stride)
+def parse_issue_order(tokens: Iterable[str], stride: int) -> IssueOrder:
+    """Return the issue order that ``to_strings`` wrote."""
+    return IssueOrder(tokens=tuple(parse_token(text) for text in tokens), stride=stride)
 
 
 def pieces(plan: SlicePlan, block: str, fragment: str) -> int:
-    """Column pieces of ``b`` or ``a_dgrad`` in this plan."""
-    kind = "col" if fragment == "b" else "dgrad"
+    """Return the column pieces of a block's row-parallel GEMM or column-parallel dgrad."""
+    kind = "dgrad" if fragment.endswith("_dgrad") else "col"
     count: int = getattr(plan, f"{block}_{kind}_slices")
     return count
 
 
-def run(plan: SlicePlan, block: str, fragments: Iterable[str], row: int) -> list[Token]:
-    """Tokens of consecutive fragments of one slice, column pieces spelled out."""
+def is_cut(block: str, fragment: str) -> bool:
+    """Return whether this fragment may be cut into column pieces."""
+    return fragment in (ROW_PARALLEL[block], f"{COLUMN_PARALLEL[block]}_dgrad")
+
+
+def slice_tokens(plan: SlicePlan, block: str, fragments: Iterable[str], row: int) -> list[Token]:
+    """Return the tokens of consecutive fragments of slice ``row``, one per column piece."""
     tokens = []
     for fragment in fragments:
-        if fragment in ("b", "a_dgrad"):
+        if is_cut(block, fragment):
             count = pieces(plan, block, fragment)
             tokens += [Token(block, fragment, row, piece) for piece in range(count)]
         else:
@@ -122,76 +145,82 @@ def run(plan: SlicePlan, block: str, fragments: Iterable[str], row: int) -> list
 
 
 def defer_wgrads(tokens: list[Token]) -> list[Token]:
-    """Move a slice's B wgrad behind its A dgrad, so that the all-reduce starts earlier.
+    """Return tokens with row-parallel wgrads behind the last dgrad: its all-reduce starts earlier.
 
-    Before: b_wgrad b_dgrad core' a_dgrad→AR a_wgrad. Now: b_dgrad core' a_dgrad→AR b_wgrad a_wgrad.
+    Before: fc2_wgrad fc2_dgrad act_bwd fc1_dgrad→AR fc1_wgrad.
+    After: fc2_dgrad act_bwd fc1_dgrad→AR fc2_wgrad fc1_wgrad.
     """
-    moved = []
-    held: dict[tuple[str, int], Token] = {}
+    reordered = []
+    deferred: dict[tuple[str, int], Token] = {}
     for token in tokens:
         key = (token.block, token.slice)
-        if token.fragment == "b_wgrad":
-            held[key] = token
+        if token.fragment == f"{ROW_PARALLEL[token.block]}_wgrad":
+            deferred[key] = token
             continue
-        if token.fragment == "a_wgrad" and key in held:
-            moved.append(held.pop(key))
-        moved.append(token)
-    return moved + list(held.values())
+        if token.fragment == f"{COLUMN_PARALLEL[token.block]}_wgrad" and key in deferred:
+            reordered.append(deferred.pop(key))
+        reordered.append(token)
+    return reordered + list(deferred.values())
 
 
 def merge_wgrads(tokens: list[Token]) -> list[Token]:
-    """One weight-gradient GEMM over all slices, where the block's last slice issued its own.
+    """Return ``tokens`` with one wgrad GEMM over all slices instead of one per slice.
 
-    Both of a block's merged GEMMs stand behind the last A dgrad, which they help to hide.
+    Both merged GEMMs of a block stand behind its last dgrad and help to hide its all-reduce.
     """
-    last = {t.block: i for i, t in enumerate(tokens) if t.fragment == "a_dgrad"}
+    last = {
+        t.block: i
+        for i, t in enumerate(tokens)
+        if t.fragment == f"{COLUMN_PARALLEL[t.block]}_dgrad"
+    }
     merged = []
     for index, token in enumerate(tokens):
-        if token.fragment not in ("a_wgrad", "b_wgrad"):
+        if not token.fragment.endswith("_wgrad"):
             merged.append(token)
         if last.get(token.block) == index:
             merged += [
-                Token(token.block, fragment, ALL_SLICES) for fragment in ("b_wgrad", "a_wgrad")
+                Token(token.block, f"{linear[token.block]}_wgrad", ALL_SLICES)
+                for linear in (ROW_PARALLEL, COLUMN_PARALLEL)
             ]
     return merged
 
 
 def place_wgrads(tokens: list[Token], plan: SlicePlan) -> tuple[Token, ...]:
-    """Apply the plan's weight-gradient placement and merging to an eager backward line."""
+    """Return an eager backward order with the plan's wgrad placement and merging applied."""
     if plan.merge_wgrad:
         return tuple(merge_wgrads(tokens))
     return tuple(defer_wgrads(tokens) if plan.wgrad == "deferred" else tokens)
 
 
-def wgrad_chains(line: Line) -> dict[Token, Token | None]:
-    """Each weight gradient's predecessor in the accumulation of its weight, None for the first.
+def wgrad_chains(order: IssueOrder) -> dict[Token, Token | None]:
+    """Return each wgrad's predecessor in the accumulation of its weight, None for the first.
 
-    Of two tokens of one layer, the one with the larger offset stands in an earlier repetition.
+    Of two tokens of one layer, the one with the larger offset is in an earlier repetition.
     """
     chains: dict[Token, Token | None] = {}
     last: dict[tuple[str, str, int], Token] = {}
-    wgrads = [t for t in line.tokens if t.fragment.endswith("_wgrad")]
+    wgrads = [t for t in order.tokens if t.fragment.endswith("_wgrad")]
     for token in sorted(wgrads, key=lambda t: -t.offset):
-        weight = (token.block, token.fragment, token.offset % line.stride)
+        weight = (token.block, token.fragment, token.offset % order.stride)
         chains[token] = last.get(weight)
         last[weight] = token
     return chains
 
 
-def check_line(line: Line, plan: SlicePlan, fragments: tuple[str, ...]) -> None:
-    """Raise ScheduleError unless every fragment of every slice stands once per layer."""
+def check_issue_order(order: IssueOrder, plan: SlicePlan, fragments: BlockFragments) -> None:
+    """Raise ScheduleError unless every fragment of every slice is issued once per layer."""
     expected = set()
-    for phase in range(line.stride):
+    for phase in range(order.stride):
         for block in BLOCKS:
             for row in range(plan.row_slices):
-                for token in run(plan, block, fragments, row):
+                for token in slice_tokens(plan, block, fragments[block], row):
                     if plan.merge_wgrad and token.fragment.endswith("_wgrad"):
                         token = token._replace(slice=ALL_SLICES)
                     expected.add((token._replace(offset=0), phase))
-    got = [(t._replace(offset=0), t.offset % line.stride) for t in line.tokens]
+    got = [(t._replace(offset=0), t.offset % order.stride) for t in order.tokens]
     if len(got) != len(set(got)) or set(got) != expected:
         wrong = sorted({str(t) for t, _ in expected.symmetric_difference(got)}) or ["a repeat"]
         raise ScheduleError(
             f"The order does not issue every fragment once per layer: {', '.join(wrong[:4])}. "
-            "Its plan was changed after it was planned; plan it again."
+            "The plan changed after the order was planned; plan it again."
         )

@@ -1,9 +1,9 @@
 """Peak memory of a rank, from the lifetimes of the schedule's values.
 
-A value lives from the op that writes it to the last op that reads it, in issue order; what is
-written in place takes no memory of its own. Weights, main gradients and optimizer state are always
-there. A stack of equal layers adds the same to every phase's peak per layer, so two short stacks
-tell what a deep one needs.
+A value lives from the op that writes it to the last op that reads it, in issue order. A value
+written in place takes no extra memory. Weights, main gradients and optimizer state always exist.
+Each layer of a stack adds the same to the peak of every phase, so two short stacks determine the
+peak of a deep one.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from simulator.schedule import OpTemplate, Schedule, Segment
 from simulator.shapes import GRAD_BYTES
 
 SHORT: Final = 4
-"""Layers of the shorter stack; the other has one more. Lines span three layers at most."""
+"""Layers of the shorter stack; the other has one more. Orders span three layers at most."""
 MOMENT_BYTES: Final = 8
-"""Adam's two moments, fp32, per parameter."""
+"""Bytes per parameter of Adam's two moments, in fp32."""
 MAIN_BYTES: Final = 4
-"""An fp32 main parameter, kept beside parameters of fewer bytes."""
+"""Bytes of an fp32 main parameter; it exists beside a parameter of fewer bytes."""
 
 
 def static_bytes(case: Case, plan: SlicePlan) -> int:
-    """Weights, main gradients, main parameters and moments of one rank."""
+    """Return the bytes of one rank's weights, main gradients, main parameters and moments."""
     element = case.workload.dtype_bytes
     main = MAIN_BYTES if element < MAIN_BYTES else 0
     per_parameter = element + GRAD_BYTES + main + MOMENT_BYTES
@@ -36,7 +36,7 @@ def static_bytes(case: Case, plan: SlicePlan) -> int:
 
 
 def peak_bytes(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> int:
-    """Peak memory of one rank in bytes, without the framework's own and without fragmentation."""
+    """Return one rank's peak memory in bytes, without the framework's own and fragmentation."""
     order = order or order_of(case, plan)
     layers = case.model.num_hidden_layers
     if layers <= SHORT + 1:
@@ -49,7 +49,7 @@ def peak_bytes(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> 
 
 
 def _phases(case: Case, plan: SlicePlan, order: LayerOrder, layers: int) -> list[int]:
-    """Largest sum of live values in the forward walk, the head and the backward walk."""
+    """Return the peaks of live values, in bytes, in the forward pass, the head and backward."""
     schedule = build_schedule(
         replace(case.model, num_hidden_layers=layers),
         replace(case.workload, grad_accumulation=1),
@@ -61,7 +61,7 @@ def _phases(case: Case, plan: SlicePlan, order: LayerOrder, layers: int) -> list
 
 
 def live_peaks(schedule: Schedule) -> list[int]:
-    """Peaks of live values, in bytes: up to the head, in it, behind it. One micro-batch."""
+    """Return one micro-batch's peaks of live values, in bytes: before, in and behind the head."""
     placed = [
         (phase, template, layer)
         for phase, segment in _with_phases(schedule.parts[0].segments)
@@ -87,7 +87,7 @@ def live_peaks(schedule: Schedule) -> list[int]:
 
 
 def _storage(name: str) -> str:
-    """The value whose memory ``name`` uses: in-place results end in .ar or .rope."""
+    """Return the value whose memory ``name`` uses: in-place results end in .ar or .rope."""
     if name.startswith("d.") and name.endswith(".logits"):
         name = name[2:]
     while name.endswith((".ar", ".rope")):
@@ -96,14 +96,14 @@ def _storage(name: str) -> str:
 
 
 def _with_phases(segments: tuple[Segment, ...]) -> list[tuple[int, Segment]]:
-    phase, found = 0, []
+    phase, phased = 0, []
     for segment in segments:
         if segment.templates[0].role.startswith("head."):
             phase = 1
         elif phase == 1:
             phase = 2
-        found.append((phase, segment))
-    return found
+        phased.append((phase, segment))
+    return phased
 
 
 def _expand(segment: Segment) -> list[tuple[OpTemplate, int]]:

@@ -1,6 +1,6 @@
-"""Op kinds: a signature says what an op costs (shapes, no durations); an Op adds its values.
+"""Op signatures: the shapes that determine an op's cost, no durations. An Op adds its values.
 
-A signature is hashable and small: profiles, look-ups and caches are keyed by it.
+A signature is hashable and small: it is the key of profiles, look-ups and caches.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Gemm(NamedTuple):
 
     Layouts, for a weight W[out, in] as torch stores it: ``forward`` is x·Wᵀ (NT), ``dgrad`` is
     dy·W (NN), ``wgrad`` is dyᵀ·x (TN) with m = out, n = in, k = tokens.
-    ``accumulate``: adds to C (fp32 main gradient, with wgrad) instead of overwriting it.
-    ``strides``: leading dimensions of A, B and C in elements where one is not packed, 0 = packed.
-    ``bias``: forward adds one, wgrad sums its gradient (column sums of dy) beside dW.
+    ``accumulate``: add to C (fp32 main gradient, with wgrad) instead of overwriting it.
+    ``strides``: leading dimensions of A, B and C in elements; 0 means packed.
+    ``bias``: forward adds a bias; wgrad also computes its gradient (column sums of dy).
     """
 
     m: int
@@ -38,7 +38,7 @@ class Gemm(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Multiply-adds counted as two."""
+        """FLOPs; a multiply-add counts as two."""
         return 2 * self.m * self.n * self.k
 
 
@@ -61,16 +61,16 @@ class Attention(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """4·b·h·s²·d forward, 2.5 times that backward, half when causal (FlashAttention's rule)."""
+        """4·b·h·s²·d forward, 2.5 times that backward, half if causal (FlashAttention's rule)."""
         full = 4 * self.batch * self.heads * self.seq * self.seq * self.head_dim
         forward = full // 2 if self.causal else full
         return forward if self.direction == "forward" else forward * 5 // 2
 
 
 class Pointwise(NamedTuple):
-    """A memory-bound op, named, with the bytes it must read and write.
+    """A named memory-bound op, with the bytes that it reads and writes.
 
-    ``pieces``: column pieces that one operand comes in.
+    ``pieces``: number of column pieces of one operand.
     """
 
     name: str
@@ -86,14 +86,14 @@ class Pointwise(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Pointwise FLOPs are not counted."""
+        """0: FLOPs of pointwise ops are not counted."""
         return 0
 
 
 class Collective(NamedTuple):
     """A collective over ``nodes`` × ``per_node`` ranks.
 
-    ``size_bytes`` is the full tensor (nccl-tests' "size"); ``ctas`` 0 leaves NCCL's own choice.
+    ``size_bytes`` is the full tensor (nccl-tests' "size"); ``ctas`` 0 leaves the choice to NCCL.
     """
 
     op: CollectiveKind
@@ -110,12 +110,12 @@ class Collective(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """Ranks in the group."""
+        """Number of ranks in the group."""
         return self.nodes * self.per_node
 
     @property
     def flops(self) -> int:
-        """Collectives do no counted FLOPs."""
+        """0: FLOPs of collectives are not counted."""
         return 0
 
 

@@ -1,4 +1,4 @@
-"""SlicePlan: how one iteration is cut and in which order its pieces are issued."""
+"""SlicePlan: how one iteration is cut, and in which order its parts are issued."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ MAX_COL_SLICES: Final = 16
 
 @dataclass(frozen=True, kw_only=True)
 class SlicePlan:
-    """The cut (row and column slices) and the order.
+    """The row slices, the column pieces and the order. Raise InputError for a bad value.
 
-    ``row_slices``: slices of the micro-batch, by whole sequences; uneven ones are allowed.
+    ``row_slices``: slices of the micro-batch, in whole sequences; they may be uneven.
     ``attn_col_slices``, ``mlp_col_slices``: column pieces of the block's row-parallel GEMM.
-    ``attn_dgrad_slices``, ``mlp_dgrad_slices``: pieces of the block's column-parallel dgrad;
-    0 means as many as that block's column slices.
-    ``wgrad``: ``eager`` right behind the dgrad whose all-reduce it hides, ``deferred`` to the end
-    of the layer's backward, ``fill`` where the greedy planner finds a wait (greedy only).
-    ``merge_wgrad``: one weight-gradient GEMM over all row slices instead of one a slice.
-    ``comm_ctas``: NCCL CTAs for TP collectives, 0 leaves NCCL's choice.
+    ``attn_dgrad_slices``, ``mlp_dgrad_slices``: column pieces of the block's column-parallel dgrad;
+    0 means as many as the block's row-parallel GEMM has.
+    ``wgrad``: ``eager`` beside the dgrad of its linear, whose all-reduce it hides; ``deferred``
+    behind the block's last dgrad; ``fill`` where the greedy planner finds a wait (greedy only).
+    ``merge_wgrad``: one wgrad GEMM over all row slices instead of one per slice.
+    ``comm_ctas``: NCCL CTAs for TP collectives; 0 leaves the choice to NCCL.
     """
 
     strategy: Strategy = "domino"
@@ -90,14 +90,14 @@ class SlicePlan:
             )
         if (self.wgrad == "fill") != (self.order == "greedy"):
             raise InfeasiblePlanError(
-                f"wgrad 'fill' belongs to order 'greedy' and to no other, got wgrad={self.wgrad!r} "
-                f"with order={self.order!r}.",
+                "wgrad 'fill' belongs to order 'greedy', 'eager' and 'deferred' to the others; "
+                f"got wgrad={self.wgrad!r} with order={self.order!r}: change one of them.",
                 reason="wgrad",
             )
 
     @property
     def slices(self) -> tuple[int, int, int, int, int]:
-        """(row, attn col, mlp col, attn dgrad, mlp dgrad)."""
+        """Counts of (row, attn col, mlp col, attn dgrad, mlp dgrad)."""
         return (
             self.row_slices, self.attn_col_slices, self.mlp_col_slices,
             self.attn_dgrad_slices, self.mlp_dgrad_slices,
@@ -105,7 +105,7 @@ class SlicePlan:
 
     @property
     def cut(self) -> str:
-        """The cut in a few characters: rows × attn/mlp columns, dgrad pieces where they differ."""
+        """Short text of the counts: rows × attn/mlp columns, dgrad pieces where they differ."""
         text = f"{self.row_slices}x{self.attn_col_slices}/{self.mlp_col_slices}"
         dgrad = (self.attn_dgrad_slices, self.mlp_dgrad_slices)
         if dgrad != (self.attn_col_slices, self.mlp_col_slices):
@@ -114,7 +114,7 @@ class SlicePlan:
 
     @property
     def label(self) -> str:
-        """One line that names the plan."""
+        """Name of the plan, on one line."""
         if self.strategy != "domino":
             return self.strategy
         extras = f" ctas={self.comm_ctas}" if self.comm_ctas else ""
@@ -130,13 +130,13 @@ NO_COMM: Final = SlicePlan(strategy="no_comm", row_slices=1, order="intra", wgra
 
 
 def row_slice_sizes(micro_batch_size: int, row_slices: int) -> tuple[int, ...]:
-    """Sequences in each row slice: as even as can be, larger ones first."""
+    """Return the sequences in each row slice: as even as possible, larger slices first."""
     small, extra = divmod(micro_batch_size, row_slices)
     return tuple(small + (index < extra) for index in range(row_slices))
 
 
 def check_plan_fits(plan: SlicePlan, model: ModelSpec, workload: Workload) -> None:
-    """Raise InfeasiblePlanError unless the batch has enough rows and hidden divides by pieces."""
+    """Raise InfeasiblePlanError unless the batch has enough rows and pieces divide hidden."""
     if plan.row_slices > workload.micro_batch_size:
         raise InfeasiblePlanError(
             f"row_slices = {plan.row_slices} needs at least as many sequences, but "

@@ -1,4 +1,4 @@
-"""Predictions of one case: everything but the plan is fixed, plans vary."""
+"""Predictions for the plans of one case; everything except the plan is fixed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulator.timeline import Timeline
 
 
 def order_of(case: Case, plan: SlicePlan) -> LayerOrder:
-    """The explicit order of a plan: its strategy's lines, or the greedy planner's."""
+    """Return the explicit order of a plan: the fixed one of its strategy, or the greedy one."""
     if plan.strategy == "domino" and plan.order == "greedy":
         return plan_order(case.shapes(plan), case.cost)
     return fixed_order(plan)
@@ -25,9 +25,9 @@ def order_of(case: Case, plan: SlicePlan) -> LayerOrder:
 def programmed(
     case: Case, plan: SlicePlan, order: LayerOrder | None = None
 ) -> tuple[Schedule, Program]:
-    """The schedule of ``plan`` and what the engines play of it.
+    """Return the schedule of ``plan`` and the program that the engines play.
 
-    ``order`` replays a stored order; without it the plan's own is taken (or planned).
+    ``order`` replays a stored order; without it the plan's own order is taken or planned.
     """
     schedule = build_schedule(
         case.model, case.workload, case.cluster, plan, order or order_of(case, plan)
@@ -36,10 +36,10 @@ def programmed(
 
 
 def predict(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Totals:
-    """Iteration time and its parts by the fast engine, periodic shortcut on; see ``programmed``."""
+    """Return the fast engine's totals (ns), with its periodic shortcut; see ``programmed``."""
     return totals(programmed(case, plan, order)[1])
 
 
 def simulate(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Timeline:
-    """The full timeline by the engine of record; see ``programmed``."""
+    """Return the full timeline of the engine of record; see ``programmed``."""
     return play(*programmed(case, plan, order))

@@ -1,8 +1,8 @@
 """Well-known models by name, in their published shapes.
 
-GPT-3: arXiv 2005.14165, table 2.1, trained as Megatron-LM trains it (dropout 0.1, tied embeddings,
-vocabulary 50257). Where the table's heads × head size is not its hidden size (1.3B: 24 × 128
-against 2048; 13B: 40 × 128 against 5140), Megatron-LM's shape is used. 30B is Megatron-LM's too.
+GPT-3: arXiv 2005.14165, table 2.1, with Megatron-LM's training settings (dropout 0.1, tied
+embeddings, vocabulary 50257). Where the table's heads × head size is not its hidden size (1.3B:
+24 × 128, not 2048; 13B: 40 × 128, not 5140), Megatron-LM's shape is used. 30B is from Megatron-LM.
 Llama 2: arXiv 2307.09288; Llama 3: arXiv 2407.21783, table 3; both with the released sizes.
 """
 
@@ -33,7 +33,7 @@ def llama_model(
     name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, *,
     vocab: int = 32000, positions: int = 4096, theta: float = 10000.0,
 ) -> ModelSpec:  # fmt: skip
-    """A model built as Llama's are: RMSNorm, SwiGLU, RoPE, no biases, a head of its own."""
+    """Return a model with Llama's structure: RMSNorm, SwiGLU, RoPE, no biases, untied LM head."""
     return ModelSpec(
         name=name,
         num_hidden_layers=layers,

@@ -1,7 +1,7 @@
-"""Profile: what one machine does with an op, and where each number comes from.
+"""Profile: the costs of ops on one machine, and the source of each number.
 
-Pure data: frozen, validated on construction. Files are read and written by
-``domino_tune.store.profiles``; the tables in ``simulator.lookup`` answer the questions.
+Pure data: frozen, validated on construction. ``domino_tune.store.profiles`` reads and writes the
+files; the tables in ``simulator.lookup`` do the look-ups.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SECTIONS: Final = (
     "gemm", "attention", "pointwise", "collectives", "contention", "launch", "skew",
 )  # fmt: skip
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# Lowest and highest by the ending of a number's name: wide of any machine, but no time that
+# Lowest and highest by the ending of a number's name: far beyond any machine, but no time that
 # follows from them overflows.
 _LIMITS: Final[dict[str, tuple[float, float]]] = {
     "error": (0.0, 10.0),
@@ -58,9 +58,9 @@ _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}:\d{2}Z)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What was measured: one GPU's figures, and ``details`` (driver, NCCL, topology …) as text.
+    """The measured machine: data of one GPU, and ``details`` (driver, NCCL, topology …) as text.
 
-    ``peak_tflops`` is dense, by dtype; ``memory_bandwidth_gb_s`` in 1e9 bytes a second.
+    ``peak_tflops`` is dense, by dtype; ``memory_bandwidth_gb_s`` in 1e9 bytes per second.
     """
 
     gpu: str
@@ -83,7 +83,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Where a section's numbers come from; ``error`` is their relative leave-out error."""
+    """Source of a section's numbers; ``error`` is their relative leave-out error."""
 
     kind: ProvenanceKind
     source: str
@@ -97,7 +97,7 @@ class Provenance:
 
 
 def gemm_key(row: GemmRow) -> tuple[int | str | bool | tuple[int, int, int], ...]:
-    """Sort key of a GEMM row: its signature."""
+    """Return the sort key of a GEMM row: its signature."""
     return row.signature
 
 
@@ -152,10 +152,10 @@ class PointwiseSection:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveSection:
-    """Collective rows and laws, both sorted, and what to assume for groups nobody timed.
+    """Collective rows and laws, both sorted, and assumptions for groups that were not timed.
 
-    ``nic_gb_s`` (1e9 bytes a second a rank, one way) and ``nic_latency_us`` serve groups over
-    several nodes for which there are neither rows nor fits; without them such groups are refused.
+    ``nic_gb_s`` (1e9 bytes per second per rank, one way) and ``nic_latency_us`` serve groups over
+    several nodes that have neither rows nor fits; without them such groups are refused.
     """
 
     rows: tuple[CollectiveRow, ...] = ()
@@ -176,7 +176,7 @@ class CollectiveSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ContentionSection:
-    """How ops slow each other down."""
+    """The law of how ops slow each other down."""
 
     fit: ContentionFit
     provenance: Provenance
@@ -186,7 +186,7 @@ class ContentionSection:
 class LaunchSection:
     """Host cost of issuing an op, µs by kind; ``queue_depth`` ops may wait on the device.
 
-    ``samples``: steps that the cost of compute ops rests on, 0 where that is not known.
+    ``samples``: number of steps behind the cost of compute ops, 0 if unknown.
     """
 
     mode: LaunchMode
@@ -206,7 +206,7 @@ class LaunchSection:
 
 @dataclass(frozen=True, kw_only=True)
 class SkewSection:
-    """How unequally fast the ranks of one group are."""
+    """Differences in speed between the ranks of one group."""
 
     fit: SkewFit
     provenance: Provenance
@@ -214,7 +214,7 @@ class SkewSection:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One machine. A section may be missing; a look-up that needs it raises MissingSectionError."""
+    """Profile of a machine. A look-up that needs a missing section raises MissingSectionError."""
 
     schema: int = SCHEMA
     name: str
@@ -249,7 +249,7 @@ class Profile:
 
     @property
     def content_id(self) -> str:
-        """``sha256:…`` of the canonical JSON: same content, same id, whatever the file's layout."""
+        """``sha256:…`` of the canonical JSON: it does not depend on the file's layout."""
         text = json.dumps(
             to_plain(self),
             sort_keys=True,
@@ -260,7 +260,7 @@ class Profile:
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def section(self, name: str) -> Any:
-        """The named section; raises MissingSectionError when the profile lacks it."""
+        """Return the named section; raise MissingSectionError if the profile lacks it."""
         found = getattr(self, name)
         if found is None:
             has = [s for s in SECTIONS if getattr(self, s) is not None]
@@ -271,7 +271,7 @@ class Profile:
         return found
 
     def gemm_table(self) -> GemmTable:
-        """Look-up of GEMMs, made once: what it interpolates with takes some tenths of a second."""
+        """Return the look-up of GEMMs. It is cached: building it takes some tenths of a second."""
         return self._gemm_table
 
     @cached_property
@@ -287,19 +287,19 @@ class Profile:
         )
 
     def attention_table(self) -> AttentionTable:
-        """Look-up of attention cores."""
+        """Return the look-up of attention cores."""
         section: AttentionSection = self.section("attention")
         return AttentionTable(section.rows, section.fit)
 
     def pointwise_table(self) -> PointwiseTable:
-        """Look-up of pointwise ops."""
+        """Return the look-up of pointwise ops."""
         section: PointwiseSection = self.section("pointwise")
         return PointwiseTable(
             section.rows, section.fits, table_error=_error(section.provenance, 0.1)
         )
 
     def collective_table(self) -> CollectiveTable:
-        """Look-up of collectives."""
+        """Return the look-up of collectives."""
         section: CollectiveSection = self.section("collectives")
         return CollectiveTable(
             section.rows,
@@ -310,7 +310,7 @@ class Profile:
         )
 
     def comm_ctas_choices(self, nodes: int, per_node: int) -> tuple[int, ...]:
-        """CTA counts that all-reduce was timed with on this group; 0 (NCCL's own) is always in."""
+        """Return the CTA counts of timed all-reduces on this group, and 0 (NCCL's choice)."""
         if self.collectives is None:
             return (0,)
         groups = [row.group for row in self.collectives.rows]
@@ -320,10 +320,10 @@ class Profile:
 
 
 def _check_numbers(place: str, name: str, value: Any) -> None:
-    """Raise ProfileError naming the first number within ``value`` that no machine can have.
+    """Raise ProfileError for the first number within ``value`` that no machine can have.
 
-    A list's or mapping's entries are held to the limits of the list's name. A GEMM law's params
-    have limits of their own (see ``simulator.lookup.gemm_law``).
+    The limits of a list or mapping apply to each entry. A GEMM law's params have limits of their
+    own (see ``simulator.lookup.gemm_law``).
     """
     if name == "params" or value is None or isinstance(value, str | bool):
         return
@@ -352,7 +352,7 @@ def _error(provenance: Provenance, default: float) -> float:
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses as dicts, tuples as lists, whole floats as ints: equal content, equal JSON."""
+    """Return ``value`` as JSON types; whole floats become ints, so equal content is equal JSON."""
     if hasattr(value, "__dataclass_fields__"):
         present = (
             item for item in fields(value)

@@ -1,9 +1,9 @@
-"""Program: a schedule compiled against a cost model, as both engines play it.
+"""Program: a schedule compiled with a cost model, as both engines play it.
 
-Names are gone: every op is (lane, work, family, waits, launch). Waits are counted, because comm
-lanes are FIFO: ``(lane, behind)`` means "all steps issued on ``lane`` so far but the last
-``behind`` must be done". Counted from the op itself, waits are the same in every repetition, so a
-program keeps the schedule's loops.
+An op has no name here: it is (lane, work, family, waits, launch). Comm lanes are FIFO, so a wait is
+a count: ``(lane, behind)`` means "all steps issued on ``lane`` so far, except the last ``behind``,
+must be done". A count relative to the op is the same in every repetition, so a program keeps the
+schedule's loops.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from simulator.contention import SCALE, Contention
+from simulator.contention import SCALE, Contention, Family
 from simulator.cost import CostModel, Launch
 from simulator.errors import ScheduleError
 from simulator.ops import Signature
 from simulator.schedule import COMPUTE, LANES, OpTemplate, Schedule, Segment
 
 WORK_UNIT: Final = 1024
-"""Remaining work is an integer in 1/1024 ns of the op run alone."""
+"""Units per ns: remaining work is an integer in 1/1024 ns of the op run alone."""
 
 
 class Step(NamedTuple):
-    """One op of a program, or what it waits for ranks that come later: then ``family`` is 0, for it
-    keeps its lane and slows nothing. ``work`` in 1/1024 ns; ``waits`` as in the module's docstring;
-    ``launch_ns`` is the host's cost of issuing it."""
+    """One op, or a collective's wait for later ranks: ``family`` 0, because it occupies its lane
+    but slows nothing. ``work`` in 1/1024 ns; ``waits`` as in the module's docstring; ``launch_ns``
+    is the host's cost of issuing the op."""
 
     lane: int
     work: int
@@ -36,13 +36,13 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """``count`` times ``body``: steps, or loops within loops (micro-batches hold layers)."""
+    """``count`` repetitions of ``body``: of steps, or of loops (micro-batches contain layers)."""
 
     body: tuple[Step, ...] | tuple[Loop, ...]
     count: int = 1
 
     def steps(self) -> tuple[Step, ...]:
-        """Every step, unrolled."""
+        """Return every step, unrolled."""
         once: list[Step] = []
         for item in self.body:
             if isinstance(item, Loop):
@@ -57,20 +57,20 @@ class Loop:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What the engines play. ``families[f]`` is the contention family of number f, 0 is idle.
+    """Input of the engines. ``families[f]`` is the contention family with number f; 0 is idle.
 
-    ``queue_depth`` bounds how many compute ops the host may be ahead; 0 switches the host lane off.
+    ``queue_depth``: how many compute ops the host may be ahead; 0 turns the host lane off.
     """
 
     root: Loop
     lanes: int
-    families: tuple[str | None, ...]
+    families: tuple[Family | None, ...]
     contention: Contention
     queue_depth: int
 
 
 class Rates(dict[tuple[int, ...], tuple[int, ...]]):
-    """Slow-down × SCALE of each lane by the family in flight on each (0: idle), looked up once."""
+    """Cache: slowdown × SCALE of each lane, by the families in flight on all lanes (0: idle)."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
@@ -78,17 +78,17 @@ class Rates(dict[tuple[int, ...], tuple[int, ...]]):
         self._contention = program.contention
 
     def __missing__(self, in_flight: tuple[int, ...]) -> tuple[int, ...]:
-        names = tuple(self._families[f] for f in in_flight)
-        found = self[in_flight] = self._contention.slowdowns(names)
-        assert all(rate >= SCALE for rate in found)
-        return found
+        families = tuple(self._families[f] for f in in_flight)
+        slowdowns = self[in_flight] = self._contention.slowdowns(families)
+        assert all(rate >= SCALE for rate in slowdowns)
+        return slowdowns
 
 
 def spans_of_ops(
     steps: Sequence[Step], spans: Sequence[tuple[int, int]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """When ops start and end, from when steps do: a wait for later ranks is the beginning of the op
-    behind it."""
+    """Return the starts and the ends of ops, in ns, from the spans of steps. A wait for later ranks
+    is the beginning of the op behind it."""
     starts: list[int] = []
     ends: list[int] = []
     for index, (step, (start, end)) in enumerate(zip(steps, spans, strict=True)):
@@ -100,16 +100,16 @@ def spans_of_ops(
 
 
 def compile_program(schedule: Schedule, cost: CostModel) -> Program:
-    """Give every op its duration and its waits.
+    """Return the program of ``schedule``: every op with its duration and its waits.
 
-    Raises ScheduleError if a collective reads a result of another comm lane.
+    Raise ScheduleError if a collective reads a result of another comm lane.
     """
     return _Compiler(cost, max(schedule.lanes()) + 1).program(schedule)
 
 
 class _Run(NamedTuple):
-    """A value that ``times`` repetitions wrote: the n-th at layer + n·step, as collective number
-    first + n·per of its lane."""
+    """A value that ``times`` repetitions write: repetition n at layer + n·step, as collective
+    number first + n·per of its lane."""
 
     layer: int
     step: int
@@ -120,7 +120,7 @@ class _Run(NamedTuple):
 
 
 def _sign(segment: Segment) -> int:
-    """Layers that a template with an offset of 1 is away from one with 0."""
+    """Return by how much the layer number changes when the offset grows by 1."""
     return 1 if segment.mirror < 0 else -1
 
 
@@ -129,7 +129,7 @@ class _Compiler:
         self.cost = cost
         self.lanes = lanes
         self.launch: Launch = cost.launch
-        self.families: dict[str | None, int] = {None: 0}
+        self.families: dict[Family | None, int] = {None: 0}
         self.numbers: dict[Signature, tuple[int, int, int]] = {}
         self.issued = [0] * lanes
         self.waited = [0] * lanes
@@ -156,7 +156,7 @@ class _Compiler:
         )
 
     def _segment(self, segment: Segment) -> list[Loop]:
-        """The first repetitions alone where they wait otherwise than the rest; then a loop."""
+        """Return single repetitions while their waits still differ, then one loop of the rest."""
         settled = min(segment.count, self._settled_after(segment))
         head = [self._repetition(segment, r) for r in range(settled)]
         rest = segment.count - len(head)
@@ -172,11 +172,11 @@ class _Compiler:
         return loops
 
     def _settled_after(self, segment: Segment) -> int:
-        """Repetitions after which all wait like the last of them.
+        """Return the number of repetitions after which all others wait like the last of them.
 
-        What the loop itself wrote is found from as many repetitions on as it is read later; one
-        more settles which of these waits an earlier op has done. What stood before the loop is
-        read at another distance each time: unless all of that was waited for, nothing settles.
+        Reads of the loop's own values settle after as many repetitions as they come later; one more
+        settles which of these waits an earlier op has done. A value from before the loop is read at
+        another distance each time: unless all such values were waited for, nothing settles.
         """
         sign, stride = _sign(segment), segment.stride
         written: dict[str, list[int]] = {}
@@ -193,17 +193,17 @@ class _Compiler:
                 if ref.name not in written and ref.name not in older:
                     continue
                 position = template.offset + sign * ref.layer
-                later = [place - position for place in written.get(ref.name, ())]
-                mine = [away for away in later if away >= 0 and away % stride == 0]
-                latest = max([latest, *(away // stride for away in mine)])
-                if not mine and ref.name in older:
+                distances = [place - position for place in written.get(ref.name, ())]
+                own = [layers for layers in distances if layers >= 0 and layers % stride == 0]
+                latest = max([latest, *(layers // stride for layers in own)])
+                if not own and ref.name in older:
                     return segment.count
         return latest + 2
 
     def _repeat_last(
         self, segment: Segment, last: int, times: int, steps: tuple[Step, ...]
     ) -> None:
-        """Count and name what ``times`` more repetitions like number ``last`` would issue."""
+        """Record what ``times`` more repetitions like number ``last`` issue, write and wait for."""
         per = [0] * self.lanes
         for step in steps:
             per[step.lane] += 1
@@ -230,7 +230,7 @@ class _Compiler:
         self._compute_more(times, steps, per)
 
     def _compute_more(self, times: int, steps: tuple[Step, ...], per: list[int]) -> None:
-        """Lanes on which nothing is issued meanwhile see the compute of all repetitions."""
+        """Add the compute of ``times`` repetitions to the lanes on which they issue nothing."""
         once_ns = sum(step.work // WORK_UNIT for step in steps if step.lane == COMPUTE)
         for lane in range(self.lanes):
             if not per[lane]:
@@ -261,11 +261,11 @@ class _Compiler:
         return late, Step(lane, work, family, (), 0)
 
     def _skew_ns(self, lane: int, duration_ns: int) -> int:
-        """How long an op waits for other ranks: a collective, for those that come to it later.
+        """Return the ns that a collective waits for later ranks; 0 for a compute op.
 
-        It ends a stretch that began at the lane's collective before it: there all ranks met. At a
-        micro-batch's start counting begins anew, so that all in the middle are alike; what was
-        computed behind a lane's last collective before it is left out.
+        The wait depends on the compute since the lane's collective before, where all ranks met.
+        The count restarts with each micro-batch, so that all middle ones are alike; compute behind
+        a lane's last collective of the micro-batch before is not counted.
         """
         if lane == COMPUTE:
             self.computed_ns = [elapsed_ns + duration_ns for elapsed_ns in self.computed_ns]
@@ -274,14 +274,14 @@ class _Compiler:
         return self.cost.wait_ns(elapsed_ns)
 
     def _waits(self, template: OpTemplate, layer: int) -> tuple[tuple[int, int], ...]:
-        """Waits that no earlier op has done already: the first reader waits, nobody else."""
+        """Return the waits that no earlier op has done: only a value's first reader waits."""
         needed: dict[int, int] = {}
         for ref in template.reads:
-            found = self.written.get((layer + ref.layer, ref.name))
-            if found is None and ref.name in self.runs:
-                found = self._in_run(layer + ref.layer, ref.name)
-            if found is not None and found[1] > needed.get(found[0], self.waited[found[0]]):
-                needed[found[0]] = found[1]
+            writer = self.written.get((layer + ref.layer, ref.name))
+            if writer is None and ref.name in self.runs:
+                writer = self._in_run(layer + ref.layer, ref.name)
+            if writer is not None and writer[1] > needed.get(writer[0], self.waited[writer[0]]):
+                needed[writer[0]] = writer[1]
         if not needed:
             return ()
         if template.lane != COMPUTE:

@@ -1,6 +1,6 @@
-"""The fast engine, remembering when every op ran: the timeline of simulator.engine, sooner.
+"""The fast engine with recorded op times: the timeline of simulator.engine in less time.
 
-It plays every repetition, since each has its own times.
+It plays every repetition, because each has its own times.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ Span = tuple[int, int]
 
 
 def record(schedule: Schedule, program: Program) -> Timeline:
-    """The timeline of ``program``, which was compiled from ``schedule``: to the nanosecond what
-    ``engine.play`` gives."""
+    """Return the timeline of ``program``, which was compiled from ``schedule``. It equals that of
+    ``engine.play`` to the nanosecond."""
     recorder = _Recorder(program)
     recorder.run(program.root)
     recorder.drain()
-    played = [iter(spans) for spans in recorder.spans]
+    lane_spans = [iter(spans) for spans in recorder.spans]
     steps = program.root.steps()
-    starts, ends = spans_of_ops(steps, [next(played[step.lane]) for step in steps])
+    starts, ends = spans_of_ops(steps, [next(lane_spans[step.lane]) for step in steps])
     return Timeline(schedule=schedule, start_ns=starts, end_ns=ends)
 
 
 class _Recorder(Machine):
-    """``spans``: (start, end) of each lane's steps in order; lanes are FIFO."""
+    """``spans``: (start, end) of each lane's steps in ns, in issue order; lanes are FIFO."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program, shortcut=False)
@@ -40,11 +40,11 @@ class _Recorder(Machine):
 
     def _start(self) -> tuple[bool, int]:
         idle = [index for index, flight in enumerate(self.flights) if not flight.work]
-        found = super()._start()
+        started = super()._start()
         for index in idle:
             if self.flights[index].work:
                 self._began[index] = self.now
-        return found
+        return started
 
     def _advance(self, elapsed: int, rates: tuple[int, ...]) -> None:
         busy = [index for index, flight in enumerate(self.flights) if flight.work]

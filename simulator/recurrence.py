@@ -6,12 +6,12 @@ everything behind it waits too. The host issues ops one by one in the total orde
 before it was issued.
 
 Contention. Between two instants at which any op starts or ends, rates are constant. At each such
-instant every op in flight gives up the work it did, rounded down to 1/1024 ns; the end of an op is
-rounded up to whole ns. Both engines use this one rule, so they agree to the nanosecond.
+instant the work done is subtracted from every op in flight, rounded down to 1/1024 ns; the end of
+an op is rounded up to whole ns. Both engines use this rule, so they agree to the nanosecond.
 
 Periodic shortcut. At the end of each repetition of a loop the whole state is taken relative to
-now; once it was seen before, whole periods are added up instead of played (simulator.host says
-what that means for the host's lead). The result is the same to the nanosecond.
+now. If it occurred before, whole periods are added up instead of played (simulator.host says when
+the host's lead allows this). The result is the same to the nanosecond.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ assert 1 << _SHIFT == WORK_UNIT * SCALE
 class Totals(NamedTuple):
     """Sums over an iteration, all in ns.
 
-    ``comm_ns``: time with a collective in flight; ``exposed_ns``: of that, with compute idle.
+    ``comm_ns``: time with a collective in flight; ``exposed_ns``: its part with compute idle.
     ``compute_ns``: time with a compute op running. ``lane_ns``: time in flight of each
     comm lane; the compute lane's entry is 0.
     """
@@ -43,7 +43,7 @@ class Totals(NamedTuple):
 
 
 def totals(program: Program, *, shortcut: bool = True) -> Totals:
-    """Play ``program`` and add up; ``shortcut`` skips repetitions that would be the same again."""
+    """Play ``program`` and return its sums; ``shortcut`` skips repetitions with an equal state."""
     machine = Machine(program, shortcut)
     machine.run(program.root)
     machine.drain()
@@ -53,7 +53,7 @@ def totals(program: Program, *, shortcut: bool = True) -> Totals:
 
 
 class _Flight:
-    """One comm lane: what is in flight, what is issued behind it."""
+    """One comm lane: the collective in flight, and the queue behind it."""
 
     __slots__ = ("done", "family", "issued", "queue", "work")
 
@@ -66,7 +66,7 @@ class _Flight:
 
 
 class Machine:
-    """State at ``now``: nothing runs on the compute lane, work in flight counted up to ``now``."""
+    """State at ``now``: the compute lane is idle, work in flight is what remains at ``now``."""
 
     def __init__(self, program: Program, shortcut: bool) -> None:
         self.shortcut = shortcut
@@ -78,7 +78,7 @@ class Machine:
         self.host = Host(program.queue_depth)
 
     def run(self, loop: Loop, *, nested: bool = False) -> None:
-        """Play a loop, skipping whole periods where the state repeats. ``nested``: it repeats."""
+        """Play a loop; skip periods if the state repeats. ``nested``: an outer loop may skip."""
         seen: dict[tuple[object, ...], _Mark] = {}
         repetition = 0
         leaf = not loop.body or isinstance(loop.body[0], Step)
@@ -99,7 +99,7 @@ class Machine:
                     repetition += self._skip(mark, repetition, loop.count - repetition, nested)
 
     def drain(self) -> None:
-        """Let what is in flight end."""
+        """Play until all collectives have ended."""
         while any(f.work or f.queue for f in self.flights):
             self._idle(None)
 
@@ -129,7 +129,7 @@ class Machine:
                 host.ended(self.now)
 
     def _start(self) -> tuple[bool, int]:
-        """Start what can start now; whether any lane is in flight, and when the next may start."""
+        """Start what can start; return whether a lane is in flight, and the next start (ns)."""
         active, pending = False, 0
         for flight in self.flights:
             if not flight.work and flight.queue:
@@ -144,7 +144,7 @@ class Machine:
         return active, pending
 
     def _compute(self, work: int, family: int) -> None:
-        """Run one compute op beside whatever the comm lanes do."""
+        """Run one compute op while the comm lanes go on."""
         flights = self.flights
         while True:
             active, pending = self._start()
@@ -214,7 +214,7 @@ class Machine:
         )  # fmt: skip
 
     def _skip(self, mark: _Mark, repetition: int, remaining: int, nested: bool) -> int:
-        """Add up whole periods since ``mark``; returns how many repetitions that stood for."""
+        """Add up whole periods like the one since ``mark``; return the repetitions skipped."""
         period = repetition - mark.repetition
         times = remaining // period
         if not times or not self.host.may_skip(mark.host, self.now):
@@ -234,7 +234,7 @@ class Machine:
 
 
 class _Mark(NamedTuple):
-    """What a period is measured from."""
+    """The start of a period."""
 
     repetition: int
     host: HostMark

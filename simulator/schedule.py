@@ -1,8 +1,8 @@
 """Schedule: one total issue order of ops, the same on every rank, with shapes and no durations.
 
-A schedule is stored as what it is, a stack of equal layers: ``Segment`` holds the op templates of
-one repetition and how often they repeat, ``Repeat`` nests segments (micro-batches). Templates name
-values relative to their layer; ``Schedule.ops`` gives the fully named ops.
+A schedule is stored as a stack of equal layers: ``Segment`` holds the op templates of one
+repetition and the number of repetitions, ``Repeat`` nests segments (micro-batches). Templates name
+values relative to their layer; ``Schedule.ops`` yields the fully named ops.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ DP: Final = 2
 
 
 class Ref(NamedTuple):
-    """A value: ``layer`` counts from the op's own layer; ``name`` is unique within a layer.
+    """A value: ``layer`` is relative to the op's layer; ``name`` is unique within a layer.
 
-    ``name`` is piece-wise (``s0.mlp.b.1``), so a reader of one column piece waits for it alone.
+    Each column piece has its own name (``s0.mlp.fc2.1``), so a reader waits for that piece only.
     """
 
     layer: int
@@ -31,7 +31,7 @@ class Ref(NamedTuple):
 
 
 class OpTemplate(NamedTuple):
-    """One op of a repeated pattern. ``offset`` counts layers from the repetition's first one."""
+    """One op of a repeated pattern. ``offset`` counts layers from the repetition's first layer."""
 
     role: str
     slice: int
@@ -44,7 +44,7 @@ class OpTemplate(NamedTuple):
     piece: int = -1
 
     def shifted(self, layers: int) -> OpTemplate:
-        """The same op, ``layers`` later in the walk."""
+        """Return the same op, ``layers`` layers later in the pass."""
         return self._replace(offset=self.offset + layers) if layers else self
 
 
@@ -67,8 +67,8 @@ class Op(NamedTuple):
 class Segment:
     """``count`` repetitions of ``templates``; repetition r covers layers from first + r·stride.
 
-    ``mirror`` is −1 when walking up the stack; otherwise layer = mirror − position, so that the
-    backward walk counts from the top (mirror = layers − 1).
+    ``mirror`` is −1 in the forward pass; otherwise layer = mirror − position, so that the backward
+    pass counts from the top of the stack (mirror = layers − 1).
     """
 
     templates: tuple[OpTemplate, ...]
@@ -78,7 +78,7 @@ class Segment:
     mirror: int = -1
 
     def layer(self, repetition: int, offset: int) -> int:
-        """Layer number that a template with ``offset`` belongs to in ``repetition``."""
+        """Return the layer number of a template with ``offset`` in ``repetition``."""
         position = self.first + repetition * self.stride + offset
         return position if self.mirror < 0 else self.mirror - position
 
@@ -96,8 +96,8 @@ class Repeat:
 class Schedule:
     """The whole iteration: groups of segments, in issue order.
 
-    ``value_bytes`` maps a value's name to its size; a name that is missing aliases another value
-    (an all-reduce works in place) or is a mere event. ``micros`` is the number of micro-batches.
+    ``value_bytes`` maps a value's name to its size; 0 means that it aliases another value (an
+    all-reduce works in place) or is only an event. ``micros`` is the number of micro-batches.
     """
 
     parts: tuple[Repeat, ...]
@@ -111,7 +111,7 @@ class Schedule:
         )
 
     def ops(self) -> Iterator[Op]:
-        """Every op in issue order, fully named."""
+        """Yield every op in issue order, fully named."""
         for part in self.parts:
             for repeat in range(part.count):
                 micro = part.first_micro + repeat
@@ -119,14 +119,14 @@ class Schedule:
                     yield from _named(segment, micro, self.micros)
 
     def templates(self) -> Iterator[OpTemplate]:
-        """What ``ops`` is made of, op by op, without the names of this or that layer."""
+        """Yield the template of every op in issue order: ``ops`` without the layers' names."""
         for part in self.parts:
             once = [t for s in part.segments for _ in range(s.count) for t in s.templates]
             for _ in range(part.count):
                 yield from once
 
     def lanes(self) -> tuple[int, ...]:
-        """Lanes in use, compute first."""
+        """Return the lanes in use, compute first."""
         used = {t.lane for part in self.parts for s in part.segments for t in s.templates}
         return tuple(sorted(used | {COMPUTE}))
 
@@ -157,25 +157,25 @@ def _named(segment: Segment, micro: int, micros: int) -> Iterator[Op]:
 
 
 def value_name(prefix: str, layer: int, ref: Ref) -> str:
-    """``l3.s0.attn.a`` for a value of layer 3, ``m1.l3.…`` where there are micro-batches."""
+    """Return ``l3.s0.attn.qkv`` for a value of layer 3, ``m1.l3.…`` with several micro-batches."""
     return f"{prefix}l{layer + ref.layer}.{ref.name}"
 
 
 def is_weight(value: str) -> bool:
-    """Whether a name is a weight: ``l3.w.attn.a``, ``w.embed``."""
+    """Return whether ``value`` names a weight: ``l3.w.attn.qkv``, ``w.embed``."""
     return value.startswith("w.") or ".w." in value
 
 
 def is_layer_role(role: str) -> bool:
-    """Whether an op belongs to a layer, not to the edges of the iteration."""
+    """Return whether an op with this role belongs to a layer, not to the iteration's edges."""
     return role.startswith(("attn.", "mlp.", "dp."))
 
 
 def check_order(schedule: Schedule) -> None:
-    """Raise ScheduleError unless every value is written, once, before it is read.
+    """Raise ScheduleError unless every value is written exactly once, before it is read.
 
-    A collective may read only values that compute ops wrote, or its own lane: a wait belongs to
-    the compute lane (DESIGN: a result is waited for by its first reader).
+    A collective may read only values of compute ops or of its own lane, because only the compute
+    lane waits: the first reader of a result waits for it.
     """
     writer: dict[str, int] = {}
     names: set[str] = set()
@@ -194,7 +194,7 @@ def check_order(schedule: Schedule) -> None:
             elif op.lane != COMPUTE and lane not in (COMPUTE, op.lane):
                 raise ScheduleError(
                     f"Collective {op.name!r} reads {value!r} from another comm lane; put a compute "
-                    "op between them, which waits."
+                    "op, which waits, between them."
                 )
         for value in op.writes:
             if value in writer:

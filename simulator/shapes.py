@@ -1,4 +1,4 @@
-"""Shapes of one rank's share: what each fragment of a plan computes, moves and keeps."""
+"""Shapes on one rank: sizes of the GEMMs, messages and activations of a plan's fragments."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from simulator.plan import SlicePlan, row_slice_sizes
 from simulator.specs import ClusterSpec, ModelSpec, Workload, padded_vocab_size
 
 GRAD_BYTES = 4
-"""Bytes of a main gradient (fp32), whatever the activations' dtype."""
+"""Bytes of one main-gradient element: fp32 for every activation dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """A model's shard on one of ``cluster.tp`` ranks, cut as ``plan`` says."""
+    """A model's shard on one of ``cluster.tp`` ranks, sliced by ``plan``."""
 
     model: ModelSpec
     workload: Workload
@@ -24,65 +24,65 @@ class Shapes:
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
-        """Sequences of each row slice."""
+        """Number of sequences in each row slice."""
         return row_slice_sizes(self.workload.micro_batch_size, self.plan.row_slices)
 
     @cached_property
     def communicates(self) -> bool:
-        """Whether tensor-parallel collectives exist at all."""
+        """Whether tensor-parallel collectives exist."""
         return self.cluster.tp > 1 and self.plan.strategy != "no_comm"
 
     @cached_property
-    def has_out_grad(self) -> bool:
-        """Whether bias + dropout + residual has a backward op: it has not with neither of both."""
+    def has_residual_bwd(self) -> bool:
+        """Whether bias + dropout + residual has a backward op: only dropout needs one."""
         return self.model.hidden_dropout > 0
 
     @cached_property
     def element(self) -> int:
-        """Bytes of an activation element."""
+        """Bytes of one activation element."""
         return self.workload.dtype_bytes
 
     def tokens(self, row: int) -> int:
-        """Tokens of row slice ``row``; of all of them for −1."""
+        """Return the number of tokens in row slice ``row``, or in all slices for −1."""
         sequences = self.workload.micro_batch_size if row < 0 else self.rows[row]
         return sequences * self.workload.seq_length
 
-    def width(self, block: str, part: str) -> int:
-        """Columns on this rank of a block's A output (``a``) or core output (``core``)."""
-        model, tp = self.model, self.cluster.tp
+    def width(self, fragment: str) -> int:
+        """Return this rank's output columns of ``fragment`` (qkv, core_attn, fc1 or act)."""
+        model = self.model
         whole = {
-            ("attn", "a"): model.qkv_size,
-            ("attn", "core"): model.attention_size,
-            ("mlp", "a"): model.fc1_size,
-            ("mlp", "core"): model.intermediate_size,
-        }[block, part]
-        return whole // tp
+            "qkv": model.qkv_size,
+            "core_attn": model.attention_size,
+            "fc1": model.fc1_size,
+            "act": model.intermediate_size,
+        }[fragment]
+        return whole // self.cluster.tp
 
     def hidden_bytes(self, row: int) -> int:
-        """Bytes of one [tokens, hidden] activation of slice ``row``."""
+        """Return the bytes of one [tokens, hidden] activation of slice ``row``."""
         return self.tokens(row) * self.model.hidden_size * self.element
 
     def mask_bytes(self, row: int) -> int:
-        """Bytes of a dropout mask over [tokens, hidden]; none without dropout."""
+        """Return the bytes of slice ``row``'s dropout mask [tokens, hidden]; 0 without dropout."""
         return self.tokens(row) * self.model.hidden_size if self.model.hidden_dropout else 0
 
     def gemm(
         self, m: int, n: int, k: int, layout: Layout, *, accumulate: bool = False,
         bias: bool = False,
     ) -> Gemm:  # fmt: skip
-        """A GEMM in the workload's dtype."""
+        """Return the signature of C[m, n] = A[m, k] · B[k, n] in the workload's dtype."""
         return Gemm(m, n, k, layout, self.workload.dtype, accumulate, bias=bias)
 
     def has_bias(self, block: str) -> bool:
-        """Whether a block's linears have biases."""
+        """Return whether the linears of ``block`` (attn or mlp) have biases."""
         return self.model.attention_bias if block == "attn" else self.model.mlp_bias
 
     def pointwise(self, name: str, read: int, written: int, pieces: int = 1) -> Pointwise:
-        """A pointwise op in the workload's dtype."""
+        """Return a pointwise signature in the workload's dtype; ``read``, ``written`` in bytes."""
         return Pointwise(name, read, written, self.workload.dtype, pieces)
 
     def tp_all_reduce(self, size_bytes: int, dtype: str = "") -> Collective:
-        """An all-reduce over the tensor-parallel group."""
+        """Return an all-reduce of ``size_bytes`` over the tensor-parallel group."""
         nodes, per_node = self.cluster.tp_group
         return Collective(
             "all_reduce", size_bytes, nodes, per_node, self.plan.comm_ctas,
@@ -90,13 +90,13 @@ class Shapes:
         )  # fmt: skip
 
     def dp_all_reduce(self, parameters: int) -> Collective:
-        """An all-reduce of fp32 gradients over the data-parallel group."""
+        """Return an all-reduce of ``parameters`` fp32 gradients over the data-parallel group."""
         nodes, per_node = self.cluster.dp_group
         return Collective("all_reduce", parameters * GRAD_BYTES, nodes, per_node, 0, "fp32")
 
     @cached_property
     def layer_parameters(self) -> int:
-        """Parameters of one layer on this rank: matrices and A biases are cut, the rest is not."""
+        """Parameters of a layer on this rank; norms and row-parallel biases are not sharded."""
         m, tp = self.model, self.cluster.tp
         h = m.hidden_size
         cut = h * (m.qkv_size + m.attention_size + m.fc1_size + m.intermediate_size)
@@ -106,7 +106,7 @@ class Shapes:
 
     @cached_property
     def edge_parameters(self) -> int:
-        """Parameters outside the layers on this rank: tables, positions, final norm."""
+        """Parameters outside the layers on this rank: embeddings, positions, final norm."""
         m = self.model
         tables = 1 if m.tie_word_embeddings else 2
         vocab = padded_vocab_size(m, self.cluster) // self.cluster.tp

@@ -1,9 +1,9 @@
 """Skew: ranks of a group are never equally fast, and a collective waits for the last of them.
 
-Two measured numbers describe it. Over a whole step the slowest rank needs ``slowest_factor`` times
-the mean of all: the step is that rank's. Over a shorter stretch of compute another rank may be the
-slowest; a collective that ends the stretch then starts later, by the ``wait_us`` of the stretch's
-length, than on the rank that is slowest over the step.
+Two measured quantities describe it. Over a whole step the slowest rank needs ``slowest_factor``
+times the mean of all ranks; the step takes as long as that rank. Over a shorter stretch of compute
+another rank may be the slowest. The collective at the end of the stretch then waits for it: on the
+rank that is slowest over the step, by the ``wait_us`` of the stretch's length.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simulator.lookup import ABSENT_IF_EMPTY, require_count, require_number, req
 
 
 class SkewRow(NamedTuple):
-    """A collective waits ``wait_us``, on average, behind ``compute_us`` of compute."""
+    """Mean wait of a collective, ``wait_us``, behind ``compute_us`` of compute."""
 
     compute_us: float
     wait_us: float
@@ -26,9 +26,9 @@ class SkewRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SkewFit:
-    """The law of this module's docstring: straight lines between rows, from (0, 0) on; behind the
-    last row, as there. ``error`` is the relative one of ``slowest_factor``; ``samples`` counts the
-    steps that all rests on, 0 where that is not known."""
+    """The law of this module's docstring: linear between rows, from (0, 0) on; constant behind the
+    last row. ``error`` is the relative error of ``slowest_factor``; ``samples`` is the number of
+    measured steps, 0 if unknown."""
 
     slowest_factor: float
     rows: tuple[SkewRow, ...] = ()
@@ -48,7 +48,7 @@ class SkewFit:
             raise ProfileError("skew fit: rows must be sorted by compute_us, each length once.")
 
     def wait_us(self, compute_us: float) -> float:
-        """How long a collective waits, on average, behind ``compute_us`` of compute."""
+        """Return the mean wait (µs) of a collective behind ``compute_us`` of compute."""
         return _between(self.rows, compute_us)
 
 

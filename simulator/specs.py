@@ -1,4 +1,4 @@
-"""What is trained, on what batch, on how many ranks: ModelSpec, Workload, ClusterSpec."""
+"""The model, the batch and the ranks of a training job: ModelSpec, Workload, ClusterSpec."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.errors import InputError
 Dtype = Literal["bf16", "fp16", "fp32", "fp64"]
 DTYPE_BYTES: Final[dict[str, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 
-MOST: Final = 10**12  # no size of a model or a job comes near; products of sizes stay manageable
+MOST: Final = 10**12  # far above any real size, but products of sizes stay manageable
 
 
 def require_positive_int(owner: str, name: str, value: object) -> None:
@@ -25,7 +25,7 @@ def require_positive_int(owner: str, name: str, value: object) -> None:
 
 
 def require_divisible(what: str, value: int, by_what: str, by: int) -> None:
-    """Raise InputError naming both numbers and the nearest multiples when ``by`` ∤ ``value``."""
+    """Raise InputError, with the nearest multiples, unless ``by`` divides ``value``."""
     if value % by:
         below, above = value // by * by, (value // by + 1) * by
         nearest = f"{below} or {above}" if below else str(above)
@@ -36,11 +36,11 @@ def require_divisible(what: str, value: int, by_what: str, by: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """Shape of a decoder-only transformer; fields carry their Hugging Face names.
+    """Shape of a decoder-only transformer; fields have their Hugging Face names.
 
     ``gated_mlp`` means gate and up projections (SwiGLU), so fc1 has twice the outputs.
-    ``hidden_dropout`` > 0 adds a mask byte an element to bias + dropout + residual.
-    Raises InputError on values that no model can have.
+    ``hidden_dropout`` > 0 adds one mask byte per element to bias + dropout + residual.
+    Raise InputError for values that no model can have.
     """
 
     name: str
@@ -83,12 +83,12 @@ class ModelSpec:
 
     @property
     def qkv_size(self) -> int:
-        """Outputs of the fused qkv projection (all ranks together)."""
+        """Outputs of the fused qkv projection, over all ranks."""
         return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
 
     @property
     def attention_size(self) -> int:
-        """Inputs of the attention output projection (all ranks together)."""
+        """Inputs of the attention output projection, over all ranks."""
         return self.num_attention_heads * self.head_dim
 
     @property
@@ -98,7 +98,7 @@ class ModelSpec:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one layer (all ranks together)."""
+        """Parameters of one layer, over all ranks."""
         h = self.hidden_size
         norms = 2 * h * (2 if self.norm == "layernorm" else 1)
         attention = h * self.qkv_size + self.attention_size * h
@@ -120,7 +120,7 @@ class ModelSpec:
 class Workload:
     """One optimizer step of one data-parallel replica.
 
-    ``micro_batch_size`` sequences of ``seq_length`` tokens, ``grad_accumulation`` times.
+    ``grad_accumulation`` micro-batches of ``micro_batch_size`` sequences of ``seq_length`` tokens.
     """
 
     seq_length: int
@@ -149,9 +149,9 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
-    """Ranks and where they sit. Ranks fill nodes TP-first, ``ranks_per_node`` to a node.
+    """Ranks and their nodes. Ranks fill nodes TP-first, ``ranks_per_node`` on each node.
 
-    A group is described as (nodes, per_node): how many nodes it spans and ranks on each.
+    A group is written as (nodes, per_node): the nodes that it spans and its ranks on each.
     """
 
     tp: int
@@ -172,29 +172,29 @@ class ClusterSpec:
 
     @property
     def world_size(self) -> int:
-        """All ranks."""
+        """Number of ranks: tp × dp."""
         return self.tp * self.dp
 
     @property
     def nodes(self) -> int:
-        """Nodes in use."""
+        """Number of nodes in use."""
         return math.ceil(self.world_size / self.ranks_per_node)
 
     @property
     def tp_group(self) -> tuple[int, int]:
-        """(nodes, ranks on each) of one tensor-parallel group."""
+        """(nodes, ranks per node) of one tensor-parallel group."""
         per_node = min(self.tp, self.ranks_per_node)
         return self.tp // per_node, per_node
 
     @property
     def dp_group(self) -> tuple[int, int]:
-        """(nodes, ranks on each) of one data-parallel group: ranks ``tp`` apart."""
+        """(nodes, ranks per node) of one data-parallel group: every ``tp``-th rank."""
         per_node = min(self.dp, max(1, self.ranks_per_node // self.tp))
         return self.dp // per_node, per_node
 
 
 def _nearest_tp(common: int, cluster: ClusterSpec) -> list[int]:
-    """Divisors of ``common`` next to the cluster's tp that fill whole nodes, or part of one."""
+    """Return the divisors of ``common`` next to tp that fill part of a node, or whole nodes."""
     per_node = cluster.ranks_per_node
     whole = (n for n in range(1, common + 1) if n <= per_node or n % per_node == 0)
     works = [n for n in whole if common % n == 0]
@@ -208,7 +208,7 @@ SHARDED: Final = ("num_attention_heads", "num_key_value_heads", "intermediate_si
 
 
 def _heads_hint(model: ModelSpec, tp: int) -> str:
-    """Which head counts would shard, where the heads are what does not."""
+    """Return a hint with head counts that shard, or "" where the heads are not the problem."""
     if (
         model.num_attention_heads % tp == 0
         or model.num_key_value_heads != model.num_attention_heads
@@ -225,9 +225,9 @@ def _heads_hint(model: ModelSpec, tp: int) -> str:
 
 
 def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:
-    """Raise InputError unless heads, kv heads, ffn and qkv sizes divide by tp.
+    """Raise InputError unless tp divides heads, kv heads and ffn, and positions suffice.
 
-    The vocabulary needs no check: it is padded to a multiple of 128 × tp, as Megatron does.
+    The vocabulary needs no check: it is padded to a multiple of 128 × tp, as in Megatron-LM.
     """
     tp = cluster.tp
     sizes = (model.num_attention_heads, model.num_key_value_heads, model.intermediate_size)
@@ -235,7 +235,7 @@ def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
         if size % tp:
             near = " or ".join(map(str, _nearest_tp(math.gcd(*sizes), cluster)))
             fix = f"nearest tp that divides the model's heads, kv heads and ffn: {near}"
-            if name == "intermediate_size":  # alone free to be any multiple
+            if name == "intermediate_size":  # it may be any multiple of tp
                 fix += f"; nearest multiples: {size // tp * tp or tp} or {(size // tp + 1) * tp}"
             hint = _heads_hint(model, tp)
             raise InputError(f"{name} = {size} is not divisible by tp = {tp}; {fix}.{hint}")
@@ -251,6 +251,6 @@ def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
 
 
 def padded_vocab_size(model: ModelSpec, cluster: ClusterSpec) -> int:
-    """Vocabulary rounded up to a multiple of 128 × tp (Megatron-LM's rule)."""
+    """Return the vocabulary size, rounded up to a multiple of 128 × tp (Megatron-LM's rule)."""
     unit = 128 * cluster.tp
     return math.ceil(model.vocab_size / unit) * unit

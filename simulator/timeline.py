@@ -1,4 +1,4 @@
-"""Timeline: when each op of a schedule ran. What both executors produce, op by op comparable."""
+"""Timeline: when each op of a schedule ran, simulated or on ranks, op by op comparable."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from simulator.schedule import COMPUTE, Op, OpTemplate, Schedule
 
 
 class Breakdown(NamedTuple):
-    """Where the iteration's time goes, all in ns.
+    """Parts of the iteration time, all in ns.
 
-    ``comm_ns``: time with at least one collective in flight; ``exposed_comm_ns``: the part of it
-    with no compute op running; ``idle_ns``: neither (waiting for the host).
+    ``comm_ns``: time with at least one collective in flight; ``exposed_comm_ns``: its part with no
+    compute op running; ``idle_ns``: time with no op in flight (the host is late).
     """
 
     makespan_ns: int
@@ -26,7 +26,7 @@ class Breakdown(NamedTuple):
 
     @property
     def hidden_comm_fraction(self) -> float:
-        """Share of communication that computation hides; 1 where there is none."""
+        """Share of communication time that compute hides; 1 without communication."""
         return 1.0 - self.exposed_comm_ns / self.comm_ns if self.comm_ns else 1.0
 
 
@@ -40,7 +40,7 @@ class Timeline:
 
     @cached_property
     def ops(self) -> tuple[Op, ...]:
-        """The ops, in issue order."""
+        """Ops in issue order, fully named."""
         return tuple(self.schedule.ops())
 
     @cached_property
@@ -54,7 +54,7 @@ class Timeline:
         return max(self.end_ns, default=0)
 
     def lane(self, lane: int) -> Iterator[tuple[Op, int, int]]:
-        """(op, start, end) of one lane's ops, in order."""
+        """Yield (op, start, end) of one lane's ops in order; times in ns."""
         for op, start, end in zip(self.ops, self.start_ns, self.end_ns, strict=True):
             if op.lane == lane:
                 yield op, start, end
@@ -76,7 +76,7 @@ class Timeline:
 
     @cached_property
     def by_role(self) -> dict[str, int]:
-        """Time in flight by role (``attn.a``, ``mlp.b.ar``), in ns, largest first."""
+        """Time in flight by role (``attn.qkv``, ``mlp.fc2.ar``), in ns, largest first."""
         sums: dict[str, int] = {}
         for op, start, end in zip(self.templates, self.start_ns, self.end_ns, strict=True):
             sums[op.role] = sums.get(op.role, 0) + end - start
@@ -84,11 +84,11 @@ class Timeline:
 
     @cached_property
     def critical_path(self) -> tuple[int, ...]:
-        """Indices of ops that follow each other without a gap from the first to the last end.
+        """Indices of the ops that determine the makespan, in order of time.
 
-        From the last op to end, go to an op that ended exactly when this one started (the one on
-        the same lane if there is such); where none did, the host held it back and the path goes on
-        at the latest end before.
+        The path goes back from the op that ends last: to an op that ended exactly when this one
+        started, on the same lane if possible. If none did, the host delayed this op, and the path
+        goes on at the latest end before.
         """
         ends: dict[int, list[int]] = {}
         for index, end in enumerate(self.end_ns):
@@ -105,13 +105,13 @@ class Timeline:
         position = bisect.bisect_right(times, self.start_ns[index]) - 1
         if position < 0:
             return -1
-        found = [i for i in ends[times[position]] if i != index]
+        before = [i for i in ends[times[position]] if i != index]
         lane = self.templates[index].lane
-        return max(found, key=lambda i: (self.templates[i].lane == lane, i), default=-1)
+        return max(before, key=lambda i: (self.templates[i].lane == lane, i), default=-1)
 
 
 def _union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Disjoint, sorted intervals that cover the same instants."""
+    """Return disjoint, sorted intervals that cover the same instants."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:

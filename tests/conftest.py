@@ -1,4 +1,4 @@
-"""Shared fixtures, the Hypothesis profile, and the rule that CI skips nothing it could run."""
+"""Shared fixtures, the Hypothesis profile, and the rule that CI skips no test it can run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 NO_SKIPS = os.environ.get("DOMINO_TUNE_NO_SKIPS") == "1"
-EXCUSES = ("no GPU", "no facts")
+ALLOWED = ("no GPU", "no facts")
+"""Beginnings of the reasons for which a test may skip in CI."""
 
-# Same examples in every run: a failure seen once is seen by everyone.
+# The same examples in every run, so that everyone sees the same failure.
 settings.register_profile("domino_tune", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("domino_tune")
 
@@ -26,7 +27,7 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 @pytest.fixture(scope="session")
 def facts_dir() -> Path:
-    """Folder of the published measurements; skips where they are not at hand."""
+    """Return the folder of the published measurements. Skip where there is none."""
     from benchmarks.bench import facts
     from benchmarks.bench.verdict import SkippedError
 
@@ -38,7 +39,7 @@ def facts_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """A PostgreSQL server for the session; skips where it is not installed."""
+    """Run a PostgreSQL server for the session. Skip where it is not installed."""
     from tests.postgres import running_postgres
 
     with running_postgres() as server:
@@ -56,12 +57,12 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def _without_skips(report: Report) -> Report:
-    """Under DOMINO_TUNE_NO_SKIPS=1, turn a skip into a failure unless its reason is an excuse."""
+    """Under DOMINO_TUNE_NO_SKIPS=1, turn a skip into a failure unless its reason is allowed."""
     if not (NO_SKIPS and report.skipped) or hasattr(report, "wasxfail"):
         return report
     place: Any = report.longrepr
     reason = place[2].removeprefix("Skipped: ") if isinstance(place, tuple) else str(place)
-    if not reason.startswith(EXCUSES):
+    if not reason.startswith(ALLOWED):
         report.outcome = "failed"
-        report.longrepr = f"skipped, but DOMINO_TUNE_NO_SKIPS=1 allows only {EXCUSES}: {reason}"
+        report.longrepr = f"skipped, but DOMINO_TUNE_NO_SKIPS=1 allows only {ALLOWED}: {reason}"
     return report

@@ -1,4 +1,4 @@
-"""A real Dask cluster on loopback: one scheduler and its workers, in processes of their own."""
+"""A real Dask cluster on loopback: one scheduler and its workers, each in its own process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,15 +16,14 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.processes import PATIENCE_S, children, wait_until
 
-PATIENCE_S = 60
 NO_DASK = "no Dask: pip install 'domino_tune[dask]'"
 
 
 @dataclass(kw_only=True)
 class DaskCluster:
-    """``address``: as ``serve --executor`` takes it. Workers have nannies, which start another
-    process where one died."""
+    """A scheduler and workers. Each worker has a nanny, which starts a new process after a kill."""
 
     folder: Path
     scheduler: subprocess.Popen[bytes]
@@ -33,21 +31,21 @@ class DaskCluster:
 
     @property
     def scheduler_address(self) -> str:
-        """``tcp://host:port``."""
+        """Return ``tcp://host:port``."""
         plain: dict[str, Any] = json.loads((self.folder / "scheduler.json").read_text())
         return str(plain["address"])
 
     @property
     def address(self) -> str:
-        """``dask://host:port``."""
+        """Return ``dask://host:port``, as ``serve --executor`` takes it."""
         return self.scheduler_address.replace("tcp://", "dask://")
 
     def worker_pids(self) -> list[int]:
-        """The processes that compute: children of the nannies."""
+        """Return the ids of the processes that compute: the children of the nannies."""
         return [pid for nanny in self.workers for pid in children(nanny.pid, b"spawn_main")]
 
     def wait_for_workers(self) -> None:
-        """Until every nanny's worker has joined."""
+        """Wait until every worker has joined."""
         from distributed import Client
 
         connect: Any = Client
@@ -55,30 +53,16 @@ class DaskCluster:
             client.wait_for_workers(len(self.workers), timeout=PATIENCE_S)
 
     def kill(self) -> None:
-        """kill -9 of everything."""
+        """Kill all processes with SIGKILL."""
         for process in (self.scheduler, *self.workers):
-            for pid in (*children(process.pid, b""), process.pid):
+            for pid in (*children(process.pid), process.pid):
                 os.kill(pid, signal.SIGKILL)
             process.wait()
 
 
-def children(pid: int, command: bytes) -> list[int]:
-    """Process ids of the children of ``pid`` whose command line has ``command``."""
-    try:
-        listed = [
-            int(child)
-            for task in Path(f"/proc/{pid}/task").iterdir()
-            for child in (task / "children").read_text().split()
-        ]
-        return [one for one in listed if command in Path(f"/proc/{one}/cmdline").read_bytes()]
-    except OSError:
-        return []
-
-
 @contextmanager
 def dask_cluster(folder: Path, workers: int = 2, port: int = 0) -> Iterator[DaskCluster]:
-    """A cluster whose scheduler says at once when a worker died, on a free ``port`` where none is
-    given; skips where there is no Dask."""
+    """Run a cluster that reports a dead worker at once. Skip where Dask is not installed."""
     pytest.importorskip("distributed", reason=NO_DASK)
     folder.mkdir(exist_ok=True)
     cluster = DaskCluster(
@@ -89,7 +73,7 @@ def dask_cluster(folder: Path, workers: int = 2, port: int = 0) -> Iterator[Dask
         ),
     )  # fmt: skip
     try:
-        _wait_for(folder / "scheduler.json", cluster.scheduler)
+        wait_until(lambda: _is_started(folder / "scheduler.json", cluster.scheduler))
         for number in range(workers):
             cluster.workers.append(
                 _start(
@@ -120,16 +104,13 @@ def _start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not (path.exists() and path.read_text().endswith("}")):
-        assert process.poll() is None, "the Dask scheduler ended"
-        assert time.monotonic() < deadline_s, "the Dask scheduler does not start"
-        time.sleep(0.05)
+def _is_started(path: Path, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None, "the Dask scheduler ended"
+    return path.exists() and path.read_text().endswith("}")
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all of its session."""
+    """End a process and its session: first with SIGTERM, then with SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

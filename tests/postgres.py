@@ -1,6 +1,6 @@
-"""A real PostgreSQL for tests, in a folder of its own, on a free port of the loopback.
+"""A real PostgreSQL server for tests, in its own folder, on a free port of the loopback interface.
 
-PostgreSQL refuses to run as root, so root starts it as an ordinary user.
+PostgreSQL refuses to run as root, so root starts it as another user.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 import pwd
 import secrets
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -20,15 +19,17 @@ from typing import Any, Final
 
 import pytest
 
+from benchmarks.load.process import free_port
+
 MISSING: Final = "PostgreSQL is not installed; apt-get install postgresql"
 NO_DRIVER: Final = "psycopg is not installed; pip install 'psycopg[binary]'"
 DEBIAN: Final = Path("/usr/lib/postgresql")
-"""Where Debian keeps the programs of each version, which are not on the path."""
+"""Debian's folder of the programs of each version. They are not on the path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Postgres:
-    """A server that runs: any user of this machine may log in as its superuser."""
+    """A server. Any user of this machine may log in as its superuser."""
 
     programs: Path
     folder: Path
@@ -42,7 +43,7 @@ class Postgres:
         return f"postgresql://tests@127.0.0.1:{self.port}/{database}"
 
     def new_database(self) -> str:
-        """The URL of a database that is empty."""
+        """Create an empty database and return its URL."""
         import psycopg
 
         name = f"test_{secrets.token_hex(6)}"
@@ -51,7 +52,7 @@ class Postgres:
         return self.url(name)
 
     def start(self) -> None:
-        # A machine that loses power is not among the tests, so files need no syncing.
+        # No test cuts the power of the machine, so files need no fsync.
         options = (
             f"-c listen_addresses=127.0.0.1 -c port={self.port} -c fsync=off "
             f"-c unix_socket_directories='' -c shared_buffers=16MB -c max_connections=200"
@@ -60,10 +61,10 @@ class Postgres:
         self._run("pg_ctl", "-w", "-t", "60", "-D", self.data, "-l", log, "-o", options, "start")
 
     def stop(self) -> None:
-        """At once, as after kill -9."""
+        """Stop at once, as after kill -9."""
         self._run("pg_ctl", "-w", "-D", self.data, "-m", "immediate", "stop")
 
-    def make(self) -> None:
+    def init(self) -> None:
         self._run(
             "initdb", "-D", self.data, "-U", "tests", "-A", "trust", "-E", "UTF8", "--no-sync"
         )
@@ -79,13 +80,13 @@ class Postgres:
             **ordinary_user(),
         )
         log = self.folder / "log"
-        said = log.read_text(errors="replace")[-2000:] if log.exists() else ""
-        assert done.returncode == 0, f"{program}: {done.stdout}{said}"
+        printed = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+        assert done.returncode == 0, f"{program}: {done.stdout}{printed}"
 
 
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
-    """A new server, stopped and removed in the end; skips where PostgreSQL is not installed."""
+    """Run a new server, then stop and remove it. Skip where PostgreSQL is not installed."""
     programs = find_programs()
     pytest.importorskip("psycopg", reason=NO_DRIVER)
     folder = Path(tempfile.mkdtemp(prefix="domino-postgres-"))
@@ -93,7 +94,7 @@ def running_postgres() -> Iterator[Postgres]:
         if user := ordinary_user().get("user"):
             shutil.chown(folder, user)
         server = Postgres(programs=programs, folder=folder, port=free_port())
-        server.make()
+        server.init()
         server.start()
         try:
             yield server
@@ -104,7 +105,7 @@ def running_postgres() -> Iterator[Postgres]:
 
 
 def find_programs() -> Path:
-    """The folder of initdb and pg_ctl; skips where there is none."""
+    """Return the folder of initdb and pg_ctl. Skip where there is none."""
     newest = sorted(DEBIAN.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     found = shutil.which("initdb") or (newest[-1] if newest else None)
     if found is None:
@@ -113,16 +114,9 @@ def find_programs() -> Path:
 
 
 def ordinary_user() -> dict[str, Any]:
-    """What makes subprocess leave root behind; nothing where it is not root."""
+    """Return the options of subprocess that drop root's rights. They are empty without root."""
     if os.geteuid() != 0:
         return {}
     names = {entry.pw_name for entry in pwd.getpwall()}
     user = pwd.getpwnam("postgres" if "postgres" in names else "nobody")
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

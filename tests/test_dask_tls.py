@@ -1,4 +1,4 @@
-"""Dask behind TLS, started and configured as docs/service.md says."""
+"""Dask with TLS, started and configured as docs/service.md says."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.load.process import free_port, search_path
+from tests.processes import PATIENCE_S
 from tests.test_deploy_service import documented
 
-PATIENCE_S = 60
 CALL = """
 import sys
 from domino_tune.service.executors.registry import (open_executor)
@@ -31,7 +31,7 @@ executor.shutdown()
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
-    """A folder with an authority, and a certificate of its for each part."""
+    """Return a folder with a certificate authority, and a certificate for each part of Dask."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed; apt-get install openssl")
 
@@ -51,7 +51,7 @@ def certificates(tmp_path: Path) -> Path:
 
 @contextmanager
 def started(folder: Path, words: list[str]) -> Iterator[None]:
-    """``dask …`` in ``folder``, until the context ends."""
+    """Run ``dask …`` in ``folder`` until the context ends."""
     command = [sys.executable, "-m", *words]
     env = {**os.environ, "PYTHONPATH": search_path()}
     with (folder / f"{words[1]}.log").open("wb") as log:
@@ -71,8 +71,7 @@ def call(folder: Path, port: int, environment: dict[str, str]) -> subprocess.Com
     )  # fmt: skip
 
 
-def test_dask_behind_tls(certificates: Path) -> None:
-    """Whoever has a certificate is served, and nobody else."""
+def test_only_clients_with_a_certificate_reach_dask(certificates: Path) -> None:
     port, lines = free_port(), documented("docs/service.md")
     exported = [line.removeprefix("export ") for line in lines if line.startswith("export DASK")]
     settings = dict(re.sub("/etc/dask/", "", line).split("=", 1) for line in exported)
@@ -82,8 +81,8 @@ def test_dask_behind_tls(certificates: Path) -> None:
                 here = line.replace("tls://scheduler:8786", f"tls://127.0.0.1:{port}")
                 words = shlex.split(here.replace("--port 8786", f"--host 127.0.0.1 --port {port}"))
                 parts.enter_context(started(certificates, words))
-        end = time.monotonic() + PATIENCE_S
-        while (done := call(certificates, port, settings)).returncode and time.monotonic() < end:
+        end_s = time.monotonic() + PATIENCE_S
+        while (done := call(certificates, port, settings)).returncode and time.monotonic() < end_s:
             time.sleep(0.5)
         assert done.stdout == "1024\n", done.stderr
         refused = call(certificates, port, {})

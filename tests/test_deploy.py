@@ -1,4 +1,4 @@
-"""The batch scripts for Slurm: bash reads them, and the command line knows what they ask for."""
+"""The batch scripts for Slurm: bash parses them, and the command line takes their options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPTS = sorted((REPOSITORY / "deploy" / "slurm").glob("*.sbatch"))
 
 
 def commands(script: Path) -> list[list[str]]:
-    """Words behind ``python -m domino_tune``, continued lines joined."""
+    """Return the words after ``python -m domino_tune`` of each command, continued lines joined."""
     text = re.sub(r"\\\n\s*", "", script.read_text())
     return [
         shlex.split(line.partition("python -m domino_tune ")[2])
@@ -31,7 +31,7 @@ def commands(script: Path) -> list[list[str]]:
 
 
 def parsed(words: list[str]) -> Request:
-    """The request that a command line makes: read by the very parser, checked by itself."""
+    """Return the request of a command line, parsed by the program's own parser."""
     verb = next(verb for verb in VERBS if tuple(words[: len(verb.path)]) == verb.path)
     command: Any = typer.main.get_command(build_app())
     for name in verb.path:
@@ -44,12 +44,12 @@ def parsed(words: list[str]) -> Request:
     return verb.request(**{k: v for k, v in plain.items() if k in names})
 
 
-def test_there_is_one_for_each_verb_that_takes_ranks() -> None:
+def test_each_verb_with_ranks_has_a_script() -> None:
     assert {script.stem for script in SCRIPTS} == {"profile", "tune", "validate"}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_bash_reads_it(script: Path) -> None:
+def test_bash_parses_it(script: Path) -> None:
     done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -68,7 +68,8 @@ def number(script: Path, option: str) -> int:
 
 
 def joins_ranks(script: Path) -> bool:
-    """Whether the verb is started once a rank; if not, it starts its ranks itself."""
+    """Return whether Slurm starts the verb once for each rank. If not, the verb starts its ranks
+    itself."""
     return "\nsrun " in script.read_text()
 
 
@@ -87,7 +88,7 @@ def test_one_failing_rank_ends_all_and_each_gpu_has_a_rank(script: Path) -> None
 def test_measured_tuning_is_allowed_where_its_script_starts_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The environment of a batch script, or of a task that srun started in it."""
+    """In the environment of a batch script, or of a task that srun started in it."""
     script = next(script for script in SCRIPTS if script.stem == "tune")
     tasks = number(script, "ntasks-per-node") * number(script, "nodes")
     monkeypatch.setenv("SLURM_PROCID", "0")

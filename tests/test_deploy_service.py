@@ -1,7 +1,6 @@
-"""The service's deployment files: held against the command line, the routes, and each other.
+"""The deployment files of the service agree with the command line, the routes, and each other.
 
-No container engine is needed: what a container would run is parsed by the program that would run
-it.
+No container engine is needed: each command is parsed by the program that a container would run.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from tests.test_deploy import parsed
 
 DEPLOY = REPOSITORY / "deploy"
 GRACE_S = 10
-"""Within so long of SIGTERM all jobs are given back."""
+"""After SIGTERM, all jobs are back in the queue within this time."""
 LONGEST_WAIT_S = 30
-"""The most that `Prefer: wait` may ask for."""
+"""The longest wait that `Prefer: wait` may ask for."""
 DASK = {"scheduler": dask_scheduler.main, "worker": dask_worker.main}
 
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
@@ -47,7 +46,7 @@ PROMETHEUS = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-
 
 
 def stage(name: str) -> list[tuple[str, str]]:
-    """(instruction, arguments) of one stage of the Dockerfile, continued lines joined."""
+    """Return (instruction, arguments) of one stage of the Dockerfile, continued lines joined."""
     text = (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
     text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
     lines = [line for line in re.sub(r"\\\n\s*", "", text).splitlines() if line]
@@ -61,7 +60,7 @@ IMAGE = dict(stage("service"))
 
 
 def served(words: list[str]) -> ServeRequest:
-    """The request that `serve`'s command line makes; the parser and it check themselves."""
+    """Return the request of a `serve` command line."""
     assert words[0] == "serve"
     request = parsed(words)
     assert isinstance(request, ServeRequest)
@@ -71,7 +70,7 @@ def served(words: list[str]) -> ServeRequest:
 # The image --------------------------------------------------------------------------------------
 
 
-def test_image_serves_as_nobody_special() -> None:
+def test_image_serves_as_an_ordinary_user() -> None:
     assert json.loads(IMAGE["ENTRYPOINT"]) == ["domino-tune"]
     request = served(json.loads(IMAGE["CMD"]))
     assert (request.host, str(request.port)) == ("0.0.0.0", IMAGE["EXPOSE"])
@@ -90,7 +89,7 @@ def test_image_writes_to_its_volume_only() -> None:
 
 
 def needed(extras: set[str]) -> set[str]:
-    """Names of all distributions that domino_tune with ``extras`` installs, by their metadata."""
+    """Return the names of all distributions that domino_tune with ``extras`` installs."""
     import tomllib
 
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -121,7 +120,7 @@ def test_image_has_what_it_needs_and_no_torch() -> None:
 
 
 def test_image_is_built_from_what_it_copies() -> None:
-    """The ignore file lets through all that the build reads."""
+    """The ignore file does not exclude what the build reads."""
     ignored = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").split()
     for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "api", "domino_tune"):
         assert f"!{name}" in ignored
@@ -165,7 +164,7 @@ def test_compose_starts_dask_as_it_takes_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
-def test_compose_locks_our_containers_in(name: str) -> None:
+def test_compose_restricts_our_containers(name: str) -> None:
     ours = OURS[name]
     assert ours["image"] == f"domino-tune:{VERSION}"
     assert ours["user"] == IMAGE["USER"]
@@ -176,7 +175,7 @@ def test_compose_locks_our_containers_in(name: str) -> None:
     assert {"mem_limit", "pids_limit", "restart"} <= set(ours)
 
 
-def test_compose_gives_jobs_time_to_be_given_back() -> None:
+def test_compose_waits_until_jobs_are_back_in_the_queue() -> None:
     assert int(SERVICES["api"]["stop_grace_period"].removesuffix("s")) > GRACE_S
 
 
@@ -186,7 +185,7 @@ def test_compose_publishes_to_this_machine_only() -> None:
     assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
 
 
-def test_compose_keeps_dask_and_sql_among_themselves() -> None:
+def test_compose_gives_dask_and_sql_their_own_networks() -> None:
     def members(network: str) -> set[str]:
         return {name for name, one in SERVICES.items() if network in one["networks"]}
 
@@ -200,18 +199,18 @@ def test_compose_keeps_dask_and_sql_among_themselves() -> None:
 
 
 def seconds(directive: str, text: str = NGINX) -> int:
-    """A time of the proxy's configuration, in seconds."""
+    """Return a time of the proxy's configuration, in seconds."""
     found = re.search(rf"^\s*{directive} (\d+)([smh]);", text, re.MULTILINE)
     assert found is not None, directive
     return int(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def location(opening: str) -> str:
-    """The inside of one location of the proxy's configuration."""
+    """Return the text inside one location of the proxy's configuration."""
     return NGINX.partition(f"location {opening} {{")[2].partition("}")[0]
 
 
-def test_proxy_leads_to_the_api() -> None:
+def test_proxy_forwards_to_the_api() -> None:
     assert f"set $api http://api:{served(SERVICES['api']['command']).port};" in NGINX
     listens = re.findall(r"^\s*listen (\d+);", NGINX, re.MULTILINE)
     assert [port.rpartition(":")[2] for port in SERVICES["proxy"]["ports"]] == listens
@@ -225,7 +224,7 @@ def test_proxy_waits_longer_than_a_caller_may_ask_for() -> None:
         assert seconds(directive) <= Settings(database_url="sqlite://").receive_s
 
 
-def test_proxy_lets_the_api_say_that_a_body_is_too_large() -> None:
+def test_proxy_lets_the_api_refuse_a_body_that_is_too_large() -> None:
     limits = Settings(database_url="sqlite://")
     sizes = [int(size) << 20 for size in re.findall(r"client_max_body_size (\d+)m;", NGINX)]
     assert len(sizes) == 2
@@ -293,7 +292,7 @@ def test_kubernetes_selects_the_pods_that_it_makes() -> None:
     assert len({one["metadata"]["namespace"] for one in MANIFESTS}) == 1
 
 
-def test_kubernetes_locks_the_container_in() -> None:
+def test_kubernetes_restricts_the_container() -> None:
     inside, around = CONTAINER["securityContext"], POD["securityContext"]
     assert inside["readOnlyRootFilesystem"] is True
     assert inside["allowPrivilegeEscalation"] is False
@@ -307,7 +306,7 @@ def test_kubernetes_locks_the_container_in() -> None:
     assert {volume["name"] for volume in POD["volumes"]} == set(mounts)
 
 
-def test_kubernetes_waits_for_jobs_to_be_given_back() -> None:
+def test_kubernetes_waits_until_jobs_are_back_in_the_queue() -> None:
     verb, asleep_s = CONTAINER["lifecycle"]["preStop"]["exec"]["command"]
     assert verb == "sleep"
     assert POD["terminationGracePeriodSeconds"] > int(asleep_s) + GRACE_S
@@ -315,8 +314,8 @@ def test_kubernetes_waits_for_jobs_to_be_given_back() -> None:
     assert probe["periodSeconds"] * probe["failureThreshold"] < int(asleep_s)
 
 
-def test_kubernetes_probes_what_there_is() -> None:
-    """Served for real in test_shutdown."""
+def test_kubernetes_probes_existing_routes() -> None:
+    """test_shutdown requests these paths of a real service."""
     probes = {
         kind: CONTAINER[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")
     }
@@ -343,8 +342,8 @@ def test_no_secret_is_in_the_repository() -> None:
             assert not re.search(r"dt_[A-Za-z0-9_-]{43}|BEGIN [A-Z ]*PRIVATE", path.read_text())
 
 
-def test_linters_that_are_here_agree(tmp_path: Path) -> None:
-    """None of them is needed; each that is on the path reads what it knows."""
+def test_installed_linters_agree(tmp_path: Path) -> None:
+    """Each linter on the path checks its files. None of them is required."""
     here = tmp_path / "nginx.conf"
     here.write_text(NGINX.replace("/tmp/", f"{tmp_path}/"))
     linters = {
@@ -365,7 +364,7 @@ def test_linters_that_are_here_agree(tmp_path: Path) -> None:
 
 
 def documented(name: str) -> list[str]:
-    """Lines of shell in a document's code blocks, continued ones joined."""
+    """Return the lines of shell in a document's code blocks, continued lines joined."""
     text = (REPOSITORY / name).read_text(encoding="utf-8")
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     return re.sub(r"\\\n\s*", "", "".join(blocks)).splitlines()
@@ -373,7 +372,7 @@ def documented(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["docs/service.md", "README.md"])
 def test_documented_commands_are_taken(name: str) -> None:
-    """Every `python -m domino_tune …`, and what is run in the image."""
+    """Every `python -m domino_tune …`, and every command that runs in the image."""
     starts = re.compile(r"python -m domino_tune |run --rm api ")
     behind = [starts.split(line)[1] for line in documented(name) if starts.search(line)]
     asked = [shlex.split(words.partition("|")[0], comments=True) for words in behind]

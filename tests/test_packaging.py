@@ -1,4 +1,4 @@
-"""The built wheel, installed away from the repository and run where other people's names lie."""
+"""The built wheel, installed outside the repository, and run beside files with the same names."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PACKAGES = ("api", "domino_tune", "profiles", "simulator")
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
-    """The wheel unpacked by pip under ``target``, run beside the packages of this environment."""
+    """The wheel, installed by pip under ``target``. It uses the packages of this environment."""
 
     wheel: Path
     target: Path
 
     def run(self, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        """Run ``command`` in ``cwd`` against the installed wheel, not against the repository."""
+        """Run ``command`` in ``cwd`` with the installed wheel, not with the repository."""
         env = {**os.environ, "PYTHONPATH": str(self.target)}
         return subprocess.run(
             command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=120
@@ -55,7 +55,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 
 
 def copy_sources(to: Path) -> None:
-    """Copy what the wheel is built from: building in place would leave files in the repository."""
+    """Copy the sources of the wheel. A build in the repository would leave files there."""
     for name in ("pyproject.toml", "README.md", "LICENSE", *PACKAGES):
         for path in [REPOSITORY / name, *sorted((REPOSITORY / name).rglob("*"))]:
             if path.is_file() and "__pycache__" not in path.parts:
@@ -66,7 +66,7 @@ def copy_sources(to: Path) -> None:
 
 @pytest.fixture
 def trap(tmp_path: Path) -> Path:
-    """A folder with a ``simulator.py`` that must never run, and a ``profiles/`` of other things."""
+    """Return a folder with a ``simulator.py`` that must not run, and an unrelated ``profiles/``."""
     (tmp_path / "simulator.py").write_text("raise SystemExit('the wrong simulator ran')\n")
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "notes.json").write_text("{}\n")
@@ -90,13 +90,13 @@ def test_every_folder_with_code_is_a_package() -> None:
     assert [folder for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
 
 
-def test_console_script_runs_beside_strange_names(installation: Installation, trap: Path) -> None:
+def test_console_script_runs_beside_our_names(installation: Installation, trap: Path) -> None:
     done = installation.run_script("models", cwd=trap)
     assert done.returncode == 0, done.stderr
     assert "gpt3-13b" in done.stdout
 
 
-def test_module_refuses_strange_names(installation: Installation, trap: Path) -> None:
+def test_module_refuses_a_module_with_our_name(installation: Installation, trap: Path) -> None:
     done = installation.run_module("models", cwd=trap)
     assert done.returncode == 2
     assert str(trap / "simulator.py") in done.stderr
@@ -105,7 +105,7 @@ def test_module_refuses_strange_names(installation: Installation, trap: Path) ->
 
 
 @pytest.mark.parametrize("name", ["api", "profiles", "simulator"])
-def test_module_refuses_a_package_of_the_same_name(
+def test_module_refuses_a_package_with_our_name(
     installation: Installation, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).mkdir()
@@ -116,7 +116,7 @@ def test_module_refuses_a_package_of_the_same_name(
 
 
 def test_module_runs_beside_a_mere_folder(installation: Installation, tmp_path: Path) -> None:
-    """A ``profiles/`` without ``__init__.py`` never wins over an installed package: no refusal."""
+    """Python prefers an installed package to a ``profiles/`` without ``__init__.py``."""
     (tmp_path / "profiles").mkdir()
     for arguments in (["--help"], ["models"]):
         done = installation.run_module(*arguments, cwd=tmp_path)

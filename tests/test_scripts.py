@@ -1,4 +1,4 @@
-"""How the set-up scripts find Python, tried with stand-ins on the search path."""
+"""How the setup scripts find Python: tests with fake interpreters on the path."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-LOOKED_FOR = ("python3.13", "python3.12", "python3.11", "python3")
-SHIM_OF_NOTHING = "#!/bin/bash\nexit 127\n"
+NAMES = ("python3.13", "python3.12", "python3.11", "python3")
+BROKEN = "#!/bin/bash\nexit 127\n"
 OLD = '#!/bin/bash\n[[ "$2" == *version_info* ]] && exit 1\nexit 0\n'
 WITHOUT_VENV = f'#!/bin/bash\n[[ "$2" == *ensurepip* ]] && exit 1\nexec {sys.executable} "$@"\n'
-WHOLE = f'#!/bin/bash\nexec {sys.executable} "$@"\n'
+COMPLETE = f'#!/bin/bash\nexec {sys.executable} "$@"\n'
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def run_with(pythons: dict[str, str], tmp_path: Path, command: str) -> tuple[int, str, str]:
-    """Run ``command`` where the names looked for are ``pythons``, and nothing that works else."""
+    """Run ``command`` where only the interpreters in ``pythons`` work."""
     repository, path = tmp_path / "repository", tmp_path / "bin"
     shutil.copytree(REPOSITORY / "scripts", repository / "scripts")
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(REPOSITORY / name, repository)
     path.mkdir()
-    for name in LOOKED_FOR:
-        (path / name).write_text(pythons.get(name, SHIM_OF_NOTHING))
+    for name in NAMES:
+        (path / name).write_text(pythons.get(name, BROKEN))
         (path / name).chmod(0o755)
     env = {**os.environ, "PATH": f"{path}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
@@ -59,9 +59,9 @@ def test_without_a_recent_python_says_so(tmp_path: Path, pythons: dict[str, str]
 @pytest.mark.parametrize(
     ("pythons", "found"),
     [
-        ({"python3.12": WHOLE, "python3": WHOLE}, "python3.12"),
-        ({"python3.13": WITHOUT_VENV, "python3": WHOLE}, "python3"),
-        ({"python3.13": OLD, "python3.11": WHOLE}, "python3.11"),
+        ({"python3.12": COMPLETE, "python3": COMPLETE}, "python3.12"),
+        ({"python3.13": WITHOUT_VENV, "python3": COMPLETE}, "python3"),
+        ({"python3.13": OLD, "python3.11": COMPLETE}, "python3.11"),
     ],
 )
 def test_takes_the_newest_that_works(tmp_path: Path, pythons: dict[str, str], found: str) -> None:

@@ -1,4 +1,4 @@
-"""A real service under SIGTERM: it says so, gives its jobs back, and ends with exit code 0."""
+"""A real service after SIGTERM: it reports not ready, requeues its jobs, and exits with code 0."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
 from benchmarks.load import bodies
-from benchmarks.load.process import Service, family
-from domino_tune.service.desk import JobDesk
-from domino_tune.service.job import Job
+from benchmarks.load.process import Service, process_tree
+from domino_tune.service.jobs.desk import JobDesk
+from domino_tune.service.jobs.job import Job
 from domino_tune.service.sql.database import open_database
 from tests.conftest import REPOSITORY
+from tests.processes import wait_until, wait_until_gone
 from tests.test_deploy_service import CONTAINER, IMAGE, PROMETHEUS
 
-PATIENCE_S = 120
+TIMEOUT_S = 120
 DOCUMENT = REPOSITORY / "docs" / "service.md"
 METRICS = [
     "http_requests_total", "http_request_seconds", "http_requests_in_flight", "domino_tune_jobs",
@@ -32,36 +34,17 @@ METRICS = [
 ]  # fmt: skip
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until it holds; fail after two minutes."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.1)
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Where services of one test keep their data, one after the other."""
-    return tmp_path
+until = partial(wait_until, timeout_s=TIMEOUT_S)
 
 
 @pytest.fixture
 def client() -> Iterator[httpx.Client]:
-    with httpx.Client(timeout=PATIENCE_S) as client:
+    with httpx.Client(timeout=TIMEOUT_S) as client:
         yield client
 
 
 def start_tunes(service: Service, client: httpx.Client, count: int) -> list[str]:
-    """Ids of tunes that would last for hours."""
+    """Start tunes that would last for hours. Return their ids."""
     made = [
         client.post(f"{service.url}/v1/tunes", json=bodies.tune(seed, bodies.ENDLESS_TRIALS))
         for seed in range(count)
@@ -76,7 +59,7 @@ def state(service: Service, client: httpx.Client, job: str) -> str:
 
 
 def stored(folder: Path, jobs: list[str]) -> list[Job]:
-    """Jobs as the database has them, with no service on it."""
+    """Return the jobs in the database. No service uses it."""
     database = open_database(f"sqlite:///{folder / 'service.db'}")
     try:
         return [JobDesk(database).get(job, None) for job in jobs]
@@ -88,18 +71,18 @@ def running(service: Service, client: httpx.Client, jobs: list[str]) -> int:
     return [state(service, client, job) for job in jobs].count("running")
 
 
-def watch_ready(service: Service, seen: list[int]) -> None:
-    """Note what /readyz says until nobody listens any more."""
+def watch_ready(service: Service, statuses: list[int]) -> None:
+    """Append the status of /readyz again and again, until no server listens."""
     while True:
         try:
-            seen.append(httpx.get(f"{service.url}/readyz", timeout=5).status_code)
+            statuses.append(httpx.get(f"{service.url}/readyz", timeout=5).status_code)
         except httpx.TransportError:
             return
         time.sleep(0.02)
 
 
 def read_events(service: Service, job: str, ended: threading.Event) -> None:
-    """A page that follows a job until the server ends the stream."""
+    """Read the events of a job, as the web page does, until the server ends the stream."""
     try:
         with httpx.stream("GET", f"{service.url}/v1/tunes/{job}/events", timeout=60) as answer:
             for _ in answer.iter_raw():
@@ -109,56 +92,56 @@ def read_events(service: Service, job: str, ended: threading.Event) -> None:
     ended.set()
 
 
-def test_sigterm_gives_running_jobs_back(folder: Path, client: httpx.Client) -> None:
-    seen: list[int] = []
+def test_sigterm_requeues_running_jobs(tmp_path: Path, client: httpx.Client) -> None:
+    statuses: list[int] = []
     ended = threading.Event()
-    with Service.start(folder, "--workers", "2") as service:
+    with Service.start(tmp_path, "--workers", "2") as service:
         jobs = start_tunes(service, client, 3)
         until(lambda: running(service, client, jobs) >= 2)
-        processes = family(service.process.pid)
-        watcher = threading.Thread(target=watch_ready, args=(service, seen))
+        processes = process_tree(service.process.pid)
+        watcher = threading.Thread(target=watch_ready, args=(service, statuses))
         reader = threading.Thread(target=read_events, args=(service, jobs[0], ended))
         watcher.start()
         reader.start()
-        until(lambda: bool(seen))
+        until(lambda: bool(statuses))
         service.process.send_signal(signal.SIGTERM)
-        code = service.process.wait(PATIENCE_S)
-        watcher.join(PATIENCE_S)
-        reader.join(PATIENCE_S)
+        code = service.process.wait(TIMEOUT_S)
+        watcher.join(TIMEOUT_S)
+        reader.join(TIMEOUT_S)
     assert code == 0, service.printed()
-    assert seen[-1] == 503
+    assert statuses[-1] == 503
     assert ended.is_set()
-    until(lambda: not any(map(alive, processes)))
+    wait_until_gone(processes)
     assert "Traceback" not in service.printed()
-    assert [one.state for one in stored(folder, jobs)] == ["queued"] * 3
+    assert [one.state for one in stored(tmp_path, jobs)] == ["queued"] * 3
 
 
-def test_a_job_outlives_any_number_of_restarts(folder: Path, client: httpx.Client) -> None:
-    """Being given back is no try that failed."""
+def test_a_job_survives_any_number_of_restarts(tmp_path: Path, client: httpx.Client) -> None:
+    """A requeued job does not count as a failed attempt."""
     jobs: list[str] = []
     for _ in range(4):
-        with Service.start(folder, "--workers", "1") as service:
+        with Service.start(tmp_path, "--workers", "1") as service:
             jobs = jobs or start_tunes(service, client, 1)
             until(lambda: running(service, client, jobs) == 1)  # noqa: B023 (called at once)
             assert service.stop() == 0, service.printed()
-    with Service.start(folder, "--workers", "1") as service:
+    with Service.start(tmp_path, "--workers", "1") as service:
         answer = client.delete(f"{service.url}/v1/tunes/{jobs[0]}")
         assert answer.is_success
         until(lambda: state(service, client, jobs[0]) == "cancelled")
 
 
-def test_deployments_ask_for_what_there_is(folder: Path) -> None:
-    """Probes, Prometheus' path and the image's own health check, on a real service."""
+def test_deployments_use_existing_routes(tmp_path: Path) -> None:
+    """The probes, the path for Prometheus and the image's health check, on a real service."""
     (job,) = PROMETHEUS["scrape_configs"]
     probes = [CONTAINER[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
     interpreter, *words = json.loads(IMAGE["HEALTHCHECK"].partition("CMD ")[2])
     assert interpreter == "python"
-    with Service.start(folder) as service:
+    with Service.start(tmp_path) as service:
         for path in [job["metrics_path"], *(probe["path"] for probe in probes)]:
             assert httpx.get(service.url + path).status_code == 200
-        told = httpx.get(service.url + job["metrics_path"]).text
+        exported = httpx.get(service.url + job["metrics_path"]).text
         metrics = re.findall(r"^\| `(\w+)` \|.*\|.*\|$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
-        assert [name for name in metrics if f"\n{name}" in told] == METRICS
+        assert [name for name in metrics if f"\n{name}" in exported] == METRICS
         port = service.url.rpartition(":")[2]
         check = [sys.executable, *(word.replace("8000", port) for word in words)]
         assert subprocess.run(check, capture_output=True, check=False).returncode == 0
@@ -190,12 +173,12 @@ sys.addaudithook(listen)
 
 
 def test_it_writes_to_its_folder_and_to_tmp_only(
-    folder: Path, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So the image's root file system may be read-only; every process of it tells what it opens."""
-    home, temporary, hook = folder / "home", folder / "tmp", folder / "hook"
-    for made in (home, temporary, hook):
-        made.mkdir()
+    """So the root file system of the image may be read-only. AUDIT prints other writes."""
+    home, temporary, hook = tmp_path / "home", tmp_path / "tmp", tmp_path / "hook"
+    for folder in (home, temporary, hook):
+        folder.mkdir()
     (hook / "sitecustomize.py").write_text(AUDIT)
     may_write = os.pathsep.join([str(home), str(temporary), "/dev/", "/proc/"])
     for name, value in {
@@ -212,12 +195,12 @@ def test_it_writes_to_its_folder_and_to_tmp_only(
     assert "WROTE" not in service.printed()
 
 
-def test_audit_of_writes_tells_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "sitecustomize.py").write_text(AUDIT)
+def test_audit_prints_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(AUDIT)
     monkeypatch.setenv("MAY_WRITE", "/nowhere")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-c", f"open({str(folder / 'x')!r}, 'w')"],
+        [sys.executable, "-c", f"open({str(tmp_path / 'x')!r}, 'w')"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert f"WROTE {folder / 'x'}" in done.stderr
+    assert f"WROTE {tmp_path / 'x'}" in done.stderr

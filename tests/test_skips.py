@@ -1,4 +1,4 @@
-"""DOMINO_TUNE_NO_SKIPS=1 turns a skip into a failure, unless a GPU or the facts are missing."""
+"""DOMINO_TUNE_NO_SKIPS=1 turns a skip into a failure, except for a missing GPU or facts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 SKIPPED = """
 import pytest
 
-def test_excused_gpu():
+def test_allowed_gpu():
     pytest.skip("no GPU: 0 devices")
 
 @pytest.mark.skip(reason="no facts: not here")
-def test_excused_facts():
+def test_allowed_facts():
     pass
 
-def test_lazy():
+def test_not_allowed():
     pytest.skip("too slow")
 
 @pytest.mark.xfail(reason="known")
@@ -30,7 +30,7 @@ SKIPPED_MODULE = 'import pytest\npytest.importorskip("no_such_module_anywhere")\
 
 
 def outcome(folder: Path, no_skips: str) -> tuple[int, str]:
-    """Run pytest in ``folder`` with our conftest; return its exit code and last line."""
+    """Run pytest in ``folder`` with our conftest. Return its exit code and last line."""
     conftest = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
     (folder / "conftest.py").write_text(conftest, encoding="utf-8")
     done = subprocess.run(

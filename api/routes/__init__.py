@@ -1,4 +1,4 @@
-"""The routes, one module a noun. A new module adds its table here."""
+"""The routes, one module for each noun. Add a new module's table here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Server-sent events of jobs: every change until the job has ended (WHATWG HTML, section 9.2).
 
-An event's id is the job's version. Whoever comes back with Last-Event-ID gets an event as soon as
-the job is another than it was then; 204, which ends EventSource's tries, where nothing will change.
+An event's id is the job's version. A client that returns with Last-Event-ID gets an event as soon
+as the version is another; 204, which stops an EventSource, where the job will not change again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from api.jobs import LONGEST_POLL_S, MOST_STREAMS, counted, find_job, job_head, 
 from api.parts import Parts
 from api.problems import ProblemError
 from api.wire import JobId, Me, Routes, in_thread, parts_of
-from domino_tune.service.job import Job
-from domino_tune.service.task import dump
+from domino_tune.service.encoding import json_bytes
+from domino_tune.service.jobs.job import Job
 from simulator.errors import DominoTuneError
 
 routes: Final = Routes("events")
@@ -29,7 +29,7 @@ MEDIA_TYPE: Final = "text/event-stream"
 FIRST_POLL_S: Final = 0.2
 HEARTBEAT_S: Final = 15.0
 STREAM_S: Final = 900.0
-"""A stream ends then; the client comes back with the id of its last event."""
+"""A stream ends after this time; the client returns with the id of its last event."""
 RECONNECT_MS: Final = 1000
 LastEventId = Annotated[
     str | None,
@@ -79,19 +79,20 @@ def _events(request: Request, caller: Caller, job: Job, last: str | None) -> Res
 async def _stream(
     request: Request, parts: Parts, job: Job, seen: str | None, key: str
 ) -> AsyncIterator[bytes]:
-    """Events, and comments where nothing happens, so that no proxy takes the line for dead."""
+    """Yield events, and comments where nothing happens, so that no proxy closes the connection."""
     end = time.monotonic() + STREAM_S
-    told, pause_s = time.monotonic(), FIRST_POLL_S
-    with counted(parts, key), suppress(DominoTuneError):  # the database is away: it comes back
+    sent, pause_s = time.monotonic(), FIRST_POLL_S
+    # DominoTuneError: the database is away; the stream ends, and the client returns.
+    with counted(parts, key), suppress(DominoTuneError):
         yield f"retry: {RECONNECT_MS}\n\n".encode()
         while True:
             if str(job.version) != seen:
-                seen, told, pause_s = str(job.version), time.monotonic(), FIRST_POLL_S
+                seen, sent, pause_s = str(job.version), time.monotonic(), FIRST_POLL_S
                 yield _event(request, job)
             if job.ended or parts.draining.is_set() or time.monotonic() > end:
                 return
-            if time.monotonic() - told > HEARTBEAT_S:
-                told = time.monotonic()
+            if time.monotonic() - sent > HEARTBEAT_S:
+                sent = time.monotonic()
                 yield b": still here\n\n"
             await pause(parts.draining, pause_s)
             pause_s = min(1.5 * pause_s, LONGEST_POLL_S)
@@ -100,4 +101,4 @@ async def _stream(
 
 def _event(request: Request, job: Job) -> bytes:
     head = f"id: {job.version}\nevent: {job.state}\ndata: ".encode()
-    return head + dump(job_head(request, job)) + b"\n\n"
+    return head + json_bytes(job_head(request, job)) + b"\n\n"

@@ -1,4 +1,4 @@
-"""Whether the service lives, whether it can take work, and what it offers."""
+"""Liveness, readiness, and the description of the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models: presets, and Hugging Face configs under names of one's own."""
+"""Models: presets, and Hugging Face configs that users named."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from api.jobs import Cursor, Limit, idempotency, json_response
 from api.pages import sliced
 from api.schemas import Model, ModelPage
 from api.wire import SLUG, IdempotencyKey, Me, Routes, Slug, in_thread, object_body, parts_of
+from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
-from domino_tune.service.library import KeptModel, Library
-from domino_tune.service.task import dump
+from domino_tune.service.library import Library, StoredModel
 from domino_tune.store.models import read_model
 
 routes: Final = Routes("models")
@@ -31,14 +31,15 @@ async def list_models(
     request: Request, caller: Me, cursor: Cursor = None, limit: Limit = 50
 ) -> Response:
     """Presets, then models that were added."""
-    kept = await in_thread(parts_of(request).library.list_models)
-    return sliced(kept, lambda one: one.name, _plain, cursor, limit)
+    models = await in_thread(parts_of(request).library.list_models)
+    return sliced(models, lambda one: one.name, _plain, cursor, limit)
 
 
 @routes.route("GET", "/v1/models/{name}", scope="read", returns=Model)
 async def get_model(request: Request, caller: Me, name: Slug) -> Response:
     """A model's shape."""
-    return json_response(dump(_plain(await in_thread(parts_of(request).library.get_model, name))))
+    model = await in_thread(parts_of(request).library.get_model, name)
+    return json_response(json_bytes(_plain(model)))
 
 
 @routes.route(
@@ -54,27 +55,27 @@ async def add_model(
 ) -> Response:
     """Keep a Hugging Face config.json under a name; keys that do not matter to its shape are
     ignored. 200 where the name was there: it stands for this model from now on."""
-    kept, created = await in_thread(
+    model, created = await in_thread(
         _add, parts_of(request).library, name, body, idempotency(request, caller, idempotency_key)
     )
     path = f"{request.scope.get('root_path', '')}/v1/models/{name}"
     return json_response(
-        dump(_plain(kept)), status=201 if created else 200, headers={"Location": path}
+        json_bytes(_plain(model)), status=201 if created else 200, headers={"Location": path}
     )
 
 
 def _add(
     library: Library, name: str, plain: dict[str, Any], key: Idempotency | None
-) -> tuple[KeptModel, bool]:
+) -> tuple[StoredModel, bool]:
     check_model(read_model(plain, name=name, source="The model").spec, ())
     return library.put_model(name, plain, idempotency=key)
 
 
-def _plain(kept: KeptModel) -> dict[str, Any]:
+def _plain(model: StoredModel) -> dict[str, Any]:
     return {
-        "name": kept.name,
-        "origin": kept.origin,
-        "parameters": kept.spec.parameters,
-        "model": asdict(kept.spec),
-        "notes": list(kept.notes),
+        "name": model.name,
+        "origin": model.origin,
+        "parameters": model.spec.parameters,
+        "model": asdict(model.spec),
+        "notes": list(model.notes),
     }

@@ -1,7 +1,6 @@
-"""The page and the API's documentation: files of this package, and nothing from anywhere else.
+"""The page and the API's documentation: files of this package only.
 
-What is served is looked up by name in a dict of packaged files: no name from outside ever becomes a
-path.
+A file is looked up by name in a dict of packaged files: no name from outside becomes a path.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MEDIA_TYPES: Final = {
     ".svg": "image/svg+xml",
 }
 HEADERS: Final = {
-    "Cache-Control": "no-cache",  # keep it, but ask by ETag whether it is still the one
+    "Cache-Control": "no-cache",  # cache it, but check by ETag whether it has changed
     "Content-Security-Policy": PAGE_CSP,
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -46,7 +45,7 @@ class Asset:
 
     @classmethod
     def of(cls, name: str, body: bytes) -> Asset:
-        """The file ``name`` with this content."""
+        """Return the file ``name`` with this content."""
         return cls(
             body=body,
             media_type=MEDIA_TYPES[PurePosixPath(name).suffix],
@@ -56,7 +55,7 @@ class Asset:
 
 @cache
 def assets() -> dict[str, Asset]:
-    """Every file by its name: the page's own, and what it shares with the report."""
+    """Return all files by name: the page's own, and those that it shares with the report."""
     own = {
         entry.name: entry.read_bytes()
         for entry in (resources.files("api") / "static").iterdir()
@@ -98,6 +97,6 @@ def _answer(request: Request, name: str) -> Response:
 
 
 def _unchanged(given: list[str], etag: str) -> bool:
-    """Whether the client says that it has this content (RFC 9110, 13.1.2)."""
+    """Return whether the client has this content already (RFC 9110, section 13.1.2)."""
     tags = [tag.strip().removeprefix("W/") for line in given for tag in line.split(",")]
     return etag in tags or "*" in tags

@@ -1,4 +1,4 @@
-"""Profiles of machines: files under names, guarded by ETags, and tables imported into them."""
+"""Profiles of machines: named files, guarded by ETags, and tables that are imported into them."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from domino_tune.base.errors import PreconditionError
 from domino_tune.measure.importers.imported import text_of
 from domino_tune.requests import ProfilesImportRequest
 from domino_tune.results import to_json
+from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
 from domino_tune.service.library import ANY, Library
-from domino_tune.service.task import dump
 from domino_tune.store.profiles import dump_profile, parse_profile, summary_of
 from domino_tune.verbs.profiles import imported_profile
 from simulator.specs import DTYPE_BYTES
 
 routes: Final = Routes("profiles")
 MOST_LINES: Final = 20_000
-"""Lines of a table, and rows of the section they join: every row is compared with all others."""
+"""Most lines of a table, and rows of its section: every row is compared with all others."""
 _BREAKS: Final = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-"""Where str.splitlines, by which tables are read, ends a line; and behind CR LF."""
+"""Line breaks of str.splitlines, by which tables are parsed; CR LF counts as one."""
 _TAG: Final = re.compile(r'\s*(W/)?"([\x21\x23-\x7e]*)"\s*(?:,|$)')
 IfMatch = Annotated[
     str | None,
@@ -91,7 +91,7 @@ async def list_profiles(
 
 
 def _listed(library: Library, cursor: str | None, limit: int) -> Response:
-    """Reads those that are shown."""
+    """Answer with a page of profiles; read only those on it."""
     return sliced(
         library.list(),
         lambda one: one.name,
@@ -108,12 +108,12 @@ async def get_profile(
     request: Request, caller: Me, name: Slug, if_none_match: IfNoneMatch = None
 ) -> Response:
     """A profile's file; its ETag is the id of its content."""
-    kept = await in_thread(parts_of(request).library.get, name)
-    headers = {"ETag": etag(kept.content_id), "Cache-Control": "private, no-cache"}
+    profile = await in_thread(parts_of(request).library.get, name)
+    headers = {"ETag": etag(profile.content_id), "Cache-Control": "private, no-cache"}
     wanted = tags(if_none_match, weak=True)
-    if wanted and (ANY in wanted or kept.content_id in wanted):
+    if wanted and (ANY in wanted or profile.content_id in wanted):
         return Response(status_code=304, headers=headers)
-    return json_response(kept.body, headers=headers)
+    return json_response(profile.body, headers=headers)
 
 
 @routes.route(
@@ -130,12 +130,12 @@ async def put_profile(
 ) -> Response:
     """Keep a profile file under the name that it calls itself. Replacing another content needs
     its ETag in If-Match."""
-    keep = _keeper(parts_of(request).library, name, if_match, if_none_match)
+    store = _conditional_put(parts_of(request).library, name, if_match, if_none_match)
     data = body_bytes(request)
-    content_id, created = await in_thread(keep, data, None, None)
-    said = await in_thread(_summary, data)
+    content_id, created = await in_thread(store, data, None, None)
+    summary = await in_thread(_summary, data)
     return json_response(
-        dump(said), status=201 if created else 200, headers={"ETag": etag(content_id)}
+        json_bytes(summary), status=201 if created else 200, headers={"ETag": etag(content_id)}
     )
 
 
@@ -178,28 +178,32 @@ async def import_profile(
         ranks_per_node=ranks_per_node, ctas=ctas, dtype=dtype,
     )  # fmt: skip
     library = parts_of(request).library
-    keep = _keeper(library, name, if_match, if_none_match)
+    store = _conditional_put(library, name, if_match, if_none_match)
     key = idempotency(request, caller, idempotency_key)
-    content_id, created, said = await in_thread(_import, library, asked, body, key, keep)
+    content_id, created, imported = await in_thread(_import, library, asked, body, key, store)
     status = 201 if created else 200
-    return json_response(dump(said), status=status, headers={"ETag": etag(content_id)})
+    return json_response(json_bytes(imported), status=status, headers={"ETag": etag(content_id)})
 
 
-Keep = Callable[[bytes, Idempotency | None, Mapping[str, Any] | None], tuple[str, bool]]
-"""Keeps a profile's file, with a key and what is said to it: its content id, and whether the name
-is new."""
+Store = Callable[[bytes, Idempotency | None, Mapping[str, Any] | None], tuple[str, bool]]
+"""Store a profile's file, with a key and the response to store with it. Return the content id, and
+whether the name is new."""
 
 
-def _keeper(library: Library, name: str, if_match: str | None, if_none_match: str | None) -> Keep:
-    """Keeps a file under ``name`` if the conditions hold; without any, nothing else is replaced.
+def _conditional_put(
+    library: Library, name: str, if_match: str | None, if_none_match: str | None
+) -> Store:
+    """Return a function that stores a file under ``name`` where the conditions hold; without
+    conditions it does not replace another content.
 
-    Raises PreconditionError, and ProblemError 428 where a condition is missing.
+    Raise ProblemError 400 for a bad condition. The function raises PreconditionError, and
+    ProblemError 428 where a condition is missing.
     """
     if if_none_match is not None and tags(if_none_match) != [ANY]:
         raise ProblemError(400, "If-None-Match of a PUT or POST can only be `*`.")
 
-    def keep(
-        data: bytes, key: Idempotency | None, said: Mapping[str, Any] | None
+    def store(
+        data: bytes, key: Idempotency | None, response: Mapping[str, Any] | None
     ) -> tuple[str, bool]:
         matching = _match(library, name, if_match)
         try:
@@ -209,32 +213,32 @@ def _keeper(library: Library, name: str, if_match: str | None, if_none_match: st
                 if_match=matching,
                 if_none_match=ANY if matching is None else None,
                 idempotency=key,
-                said=said,
+                response=response,
             )
         except PreconditionError:
             if if_match is not None or if_none_match is not None:
                 raise
-        there = library.get(name).content_id
-        if there == parse_profile(data, source="profile").content_id:
-            return there, False
+        current = library.get(name).content_id
+        if current == parse_profile(data, source="profile").content_id:
+            return current, False
         raise ProblemError(
             428,
             f"There is a profile {name!r}: send its ETag in If-Match to replace it.",
-            headers={"ETag": etag(there)},
+            headers={"ETag": etag(current)},
         )
 
-    return keep
+    return store
 
 
 def _match(library: Library, name: str, if_match: str | None) -> str | None:
-    """The one content id that If-Match wants: of several the one that is there, if any."""
+    """Return the content id that If-Match wants: of several the current one, where it is there."""
     wanted = tags(if_match)
     if not wanted:
         return None
     if len(wanted) == 1:
         return wanted[0]
-    there = library.get(name).content_id
-    return there if there in wanted else wanted[0]
+    current = library.get(name).content_id
+    return current if current in wanted else wanted[0]
 
 
 def _import(
@@ -242,26 +246,26 @@ def _import(
     asked: ProfilesImportRequest,
     data: bytes,
     key: Idempotency | None,
-    keep: Keep,
+    store: Store,
 ) -> tuple[str, bool, dict[str, Any]]:
-    before = None if key is None else library.answered(key)
-    if before is not None:  # `into` may be another by now: this very import, where it is `name`
-        return before
+    earlier = None if key is None else library.earlier_answer(key)
+    if earlier is not None:  # do not read `into`: this import replaced it where it is `name`
+        return earlier
     text = text_of(data)
     if sum(map(text.count, _BREAKS)) - text.count("\r\n") > MOST_LINES:
         raise bad_body(f"A table may have {MOST_LINES:,} lines; split it.")
     base = library.profile(asked.into)
     made, imported = imported_profile(asked, base, data, most_rows=MOST_LINES)
-    said = {
+    response = {
         "profile": {"name": made.name, "content_id": made.content_id},
         "section": imported.section,
         "rows": len(imported.rows),
         "note": imported.note,
     }
-    content_id, created = keep(dump_profile(made), key, said)
-    # The same key at the same moment: one was kept, and both say what became of that one.
-    before = None if key is None else library.answered(key)
-    return before or (content_id, created, said)
+    content_id, created = store(dump_profile(made), key, response)
+    # Of simultaneous requests with one key one was stored, and all answer with that one.
+    earlier = None if key is None else library.earlier_answer(key)
+    return earlier or (content_id, created, response)
 
 
 def _summary(data: bytes) -> Any:
@@ -269,14 +273,14 @@ def _summary(data: bytes) -> Any:
 
 
 def etag(content_id: str) -> str:
-    """A content id as a strong ETag."""
+    """Return a content id as a strong ETag."""
     return f'"{content_id}"'
 
 
 def tags(header: str | None, *, weak: bool = False) -> list[str]:
-    """The tags of If-Match or If-None-Match, or ``*``; weak ones only where they count.
+    """Return the tags of If-Match or If-None-Match, or ``*``; weak ones only with ``weak``.
 
-    Raises ProblemError 400 for what is neither (RFC 9110, section 13.1).
+    Raise ProblemError 400 for anything else (RFC 9110, section 13.1).
     """
     if header is None:
         return []

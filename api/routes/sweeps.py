@@ -1,4 +1,4 @@
-"""Sweeps: jobs that predict a plan, or the best one, at many points."""
+"""Sweeps: jobs that predict a plan, or the best plan, at many points."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from api.jobs import (
     Prefer,
     cancel_job,
     find_job,
-    hand_in,
     job_response,
     json_response,
     page_of_jobs,
+    submit_job,
 )
 from api.schemas import JobPage, Sweep, SweepBody, SweepPointPage
 from api.wire import IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
-from domino_tune.service.task import dump
+from domino_tune.service.encoding import json_bytes
 
 routes: Final = Routes("sweeps")
 
@@ -35,7 +35,7 @@ async def create_sweep(
 ) -> Response:
     """Predict a plan where machine or workload take each of many values: a job whose points can be
     read one by one; with `retune` each has the best plan of its own."""
-    return await hand_in(request, caller, "sweep", body, idempotency_key, prefer)
+    return await submit_job(request, caller, "sweep", body, idempotency_key, prefer)
 
 
 @routes.route("GET", "/v1/sweeps", scope="read", returns=JobPage)
@@ -60,7 +60,7 @@ async def get_sweep_points(
     job = await find_job(request, caller, "sweep", job_id)
     found, following = await in_thread(parts_of(request).jobs.points, job.id, cursor, limit)
     items = b",".join(b'{"index":%d,"point":%s}' % (one.index, one.body) for one in found)
-    return json_response(b'{"items":[' + items + b'],"next":' + dump(following) + b"}")
+    return json_response(b'{"items":[' + items + b'],"next":' + json_bytes(following) + b"}")
 
 
 @routes.route("DELETE", "/v1/sweeps/{job_id}", scope="tune", returns=Sweep)

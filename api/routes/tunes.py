@@ -15,15 +15,15 @@ from api.jobs import (
     Prefer,
     cancel_job,
     find_job,
-    hand_in,
     job_response,
     json_response,
     page_of_jobs,
+    submit_job,
 )
 from api.schemas import JobPage, PlanAnswer, Trace, Tune, TuneBody
 from api.wire import REPORT_CSP, IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
 from domino_tune.results import to_json
-from domino_tune.service.task import dump
+from domino_tune.service.encoding import json_bytes
 from domino_tune.store.plans import plan_from_json
 from domino_tune.verbs.plan import export_plan, export_text
 
@@ -46,7 +46,7 @@ async def create_tune(
 
     With `Prefer: wait=10` the answer is 200 with the tune where it ends within 10 seconds.
     """
-    return await hand_in(request, caller, "tune", body, idempotency_key, prefer)
+    return await submit_job(request, caller, "tune", body, idempotency_key, prefer)
 
 
 @routes.route("GET", "/v1/tunes", scope="read", returns=JobPage)
@@ -99,4 +99,4 @@ async def _artifact(request: Request, caller: Me, job_id: str, name: str) -> byt
 
 def _exported(data: bytes, to: str) -> bytes:
     made = export_plan(plan_from_json(json.loads(data), source="The tune's plan"), to)
-    return dump({**to_json(made), "text": export_text(made)})
+    return json_bytes({**to_json(made), "text": export_text(made)})

@@ -1,4 +1,4 @@
-"""Validations: what a cluster measured of a tune's plan, beside the prediction."""
+"""Validations: what a cluster measured with a tune's plan, beside the prediction."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from api.problems import bad_body
 from api.schemas import Validation, ValidationBody, ValidationPage
 from api.wire import IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
 from domino_tune.base.errors import ConflictError
-from domino_tune.service.measurements import MAX_LIMIT
-from domino_tune.service.measurements import Validation as Kept
-from domino_tune.service.task import dump
+from domino_tune.service.encoding import json_bytes
+from domino_tune.service.jobs.measurements import MAX_LIMIT
+from domino_tune.service.jobs.measurements import Validation as StoredValidation
 
 routes: Final = Routes("validations")
 SAME: Final = ("model", "workload", "cluster")
-"""What a measurement must have in common with the tune."""
+"""Fields that must be the same in a measurement and in the tune."""
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Most entries of a page.")]
 
 
@@ -43,15 +43,17 @@ async def add_validation(
     tuned = await in_thread(lambda: _tuned(parts.jobs.result(job.id)))
     plain = body.model_dump(mode="json")
     _check(plain, tuned)
-    kept, created = await in_thread(
+    stored, created = await in_thread(
         parts.measurements.add,
         job.id,
-        dump(plain),
+        json_bytes(plain),
         idempotency(request, caller, idempotency_key),
     )
     path = f"{request.url.path}?limit=1"
     return json_response(
-        dump(_beside(kept, tuned)), status=201 if created else 200, headers={"Location": path}
+        json_bytes(_beside(stored, tuned)),
+        status=201 if created else 200,
+        headers={"Location": path},
     )
 
 
@@ -64,19 +66,19 @@ async def list_validations(
     """What was measured of the tune's plan, oldest first, beside what was predicted."""
     parts = parts_of(request)
     job = await find_job(request, caller, "tune", job_id)
-    kept, following = await in_thread(parts.measurements.page, job.id, cursor, limit)
-    tuned = await in_thread(lambda: _tuned(parts.jobs.result(job.id))) if kept else {}
-    return page([_beside(one, tuned) for one in kept], following)
+    stored, following = await in_thread(parts.measurements.page, job.id, cursor, limit)
+    tuned = await in_thread(lambda: _tuned(parts.jobs.result(job.id))) if stored else {}
+    return page([_beside(one, tuned) for one in stored], following)
 
 
 def _tuned(result: bytes) -> dict[str, Any]:
-    """The full simulation of a tune's best plan, as JSON."""
+    """Return the full simulation of a tune's best plan, as JSON."""
     found: dict[str, Any] = json.loads(result)["simulation"]
     return found
 
 
 def _check(measured: dict[str, Any], tuned: dict[str, Any]) -> None:
-    """Raise ProblemError 422 unless the tune's own plan was measured, for what it was made for."""
+    """Raise ProblemError 422 unless the tune's own plan was measured, on the tune's own case."""
     for name in SAME:
         if measured[name] != tuned[name]:
             raise bad_body(f"The {name} is not the tune's.", place=(name,))
@@ -86,12 +88,12 @@ def _check(measured: dict[str, Any], tuned: dict[str, Any]) -> None:
         )
 
 
-def _beside(kept: Kept, tuned: dict[str, Any]) -> dict[str, Any]:
-    """One report: each plan's predicted and measured time, then all that was sent."""
-    result = json.loads(kept.body)
+def _beside(stored: StoredValidation, tuned: dict[str, Any]) -> dict[str, Any]:
+    """Return a report: each plan's predicted and measured time, then all that was sent."""
+    result = json.loads(stored.body)
     return {
-        "id": kept.id,
-        "created": rfc3339(kept.created_s),
+        "id": stored.id,
+        "created": rfc3339(stored.created_s),
         "plans": [_compared(one, tuned) for one in result["plans"]],
         "result": result,
     }

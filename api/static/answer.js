@@ -1,8 +1,8 @@
-// What one wants to know first: how much faster, which cut, how sure; then three bars.
+// The answer: speedup, plan and confidence; then three bars.
 import { count, gib, h, ms, percent, times } from './dom.js';
 import { NAMES, planWords, slices } from './words.js';
 
-const EVEN = 1.005;  // a speedup below this is no reason to change anything
+const EVEN = 1.005;  // a smaller speedup is no reason to change the plan
 
 const sentence = (sim, searched) => {
   const { plan, speedup } = sim;
@@ -36,7 +36,7 @@ const figures = sim => h('dl', { class: 'figures' },
   figure('Exposed communication', ms(sim.exposed_comm_ms), 'ms', `of ${ms(sim.comm_ms)} ms in all`),
   figure('Peak memory', gib(sim.peak_memory_gib), 'GiB', 'a GPU, predicted'));
 
-/** Bars of iterations on one scale: `[kind, name, iteration ms, exposed ms or null]` each. */
+/** Return bars on one scale; a row is `[kind, name, iteration ms, exposed ms or null]`. */
 export const bars = (rows, longest = Math.max(...rows.map(([, , value]) => value))) => h('div', { class: 'totals' },
   rows.map(([kind, name, value, exposed]) => {
   const width = part => ({ style: { width: `${(100 * part / longest).toFixed(3)}%` } });
@@ -46,7 +46,7 @@ export const bars = (rows, longest = Math.max(...rows.map(([, , value]) => value
     h('span', { class: 'value' }, `${ms(value)} ms`));
 }));
 
-/** The head of a finished tune or simulation; `result` null where nothing was searched. */
+/** Return the head of a finished tune or simulation; `result` is null without a search. */
 export const answer = (sim, result) => {
   const { baseline, chosen, no_comm: bound } = sim.variants;
   const plans = result && `${count(result.space_size)} plans`;

@@ -1,7 +1,7 @@
-// Requests to this server: the token, problems as errors, every item of a list, events by fetch.
+// Requests to this server: the token, problems as errors, lists, events by fetch.
 import { askToken, token } from './token.js';
 
-/** What went wrong, as the server's problem says it; `status` 0: no answer at all. */
+/** An error with the server's problem; `status` 0: no answer. */
 export class Problem extends Error {
   constructor(status, { title = '', detail = '', errors = [] } = {}, retryAfter = 0) {
     super(detail || title || `The server answered ${status}.`);
@@ -11,7 +11,7 @@ export class Problem extends Error {
 
 const problemOf = async response => {
   let said = {};
-  try { said = await response.json(); } catch { /* no problem document: its status says enough */ }
+  try { said = await response.json(); } catch { /* no problem document: the status is enough */ }
   return new Problem(response.status, said && typeof said === 'object' ? said : {},
     Number(response.headers.get('retry-after')) || 0);
 };
@@ -32,8 +32,8 @@ const attempt = async (path, { method, body, headers, signal }) => {
   }
 };
 
-/** The response; raises Problem for all but 2xx. A 401 asks for a token and tries again. A `body` that
-    is text is JSON already. */
+/** Return the response; throw Problem unless it is 2xx. After a 401 ask for a token and try again.
+    A text `body` is already JSON. */
 export const request = async (path, { method = 'GET', body, headers = {}, signal } = {}) => {
   for (;;) {
     const { response, sent } = await attempt(path, { method, body, headers, signal });
@@ -49,7 +49,7 @@ export const getText = async (path, options) => (await request(path, options)).t
 export const post = async (path, body, options = {}) => (await request(path, { ...options, method: 'POST', body })).json();
 export const remove = (path, options) => request(path, { ...options, method: 'DELETE' });
 
-/** The first `limit` items of a list, `most` a page. */
+/** Return the first `limit` items of a list, read `most` a page. */
 export const list = async (path, { limit = 100, most = 100, signal } = {}) => {
   const found = [];
   let cursor = null;
@@ -63,7 +63,7 @@ export const list = async (path, { limit = 100, most = 100, signal } = {}) => {
   return found;
 };
 
-/** A key for Idempotency-Key. crypto.randomUUID is missing on plain http beyond localhost. */
+/** Return a new Idempotency-Key. Browsers offer crypto.randomUUID only on https and localhost. */
 export const newKey = () => [...crypto.getRandomValues(new Uint8Array(16))]
   .map(byte => byte.toString(16).padStart(2, '0')).join('');
 
@@ -78,11 +78,11 @@ const parseEvent = block => {
   return event;
 };
 
-/** Server-sent events of `path`, read by fetch because EventSource can send no token. */
+/** Yield the server-sent events of `path`. EventSource cannot send a token, so fetch reads them. */
 export const events = async function* (path, { signal, lastId } = {}) {
   const headers = { accept: 'text/event-stream', ...(lastId && { 'last-event-id': lastId }) };
   const response = await request(path, { headers, signal });
-  if (!response.body) return;  // 204: nothing will change any more
+  if (!response.body) return;  // 204: the job is over, no event follows
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let waiting = '';
   for (;;) {

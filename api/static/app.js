@@ -1,4 +1,4 @@
-// The page: which view stands where the address says, and what every view shares.
+// The page: the view of each address, and what all views share.
 import { get, Problem } from './api.js';
 import { button, h } from './dom.js';
 import { tuneForm } from './form.js';
@@ -9,7 +9,7 @@ import { showTune } from './tune.js';
 const host = document.getElementById('content'), account = document.getElementById('account');
 let leave = new AbortController();
 
-/** Say a problem where it belongs; without a token, offer to give one. */
+/** Show a problem in `place`; after a 401, with a button to give a token. */
 const fail = (problem, place = host) => {
   if (problem.name === 'AbortError') return;
   if (!(problem instanceof Problem)) console.error(problem);

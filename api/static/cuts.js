@@ -1,4 +1,4 @@
-// Every way to cut it: row × column slices as a heat map one can walk with arrows, and the best plans.
+// The cuts: row × column slices as a heat map that arrow keys walk through, and the best plans.
 import { count, gib, h, ms, section, table, times } from './dom.js';
 import { label, reason } from './words.js';
 
@@ -19,7 +19,7 @@ const words = (row, column, cell, baseline) => {
   return `${cut}: ${ms(cell.iteration_ms)} ms, ${times(baseline / cell.iteration_ms)} as ${cell.plan.label}.`;
 };
 
-// Arrows move within the grid; Tab leaves it: one stop, whatever its size.
+// Arrow keys move within the grid. Tab leaves it: the whole grid is one tab stop.
 const walk = (cells, tell) => {
   const go = (row, column) => {
     const next = cells[row]?.[column];
@@ -67,7 +67,7 @@ const plans = (trials, baseline) => {
     ms(trial.iteration_ms), times(baseline / trial.iteration_ms), gib(trial.peak_memory_gib)]), 'plans');
 };
 
-/** The section of a finished tune; null where there is nothing to map. */
+/** Return the section of a finished tune; its lead is empty without feasible cuts. */
 export const cuts = result => {
   const baseline = result.baseline_ms;
   const known = result.grid.map(cell => cell.iteration_ms).filter(time => time !== null);

@@ -1,4 +1,4 @@
-// The API's documentation, drawn from openapi.json by this server's own script.
+// The API's documentation, made from openapi.json in the browser.
 import { h, link } from './dom.js';
 import { bodyOf, example, shape, typeWords } from './schema.js';
 
@@ -10,7 +10,7 @@ const operations = spec => Object.entries(spec.paths).flatMap(([path, item]) => 
 
 const group = ({ said, path }) => said.tags?.[0] ?? path.split('/').filter(Boolean).slice(0, 2).join('/');
 
-// Descriptions are plain text with `code` in backquotes, in paragraphs.
+// Return paragraphs of a description: plain text with `code` in backquotes.
 const prose = text => (text ?? '').split(/\n{2,}/).filter(Boolean).map(part =>
   h('p', {}, part.split('`').map((piece, index) => index % 2 ? h('code', {}, piece) : piece)));
 

@@ -1,4 +1,4 @@
-// Elements by description, and numbers as people read them. Text never becomes markup.
+// Helpers that make elements, and numbers as text. Text never becomes markup.
 const SVG = 'http://www.w3.org/2000/svg';
 
 const dress = (made, attributes, children) => {
@@ -12,18 +12,18 @@ const dress = (made, attributes, children) => {
   return made;
 };
 
-/** An HTML element; `onclick: f` listens, `style: {width: '3px'}` sets properties (CSP allows both). */
+/** Return an HTML element; `onclick: f` listens, `style: {width: '3px'}` sets properties (CSP allows both). */
 export const h = (name, attributes = {}, ...children) => dress(document.createElement(name), attributes, children);
 export const s = (name, attributes = {}, ...children) => dress(document.createElementNS(SVG, name), attributes, children);
 
-/** A link to a place of this page, and a button that is no submit button. */
+/** Return a link, or a button that does not submit a form. */
 export const link = (href, ...children) => h('a', { href }, ...children);
 export const button = (text, onclick, attributes = {}) => h('button', { type: 'button', onclick, ...attributes }, text);
 
 export const section = (id, title, lead, ...children) => h('section', { id, 'aria-labelledby': `${id}-title` },
   h('h2', { id: `${id}-title`, tabindex: '-1' }, title), lead && h('p', { class: 'lead' }, lead), ...children);
 
-/** A table whose first column names the row; `head` and rows hold text or elements. */
+/** Return a table whose first column names the row; `head` and rows hold text or elements. */
 export const table = (label, head, rows, kind = '') => h('div',
   { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': label },
   h('table', { class: kind || null },
@@ -34,7 +34,7 @@ export const table = (label, head, rows, kind = '') => h('div',
 const number = (value, digits) => value.toLocaleString('en-US', { minimumFractionDigits: digits, maximumFractionDigits: digits });
 const known = value => typeof value === 'number' && Number.isFinite(value);
 
-/** Milliseconds with four digits where they say something: 369.7, 4.18, 0.738. */
+/** Return milliseconds with three or four digits: 369.7, 4.18, 0.738. */
 export const ms = value => !known(value) ? '–' : value === 0 ? '0' : number(value, value >= 100 ? 1 : value >= 1 ? 2 : 3);
 export const times = value => known(value) ? `${value.toFixed(2)}×` : '–';
 export const gib = value => known(value) ? value.toFixed(1) : '–';
@@ -46,7 +46,7 @@ export const signed = fraction => known(fraction)
 export const parameters = value => !known(value) ? '' : value >= 1e9 ? `${(value / 1e9).toPrecision(3)} B`
   : `${(value / 1e6).toPrecision(3)} M`;
 
-/** When something was: the time of today, else the day too. */
+/** Return a time as text: the clock if it is today, else with the day. */
 export const when = text => {
   const at = new Date(text);
   if (!text || Number.isNaN(at.getTime())) return '–';

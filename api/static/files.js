@@ -1,4 +1,4 @@
-// What one takes along: the plan file, the paste block of a framework, the report, the trace.
+// Files of a tune: the plan, the report, the trace, and a framework's arguments to paste.
 import { get, getText } from './api.js';
 import { button, h, section } from './dom.js';
 
@@ -6,7 +6,7 @@ const FILES = [['plan', 'Plan', 'json', 'application/json'], ['report', 'Report'
   ['trace', 'Trace for Perfetto', 'json', 'application/json']];
 const TARGETS = { megatron: 'Megatron-LM', deepspeed: 'DeepSpeed', env: 'Environment' };
 
-// Fetched and saved by the page, because a plain link could carry no token.
+// Save a file that the page fetched: a plain link cannot send a token.
 const save = (text, name, type) => {
   const url = URL.createObjectURL(new Blob([text], { type }));
   const anchor = h('a', { href: url, download: name });
@@ -18,7 +18,7 @@ const copy = (pre, told) => async () => {
   try {
     await navigator.clipboard.writeText(pre.textContent);
     told('Copied.');
-  } catch {  // no clipboard on plain http: select it for the user's own Ctrl+C
+  } catch {  // no clipboard on plain http: select the text, so that Ctrl+C copies it
     getSelection().selectAllChildren(pre);
     told('Selected; copy it with Ctrl+C.');
   }
@@ -43,7 +43,7 @@ const paste = ({ path, signal }) => {
     h('div', { class: 'row', role: 'group', 'aria-label': 'Framework' }, choice, copying), pre, said];
 };
 
-/** The section of a finished tune. */
+/** Return the section of a finished tune. */
 export const files = ({ path, name, signal, fail }) => {
   const said = h('div', {});
   const saves = FILES.map(([kind, title, ending, type]) => button(title, async () => {

@@ -1,4 +1,4 @@
-// The form of a tune. Its fields are those of the API's schema: one more there is one more here.
+// The form of a tune, made from the API's schema: a new field there appears here.
 import { get, list, newKey, post, Problem } from './api.js';
 import { button, count, h, parameters } from './dom.js';
 import { bodyOf, shape } from './schema.js';
@@ -16,7 +16,7 @@ const label = name => LABELS[name] ?? (name[0].toUpperCase() + name.slice(1)).re
 const choose = (attributes, options, blank) => h('select', attributes,
   blank && h('option', { value: '' }, blank), options.map(([value, text]) => h('option', { value }, text)));
 
-// One kind of control a kind of field: an element, what it holds, and how it is filled.
+// A control for each kind of field: its element, and functions that read and write its value.
 const plainControl = element => ({ element, read: () => element.value.trim() || undefined,
   write: value => { element.value = value ?? ''; } });
 
@@ -80,7 +80,7 @@ const fieldOf = (name, said, library) => {
 const modelOption = model => [model.name, [model.name, parameters(model.parameters)].filter(Boolean).join(' · ')];
 const profileOption = profile => [profile.name, [profile.name, profile.gpu].filter(Boolean).join(' · ')];
 
-/** Everything the form needs from the server: the schema of its body, models and profiles. */
+/** Return what the form needs from the server: the schema of its body, models and profiles. */
 const material = async signal => {
   const [spec, models, profiles] = await Promise.all([get('openapi.json', { signal }), list('v1/models', { signal }),
     list('v1/profiles', { signal })]);
@@ -89,7 +89,7 @@ const material = async signal => {
     profile: profiles.filter(item => !item.problem).map(profileOption) } };
 };
 
-// A pointer names a field; texts of the command line's options name it too.
+// A JSON pointer names a field; a text may name its option on the command line instead.
 const nameOf = pointer => pointer?.replace(/^#/, '').split('/')[1];
 const blamed = (problem, fields) => {
   const found = new Map();
@@ -113,7 +113,7 @@ const show = (problem, fields, alert) => {
     : first?.control.element.querySelector('input'))?.focus();
 };
 
-/** What the whole batch is, in one line. */
+/** Return GPUs, sequences and tokens of an iteration, in one line. */
 const sums = (body, models) => {
   const { tp = 1, dp = 1, micro_batch_size: micro, seq_length: sequence, grad_accumulation: accumulate = 1 } = body;
   if (!micro || !sequence) return '';
@@ -122,7 +122,7 @@ const sums = (body, models) => {
   return `${count(tp * dp)} GPUs, ${count(batch)} sequences, ${count(batch * sequence)} tokens an iteration.${long}`;
 };
 
-/** The form; `begin(job)` is called with the job that the server made. `from`: an earlier request. */
+/** Return the form; call `begin(job)` with the new job. `from`: an earlier request that fills it. */
 export const tuneForm = async ({ from, begin, signal }) => {
   const { spec, body, models, library } = await material(signal);
   const fields = new Map(Object.entries(body.properties).map(([name, schema]) => {
@@ -146,7 +146,7 @@ export const tuneForm = async ({ from, begin, signal }) => {
     submit.disabled = true;
     try {
       const asked = read(), text = JSON.stringify(asked);
-      if (sent.text !== text) sent = { text, key: newKey() };  // asked again after a lost answer: the same job
+      if (sent.text !== text) sent = { text, key: newKey() };  // after a lost answer the same key gives the same job
       const job = await post('v1/tunes', asked, { headers: { 'idempotency-key': sent.key } });
       sent = { text: '', key: '' };
       begin(job);

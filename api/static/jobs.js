@@ -1,4 +1,4 @@
-// The list of tunes: what runs and how far it is, what is done and what came out.
+// The list of tunes: progress of running ones, results of finished ones.
 import { list, remove } from './api.js';
 import { button, h, link, ms, times, when } from './dom.js';
 import { asked, label, over, progressWords, share } from './words.js';
@@ -14,7 +14,7 @@ const outcome = job => {
   return [called, ...found].filter(Boolean).join(' · ');
 };
 
-// A line is made once and then only told what changed, so that focus stays where it is.
+// A line is made once and then updated, so that the focus stays.
 const line = job => {
   const state = h('span', { class: 'state' }), said = h('span', { class: 'outcome' });
   const bar = h('progress', { max: '1', 'aria-label': 'Progress' });
@@ -36,7 +36,7 @@ const line = job => {
   return { element, update };
 };
 
-/** A list of the newest `limit` tunes that keeps itself fresh until `signal`. */
+/** Return a list of the newest `limit` tunes, updated until `signal`. */
 export const jobList = ({ limit = 50, signal, fail }) => {
   const host = h('ul', { class: 'jobs' }), none = h('p', { class: 'note' }, 'Nothing tuned yet.');
   const shown = new Map();

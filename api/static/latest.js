@@ -1,7 +1,7 @@
-// Latest wins: one question in flight, and of those asked meanwhile only the last is sent.
+// One request at a time; of the values that come during it, only the latest is sent next.
 import { rest } from './watch.js';
 
-/** A function that asks `ask(value)` and hands what comes to `told` or `failed`, in order. */
+/** Return a function that calls `ask(value)`, then `told` with its result or `failed` with its error. */
 export const latest = (ask, told, failed, signal) => {
   let wanted = null, busy = false;
   const once = async question => {
@@ -10,7 +10,7 @@ export const latest = (ask, told, failed, signal) => {
     } catch (problem) {
       if (problem.name === 'AbortError') return;
       if (problem.status !== 429 && problem.status !== 503) { failed(problem, question.value); return; }
-      await rest(problem.retryAfter || 1, signal);  // too much at once: ask then what is wanted then
+      await rest(problem.retryAfter || 1, signal);  // the server is busy: then send the value that is wanted then
       wanted ??= question;
     }
   };

@@ -1,10 +1,10 @@
-// Predicted against measured: what `validate --report-to` sent back from the cluster.
+// Predicted and measured times: the results that `validate --report-to` sent from the cluster.
 import { list } from './api.js';
 import { h, ms, s, section, signed, table, when } from './dom.js';
 
 const WIDE = 520, ROW = 34, LEFT = 8, RIGHT = 8;
 
-// Dot: predicted. Bar with a tick: the measured median and where it lies with 95 %.
+// Dot: predicted time. Bar with a tick: measured median with its 95 % interval.
 const picture = plans => {
   const times = plans.flatMap(({ predicted, measured: found, interval_ms: range }) =>
     [predicted.iteration_ms, found.iteration_ms, range?.low, range?.high]).filter(Number.isFinite);
@@ -39,7 +39,7 @@ const one = item => {
     (result.warnings ?? []).map(said => h('p', { class: 'warn' }, h('strong', {}, 'Mind: '), said)));
 };
 
-/** The section of a finished tune; filled when the measurements have come. */
+/** Return the section of a finished tune; it is filled when the measurements arrive. */
 export const measured = ({ path, signal, fail }) => {
   const host = h('div', {});
   const url = new URL(`${path}/validations`, document.baseURI);

@@ -1,16 +1,16 @@
-// Lines over the points of a sweep: evenly spaced, in the order asked, from zero up.
+// Line plot over the points of a sweep: evenly spaced in the given order, from zero up.
 import { ms, s } from './dom.js';
 
 const WIDE = 620, HIGH = 240, LEFT = 52, RIGHT = 132, TOP = 12, BOTTOM = 34, APART = 15;
 
-/** Ticks from 0 in steps of 1, 2 or 5 to the first at or above `highest`. */
+/** Return ticks from 0 in steps of 1, 2 or 5 to the first at or above `highest`. */
 const ticks = highest => {
   const rough = highest / 4, unit = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map(k => k * unit).find(k => k >= rough);
   return Array.from({ length: Math.ceil(highest / step - 1e-9) + 1 }, (_, index) => index * step);
 };
 
-// Names at the ends of lines, moved apart where they would overlap.
+// Return the heights of the names at the lines' ends, moved apart where they would overlap.
 const apart = wanted => {
   const placed = new Map();
   let last = -Infinity;
@@ -19,7 +19,7 @@ const apart = wanted => {
   return name => placed.get(name) - over;
 };
 
-/** `series`: `[kind, name, values]` with null where there is none; `xs` labels the places. */
+/** Return the plot. `series`: `[kind, name, values]`, null for a missing value; `xs` labels the points. */
 export const lines = (what, xs, series) => {
   const known = series.flatMap(([, , values]) => values).filter(Number.isFinite);
   if (!known.length) return '';

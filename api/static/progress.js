@@ -1,4 +1,4 @@
-// A running job: how far it is, and the best so far between baseline and bound, which are known at once.
+// Progress of a job, and the best plan so far between baseline and bound, which one simulation gives.
 import { post, Problem, remove } from './api.js';
 import { bars } from './answer.js';
 import { button, h, ms, percent, times } from './dom.js';
@@ -13,13 +13,13 @@ const gain = (best, sim) => sim ? times(sim.baseline_ms / best.iteration_ms) : '
 const bestWords = (best, sim) => !best ? '' : ['Best so far', `${ms(best.iteration_ms)} ms`, gain(best, sim),
   label(best.plan)].filter(Boolean).join(' · ');
 
-// One simulation of the usual cut says what the search can win: its baseline and its bound.
+// Simulate the default plan: its baseline and bound show what the search can gain.
 const ends = async (request, signal) => {
   const body = Object.fromEntries(WORKLOAD.filter(name => request[name] !== undefined).map(name => [name, request[name]]));
   try {
     return await post('v1/simulations', body, { signal });
   } catch (problem) {
-    if (problem instanceof Problem || problem.name === 'AbortError') return null;  // the tune itself will say why
+    if (problem instanceof Problem || problem.name === 'AbortError') return null;  // the tune shows the same error
     throw problem;
   }
 };
@@ -28,7 +28,7 @@ const picture = (sim, best) => bars([['', 'Megatron-LM', sim.baseline_ms, sim.va
   ['chosen', best ? 'Best so far' : 'Two row slices', best?.iteration_ms ?? sim.iteration_ms, null],
   ['bound', 'No communication', sim.no_comm_ms, null]], Math.max(sim.baseline_ms, sim.iteration_ms));
 
-/** `{element, update(job)}`. */
+/** Return `{element, update(job)}`. */
 export const progressBox = ({ path, signal, fail }) => {
   const bar = h('progress', { 'aria-label': 'Progress of the job', max: '1' });
   const text = h('p', { class: 'progress-text' }), best = h('p', { class: 'best-so-far' }), drawn = h('div', {});

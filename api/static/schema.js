@@ -1,4 +1,4 @@
-// OpenAPI's schemas, resolved as far as forms and docs need it.
+// OpenAPI's schemas, resolved as far as the form and the docs need.
 const follow = (spec, schema) => {
   let here = schema ?? {};
   while (here.$ref) {
@@ -9,7 +9,7 @@ const follow = (spec, schema) => {
   return here.allOf?.length === 1 ? { ...follow(spec, here.allOf[0]), ...here, allOf: undefined } : here;
 };
 
-/** One schema without its references, and whether null may stand for it. */
+/** Return a schema without references, with `nullable` where null is allowed. */
 export const shape = (spec, schema) => {
   const here = follow(spec, schema);
   const options = (here.anyOf ?? here.oneOf)?.map(option => follow(spec, option));
@@ -21,7 +21,7 @@ export const shape = (spec, schema) => {
   return { ...shape(spec, real[0]), ...here, anyOf: undefined, oneOf: undefined, nullable: real.length < options.length };
 };
 
-/** The body that an operation takes: `{type, schema}` of its JSON, else of what it has; or null. */
+/** Return an operation's body: `{type, schema}` of JSON, else of its first type; null without body. */
 export const bodyOf = (spec, operation) => {
   const content = operation.requestBody?.content ?? {};
   const type = content['application/json'] ? 'application/json' : Object.keys(content)[0];
@@ -30,7 +30,7 @@ export const bodyOf = (spec, operation) => {
 
 const depth = 5;
 
-/** A type in a few characters: `integer`, `string[]`, `Plan | null`. */
+/** Return a type as short text: `integer`, `string[]`, `Plan | null`. */
 export const typeWords = (spec, schema) => {
   const here = shape(spec, schema);
   const name = schema?.$ref?.split('/').pop();
@@ -40,7 +40,7 @@ export const typeWords = (spec, schema) => {
   return here.nullable ? `${one} | null` : one;
 };
 
-/** A value that has this schema, for examples: what it names as one, else its least. */
+/** Return an example of a schema: its own one, its default, else its least value. */
 export const example = (spec, schema, level = 0) => {
   const here = shape(spec, schema);
   if (here.example !== undefined) return here.example;

@@ -1,4 +1,4 @@
-// One slider a thing that can be changed; what it says is what `whatif --change KEY=VALUE` takes.
+// One slider for each key of `whatif --change KEY=VALUE`; its value is that VALUE.
 import { count, h } from './dom.js';
 
 const factor = (key, name) => ({ key, name, low: -2, high: 2, step: 0.1, neutral: 0,
@@ -7,7 +7,7 @@ const factor = (key, name) => ({ key, name, low: -2, high: 2, step: 0.1, neutral
 const contention = { key: 'contention', name: 'Contention', low: 0, high: 3, step: 0.05, neutral: 1,
   say: at => at === 0 ? 'off' : `${at.toFixed(2)}×`, ask: at => at === 0 ? 'off' : `${at}x` };
 
-// Steps over whole numbers: powers of two times what there is, within bounds.
+// Steps over whole numbers: the present value times powers of two, within bounds.
 const steps = (key, name, base, [least, most], unit = '') => {
   const values = [];
   for (let power = -6; power <= 6; power++) {
@@ -62,7 +62,7 @@ const graphs = (sim, moved) => {
     change: () => input.checked === before ? null : `cuda_graph=${input.checked ? 'on' : 'off'}` };
 };
 
-/** All sliders for a simulation: `{element, changes(), back(), complain(key, text)}`. */
+/** Return all sliders of a simulation: `{element, changes(), back(), complain(key, text)}`. */
 export const sliders = (sim, moved) => {
   const all = [...kinds(sim).map(kind => slider(kind, moved)), graphs(sim, moved)];
   return {

@@ -1,4 +1,4 @@
-// A sweep: one thing set to several values in turn, with the plan as it is or tuned anew at each.
+// A sweep: one key set to several values, with the same plan or the best plan of each.
 import { list, newKey, post, Problem, remove } from './api.js';
 import { button, h, ms, table, times } from './dom.js';
 import { lines } from './plot.js';
@@ -20,10 +20,10 @@ const picture = (key, values, points) => {
     h('div', { class: 'scroll' }, lines(named(key), values, [['base', 'Megatron-LM', of('baseline_ms')],
       ['mine', 'Domino', of('iteration_ms')], ['bound', 'No communication', of('no_comm_ms')]])),
     table('Points of the sweep', [named(key), 'plan', 'ms', 'speedup'],
-      [...points].sort(([a], [b]) => a - b).map(([index, point]) => [values[index], ...cells(point)]), 'turns'));
+      [...points].sort(([a], [b]) => a - b).map(([index, point]) => [values[index], ...cells(point)]), 'crossovers'));
 };
 
-// Points are committed one by one; each time the job has moved, those that are new are fetched.
+// The server stores points one by one; at each progress of the job, fetch the new ones.
 const follow = async (job, key, values, host, signal) => {
   const path = `v1/sweeps/${job.id}`, points = new Map();
   const bar = h('progress', { max: '1', 'aria-label': 'Progress of the sweep' }),
@@ -50,7 +50,7 @@ const follow = async (job, key, values, host, signal) => {
   text.textContent = last.state === 'done' ? `${points.size} points.` : last.error?.detail ?? last.state;
 };
 
-/** The form under the sliders; `plan()` resolves to the plan file's text. */
+/** Return the form under the sliders; `plan()` resolves to the plan file's text. */
 export const sweeping = ({ plan, signal }) => {
   const key = h('select', { id: 'sweep-key', onchange: () => { values.value = KEYS[key.value]; } },
     Object.keys(KEYS).map(one => h('option', { value: one }, named(one))));

@@ -1,4 +1,4 @@
-// The token: kept for this tab's session only, asked for when the server wants one.
+// The token: stored for this tab's session only; asked for when the server needs one.
 import { button, h } from './dom.js';
 
 const KEY = 'domino_tune.token';
@@ -8,8 +8,8 @@ export const token = () => sessionStorage.getItem(KEY) ?? '';
 const changed = () => document.dispatchEvent(new Event('token'));
 export const forgetToken = () => { sessionStorage.removeItem(KEY); changed(); };
 
-/** Ask for a token; true when one was given, false when the user would rather not. One dialog; who
-    has declined is not asked again before `mayAskAgain`. */
+/** Ask for a token in one dialog; return whether the user gave one. After a refusal do not ask again
+    before `mayAskAgain`. */
 export const askToken = async why => {
   if (declined) return false;
   asking ??= ask(why).finally(() => { asking = null; });

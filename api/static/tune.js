@@ -1,4 +1,4 @@
-// One tune: its progress while it runs, then the answer and all that belongs to it.
+// One tune: its progress while it runs, then its result.
 import { getText } from './api.js';
 import { answer } from './answer.js';
 import { cuts } from './cuts.js';
@@ -6,13 +6,13 @@ import { h, link } from './dom.js';
 import { files } from './files.js';
 import { measured } from './measured.js';
 import { progressBox } from './progress.js';
-import { sure } from './sure.js';
+import { confidence } from './confidence.js';
 import { timeline } from './timeline.js';
 import { watch } from './watch.js';
 import { whatIf } from './whatif.js';
 import { asked, stateWords } from './words.js';
 
-const PLACES = [['timeline', 'Timeline'], ['cuts', 'Cuts'], ['whatif', 'What if'], ['sure', 'How sure'],
+const PLACES = [['timeline', 'Timeline'], ['cuts', 'Cuts'], ['whatif', 'What if'], ['confidence', 'How sure'],
   ['measured', 'Measured'], ['files', 'Files']];
 
 const head = (job, id) => h('p', { class: 'eyebrow' }, asked(job.request ?? {}), ' · ',
@@ -27,7 +27,7 @@ const finished = (job, { id, path, signal, fail }) => {
   const plan = () => (file ??= getText(`${path}/plan`, { signal }).catch(problem => { file = null; throw problem; }));
   const name = [sim.model.name, `tp${sim.cluster.tp}`, sim.profile.name].join('-');
   return [head(job, id), answer(sim, result), contents(id), timeline({ path, signal, fail }), cuts(result),
-    whatIf({ sim, plan, signal }), sure(result), measured({ path, signal, fail }), files({ path, name, signal, fail })];
+    whatIf({ sim, plan, signal }), confidence(result), measured({ path, signal, fail }), files({ path, name, signal, fail })];
 };
 
 const stopped = (job, id) => [h('p', { class: 'eyebrow' }, asked(job.request ?? {})),
@@ -35,7 +35,7 @@ const stopped = (job, id) => [h('p', { class: 'eyebrow' }, asked(job.request ?? 
   job.error ? h('p', { class: 'warn', role: 'alert' }, job.error.detail ?? job.error.title) : '',
   h('p', { class: 'row' }, link(`#/new/${id}`, 'Change it and tune again'))];
 
-/** Show tune `id` in `host`; `place` is the section to go to. Resolves when it is all there. */
+/** Show tune `id` in `host`; call `arrived` at each new content. Resolves when the tune is over and shown. */
 export const showTune = async ({ id, host, signal, fail, arrived }) => {
   const path = `v1/tunes/${encodeURIComponent(id)}`;
   const trouble = h('div', {});

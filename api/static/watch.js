@@ -1,4 +1,4 @@
-// Follow a job until it is over: its events by fetch, and a fresh look whenever the stream breaks.
+// Follow a job until it is over: read its events, and get the job again when the stream breaks.
 import { events, get, Problem } from './api.js';
 import { over } from './words.js';
 
@@ -7,7 +7,7 @@ export const rest = (seconds, signal) => new Promise((go, stop) => {
   signal?.addEventListener('abort', () => { clearTimeout(timer); stop(new DOMException('left', 'AbortError')); }, { once: true });
 });
 
-/** Call `see(job)` with each state of the job at `path`; resolves with the last one, whole. */
+/** Call `see(job)` with each state of the job at `path`; resolve with the whole last one. */
 export const watch = async (path, see, signal) => {
   let job = await get(path, { signal }), lastId = null, failures = 0;
   see(job);
@@ -34,7 +34,7 @@ export const watch = async (path, see, signal) => {
   return job;
 };
 
-// While the server restarts there is nothing to say: what was known stays.
+// Get the job; while the server restarts, return the known state.
 const freshJob = async (path, known, signal) => {
   try {
     return await get(path, { signal });

@@ -1,4 +1,4 @@
-// What if: sliders that answer while they are dragged, the same plan replayed on another machine.
+// What-if: while a slider moves, the same plan is replayed on the changed machine.
 import { post } from './api.js';
 import { bars } from './answer.js';
 import { button, h, ms, section, signed, times } from './dom.js';
@@ -6,7 +6,7 @@ import { latest } from './latest.js';
 import { sliders } from './sliders.js';
 import { sweeping } from './sweep.js';
 
-const QUIET_MS = 600;  // ears are told when the hand has stopped
+const QUIET_MS = 600;  // screen readers get the text when the slider has stopped
 
 const row = (name, was, is, say) => h('tr', {}, h('th', { scope: 'row' }, name), h('td', {}, say(was)),
   h('td', {}, say(is)), h('td', {}, !was ? '' : is / was >= 3 ? `${(is / was).toFixed(1)}×` : signed(is / was - 1)));
@@ -24,7 +24,7 @@ const picture = (base, point, longest) => [
       row('Peak memory, GiB', base.peak_memory_gib, point.peak_memory_gib, ms))),
 ];
 
-/** The section of a finished tune; `plan()` resolves to its plan file's text. */
+/** Return the section of a finished tune; `plan()` resolves to its plan file's text. */
 export const whatIf = ({ sim, plan, signal }) => {
   const shown = h('div', { class: 'answered' }), trouble = h('p', { class: 'error', role: 'alert' });
   const live = h('p', { class: 'sr', 'aria-live': 'polite' }), took = h('p', { class: 'took' });
@@ -40,7 +40,7 @@ export const whatIf = ({ sim, plan, signal }) => {
   const ask = async change => {
     if (!change.length) return { point: base, took_ms: null };
     const began = performance.now();
-    // The plan goes back as it came: JSON of a browser would write 10000.0 as 10000, another checksum.
+    // Send the plan's text unchanged: JSON of a browser writes 10000.0 as 10000, which changes the checksum.
     const result = await post('v1/what-ifs', `{"plan":${await plan()},"change":${JSON.stringify(change)}}`, { signal });
     return { point: result.points[0], took_ms: performance.now() - began };
   };

@@ -1,4 +1,4 @@
-// What plans and places are called: the words of the report, for what the page draws itself.
+// Labels of plans, requests and states; the same words as in the report.
 import { percent } from './dom.js';
 
 export const NAMES = { megatron: 'Megatron-LM', no_comm: 'No communication', domino: 'Domino' };
@@ -9,7 +9,7 @@ const WGRADS = { fill: 'weight gradients fill the waits', eager: 'weight gradien
 const REASONS = { memory: 'needs more memory than a GPU has', rows: 'more row slices than sequences',
   order: 'the order does not exist for this cut', target: 'the framework cannot run it' };
 
-/** `2 row slices × 4 column slices`, with dgrad pieces where they differ. */
+/** Return `2 row slices × 4 column slices`, with dgrad pieces where they differ. */
 export const slices = plan => {
   const [attn, mlp] = [plan.attn_col_slices, plan.mlp_col_slices];
   let said = `${plan.row_slices} row slice${plan.row_slices > 1 ? 's' : ''}`;
@@ -19,7 +19,7 @@ export const slices = plan => {
   return said;
 };
 
-/** How the cut is run, in words. */
+/** Return issue order and other settings of a plan, in words. */
 export const planWords = plan => {
   if (plan.strategy === 'megatron') return 'One slice, nothing hides forward communication';
   if (plan.strategy === 'no_comm') return 'The same compute with communication for free';
@@ -32,7 +32,7 @@ export const planWords = plan => {
 
 export const reason = slug => REASONS[slug] ?? (slug || 'not feasible, or not tried').replaceAll('_', ' ');
 
-/** `gpt3-13b · tp 8 · h100-dgx` of a request, as far as it says. */
+/** Return `gpt3-13b · tp 8 · h100-dgx` of a request, from the fields that it has. */
 export const asked = request => {
   const parts = [request.model, request.tp && `tp ${request.tp}`, request.dp > 1 && `dp ${request.dp}`,
     request.micro_batch_size && `${request.micro_batch_size} × ${request.seq_length ?? '?'}`, request.profile];
@@ -43,7 +43,7 @@ const WHAT = { queued: 'waits for a worker', running: 'running', done: 'done', f
 export const stateWords = state => WHAT[state] ?? state;
 export const over = state => state === 'done' || state === 'failed' || state === 'cancelled';
 
-/** How far a job is, from 0 to 1; null where nobody knows. */
+/** Return the progress of a job from 0 to 1, or null if unknown. */
 export const share = job => {
   const { done = null, total = null } = job.progress ?? {};
   return total ? Math.min(1, done / total) : null;
@@ -54,5 +54,5 @@ export const progressWords = job => {
   return [part === null ? '' : percent(part, 0), text].filter(Boolean).join(' · ') || stateWords(job.state);
 };
 
-/** A plan's label without what nearly all of them share. */
+/** Return a plan's label without the parts that nearly all plans share. */
 export const label = plan => plan.label.replace(/^domino /, '').replace(' greedy wgrad=fill', '');

@@ -1,4 +1,4 @@
-"""Benchmarks: what the simulator must show, as tables. One dict, one file a benchmark."""
+"""Benchmarks of the simulator, one module each. May import everything, also tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Bench = Callable[[], list[Table]]
 
 
 def _lazy(name: str) -> Bench:
-    """The function ``name`` of the module ``name``, imported when it is run."""
+    """Return the function ``name`` of the module ``name``. A call imports the module first."""
 
     def run() -> list[Table]:
         bench: Bench = getattr(import_module(f"benchmarks.bench.{name}"), name)
@@ -28,4 +28,4 @@ BENCHES: Final[dict[str, Bench]] = {
         "search", "properties", "h200", "runtime", "tune_measure",
     )
 }  # fmt: skip
-"""Name -> benchmark, in the order in which all of them run."""
+"""Benchmarks by name, in the order in which all of them run."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.bench [NAME …]``: run benchmarks and print their tables."""
+"""Run benchmarks and print their tables: ``python -m benchmarks.bench [NAME …]``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulator.errors import unknown_name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the named benchmarks, or all. A number that misses its target is told, not an error."""
+    """Run the named benchmarks, or all. Return 2 for an unknown name; a missed target returns 0."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks (default: all)")
     parser.add_argument("--list", action="store_true", help="print their names")
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(name: str) -> tuple[int, int]:
-    """Print one benchmark's tables and what it took; (ok, missed)."""
+    """Print one benchmark's tables and times. Return how many targets were met and missed."""
     wall, cpu = time.perf_counter(), time.process_time()
     print_line(f"=== {name}")
     try:

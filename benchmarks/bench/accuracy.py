@@ -1,4 +1,4 @@
-"""How far off look-ups are: GEMMs and all-reduces withheld, GEMMs extrapolated, bundled fits."""
+"""Errors of look-ups: GEMMs and all-reduces withheld, GEMMs extrapolated, and bundled fits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from benchmarks.bench.facts import H100_SMS, bare_h100, gemm_section, imported
-from benchmarks.bench.verdict import Check, at_most, check_table, told
+from benchmarks.bench.facts import H100_SMS, bare_h100, gemm_section, read_facts
+from benchmarks.bench.verdict import Check, at_most, check_table, reported
 from domino_tune.base.tables import Table
 from domino_tune.measure.fits.collectives import fit_collectives
 from domino_tune.measure.fits.gemm import Shape, fit_gemm, leave_out_error
@@ -26,7 +26,7 @@ BUNDLED: Final = ("h100-dgx", "a100-sxm")
 
 
 def accuracy() -> list[Table]:
-    """Look-up errors from the imported H100 tables, and what the bundled fits say of theirs."""
+    """Return errors of look-ups in the imported H100 tables, and those the bundled fits state."""
     checks = [*_gemm_checks(), *_all_reduce_checks()]
     notes = [
         "withheld: whole (n, k) pairs in ten folds; MAPE of the table's interpolation.",
@@ -36,11 +36,11 @@ def accuracy() -> list[Table]:
 
 
 def _gemm_checks() -> list[Check]:
-    rows: tuple[GemmRow, ...] = imported("h100_gemm_bf16.csv.gz", "gemm-csv").rows
+    rows: tuple[GemmRow, ...] = read_facts("h100_gemm_bf16.csv.gz", "gemm-csv").rows
     law = load_profile("h100-dgx").section("gemm").fits[0]
-    early = [row for row in rows if row.m <= KNOWN_M]
-    late = [row for row in rows if row.m == FAR_M]
-    fit = fit_gemm(_shapes(early), H100_SMS)
+    small = [row for row in rows if row.m <= KNOWN_M]
+    large = [row for row in rows if row.m == FAR_M]
+    fit = fit_gemm(_shapes(small), H100_SMS)
     withheld = leave_out_error(_shapes(rows), fit=law, sm_count=H100_SMS)
     return [
         at_most(
@@ -52,28 +52,31 @@ def _gemm_checks() -> list[Check]:
             leave_out_error(_shapes(rows)),
         ),
         at_most(
-            f"GEMM, m ≤ {KNOWN_M:,} known, {len(late)} rows of m = {FAR_M:,}", EXTRAPOLATION_LIMIT,
-            _extrapolated(early, late, (fit,)),
+            f"GEMM, m ≤ {KNOWN_M:,} known, {len(large)} rows of m = {FAR_M:,}", EXTRAPOLATION_LIMIT,
+            _extrapolation_error(small, large, (fit,)),
         ),
-        told(
+        reported(
             "the same without a law, trend from a roofline fitted to the rows",
-            f"{100 * _extrapolated(early, late, ()):.2f}%",
+            f"{100 * _extrapolation_error(small, large, ()):.2f}%",
         ),
     ]  # fmt: skip
 
 
-def _extrapolated(
-    known: Sequence[GemmRow], asked: Sequence[GemmRow], fits: tuple[GemmFit, ...]
+def _extrapolation_error(
+    known: Sequence[GemmRow], targets: Sequence[GemmRow], fits: tuple[GemmFit, ...]
 ) -> float:
-    """MAPE of the profile's own look-up of ``asked`` when only ``known`` was imported."""
-    profile = replace(bare_h100("early"), gemm=gemm_section(tuple(known), fits))
+    """Return the MAPE of look-ups of ``targets`` in a profile that holds only ``known``."""
+    profile = replace(bare_h100("known"), gemm=gemm_section(tuple(known), fits))
     table = profile.gemm_table()
-    errors = [abs(table.estimate(_op(row)).duration_us / row.median_us - 1) for row in asked]
+    errors = [
+        abs(table.estimate(Gemm(row.m, row.n, row.k)).duration_us / row.median_us - 1)
+        for row in targets
+    ]
     return sum(errors) / len(errors)
 
 
 def _all_reduce_checks() -> list[Check]:
-    rows = imported("h100_nccl_nvlink.csv", "collectives-csv").rows
+    rows = read_facts("h100_nccl_nvlink.csv", "collectives-csv").rows
     reduces: list[CollectiveRow] = [row for row in rows if row.op == "all_reduce"]
     checks = [
         at_most(
@@ -85,7 +88,7 @@ def _all_reduce_checks() -> list[Check]:
         mine = [row for row in reduces if row.per_node == ranks]
         fit = fit_collectives(mine)[0]
         checks.append(
-            told(
+            reported(
                 f"  {ranks} GPUs: the table, and the law fitted to it",
                 f"{100 * collective_error(mine):.2f}%, {100 * fit.error:.2f}%",
             )
@@ -94,13 +97,13 @@ def _all_reduce_checks() -> list[Check]:
 
 
 def _bundled() -> Table:
-    """What each section of the bundled profiles says its error is."""
+    """Return the error that each section of the bundled profiles states."""
     checks = [
         (
             name,
             check.section,
             check.kind,
-            f"{100 * check.error:.2g}%" if check.error else "not told",
+            f"{100 * check.error:.2g}%" if check.error else "not known",
         )
         for name in BUNDLED
         for check in check_profile(load_profile(name))
@@ -114,7 +117,3 @@ def _bundled() -> Table:
 
 def _shapes(rows: Sequence[GemmRow]) -> list[Shape]:
     return [(row.m, row.n, row.k, row.median_us) for row in rows]
-
-
-def _op(row: GemmRow) -> Gemm:
-    return Gemm(row.m, row.n, row.k)

@@ -1,4 +1,4 @@
-"""Where the published measurements lie, which some benchmarks compare with."""
+"""Published measurements ("facts") that some benchmarks compare with: their folder and tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ H100_SMS: Final = 132
 
 
 def facts_dir() -> Path:
-    """``DOMINO_TUNE_FACTS``, else ``shared/facts`` beside the repository; else SkippedError."""
+    """Return ``DOMINO_TUNE_FACTS`` or ``shared/facts`` beside the repository.
+
+    Raise SkippedError where it is not a folder.
+    """
     default = REPOSITORY.parent / "shared" / "facts"
     folder = Path(os.environ.get("DOMINO_TUNE_FACTS", default))
     if not folder.is_dir():
@@ -27,13 +30,13 @@ def facts_dir() -> Path:
 
 
 @cache
-def imported(name: str, importer: str, hints: Hints = NO_HINTS) -> Imported:
-    """A table of the facts, read by the importer that users call."""
+def read_facts(name: str, importer: str, hints: Hints = NO_HINTS) -> Imported:
+    """Read a file of the facts with the importer that users call."""
     return read_table((facts_dir() / name).read_bytes(), importer, hints)
 
 
 def bare_h100(name: str) -> Profile:
-    """An H100 of which nothing is known yet but its data sheet: imports start from it."""
+    """Return an H100 profile that holds only the data sheet. Imports start from it."""
     machine = Machine(
         gpu="H100 SXM 80 GB", gpus_per_node=8, gpu_memory_gib=80.0, sm_count=H100_SMS,
         peak_tflops={"bf16": 989.4}, memory_bandwidth_gb_s=3350.0, backend="nccl",
@@ -42,7 +45,7 @@ def bare_h100(name: str) -> Profile:
 
 
 def gemm_section(rows: tuple[GemmRow, ...], fits: tuple[GemmFit, ...] = ()) -> GemmSection:
-    """Rows and laws as a section, as an import leaves them."""
+    """Return the profile section that an import of ``rows`` and ``fits`` makes."""
     return GemmSection(
         rows=rows,
         fits=fits,

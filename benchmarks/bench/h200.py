@@ -1,4 +1,4 @@
-"""The H200 profile that the project measured itself: how sure it is, and what it changes."""
+"""The H200 profile that the project measured: its errors, and the plans it leads to."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from benchmarks.bench.facts import REPOSITORY, imported
-from benchmarks.bench.verdict import Check, SkippedError, at_most, check_table, told
+from benchmarks.bench.facts import REPOSITORY, read_facts
+from benchmarks.bench.verdict import Check, SkippedError, at_most, check_table, reported
 from domino_tune.base.tables import Table
 from domino_tune.measure.fits.beside import Beside, fit_beside
 from domino_tune.measure.fits.h200 import SM_COUNT, beside_cells, gemm_fit, records
@@ -30,18 +30,19 @@ GEMM_LIMIT: Final = 0.02
 CONTENTION_LIMIT: Final = 0.03
 FOLDS: Final = 5
 A100_LAW: Final = (1.85, 1.108)
-"""SMs that a CTA takes, and a factor besides: what was fitted on A100 (profiles/README.md)."""
+"""SMs that a CTA takes, and a factor on the time, as fitted on A100 (profiles/README.md)."""
 TUNED: Final = (
     ("gpt3-1.3b", 2048, 16), ("gpt3-2.7b", 2048, 16), ("gpt3-6.7b", 2048, 8),
     ("gpt3-13b", 2048, 8), ("gpt3-30b", 2048, 8), ("llama2-7b", 4096, 4),
     ("llama2-13b", 4096, 4), ("llama2-70b", 4096, 1), ("llama3-8b", 8192, 2),
     ("llama3-70b", 8192, 1),
 )  # fmt: skip
-"""Preset, sequence length, micro-batch: what fits 80 GB at TP 8."""
+"""Preset, sequence length and micro-batch size that fit 80 GB at TP 8."""
+MIN_RATIOS: Final = 8
 
 
 def h200() -> list[Table]:
-    """Look-ups, contention, and the plans that come out."""
+    """Return errors of look-ups and of the contention law, and the tuned plans."""
     profile = load_profile(NAME)
     tables = [_look_ups(profile), _contention()]
     with contextlib.suppress(SkippedError):
@@ -61,26 +62,26 @@ def _look_ups(profile: Profile) -> Table:
                 f"GEMM {layout}, {len(errors):,} rows, shapes withheld in {FOLDS} folds",
                 GEMM_LIMIT, statistics.fmean(errors),
             ),
-            told("  median", f"{statistics.median(errors):.2%}"),
+            reported("  median", f"{statistics.median(errors):.2%}"),
         ]  # fmt: skip
     return check_table("Look-ups from our own H200 rows (MAPE)", checks)
 
 
 def withheld_errors(profile: Profile, layout: str) -> list[float]:
-    """|looked up / measured − 1| of each row; law and table are without any row of its shape."""
+    """Return |looked up / measured − 1| of each row, without all rows of its shape."""
     section = profile.section("gemm")
     shapes = sorted({_shape(row) for row in section.rows if row.layout == layout})
     random.Random(0).shuffle(shapes)
     errors = []
     for fold in range(FOLDS):
-        out = set(shapes[fold::FOLDS])
-        known = [row for row in section.rows if _shape(row) not in out]
+        withheld = set(shapes[fold::FOLDS])
+        known = [row for row in section.rows if _shape(row) not in withheld]
         left = replace(section, rows=tuple(known), fits=(gemm_fit(known, layout),))
         table = replace(profile, gemm=left).gemm_table()
         errors += [
             abs(table.estimate(row.signature).duration_us / row.median_us - 1)
             for row in section.rows
-            if _shape(row) in out
+            if _shape(row) in withheld
         ]
     return errors
 
@@ -93,10 +94,10 @@ def _shape(row: GemmRow) -> tuple[int, int, int, str]:
 
 
 def _beside_published(profile: Profile) -> Table:
-    """Our sustained H200 rows over the published H100 bursts, where both have the shape."""
+    """Return our H200 times over published H100 times: rows of the same shape, and the law."""
     published: dict[tuple[int, int, int], float] = {
         (row.m, row.n, row.k): row.median_us
-        for row in imported("h100_gemm_bf16.csv.gz", "gemm-csv").rows
+        for row in read_facts("h100_gemm_bf16.csv.gz", "gemm-csv").rows
     }
     rows: Sequence[GemmRow] = profile.section("gemm").rows
     law = load_profile(PUBLISHED).gemm_table()
@@ -120,11 +121,8 @@ def _beside_published(profile: Profile) -> Table:
         title="H200 measured / H100 published GEMM time",
         columns=("layout", "beside", ">rows", ">5 %", ">25 %", ">median", ">75 %", ">95 %"),
         rows=lines,
-        notes=("Ours at sustained clocks in place, theirs bursts at boost clock.",),
+        notes=("Ours: inside a model at sustained clocks. Theirs: bursts at boost clock.",),
     )
-
-
-MIN_RATIOS: Final = 8
 
 
 def _mnk(row: GemmRow) -> tuple[int, int, int]:
@@ -140,28 +138,28 @@ def _gemm(row: GemmRow) -> Gemm:
 
 def _contention() -> Table:
     folder = REPOSITORY / "measurements" / NAME
-    cells = beside_cells(records(folder / "contention.jsonl.gz"))
+    measurements = beside_cells(records(folder / "contention.jsonl.gz"))
     checks: list[Check] = []
     for family in ("gemm", "attention", "pointwise"):
-        mine = [cell for cell in cells if cell.family == family]
+        mine = [one for one in measurements if one.family == family]
         fit = fit_beside(mine, sm_count=SM_COUNT)
         checks += [
-            at_most(f"{family}, {len(mine)} cells, each op withheld", CONTENTION_LIMIT,
+            at_most(f"{family}, {len(mine)} measurements, each op withheld", CONTENTION_LIMIT,
                     fit.leave_case_out_error),
-            told(
+            reported(
                 "  SMs that a CTA takes, factor, µs an op loses by a CTA",
                 f"{fit.law.sms_per_cta:g}, {fit.law.factor:g}, {fit.law.us_per_cta:g}",
             ),
-            told("  error of the law fitted on A100", f"{_a100_error(mine):.1%}"),
+            reported("  error of the law fitted on A100", f"{_a100_error(mine):.1%}"),
         ]  # fmt: skip
     return check_table("Contention beside an emulated collective of 1 to 32 CTAs", checks)
 
 
-def _a100_error(cells: Sequence[Beside]) -> float:
+def _a100_error(measurements: Sequence[Beside]) -> float:
     per_cta, factor = A100_LAW
     return statistics.fmean(
-        abs(compute_slowdown(per_cta, factor, cell.ctas, SM_COUNT) / cell.slowdown - 1)
-        for cell in cells
+        abs(compute_slowdown(per_cta, factor, one.ctas, SM_COUNT) / one.slowdown - 1)
+        for one in measurements
     )
 
 
@@ -170,7 +168,8 @@ def _a100_error(cells: Sequence[Beside]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One workload tuned on both profiles; ``loss``: of the published one's plan on ours."""
+    """One workload tuned on both profiles. ``loss``: how much slower, on our profile, the plan
+    tuned on the published profile is than ours."""
 
     name: str
     ours: TuneResult
@@ -191,11 +190,11 @@ def _plans() -> Table:
     return Table(
         title="Plans at TP 8: tuned on h200-sxm and on h100-dgx",
         columns=(
-            "model, sequence × batch", "on h200-sxm", ">speedup", "sure", "on h100-dgx",
+            "model, sequence × batch", "on h200-sxm", ">speedup", "confidence", "on h100-dgx",
             ">speedup", ">its plan on h200",
         ),
         rows=rows,
-        notes=("Last column: the h100-dgx plan's time on h200-sxm, beyond the h200-sxm plan's.",),
+        notes=("Last column: how much slower the h100-dgx plan is, simulated on h200-sxm.",),
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""What the Domino paper claims, beside what the simulator says of the same models; none is fitted.
+"""Claims of the Domino paper beside the simulator's predictions. Nothing is fitted to the paper.
 
-Paper (arXiv 2409.15241): row slices hide up to 100 % of communication on one node, columns alone
-50–70 %, gains up to 1.3× over Megatron-LM.
+Paper (arXiv 2409.15241): row slices hide up to 100 % of communication on one node, column slices
+alone 50–70 %. It is up to 1.3× faster than Megatron-LM.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ BATCHES: Final = (8, 16, 32)
 ROWS: Final = SpaceSpec(row_slices=(2, 4, 8), col_slices=(1,), dgrad_slices=())
 COLUMNS: Final = SpaceSpec(row_slices=(1,), col_slices=(2, 4, 8), dgrad_slices=())
 BOTH: Final = SpaceSpec(row_slices=(1, 2, 4, 8), col_slices=(1, 2, 4), dgrad_slices=())
-OFF: Final = Changes(contention=0.0)
+NO_CONTENTION: Final = Changes(contention=0.0)
 
 
-class Found(NamedTuple):
-    """One case: shares hidden, and the gain of the best plan over Megatron."""
+class Prediction(NamedTuple):
+    """One case. ``exposed``: Megatron's share of an iteration. ``rows``, ``columns``: shares of
+    communication hidden by row or column slices alone. ``gain``: speedup of the best plan."""
 
     exposed: float
     rows: float
@@ -42,27 +43,27 @@ class Found(NamedTuple):
 
 
 def paper() -> list[Table]:
-    """One line a case, and the ranges by TP degree."""
-    found: dict[tuple[int, bool], list[Found]] = {}
+    """Return the ranges for each TP degree, and a row for each case."""
+    found: dict[tuple[int, bool], list[Prediction]] = {}
     lines = []
     for name, tp, seq, batch in product(MODELS_SEEN, TP, SEQ, BATCHES):
         case = make_case(model_for(name, tp), tp, seq, batch)
-        on = look(case)
-        off = look(replace(case, changes=OFF))
+        on = predict_case(case)
+        off = predict_case(replace(case, changes=NO_CONTENTION))
         found.setdefault((tp, True), []).append(on)
         found.setdefault((tp, False), []).append(off)
-        lines.append((name, str(tp), str(seq), str(batch), *_cells(on), *_cells(off)))
+        lines.append((name, str(tp), str(seq), str(batch), *_columns(on), *_columns(off)))
     return [_summary(found), _cases(lines)]
 
 
-def look(case: Case) -> Found:
-    """The best plans of rows alone, of columns alone, and of all."""
+def predict_case(case: Case) -> Prediction:
+    """Predict the best plans of row slices alone, of column slices alone, and of all."""
     closed_form = ClosedForm(case)
     base = predict(case, MEGATRON)
     _, rows = _best(case, closed_form, ROWS)
     _, columns = _best(case, closed_form, COLUMNS)
     plan, both = _best(case, closed_form, BOTH)
-    return Found(
+    return Prediction(
         exposed=base.exposed_ns / base.makespan_ns,
         rows=_hidden(rows),
         columns=_hidden(columns),
@@ -72,7 +73,7 @@ def look(case: Case) -> Found:
 
 
 def _best(case: Case, closed_form: ClosedForm, spec: SpaceSpec) -> tuple[SlicePlan, Totals]:
-    """The fastest plan, proven: plans whose bound is above the best so far are not looked at."""
+    """Return the fastest plan. It is proven: plans are skipped only for their lower bound."""
     plans = enumerate_plans(case.model, case.workload, spec=spec)
     best: tuple[SlicePlan, Totals] | None = None
     bounded = [(closed_form.lower_bound_ns(plan), plan) for plan in plans]
@@ -90,7 +91,7 @@ def _hidden(found: Totals) -> float:
     return 1 - found.exposed_ns / found.comm_ns
 
 
-def _cells(found: Found) -> tuple[str, ...]:
+def _columns(found: Prediction) -> tuple[str, ...]:
     return (
         f"{100 * found.exposed:.0f}%", f"{100 * found.rows:.0f}%", f"{100 * found.columns:.0f}%",
         f"{found.gain:.2f}×", found.plan,
@@ -109,7 +110,7 @@ def _cases(lines: list[tuple[str, ...]]) -> Table:
     )  # fmt: skip
 
 
-def _summary(found: dict[tuple[int, bool], list[Found]]) -> Table:
+def _summary(found: dict[tuple[int, bool], list[Prediction]]) -> Table:
     rows = []
     for (tp, contended), cases in sorted(
         found.items(), key=lambda item: (item[0][0], not item[0][1])

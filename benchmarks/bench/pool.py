@@ -1,6 +1,8 @@
-"""PlanPool: the plans of one case as a search sees them, with memory checked."""
+"""PlanPool: the plans of a case, without any cached time."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from domino_tune.search import Space
 from domino_tune.search.simulated import SimulatedPlans
@@ -8,14 +10,7 @@ from simulator.case import Case
 
 
 class PlanPool(SimulatedPlans):
-    """What ``tune`` searches, for a case that benchmarks made; nothing is looked up yet."""
+    """The plans of a copy of ``case``, which has none of its cached look-ups."""
 
     def __init__(self, case: Case, plans: Space) -> None:
-        case = Case(
-            model=case.model,
-            workload=case.workload,
-            cluster=case.cluster,
-            profile=case.cost.profile,
-            changes=case.cost.changes,
-        )
-        super().__init__(case=case, plans=plans)
+        super().__init__(case=replace(case), plans=plans)

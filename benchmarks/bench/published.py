@@ -1,4 +1,7 @@
-"""Published communication shares of GPT-3 13B beside the bundled H100 profile; none is fitted."""
+"""Published communication shares of GPT-3 13B beside predictions from the bundled H100 profile.
+
+Nothing is fitted to the published shares.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ SEQ_LENGTH: Final = 1024
 BATCH: Final = 16
 PUBLISHED_SHARES: Final = {8: 0.16, 16: 0.29, 32: 0.43}
 POINTS: Final = 0.05
-# What facts/README.md says of the tables: training clocks and software 10–15 % slower than the
-# GEMM bursts; sites 10–20 % apart at 32 ranks.
+# Uncertainty of the tables (facts/README.md): training clocks and software are 10–15 % slower than
+# the GEMM bursts; all-reduces of 32 ranks differ by 10–20 % between sites.
 SUSTAINED: Final = 1.15
 SITES: Final = 1.2
 
 
 def published() -> list[Table]:
-    """Exposed share by TP, and why it is what it is."""
+    """Return the exposed share for each TP degree, and what can explain its error."""
     return [_shares(), _explained(), _scenarios()]
 
 
@@ -46,44 +49,44 @@ def _shares() -> Table:
     rows = []
     for tp, target in PUBLISHED_SHARES.items():
         share = _share(_case(tp))
-        off = share - target
+        gap = share - target
         rows.append((
-            str(tp), f"{100 * target:.0f}%", f"{100 * share:.1f}%", f"{100 * off:+.1f} points",
-            verdict(abs(off) <= POINTS),
+            str(tp), f"{100 * target:.0f}%", f"{100 * share:.1f}%", f"{100 * gap:+.1f} points",
+            verdict(abs(gap) <= POINTS),
         ))  # fmt: skip
     return Table(
         title="Megatron, GPT-3 13B, seq 1024, micro-batch 16: exposed share of an iteration",
-        columns=("tp", ">published", ">simulated", ">off", "within 5 points"),
+        columns=("tp", ">published", ">simulated", ">gap", "within 5 points"),
         rows=rows,
     )
 
 
 def _explained() -> Table:
-    """Where the time goes, and what alone would have to differ to give the published share."""
+    """Return the parts of an iteration, and the one change that gives the published share."""
     rows = []
     for tp, target in PUBLISHED_SHARES.items():
         case = _case(tp)
-        broken = simulate(case, MEGATRON).breakdown
+        parts = simulate(case, MEGATRON).breakdown
         size = case.workload.tokens * MODEL.hidden_size * case.workload.dtype_bytes
         reduce_ns = case.cost.duration_ns(case.shapes(MEGATRON).tp_all_reduce(size))
-        link = _needed(lambda x, tp=tp: _share(_case(tp, _links(x))), target)  # type: ignore[misc]
-        chip = _needed(lambda x, tp=tp: _share(_case(tp, _chips(x))), target)  # type: ignore[misc]
+        link = _factor_for(lambda x, tp=tp: _share(_case(tp, _links(x))), target)  # type: ignore[misc]
+        gpu = _factor_for(lambda x, tp=tp: _share(_case(tp, _gpus(x))), target)  # type: ignore[misc]
         rows.append((
-            str(tp), f"{broken.makespan_ns * MS_PER_NS:.1f}", f"{broken.comm_ns * MS_PER_NS:.1f}",
-            f"{broken.exposed_comm_ns * MS_PER_NS:.1f}",
-            f"{(broken.makespan_ns - broken.exposed_comm_ns) * MS_PER_NS:.1f}",
+            str(tp), f"{parts.makespan_ns * MS_PER_NS:.1f}", f"{parts.comm_ns * MS_PER_NS:.1f}",
+            f"{parts.exposed_comm_ns * MS_PER_NS:.1f}",
+            f"{(parts.makespan_ns - parts.exposed_comm_ns) * MS_PER_NS:.1f}",
             f"{reduce_ns / 1e3:.0f} us", f"{_busbw_gb_s(size, tp, reduce_ns):.0f}",
-            f"{_busbw_gb_s(size, tp, reduce_ns / link):.0f} (×{link:.2f})", f"×{1 / chip:.2f}",
+            f"{_busbw_gb_s(size, tp, reduce_ns / link):.0f} (×{link:.2f})", f"×{1 / gpu:.2f}",
         ))  # fmt: skip
     return Table(
-        title="What gives these shares (ms, simulated)",
+        title="Causes of these shares (ms, simulated)",
         columns=("tp", ">iteration", ">comm", ">exposed", ">rest", ">an all-reduce", ">busbw GB/s",
                  ">busbw for published share", ">or compute slower by"),
         rows=rows,
         notes=[
             f"An all-reduce moves {BATCH * SEQ_LENGTH * MODEL.hidden_size * 2 / 2**20:.0f} MiB, "
-            f"{4 * MODEL.num_hidden_layers} times an iteration. The two last columns change one "
-            "thing alone until the share is the published one.",
+            f"{4 * MODEL.num_hidden_layers} times an iteration. Each of the last two columns "
+            "changes one thing alone until the share is the published one.",
         ],
     )  # fmt: skip
 
@@ -92,12 +95,12 @@ def _links(factor: float) -> Changes:
     return Changes(link_bandwidth=factor, link_latency=1 / factor)
 
 
-def _chips(factor: float) -> Changes:
+def _gpus(factor: float) -> Changes:
     return Changes(gpu_flops=factor, memory_bandwidth=factor)
 
 
-def _needed(share_at: Callable[[float], float], target: float) -> float:
-    """The factor, ¼ to 4, at which a share that is monotone in it meets ``target``."""
+def _factor_for(share_at: Callable[[float], float], target: float) -> float:
+    """Return the factor, 0.25 to 4, at which a monotone share equals ``target``."""
     low, high = 0.25, 4.0
     rising = share_at(high) > share_at(low)
     for _ in range(14):
@@ -114,8 +117,8 @@ def _busbw_gb_s(size_bytes: int, ranks: int, duration_ns: float) -> float:
 
 
 def _scenarios() -> Table:
-    """The shares under what is known to be uncertain in the tables, one at a time and together."""
-    slow = _chips(1 / SUSTAINED)
+    """Return the shares with each known uncertainty of the tables, alone and together."""
+    slow = _gpus(1 / SUSTAINED)
     near = {8: Changes(), 16: Changes(), 32: Changes(link_bandwidth=SITES)}
     both = {tp: replace(slow, link_bandwidth=near[tp].link_bandwidth) for tp in near}
     rows = []
@@ -134,9 +137,9 @@ def _scenarios() -> Table:
         columns=("", *(f">tp {tp}" for tp in PUBLISHED_SHARES)),
         rows=rows,
         notes=[
-            "GEMM times are bursts at boost clock; the 32-rank all-reduce was timed on virtual "
-            "machines, and sites differ by 10–20% there. Upper ends, taken "
-            "after the miss was seen: what could explain it, no proof. Either makes the share of "
+            "GEMM times are bursts at boost clock. The 32-rank all-reduce was timed on virtual "
+            "machines, where sites differ by 10–20%. Both factors are upper ends, chosen after the "
+            "miss was seen: they may explain it, they do not prove it. Each makes the share of "
             "communication too large where compute is small."
         ],
     )

@@ -1,4 +1,7 @@
-"""The runtime's unsliced baseline against the same layers in plain torch: no straw man."""
+"""The runtime's unsliced baseline against the same layers in plain torch.
+
+A slow baseline would make every speedup look too good.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import statistics
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from benchmarks.bench.verdict import Check, SkippedError, at_most, check_table, told
+from benchmarks.bench.verdict import Check, SkippedError, at_most, check_table, reported
 from benchmarks.fidelity.settings import MODELS
 from domino_tune.base.tables import Table
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
@@ -20,7 +23,7 @@ JOB: Final = "domino_tune.measure.probes.reference_job:compare"
 
 
 def runtime() -> list[Table]:
-    """TP 2 on this machine's CPU; each round runs both."""
+    """Return ratios at TP 2 on this machine's CPU. Each round runs both. Skip without torch."""
     if importlib.util.find_spec("torch") is None:
         raise SkippedError("no torch; pip install 'domino_tune[runtime]'")
     checks = []
@@ -45,12 +48,12 @@ def _rounds(name: str, bits_per_s: int | None) -> list[dict[str, Any]]:
 
 
 def _checks(what: str, rounds: list[dict[str, Any]]) -> list[Check]:
-    """Ratio of the two medians, and how far single rounds' ratios spread."""
+    """Return the ratio of the two medians, and the quartiles of the rounds' ratios."""
     ours = statistics.median(one["ours_ns"] for one in rounds)
     theirs = statistics.median(one["theirs_ns"] for one in rounds)
     ratios = sorted(one["ours_ns"] / one["theirs_ns"] for one in rounds)
     low, _, high = statistics.quantiles(ratios, n=4)
     return [
         at_most(f"{what}: time ratio", LIMIT, ours / theirs, unit="×", digits=3),
-        told(f"{what}: middle half of the rounds", f"{low:.3f} – {high:.3f}"),
+        reported(f"{what}: middle half of the rounds", f"{low:.3f} – {high:.3f}"),
     ]

@@ -1,4 +1,4 @@
-"""How many evaluations a search needs to come within 1 % of the proven optimum."""
+"""Evaluations that a search needs to come within 1 % of the proven optimum."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Final
 
 from benchmarks.bench.cases import SEARCH_CASES, SearchCase
 from benchmarks.bench.optima import optima
-from benchmarks.bench.pool import PlanPool
-from benchmarks.bench.verdict import Check, check_table, told, verdict
+from benchmarks.bench.verdict import Check, check_table, reported, verdict
 from domino_tune.base.tables import Table
 from domino_tune.search import (
     SEARCHES,
@@ -20,30 +19,33 @@ from domino_tune.search import (
     SpaceSpec,
     enumerate_plans,
 )
+from domino_tune.search.simulated import SimulatedPlans
 from simulator.plan import SlicePlan
+from simulator.units import MS_PER_NS
 
 BUDGET: Final = 40
 MEDIAN: Final = 12
 WITHIN: Final = 1.01
 LEAST_CASES: Final = 20
 SEEDS: Final = (0, 1)
+"""Of random searches; a Bayesian search draws nothing."""
 
 
 class _FoundError(Exception):
-    """The goal is reached; the rest of the budget would tell nothing more."""
+    """The goal is reached; the rest of the budget is not needed."""
 
 
-class _Watched(PlanPool):
-    """Counts evaluations, remembers the fastest, and stops the search at ``goal_ns``."""
+class _Watched(SimulatedPlans):
+    """Counts evaluations, stores the least time, and ends the search at ``goal_ns``."""
 
     def __init__(self, search_case: SearchCase, plans: Space, goal_ns: float) -> None:
-        super().__init__(search_case.case(), plans)
+        super().__init__(case=search_case.case(), plans=plans)
         self.goal_ns = goal_ns
         self.evaluations = 0
         self.fastest_ns = 0
 
     def evaluate(self, plan: SlicePlan) -> Evaluation:
-        """As the pool does, watched."""
+        """Evaluate ``plan``. Raise _FoundError at the goal."""
         self.evaluations += 1
         found = super().evaluate(plan)
         self.fastest_ns = min(self.fastest_ns or found.iteration_ns, found.iteration_ns)
@@ -53,36 +55,33 @@ class _Watched(PlanPool):
 
 
 class _Blind(_Watched):
-    """The same with nothing known beforehand: one estimate for all plans, no bounds."""
+    """The same without prior knowledge: one estimate for all plans, no bounds."""
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
-        """None: nothing is ruled out."""
+        """Return 0: nothing is ruled out."""
         return 0
 
     def prior_ns(self, plan: SlicePlan) -> float:
-        """The same for every plan."""
+        """Return the same for every plan."""
         return self.goal_ns
 
 
 def search(cases: tuple[SearchCase, ...] = SEARCH_CASES) -> list[Table]:
-    """``bayes`` beside ``random`` on every case, the same budget."""
-    rows, needed, lucky, blind = [], [], [], []
+    """Compare ``bayes`` with ``random`` on every case, with the same budget."""
+    rows, bayes, blind, random = [], [], [], []
     for search_case in cases:
         best_ns = optima(search_case).best_ns
-        bayes = [_needs(search_case, "bayes", best_ns, seed) for seed in SEEDS]
-        random = [_needs(search_case, "random", best_ns, seed) for seed in SEEDS]
-        worst = max(count for count, _ in bayes)
-        needed += [count for count, _ in bayes]
-        lucky += [count for count, _ in random]
+        bayes.append(_needs(search_case, "bayes", best_ns)[0])
         blind.append(_needs_blind(search_case, best_ns))
+        draws = [_needs(search_case, "random", best_ns, seed) for seed in SEEDS]
+        random += [count for count, _ in draws]
         rows.append((
-            search_case.label, f"{optima(search_case).plans:,}", f"{best_ns * 1e-6:.1f}",
-            " ".join(_count(count) for count, _ in bayes), _count(blind[-1]),
-            " ".join(_count(count) for count, _ in random),
-            f"{100 * max(off for _, off in random):+.1f}%", verdict(worst <= BUDGET),
+            search_case.label, f"{optima(search_case).plans:,}", f"{best_ns * MS_PER_NS:.1f}",
+            _count(bayes[-1]), _count(blind[-1]), " ".join(_count(count) for count, _ in draws),
+            f"{100 * max(off for _, off in draws):+.1f}%", verdict(bayes[-1] <= BUDGET),
         ))  # fmt: skip
     cuts = Counter(_best_cut(search_case) for search_case in cases)
-    return [_summary(len(cases), needed, lucky, blind, cuts), _cases(rows)]
+    return [_summary(bayes, blind, random, cuts), _cases(rows)]
 
 
 def _best_cut(search_case: SearchCase) -> str:
@@ -90,22 +89,22 @@ def _best_cut(search_case: SearchCase) -> str:
     return min(found.greedy, found.fixed, key=lambda trial: trial.iteration_ns).plan.cut
 
 
-def _needs(search_case: SearchCase, name: str, best_ns: int, seed: int) -> tuple[int, float]:
-    """(evaluations to come within 1 %, budget + 1 if it does not; how far off it ended)."""
+def _needs(search_case: SearchCase, name: str, best_ns: int, seed: int = 0) -> tuple[int, float]:
+    """Return what ``_evaluations`` does, and the least time relative to the optimum, minus 1."""
     case = search_case.case()
     pool = _Watched(search_case, enumerate_plans(case.model, case.workload), best_ns * WITHIN)
     return _evaluations(pool, name, seed), pool.fastest_ns / best_ns - 1
 
 
 def _needs_blind(search_case: SearchCase, best_ns: int) -> int:
-    """Evaluations of the Gaussian process alone; dgrad pieces tied, so that asking costs less."""
+    """Return evaluations without prior knowledge, in a space with tied dgrad pieces."""
     case = search_case.case()
     plans = enumerate_plans(case.model, case.workload, spec=SpaceSpec(dgrad_slices=()))
-    return _evaluations(_Blind(search_case, plans, best_ns * WITHIN), "bayes", SEEDS[0])
+    return _evaluations(_Blind(search_case, plans, best_ns * WITHIN), "bayes")
 
 
-def _evaluations(pool: _Watched, name: str, seed: int) -> int:
-    """How many it takes to reach the pool's goal; budget + 1 if it does not."""
+def _evaluations(pool: _Watched, name: str, seed: int = 0) -> int:
+    """Return the evaluations until the goal, or BUDGET + 1 if the search does not reach it."""
     try:
         SEARCHES[name](pool, SearchOptions(trials=BUDGET, seed=seed))
     except _FoundError:
@@ -117,26 +116,22 @@ def _count(evaluations: int) -> str:
     return f">{BUDGET}" if evaluations > BUDGET else str(evaluations)
 
 
-def _summary(
-    cases: int, needed: list[int], lucky: list[int], blind: list[int], cuts: Counter[str]
-) -> Table:
-    middle = statistics.median(needed)
+def _summary(bayes: list[int], blind: list[int], random: list[int], cuts: Counter[str]) -> Table:
+    middle = statistics.median(bayes)
     checks = [
-        Check(what="cases", target=f"≥ {LEAST_CASES}", measured=str(cases),
-              ok=cases >= LEAST_CASES),
-        Check(what="bayes: most evaluations", target=f"≤ {BUDGET}", measured=_count(max(needed)),
-              ok=max(needed) <= BUDGET),
+        Check(what="cases", target=f"≥ {LEAST_CASES}", measured=str(len(bayes)),
+              ok=len(bayes) >= LEAST_CASES),
+        Check(what="bayes: most evaluations", target=f"≤ {BUDGET}", measured=_count(max(bayes)),
+              ok=max(bayes) <= BUDGET),
         Check(what="bayes: median", target=f"≤ {MEDIAN}", measured=f"{middle:g}",
               ok=middle <= MEDIAN),
-        told(f"random: runs within 1% after {BUDGET}",
-             f"{sum(count <= BUDGET for count in lucky)} of {len(lucky)}"),
-        told("bayes without the estimate and without bounds: median, most",
+        reported(f"random: runs within 1% after {BUDGET}",
+             f"{sum(count <= BUDGET for count in random)} of {len(random)}"),
+        reported("bayes without the estimate and without bounds: median, most",
              f"{statistics.median(blind):g}, {_count(max(blind))}"),
-        told("cuts of the optima", ", ".join(f"{n} × {cut}" for cut, n in cuts.most_common())),
+        reported("cuts of the optima", ", ".join(f"{n} × {cut}" for cut, n in cuts.most_common())),
     ]  # fmt: skip
-    return check_table(
-        f"Evaluations to come within 1% of the proven optimum, {len(SEEDS)} seeds", checks
-    )
+    return check_table("Evaluations to come within 1% of the proven optimum", checks)
 
 
 def _cases(rows: Sequence[tuple[str, ...]]) -> Table:
@@ -145,7 +140,7 @@ def _cases(rows: Sequence[tuple[str, ...]]) -> Table:
         columns=("case", ">plans", ">optimum ms", ">bayes", ">blind", ">random", ">random ends at",
                  "verdict"),
         rows=rows,
-        notes=["The whole space that `tune` searches; bayes asks a Gaussian process on top of the "
-               "closed-form estimate, one number a seed; blind: the process "
-               "alone, over plans with tied dgrad pieces. The optimum is proven by bounds."],
+        notes=["The whole space that `tune` searches. bayes: a Gaussian process with the "
+               "closed-form estimate as its mean. blind: the process alone, over plans with tied "
+               "dgrad pieces. random: one number per seed. The optimum is proven by bounds."],
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""More slices must not always win: Llama-2-70B forward from imported slice times (DESIGN §6).
+"""More slices must not always win: Llama-2-70B forward, simulated from imported slice times.
 
-Per layer and slice: norm, qkv, rope, attention output projection with its all-reduce, norm, gate
-and up, activation, down projection with its all-reduce, one residual add; no attention core.
+Each layer and slice has norm, QKV, RoPE, the attention output projection with its all-reduce, norm,
+gate and up projection, activation, the down projection with its all-reduce, and one residual add.
+The attention core is left out.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from benchmarks.bench.facts import bare_h100, facts_dir, gemm_section, imported
-from benchmarks.bench.verdict import Check, check_table, told
+from benchmarks.bench.facts import bare_h100, facts_dir, gemm_section, read_facts
+from benchmarks.bench.verdict import Check, check_table, reported
 from domino_tune.base.tables import Table
 from domino_tune.measure.importers import read_table
 from domino_tune.measure.importers.imported import text_of
@@ -36,7 +37,8 @@ TOLERANCE: Final = 0.002
 
 
 class _Stage(NamedTuple):
-    """One op of a slice: what it reads of its own slice, and whether an all-reduce follows."""
+    """One op of a slice. ``reads``: the role it reads, in the same slice; with a leading ``-``, in
+    the layer before. ``reduced``: an all-reduce follows."""
 
     role: str
     signature: Signature
@@ -45,11 +47,12 @@ class _Stage(NamedTuple):
 
 
 def slices() -> list[Table]:
-    """Forward time by row slices from measured slice times, and from α–β costs."""
+    """Return forward times for each number of row slices, from measured and from α–β costs."""
     profile = _measured()
     measured = {rows: _forward_ms(CostModel(profile), rows) for rows in SLICES}
     linear = {rows: _forward_ms(_AlphaBeta(profile, rows), rows) for rows in SLICES}
-    best, falls = min(measured, key=measured.__getitem__), min(linear, key=linear.__getitem__)
+    best = min(measured, key=measured.__getitem__)
+    linear_best = min(linear, key=linear.__getitem__)
     checks = [
         Check(
             what=f"{rows} row slices, ms", target=f"{PUBLISHED_MS[rows]}", measured=f"{ms:.1f}",
@@ -59,15 +62,15 @@ def slices() -> list[Table]:
     ]  # fmt: skip
     checks += [
         Check(what="best row-slice count", target="2", measured=str(best), ok=best == 2),
-        told("α–β costs: ms at " + "/".join(map(str, SLICES)) + " slices",
-             " / ".join(f"{ms:.1f}" for ms in linear.values())),
+        reported("α–β costs: ms at " + "/".join(map(str, SLICES)) + " slices",
+                 " / ".join(f"{ms:.1f}" for ms in linear.values())),
         Check(what="α–β costs: best (they keep falling)", target=str(SLICES[-1]),
-              measured=str(falls), ok=falls == SLICES[-1]),
+              measured=str(linear_best), ok=linear_best == SLICES[-1]),
     ]  # fmt: skip
     notes = [
         "SimPy engine, no contention, no launch cost. Measured: layer GEMMs, pointwise and eager "
         "all-reduce tables of one DGX H100, every slice time as timed. α–β: compute in proportion "
-        "to tokens, all-reduce latency + bytes/bandwidth through its smallest and largest size.",
+        "to tokens, all-reduce = latency + bytes/bandwidth, through its smallest and largest size.",
     ]
     return [check_table("Llama-2-70B, TP 8, 4,096 tokens, 80 layers forward", checks, notes)]
 
@@ -81,9 +84,9 @@ def _forward_ms(cost: CostModel, rows: int) -> float:
 
 
 def _schedule(rows: int) -> Schedule:
-    """Layers one after another; a slice's all-reduce hides behind the other slices.
+    """Return layers one after another. A slice's all-reduce runs beside the other slices.
 
-    The residual add of a layer stands in front of its slice's next layer, and waits there.
+    A layer's residual add is the first op of the next layer. There it waits for the all-reduce.
     """
     attention, mlp = _stages(TOKENS // rows)
     templates = [
@@ -102,23 +105,23 @@ def _stages(tokens: int) -> tuple[tuple[_Stage, ...], tuple[_Stage, ...]]:
     norm = Pointwise("rmsnorm", size, size)
     qkv = (HIDDEN + 2 * HIDDEN // KV_SHARE) // RANKS
     attention = (
-        _Stage("mlp.out", Pointwise("add", 2 * size, size), "-mlp.b.ar"),
-        _Stage("attn.norm", norm, "mlp.out"),
-        _Stage("attn.a", Gemm(tokens, qkv, HIDDEN), "attn.norm"),
-        _Stage("attn.rope", Pointwise("rope", narrow, narrow), "attn.a"),
-        _Stage("attn.b", Gemm(tokens, HIDDEN, HIDDEN // RANKS), "attn.rope", reduced=True),
+        _Stage("mlp.residual", Pointwise("add", 2 * size, size), "-mlp.fc2.ar"),
+        _Stage("attn.norm", norm, "mlp.residual"),
+        _Stage("attn.qkv", Gemm(tokens, qkv, HIDDEN), "attn.norm"),
+        _Stage("attn.rope", Pointwise("rope", narrow, narrow), "attn.qkv"),
+        _Stage("attn.proj", Gemm(tokens, HIDDEN, HIDDEN // RANKS), "attn.rope", reduced=True),
     )
     mlp = (
-        _Stage("mlp.norm", norm, "attn.b.ar"),
-        _Stage("mlp.a", Gemm(tokens, 2 * FFN // RANKS, HIDDEN), "mlp.norm"),
-        _Stage("mlp.core", Pointwise("swiglu", 2 * wide, wide), "mlp.a"),
-        _Stage("mlp.b", Gemm(tokens, HIDDEN, FFN // RANKS), "mlp.core", reduced=True),
+        _Stage("mlp.norm", norm, "attn.proj.ar"),
+        _Stage("mlp.fc1", Gemm(tokens, 2 * FFN // RANKS, HIDDEN), "mlp.norm"),
+        _Stage("mlp.act", Pointwise("swiglu", 2 * wide, wide), "mlp.fc1"),
+        _Stage("mlp.fc2", Gemm(tokens, HIDDEN, FFN // RANKS), "mlp.act", reduced=True),
     )
     return attention, mlp
 
 
 def _ops(stages: tuple[_Stage, ...], row: int) -> list[OpTemplate]:
-    """Templates of one slice; a read that starts with '-' is the layer before's."""
+    """Return the op templates of one slice."""
     found = []
     for stage in stages:
         source = Ref(-1 if stage.reads.startswith("-") else 0, f"s{row}.{stage.reads.strip('-')}")
@@ -137,12 +140,12 @@ def _ops(stages: tuple[_Stage, ...], row: int) -> list[OpTemplate]:
 
 
 def _measured() -> Profile:
-    """Every slice time as it was timed, imported: this model, this TP degree."""
+    """Return a profile of the imported slice times of this model and TP degree."""
     provenance = Provenance(kind="imported", source="microsoft/vidur @7d47513 (MIT)")
-    reduces = imported("h100_dgx_all_reduce_eager.csv", "eager-all-reduce-csv").rows
+    reduces = read_facts("h100_dgx_all_reduce_eager.csv", "eager-all-reduce-csv").rows
     return replace(
         bare_h100("measured"),
-        gemm=gemm_section(imported("h100_layer_gemms_llama2.csv.gz", "gemm-csv").rows),
+        gemm=gemm_section(read_facts("h100_layer_gemms_llama2.csv.gz", "gemm-csv").rows),
         pointwise=PointwiseSection(rows=_pointwise_rows(), provenance=provenance),
         collectives=CollectiveSection(
             rows=tuple(row for row in reduces if row.per_node == RANKS), provenance=provenance
@@ -151,20 +154,20 @@ def _measured() -> Profile:
 
 
 def _pointwise_rows() -> tuple[PointwiseRow, ...]:
-    """Rows of this model only: another width with as many bytes takes another time."""
+    """Return rows of this model only: at another width the same bytes take another time."""
     lines = text_of((facts_dir() / "h100_pointwise_llama2.csv.gz").read_bytes()).splitlines()
     names = lines[0].split(",")
     ranks, width = names.index("num_tensor_parallel_workers"), names.index("n_embd")
-    cells = [line.split(",") for line in lines[1:]]
-    mine = [row for row in cells if (row[ranks], row[width]) == (str(RANKS), str(HIDDEN))]
+    rows = [line.split(",") for line in lines[1:]]
+    mine = [row for row in rows if (row[ranks], row[width]) == (str(RANKS), str(HIDDEN))]
     table = "\n".join([lines[0], *(",".join(row) for row in mine)])
     return read_table(table.encode(), "pointwise-csv").rows
 
 
 class _AlphaBeta(CostModel):
-    """Whole-batch times cut in proportion to ``rows``; an all-reduce is latency + bytes/bandwidth.
+    """Whole-batch times divided by ``rows``; an all-reduce takes latency + bytes/bandwidth.
 
-    The straight line goes through the smallest and the largest message of the table.
+    That straight line goes through the smallest and the largest message of the table.
     """
 
     def __init__(self, profile: Profile, rows: int) -> None:
@@ -172,7 +175,7 @@ class _AlphaBeta(CostModel):
         self._rows = rows
 
     def estimate(self, signature: Signature) -> Estimate:
-        """As the class says; GEMMs and pointwise ops grow with tokens, to the last microsecond."""
+        """Return the time as the class defines it. GEMMs and pointwise ops have no fixed cost."""
         if isinstance(signature, Collective):
             lines: tuple[CollectiveRow, ...] = self.profile.section("collectives").rows
             first, last = lines[0], lines[-1]

@@ -1,4 +1,4 @@
-"""How long answers take: one iteration, a proven optimum, and the command line's help."""
+"""Time of answers: one iteration, a proven optimum, and the command line's help."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Timed(NamedTuple):
 
 
 def speed() -> list[Table]:
-    """Median CPU and wall time of several runs; targets are held against CPU time."""
+    """Return median CPU and wall times of several runs. Targets apply to CPU time."""
     case = _gpt3_175b()
     order = order_of(case, PLAN)
     ops = len(simulate(case, PLAN, order).ops)
     lines = [
         _line("GPT-3 175B, 4×4 slices, stored order: schedule and periodic shortcut", SHORTCUT_MS,
               timed(lambda: predict(case, PLAN, order), 15)),
-        _line("  the same with nothing looked up yet (a new cost model)", None,
+        _line("  the same with an empty cost model", None,
               _cold(lambda fresh: predict(fresh, PLAN, order), 9)),
-        _line("  planning its greedy order, once a plan", None,
+        _line("  planning its greedy order, once for each plan", None,
               timed(lambda: order_of(case, PLAN), 15)),
         _line(f"GPT-3 175B, 4×4 slices: schedule and full SimPy, {ops:,} ops", FULL_MS,
               timed(lambda: simulate(case, PLAN, order), 9)),
@@ -58,27 +58,32 @@ def speed() -> list[Table]:
             f"evaluated, {result.optimality}", PROOF_MS, timed(_prove, 3),
         )
     )  # fmt: skip
-    lines.append(_line("python -m domino_tune --help", HELP_MS, timed_help(7)))
+    lines.append(_line("python -m domino_tune --help", HELP_MS, timed(_help, 7)))
     return [
         Table(
             title="Speed, one core, contention on",
             columns=("what", ">target", ">CPU ms", ">wall ms", "verdict"),
             rows=lines,
-            notes=["Medians. Other work on the machine shows in wall time; the verdict is on CPU "
-                   "time. The proof starts from nothing looked up and checks memory."],
+            notes=["Medians. Other work on the machine adds to wall time, so the verdict is on CPU "
+                   "time. The proof starts with an empty cost model and checks memory."],
         )
     ]  # fmt: skip
 
 
 def timed(action: Callable[[], object], runs: int) -> Timed:
-    """Median wall and CPU time of ``action``, in ms."""
+    """Return the median wall and CPU time of ``action``, in ms, child processes included."""
     walls, cpus = [], []
     for _ in range(runs):
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall_s, cpu_s = time.perf_counter(), _cpu_s()
         action()
-        cpus.append(time.process_time() - cpu)
-        walls.append(time.perf_counter() - wall)
+        cpus.append(_cpu_s() - cpu_s)
+        walls.append(time.perf_counter() - wall_s)
     return Timed(1e3 * statistics.median(walls), 1e3 * statistics.median(cpus))
+
+
+def _cpu_s() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def _cold(action: Callable[[Case], object], runs: int) -> Timed:
@@ -86,23 +91,11 @@ def _cold(action: Callable[[Case], object], runs: int) -> Timed:
     return timed(lambda: action(cases.pop()), runs)
 
 
-def timed_help(runs: int) -> Timed:
-    """Median wall and CPU time of the command line's help, a process each."""
-    walls, cpus = [], []
-    for _ in range(runs):
-        before, wall = _children_cpu_s(), time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-m", "domino_tune", "--help"], cwd=REPOSITORY, check=True,
-            stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        walls.append(time.perf_counter() - wall)
-        cpus.append(_children_cpu_s() - before)
-    return Timed(1e3 * statistics.median(walls), 1e3 * statistics.median(cpus))
-
-
-def _children_cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def _help() -> None:
+    subprocess.run(
+        [sys.executable, "-m", "domino_tune", "--help"], cwd=REPOSITORY, check=True,
+        stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
 
 
 def _gpt3_175b() -> Case:
@@ -110,7 +103,8 @@ def _gpt3_175b() -> Case:
 
 
 def _prove() -> SearchResult:
-    """From nothing looked up: rows 1–16, columns {1, 2, 4, 8} a block with dgrad pieces tied."""
+    """Search rows 1–16 and columns {1, 2, 4, 8} a block, dgrad pieces tied, with an empty cost
+    model."""
     case = make_case(with_heads(MODELS["gpt3-13b"], 64), 8, 1024, 16)
     space = enumerate_plans(case.model, case.workload, spec=SpaceSpec(dgrad_slices=()))
     return SEARCHES["exhaustive"](PlanPool(case, space), SearchOptions()).within(space)

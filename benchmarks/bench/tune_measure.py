@@ -1,4 +1,4 @@
-"""Measured tuning against measuring everything: eight real runs, and the best of all plans."""
+"""Measured tuning compared with exhaustive measurement: regret of the plan that it finds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.bench.verdict import Check, SkippedError, at_most, check_table, told
+from benchmarks.bench.verdict import Check, SkippedError, at_most, check_table, reported
 from benchmarks.fidelity.scores import within_rounds
 from benchmarks.fidelity.settings import MODELS
+from domino_tune.base.progress import no_progress
 from domino_tune.base.tables import Table
 from domino_tune.requests import ProfileRequest, WorkloadFields
 from domino_tune.runtime.launch_spec import LaunchSpec
@@ -38,16 +39,15 @@ CASES: Final = ("gpt-small",)
 SPACE: Final = SpaceSpec(
     row_slices=(1, 2, 4), col_slices=(1, 2), dgrad_slices=(), merge_wgrads=(False,)
 )
-"""Few enough plans to run them all: every order, row and column slices, and hybrids."""
+"""Few enough plans to run all: every order, row slices, column slices, and both."""
 ROUNDS: Final = 12
 DUEL_ROUNDS: Final = 40
-"""Rounds of the launch that judges: the best of many plans that were run a few times each looks
-better than it is."""
+"""Rounds of the last launch: after few rounds, the best of many plans looks faster than it is."""
 REGRET: Final = 0.02
 
 
 def tune_measure() -> list[Table]:
-    """TP 2 on two emulated hosts; profile, run everything, then search as if nothing was known."""
+    """Profile TP 2 on two emulated hosts, run all plans, then search without their times."""
     if importlib.util.find_spec("torch") is None:
         raise SkippedError("no torch; pip install 'domino_tune[runtime]'")
     with tempfile.TemporaryDirectory() as folder:
@@ -67,10 +67,10 @@ def _checks(name: str, folder: Path) -> list[Check]:
     with Evidence(folder / f"{name}.jsonl", question_of(case, spec)) as evidence:
         session = MeasuringSession(
             case=case, problem=problem, pool=pool, spec=spec, evidence=evidence,
-            progress=lambda message: None,
+            progress=no_progress,
         )  # fmt: skip
         found = search_measured(
-            pool, session.measure, session.compare, MeasuredOptions(), session.known
+            pool, session.measure, session.compare, MeasuredOptions(), session.ratios
         )
     simulated = min(range(len(pool.plans)), key=lambda index: float(pool.log_prior[index]))
     best = min(range(len(times)), key=lambda index: statistics.median(times[index]))
@@ -79,15 +79,15 @@ def _checks(name: str, folder: Path) -> list[Check]:
     duel = dict(zip(rivals, last, strict=True))
     what = f"{name}, {LINK}"
     return [
-        told(f"{what}: plans run exhaustively, {ROUNDS} rounds", str(len(pool.plans))),
-        told(f"{what}: the best of them", pool.plans[best].label),
-        at_most(f"{what}: plans measured, baseline included", TRIALS, len(session.known.ratios),
+        reported(f"{what}: plans run exhaustively, {ROUNDS} rounds", str(len(pool.plans))),
+        reported(f"{what}: the best of them", pool.plans[best].label),
+        at_most(f"{what}: plans measured, baseline included", TRIALS, len(session.ratios.evaluated),
                 unit="plans", digits=0),
         at_most(f"{what}: regret of what was found ({pool.plans[found.best].label})", REGRET,
                 regret(duel[found.best], duel[best])),
-        told(f"{what}: regret of the simulator's best, not run",
+        reported(f"{what}: regret of the simulator's best, not run",
              f"{regret(duel[simulated], duel[best]):.2%}"),
-        told(f"{what}: regret of the baseline", f"{regret(duel[0], duel[best]):.2%}"),
+        reported(f"{what}: regret of the baseline", f"{regret(duel[0], duel[best]):.2%}"),
     ]  # fmt: skip
 
 
@@ -112,12 +112,12 @@ def _run(
     spec: LaunchSpec,
     rounds: int,
 ) -> list[list[float]]:
-    """Log time of each plan in each round, relative to that round's mean of all of them."""
+    """Return log times of each plan in each round, relative to the mean of the round."""
     planned = [(plan, problem.order(plan)) for plan in plans]
     found = run_plans(case.model, case.workload, case.cluster, planned, rounds, spec)
     return within_rounds([one.makespans_ns for one in found])
 
 
 def regret(times: Sequence[float], best: Sequence[float]) -> float:
-    """How much slower a plan is than the best one, from log times of the same rounds."""
+    """Return the relative loss of a plan against the best, from log times of the same rounds."""
     return math.exp(statistics.median(map(operator.sub, times, best))) - 1

@@ -1,9 +1,9 @@
-"""How far the upstream Domino run lies from ours, and what it does that our schedule does not.
+"""The published run of upstream Domino beside our simulation, and estimates of the difference.
 
-Read from deepspeedai/DeepSpeed @54a1421 (runtime/domino/transformer.py) and DeepSpeedExamples'
-training/DeepSpeed-Domino: SDPA with dropout, contiguous copies, fp16 with Megatron's optimizer.
-Assumed: that SDPA ran FlashAttention-2, and which passes the optimizer makes. The times are
-estimates from the bundled profile; none is fitted to the run.
+The code of that run (deepspeedai/DeepSpeed @54a1421, runtime/domino/transformer.py, and
+DeepSpeedExamples' training/DeepSpeed-Domino) uses SDPA with dropout, contiguous copies, and fp16
+with Megatron's optimizer. Assumed: SDPA ran FlashAttention-2, and which passes the optimizer makes.
+The times are estimates from the bundled profile. None is fitted to the run.
 """
 
 from __future__ import annotations
@@ -26,25 +26,23 @@ from simulator.units import MS_PER_NS
 RUN_MS: Final = (521.0, 529.0)
 PLAN: Final = SlicePlan(row_slices=2, order="inter", wgrad="eager")
 SUSTAINED: Final = Changes(gpu_flops=1 / 1.15, memory_bandwidth=1 / 1.15)
-# Megatron's fp16 optimizer, bytes a parameter beyond ours (assumed): gradients to fp32 (2 + 4),
-# unscaled and checked (4 + 4), clipped (4 + 4), parameters copied back (4; ours writes them too).
+# Bytes a parameter that Megatron's fp16 optimizer moves and ours does not (assumed): gradients to
+# fp32 (2 + 4), unscaled and checked (4 + 4), clipped (4 + 4), parameters copied back (4; ours
+# writes them too).
 OPTIMIZER_BYTES: Final = 26
 COPIES: Final = 8
-"""q, k, v and the context, made contiguous around the attention core, forward and backward."""
+"""Q, K, V and the context, made contiguous around the attention core, forward and backward."""
 
 
 def upstream() -> list[Table]:
-    """The run beside the simulation, and an estimate of the difference."""
+    """Return the run beside the simulation, and estimates of what the difference is made of."""
     case = _case(NO_CHANGES)
     ours = predict(case, PLAN).makespan_ns * MS_PER_NS
     slower = predict(_case(SUSTAINED), PLAN).makespan_ns * MS_PER_NS
     low, high = (100 * (ours / run - 1) for run in reversed(RUN_MS))
     gaps = [
         ("compute 15% slower: sustained clocks, 2024 kernels (facts/README.md)", slower - ours),
-        (
-            "attention by FlashAttention-2 (SDPA; assumed), not FlashAttention-3",
-            _older_kernel(case),
-        ),
+        ("attention by FlashAttention-2 (SDPA; assumed), not FlashAttention-3", _attention(case)),
         ("fp16 optimizer: copies, unscaling, clipping in own passes (assumed)", _optimizer(case)),
         ("q, k, v and context copied to be contiguous", _copies(case)),
     ]
@@ -62,10 +60,10 @@ def upstream() -> list[Table]:
             columns=("", ">ms"),
             rows=rows,
             notes=[
-                f"Off as bundled: {low:+.0f} to {high:+.0f}% (no target). Megatron simulated: "
-                f"{predict(case, MEGATRON).makespan_ns * MS_PER_NS:.1f} ms. Left: host-bound "
-                "stretches of eager PyTorch, syncs of the loss scaler, contention stronger than on "
-                "A100, or another GPU than H100.",
+                f"Error as bundled: {low:+.0f} to {high:+.0f}% (no target). Megatron simulated: "
+                f"{predict(case, MEGATRON).makespan_ns * MS_PER_NS:.1f} ms. Not explained: waits "
+                "for the host in eager PyTorch, syncs of the loss scaler, contention stronger than "
+                "on A100, or another GPU than H100.",
             ],
         )
     ]
@@ -75,8 +73,8 @@ def _case(changes: Changes) -> Case:
     return make_case(with_heads(MODELS["gpt3-13b"], 64), 8, 1024, 16, changes)
 
 
-def _older_kernel(case: Case) -> float:
-    """Extra ms of the attention cores at the ratio FA2/FA3 that one benchmark gives."""
+def _attention(case: Case) -> float:
+    """Return the extra ms of the attention cores at the FA2/FA3 ratio of a published benchmark."""
     data = (facts_dir() / "attention_fwd_bwd_hd128.csv").read_bytes()
     columns = ("fa2_fwd_ms", "fa3_fwd_ms", "fa2_bwd_ms", "fa3_bwd_ms")
     lines = list(records(data, columns))
@@ -99,6 +97,6 @@ def _optimizer(case: Case) -> float:
 
 def _copies(case: Case) -> float:
     shapes = case.shapes(PLAN)
-    size = shapes.tokens(0) * shapes.width("attn", "core") * shapes.element
+    size = shapes.tokens(0) * shapes.width("core_attn") * shapes.element
     times = COPIES * PLAN.row_slices * case.model.num_hidden_layers
     return times * case.cost.duration_ns(Pointwise("copy", size, size)) * MS_PER_NS

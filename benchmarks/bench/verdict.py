@@ -1,4 +1,4 @@
-"""Check: one number beside what it should be; a table of them says ok or MISS."""
+"""Check: a measured number beside its target. A table of checks says ok or MISS in each row."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from domino_tune.base.tables import Table
 
 
 class SkippedError(Exception):
-    """What a benchmark needs is not at hand; the message says what."""
+    """A benchmark cannot run here. The message says what it needs."""
 
 
 OK: Final = "ok"
 MISS: Final = "MISS"
-TOLD: Final = "-"
+NO_TARGET: Final = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """``ok`` is None where there is no target, only a number to tell."""
+    """One row: what was measured, its target and the number. ``ok`` is None without a target."""
 
     what: str
-    target: str = TOLD
+    target: str = NO_TARGET
     measured: str
     ok: bool | None = None
 
     @property
     def verdict(self) -> str:
-        """``ok``, ``MISS``, or ``-`` without a target."""
+        """Return ``ok``, ``MISS``, or ``-`` where there is no target."""
         return verdict(self.ok)
 
 
 def verdict(ok: bool | None) -> str:
-    """The word for a comparison."""
-    return TOLD if ok is None else OK if ok else MISS
+    """Return the word for a comparison: ``ok``, ``MISS``, or ``-`` for None."""
+    return NO_TARGET if ok is None else OK if ok else MISS
 
 
 def at_most(what: str, limit: float, value: float, unit: str = "%", digits: int = 2) -> Check:
-    """A number that must not exceed ``limit``; both in ``unit`` (fractions are given as %)."""
+    """Return a check that ``value`` is at most ``limit``. For ``%`` both are fractions."""
     scale = 100.0 if unit == "%" else 1.0
     gap = "" if unit == "%" else " "
     return Check(
@@ -50,13 +50,13 @@ def at_most(what: str, limit: float, value: float, unit: str = "%", digits: int 
     )
 
 
-def told(what: str, measured: str) -> Check:
-    """A number without a target."""
+def reported(what: str, measured: str) -> Check:
+    """Return a check without a target."""
     return Check(what=what, measured=measured)
 
 
 def check_table(title: str, checks: Sequence[Check], notes: Sequence[str] = ()) -> Table:
-    """The checks as a table."""
+    """Return the checks as a table, one row each."""
     return Table(
         title=title,
         columns=("what", ">target", ">measured", "verdict"),
@@ -66,6 +66,6 @@ def check_table(title: str, checks: Sequence[Check], notes: Sequence[str] = ()) 
 
 
 def count_verdicts(tables: Sequence[Table]) -> tuple[int, int]:
-    """(ok, missed) over every row that carries a verdict in its last cell."""
+    """Return how many rows end in ``ok``, and how many in ``MISS``."""
     words = [row[-1] for table in tables for row in table.rows if row]
     return words.count(OK), words.count(MISS)

@@ -1,4 +1,7 @@
-"""``scripts/fidelity``: profile, tune, run, compare; a page, and JSON. Exits with 1 on a miss."""
+"""Profile, tune, run the plans, and compare with predictions. Exit with 1 when a target is missed.
+
+Results that are in the folder already are not measured again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.fidelity.page import checks, markdown, tables, to_json
-from benchmarks.fidelity.records import keep, read
+from benchmarks.fidelity.records import read_setting, write_setting
 from benchmarks.fidelity.scores import Setting
 from benchmarks.fidelity.settings import LINKS, MODELS
 from domino_tune.base.tables import print_line, print_table
@@ -21,7 +24,7 @@ from simulator.specs import ModelSpec, Workload
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Play every setting that the folder does not hold yet; then write the report of all."""
+    """Run every setting that the folder does not hold, then print the report of all."""
     options = _parser().parse_args(argv)
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,38 +46,38 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--links", nargs="+", default=list(LINKS), metavar="RATE",
                         help=f"links (default: {' '.join(LINKS)})")  # fmt: skip
     parser.add_argument("--seq-length", type=int, default=256, metavar="N",
-                        help="of models that are not ours (default: 256)")  # fmt: skip
+                        help="for models that are given as files (default: 256)")  # fmt: skip
     parser.add_argument("--micro-batch-size", type=int, default=4, metavar="N",
-                        help="of models that are not ours (default: 4)")  # fmt: skip
+                        help="for models that are given as files (default: 4)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=10, metavar="N",
-                        help="how often a launch runs each plan (default: 10)")  # fmt: skip
+                        help="runs of each plan in a launch (default: 10)")  # fmt: skip
     parser.add_argument("--samples", type=int, default=10, metavar="N",
                         help="timings of each op in a profile (default: 10)")  # fmt: skip
     parser.add_argument("--minutes", type=int, default=None, metavar="N",
-                        help="limit of each profile")  # fmt: skip
+                        help="time limit of each profile")  # fmt: skip
     parser.add_argument("--folder", default="out/fidelity", metavar="FOLDER",
-                        help="keeps what is finished (default: out/fidelity)")  # fmt: skip
-    parser.add_argument("--page", default=None, metavar="FILE", help="write the page here")
-    parser.add_argument("--json", default=None, metavar="FILE", help="write the numbers here")
+                        help="folder of results (default: out/fidelity)")  # fmt: skip
+    parser.add_argument("--page", default=None, metavar="FILE", help="write the page to FILE")
+    parser.add_argument("--json", default=None, metavar="FILE", help="write the numbers to FILE")
     return parser
 
 
 def _setting(folder: Path, name: str, link: str, options: argparse.Namespace) -> Setting:
-    """The setting as the folder holds it, or played now and kept there."""
-    from benchmarks.fidelity.loop import play
+    """Return the setting from its file in ``folder``, or run it and write that file."""
+    from benchmarks.fidelity.loop import run_setting
 
     model, workload = _model(name, options)
-    kept = folder / f"setting-{model.name}-{link}.json"
-    asked = {
+    path = folder / f"setting-{model.name}-{link}.json"
+    inputs = {
         "model": asdict(model), "workload": asdict(workload),
         "rounds": options.rounds, "samples": options.samples, "minutes": options.minutes,
     }  # fmt: skip
-    if kept.exists():
-        return read(kept, asked)
+    if path.exists():
+        return read_setting(path, inputs)
     print_line(f"{model.name} on {link} ...", sys.stderr)
-    setting = play(model, workload, link, rounds=options.rounds, samples=options.samples,
-                   minutes=options.minutes)  # fmt: skip
-    keep(kept, setting, asked)
+    setting = run_setting(model, workload, link, rounds=options.rounds, samples=options.samples,
+                          minutes=options.minutes)  # fmt: skip
+    write_setting(path, setting, inputs)
     return setting
 
 

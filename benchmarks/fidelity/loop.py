@@ -1,4 +1,4 @@
-"""The loop for one model on one link: profile, tune, then run the plans twice."""
+"""The runs for one model on one link: profile, tune, then run the plans in two launches."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from benchmarks.fidelity.scores import Cell, Setting
 from benchmarks.fidelity.settings import PLANS, TUNED
 from domino_tune.base.units import parse_quantity
 from domino_tune.requests import ProfileRequest, TuneRequest, WorkloadFields
-from domino_tune.runtime.lanes.paces import PaceRow
+from domino_tune.runtime.lanes.pace_rows import PaceRow
 from domino_tune.runtime.launch.launch import LaunchSpec
 from domino_tune.runtime.plan_runs import Measured, run_plans
 from domino_tune.store.files import write_whole
@@ -27,12 +28,13 @@ from simulator.cost import Changes
 from simulator.plan import NO_COMM
 from simulator.predict import simulate
 from simulator.specs import ModelSpec, Workload
+from simulator.units import MS_PER_NS
 
-MS = 1e-6
-BOUND = "bound"
+BOUND: Final = "bound"
+"""Name of the plan without communication: no plan can be faster."""
 
 
-def play(
+def run_setting(
     model: ModelSpec,
     workload: Workload,
     link: str,
@@ -41,7 +43,7 @@ def play(
     samples: int,
     minutes: int | None,
 ) -> Setting:
-    """Everything for one setting. The profile is finished, and its id taken, before a plan runs."""
+    """Run one setting. The profile is finished, and its id taken, before the first plan runs."""
     name = f"{model.name}-{link}"
     began = time.monotonic()
     profiled = profile(
@@ -52,24 +54,24 @@ def play(
         )
     )  # fmt: skip
     profile_s = time.monotonic() - began
-    asked = WorkloadFields(
+    fields = WorkloadFields(
         model=str(model_file(model)), profile=name, tp=2, seq_length=workload.seq_length,
         micro_batch_size=workload.micro_batch_size, dtype=workload.dtype,
     )  # fmt: skip
-    case = resolve(asked)
-    chosen = plans_of(case, asked)
+    case = resolve(fields)
+    chosen = plans_of(case, fields)
     spec = LaunchSpec(tp=2, emulate_link_bits_per_s=_bits_per_s(link))
     launches = [_run(case, chosen, rounds, spec) for _ in range(2)]
-    lone = replace(spec, lone=True, emulate_link_bits_per_s=None)
-    alone = run_alone(case, chosen, rounds, lone)
+    single_rank = replace(spec, single_rank=True, emulate_link_bits_per_s=None)
+    emulated = run_emulated(case, chosen, rounds, single_rank)
     return setting_of(
-        case, as_emulated(case, lone), chosen, launches, alone,
+        case, as_emulated(case, single_rank), chosen, launches, emulated,
         link=link, profile_id=profiled.profile.content_id, profile_s=profile_s,
     )  # fmt: skip
 
 
 def model_file(model: ModelSpec) -> Path:
-    """The model as a file beside the profiles, for the program to read like any user's."""
+    """Write the model to a file in the user's folder, as a user would, and return its path."""
     path = user_profiles_dir().parent / f"{model.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, dump_model(model))
@@ -80,10 +82,10 @@ def _bits_per_s(link: str) -> int:
     return round(parse_quantity("link", link, ("bytes/s",)).value * 8)
 
 
-def plans_of(case: Case, asked: WorkloadFields) -> dict[str, Chosen]:
-    """The report's plans and the tuned one, each with its order, and the bound."""
+def plans_of(case: Case, fields: WorkloadFields) -> dict[str, Chosen]:
+    """Return the plans of the report, the tuned plan and the plan without communication by name."""
     request = TuneRequest(
-        **{name: getattr(asked, name) for name in WorkloadFields.__dataclass_fields__},
+        **{name: getattr(fields, name) for name in WorkloadFields.__dataclass_fields__},
         search="bayes",
     )
     tuned = tune(request).best.plan_file
@@ -99,35 +101,33 @@ def _run(
     paces: Sequence[PaceRow] | None = None,
 ) -> dict[str, Measured]:
     plans = [(one.plan, one.order) for one in chosen.values()]
-    found = run_plans(
-        case.model, case.workload, case.cluster, plans, rounds, spec, paces=paces
-    )  # fmt: skip
-    return dict(zip(chosen, found, strict=True))
+    measured = run_plans(case.model, case.workload, case.cluster, plans, rounds, spec, paces=paces)
+    return dict(zip(chosen, measured, strict=True))
 
 
-def run_alone(
-    case: Case, chosen: Mapping[str, Chosen], rounds: int, lone: LaunchSpec
+def run_emulated(
+    case: Case, chosen: Mapping[str, Chosen], rounds: int, single_rank: LaunchSpec
 ) -> dict[str, Measured]:
-    """The plans on one rank, its collectives emulated at the profile's durations."""
+    """Run the plans on one rank, with collectives that take the profile's durations."""
     timelines = [simulate(case, one.plan, one.order) for one in chosen.values()]
     paces = plan_paces(case, [one.plan for one in chosen.values()], timelines)
-    return _run(case, chosen, rounds, lone, paces)
+    return _run(case, chosen, rounds, single_rank, paces)
 
 
 def setting_of(
     case: Case,
-    lone_setup: Case,
+    emulated_case: Case,
     chosen: Mapping[str, Chosen],
     launches: Sequence[Mapping[str, Measured]],
-    alone: Mapping[str, Measured],
+    emulated: Mapping[str, Measured],
     *,
     link: str,
     profile_id: str,
     profile_s: float,
 ) -> Setting:
-    """What was measured beside its prediction; ``lone_setup`` predicts ``alone``."""
+    """Return measurements beside their predictions. ``emulated_case`` predicts ``emulated``."""
     speed = _predicted_ms(case, chosen[BOUND]) / _measured_ms(launches[0][BOUND])
-    present = replace(case, changes=Changes(gpu_flops=speed, memory_bandwidth=speed))
+    steady_case = replace(case, changes=Changes(gpu_flops=speed, memory_bandwidth=speed))
     cells = []
     for name, one in chosen.items():
         if name == BOUND:
@@ -140,14 +140,14 @@ def setting_of(
             Cell(
                 plan=name,
                 label=one.plan.label,
-                predicted_ms=predicted.makespan_ns * MS,
-                steady_ms=_predicted_ms(present, one),
+                predicted_ms=predicted.makespan_ns * MS_PER_NS,
+                steady_ms=_predicted_ms(steady_case, one),
                 first=_rounds_ms(first),
                 second=_rounds_ms(second),
-                emulated=_rounds_ms(alone[name]),
-                predicted_emulated_ms=_predicted_ms(lone_setup, one),
-                exposed_ms=exposed_ns * MS,
-                predicted_exposed_ms=predicted.exposed_comm_ns * MS,
+                emulated=_rounds_ms(emulated[name]),
+                predicted_emulated_ms=_predicted_ms(emulated_case, one),
+                exposed_ms=exposed_ns * MS_PER_NS,
+                predicted_exposed_ms=predicted.exposed_comm_ns * MS_PER_NS,
                 hidden=statistics.mean(part.hidden_comm_fraction for part in parts),
             )
         )
@@ -158,12 +158,12 @@ def setting_of(
 
 
 def _rounds_ms(measured: Measured) -> tuple[float, ...]:
-    return tuple(round(makespan_ns * MS, 3) for makespan_ns in measured.makespans_ns)
+    return tuple(round(makespan_ns * MS_PER_NS, 3) for makespan_ns in measured.makespans_ns)
 
 
 def _measured_ms(measured: Measured) -> float:
-    return statistics.median(measured.makespans_ns) * MS
+    return statistics.median(measured.makespans_ns) * MS_PER_NS
 
 
 def _predicted_ms(case: Case, one: Chosen) -> float:
-    return simulate(case, one.plan, one.order).makespan_ns * MS
+    return simulate(case, one.plan, one.order).makespan_ns * MS_PER_NS

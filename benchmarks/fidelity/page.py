@@ -1,4 +1,4 @@
-"""The report: tables for the terminal, docs/fidelity.md, and JSON."""
+"""The report: tables for the terminal, a Markdown page (docs/fidelity.md), and JSON."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from benchmarks.bench.verdict import Check, at_most, check_table, told
-from benchmarks.fidelity.scores import WORTH, Score, Setting, score
+from benchmarks.bench.verdict import Check, at_most, check_table, reported
+from benchmarks.fidelity.scores import MIN_SPREAD, Score, Setting, score
 from benchmarks.fidelity.settings import ALWAYS_TWO, TUNED
 from domino_tune.base.tables import Table
 
@@ -16,18 +16,18 @@ REGRET: Final = 0.02
 CONCORDANCE: Final = 0.95
 HIDDEN: Final = 0.80
 HIDDEN_LINK: Final = "1gbit"
-NOWHERE: Final = "none spread so far"
+NO_SETTING: Final = "no such setting"
 
 
 def checks(settings: Sequence[Setting]) -> list[Check]:
-    """What must hold, beside what was found."""
+    """Return the targets of the report beside the measured numbers."""
     total = score(settings)
     found = [
-        told("cells (plans of a model on a link)", str(total.cells)),
-        told("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
+        reported("cells (plans of a model on a link)", str(total.cells)),
+        reported("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
         at_most("iteration time, mean absolute error", total.limit, total.error),
-        told("the same at the machine's speed while plans ran", f"{total.steady_error:.2%}"),
-        told("the same on one rank with emulated collectives", f"{total.emulated_error:.2%}"),
+        reported("the same at the machine's speed while plans ran", f"{total.steady_error:.2%}"),
+        reported("the same on one rank with emulated collectives", f"{total.emulated_error:.2%}"),
         *choice_checks(total, REGRET),
     ]
     for setting in settings:
@@ -45,33 +45,34 @@ def checks(settings: Sequence[Setting]) -> list[Check]:
 
 
 def choice_checks(total: Score, regret: float) -> list[Check]:
-    """Of choosing by predictions: pairs in the right order, and what the chosen plan costs."""
-    worst = f"worst regret of `tune` where plans spread by > {WORTH:.0%}"
+    """Return the checks of choosing by predictions: order of pairs, and regret of the choice."""
+    worst = f"worst regret of `tune` where plans spread by > {MIN_SPREAD:.0%}"
     return [
         Check(
-            what=f"pairs of plans ordered rightly, of {total.pairs} that differ by more than noise",
+            what=f"pairs of plans in the right order, of {total.pairs} that differ by more than "
+            "noise",
             target=f"≥ {CONCORDANCE:.0%}",
             measured=f"{total.concordance:.1%}",
             ok=total.concordance >= CONCORDANCE,
         ),
-        told(worst, NOWHERE) if total.tuned_regret is None
+        reported(worst, NO_SETTING) if total.tuned_regret is None
         else at_most(worst, regret, total.tuned_regret),
-        told("worst regret of always two row slices", _regret(total.two_regret)),
-        told("worst regret of a random plan, on average", _regret(total.random_regret)),
+        reported("worst regret of always two row slices", _regret(total.two_regret)),
+        reported("worst regret of a random plan, on average", _regret(total.random_regret)),
     ]  # fmt: skip
 
 
 def _regret(worst: float | None) -> str:
-    return NOWHERE if worst is None else f"{worst:.1%}"
+    return NO_SETTING if worst is None else f"{worst:.1%}"
 
 
 def tables(settings: Sequence[Setting]) -> list[Table]:
-    """The checks, then every setting, then every cell."""
+    """Return the table of checks, the table of settings and the table of cells."""
     return [check_table("Fidelity", checks(settings)), *detail(settings)]
 
 
 def detail(settings: Sequence[Setting]) -> list[Table]:
-    """Every setting, then every cell."""
+    """Return the table of settings and the table of cells."""
     return [_settings(settings), _cells(settings)]
 
 
@@ -111,12 +112,12 @@ def _cells(settings: Sequence[Setting]) -> Table:
 
 
 def markdown(settings: Sequence[Setting], machine: str) -> str:
-    """The tables as a page."""
+    """Return the report as a Markdown page."""
     return page(_HEAD.format(machine=machine), tables(settings))
 
 
 def page(head: str, shown: Sequence[Table]) -> str:
-    """Tables behind a text, as Markdown."""
+    """Return ``head`` and the tables as Markdown."""
     parts = [head]
     for table in shown:
         parts.append(f"## {table.title}\n\n{_markdown_table(table)}\n")
@@ -130,7 +131,7 @@ def _markdown_table(table: Table) -> str:
 
 
 def to_json(settings: Sequence[Setting], machine: str) -> str:
-    """Everything, for programs."""
+    """Return the score and all settings as JSON."""
     total = score(settings)
     plain = {
         "machine": machine,
@@ -144,14 +145,14 @@ _HEAD: Final = """# Fidelity
 
 Written by `scripts/fidelity`. Machine: {machine}, two ranks on two emulated hosts.
 
-For each model and link: `profile` measures the machine (its content id is taken before any plan
-runs), `tune` chooses, then all plans are run in turn, twice, in two launches with equally many
-rounds. `error` is predicted / measured in the first launch − 1; `noise` is second launch / first
-launch − 1. Nothing is fitted to the runs. `at its speed`: the prediction with compute as fast as
-the machine was while the plans ran, read from a run without communication; `speed` is that speed
-relative to the profile's. `regret`: how much slower than the best plan of the setting; one launch
-picks the best, the other judges, both ways. Pairs, spread and regret compare plans within rounds.
-`alone`: the same plans on one rank, whose collectives take what the profile says: their own
-durations are put in, not measured; beside real ranks it shows what waiting for each other and
-sharing cores costs.
+For each model and link, `profile` measures the machine, and the content id of the profile is taken
+before any plan runs. `tune` chooses a plan. Then all plans run in turn, in two launches with the
+same number of rounds. `error` is predicted / measured in the first launch − 1; `noise` is second
+launch / first launch − 1. Nothing is fitted to the runs. `speed` is the compute speed while the
+plans ran, relative to the profile; it comes from a run without communication. `at its speed` is the
+error of the prediction at that speed. `regret` is how much slower a plan is than the best plan of
+the setting: one launch picks the best plan, the other gives both times, and then the other way
+round. Pairs, spread and regret compare plans within rounds. `alone` is the same plan on one rank
+with emulated collectives, which take the durations of the profile. The difference from real ranks
+is the cost of waiting for each other and of sharing cores.
 """

@@ -1,4 +1,7 @@
-"""Settings that were played, kept in files: a run that is started again goes on."""
+"""Records: what was measured, in a file with the inputs it was measured for.
+
+A second run takes what the files hold, and measures only the rest.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from simulator.errors import InputError
 ROUNDS: Final = ("first", "second", "emulated")
 
 
-def keep(path: Path, setting: Setting, asked: Mapping[str, Any]) -> None:
-    """Write ``setting`` and what was asked for."""
-    keep_plain(path, asdict(setting), asked)
+def write_setting(path: Path, setting: Setting, inputs: Mapping[str, Any]) -> None:
+    """Write a setting and its inputs."""
+    write_record(path, asdict(setting), inputs)
 
 
-def read(path: Path, asked: Mapping[str, Any]) -> Setting:
-    """A setting that was played before. Raises InputError where it was asked for otherwise."""
-    setting = read_plain(path, asked)
+def read_setting(path: Path, inputs: Mapping[str, Any]) -> Setting:
+    """Return the setting in a file. Raise InputError where its inputs are not ``inputs``."""
+    setting = read_record(path, inputs)
     cells = tuple(
         Cell(**{**cell, **{name: tuple(cell[name]) for name in ROUNDS}})
         for cell in setting.pop("cells")
@@ -30,19 +33,19 @@ def read(path: Path, asked: Mapping[str, Any]) -> Setting:
     return Setting(**setting, cells=cells)
 
 
-def keep_plain(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Write what was found, and what was asked for."""
-    write_whole(path, json.dumps({"asked": asked, "setting": found}, indent=1) + "\n")
+def write_record(path: Path, result: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Write a result and its inputs as JSON."""
+    write_whole(path, json.dumps({"inputs": inputs, "result": result}, indent=1) + "\n")
 
 
-def read_plain(path: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What was found. Raises InputError where it was asked for otherwise."""
-    plain = json.loads(path.read_text())
-    if plain["asked"] != asked:
-        differing = sorted(name for name in asked if plain["asked"].get(name) != asked[name])
+def read_record(path: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result in a file. Raise InputError where its inputs are not ``inputs``."""
+    record = json.loads(path.read_text())
+    if record["inputs"] != inputs:
+        differing = sorted(name for name in inputs if record["inputs"].get(name) != inputs[name])
         raise InputError(
-            f"{path} holds the same setting with another {', '.join(differing)}; remove it, or "
-            "give another --folder."
+            f"{path} was measured with another {', '.join(differing)}. Remove it, or give another "
+            "--folder."
         )
-    found: dict[str, Any] = plain["setting"]
-    return found
+    result: dict[str, Any] = record["result"]
+    return result

@@ -1,7 +1,7 @@
-"""Scores: how far predictions are from measurements, and what choosing by them costs.
+"""Scores: errors of predictions, and the cost of choosing a plan by them.
 
-Pure: times in, numbers out. Every (model, link) is a ``Setting``; its plans are measured twice, in
-two launches with equal repetitions, so that the noise of measuring stands beside the error.
+Pure functions of times. A ``Setting`` is a model on a link. Its plans are measured in two launches
+with the same number of rounds: the difference between the launches is the noise of measuring.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Final
 
 from benchmarks.fidelity.settings import ALWAYS_TWO, TUNED
 
-WORTH: Final = 0.05
-"""Plans that spread by less than this are all the same: choosing among them costs nothing."""
+MIN_SPREAD: Final = 0.05
+"""Settings whose plans spread by less do not count for regret: any choice is good there."""
 
 
 def within_rounds(times: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Log of each plan's time in each round, relative to that round's mean of all plans' logs.
+    """Return the log of each plan's time minus the mean of the logs of all plans in that round.
 
-    ``times[plan][round]``; so what slows the machine for a while slows all plans alike.
+    ``times[plan][round]``. A round is short, so a slow machine slows all of its plans alike.
     """
     rounds = [[math.log(time) for time in together] for together in zip(*times, strict=True)]
     relative = [[log - statistics.fmean(logs) for log in logs] for logs in rounds]
@@ -31,11 +31,13 @@ def within_rounds(times: Sequence[Sequence[float]]) -> list[list[float]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One plan of one setting; times in ms. ``first`` and ``second`` are the launches' rounds.
+    """One plan of a model on a link. Times are in ms; ``first`` and ``second`` are the rounds of
+    the two launches.
 
-    ``steady_ms`` is the prediction with compute as fast as it was while the plans ran.
-    ``emulated``: rounds on one rank whose collectives take what the profile says, and
-    ``predicted_emulated_ms`` the prediction of that: no rank to wait for, no core to share.
+    ``steady_ms``: the prediction at the compute speed that the machine had while the plans ran.
+    ``emulated``: rounds on one rank whose collectives take the durations of the profile.
+    ``predicted_emulated_ms``: the prediction for these, without waits for other ranks.
+    ``hidden``: the measured share of communication that compute hides.
     """
 
     plan: str
@@ -52,43 +54,43 @@ class Cell:
 
     @property
     def first_ms(self) -> float:
-        """Median of the first launch."""
+        """Return the median of the first launch, in ms."""
         return statistics.median(self.first)
 
     @property
     def second_ms(self) -> float:
-        """Median of the second launch."""
+        """Return the median of the second launch, in ms."""
         return statistics.median(self.second)
 
     @property
     def emulated_ms(self) -> float:
-        """Median on one rank with emulated collectives."""
+        """Return the median on one rank with emulated collectives, in ms."""
         return statistics.median(self.emulated)
 
     @property
     def emulated_error(self) -> float:
-        """Of the prediction for that, relative to it."""
+        """Return predicted / measured − 1 on one rank with emulated collectives."""
         return self.predicted_emulated_ms / self.emulated_ms - 1
 
     @property
     def error(self) -> float:
-        """Of the prediction, relative to the first launch."""
+        """Return predicted / measured − 1, with the first launch."""
         return self.predicted_ms / self.first_ms - 1
 
     @property
     def steady_error(self) -> float:
-        """The same at the speed that the machine had then."""
+        """Return the error of the prediction at the speed that the machine had then."""
         return self.steady_ms / self.first_ms - 1
 
     @property
     def noise(self) -> float:
-        """Of measuring: the second launch relative to the first."""
+        """Return second launch / first launch − 1."""
         return self.second_ms / self.first_ms - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One model on one link. ``speed`` is the machine's while plans ran, relative to profiling."""
+    """One model on one link. ``speed``: of compute while plans ran, relative to the profile."""
 
     model: str
     link: str
@@ -98,22 +100,23 @@ class Setting:
     cells: tuple[Cell, ...]
 
     def cell(self, plan: str) -> Cell:
-        """The cell of a plan by its name."""
+        """Return the cell of the plan with this name."""
         return next(cell for cell in self.cells if cell.plan == plan)
 
     @property
     def spread(self) -> float:
-        """The slowest plan relative to the fastest, as measured."""
-        times = self._standing(0, 1).values()
-        return math.exp(max(times) - min(times)) - 1
+        """Return slowest plan / fastest plan − 1, as measured."""
+        logs = self._relative_logs(0, 1).values()
+        return math.exp(max(logs) - min(logs)) - 1
 
     def regret(self, plan: str) -> float:
-        """What a plan costs beyond the best measured one.
+        """Return how much slower a plan is than the best measured one, as a fraction.
 
-        The best of several noisy times looks better than it is. So one launch picks the best and
-        the other says what both take, both ways; where all are alike this can be below 0.
+        The best of several noisy times looks better than it is. So one launch picks the best plan
+        and the other launch gives both times, then the other way round. The mean of both can be
+        below 0 where all plans take the same time.
         """
-        first, second = self._standing(0), self._standing(1)
+        first, second = self._relative_logs(0), self._relative_logs(1)
         costs = [
             judge[plan] - judge[min(pick, key=pick.__getitem__)]
             for pick, judge in ((first, second), (second, first))
@@ -122,30 +125,29 @@ class Setting:
 
     @property
     def random_regret(self) -> float:
-        """What a plan drawn at random costs on average."""
+        """Return the mean regret of all plans: that of a random choice."""
         return statistics.fmean(self.regret(cell.plan) for cell in self.cells)
 
     @property
     def pair_noise(self) -> float:
-        """How much the ratio of two plans' times differs between the two launches."""
-        first, second = self._standing(0), self._standing(1)
+        """Return by how much the ratio of two plans' times differs between launches, on average."""
+        first, second = self._relative_logs(0), self._relative_logs(1)
         return statistics.fmean(
             abs((first[a.plan] - first[b.plan]) - (second[a.plan] - second[b.plan]))
             for a, b in combinations(self.cells, 2)
         )
 
     def pairs(self) -> Iterator[bool]:
-        """For each pair of plans that differ by more than the noise: ordered rightly?"""
-        first, second = self._standing(0), self._standing(1)
+        """Yield for each pair of plans that differ by more than the noise: is its order right?"""
+        first, second = self._relative_logs(0), self._relative_logs(1)
         noise = self.pair_noise
         for a, b in combinations(self.cells, 2):
             one, two = first[a.plan] - first[b.plan], second[a.plan] - second[b.plan]
             if one * two > 0 and min(abs(one), abs(two)) > noise:
                 yield (a.predicted_ms > b.predicted_ms) == (one > 0)
 
-    def _standing(self, *launches: int) -> dict[str, float]:
-        """Log of each plan's time relative to the mean of all plans of the same round, median over
-        rounds: rounds are short, so that what slows the machine for a while slows all alike."""
+    def _relative_logs(self, *launches: int) -> dict[str, float]:
+        """Return the median over all rounds of what ``within_rounds`` gives each plan."""
         times = [
             [time for launch in launches for time in (cell.first, cell.second)[launch]]
             for cell in self.cells
@@ -158,7 +160,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """All settings together. Errors and noise are means of absolute relative values."""
+    """The numbers of all settings. Errors and noise are means of absolute relative values."""
 
     cells: int
     error: float
@@ -174,17 +176,17 @@ class Score:
 
     @property
     def accurate(self) -> bool:
-        """Whether the error is within max(3 %, twice the noise)."""
+        """Return whether the error is within max(3 %, twice the noise)."""
         return self.error <= self.limit
 
 
 def score(settings: Sequence[Setting]) -> Score:
-    """The numbers of a report. Regrets are the worst over settings whose plans differ,
-    None where none of them do."""
+    """Return the numbers of a report. A regret is the worst of all settings whose plans spread by
+    more than ``MIN_SPREAD``, or None where there is none."""
     cells = [cell for setting in settings for cell in setting.cells]
     noise = statistics.fmean(abs(cell.noise) for cell in cells)
     pairs = [right for setting in settings for right in setting.pairs()]
-    worth = [setting for setting in settings if setting.spread > WORTH]
+    spread = [setting for setting in settings if setting.spread > MIN_SPREAD]
     return Score(
         cells=len(cells),
         error=statistics.fmean(abs(cell.error) for cell in cells),
@@ -194,7 +196,7 @@ def score(settings: Sequence[Setting]) -> Score:
         limit=max(0.03, 2 * noise),
         pairs=len(pairs),
         concordance=statistics.fmean(pairs) if pairs else 1.0,
-        tuned_regret=max((setting.regret(TUNED) for setting in worth), default=None),
-        two_regret=max((setting.regret(ALWAYS_TWO) for setting in worth), default=None),
-        random_regret=max((setting.random_regret for setting in worth), default=None),
+        tuned_regret=max((setting.regret(TUNED) for setting in spread), default=None),
+        two_regret=max((setting.regret(ALWAYS_TWO) for setting in spread), default=None),
+        random_regret=max((setting.random_regret for setting in spread), default=None),
     )

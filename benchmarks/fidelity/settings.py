@@ -1,4 +1,4 @@
-"""Which models, links and plans the report covers unless it is told otherwise."""
+"""Settings: the models, links and plans that the report covers by default."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODELS: Final[dict[str, tuple[ModelSpec, Workload]]] = {
         (_llama("llama-wide", 768, 2), 96, 4),
     )
 }
-"""Name → model and batch: small enough to be run hundreds of times on two cores."""
+"""Model and workload by name, small enough to run hundreds of times on two cores."""
 
 PLANS: Final[dict[str, SlicePlan]] = {
     "baseline": MEGATRON,
@@ -48,7 +48,7 @@ PLANS: Final[dict[str, SlicePlan]] = {
     ),
     "hybrid": SlicePlan(row_slices=2, attn_col_slices=2, mlp_col_slices=2),
 }
-"""What each (model, link) is measured with, beside the plan that `tune` chooses."""
+"""Plans that run for each model and link, beside the plan that `tune` chooses."""
 ALWAYS_TWO: Final = "inter"
-"""What DeepSpeed's Domino would run, whatever the machine."""
+"""The plan of DeepSpeed's Domino on every machine."""
 TUNED: Final = "tuned"

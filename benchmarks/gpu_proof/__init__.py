@@ -1,1 +1,1 @@
-"""TODO benchmarks/gpu_proof."""
+"""GPU proof: predictions against one real GPU. May import domino_tune, bench and fidelity."""

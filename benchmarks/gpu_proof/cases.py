@@ -1,4 +1,4 @@
-"""The settings of ``scripts/gpu-proof``: layers of two models on one rank of eight."""
+"""Cases of ``scripts/gpu-proof``: some layers of two models, on one rank of eight."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.fidelity.loop import model_file, plans_of, run_alone, setting_of
+from benchmarks.fidelity.loop import model_file, plans_of, run_emulated, setting_of
 from benchmarks.fidelity.scores import Setting
 from domino_tune.requests import WorkloadFields
 from domino_tune.runtime.launch_spec import Backend, LaunchSpec
@@ -22,12 +22,12 @@ TP: Final = 8
 SHAPES: Final = (
     ("gpt3-13b", 2048, 8), ("llama2-13b", 4096, 4), ("gpt3-13b", 2048, 4), ("llama2-13b", 2048, 4),
 )  # fmt: skip
-"""Preset, sequence length, micro-batch; each eager and as a CUDA graph."""
+"""Preset, sequence length and micro-batch size. Each runs eager and as a CUDA graph."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProofCase:
-    """One setting: a few layers of a model, on one rank of ``tp``."""
+    """Some layers of a model on one rank of ``tp``."""
 
     model: ModelSpec
     workload: Workload
@@ -38,27 +38,27 @@ class ProofCase:
 
     @property
     def spec(self) -> LaunchSpec:
-        """One rank, alone."""
-        return LaunchSpec(tp=self.tp, backend=self.backend, lone=True)
+        """Return the launch of a single rank."""
+        return LaunchSpec(tp=self.tp, backend=self.backend, single_rank=True)
 
     @property
     def launch(self) -> str:
-        """How ops are launched."""
+        """Return how ops are launched: ``eager`` or ``graph``."""
         return "graph" if self.cuda_graph else "eager"
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """Return the name of the case's file."""
         work = self.workload
         size = f"{work.micro_batch_size}x{work.seq_length}"
         return f"{self.model.name}-{size}-tp{self.tp}-{self.launch}"
 
     def profile_in(self, folder: Path) -> Path:
-        """The file of its model's profile."""
+        """Return the file of the model's profile in ``folder``."""
         return folder / f"profile-{self.model.name}.json"
 
     def fields(self, profile: Path | str) -> WorkloadFields:
-        """The same as the program is asked for it."""
+        """Return the case as the fields of a request."""
         work = self.workload
         return WorkloadFields(
             model=str(model_file(self.model)), profile=str(profile), tp=self.tp,
@@ -66,13 +66,13 @@ class ProofCase:
             cuda_graph=self.cuda_graph,
         )  # fmt: skip
 
-    def asked(self, profile_id: str) -> dict[str, Any]:
-        """What a kept result must have been asked for."""
+    def inputs(self, profile_id: str) -> dict[str, Any]:
+        """Return the inputs that a record of this case holds."""
         return {**asdict(self), "profile": profile_id}
 
 
 def proof_cases(rounds: int) -> Iterator[ProofCase]:
-    """All of them, the larger batches first."""
+    """Yield all cases, the larger batches first."""
     for preset, seq, batch in SHAPES:
         model = replace(
             MODELS[preset], name=f"{preset}-{LAYERS}-layers", num_hidden_layers=LAYERS,
@@ -85,13 +85,13 @@ def proof_cases(rounds: int) -> Iterator[ProofCase]:
             )
 
 
-def play_case(proof: ProofCase, profile: Path | str) -> Setting:
-    """Tune on ``profile``, run all plans in two launches, compare."""
-    asked, began = proof.fields(profile), time.monotonic()
-    profiled = resolve(asked)
+def run_case(proof: ProofCase, profile: Path | str) -> Setting:
+    """Tune on ``profile``, run all plans in two launches, and compare them with predictions."""
+    fields, began = proof.fields(profile), time.monotonic()
+    profiled = resolve(fields)
     case = as_emulated(profiled, proof.spec)
-    chosen = plans_of(case, asked)
-    launches = [run_alone(case, chosen, proof.rounds, proof.spec) for _ in range(2)]
+    chosen = plans_of(case, fields)
+    launches = [run_emulated(case, chosen, proof.rounds, proof.spec) for _ in range(2)]
     return setting_of(
         case, case, chosen, launches, launches[0],
         link=proof.launch, profile_id=profiled.profile.content_id,

@@ -1,7 +1,6 @@
-"""The ops of a proof's plans and what launching them costs, measured on the GPU and the host that
-will run them, before any plan runs.
+"""A profile of this GPU and host: the ops of a proof's plans and their launch costs, measured here.
 
-Everything else (collectives, contention) stays that of the profile it is laid over.
+Everything else (collectives, contention) comes from a given profile.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ def own_profile(
     base: Profile, model: ModelSpec, workloads: Iterable[Workload], folder: Path, stop_at: float,
     spec: LaunchSpec,
 ) -> Profile | None:  # fmt: skip
-    """``base`` with every op of the slicings of ``workloads`` measured by a lone rank of ``spec``.
+    """Return ``base`` with every op of the sliced ``workloads`` measured by a single rank.
 
-    ``folder`` keeps what is finished, a file a batch; None where ``stop_at`` (time.monotonic) came
-    before all were. Raises RunError where a plan could not be played.
+    ``folder`` takes one file of measurements for each workload. Return None when ``stop_at``
+    (time.monotonic) comes before all are finished. Raise RunError for a plan that cannot run.
     """
     created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     mine = Profile(name=NAME, created=created, machine=base.machine)
@@ -48,20 +47,20 @@ def own_profile(
         path = folder / f"ops-{model.name}-{workload.micro_batch_size}x{workload.seq_length}.json"
         if not path.exists():
             left_s = stop_at - time.monotonic()
-            told = _measured(model, workload, mine, left_s, spec) if left_s > 0 else None
-            if told is None or not told["plan"]["complete"]:
+            messages = _measured(model, workload, mine, left_s, spec) if left_s > 0 else None
+            if messages is None or not messages["plan"]["complete"]:
                 return None
-            write_whole(path, json.dumps(told) + "\n")
-        told = json.loads(path.read_text())
-        mine = add_ops(mine, told["plan"]["ops"])
-        costs_us += [told["launch"]["cost_us"]] if "launch" in told else []
+            write_whole(path, json.dumps(messages) + "\n")
+        messages = json.loads(path.read_text())
+        mine = add_ops(mine, messages["plan"]["ops"])
+        costs_us += [messages["launch"]["cost_us"]] if "launch" in messages else []
     return laid_over(base, with_launch(mine, costs_us))
 
 
 def _measured(
     model: ModelSpec, workload: Workload, known: Profile, seconds: float, spec: LaunchSpec
 ) -> dict[str, Mapping[str, Any]]:
-    """What the rank reports, by kind. Raises RunError where a plan could not be played."""
+    """Return the rank's messages by kind. Raise RunError for a plan that cannot run."""
     size = f"{workload.micro_batch_size} x {workload.seq_length}"
     print_line(f"measuring the ops of {model.name}, {size} tokens ...", sys.stderr)
     payload = {
@@ -73,15 +72,15 @@ def _measured(
     }
     found: list[Mapping[str, Any]] = []
     run_job(JOB, payload, spec, on_message=found.append)
-    told = {message["kind"]: message for message in found}
-    failed = dict(told["plan"]["failed"])
+    messages = {message["kind"]: message for message in found}
+    failed = dict(messages["plan"]["failed"])
     if failed:
         raise RunError(f"Ops of {model.name} could not be measured: {failed}. Is the GPU free?")
-    return told
+    return messages
 
 
 def with_launch(mine: Profile, costs_us: Sequence[Mapping[str, float]]) -> Profile:
-    """``mine`` with the mean of all batches' launch costs, where there are any."""
+    """Return ``mine`` with the mean of the launch costs of all workloads, if there are any."""
     if not costs_us:
         return mine
     mean = {kind: statistics.fmean(one[kind] for one in costs_us) for kind in costs_us[0]}
@@ -90,8 +89,7 @@ def with_launch(mine: Profile, costs_us: Sequence[Mapping[str, float]]) -> Profi
 
 
 def laid_over(base: Profile, mine: Profile) -> Profile:
-    """``base``, in which the rows of ``mine`` stand for those of the same op, and its launch costs
-    for the others. Laws stay."""
+    """Return ``base`` with rows and launch costs of ``mine`` in place of its own. Laws stay."""
     changed: dict[str, Any] = {"launch": mine.launch or base.launch}
     for kind, (_, _, key) in SECTIONS.items():
         below, above = getattr(base, kind), getattr(mine, kind)

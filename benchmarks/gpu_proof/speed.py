@@ -1,4 +1,4 @@
-"""The runtime's speed on one GPU: what an iteration is made of, and plain torch beside it."""
+"""Speed of the runtime on one GPU: parts of an iteration, and the same layers in plain torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.bench.verdict import Check, at_most, told
-from benchmarks.fidelity.records import keep_plain, read_plain
+from benchmarks.bench.verdict import Check, at_most, reported
+from benchmarks.fidelity.records import read_record, write_record
 from benchmarks.gpu_proof.cases import ProofCase
 from domino_tune.base.tables import Table
-from domino_tune.measure.gpu.breakdown import KINDS, Spent
+from domino_tune.measure.gpu.step_breakdown import KINDS, StepBreakdown
 from domino_tune.runtime.launch.launch import run_job
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.specs import ClusterSpec
@@ -29,29 +29,29 @@ PLANS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """One model's. ``rounds_ns``: in each round, what the layers took in the runtime, written
-    plainly with the same kernels, and written plainly with torch's own operators."""
+    """Speed of one model. ``rounds_ns``: for each round the time of the layers in the runtime, in
+    plain torch code with the same kernels, and in plain torch code with torch's own operators."""
 
     model: str
-    plans: tuple[Spent, ...]
+    plans: tuple[StepBreakdown, ...]
     rounds_ns: tuple[tuple[int, int, int], ...]
 
     @property
     def ratio(self) -> float:
-        """Of the medians: the runtime's over plain ones with the same kernels."""
+        """Return the median in the runtime / the median in plain code with the same kernels."""
         return self._median_ns(0) / self._median_ns(1)
 
     @property
     def torch_ratio(self) -> float:
-        """The same over torch's own operators."""
+        """Return the median in the runtime / the median in plain code with torch's operators."""
         return self._median_ns(0) / self._median_ns(2)
 
     def _median_ns(self, index: int) -> float:
         return statistics.median(times[index] for times in self.rounds_ns)
 
 
-def speed_asked(case: ProofCase) -> dict[str, Any]:
-    """What is measured of a case: the payload of the rank's job."""
+def speed_payload(case: ProofCase) -> dict[str, Any]:
+    """Return the payload of the job that measures the speed of a case."""
     batch = case.workload.micro_batch_size
     return {
         "model": asdict(case.model),
@@ -63,38 +63,36 @@ def speed_asked(case: ProofCase) -> dict[str, Any]:
 
 
 def measure_speed(case: ProofCase) -> Speed:
-    """By a lone rank, without communication. Raises RunError where the host was too slow."""
-    told: list[dict[str, Any]] = []
-    run_job(
-        JOB, speed_asked(case), case.spec, on_message=lambda message: told.append(dict(message))
-    )
-    kinds = [message.pop("kind") for message in told]
-    found = list(zip(kinds, told, strict=True))
+    """Measure on a single rank without communication. Raise RunError when the host is too slow."""
+    messages: list[dict[str, Any]] = []
+    run_job(JOB, speed_payload(case), case.spec, on_message=lambda one: messages.append(dict(one)))
+    kinds = [message.pop("kind") for message in messages]
+    found = list(zip(kinds, messages, strict=True))
     rounds = [one for kind, one in found if kind == "round"]
     return Speed(
         model=case.model.name,
-        plans=tuple(Spent(**one) for kind, one in found if kind == "spent"),
+        plans=tuple(StepBreakdown(**one) for kind, one in found if kind == "spent"),
         rounds_ns=tuple((one["ours_ns"], one["plain_ns"], one["torch_ns"]) for one in rounds),
     )
 
 
-def keep_speed(path: Path, speed: Speed, asked: Mapping[str, Any]) -> None:
-    """Write it, and what was asked for."""
-    keep_plain(path, asdict(speed), asked)
+def write_speed(path: Path, speed: Speed, payload: Mapping[str, Any]) -> None:
+    """Write a speed and the payload it was measured with."""
+    write_record(path, asdict(speed), payload)
 
 
-def read_speed(path: Path, asked: Mapping[str, Any]) -> Speed:
-    """What ``keep_speed`` wrote. Raises InputError where it was asked for otherwise."""
-    plain = read_plain(path, asked)
+def read_speed(path: Path, payload: Mapping[str, Any]) -> Speed:
+    """Return the speed in a file. Raise InputError where its payload is not ``payload``."""
+    record = read_record(path, payload)
     return Speed(
-        model=plain["model"],
-        plans=tuple(Spent(**one) for one in plain["plans"]),
-        rounds_ns=tuple(map(tuple, plain["rounds_ns"])),
+        model=record["model"],
+        plans=tuple(StepBreakdown(**one) for one in record["plans"]),
+        rounds_ns=tuple(map(tuple, record["rounds_ns"])),
     )
 
 
 def speed_checks(speeds: Sequence[Speed]) -> list[Check]:
-    """Our layers beside plain ones."""
+    """Return checks of the layers in the runtime against plain torch code."""
     found = []
     for speed in speeds:
         ratios = [ours / plain for ours, plain, _ in speed.rounds_ns]
@@ -102,14 +100,14 @@ def speed_checks(speeds: Sequence[Speed]) -> list[Check]:
         found += [
             at_most(f"{speed.model}: layers in the runtime / plain, with the same kernels", RATIO,
                     speed.ratio, unit="×", digits=3),
-            told("  middle half of the rounds", f"{low:.3f} – {high:.3f}"),
-            told("  / plain, with torch's own operators", f"{speed.torch_ratio:.3f} ×"),
+            reported("  middle half of the rounds", f"{low:.3f} – {high:.3f}"),
+            reported("  / plain, with torch's own operators", f"{speed.torch_ratio:.3f} ×"),
         ]  # fmt: skip
     return found
 
 
 def speed_table(speeds: Sequence[Speed], peak_tflops: float) -> Table:
-    """Where an iteration without communication spends its time."""
+    """Return the parts of an iteration without communication."""
     return Table(
         title="An iteration without communication",
         columns=(
@@ -126,8 +124,8 @@ def speed_table(speeds: Sequence[Speed], peak_tflops: float) -> Table:
             for plan in speed.plans
         ],
         notes=(
-            "Shares and MFU are of the faster way to launch. outside: waits for launches and gaps "
-            f"between ops. MFU is against {peak_tflops:g} TFLOP/s.",
+            "Shares and MFU are of the faster way to launch. outside: waits for launches, and gaps "
+            f"between ops. MFU is relative to {peak_tflops:g} TFLOP/s.",
             *(
                 f"{speed.model}, {plan.label}: no graph, {plan.why_no_graph}."
                 for speed in speeds

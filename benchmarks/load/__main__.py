@@ -1,4 +1,4 @@
-"""``scripts/load [NAME …]``: what the service takes, as tables."""
+"""Put loads on a service and print latencies, errors and memory: ``scripts/load [NAME …]``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulator.errors import unknown_name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Put the named loads, or all, on a service each. A missed target is told, not an error."""
+    """Run the named loads, or all, each on a new service. Return 2 for an unknown name, else 0."""
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)
     options, serve_options = _parser().parse_args(words[:at]), words[at + 1 :]
@@ -39,14 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/load", description=__doc__,
-        epilog="What stands behind -- goes to `serve`: scripts/load mixed -- --workers 2",
+        epilog="Arguments after -- go to `serve`: scripts/load mixed -- --workers 2",
     )  # fmt: skip
     parser.add_argument("names", nargs="*", metavar="NAME",
                         help=f"loads (default: all: {', '.join(LOADS)})")  # fmt: skip
     parser.add_argument("--minutes", type=float, default=10.0, metavar="N",
-                        help="how long the mixed load lasts (default: 10)")  # fmt: skip
+                        help="duration of the mixed load (default: 10)")  # fmt: skip
     parser.add_argument("--short", action="store_true",
-                         help="seconds of each: whether it works, not how well")  # fmt: skip
+                        help="run each load for some seconds, to see whether it works")  # fmt: skip
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The loads: each drives a fresh service and says what it measured beside what it should be."""
+"""Loads: each sends requests to a new service, and returns a table of numbers and targets."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.bench.verdict import Check, at_most, check_table, told
+from benchmarks.bench.verdict import Check, at_most, check_table, reported
 from benchmarks.load import bodies, mixed
 from benchmarks.load.process import Service
-from benchmarks.load.traffic import Visitor, latency_ms, paced, visitor
+from benchmarks.load.traffic import Visitor, call_at_rate, latency_ms, open_visitor
 from domino_tune.base.errors import RunError
 from domino_tune.base.tables import Table
 
@@ -25,196 +26,181 @@ HEALTH_MS: Final = 50.0
 TUNES: Final = 8
 WHAT_IFS_PER_S: Final = 4.0
 WHAT_IF_MS: Final = 200.0
-MOST_GROWTH: Final = 0.05
-WARM_UPS: Final = 20
-STARTED_S: Final = 60.0
-STOPPED_S: Final = 10.0
+MAX_GROWTH: Final = 0.05
+WARM_UP_REQUESTS: Final = 20
+START_TIMEOUT_S: Final = 60.0
+MAX_STOP_S: Final = 10.0
 MIB: Final = 1 << 20
+Drive = Callable[[Visitor], Awaitable[list[Check]]]
+Visit = Callable[[Visitor, int, float], Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """How long a load lasts, in seconds: ``mixed_s`` the mixed one, ``each_s`` the others."""
+    """Durations of loads: ``mixed_s`` of the mixed one, ``each_s`` of each other one."""
 
     each_s: float
     mixed_s: float
 
     @property
     def is_short(self) -> bool:
-        """Whether it is too short for memory to have settled."""
+        """Return whether the mixed load ends before memory stops growing."""
         return self.mixed_s < 120
 
 
-def simulations(service: Service, duration: Duration) -> Table:
-    """The same simulation, 50 times a second."""
+def steady(
+    kind: str, visit: Visit, per_s: float, limit_ms: float, title: str,
+    service: Service, duration: Duration,
+) -> Table:  # fmt: skip
+    """Send some requests as a warm-up, then ``per_s`` requests a second. Return their latencies."""
 
-    async def drive(guest: Visitor) -> list[Check]:
-        async def ask(number: int, due_s: float) -> None:
-            await mixed.visit_simulation(guest, number, due_s)
+    async def drive(visitor: Visitor) -> list[Check]:
+        for number in range(WARM_UP_REQUESTS):
+            await visit(visitor, number, time.monotonic())
+        visitor.answers[kind] = [one for one in visitor.answers[kind] if one.is_error]
 
-        await warm_up(guest, ask)
-        await paced(ask, SIMULATIONS_PER_S, duration.each_s)
-        return latency_checks(guest, "simulation", 0.95, SIMULATION_MS)
+        async def call(number: int, due_s: float) -> None:
+            await visit(visitor, WARM_UP_REQUESTS + number, due_s)
 
-    title = f"{SIMULATIONS_PER_S:g} simulations a second of a workload asked before"
-    return visited(service, title, drive)
+        await call_at_rate(call, per_s, duration.each_s)
+        return latency_checks(visitor, kind, 0.95, limit_ms)
 
-
-def what_ifs(service: Service, duration: Duration) -> Table:
-    """A slider that is dragged over a 13B model."""
-
-    async def drive(guest: Visitor) -> list[Check]:
-        async def ask(number: int, due_s: float) -> None:
-            await mixed.visit_what_if(guest, number, due_s)
-
-        await warm_up(guest, ask)
-        await paced(lambda n, due_s: ask(WARM_UPS + n, due_s), WHAT_IFS_PER_S, duration.each_s)
-        return latency_checks(guest, "what-if", 0.95, WHAT_IF_MS)
-
-    title = f"GPT-3 13B, {WHAT_IFS_PER_S:g} what-ifs a second, each another link"
-    return visited(service, title, drive)
+    return run_load(service, title, drive)
 
 
 def healthz(service: Service, duration: Duration) -> Table:
-    """Liveness while eight tunes run; they still do when the service is stopped."""
+    """Request liveness while eight tunes run. They still run when the service is stopped."""
 
-    async def drive(guest: Visitor) -> list[Check]:
-        async def ask(number: int, due_s: float) -> None:
-            await guest.ask("healthz", "GET", "/healthz", due_s=due_s)
+    async def drive(visitor: Visitor) -> list[Check]:
+        async def call(number: int, due_s: float) -> None:
+            await visitor.ask("healthz", "GET", "/healthz", due_s=due_s)
 
-        jobs = [await start_tune(guest, seed) for seed in range(TUNES)]
-        await until_running(guest, jobs)
-        await paced(ask, HEALTH_PER_S, duration.each_s)
-        states = [(await job_now(guest, job))["state"] for job in jobs]
+        jobs = [await start_tune(visitor, seed) for seed in range(TUNES)]
+        await wait_until_running(visitor, jobs)
+        await call_at_rate(call, HEALTH_PER_S, duration.each_s)
+        states = [(await get_tune(visitor, job))["state"] for job in jobs]
         return [
-            *latency_checks(guest, "healthz", 0.99, HEALTH_MS),
-            told("tunes at the end", listed(states)),
+            *latency_checks(visitor, "healthz", 0.99, HEALTH_MS),
+            reported("tunes at the end", count_states(states)),
         ]
 
-    return visited(service, f"/healthz {HEALTH_PER_S:g} times a second beside {TUNES} tunes", drive)
+    title = f"/healthz {HEALTH_PER_S:g} times a second beside {TUNES} tunes"
+    return run_load(service, title, drive)
 
 
 def mixture(service: Service, duration: Duration) -> Table:
-    """Minutes of everything: errors and memory."""
-    memory: list[int] = []
+    """Send mixed traffic. Return errors, memory and latencies."""
 
-    async def drive(guest: Visitor) -> list[Check]:
-        watching = asyncio.create_task(mixed.watch_memory(service, duration.mixed_s))
-        await mixed.traffic(guest, duration.mixed_s)
-        memory.extend(await watching)
-        return [*memory_checks(memory, duration), *kinds(guest)]
+    async def drive(visitor: Visitor) -> list[Check]:
+        memory = asyncio.create_task(mixed.watch_memory(service, duration.mixed_s))
+        await mixed.traffic(visitor, duration.mixed_s)
+        return [*memory_checks(await memory, duration), *latencies(visitor)]
 
-    return visited(service, f"Mixed load, {duration.mixed_s / 60:.3g} minutes", drive)
+    return run_load(service, f"Mixed load, {duration.mixed_s / 60:.3g} minutes", drive)
 
 
 LOADS: Final[dict[str, Callable[[Service, Duration], Table]]] = {
-    "simulations": simulations,
-    "whatif": what_ifs,
+    "simulations": partial(
+        steady, "simulation", mixed.visit_simulation, SIMULATIONS_PER_S, SIMULATION_MS,
+        f"{SIMULATIONS_PER_S:g} simulations a second of a workload simulated before",
+    ),
+    "whatif": partial(
+        steady, "what-if", mixed.visit_what_if, WHAT_IFS_PER_S, WHAT_IF_MS,
+        f"GPT-3 13B, {WHAT_IFS_PER_S:g} what-ifs a second, each with another link bandwidth",
+    ),
     "healthz": healthz,
     "mixed": mixture,
-}
+}  # fmt: skip
 
 
-def visited(
-    service: Service, title: str, drive: Callable[[Visitor], Awaitable[list[Check]]]
-) -> Table:
-    """The table of what ``drive`` found, errors and the way the server ended with it."""
+def run_load(service: Service, title: str, drive: Drive) -> Table:
+    """Run ``drive`` and stop the service. Return the checks of both, and of errors."""
 
     async def run() -> tuple[list[Check], list[str]]:
-        guest = visitor(service.url)
-        async with guest.client:
-            return await drive(guest), guest.errors()
+        visitor = open_visitor(service.url)
+        async with visitor.client:
+            return await drive(visitor), visitor.errors()
 
     checks, errors = asyncio.run(run())
-    told_s = time.monotonic()
+    stopped_s = time.monotonic()
     code = service.stop()
     checks += [
-        none("errors", len(errors)),
-        none("exit code after SIGTERM", code),
-        at_most("seconds until then", STOPPED_S, time.monotonic() - told_s, "s", 1),
+        must_be_zero("errors", len(errors)),
+        must_be_zero("exit code after SIGTERM", code),
+        at_most("time from SIGTERM to exit", MAX_STOP_S, time.monotonic() - stopped_s, "s", 1),
     ]
     return check_table(title, checks, notes=errors[:10])
 
 
-def none(what: str, value: int) -> Check:
-    """A number that must be 0."""
+def must_be_zero(what: str, value: int) -> Check:
+    """Return a check that ``value`` is 0."""
     return Check(what=what, target="0", measured=str(value), ok=value == 0)
 
 
-async def warm_up(guest: Visitor, ask: Callable[[int, float], Awaitable[None]]) -> None:
-    """Ask some, one after the other, and forget what they took; errors are kept."""
-    loop = asyncio.get_running_loop()
-    for number in range(WARM_UPS):
-        await ask(number, loop.time())
-    for kind, answers in guest.answers.items():
-        guest.answers[kind] = [one for one in answers if one.is_error]
-
-
-def latency_checks(guest: Visitor, kind: str, share: float, limit_ms: float) -> list[Check]:
-    """The percentile that counts, and two that tell more."""
-    answers = guest.answers[kind]
+def latency_checks(visitor: Visitor, kind: str, share: float, limit_ms: float) -> list[Check]:
+    """Return a percentile with a target, the median, and the slowest answer."""
+    answers = visitor.answers[kind]
     p = f"p{100 * share:g}"
     return [
         at_most(f"{kind}, {p} of {len(answers)}", limit_ms, latency_ms(answers, share), "ms", 1),
-        told(f"{kind}, median", f"{latency_ms(answers, 0.5):.1f} ms"),
-        told(f"{kind}, slowest", f"{latency_ms(answers, 1.0):.1f} ms"),
+        reported(f"{kind}, median", f"{latency_ms(answers, 0.5):.1f} ms"),
+        reported(f"{kind}, slowest", f"{latency_ms(answers, 1.0):.1f} ms"),
     ]
 
 
-def kinds(guest: Visitor) -> list[Check]:
-    """How many of each kind were asked, and their 95th percentile."""
+def latencies(visitor: Visitor) -> list[Check]:
+    """Return the number of answers of each kind, and the 95th percentile of their times."""
     return [
-        told(f"{kind}: {len(answers)} answers, p95", f"{latency_ms(answers, 0.95):.0f} ms")
-        for kind, answers in guest.answers.items()
+        reported(f"{kind}: {len(answers)} answers, p95", f"{latency_ms(answers, 0.95):.0f} ms")
+        for kind, answers in visitor.answers.items()
     ]
 
 
 def memory_checks(samples: Sequence[int], duration: Duration) -> list[Check]:
-    """Growth of resident memory; only told where the load was short."""
+    """Return the growth of resident memory. It has no target where the load was short."""
     grown, last = mixed.growth(samples), samples[-1] / MIB
-    what = f"memory's growth after the first {100 * mixed.WARM_UP:g} % of the time"
-    size = told("memory at the end, with workers", f"{last:.0f} MiB")
+    what = f"growth of memory after the first {100 * mixed.WARM_UP:g} % of the time"
+    size = reported("memory at the end, with workers", f"{last:.0f} MiB")
     if duration.is_short:
-        return [told(what, f"{100 * grown:.2f}%"), size]
-    return [at_most(what, MOST_GROWTH, grown), size]
+        return [reported(what, f"{100 * grown:.2f}%"), size]
+    return [at_most(what, MAX_GROWTH, grown), size]
 
 
-async def start_tune(guest: Visitor, seed: int) -> str:
-    """The id of a new tune that lasts longer than any load here."""
+async def start_tune(visitor: Visitor, seed: int) -> str:
+    """Start a tune that lasts longer than any load here. Return its id."""
     body = bodies.tune(seed, bodies.ENDLESS_TRIALS)
-    made = await guest.ask("tune", "POST", "/v1/tunes", json=body)
-    if made.is_error:
-        raise RunError(f"No tune was taken: {made.status} {made.body}")
-    return str(json.loads(made.body)["id"])
+    answer = await visitor.ask("tune", "POST", "/v1/tunes", json=body)
+    if answer.is_error:
+        raise RunError(f"The service refused a tune: {answer.status} {answer.body}")
+    return str(json.loads(answer.body)["id"])
 
 
-async def until_running(guest: Visitor, jobs: Sequence[str]) -> None:
-    """Return when a tune has got on, or after a minute."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + STARTED_S
-    while loop.time() < end:
-        found = [await job_now(guest, job) for job in jobs]
-        if any(one["state"] == "running" and one["progress"]["done"] for one in found):
+async def wait_until_running(visitor: Visitor, jobs: Sequence[str]) -> None:
+    """Wait until a tune has made progress, at most a minute."""
+    end = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < end:
+        tunes = [await get_tune(visitor, job) for job in jobs]
+        if any(one["state"] == "running" and one["progress"]["done"] for one in tunes):
             return
         await asyncio.sleep(0.2)
 
 
-async def job_now(guest: Visitor, job: str) -> dict[str, Any]:
-    """A tune as it is now."""
-    found: dict[str, Any] = json.loads((await guest.ask("job", "GET", f"/v1/tunes/{job}")).body)
-    return found
+async def get_tune(visitor: Visitor, job: str) -> dict[str, Any]:
+    """Request a tune and return it."""
+    tune: dict[str, Any] = json.loads((await visitor.ask("job", "GET", f"/v1/tunes/{job}")).body)
+    return tune
 
 
-def listed(states: Sequence[str]) -> str:
-    """``2 running, 6 queued``."""
+def count_states(states: Sequence[str]) -> str:
+    """Return for example ``2 running, 6 queued``."""
     return ", ".join(f"{count} {state}" for state, count in Counter(states).most_common())
 
 
 OPTIONS: Final[dict[str, tuple[str, ...]]] = {"healthz": ("--workers", str(TUNES))}
-"""What `serve` is given for a load: as many tunes compute at once as run."""
+"""Options of `serve` for a load. With these, all tunes of the load run at the same time."""
 
 
 def run(name: str, folder: Path, duration: Duration, *options: str) -> Table:
-    """Start a service in ``folder``, put the load ``name`` on it, stop it."""
+    """Start a service in ``folder``, run the load ``name`` on it, and stop it. Return its table."""
     with Service.start(folder, *OPTIONS.get(name, ()), *options) as service:
         return LOADS[name](service, duration)

@@ -1,4 +1,4 @@
-"""Mixed traffic: everything that users and the page do, side by side, for minutes."""
+"""Mixed traffic: all that users and the web page do, at the same time, for minutes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any, Final
 
 from benchmarks.load import bodies
 from benchmarks.load.process import Service
-from benchmarks.load.traffic import Visitor, paced
+from benchmarks.load.traffic import Visitor, call_at_rate
 
 POLL_S: Final = 0.5
-JOB_PATIENCE_S: Final = 120.0
+JOB_TIMEOUT_S: Final = 120.0
 TRIALS: Final = 20
 WARM_UP: Final = 0.2
-"""Share of the time in which caches and pools fill; memory is compared after it."""
+"""Share of the time in which caches and pools fill. Memory is compared after it."""
 WINDOW: Final = 0.1
-"""Share of the time over which memory's median is taken, after the warm-up and at the end."""
+"""Share of the time over which the median of memory is taken, after the warm-up and at the end."""
 
 
 async def traffic(visitor: Visitor, seconds: float) -> None:
-    """All kinds at once, each at its own pace."""
+    """Send all kinds of requests for ``seconds``, each kind at its own rate."""
     kinds = (
         (visit_simulation, 5.0),
         (visit_what_if, 1.0),
@@ -35,37 +35,39 @@ async def traffic(visitor: Visitor, seconds: float) -> None:
         (visit_sweep, 0.1),
         (visit_profile, 0.1),
     )
-    await asyncio.gather(*(paced(partial(kind, visitor), per_s, seconds) for kind, per_s in kinds))
+    await asyncio.gather(
+        *(call_at_rate(partial(kind, visitor), per_s, seconds) for kind, per_s in kinds)
+    )
 
 
 async def visit_simulation(visitor: Visitor, number: int, due_s: float) -> None:
-    """One simulation."""
+    """Request one simulation."""
     await visitor.ask("simulation", "POST", "/v1/simulations", json=bodies.CACHED, due_s=due_s)
 
 
 async def visit_what_if(visitor: Visitor, number: int, due_s: float) -> None:
-    """One what-if."""
+    """Request one what-if."""
     body = bodies.what_if(number)
     await visitor.ask("what-if", "POST", "/v1/what-ifs", json=body, due_s=due_s)
 
 
 async def visit_health(visitor: Visitor, number: int, due_s: float) -> None:
-    """Liveness, and now and then readiness, metrics and the page."""
+    """Request liveness, and less often readiness, metrics and the page."""
     path = ("/healthz", "/healthz", "/readyz", "/metrics", "/")[number % 5]
     await visitor.ask("health", "GET", path, due_s=due_s)
 
 
 async def visit_lists(visitor: Visitor, number: int, due_s: float) -> None:
-    """What the page lists."""
+    """Request a list that the page shows."""
     path = ("/v1/tunes", "/v1/sweeps", "/v1/profiles", "/v1/models")[number % 4]
     await visitor.ask("list", "GET", path, due_s=due_s)
 
 
 async def visit_tune(visitor: Visitor, number: int, due_s: float) -> None:
-    """Ask for a tune, wait for it, take all that came of it."""
+    """Start a tune, wait for it, and request all its files."""
     body = bodies.tune(seed=number, trials=TRIALS)
-    job = await make(visitor, "tune", "/v1/tunes", body, number, due_s)
-    if job is None or not await done(visitor, "tune", job):
+    job = await start_job(visitor, "tune", "/v1/tunes", body, number, due_s)
+    if job is None or not await is_done(visitor, "tune", job):
         return
     path = f"/v1/tunes/{job['id']}"
     for part in ("/plan", "/plan?to=megatron", "/report", "/trace", "/events"):
@@ -73,23 +75,23 @@ async def visit_tune(visitor: Visitor, number: int, due_s: float) -> None:
 
 
 async def visit_cancel(visitor: Visitor, number: int, due_s: float) -> None:
-    """Ask for a long tune and cancel it."""
+    """Start a long tune and cancel it."""
     body = bodies.tune(seed=number, trials=bodies.ENDLESS_TRIALS)
-    job = await make(visitor, "cancel", "/v1/tunes", body, number, due_s)
+    job = await start_job(visitor, "cancel", "/v1/tunes", body, number, due_s)
     if job is not None:
         await asyncio.sleep(1.0)
         await visitor.ask("cancel", "DELETE", f"/v1/tunes/{job['id']}")
 
 
 async def visit_sweep(visitor: Visitor, number: int, due_s: float) -> None:
-    """Ask for a sweep, wait for it, take its points."""
-    job = await make(visitor, "sweep", "/v1/sweeps", bodies.sweep(number), number, due_s)
-    if job is not None and await done(visitor, "sweep", job):
+    """Start a sweep, wait for it, and request its points."""
+    job = await start_job(visitor, "sweep", "/v1/sweeps", bodies.sweep(number), number, due_s)
+    if job is not None and await is_done(visitor, "sweep", job):
         await visitor.ask("sweep", "GET", f"/v1/sweeps/{job['id']}/points")
 
 
 async def visit_profile(visitor: Visitor, number: int, due_s: float) -> None:
-    """Read a bundled profile and keep a copy of it."""
+    """Read a bundled profile and upload a copy of it."""
     await visitor.ask("profile", "GET", f"/v1/profiles/{bodies.BUNDLED}", due_s=due_s)
     name = f"copy-{number % 3}"
     headers = {"Content-Type": "application/json"}
@@ -97,18 +99,18 @@ async def visit_profile(visitor: Visitor, number: int, due_s: float) -> None:
     await visitor.ask("profile", "PUT", f"/v1/profiles/{name}", content=body, headers=headers)
 
 
-async def make(
+async def start_job(
     visitor: Visitor, kind: str, path: str, body: Any, number: int, due_s: float
 ) -> dict[str, Any] | None:
-    """The job made of ``body``; None where the service refused."""
+    """Start a job. Return it, or None when the service refused."""
     headers = {"Idempotency-Key": f"load-{kind}-{number}"}
-    made = await visitor.ask(kind, "POST", path, json=body, headers=headers, due_s=due_s)
-    return None if made.is_error else json.loads(made.body)
+    answer = await visitor.ask(kind, "POST", path, json=body, headers=headers, due_s=due_s)
+    return None if answer.is_error else json.loads(answer.body)
 
 
-async def done(visitor: Visitor, kind: str, job: dict[str, Any]) -> bool:
-    """Wait until the job has ended; whether it is done. Anything else is noted as an error."""
-    end = time.monotonic() + JOB_PATIENCE_S
+async def is_done(visitor: Visitor, kind: str, job: dict[str, Any]) -> bool:
+    """Wait until the job has ended. Return whether it is done; if not, record an error."""
+    end = time.monotonic() + JOB_TIMEOUT_S
     while job["state"] in ("queued", "running") and time.monotonic() < end:
         await asyncio.sleep(POLL_S)
         path = f"/v1/{job['kind']}s/{job['id']}"
@@ -118,12 +120,12 @@ async def done(visitor: Visitor, kind: str, job: dict[str, Any]) -> bool:
         job = json.loads(answer.body)
     if job["state"] == "done":
         return True
-    visitor.failed(kind, f"{job['id']} ended {job['state']}: {job['error']}")
+    visitor.record_error(kind, f"{job['id']} ended {job['state']}: {job['error']}")
     return False
 
 
 async def watch_memory(service: Service, seconds: float) -> list[int]:
-    """Resident bytes of the service and its workers, once a second."""
+    """Return the resident bytes of the service and its workers, once a second."""
     end = time.monotonic() + seconds
     samples = []
     while time.monotonic() < end:
@@ -133,7 +135,7 @@ async def watch_memory(service: Service, seconds: float) -> list[int]:
 
 
 def growth(samples: Sequence[int]) -> float:
-    """How much memory grew from the end of the warm-up to the end, as a fraction."""
-    after, width = int(WARM_UP * len(samples)), max(1, int(WINDOW * len(samples)))
-    before = statistics.median(samples[after : after + width])
+    """Return the growth of memory from the end of the warm-up to the end, as a fraction."""
+    first, width = int(WARM_UP * len(samples)), max(1, int(WINDOW * len(samples)))
+    before = statistics.median(samples[first : first + width])
     return statistics.median(samples[-width:]) / before - 1

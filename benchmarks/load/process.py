@@ -1,4 +1,4 @@
-"""A real service to measure: ``python -m domino_tune serve`` in a folder of its own."""
+"""Service: a real ``python -m domino_tune serve`` in its own folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now."""
+    """Return a TCP port of the loopback interface that is free now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -33,7 +33,7 @@ def free_port() -> int:
 
 @dataclass(kw_only=True)
 class Service:
-    """A server process, its address, and the file that takes what it prints."""
+    """A server process, its URL, and the file of its output."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -41,10 +41,10 @@ class Service:
 
     @classmethod
     def start(cls, folder: Path, *options: str) -> Service:
-        """Start `serve` with ``options`` on a free port; ready when this returns.
+        """Start `serve` with ``options`` on a free port, and wait until it is ready.
 
-        Data and log are in ``folder``. Raises RunError, with what it printed, where it ends or is
-        not ready within a minute.
+        Data and log are in ``folder``. Raise RunError with its output when it ends or is not ready
+        within a minute.
         """
         port = free_port()
         log = folder / f"serve-{port}.log"
@@ -70,7 +70,7 @@ class Service:
         self.stop()
 
     def wait_ready(self) -> None:
-        """Return when /readyz says 200; RunError as `start` says."""
+        """Wait until /readyz returns 200. Raise RunError as `start` says."""
         end = time.monotonic() + START_S
         while time.monotonic() < end:
             if self.process.poll() is not None:
@@ -82,11 +82,11 @@ class Service:
         raise RunError(f"serve is not ready; it printed: {self.printed()[-2000:] or 'nothing'}")
 
     def printed(self) -> str:
-        """What the server wrote to stdout and stderr so far."""
+        """Return what the server has written to stdout and stderr."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def stop(self) -> int:
-        """Send SIGTERM and return the exit code; killed, with what it started, after 20 s."""
+        """Send SIGTERM and return the exit code. After 20 s, kill it and its workers."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -96,36 +96,41 @@ class Service:
         return self.process.returncode
 
     def kill(self) -> None:
-        """SIGKILL to the server and its workers, which are its process group."""
+        """Send SIGKILL to the server and its workers, which are its process group."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def rss_bytes(self) -> int:
-        """Resident memory of the server and all its workers, in bytes (Linux)."""
-        return sum(resident_bytes(pid) for pid in family(self.process.pid))
+        """Return the resident memory of the server and all its workers, in bytes (Linux)."""
+        return sum(resident_bytes(pid) for pid in process_tree(self.process.pid))
 
 
 def search_path() -> str:
-    """PYTHONPATH that finds this very domino_tune from another folder."""
+    """Return a PYTHONPATH that finds this repository's packages from another folder."""
     inherited = os.environ.get("PYTHONPATH")
     return os.pathsep.join([str(REPOSITORY), *([inherited] if inherited else [])])
 
 
-def family(pid: int) -> Sequence[int]:
-    """``pid`` and its descendants, as /proc tells them now."""
+def process_tree(pid: int) -> Sequence[int]:
+    """Return ``pid`` and its descendants now (Linux)."""
     found = [pid]
     for parent in found:
-        for task in Path(f"/proc/{parent}/task").glob("*/children"):
-            try:
-                found += map(int, task.read_text().split())
-            except OSError:  # it has ended
-                continue
+        found += child_pids(parent)
+    return found
+
+
+def child_pids(pid: int) -> list[int]:
+    """Return the process ids of the children of ``pid`` now (Linux); none when it has ended."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the task has ended
+            found += map(int, task.read_text().split())
     return found
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process, in bytes; 0 when it has ended."""
+    """Return the resident memory of a process, in bytes; 0 when it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
     except OSError:

@@ -1,4 +1,4 @@
-"""Traffic: requests at a steady rate or one by one, and what came of each."""
+"""Traffic: requests at a steady rate or one by one, and their answers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from typing import Any, Final
 import httpx
 
 NO_ANSWER: Final = 0
-"""Stands for the status where a connection failed."""
-PATIENCE_S: Final = 60.0
-"""No answer is waited for longer."""
+"""The status of an answer where the connection failed."""
+TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What one request got, and how long after it was due, in seconds."""
+    """The answer to one request. ``took_s`` counts from the time when the request was due."""
 
     status: int
     took_s: float
@@ -28,13 +27,13 @@ class Answer:
 
     @property
     def is_error(self) -> bool:
-        """Whether it failed; nothing that is asked here deserves a 4xx."""
+        """Return whether it failed. All requests of a load are valid, so a 4xx is an error too."""
         return not 200 <= self.status < 400
 
 
 @dataclass(kw_only=True)
 class Visitor:
-    """Asks one service, and keeps what every request of a kind took."""
+    """Sends requests to one service, and records the answers by kind of request."""
 
     client: httpx.AsyncClient
     answers: dict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
@@ -42,9 +41,9 @@ class Visitor:
     async def ask(
         self, kind: str, method: str, path: str, *, due_s: float | None = None, **options: Any
     ) -> Answer:
-        """Send one request and note its answer; a connection that fails is one too.
+        """Send one request and record its answer. A failed connection is an answer too.
 
-        ``due_s``: when it should have been sent (monotonic clock; default now).
+        ``due_s``: when it should have been sent (monotonic clock, by default now).
         """
         due_s = time.monotonic() if due_s is None else due_s
         try:
@@ -57,12 +56,12 @@ class Visitor:
         self.answers[kind].append(answer)
         return answer
 
-    def failed(self, kind: str, why: str) -> None:
-        """Note an error that no status tells."""
+    def record_error(self, kind: str, why: str) -> None:
+        """Record an error that no status shows."""
         self.answers[kind].append(Answer(status=NO_ANSWER, took_s=0.0, body=why))
 
     def errors(self) -> list[str]:
-        """What went wrong, a line each."""
+        """Return all errors, one line each."""
         return [
             f"{kind}: {one.status or 'no answer'}: {one.body[:300]}"
             for kind, answers in self.answers.items()
@@ -71,18 +70,19 @@ class Visitor:
         ]
 
 
-def visitor(url: str) -> Visitor:
-    """A visitor of the service at ``url``; close its client."""
+def open_visitor(url: str) -> Visitor:
+    """Return a visitor of the service at ``url``. The caller closes its client."""
     limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
-    return Visitor(client=httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits))
+    return Visitor(client=httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits))
 
 
-async def paced(
+async def call_at_rate(
     call: Callable[[int, float], Awaitable[object]], per_s: float, seconds: float
 ) -> None:
-    """Call ``per_s`` times a second with (number, when it is due), whatever the others do.
+    """Call ``per_s`` times a second, without waiting for earlier calls to end.
 
-    So a slow answer neither thins the traffic nor hides how long those behind it waited.
+    The arguments are the number of the call and when it is due, in s (monotonic clock). So a slow
+    answer does not lower the rate, and the times of later answers include their wait.
     """
     start = time.monotonic()
     calls = []
@@ -94,11 +94,11 @@ async def paced(
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The smallest value that ``share`` (0 to 1) of all values do not exceed."""
+    """Return the smallest value that is not below ``share`` (0 to 1) of all values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def latency_ms(answers: Sequence[Answer], share: float) -> float:
-    """Percentile of what answers took, in ms."""
+    """Return a percentile of the times of answers, in ms."""
     return 1e3 * percentile((one.took_s for one in answers), share)

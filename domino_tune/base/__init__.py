@@ -1,1 +1,1 @@
-"""TODO domino_tune/base."""
+"""Base: errors, tables, units, medians, progress. May import the simulator only."""

@@ -1,4 +1,4 @@
-"""What each error means to the outside: one dict, class -> (exit code, HTTP status, title)."""
+"""Error classes, and for each its exit code, HTTP status and title."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulator.errors import (
 
 
 class PlanFileError(DominoTuneError):
-    """A plan file is truncated, tampered with, or of an unknown schema version."""
+    """A plan file is truncated, changed by hand, or of an unknown schema version."""
 
 
 class ToleranceError(DominoTuneError):
@@ -27,47 +27,47 @@ class RunError(DominoTuneError):
 
 
 class RankKilledError(RunError):
-    """A rank was killed by SIGKILL, as the kernel does where memory runs out."""
+    """A rank was killed by SIGKILL, as the kernel does when memory runs out."""
 
 
 class NotFoundError(DominoTuneError):
-    """There is no such thing, or it is another user's."""
+    """The thing asked for does not exist, or belongs to another user."""
 
 
 class ConflictError(DominoTuneError):
-    """What is asked for does not go together with what is there."""
+    """The request conflicts with the present state."""
 
 
 class KeyReuseError(ConflictError):
-    """An idempotency key came again with another body."""
+    """An idempotency key was used before with another body."""
 
 
 class QueueFullError(DominoTuneError):
-    """As many of a caller's jobs wait or run as may."""
+    """The caller has as many waiting and running jobs as allowed."""
 
 
 class PreconditionError(DominoTuneError):
-    """What is there is no longer what the caller believes it to be (If-Match, If-None-Match)."""
+    """The state has changed since the caller read it (If-Match, If-None-Match)."""
 
 
 class StorageError(DominoTuneError):
-    """The database cannot keep or read data: disk full, failing, read-only, or file damaged."""
+    """The database cannot store or read data: disk full, failing, read-only, or file damaged."""
 
 
 class UnavailableError(DominoTuneError):
-    """The database is busy or cannot be reached; the same may succeed a little later."""
+    """The database is busy or unreachable; a later attempt may succeed."""
 
 
 class AccessError(DominoTuneError):
-    """The service wants a token: none was given, or one that is wrong or allows too little."""
+    """The token is missing or wrong, or its scope is too small."""
 
 
 class ServiceError(DominoTuneError):
-    """The service cannot be reached or started, is too busy, or failed."""
+    """The service is unreachable, cannot start, is too busy, or failed."""
 
 
 class Meaning(NamedTuple):
-    """How an error leaves the program and the service."""
+    """Exit code, HTTP status and title of an error."""
 
     exit_code: int
     http_status: int
@@ -99,14 +99,14 @@ BUG: Final = Meaning(1, 500, "A bug in domino_tune")
 
 
 def meaning_of(error: BaseException) -> Meaning:
-    """The meaning of the error's own class, or of its nearest base in MEANINGS; else a bug."""
+    """Return the meaning of the error's class or of its nearest base in MEANINGS, else BUG."""
     return next((MEANINGS[kind] for kind in type(error).__mro__ if kind in MEANINGS), BUG)
 
 
 def with_cause(error: BaseException) -> str:
-    """What it says, then the class and text of what it came from: for logs, never for callers.
+    """Return the error's text, then class and text of its cause: for logs, never for callers.
 
-    Of a database driver it is what the driver said, without the statement and its parameters.
+    Of a database error's cause only the driver's text is taken, without statement and parameters.
     """
     cause = getattr(error.__cause__, "orig", None) or error.__cause__
     if cause is None:

@@ -1,4 +1,4 @@
-"""Parts of the program that need more than it brings: which extra to install for them."""
+"""Optional dependencies: which extra of this package installs them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ EXTRAS: Final = {
     "starlette": "api",
     "uvicorn": "api",
 }
-"""Package -> the extra of ours that brings it."""
+"""Package -> the extra that installs it."""
 
 
 @contextmanager
 def needed_for(what: str) -> Iterator[None]:
-    """Around imports: raise InputError naming the extra that brings what is not installed."""
+    """Run imports; raise InputError that names the extra of a package that is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:

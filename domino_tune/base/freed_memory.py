@@ -1,5 +1,4 @@
-"""What becomes of memory that a process frees: a rank keeps it, a server gives it back. glibc alone
-can be asked."""
+"""Memory that a process frees: a rank keeps it, a server returns it. Only glibc has the options."""
 
 from __future__ import annotations
 
@@ -12,32 +11,30 @@ _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
 _LARGEST: Final = 2**31 - 1
 _LARGEST_MMAP: Final = 32 << 20
-"""glibc refuses more."""
+"""The largest value that glibc accepts."""
 HEAPS: Final = 2
+"""Heaps that all threads of a server share."""
 MAPPED_BYTES: Final = 128 << 10
-"""Blocks from this size on are mapped one by one in a server."""
+"""A server maps each block of this size or more by itself."""
 
 
 def keep_freed_memory() -> bool:
-    """Keep what a step frees for the next one; but for blocks of more than 32 MiB. False where the
-    C library cannot be asked.
+    """Keep freed blocks of up to 32 MiB for later steps. Return False without glibc.
 
-    By default glibc gives large blocks back to the system when they are freed. The next op that
-    allocates one then pays for hundreds of page faults (a GEMM of 3 ms takes 4), or does not,
-    depending on what was allocated before: times would hang on history. Frameworks keep device
-    memory in pools for the same reason.
+    By default glibc returns large blocks to the system when they are freed. The next op that
+    allocates one may then pay for hundreds of page faults (a GEMM of 3 ms takes 4): times would
+    depend on earlier allocations. Frameworks keep device memory in pools for the same reason.
     """
     return _set({_TRIM_THRESHOLD: _LARGEST, _MMAP_THRESHOLD: _LARGEST_MMAP})
 
 
 def give_freed_memory_back() -> bool:
-    """Give large blocks back as soon as they are freed, and share two heaps between all threads.
-    False where the C library cannot be asked.
+    """Return large blocks to the system when freed; use HEAPS heaps. Return False without glibc.
 
-    Answers of a hundred KiB and more come and go on many threads. By default glibc gives every few
-    threads a heap of their own, and behind the first large block that was freed takes the next ones
-    from these heaps too: in ten minutes of mixed load a server grew from 170 to 230 MiB, though
-    Python held no more. So it stays at 120.
+    Many threads allocate answers of 100 KiB and more. By default glibc makes a heap for every few
+    threads, and after the first large block is freed it takes later ones from these heaps: in ten
+    minutes of mixed load a server grew from 170 to 230 MiB, while Python held no more. With these
+    options it stays at 120 MiB.
     """
     return _set({_ARENA_MAX: HEAPS, _MMAP_THRESHOLD: MAPPED_BYTES})
 

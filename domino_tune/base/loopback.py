@@ -1,4 +1,4 @@
-"""Addresses that only this machine reaches."""
+"""Loopback addresses: only this machine reaches them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host``, an address or a name, is this machine and nobody else reaches it."""
+    """Return whether only this machine reaches ``host``, an address or a name."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Medians of repeated timings, and how sure they are."""
+"""Medians of repeated timings: confidence intervals and spread."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ CONFIDENCE: Final = 0.95
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """(low, high) that holds the true median with ``confidence``, whatever the distribution.
+    """Return (low, high) that holds the true median with ``confidence``, for any distribution.
 
-    By order statistics: each timing is above the median or not, like a fair coin. Fewer than six
-    timings cannot be that sure at 95 %; then it is their whole range.
+    Uses order statistics: each timing is above the median with probability 1/2. Fewer than six
+    timings give no interval of 95 %; then it is their whole range.
     """
     ordered = sorted(values)
     count = len(ordered)
@@ -29,7 +29,7 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def half_spread(values: Sequence[float]) -> float:
-    """Half of the range that holds the middle half; of the whole range below four values."""
+    """Return half of the interquartile range; below four values, half of the whole range."""
     if len(values) < 4:
         return (max(values) - min(values)) / 2
     low, _, high = statistics.quantiles(values, n=4)

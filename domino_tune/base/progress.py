@@ -1,12 +1,12 @@
-"""Progress: who wants to know how far a verb is."""
+"""Progress: a callback that gets the state of a running verb."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Progress = Callable[[str], None]
-"""Called with a line of text, now and then."""
+"""Called with one line of text."""
 
 
 def no_progress(message: str) -> None:
-    """Tell nobody."""
+    """Ignore the message."""

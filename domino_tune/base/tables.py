@@ -1,4 +1,4 @@
-"""The one table printer, of all commands and scripts."""
+"""Print tables: for all commands and scripts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TextIO
 
 NO_LIMIT: Final = 10_000
-"""Columns of characters where there is no terminal: nothing is wrapped or left out there."""
+"""Width in characters without a terminal: no text is wrapped or left out."""
 GAP: Final = 3
 """Characters between two columns."""
 
@@ -17,9 +17,9 @@ GAP: Final = 3
 class Table:
     """Rows of text under ``columns``; a column named with a leading ``>`` is right-aligned.
 
-    ``marked`` are indices of rows that stand out; ``notes`` are printed below. Where a terminal is
-    too narrow, the columns named in ``narrow`` are left out, the first first; the one named
-    ``below`` (also in ``narrow``) goes on lines of its own under the table instead.
+    ``marked`` are indices of highlighted rows; ``notes`` are printed below. On a narrow terminal
+    the columns named in ``narrow`` are left out, in this order; the column ``below`` (also in
+    ``narrow``) is then printed under the table, one line a row.
     """
 
     columns: Sequence[str]
@@ -32,7 +32,7 @@ class Table:
 
 
 def print_table(table: Table, file: TextIO | None = None) -> None:
-    """Print to ``file`` (default stdout): coloured and fitted on a terminal, plain elsewhere."""
+    """Print to ``file`` (default stdout): coloured and fitted to a terminal, plain elsewhere."""
     from rich import box
     from rich.table import Table as RichTable
 
@@ -59,31 +59,31 @@ def _names(table: Table) -> list[str]:
 
 
 def _shown(table: Table, width: int) -> list[int]:
-    """Indices of the columns that fit, less important ones given up until they do."""
+    """Return indices of the columns that fit, after leaving out the less important ones."""
     names = _names(table)
-    kept = set(range(len(names)))
-    given_up: list[int] = []
+    columns = set(range(len(names)))
+    dropped: list[int] = []
     for name in table.narrow:
-        if _width(table, kept) <= width:
+        if _width(table, columns) <= width:
             break
-        given_up.append(names.index(name))
-        kept.remove(given_up[-1])
-    for at in reversed(given_up):  # a wide one gone, there may be room for others again
-        if _width(table, kept | {at}) <= width:
-            kept.add(at)
-    return sorted(kept)
+        dropped.append(names.index(name))
+        columns.remove(dropped[-1])
+    for at in reversed(dropped):  # without a wide column there may be room for others again
+        if _width(table, columns | {at}) <= width:
+            columns.add(at)
+    return sorted(columns)
 
 
-def _width(table: Table, kept: set[int]) -> int:
+def _width(table: Table, columns: set[int]) -> int:
     from rich.cells import cell_len
 
     names = _names(table)
-    widths = [max(map(cell_len, (names[at], *(row[at] for row in table.rows)))) for at in kept]
+    widths = [max(map(cell_len, (names[at], *(row[at] for row in table.rows)))) for at in columns]
     return sum(widths) + GAP * len(widths)
 
 
 def _left_out(table: Table, shown: Sequence[int]) -> list[str]:
-    """The column that goes below, a line a row; then the names of those that are not shown."""
+    """Return the lines of the column ``below``, then one with the names of hidden columns."""
     names = _names(table)
     hidden = [name for at, name in enumerate(names) if at not in shown]
     lines = []
@@ -97,7 +97,7 @@ def _left_out(table: Table, shown: Sequence[int]) -> list[str]:
 
 
 def print_line(text: str, file: TextIO | None = None, style: str | None = None) -> None:
-    """Print one paragraph the same way."""
+    """Print one paragraph to ``file`` (default stdout)."""
     _console(file).print(_plain(text), style=style, soft_wrap=True)
 
 

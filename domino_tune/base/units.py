@@ -1,4 +1,4 @@
-"""Quantities as people write them: ``2x``, ``1gbit``, ``400GB/s``, ``5us``, ``80GiB``, ``off``."""
+"""Quantities as users write them: ``2x``, ``1gbit``, ``400GB/s``, ``5us``, ``80GiB``."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _BINARY: Final = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
 
 
 class QuantityError(InputError):
-    """A quantity is not written as one."""
+    """A text is not a quantity."""
 
 
 class Quantity(NamedTuple):
-    """A value in the dimension's base unit; ``factor`` is relative to what is there."""
+    """A value in the dimension's base unit; a ``factor`` multiplies the old value."""
 
     value: float
     dimension: Dimension
 
 
 def _units() -> dict[str, tuple[float, Dimension]]:
-    """Every unit by its spelling. Prefixes take either case; B is bytes, b and bit are bits."""
+    """Return every unit by its spelling. Prefixes have either case; B is bytes, b and bit bits."""
     found: dict[str, tuple[float, Dimension]] = {
         "": (1.0, "number"), "x": (1.0, "factor"), "×": (1.0, "factor"), "%": (0.01, "factor"),
         "ns": (1e-9, "s"), "us": (1e-6, "s"), "µs": (1e-6, "s"), "ms": (1e-3, "s"), "s": (1.0, "s"),
@@ -51,9 +51,9 @@ EXAMPLES: Final[dict[Dimension, str]] = {
 
 
 def parse_quantity(name: str, text: str, allowed: tuple[Dimension, ...]) -> Quantity:
-    """The quantity in ``text``, which must be of an ``allowed`` dimension.
+    """Return the quantity in ``text``; ``name`` begins the text of an error.
 
-    Raises QuantityError that begins with ``name`` and gives examples.
+    Raise QuantityError for a text that is no finite quantity of an ``allowed`` dimension.
     """
     examples = ", ".join(EXAMPLES[dimension] for dimension in allowed)
     match = _NUMBER.fullmatch(text)

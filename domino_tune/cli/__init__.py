@@ -1,1 +1,4 @@
-"""TODO domino_tune/cli."""
+"""Command line: parser made from the requests, actions, printing, progress.
+
+May import everything below.
+"""

@@ -1,6 +1,6 @@
-"""What a command does: call its service, write what was asked for, print the result.
+"""Actions of the commands: call the verb, write the files asked for, print the result.
 
-Imports stand inside the functions: ``--help`` must not pay for them.
+Imports stand inside the functions, so that ``--help`` stays fast.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def simulate(request: requests.SimulateRequest, outputs: PictureOutputs) -> None:
-    """Predict one plan."""
+    """Predict one plan and print it."""
     from domino_tune.cli import show
     from domino_tune.verbs import report
     from domino_tune.verbs.simulate import simulate as run
@@ -39,7 +39,7 @@ def simulate(request: requests.SimulateRequest, outputs: PictureOutputs) -> None
 
 
 def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
-    """Find the best plan, here or at a server."""
+    """Find the best plan, on this machine or at a server."""
     _check_places(outputs)
     if outputs.server:
         from domino_tune.cli import service_actions, show
@@ -51,7 +51,7 @@ def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
 
 
 def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
-    """When interrupted between measurements, say how to go on."""
+    """Find the best plan on this machine; when interrupted, print how to go on."""
     from domino_tune.cli import show, show_tune_measured
     from domino_tune.results.tune_measured import MeasuredTuneResult
     from domino_tune.store.plans import save_plan
@@ -76,7 +76,7 @@ def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
 
 
 def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
-    """Predict a plan where machine or workload are changed."""
+    """Predict a plan on a changed machine or workload."""
     from domino_tune.cli import show
     from domino_tune.verbs import report
     from domino_tune.verbs.whatif import whatif as run
@@ -90,7 +90,7 @@ def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
 
 
 def validate(request: requests.ValidateRequest, outputs: ValidateOutputs) -> None:
-    """Run plans for real; what is wrong with them is raised when all has been shown."""
+    """Run plans on real ranks. Raise what ``check_result`` raises after all is printed and sent."""
     from domino_tune.cli import show, show_validate
     from domino_tune.store.formats.chrome_trace import write_trace
     from domino_tune.verbs.validate import check_result
@@ -116,7 +116,7 @@ def validate(request: requests.ValidateRequest, outputs: ValidateOutputs) -> Non
 
 
 def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
-    """Measure this machine; when interrupted, say how to go on."""
+    """Measure this machine; when interrupted, print how to go on."""
     from domino_tune.cli import show_profile
     from domino_tune.verbs import profile
     from domino_tune.verbs.profile import profile as run
@@ -140,7 +140,7 @@ def plan_show(request: requests.PlanShowRequest, outputs: JsonOutputs) -> None:
 
 
 def plan_export(request: requests.PlanExportRequest, outputs: FileOutputs) -> None:
-    """Arguments and environment for a framework, as a file for a shell to source or as JSON."""
+    """Write a framework's arguments and environment, as a file for a shell to source or as JSON."""
     from domino_tune.results import to_json
     from domino_tune.store.files import write_whole
     from domino_tune.verbs.plan import export_text
@@ -204,7 +204,7 @@ def profiles_diff(request: requests.ProfilesDiffRequest, outputs: JsonOutputs) -
 
 
 def _check_places(outputs: Outputs) -> None:
-    """Refuse a place that cannot be written before, rather than after, a long computation."""
+    """Raise InputError for a file that cannot be written, before a long computation starts."""
     from domino_tune.store.files import check_writable
 
     for path in outputs.files().values():

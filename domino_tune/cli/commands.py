@@ -1,4 +1,4 @@
-"""The command line, generated from the requests: a new field of a request needs no line here."""
+"""The command line, made from the requests: a new field of a request needs no line here."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from domino_tune.requests import outputs, service
 from domino_tune.requests.options import Option, option_of
 from simulator.errors import InputError
 
-# typer brings its own click or uses the installed one, by version; these are the one it uses.
+# Some versions of typer contain click, others import it; these are the classes in use.
 UsageError: Any = typer.BadParameter.__base__
 ClickException: Any = UsageError.__base__
 INTERRUPTED: Final = meaning_of(KeyboardInterrupt()).exit_code
-# What the system says when stdout is full or closed; files' own errors name the file.
+# Errors of the system when stdout is full or closed. Errors of files name the file.
 LOST_OUTPUT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 SETTINGS: Final = {"help_option_names": ["--help", "-h"]}
 GROUPS: Final = {
@@ -38,7 +38,7 @@ GROUPS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Verb:
-    """One command: its request, its output options, and what it does with both."""
+    """One command: its request, its output options, and its action."""
 
     path: tuple[str, ...]
     request: type[requests.Request]
@@ -87,24 +87,24 @@ VERBS: Final = (
 
 
 class _Group(TyperGroup):
-    """A group that knows near misses among all commands, its own and others'."""
+    """A group that suggests the nearest command, of this or another group."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Find the command, or say which one was probably meant."""
+        """Return the command; raise UsageError that names the nearest one."""
         if self.get_command(ctx, args[0]) is None or _means_a_group(args):
             raise UsageError(_unknown_command(ctx, self, args), ctx=ctx)
         return super().resolve_command(ctx, args)
 
 
 def _means_a_group(args: Sequence[str]) -> bool:
-    """Whether ``profile list`` was typed for ``profiles list``: a verb, for a group's."""
+    """Return whether a verb is typed where a group is meant, as in ``profile list``."""
     near = get_close_matches(" ".join(args[:2]), [" ".join(v.path) for v in VERBS], n=1)
     is_verb = any(verb.path == (args[0],) for verb in VERBS)
     return is_verb and bool(near) and " " in near[0] and args[1] == near[0].split()[1]
 
 
 def _unknown_command(ctx: Any, group: TyperGroup, args: Sequence[str]) -> str:
-    """Say what was typed, what was probably meant, and what there is."""
+    """Return the message: the command typed, the nearest one, and the known ones."""
     before = ctx.command_path.split()[1:]
     typed = " ".join([*before, *(arg for arg in args[:2] if not arg.startswith("-"))])
     paths = [" ".join(verb.path) for verb in VERBS]
@@ -116,8 +116,8 @@ def _unknown_command(ctx: Any, group: TyperGroup, args: Sequence[str]) -> str:
 
 
 def build_app() -> typer.Typer:
-    """The whole command line as a typer application."""
-    help_text = "Which cut of Domino-style tensor parallelism is best, and what it gives."
+    """Return the whole command line as a typer application."""
+    help_text = "Find the best plan of Domino-style tensor parallelism, and predict its speedup."
     app = _group(help_text)
     app.callback(help=help_text)(_root)
     groups: dict[tuple[str, ...], typer.Typer] = {(): app}
@@ -138,14 +138,14 @@ def _root(
         bool,
         typer.Option(
             "--version", help="Show the version and exit.", is_eager=True,
-            callback=lambda asked: _tell_version() if asked else None,
+            callback=lambda asked: _print_version() if asked else None,
         ),
     ] = False,
 ) -> None:  # fmt: skip
-    """What the program takes besides its commands."""
+    """Hold the options of the program itself."""
 
 
-def _tell_version() -> None:
+def _print_version() -> None:
     print(f"domino_tune {VERSION}")
     raise typer.Exit
 
@@ -158,7 +158,7 @@ def _group(help_text: str) -> typer.Typer:
 
 
 def _function(verb: Verb) -> Callable[..., None]:
-    """A function with the verb's fields as parameters, for typer to read."""
+    """Return a function with the verb's fields as parameters, for typer to read."""
     request_names = {item.name for item in fields(verb.request)}
 
     def run(**values: Any) -> None:
@@ -178,31 +178,31 @@ def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
     hints = get_type_hints(kind)
     found = []
     for item in fields(kind):
-        said, hint = option_of(item), hints[item.name]
+        spec, hint = option_of(item), hints[item.name]
         default: Any = inspect.Parameter.empty if item.default is MISSING else item.default
         if hint == tuple[str, ...]:
             hint, default = list[str], []
         found.append(
             inspect.Parameter(
                 item.name, inspect.Parameter.KEYWORD_ONLY, default=default,
-                annotation=Annotated[hint, _typer_info(said, hint)],
+                annotation=Annotated[hint, _typer_info(spec, hint)],
             )
         )  # fmt: skip
     return found
 
 
-def _typer_info(said: Option, hint: Any) -> Any:
-    metavar = said.metavar or (f"[{'|'.join(said.choices)}]" if said.choices else None)
-    if not said.flag:
-        return typer.Argument(help=said.help, metavar=metavar, show_default=False)
+def _typer_info(spec: Option, hint: Any) -> Any:
+    metavar = spec.metavar or (f"[{'|'.join(spec.choices)}]" if spec.choices else None)
+    if not spec.flag:
+        return typer.Argument(help=spec.help, metavar=metavar, show_default=False)
     flag = hint is bool or bool in get_args(hint)
     return typer.Option(
-        said.flag, help=said.help, metavar=None if flag else metavar, show_default=False
+        spec.flag, help=spec.help, metavar=None if flag else metavar, show_default=False
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code; errors of the user's leave no traceback."""
+    """Run the command line and return the exit code; print a user's error without traceback."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         result = build_app()(arguments, prog_name="domino_tune", standalone_mode=False)
@@ -213,20 +213,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         _complain("interrupted.")
         return INTERRUPTED
-    except (BrokenPipeError, SystemExit):  # the reader, `head` say, has seen enough
+    except (BrokenPipeError, SystemExit):  # the reader, such as `head`, has closed the pipe
         _silence(sys.stdout)
         return 0
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in LOST_OUTPUT:
             _silence(sys.stdout)
-            _complain(f"Cannot write the output: {error.strerror}; send it somewhere else.")
+            _complain(f"Cannot write the output: {error.strerror}; write it to another place.")
             return meaning_of(InputError()).exit_code
         meaning = meaning_of(error)
         if meaning.exit_code == 1:
             raise
         _complain(str(error))
         return meaning.exit_code
-    if result == INTERRUPTED:  # typer's way to say so
+    if result == INTERRUPTED:  # typer returns it, as `standalone_mode` is off
         _complain("interrupted.")
     return result if isinstance(result, int) else 0
 
@@ -234,11 +234,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _complain(message: str) -> None:
     try:
         print(f"error: {message}", file=sys.stderr, flush=True)
-    except OSError:  # nobody listens: the exit code must do
+    except OSError:  # stderr is closed: only the exit code is left
         _silence(sys.stderr)
 
 
 def _silence(stream: TextIO) -> None:
-    """Let what the stream still holds vanish, rather than fail again when Python exits."""
+    """Drop the text that the stream still holds, so that Python's exit does not fail again."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

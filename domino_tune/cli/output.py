@@ -1,4 +1,4 @@
-"""Where a result is printed: as JSON, or as its table."""
+"""Print a result as JSON or as its table."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def answer(result: Any, as_json: bool, table: Callable[[Any], None]) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Return ``value`` as JSON for people: indented, with a line's end."""
+    """Return ``value`` as indented JSON with a final newline."""
     return json.dumps(value, indent=2, allow_nan=False) + "\n"

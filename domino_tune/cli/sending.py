@@ -1,4 +1,4 @@
-"""validate --report-to: measured results go to the server that tuned, and stay here until there."""
+"""validate --report-to: send measured results to the server that tuned; save unsent ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOLDER: Final = "unsent"
 
 
 def check_destination(url: str, token_file: str | None) -> None:
-    """Raise InputError or AccessError before anything is measured, rather than after it."""
+    """Raise InputError or AccessError before anything is measured, where sending cannot work."""
     _, job = validations_of(url)
     find_token(token_file)
     make_folder(_folder(), "set DOMINO_TUNE_HOME to another folder")
@@ -33,21 +33,21 @@ def check_destination(url: str, token_file: str | None) -> None:
 
 
 def send_result(result: ValidateResult, url: str, token_file: str | None) -> None:
-    """Send what was measured. It lies in a file while that is not acknowledged.
+    """Send the result. Save it in a file until the server acknowledges it.
 
-    Raises what ``Client.send_validation`` does, when the user has been told how to send it again.
+    Raise what ``Client.send_validation`` raises, after printing how to send the file again.
     """
     body = json.dumps(to_json(result), separators=(",", ":"), allow_nan=False).encode()
     _, job = validations_of(url)
-    kept = _folder() / f"{job}-{_key(body)[:12]}.json"
-    write_whole(kept, body)
-    with _told_how(kept, url, token_file):
+    unsent = _folder() / f"{job}-{_key(body)[:12]}.json"
+    write_whole(unsent, body)
+    with _resend_hint(unsent, url, token_file):
         _send(body, url, token_file)
-    kept.unlink(missing_ok=True)
+    unsent.unlink(missing_ok=True)
 
 
 def send_again(request: SendRequest) -> None:
-    """Send a file that was kept, and remove it when that is acknowledged."""
+    """Send a saved file; remove it when the server acknowledges it."""
     path = Path(request.file)
     read_json(path, what="File of results", error=InputError)
     _send(path.read_bytes(), request.to, request.token_file)
@@ -55,7 +55,7 @@ def send_again(request: SendRequest) -> None:
 
 
 def _send(body: bytes, url: str, token_file: str | None) -> None:
-    """Equal results have one key, so they are there once, however often they are sent."""
+    """Send ``body``. Equal results have one key, so the server stores them once."""
     server, job = validations_of(url)
     with Client(server, token=find_token(token_file)) as client:
         try:
@@ -65,14 +65,14 @@ def _send(body: bytes, url: str, token_file: str | None) -> None:
 
 
 @contextmanager
-def _told_how(kept: Path, url: str, token_file: str | None) -> Iterator[None]:
-    """Where the sending fails or is interrupted, say where the results are and how to send them."""
+def _resend_hint(unsent: Path, url: str, token_file: str | None) -> Iterator[None]:
+    """When sending fails or is interrupted, print where the results are and how to send them."""
     try:
         yield
     except BaseException:
-        words = ["python", "-m", "domino_tune", "send", str(kept), "--to", url]
+        words = ["python", "-m", "domino_tune", "send", str(unsent), "--to", url]
         again = shlex.join([*words, *(["--token-file", token_file] if token_file else [])])
-        warn([f"The results were not sent; they are kept in {kept}. Send them with: {again}"])
+        warn([f"The results were not sent; they are saved in {unsent}. Send them with: {again}"])
         raise
 
 

@@ -1,6 +1,6 @@
-"""What the service's commands do: serve, keep tokens, send results; and `tune` at a server.
+"""Actions of the service's commands: serve, manage tokens, send results; and `tune` at a server.
 
-Imports stand inside the functions: ``--help`` must not pay for them.
+Imports stand inside the functions, so that ``--help`` stays fast.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def serve(request: requests.ServeRequest, outputs: Outputs) -> None:
-    """Serve until interrupted; the address is printed when requests are answered."""
+    """Serve until interrupted; print the address when the server answers requests."""
     from domino_tune.base.extras import needed_for
 
     with needed_for("serve"):
@@ -27,7 +27,7 @@ def serve(request: requests.ServeRequest, outputs: Outputs) -> None:
 
 
 def tokens_add(request: requests.TokensAddRequest, outputs: JsonOutputs) -> None:
-    """Make a token."""
+    """Make a token and print its secret."""
     from domino_tune.cli import show_tokens
     from domino_tune.service import token_verbs
 
@@ -47,11 +47,11 @@ def tokens_revoke(request: requests.TokensRevokeRequest, outputs: Outputs) -> No
     from domino_tune.service import token_verbs
 
     token_verbs.tokens_revoke(request)
-    print(f"Token {request.name} is worthless now.")
+    print(f"Token {request.name} is revoked.")
 
 
 def tune_there(request: TuneRequest, outputs: TuneOutputs, server: str) -> Tuned:
-    """Let a server tune; write the files that were asked for as it made them."""
+    """Tune at a server; write the files asked for, as the server made them."""
     from domino_tune.cli import show
     from domino_tune.client import Client
     from domino_tune.client.tokens import find_token
@@ -71,7 +71,7 @@ def tune_there(request: TuneRequest, outputs: TuneOutputs, server: str) -> Tuned
 
 
 def send(request: requests.SendRequest, outputs: Outputs) -> None:
-    """Send results that were kept."""
+    """Send saved results."""
     from domino_tune.cli.sending import send_again
 
     send_again(request)

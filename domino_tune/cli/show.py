@@ -1,13 +1,14 @@
-"""Results as tables, for people."""
+"""Print results as tables."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
+from domino_tune.base.progress import Progress, no_progress
 from domino_tune.base.tables import Table, print_line, print_table
 from domino_tune.results import (
     ModelsResult,
@@ -20,11 +21,11 @@ from domino_tune.results import (
 )
 from domino_tune.results.simulate import workload_line
 from domino_tune.results.tune import ContentionSensitivity, GridCell, TrialResult
-from simulator.issue_order import Line
+from simulator.issue_order import IssueOrder
 
 
 def models(result: ModelsResult) -> None:
-    """One row a preset."""
+    """Print one row a preset."""
     rows = [
         (
             model.name, f"{model.parameters / 1e9:.1f} B", str(model.num_hidden_layers),
@@ -50,7 +51,7 @@ def _kind(gated: bool, norm: str) -> str:
 
 
 def simulate(result: Simulated) -> None:
-    """Baseline, chosen plan and bound, one row each; then how sure that is."""
+    """Print baseline, chosen plan and bound, one row each; then the confidence."""
     print_table(
         Table(
             title=workload_line(result.model, result.workload, result.cluster, result.profile.name),
@@ -63,7 +64,7 @@ def simulate(result: Simulated) -> None:
                 for name, variant in result.variants.items()
             ],
             marked=(1,),
-            notes=(_sure_line(result),),
+            notes=(_confidence_line(result),),
             narrow=(
                 "idle", "compute", "tokens/s", "memory", "comm", "hidden", "exposed", "plan",
             ),
@@ -74,13 +75,13 @@ def simulate(result: Simulated) -> None:
 
 
 def warn(warnings: Iterable[str]) -> None:
-    """Warnings go to stderr, where they are seen when the result is piped on."""
+    """Print warnings to stderr, which is visible when stdout goes into a pipe."""
     for text in warnings:
         print_line(f"warning: {text}", sys.stderr, "yellow")
 
 
 def ms(value: float) -> str:
-    """Milliseconds, to 0.1."""
+    """Return milliseconds as text, to 0.1 ms."""
     return f"{value:,.1f} ms"
 
 
@@ -93,17 +94,17 @@ def _variant_row(name: str, variant: Variant, baseline_ms: float) -> tuple[str, 
     )  # fmt: skip
 
 
-def _sure_line(result: Simulated) -> str:
+def _confidence_line(result: Simulated) -> str:
     interval = result.interval_ms
     shares = ", ".join(f"{share:.0%} {kind}" for kind, share in result.confidence_shares.items())
     return (
         f"Confidence {result.confidence}: {interval.low:,.0f}–{interval.high:,.0f} ms; "
-        f"time by source of look-up: {shares}."
+        f"time by source of lookup: {shares}."
     )
 
 
 def tune(result: Tuned) -> None:
-    """The best plan beside baseline and bound, its closest rivals, and what it hangs on."""
+    """Print the best plan, the grid of cuts, the closest rivals, and where the choice changes."""
     simulate(result.best)
     _grid(result)
     fastest = min(trial.iteration_ms for trial in result.trials)
@@ -130,7 +131,7 @@ def tune(result: Tuned) -> None:
 
 
 def _grid(result: Tuned) -> None:
-    """The fastest plan of each cut, rows by columns."""
+    """Print the fastest plan of each cut, rows by columns."""
     columns = sorted({cell.col_slices for cell in result.grid})
     rows = sorted({cell.row_slices for cell in result.grid})
     cells = {(cell.row_slices, cell.col_slices): cell for cell in result.grid}
@@ -151,10 +152,10 @@ def _cell_text(cell: GridCell) -> str:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """A status line on stderr where that is a terminal; silence elsewhere."""
+def progress() -> Iterator[Progress]:
+    """Show a status line where stderr is a terminal; print nothing elsewhere."""
     if not sys.stderr.isatty():
-        yield lambda message: None
+        yield no_progress
         return
     from rich.console import Console
 
@@ -163,11 +164,13 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def still_progress() -> Iterator[Callable[[str], None]]:
-    """A status line that changes with its message only: something that turns would take time from
-    ranks that are timed. Silence where stderr is no terminal."""
+def still_progress() -> Iterator[Progress]:
+    """Show a status line without a spinner, which would take time from ranks that are timed.
+
+    Print nothing where stderr is no terminal.
+    """
     if not sys.stderr.isatty():
-        yield lambda message: None
+        yield no_progress
         return
     clear, width = "\r\x1b[K", shutil.get_terminal_size().columns - 1
 
@@ -199,30 +202,32 @@ def _search_line(result: Tuned) -> str:
     return (
         f"{result.search}: {certainty}; {result.space_size:,} combinations, "
         f"{result.evaluations:,} simulated, {result.pruned:,} ruled out by a bound, "
-        f"not runnable: {infeasible or 'none'}; {result.seconds:.1f} s. Within 1 % of the fastest, "
-        "less memory and fewer slices win."
+        f"not runnable: {infeasible or 'none'}; {result.seconds:.1f} s. Among plans within 1 % of "
+        "the fastest, less memory and fewer slices win."
     )
 
 
 def _contention_lines(found: ContentionSensitivity | None) -> list[str]:
-    """Where the choice would change, in words."""
+    """Return at which contention the best plan changes, in words."""
     if found is None:
         return []
-    if len(found.turns) == 1:
+    if len(found.crossovers) == 1:
         ends = f"{_contention(found.points[0].factor)} to {_contention(found.points[-1].factor)}"
         return [f"The same plan wins from {ends}."]
-    first, *later = found.turns
+    first, *later = found.crossovers
     parts = [f"With {_contention(first.factor)}, the winner is {first.winner.label}"]
-    parts += [f"from {_contention(turn.factor)} on, {turn.winner.label}" for turn in later]
+    parts += [
+        f"from {_contention(crossover.factor)} on, {crossover.winner.label}" for crossover in later
+    ]
     return ["; ".join(parts) + "."]
 
 
 def _contention(factor: float) -> str:
-    return f"{factor:.3g} times the profile's slow-downs" if factor else "no contention at all"
+    return f"{factor:.3g} times the profile's slowdowns" if factor else "no contention"
 
 
 def whatif(result: WhatIfResult) -> None:
-    """One row a point, the first as things are."""
+    """Print one row a point, the unchanged case first."""
     base = result.base.result
     assert base is not None
     rows = [_point_row(_point_name(result.base), result.base, base)]
@@ -232,14 +237,14 @@ def whatif(result: WhatIfResult) -> None:
         Table(
             title=workload_line(base.model, base.workload, base.cluster, base.profile.name),
             columns=(
-                "change", "plan", ">iteration", ">as it is / this", ">baseline", ">bound",
+                "change", "plan", ">iteration", ">unchanged / this", ">baseline", ">bound",
                 ">speedup", ">exposed", ">memory", ">tokens/s", "confidence",
             ),
             rows=rows,
             notes=[_replay_line(result)],
             narrow=(
                 "exposed", "tokens/s", "confidence", "bound", "memory", "baseline",
-                "as it is / this", "plan",
+                "unchanged / this", "plan",
             ),
             below="plan",
         )
@@ -250,8 +255,8 @@ def whatif(result: WhatIfResult) -> None:
 
 def _replay_line(result: WhatIfResult) -> str:
     if result.retuned:
-        return "Each row has the best plan of its own point."
-    return "The plan and its order are replayed as they are; --retune finds each point's own."
+        return "Each row is the best plan of its point."
+    return "Every row replays the same plan and order; --retune finds the best plan of each point."
 
 
 def _point_row(name: str, point: WhatIfPoint, base: Simulated) -> tuple[str, ...]:
@@ -268,11 +273,11 @@ def _point_row(name: str, point: WhatIfPoint, base: Simulated) -> tuple[str, ...
 
 
 def _point_name(point: WhatIfPoint) -> str:
-    return ", ".join(f"{key}={value}" for key, value in point.changes.items()) or "as it is"
+    return ", ".join(f"{key}={value}" for key, value in point.changes.items()) or "unchanged"
 
 
 def _point_warnings(result: WhatIfResult) -> list[str]:
-    """Each warning once, after the points that it is about."""
+    """Return each warning once, after the names of its points."""
     about: dict[str, list[str]] = {}
     for point in (result.base, *result.points):
         for text in point.result.warnings if point.result else ():
@@ -281,27 +286,27 @@ def _point_warnings(result: WhatIfResult) -> list[str]:
 
 
 def plan(result: PlanResult) -> None:
-    """What a plan file was made for, and what it says."""
-    held = result.plan_file
+    """Print the content of a plan file, and the case that it was made for."""
+    file = result.plan_file
     print_table(
         Table(
-            title=workload_line(held.model, held.workload, held.cluster, held.profile.name),
+            title=workload_line(file.model, file.workload, file.cluster, file.profile.name),
             columns=("", "value"),
             rows=[
-                ("plan", held.plan.label),
-                *((name, str(value)) for name, value in asdict(held.plan).items()),
-                ("profile id", held.profile.content_id),
-                ("predicted iteration", ms(held.predicted.iteration_ms)),
-                ("predicted baseline", ms(held.predicted.baseline_ms)),
-                ("predicted bound", ms(held.predicted.no_comm_ms)),
-                ("predicted memory", f"{held.predicted.peak_memory_gib:.1f} GiB"),
-                ("forward order", _order_text(held.order.forward)),
-                ("backward order", _order_text(held.order.backward)),
+                ("plan", file.plan.label),
+                *((name, str(value)) for name, value in asdict(file.plan).items()),
+                ("profile id", file.profile.content_id),
+                ("predicted iteration", ms(file.predicted.iteration_ms)),
+                ("predicted baseline", ms(file.predicted.baseline_ms)),
+                ("predicted bound", ms(file.predicted.no_comm_ms)),
+                ("predicted memory", f"{file.predicted.peak_memory_gib:.1f} GiB"),
+                ("forward order", _order_text(file.order.forward)),
+                ("backward order", _order_text(file.order.backward)),
             ],
         )
     )
 
 
-def _order_text(line: Line) -> str:
+def _order_text(line: IssueOrder) -> str:
     layers = "a layer" if line.stride == 1 else f"{line.stride} layers"
     return f"{len(line.tokens)} fragments for {layers}: {' '.join(line.to_strings())}"

@@ -1,12 +1,13 @@
-"""Results of ``profile`` as a table, and its progress while it runs."""
+"""Print the result of ``profile`` as a table, and its progress while it runs."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from domino_tune.base.progress import Progress
 from domino_tune.base.tables import Table, print_line, print_table
 from domino_tune.cli import show
 from domino_tune.results.profile import ProfilingResult
@@ -15,8 +16,8 @@ MOST_OUTLIERS = 5
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """A status line where stderr is a terminal, plain lines elsewhere."""
+def progress() -> Iterator[Progress]:
+    """Show a status line where stderr is a terminal; print plain lines elsewhere."""
     if sys.stderr.isatty():
         with show.still_progress() as update:
             yield update
@@ -25,7 +26,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 def profile(result: ProfilingResult) -> None:
-    """Rows by section, what is left, and how to go on."""
+    """Print the rows of each section, how many are left, and how to go on."""
     print_table(
         Table(
             title=f"{result.profile.name} ({result.profile.content_id[:19]}…) in {result.path}",
@@ -44,15 +45,15 @@ def profile(result: ProfilingResult) -> None:
 
 
 def interrupted(path: Path, resume: str) -> None:
-    """Where what was measured is kept, and how to go on."""
-    kept = f"What was measured is kept in {path}." if path.exists() else "Nothing was measured yet."
-    print_line(f"{kept} To go on: {resume}", sys.stderr)
+    """Print where the measurements are, and how to go on."""
+    state = f"The measurements are in {path}." if path.exists() else "Nothing was measured yet."
+    print_line(f"{state} To go on: {resume}", sys.stderr)
 
 
 def _notes(result: ProfilingResult) -> Iterator[str]:
     yield from result.notes
     if result.complete and result.seconds == 0:
-        yield "Complete: nothing was left to measure, and no ranks were started."
+        yield "Complete: nothing was left to measure; no ranks were started."
     elif result.complete:
         yield f"Complete, in {result.seconds:.0f} s."
     else:
@@ -66,8 +67,8 @@ def _outlier_lines(result: ProfilingResult) -> Iterator[str]:
     for outlier in result.outliers[:MOST_OUTLIERS]:
         yield (
             f"{outlier.section} {outlier.op}: {outlier.median_us:,.0f} us ± {outlier.spread:.0%}; "
-            "the machine was disturbed, or is not steady."
+            "something disturbed the machine, or its speed is not steady."
         )
     more = len(result.outliers) - MOST_OUTLIERS
     if more > 0:
-        yield f"{more} more rows spread as much; --json lists them."
+        yield f"{more} more rows vary as much; --json lists them."

@@ -1,4 +1,4 @@
-"""Results of the profiles verbs as tables."""
+"""Print results of the profiles verbs as tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from domino_tune.results import (
 
 
 def listing(result: ProfilesResult) -> None:
-    """One row a profile."""
+    """Print one row a profile."""
     print_table(
         Table(
             columns=("profile", "from", "machine", "created", "sections", "id"),
@@ -32,7 +32,7 @@ def listing(result: ProfilesResult) -> None:
 
 
 def profile(result: ProfileResult) -> None:
-    """The machine, then the sections."""
+    """Print the machine, then the sections."""
     machine = result.machine
     facts = [
         ("GPU", machine.gpu),
@@ -64,11 +64,11 @@ def profile(result: ProfileResult) -> None:
 
 
 def check(result: CheckResult) -> None:
-    """Each section's leave-out error."""
+    """Print each section's leave-out error."""
     print_table(
         Table(
-            title=f"{result.profile.name} is whole ({result.profile.content_id})",
-            columns=("section", "kind", ">rows", ">fits", ">error", "what the error is of"),
+            title=f"{result.profile.name} is valid ({result.profile.content_id})",
+            columns=("section", "kind", ">rows", ">fits", ">error", "how the error is computed"),
             rows=[
                 (
                     item.section, item.kind, str(item.rows), str(item.fits), percent(item.error),
@@ -85,22 +85,22 @@ def _fits_note(result: CheckResult) -> list[str]:
     if all(item.rows for item in result.sections):
         return []
     return [
-        "Sections made of fits have no rows to leave out: their error is the one stated when they "
-        "were fitted; `scripts/bench accuracy` computes it anew."
+        "Sections of fits have no rows to leave out: their error was stated at fitting; "
+        "`scripts/bench accuracy` computes it again."
     ]
 
 
 def imported(result: ImportResult) -> None:
-    """What was written where."""
+    """Print how many rows were written, and where."""
     note = f" {result.note}" if result.note else ""
     print_line(
-        f"{result.rows} {result.section} rows went into profile {result.profile.name!r}, kept in "
+        f"Added {result.rows} {result.section} rows to profile {result.profile.name!r}: "
         f"{result.path}.{note}"
     )
 
 
 def diff(result: DiffResult) -> None:
-    """Everything that differs."""
+    """Print everything that differs."""
     if not result.differences:
         print_line(f"The same content: {result.first.content_id}.")
         return
@@ -113,5 +113,5 @@ def diff(result: DiffResult) -> None:
 
 
 def percent(error: float | None) -> str:
-    """A relative error, or a dash where nobody knows."""
+    """Return a relative error as text, or a dash where it is unknown."""
     return "–" if error is None else f"{error:.1%}"

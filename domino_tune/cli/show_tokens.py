@@ -1,4 +1,4 @@
-"""Tokens as tables, for people."""
+"""Print tokens as tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from domino_tune.results.tokens import TokenAddedResult, TokensResult
 
 
 def listing(result: TokensResult) -> None:
-    """One row a token."""
+    """Print one row a token."""
     print_table(
         Table(
             columns=("name", "owner", "scope", "created"),
@@ -19,10 +19,10 @@ def listing(result: TokensResult) -> None:
 
 
 def added(result: TokenAddedResult) -> None:
-    """The secret alone on stdout, so that it can go into a file; what it is on stderr."""
+    """Print the secret alone to stdout, so that it can go into a file; the rest to stderr."""
     print(result.secret)
     print_line(
-        f"Token {result.name} of {result.owner}, scope {result.scope}: keep it now, it is not "
+        f"Token {result.name} of {result.owner}, scope {result.scope}: store it now, it is not "
         "shown again.",
         sys.stderr,
     )

@@ -1,4 +1,4 @@
-"""Results of ``tune --objective measure`` as tables."""
+"""Print results of ``tune --objective measure`` as tables."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from domino_tune.results.simulate import workload_line
 from domino_tune.results.tune_measured import MeasuredPlan, MeasuredTuneResult
 
 STOPPED = {
-    "trials": "the budget of --trials is spent",
-    "small gain": "no other plan promises a gain worth a run",
+    "trials": "--trials is reached",
+    "small gain": "every other plan has a small expected gain",
     "all measured": "every plan was measured",
 }
 
 
 def tune(result: MeasuredTuneResult) -> None:
-    """Every plan that was run, measured beside predicted, fastest first; then the prediction."""
+    """Print every plan that was run, fastest first; then the prediction of the best."""
     ranked = sorted(result.measured, key=lambda one: (one.speedup is None, -(one.speedup or 0)))
     best = result.best
     print_table(
@@ -39,17 +39,17 @@ def tune(result: MeasuredTuneResult) -> None:
 
 
 def _row(one: MeasuredPlan, chosen: bool) -> tuple[str, ...]:
-    said = one.failed or ("chosen" if chosen else "")
+    remark = one.failed or ("chosen" if chosen else "")
     predicted = (show.ms(one.predicted_ms), f"{one.predicted_speedup:.3f}x")
     if one.measured_ms is None or one.measured_interval_ms is None:
-        return (one.plan.label, "", "", "", "", *predicted, "", said)
+        return (one.plan.label, "", "", "", "", *predicted, "", remark)
     time, speedup = one.measured_interval_ms, one.speedup_interval
     memory = "" if one.peak_memory_gib is None else f"{one.peak_memory_gib:.2f} GiB"
     return (
         one.plan.label, show.ms(one.measured_ms), f"{(time.high - time.low) / 2:,.1f}",
         f"{one.speedup:.3f}x",
         "" if speedup is None else f"{(speedup.high - speedup.low) / 2:.3f}",
-        *predicted, memory, said,
+        *predicted, memory, remark,
     )  # fmt: skip
 
 
@@ -67,11 +67,11 @@ def _notes(result: MeasuredTuneResult) -> Iterator[str]:
             "that --trials does not count."
         )
     yield (
-        "Speedups are of steps that followed the baseline's, so that drifts of the machine cancel."
+        "Each speedup compares a step with the baseline's step before it: machine drift cancels."
     )
     yield f"Evidence: {result.evidence}"
 
 
 def interrupted(message: str) -> None:
-    """What is kept, and how to go on."""
+    """Print where the evidence is, and how to go on."""
     print_line(message, sys.stderr)

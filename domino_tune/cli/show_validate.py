@@ -1,4 +1,4 @@
-"""Validations as tables, for people."""
+"""Print validations as tables."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NONE: Final = "–"
 
 
 def validation(result: ValidateResult) -> None:
-    """Times, then communication and memory, then each given plan's ops."""
+    """Print times, then communication and memory, then the ops of each given plan."""
     if result.interrupted:
-        print_line("Interrupted: this is what was measured by then.", sys.stdout, "yellow")
+        print_line("Interrupted: only the rounds until then are shown.", sys.stdout, "yellow")
     _times(result)
     _communication(result)
     for plan in result.plans[2:]:
@@ -64,7 +64,7 @@ def _conditions(result: ValidateResult) -> str:
         result.backend
     )  # fmt: skip
     if result.emulated_collectives:
-        over = "emulated collectives, whose own times are the profile's and were not measured"
+        over = "emulated collectives, whose times come from the profile and were not measured"
     return (
         f"Measured over {over}: median over rounds of the slowest rank. Predicted with "
         f"{result.profile.name}, {result.profile.content_id}."
@@ -73,10 +73,10 @@ def _conditions(result: ValidateResult) -> str:
 
 def _speed_line(result: ValidateResult) -> str:
     if result.present_speed is None:
-        return "How fast the machine computes at present was not measured."
+        return "The present speed of the machine was not measured."
     return (
         f"The machine computes {result.present_speed:.3f} times as fast now as when it was "
-        "profiled; at present speed: the error with computation predicted at this speed."
+        "profiled; the error at present speed is that of a prediction with this factor."
     )
 
 
@@ -103,13 +103,13 @@ def _communication(result: ValidateResult) -> None:
 
 
 def _pair(one: ValidatedPlan, name: str, text: Callable[[float], str]) -> tuple[str, str]:
-    """A number predicted and measured, as text."""
+    """Return a number predicted and measured, as text."""
 
-    def told(side: Iteration | None) -> str:
+    def cell(side: Iteration | None) -> str:
         value = getattr(side, name) if side else None
         return NONE if value is None else text(value)
 
-    return told(one.predicted), told(one.measured)
+    return cell(one.predicted), cell(one.measured)
 
 
 def _memory(gib: float) -> str:

@@ -1,4 +1,4 @@
-"""The service's client: the verbs of domino_tune.verbs at a server, sync and async.
+"""HTTP client: the verbs at a server, sync and async. May import results, store, requests, base.
 
     from domino_tune.client import Client
     from domino_tune.requests import TuneRequest
@@ -8,8 +8,8 @@
                                          seq_length=4096, micro_batch_size=8))
         print(answer.result.best.plan.label)
 
-Errors are the classes that the same verbs raise locally; ServiceError where the server cannot be
-reached or fails, AccessError where its token does not do.
+Methods raise the errors that the same verbs raise locally; ServiceError where the server cannot be
+reached or fails; AccessError where the token is missing, wrong or allows too little.
 """
 
 from domino_tune.base.extras import needed_for

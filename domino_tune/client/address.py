@@ -1,10 +1,10 @@
-"""Where a server is: its URL, checked."""
+"""URLs: of a server, of a tune's validations, and names as segments of their paths."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from domino_tune.base import loopback
 from simulator.errors import InputError
@@ -13,7 +13,7 @@ _VALIDATIONS: Final = re.compile(r"(.+)/v1/tunes/([A-Za-z0-9_-]+)/validations/?"
 
 
 def base_url(server: str) -> str:
-    """The URL without a slash at its end. Raises InputError for another thing than a server's."""
+    """Return a server's URL without a slash at its end. Raise InputError for any other URL."""
     parts = _split(server)
     if parts.username or parts.password:
         raise InputError(
@@ -26,12 +26,20 @@ def base_url(server: str) -> str:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether it leads to this machine: what goes there goes through no proxy."""
+    """Return whether the URL leads to this machine: such requests must not go through a proxy."""
     return loopback.is_loopback(_split(url).hostname or "")
 
 
+def segment(name: str) -> str:
+    """Return a name as one segment of a path, whatever characters it has."""
+    return quote(name, safe="")
+
+
 def validations_of(url: str) -> tuple[str, str]:
-    """Server and job of ``SERVER/v1/tunes/ID/validations``; raises InputError for another URL."""
+    """Return server and job of ``SERVER/v1/tunes/ID/validations``.
+
+    Raise InputError for any other URL.
+    """
     found = _VALIDATIONS.fullmatch(url)
     if not found:
         raise InputError(

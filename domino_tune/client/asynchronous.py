@@ -1,31 +1,40 @@
-"""AsyncClient: Client for asyncio, method for method."""
+# scripts/unasync.py makes sync.py from this file; run it after each edit.
+"""AsyncClient: the verbs at a server, for asyncio."""
 
 from __future__ import annotations
 
-import asyncio
-from types import TracebackType
-from typing import Any, TypeVar
+from asyncio import CancelledError, sleep
+from collections.abc import Sequence
+from contextlib import suppress
+from time import perf_counter
+from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 
 from domino_tune import requests
-from domino_tune.client import calls, flows, transport
-from domino_tune.client.answers import Answer
+from domino_tune.base.errors import ServiceError
+from domino_tune.base.progress import Progress, no_progress
+from domino_tune.client import transport
+from domino_tune.client.address import segment
+from domino_tune.client.answers import BUSY, Json, check, json_of, retry_after_s
+from domino_tune.client.bodies import plan_body, tune_body, whatif_body
 from domino_tune.client.events import EventReader
-from domino_tune.client.jobs import Job, JobPage, TuneAnswer
+from domino_tune.client.jobs import Job, JobPage, TuneAnswer, job_of, page_of, path_of, tune_answer
 from domino_tune.client.tokens import Token
+from domino_tune.client.transport import JSON_HEADERS, PAUSES_S, new_key
 from domino_tune.results import Simulated
-
-T = TypeVar("T")
-Json = dict[str, Any]
+from domino_tune.results.from_json import simulated_from_json
+from simulator.errors import DominoTuneError
 
 
 class AsyncClient:
-    """One server. ``token``: default what $DOMINO_TUNE_TOKEN holds. Use it as a context manager,
-    or ``close`` it.
+    """A connection to one server. Use it as a context manager, or ``close`` it.
 
-    Raises InputError for a bad URL. Every method raises the errors that the verb raises locally,
-    NotFoundError, AccessError, and ServiceError where no answer comes, after several tries.
+    ``token`` is by default the one in $DOMINO_TUNE_TOKEN. Raise InputError for a bad URL. Every
+    method raises the errors that the verb raises locally, NotFoundError, AccessError, and
+    ServiceError where no answer comes after several tries. ``progress`` is called with the job's
+    text at each change.
     """
 
     def __init__(self, server: str, *, token: str | Token | None = None) -> None:
@@ -34,152 +43,205 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
-        """End its connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def tune(
-        self, request: requests.TuneRequest, told: flows.Told = flows.silent
+        self, request: requests.TuneRequest, progress: Progress = no_progress
     ) -> TuneAnswer:
-        """Ask for the best plan and wait; ``told`` hears the progress. Ctrl-C cancels the job."""
-        return await self._run(flows.tuned(request, told))
+        """Ask for the best plan and wait for it. Cancel the job if that is interrupted."""
+        start_s = perf_counter()
+        body, key = tune_body(request), new_key()
+        job: Job | None = None
+        try:
+            job = job_of(await self._post("/v1/tunes", body, key=key))
+            job = await self.wait(job, progress)
+        except (CancelledError, KeyboardInterrupt):
+            with suppress(DominoTuneError):
+                # The server may know a job whose answer did not arrive. Sent again with the same
+                # key, the request returns that job.
+                job = job or job_of(await self._post("/v1/tunes", body, key=key, pauses_s=()))
+                await self._job("DELETE", job, pauses_s=())
+            raise
+        return tune_answer(job, seconds=perf_counter() - start_s)
 
     async def submit_tune(self, request: requests.TuneRequest) -> Job:
-        """Ask for the best plan and do not wait."""
-        return await self._run(flows.asked(calls.submit_tune(request)))
+        """Ask for the best plan and do not wait for it."""
+        return job_of(await self._post("/v1/tunes", tune_body(request), key=new_key()))
 
-    async def sweep(self, request: requests.WhatIfRequest, told: flows.Told = flows.silent) -> Job:
-        """Ask for a sweep and wait; Ctrl-C leaves it running."""
-        return await self._run(flows.swept(request, told))
+    async def sweep(self, request: requests.WhatIfRequest, progress: Progress = no_progress) -> Job:
+        """Ask for a sweep and wait for it. Leave it running if that is interrupted."""
+        return await self.wait(await self.submit_sweep(request), progress)
 
     async def submit_sweep(self, request: requests.WhatIfRequest) -> Job:
-        """Ask for a sweep and do not wait."""
-        return await self._run(flows.asked(calls.submit_sweep(request)))
+        """Ask for a sweep and do not wait for it."""
+        return job_of(await self._post("/v1/sweeps", plan_body(request), key=new_key()))
 
-    async def wait(self, job: Job, told: flows.Told = flows.silent) -> Job:
-        """The job when it has ended, however."""
-        return await self._run(flows.waited(job, told))
+    async def wait(self, job: Job, progress: Progress = no_progress) -> Job:
+        """Return the job when it has ended: done, failed or cancelled."""
+        has_events, pause_s = True, transport.POLL_PAUSE_S
+        while not job.ended:
+            if has_events:
+                with suppress(httpx.RequestError, ServiceError):  # a stream that breaks off
+                    has_events = await self._listen(job, progress)
+            job = await self._job("GET", job, transport.PATIENT_PAUSES_S)
+            progress(job.text)
+            if not job.ended:
+                await sleep(pause_s)
+                pause_s = min(1.5 * pause_s, transport.MAX_POLL_PAUSE_S)
+        return job
 
     async def get_tune(self, name: str) -> Job:
-        """A tune as it is now."""
-        return await self._run(flows.asked(calls.get_job("tune", name)))
+        """Return a tune as it is now."""
+        return job_of(await self._get(f"/v1/tunes/{segment(name)}"))
 
     async def get_sweep(self, name: str) -> Job:
-        """A sweep as it is now."""
-        return await self._run(flows.asked(calls.get_job("sweep", name)))
+        """Return a sweep as it is now."""
+        return job_of(await self._get(f"/v1/sweeps/{segment(name)}"))
 
     async def cancel(self, job: Job) -> Job:
-        """End a job."""
-        return await self._run(flows.asked(calls.cancel(job.kind, job.id)))
+        """Cancel a job."""
+        return await self._job("DELETE", job)
 
     async def tunes(self, cursor: str | None = None, limit: int | None = None) -> JobPage:
-        """A page of one's tunes, newest first."""
-        return await self._run(flows.asked(calls.listing("tune", cursor, limit)))
+        """Return a page of the caller's tunes, newest first."""
+        return page_of(await self._get("/v1/tunes", cursor=cursor, limit=limit))
 
     async def sweeps(self, cursor: str | None = None, limit: int | None = None) -> JobPage:
-        """A page of one's sweeps, newest first."""
-        return await self._run(flows.asked(calls.listing("sweep", cursor, limit)))
+        """Return a page of the caller's sweeps, newest first."""
+        return page_of(await self._get("/v1/sweeps", cursor=cursor, limit=limit))
 
     async def points(self, name: str, cursor: str | None = None, limit: int | None = None) -> Json:
-        """A page of a sweep's points."""
-        return await self._run(flows.asked(calls.points(name, cursor, limit)))
+        """Return a page of a sweep's points."""
+        return await self._get(f"/v1/sweeps/{segment(name)}/points", cursor=cursor, limit=limit)
 
     async def plan(self, name: str) -> bytes:
-        """A tune's plan file."""
-        return await self._run(flows.asked(calls.plan(name)))
+        """Return a tune's plan file."""
+        return await self._file(f"/v1/tunes/{segment(name)}/plan")
 
     async def export(self, name: str, to: str) -> Json:
-        """A tune's plan for a framework."""
-        return await self._run(flows.asked(calls.export(name, to)))
+        """Return a tune's plan in the form ``to`` of a training framework."""
+        return await self._get(f"/v1/tunes/{segment(name)}/plan", to=to)
 
     async def report(self, name: str) -> bytes:
-        """A tune's page."""
-        return await self._run(flows.asked(calls.report(name)))
+        """Return a tune's report, an HTML page."""
+        return await self._file(f"/v1/tunes/{segment(name)}/report")
 
     async def trace(self, name: str) -> bytes:
-        """A tune's Chrome trace."""
-        return await self._run(flows.asked(calls.trace(name)))
+        """Return a tune's Chrome trace."""
+        return await self._file(f"/v1/tunes/{segment(name)}/trace")
 
     async def validations(self, name: str) -> Json:
-        """What was measured of a tune's plan."""
-        return await self._run(flows.asked(calls.validations(name)))
+        """Return the measured results of a tune's plan."""
+        return await self._get(f"/v1/tunes/{segment(name)}/validations")
 
     async def send_validation(self, name: str, body: bytes, key: str) -> Json:
-        """Send measured results, once for each ``key``."""
-        return await self._run(flows.asked(calls.send_validation(name, body, key)))
+        """Send measured results of a tune's plan. The server keeps one for each ``key``."""
+        return await self._post(f"/v1/tunes/{segment(name)}/validations", body, key=key)
 
     async def simulate(self, request: requests.SimulateRequest) -> Simulated:
         """Predict one plan."""
-        return await self._run(flows.asked(calls.simulate(request)))
+        return simulated_from_json(await self._post("/v1/simulations", plan_body(request)))
 
     async def whatif(self, request: requests.WhatIfRequest) -> Json:
-        """Predict a plan where one thing is changed, as `whatif --json` prints it."""
-        return await self._run(flows.asked(calls.whatif(request)))
+        """Predict a plan where one thing is changed. Return what `whatif --json` prints."""
+        return await self._post("/v1/what-ifs", whatif_body(request))
 
     async def profiles(self) -> Json:
-        """The profiles that the server knows."""
-        return await self._run(flows.asked(calls.profiles()))
+        """Return the profiles that the server knows."""
+        return await self._get("/v1/profiles")
 
     async def get_profile(self, name: str) -> tuple[bytes, str]:
-        """A profile's file, and its ETag."""
-        return await self._run(flows.asked(calls.get_profile(name)))
+        """Return a profile's file and its ETag."""
+        response = await self._send("GET", f"/v1/profiles/{segment(name)}")
+        return response.content, response.headers.get("ETag", "")
 
     async def put_profile(self, name: str, body: bytes, if_match: str | None = None) -> Json:
-        """Keep a profile: a new one, or in place of the one with ETag ``if_match``.
+        """Store a profile: a new one, or in place of the one with the ETag ``if_match``.
 
-        Raises PreconditionError where another is there.
+        Raise PreconditionError where another is there.
         """
-        return await self._run(flows.asked(calls.put_profile(name, body, if_match)))
+        guard = {"If-Match": if_match} if if_match else {"If-None-Match": "*"}
+        headers = {**JSON_HEADERS, **guard}
+        path = f"/v1/profiles/{segment(name)}"
+        # One try: if its answer is lost, a second one would find the ETag changed by the first.
+        return json_of(await self._send("PUT", path, content=body, headers=headers, pauses_s=()))
 
     async def models(self) -> Json:
-        """The models that the server knows."""
-        return await self._run(flows.asked(calls.models()))
+        """Return the models that the server knows."""
+        return await self._get("/v1/models")
 
     async def add_model(self, name: str, config: bytes) -> Json:
-        """Keep the model of a Hugging Face config.json."""
-        return await self._run(flows.asked(calls.add_model(name, config)))
+        """Store the model of a Hugging Face config.json."""
+        return await self._post(f"/v1/models?{urlencode({'name': name})}", config, key=new_key())
 
-    async def _run(self, flow: flows.Flow[T]) -> T:
-        """Take a flow's steps until it has its answer."""
-        try:
-            step = next(flow)
-            while True:
-                try:
-                    given = await self._take(step)
-                except BaseException as error:
-                    step = flow.throw(error)
-                else:
-                    step = flow.send(given)
-        except StopIteration as done:
-            value: T = done.value
-            return value
+    async def _job(self, method: str, job: Job, pauses_s: Sequence[float] = PAUSES_S) -> Job:
+        """Send a request to the job's own path. Return the job."""
+        return job_of(json_of(await self._send(method, path_of(job), pauses_s=pauses_s)))
 
-    async def _take(self, step: flows.Step) -> Answer | None:
-        """Take one step."""
-        if isinstance(step, flows.Sleep):
-            await asyncio.sleep(step.seconds)
-            return None
-        try:
-            if isinstance(step, flows.Listen):
-                return await self._listen(step)
-            response = await self._http.request(**transport.prepared(step.call))
-            return transport.answer_of(response, response.content)
-        except httpx.RequestError as error:
-            raise transport.lost(self._http.base_url, error) from None
+    async def _get(self, path: str, **query: str | int | None) -> Json:
+        """Return the JSON under a path. Leave out of the query what is None."""
+        given = {key: value for key, value in query.items() if value is not None}
+        return json_of(await self._send("GET", path, params=given))
 
-    async def _listen(self, step: flows.Listen) -> Answer:
-        asked = transport.prepared(step.call)
-        async with self._http.stream(**asked, timeout=transport.QUIET) as response:
-            reader = EventReader()
-            if response.status_code == 200:
-                async for line in response.aiter_lines():
-                    event = reader.line(line)
-                    if event and step.heard(event):
+    async def _file(self, path: str) -> bytes:
+        """Return the file under a path."""
+        response = await self._send("GET", path)
+        return response.content
+
+    async def _post(
+        self, path: str, body: bytes, *, key: str = "", pauses_s: Sequence[float] = PAUSES_S
+    ) -> Json:
+        """Send JSON. The server does only once what it receives twice with one ``key``."""
+        headers = {**JSON_HEADERS, "Idempotency-Key": key} if key else JSON_HEADERS
+        more = {"content": body, "headers": headers}
+        return json_of(await self._send("POST", path, pauses_s=pauses_s, **more))
+
+    async def _send(
+        self, method: str, path: str, *, pauses_s: Sequence[float] = PAUSES_S, **more: Any
+    ) -> httpx.Response:
+        """Send a request; ``more`` goes to httpx. Return the response of a success.
+
+        Where the connection breaks or the server is busy, send it again after each of ``pauses_s``.
+        Raise the error that the last response stands for, ServiceError where there is none.
+        """
+        pauses = iter(pauses_s)
+        while True:
+            try:
+                response = await self._http.request(method, path, **more)
+            except httpx.RequestError as error:
+                pause_s = next(pauses, None)
+                if pause_s is None:
+                    raise transport.unreachable(self._http.base_url, error) from None
+            else:
+                pause_s = next(pauses, None) if response.status_code in BUSY else None
+                if pause_s is None:
+                    check(response)
+                    return response
+                pause_s = max(pause_s, retry_after_s(response))
+            await sleep(pause_s)
+
+    async def _listen(self, job: Job, progress: Progress) -> bool:
+        """Report a job's events until the job or the stream ends.
+
+        Return whether the server has events of the job. Raise httpx.RequestError where the
+        connection breaks, ServiceError for events of another thing than a job.
+        """
+        path, headers = f"{path_of(job)}/events", {"Accept": "text/event-stream"}
+        timeout = transport.EVENTS_TIMEOUT
+        async with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
+            if response.status_code != 200:
+                return False
+            events = EventReader()
+            async for line in response.aiter_lines():
+                event = events.line(line)
+                if event and event.get("state") is not None:
+                    now = job_of(event)
+                    progress(now.text)
+                    if now.ended:
                         break
-            return transport.answer_of(response, b"")
+            return True

@@ -1,7 +1,8 @@
-"""Requests as bodies: the command line's fields by their names, what is at its default left out."""
+"""Requests as JSON bodies: fields by the command line's names; fields at their default left out."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection
 from dataclasses import MISSING, Field, fields
@@ -16,24 +17,30 @@ from simulator.errors import InputError
 NAMES: Final = ("model", "profile")
 
 
-def tune_body(request: TuneRequest) -> dict[str, Any]:
-    """A tune. Raises InputError for options that a server cannot follow."""
-    return _body(request, without=NOT_SERVED, why="a server starts no ranks")
+def tune_body(request: TuneRequest) -> bytes:
+    """Return the body of a tune. Raise InputError for options that a server cannot follow."""
+    return _encoded(_given(request, without=NOT_SERVED, why="a server starts no ranks"))
 
 
-def plan_body(request: PlanFields) -> dict[str, Any]:
-    """A simulation or sweep, its plan file inside. Raises PlanFileError for a bad one."""
-    body = _body(request)
-    return {**body, "plan": load_plan(request.plan).to_json()} if request.plan else body
+def plan_body(request: PlanFields) -> bytes:
+    """Return the body of a simulation or sweep, with the content of the plan file.
+
+    Raise PlanFileError for a bad plan file.
+    """
+    given = _given(request)
+    if request.plan:
+        given["plan"] = load_plan(request.plan).to_json()
+    return _encoded(given)
 
 
-def whatif_body(request: WhatIfRequest) -> dict[str, Any]:
-    """A what-if that is answered at once. Raises InputError for one that is a sweep."""
-    _body(request, without=("sweep", "retune"), why="that takes a while: ask for a sweep")
+def whatif_body(request: WhatIfRequest) -> bytes:
+    """Return the body of a what-if. Raise InputError for one that is a sweep."""
+    _given(request, without=("sweep", "retune"), why="that takes a while: ask for a sweep")
     return plan_body(request)
 
 
-def _body(request: Request, *, without: Collection[str] = (), why: str = "") -> dict[str, Any]:
+def _given(request: Request, *, without: Collection[str] = (), why: str = "") -> dict[str, Any]:
+    """Return the fields that are not at their default. Raise InputError for any in ``without``."""
     given = {item.name: item for item in fields(request) if _is_given(request, item)}
     refused = [option_of(given[name]).flag for name in without if name in given]
     if refused:
@@ -50,3 +57,7 @@ def _body(request: Request, *, without: Collection[str] = (), why: str = "") -> 
 
 def _is_given(request: Request, item: Field[Any]) -> bool:
     return item.default is MISSING or getattr(request, item.name) != item.default
+
+
+def _encoded(plain: dict[str, Any]) -> bytes:
+    return json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()

@@ -1,44 +1,31 @@
-"""Server-sent events, as far as the service uses them: lines in, events out."""
+"""Server-sent events, as far as the service uses them: lines in, JSON objects out."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from typing import Any
+
+from domino_tune.client.answers import Json
 
 
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """One event; ``data`` is its JSON, None where it is none."""
-
-    name: str
-    data: Any
-
-
-@dataclass(kw_only=True)
 class EventReader:
-    """Collects lines until an event is whole (WHATWG HTML, 9.2.6, without its ``retry``)."""
+    """Collects the ``data`` lines of an event until it is complete (WHATWG HTML, 9.2.6)."""
 
-    name: str = ""
-    data: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._data: list[str] = []
 
-    def line(self, text: str) -> Event | None:
-        """Take a line without its end; the event that it completes, if it does."""
+    def line(self, text: str) -> Json | None:
+        """Take a line without its end. Return the JSON object of the event that it completes.
+
+        Return None where it completes none, or one whose data are no JSON object.
+        """
         if text:
-            key, _, value = text.partition(":")
-            value = value.removeprefix(" ")
-            if key == "event":
-                self.name = value
-            elif key == "data":
-                self.data.append(value)
+            field, _, value = text.partition(":")
+            if field == "data":
+                self._data.append(value.removeprefix(" "))
             return None
-        name, data = self.name or "message", self.data
-        self.name, self.data = "", []
-        return Event(name=name, data=_json("\n".join(data))) if data else None
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+        data, self._data = "\n".join(self._data), []
+        try:
+            event = json.loads(data)
+        except (ValueError, RecursionError):
+            return None
+        return event if isinstance(event, dict) else None

@@ -1,4 +1,4 @@
-"""A job as the server tells of it."""
+"""Jobs: tunes and sweeps as the server describes them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast, get_args
 
 from domino_tune.base.errors import ServiceError
+from domino_tune.client.address import segment
 from domino_tune.client.answers import error_of
 from domino_tune.results import Tuned
 from domino_tune.results.from_json import tuned_from_json
@@ -19,8 +20,11 @@ ENDED: Final = ("done", "failed", "cancelled")
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A tune or sweep at a server. ``done`` of ``total`` (None: not known yet) is finished;
-    ``plain`` is all of its JSON."""
+    """A tune or sweep at a server.
+
+    ``done`` of ``total`` steps are finished; ``total`` is None while it is not known. ``plain`` is
+    the job's whole JSON.
+    """
 
     id: str
     kind: str
@@ -32,12 +36,14 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more happens to it."""
+        """Return whether the job has ended: its state does not change any more."""
         return self.state in ENDED
 
     def result(self) -> Mapping[str, Any]:
-        """What came out, as JSON. Raises what a failed job failed with; ServiceError for one that
-        was cancelled, or has not ended yet."""
+        """Return the result as JSON.
+
+        Raise the error of a failed job; ServiceError for a job that was cancelled or has not ended.
+        """
         if self.state == "failed":
             problem = self.plain.get("error")
             raise error_of(problem if isinstance(problem, dict) else {})
@@ -49,7 +55,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class JobPage:
-    """Jobs, newest first; ``next`` is the cursor of the page after, None on the last."""
+    """Jobs, newest first. ``next`` is the cursor of the next page, None on the last."""
 
     items: tuple[Job, ...]
     next: str | None
@@ -57,14 +63,19 @@ class JobPage:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneAnswer:
-    """A tune that is done: its job's id, by which its files are had, and its result."""
+    """A finished tune: its result, and the id of its job, which its files are asked by."""
 
     id: str
     result: Tuned
 
 
+def path_of(job: Job) -> str:
+    """Return the path of a job at its server."""
+    return f"/v1/{job.kind}s/{segment(job.id)}"
+
+
 def job_of(plain: Mapping[str, Any]) -> Job:
-    """A job of its JSON. Raises ServiceError for what is none."""
+    """Return a job from its JSON. Raise ServiceError for anything else."""
     progress = plain.get("progress") or {}
     state, name = plain.get("state"), plain.get("id")
     if state not in STATES or not isinstance(name, str) or not isinstance(progress, dict):
@@ -81,7 +92,7 @@ def job_of(plain: Mapping[str, Any]) -> Job:
 
 
 def page_of(plain: Mapping[str, Any]) -> JobPage:
-    """A page of its JSON. Raises ServiceError for what is none."""
+    """Return a page of jobs from its JSON. Raise ServiceError for anything else."""
     items = plain.get("items")
     if not isinstance(items, list):
         raise ServiceError("The server's answer is no page of jobs.")
@@ -89,8 +100,10 @@ def page_of(plain: Mapping[str, Any]) -> JobPage:
 
 
 def tune_answer(job: Job, *, seconds: float) -> TuneAnswer:
-    """What a tune came to. Raises as ``Job.result`` does, and ServiceError where the result is
-    not one that this version knows."""
+    """Return what an ended tune found. ``seconds`` is how long the caller waited.
+
+    Raise as ``Job.result`` does, and ServiceError for a result that this version cannot read.
+    """
     try:
         return TuneAnswer(id=job.id, result=tuned_from_json(job.result(), seconds=seconds))
     except InputError as error:

@@ -1,4 +1,4 @@
-"""The token: where it is found, and kept so that nothing prints it."""
+"""Tokens: found in a file or the environment, and kept so that nothing prints them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from domino_tune.base.errors import AccessError
 from simulator.errors import InputError
 
 VARIABLE: Final = "DOMINO_TUNE_TOKEN"
-LONGEST: Final = 200
+MAX_CHARACTERS: Final = 200
 _PRINTABLE: Final = re.compile(r"[!-~]+")
 
 
 class Token:
-    """A secret that shows in no repr, log or traceback; ``header`` gives it away."""
+    """A secret that no repr, log or traceback shows; only ``header`` returns it."""
 
     __slots__ = ("_secret",)
 
     def __init__(self, secret: str, source: str) -> None:
-        """Raises AccessError naming ``source``, never the secret, for what cannot be a token."""
-        if len(secret) > LONGEST or not _PRINTABLE.fullmatch(secret):
+        """Raise AccessError, which names ``source`` only, for a text that cannot be a token."""
+        if len(secret) > MAX_CHARACTERS or not _PRINTABLE.fullmatch(secret):
             raise AccessError(f"{source} holds no token: one word of printable ASCII is wanted.")
         self._secret = secret
 
@@ -30,19 +30,19 @@ class Token:
         return "Token(***)"
 
     def header(self) -> str:
-        """Value of the Authorization header."""
+        """Return the value of the Authorization header."""
         return f"Bearer {self._secret}"
 
 
 def find_token(file: str | None = None) -> Token | None:
-    """The token in ``file``, else in $DOMINO_TUNE_TOKEN, else none.
+    """Return the token in ``file``, else the one in $DOMINO_TUNE_TOKEN, else None.
 
-    Raises InputError for a file that cannot be read, AccessError for one that holds no token.
+    Raise InputError for a file that cannot be read, AccessError for one that holds no token.
     """
     if file is not None:
         try:
             with Path(file).open(encoding="utf-8") as opened:
-                text = opened.read(LONGEST + 2)
+                text = opened.read(MAX_CHARACTERS + 2)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "it is no text"
             raise InputError(

@@ -1,1 +1,2 @@
-"""Microbenchmarks, fits, and importers of published tables."""
+"""Measuring: probes on ranks, one GPU's programs, fits of bundled profiles, importers. May import
+runtime, results, search, store and the packages below."""

@@ -1,4 +1,4 @@
-"""From what ranks report to a profile: every message makes it a little more complete."""
+"""Builds a profile from ranks' messages; each message makes it more complete."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Message = Mapping[str, Any]
 
 
 def add_message(profile: Profile, message: Message, before: Profile | None = None) -> Profile:
-    """``profile`` with one message of ``domino_tune.measure.probes.rank_job`` added to it.
+    """Return ``profile`` with one message of ``domino_tune.measure.probes.rank_job`` added.
 
-    A message tells all that its run knows so far; ``before`` is the profile that the run began
-    with, whose timings count as well.
+    A message holds all that its run has measured so far. ``before`` is the profile at the start of
+    the run, whose timings count as well.
     """
     return _HANDLERS[message["kind"]](profile, message, before)
 
 
 def _add_plan(profile: Profile, message: Message, before: Profile | None) -> Profile:
     profile = add_ops(profile, message["ops"], before)
-    if "overhead_us" not in message:  # of a GPU, whose launches are measured apart
+    if "overhead_us" not in message:  # from a GPU, whose launches another probe measures
         return profile
     samples = message["overhead_samples"]
     if profile.launch and samples <= profile.launch.samples:  # a later run has fewer plans left
@@ -73,7 +73,7 @@ def _add_collective(profile: Profile, message: Message, before: Profile | None) 
 
 
 def _knows_hand_over(before: Profile | None) -> bool:
-    """Whether an earlier run measured it; the next may have but few collectives left to tell."""
+    """Return whether an earlier run measured it: the next one may time only a few collectives."""
     return bool(before and before.launch and "collective" in before.launch.cost_us)
 
 

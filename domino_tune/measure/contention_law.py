@@ -1,8 +1,8 @@
-"""From measured slow-downs to the contention section: by size on CPU, by CTA count on GPUs.
+"""Builds the contention section from measured slowdowns: by size on CPU, by CTA count on GPUs.
 
-A row says how much each family of compute slowed beside all-reduces of one size and CTA count, and
-how much these slowed. (``fit_contention`` fits the same law to iterations in which both run only
-partly beside each other; here they run beside each other all along.)
+A row holds how much each family of compute slows while all-reduces of one size and CTA count run,
+and how much these slow. (``fits.contention`` fits the same law to iterations in which both overlap
+only partly; here they overlap all the time.)
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from simulator.contention import (
 )
 
 DEFAULT_CTAS: Final = 16
-"""Assumed of NCCL's own choice where nothing was measured beside it."""
+"""Assumed for NCCL's own choice where nothing was measured with it."""
 MOST_CTAS: Final = 64
 SHARED_LINKS: Final = 2.0
-"""Two collectives on the same links share them evenly (assumed)."""
+"""Factor of two collectives that share links evenly (assumed)."""
 LEAST_ERROR: Final = 0.02
 
 Row = Mapping[str, Any]
@@ -34,11 +34,11 @@ Points = Sequence[tuple[int, float]]
 def contention_fit(
     rows: Sequence[Row], *, sm_count: int, lanes: Row | None = None
 ) -> ContentionFit:
-    """The fit of a message's rows (size_bytes, ctas, compute by family, collective, spread).
+    """Return the fit of a message's rows (size_bytes, ctas, compute by family, collective, spread).
 
-    Rows with a CTA count give the law; a row of NCCL's own choice (ctas 0) then says how many CTAs
-    that is like. Without any such row, which is so on gloo, slow-downs are kept by size. ``lanes``
-    is what two collectives at once did to each other (shared, factor), where that was measured.
+    Rows with a CTA count give the law. A row of NCCL's own choice (ctas 0) then shows which CTA
+    count that choice is like. Without CTA counts, as on gloo, slowdowns are stored by size.
+    ``lanes`` is what two concurrent collectives did to each other (shared, factor), if measured.
     """
     counted = [row for row in rows if row["ctas"]]
     fit = _by_ctas(counted, rows, sm_count) if counted else _by_size(rows)
@@ -46,12 +46,12 @@ def contention_fit(
         return fit
     factor = max(1.0, _short(lanes["factor"]))
     if lanes["shared"]:
-        return replace(fit, shared_links_factor=factor)
-    return replace(fit, apart_factor=factor)
+        return replace(fit, same_links_factor=factor)
+    return replace(fit, other_links_factor=factor)
 
 
 def assumptions(rows: Sequence[Row], lanes: Row | None) -> str:
-    """What of the fit was not measured, for the provenance."""
+    """Return the parts of the fit that were not measured, as a text for the provenance."""
     found = []
     if lanes is None or not lanes["shared"]:
         found.append("two collectives at once on the same links share them evenly")
@@ -61,12 +61,12 @@ def assumptions(rows: Sequence[Row], lanes: Row | None) -> str:
         found.append("compute does not slow collectives")
     sized = [row["compute"].keys() for row in rows if not row["ctas"]]
     if any(families != sized[0] for families in sized):
-        found.append("ops too long for a size's all-reduces slow as beside the nearest sizes")
+        found.append("ops too long for a size's all-reduces slow as with the nearest sizes")
     return f"Assumed: {'; '.join(found)}."
 
 
 def with_earlier_sizes(fit: ContentionFit, earlier: ContentionFit) -> ContentionFit:
-    """``fit`` with what an earlier run measured by size: the mean of both where both did."""
+    """Return ``fit`` with an earlier run's slowdowns by size; the mean where both have a size."""
     if not fit.by_size:
         return fit
     rows = {row.bytes: row for row in earlier.by_size}
@@ -88,10 +88,10 @@ def _mean(one: SizeContention, other: SizeContention) -> SizeContention:
 
 
 def law_of(points: Points, sm_count: int) -> tuple[float, float]:
-    """(a, f) of slow-down = f · SMs / (SMs − a · C) through points (C, slow-down), a ≥ 0, f ≥ 1.
+    """Return (a, f) of slowdown = f · SMs / (SMs − a · C) through points (C, slowdown).
 
-    Least squares on 1 / slow-down = u − v · C, which is linear: f = 1 / u, a = SMs · v / u. One
-    point alone is taken to be all SMs lost.
+    a ≥ 0, f ≥ 1. Least squares on 1 / slowdown = u − v · C, which is linear: f = 1 / u,
+    a = SMs · v / u. A single point is explained by lost SMs only (f = 1).
     """
     counts = [ctas for ctas, _ in points]
     left = [1 / max(1.0, factor) for _, factor in points]
@@ -119,7 +119,7 @@ def _by_ctas(counted: Sequence[Row], rows: Sequence[Row], sm_count: int) -> Cont
         for family, found in points.items()
         for ctas, factor in found
     ]
-    beside = [max(1.0, row["collective"]) for row in rows if "collective" in row]
+    stretch = [max(1.0, row["collective"]) for row in rows if "collective" in row]
     return ContentionFit(
         sm_count=sm_count,
         default_ctas=_like(laws, [row for row in rows if not row["ctas"]], sm_count),
@@ -127,15 +127,15 @@ def _by_ctas(counted: Sequence[Row], rows: Sequence[Row], sm_count: int) -> Cont
             ComputeContention(family=family, sms_per_cta=per_cta, factor=factor)
             for family, (per_cta, factor) in laws.items()
         ),
-        collective_factor=fmean(beside) if beside else 1.0,
-        shared_links_factor=SHARED_LINKS,
-        apart_factor=1.0,
+        collective_factor=fmean(stretch) if stretch else 1.0,
+        same_links_factor=SHARED_LINKS,
+        other_links_factor=1.0,
         error=max(LEAST_ERROR, _short(fmean(off)), _spread(rows)),
     )
 
 
 def _like(laws: Mapping[str, tuple[float, float]], chosen: Sequence[Row], sm_count: int) -> int:
-    """The CTA count whose slow-downs are nearest to those beside NCCL's own choice."""
+    """Return the CTA count whose slowdowns are nearest to those with NCCL's own choice."""
     seen = [
         (laws[family], factor)
         for row in chosen
@@ -175,16 +175,16 @@ def _by_size(rows: Sequence[Row]) -> ContentionFit:
             for family in sorted({family for row in by_size for family in row.compute})
         ),
         collective_factor=fmean(row.collective_factor for row in by_size),
-        shared_links_factor=SHARED_LINKS,
-        apart_factor=1.0,
+        same_links_factor=SHARED_LINKS,
+        other_links_factor=1.0,
         error=max(LEAST_ERROR, _spread(rows)),
         by_size=by_size,
     )
 
 
 def _beside_compute(row: Row, rows: Sequence[Row]) -> float:
-    """How much collectives of the row's size slow; of a size none of which ran wholly beside a
-    step, what the nearest size measured."""
+    """Return the slowdown of collectives of the row's size; where none of them ran wholly during a
+    step, that of the nearest measured size."""
     known = [other for other in rows if "collective" in other]
     if not known:
         return 1.0
@@ -193,7 +193,7 @@ def _beside_compute(row: Row, rows: Sequence[Row]) -> float:
 
 
 def _spread(rows: Sequence[Row]) -> float:
-    """Relative spread of the slow-downs from step to step, on average over rows."""
+    """Return the relative spread of the slowdowns between steps, averaged over rows."""
     return _short(fmean(row["spread"] for row in rows))
 
 

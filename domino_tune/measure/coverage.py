@@ -1,9 +1,9 @@
-"""What a tuning space needs measured: plans that between them contain every signature of it.
+"""Probes for a tuning space: plans that together contain every signature of the space.
 
-A signature depends on the row slices and on one of the four column cuts at most, so plans with
-equal cuts everywhere contain all of them. What is left are weight gradients that write where those
-plans add, or the other way round: any slice may be first in some order. Whole micro-batches of that
-slice's size, two an iteration, contain both.
+A signature depends on the row slices and on at most one of the four column cuts. So plans with
+equal cuts everywhere contain all of them but one kind: weight gradients that write where those
+plans add, or the reverse, as any slice may be first in some order. Whole micro-batches of that
+slice's size, two per iteration, contain both.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Final
 
 from domino_tune.measure.probe_set import (
-    ContentionWanted,
+    ContentionProbe,
     ProbeCase,
-    Wanted,
+    ProbeSet,
     collective_key,
     compute_only,
     signatures,
@@ -30,22 +30,22 @@ from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 PROBE_LAYERS: Final = 2
-"""Layers of a probe of a model with more than PROBE_FULL."""
+"""Layers of a probe of a model with more than PROBE_FULL layers."""
 PROBE_FULL: Final = 4
-RIVAL_CUTS: Final = (1, 4, 8, 16)
-"""Messages beside which compute is timed, as parts of the largest."""
+CONTENTION_CUTS: Final = (1, 4, 8, 16)
+"""Messages during which compute is timed, as parts of the largest."""
 CTAS: Final = (1, 2, 4, 8, 16, 32)
 CTA_CUTS: Final = (1, 4, 16)
 """Messages that are timed with every CTA count, as parts of the largest."""
 DEEP_PARAMETERS: Final = 300_000_000
-"""Parameters of the largest model that is played whole: drawing more takes too long."""
+"""Parameters of the largest model that is played with all layers: drawing more takes too long."""
 DEEP_TOKENS: Final = 16
 STATE_BYTES: Final = 20
-"""Memory of one parameter at most: fp32 copy, both moments, gradient, the model's own."""
+"""Most memory of one parameter: fp32 copy, both moments, gradient, compute-dtype copy."""
 
 
 def probe_model(model: ModelSpec) -> ModelSpec:
-    """The model with few enough layers to be played often: all layers have the same signatures."""
+    """Return the model with few layers, to play it often: all layers have the same signatures."""
     if model.num_hidden_layers <= PROBE_FULL:
         return model
     return replace(model, num_hidden_layers=PROBE_LAYERS)
@@ -59,18 +59,18 @@ def coverage(
     memory_bytes: int,
     spec: SpaceSpec | None = None,
     ctas: tuple[int, ...] = (),
-) -> Wanted:
-    """Cases that contain all signatures of the space's plans, most useful first.
+) -> ProbeSet:
+    """Return cases that contain all signatures of the space's plans, most useful first.
 
-    Few slices come first: they are the plans that win, and between measured ones others can be
-    interpolated if time runs out. ``memory_bytes`` is what a rank has; ``ctas`` the CTA counts to
-    measure beside the backend's choice. Raises InputError where the model does not shard.
+    Few slices come first: such plans win, and others can be interpolated between them if time runs
+    out. ``memory_bytes`` is the memory of a rank. ``ctas`` are the CTA counts to measure besides
+    the backend's choice. Raise InputError where the model does not shard.
     """
     spec = spec or SpaceSpec()
     cuts = list(_cuts(spec, model, workload))
     target = _target(model, workload, cluster, cuts)
     lacking = set(compute_only(target))
-    cases, kept = [], set(lacking)
+    cases, found_ops = [], set(lacking)
     for case in _candidates(model, workload, cluster, cuts, memory_bytes):
         plans = []
         for plan in case.plans:
@@ -78,19 +78,19 @@ def coverage(
             if found & lacking:
                 plans.append(plan)
                 lacking -= found
-                kept |= found if case.workload.seq_length == workload.seq_length else set()
+                found_ops |= found if case.workload.seq_length == workload.seq_length else set()
         if plans:
             cases.append(replace(case, plans=tuple(plans)))
-    return Wanted(
+    return ProbeSet(
         cases=tuple(cases),
         collectives=with_ctas(_collectives(model, workload, cluster, cuts), cluster, ctas),
         contention=contention_of(model, workload, cluster, ctas),
-        ops=frozenset(kept),
+        ops=frozenset(found_ops),
     )
 
 
 def cta_counts(machine: Machine) -> tuple[int, ...]:
-    """CTA counts to measure on a machine: none without NCCL, or where a setting fixes them."""
+    """Return the CTA counts to measure: none without NCCL, or where a setting fixes them."""
     fixed = any(name in machine.details for name in CTA_SETTINGS)
     return CTAS if machine.backend == "nccl" and not fixed else ()
 
@@ -98,23 +98,23 @@ def cta_counts(machine: Machine) -> tuple[int, ...]:
 def with_ctas(
     collectives: tuple[Collective, ...], cluster: ClusterSpec, ctas: tuple[int, ...]
 ) -> tuple[Collective, ...]:
-    """``collectives`` and, behind them, those of each CTA count: the tensor-parallel group's
-    largest message, parts of it, and its smallest. Times of others lie on lines between them."""
+    """Return ``collectives``, then those of each CTA count: the tensor-parallel group's largest
+    message, parts of it, and its smallest. Times of other sizes lie on lines between them."""
     mine = [c for c in collectives if (c.nodes, c.per_node) == cluster.tp_group]
     if not mine:
         return collectives
     largest, least = (pick(mine, key=lambda c: c.size_bytes) for pick in (max, min))
-    sizes = dict.fromkeys([*(largest.size_bytes // cut for cut in CTA_CUTS), least.size_bytes])
-    kept = [size for size in sizes if size >= least.size_bytes]
-    asked = [largest._replace(size_bytes=size, ctas=count) for size in kept for count in ctas]
-    return (*collectives, *asked)
+    parts = [*(largest.size_bytes // cut for cut in CTA_CUTS), least.size_bytes]
+    sizes = [size for size in dict.fromkeys(parts) if size >= least.size_bytes]
+    by_ctas = [largest._replace(size_bytes=size, ctas=count) for size in sizes for count in ctas]
+    return (*collectives, *by_ctas)
 
 
 def contention_of(
     model: ModelSpec, workload: Workload, cluster: ClusterSpec, ctas: tuple[int, ...] = ()
-) -> ContentionWanted | None:
-    """Two row slices beside messages as they and their column pieces send; where there are CTA
-    counts, beside the largest with each of them, the backend's choice last. None with one rank."""
+) -> ContentionProbe | None:
+    """Return two row slices to time with messages of their size and of their column pieces; with
+    ``ctas``, with the largest at each count, the backend's choice last. None at TP 1."""
     if cluster.tp == 1:
         return None
     two = workload.micro_batch_size > 1
@@ -122,12 +122,12 @@ def contention_of(
     shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=plan)
     size = shapes.hidden_bytes(0)
     if ctas:
-        return ContentionWanted(case=0, plan=plan, sizes=(size,), ctas=(*ctas, 0))
-    return ContentionWanted(case=0, plan=plan, sizes=tuple(size // cut for cut in RIVAL_CUTS))
+        return ContentionProbe(case=0, plan=plan, sizes=(size,), ctas=(*ctas, 0))
+    return ContentionProbe(case=0, plan=plan, sizes=tuple(size // cut for cut in CONTENTION_CUTS))
 
 
 def _cuts(spec: SpaceSpec, model: ModelSpec, workload: Workload) -> Iterator[SlicePlan]:
-    """Equal cuts everywhere, unsliced first."""
+    """Yield plans with equal cuts everywhere, unsliced first."""
     yield MEGATRON
     for columns in sorted({*spec.col_slices, *spec.dgrad_slices}):
         for rows in _useful_first(spec.row_slices):
@@ -142,14 +142,14 @@ def _cuts(spec: SpaceSpec, model: ModelSpec, workload: Workload) -> Iterator[Sli
 
 
 def _useful_first(row_slices: Iterable[int]) -> list[int]:
-    """Powers of two before the rest, small before large."""
+    """Return powers of two before the rest, small before large."""
     return sorted(set(row_slices), key=lambda rows: (rows & (rows - 1) != 0, rows))
 
 
 def _target(
     model: ModelSpec, workload: Workload, cluster: ClusterSpec, cuts: list[SlicePlan]
 ) -> frozenset[Signature]:
-    """Every signature of the space, whatever the order and the number of micro-batches."""
+    """Return every signature of the space, for all orders and numbers of micro-batches."""
     found: set[Signature] = set()
     for micros in (1, 2):
         job = replace(workload, grad_accumulation=micros)
@@ -168,7 +168,7 @@ def _candidates(
     cuts: list[SlicePlan],
     memory_bytes: int,
 ) -> Iterator[ProbeCase]:
-    """The batch itself; two micro-batches of it and of each slice's size; the whole stack."""
+    """Yield the batch itself; two micro-batches of it and of each slice's size; all layers."""
     probe = probe_model(model)
     yield ProbeCase(model=probe, workload=workload, cluster=cluster, plans=tuple(cuts))
     batch = workload.micro_batch_size
@@ -186,7 +186,7 @@ def _candidates(
 def _is_quick(
     model: ModelSpec, workload: Workload, cluster: ClusterSpec, memory_bytes: int
 ) -> bool:
-    """Whether all layers fit half the memory and are drawn quickly: for the optimizer's ops."""
+    """Return whether all layers fit half the memory and draw quickly: for the optimizer's ops."""
     shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=MEGATRON)
     fits = shapes.rank_parameters * STATE_BYTES <= memory_bytes // 2
     return fits and model.parameters <= DEEP_PARAMETERS
@@ -195,14 +195,14 @@ def _is_quick(
 def _collectives(
     model: ModelSpec, workload: Workload, cluster: ClusterSpec, cuts: list[SlicePlan]
 ) -> tuple[Collective, ...]:
-    """Every message of the space, those of few slices first; buckets hang on the order, too."""
+    """Return every message of the space, few slices first; buckets depend on the order, too."""
     found: dict[tuple[str, int, int, int, int], Collective] = {}
     orders: tuple[Order, ...] = ("inter", "paper")
     plans = [*cuts, *(SlicePlan(row_slices=2, order=order, wgrad="eager") for order in orders)]
     for plan in plans:
         try:
             played = signatures(model, workload, cluster, plan)
-        except InfeasiblePlanError:  # two slices of one sequence
+        except InfeasiblePlanError:  # two slices of a single sequence
             continue
         messages = [s for s in played if isinstance(s, Collective) and s.ranks > 1]
         for message in sorted(messages, key=lambda s: (-s.size_bytes, s)):

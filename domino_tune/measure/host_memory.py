@@ -1,4 +1,4 @@
-"""How much memory the processes of this machine may use: what is there, or a container's limit."""
+"""Memory that the processes of this machine may use: all of it, or a container's limit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ OWN: Final = Path("/proc/self/cgroup")
 
 
 def memory_bytes() -> int:
-    """Physical memory, or the least limit of this process's control groups where that is less."""
+    """Return the physical memory, or the least limit of this process's control groups, bytes."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *cgroup_limits()])
 
 
 def cgroup_limits(root: Path = ROOT, own: Path = OWN) -> Iterator[int]:
-    """Memory limits, in bytes, of the control groups that hold this process, of either version."""
+    """Yield the memory limits, bytes, of this process's control groups, of either version."""
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
@@ -32,12 +32,12 @@ def cgroup_limits(root: Path = ROOT, own: Path = OWN) -> Iterator[int]:
 
 
 def _limits(root: Path, group: str, name: str) -> Iterator[int]:
-    """Limits from the group up to the root: in a container its own group is often the root."""
+    """Yield limits from the group up to the root: a container's own group is often the root."""
     inside = PurePosixPath(group.lstrip("/"))
     for folder in (inside, *inside.parents):
         try:
             text = (root / folder / name).read_text(encoding="utf-8").strip()
         except OSError:
             continue
-        if text.isdecimal():  # else "max"
+        if text.isdecimal():  # not "max"
             yield int(text)

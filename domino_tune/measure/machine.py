@@ -1,4 +1,4 @@
-"""What machine this is, as far as timings depend on it. No environment, no user names, no paths."""
+"""The facts of this machine that timings depend on. No environment, user names or paths."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from domino_tune.runtime.launch.launcher import find_launcher
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.runtime.priority import may_be_urgent
 from simulator.profile import Machine
+from simulator.units import GIB
 
 PEAK_TFLOPS: Final = {"gloo": 0.1, "nccl": 100.0}
-"""Assumed by backend until a GEMM has been timed: for a thread of a CPU, and for a GPU."""
+"""Assumed by backend until a GEMM has been timed: for one CPU thread, and for a GPU."""
 MEMORY_GB_S: Final = {"gloo": 10.0, "nccl": 1000.0}
 """Assumed by backend until a pointwise op has been timed."""
 HALF_DTYPES: Final = ("bf16", "fp16")
@@ -43,7 +44,7 @@ _SMI_FIELDS: Final = {
 
 
 def machine_of(spec: LaunchSpec, env: Mapping[str, str] = os.environ) -> Machine:
-    """The machine as the ranks of ``spec`` meet it; peaks are assumed until ops are timed."""
+    """Return the machine as the ranks of ``spec`` use it; peaks are assumed until ops are timed."""
     details = {"threads_per_rank": str(spec.threads_per_rank), **nccl_settings(env)}
     if spec.backend == "gloo":
         details["communication_priority"] = "real-time" if may_be_urgent() else "normal"
@@ -55,7 +56,7 @@ def machine_of(spec: LaunchSpec, env: Mapping[str, str] = os.environ) -> Machine
 
 
 def ranks_per_node(spec: LaunchSpec, env: Mapping[str, str] = os.environ) -> int:
-    """Ranks that share a node: a launcher's word, half where a link is emulated, else all."""
+    """Return the ranks per node: the launcher's number, half with an emulated link, else all."""
     launcher = find_launcher(env)
     if launcher is not None:
         return min(spec.world_size, launcher.ranks_here)
@@ -64,18 +65,18 @@ def ranks_per_node(spec: LaunchSpec, env: Mapping[str, str] = os.environ) -> int
 
 
 def ranks_here(spec: LaunchSpec, env: Mapping[str, str] = os.environ) -> int:
-    """Ranks that share this machine's memory: those of both hosts where a link is emulated."""
+    """Return the ranks that share this machine's memory: both hosts' with an emulated link."""
     return spec.world_size if find_launcher(env) is None else ranks_per_node(spec, env)
 
 
 def this_machine(
     ranks: int, backend: str, details: Mapping[str, str], *, sharing: int | None = None
 ) -> Machine:
-    """A CPU machine with ``ranks`` ranks on each node; peaks are refined by what is measured.
+    """Return a CPU machine with ``ranks`` ranks per node; measurements refine the peaks.
 
-    ``sharing`` ranks share its memory; the same number where it is None.
+    ``sharing`` ranks share its memory; None means ``ranks``.
     """
-    memory_gib = memory_bytes() / (1 << 30)
+    memory_gib = memory_bytes() / GIB
     peak = PEAK_TFLOPS[backend]
     return Machine(
         gpu=cpu_name(),
@@ -96,8 +97,8 @@ def this_machine(
 
 
 def add_machine_message(machine: Machine, message: Mapping[str, Any]) -> Machine:
-    """``machine`` with what a rank on a GPU says of it: ``gpu``, ``sm_count``, ``memory_gib`` and
-    ``details``."""
+    """Return ``machine`` with what a rank on a GPU reports: ``gpu``, ``sm_count``, ``memory_gib``
+    and ``details``."""
     return replace(
         machine,
         gpu=message.get("gpu", machine.gpu),
@@ -108,12 +109,12 @@ def add_machine_message(machine: Machine, message: Mapping[str, Any]) -> Machine
 
 
 def nccl_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """The NCCL_* variables that are set, which change how fast collectives are; nothing else."""
+    """Return the NCCL_* variables that are set: they change the speed of collectives."""
     return {name: env[name] for name in sorted(env) if name.startswith("NCCL_")}
 
 
 def cpu_name() -> str:
-    """The processor's model name."""
+    """Return the processor's model name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -123,31 +124,29 @@ def cpu_name() -> str:
 
 
 def _with_gpus(machine: Machine) -> Machine:
-    """``machine`` with its first GPU's figures; as it is where torch sees none."""
-    asked = subprocess.run(
+    """Return ``machine`` with its first GPU's figures; unchanged where torch sees no GPU."""
+    query = subprocess.run(
         [sys.executable, "-P", "-c", _ASK_TORCH], capture_output=True, text=True, check=False
     )
-    if asked.returncode:
+    if query.returncode:
         return machine
-    said: dict[str, Any] = json.loads(asked.stdout)
-    seen = add_machine_message(
-        machine,
-        {**said, "details": {"cuda": said["cuda"], "nccl": said["nccl"], **_nvidia_smi()}},
-    )
-    return replace(seen, gpus_per_node=max(machine.gpus_per_node, said["count"]))
+    found: dict[str, Any] = json.loads(query.stdout)
+    details = {"cuda": found["cuda"], "nccl": found["nccl"], **_nvidia_smi()}
+    changed = add_machine_message(machine, {**found, "details": details})
+    return replace(changed, gpus_per_node=max(machine.gpus_per_node, found["count"]))
 
 
 def _nvidia_smi() -> dict[str, str]:
-    """Driver and clocks of the first GPU; empty where the tool is missing or fails."""
+    """Return driver and clocks of the first GPU; empty where nvidia-smi is missing or fails."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return {}
-    asked = subprocess.run(
+    query = subprocess.run(
         [tool, f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    first = asked.stdout.partition("\n")[0].split(",")
-    if asked.returncode or len(first) != len(_SMI_FIELDS):
+    first = query.stdout.partition("\n")[0].split(",")
+    if query.returncode or len(first) != len(_SMI_FIELDS):
         return {}
     return {name: text.strip() for name, text in zip(_SMI_FIELDS.values(), first, strict=True)}
 

@@ -1,4 +1,4 @@
-"""The general grid: synthetic models of two styles, hidden sizes, token counts and messages."""
+"""The general grid: synthetic models of two styles, with hidden sizes, token counts, messages."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from domino_tune.measure.coverage import contention_of, cta_counts, with_ctas
-from domino_tune.measure.probe_set import ProbeCase, Wanted, compute_only
+from domino_tune.measure.probe_set import ProbeCase, ProbeSet, compute_only
 from simulator.errors import InputError
 from simulator.ops import Collective
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import llama_model
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, Dtype, ModelSpec, Workload
+from simulator.units import GIB
 
 SMALLEST_MESSAGE: Final = 4 << 10
 LAYERS: Final = 2
@@ -22,7 +23,7 @@ LAYERS: Final = 2
 @dataclass(frozen=True, kw_only=True)
 class Grid:
     """Sizes, each log-spaced, most useful first. ``batches`` are (sequences, tokens of each);
-    ``largest_message`` in bytes."""
+    ``largest_message`` is in bytes."""
 
     hidden_sizes: tuple[int, ...]
     head_dim: int
@@ -43,16 +44,16 @@ GPU: Final = Grid(
     head_dim=128,
     batches=((8, 1024), (2, 4096)),
     vocab_size=32_000,
-    largest_message=1 << 30,
+    largest_message=GIB,
 )
 
 
-def general(grid: Grid, cluster: ClusterSpec, dtype: Dtype, profile: Profile) -> Wanted:
-    """The grid's cases that fit half of a rank's memory, and messages for every group.
+def model_free_probes(grid: Grid, cluster: ClusterSpec, dtype: Dtype, profile: Profile) -> ProbeSet:
+    """Return the grid's cases that fit half of a rank's memory, and messages for every group.
 
-    Raises InputError where none fits.
+    Raise InputError where no case fits.
     """
-    capacity = profile.machine.gpu_memory_gib * 2**30 / 2
+    capacity = profile.machine.gpu_memory_gib * GIB / 2
     cases = tuple(
         case
         for hidden in grid.hidden_sizes
@@ -75,7 +76,7 @@ def general(grid: Grid, cluster: ClusterSpec, dtype: Dtype, profile: Profile) ->
         )
     ctas = cta_counts(profile.machine)
     played = (case.signatures(plan) for case in cases for plan in case.plans)
-    return Wanted(
+    return ProbeSet(
         cases=cases,
         collectives=with_ctas(_messages(grid, cluster, dtype), cluster, ctas),
         contention=contention_of(cases[0].model, cases[0].workload, cluster, ctas),
@@ -84,7 +85,7 @@ def general(grid: Grid, cluster: ClusterSpec, dtype: Dtype, profile: Profile) ->
 
 
 def _plans(batch: int) -> tuple[SlicePlan, ...]:
-    """Token counts by row slices, then column pieces."""
+    """Return plans for token counts by row slices, then for column pieces."""
     rows = [1 << power for power in range(1, batch.bit_length())]
     cuts = [(count, 1) for count in rows] + [(1, 4), (2, 2)]
     return (
@@ -125,12 +126,12 @@ def _llama(grid: Grid, hidden: int, seq: int, tp: int) -> ModelSpec:
 
 
 def _rounded(value: float, unit: int) -> int:
-    """``value`` up to the next multiple of ``unit``."""
+    """Return ``value`` rounded up to a multiple of ``unit``."""
     return math.ceil(value / unit) * unit
 
 
 def _messages(grid: Grid, cluster: ClusterSpec, dtype: Dtype) -> tuple[Collective, ...]:
-    """All-reduces of powers of two on every group: each eighth of them first, then between."""
+    """Return all-reduces of powers of two for every group: every third power first."""
     powers = range(SMALLEST_MESSAGE.bit_length() - 1, grid.largest_message.bit_length())
     coarse_first = sorted(powers, key=lambda power: (power - powers[0]) % 3 != 0)
     groups = dict.fromkeys((cluster.tp_group, cluster.dp_group))

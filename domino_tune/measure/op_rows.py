@@ -1,5 +1,5 @@
-"""Many rows of compute ops into a profile at once: a section is sorted and checked only once, so
-that folding a report in takes milliseconds of a core that a rank may be working on."""
+"""Adds many rows of compute ops to a profile at once. A section is sorted and checked only once, so
+that adding a report takes milliseconds of a core that a rank may be using."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECTIONS: Final[Mapping[str, tuple[type[Any], type[Any], Callable[[Any], Any]]]]
     "attention": (AttentionSection, AttentionRow, attrgetter("key")),
     "pointwise": (PointwiseSection, PointwiseRow, attrgetter("key")),
 }
-"""Kind of op → its section, the section's rows, and what tells rows apart."""
+"""Kind of op → its section, the section's row type, and the key of a row."""
 TIMING: Final = ("median_us", "spread_us", "samples")
 MEASURED: Final = Provenance(
     kind="measured",
@@ -42,7 +42,7 @@ Row = TypeVar("Row", bound=Timing)
 
 
 def signature_from(plain: list[Any]) -> Signature:
-    """A signature from its JSON form: kind, then the fields."""
+    """Return a signature from its JSON form: kind, then the fields."""
     kind, *fields = plain
     values = [tuple(value) if isinstance(value, list) else value for value in fields]
     signature: Signature = KINDS[kind](*values)
@@ -52,9 +52,9 @@ def signature_from(plain: list[Any]) -> Signature:
 def add_ops(
     profile: Profile, rows: Iterable[Mapping[str, Any]], before: Profile | None = None
 ) -> Profile:
-    """``profile`` with the ``ops`` rows of a ``plan`` message, each together with the row of
-    ``before``, which holds what earlier runs measured; where ``profile`` holds a row that rests on
-    more samples, that one stays."""
+    """Return ``profile`` with the ``ops`` rows of a ``plan`` message, each merged with its row in
+    ``before``, which holds the measurements of earlier runs. A row of ``profile`` with more samples
+    stays."""
     plain: dict[str, list[dict[str, Any]]] = {kind: [] for kind in SECTIONS}
     for row in rows:
         signature = signature_from(row["signature"])
@@ -75,8 +75,8 @@ def add_ops(
 def add_rows(
     known: Mapping[Any, Row], before: Mapping[Any, Row], found: Mapping[Any, Row]
 ) -> tuple[Row, ...]:
-    """``known`` and ``found`` by key. Those found are counted together with what was there
-    ``before`` the run, and give way to known ones that rest on more samples."""
+    """Return ``known`` and ``found`` rows, sorted by key. Found rows are merged with those of
+    ``before``, the start of the run; a known row with more samples stays."""
     rows = dict(known)
     for key, row in found.items():
         whole = together(row, before[key]) if key in before else row
@@ -86,7 +86,7 @@ def add_rows(
 
 
 def together(one: Row, other: Row) -> Row:
-    """Two rows of one signature as one: means weighted by samples."""
+    """Return two rows of one signature as one: means weighted by samples."""
     samples = one.samples + other.samples
     share = one.samples / samples
     timing = {
@@ -107,5 +107,5 @@ def _rows(profile: Profile | None, kind: str) -> tuple[Any, ...]:
 
 
 def measured_ops(profile: Profile) -> set[Signature]:
-    """Signatures of compute ops that the profile has a row of."""
+    """Return the signatures of compute ops that the profile has rows of."""
     return {row.signature for kind in SECTIONS for row in _rows(profile, kind)}

@@ -1,4 +1,4 @@
-"""Rows whose timings disagree: something disturbed the machine, or the op has no one duration."""
+"""Rows with a large spread: the machine was disturbed, or the op has no single duration."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from domino_tune.results.profile import Outlier
 from simulator.profile import Profile
 
 LARGE_SPREAD: Final = 0.25
-"""Half of the range of the middle half of the timings, over their median."""
+"""Half of the interquartile range of the timings, over their median."""
 SHORT_US: Final = 50.0
-"""Below this, clocks and interrupts alone make such a spread."""
+"""Shortest median: below it, clocks and interrupts alone cause such a spread."""
 
 
 def outliers_of(profile: Profile) -> tuple[Outlier, ...]:
-    """The rows of a large spread, those that take longest first."""
+    """Return the rows with a large spread, longest op first."""
     found = []
     for name in ("gemm", "attention", "pointwise", "collectives"):
         section = getattr(profile, name)
@@ -28,7 +28,7 @@ def outliers_of(profile: Profile) -> tuple[Outlier, ...]:
 
 
 def _op(row: object) -> str:
-    """What was timed, in short."""
+    """Return the op's signature as a short text."""
     fields = row._asdict() if hasattr(row, "_asdict") else vars(row)
     timing = ("median_us", "spread_us", "samples")
     return " ".join(f"{k}={v}" for k, v in fields.items() if k not in timing and v is not False)

@@ -9,8 +9,8 @@ from simulator.profile import Profile
 
 
 def with_peaks(profile: Profile) -> Profile:
-    """``profile`` with the highest FLOP rate that a GEMM reached, by dtype, and the highest byte
-    rate of a pointwise op. What nobody timed keeps what is assumed of it."""
+    """Return ``profile`` with the highest FLOP rate of a GEMM, by dtype, and the highest byte rate
+    of a pointwise op. Rates without timings stay as assumed."""
     machine = profile.machine
     tflops: dict[str, float] = {}
     for row in profile.gemm.rows if profile.gemm else ():

@@ -1,7 +1,7 @@
-"""What is to be measured: cases to play, collectives, contention; and what of it is still lacking.
+"""Everything to measure: cases to play, collectives, contention; and the part still lacking.
 
-Ops are timed in place, while a schedule plays without communication, so that caches hold what they
-hold in training: a case is a model and a workload, and the plans to play of them.
+Ops are timed in place, while a schedule plays without communication, so that caches hold the same
+as in training. A case is a model and a workload, with the plans to play of them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class ProbeCase:
     plans: tuple[SlicePlan, ...]
 
     def signatures(self, plan: SlicePlan) -> frozenset[Signature]:
-        """Every signature that playing ``plan`` times, collectives included."""
+        """Return every signature that playing ``plan`` times, collectives included."""
         return signatures(self.model, self.workload, self.cluster, plan)
 
     def lacking(self, ops: frozenset[Signature], timed: Mapping[Signature, int]) -> ProbeCase:
-        """The plans that have any of ``ops``, those with the rarest timings of these first."""
+        """Return the case with the plans that have any of ``ops``, fewest timings first."""
         counts = [
             (min(timed.get(op, 0) for op in left), plan)
             for plan in self.plans
@@ -47,19 +47,19 @@ class ProbeCase:
         return replace(self, plans=tuple(plan for _, plan in first))
 
     def rounds(self, samples: int) -> int:
-        """How often ranks play each plan: an op of every layer is then timed ``samples`` times."""
+        """Return how often ranks play each plan to time an op of every layer ``samples`` times."""
         return max(LEAST_ROUNDS, math.ceil(samples / self.model.num_hidden_layers))
 
     def peak_bytes(self, profile: Profile) -> int:
-        """Memory of a rank that plays it unsliced, which takes the most."""
+        """Return the memory of a rank that plays the case unsliced, bytes: the most it needs."""
         case = Case(model=self.model, workload=self.workload, cluster=self.cluster, profile=profile)
         return peak_bytes(case, MEGATRON)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContentionWanted:
-    """``plan`` of case number ``case`` beside collectives of each of ``sizes``, in bytes, with each
-    of ``ctas`` CTAs; 0 is what the backend chooses."""
+class ContentionProbe:
+    """``plan`` of case number ``case``, to time while collectives of each of ``sizes``, in bytes,
+    run with each of ``ctas`` CTAs; 0 is the backend's choice."""
 
     case: int
     plan: SlicePlan
@@ -68,21 +68,21 @@ class ContentionWanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """Everything to measure; ``ops`` are the compute signatures of it that a profile keeps."""
+class ProbeSet:
+    """Everything to measure; ``ops`` are the compute signatures that a profile stores."""
 
     cases: tuple[ProbeCase, ...]
     collectives: tuple[Collective, ...]
-    contention: ContentionWanted | None
+    contention: ContentionProbe | None
     ops: frozenset[Signature]
 
-    def without_collectives(self) -> Wanted:
-        """What ranks can measure that are fewer than the cluster has: compute alone."""
+    def without_collectives(self) -> ProbeSet:
+        """Return the compute part: what fewer ranks than the cluster has can measure."""
         return replace(self, collectives=(), contention=None)
 
-    def lacking(self, profile: Profile, samples: int, ranks: int) -> Wanted:
-        """What ``profile`` does not hold yet with as many timings as ``ranks`` ranks would take;
-        what has the fewest comes first, so that runs cut short reach all in the end.
+    def lacking(self, profile: Profile, samples: int, ranks: int) -> ProbeSet:
+        """Return what ``profile`` lacks: all with fewer timings than ``ranks`` ranks would take.
+        Those with the fewest come first, so that interrupted runs reach all of them in the end.
 
         Contention counts as measured when nothing else is lacking: ranks measure all in rounds.
         """
@@ -93,7 +93,7 @@ class Wanted:
             c for count, c in sorted(counts, key=lambda pair: pair[0]) if count < samples
         )
         unfinished = profile.contention is None or bool(ops or collectives)
-        return Wanted(
+        return ProbeSet(
             cases=tuple(case.lacking(ops, timed) for case in self.cases),
             collectives=collectives,
             contention=self.contention if unfinished else None,
@@ -113,13 +113,13 @@ class Wanted:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is to be measured."""
+        """Return whether there is nothing to measure."""
         return not (self.ops or self.collectives or self.contention)
 
     def payload(self, samples: int, seconds: float | None) -> dict[str, Any]:
         """Return the payload of ``measure.probes.rank_job``.
 
-        Cases without plans stay in it, so that case numbers hold.
+        It contains cases without plans, so that case numbers stay valid.
         """
         return {
             "cases": [
@@ -138,9 +138,9 @@ class Wanted:
         }
 
     def _has_work(self, number: int) -> bool:
-        """Whether anything is to be measured with that case; the first brings collectives along."""
-        beside = self.contention is not None and self.contention.case == number
-        return bool(self.cases[number].plans or beside or (number == 0 and self.collectives))
+        """Return whether that case has something to measure; the first has the collectives too."""
+        contention = self.contention is not None and self.contention.case == number
+        return bool(self.cases[number].plans or contention or (number == 0 and self.collectives))
 
     def _contention_payload(self) -> dict[str, Any] | None:
         if self.contention is None:
@@ -158,7 +158,7 @@ class Wanted:
 def signatures(
     model: ModelSpec, workload: Workload, cluster: ClusterSpec, plan: SlicePlan
 ) -> frozenset[Signature]:
-    """Every signature of a plan's schedule."""
+    """Return every signature of a plan's schedule."""
     schedule = build_schedule(model, workload, cluster, plan)
     return frozenset(
         template.signature
@@ -169,29 +169,29 @@ def signatures(
 
 
 def compute_only(found: frozenset[Signature]) -> frozenset[Signature]:
-    """The signatures that are no collectives."""
+    """Return the signatures of compute ops."""
     return frozenset(s for s in found if not isinstance(s, Collective))
 
 
 def collective_key(collective: Collective) -> tuple[str, int, int, int, int]:
-    """What profiles tell collectives apart by: not the dtype."""
+    """Return the key of a collective in profiles, which ignore the dtype."""
     op, size, nodes, per_node, ctas, _ = collective
     return op, nodes, per_node, ctas, size
 
 
 def timed_ops(profile: Profile) -> dict[Signature, int]:
-    """Timings of each compute signature that the profile has a row of."""
+    """Return the number of timings of each compute signature that the profile has a row of."""
     found: dict[Signature, int] = {}
     for gemm in profile.gemm.rows if profile.gemm else ():
         found[Gemm(*gemm[:7], gemm.bias)] = gemm.samples  # type: ignore[arg-type]
-    for core in profile.attention.rows if profile.attention else ():
-        found[core.signature] = core.samples
+    for attention in profile.attention.rows if profile.attention else ():
+        found[attention.signature] = attention.samples
     for point in profile.pointwise.rows if profile.pointwise else ():
         found[point.signature] = point.samples
     return found
 
 
 def timed_collectives(profile: Profile) -> dict[tuple[str, int, int, int, int], int]:
-    """Timings of each collective that the profile has a row of, by its key."""
+    """Return the number of timings of each collective that the profile has, by its key."""
     rows = profile.collectives.rows if profile.collectives else ()
     return {row.key: row.samples for row in rows}

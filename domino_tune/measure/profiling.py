@@ -1,4 +1,4 @@
-"""Profile a machine: start ranks, gather what they report, keep a valid file at every moment."""
+"""Profile a machine: start ranks, collect their messages, and keep the profile's file valid."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.op_rows import signature_from
 from domino_tune.measure.peaks import with_peaks
-from domino_tune.measure.probe_set import Wanted
+from domino_tune.measure.probe_set import ProbeSet
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 from domino_tune.store.profiles import save_profile
 from simulator.ops import Signature
@@ -18,13 +18,13 @@ from simulator.profile import Profile
 
 JOB: Final = "domino_tune.measure.probes.rank_job:profile"
 SAVE_EVERY_S: Final = 1.0
-"""Written no more often than this: a whole file each time, synced to disk."""
+"""Shortest time between two writes: each writes the whole file and syncs it to disk."""
 Listener = Callable[[Mapping[str, Any]], None]
 
 
 def measure_profile(
     profile: Profile,
-    wanted: Wanted,
+    probes: ProbeSet,
     spec: LaunchSpec,
     path: Path,
     *,
@@ -32,33 +32,33 @@ def measure_profile(
     seconds: float | None = None,
     listener: Listener = lambda message: None,
 ) -> Profile:
-    """``profile`` with what is ``wanted`` measured into it; ``path`` is written as it grows.
+    """Measure ``probes`` and return ``profile`` with the results; ``path`` is written meanwhile.
 
-    ``listener`` hears every message of the ranks. ``wanted`` may be of a larger cluster than
-    ``spec`` starts ranks for: then compute alone is measured, on the shards of that cluster.
-    However this ends, what was measured is in the file.
+    ``listener`` gets every message of the ranks. ``probes`` may be for a larger cluster than
+    ``spec`` starts: then only compute is measured, on the shards of that cluster. The file holds
+    all measurements also after an error.
     """
-    cluster = wanted.cases[0].cluster if wanted.cases else None
+    cluster = probes.cases[0].cluster if probes.cases else None
     if cluster is not None and spec.world_size < cluster.world_size:
-        wanted = wanted.without_collectives()
-    keeper = Keeper(profile, path, wanted.ops)
+        probes = probes.without_collectives()
+    keeper = Keeper(profile, path, probes.ops)
 
     def hear(message: Mapping[str, Any]) -> None:
         keeper.add(message)
         listener(message)
 
     try:
-        run_job(JOB, wanted.payload(samples, seconds), spec, on_message=hear)
+        run_job(JOB, probes.payload(samples, seconds), spec, on_message=hear)
     finally:
         keeper.save()
     return keeper.profile
 
 
 class Keeper:
-    """Folds messages of ranks into a profile, and keeps its file up to date.
+    """Adds messages of ranks to a profile, and keeps its file up to date.
 
-    Of ops, only those in ``ops`` are kept: probes also play some that no plan of the job has.
-    What the profile held before counts: timings of a run that was cut short are not lost.
+    Of ops, only those in ``ops`` are stored: probes also play some that no plan of the job has.
+    Earlier timings in the profile count: timings of an interrupted run are not lost.
     """
 
     def __init__(self, profile: Profile, path: Path, ops: frozenset[Signature]) -> None:
@@ -70,8 +70,8 @@ class Keeper:
         self._saved_s = -SAVE_EVERY_S
 
     def add(self, message: Mapping[str, Any]) -> None:
-        """Fold one message in; save if the last time is long enough ago."""
-        found = self._folded(message)
+        """Add one message; save if SAVE_EVERY_S have passed since the last time."""
+        found = self._with(message)
         if found is self.profile:
             return
         self.profile, self._changed = found, True
@@ -79,13 +79,13 @@ class Keeper:
             self.save()
 
     def save(self) -> None:
-        """Write the file where it is not up to date, with the peak rates seen so far."""
+        """Write the file, with the peak rates seen so far, if it is out of date."""
         if self._changed:
             self.profile = with_peaks(self.profile)
             save_profile(self.profile, self._path)
             self._changed, self._saved_s = False, time.monotonic()
 
-    def _folded(self, message: Mapping[str, Any]) -> Profile:
+    def _with(self, message: Mapping[str, Any]) -> Profile:
         kind = message["kind"]
         if kind in ("progress", "end"):
             return self.profile

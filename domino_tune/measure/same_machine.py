@@ -1,7 +1,7 @@
-"""Is a profile of this machine? Compares what durations hang on, not what changes by itself.
+"""Compares a profile's machine with this one, in what durations depend on.
 
-Versions of the kernel, of Python, of drivers and clocks are recorded in profiles for the reader;
-they do not make it another machine.
+Profiles also record versions of the kernel, Python and drivers, and clocks, for the reader; they
+do not make another machine.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ FIELDS: Final = ("gpu", "gpus_per_node", "sm_count", "backend")
 DETAILS: Final = (
     "cores", "threads_per_rank", "communication_priority", "link_bits_per_s", "topology",
 )  # fmt: skip
-"""Keys of ``Machine.details`` that count, beside NCCL's settings; ``link_bits_per_s`` is that of an
-emulated link."""
+"""Keys of ``Machine.details`` that count, besides NCCL's settings; ``link_bits_per_s`` is the speed
+of an emulated link."""
 
 
 def differences(profiled: Machine, this: Machine) -> list[str]:
-    """What makes ``this`` another machine than the ``profiled`` one: ``cores: profiled 8, here 2``.
+    """Return what makes ``this`` another machine than ``profiled``: ``cores: profiled 8, here 2``.
 
-    Empty where a profile may be used here. A detail that is missing on both sides is the same.
+    Empty where the profile is valid here. A detail that is missing in both is equal.
     """
     old, new = compared_fields(profiled), compared_fields(this)
     on_cpus = profiled.backend == this.backend == "gloo"
     return [
-        _told(name, old.get(name, "none"), new.get(name, "none"), on_cpus=on_cpus)
+        _difference(name, old.get(name, "none"), new.get(name, "none"), on_cpus=on_cpus)
         for name in dict.fromkeys((*FIELDS, *DETAILS, *sorted({*old, *new})))
         if old.get(name) != new.get(name)
     ]
 
 
-def _told(name: str, old: str | int, new: str | int, *, on_cpus: bool) -> str:
-    """One difference. A node of CPUs has as many "GPUs" as ranks, which share its cores."""
+def _difference(name: str, old: str | int, new: str | int, *, on_cpus: bool) -> str:
+    """Return one difference as text. On CPUs, ``gpus_per_node`` is the number of ranks."""
     if name == "gpus_per_node" and on_cpus:
         return (
             f"ranks on a node: profiled {old}, here {new}; ranks share cores, so each number of "
@@ -43,7 +43,7 @@ def _told(name: str, old: str | int, new: str | int, *, on_cpus: bool) -> str:
 
 
 def compared_fields(machine: Machine) -> dict[str, str | int]:
-    """What durations hang on, name -> value; details that are not known are left out."""
+    """Return what durations depend on, name -> value; unknown details are left out."""
     details = {
         name: value
         for name, value in machine.details.items()
@@ -53,5 +53,5 @@ def compared_fields(machine: Machine) -> dict[str, str | int]:
 
 
 def _is_setting(name: str) -> bool:
-    """Whether a detail is a setting of NCCL's that changes how fast collectives are."""
+    """Return whether a detail is an NCCL setting that changes the speed of collectives."""
     return name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG")

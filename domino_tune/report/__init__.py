@@ -1,1 +1,1 @@
-"""What a person looks at: one self-contained HTML page."""
+"""Report: the page's data and its drawing. May import results and below."""

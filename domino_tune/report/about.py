@@ -1,4 +1,4 @@
-"""The end of the page: what was asked, how it was searched, and how to do it again."""
+"""The end of the page: the sweeps, the request, the search, and the commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from domino_tune.report.plot import sweep_svg
 
 
 def sweeps(data: ReportData) -> Html:
-    """One picture a sweep."""
+    """Return one plot a sweep."""
     if not data.sweeps:
         return Html("")
     pictures = [
@@ -24,7 +24,7 @@ def sweeps(data: ReportData) -> Html:
 
 
 def asked(data: ReportData) -> Html:
-    """The workload and the search."""
+    """Return the section of the workload and the search."""
     facts = _pairs(data.workload)
     found = _pairs(_search(data.search)) if data.search else Html("")
     return section("asked", "What was asked", tag("div", facts, found, class_="pair"))
@@ -38,18 +38,18 @@ def _pairs(pairs: tuple[tuple[str, str], ...]) -> Html:
 def _search(search: Search) -> tuple[tuple[str, str], ...]:
     found = "proven optimal" if search.optimality == "proven" else "best found, not proven"
     took = () if search.seconds is None else (("Time", f"{search.seconds:.2f} s"),)
-    left_out = ", ".join(f"{count:,} {why}" for why, count in search.infeasible.items() if count)
+    infeasible = ", ".join(f"{count:,} {why}" for why, count in search.infeasible.items() if count)
     return (
         ("Search", f"{search.method}, {found}"),
         ("Space", f"{search.space_size:,} plans"),
         ("Evaluated", f"{search.evaluations:,}"),
-        ("Infeasible", left_out or "none"),
+        ("Infeasible", infeasible or "none"),
         *took,
     )
 
 
 def again(data: ReportData) -> Html:
-    """Commands that make this page, its plan and its trace again."""
+    """Return the commands that make this page, its plan and its trace again."""
     if not data.commands:
         return Html("")
     parts = [

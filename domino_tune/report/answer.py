@@ -1,17 +1,24 @@
-"""The top of the page: one sentence, the big numbers, and three bars to compare."""
+"""The top of the page: one sentence, the main numbers, and three bars to compare."""
 
 from __future__ import annotations
 
 from domino_tune.report.data import Numbers, ReportData, Shown
 from domino_tune.report.markup import Html, join, tag
-from domino_tune.report.names import STRATEGY_NAMES, ms_text, percent_text, plan_text, slices_text
+from domino_tune.report.names import (
+    STRATEGY_NAMES,
+    ms_text,
+    ns_as_ms,
+    percent_text,
+    plan_text,
+    slices_text,
+)
 
 EVEN = 1.005
-"""A speedup below this is no reason to change anything."""
+"""A smaller speedup is no reason to change the plan."""
 
 
 def answer(data: ReportData) -> Html:
-    """The header of the page."""
+    """Return the header of the page."""
     return tag(
         "header",
         tag("p", data.title, class_="eyebrow"),
@@ -20,7 +27,7 @@ def answer(data: ReportData) -> Html:
         *((tag("p", data.tie, class_="note"),) if data.tie else ()),
         _figures(data),
         _bars(data),
-        *(tag("p", tag("strong", "Mind: "), said, class_="warn") for said in data.numbers.warnings),
+        *(tag("p", tag("strong", "Mind: "), line, class_="warn") for line in data.numbers.warnings),
         id="answer",
     )
 
@@ -31,8 +38,8 @@ def _sentence(data: ReportData) -> tuple[str, ...]:
         name = STRATEGY_NAMES[plan.strategy]
         return (f"{name} takes ", tag("em", f"{ms_text(numbers.iteration_ms)} ms"), " an iteration")
     if numbers.speedup < EVEN:
-        said = "no faster than" if numbers.speedup > 2 - EVEN else "slower than"
-        return (f"Slicing does not pay here: {slices_text(plan)} are {said} Megatron-LM",)
+        verdict = "no faster than" if numbers.speedup > 2 - EVEN else "slower than"
+        return (f"Slicing does not pay here: {slices_text(plan)} are {verdict} Megatron-LM",)
     faster = tag("em", f"{numbers.speedup:.2f}× faster")
     verb = "Cut into" if data.search else "With"
     return (f"{verb} {slices_text(plan)}, an iteration is ", faster)
@@ -56,11 +63,11 @@ def _figures(data: ReportData) -> Html:
         _figure("Iteration", ms_text(numbers.iteration_ms), "ms", _span(numbers)),
         _figure("Speedup", f"{numbers.speedup:.2f}", "×", _possible(numbers)),
         _figure(
-            "Exposed communication", ms_text(here.exposed_comm_ns / 1e6), "ms",
-            f"of {ms_text(here.comm_ns / 1e6)} ms in all",
+            "Exposed communication", ns_as_ms(here.exposed_comm_ns), "ms",
+            f"of {ns_as_ms(here.comm_ns)} ms in all",
         ),
         _figure("Peak memory", f"{numbers.peak_memory_gib:.1f}", "GiB", "a GPU, predicted"),
-        _figure("Confidence", numbers.confidence, "", _unsure(numbers), level=numbers.confidence),
+        _figure("Confidence", numbers.confidence, "", _assumed(numbers), level=numbers.confidence),
     ]  # fmt: skip
     return tag("dl", *items, class_="figures")
 
@@ -75,7 +82,7 @@ def _span(numbers: Numbers) -> str:
     return f"{ms_text(numbers.low_ms)} – {ms_text(numbers.high_ms)} ms likely"
 
 
-def _unsure(numbers: Numbers) -> str:
+def _assumed(numbers: Numbers) -> str:
     share = sum(numbers.shares.get(kind, 0.0) for kind in ("assumed", "extrapolated"))
     return (
         f"{percent_text(round(share, 2))} of the time is assumed" if share else "nothing is assumed"
@@ -89,7 +96,7 @@ def _possible(numbers: Numbers) -> str:
 
 
 def _bars(data: ReportData) -> Html:
-    """Compute, waiting and the rest of each iteration, to one scale."""
+    """Return a bar for each iteration, on one scale: exposed communication and the rest."""
     longest = max(item.timeline.makespan_ns for item in (data.baseline, data.chosen, data.bound))
     rows = [
         _bar(item, longest or 1, role)
@@ -111,13 +118,13 @@ def _bar(item: Shown, longest: int, role: str) -> Html:
         "div",
         tag("span", name, class_="name"),
         tag("span", *pieces, class_="track", title=note or None),
-        tag("span", f"{ms_text(parts.makespan_ns / 1e6)} ms", class_="value"),
+        tag("span", f"{ns_as_ms(parts.makespan_ns)} ms", class_="value"),
         class_=f"total {role}".strip(),
     )
 
 
 def masthead(data: ReportData) -> Html:
-    """The line above everything: whose page this is."""
+    """Return the first line of the page: the program and the profile."""
     return tag(
         "nav",
         tag("strong", "domino_tune"),

@@ -1,4 +1,4 @@
-"""Where the time goes: each iteration as one stacked bar, and the same as a table."""
+"""Breakdown of each iteration: a stacked bar and a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from domino_tune.report.data import ReportData, Shown
 from domino_tune.report.markup import Html, section, table, tag
-from domino_tune.report.names import STRATEGY_NAMES, ms_text, op_kind, role_label
+from domino_tune.report.names import STRATEGY_NAMES, ns_as_ms, op_kind, role_label
 from simulator.schedule import COMPUTE, is_layer_role
 
 PARTS: Final = {
@@ -24,9 +24,9 @@ LEAST: Final = 0.005
 
 
 def parts_ns(shown: Shown) -> dict[str, int]:
-    """Parts of an iteration by the keys of PARTS, in ns; they add up to its makespan.
+    """Return the parts of an iteration by the keys of PARTS, in ns; their sum is the makespan.
 
-    Time by which an op ran longer than alone counts as ``slowed``, wherever it ran.
+    The time that a compute op takes longer than alone counts as ``slowed``.
     """
     timeline = shown.timeline
     parts = dict.fromkeys(PARTS, 0)
@@ -44,7 +44,7 @@ def parts_ns(shown: Shown) -> dict[str, int]:
 
 
 def where_time_goes(data: ReportData) -> Html:
-    """The section of the page."""
+    """Return the section of the page."""
     shown = (data.baseline, data.chosen, data.bound)
     names = tuple(STRATEGY_NAMES[item.plan.strategy] for item in shown)
     found = [parts_ns(item) for item in shown]
@@ -71,24 +71,24 @@ def _lead(data: ReportData, found: list[dict[str, int]]) -> str:
     baseline, chosen, _ = found
     saved = baseline["exposed"] - chosen["exposed"]
     if data.chosen.plan.strategy != "domino":
-        return f"{ms_text(chosen['exposed'] / 1e6)} ms of communication hide behind nothing."
+        return f"{ns_as_ms(chosen['exposed'])} ms of communication are exposed."
     paid = sum(chosen.values()) - chosen["exposed"] - sum(baseline.values()) + baseline["exposed"]
     overlap = chosen["slowed"] - baseline["slowed"]
-    said = f"Hiding communication saves {ms_text(max(0, saved) / 1e6)} ms"
+    gain = f"Hiding communication saves {ns_as_ms(max(0, saved))} ms"
     if paid <= 0:
-        return f"{said}; smaller pieces and overlap cost nothing."
-    slowed = f", {ms_text(overlap / 1e6)} ms of it by overlap" if 0 < overlap <= paid else ""
-    return f"{said}; smaller pieces and slower operations cost {ms_text(paid / 1e6)} ms{slowed}."
+        return f"{gain}; smaller pieces and overlap cost nothing."
+    slowed = f", {ns_as_ms(overlap)} ms of it by overlap" if 0 < overlap <= paid else ""
+    return f"{gain}; smaller pieces and slower operations cost {ns_as_ms(paid)} ms{slowed}."
 
 
 def _bar(name: str, parts: dict[str, int], longest: int, *, chosen: bool) -> Html:
     pieces = [
         tag(
             "i",
-            tag("b", ms_text(value / 1e6)) if value > 0.06 * longest else "",
+            tag("b", ns_as_ms(value)) if value > 0.06 * longest else "",
             class_=f"part-{key}",
             style=f"width:{100 * value / longest:.3f}%",
-            title=f"{PARTS[key]}: {ms_text(value / 1e6)} ms",
+            title=f"{PARTS[key]}: {ns_as_ms(value)} ms",
         )
         for key, value in parts.items()
         if value
@@ -105,27 +105,27 @@ def _rows(found: list[dict[str, int]]) -> list[tuple[str, ...]]:
         if any(values):
             swatch = tag("i", "", class_=f"swatch part-{key}")
             label = tag("span", swatch, name)
-            rows.append((label, *(ms_text(value / 1e6) if value else "–" for value in values)))
-    sums = (ms_text(sum(parts.values()) / 1e6) for parts in found)
+            rows.append((label, *(ns_as_ms(value) if value else "–" for value in values)))
+    sums = (ns_as_ms(sum(parts.values())) for parts in found)
     return [*rows, ("All", *sums)]
 
 
 def _role_rows(shown: tuple[Shown, ...], longest: int) -> list[tuple[str, ...]]:
     roles = [item.timeline.by_role for item in shown]
     largest = {role: max(by.get(role, 0) for by in roles) for by in roles for role in by}
-    kept = sorted(
+    longest_roles = sorted(
         (role for role, value in largest.items() if value > LEAST * longest),
         key=lambda role: (-largest[role], role),
     )
     rows: list[tuple[str, ...]] = []
-    for role in kept:
+    for role in longest_roles:
         label = _with_block(role)
-        rows.append((label, *(ms_text(by[role] / 1e6) if role in by else "–" for by in roles)))
+        rows.append((label, *(ns_as_ms(by[role]) if role in by else "–" for by in roles)))
     return rows
 
 
 def _with_block(role: str) -> str:
-    """The role's label; norms and residual adds stand in both blocks, so they say which."""
+    """Return the role's label, with the block for norms and residual adds, which both have."""
     block = {"attn": "attention", "mlp": "MLP"}.get(role.split(".")[0])
-    doubled = ".norm" in role or ".out" in role
+    doubled = ".norm" in role or ".residual" in role
     return f"{role_label(role)}, {block}" if block and doubled else role_label(role)

@@ -1,11 +1,11 @@
-"""How sure: the interval, where the numbers come from, and what would change the winner."""
+"""Confidence: the interval, the sources of the times, and what changes the best plan."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from domino_tune.report.data import Numbers, ReportData, Sensitivity, Source, Turn
+from domino_tune.report.data import Crossover, Numbers, ReportData, Sensitivity, Source
 from domino_tune.report.markup import Html, join, section, table, tag
 from domino_tune.report.names import change_label, ms_text, percent_text
 
@@ -19,14 +19,14 @@ SOURCE_WORDS: Final = {
 
 
 def how_sure(data: ReportData) -> Html:
-    """The section of the page."""
+    """Return the section of the page."""
     numbers = data.numbers
     return section(
-        "sure",
+        "confidence",
         "How sure is this",
         _interval(numbers),
         _shares(numbers.shares),
-        _turns(data.turns),
+        _crossovers(data.crossovers),
         _tornado(data.sensitivity, numbers),
         _sources(data.sources),
         lead=_lead(numbers),
@@ -36,16 +36,16 @@ def how_sure(data: ReportData) -> Html:
 def _lead(numbers: Numbers) -> str:
     half = (numbers.high_ms - numbers.low_ms) / 2
     about = percent_text(half / numbers.iteration_ms) if numbers.iteration_ms else "0 %"
-    unsure = sum(numbers.shares.get(kind, 0.0) for kind in ("assumed", "extrapolated"))
-    said = f"Confidence is {numbers.confidence}: the time is good to about ± {about}"
-    if unsure:
-        share = percent_text(round(unsure, 2))
-        return f"{said}, and {share} of it rests on assumptions or extrapolation."
-    return f"{said}."
+    uncertain = sum(numbers.shares.get(kind, 0.0) for kind in ("assumed", "extrapolated"))
+    level = f"Confidence is {numbers.confidence}: the time is good to about ± {about}"
+    if uncertain:
+        share = percent_text(round(uncertain, 2))
+        return f"{level}, and {share} of it is assumed or extrapolated."
+    return f"{level}."
 
 
 def _interval(numbers: Numbers) -> Html:
-    """The likely range on an axis, with the baseline and the bound on it."""
+    """Return the likely range on an axis, with baseline and bound."""
     low = min(numbers.low_ms, numbers.no_comm_ms, numbers.iteration_ms)
     high = max(numbers.high_ms, numbers.baseline_ms, numbers.iteration_ms)
     span = (high - low) or 1.0
@@ -60,11 +60,11 @@ def _interval(numbers: Numbers) -> Html:
         _mark("base", "Megatron-LM", numbers.baseline_ms, at),
         _mark("point", "this plan", numbers.iteration_ms, at),
     ]
-    said = (
+    label = (
         f"{ms_text(numbers.iteration_ms)} ms, likely between {ms_text(numbers.low_ms)} and "
         f"{ms_text(numbers.high_ms)} ms"
     )
-    return tag("div", *marks, class_="interval", role="img", aria_label=said)
+    return tag("div", *marks, class_="interval", role="img", aria_label=label)
 
 
 def _mark(kind: str, name: str, value: float, at: Callable[[float], str]) -> Html:
@@ -73,7 +73,7 @@ def _mark(kind: str, name: str, value: float, at: Callable[[float], str]) -> Htm
 
 
 def _shares(shares: dict[str, float]) -> Html:
-    """Share of the critical path by source of its times."""
+    """Return the shares of the critical path by source of its times."""
     known = [(kind, shares[kind]) for kind in SOURCE_WORDS if shares.get(kind, 0.0) > 0]
     if not known:
         return Html("")
@@ -93,37 +93,37 @@ def _shares(shares: dict[str, float]) -> Html:
     )
 
 
-def _turns(turns: Sequence[Turn]) -> Html:
-    if not turns:
+def _crossovers(crossovers: Sequence[Crossover]) -> Html:
+    if not crossovers:
         return Html("")
     rows = [
         (
-            f"from ×{turn.factor:.3g}", turn.winner, ms_text(turn.iteration_ms),
-            ms_text(turn.baseline_ms), f"{turn.baseline_ms / turn.iteration_ms:.2f}×",
+            f"from ×{one.factor:.3g}", one.winner, ms_text(one.iteration_ms),
+            ms_text(one.baseline_ms), f"{one.baseline_ms / one.iteration_ms:.2f}×",
         )
-        for turn in turns
+        for one in crossovers
     ]  # fmt: skip
     head = ("Contention", "best plan", "ms", "Megatron-LM", "speedup")
     return join(
         tag("h3", "At which contention the winner changes"),
-        tag("p", turn_sentence(turns), class_="note"),
-        table(head, rows, class_="turns"),
+        tag("p", crossover_sentence(crossovers), class_="note"),
+        table(head, rows, class_="crossovers"),
     )
 
 
-def turn_sentence(turns: Sequence[Turn]) -> str:
-    """What the turns say about today's winner, the one at ×1."""
-    today = max((turn for turn in turns if turn.factor <= 1), key=lambda turn: turn.factor,
-                default=turns[0])  # fmt: skip
-    later = next((turn for turn in turns if turn.factor > max(1.0, today.factor)), None)
-    meaning = "×1 is the slow-down that the profile states, ×0 none."
+def crossover_sentence(crossovers: Sequence[Crossover]) -> str:
+    """Return up to which contention the winner at ×1 stays the best plan."""
+    until_now = [one for one in crossovers if one.factor <= 1]
+    present = max(until_now, key=lambda one: one.factor, default=crossovers[0])
+    later = next((one for one in crossovers if one.factor > max(1.0, present.factor)), None)
+    meaning = "×1 is the slowdown that the profile states, ×0 none."
     if later is None:
-        return f"{today.winner} stays the best plan over the whole range looked at. {meaning}"
-    return f"{today.winner} is best up to ×{later.factor:.3g}, then {later.winner}. {meaning}"
+        return f"{present.winner} stays the best plan over the whole range looked at. {meaning}"
+    return f"{present.winner} is best up to ×{later.factor:.3g}, then {later.winner}. {meaning}"
 
 
 def _tornado(items: Sequence[Sensitivity], numbers: Numbers) -> Html:
-    """Bars from today's time to the time after each change, the widest first."""
+    """Return bars from the present time to the time after each change, the widest first."""
     if not items:
         return Html("")
     here = numbers.iteration_ms
@@ -145,9 +145,9 @@ def _tornado_row(item: Sensitivity, here: float, widest: float) -> Html:
     ]
     name = tag("span", change_label(item.key), class_="name")
     low, high = (change.replace("x", "×") for change in (item.low, item.high))
-    said = tag("span", f"{low} → {ms_text(item.low_ms)} ms · {high} → "
-               f"{ms_text(item.high_ms)} ms", class_="value")  # fmt: skip
-    return tag("div", name, tag("span", *bars, class_="track"), said, class_="change")
+    times = tag("span", f"{low} → {ms_text(item.low_ms)} ms · {high} → "
+                f"{ms_text(item.high_ms)} ms", class_="value")  # fmt: skip
+    return tag("div", name, tag("span", *bars, class_="track"), times, class_="change")
 
 
 def _tornado_bar(value: float, change: str, here: float, widest: float) -> Html:

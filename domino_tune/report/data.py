@@ -1,4 +1,4 @@
-"""ReportData: what the page shows, computed before: the page predicts nothing itself."""
+"""ReportData: everything that the page shows; the page itself predicts nothing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Optimality = Literal["proven", "best_found"]
 class Shown:
     """One timeline of the page.
 
-    ``alone_ns[i]`` is what the i-th op would take with nothing beside it
-    (``CostModel.duration_ns``); with it the page tells the time that contention added.
-    Raises InputError where there is not one for each op.
+    ``alone_ns[i]`` is the i-th op's time alone (``CostModel.duration_ns``), from which the page
+    computes the time that contention added. Raise InputError unless it is empty or has one time
+    an op.
     """
 
     plan: SlicePlan
@@ -36,7 +36,7 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """The answer, as ``simulate --json`` gives it; times in ms."""
+    """The result of ``simulate``; times in ms."""
 
     iteration_ms: float
     baseline_ms: float
@@ -56,15 +56,15 @@ class Numbers:
 
     @property
     def speedup(self) -> float:
-        """Baseline over chosen."""
+        """Time of the baseline over that of the chosen plan."""
         return self.baseline_ms / self.iteration_ms if self.iteration_ms else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeatCell:
-    """The best plan of a cut; ``iteration_ms`` None: none is feasible (or none was tried).
+    """The best plan of a cut; ``iteration_ms`` None: no plan is feasible, or none was tried.
 
-    ``note`` says which plan that is, or why there is none.
+    ``note`` names the plan, or says why there is none.
     """
 
     row_slices: int
@@ -75,7 +75,7 @@ class HeatCell:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow:
-    """One line of the table of plans."""
+    """One row of the table of plans."""
 
     label: str
     iteration_ms: float
@@ -83,10 +83,10 @@ class PlanRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
-    """From contention × ``factor`` on (0 = off, 1 = as in the profile) ``winner`` is the best plan.
+class Crossover:
+    """``winner`` is the best plan from contention × ``factor`` on (0: off, 1: as in the profile).
 
-    A page gets all of them in order, the first from the lowest factor looked at.
+    A page gets all of them by factor; the first has the lowest factor of all points.
     """
 
     factor: float
@@ -108,7 +108,7 @@ class Sensitivity:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """One picture of ``whatif --sweep``: ``series`` maps a name to a time in ms a point."""
+    """One plot of ``whatif --sweep``: ``series`` maps a name to one time in ms a point."""
 
     x_label: str
     xs: tuple[str, ...]
@@ -136,7 +136,7 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a section of the profile comes from."""
+    """The source of a section of the profile."""
 
     section: str
     kind: str
@@ -149,9 +149,9 @@ class Source:
 class ReportData:
     """Everything on the page. Empty tuples and None leave their part out.
 
-    ``title``: what is trained on what, in one line. ``workload``: (name, value) pairs under it.
-    ``commands``: (what it does, command) pairs. ``heat_note``: a sentence under the
-    heat map, what its cells hold. ``tie``: why the chosen plan is not the fastest, where it is not.
+    ``title``: model, ranks and profile in one line. ``workload``: (name, value) pairs.
+    ``commands``: (purpose, command) pairs. ``heat_note``: a sentence on the cells of the heat map.
+    ``tie``: why the chosen plan is not the fastest, or empty.
     """
 
     title: str
@@ -164,7 +164,7 @@ class ReportData:
     heat: tuple[HeatCell, ...] = ()
     heat_note: str = ""
     plans: tuple[PlanRow, ...] = ()
-    turns: tuple[Turn, ...] = ()
+    crossovers: tuple[Crossover, ...] = ()
     tie: str = ""
     sensitivity: tuple[Sensitivity, ...] = ()
     sweeps: tuple[Sweep, ...] = ()

@@ -1,4 +1,4 @@
-"""Row slices × column slices: the best iteration time of each cut, and a table of plans."""
+"""Heat map of the best iteration time by row and column slices, and a table of plans."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from domino_tune.report.markup import Html, section, table, tag
 from domino_tune.report.names import ms_text
 
 STRONGEST = 72
-"""Per cent of full colour that the best (and the worst) cell gets; text stays readable on it."""
+"""Per cent of full colour of the best (and the worst) cell; text on it stays readable."""
 
 
 def heat_map(data: ReportData) -> Html:
-    """The section of the page; empty where there is neither a cell nor a plan to show."""
+    """Return the section of the page; empty without cells and plans."""
     if not data.heat and not data.plans:
         return Html("")
     parts = []

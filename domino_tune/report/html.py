@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything inside, readable without a network."""
+"""The page: one self-contained HTML file, readable without a network."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from domino_tune.report.breakdown import where_time_goes
 from domino_tune.report.confidence import how_sure
 from domino_tune.report.data import ReportData
 from domino_tune.report.heat import heat_map
-from domino_tune.report.lanes import MAX_OPS, kept_ops, lanes_json
+from domino_tune.report.lanes import MAX_OPS, drawn_ops, lanes_json
 from domino_tune.report.markup import Html, section, tag, text
 from domino_tune.store.files import write_whole
 
 SCRIPTS: Final = ("lanes_data.js", "lanes_view.js", "lanes.js")
-"""Parts of the one script, which share one scope: the body of a function of `data`, `host` and
-`legendBox` that draws the views and returns what takes them away again."""
+"""Parts of one script with one scope: the body of a function of `data`, `host` and `legendBox` that
+draws the views and returns a function that removes them."""
 
 
 def write_report(path: str | Path, data: ReportData) -> None:
     """Write the page of ``data`` to ``path``, whole or not at all.
 
-    The same data give the same bytes. Raises InputError when ``path`` cannot be written.
+    Equal data give equal bytes. Raise InputError when ``path`` cannot be written.
     """
     write_whole(path, report_html(data))
 
 
 def report_html(data: ReportData) -> str:
-    """The page as text."""
+    """Return the page as text."""
     body = (
         masthead(data), answer(data), _lanes(data), heat_map(data), where_time_goes(data),
         how_sure(data), sweeps(data), asked(data), again(data),
@@ -48,23 +48,23 @@ def report_html(data: ReportData) -> str:
 
 @cache
 def static(name: str) -> str:
-    """A file of the package's ``static`` folder."""
+    """Return the text of a file of the ``static`` folder."""
     return (resources.files("domino_tune.report") / "static" / name).read_text("utf-8")
 
 
 def lanes_script() -> str:
-    """The body of the function that draws lanes; who sends it wraps it (see SCRIPTS)."""
+    """Return the body of the function that draws lanes; the caller wraps it (see SCRIPTS)."""
     return "\n".join(static(name) for name in SCRIPTS)
 
 
 def _lanes(data: ReportData) -> Html:
     shown = (data.baseline, data.chosen, data.bound)
     longest = max(shown, key=lambda item: len(item.timeline.ops))
-    total, kept = len(longest.timeline.ops), len(kept_ops(longest.timeline))
+    total, drawn = len(longest.timeline.ops), len(drawn_ops(longest.timeline))
     cut = tag(
         "p",
         f"The longest timeline has {total:,} operations. Above {MAX_OPS:,}, this page draws the "
-        f"first, middle and last layers only ({kept:,} of them); the trace file holds all.",
+        f"first, middle and last layers only ({drawn:,} of them); the trace file holds all.",
         class_="note",
     )
     return section(
@@ -73,7 +73,7 @@ def _lanes(data: ReportData) -> Html:
         tag("div", "", id="lanes-legend", class_="legend"),
         tag("div", "", id="lanes-views"),
         tag("noscript", tag("p", "The lanes need JavaScript; the tables below do not.")),
-        cut if kept < total else "",
+        cut if drawn < total else "",
         lead="Upper lane: computation. Lower lane: all-reduces, in the colour of the slice they "
         "belong to. Hatched red: computation stands still until one arrives.",
     )

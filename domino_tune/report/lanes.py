@@ -1,4 +1,4 @@
-"""What the page's script draws: timelines as small arrays, and the windows it opens with."""
+"""Data of the page's script: timelines as small arrays, and the first windows of the views."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from simulator.schedule import LANES, Op, is_layer_role
 from simulator.timeline import Timeline
 
 MAX_OPS: Final = 12_000
-"""Ops of one timeline on the page; of a longer one only some layers are drawn."""
+"""Most ops of one timeline on the page; a longer one is drawn with some layers only."""
 Spans = list[tuple[int, int]]
 
 
 def lanes_json(data: ReportData) -> str:
-    """The script's data as JSON that may stand inside a script element."""
+    """Return the script's data as JSON that is safe inside a script element."""
     shown = (data.baseline, data.chosen, data.bound)
     parsed = {"timelines": [_timeline(item) for item in shown], "views": views(shown)}
     text = json.dumps(parsed, separators=(",", ":"), ensure_ascii=True)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def kept_ops(timeline: Timeline) -> list[int]:
-    """Indices of the ops to draw: all, or the edges and the first, middle and last layers."""
+def drawn_ops(timeline: Timeline) -> list[int]:
+    """Return indices of the ops to draw: all, or edges and the first, middle and last layers."""
     ops = timeline.ops
     if len(ops) <= MAX_OPS:
         return list(range(len(ops)))
     layers = 1 + max((op.layer for op in ops if is_layer_role(op.role)), default=0)
-    kept: list[int] = []
+    drawn: list[int] = []
     for count in range(max(1, layers // 3), 0, -1):
-        kept = list(_of_layers(ops, layers, count))
-        if len(kept) <= MAX_OPS:
-            return kept
-    return kept[:MAX_OPS]
+        drawn = list(_of_layers(ops, layers, count))
+        if len(drawn) <= MAX_OPS:
+            return drawn
+    return drawn[:MAX_OPS]
 
 
 def _of_layers(ops: tuple[Op, ...], layers: int, count: int) -> Iterator[int]:
-    """Ops of ``count`` layers each at both ends and in the middle, of the micro-batches kept."""
+    """Yield ops of ``count`` layers at both ends and in the middle, of three micro-batches."""
     middle = max(0, layers // 2 - count // 2)
     blocks = (range(count), range(middle, middle + count), range(layers - count, layers))
     wanted = {layer for block in blocks for layer in block}
@@ -49,9 +49,9 @@ def _of_layers(ops: tuple[Op, ...], layers: int, count: int) -> Iterator[int]:
             yield index
 
 
-def cut_spans(timeline: Timeline, kept: list[int]) -> Spans:
-    """Times that dropped ops cover, joined: nothing may be read from the lanes there."""
-    inside = set(kept)
+def cut_spans(timeline: Timeline, drawn: list[int]) -> Spans:
+    """Return the joined spans of ops that are not drawn: the lanes say nothing there."""
+    inside = set(drawn)
     spans = zip(timeline.start_ns, timeline.end_ns, strict=True)
     merged: Spans = []
     for start, end in sorted(span for index, span in enumerate(spans) if index not in inside):
@@ -64,12 +64,12 @@ def cut_spans(timeline: Timeline, kept: list[int]) -> Spans:
 
 def _timeline(shown: Shown) -> dict[str, Any]:
     timeline, plan = shown.timeline, shown.plan
-    kept = kept_ops(timeline)
+    drawn = drawn_ops(timeline)
     templates: dict[tuple[Any, ...], int] = {}
     described: list[list[Any]] = []
     columns: dict[str, list[int]] = {"t": [], "l": [], "m": [], "g": [], "d": []}
     last = dict.fromkeys(range(len(LANES)), 0)
-    for index in kept:
+    for index in drawn:
         op = timeline.ops[index]
         key = (op.role, op.slice, op.piece, op.lane, op.signature)
         if key not in templates:
@@ -91,7 +91,7 @@ def _timeline(shown: Shown) -> dict[str, Any]:
         "slices": plan.row_slices,
         "templates": described,
         "ops": columns,
-        "cuts": cut_spans(timeline, kept),
+        "cuts": cut_spans(timeline, drawn),
         "phases": list(_phases(timeline)),
     }
 
@@ -107,9 +107,9 @@ def _template(op: Op, alone_ns: int) -> list[Any]:
 
 
 def views(shown: Iterable[Shown]) -> list[dict[str, Any]]:
-    """A middle layer forward, backward, and the whole iteration.
+    """Return the views: a middle layer forward and backward, and the whole iteration.
 
-    ``origins`` is each timeline's time at x = 0; ``window`` is what is seen first, from there.
+    ``origins``: each timeline's time at x = 0, in ns; ``window``: the span shown first, from there.
     """
     timelines = [item.timeline for item in shown]
     ops = timelines[0].ops
@@ -154,7 +154,7 @@ def _layer_view(
 
 
 def _layer_spans(timeline: Timeline, micro: int, *, backward: bool) -> dict[int, tuple[int, int]]:
-    """First start and last end of each layer's ops in one direction."""
+    """Return first start and last end of each layer's ops in one direction, in ns."""
     spans: dict[int, tuple[int, int]] = {}
     for op, start, end in zip(timeline.ops, timeline.start_ns, timeline.end_ns, strict=True):
         mine = op.micro == micro and op.role.startswith(("attn.", "mlp."))
@@ -165,7 +165,7 @@ def _layer_spans(timeline: Timeline, micro: int, *, backward: bool) -> dict[int,
 
 
 def _pitch(spans: dict[int, tuple[int, int]], layers: int) -> int:
-    """Time from one layer to the next, over the middle half of the stack."""
+    """Return the time from one layer to the next in ns, over the middle half of the stack."""
     low, high = layers // 4, (3 * layers) // 4
     if high == low:
         return spans[low][1] - spans[low][0]
@@ -173,7 +173,7 @@ def _pitch(spans: dict[int, tuple[int, int]], layers: int) -> int:
 
 
 def _phases(timeline: Timeline) -> Iterator[tuple[str, int, int]]:
-    """Forward, backward and step of a single micro-batch, or each micro-batch as a whole."""
+    """Yield forward, backward and step of a single micro-batch, or each micro-batch as a whole."""
     marks: dict[str, tuple[int, int]] = {}
     many = timeline.schedule.micros > 1
     for op, start, end in zip(timeline.ops, timeline.start_ns, timeline.end_ns, strict=True):

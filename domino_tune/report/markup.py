@@ -10,38 +10,38 @@ VOID: Final = frozenset({"br", "meta", "line", "rect", "circle", "path", "polyli
 
 
 class Html(str):
-    """Text that is markup already and must not be escaped again."""
+    """Text that is already markup, and is not escaped again."""
 
     __slots__ = ()
 
 
 def text(value: str) -> Html:
-    """``value`` with everything escaped that markup would read."""
+    """Return ``value`` with the characters of markup escaped."""
     return value if isinstance(value, Html) else Html(html.escape(value, quote=True))
 
 
 def tag(name: str, *children: str, **attributes: str | float | None) -> Html:
-    """``<name …>children</name>``; plain strings are escaped, None attributes left out.
+    """Return ``<name …>children</name>``; escape plain strings, leave out None attributes.
 
-    ``class_`` writes ``class``; an underscore inside a name writes a hyphen.
+    ``class_`` gives ``class``; an underscore inside a name gives a hyphen.
     """
-    said = "".join(
+    pairs = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value), quote=True)}"'
         for key, value in attributes.items()
         if value is not None
     )
     if name in VOID:
-        return Html(f"<{name}{said}/>")
-    return Html(f"<{name}{said}>{''.join(text(child) for child in children)}</{name}>")
+        return Html(f"<{name}{pairs}/>")
+    return Html(f"<{name}{pairs}>{''.join(text(child) for child in children)}</{name}>")
 
 
 def join(*parts: str) -> Html:
-    """Parts behind each other."""
+    """Return the parts one after the other."""
     return Html("".join(text(part) for part in parts))
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, class_: str = "") -> Html:
-    """A table whose first column names the row; numbers stand right by the style sheet."""
+    """Return a table whose first column names the row."""
     top = tag("tr", *(tag("th", cell, scope="col") for cell in head))
     body = [
         tag("tr", tag("th", first, scope="row"), *(tag("td", cell) for cell in rest))
@@ -52,6 +52,6 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, class_: str
 
 
 def section(anchor: str, title: str, *children: str, lead: str = "") -> Html:
-    """One part of the page under its heading; ``lead`` is the sentence that says what to see."""
-    said = tag("p", lead, class_="lead") if lead else ""
-    return tag("section", tag("h2", title), said, *children, id=anchor)
+    """Return one part of the page under its heading; ``lead`` is its first sentence."""
+    first = tag("p", lead, class_="lead") if lead else ""
+    return tag("section", tag("h2", title), first, *children, id=anchor)

@@ -1,4 +1,4 @@
-"""What people call things: short labels for ops, plans and times."""
+"""Labels of ops, plans and numbers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Final
 from simulator.ops import Collective, Gemm, Pointwise, Signature
 from simulator.plan import SlicePlan
 from simulator.schedule import Op
+from simulator.units import MS_PER_NS
 
-FRAGMENTS: Final = {
-    "attn.norm": "norm", "attn.a": "qkv", "attn.rope": "rope", "attn.core": "attention",
-    "attn.b": "proj", "attn.out": "add", "mlp.norm": "norm", "mlp.a": "fc1", "mlp.core": "act",
-    "mlp.b": "fc2", "mlp.out": "add", "head.a": "LM head", "head.norm": "norm",
-    "embed": "embedding", "embed.post": "embedding post", "loss.max": "loss max",
-    "loss.sum": "loss sum", "loss.grad": "loss grad", "step.adam": "Adam",
-    "step.grad_norm": "gradient norm", "step.dp": "last bucket", "dp": "bucket",
+LABELS: Final = {
+    "head.logits": "LM head", "embed": "embedding", "embed.post": "embedding post",
+    "loss.max": "loss max", "loss.sum": "loss sum", "loss.grad": "loss grad",
+    "step.adam": "Adam", "step.grad_norm": "gradient norm", "step.dp": "last bucket",
+    "dp": "bucket",
 }  # fmt: skip
+"""Roles whose label is not their last word."""
+BACKWARD_SUFFIXES: Final = ("_dgrad", "_wgrad", "_bwd")
 STRATEGY_NAMES: Final = {
     "megatron": "Megatron-LM", "no_comm": "No communication", "domino": "Domino",
 }  # fmt: skip
@@ -30,40 +31,38 @@ WGRAD_WORDS: Final = {
     "eager": "weight gradients at once",
     "deferred": "weight gradients behind dgrad",
 }
-
-
 CHANGE_WORDS: Final = {"gpu_flops": "GPU FLOP/s", "tp": "tensor-parallel ranks"}
 
 
 def change_label(key: str) -> str:
-    """What a ``whatif`` key changes, in words: ``link_bandwidth`` -> ``link bandwidth``."""
+    """Return a key of ``whatif`` in words: ``link bandwidth`` of ``link_bandwidth``."""
     return CHANGE_WORDS.get(key, key.replace("_", " "))
 
 
 def role_label(role: str) -> str:
-    """``mlp.a_dgrad`` -> ``fc1 dgrad``; ``mlp.b.ar`` -> ``all-reduce fc2``."""
+    """Return a label: ``fc1 dgrad`` of ``mlp.fc1_dgrad``, ``all-reduce fc2`` of ``mlp.fc2.ar``."""
     if role.endswith(".ar"):
         return f"all-reduce {role_label(role.removesuffix('.ar'))}"
-    for suffix, word in (("_dgrad", " dgrad"), ("_wgrad", " wgrad"), ("'", "′")):
+    for suffix in BACKWARD_SUFFIXES:
         if role.endswith(suffix):
-            return role_label(role.removesuffix(suffix)) + word
-    return FRAGMENTS.get(role, role)
+            return f"{role_label(role.removesuffix(suffix))} {suffix[1:]}"
+    return LABELS.get(role, role.removeprefix("attn.").removeprefix("mlp.").removeprefix("head."))
 
 
 def op_kind(op: Op) -> str:
-    """How the page draws an op: ``gemm``, ``wgrad``, ``attention``, ``pointwise`` or ``comm``."""
+    """Return the kind of an op: ``gemm``, ``wgrad``, ``attention``, ``pointwise`` or ``comm``."""
     if isinstance(op.signature, Gemm) and op.signature.layout == "wgrad":
         return "wgrad"
     return "comm" if isinstance(op.signature, Collective) else op.signature.kind
 
 
 def is_backward(role: str) -> bool:
-    """Whether an op of a layer belongs to the backward pass."""
-    return "'" in role or "_dgrad" in role or "_wgrad" in role
+    """Return whether an op of a layer belongs to the backward pass."""
+    return any(suffix in role for suffix in BACKWARD_SUFFIXES)
 
 
 def shape_text(signature: Signature) -> str:
-    """The shape that decides an op's time, for reading."""
+    """Return the shape that decides an op's time, as text."""
     if isinstance(signature, Gemm):
         return f"m {signature.m:,} · n {signature.n:,} · k {signature.k:,} · {signature.layout}"
     if isinstance(signature, Collective):
@@ -80,7 +79,7 @@ def shape_text(signature: Signature) -> str:
 
 
 def size_text(size_bytes: float) -> str:
-    """``80.0 MiB``."""
+    """Return bytes as text: ``80.0 MiB``."""
     for unit in ("B", "KiB", "MiB"):
         if size_bytes < 1024:
             return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
@@ -89,19 +88,24 @@ def size_text(size_bytes: float) -> str:
 
 
 def ms_text(value_ms: float) -> str:
-    """Milliseconds with four digits where they say something: ``369.7``, ``4.18``, ``0.738``."""
+    """Return milliseconds with three or four digits: ``369.7``, ``4.18``, ``0.738``."""
     digits = 1 if value_ms >= 100 else 2 if value_ms >= 1 else 3
     return f"{value_ms:,.{digits}f}" if value_ms else "0"
 
 
+def ns_as_ms(value_ns: float) -> str:
+    """Return nanoseconds as text in milliseconds: ``369.7``."""
+    return ms_text(value_ns * MS_PER_NS)
+
+
 def percent_text(fraction: float) -> str:
-    """``99.5 %``; whole numbers from 0 to 1 stay whole."""
+    """Return a fraction in per cent: ``99.5 %``, ``50 %``."""
     text = f"{100 * fraction:.1f}".removesuffix(".0")
     return f"{text} %"
 
 
 def plan_text(plan: SlicePlan) -> str:
-    """A plan in words, for a line under its name."""
+    """Return a plan in words."""
     if plan.strategy == "megatron":
         return "one slice, nothing hides forward communication"
     if plan.strategy == "no_comm":
@@ -115,7 +119,7 @@ def plan_text(plan: SlicePlan) -> str:
 
 
 def slices_text(plan: SlicePlan) -> str:
-    """``2 row slices``, with column and dgrad pieces where there are any."""
+    """Return the slices: ``2 row slices``, with column slices and dgrad pieces if there are any."""
     rows = f"{plan.row_slices} row slice{'s' * (plan.row_slices > 1)}"
     attn, mlp = plan.attn_col_slices, plan.mlp_col_slices
     if (attn, mlp) != (1, 1):

@@ -1,4 +1,4 @@
-"""Line plots as inline SVG, coloured by the page's style sheet."""
+"""Line plots as inline SVG; the page's style sheet gives the colours."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LABEL_HEIGHT: Final = 15
 def sweep_svg(
     x_label: str, xs: Sequence[str | float], series: Mapping[str, Sequence[float]]
 ) -> str:
-    """SVG of times in ms over ``xs``; points stand evenly spaced, in the order given.
+    """Return an SVG of times in ms over ``xs``, evenly spaced in the order given.
 
-    ``series`` maps a name to one value a point. Raises InputError where a series has another
-    number of values, or one that is not finite.
+    ``series`` maps a name to one value a point. Raise InputError for a series with another number
+    of values, or with one that is not finite.
     """
     for name, values in series.items():
         if len(values) != len(xs) or not all(math.isfinite(value) for value in values):
@@ -43,9 +43,9 @@ def sweep_svg(
             text_anchor="middle"),
         *_lines(series, places, ticks[-1]),
     ]  # fmt: skip
-    said = f"Iteration in ms by {change_label(x_label)}: {', '.join(series)}"
+    label = f"Iteration in ms by {change_label(x_label)}: {', '.join(series)}"
     return tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", class_="sweep", role="img",
-               aria_label=said)  # fmt: skip
+               aria_label=label)  # fmt: skip
 
 
 def _x(index: int, count: int) -> float:
@@ -57,7 +57,7 @@ def _y(value: float, top: float) -> float:
 
 
 def _ticks(highest: float) -> list[float]:
-    """From 0 in steps of 1, 2 or 5 to the first above ``highest``."""
+    """Return ticks from 0 in steps of 1, 2 or 5, up to the first at or above ``highest``."""
     rough = (highest or 1.0) / 4
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(k * unit for k in (1, 2, 5, 10) if k * unit >= rough)
@@ -95,13 +95,13 @@ def _lines(series: Mapping[str, Sequence[float]], places: list[float], top: floa
     return parts
 
 
-def _dot(x: float, y: float, colour: str, said: str) -> Html:
+def _dot(x: float, y: float, colour: str, title: str) -> Html:
     circle = tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=3.6, fill=colour)
-    return tag("g", tag("title", said), circle)
+    return tag("g", tag("title", title), circle)
 
 
 def _label_heights(wanted: list[float]) -> list[float]:
-    """``wanted`` heights, moved down where two names would overlap, and up again from the floor."""
+    """Return ``wanted`` heights, moved down where names would overlap, then up from the bottom."""
     placed = dict.fromkeys(range(len(wanted)), 0.0)
     last = -math.inf
     for index in sorted(placed, key=lambda i: wanted[i]):

@@ -1,4 +1,4 @@
-"""Requests back to command lines: what to type to get a result again."""
+"""From requests back to command lines: how to get a result again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.plan import SlicePlan
 
 
 def command_line(verb: str, *parts: Request | Any) -> str:
-    """``python -m domino_tune verb`` with every option that is not at its default."""
+    """Return ``python -m domino_tune verb`` with every option that is not at its default."""
     words = ["python", "-m", "domino_tune", *verb.split()]
     for part in parts:
         for item in fields(part):
@@ -23,7 +23,7 @@ def command_line(verb: str, *parts: Request | Any) -> str:
 def simulate_request(
     request: WorkloadFields, plan: SlicePlan, micro_batch_size: int, grad_accumulation: int
 ) -> SimulateRequest:
-    """The request that simulates ``plan`` for the workload of ``request``."""
+    """Return the request that simulates ``plan`` for the workload of ``request``."""
     shared = {item.name: getattr(request, item.name) for item in fields(WorkloadFields)}
     base = SimulateRequest(**shared)
     base = replace(

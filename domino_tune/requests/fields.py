@@ -1,7 +1,7 @@
-"""Fields that several requests share: what is trained, how it is cut, which ranks run it.
+"""Fields that several requests share: the workload, the plan, the ranks.
 
-``None`` means "not given": the value then comes from the plan file where there is one, else from
-the default that the help text names.
+``None`` means "not given": the value then comes from the plan file, if there is one, else from the
+default that the help text names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BACKENDS = ("gloo", "nccl")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Base of all requests: checks every field against what its option allows."""
+    """Base of all requests: checks that each field's option allows its value."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -25,14 +25,14 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadFields(Request):
-    """What is trained, on which machine, how many ranks."""
+    """The model, the machine, the ranks and the batch."""
 
     model: str | None = option(
         "Preset (see `models`), a Hugging Face config.json, or a model file.",
         flag="--model", metavar="NAME|FILE", default=None,
     )  # fmt: skip
     profile: str | None = option(
-        "The machine: a profile's name (see `profiles list`) or file.",
+        "Profile of the machine: a name (see `profiles list`) or a file.",
         flag="--profile", metavar="NAME|FILE", default=None,
     )  # fmt: skip
     tp: int | None = option(
@@ -42,18 +42,18 @@ class WorkloadFields(Request):
         "Data-parallel replicas (default 1).", flag="--dp", metavar="N", default=None, minimum=1
     )
     nodes: int | None = option(
-        "Nodes that the ranks fill, TP first (default: as few as hold them).",
+        "Nodes of the ranks, TP first (default: as few as possible).",
         flag="--nodes", metavar="N", default=None, minimum=1,
     )  # fmt: skip
     seq_length: int | None = option(
-        "Tokens of a sequence.", flag="--seq-length", metavar="N", default=None, minimum=1
+        "Tokens of one sequence.", flag="--seq-length", metavar="N", default=None, minimum=1
     )
     micro_batch_size: int | None = option(
         "Sequences of one micro-batch.",
         flag="--micro-batch-size", metavar="N", default=None, minimum=1,
     )  # fmt: skip
     grad_accumulation: int | None = option(
-        "Micro-batches of an iteration (default 1).",
+        "Micro-batches of one iteration (default 1).",
         flag="--grad-accumulation", metavar="N", default=None, minimum=1,
     )  # fmt: skip
     dtype: str | None = option(
@@ -61,20 +61,20 @@ class WorkloadFields(Request):
         flag="--dtype", choices=tuple(DTYPE_BYTES), default=None,
     )  # fmt: skip
     cuda_graph: bool = option(
-        "Launch costs nothing, as under CUDA graphs.", flag="--cuda-graph", default=False
+        "Launches take no time, as under CUDA graphs.", flag="--cuda-graph", default=False
     )
     overrides: tuple[str, ...] = option(
-        "Override a field of the model by its Hugging Face name; repeat for more.",
+        "Override a field of the model, by its Hugging Face name; may be repeated.",
         flag="--set", metavar="FIELD=VALUE", default=(),
     )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFields(WorkloadFields):
-    """The cut: from a plan file, or from these fields."""
+    """The plan: from a plan file, or from these fields."""
 
     plan: str | None = option(
-        "Plan file of `tune --out`; gives the workload too, where no option does.",
+        "Plan file of `tune --out`; it also gives the workload that no option gives.",
         flag="--plan", metavar="FILE", default=None,
     )  # fmt: skip
     strategy: str | None = option(
@@ -108,7 +108,7 @@ class PlanFields(WorkloadFields):
         "Issue order (default greedy).", flag="--order", choices=ORDERS, default=None
     )
     wgrad: str | None = option(
-        "Where weight gradients stand (default fill for greedy, else eager).",
+        "Placement of weight gradients (default fill for greedy, else eager).",
         flag="--wgrad", choices=WGRAD_PLACEMENTS, default=None,
     )  # fmt: skip
     merge_wgrad: bool = option(
@@ -122,18 +122,18 @@ class PlanFields(WorkloadFields):
 
 @dataclass(frozen=True, kw_only=True)
 class RanksFields(Request):
-    """Real ranks: how many are started here, and over what they talk."""
+    """Real ranks: how many start here, and how they communicate."""
 
     backend: str | None = option(
-        "What carries collectives (default nccl where NVIDIA's driver is installed and no link is "
+        "Backend of collectives (default nccl where NVIDIA's driver is installed and no link is "
         "emulated, else gloo).",
         flag="--backend", choices=BACKENDS, default=None,
     )  # fmt: skip
     nproc_per_node: int | None = option(
-        "Ranks to start on this machine (default all; under torchrun or Slurm none).",
+        "Ranks to start on this machine (default all, or none under torchrun or Slurm).",
         flag="--nproc-per-node", metavar="N", default=None, minimum=1,
     )  # fmt: skip
     emulate_link: str | None = option(
-        "Put the ranks on two emulated hosts with a link of this speed, say 1gbit (Linux, gloo).",
+        "Put the ranks on two emulated hosts with a link of this rate, like 1gbit (Linux, gloo).",
         flag="--emulate-link", metavar="RATE", default=None,
     )  # fmt: skip

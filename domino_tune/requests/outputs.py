@@ -1,5 +1,4 @@
-"""Where a command's result goes, and which server computes it: the options that are the command
-line's alone, not the API's."""
+"""Options that only the command line has: where a result goes, and which server computes it."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ FILE: Final = "FILE"
 
 
 def token_option() -> Any:
-    """The option that names a token's file; its metavar is not FILE, which is written to."""
+    """Return the option of a token's file. Its metavar is not FILE, as it is not written."""
     return option(
         "File that holds the server's token (default: $DOMINO_TUNE_TOKEN).",
         flag="--token-file", metavar="PATH", default=None,
@@ -26,7 +25,7 @@ class Outputs:
     """Base of the options that say where a result goes."""
 
     def __post_init__(self) -> None:
-        """Check each option, and that no two of them name one file; raises InputError."""
+        """Raise InputError for a wrong value, or when two options name one file."""
         check_options(self)
         flags: dict[str, str] = {}
         for flag, path in self.files().items():
@@ -37,34 +36,34 @@ class Outputs:
                 )
 
     def files(self) -> dict[str, str]:
-        """The files to write: flag -> path, of the options that were given."""
-        said = {option_of(item): getattr(self, item.name) for item in fields(self)}
+        """Return flag -> path of the files to write."""
+        given = {option_of(item): getattr(self, item.name) for item in fields(self)}
         return {
             option.flag: path
-            for option, path in said.items()
+            for option, path in given.items()
             if option.metavar == FILE and path is not None
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class JsonOutputs(Outputs):
-    """A table, or JSON."""
+    """A table or JSON on stdout."""
 
     json: bool = option("Print the result as JSON.", flag="--json", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileOutputs(JsonOutputs):
-    """Also into a file."""
+    """Also a file."""
 
     out: str | None = option(
-        "Write it to this file instead of stdout.", flag="--out", metavar=FILE, default=None
+        "Write the result to this file instead of stdout.", flag="--out", metavar=FILE, default=None
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOutputs(JsonOutputs):
-    """Also as a timeline."""
+    """Also a timeline."""
 
     trace: str | None = option(
         "Write a Chrome trace for Perfetto.", flag="--trace", metavar=FILE, default=None
@@ -73,7 +72,7 @@ class TraceOutputs(JsonOutputs):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOutputs(JsonOutputs):
-    """Also as a page."""
+    """Also a page."""
 
     report: str | None = option(
         "Write a self-contained HTML page.", flag="--report", metavar=FILE, default=None
@@ -81,23 +80,19 @@ class ReportOutputs(JsonOutputs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureOutputs(ReportOutputs):
-    """Also as a timeline."""
-
-    trace: str | None = option(
-        "Write a Chrome trace for Perfetto.", flag="--trace", metavar=FILE, default=None
-    )
+class PictureOutputs(TraceOutputs, ReportOutputs):
+    """Also a timeline and a page."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOutputs(PictureOutputs):
-    """Also as a plan file; and all of it from a server."""
+    """Also a plan file; all files may come from a server."""
 
     out: str | None = option(
         "Write the best plan to this file.", flag="--out", metavar=FILE, default=None
     )
     server: str | None = option(
-        "Let this server compute: http://HOST:PORT; model and profile are names that it knows.",
+        "Tune at this server: http://HOST:PORT; model and profile are names that it knows.",
         flag="--server", metavar="URL", default=None,
     )  # fmt: skip
     token_file: str | None = token_option()
@@ -109,10 +104,10 @@ class TuneOutputs(PictureOutputs):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidateOutputs(TraceOutputs):
-    """Also sent to the server that tuned."""
+    """Also a timeline; the result may go to the server that tuned."""
 
     report_to: str | None = option(
-        "Send what was measured there: SERVER/v1/tunes/ID/validations.",
+        "Send the result to this URL: SERVER/v1/tunes/ID/validations.",
         flag="--report-to", metavar="URL", default=None,
     )  # fmt: skip
     token_file: str | None = token_option()
@@ -124,4 +119,4 @@ class ValidateOutputs(TraceOutputs):
 
 def _only_with(flag: str, given: str | None, token_file: str | None) -> None:
     if token_file and not given:
-        raise InputError(f"--token-file is for {flag}; give that too, or leave it out.")
+        raise InputError(f"--token-file needs {flag}; give both, or leave --token-file out.")

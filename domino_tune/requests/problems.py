@@ -1,4 +1,4 @@
-"""Errors as plain problems (RFC 9457): of a request that is refused, of a job that failed."""
+"""Errors as problems (RFC 9457): of a refused request, of a failed job."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FLAG: Final = re.compile(r"--[a-z][a-z0-9-]*")
 
 
 def plain_problem(error: BaseException) -> dict[str, Any]:
-    """What went wrong, fields under their names in bodies; of a bug no more than that it is one.
+    """Return the error as a problem; ``detail`` names fields as bodies do, and hides a bug's text.
 
-    An InfeasiblePlanError has its ``reason``, too.
+    The problem of an InfeasiblePlanError also has its ``reason``.
     """
     meaning = meaning_of(error)
     known = isinstance(error, DominoTuneError)
@@ -27,7 +27,7 @@ def plain_problem(error: BaseException) -> dict[str, Any]:
         "type": f"urn:domino-tune:{meaning.title.lower().replace(' ', '-')}",
         "title": meaning.title,
         "status": meaning.http_status,
-        "detail": in_wire_words(str(error)) if known else "A bug; the server's log tells more.",
+        "detail": in_wire_words(str(error)) if known else "A bug; the server's log says more.",
     }
     if isinstance(error, InfeasiblePlanError):
         problem["reason"] = error.reason
@@ -35,12 +35,12 @@ def plain_problem(error: BaseException) -> dict[str, Any]:
 
 
 def in_wire_words(text: str) -> str:
-    """``text`` with options of the command line under the names they have in bodies."""
+    """Return ``text`` with each option of the command line replaced by its name in bodies."""
     return _FLAG.sub(lambda match: _fields_by_flag().get(match[0], match[0]), text)
 
 
 def fields_named(text: str) -> tuple[str, ...]:
-    """Fields whose options ``text`` names, in its order."""
+    """Return the fields whose options ``text`` names, in the order of the text."""
     named = dict.fromkeys(_fields_by_flag().get(flag, "") for flag in _FLAG.findall(text))
     return tuple(name for name in named if name)
 

@@ -11,12 +11,12 @@ from simulator.specs import DTYPE_BYTES
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilesListRequest(Request):
-    """List bundled profiles and one's own."""
+    """List the bundled profiles and your own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilesShowRequest(Request):
-    """Show a profile's machine and where each section comes from."""
+    """Show a profile's machine and the source of each section."""
 
     profile: str = option("Profile name or file.", metavar="PROFILE")
 
@@ -30,31 +30,29 @@ class ProfilesCheckRequest(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilesImportRequest(Request):
-    """Add others' measurements to a copy of a profile, kept in $DOMINO_TUNE_HOME/profiles."""
+    """Add a table of measurements to a copy of a profile, in $DOMINO_TUNE_HOME/profiles."""
 
     file: str = option("Table to import.", metavar="FILE")
     format: str = option(
-        "What the table is, say nccl-tests or gemm-csv; a wrong name lists all.",
+        "Format of the table, like nccl-tests or gemm-csv; a wrong name lists all.",
         flag="--format", metavar="NAME",
     )  # fmt: skip
-    into: str = option(
-        "Profile to start from, by name or file.", flag="--into", metavar="NAME|FILE"
-    )
+    into: str = option("Profile to copy, by name or file.", flag="--into", metavar="NAME|FILE")
     name: str = option("Name of the new profile.", flag="--name", metavar="NAME")
     op: str | None = option(
-        "Collective that was timed, where the table does not say.",
+        "Collective that was timed, if the table does not say.",
         flag="--op", metavar="NAME", default=None,
     )  # fmt: skip
     nodes: int | None = option(
-        "Nodes of the group, where the table does not say.",
+        "Nodes of the group, if the table does not say.",
         flag="--nodes", metavar="N", default=None, minimum=1,
     )  # fmt: skip
     ranks_per_node: int | None = option(
-        "Ranks on each node, where the table does not say.",
+        "Ranks on each node, if the table does not say.",
         flag="--ranks-per-node", metavar="N", default=None, minimum=1,
     )  # fmt: skip
     ctas: int = option(
-        "NCCL CTAs it was timed with (default 0, NCCL's choice).",
+        "NCCL CTAs of the timings (default 0, NCCL's choice).",
         flag="--ctas", metavar="N", default=0, minimum=0,
     )  # fmt: skip
     dtype: str = option(

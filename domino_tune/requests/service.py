@@ -1,4 +1,4 @@
-"""What one can ask of the service's own side: to serve, to keep tokens, to send results again."""
+"""Requests of the service's operator: serve, manage tokens; and send results again."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from domino_tune.requests.outputs import token_option
 from simulator.errors import InputError
 
 SCOPES: Final = ("read", "tune", "admin")
-"""What a token allows; each includes those before it."""
+"""What a token allows; each scope includes those before it."""
 _EXECUTOR: Final = re.compile(r"local|dask://[^/\s]+:\d{1,5}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatabaseFields(Request):
-    """Where the service keeps what it knows."""
+    """The service's database."""
 
     database: str | None = option(
         "Database of jobs, tokens and profiles, as SQLAlchemy writes it: sqlite:///FILE or "
@@ -32,7 +32,7 @@ class ServeRequest(DatabaseFields):
     """Serve the API and its page until interrupted."""
 
     host: str = option(
-        "Address to listen on (default 127.0.0.1); one that others reach needs tokens.",
+        "Address to listen on (default 127.0.0.1); one that other machines reach needs tokens.",
         flag="--host", metavar="ADDRESS", default="127.0.0.1",
     )  # fmt: skip
     port: int = option(
@@ -40,11 +40,11 @@ class ServeRequest(DatabaseFields):
         flag="--port", metavar="N", default=8000, minimum=0, maximum=65535,
     )  # fmt: skip
     executor: str = option(
-        "What computes: processes of this machine (default), or a Dask cluster by its address.",
+        "Where jobs run: processes of this machine (default), or a Dask cluster by its address.",
         flag="--executor", metavar="local|dask://HOST:PORT", default="local",
     )  # fmt: skip
     workers: int | None = option(
-        "Jobs computed at once (default: one a CPU).",
+        "Jobs that run at once (default: one per CPU).",
         flag="--workers", metavar="N", default=None, minimum=1, maximum=1024,
     )  # fmt: skip
 
@@ -58,15 +58,15 @@ class ServeRequest(DatabaseFields):
 
 @dataclass(frozen=True, kw_only=True)
 class TokensAddRequest(DatabaseFields):
-    """Make a token; its secret is shown this once."""
+    """Make a token; its secret is shown only once."""
 
-    name: str = option("Name of the token, to revoke it by.", metavar="NAME")
+    name: str = option("Name of the token; revoking needs it.", metavar="NAME")
     owner: str | None = option(
-        "Whose jobs it reaches (default: the token's name).",
+        "Owner of the jobs that it reaches (default: the token's name).",
         flag="--owner", metavar="NAME", default=None,
     )  # fmt: skip
     scope: str = option(
-        "What it allows; each includes those before it (default tune).",
+        "What it allows; each scope includes those before it (default tune).",
         flag="--scope", choices=SCOPES, default="tune",
     )  # fmt: skip
 
@@ -78,15 +78,15 @@ class TokensListRequest(DatabaseFields):
 
 @dataclass(frozen=True, kw_only=True)
 class TokensRevokeRequest(DatabaseFields):
-    """Make a token worthless, from the next request on."""
+    """Revoke a token; the next request with it is refused."""
 
     name: str = option("Name of the token.", metavar="NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SendRequest(Request):
-    """Send measured results that `validate --report-to` kept because it could not send them."""
+    """Send measured results that `validate --report-to` saved because it could not send them."""
 
-    file: str = option("File that was kept.", metavar="FILE")
-    to: str = option("Where to: SERVER/v1/tunes/ID/validations.", flag="--to", metavar="URL")
+    file: str = option("File of the results.", metavar="FILE")
+    to: str = option("Destination: SERVER/v1/tunes/ID/validations.", flag="--to", metavar="URL")
     token_file: str | None = token_option()

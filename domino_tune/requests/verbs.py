@@ -1,4 +1,4 @@
-"""One request a verb; the command line and the API are generated from these classes."""
+"""One request a verb; the command line and the API are made from these classes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class TuneRequest(WorkloadFields, RanksFields):
     """Find the best plan."""
 
     objective: str = option(
-        "What a plan is judged by: the simulator, or runs on real ranks, chosen by bayes.",
+        "Source of a plan's time: the simulator, or runs on real ranks.",
         flag="--objective", choices=OBJECTIVES, default="simulate",
     )  # fmt: skip
     evidence: str | None = option(
-        "File that keeps every measured run; given again, the search goes on (objective measure).",
+        "File of every measured run; given again, the search goes on (objective measure).",
         flag="--evidence", metavar="FILE", default=None,
     )  # fmt: skip
     force: bool = option(
-        "Go on although the profile is of another machine (objective measure).",
+        "Allow a profile of another machine (objective measure).",
         flag="--force", default=False,
     )  # fmt: skip
 
@@ -44,53 +44,53 @@ class TuneRequest(WorkloadFields, RanksFields):
         flag="--search", choices=SEARCH_NAMES, default=None,
     )  # fmt: skip
     trials: int | None = option(
-        "Plans to evaluate at most (default: until proven; 40 for bayes and random; 8 with "
-        "objective measure, the baseline included; its last comparison of plans known is extra).",
+        "Most plans to evaluate (default: until proven; 40 for bayes and random; 8 with objective "
+        "measure, the baseline included, its final comparison not).",
         flag="--trials", metavar="N", default=None, minimum=1,
     )  # fmt: skip
     seed: int = option(
-        "Same seed, same answer.",
+        "Seed of the search: the same seed gives the same answer.",
         flag="--seed", metavar="K", default=0, minimum=0, maximum=2**32 - 1,
     )  # fmt: skip
     target: str | None = option(
-        "Only plans that this framework can run.",
+        "Search only plans that this framework can run.",
         flag="--target", choices=TARGET_NAMES, default=None,
     )  # fmt: skip
     tune_also: tuple[str, ...] = option(
-        "Tune this too; the global batch stays what it is.",
+        "Tune this too; the global batch does not change.",
         flag="--tune-also", choices=TUNE_ALSO, default=(),
     )  # fmt: skip
 
     @property
     def method(self) -> str:
-        """The search: the one asked for, else the objective's own."""
+        """The search given, else the objective's default."""
         return self.search or ("exhaustive" if self.objective == "simulate" else "bayes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIfRequest(PlanFields):
-    """Predict a plan on a machine or workload that is changed; the profile is not touched."""
+    """Predict a plan on a changed machine or workload; the profile does not change."""
 
     change: tuple[str, ...] = option(
-        "Change this: link_bandwidth=2x, link_latency=5us, tp=16, contention=off …; repeat.",
+        "Change, like link_bandwidth=2x, link_latency=5us, tp=16, contention=off; may be repeated.",
         flag="--change", metavar="KEY=VALUE", default=(),
     )  # fmt: skip
     sweep: str | None = option(
-        "Change this to each of the values in turn.",
+        "Change KEY to each of the values.",
         flag="--sweep", metavar="KEY=A,B,C", default=None,
     )  # fmt: skip
     retune: bool = option(
-        "Tune anew at each point; else the plan is replayed as it is.",
+        "Find the best plan of each point; otherwise the same plan is replayed.",
         flag="--retune", default=False,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidateRequest(RanksFields):
-    """Run plans for real, beside the baseline and without communication, and compare."""
+    """Run plans on real ranks beside the baseline and the bound; compare with predictions."""
 
     plan: tuple[str, ...] = option(
-        "Plan file of `tune --out`; repeat for more of the same model and batch.",
+        "Plan file of `tune --out`; may be repeated for the same model and batch.",
         flag="--plan", metavar="FILE",
     )  # fmt: skip
     profile: str | None = option(
@@ -98,30 +98,28 @@ class ValidateRequest(RanksFields):
         flag="--profile", metavar="NAME|FILE", default=None,
     )  # fmt: skip
     rounds: int = option(
-        "How often each plan is run; they take turns.",
+        "Rounds (default 10); each runs every plan once.",
         flag="--rounds", metavar="N", default=10, minimum=3, maximum=10_000,
     )  # fmt: skip
     emulate_collectives: bool = option(
-        "Run rank 0 alone: collectives take what the profile says, whatever tp is. So their own "
-        "times are put in, not measured.",
+        "Run rank 0 alone, at any tp: its collectives take the profile's times, which are not "
+        "measured.",
         flag="--emulate-collectives", default=False,
     )  # fmt: skip
     max_error: str | None = option(
-        "Exit with code 3 when a plan's prediction is further off than this, say 5%.",
+        "Exit with code 3 when the error of a prediction is larger than this, like 5%.",
         flag="--max-error", metavar="PERCENT", default=None,
     )  # fmt: skip
-    force: bool = option(
-        "Go on although the profile is of another machine.", flag="--force", default=False
-    )
+    force: bool = option("Allow a profile of another machine.", flag="--force", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRequest(RanksFields):
-    """Measure this machine into a profile; started again, it goes on where it was."""
+    """Measure this machine into a profile; the same command again goes on where it stopped."""
 
     name: str = option("Name of the profile.", flag="--name", metavar="NAME")
     for_model: str | None = option(
-        "Measure just what plans for this model need: a preset, a Hugging Face config.json, or a "
+        "Measure only what plans for this model need: a preset, a Hugging Face config.json, or a "
         "model file (default: a general grid).",
         flag="--for-model", metavar="NAME|FILE", default=None,
     )  # fmt: skip
@@ -130,7 +128,7 @@ class ProfileRequest(RanksFields):
         "Data-parallel replicas (default 1).", flag="--dp", metavar="N", default=None, minimum=1
     )
     seq_length: int | None = option(
-        "Tokens of a sequence; needed with --for-model.",
+        "Tokens of one sequence; needed with --for-model.",
         flag="--seq-length", metavar="N", default=None, minimum=1,
     )  # fmt: skip
     micro_batch_size: int | None = option(
@@ -142,19 +140,18 @@ class ProfileRequest(RanksFields):
         flag="--dtype", choices=tuple(DTYPE_BYTES), default=None,
     )  # fmt: skip
     overrides: tuple[str, ...] = option(
-        "Override a field of the model by its Hugging Face name; repeat for more.",
+        "Override a field of the model, by its Hugging Face name; may be repeated.",
         flag="--set", metavar="FIELD=VALUE", default=(),
     )  # fmt: skip
     minutes: int | None = option(
-        "Stop after this long with what there is (default: when all is measured).",
+        "Stop after this time, in minutes (default: when all is measured).",
         flag="--minutes", metavar="N", default=None, minimum=1,
     )  # fmt: skip
     samples: int = option(
-        "Timings of each op.", flag="--samples", metavar="N", default=20, minimum=3, maximum=1000
-    )
-    force: bool = option(
-        "Go on with a profile file of another machine.", flag="--force", default=False
-    )
+        "Timings of each op (default 20).",
+        flag="--samples", metavar="N", default=20, minimum=3, maximum=1000,
+    )  # fmt: skip
+    force: bool = option("Allow a profile file of another machine.", flag="--force", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,10 +163,10 @@ class PlanShowRequest(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanExportRequest(Request):
-    """Arguments and environment that make a framework run the plan."""
+    """Write the arguments and environment that make a framework run the plan."""
 
     file: str = option("Plan file.", metavar="FILE")
-    to: str = option("For which framework.", flag="--to", choices=EXPORT_FORMATS)
+    to: str = option("Framework or format of the export.", flag="--to", choices=EXPORT_FORMATS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,4 +175,4 @@ class ModelsRequest(Request):
 
 
 NOT_SERVED: Final = (*RanksFields.__dataclass_fields__, "objective", "evidence", "force")
-"""Fields of a tune that a server does not take: they start ranks, or name files here."""
+"""Fields of a tune that a server refuses: they start ranks, or name files of this machine."""

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from domino_tune.store.parsing import without
 from simulator.plan import SlicePlan
+
+LabelledPlan = Annotated[SlicePlan, without("label")]
+"""A plan of a result: its JSON holds, besides the fields, the label that they make."""
+HIDDEN: Final = {"json": False}
+"""Metadata of a field that pages and traces need and JSON does not show."""
 
 
 def to_json(value: Any) -> Any:
-    """``value`` as JSON: results by ``to_json``, dataclasses as objects, tuples as lists."""
+    """Return ``value`` as JSON: results by ``to_json``, dataclasses as objects, tuples as lists."""
     if isinstance(value, SlicePlan):
         return {"label": value.label, **asdict(value)}
     if hasattr(value, "to_json"):
@@ -24,7 +30,3 @@ def to_json(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 6)
     return value
-
-
-HIDDEN: Final = {"json": False}
-"""Metadata of a field that pages and traces need and JSON does not show."""

@@ -1,4 +1,4 @@
-"""What the plan and models verbs answer."""
+"""Results of the plan and models verbs."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from simulator.specs import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsResult:
-    """The presets."""
+    """The models that come with the program."""
 
     models: tuple[ModelSpec, ...]
 
     def to_json(self) -> Any:
-        """One object a model: its fields, and its number of parameters."""
+        """Return one object a model: its fields and its number of parameters."""
         return [{**asdict(model), "parameters": model.parameters} for model in self.models]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanResult:
-    """What a plan file holds."""
+    """The content of a plan file."""
 
     plan_file: PlanFile
 
     def to_json(self) -> Any:
-        """The file itself."""
+        """Return the file's object."""
         return self.plan_file.to_json()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportResult:
-    """``arguments`` for the framework's script, ``settings`` for its code, ``environment``.
+    """What makes a framework run a plan.
 
-    ``notes``: what the framework cannot be told this way.
+    ``arguments`` are for its script, ``settings`` for its code, ``environment`` for its ranks.
+    ``notes``: what cannot be set in this way.
     """
 
     to: str

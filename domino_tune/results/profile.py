@@ -1,4 +1,4 @@
-"""What ``profile`` answers: what was measured, what is left, and how to go on."""
+"""Result of ``profile``: what was measured, what is left, and how to go on."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from domino_tune.store.plans import ProfileRef
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredSection:
-    """A section of the file after the run. ``rows`` is None where a section has a fit instead,
-    0 where it is missing; ``new``: rows (or fits) that this run added or took anew; ``left``:
-    signatures that are still to be measured, None where nothing is counted."""
+    """A section of the file after the run.
+
+    ``rows``: None where the section has a fit instead, 0 where it is missing. ``new``: rows or fits
+    that this run added or replaced. ``left``: signatures still to be measured, None where they are
+    not counted.
+    """
 
     section: str
     rows: int | None
@@ -21,7 +24,7 @@ class MeasuredSection:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlier:
-    """A row whose timings disagree: ``spread`` is half of the middle half over the median."""
+    """A row whose timings disagree; ``spread``: half of the interquartile range over the median."""
 
     section: str
     op: str
@@ -31,8 +34,11 @@ class Outlier:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilingResult:
-    """The profile so far. ``complete``: all that was asked for is in it; ``seconds``: of this run,
-    0 where nothing was left to do; ``resume``: the command that goes on, None when complete."""
+    """The profile so far.
+
+    ``complete``: it holds all that was asked for. ``seconds``: time of this run, 0 where nothing
+    was left to do. ``resume``: the command that goes on, None where the profile is complete.
+    """
 
     profile: ProfileRef
     path: str

@@ -1,4 +1,4 @@
-"""What the profiles verbs answer."""
+"""Results of the profiles verbs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from simulator.profile import Machine
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilesResult:
-    """Bundled profiles and the user's."""
+    """The bundled profiles and the user's."""
 
     profiles: tuple[ProfileSummary, ...]
 
     def to_json(self) -> Any:
-        """One object a profile."""
+        """Return one object a profile."""
         return to_json(self.profiles)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SectionResult:
-    """A section of a profile: how many rows and fits, and where they come from."""
+    """A section of a profile: numbers of rows and fits, their relative error and their source."""
 
     section: str
     kind: str
@@ -50,7 +50,7 @@ class ProfileResult:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """A profile that is whole, and each section's leave-out error."""
+    """A valid profile, and each section's leave-out error."""
 
     profile: ProfileRef
     sections: tuple[SectionCheck, ...]
@@ -58,7 +58,7 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportResult:
-    """The profile that was written."""
+    """The profile that was written, and the section and number of the rows that were imported."""
 
     profile: ProfileRef
     path: str
@@ -69,7 +69,7 @@ class ImportResult:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffResult:
-    """(place, value in the first, value in the second) of everything that differs."""
+    """``differences``: (place, value in the first, value in the second)."""
 
     first: ProfileRef
     second: ProfileRef

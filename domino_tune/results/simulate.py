@@ -1,4 +1,4 @@
-"""What simulate answers: a plan beside the baseline and the bound."""
+"""Result of simulate: a plan beside the baseline and the bound."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from domino_tune.results.json_form import HIDDEN
+from domino_tune.results.json_form import HIDDEN, LabelledPlan
 from domino_tune.store.plans import PlanFile, Predicted, ProfileRef
 from simulator.case import Case
 from simulator.issue_order import LayerOrder
-from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.timeline import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One plan's prediction; times in ms. ``comm_ms``: time with a collective in flight."""
+    """One plan's prediction, times in ms; ``comm_ms``: time with a collective in flight."""
 
     label: str
     iteration_ms: float
@@ -32,7 +31,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """Where the true time should lie, in ms."""
+    """The interval that should contain the true value: times in ms, speedups as ratios."""
 
     low: float
     high: float
@@ -42,8 +41,8 @@ class Interval:
 class Simulated:
     """A plan beside the baseline (Megatron) and the bound (no communication).
 
-    ``speedup`` is baseline_ms / iteration_ms; ``confidence`` high, medium or low;
-    ``confidence_shares`` the part of the time by where its look-ups came from.
+    ``speedup`` is baseline_ms / iteration_ms. ``confidence`` is high, medium or low.
+    ``confidence_shares``: share of the time by the source of its look-ups.
     """
 
     iteration_ms: float
@@ -58,7 +57,7 @@ class Simulated:
     confidence: str
     confidence_shares: dict[str, float]
     warnings: tuple[str, ...]
-    plan: SlicePlan
+    plan: LabelledPlan
     profile: ProfileRef
     model: ModelSpec
     workload: Workload
@@ -69,7 +68,7 @@ class Simulated:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateResult(Simulated):
-    """The same where it was computed: with what traces, pages and plan files are made from."""
+    """The same where it was computed, with the data of traces, pages and plan files."""
 
     timelines: Mapping[str, Timeline] = field(metadata=HIDDEN, repr=False)
     order: LayerOrder = field(metadata=HIDDEN, repr=False)
@@ -77,7 +76,7 @@ class SimulateResult(Simulated):
 
     @cached_property
     def plan_file(self) -> PlanFile:
-        """The plan as a file holds it."""
+        """Return the plan file."""
         return PlanFile(
             model=self.model,
             workload=self.workload,
@@ -95,7 +94,7 @@ class SimulateResult(Simulated):
 
 
 def workload_line(model: ModelSpec, workload: Workload, cluster: ClusterSpec, profile: str) -> str:
-    """What was asked, on one line."""
+    """Return one line that names model, profile, ranks and batch."""
     parts = [
         f"{model.name} on {profile}", f"tp {cluster.tp}", f"dp {cluster.dp}",
         f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}",

@@ -1,4 +1,4 @@
-"""What the verbs about tokens answer."""
+"""Results of the tokens verbs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class TokensResult:
     tokens: tuple[TokenResult, ...]
 
     def to_json(self) -> Any:
-        """One object a token."""
+        """Return one object a token."""
         return to_json(self.tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenAddedResult:
-    """A new token. ``secret`` is kept nowhere else, and shown by ``to_json`` alone."""
+    """A new token; ``secret`` is stored nowhere else, and shown by ``to_json`` only."""
 
     name: str
     owner: str

@@ -1,20 +1,19 @@
-"""What tune answers: the best plan, the trials, the map of cuts, what contention changes."""
+"""Result of tune: the best plan, the trials, the grid of cuts, what contention changes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from typing import Any
 
-from domino_tune.results.json_form import to_json
+from domino_tune.results.json_form import LabelledPlan, to_json
 from domino_tune.results.simulate import Simulated, SimulateResult
-from simulator.plan import SlicePlan
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """One plan that was evaluated and fits."""
+    """A plan that was evaluated and fits into memory."""
 
-    plan: SlicePlan
+    plan: LabelledPlan
     micro_batch_size: int
     iteration_ms: float
     peak_memory_gib: float
@@ -24,36 +23,38 @@ class TrialResult:
 class GridCell:
     """The fastest plan with ``row_slices``, and ``col_slices`` in both blocks.
 
-    ``iteration_ms`` and ``plan`` are None where none can run; ``reason`` then says why.
+    ``iteration_ms`` and ``plan`` are None where no such plan can run; ``reason`` then says why.
     """
 
     row_slices: int
     col_slices: int
     iteration_ms: float | None
-    plan: SlicePlan | None
+    plan: LabelledPlan | None
     reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContentionPoint:
-    """Who wins when every slowdown's excess is ``factor`` times the profile's."""
+    """The fastest plan where every slowdown's excess over 1 is ``factor`` times the profile's."""
 
     factor: float
     chosen_ms: float
-    winner: SlicePlan
+    winner: LabelledPlan
     winner_ms: float
     baseline_ms: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContentionSensitivity:
-    """``turns``: from each one's factor on, its winner is best; the first is the lowest factor.
+    """How the choice of the plan depends on contention.
 
-    ``changes_above``, ``changes_below``: the factor at which another plan than at 1 wins, if any.
+    ``crossovers``: from each one's factor on, its winner is fastest; the first is the lowest
+    factor. ``changes_above``, ``changes_below``: the nearest of these factors above 1, and at or
+    below it, where the winner changes; None where it does not.
     """
 
     points: tuple[ContentionPoint, ...]
-    turns: tuple[ContentionPoint, ...]
+    crossovers: tuple[ContentionPoint, ...]
     changes_above: float | None
     changes_below: float | None
 
@@ -62,7 +63,8 @@ class ContentionSensitivity:
 class Tuned:
     """The best plan, simulated in full, and how it was found.
 
-    ``optimality`` proven or best_found; ``infeasible`` counts by reason what cannot run.
+    ``optimality`` is proven or best_found. ``infeasible`` counts the plans that cannot run by
+    reason.
     """
 
     best: Simulated
@@ -80,7 +82,7 @@ class Tuned:
     seconds: float
 
     def to_json(self) -> Any:
-        """The answer first; ``trials`` last, since it is long."""
+        """Return the best plan first and the trials, which are long, last."""
         best = self.best
         answer = {
             "best": {

@@ -1,4 +1,4 @@
-"""What `tune --objective measure` answers: the best plan by measurement, predictions beside."""
+"""Result of `tune --objective measure`: the best plan by measurement, beside predictions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from simulator.plan import SlicePlan
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredPlan:
-    """One plan that was run, or could not be (``failed`` says why, numbers are then None).
+    """A plan that was run, or that could not: ``failed`` then says why, and its numbers are None.
 
-    ``speedup`` is baseline / plan of steps that followed each other, ``speedup_interval`` holds it
-    with 95 %. ``measured_ms`` is the baseline's median over all its steps, divided by the speedup.
-    ``compared``: run once more at the end, beside the other plans that were close.
+    ``speedup``: time of the baseline over time of the plan, of steps that followed each other;
+    ``speedup_interval`` contains it with 95 %. ``measured_ms``: the baseline's median over all its
+    steps, divided by the speedup. ``compared``: the plan was run again at the end, beside the other
+    plans that were close.
     """
 
     plan: SlicePlan
@@ -32,14 +33,13 @@ class MeasuredPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredTuneResult(TuneResult):
-    """``best`` simulates the plan that measured fastest; ``optimality`` is ``best_found``, or
-    ``all_measured`` where every plan of the space was run.
+    """``best`` simulates the plan that measured fastest.
 
-    ``measured``: all plans in the order they were run, the baseline first; ``chosen`` and
-    ``baseline`` are two of them. ``stopped``: trials, small gain or all measured. ``new_runs``:
-    plans that this call ran itself, the others were known from ``evidence``. ``comparisons``:
-    launches that ran plans measured before once more, side by side; ``evaluations`` are without
-    them.
+    ``optimality`` is ``best_found``, or ``all_measured`` where every plan of the space was run.
+    ``measured``: all plans in the order of their runs, the baseline first; ``chosen`` and
+    ``baseline`` are two of them. ``stopped`` is trials, small gain or all measured. ``new_runs``:
+    plans that this call ran; the others were in ``evidence``. ``comparisons``: launches that ran
+    measured plans again, side by side; ``evaluations`` does not count them.
     """
 
     chosen: MeasuredPlan
@@ -57,8 +57,10 @@ class MeasuredTuneResult(TuneResult):
     warnings: tuple[str, ...]
 
     def to_json(self) -> Any:
-        """The measured answer first, then what `tune` always gives; times under it are simulated
-        where their name does not say ``measured``."""
+        """Return what was measured, then the fields of `tune`.
+
+        A time is simulated where its name does not contain ``measured``.
+        """
         mine = {item.name for item in fields(self)} - {item.name for item in fields(TuneResult)}
         answer = {name: value for name, value in super().to_json().items() if name not in mine}
         best = {

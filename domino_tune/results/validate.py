@@ -1,4 +1,4 @@
-"""What `validate` answers: predicted and measured, side by side."""
+"""Result of `validate`: predicted and measured times, side by side."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from simulator.timeline import Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class Iteration:
-    """One iteration, predicted or measured. ``speedup`` is the baseline's time over this one's;
-    None where the baseline was not measured. Measured communication is that of the median step."""
+    """One iteration, predicted or measured.
+
+    ``speedup``: the baseline's time over this one's, None where the baseline was not measured.
+    Measured communication is that of the median step.
+    """
 
     iteration_ms: float
     speedup: float | None
@@ -27,8 +30,10 @@ class Iteration:
 
 @dataclass(frozen=True, kw_only=True)
 class RoleTimes:
-    """All ops of one role: how many, and their total time in flight; ``ratio`` is measured over
-    predicted. Predicted times include what ops lose to each other while they overlap."""
+    """All ops of one role: their number, and their total time in flight.
+
+    ``ratio`` is measured over predicted. Predicted times include the slowdown of ops that overlap.
+    """
 
     role: str
     count: int
@@ -39,14 +44,14 @@ class RoleTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidatedPlan:
-    """One plan. ``error`` is predicted over measured, less 1; ``error_at_present_speed`` the same
-    with computation predicted at the speed that the machine has now.
+    """One plan.
 
-    ``interval_ms`` holds the true median with 95 % (the range of all rounds where these are fewer
-    than six); ``spread_ms`` is half of the range of the middle half. ``measured`` and what hangs on
-    it is None where the plan was not run; ``failed`` then says why. ``loss`` is the first round's.
-    ``captured``: measured as a CUDA graph; where it was to be and was not, ``why_not_captured``
-    says why.
+    ``error``: predicted over measured, less 1; ``error_at_present_speed``: the same with compute
+    predicted at the speed that the machine has now. ``interval_ms`` contains the true median with
+    95 %; with fewer than six rounds it is their range. ``spread_ms``: half of the interquartile
+    range. ``measured`` and the fields that depend on it are None where the plan was not run;
+    ``failed`` then says why. ``loss``: that of the first round. ``captured``: measured as a CUDA
+    graph; ``why_not_captured`` says why not where one was asked for.
     """
 
     name: str
@@ -67,12 +72,13 @@ class ValidatedPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidateResult:
-    """Plans on real ranks beside their predictions; the first is the baseline, the second the bound
-    without communication. ``profile`` predicted.
+    """Plans on real ranks beside their predictions.
 
-    ``present_speed``: the machine's speed over that when it was profiled. ``machine_differences``:
-    what makes this another machine than the profile's. ``interrupted``: fewer rounds than asked.
-    ``emulated_collectives``: one rank ran, and collectives took what the profile says.
+    The first plan is the baseline, the second the bound without communication. ``profile``: the
+    profile that predicted. ``present_speed``: the machine's speed over its speed when it was
+    profiled. ``machine_differences``: how this machine differs from the profile's.
+    ``interrupted``: fewer rounds ran than asked for. ``emulated_collectives``: one rank ran, and
+    collectives took the profile's times.
     """
 
     plans: tuple[ValidatedPlan, ...]

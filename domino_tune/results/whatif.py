@@ -1,4 +1,4 @@
-"""What whatif answers: a plan as things are, and at each point of a change or sweep."""
+"""Result of whatif: a plan as things are, and at each point of a change or sweep."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ POINT_FIELDS: Final = (
     "hidden_comm_fraction", "peak_memory_gib", "interval_ms", "confidence", "warnings", "plan",
     "workload", "cluster",
 )  # fmt: skip
-"""The numbers of a simulation that change from point to point of a what-if."""
+"""The fields of a simulation that change from point to point of a what-if."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIfPoint:
-    """One changed machine or workload: its prediction, or why there is none.
+    """One changed machine or workload: its prediction, or ``error``, why there is none.
 
-    ``changes`` maps a key to the value asked for; ``value`` is the swept one.
+    ``changes`` maps a key to the value asked for; ``value`` is that of the swept key.
     """
 
     changes: dict[str, str]
@@ -29,7 +29,7 @@ class WhatIfPoint:
     error: str = ""
 
     def to_json(self) -> Any:
-        """The numbers of ``simulate --json`` that change from point to point."""
+        """Return the fields of ``simulate --json`` that change from point to point."""
         head = {"changes": self.changes, "error": self.error or None}
         if self.result is None:
             return head

@@ -1,1 +1,2 @@
-"""Plays any Schedule on real ranks with PyTorch: the second executor."""
+"""Runtime: plays schedules on real ranks with PyTorch. May import store, requests, base and the
+simulator. Inside it: executor, session and the jobs > launch | ops > lanes."""

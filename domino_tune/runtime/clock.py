@@ -1,4 +1,4 @@
-"""When ops ran: the host's clock where ops run as they stand, events where a device runs them."""
+"""Clocks that time ops: the host's clock on CPU, events on CUDA."""
 
 from __future__ import annotations
 
@@ -17,73 +17,73 @@ Tick = int | torch.cuda.Event
 
 
 class Clock(Protocol):
-    """Takes moments while a step plays; reads them once it is over."""
+    """Takes moments while a step plays, and reads them after the step."""
 
     def start(self) -> None:
-        """The step begins."""
+        """Begin a step."""
         ...
 
     def tick(self) -> Tick:
-        """Now, on the compute lane. Asked for twice an op: before it and behind it."""
+        """Return the current moment of the compute lane. Called before and after each op."""
         ...
 
     def stop(self) -> None:
-        """Every op has been issued: wait until all are done."""
+        """Wait until all issued ops are done."""
         ...
 
     def at_ns(self, tick: Tick) -> int:
-        """Nanoseconds since the step began."""
+        """Return the nanoseconds from the start of the step to ``tick``."""
         ...
 
 
 class HostClock:
-    """For CPU: an op is done when its function returns. On CUDA it tells what issuing costs."""
+    """A clock for CPU, where an op ends with its function. On CUDA it measures issuing ops."""
 
     def __init__(self) -> None:
         self._origin_ns = 0
 
     def start(self) -> None:
-        """The step begins."""
+        """Begin a step."""
         self._origin_ns = time.perf_counter_ns()
 
     def tick(self) -> int:
-        """Now."""
+        """Return the host's time, ns."""
         return time.perf_counter_ns()
 
     def stop(self) -> None:
-        """Nothing is left to wait for."""
+        """Do nothing: all ops are done already."""
 
     def at_ns(self, tick: Tick) -> int:
-        """Nanoseconds since the step began."""
+        """Return the nanoseconds from the start of the step to ``tick``."""
         assert isinstance(tick, int)
         return tick - self._origin_ns
 
 
 class NoClock:
-    """Takes no moments and waits for nothing: for steps that are captured, not timed."""
+    """A clock that takes no moments and never waits: for steps that are captured, not timed."""
 
     def start(self) -> None:
-        """The step begins."""
+        """Do nothing."""
 
     def tick(self) -> int:
-        """No moment."""
+        """Return 0: no moment is taken."""
         return 0
 
     def stop(self) -> None:
-        """Nothing is waited for."""
+        """Do nothing."""
 
     def at_ns(self, tick: Tick) -> int:
-        """No moment."""
+        """Return 0: no moment was taken."""
         return 0
 
 
 class DeviceClock:
-    """For CUDA: events between ops, read when the device is done.
+    """A clock for CUDA: events between ops, read when the device is done.
 
-    With a ``head_start`` the device spins before it runs anything, so that the host, whose
-    launches can be slower than the kernels, is ahead of it and no op's span holds a wait for a
-    launch. Spans of ops are then the device's own, and the step as a whole has holes in it.
-    ``was_late`` says whether the device caught up with the host anyway.
+    With a ``head_start`` the device spins before it runs ops. The host's launches can be slower
+    than the kernels; the spin puts the host ahead, so that no op's span contains a wait for a
+    launch. Then the spans are the device's own times, but the step as a whole contains gaps.
+    ``was_late`` is True where the device caught up with the host anyway.
     """
 
     def __init__(self, head_start: HeadStart | None = None) -> None:
@@ -95,7 +95,7 @@ class DeviceClock:
         self._origin = _event()
 
     def start(self) -> None:
-        """The step begins, on an idle device."""
+        """Begin a step on an idle device."""
         torch.cuda.synchronize()
         self._used, self.was_late = 0, False
         self._origin = self._next()
@@ -104,7 +104,7 @@ class DeviceClock:
         self._origin.record()
 
     def tick(self) -> Tick:
-        """Behind everything that the compute stream was given so far."""
+        """Return an event after all work issued to the compute stream so far."""
         if self.head_start and self._used % 2 and self.head_start.is_spent(self._used // 2):
             self.was_late |= self.head_start.renew()
         event = self._next()
@@ -121,13 +121,13 @@ class DeviceClock:
         self.elapsed_ns = self.at_ns(end)
 
     def at_ns(self, tick: Tick) -> int:
-        """Nanoseconds since the step began; events are read to about half a microsecond."""
+        """Return the ns from the start of the step to ``tick``; events resolve about 0.5 µs."""
         assert not isinstance(tick, int)
         elapsed_ms: float = self._origin.elapsed_time(tick)
         return round(elapsed_ms * 1e6)
 
     def _next(self) -> torch.cuda.Event:
-        """An event of this step; those of earlier steps are used again, creating them is slow."""
+        """Return an unused event. Events of earlier steps are reused: creating them is slow."""
         if self._used == len(self._events):
             self._events.append(_event())
         self._used += 1
@@ -135,41 +135,41 @@ class DeviceClock:
 
 
 class WholeClock(DeviceClock):
-    """Times the step as a whole (``elapsed_ns``): events between ops cost the device time."""
+    """A clock of the whole step (``elapsed_ns``): events between ops cost device time."""
 
     def tick(self) -> int:
-        """No moment."""
+        """Return 0: no moment is taken."""
         return 0
 
     def at_ns(self, tick: Tick) -> int:
-        """Only the step's end is known; every other moment counts as its begin."""
+        """Return the ns of the step's end; 0 for every other moment, which is not known."""
         return 0 if isinstance(tick, int) or tick is not self._events[-1] else super().at_ns(tick)
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The clock of what runs on ``device``."""
+    """Return the clock for ops on ``device``."""
     return DeviceClock() if device.type == "cuda" else HostClock()
 
 
 def probing_clock(device: torch.device) -> Clock:
-    """A clock of ops' own durations on ``device``, launches left out: for steps that are measured
-    op by op. ``was_late`` says which of them are not to be believed."""
+    """Return a clock of ops' own durations on ``device``, without launches, for steps measured op
+    by op. Discard the steps for which ``was_late`` is True."""
     return DeviceClock(HeadStart()) if device.type == "cuda" else HostClock()
 
 
 def was_late(clock: Clock) -> bool:
-    """Whether the last step's ops waited for their launches although they were not to."""
+    """Return whether ops of the last step waited for their launches despite the head start."""
     return isinstance(clock, DeviceClock) and clock.was_late
 
 
 @cache
 def empty_ns(device: torch.device) -> int:
-    """What a span of ``device``'s clock holds though nothing was in it; measured once."""
+    """Return the length of an empty span of ``device``'s clock, ns; measured once."""
     return round(empty_span_ns()) if device.type == "cuda" else 0
 
 
 def empty_span_ns(pairs: int = 200) -> float:
-    """What two events with nothing between them are apart: part of every span, median."""
+    """Return the median ns between two events with nothing between: part of every span."""
     torch.cuda.synchronize()
     HeadStart().give()
     events = [_event() for _ in range(pairs + 1)]

@@ -1,7 +1,7 @@
-"""Plays a Schedule on this rank: op by op in issue order, waiting where a result is first read.
+"""Plays a Schedule on this rank, op by op in issue order.
 
-What the simulator's engines predict is what happens here: compute ops run as they stand, a
-collective is handed to its lane where it stands, and the first reader of its result waits.
+This is what the simulator's engines predict: compute ops run in issue order, a collective is
+handed to its lane at its place in that order, and the first reader of its result waits for it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from domino_tune.runtime.ops import attention, edges, layers
 from domino_tune.runtime.ops.state import State
 from domino_tune.runtime.parameters import EDGES
 from simulator.errors import InputError
+from simulator.issue_order import BLOCKS, COLUMN_PARALLEL, ROW_PARALLEL
 from simulator.schedule import COMPUTE, Op, Schedule, is_weight
 from simulator.shapes import GRAD_BYTES
 from simulator.specs import Workload
@@ -28,44 +29,44 @@ OpFunction = Callable[[State, Op], None]
 
 _BLOCK_FUNCTIONS: Final[dict[str, OpFunction]] = {
     "norm": layers.norm,
-    "a": layers.a_forward,
-    "b": layers.b_forward,
-    "out": layers.out,
-    "out'": layers.out_grad,
-    "b_dgrad": layers.b_dgrad,
-    "b_wgrad": layers.wgrad,
-    "a_dgrad": layers.a_dgrad,
-    "a_wgrad": layers.wgrad,
-    "norm'": layers.norm_grad,
+    "residual": layers.residual,
+    "residual_bwd": layers.residual_bwd,
+    "norm_bwd": layers.norm_bwd,
 }
 FUNCTIONS: Final[dict[str, OpFunction]] = {
-    **{f"{b}.{name}": f for b in ("attn", "mlp") for name, f in _BLOCK_FUNCTIONS.items()},
+    **{f"{b}.{name}": f for b in BLOCKS for name, f in _BLOCK_FUNCTIONS.items()},
+    **{f"{b}.{COLUMN_PARALLEL[b]}": layers.column_parallel for b in BLOCKS},
+    **{f"{b}.{COLUMN_PARALLEL[b]}_dgrad": layers.column_parallel_dgrad for b in BLOCKS},
+    **{f"{b}.{COLUMN_PARALLEL[b]}_wgrad": layers.wgrad for b in BLOCKS},
+    **{f"{b}.{ROW_PARALLEL[b]}": layers.row_parallel for b in BLOCKS},
+    **{f"{b}.{ROW_PARALLEL[b]}_dgrad": layers.row_parallel_dgrad for b in BLOCKS},
+    **{f"{b}.{ROW_PARALLEL[b]}_wgrad": layers.wgrad for b in BLOCKS},
     "attn.rope": attention.rope,
-    "attn.core": attention.attention,
-    "attn.core'": attention.attention_grad,
-    "attn.rope'": attention.rope_grad,
-    "mlp.core": layers.mlp_core,
-    "mlp.core'": layers.mlp_core_grad,
+    "attn.core_attn": attention.core_attn,
+    "attn.core_attn_bwd": attention.core_attn_bwd,
+    "attn.rope_bwd": attention.rope_bwd,
+    "mlp.act": layers.act,
+    "mlp.act_bwd": layers.act_bwd,
     "embed": edges.embed,
     "embed.post": edges.embed_post,
-    "embed'": edges.embed_grad,
+    "embed_bwd": edges.embed_bwd,
     "head.norm": layers.norm,
-    "head.norm'": layers.norm_grad,
-    "head.a": edges.head,
-    "head.a_dgrad": edges.head_dgrad,
-    "head.a_wgrad": edges.head_wgrad,
+    "head.norm_bwd": layers.norm_bwd,
+    "head.logits": edges.logits,
+    "head.logits_dgrad": edges.logits_dgrad,
+    "head.logits_wgrad": edges.logits_wgrad,
     "loss.max": edges.loss_max,
     "loss.sum": edges.loss_sum,
     "loss.grad": edges.loss_grad,
     "step.grad_norm": edges.grad_norm,
     "step.adam": edges.adam,
 }
-"""The tensor function of every compute role."""
+"""Tensor function of every compute role."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """One step of this rank: the global loss's share of this replica, and when each op ran."""
+    """One step of this rank: this replica's share of the global loss, and when each op ran."""
 
     loss: float
     grad_norm: float
@@ -74,8 +75,8 @@ class StepResult:
 
 
 class Executor:
-    """Plays ``schedule`` again and again. ``lanes`` maps comm lane numbers to lanes; ``clock``
-    tells when ops ran (by default, as exactly as the device can)."""
+    """Plays ``schedule`` any number of times. ``lanes`` maps comm lane numbers to lanes; ``clock``
+    times the ops (default: the most exact one that the device has)."""
 
     def __init__(
         self,
@@ -92,9 +93,9 @@ class Executor:
         self.clock = clock or clock_for(state.parameters.main.device)
 
     def run_step(self, tokens: torch.Tensor, targets: torch.Tensor) -> StepResult:
-        """One optimizer step on this replica's batch, [sequences, seq_length] each.
+        """Run one optimizer step on this replica's tokens and targets, [sequences, seq_length].
 
-        Raises InputError where that is not the workload's batch.
+        Raise InputError where their shape is not that of the workload's batch.
         """
         state = self.state
         spans, launched = self.play(tokens, targets, self.clock)
@@ -108,16 +109,16 @@ class Executor:
         return StepResult(loss=loss, grad_norm=norm, timeline=timeline, launched=launched)
 
     def loss(self) -> torch.Tensor:
-        """The loss of the step just played: this replica's share."""
+        """Return this replica's share of the loss of the last step."""
         return torch.stack(self.state.losses).sum()
 
     @torch.no_grad()
     def play(
         self, tokens: torch.Tensor, targets: torch.Tensor, clock: Clock
     ) -> tuple[list[tuple[int, int]], tuple[str, ...]]:
-        """Issue every op of a step: (start, end) of each by ``clock``, and the names as issued.
+        """Issue every op of a step. Return (start, end) of each by ``clock``, and the issued names.
 
-        Raises InputError where tokens and targets are not the workload's batch.
+        Raise InputError where tokens and targets do not have the shape of the workload's batch.
         """
         _check_batch(self.state.shapes.workload, tokens, targets)
         self.state.tokens, self.state.targets, self.state.losses = tokens, targets, []
@@ -154,7 +155,7 @@ class Executor:
         return self.lanes[op.lane].issue(op.name, tensor, reduction)
 
     def _buffer(self, op: Op) -> torch.Tensor:
-        """What a collective reduces: the value it reads, or a range of main gradients."""
+        """Return the tensor that a collective reduces: a value, or a range of main gradients."""
         parameters, shapes = self.state.parameters, self.state.shapes
         if op.role == "dp.ar":
             count = op.signature.size_bytes // GRAD_BYTES // shapes.layer_parameters  # type: ignore[union-attr]
@@ -180,7 +181,7 @@ def _check_batch(workload: Workload, *tensors: torch.Tensor) -> None:
 
 
 def _last_reads(ops: tuple[Op, ...]) -> list[list[str]]:
-    """Values to forget behind each op: those that nobody reads any more."""
+    """Return, for each op, the values to free after it: those that no later op reads."""
     last: dict[str, int] = {}
     for index, op in enumerate(ops):
         for name in (*op.reads, *op.writes):

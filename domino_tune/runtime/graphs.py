@@ -1,8 +1,8 @@
-"""A step as one CUDA graph: the host launches it whole, so that launches cost nothing.
+"""A step as one CUDA graph: one launch for the whole step, so that launches cost almost nothing.
 
-The comm lanes' streams fork from the compute stream and join it again by events, so they are
-captured with it, NCCL's collectives too. What changes from step to step is read from the device:
-tokens and targets from fixed buffers, dropout's and Adam's step from ``Parameters.step_count``.
+The comm lanes' streams fork from the compute stream and join it by events. So they are captured
+too, NCCL's collectives included. The device reads what changes from step to step: tokens and
+targets from fixed buffers, the step of dropout and Adam from ``Parameters.step_count``.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from simulator.schedule import COMPUTE
 from simulator.timeline import Timeline
 
 EAGER_STEPS: Final = 2
-"""Steps run eagerly first: libraries make their handles, and communicators, outside a capture."""
+"""Eager steps before the capture: libraries create handles and communicators in them."""
 
 
 class CapturedExecutor:
-    """Runs ``executor``'s steps from a graph; the first ones, and all where it cannot be captured,
-    eagerly. ``why_not`` says why it could not. ``elapsed_ns`` is what the last step took on the
-    device, ``launch_ns`` what the host took to launch the last replay.
+    """Runs ``executor``'s steps from a graph.
 
-    Graphs that never run at once may share a ``pool`` of memory.
+    The first steps run eagerly, and all steps where no graph can be captured; ``why_not`` is then
+    the reason. ``elapsed_ns`` is the device time of the last step, ``launch_ns`` the host time of
+    the last replay's launch. Graphs that never run at the same time may share a ``pool`` of memory.
     """
 
     def __init__(self, executor: Executor, pool: Any = None) -> None:
@@ -40,12 +40,12 @@ class CapturedExecutor:
 
     @property
     def is_captured(self) -> bool:
-        """Whether steps are replayed."""
+        """Return whether steps are replayed from a graph."""
         return self._captured is not None
 
     def run_step(self, tokens: torch.Tensor, targets: torch.Tensor) -> StepResult:
-        """One optimizer step, as ``Executor.run_step``. Of a replayed step only the whole is
-        known: every op stands at its begin but the last compute op, which ends with it."""
+        """Run one optimizer step, as ``Executor.run_step`` does. Of a replayed step only the total
+        time is known: the last compute op ends with it, every other op ends at 0."""
         if self._eager_steps < EAGER_STEPS or self.why_not:
             self._eager_steps += 1
             result = self.executor.run_step(tokens, targets)
@@ -58,16 +58,16 @@ class CapturedExecutor:
 
     def _capture(self, tokens: torch.Tensor, targets: torch.Tensor) -> None:
         state, stream = self.executor.state, torch.cuda.current_stream()
-        kept = dict(state.saved)
+        saved_before = dict(state.saved)
         try:
             self._captured = _Captured(self.executor, tokens, targets, self.pool)
         except (RuntimeError, AssertionError) as error:
-            first = _first_of(error)
+            first = _root_cause(error)
             self.why_not = f"{type(first).__name__}: {first}".splitlines()[0]
-            torch.cuda.set_stream(stream)  # a capture that fails may leave its own behind
+            torch.cuda.set_stream(stream)  # a failed capture may leave its own stream current
             state.values.clear()
             state.saved.clear()
-            state.saved.update(kept)
+            state.saved.update(saved_before)
             torch.cuda.synchronize()
 
     def _replay(
@@ -88,7 +88,7 @@ class CapturedExecutor:
 
 
 class _Captured:
-    """A graph of one step, and the buffers it reads and writes."""
+    """A graph of one step, with the buffers it reads and writes."""
 
     def __init__(
         self, executor: Executor, tokens: torch.Tensor, targets: torch.Tensor, pool: Any
@@ -99,14 +99,14 @@ class _Captured:
             for _ in range(2)
         )
         self.graph = torch.cuda.CUDAGraph()
-        # thread_local: NCCL's watchdog thread may go on asking events while we capture.
+        # thread_local: NCCL's watchdog thread may query events during the capture.
         with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
             _, self.launched = executor.play(self.tokens, self.targets, NoClock())
             self.loss = executor.loss()
             self.norm = executor.state.saved["grad_norm"].sqrt()
 
     def replay(self, tokens: torch.Tensor, targets: torch.Tensor) -> tuple[int, int]:
-        """Play the graph on this batch; nanoseconds it took on the device and to launch."""
+        """Replay the graph on this batch. Return the device time and the launch time, ns."""
         self.tokens.copy_(tokens)
         self.targets.copy_(targets)
         torch.cuda.synchronize()
@@ -120,13 +120,13 @@ class _Captured:
 
 
 def whole_ns(executor: Executor, result: StepResult) -> int:
-    """What an eager step took as a whole, by the executor's clock."""
+    """Return the total time of an eager step by the executor's clock, ns."""
     clock = executor.clock
     return clock.elapsed_ns if isinstance(clock, DeviceClock) else result.timeline.makespan_ns
 
 
-def _first_of(error: BaseException) -> BaseException:
-    """What went wrong first: ending a capture that failed fails again, and says nothing."""
+def _root_cause(error: BaseException) -> BaseException:
+    """Return the first error: ending a failed capture raises another one that explains nothing."""
     while error.__context__ is not None:
         error = error.__context__
     return error

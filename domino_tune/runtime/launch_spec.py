@@ -1,4 +1,4 @@
-"""What a launch needs to know: how many ranks, over what, and how patient to be."""
+"""The specification of a launch: number of ranks, backend, link and timeout."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from simulator.specs import require_positive_int
 
 Backend = Literal["gloo", "nccl"]
 Message = dict[str, object]
-"""What rank 0 reports; JSON."""
+"""A JSON object that rank 0 reports."""
 BACKENDS: Final = get_args(Backend)
 CTA_SETTINGS: Final = ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
-"""Environment variables that NCCL lets stand above what a communicator asks for: with one of them
-set, all communicators have the same CTAs."""
+"""Environment variables that NCCL prefers to a communicator's own configuration: with one of them
+set, all communicators use the same number of CTAs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +23,10 @@ class LaunchSpec:
     """``tp`` · ``dp`` ranks; rank = dp_rank · tp + tp_rank.
 
     ``emulate_link_bits_per_s`` puts the ranks on two emulated hosts with a link of that speed.
-    ``nproc_per_node`` is how many ranks to start here; None means all. ``lone``: only rank 0 is
-    started, and its job has the others' part in collectives emulated.
-    When no rank makes progress for ``hang_timeout_s``, the run is ended.
-    Raises InputError on what cannot be started anywhere.
+    ``nproc_per_node`` is the number of ranks to start here; None means all. ``single_rank`` starts
+    rank 0 only; its job emulates the collectives with the other ranks. The run ends when no rank
+    makes progress for ``hang_timeout_s`` seconds.
+    Raise InputError for a launch that is impossible on every machine.
     """
 
     tp: int
@@ -36,7 +36,7 @@ class LaunchSpec:
     threads_per_rank: int = 1
     nproc_per_node: int | None = None
     hang_timeout_s: float = 40
-    lone: bool = False
+    single_rank: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tp", "dp", "threads_per_rank"):
@@ -53,18 +53,18 @@ class LaunchSpec:
                 f"launch.hang_timeout_s must be a number of seconds > 0, "
                 f"got {self.hang_timeout_s!r}."
             )
-        if self.lone and self.emulate_link_bits_per_s is not None:
+        if self.single_rank and self.emulate_link_bits_per_s is not None:
             raise InputError(
-                "A rank that is alone has no link: --emulate-collectives takes their times from "
-                "the profile; leave out --emulate-link."
+                "A single rank has no link: --emulate-collectives takes the times of collectives "
+                "from the profile; leave out --emulate-link."
             )
         if self.backend == "nccl" and self.emulate_link_bits_per_s is not None:
             raise InputError(
-                "An emulated link slows TCP down, which NCCL inside one machine does not use; "
+                "An emulated link slows TCP, which NCCL does not use inside one machine; "
                 "give --emulate-link with --backend gloo only."
             )
 
     @property
     def world_size(self) -> int:
-        """All ranks that are started."""
-        return 1 if self.lone else self.tp * self.dp
+        """Return the number of ranks that are started."""
+        return 1 if self.single_rank else self.tp * self.dp

@@ -1,4 +1,4 @@
-"""Peak memory of a step: counted tensor by tensor on CPU, asked of the allocator on CUDA."""
+"""Peak memory of a step: live tensors are counted on CPU, the allocator is asked on CUDA."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.ops.state import State
 from domino_tune.runtime.parameters import Parameters
 
-KEPT: Final = frozenset({"rope", "grad_norm"})
-"""What a state may keep from one step to the next."""
+PERSISTENT: Final = frozenset({"rope", "grad_norm"})
+"""Names of saved tensors that may live longer than a step."""
 
 
-class Watched(dict[str, torch.Tensor]):
-    """A state's values that remember the most bytes alive, saved tensors included."""
+class WatchedValues(dict[str, torch.Tensor]):
+    """A state's values; ``all_peak`` is the most bytes alive so far, saved tensors included."""
 
     def __init__(self, state: State) -> None:
         super().__init__()
@@ -24,18 +24,18 @@ class Watched(dict[str, torch.Tensor]):
 
     def __setitem__(self, name: str, value: torch.Tensor) -> None:
         super().__setitem__(name, value)
-        saved = (kept for key, kept in self.state.saved.items() if key not in KEPT)
+        saved = (value for key, value in self.state.saved.items() if key not in PERSISTENT)
         self.all_peak = max(self.all_peak, storage_bytes([*self.values(), *saved]))
 
 
-def storage_bytes(kept: Iterable[Any]) -> int:
-    """Bytes of distinct storages: values in place of others cost nothing."""
-    storages = (tensor.untyped_storage() for tensor in _tensors(kept))
+def storage_bytes(values: Iterable[Any]) -> int:
+    """Return the bytes of the distinct storages: views of a storage count once."""
+    storages = (tensor.untyped_storage() for tensor in _tensors(values))
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def _tensors(kept: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for item in kept:
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for item in values:
         if isinstance(item, torch.Tensor):
             yield item
         else:
@@ -43,14 +43,14 @@ def _tensors(kept: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def step_peak_bytes(executor: Executor, batch: tuple[torch.Tensor, torch.Tensor]) -> int:
-    """Most bytes alive at once during one step, parameters included: live tensors on CPU, the
-    allocator's figure on CUDA. The step is slower than others on CPU: do not time it."""
+    """Return the most bytes alive during one step, parameters included: of live tensors on CPU,
+    the allocator's figure on CUDA. Counting slows the step on CPU: do not time it."""
     if executor.state.parameters.main.is_cuda:
         torch.cuda.reset_peak_memory_stats()
         executor.run_step(*batch)
         return int(torch.cuda.max_memory_allocated())
     plain = executor.state.values
-    watched = executor.state.values = Watched(executor.state)
+    watched = executor.state.values = WatchedValues(executor.state)
     try:
         executor.run_step(*batch)
     finally:
@@ -59,5 +59,5 @@ def step_peak_bytes(executor: Executor, batch: tuple[torch.Tensor, torch.Tensor]
 
 
 def parameter_bytes(p: Parameters) -> int:
-    """Main parameters, gradients, moments, and the copy in the compute dtype."""
+    """Return the bytes of main parameters, gradients, moments and the compute-dtype copy."""
     return storage_bytes([p.main, p.grad, p.moment1, p.moment2, p.model_copy])

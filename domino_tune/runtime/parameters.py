@@ -1,8 +1,8 @@
 """A rank's parameters: shards of full matrices, views into one flat buffer.
 
-The flat order is edges, layer 0, layer 1, …, so that the gradients of neighbouring layers are one
-contiguous range: a data-parallel bucket needs no copy. Inside an owner, parameters that are cut by
-tensor parallelism come first, replicated ones last: the gradient norm counts the latter once.
+The flat order is edges, layer 0, layer 1, … So the gradients of neighbouring layers are one
+contiguous range, and a data-parallel bucket needs no copy. Within an owner, parameters that tensor
+parallelism cuts come before replicated ones, which the gradient norm must count only once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 import torch
 
+from simulator.issue_order import COLUMN_PARALLEL, ROW_PARALLEL
 from simulator.specs import ClusterSpec, ModelSpec, padded_vocab_size
 
 Cut = Literal["rows", "columns", "none"]
@@ -23,8 +24,8 @@ INIT_STD: Final = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterSpec:
-    """One parameter. ``shape`` is the full one; ``groups`` are the heights of stacked matrices
-    that are each cut on their own (q, k and v; gate and up)."""
+    """One parameter. ``shape`` is the full shape. ``groups`` are the heights of stacked matrices
+    that are cut separately (q, k and v; gate and up)."""
 
     name: str
     owner: int
@@ -35,7 +36,7 @@ class ParameterSpec:
     constant: float | None = None
 
     def local_shape(self, tp: int) -> tuple[int, ...]:
-        """Shape of one rank's shard."""
+        """Return the shape of one rank's shard."""
         if self.cut == "rows":
             return (self.shape[0] // tp, *self.shape[1:])
         if self.cut == "columns":
@@ -47,7 +48,7 @@ EDGES: Final = -1
 
 
 def parameter_specs(model: ModelSpec, cluster: ClusterSpec) -> list[ParameterSpec]:
-    """Every parameter, in flat order: edges first, then layer by layer, cut ones before whole."""
+    """Return all parameters in flat order: edges, then each layer; cut before replicated ones."""
     specs = list(_edges(model, cluster))
     for layer in range(model.num_hidden_layers):
         specs += _layer(model, layer)
@@ -58,7 +59,7 @@ def _edges(model: ModelSpec, cluster: ClusterSpec) -> Iterator[ParameterSpec]:
     vocab, hidden = padded_vocab_size(model, cluster), model.hidden_size
     yield ParameterSpec(name="w.embed", owner=EDGES, shape=(vocab, hidden), cut="rows")
     if not model.tie_word_embeddings:
-        yield ParameterSpec(name="w.head.a", owner=EDGES, shape=(vocab, hidden), cut="rows")
+        yield ParameterSpec(name="w.head.logits", owner=EDGES, shape=(vocab, hidden), cut="rows")
     if model.position_embedding == "learned":
         shape = (model.max_position_embeddings, hidden)
         yield ParameterSpec(name="w.positions", owner=EDGES, shape=shape)
@@ -83,29 +84,34 @@ def _layer(model: ModelSpec, layer: int) -> Iterator[ParameterSpec]:
         ("mlp", stacked, ffn, model.mlp_bias),
     )
     for block, groups, inner, bias in blocks:
-        a, b = f"{prefix}{block}.a", f"{prefix}{block}.b"
+        first = f"{prefix}{block}.{COLUMN_PARALLEL[block]}"
+        last = f"{prefix}{block}.{ROW_PARALLEL[block]}"
         height = sum(groups)
         scaled = INIT_STD / math.sqrt(2 * model.num_hidden_layers)
-        yield ParameterSpec(name=a, owner=layer, shape=(height, hidden), cut="rows", groups=groups)
-        yield ParameterSpec(name=b, owner=layer, shape=(hidden, inner), cut="columns", init=scaled)
+        yield ParameterSpec(
+            name=first, owner=layer, shape=(height, hidden), cut="rows", groups=groups
+        )
+        yield ParameterSpec(
+            name=last, owner=layer, shape=(hidden, inner), cut="columns", init=scaled
+        )
         if bias:
             yield ParameterSpec(
-                name=f"{a}.bias", owner=layer, shape=(height,), cut="rows", groups=groups
+                name=f"{first}.bias", owner=layer, shape=(height,), cut="rows", groups=groups
             )
-            yield ParameterSpec(name=f"{b}.bias", owner=layer, shape=(hidden,))
+            yield ParameterSpec(name=f"{last}.bias", owner=layer, shape=(hidden,))
         yield from _norm(model, f"{prefix}{block}.norm", layer)
 
 
 def full_tensor(spec: ParameterSpec, seed: int, vocab_size: int) -> torch.Tensor:
-    """The full matrix, the same on every rank and for every TP degree.
+    """Return the full matrix, fp64, the same on every rank and for every TP degree.
 
-    Rows of a table beyond ``vocab_size`` are padding and zero, so that padding to a multiple of
-    128 × tp does not change what is drawn.
+    Rows of a table from ``vocab_size`` on are padding and 0. So padding to a multiple of 128 · tp
+    does not change the random values.
     """
     if spec.constant is not None:
         return torch.full(spec.shape, spec.constant, dtype=torch.float64)
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{spec.name}".encode()))
-    if spec.name in ("w.embed", "w.head.a"):
+    if spec.name in ("w.embed", "w.head.logits"):
         drawn = torch.randn(vocab_size, spec.shape[1], generator=generator, dtype=torch.float64)
         table = torch.zeros(spec.shape, dtype=torch.float64)
         table[:vocab_size] = drawn * spec.init
@@ -114,7 +120,7 @@ def full_tensor(spec: ParameterSpec, seed: int, vocab_size: int) -> torch.Tensor
 
 
 def cut_shard(full: torch.Tensor, spec: ParameterSpec, tp: int, tp_rank: int) -> torch.Tensor:
-    """Rank ``tp_rank``'s part of a full matrix."""
+    """Return the part of a full matrix that rank ``tp_rank`` holds."""
     if spec.cut == "none":
         return full
     if spec.cut == "columns":
@@ -126,11 +132,11 @@ def cut_shard(full: torch.Tensor, spec: ParameterSpec, tp: int, tp_rank: int) ->
 class Parameters:
     """A rank's weights, main gradients and Adam state, all views of flat buffers.
 
-    ``weights[name]`` in the compute dtype, ``grads[name]`` in fp32 (fp64 when computing in fp64).
-    ``steps`` counts optimizer steps, whatever plans took them; ``step_count`` is the same on the
-    device, where captured graphs find it. With ``exact`` off, weights are drawn on the device,
-    fast, and differ by TP degree: for timing only. Replicated ones are alike on all ranks. ``beat``
-    is called for every parameter: those of a large model take longer than a watchdog is patient.
+    ``weights[name]`` has the compute dtype, ``grads[name]`` is fp32 (fp64 when computing in fp64).
+    ``steps`` counts the optimizer steps of all plans; ``step_count`` is the same number on the
+    device, where captured graphs read it. With ``exact`` off, weights are drawn on the device, fast
+    but different for each TP degree: for timing only. Replicated ones are equal on all ranks.
+    ``beat`` is called for every parameter: drawing all of them can outlast the watchdog.
     """
 
     def __init__(
@@ -178,7 +184,7 @@ class Parameters:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps taken."""
+        """Return the number of optimizer steps taken."""
         return self._steps
 
     @steps.setter
@@ -192,17 +198,17 @@ class Parameters:
         self.whole.append((start, end))
 
     def clear_added(self) -> None:
-        """Zero what is only ever added to: gradients of norms, biases and positions. Those of
-        matrices are overwritten by the first weight gradient of a step."""
+        """Zero the gradients that ops only add to: those of norms, biases and positions. The first
+        weight gradient of a step overwrites those of matrices."""
         torch._foreach_zero_(self._added)
 
     def gradient_range(self, first: int, last: int) -> torch.Tensor:
-        """Flat main gradients of owners ``first`` … ``last`` (EDGES is −1), contiguous."""
+        """Return the flat main gradients of owners ``first`` … ``last``; EDGES is −1."""
         start = 0 if first == EDGES else self.owner_end[first - 1]
         return self.grad[start : self.owner_end[last]]
 
     def squared_norm(self) -> torch.Tensor:
-        """This rank's share of the squared gradient norm; replicated parameters count 1/tp."""
+        """Return this rank's share of the squared gradient norm; replicated ones count 1/tp."""
         total = _square(self.grad)
         if self.tp > 1:
             for start, end in self.whole:
@@ -211,7 +217,7 @@ class Parameters:
 
 
 def _square(flat: torch.Tensor) -> torch.Tensor:
-    """Sum of squares in one pass, no copy; cuBLAS' dot takes no more than 2³¹ elements."""
+    """Return the sum of squares, in one pass without a copy; cuBLAS' dot is limited to 2³¹."""
     if flat.is_cuda:
         norm: torch.Tensor = torch.linalg.vector_norm(flat)
         return norm.square()
@@ -219,7 +225,7 @@ def _square(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _draw_fast(flat: torch.Tensor, spec: ParameterSpec, key: str) -> None:
-    """On the device; ranks whose ``key`` is one draw the same."""
+    """Fill ``flat`` with random values on its device; ranks with equal ``key`` draw the same."""
     if spec.constant is not None:
         flat.fill_(spec.constant)
     else:

@@ -1,6 +1,6 @@
-"""Run plans on real ranks and gather what they took: what `validate` and measured tuning share.
+"""Run plans on real ranks and gather their measurements, for `validate` and measured tuning.
 
-Nothing here imports torch: ranks do (``domino_tune.runtime.validate_job``).
+Nothing here imports torch: only ranks do (``domino_tune.runtime.validate_job``).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, cast
 
 from domino_tune.base.errors import RankKilledError, RunError
-from domino_tune.runtime.lanes.paces import PaceRow
+from domino_tune.runtime.lanes.pace_rows import PaceRow
 from domino_tune.runtime.launch.launch import LaunchSpec, Message, run_job
-from domino_tune.runtime.rounds import next_turn
+from domino_tune.runtime.rounds import next_in_round
 from domino_tune.store.plans import order_to_json
 from simulator.build import build_schedule
 from simulator.issue_order import LayerOrder
@@ -25,7 +25,7 @@ from simulator.timeline import Timeline
 
 JOB: Final = "domino_tune.runtime.validate_job:validate"
 LOSS_TOLERANCE: Final = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
-"""Relative; slicing changes the order of sums."""
+"""Largest relative difference of losses, by dtype: slicing changes the order of sums."""
 OUT_OF_MEMORY: Final = "out of memory"
 KILLED: Final = "a rank was killed (out of memory?)"
 BROKE: Final = "its ranks died or hung twice"
@@ -35,26 +35,26 @@ _NO_MEMORY: Final = re.compile(r"PlanOutOfMemory: plan (\d+)")
 
 Planned = tuple[SlicePlan, LayerOrder]
 OnStep = Callable[[int, int], None]
-"""Called after every timed step with the plan's index and the step's makespan in ns."""
+"""Called after every timed step with the plan's index and the step's makespan, ns."""
 
 
 def ignore(plan: int, makespan_ns: int) -> None:
-    """A step that nobody watches."""
+    """Do nothing after a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one plan took. ``makespans_ns``: the slowest rank's of each round, as they came.
+    """The measurements of one plan. ``makespans_ns`` are the slowest rank's, one per round.
 
-    ``losses`` and ``grad_norms`` are rank 0's, of the same rounds. ``timeline`` is the slowest
-    rank's of the step whose makespan is the median of the first 100 rounds; ``typical_ns`` the
-    usual duration of each of its ops: median over these rounds, on the rank that computes longest.
-    ``peak_bytes`` is the largest rank's. The last three are None where the run ended early.
-    ``failed`` says why the plan was not run, else it is empty.
+    ``losses`` and ``grad_norms`` are rank 0's of the same rounds. ``timeline`` is the slowest
+    rank's of the step with the median makespan of the first 100 rounds. ``typical_ns`` is the
+    median duration of each op over these rounds, on the rank that computes longest.
+    ``peak_bytes`` is the largest of all ranks. These three are None where the run ended early.
+    ``failed`` is the reason why the plan was not run, else empty.
 
-    ``captured``: steps were replayed as CUDA graphs; where they were to be and were not,
-    ``why_not_captured`` says why. On a GPU ``timeline`` and ``typical_ns`` are of further steps,
-    whose ops were timed one by one, without a graph.
+    ``captured``: steps were replayed as CUDA graphs. Where graphs were requested but not possible,
+    ``why_not_captured`` is the reason. On a GPU ``timeline`` and ``typical_ns`` come from further
+    steps without a graph, whose ops were timed one by one.
     """
 
     label: str
@@ -71,12 +71,12 @@ class Measured:
 
 @dataclass(kw_only=True)
 class Runs:
-    """Plans of one model, workload and cluster that take turns; keeps what has been measured, so
-    that an interrupted run can say how far it came.
+    """Runs plans of one model, workload and cluster in turn. Measurements stay here, so that an
+    interrupted run can report its progress.
 
-    ``lenient``: a plan other than the first that brings its ranks down fails alone, at once where
-    one was killed, as the kernel does when memory runs out, else the second time. ``paces``: those
-    of the plans' collectives, where a lone rank emulates them.
+    ``lenient``: a plan other than the first may fail without ending the run. It fails at once where
+    a rank was killed, as the kernel does when memory runs out, else the second time its ranks die.
+    ``paces`` are those of the plans' collectives, where a single rank emulates them.
     """
 
     model: ModelSpec
@@ -90,31 +90,30 @@ class Runs:
     ends: dict[int, Message] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     playing: int | None = None
-    """The plan whose step the ranks are at, as far as they said."""
+    """The plan whose step the ranks are playing, as far as rank 0 reported."""
     _deaths: Counter[int] = field(default_factory=Counter)
 
     def run(self, spec: LaunchSpec, on_step: OnStep = ignore) -> None:
-        """Play ``rounds`` rounds in one launch; where a plan runs out of memory, in one more
-        without it. Raises what run_job raises."""
+        """Play ``rounds`` rounds in one launch. Where a plan runs out of memory, launch again
+        without it. Raise what run_job raises."""
         while len(self.failed) < len(self.plans):
             self.steps, self.ends, self.playing = {}, {}, None
             try:
                 run_job(JOB, self._payload(), spec, on_message=lambda m: self._take(m, on_step))
                 return
             except RunError as error:
-                if not self._bears(error):
+                if not self._can_restart(error):
                     raise
 
-    def _bears(self, error: RunError) -> bool:
-        """Note which plan is to blame; whether to start again."""
-        short = _NO_MEMORY.search(str(error))
-        if short is not None:
-            self.failed[int(short[1])] = OUT_OF_MEMORY
+    def _can_restart(self, error: RunError) -> bool:
+        """Record which plan caused the error; return whether to start again."""
+        no_memory = _NO_MEMORY.search(str(error))
+        if no_memory is not None:
+            self.failed[int(no_memory[1])] = OUT_OF_MEMORY
             return True
         plan = self.playing
-        if (
-            not self.lenient or not plan
-        ):  # nobody's fault, or the first's, which all are set against
+        # All others are compared with plan 0; None: no plan is to blame.
+        if not self.lenient or not plan:
             return False
         self._deaths[plan] += 1
         if isinstance(error, RankKilledError):
@@ -124,7 +123,7 @@ class Runs:
         return True
 
     def measured(self) -> list[Measured]:
-        """One entry a plan, in their order, of what is known by now."""
+        """Return one entry per plan, in their order, with the measurements so far."""
         return [self._measured(index) for index in range(len(self.plans))]
 
     def _payload(self) -> dict[str, Any]:
@@ -153,10 +152,10 @@ class Runs:
             self.ends[plan], self.playing = message, None
 
     def _next(self, plan: int) -> int:
-        """Whose turn comes behind ``plan``'s: ranks do not say, not to disturb their steps."""
+        """Return the plan after ``plan``: ranks do not report it, as that would disturb steps."""
         playing = [index for index in range(len(self.plans)) if index not in self.failed]
         round = len(self.steps[plan]) - 1
-        return playing[next_turn(range(len(playing)), round, playing.index(plan))]
+        return playing[next_in_round(range(len(playing)), round, playing.index(plan))]
 
     def _measured(self, index: int) -> Measured:
         plan, order = self.plans[index]
@@ -195,11 +194,11 @@ def run_plans(
     lenient: bool = False,
     paces: Sequence[PaceRow] | None = None,
 ) -> list[Measured]:
-    """Run ``plans`` in turn, ``rounds`` times each, on real ranks; one entry a plan.
+    """Run ``plans`` in turn on real ranks, ``rounds`` times each. Return one entry per plan.
 
-    A plan that runs out of memory has ``failed`` set and the others are run without it; so has,
-    when ``lenient``, a plan other than the first that kills its ranks. Raises RunError when a rank
-    dies or hangs otherwise, InputError for a world that cannot be started.
+    A plan that runs out of memory gets ``failed``, and the others run without it. When ``lenient``,
+    so does a plan other than the first that kills its ranks. Raise RunError when a rank dies or
+    hangs otherwise, InputError for a world that cannot be started.
     """
     runs = Runs(
         model=model, workload=workload, cluster=cluster, plans=plans, rounds=rounds,
@@ -210,8 +209,8 @@ def run_plans(
 
 
 def graph_notes(measured: Sequence[Measured]) -> list[str]:
-    """How steps were launched, where launches are predicted as free: what was no CUDA graph was
-    launched op by op, and what was has no ops that can be timed."""
+    """Return notes on how steps were launched, where the prediction has free launches: launched op
+    by op, or as CUDA graphs, whose ops cannot be timed."""
     reasons = [one for one in measured if one.why_not_captured]
     if not reasons and not any(one.captured for one in measured):
         return ["Launches are predicted as free, under CUDA graphs; here each op is launched."]
@@ -229,8 +228,8 @@ def graph_notes(measured: Sequence[Measured]) -> list[str]:
 
 
 def loss_problems(plans: Sequence[Measured], dtype: str) -> list[str]:
-    """What is wrong with the losses. Weights stand still, so in one round all plans but the bound
-    must give one loss and one gradient norm: one that does not computes something else."""
+    """Return what is wrong with the losses. Weights are constant, so in one round all plans but the
+    bound must have the same loss and gradient norm."""
     tolerance = LOSS_TOLERANCE[dtype]
     found = []
     ran = [one for one in plans if one.losses]

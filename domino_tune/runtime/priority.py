@@ -1,9 +1,9 @@
-"""Communication before computation on a core that both share.
+"""Real-time priority for communication threads on a core that they share with compute.
 
-On CPU, a rank's collectives are moved by threads of gloo's and ours that sleep most of the time. An
-ordinary scheduler lets a thread that wakes up wait for the one that computes, up to a tick (4 ms):
-a collective of 0.3 ms then takes 3 ms. Threads of real-time priority run at once, as NCCL's kernels
-do on their high-priority stream. They use little of a core, so nothing starves.
+On CPU, threads of gloo and of the lanes move a rank's collectives; they sleep most of the time. An
+ordinary scheduler lets a thread that wakes up wait for the computing one, up to a tick (4 ms): a
+collective of 0.3 ms then takes 3 ms. Threads of real-time priority run at once, as NCCL's kernels
+do on their high-priority stream. They use little of a core, so no thread starves.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _LEAST: Final = 1
 
 @contextmanager
 def for_new_threads() -> Iterator[bool]:
-    """Threads started inside get real-time priority; the calling one is as it was afterwards.
+    """Give real-time priority to threads started inside, then restore the calling thread's own.
 
-    Yields whether the system allowed it: root may, others where their limit on real-time priority
-    does (``ulimit -r``).
+    Yield whether the system allowed it: root may do it, other users within their limit on real-time
+    priority (``ulimit -r``).
     """
     before = _become_urgent()
     try:
@@ -32,13 +32,13 @@ def for_new_threads() -> Iterator[bool]:
 
 
 def may_be_urgent() -> bool:
-    """Whether this thread may give itself real-time priority; it is tried, and taken back."""
+    """Return whether this thread may take real-time priority; try it and undo it."""
     with for_new_threads() as urgent:
         return urgent
 
 
 def _become_urgent() -> tuple[int, os.sched_param] | None:
-    """Take real-time priority; what was before, or None where it is not allowed."""
+    """Take real-time priority. Return the policy before, or None where it is not allowed."""
     if not hasattr(os, "sched_setscheduler"):
         return None
     before = os.sched_getscheduler(0), os.sched_getparam(0)

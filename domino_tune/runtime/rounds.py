@@ -1,7 +1,7 @@
-"""Whose turn it is: plans that are compared follow each other in another order in every round.
+"""The order of plans in a round: it changes from round to round.
 
-In a fixed order each plan would always run behind the same one, in the memory and caches that it
-leaves; what that costs or saves would be taken for the plan's own.
+In a fixed order each plan would always follow the same one, in the memory and caches that it
+leaves. The cost or gain of that would count as the plan's own.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import random
 from collections.abc import Sequence
 
 
-def turns_of(plans: Sequence[int], round: int) -> list[int]:
-    """``plans`` in the order of round ``round``: the same on every rank, drawn anew each round."""
+def round_order(plans: Sequence[int], round: int) -> list[int]:
+    """Return ``plans`` in the order of round ``round``: random, the same on every rank."""
     return random.Random(round).sample(plans, len(plans))
 
 
-def next_turn(plans: Sequence[int], round: int, plan: int) -> int:
-    """Who follows ``plan`` in round ``round``; behind the last one, the next round's first."""
-    turns = turns_of(plans, round)
-    place = turns.index(plan) + 1
-    return turns[place] if place < len(turns) else turns_of(plans, round + 1)[0]
+def next_in_round(plans: Sequence[int], round: int, plan: int) -> int:
+    """Return the plan after ``plan`` in round ``round``; after the last, the next round's first."""
+    order = round_order(plans, round)
+    place = order.index(plan) + 1
+    return order[place] if place < len(order) else round_order(plans, round + 1)[0]

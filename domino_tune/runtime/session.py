@@ -1,4 +1,4 @@
-"""A rank's session: builds executors for plans over one set of parameters, and random batches."""
+"""A rank's session: executors of plans over one set of parameters, and a random batch."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ DTYPES = {
 
 @dataclass(kw_only=True)
 class Session:
-    """One model, workload and cluster on this rank; plans share parameters, as a training run
-    that changes its plan would. ``exact_weights`` off draws them on the device, for timing only."""
+    """One model, workload and cluster on this rank. Plans share parameters, as in a training run
+    that changes its plan. ``exact_weights`` off draws them on the device, for timing only."""
 
     context: RankContext
     model: ModelSpec
@@ -43,7 +43,7 @@ class Session:
 
     @classmethod
     def of(cls, context: RankContext, payload: Mapping[str, Any]) -> Session:
-        """The session of a job's payload: fields of the specs under model, workload, cluster."""
+        """Return the session of a payload: fields of the specs under model, workload, cluster."""
         return cls(
             context=context,
             model=ModelSpec(**payload["model"]),
@@ -54,7 +54,7 @@ class Session:
 
     @cached_property
     def parameters(self) -> Parameters:
-        """This rank's shards."""
+        """Return this rank's shards."""
         return Parameters(
             self.model,
             self.cluster,
@@ -73,9 +73,9 @@ class Session:
         lanes: Mapping[int, Lane] | None = None,
         clock: Clock | None = None,
     ) -> Executor:
-        """An executor of ``plan``, on the lanes of its CTA count where no others are given.
-        ``order`` None is the plan's own. Raises InputError for a CTA count that the backend does
-        not have."""
+        """Return an executor of ``plan``; ``order`` None is the plan's own order, ``lanes`` None
+        those of the plan's CTA count. Raise InputError for a CTA count that the backend does not
+        have."""
         state = State(
             shapes=Shapes(
                 model=self.model, workload=self.workload, cluster=self.cluster, plan=plan
@@ -92,7 +92,7 @@ class Session:
 
     @cached_property
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Random tokens and targets of this replica, [sequences of a step, seq_length] each."""
+        """Return random tokens and targets of this replica, [sequences of a step, seq_length]."""
         generator = torch.Generator().manual_seed(self.training.seed + self.context.dp_rank)
         sequences = self.workload.micro_batch_size * self.workload.grad_accumulation
         shape = (sequences, self.workload.seq_length + 1)

@@ -1,9 +1,9 @@
-"""What every rank does while plans are validated: play them in turn, again and again.
+"""The job of every rank while plans are validated: play the plans in turn, round after round.
 
-Plans alternate inside one run, so that what disturbs the machine disturbs them all alike. Weights
-stand still (learning rate 0) and every plan of a round draws the same dropout masks: so no plan
-spoils another's numbers, no_comm with its wrong gradients included, and all others must give one
-loss and one gradient norm.
+Plans alternate inside one run, so that a disturbance of the machine affects them all alike. Weights
+are constant (learning rate 0) and every plan of a round draws the same dropout masks. So no plan
+changes another's numbers, no_comm with its wrong gradients included, and all others must have the
+same loss and gradient norm.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import torch
 from domino_tune.runtime.clock import WholeClock
 from domino_tune.runtime.executor import Executor, StepResult
 from domino_tune.runtime.graphs import EAGER_STEPS, CapturedExecutor, whole_ns
-from domino_tune.runtime.lanes.emulated_set import EmulatedLanes
+from domino_tune.runtime.lanes.emulated_lanes import EmulatedLanes
 from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.live_memory import step_peak_bytes
 from domino_tune.runtime.ops.state import Training
-from domino_tune.runtime.rounds import turns_of
+from domino_tune.runtime.rounds import round_order
 from domino_tune.runtime.session import Session
 from domino_tune.store.plans import order_from_json
 from simulator.plan import SlicePlan
@@ -32,25 +32,25 @@ from simulator.schedule import COMPUTE
 from simulator.timeline import Timeline
 
 WARM_UP: Final = 2
-KEPT: Final = 100
-"""Rounds whose spans are kept; longer runs are judged op by op by these."""
-SPANS: Final = 10
-"""Rounds that are played for spans alone, where the others have none."""
+MOST_SPANS: Final = 100
+"""Rounds whose spans are stored; they stand for all rounds of longer runs."""
+SPAN_ROUNDS: Final = 10
+"""Extra rounds for spans, where the timed steps have none."""
 _ALLOCATION: Final = ("can't allocate memory", "not enough memory", "CUDA out of memory")
 
 Spans = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class PlanOutOfMemory(Exception):
-    """A plan did not fit; the parent reads its index from this error and starts without it."""
+    """A plan did not fit; the parent reads its index from this error and restarts without it."""
 
 
 @dataclass(kw_only=True)
-class Turn:
-    """One plan on this rank, and what its steps took.
+class TimedPlan:
+    """One plan on this rank, with its measurements.
 
-    On a GPU ``timed`` plays the steps that count, as a whole and maybe from a graph, and
-    ``executor`` some more whose ops are timed one by one; on CPU one executor does both.
+    On a GPU ``timed`` plays the timed steps, as a whole and maybe from a graph, and ``executor``
+    plays further ones whose ops are timed one by one. On CPU one executor does both.
     """
 
     index: int
@@ -62,20 +62,20 @@ class Turn:
     spans: list[Spans] = field(default_factory=list)
 
     @property
-    def apart(self) -> bool:
-        """Whether spans are of other steps than the ones that count."""
+    def has_span_steps(self) -> bool:
+        """Return whether spans come from other steps than the timed ones."""
         return self.timed is not self.executor
 
     def play(self, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[StepResult, int]:
-        """One step that counts, and what it took, ns."""
+        """Play one timed step; return its result and duration, ns."""
         result = self.timed.run_step(*batch)
         if isinstance(self.timed, CapturedExecutor):
             return result, self.timed.elapsed_ns
         return result, whole_ns(self.timed, result)
 
-    def keep(self, makespans: list[int], timeline: Timeline) -> None:
-        """A step that was timed op by op: all ranks' makespans, this one's spans."""
-        if len(self.spans) < KEPT:
+    def add_spans(self, makespans: list[int], timeline: Timeline) -> None:
+        """Add a step timed op by op: all ranks' makespans, ns, and this rank's spans."""
+        if len(self.spans) < MOST_SPANS:
             self.makespans_ns.append(max(makespans))
             self.slowest.append(makespans.index(max(makespans)))
             self.spans.append((timeline.start_ns, timeline.end_ns))
@@ -83,96 +83,96 @@ class Turn:
 
 def validate(context: RankContext, payload: Mapping[str, Any]) -> None:
     """Play every plan ``rounds`` times. Payload: model, workload, cluster, plans (each with its
-    index, plan and order), rounds, and for a lone rank paces. Rank 0 reports which plan begins,
-    until steps are timed, then every step's makespan (the slowest rank's) and at the end each
-    plan's median step, and whether a CUDA graph of it could be captured."""
+    index, plan and order), rounds, and for a single rank paces. Rank 0 reports which plan begins,
+    until steps are timed; then every step's makespan (the slowest rank's); at the end each plan's
+    median step, and whether a CUDA graph of it was captured."""
     session = Session.of(context, payload)
     session.training = Training(learning_rate=0.0)
-    session.exact_weights = context.device.type != "cuda"  # large models take minutes to draw
+    session.exact_weights = context.device.type != "cuda"  # else large models take minutes to draw
     paces = payload.get("paces")
     emulated = EmulatedLanes(paces, context.device) if paces is not None else None
-    turns = _turns(session, payload, emulated)
-    for turn in turns:
-        context.report({"kind": "begin", "plan": turn.index})
-        with _memory_of(turn):
-            turn.peak_bytes = step_peak_bytes(turn.executor, session.batch)
+    plans = _timed_plans(session, payload, emulated)
+    for plan in plans:
+        context.report({"kind": "begin", "plan": plan.index})
+        with _memory_of(plan):
+            plan.peak_bytes = step_peak_bytes(plan.executor, session.batch)
         context.beat()
-    for turn in turns:
-        _settle(session, turn)
+    for plan in plans:
+        _capture(session, plan)
     rounds = int(payload["rounds"])
     for step in range(1, WARM_UP + rounds):
-        for place in turns_of(range(len(turns)), step - WARM_UP):
-            _take_turn(session, turns[place], step)
-    for step in range(1, WARM_UP + min(rounds, SPANS)):
-        for turn in turns:
-            _take_spans(session, turn, step)
-    for turn in turns:
-        _report_end(context, turn)
+        for place in round_order(range(len(plans)), step - WARM_UP):
+            _take_step(session, plans[place], step)
+    for step in range(1, WARM_UP + min(rounds, SPAN_ROUNDS)):
+        for plan in plans:
+            _take_spans(session, plan, step)
+    for plan in plans:
+        _report_end(context, plan)
     if emulated:
         emulated.close()
 
 
-def _turns(
+def _timed_plans(
     session: Session, payload: Mapping[str, Any], emulated: EmulatedLanes | None
-) -> list[Turn]:
-    """A turn a plan. Graphs share their memory: one is replayed at a time."""
+) -> list[TimedPlan]:
+    """Return the plans, ready to play. Graphs share memory: only one is replayed at a time."""
     on_device = session.context.device.type == "cuda"
     as_graph = on_device and session.cluster.cuda_graph
     pool = torch.cuda.graph_pool_handle() if as_graph else None
-    turns = []
+    plans = []
     for entry in payload["plans"]:
         plan, order = SlicePlan(**entry["plan"]), order_from_json(entry["order"])
         lanes = emulated.of(plan.comm_ctas) if emulated else None
         executor = session.executor(plan, order, lanes)
         whole = session.executor(plan, order, lanes, WholeClock()) if on_device else executor
         timed = CapturedExecutor(whole, pool) if as_graph else whole
-        turns.append(Turn(index=entry["index"], executor=executor, timed=timed))
-    return turns
+        plans.append(TimedPlan(index=entry["index"], executor=executor, timed=timed))
+    return plans
 
 
-def _settle(session: Session, turn: Turn) -> None:
-    """Play until the graph of a plan is captured, where one is wanted."""
-    if not isinstance(turn.timed, CapturedExecutor):
+def _capture(session: Session, plan: TimedPlan) -> None:
+    """Play until the plan's graph is captured, if it is to have one."""
+    if not isinstance(plan.timed, CapturedExecutor):
         return
-    session.context.report({"kind": "begin", "plan": turn.index})
+    session.context.report({"kind": "begin", "plan": plan.index})
     for _ in range(EAGER_STEPS + 1):
         session.parameters.steps = 0
         session.context.barrier()
-        with _memory_of(turn):
-            turn.play(session.batch)
+        with _memory_of(plan):
+            plan.play(session.batch)
 
 
 @contextmanager
-def _memory_of(turn: Turn) -> Iterator[None]:
-    """Name the plan where memory runs out. This rank then ends, and with it the launch: the others
-    wait in a collective and cannot be told."""
+def _memory_of(plan: TimedPlan) -> Iterator[None]:
+    """Raise PlanOutOfMemory where memory runs out. This rank then ends, and the launch with it: the
+    others wait in a collective and cannot be informed."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         known = isinstance(error, torch.OutOfMemoryError | MemoryError)
         if not known and not any(text in str(error) for text in _ALLOCATION):
             raise
-        raise PlanOutOfMemory(f"plan {turn.index}: {error}") from error
+        raise PlanOutOfMemory(f"plan {plan.index}: {error}") from error
 
 
-def _take_turn(session: Session, turn: Turn, step: int) -> None:
-    """One step; those below WARM_UP are not kept."""
+def _take_step(session: Session, plan: TimedPlan, step: int) -> None:
+    """Play one step and report it; steps below WARM_UP are not measured."""
     context = session.context
     session.parameters.steps = step
     if step < WARM_UP:
-        context.report({"kind": "begin", "plan": turn.index})
+        context.report({"kind": "begin", "plan": plan.index})
     context.barrier()
-    with _memory_of(turn):
-        result, makespan_ns = turn.play(session.batch)
+    with _memory_of(plan):
+        result, makespan_ns = plan.play(session.batch)
     makespans = context.all_gather_objects(makespan_ns)
     if step < WARM_UP:
         return
-    if not turn.apart:
-        turn.keep(makespans, result.timeline)
+    if not plan.has_span_steps:
+        plan.add_spans(makespans, result.timeline)
     context.report(
         {
             "kind": "step",
-            "plan": turn.index,
+            "plan": plan.index,
             "makespan_ns": max(makespans),
             "loss": result.loss,
             "grad_norm": result.grad_norm,
@@ -180,52 +180,52 @@ def _take_turn(session: Session, turn: Turn, step: int) -> None:
     )
 
 
-def _take_spans(session: Session, turn: Turn, step: int) -> None:
-    """One step more, for its ops' spans, where the steps that count have none."""
-    if not turn.apart:
+def _take_spans(session: Session, plan: TimedPlan, step: int) -> None:
+    """Play one more step for its ops' spans, where the timed steps have none."""
+    if not plan.has_span_steps:
         return
     context = session.context
     session.parameters.steps = step
-    context.report({"kind": "begin", "plan": turn.index})
+    context.report({"kind": "begin", "plan": plan.index})
     context.barrier()
-    timeline = turn.executor.run_step(*session.batch).timeline
+    timeline = plan.executor.run_step(*session.batch).timeline
     makespans = context.all_gather_objects(timeline.makespan_ns)
     if step >= WARM_UP:
-        turn.keep(makespans, timeline)
+        plan.add_spans(makespans, timeline)
 
 
-def _report_end(context: RankContext, turn: Turn) -> None:
-    """The median step on its slowest rank, and each op's usual duration on the rank that computes
-    longest: what a profile's durations are of, and what the step hangs on."""
-    ranked = sorted(range(len(turn.spans)), key=turn.makespans_ns.__getitem__)
+def _report_end(context: RankContext, plan: TimedPlan) -> None:
+    """Report the median step on its slowest rank, and each op's median duration on the rank that
+    computes longest: profiles hold such durations, and the step depends on that rank."""
+    ranked = sorted(range(len(plan.spans)), key=plan.makespans_ns.__getitem__)
     median = ranked[(len(ranked) - 1) // 2]
-    mine = turn.spans[median] if context.rank == turn.slowest[median] else None
-    found = context.all_gather_objects((mine, _usual_ns(turn), turn.peak_bytes))
+    mine = plan.spans[median] if context.rank == plan.slowest[median] else None
+    found = context.all_gather_objects((mine, _usual_ns(plan), plan.peak_bytes))
     start_ns, end_ns = next(spans for spans, _, _ in found if spans is not None)
-    computing = [op.lane == COMPUTE for op in turn.executor.ops]
+    computing = [op.lane == COMPUTE for op in plan.executor.ops]
     usual = max((medians for _, medians, _ in found), key=lambda m: sum(compress(m, computing)))
     context.report(
         {
             "kind": "end",
-            "plan": turn.index,
+            "plan": plan.index,
             "start_ns": start_ns,
             "end_ns": end_ns,
             "typical_ns": usual,
             "peak_bytes": max(peak for _, _, peak in found),
-            **_graph_message(context, turn),
+            **_graph_message(context, plan),
         }
     )
 
 
-def _graph_message(context: RankContext, turn: Turn) -> dict[str, Any]:
-    """Whether all ranks replayed a graph, and why not; nothing where none was wanted."""
-    if not isinstance(turn.timed, CapturedExecutor):
+def _graph_message(context: RankContext, plan: TimedPlan) -> dict[str, Any]:
+    """Return whether all ranks replayed a graph, and why not; empty where none was requested."""
+    if not isinstance(plan.timed, CapturedExecutor):
         return {}
-    reasons = context.all_gather_objects(turn.timed.why_not)
+    reasons = context.all_gather_objects(plan.timed.why_not)
     return {"captured": not any(reasons), "why_not_captured": max(reasons)}
 
 
-def _usual_ns(turn: Turn) -> list[float]:
-    """Median duration of each op over this rank's rounds."""
-    durations = ([end - start for start, end in zip(*spans, strict=True)] for spans in turn.spans)
+def _usual_ns(plan: TimedPlan) -> list[float]:
+    """Return the median duration of each op over this rank's rounds, ns."""
+    durations = ([end - start for start, end in zip(*spans, strict=True)] for spans in plan.spans)
     return [statistics.median(times) for times in zip(*durations, strict=True)]

@@ -1,4 +1,7 @@
-"""Searches for the best plan: exhaustive, bayes and random, all over one pool of plans."""
+"""Searches for the best plan: exhaustive, Bayesian, random, over the simulator or over real runs.
+
+May import store, requests, base and the simulator.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exhaustive search: prove the optimum, evaluating only what a lower bound cannot rule out."""
+"""Exhaustive search: prove the optimum; evaluate only what a lower bound does not rule out."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from domino_tune.search.problem import Problem, SearchOptions, SearchResult
 def search_exhaustive(problem: Problem, options: SearchOptions) -> SearchResult:
     """Evaluate in ascending order of bound; stop when the next bound is above the tie band.
 
-    No order needs fewer evaluations with these bounds: a plan is evaluated before the optimum
-    only if its bound is not above the optimum. Raises InfeasiblePlanError when no plan can run.
+    No other order needs fewer evaluations with these bounds: a plan is evaluated before the
+    optimum only if its bound is not above the optimum. Raise InfeasiblePlanError when no plan can
+    run.
     """
     ledger = Ledger(problem, options, trials=options.trials)
     bounds = [problem.lower_bound_ns(plan) for plan in ledger.plans]
     ascending = sorted(range(len(bounds)), key=bounds.__getitem__)
-    for done, index in enumerate(ascending):
+    for evaluated, index in enumerate(ascending):
         if index in ledger.record.history:
             continue
         if ledger.ruled_out(bounds[index]):
-            return ledger.result(pruned=len(bounds) - done)
+            return ledger.result(pruned=len(bounds) - evaluated)
         if ledger.spent:
             break
         ledger.evaluate(index)

@@ -1,9 +1,13 @@
-"""Plans as points: counts as exponents, names one-hot, each axis scaled to 0 … 1."""
+"""Pool: the plans that a Bayesian search chooses from, as points.
+
+Counts are exponents of two, names are one-hot, and each axis is scaled to 0 … 1.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,12 +16,34 @@ import numpy.typing as npt
 from simulator.plan import SlicePlan
 
 Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.intp]
+Observations = Mapping[int, tuple[float, float]]
+"""Log ns and its standard error, by index in a pool."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Plans to choose from, and what is expected of each before it is evaluated.
+
+    ``points``: [n, d] features. ``log_prior``: [n] log of the expected ns. ``sensitivity``: [n, k]
+    change of log ns under each of k errors that the expectation may have.
+    """
+
+    plans: tuple[SlicePlan, ...]
+    points: Floats
+    log_prior: Floats
+    sensitivity: Floats
+
+    @property
+    def times_ns(self) -> Floats:
+        """Return the [n] expected ns."""
+        return np.asarray(np.exp(self.log_prior))
 
 
 def encode(plans: Sequence[SlicePlan]) -> Floats:
-    """Return one row a plan, columns only for what differs between plans.
+    """Return one row per plan, with columns only for what differs between plans.
 
-    A dimension with one value is left out, since scikit-optimize's cannot be that narrow.
+    scikit-optimize refuses a dimension with one value.
     """
     from skopt.space import Categorical, Real, Space  # takes 1.3 s to import
 
@@ -35,7 +61,7 @@ def encode(plans: Sequence[SlicePlan]) -> Floats:
 
 
 def _raw(plan: SlicePlan) -> tuple[float | str, ...]:
-    """Powers of two as exponents; 0 CTAs (NCCL's choice) sits below 1."""
+    """Return powers of two as exponents; 0 CTAs (NCCL's choice) is placed below 1."""
     counts = [math.log2(count) for count in plan.slices]
     ctas = math.log2(plan.comm_ctas) if plan.comm_ctas else -1.0
     return (*counts, ctas, float(plan.merge_wgrad), plan.order, plan.wgrad)

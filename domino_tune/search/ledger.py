@@ -1,4 +1,4 @@
-"""Ledger: what a search has evaluated so far. All searches evaluate through one."""
+"""Ledger: evaluates plans for a search, and records the results."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from simulator.errors import InfeasiblePlanError, InputError
 class Ledger:
     """Evaluates plans of a problem by index, each at most once, within a budget.
 
-    Everything that a search has learnt is in ``record``; one that was interrupted goes on from it.
-    Raises InputError when there is no plan to search.
+    ``record`` holds all results; an interrupted search goes on from it. Raise InputError when there
+    is no plan to search.
     """
 
     def __init__(self, problem: Problem, options: SearchOptions, *, trials: int | None) -> None:
@@ -41,12 +41,12 @@ class Ledger:
 
     @property
     def evaluations(self) -> int:
-        """Calls of ``evaluate`` so far, those before an interruption included."""
+        """Return the number of evaluations, including those before an interruption."""
         return len(self.record.history)
 
     @property
     def spent(self) -> bool:
-        """Whether the budget is used up."""
+        """Return whether the budget is used up."""
         return self.evaluations >= self._budget
 
     def evaluate(self, index: int) -> int | None:
@@ -70,11 +70,11 @@ class Ledger:
         return trial.iteration_ns
 
     def ruled_out(self, bound_ns: int) -> bool:
-        """Whether a plan that takes at least ``bound_ns`` can be neither best nor tie with it."""
+        """Return whether a plan of ``bound_ns`` or more can neither be the best nor tie with it."""
         return self.fastest_ns is not None and not ties(bound_ns, self.fastest_ns)
 
     def result(self, *, pruned: int = 0) -> SearchResult:
-        """Choose the best trial. Raises InfeasiblePlanError when not one plan could run."""
+        """Return the result with the best trial. Raise InfeasiblePlanError when no plan can run."""
         if not self.trials:
             raise self._nothing_fits()
         covered = self.evaluations + pruned == len(self.plans)

@@ -1,9 +1,8 @@
-"""Search by measurement: each evaluation is a real run, so every one must count.
+"""Search by measurement: choose which plans to run, when to stop, and which one is the fastest.
 
-The baseline comes first, then the simulator's best; then what promises the largest expected
-improvement under what was learnt of the simulator's errors, at first of other cuts only. Last, the
-plans that are too close to call are run once more, all in turn in one launch. Pure: runs are a
-callback.
+Each evaluation is a run on real ranks, so every one must count. The baseline is first, then the
+simulator's best plan, then plans of the largest expected improvement, at first only of other cuts.
+At the end, plans that are too close to call are run once more, together. The runs are callbacks.
 """
 
 from __future__ import annotations
@@ -13,22 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-import numpy as np
-
-from domino_tune.search.correction import BASELINE, Belief, MeasuredPool, believe
+from domino_tune.search.bayes import by_improvement
+from domino_tune.search.features import Observations, Pool
 from domino_tune.search.ratios import BASELINE_RATIO, Ratio, pooled
 
+BASELINE: Final = 0
+"""Index of the baseline in every pool of a measured search."""
 TRIALS: Final = 8
 STARTS: Final = 3
-"""Plans that are run after the baseline, each of another coarse cut while there is one, before a
-small gain ends the search. The first is the simulator's best, the belief chooses the others."""
+"""Plans to run after the baseline before a small gain ends the search. The first is the simulator's
+best; the others have other coarse cuts, if there are any."""
 SMALL_GAIN: Final = 5e-4
-"""Expected improvement, relative, below which another run is not worth its time."""
+"""Expected improvement of log time below which another run is not worth its time."""
 CLOSE: Final = 0.03
-"""Plans further behind the fastest than this are not run again."""
+"""Plans whose log time is larger than the fastest's by this are not run again."""
 FINALISTS: Final = 3
 SMALL_INTERVAL: Final = 0.01
-"""Half-width of the fastest's interval that needs no second run, if no other plan overlaps."""
+"""If the fastest's interval has at most this half-width, and no other overlaps, it is accepted."""
 
 Method = Literal["bayes", "exhaustive", "random"]
 Stopped = Literal["trials", "small gain", "all measured"]
@@ -38,8 +38,10 @@ Compare = Callable[[Sequence[int]], Mapping[int, Ratio]]
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredOptions:
-    """``trials``: plans to measure at most, the baseline and those that cannot run included; the
-    comparison at the end is not counted, it measures no new plan."""
+    """``trials``: most plans to measure, including the baseline and plans that cannot run.
+
+    The comparison at the end is not counted: it measures no new plan. ``seed``: of method random.
+    """
 
     method: Method = "bayes"
     trials: int = TRIALS
@@ -48,8 +50,10 @@ class MeasuredOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredSearch:
-    """What was found. ``ratios``: by index, all runs of a plan pooled, in order of measuring;
-    ``failed``: indices of plans that cannot run. ``compared``: finalists that were run again."""
+    """Result of a search. ``ratios``: by index, all runs of a plan pooled, in order of measuring.
+
+    ``failed``: indices of plans that cannot run. ``compared``: indices of plans run again.
+    """
 
     best: int
     ratios: dict[int, Ratio]
@@ -59,119 +63,103 @@ class MeasuredSearch:
 
 
 @dataclass(kw_only=True)
-class Known:
-    """What has been measured before, or by now: by index, None where a plan cannot run.
+class MeasuredRatios:
+    """Ratios by index: ``evaluated`` of single runs, ``compared`` of the comparison at the end.
 
-    ``again``: what the comparison of finalists gave, where there was one.
+    A plan that cannot run is None in ``evaluated``.
     """
 
-    ratios: dict[int, Ratio | None] = field(default_factory=dict)
-    again: dict[int, Ratio] = field(default_factory=dict)
+    evaluated: dict[int, Ratio | None] = field(default_factory=dict)
+    compared: dict[int, Ratio] = field(default_factory=dict)
 
     @property
-    def feasible(self) -> dict[int, Ratio]:
-        """Pooled ratios of the plans that ran."""
+    def pooled(self) -> dict[int, Ratio]:
+        """Return one ratio for each plan that ran."""
         return {
-            index: pooled([ratio, self.again[index]]) if index in self.again else ratio
-            for index, ratio in self.ratios.items()
+            index: pooled([ratio, self.compared[index]]) if index in self.compared else ratio
+            for index, ratio in self.evaluated.items()
             if ratio is not None
         }
 
 
 def search_measured(
-    pool: MeasuredPool,
+    pool: Pool,
     measure: Measure,
     compare: Compare,
     options: MeasuredOptions,
-    known: Known | None = None,
+    ratios: MeasuredRatios | None = None,
 ) -> MeasuredSearch:
-    """Measure plans until the budget is spent or no gain is in sight; ``known`` is not run again.
+    """Measure plans until the budget is spent or no gain is expected; go on from ``ratios``.
 
-    ``measure`` runs one plan beside the baseline (and the baseline alone for index BASELINE, its
-    ratio is not looked at); ``compare`` runs several in turn, with the baseline.
+    ``measure`` runs one plan in turn with the baseline. For index BASELINE it runs the baseline
+    alone, and its ratio is ignored. ``compare`` runs several plans in turn with the baseline.
     """
-    known = known or Known()
-    if BASELINE not in known.ratios:
+    ratios = ratios or MeasuredRatios()
+    if BASELINE not in ratios.evaluated:
         measure(BASELINE)
-        known.ratios[BASELINE] = BASELINE_RATIO
+        ratios.evaluated[BASELINE] = BASELINE_RATIO
     stopped: Stopped = "trials"
-    while len(known.ratios) < options.trials:
-        index = propose(pool, known.ratios, options)
+    while len(ratios.evaluated) < options.trials:
+        index = propose(pool, ratios.evaluated, options)
         if index is None:
             stopped = "small gain"
             break
-        known.ratios[index] = measure(index)
-    if len(known.ratios) == len(pool.plans):
+        ratios.evaluated[index] = measure(index)
+    if len(ratios.evaluated) == len(pool.plans):
         stopped = "all measured"
-    again = [index for index in finalists(known.feasible) if index not in known.again]
+    again = [index for index in finalists(ratios.pooled) if index not in ratios.compared]
     if again:
-        known.again |= compare(again)
-    ratios = known.feasible
+        ratios.compared |= compare(again)
+    final = ratios.pooled
     return MeasuredSearch(
-        best=min(ratios, key=lambda index: (ratios[index].log, index)),
-        ratios=ratios,
-        failed=tuple(index for index, ratio in known.ratios.items() if ratio is None),
-        compared=tuple(known.again),
+        best=min(final, key=lambda index: (final[index].log, index)),
+        ratios=final,
+        failed=tuple(index for index, ratio in ratios.evaluated.items() if ratio is None),
+        compared=tuple(ratios.compared),
         stopped=stopped,
     )
 
 
 def propose(
-    pool: MeasuredPool, seen: Mapping[int, Ratio | None], options: MeasuredOptions
+    pool: Pool, evaluated: Mapping[int, Ratio | None], options: MeasuredOptions
 ) -> int | None:
-    """The plan to measure next; None when all are measured or none promises enough."""
-    open_plans = [index for index in range(len(pool.plans)) if index not in seen]
-    if not open_plans:
+    """Return the plan to measure next; None when none is left or none promises enough."""
+    candidates = [index for index in range(len(pool.plans)) if index not in evaluated]
+    if not candidates:
         return None
-    if options.method == "exhaustive":
-        return min(open_plans, key=lambda index: (pool.log_prior[index], index))
     if options.method == "random":
-        drawn = list(range(len(pool.plans)))
-        random.Random(options.seed).shuffle(drawn)
-        return next(index for index in drawn if index not in seen)
-    return _by_improvement(pool, seen, open_plans)
+        order = list(range(len(pool.plans)))
+        random.Random(options.seed).shuffle(order)
+        return next(index for index in order if index not in evaluated)
+    starts = len(evaluated) - 1
+    if options.method == "exhaustive" or not starts:
+        return min(candidates, key=lambda index: (pool.log_prior[index], index))
+    if starts < STARTS:
+        cuts = {coarse_cut(pool, index) for index in evaluated if index != BASELINE}
+        other = [index for index in candidates if coarse_cut(pool, index) not in cuts]
+        candidates = other or candidates
+    index, gain = by_improvement(pool, observations_of(pool, evaluated), candidates)[0]
+    return None if starts >= STARTS and gain < SMALL_GAIN else index
 
 
-def _by_improvement(
-    pool: MeasuredPool, seen: Mapping[int, Ratio | None], open_plans: Sequence[int]
-) -> int | None:
-    tried = len(seen) - 1
-    if tried == 0:
-        return min(open_plans, key=lambda index: (pool.log_prior[index], index))
-    measured = {index: ratio for index, ratio in seen.items() if ratio is not None}
-    belief = believe(pool, measured)
-    candidates = open_plans
-    if tried < STARTS:
-        cuts = {coarse_cut(pool, index) for index in seen if index != BASELINE}
-        other = [index for index in open_plans if coarse_cut(pool, index) not in cuts]
-        candidates = other or open_plans
-    gains = _improvements(belief, measured, candidates)
-    at = int(np.lexsort((belief.mean[candidates], -gains))[0])
-    if tried >= STARTS and gains[at] < SMALL_GAIN:
-        return None
-    return candidates[at]
+def observations_of(pool: Pool, ratios: Mapping[int, Ratio | None]) -> Observations:
+    """Return log times from ``ratios``, as if the baseline took its expected time."""
+    baseline = float(pool.log_prior[BASELINE])
+    return {
+        index: (baseline + ratio.log, ratio.error)
+        for index, ratio in ratios.items()
+        if ratio is not None
+    }
 
 
-def _improvements(
-    belief: Belief, measured: Mapping[int, Ratio], candidates: Sequence[int]
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Expected improvement of each candidate over the best plan measured, as believed."""
-    from scipy.stats import norm
-
-    least = min(belief.mean[index] for index in measured)
-    mean, spread = belief.mean[list(candidates)], belief.spread[list(candidates)]
-    z = (least - mean) / spread
-    return np.asarray(spread * (z * norm.cdf(z) + norm.pdf(z)))
-
-
-def coarse_cut(pool: MeasuredPool, index: int) -> tuple[int, int]:
-    """Row slices, and the most column slices of a block: plans alike in this are much alike."""
+def coarse_cut(pool: Pool, index: int) -> tuple[int, int]:
+    """Return row slices and the most column slices of a block; plans alike in both are similar."""
     plan = pool.plans[index]
     return plan.row_slices, max(plan.attn_col_slices, plan.mlp_col_slices)
 
 
 def finalists(ratios: Mapping[int, Ratio]) -> list[int]:
-    """The plans to run once more, fastest first; none where the fastest is sure to be it."""
+    """Return the plans to run once more, fastest first; none where the fastest is certain."""
     ranked = sorted(ratios, key=lambda index: (ratios[index].log, index))
     best = ratios[ranked[0]]
     close = [

@@ -1,21 +1,21 @@
-"""Which plans measured tuning chooses from: a case's most promising, simulated beforehand.
+"""Choose the pool of measured tuning: the most promising plans of a case, simulated.
 
-A space has ten thousands of plans and a real run takes seconds, so all that is measured is among
-the few hundred best by the closed-form estimate, every cut and order represented.
+A space has tens of thousands of plans and a real run takes seconds. So the pool holds a few hundred
+plans with the best closed-form estimates, of all cuts and orders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import TuneRequest
 from domino_tune.search import SEARCHES, SearchOptions, Space
-from domino_tune.search.correction import MeasuredPool
-from domino_tune.search.features import Floats, encode
+from domino_tune.search.features import Floats, Pool, encode
 from domino_tune.search.simulated import SimulatedPlans
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
@@ -24,25 +24,25 @@ from simulator.predict import predict
 
 POOL: Final = 256
 EXHAUSTIVE: Final = 64
-"""Plans that an exhaustive search measures without being told how many."""
+"""Most plans that an exhaustive search measures without ``--trials``."""
 SEARCHED: Final = 40
-"""Plans that the simulator's own search looks at, so that its best is in the pool."""
+"""Plans that the search over the simulator evaluates, so that its best is in the pool."""
 SLOWER: Final = 1.3
-"""A cut estimated this much slower than the best is left out."""
+"""Factor: a cut whose estimate is this much slower than the best is left out."""
 CHANGED: Final[tuple[dict[str, float], ...]] = (
     {"contention": 2.0},
     {"link_bandwidth": 0.8},
     {"link_latency": 2.0},
     {"gpu_flops": 0.8},
 )
-"""Ways in which a profile may be wrong, each about as much as is usual."""
+"""Errors that a profile may have, each of usual size."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """``pool``: what is measured from; ``whole`` when that is every plan of the space that fits."""
+class ChosenPool:
+    """``whole``: the pool is every plan of the space that fits the memory."""
 
-    pool: MeasuredPool
+    pool: Pool
     space: Space
     whole: bool
 
@@ -51,14 +51,13 @@ def choose_pool(
     problem: SimulatedPlans,
     space: Space,
     request: TuneRequest,
-    known: Sequence[SlicePlan],
-    progress: Callable[[str], None],
-) -> Choice:
-    """The plans that the request's search chooses from, ``known`` ones of the space among them:
-    evidence may be of plans that the request's target cannot run.
+    measured: Sequence[SlicePlan],
+    progress: Progress,
+) -> ChosenPool:
+    """Return the pool of the request, with those of the ``measured`` plans that are in the space.
 
-    Raises InputError where ``exhaustive`` would have to measure too many, InfeasiblePlanError
-    when no plan fits the memory.
+    Evidence may hold plans that the target of the request cannot run. Raise InputError where
+    ``exhaustive`` would measure too many plans, InfeasiblePlanError when no plan fits the memory.
     """
     total = len(space) + 1
     if request.method == "exhaustive" and total > (request.trials or EXHAUSTIVE):
@@ -68,27 +67,27 @@ def choose_pool(
         )
     whole = request.method == "exhaustive" or total <= POOL
     progress("choosing plans to measure")
-    plans = list(space) if whole else _promising(problem, request.seed)
-    measured = set(known)
-    plans += [plan for plan in space if plan in measured] if measured else []
+    plans = list(space) if whole else _promising(problem)
+    evidence = set(measured)
+    plans += [plan for plan in space if plan in evidence] if evidence else []
     pool = measured_pool(problem, plans, progress)
-    return Choice(pool=pool, space=space, whole=whole)
+    return ChosenPool(pool=pool, space=space, whole=whole)
 
 
 def measured_pool(
     problem: SimulatedPlans,
     plans: Sequence[SlicePlan],
-    progress: Callable[[str], None] = lambda message: None,
-) -> MeasuredPool:
-    """The baseline, then those of ``plans`` that fit the memory, each simulated.
+    progress: Progress = no_progress,
+) -> Pool:
+    """Return the pool of the baseline, then those of ``plans`` that fit the memory.
 
-    Raises InfeasiblePlanError when none fits.
+    Raise InfeasiblePlanError when none fits.
     """
     fitting = _fitting(problem, plans)
     plans = tuple(dict.fromkeys((MEGATRON, *fitting)))
     progress(f"simulating {len(plans)} plans in {len(CHANGED) + 1} ways")
     log_prior = _log_times(problem, problem.case, plans)
-    return MeasuredPool(
+    return Pool(
         plans=plans,
         points=encode(plans),
         log_prior=log_prior,
@@ -96,10 +95,10 @@ def measured_pool(
     )
 
 
-def _promising(problem: SimulatedPlans, seed: int) -> list[SlicePlan]:
-    """What the simulator's search finds, the best estimated of each cut and order, and the best
-    estimated of all."""
-    found = SEARCHES["bayes"](problem, SearchOptions(trials=SEARCHED, seed=seed))
+def _promising(problem: SimulatedPlans) -> list[SlicePlan]:
+    """Return the plans that a search evaluates, then the best estimates of each cut and order,
+    then the best estimates of all."""
+    found = SEARCHES["bayes"](problem, SearchOptions(trials=SEARCHED))
     picked = [trial.plan for trial in found.trials]
     prior = {plan: problem.prior_ns(plan) for plan in problem.plans}
     ranked = sorted(prior, key=prior.__getitem__)
@@ -130,7 +129,7 @@ def _log_times(problem: SimulatedPlans, case: Case, plans: Sequence[SlicePlan]) 
 
 
 def _sensitivity(problem: SimulatedPlans, plans: Sequence[SlicePlan], base: Floats) -> Floats:
-    """[n, k]: how log(plan / baseline) changes under each of CHANGED, orders kept."""
+    """Return [n, k] changes of log(plan / baseline) under each of CHANGED; orders stay the same."""
     columns = []
     for change in CHANGED:
         changed = replace(problem.case, changes=replace(problem.case.changes, **change))

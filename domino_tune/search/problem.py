@@ -1,4 +1,4 @@
-"""What a search is given and what it returns: Problem, SearchOptions, Trial, SearchResult."""
+"""Input and output of a search: Problem, SearchOptions, Record, Trial, SearchResult."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 DEFAULT_TRIALS: Final = 40
 TIE_PERCENT: Final = 1
-"""Of the least time, or memory: what is closer counts as equal."""
+"""Of the least time or memory: a smaller difference counts as none."""
 Optimality = Literal["proven", "best_found"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What one plan costs: nanoseconds of an iteration, and bytes at its peak on one rank."""
+    """Cost of one plan: ns of an iteration, and peak bytes on one rank."""
 
     iteration_ns: int
     peak_bytes: int
@@ -34,32 +34,32 @@ class Evaluation:
 
 
 class Problem(Protocol):
-    """A pool of plans and three ways to look at one of them, from dear to cheap.
+    """Plans, and three functions of one of them, the most expensive first.
 
-    All three are pure: the same plan always gives the same answer.
+    All three are pure: the same plan always gives the same value.
     """
 
     @property
     def plans(self) -> Sequence[SlicePlan]:
-        """The pool, in a fixed order, each plan once."""
+        """Return the plans in a fixed order, each once."""
         ...
 
     def evaluate(self, plan: SlicePlan) -> Evaluation:
-        """Time and memory of ``plan``. Raises InfeasiblePlanError when it cannot run."""
+        """Return time and memory of ``plan``. Raise InfeasiblePlanError when it cannot run."""
         ...
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
-        """Proven bound, without running an engine: never above ``evaluate(plan).iteration_ns``."""
+        """Return a proven bound: never above ``evaluate(plan).iteration_ns``."""
         ...
 
     def prior_ns(self, plan: SlicePlan) -> float:
-        """Closed-form estimate > 0 of the iteration time, without running an engine."""
+        """Return a closed-form estimate > 0 of the iteration time."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One plan that was evaluated and fits; ``index`` is its place in ``Problem.plans``."""
+    """An evaluated plan that can run; ``index`` is its index in ``Problem.plans``."""
 
     plan: SlicePlan
     iteration_ns: int
@@ -69,10 +69,10 @@ class Trial:
 
 @dataclass(kw_only=True)
 class Record:
-    """What a search has learnt so far; one that was interrupted goes on from its record.
+    """State of a search; an interrupted search goes on from its record.
 
-    ``history``: by index and in the order they were evaluated, the trial, or why a plan cannot run.
-    ``pruned``: indices of plans that a bound ruled out on the way.
+    ``history``: by index, in order of evaluation, the trial, or the error of a plan that cannot
+    run. ``pruned``: indices of plans that a bound ruled out.
     """
 
     history: dict[int, Trial | InfeasiblePlanError] = field(default_factory=dict)
@@ -80,17 +80,17 @@ class Record:
 
     @property
     def trials(self) -> list[Trial]:
-        """The plans that ran."""
+        """Return the evaluated plans that can run."""
         return [found for found in self.history.values() if isinstance(found, Trial)]
 
     @property
     def failed(self) -> dict[int, InfeasiblePlanError]:
-        """The plans that cannot, by index."""
+        """Return the errors of the plans that cannot run, by index."""
         return {i: found for i, found in self.history.items() if not isinstance(found, Trial)}
 
     @property
     def times_ns(self) -> dict[int, float | None]:
-        """Time by index, None where a plan cannot run."""
+        """Return ns by index, None where a plan cannot run."""
         return {
             index: found.iteration_ns if isinstance(found, Trial) else None
             for index, found in self.history.items()
@@ -98,17 +98,17 @@ class Record:
 
 
 def go_on() -> None:
-    """A search that nobody pauses."""
+    """Do nothing: the default of ``SearchOptions.pause``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """Budget, seed, and what an interrupted search knows.
+    """Budget, seed, callbacks, and the record of an interrupted search.
 
-    ``trials``: evaluations at most, plans that turn out not to fit included; None is the search's
-    own default (``exhaustive``: until proven; the others: DEFAULT_TRIALS).
-    ``progress`` is called after each evaluation that gave a time, ``pause`` after every one; what
-    they raise ends the search, and given the same ``record`` another one goes on where it was.
+    ``trials``: most evaluations, including plans that cannot run. None means the default of the
+    search (``exhaustive``: until proven; others: DEFAULT_TRIALS). ``seed``: of ``random``.
+    ``progress`` is called after each evaluation that gave a time, ``pause`` after each one. An
+    exception of theirs ends the search; another search with the same ``record`` goes on from there.
     """
 
     trials: int | None = None
@@ -126,12 +126,12 @@ class SearchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """The chosen trial, all trials in the order they were made, and how sure the choice is.
+    """The best trial, and all trials in order of evaluation.
 
-    ``optimality`` is ``proven`` when every plan of the pool was evaluated or has a lower bound
-    above the tie band of the best. ``evaluations`` counts calls of ``Problem.evaluate``;
-    ``infeasible`` counts, by reason, the plans that could not run; ``pruned`` the plans that a
-    bound ruled out. ``space_size`` is the pool's size, or the whole space's after ``within``.
+    ``optimality`` is ``proven`` when every plan was evaluated or has a lower bound above the tie
+    band of the best. ``evaluations`` counts calls of ``Problem.evaluate``; ``infeasible`` counts
+    plans that cannot run, by reason; ``pruned`` counts plans that a bound ruled out.
+    ``space_size`` is the number of plans, or the size of the whole space after ``within``.
     """
 
     best: Trial
@@ -154,17 +154,20 @@ def ties(value: int, least: int) -> bool:
 
 
 def piece_count(plan: SlicePlan) -> int:
-    """Return the tensor-parallel collectives of one layer, forward and backward."""
+    """Return the number of tensor-parallel collectives of one layer, forward and backward."""
     rows, *pieces = plan.slices
     return rows * sum(pieces)
 
 
 def choose_best(trials: Iterable[Trial]) -> Trial:
-    """Return, of the trials within 1 % of the fastest: least memory (less than 1 % more is no
-    more), fewest slices, fastest."""
-    made = tuple(trials)
-    fastest_ns = min(trial.iteration_ns for trial in made)
-    close = [trial for trial in made if ties(trial.iteration_ns, fastest_ns)]
+    """Return the best of the trials within 1 % of the fastest.
+
+    It has the least memory (up to 1 % more counts as equal), then the fewest slices, then the least
+    time.
+    """
+    candidates = tuple(trials)
+    fastest_ns = min(trial.iteration_ns for trial in candidates)
+    close = [trial for trial in candidates if ties(trial.iteration_ns, fastest_ns)]
     least_bytes = min(trial.peak_bytes for trial in close)
     return min((t for t in close if ties(t.peak_bytes, least_bytes)), key=_rank)
 

@@ -1,4 +1,4 @@
-"""Random search: a seeded sample of the pool without replacement. The yardstick for others."""
+"""Random search: a seeded sample of plans without replacement. The reference for others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from domino_tune.search.problem import DEFAULT_TRIALS, Problem, SearchOptions, S
 
 
 def search_random(problem: Problem, options: SearchOptions) -> SearchResult:
-    """Evaluate ``trials`` plans drawn at random. Raises InfeasiblePlanError when none can run."""
+    """Evaluate ``trials`` plans drawn at random. Raise InfeasiblePlanError when none can run."""
     ledger = Ledger(problem, options, trials=options.trials or DEFAULT_TRIALS)
     drawn = random.Random(options.seed)
     for index in drawn.sample(range(len(ledger.plans)), len(ledger.plans)):

@@ -1,7 +1,7 @@
-"""The space of plans: all combinations of the choices, the infeasible ones counted by reason.
+"""The space of plans: all combinations of the choices; infeasible ones are counted by reason.
 
-Feasibility is decided on plain tuples and a plan is built only when it is looked at, since most
-of ~100,000 combinations are never looked at.
+Feasibility is decided on plain tuples. A plan is built when it is first used, since most of
+~100,000 combinations are never used.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ TWO_ROWS: Final[Cut] = (2, 1, 1, 1, 1)
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceSpec:
-    """The choices along each axis, each in the order in which plans are listed.
+    """The choices of each axis, in the order in which plans are listed.
 
-    ``dgrad_slices`` empty ties each block's dgrad pieces to its column slices.
-    Raises InputError on an empty axis or a repeated choice.
+    With empty ``dgrad_slices``, each block has as many dgrad pieces as column slices. Raise
+    InputError on an empty axis or a repeated choice.
     """
 
     row_slices: tuple[int, ...] = tuple(range(1, MAX_ROW_SLICES + 1))
@@ -55,7 +55,7 @@ class SpaceSpec:
 
     @property
     def cuts(self) -> list[Cut]:
-        """All combinations of row, column and dgrad slices."""
+        """Return all combinations of row, column and dgrad slices."""
         if not self.dgrad_slices:
             pairs = product(self.row_slices, self.col_slices, self.col_slices)
             return [(rows, attn, mlp, attn, mlp) for rows, attn, mlp in pairs]
@@ -64,13 +64,13 @@ class SpaceSpec:
 
     @property
     def variants(self) -> list[Variant]:
-        """All combinations of everything that is not the cut."""
+        """Return all combinations of the choices that are not the cut."""
         axes = (self.orders, self.wgrads, self.merge_wgrads, self.comm_ctas)
         return [Variant(*choice) for choice in product(*axes)]
 
 
 class Variant(NamedTuple):
-    """How a cut is run."""
+    """The choices of a plan that are not its cut."""
 
     order: Order
     wgrad: WgradPlacement
@@ -79,10 +79,10 @@ class Variant(NamedTuple):
 
 
 class Space(Sequence[SlicePlan]):
-    """The feasible plans, as a sequence that builds plan ``i`` when it is first asked for.
+    """The feasible plans, as a sequence that builds a plan when it is first used.
 
-    ``size`` counts all combinations; ``infeasible`` those left out, by reason: the slugs of
-    InfeasiblePlanError, and ``duplicate`` for another name of a plan that is in the space.
+    ``size`` counts all combinations. ``infeasible`` counts those left out, by reason: the slugs of
+    InfeasiblePlanError, and ``duplicate`` for another name of a plan in the space.
     """
 
     def __init__(self, pool: list[tuple[Cut, Variant]], infeasible: Counter[str]) -> None:
@@ -92,7 +92,7 @@ class Space(Sequence[SlicePlan]):
 
     @property
     def size(self) -> int:
-        """Combinations in all: feasible, infeasible and duplicate."""
+        """Return the number of combinations: feasible, infeasible and duplicate."""
         return len(self._pool) + self.infeasible.total()
 
     def __len__(self) -> int:
@@ -117,38 +117,38 @@ def enumerate_plans(
     spec: SpaceSpec | None = None,
     target: Target | None = None,
 ) -> Space:
-    """Return the space of ``spec`` for this model and workload, or what ``target`` can run of it.
+    """Return the space of ``spec`` for this model and workload, or the part ``target`` can run.
 
-    Raises InputError for an unknown target, InfeasiblePlanError (``target``) when the target
-    cannot run this model or batch at all.
+    Raise InputError for an unknown target, InfeasiblePlanError (``target``) when the target cannot
+    run this model or batch at all.
     """
     spec = restrict(spec or SpaceSpec(), model, workload, target)
     variants = spec.variants
     pool: list[tuple[Cut, Variant]] = []
     infeasible: Counter[str] = Counter()
-    split_of: dict[Cut, tuple[list[Variant], Counter[str]]] = {}
+    splits: dict[Cut, tuple[list[Variant], Counter[str]]] = {}
     for cut in spec.cuts:
         kind = _kind(cut)
-        if kind not in split_of:
-            split_of[kind] = _split(kind, variants)
-        kept, left_out = split_of[kind]
+        if kind not in splits:
+            splits[kind] = _split(kind, variants)
+        feasible, left_out = splits[kind]
         reason = _cut_reason(cut, model, workload)
         infeasible.update(left_out)
-        if reason:  # a twin that cannot run either is no duplicate of anything
-            infeasible[reason] += len(kept) + left_out["duplicate"]
+        if reason:  # its twin cannot run either, so there are no duplicates
+            infeasible[reason] += len(feasible) + left_out["duplicate"]
             infeasible["duplicate"] -= left_out["duplicate"]
         else:
-            pool.extend((cut, variant) for variant in kept)
+            pool.extend((cut, variant) for variant in feasible)
     return Space(pool, +infeasible)
 
 
 def restrict(
     spec: SpaceSpec, model: ModelSpec, workload: Workload, target: Target | None
 ) -> SpaceSpec:
-    """Return ``spec`` cut down to what ``target`` can run; None leaves it as it is.
+    """Return ``spec`` restricted to what ``target`` can run; with None return ``spec``.
 
-    DeepSpeed at edaa722 runs two equal row slices of a GPT-style layer, its two orders, and each
-    weight gradient right beside its dgrad.
+    DeepSpeed at edaa722 runs two equal row slices of a GPT-style layer, in its two orders, with
+    each weight gradient next to its dgrad.
     """
     if target is None:
         return spec
@@ -167,7 +167,7 @@ def restrict(
 
 
 def _deepspeed_problem(model: ModelSpec, workload: Workload) -> str:
-    """What of this model or batch DeepSpeed's Domino layer cannot run, or nothing."""
+    """Return what of this model or batch DeepSpeed's Domino layer cannot run, or an empty text."""
     checks = (
         (model.gated_mlp or model.hidden_act != "gelu", f"{model.name}'s MLP (it has plain GeLU)"),
         (model.norm != "layernorm", f"{model.name}'s {model.norm} (it has LayerNorm)"),
@@ -184,35 +184,35 @@ def _deepspeed_problem(model: ModelSpec, workload: Workload) -> str:
 
 
 def _kind(cut: Cut) -> Cut:
-    """A stand-in with which the same variants exist: only these three kinds differ."""
+    """Return a cut with the same variants. There are only three kinds."""
     if cut in (UNSLICED, TWO_ROWS):
         return cut
     return (cut[0] if cut[0] == 1 else 3, 2, 2, 2, 2)
 
 
 def _split(cut: Cut, variants: list[Variant]) -> tuple[list[Variant], Counter[str]]:
-    """The variants that exist for this kind of cut, and the others counted by reason."""
-    kept: list[Variant] = []
+    """Return the variants that exist for this kind of cut, and count the others by reason."""
+    feasible: list[Variant] = []
     left_out: Counter[str] = Counter()
     for variant in variants:
         reason = _variant_reason(cut, variant, variants)
         if reason:
             left_out[reason] += 1
         else:
-            kept.append(variant)
-    return kept, left_out
+            feasible.append(variant)
+    return feasible, left_out
 
 
 def _variant_reason(cut: Cut, variant: Variant, variants: list[Variant]) -> str:
-    """Why this variant is left out, or nothing. A duplicate is one whose twin is in the space."""
+    """Return why this variant is left out, or an empty text. A duplicate's twin is in the space."""
     if variant.order in ("inter", "paper") and cut not in (UNSLICED, TWO_ROWS):
         return "order"
     if (variant.wgrad == "fill") != (variant.order == "greedy"):
         return "wgrad"
     twin = variant
-    if cut[0] == 1:  # merging the weight gradients of one slice changes nothing
+    if cut[0] == 1:  # one slice: merging weight gradients changes nothing
         twin = twin._replace(merge_wgrad=False)
-    if cut == UNSLICED and variant.order != "greedy":  # with one slice all fixed orders are one
+    if cut == UNSLICED and variant.order != "greedy":  # one slice: all fixed orders are the same
         twin = twin._replace(order=_first_fixed_order(variants))
     return "duplicate" if twin != variant and twin in variants else ""
 
@@ -223,7 +223,7 @@ def _first_fixed_order(variants: list[Variant]) -> Order:
 
 
 def _cut_reason(cut: Cut, model: ModelSpec, workload: Workload) -> str:
-    """The rules of ``simulator.plan.check_plan_fits``, without a plan."""
+    """Return the reason of ``simulator.plan.check_plan_fits`` without a plan, or an empty text."""
     if cut[0] > workload.micro_batch_size:
         return "rows"
     if any(model.hidden_size % pieces for pieces in cut[1:]):

@@ -1,1 +1,1 @@
-"""TODO domino_tune/service."""
+"""Service: jobs, their database, workers and tokens. May import verbs and below."""

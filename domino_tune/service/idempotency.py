@@ -1,12 +1,11 @@
-"""Idempotency keys: a request that comes twice makes one thing, and is answered the same.
+"""Idempotency keys: a repeated request makes nothing new and gets the first answer again.
 
-After draft-ietf-httpapi-idempotency-key-header. What was answered is stored in the transaction that
-makes the thing, so that there are both or none.
+After draft-ietf-httpapi-idempotency-key-header. The answer is stored in the same transaction as
+what the request makes, so that both exist or neither.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -14,12 +13,13 @@ from typing import Final
 from sqlalchemy import ColumnElement, Connection, and_, delete, select, tuple_
 
 from domino_tune.base.errors import KeyReuseError
+from domino_tune.service.encoding import sha256_hex
 from domino_tune.service.sql.statements import insert, now_s
 from domino_tune.service.sql.tables import idempotency as table
 from simulator.errors import InputError
 
-KEPT_S: Final = 24 * 3600.0
-"""Afterwards a key may be used anew."""
+LIFETIME_S: Final = 24 * 3600.0
+"""A key may be used for something else after this time."""
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 _PURGED_AT_ONCE: Final = 100
 
@@ -28,7 +28,7 @@ _PURGED_AT_ONCE: Final = 100
 class Idempotency:
     """A key that ``owner`` gave on ``route``, and the digest of the body that came with it.
 
-    Raises InputError for a key that is not 1 to 255 visible ASCII characters.
+    Raise InputError for a key that is not 1 to 255 visible ASCII characters.
     """
 
     owner: str
@@ -45,15 +45,15 @@ class Idempotency:
 
     @classmethod
     def of(cls, owner: str, route: str, key: str, body: bytes) -> Idempotency:
-        """With the SHA-256 of ``body`` as its digest."""
-        return cls(owner=owner, route=route, key=key, body_digest=hashlib.sha256(body).hexdigest())
+        """Return the key with the SHA-256 of ``body`` as its digest."""
+        return cls(owner=owner, route=route, key=key, body_digest=sha256_hex(body))
 
 
 def claim_key(connection: Connection, given: Idempotency | None, answer: str) -> str | None:
-    """None where ``answer`` is to be made now; else what was answered to this key before.
+    """Store ``answer`` under the key and return None; or return the answer stored before.
 
-    Belongs to the transaction that makes the thing; another one with the same key waits for it.
-    Raises KeyReuseError where the key came with another body.
+    Call this in the transaction that makes what ``answer`` describes; another one with the same key
+    waits for it. Raise KeyReuseError where the key was used with another body.
     """
     if given is None:
         return None
@@ -73,35 +73,34 @@ def claim_key(connection: Connection, given: Idempotency | None, answer: str) ->
     )
     if stored.first() is not None:
         return None
-    before = _before(connection, given)
-    if before is None:  # past its time, and just forgotten by another
+    earlier = _find(connection, given)
+    if earlier is None:  # expired, and just deleted by another
         return claim_key(connection, given, answer)
-    return before
+    return earlier
 
 
-def answered(connection: Connection, given: Idempotency) -> str | None:
-    """What was answered to this key before, to be asked for before anything is looked up.
+def earlier_answer(connection: Connection, given: Idempotency) -> str | None:
+    """Return the answer stored under the key, or None. Raise KeyReuseError as ``claim_key`` does.
 
-    What a first request could name may be gone when it comes again. Raises KeyReuseError as
-    ``claim_key`` does.
+    Call this before looking anything up: what the first request named may be gone now.
     """
-    return _before(connection, given, table.c.created_s >= now_s() - KEPT_S)
+    return _find(connection, given, table.c.created_s >= now_s() - LIFETIME_S)
 
 
-def _before(
+def _find(
     connection: Connection, given: Idempotency, *conditions: ColumnElement[bool]
 ) -> str | None:
-    before = connection.execute(
+    row = connection.execute(
         select(table.c.body_digest, table.c.answer).where(_same_key(given), *conditions)
     ).one_or_none()
-    if before is None:
+    if row is None:
         return None
-    if before.body_digest != given.body_digest:
+    if row.body_digest != given.body_digest:
         raise KeyReuseError(
             f"The Idempotency-Key {given.key!r} came before with another body; use a new key for a "
             "new request."
         )
-    answer: str = before.answer
+    answer: str = row.answer
     return answer
 
 
@@ -112,11 +111,11 @@ def _same_key(given: Idempotency) -> ColumnElement[bool]:
 
 
 def _purge(connection: Connection) -> None:
-    """Forget some keys that are past their time; those that another purges are passed over."""
+    """Delete some expired keys; skip those that another transaction is deleting."""
     key = (table.c.owner, table.c.route, table.c.key)
     old = (
         select(*key)
-        .where(table.c.created_s < now_s() - KEPT_S)
+        .where(table.c.created_s < now_s() - LIFETIME_S)
         .order_by(table.c.created_s)
         .limit(_PURGED_AT_ONCE)
         .with_for_update(skip_locked=True)

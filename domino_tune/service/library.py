@@ -1,4 +1,4 @@
-"""The service's profiles and models by name; those that come with the program are read-only."""
+"""Library: the service's profiles and models by name; the bundled ones are read-only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 from sqlalchemy import Connection, Row, delete, select, update
 
 from domino_tune.base.errors import ConflictError, NotFoundError, PreconditionError
-from domino_tune.service.idempotency import Idempotency, answered, claim_key
-from domino_tune.service.job import dump
+from domino_tune.service.encoding import json_text
+from domino_tune.service.idempotency import Idempotency, claim_key, earlier_answer
 from domino_tune.service.names import slug
 from domino_tune.service.sql.database import Database
 from domino_tune.service.sql.statements import insert, now_s
@@ -35,15 +35,15 @@ from simulator.specs import ModelSpec
 
 Origin = Literal["bundled", "library"]
 ANY: Final = "*"
-"""As If-Match: whatever is there; as If-None-Match: nothing may be there."""
+"""In If-Match: any stored content; in If-None-Match: the name must be new."""
 _PARSED: Final = 8
-"""Each may be of 16 MiB, as a file."""
+"""Each may be a file of 16 MiB."""
 _SUMMARIES: Final = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListedProfile:
-    """A profile's place in the list."""
+    """A profile's entry in the list."""
 
     name: str
     origin: Origin
@@ -51,7 +51,7 @@ class ListedProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptProfile:
+class StoredProfile:
     """A profile's file; ``content_id`` is its ETag."""
 
     name: str
@@ -61,8 +61,8 @@ class KeptProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptModel:
-    """A model, and remarks on how its config was read."""
+class StoredModel:
+    """A model, and notes on how its config was read."""
 
     name: str
     origin: Origin
@@ -73,13 +73,13 @@ class KeptModel:
 class Library:
     """Profiles and models in the database, beside the bundled ones.
 
-    Names are slugs and never paths. All raise StorageError and UnavailableError, and InputError
-    for a name that is no slug.
+    Names are slugs and never paths. All methods raise StorageError and UnavailableError, and
+    InputError for a name that is not a slug.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        # Contents never change under their id; reading one strictly takes tens of milliseconds.
+        # An id's content never changes; parsing one strictly takes tens of milliseconds.
         self._parsed = lru_cache(maxsize=_PARSED)(self._parse)
         self.summary = lru_cache(maxsize=_SUMMARIES)(self._summary)
 
@@ -91,13 +91,13 @@ class Library:
         if_match: str | None = None,
         if_none_match: str | None = None,
         idempotency: Idempotency | None = None,
-        said: Mapping[str, Any] | None = None,
+        response: Mapping[str, Any] | None = None,
     ) -> tuple[str, bool]:
-        """Keep the profile in file ``data``: its content id, and whether the name is new.
+        """Store the profile in file ``data``. Return its content id, and whether the name is new.
 
-        Conditions are content ids or ``*``; ``said`` is kept with the key, for ``answered`` to
-        tell. Raises ProfileError for a bad file, InputError where it calls itself otherwise,
-        ConflictError for a bundled name, PreconditionError.
+        Conditions are content ids or ``*``. ``response`` is stored with the key, and returned by
+        ``earlier_answer``. Raise ProfileError for a bad file, InputError where its own name is
+        another, ConflictError for a bundled name, PreconditionError.
         """
         profile = parse_profile(data, source=f"profile {slug('profile', name)!r}")
         _refuse_bundled("profile", name, bundled())
@@ -109,28 +109,30 @@ class Library:
         content_id = profile.content_id
         with self._database.write() as connection:
             current = _current(connection, name)
-            answer = dump({"content_id": content_id, "created": current is None, "said": said})
-            before = claim_key(connection, idempotency, answer)
-            if before is not None:
-                told = json.loads(before)
-                return told["content_id"], told["created"]
+            answer = json_text(
+                {"content_id": content_id, "created": current is None, "response": response}
+            )
+            earlier = claim_key(connection, idempotency, answer)
+            if earlier is not None:
+                parsed = json.loads(earlier)
+                return parsed["content_id"], parsed["created"]
             _check(name, current, if_match, if_none_match)
-            _keep(connection, name, current, content_id, dump_profile(profile))
+            _store(connection, name, current, content_id, dump_profile(profile))
         return content_id, current is None
 
-    def answered(self, given: Idempotency) -> tuple[str, bool, Any] | None:
-        """What ``put`` answered to this key before, and what was ``said``. Raises KeyReuseError."""
+    def earlier_answer(self, given: Idempotency) -> tuple[str, bool, Any] | None:
+        """Return what ``put`` returned for this key, and its ``response``. Raise KeyReuseError."""
         with self._database.read() as connection:
-            before = answered(connection, given)
-        if before is None:
+            earlier = earlier_answer(connection, given)
+        if earlier is None:
             return None
-        told = json.loads(before)
-        return told["content_id"], told["created"], told.get("said")
+        parsed = json.loads(earlier)
+        return parsed["content_id"], parsed["created"], parsed.get("response")
 
-    def get(self, name: str) -> KeptProfile:
-        """A profile's file. Raises NotFoundError."""
+    def get(self, name: str) -> StoredProfile:
+        """Return a profile's file. Raise NotFoundError."""
         if slug("profile", name) in bundled():
-            return KeptProfile(
+            return StoredProfile(
                 name=name,
                 origin="bundled",
                 content_id=bundled()[name].content_id,
@@ -145,10 +147,10 @@ class Library:
             row = connection.execute(asked).one_or_none()
         if row is None:
             raise NotFoundError(f"There is no profile {name!r}; the list of profiles has all.")
-        return KeptProfile(name=name, origin="library", content_id=row.content_id, body=row.body)
+        return StoredProfile(name=name, origin="library", content_id=row.content_id, body=row.body)
 
     def delete(self, name: str, *, if_match: str | None = None) -> None:
-        """Forget a name. Raises NotFoundError, PreconditionError, ConflictError if bundled."""
+        """Delete a name. Raise NotFoundError, PreconditionError, ConflictError if bundled."""
         _refuse_bundled("profile", slug("profile", name), bundled())
         with self._database.write() as connection:
             current = _current(connection, name)
@@ -158,7 +160,7 @@ class Library:
             connection.execute(delete(profiles).where(profiles.c.name == name))
 
     def list(self) -> tuple[ListedProfile, ...]:
-        """All profiles, by name, none of them read."""
+        """Return all profiles by name, without reading them."""
         found = [
             ListedProfile(name=name, origin="bundled", content_id=profile.content_id)
             for name, profile in bundled().items()
@@ -168,7 +170,7 @@ class Library:
         return tuple(sorted(found, key=lambda one: one.name))
 
     def _summary(self, listed: ListedProfile) -> ProfileSummary:
-        """What a list says of it; ``problem`` where this program cannot read what another kept."""
+        """Return the entry of a list; ``problem`` where this program cannot read the profile."""
         if listed.origin == "bundled":
             return summary_of(bundled()[listed.name], listed.origin)
         try:
@@ -181,57 +183,57 @@ class Library:
 
     def put_model(
         self, name: str, parsed: Mapping[str, Any], *, idempotency: Idempotency | None = None
-    ) -> tuple[KeptModel, bool]:
-        """Keep a Hugging Face config or model file, parsed: the model, and whether it is new.
+    ) -> tuple[StoredModel, bool]:
+        """Store a parsed Hugging Face config or model file. Return it, and whether it is new.
 
-        Raises InputError for a bad config, ConflictError for a preset's name.
+        Raise InputError for a bad config, ConflictError for a preset's name.
         """
         loaded = read_model(parsed, name=slug("model", name), source=f"model {name!r}")
         _refuse_bundled("model", name, MODELS)
-        kept = KeptModel(
+        model = StoredModel(
             name=name,
             origin="library",
             spec=replace(loaded.spec, name=name),
             notes=loaded.notes,
         )
         values = {
-            "body": dump_model(kept.spec),
-            "notes": json.dumps(kept.notes),
+            "body": dump_model(model.spec),
+            "notes": json.dumps(model.notes),
             "updated_s": now_s(),
         }
         with self._database.write() as connection:
-            there = select(models.c.name).where(models.c.name == name)
-            created = connection.scalar(there) is None
-            before = claim_key(connection, idempotency, dump({"created": created}))
-            if before is not None:
-                return kept, json.loads(before)["created"]
+            asked = select(models.c.name).where(models.c.name == name)
+            created = connection.scalar(asked) is None
+            earlier = claim_key(connection, idempotency, json_text({"created": created}))
+            if earlier is not None:
+                return model, json.loads(earlier)["created"]
             connection.execute(
                 insert(connection, models)
                 .values(name=name, **values)
                 .on_conflict_do_update(index_elements=["name"], set_=values)
             )
-        return kept, created
+        return model, created
 
-    def get_model(self, name: str) -> KeptModel:
-        """A model. Raises NotFoundError."""
+    def get_model(self, name: str) -> StoredModel:
+        """Return a model. Raise NotFoundError."""
         found = self._find_model(name)
         if found is None:
             raise NotFoundError(f"There is no model {name!r}; the list of models has all.")
         return found
 
-    def list_models(self) -> tuple[KeptModel, ...]:
-        """Presets, small to large within a family, then the library's, by name."""
+    def list_models(self) -> tuple[StoredModel, ...]:
+        """Return the presets, small to large within a family, then the library's models by name."""
         presets = [_preset(name) for name in MODELS]
         with self._database.read() as connection:
-            kept = [_kept_model(row) for row in connection.execute(select(models))]
-        return (*presets, *sorted(kept, key=lambda one: one.name))
+            stored = [_stored_model(row) for row in connection.execute(select(models))]
+        return (*presets, *sorted(stored, key=lambda one: one.name))
 
     def shelf(self) -> Shelf:
-        """Where requests look up names: this library, and nothing else."""
+        """Return the shelf on which requests look up names: this library, and nothing else."""
         return LibraryShelf(self)
 
     def profile(self, name: str) -> Profile:
-        """The profile, parsed. Raises InputError for an unknown name."""
+        """Return the parsed profile. Raise InputError for an unknown name."""
         if slug("profile", name) in bundled():
             return bundled()[name]
         names = self._names()
@@ -239,19 +241,19 @@ class Library:
             raise unknown_name("profile", name, {*bundled(), *names})
         return self._parsed(names[name])
 
-    def model(self, name: str) -> KeptModel:
-        """As ``get_model``, but raises InputError for an unknown name."""
+    def model(self, name: str) -> StoredModel:
+        """Return a model. Raise InputError for an unknown name."""
         found = self._find_model(name)
         if found is None:
             raise unknown_name("model", name, (one.name for one in self.list_models()))
         return found
 
-    def _find_model(self, name: str) -> KeptModel | None:
+    def _find_model(self, name: str) -> StoredModel | None:
         if slug("model", name) in MODELS:
             return _preset(name)
         with self._database.read() as connection:
             row = connection.execute(select(models).where(models.c.name == name)).one_or_none()
-        return None if row is None else _kept_model(row)
+        return None if row is None else _stored_model(row)
 
     def _names(self) -> dict[str, str]:
         with self._database.read() as connection:
@@ -271,18 +273,18 @@ class LibraryShelf:
         self._library = library
 
     def profile(self, name: str) -> Profile:
-        """See ``Library.profile``."""
+        """Return the profile, as ``Library.profile`` does."""
         return self._library.profile(name)
 
     def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
-        """See ``Library.model``."""
-        kept = self._library.model(name)
-        return LoadedModel(spec=override(kept.spec, overrides), notes=kept.notes)
+        """Return the model of ``Library.model`` with its overrides."""
+        stored = self._library.model(name)
+        return LoadedModel(spec=override(stored.spec, overrides), notes=stored.notes)
 
 
 @cache
 def bundled() -> Mapping[str, Profile]:
-    """The profiles that come with the program, by name."""
+    """Return the profiles that come with the program, by name."""
     return {
         name: parse_profile(bundled_bytes(name), source=f"bundled profile {name!r}")
         for name in bundled_names()
@@ -297,21 +299,21 @@ def _refuse_bundled(kind: str, name: str, theirs: Mapping[str, object]) -> None:
 
 
 def _current(connection: Connection, name: str) -> str | None:
-    """The content id under the name, which stays so until the transaction ends."""
+    """Return the name's content id, and lock it until the transaction ends."""
     asked = select(profiles.c.content_id).where(profiles.c.name == name).with_for_update()
     return connection.scalar(asked)
 
 
 def _check(name: str, current: str | None, if_match: str | None, if_none_match: str | None) -> None:
-    """The conditions of RFC 9110, sections 13.1.1 and 13.1.2."""
-    is_that = if_match is None or (current is not None and if_match in (ANY, current))
+    """Check the conditions of RFC 9110, sections 13.1.1 and 13.1.2."""
+    matches = if_match is None or (current is not None and if_match in (ANY, current))
     is_new = if_none_match is None or current is None or if_none_match not in (ANY, current)
-    if not (is_that and is_new):
-        there = f"is {current}" if current else "is not there"
-        raise PreconditionError(f"The profile {name!r} {there}; get it anew, then decide again.")
+    if not (matches and is_new):
+        state = f"is {current}" if current else "is not there"
+        raise PreconditionError(f"The profile {name!r} {state}; get it anew, then decide again.")
 
 
-def _keep(
+def _store(
     connection: Connection, name: str, current: str | None, content_id: str, body: bytes
 ) -> None:
     connection.execute(
@@ -333,12 +335,12 @@ def _keep(
         raise PreconditionError(f"The profile {name!r} was just made by another; get it first.")
 
 
-def _preset(name: str) -> KeptModel:
-    return KeptModel(name=name, origin="bundled", spec=MODELS[name])
+def _preset(name: str) -> StoredModel:
+    return StoredModel(name=name, origin="bundled", spec=MODELS[name])
 
 
-def _kept_model(row: Row[Any]) -> KeptModel:
-    return KeptModel(
+def _stored_model(row: Row[Any]) -> StoredModel:
+    return StoredModel(
         name=row.name,
         origin="library",
         spec=model_from_json(json.loads(row.body), source=f"model {row.name!r}"),

@@ -1,4 +1,4 @@
-"""serve: uvicorn on one socket, around the API, which is named and never imported here."""
+"""Serve: run uvicorn on one socket, with the API as application, named but never imported here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from domino_tune.base.extras import needed_for
 from domino_tune.base.freed_memory import give_freed_memory_back
 from domino_tune.base.loopback import is_loopback
 from domino_tune.requests.service import ServeRequest
-from domino_tune.service.location import database_url, open_service_database
+from domino_tune.service.sql.location import database_url, open_service_database
 from domino_tune.service.tokens import TokenDesk
 from simulator.errors import InputError
 
@@ -25,30 +25,30 @@ PROTOCOL: Final = "api.protocol:TimedProtocol"
 SETTINGS: Final = "DOMINO_TUNE_SERVE"
 """Environment variable that hands the API its settings, as JSON."""
 LAST_ANSWERS_S: Final = 2
-"""How long answers that are under way may take when the server is told to end."""
+"""Time to finish current answers when the server is told to stop."""
 BACKLOG: Final = 2048
 HEADER_BYTES: Final = 16 << 10
-"""Of a request line with its headers."""
+"""Longest request line with its headers."""
 
 
 class Server(uvicorn.Server):
-    """Tells when it is ready."""
+    """Call ``ready`` once the server has started."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self.ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then tell."""
+        """Start, then call ``ready``."""
         await super().startup(sockets)
         self.ready()
 
 
 def serve(request: ServeRequest, ready: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; ``ready`` is told the address once requests are answered.
+    """Serve until SIGINT or SIGTERM; call ``ready`` with the address once requests are answered.
 
-    Raises InputError for an address or database that cannot be used, ServiceError where the API
-    does not start.
+    Raise InputError for an address or database that cannot be used, ServiceError where the API does
+    not start.
     """
     give_freed_memory_back()
     url = database_url(request.database)
@@ -72,7 +72,7 @@ def serve(request: ServeRequest, ready: Callable[[str], None]) -> None:
 
 
 def _tokens(url: str) -> int:
-    """How many tokens there are; they are demanded as soon as there is one."""
+    """Return the number of tokens; requests need one as soon as there is one."""
     database = open_service_database(url, what="serve")
     try:
         return len(TokenDesk(database).list())
@@ -81,7 +81,7 @@ def _tokens(url: str) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises InputError for an address or port that cannot be had."""
+    """Return a listening socket. Raise InputError for an address or port that cannot be used."""
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(place[:2], family=family, backlog=BACKLOG)
@@ -90,8 +90,8 @@ def _listen(host: str, port: int) -> socket.socket:
         raise InputError(
             f"Cannot listen on --host {host} --port {port}: {reason}; give others."
         ) from None
-    # Connections inherit it. asyncio sets it on sockets of its own only, and without it an answer
-    # to a caller that delays its ACKs takes 40 ms longer.
+    # Connections inherit this option. asyncio sets it only on sockets that it opens; without it an
+    # answer to a client that delays its ACKs takes 40 ms longer.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -102,12 +102,12 @@ def _address(listener: socket.socket) -> str:
 
 
 def _only_here(listener: socket.socket) -> bool:
-    """Whether only this machine reaches the address."""
+    """Return whether only this machine reaches the address."""
     return is_loopback(listener.getsockname()[0].partition("%")[0])
 
 
 def _run(listener: socket.socket, ready: Callable[[], None]) -> None:
-    """uvicorn's loop. It ends on signals, and raises them once more when it has ended."""
+    """Run uvicorn. It stops on signals, and raises them again after it has stopped."""
     config = uvicorn.Config(
         APP, factory=True, http=PROTOCOL, ws="none", loop="asyncio", lifespan="on",
         log_level="warning", access_log=False, server_header=False, proxy_headers=False,

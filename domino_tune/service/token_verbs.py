@@ -1,4 +1,4 @@
-"""The tokens verbs: add, list, revoke."""
+"""The tokens verbs: add, list and revoke."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, cast
 
 from domino_tune.requests.service import TokensAddRequest, TokensListRequest, TokensRevokeRequest
 from domino_tune.results.tokens import TokenAddedResult, TokenResult, TokensResult
-from domino_tune.service.location import open_service_database
+from domino_tune.service.sql.location import open_service_database
 
 if TYPE_CHECKING:
     from domino_tune.service.tokens import Scope, TokenDesk
 
 
 def tokens_add(request: TokensAddRequest) -> TokenAddedResult:
-    """Make a token. Raises ConflictError where the name is taken, InputError for a bad name."""
+    """Add a token. Raise ConflictError where the name is taken, InputError for a bad name."""
     owner = request.owner or request.name
     with _desk(request.database) as desk:
         secret = desk.add(request.name, owner, cast("Scope", request.scope))
@@ -24,7 +24,7 @@ def tokens_add(request: TokensAddRequest) -> TokenAddedResult:
 
 
 def tokens_list(request: TokensListRequest) -> TokensResult:
-    """All tokens, by name."""
+    """Return all tokens by name."""
     with _desk(request.database) as desk:
         return TokensResult(
             tokens=tuple(
@@ -40,20 +40,20 @@ def tokens_list(request: TokensListRequest) -> TokensResult:
 
 
 def tokens_revoke(request: TokensRevokeRequest) -> None:
-    """Make a token worthless. Raises NotFoundError where there is none of that name."""
+    """Revoke a token. Raise NotFoundError where there is none of that name."""
     with _desk(request.database) as desk:
         desk.revoke(request.name)
 
 
 @contextmanager
 def _desk(database: str | None) -> Iterator[TokenDesk]:
-    opened = open_service_database(database, what="tokens")
+    service_database = open_service_database(database, what="tokens")
     from domino_tune.service.tokens import TokenDesk
 
     try:
-        yield TokenDesk(opened)
+        yield TokenDesk(service_database)
     finally:
-        opened.close()
+        service_database.close()
 
 
 def _rfc3339(seconds: float) -> str:

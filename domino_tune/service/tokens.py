@@ -1,8 +1,7 @@
-"""Bearer tokens: shown once, kept as a hash, each with an owner and a scope."""
+"""Bearer tokens: shown once, stored as a hash, each with an owner and a scope."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
 import secrets
@@ -12,6 +11,7 @@ from typing import Any, Final, Literal, cast, get_args
 from sqlalchemy import Row, delete, select
 
 from domino_tune.base.errors import ConflictError, NotFoundError
+from domino_tune.service.encoding import sha256_hex
 from domino_tune.service.names import slug
 from domino_tune.service.sql.database import Database
 from domino_tune.service.sql.statements import insert, now_s
@@ -20,13 +20,13 @@ from simulator.errors import unknown_name
 
 Scope = Literal["read", "tune", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
-"""Smallest first; each includes those before it."""
+"""Smallest first; each scope includes those before it."""
 _SECRET: Final = re.compile(r"dt_[A-Za-z0-9_-]{43}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Token:
-    """What is known of a token; not its secret. ``created_s`` in seconds since 1970."""
+    """A token without its secret. ``created_s`` in seconds since 1970."""
 
     name: str
     owner: str
@@ -34,20 +34,20 @@ class Token:
     created_s: float
 
     def may(self, scope: Scope) -> bool:
-        """Whether its scope includes ``scope``."""
+        """Return whether the token's scope includes ``scope``."""
         return SCOPES.index(self.scope) >= SCOPES.index(scope)
 
 
 class TokenDesk:
-    """Adds, lists, revokes and finds tokens. All raise StorageError and UnavailableError."""
+    """Tokens in the database. All methods raise StorageError and UnavailableError."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, name: str, owner: str, scope: Scope) -> str:
-        """A new token's secret, which is not kept and cannot be shown again.
+        """Return a new token's secret, which is not stored and cannot be shown again.
 
-        Raises InputError for a name or owner that is no slug or an unknown scope, ConflictError
+        Raise InputError for a name or owner that is not a slug or an unknown scope, ConflictError
         for a name that is taken.
         """
         if scope not in SCOPES:
@@ -58,7 +58,7 @@ class TokenDesk:
                 insert(connection, tokens)
                 .values(
                     name=slug("token", name),
-                    digest=_digest(secret),
+                    digest=_secret_digest(secret),
                     owner=slug("owner", owner),
                     scope=scope,
                     created_s=now_s(),
@@ -73,22 +73,22 @@ class TokenDesk:
         return secret
 
     def list(self) -> tuple[Token, ...]:
-        """All tokens, by name."""
+        """Return all tokens by name."""
         with self._database.read() as connection:
             return tuple(sorted(map(_token, connection.execute(select(tokens))), key=_name))
 
     def revoke(self, name: str) -> None:
-        """From now on the token opens nothing. Raises NotFoundError where there is none."""
+        """Delete the token. Raise NotFoundError where there is none."""
         with self._database.write() as connection:
             gone = connection.execute(delete(tokens).where(tokens.c.name == slug("token", name)))
             if gone.rowcount != 1:
                 raise NotFoundError(f"There is no token {name!r}; `tokens list` shows all.")
 
     def find(self, secret: str) -> Token | None:
-        """The token with this secret; None for anything else."""
+        """Return the token with this secret; None for anything else."""
         if not _SECRET.fullmatch(secret):
             return None
-        digest = _digest(secret)
+        digest = _secret_digest(secret)
         with self._database.read() as connection:
             row = connection.execute(select(tokens).where(tokens.c.digest == digest)).one_or_none()
         if row is None or not hmac.compare_digest(row.digest, digest):
@@ -96,9 +96,9 @@ class TokenDesk:
         return _token(row)
 
 
-def _digest(secret: str) -> str:
-    # 256 bits of chance need no salt and no slow hash.
-    return hashlib.sha256(secret.encode()).hexdigest()
+def _secret_digest(secret: str) -> str:
+    # 256 random bits need no salt and no slow hash.
+    return sha256_hex(secret.encode())
 
 
 def _token(row: Row[Any]) -> Token:

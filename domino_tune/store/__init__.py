@@ -1,1 +1,4 @@
-"""What domino_tune keeps on disk: profiles."""
+"""Store: profiles, plans, models, evidence and file formats on disk.
+
+May import requests, base and the simulator.
+"""

@@ -1,4 +1,4 @@
-"""Files read strictly and written whole or not at all; and where a user's own lie."""
+"""Read JSON files strictly, write files whole or not at all, find the user's folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simulator.errors import DominoTuneError, InputError
 
 MAX_JSON_BYTES = 64 << 20
 STALE_S = 60
-"""A temporary file that is older was left by a writer that was killed."""
+"""Age in seconds above which a temporary file was left by a writer that was killed."""
 
 
 def home_dir() -> Path:
@@ -27,11 +27,11 @@ def home_dir() -> Path:
 
 
 def write_whole(path: str | Path, data: str | bytes) -> None:
-    """Write ``data`` to a temporary file beside the file that ``path`` leads to, fsync, rename.
+    """Write ``data`` to a temporary file beside the target of ``path``, sync it, rename it.
 
-    Symbolic links stay and their target is replaced; a file that was there keeps its mode, a new
-    one follows the umask. Raises InputError where ``check_writable`` does or when the writing
-    fails; then nothing is left behind.
+    Symbolic links stay and their target is replaced. A file that exists keeps its mode, a new one
+    follows the umask. Raise InputError where ``check_writable`` does, or where writing fails; then
+    no file changes.
     """
     check_writable(path)
     content = data.encode() if isinstance(data, str) else data
@@ -55,13 +55,15 @@ def write_whole(path: str | Path, data: str | bytes) -> None:
 
 
 def _beside(target: Path, ending: str) -> Path:
-    """A hidden file in the same folder; the name is cut short, so that one as long as the file
-    system allows still has room for the rest."""
+    """Return the path of a hidden file in the same folder.
+
+    Cut the name short, so that a name as long as the file system allows has room for the rest.
+    """
     return target.parent / f".{target.name[:32]}.{ending}"
 
 
 def make_folder(path: str | Path, instead: str) -> None:
-    """Make a folder and those above it. Raises InputError, which says what to do ``instead``."""
+    """Make a folder and its parents. Raise InputError, which says what to do ``instead``."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -72,15 +74,18 @@ def make_folder(path: str | Path, instead: str) -> None:
 
 @contextlib.contextmanager
 def only_user(path: str | Path, instead: str) -> Iterator[None]:
-    """Keep other processes that ask for the same from ``path`` until this ends, and remove what
-    writers that were killed left beside it. Raises InputError where it is in use."""
+    """Lock ``path`` against other callers of this function, in any process, while the block runs.
+
+    Remove the temporary files that killed writers left beside it. Raise InputError, which says
+    what to do ``instead``, where another process holds the lock.
+    """
     target = Path(os.path.realpath(path))
     with open(_beside(target, "lock"), "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"{str(path)!r} is in use by another run; {instead}.") from None
-        except OSError:  # no locks on this file system: nothing can be promised
+        except OSError:  # this file system has no locks: go on without one
             pass
         for stale in target.parent.glob(_beside(target, "?" * 12 + ".tmp").name):
             with contextlib.suppress(OSError):
@@ -90,9 +95,9 @@ def only_user(path: str | Path, instead: str) -> Iterator[None]:
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise InputError now, rather than after a long computation, if ``path`` cannot be written.
+    """Raise InputError where ``path`` cannot be written, before a long computation starts.
 
-    Only a regular file is ever replaced: never a device, a pipe or a read-only file.
+    Only a regular file may be replaced: no device, pipe, folder or read-only file.
     """
     text = f"Cannot write {str(path)!r}"
     try:
@@ -108,7 +113,7 @@ def check_writable(path: str | Path) -> None:
         raise InputError(
             f"{text}: it is no regular file but a device, pipe or socket; give a file name."
         )
-    # Root may write anything: the mode bits still say what the owner wants.
+    # Root may write any file; the mode bits still say what the owner wants.
     if mode is not None and not (mode & 0o222 and os.access(target, os.W_OK)):
         raise InputError(f"{text}: it is read-only; make it writable or give another name.")
     if parent_mode is None or not stat.S_ISDIR(parent_mode):
@@ -118,7 +123,7 @@ def check_writable(path: str | Path) -> None:
 
 
 def _mode(path: Path) -> int | None:
-    """Kind and permissions of what is there; None when nothing is."""
+    """Return kind and permissions of the file at ``path``, or None where there is none."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -126,10 +131,10 @@ def _mode(path: Path) -> int | None:
 
 
 def read_json(path: str | Path, *, what: str, error: type[DominoTuneError]) -> dict[str, Any]:
-    """The JSON object in file ``path``; ``what`` names the kind of file in messages.
+    """Return the JSON object in file ``path``; ``what`` names the kind of file in messages.
 
-    Raises ``error`` for a missing, truncated or doubtful file: NaN, infinity and keys that stand
-    twice are refused, and so is whatever is no regular file. A byte-order mark is skipped.
+    Skip a byte-order mark. Raise ``error`` for a file that is missing, truncated, not regular or
+    larger than ``MAX_JSON_BYTES``, and for NaN, infinity and a key that occurs twice.
     """
     source = f"{what} {str(path)!r}"
     try:
@@ -148,7 +153,7 @@ def read_json(path: str | Path, *, what: str, error: type[DominoTuneError]) -> d
 
 
 def parse_json(data: bytes, *, source: str, error: type[DominoTuneError]) -> dict[str, Any]:
-    """The JSON object in ``data``, as strictly as ``read_json``."""
+    """Return the JSON object in ``data``, as strictly as ``read_json``. Raise ``error``."""
 
     def refuse(text: str) -> NoReturn:
         raise error(f"{source} holds {text}; every number must be finite.")
@@ -158,15 +163,15 @@ def parse_json(data: bytes, *, source: str, error: type[DominoTuneError]) -> dic
         return value if abs(value) != float("inf") else refuse(text)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        content: dict[str, Any] = {}
         for key, value in pairs:
-            if key in found:
+            if key in content:
                 raise error(f"{source}: key {key!r} stands twice in one object; keep one.")
-            found[key] = value
-        return found
+            content[key] = value
+        return content
 
     try:
-        parsed = json.loads(
+        content = json.loads(
             data.decode("utf-8-sig"), object_pairs_hook=unique, parse_constant=refuse,
             parse_float=finite,
         )  # fmt: skip
@@ -176,9 +181,9 @@ def parse_json(data: bytes, *, source: str, error: type[DominoTuneError]) -> dic
         raise error(f"{source} is nested too deeply to be one.") from None
     except ValueError as failure:
         raise error(f"{source} is not whole JSON ({failure}); is it truncated?") from None
-    if not isinstance(parsed, dict):
-        raise error(f"{source} must be one JSON object, got {type(parsed).__name__}.")
-    return parsed
+    if not isinstance(content, dict):
+        raise error(f"{source} must be one JSON object, got {type(content).__name__}.")
+    return content
 
 
 def _cannot_write(path: str | Path, error: OSError | ValueError) -> InputError:

@@ -20,16 +20,17 @@ MAX_LISTED: Final = 8
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model and remarks on how it was read, for the user."""
+    """A model, and ``notes`` for the user on how it was read."""
 
     spec: ModelSpec
     notes: tuple[str, ...] = ()
 
 
 def load_model(name_or_path: str, overrides: Iterable[str] = ()) -> LoadedModel:
-    """A preset, a Hugging Face config.json or a model file, with ``FIELD=VALUE`` overrides.
+    """Return a preset, or the model in a Hugging Face config.json or a model file.
 
-    Raises InputError for an unknown name, a bad file, or a bad override.
+    Apply ``FIELD=VALUE`` overrides. Raise InputError for an unknown name, a bad file or a bad
+    override.
     """
     loaded = _load(name_or_path)
     return replace(loaded, spec=override(loaded.spec, overrides))
@@ -44,19 +45,20 @@ def _load(text: str) -> LoadedModel:
     if not (path.is_file() or text.endswith(".json") or os.sep in text):
         error = unknown_name("model", text, MODELS)
         raise InputError(f"{error} Or give a config.json of Hugging Face, or a model file.")
-    parsed = read_json(path, what="Model file", error=InputError)
+    content = read_json(path, what="Model file", error=InputError)
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
-    return read_model(parsed, name=name, source=f"Model file {text!r}")
+    return read_model(content, name=name, source=f"Model file {text!r}")
 
 
-def read_model(parsed: Mapping[str, Any], *, name: str, source: str) -> LoadedModel:
-    """A model from parsed JSON: a model file of ours, else a Hugging Face config called ``name``.
+def read_model(content: Mapping[str, Any], *, name: str, source: str) -> LoadedModel:
+    """Return the model of a JSON object: of a model file, else of a Hugging Face config.
 
-    Raises InputError, for a model file beginning with ``source``.
+    ``name`` is the name of a config's model. Raise InputError; for a model file it begins with
+    ``source``.
     """
-    if "model_type" not in parsed and "architectures" not in parsed:
-        return LoadedModel(spec=model_from_json(parsed, source=source))
-    model = from_hf_config(parsed, name=name)
+    if "model_type" not in content and "architectures" not in content:
+        return LoadedModel(spec=model_from_json(content, source=source))
+    model = from_hf_config(content, name=name)
     notes = list(model.notes)
     if model.ignored:
         shown = ", ".join(model.ignored[:MAX_LISTED])
@@ -67,10 +69,11 @@ def read_model(parsed: Mapping[str, Any], *, name: str, source: str) -> LoadedMo
 
 
 def override(model: ModelSpec, overrides: Iterable[str]) -> ModelSpec:
-    """``model`` with ``FIELD=VALUE`` pairs applied, FIELD being a Hugging Face name.
+    """Return ``model`` with ``FIELD=VALUE`` pairs applied; FIELD is a Hugging Face name.
 
-    What the model derives from the changed field follows it unless set too: key-value heads (where
-    there are as many as heads), head size, and an MLP four times as wide as the model.
+    Fields that follow from a changed one change with it unless they are set too: key-value heads
+    (where there are as many as heads), head size, and an MLP four times as wide as the model. Raise
+    InputError for an unknown field, a bad value, or values that do not fit each other.
     """
     pairs = [_parse_override(text) for text in overrides]
     changes = dict(pairs)

@@ -10,24 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from domino_tune.base.errors import PlanFileError
 from domino_tune.store.files import read_json, write_whole
-from domino_tune.store.strict import strict
+from domino_tune.store.parsing import held_as, parse
 from simulator.build import check_layer_order
 from simulator.errors import DominoTuneError
-from simulator.issue_order import LayerOrder, Line, parse_line
+from simulator.issue_order import LayerOrder, parse_issue_order
 from simulator.plan import SlicePlan, check_plan_fits
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload, check_shardable
 
-SCHEMA: Final = 1
-KEYS: Final = (
-    "schema", "checksum", "model", "workload", "cluster", "profile", "plan", "order", "predicted",
-)  # fmt: skip
+SCHEMA: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +51,32 @@ class Predicted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _IssueOrderJson:
+    stride: int
+    tokens: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LayerOrderJson:
+    forward: _IssueOrderJson
+    backward: _IssueOrderJson
+
+
+def _layer_order(held: _LayerOrderJson) -> LayerOrder:
+    return LayerOrder(
+        forward=parse_issue_order(held.forward.tokens, held.forward.stride),
+        backward=parse_issue_order(held.backward.tokens, held.backward.stride),
+    )
+
+
+_Order = Annotated[LayerOrder, held_as(_LayerOrderJson, _layer_order)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanFile:
     """A plan, what it was made for, and its explicit order.
 
-    Raises PlanFileError where they do not fit each other.
+    Raise PlanFileError where they do not fit each other.
     """
 
     model: ModelSpec
@@ -65,7 +84,7 @@ class PlanFile:
     cluster: ClusterSpec
     profile: ProfileRef
     plan: SlicePlan
-    order: LayerOrder
+    order: _Order
     predicted: Predicted
 
     def __post_init__(self) -> None:
@@ -77,89 +96,68 @@ class PlanFile:
             raise PlanFileError(str(error)) from None
 
     def to_json(self) -> dict[str, Any]:
-        """The file's object; equal files, equal objects."""
-        content = {
-            "schema": SCHEMA,
-            "model": asdict(self.model),
-            "workload": asdict(self.workload),
-            "cluster": asdict(self.cluster),
-            "profile": asdict(self.profile),
-            "plan": asdict(self.plan),
-            "order": order_to_json(self.order),
-            "predicted": asdict(self.predicted),
-        }
+        """Return the file's object; equal files give equal objects."""
+        content = {"schema": SCHEMA, **asdict(self), "order": order_to_json(self.order)}
         return {"schema": SCHEMA, "checksum": _checksum(content), **content}
 
 
 def save_plan(plan_file: PlanFile, path: str | Path) -> None:
-    """Write it whole or not at all. Raises InputError where ``path`` cannot be written."""
+    """Write the file whole or not at all. Raise InputError where ``path`` cannot be written."""
     write_whole(path, dump_plan(plan_file))
 
 
 def dump_plan(plan_file: PlanFile) -> str:
-    """The file's text."""
+    """Return the file's text."""
     return json.dumps(plan_file.to_json(), indent=1, allow_nan=False) + "\n"
 
 
 def load_plan(path: str | Path) -> PlanFile:
-    """Read it strictly. Raises PlanFileError for a file that is not a whole, untampered plan."""
-    parsed = read_json(path, what="Plan file", error=PlanFileError)
-    return plan_from_json(parsed, source=f"Plan file {str(path)!r}")
+    """Return the plan file at ``path``. Raise PlanFileError unless it is whole and untampered."""
+    value = read_json(path, what="Plan file", error=PlanFileError)
+    return plan_from_json(value, source=f"Plan file {str(path)!r}")
 
 
-def plan_from_json(parsed: Mapping[str, Any], *, source: str) -> PlanFile:
-    """A plan file from its object; raises PlanFileError naming the key and the reason."""
-    _check_frame(parsed, source)
-    content = {key: value for key, value in parsed.items() if key != "checksum"}
-    whole = parsed["checksum"] == _checksum(content)
+def plan_from_json(value: Mapping[str, Any], *, source: str) -> PlanFile:
+    """Return the plan file of its JSON object.
 
-    def part(kind: type[Any], key: str) -> Any:
-        where = f"{source}: {key}"
-        return strict(kind, parsed[key], source=where, error=PlanFileError, whole=True)
-
+    Raise PlanFileError, which begins with ``source`` and names the key and the reason.
+    """
+    content = dict(value)
+    checksum = content.pop("checksum", None)
+    fits = checksum == _checksum(content)
+    _check_schema(content.pop("schema", None), source)
     try:
-        found = PlanFile(
-            model=part(ModelSpec, "model"),
-            workload=part(Workload, "workload"),
-            cluster=part(ClusterSpec, "cluster"),
-            profile=part(ProfileRef, "profile"),
-            plan=part(SlicePlan, "plan"),
-            order=order_from_json(parsed["order"]),
-            predicted=part(Predicted, "predicted"),
-        )
-    except DominoTuneError as error:
-        if not whole:
-            raise _tampered(source) from None
-        text = str(error)
-        raise PlanFileError(text if text.startswith(source) else f"{source}: {text}") from None
+        plan_file = parse(PlanFile, content, source=source, error=PlanFileError, whole=True)
+    except PlanFileError:
+        if fits or content.keys() != {item.name for item in fields(PlanFile)}:
+            raise
+        raise _tampered(source, checksum) from None
     # What was read may fit where the text does not: JSON may write 10000.0 as 10000.
-    if not whole and parsed["checksum"] != found.to_json()["checksum"]:
-        raise _tampered(source)
-    return found
+    if not fits and checksum != plan_file.to_json()["checksum"]:
+        raise _tampered(source, checksum)
+    return plan_file
 
 
-def _tampered(source: str) -> PlanFileError:
+def _tampered(source: str, checksum: object) -> PlanFileError:
     return PlanFileError(
-        f"{source}: its checksum does not fit its content; it was changed by hand or damaged. "
-        "Make plans with `tune --out`."
+        f"{source}: its checksum {checksum!r} does not fit its content; it was changed by hand or "
+        "damaged. Make plans with `tune --out`."
     )
 
 
-def _check_frame(parsed: Mapping[str, Any], source: str) -> None:
-    """Keys and schema."""
-    schema = parsed.get("schema")
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise PlanFileError(
-            f"{source}: schema {schema} is newer than {SCHEMA}, the newest this program reads; "
-            "upgrade domino_tune."
+def _check_schema(schema: object, source: str) -> None:
+    if schema == SCHEMA:
+        return
+    if schema == 1:
+        reason = (
+            "is from before ops had Megatron's names; make the plan again with `domino-tune tune "
+            "--out FILE`"
         )
-    for key in (*KEYS, *parsed):
-        if key not in parsed:
-            raise PlanFileError(f"{source}: the key {key!r} is missing; make the plan again.")
-        if key not in KEYS:
-            raise PlanFileError(f"{source}: unknown key {key!r}; known: {', '.join(KEYS)}.")
-    if schema != SCHEMA:
-        raise PlanFileError(f"{source}: schema {schema!r} is not {SCHEMA}; make the plan again.")
+    elif isinstance(schema, int) and schema > SCHEMA:
+        reason = f"is newer than {SCHEMA}, the newest this program reads; upgrade domino_tune"
+    else:
+        reason = f"is not {SCHEMA}; make the plan again"
+    raise PlanFileError(f"{source}: schema {schema!r} {reason}.")
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
@@ -168,30 +166,13 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def order_to_json(order: LayerOrder) -> dict[str, Any]:
-    """An order's object; ``order_from_json`` is its inverse."""
-    return {"forward": _line_to_json(order.forward), "backward": _line_to_json(order.backward)}
+    """Return an order's JSON object; ``order_from_json`` is the inverse."""
+    return {
+        name: {"stride": line.stride, "tokens": line.to_strings()}
+        for name, line in (("forward", order.forward), ("backward", order.backward))
+    }
 
 
-def _line_to_json(line: Line) -> dict[str, Any]:
-    return {"stride": line.stride, "tokens": line.to_strings()}
-
-
-def order_from_json(parsed: Any) -> LayerOrder:
-    """An order from its object; raises PlanFileError for anything else."""
-    if not isinstance(parsed, dict) or set(parsed) != {"forward", "backward"}:
-        raise PlanFileError("order must hold forward and backward, and nothing else.")
-    return LayerOrder(
-        forward=_line_from_json("forward", parsed["forward"]),
-        backward=_line_from_json("backward", parsed["backward"]),
-    )
-
-
-def _line_from_json(name: str, parsed: Any) -> Line:
-    if not isinstance(parsed, dict) or set(parsed) != {"stride", "tokens"}:
-        raise PlanFileError(f"order.{name} must hold stride and tokens, and nothing else.")
-    stride, tokens = parsed["stride"], parsed["tokens"]
-    if not isinstance(stride, int) or isinstance(stride, bool) or stride < 1:
-        raise PlanFileError(f"order.{name}.stride must be a whole number ≥ 1, got {stride!r}.")
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise PlanFileError(f"order.{name}.tokens must be a list of strings.")
-    return parse_line(tokens, stride)
+def order_from_json(value: Any) -> LayerOrder:
+    """Return the order of its JSON object. Raise PlanFileError or ScheduleError for any other."""
+    return _layer_order(parse(_LayerOrderJson, value, source="order", error=PlanFileError))

@@ -1,4 +1,4 @@
-"""How far off a profile's look-ups are: each section's rows, left out and looked up again."""
+"""The error of a profile's look-ups: leave out each section's rows and look them up again."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from simulator.lookup.pointwise import PointwiseFit, PointwiseRow, PointwiseTabl
 from simulator.ops import Collective
 from simulator.profile import SECTIONS, Profile
 
-MOST_ROWS: Final = 300  # rows left out one by one, evenly picked
+MOST_ROWS: Final = 300  # rows to leave out one by one, picked evenly
 LEFT_OUT: Final = "rows left out and looked up"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SectionCheck:
-    """One line of ``profiles check``: ``error`` is relative, None when nothing can tell.
+    """One line of ``profiles check``.
 
-    ``how``: what the error is of.
+    ``error`` is relative, None where it is unknown; ``how`` says how it was found.
     """
 
     section: str
@@ -35,12 +35,12 @@ class SectionCheck:
 
 
 def check_profile(profile: Profile) -> list[SectionCheck]:
-    """Each section's leave-out error: of its rows where there are enough, else as its fit says."""
+    """Return each section's leave-out error: of its rows where they suffice, else its fit's own."""
     return [check_section(profile, name) for name in SECTIONS if getattr(profile, name) is not None]
 
 
 def check_section(profile: Profile, name: str) -> SectionCheck:
-    """The check of one section that the profile has."""
+    """Return the check of one section, which the profile must have."""
     section = getattr(profile, name)
     rows = getattr(section, "rows", ())
     fits = getattr(section, "fits", None)
@@ -107,7 +107,7 @@ def _collectives(profile: Profile) -> float:
 
 
 def collective_error(rows: Sequence[CollectiveRow]) -> float:
-    """Leave-one-out error between rows of a group; its ends have nothing to lie between."""
+    """Return the mean leave-one-out error of collective rows, without the ends of each group."""
     errors = []
     for _, group in itertools.groupby(rows, key=lambda row: row.group):
         line = list(group)
@@ -120,7 +120,7 @@ def collective_error(rows: Sequence[CollectiveRow]) -> float:
 
 
 def _leave_out(rows: Sequence[Any], look_up: Callable[[Sequence[Any], Any], float]) -> float:
-    """Mean error of at most MOST_ROWS rows, each looked up in a table of all the others."""
+    """Return the mean error of up to MOST_ROWS rows, each looked up in a table of all others."""
     if len(rows) < 3:
         return math.nan
     stride = -(-len(rows) // MOST_ROWS)

@@ -1,18 +1,16 @@
-"""Profiles on disk: read strictly, write whole or not at all, list, compare."""
+"""Profiles on disk: read, write, list and compare them."""
 
 from __future__ import annotations
 
 import json
 import os
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from domino_tune.store.files import home_dir, make_folder, parse_json, read_json, write_whole
+from domino_tune.store.parsing import adapter, parse
 from domino_tune.store.profile_check import SectionCheck, check_profile
 from simulator.errors import ProfileError, unknown_name
 from simulator.profile import SCHEMA, SECTIONS, Profile, to_plain
@@ -30,14 +28,13 @@ __all__ = [
     "save_profile",
     "user_profiles_dir",
 ]
-_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSummary:
-    """One line of ``profiles list``: ``sections`` maps a section to its provenance kind.
+    """One line of ``profiles list``; ``sections`` maps each section to its provenance kind.
 
-    ``problem`` says why a file cannot be read; the other fields are then empty.
+    ``problem``: why the file cannot be read; gpu, created, content_id and sections are then empty.
     """
 
     name: str
@@ -50,15 +47,15 @@ class ProfileSummary:
 
 
 def user_profiles_dir() -> Path:
-    """Where ``profiles import`` writes and names are looked up: ``$DOMINO_TUNE_HOME/profiles``."""
+    """Return the folder of the user's profiles, ``$DOMINO_TUNE_HOME/profiles``."""
     return home_dir() / "profiles"
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
-    """A bundled profile, one of the user's, or a file.
+    """Return a bundled profile, one of the user's, or the profile in a file.
 
-    A user's profile wins over a bundled one of the same name. Raises InputError for an unknown
-    name, ProfileError for a file that is not a whole, untampered profile.
+    A user's profile hides a bundled one of the same name. Raise InputError for an unknown name,
+    ProfileError for a file that is not a whole, unchanged profile.
     """
     text = str(name_or_path)
     path = Path(text)
@@ -74,14 +71,14 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 
 def parse_profile(data: bytes, *, source: str) -> Profile:
-    """A profile from a file's bytes; raises ProfileError naming the place and the reason."""
+    """Return the profile of a file's bytes. Raise ProfileError with the place and the reason."""
     return _validated(parse_json(data, source=source, error=ProfileError), source)
 
 
 def save_profile(profile: Profile, path: str | Path) -> None:
-    """Write the profile whole or not at all; raises InputError when the place is not writable.
+    """Write the profile whole or not at all. Raise InputError where ``path`` is not writable.
 
-    The folder of the user's profiles is made when it is missing, no other.
+    Make the folder of the user's profiles where it is missing, but no other folder.
     """
     folder = Path(path).parent
     if folder == user_profiles_dir():
@@ -90,34 +87,28 @@ def save_profile(profile: Profile, path: str | Path) -> None:
 
 
 def dump_profile(profile: Profile) -> bytes:
-    """The file: checksum first, then the profile, each row on a line of its own."""
-    parsed = {"checksum": profile.content_id, **to_plain(profile)}
-    return (_indented(parsed, 0) + "\n").encode()
+    """Return the file's bytes: checksum first, then the profile, one line a row."""
+    content = {"checksum": profile.content_id, **to_plain(profile)}
+    return (_indented(content, 0) + "\n").encode()
 
 
 def list_profiles() -> list[ProfileSummary]:
-    """Bundled profiles and the user's, by name; a user's hides a bundled one of the same name."""
+    """Return bundled profiles and the user's by name; a user's hides a bundled one."""
     names = dict.fromkeys(bundled_names(), "bundled")
     names |= dict.fromkeys(_user_names(), "user")
     return [_summary(name, names[name]) for name in sorted(names)]
 
 
 def diff_profiles(a: Profile, b: Profile) -> list[tuple[str, str, str]]:
-    """(place, value in a, value in b) of everything that differs; empty when the ids are equal."""
+    """Return (place, value in a, value in b) of every difference; empty where the ids are equal."""
     found: list[tuple[str, str, str]] = []
     _diff("", to_plain(a), to_plain(b), found)
     return found
 
 
-@cache
-def adapter() -> TypeAdapter[list[Profile]]:
-    """Strict reader of a list of profiles (a list, because only there a config reaches within)."""
-    return TypeAdapter(list[Profile], config=_STRICT)
-
-
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of a profile file."""
-    whole = adapter().json_schema()
+    """Return the JSON Schema of a profile file."""
+    whole = adapter(Profile).json_schema()
     definitions = whole["$defs"]
     schema: dict[str, Any] = definitions.pop("Profile")
     schema["properties"] = {
@@ -135,13 +126,13 @@ def json_schema() -> dict[str, Any]:
 
 
 def bundled_names() -> list[str]:
-    """Names of the profiles that come with the program."""
+    """Return the names of the profiles that come with the program."""
     files = [entry.name for entry in resources.files("profiles").iterdir()]
     return sorted(n[:-5] for n in files if n.endswith(".json") and n != "schema.json")
 
 
 def bundled_bytes(name: str) -> bytes:
-    """The file of a bundled profile; ``name`` must be one of ``bundled_names``."""
+    """Return the file of a bundled profile; ``name`` is one of ``bundled_names``."""
     return resources.files("profiles").joinpath(f"{name}.json").read_bytes()
 
 
@@ -154,18 +145,15 @@ def _read(path: Path) -> Profile:
     return _validated(read_json(path, what="profile", error=ProfileError), f"profile {str(path)!r}")
 
 
-def _validated(parsed: dict[str, Any], source: str) -> Profile:
-    checksum = parsed.pop("checksum", None)
-    schema = parsed.get("schema")
+def _validated(content: dict[str, Any], source: str) -> Profile:
+    checksum = content.pop("checksum", None)
+    schema = content.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
         raise ProfileError(
             f"{source}: schema {schema} is newer than {SCHEMA}, the newest this program reads; "
             f"upgrade domino_tune."
         )
-    try:
-        profile = adapter().validate_json(json.dumps([parsed]))[0]
-    except ValidationError as error:
-        raise ProfileError(f"{source}: {_explain(error)}") from None
+    profile = parse(Profile, content, source=source, error=ProfileError)
     if checksum != profile.content_id:
         raise ProfileError(
             f"{source}: checksum is {checksum!r}, the content's is {profile.content_id!r}; the "
@@ -174,23 +162,8 @@ def _validated(parsed: dict[str, Any], source: str) -> Profile:
     return profile
 
 
-def _explain(error: ValidationError) -> str:
-    """The first complaint: where (section.rows[index].field), what, and how many more."""
-    first, *more = error.errors(include_url=False, include_context=False)
-    place = ""
-    for part in first["loc"][1:]:
-        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
-    reason = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "unexpected_keyword_argument":
-        reason = "unknown key"
-    elif isinstance(first["input"], str | int | float | None):
-        reason = f"{reason}, got {first['input']!r}"
-    others = f" ({len(more)} more)" if more else ""
-    return f"{place or 'profile'}: {reason}{others}"
-
-
 def _indented(value: Any, depth: int) -> str:
-    """JSON with two-space indents; lists of rows one row a line, other lists on one line."""
+    """Return JSON with two-space indents; lists of rows one row a line, other lists on one line."""
     pad, deeper = "  " * depth, "  " * (depth + 1)
     if isinstance(value, dict) and value:
         items = [f"{json.dumps(k)}: {_indented(v, depth + 1)}" for k, v in value.items()]
@@ -216,7 +189,7 @@ def _summary(name: str, origin: str) -> ProfileSummary:
 
 
 def summary_of(profile: Profile, origin: str) -> ProfileSummary:
-    """The profile's line in a list; ``origin`` says where it is kept."""
+    """Return the profile's line in a list; ``origin`` says where the profile is stored."""
     sections = {
         name: section.provenance.kind
         for name in SECTIONS

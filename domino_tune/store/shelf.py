@@ -1,4 +1,4 @@
-"""Where profiles and models are looked up by name: on disk, pinned, or (jobs.library) in SQL."""
+"""Where profiles and models are looked up by name: on disk, pinned, or in SQL (the service)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from simulator.profile import Profile
 
 
 class Shelf(Protocol):
-    """Looks up what a request names. Both raise InputError for a name that is not there."""
+    """Looks up the profile and the model that a request names."""
 
     def profile(self, name: str) -> Profile:
-        """The profile of that name."""
+        """Return the profile. Raise InputError for an unknown name."""
         ...
 
     def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
-        """The model of that name, with ``FIELD=VALUE`` overrides applied."""
+        """Return the model with ``FIELD=VALUE`` overrides. Raise InputError for an unknown name."""
         ...
 
 
@@ -36,18 +36,18 @@ class Disk:
 
 
 class Pinned:
-    """One profile and one model (before overrides), whatever they are called: looks up nothing."""
+    """One profile and one model (before overrides), which stand for any name."""
 
     def __init__(self, profile: Profile, model: LoadedModel) -> None:
         self._profile = profile
         self._model = model
 
     def profile(self, name: str) -> Profile:
-        """The pinned profile."""
+        """Return the pinned profile."""
         return self._profile
 
     def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
-        """The pinned model with the overrides applied; raises InputError for a bad override."""
+        """Return the pinned model with the overrides. Raise InputError for a bad override."""
         return replace(self._model, spec=override(self._model.spec, overrides))
 
 

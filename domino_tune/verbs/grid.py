@@ -1,4 +1,4 @@
-"""The map of cuts: the fastest plan of each number of row and column slices."""
+"""Grid of cuts: the fastest plan of each number of row and column slices."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 COLUMNS: Final = (1, 2, 4, 8)
 FIXED_ORDERS: Final[tuple[Order, ...]] = ("inter", "intra", "paper")
 NEAR_FULL: Final = 0.9
-"""Share of a GPU's memory from which on each cell's own need is looked at."""
+"""Share of a GPU's memory above which the memory of each cell is checked."""
 
 NOTE: Final = (
-    "Each cell: the fastest of the greedy order with weight gradients apart or merged and dgrad "
-    "whole or cut like the columns (without column slices also of inter, intra and paper); the "
-    "same column slices in both blocks."
+    "Each cell is the fastest plan of order greedy, with weight gradients merged or not, and dgrad "
+    "whole or in as many pieces as columns (without column slices also of inter, intra and paper). "
+    "Both blocks have the same column slices."
 )
 
 
 def plan_grid(case: Case, known_peak_bytes: int) -> tuple[GridCell, ...]:
-    """One cell a cut. ``known_peak_bytes``: what some plan of this case needs.
+    """Return one cell a cut. ``known_peak_bytes`` is the peak memory of any plan of the case.
 
-    Slices hardly change the memory, so it is counted cell by cell only where it is nearly full.
+    Slices hardly change the memory, so it is checked for each cell only where it is nearly full.
     """
     near_full = known_peak_bytes > NEAR_FULL * case.capacity_bytes
     batch = case.workload.micro_batch_size

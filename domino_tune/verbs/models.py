@@ -8,5 +8,5 @@ from simulator.presets import MODELS
 
 
 def models(request: ModelsRequest) -> ModelsResult:
-    """The presets."""
+    """Return the presets."""
     return ModelsResult(models=tuple(MODELS.values()))

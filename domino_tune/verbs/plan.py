@@ -1,4 +1,4 @@
-"""plan export: arguments and environment for a framework."""
+"""plan show, plan export: a plan file, and its arguments and environment for a framework."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from simulator.errors import InfeasiblePlanError
 
 
 def export_plan(plan_file: PlanFile, to: str) -> ExportResult:
-    """What makes framework ``to`` run the plan.
+    """Return arguments, settings and environment that make framework ``to`` run the plan.
 
-    Raises InfeasiblePlanError (``target``) for a plan or model that it cannot run.
+    Raise InfeasiblePlanError (``target``) for a plan or model that it cannot run.
     """
     arguments: list[str] = []
     settings: dict[str, bool] = {}
@@ -32,7 +32,7 @@ def export_plan(plan_file: PlanFile, to: str) -> ExportResult:
     elif to == "deepspeed":
         check_deepspeed(plan_file)
         arguments, settings = deepspeed_arguments(plan_file)
-        notes.append("Set the fields of `settings` on the config that DominoTransformer is given.")
+        notes.append("Set the fields of `settings` on the config of DominoTransformer.")
     return ExportResult(
         to=to,
         arguments=tuple(arguments),
@@ -43,7 +43,7 @@ def export_plan(plan_file: PlanFile, to: str) -> ExportResult:
 
 
 def export_text(result: ExportResult) -> str:
-    """A shell file to source: exports, and the arguments in DOMINO_TUNE_ARGS."""
+    """Return a shell file to source: exports, and the arguments in DOMINO_TUNE_ARGS."""
     lines = [f"# {note}" for note in result.notes]
     lines += [f"# setting: {name} = {value}" for name, value in result.settings.items()]
     lines += export_lines(result.environment)
@@ -53,26 +53,26 @@ def export_text(result: ExportResult) -> str:
 
 
 def plan_show(request: PlanShowRequest) -> PlanResult:
-    """What a plan file holds."""
+    """Return the content of a plan file."""
     return PlanResult(plan_file=load_plan(request.file))
 
 
 def plan_export(request: PlanExportRequest) -> ExportResult:
-    """Arguments and environment for a framework; a plan that it cannot run is refused."""
+    """Return the export of a plan file; raise as ``export_plan`` does."""
     return export_plan(load_plan(request.file), request.to)
 
 
 def check_deepspeed(plan_file: PlanFile) -> None:
     """Raise InfeasiblePlanError (``target``) unless DeepSpeed at edaa722 can run the plan.
 
-    It runs two equal row slices without column slices in its own two orders, each weight gradient
-    beside its dgrad, of GPT models: just the plans that ``tune --target deepspeed`` searches.
+    DeepSpeed runs GPT models with two equal row slices, no column slices, order inter or intra, and
+    each weight gradient beside its dgrad: the plans that ``tune --target deepspeed`` searches.
     """
     runnable = enumerate_plans(plan_file.model, plan_file.workload, target="deepspeed")
     if replace(plan_file.plan, comm_ctas=0) in runnable:
         return
     raise InfeasiblePlanError(
-        f"DeepSpeed cannot run {plan_file.plan.label}: it has 2 row slices, 1 column slice, order "
-        "inter or intra, wgrad eager. Find its best plan with `tune --target deepspeed`.",
+        f"DeepSpeed cannot run {plan_file.plan.label}: it needs 2 row slices, 1 column slice, "
+        "order inter or intra, wgrad eager. Find its best plan with `tune --target deepspeed`.",
         reason="target",
     )

@@ -1,9 +1,9 @@
-"""profile: measure this machine into a profile, as far as the time allows; go on the next time."""
+"""profile: measure this machine into a profile until time is up; a later run goes on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -13,9 +13,9 @@ from typing import Any, Final, cast
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.measure.coverage import coverage, cta_counts
 from domino_tune.measure.machine import machine_of, ranks_per_node
-from domino_tune.measure.model_free import CPU, GPU, general
+from domino_tune.measure.model_free import CPU, GPU, model_free_probes
 from domino_tune.measure.outliers import outliers_of
-from domino_tune.measure.probe_set import Wanted
+from domino_tune.measure.probe_set import ProbeSet
 from domino_tune.measure.profiling import measure_profile
 from domino_tune.measure.same_machine import differences
 from domino_tune.requests import ProfileRequest
@@ -37,47 +37,46 @@ from simulator.units import GIB
 FOR_MODEL: Final = ("seq_length", "micro_batch_size")
 MINUTE_S: Final = 60
 START_S: Final = 8
-"""Of a time budget, what starting ranks takes."""
-Clock = Callable[[], float]
+"""Time that starting ranks takes from the budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A request, resolved: where to go on from, and all that is wanted."""
+    """A resolved request: the profile to go on from, and all probes that it needs."""
 
     request: ProfileRequest
     spec: LaunchSpec
     path: Path
     profile: Profile
-    wanted: Wanted
+    probes: ProbeSet
     notes: tuple[str, ...]
 
     @property
-    def lacking(self) -> Wanted:
-        """What the profile does not hold yet."""
+    def lacking(self) -> ProbeSet:
+        """Probes that the profile does not hold yet."""
         return self.left_of(self.profile)
 
-    def left_of(self, profile: Profile) -> Wanted:
-        """What ``profile`` does not hold yet."""
-        return self.wanted.lacking(profile, self.request.samples, self.spec.world_size)
+    def left_of(self, profile: Profile) -> ProbeSet:
+        """Return the probes that ``profile`` does not hold yet."""
+        return self.probes.lacking(profile, self.request.samples, self.spec.world_size)
 
 
 def profile(request: ProfileRequest, progress: Progress = no_progress) -> ProfilingResult:
-    """Measure what the profile of that name lacks; ``progress`` is told how far it is.
+    """Measure the probes that the profile of that name lacks; ``progress`` gets rounds and times.
 
-    Raises InputError for what does not fit together, a profile of another machine included, and
-    RunError when ranks fail; what was measured until then is in the file.
+    Raise InputError for options that do not fit or a profile of another machine, and RunError when
+    ranks fail; the file then holds what was measured before.
     """
     began = time.monotonic()
     task = resolve_task(request)
-    with _alone_with(task.path):
+    with _locked(task.path):
         known = _existing(task.path, task.profile, force=request.force)
         return _measured(replace(task, profile=known), progress, began)
 
 
-def _alone_with(path: Path) -> AbstractContextManager[None]:
-    """Only one run at a time writes a profile; of a launcher's ranks, that is the first."""
-    if not _speaks():
+def _locked(path: Path) -> AbstractContextManager[None]:
+    """Lock the profile's file, which one run at a time writes; under a launcher rank 0 does it."""
+    if not _is_main():
         return nullcontext()
     return only_user(path, "wait for it to end, or give another --name")
 
@@ -85,13 +84,13 @@ def _alone_with(path: Path) -> AbstractContextManager[None]:
 def _measured(task: Task, progress: Progress, began: float) -> ProfilingResult:
     request, lacking = task.request, task.lacking
     if lacking.is_empty:
-        if not _speaks():
+        if not _is_main():
             raise SystemExit(0)
         return _result(task, task.profile, seconds=0.0)
     seconds = None
     if request.minutes is not None:
         seconds = max(1.0, request.minutes * MINUTE_S - START_S)
-    if _speaks():
+    if _is_main():
         progress(f"starting {task.spec.world_size} ranks: {_amount(lacking)}")
     measured = measure_profile(
         task.profile,
@@ -100,29 +99,31 @@ def _measured(task: Task, progress: Progress, began: float) -> ProfilingResult:
         task.path,
         samples=request.samples,
         seconds=seconds,
-        listener=lambda message: _tell(progress, message),
+        listener=lambda message: _report(progress, message),
     )
     return _result(task, measured, seconds=time.monotonic() - began)
 
 
 def profile_path(name: str) -> Path:
-    """Where a profile of that name is kept. Raises InputError for a name of a bundled one."""
+    """Return the path of the profile ``name``. Raise InputError for a bundled profile's name."""
     if name in bundled_names():
         raise InputError(
-            f"{name!r} is a bundled profile, which a measured one may not stand in front of; give "
-            "another --name."
+            f"{name!r} is the name of a bundled profile, which a measured one may not replace; "
+            "give another --name."
         )
     return user_profiles_dir() / f"{name}.json"
 
 
 def resume_command(request: ProfileRequest) -> str:
-    """The command that goes on where this one stopped: the same, ``--force`` included, which is
-    needed as long as nothing measured here is in the file."""
+    """Return the command that goes on: the same one.
+
+    It includes ``--force``, which is needed until the file holds a measurement of this machine.
+    """
     return command_line("profile", request)
 
 
 def resolve_task(request: ProfileRequest) -> Task:
-    """Everything but the measuring. Raises InputError, before anything starts."""
+    """Return the task of a request. Raise InputError before anything starts."""
     _check_options(request)
     spec = launch_spec(request, tp=request.tp, dp=request.dp or 1)
     check_ready(spec)
@@ -143,16 +144,16 @@ def resolve_task(request: ProfileRequest) -> Task:
         ranks_per_node=machine.gpus_per_node if spec.world_size <= per_node else per_node,
     )
     dtype = cast("Dtype", request.dtype or ("bf16" if spec.backend == "nccl" else "fp32"))
-    wanted, notes = _wanted(request, cluster, dtype, fresh)
-    return Task(request=request, spec=spec, path=path, profile=known, wanted=wanted, notes=notes)
+    probes, notes = _probes(request, cluster, dtype, fresh)
+    return Task(request=request, spec=spec, path=path, profile=known, probes=probes, notes=notes)
 
 
-def _wanted(
+def _probes(
     request: ProfileRequest, cluster: ClusterSpec, dtype: Dtype, profile: Profile
-) -> tuple[Wanted, tuple[str, ...]]:
+) -> tuple[ProbeSet, tuple[str, ...]]:
     if request.for_model is None:
         grid = GPU if profile.machine.backend == "nccl" else CPU
-        return general(grid, cluster, dtype, profile), ()
+        return model_free_probes(grid, cluster, dtype, profile), ()
     loaded = load_model(request.for_model, request.overrides)
     assert request.seq_length is not None
     assert request.micro_batch_size is not None
@@ -162,16 +163,16 @@ def _wanted(
     check_runnable(loaded.spec)
     check_shardable(loaded.spec, workload, cluster)
     memory = round(profile.machine.gpu_memory_gib * GIB)
-    wanted = coverage(
+    probes = coverage(
         loaded.spec, workload, cluster, memory_bytes=memory, ctas=cta_counts(profile.machine)
     )
-    need = max(case.peak_bytes(profile) for case in wanted.cases)
+    need = max(case.peak_bytes(profile) for case in probes.cases)
     if need > memory:
         raise InputError(
             f"Measuring needs {need / GIB:.1f} GiB a rank, and a rank has {memory / GIB:.1f} GiB; "
             "lower --micro-batch-size or --seq-length, or raise --tp."
         )
-    return wanted, loaded.notes
+    return probes, loaded.notes
 
 
 def _check_options(request: ProfileRequest) -> None:
@@ -179,8 +180,8 @@ def _check_options(request: ProfileRequest) -> None:
     if request.for_model is None and (given or request.overrides):
         flags = [_flag(name) for name in given] + ["--set"] * bool(request.overrides)
         raise InputError(
-            f"{', '.join(flags)} say what to measure of a model; give --for-model too, or leave "
-            "them out for a general grid."
+            f"{', '.join(flags)} cannot be used without --for-model; give that too, or leave this "
+            "out for a general grid."
         )
     missing = [_flag(name) for name in FOR_MODEL if name not in given]
     if request.for_model is not None and missing:
@@ -192,22 +193,20 @@ def _flag(name: str) -> str:
 
 
 def _existing(path: Path, fresh: Profile, *, force: bool) -> Profile:
-    """The file's profile, of this machine or by force made one of it, else ``fresh``."""
+    """Return the file's profile, else ``fresh``; ``force`` makes it a profile of this machine."""
     if not path.exists():
         return fresh
     try:
         known = replace(load_profile(path), name=fresh.name)  # the file may be a copy
     except ProfileError as error:
-        raise ProfileError(
-            f"{error} Remove the file or give another --name to measure anew."
-        ) from None
+        raise ProfileError(f"{error} Remove the file, or give another --name.") from None
     found = differences(known.machine, fresh.machine)
     if found and not force:
         raise InputError(
             f"Profile {known.name!r} in {str(path)!r} is of another machine "
             f"({'; '.join(found)}). Give another --name, or --force to go on with it."
         )
-    if found:  # what is measured now is of this machine; the detail tells that not all rows are
+    if found:  # new rows are of this machine; this detail says that not all rows are
         earlier = known.machine.details.get("forced")
         forced = "; ".join([earlier, *found] if earlier else found)
         details = {**fresh.machine.details, "forced": forced}
@@ -215,27 +214,27 @@ def _existing(path: Path, fresh: Profile, *, force: bool) -> Profile:
     return known
 
 
-def _speaks() -> bool:
-    """Whether this process is the one that answers: under torchrun or Slurm, that is rank 0."""
+def _is_main() -> bool:
+    """Return whether this process prints the result: under torchrun or Slurm, only rank 0 does."""
     launcher = find_launcher()
     return launcher is None or launcher.rank == 0
 
 
-def _amount(wanted: Wanted) -> str:
-    plans = sum(len(case.plans) for case in wanted.cases)
-    return f"{plans} plans, {len(wanted.collectives)} collectives to measure"
+def _amount(probes: ProbeSet) -> str:
+    plans = sum(len(case.plans) for case in probes.cases)
+    return f"{plans} plans, {len(probes.collectives)} collectives to measure"
 
 
-def _tell(progress: Progress, message: Mapping[str, Any]) -> None:
+def _report(progress: Progress, message: Mapping[str, Any]) -> None:
     if message["kind"] == "progress":
         progress(
-            f"round {message['round']} of {message['rounds']}, {_span(message['elapsed_s'])} gone, "
-            f"about {_span(message['remaining_s'])} to go"
+            f"round {message['round']} of {message['rounds']} after {_span(message['elapsed_s'])}, "
+            f"about {_span(message['remaining_s'])} left"
         )
 
 
 def _span(seconds: float) -> str:
-    """``1 min 05 s``."""
+    """Return a time as text: ``1 min 05 s``."""
     minutes, rest = divmod(round(seconds), MINUTE_S)
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
@@ -257,17 +256,16 @@ def _result(task: Task, measured: Profile, *, seconds: float) -> ProfilingResult
     )
 
 
-def _section(before: Profile, after: Profile, left: Wanted, name: str) -> MeasuredSection:
-    """``left`` counts by kind of op; contention, launch and skew have no rows to count."""
-    kinds = {"gemm": "gemm", "attention": "attention", "pointwise": "pointwise"}
+def _section(before: Profile, after: Profile, left: ProbeSet, name: str) -> MeasuredSection:
+    """Return the counts of one section; fits such as launch and skew have no rows to count."""
     lacking: int | None = None
-    if name in kinds:
+    if name in ("gemm", "attention", "pointwise"):
         lacking = sum(signature.kind == name for signature in left.ops)
     elif name == "collectives":
         lacking = len(left.collectives)
     elif name == "contention":
-        rivals = left.contention
-        lacking = 0 if rivals is None else len(rivals.sizes) * len(rivals.ctas)
+        probes = left.contention
+        lacking = 0 if probes is None else len(probes.sizes) * len(probes.ctas)
     now, old = getattr(after, name), getattr(before, name)
     if now is not None and not hasattr(now, "rows"):
         return MeasuredSection(section=name, rows=None, new=int(now != old), left=lacking)

@@ -24,12 +24,12 @@ from simulator.profile import SECTIONS, Profile
 
 
 def profiles_list(request: requests.ProfilesListRequest) -> ProfilesResult:
-    """Bundled profiles and the user's, by name."""
+    """Return the bundled profiles and the user's, by name."""
     return ProfilesResult(profiles=tuple(list_profiles()))
 
 
 def profiles_show(request: requests.ProfilesShowRequest) -> ProfileResult:
-    """A profile's machine, and where each section comes from."""
+    """Return a profile's machine and the source of each section."""
     profile = load_profile(request.profile)
     present = [name for name in SECTIONS if getattr(profile, name) is not None]
     return ProfileResult(
@@ -43,16 +43,16 @@ def profiles_show(request: requests.ProfilesShowRequest) -> ProfileResult:
 
 
 def profiles_check(request: requests.ProfilesCheckRequest) -> CheckResult:
-    """Each section's leave-out error. Raises ProfileError for a profile that is not whole."""
+    """Return each section's leave-out error. Raise ProfileError for an invalid profile."""
     profile = load_profile(request.profile)
     return CheckResult(profile=_ref(profile), sections=tuple(check_profile(profile)))
 
 
 def profiles_import(request: requests.ProfilesImportRequest) -> ImportResult:
-    """Add a table to a copy of a profile and keep it under ``name`` in the user's folder."""
+    """Add a table to a copy of a profile; save it as ``name`` in the user's folder."""
     if request.name in bundled_names():
         raise InputError(
-            f"{request.name!r} is a bundled profile, which an import may not stand in front of; "
+            f"{request.name!r} is the name of a bundled profile, which an import may not replace; "
             "give another --name."
         )
     data = _read_bytes(request.file)
@@ -80,10 +80,10 @@ def imported_profile(
     *,
     most_rows: int | None = None,
 ) -> tuple[Profile, Imported]:
-    """A copy of ``base`` with the table ``data`` in it, under the request's name; and its rows.
+    """Return a copy of ``base`` with the table ``data`` and the request's name; and the rows.
 
-    Raises InputError for a table that is not of the request's format, or with which the section
-    could have more than ``most_rows``.
+    Raise InputError for a table of another format than the request's, or when the section would
+    have more than ``most_rows``.
     """
     hints = Hints(
         op=request.op,
@@ -97,14 +97,14 @@ def imported_profile(
     if most_rows is not None and old + len(imported.rows) > most_rows:
         raise InputError(
             f"The table has {len(imported.rows):,} rows, and the section {imported.section} "
-            f"{old:,} already; together they may be {most_rows:,} here."
+            f"{old:,} already; together they may be at most {most_rows:,} here. Import fewer rows."
         )
     made = import_into(base, imported, source=Path(request.file).name, data=data)
     return replace(made, name=request.name), imported
 
 
 def profiles_diff(request: requests.ProfilesDiffRequest) -> DiffResult:
-    """Everything that differs between two profiles."""
+    """Return everything that differs between two profiles."""
     first, second = load_profile(request.first), load_profile(request.second)
     return DiffResult(
         first=_ref(first),

@@ -1,4 +1,4 @@
-"""From results to the page: everything on it is computed here, before it is drawn."""
+"""From results to the report page: compute everything that it shows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 from domino_tune import requests
 from domino_tune.report.data import (
+    Crossover,
     HeatCell,
     Numbers,
     PlanRow,
@@ -17,7 +18,6 @@ from domino_tune.report.data import (
     Shown,
     Source,
     Sweep,
-    Turn,
 )
 from domino_tune.report.html import write_report
 from domino_tune.requests.command_line import command_line, simulate_request
@@ -61,8 +61,7 @@ def report_tuning(
 def tuning_page(
     request: requests.TuneRequest, outputs: TuneOutputs, result: TuneResult
 ) -> ReportData:
-    """The page of a search: the answer, the map of cuts, and what the choice hangs on; how long
-    it took, where the result says."""
+    """Return the page of a search: the answer, the grid of cuts, and what the choice depends on."""
     best = result.best
     workload = best.workload
     simulate = simulate_request(
@@ -90,7 +89,7 @@ def tuning_page(
         heat_note=NOTE,
         plans=_plans(result),
         tie=tie_sentence(result),
-        turns=_turns(result),
+        crossovers=_crossovers(result),
         search=Search(
             method=result.search,
             optimality="proven" if result.optimality == "proven" else "best_found",
@@ -103,7 +102,7 @@ def tuning_page(
 
 
 def report_whatif(path: str, request: requests.WhatIfRequest, result: WhatIfResult) -> None:
-    """Write the page of a what-if: the plan as things are, and the sweep as a picture."""
+    """Write the page of a what-if: the plan on the unchanged case, and the sweep as a plot."""
     base = result.base.result
     assert base is not None
     data = _page(base, [("Ask again", command_line("whatif", request))])
@@ -114,7 +113,7 @@ _SWEEP: Final = "link_bandwidth=0.5x,1x,2x"
 
 
 def _page(result: SimulateResult, commands: Sequence[tuple[str, str]]) -> ReportData:
-    """What every page shows."""
+    """Return the data of every page."""
     workload, cluster = result.workload, result.cluster
     return ReportData(
         title=f"{result.model.name}, tp {cluster.tp}, on {result.profile.name}",
@@ -151,7 +150,7 @@ def _shown(result: SimulateResult, plan: SlicePlan, timeline: Timeline) -> Shown
 
 
 def _nudge(result: SimulateResult, key: str, low: str, high: str) -> Sensitivity | None:
-    """The chosen plan, replayed with one fact of the machine at two other values."""
+    """Return the chosen plan's time with one fact of the machine at two other values."""
     times = []
     for value in (low, high):
         try:
@@ -169,11 +168,11 @@ def _sources(result: SimulateResult) -> tuple[Source, ...]:
     for name in SECTIONS:
         section = getattr(profile, name)
         if section is not None:
-            said = section.provenance
+            origin = section.provenance
             found.append(
                 Source(
-                    section=name, kind=said.kind, source=said.source, error=said.error,
-                    note=said.note,
+                    section=name, kind=origin.kind, source=origin.source, error=origin.error,
+                    note=origin.note,
                 )
             )  # fmt: skip
     return tuple(found)
@@ -193,7 +192,7 @@ def _plans(result: TuneResult) -> tuple[PlanRow, ...]:
 
 
 def tie_sentence(result: TuneResult) -> str:
-    """Why the chosen plan is not the fastest one; empty where it is."""
+    """Return why the chosen plan is not the fastest one; empty where it is."""
     fastest = min(result.trials, key=lambda trial: trial.iteration_ms)
     best, less = result.best, 1 - fastest.iteration_ms / result.best.iteration_ms
     if less <= 0:
@@ -202,37 +201,37 @@ def tie_sentence(result: TuneResult) -> str:
     if own < 0.99 * its or piece_count(best.plan) >= piece_count(fastest.plan):
         why = f"needs {own:.3f} instead of {its:.3f} GiB"
     else:
-        why = "makes do with fewer slices"
+        why = "has fewer slices"
     batch = fastest.micro_batch_size
     name = fastest.plan.label
     name += f", micro-batch {batch}" * (batch != best.workload.micro_batch_size)
     return (
         f"The fastest plan, {name}, takes {fastest.iteration_ms:,.2f} ms, {less:.2%} less. "
-        f"Within 1% that counts as a tie, and the chosen plan {why}."
+        f"Plans within 1% of the fastest tie, and the chosen plan {why}."
     )
 
 
-def _turns(result: TuneResult) -> tuple[Turn, ...]:
+def _crossovers(result: TuneResult) -> tuple[Crossover, ...]:
     if result.contention is None:
         return ()
     return tuple(
-        Turn(
-            factor=turn.factor,
-            winner=turn.winner.label,
-            iteration_ms=turn.winner_ms,
-            baseline_ms=turn.baseline_ms,
+        Crossover(
+            factor=crossover.factor,
+            winner=crossover.winner.label,
+            iteration_ms=crossover.winner_ms,
+            baseline_ms=crossover.baseline_ms,
         )
-        for turn in result.contention.turns
+        for crossover in result.contention.crossovers
     )
 
 
 def _sweep(result: WhatIfResult) -> Sweep:
-    """The points that could be predicted; a single change beside things as they are."""
+    """Return the predicted points; without a sweep, the change beside the unchanged case."""
     points = [point for point in result.points if point.result is not None]
     names = [point.value or _name(point) for point in points]
     label = result.sweep or "change"
     if result.sweep is None:
-        points, names = [result.base, *points], ["as it is", *names]
+        points, names = [result.base, *points], ["unchanged", *names]
     series = {
         "Megatron": tuple(p.result.baseline_ms for p in points if p.result),
         "chosen": tuple(p.result.iteration_ms for p in points if p.result),

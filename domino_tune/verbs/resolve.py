@@ -1,4 +1,4 @@
-"""From a request to what the simulator takes: Case (everything but the plan) and the plan."""
+"""From a request to the simulator's arguments: the Case (everything but the plan) and the plan."""
 
 from __future__ import annotations
 
@@ -21,29 +21,28 @@ from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A plan and, where it comes from a file, its stored order."""
+    """A plan and its issue order; from a plan file, the order stored there."""
 
     plan: SlicePlan
     order: LayerOrder
 
     @classmethod
     def of(cls, case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Chosen:
-        """The plan with ``order``, or with the order it has by itself (greedy: planned here)."""
+        """Return the plan with ``order``, else with the order that its rule gives for the case."""
         return cls(plan=plan, order=order or order_of(case, plan))
 
 
 def read_plan_file(request: PlanFields) -> PlanFile | None:
-    """The plan file of the request, where it names one."""
+    """Return the plan file of the request, or None."""
     return load_plan(request.plan) if request.plan else None
 
 
 def resolve(
     request: WorkloadFields, plan_file: PlanFile | None = None, shelf: Shelf = DISK
 ) -> Case:
-    """The request's model, workload, cluster and profile; what it leaves out is the plan file's.
+    """Return the request's case; what the request leaves out comes from the plan file.
 
-    Names are looked up on ``shelf``. Raises InputError naming every option that is missing or does
-    not fit.
+    Names are looked up on ``shelf``. Raise InputError that names the missing or wrong options.
     """
     if plan_file is None:
         _require_all(request)
@@ -66,11 +65,11 @@ def resolve(
     case = Case(
         model=model, workload=workload, cluster=cluster, profile=profile, notes=tuple(notes)
     )
-    return replace(case, notes=(*notes, *_made_for_others(plan_file, case))) if plan_file else case
+    return replace(case, notes=(*notes, *_changed_values(plan_file, case))) if plan_file else case
 
 
-def _made_for_others(made: PlanFile, case: Case) -> list[str]:
-    """A note of what the plan was not made for; none where options change nothing."""
+def _changed_values(made: PlanFile, case: Case) -> list[str]:
+    """Return a note of the values that differ from those the plan was made for, if any differ."""
     differing = []
     model = made.model.name
     if model != case.model.name:
@@ -88,7 +87,7 @@ def _made_for_others(made: PlanFile, case: Case) -> list[str]:
 
 
 def _changes(old: Any, new: Any) -> list[str]:
-    """``tp 8, here 4`` for every field of two specs that differs."""
+    """Return ``tp 8, here 4`` for every field in which two specs differ."""
     now = asdict(new)
     return [
         f"{name} {value}, here {now[name]}"
@@ -98,9 +97,9 @@ def _changes(old: Any, new: Any) -> list[str]:
 
 
 def place(cluster: ClusterSpec, profile: Profile, nodes: int | None) -> ClusterSpec:
-    """``cluster`` with its ranks on ``nodes`` nodes of the profile's kind, or as few as hold them.
+    """Return ``cluster`` with its ranks on ``nodes`` nodes of the profile; None: the fewest.
 
-    Raises InputError when the nodes are too few, or the ranks do not spread evenly.
+    Raise InputError when the nodes are too few, or would have unequal numbers of ranks.
     """
     per_node, world = profile.machine.gpus_per_node, cluster.world_size
     if nodes is None:
@@ -114,22 +113,22 @@ def place(cluster: ClusterSpec, profile: Profile, nodes: int | None) -> ClusterS
     if world % nodes:
         works = [str(n) for n in range(least, world + 1) if world % n == 0]
         raise InputError(
-            f"{world} ranks do not spread evenly over --nodes {nodes}; nodes that work: "
+            f"{world} ranks do not spread evenly over --nodes {nodes}; use one of "
             f"{', '.join(works)}."
         )
     return replace(cluster, ranks_per_node=world // nodes)
 
 
 def plan_of(request: PlanFields, plan_file: PlanFile | None) -> SlicePlan:
-    """The plan that the request's options describe; the plan file's where it names one.
+    """Return the plan file's plan, if there is one, else the plan of the request's options.
 
-    Raises InputError when it names both.
+    Raise InputError when both are given.
     """
     given = _given_plan_options(request)
     if plan_file is not None:
         if given:
             raise InputError(
-                f"--plan already says how to slice; leave out {', '.join(sorted(given))}."
+                f"--plan already gives the plan; leave out {', '.join(sorted(given))}."
             )
         return plan_file.plan
     strategy = request.strategy or "domino"
@@ -142,7 +141,7 @@ def plan_of(request: PlanFields, plan_file: PlanFile | None) -> SlicePlan:
         return MEGATRON if strategy == "megatron" else NO_COMM
     if request.col_slices and (request.attn_col_slices or request.mlp_col_slices):
         raise InputError(
-            "--col-slices is for both blocks; give it, or --attn-col-slices and --mlp-col-slices."
+            "--col-slices sets both blocks; give it, or --attn-col-slices and --mlp-col-slices."
         )
     order = request.order or "greedy"
     fields: dict[str, Any] = {
@@ -197,7 +196,7 @@ def _cluster(request: WorkloadFields, plan_file: PlanFile | None, profile: Profi
     cluster = ClusterSpec(
         tp=request.tp or (old.tp if old else 0),
         dp=request.dp or (old.dp if old else 1),
-        ranks_per_node=2**30,  # places are given out below; until then they fit one node
+        ranks_per_node=2**30,  # one large node, until ``place`` sets the nodes
         cuda_graph=request.cuda_graph or bool(old and old.cuda_graph),
     )
     return place(cluster, profile, request.nodes)

@@ -1,4 +1,4 @@
-"""At which contention another plan would win: the fact that published tables are least sure of."""
+"""Contention at which another plan wins: published tables leave contention the most uncertain."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from simulator.units import MS_PER_NS
 
 FACTORS: Final = (0.0, 1.0, 1.25, 1.5, 2.0, 3.0)
 RIVALS: Final = 4
-"""Fastest plans that are compared, besides the fastest of each number of row slices up to 8."""
+"""Fastest plans to compare, besides the fastest of each number of row slices up to 8."""
 BISECTIONS: Final = 5
 
 
 def contention_sensitivity(
     case: Case, chosen: Chosen, trials: Sequence[Trial]
 ) -> ContentionSensitivity | None:
-    """How the chosen plan stands against its rivals as contention grows.
+    """Return who wins, the chosen plan or a rival, at each contention.
 
-    Contention scales the excess of every slowdown over 1. Orders are what they were planned with;
-    a rival wins when it is more than 1 % faster. None where the profile knows no contention.
+    Contention scales the excess of every slowdown over 1. Issue orders stay as planned at ×1. A
+    rival wins when it is more than 1 % faster. Return None where the profile has no contention.
     """
     if case.profile.contention is None:
         return None
     race = _Race(case, chosen, _rivals(trials, chosen.plan))
     points = tuple(race.point(factor) for factor in FACTORS)
-    turns = [points[0]]
+    crossovers = [points[0]]
     for before, after in itertools.pairwise(points):
         if after.winner != before.winner:
-            turns.append(race.turn(before, after))
-    factors = [turn.factor for turn in turns[1:]]
+            crossovers.append(race.crossover(before, after))
+    factors = [crossover.factor for crossover in crossovers[1:]]
     return ContentionSensitivity(
         points=points,
-        turns=tuple(turns),
+        crossovers=tuple(crossovers),
         changes_above=min((factor for factor in factors if factor > 1.0), default=None),
         changes_below=max((factor for factor in factors if factor <= 1.0), default=None),
     )
@@ -66,7 +66,7 @@ class _Race:
         self.orders |= {plan: order_of(case, plan) for plan in rivals}
 
     def point(self, factor: float) -> ContentionPoint:
-        """Who wins at ``factor``; the chosen plan where it ties with the fastest."""
+        """Return who wins at ``factor``: the chosen plan where it ties with the fastest."""
         changes = replace(self.case.changes, contention=self.case.changes.contention * factor)
         case = replace(self.case, changes=changes)
         times = {p: predict(case, p, order).makespan_ns for p, order in self.orders.items()}
@@ -81,8 +81,8 @@ class _Race:
             baseline_ms=predict(case, MEGATRON).makespan_ns * MS_PER_NS,
         )
 
-    def turn(self, before: ContentionPoint, after: ContentionPoint) -> ContentionPoint:
-        """Where the winner stops being ``before``'s, to 3 % of the way between both."""
+    def crossover(self, before: ContentionPoint, after: ContentionPoint) -> ContentionPoint:
+        """Return the point where ``before``'s winner stops winning, to 3 % of their distance."""
         good = before.factor
         for _ in range(BISECTIONS):
             middle = self.point((good + after.factor) / 2)

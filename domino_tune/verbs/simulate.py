@@ -28,17 +28,17 @@ CHOSEN: Final = "chosen"
 BOUND: Final = "no_comm"
 
 MICROS_PLAYED: Final = 4
-"""Micro-batches that a timeline shows: the first, two alike, and the last."""
+"""Micro-batches of a timeline: the first, two from the middle, and the last."""
 
 
 class Timelines(Mapping[str, Timeline]):
-    """Timelines by name, each played when it is first looked at: most that ask look at none."""
+    """Timelines by name, each played at its first use: most callers use none."""
 
     def __init__(self, played: Mapping[str, Callable[[], Timeline]]) -> None:
         self._played = {name: cache(play_it) for name, play_it in played.items()}
 
     def __getitem__(self, name: str) -> Timeline:
-        """The timeline of that name."""
+        """Return the timeline of that name."""
         return self._played[name]()
 
     def __iter__(self) -> Iterator[str]:
@@ -51,10 +51,9 @@ class Timelines(Mapping[str, Timeline]):
 def simulate(
     request: SimulateRequest, *, plan_file: PlanFile | None = None, shelf: Shelf = DISK
 ) -> SimulateResult:
-    """Predict one plan beside the baseline and the bound; a plan file's order is replayed.
+    """Predict one plan beside the baseline and the bound; replay the order of a plan file.
 
-    ``plan_file`` stands for the one that the request would name; ``shelf`` is where names are
-    looked up.
+    ``plan_file`` is used in place of the request's plan file; names are looked up on ``shelf``.
     """
     plan_file = plan_file or read_plan_file(request)
     plan = plan_of(request, plan_file)
@@ -64,11 +63,10 @@ def simulate(
 
 
 def simulate_plan(case: Case, chosen: Chosen) -> SimulateResult:
-    """Predict the three variants. Timelines are of the full iteration, or with many micro-batches
-    of the first few.
+    """Predict the three variants; timelines show at most MICROS_PLAYED micro-batches.
 
-    Raises InfeasiblePlanError (``memory``) when the chosen plan does not fit a GPU; a baseline
-    that does not fit is a warning.
+    Raise InfeasiblePlanError (``memory``) when the chosen plan does not fit a GPU. A baseline that
+    does not fit is a warning.
     """
     plans = {
         BASELINE: Chosen.of(case, MEGATRON), CHOSEN: chosen, BOUND: Chosen.of(case, NO_COMM)
@@ -86,7 +84,7 @@ def simulate_plan(case: Case, chosen: Chosen) -> SimulateResult:
 
 
 def _shortened(case: Case) -> Case:
-    """The case with at most MICROS_PLAYED micro-batches: those in the middle are all alike."""
+    """Return the case with at most MICROS_PLAYED micro-batches: those in the middle are alike."""
     workload = case.workload
     if workload.grad_accumulation <= MICROS_PLAYED:
         return case
@@ -101,7 +99,7 @@ def _result(
     timeline: Timeline,
 ) -> SimulateResult:
     mine, baseline, bound = (variants[name] for name in (CHOSEN, BASELINE, BOUND))
-    sure = confidence_of(timeline, case.cost)
+    confidence = confidence_of(timeline, case.cost)
     longer = mine.iteration_ms / timeline.makespan_ns
     return SimulateResult(
         iteration_ms=mine.iteration_ms,
@@ -112,10 +110,10 @@ def _result(
         exposed_comm_ms=mine.exposed_comm_ms,
         hidden_comm_fraction=mine.hidden_comm_fraction,
         peak_memory_gib=mine.peak_memory_gib,
-        interval_ms=Interval(low=sure.low_ns * longer, high=sure.high_ns * longer),
-        confidence=sure.level,
-        confidence_shares=sure.shares,
-        warnings=_warnings(case, sure, mine, baseline),
+        interval_ms=Interval(low=confidence.low_ns * longer, high=confidence.high_ns * longer),
+        confidence=confidence.level,
+        confidence_shares=confidence.shares,
+        warnings=_warnings(case, confidence, mine, baseline),
         plan=chosen.plan,
         profile=ProfileRef.of(case.profile),
         model=case.model,
@@ -130,7 +128,7 @@ def _result(
 
 
 def _variant(case: Case, label: str, sums: Totals, peak: int) -> Variant:
-    """Numbers of the whole iteration, by the fast engine: the timeline's to the nanosecond."""
+    """Return the numbers of the whole iteration, which equal the full timeline's to the ns."""
     hidden = 1.0 - sums.exposed_ns / sums.comm_ns if sums.comm_ns else 1.0
     return Variant(
         label=label,
@@ -145,12 +143,14 @@ def _variant(case: Case, label: str, sums: Totals, peak: int) -> Variant:
     )
 
 
-def _warnings(case: Case, sure: Confidence, mine: Variant, baseline: Variant) -> tuple[str, ...]:
-    found = [*case.notes, *sure.warnings]
+def _warnings(
+    case: Case, confidence: Confidence, mine: Variant, baseline: Variant
+) -> tuple[str, ...]:
+    found = [*case.notes, *confidence.warnings]
     if case.profile.contention is None:
         found.append(
-            f"Profile {case.profile.name!r} has no contention section: overlap is simulated as "
-            "free, which favours too many slices."
+            f"Profile {case.profile.name!r} has no contention section: overlap is simulated "
+            "without slowdowns, which favours too many slices."
         )
     if mine.iteration_ms > baseline.iteration_ms:
         found.append(f"{mine.label} is slower than the baseline; do not use it here.")
@@ -164,7 +164,7 @@ def _warnings(case: Case, sure: Confidence, mine: Variant, baseline: Variant) ->
             f"Trace and page show {MICROS_PLAYED} of {case.workload.grad_accumulation} "
             "micro-batches; the numbers are of the whole iteration."
         )
-    if sure.level == "low":
-        unsure = sum(sure.shares.get(source, 0.0) for source in ("extrapolated", "assumed"))
+    if confidence.level == "low":
+        unsure = sum(confidence.shares.get(source, 0.0) for source in ("extrapolated", "assumed"))
         found.append(f"Low confidence: {unsure:.0%} of the time was extrapolated or assumed.")
     return tuple(found)

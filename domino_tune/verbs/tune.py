@@ -1,4 +1,4 @@
-"""tune: search the plans of a case, with the simulator as the objective."""
+"""tune: search the plans of a case for the fastest, by simulation or on real ranks."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from simulator.plan import MAX_ROW_SLICES, SlicePlan
 from simulator.units import GIB, MS_PER_NS
 
 HOPELESS: Final = 1.1
-"""Share of a GPU's memory above which no other cut is expected to help."""
+"""Share of a GPU's memory above which no other plan of the case is expected to fit."""
 
 
 def tune(
     request: TuneRequest, progress: Progress = no_progress, *, shelf: Shelf = DISK
 ) -> TuneResult:
-    """Find the best plan; ``progress`` is told what is being looked at.
+    """Return the best plan, found as the request says; ``progress`` gets each plan tried.
 
-    Names are looked up on ``shelf``; with objective ``measure`` always on disk, and the result is
-    a MeasuredTuneResult.
+    Names are looked up on ``shelf``. With objective ``measure`` they are looked up on disk, and the
+    result is a MeasuredTuneResult.
     """
     if request.objective == "measure":
         return tune_measured(request, progress)
@@ -67,14 +67,14 @@ def check_simulated(request: TuneRequest) -> None:
     ]  # fmt: skip
     if given:
         raise InputError(
-            f"{', '.join(given)} only mean something where plans are run; add --objective measure, "
-            "or leave them out."
+            f"{', '.join(given)} cannot be used with --objective simulate; give --objective "
+            "measure, or leave this out."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Searched:
-    """One case's search: its problem (which keeps the orders) and what was found."""
+    """A case, the problem searched (which stores the plans' orders), and the search's result."""
 
     case: Case
     problem: SimulatedPlans
@@ -83,7 +83,7 @@ class Searched:
 
 @dataclass(frozen=True, kw_only=True)
 class AllSearched:
-    """What the searches of all cases found, and why others have no plan that can run."""
+    """The searched cases, and those without a feasible plan, each with its reason."""
 
     made: tuple[Searched, ...]
     failed: tuple[tuple[CasePlans, InfeasiblePlanError], ...]
@@ -97,8 +97,10 @@ def search(
     record: Record | None = None,
     pause: Callable[[], None] = go_on,
 ) -> Searched:
-    """Search one case's plans, or go on where ``record`` is. Raises what ``pause`` raises, and
-    InfeasiblePlanError when no plan can run."""
+    """Search the plans of one case; go on from ``record``.
+
+    Raise what ``pause`` raises, and InfeasiblePlanError when no plan is feasible.
+    """
     case, space = plans.case, plans.space
     _refuse_hopeless(plans.problem)
     batch = case.workload.micro_batch_size
@@ -115,9 +117,9 @@ def search(
 
 
 def _refuse_hopeless(problem: SimulatedPlans) -> None:
-    """Raise InfeasiblePlanError when no plan can fit, rather than count the memory of each.
+    """Raise InfeasiblePlanError when no plan can fit, without computing the memory of each.
 
-    Slices change a rank's peak by few percent, so the least and the most sliced plan speak for all.
+    Slices change a rank's peak memory by few percent, so the least and most sliced plans suffice.
     """
     case = problem.case
     rows = min(MAX_ROW_SLICES, case.workload.micro_batch_size)
@@ -131,9 +133,9 @@ def _refuse_hopeless(problem: SimulatedPlans) -> None:
 def tune_cases(
     cases: Sequence[Case], request: TuneRequest, progress: Progress = no_progress
 ) -> TuneResult:
-    """Search each case (they differ in micro-batch), and simulate the best plan of all in full.
+    """Search each case (they differ in micro-batch size) and simulate the best plan of all.
 
-    Raises the first case's InfeasiblePlanError when none has a plan that can run.
+    Raise the first case's InfeasiblePlanError when no case has a feasible plan.
     """
     began = time.perf_counter()
     plans = [CasePlans(case=case, target=request.target) for case in cases]
@@ -149,8 +151,11 @@ def search_all(
     records: Sequence[Record] = (),
     pause: Callable[[], None] = go_on,
 ) -> AllSearched:
-    """Search every case, or go on where ``records`` are, one a case; raises what ``pause``
-    raises, and the first case's InfeasiblePlanError when none has a plan that can run."""
+    """Search every case; go on from ``records``, one a case.
+
+    Raise what ``pause`` raises, and the first case's InfeasiblePlanError when no case has a
+    feasible plan.
+    """
     made, failed = [], []
     for plans, record in zip(cases, records or [Record() for _ in cases], strict=True):
         try:
@@ -165,19 +170,19 @@ def search_all(
 def conclude(
     searched: AllSearched, request: TuneRequest, progress: Progress = no_progress
 ) -> TuneResult:
-    """Simulate the best plan of all in full, and what it hangs on; ``seconds`` is left at 0."""
+    """Simulate the best plan of all, its rivals and the grid of cuts; ``seconds`` is 0."""
     made = searched.made
     best_trial = choose_best(one.found.best for one in made)
     best = next(one for one in made if one.found.best is best_trial)
     chosen = Chosen(plan=best_trial.plan, order=best.problem.order(best_trial.plan))
     simulated = simulate_plan(best.case, chosen)
     sensitivity = contention_sensitivity(best.case, chosen, best.found.trials)
-    progress("mapping the cuts")
+    progress("simulating the grid of cuts")
     grid = plan_grid(best.case, best_trial.peak_bytes)
     infeasible: Counter[str] = Counter()
     for one in made:
         infeasible.update(one.found.infeasible)
-    # A target that cannot run a micro-batch at all has no space there to be counted.
+    # Where the target cannot run a micro-batch size at all, there is no space to count.
     hopeless = [(plans.space, e.reason) for plans, e in searched.failed if e.reason != "target"]
     for space, reason in hopeless:
         infeasible.update({**space.infeasible, reason: len(space)})
@@ -210,7 +215,7 @@ def _trial(case: Case, trial: Trial) -> TrialResult:
 
 
 def cases_to_tune(case: Case, tune_also: Sequence[str]) -> list[Case]:
-    """The case, or with ``micro_batch_size`` all that keep the global batch."""
+    """Return the case; with ``micro_batch_size``, one case for each that keeps the global batch."""
     if "micro_batch_size" not in tune_also:
         return [case]
     workload = case.workload

@@ -1,4 +1,4 @@
-"""tune --objective measure: plans judged by runs on real ranks, every one of them kept on disk."""
+"""tune --objective measure: search with runs on real ranks, all of which are stored on disk."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ from domino_tune.runtime.plan_runs import (
     loss_problems,
     run_plans,
 )
-from domino_tune.search.correction import BASELINE, MeasuredPool
+from domino_tune.search.features import Pool
 from domino_tune.search.measured import (
+    BASELINE,
     TRIALS,
-    Known,
     MeasuredOptions,
+    MeasuredRatios,
     MeasuredSearch,
     search_measured,
 )
-from domino_tune.search.pool import EXHAUSTIVE, Choice, choose_pool
+from domino_tune.search.pool import EXHAUSTIVE, ChosenPool, choose_pool
 from domino_tune.search.ratios import BASELINE_RATIO, Ratio, pooled, ratio_of
 from domino_tune.search.simulated import SimulatedPlans, space_of
 from domino_tune.store.evidence import Evidence, LaunchRecord, PlanRun, Question, evidence_path
@@ -65,23 +66,23 @@ FINAL_ROUNDS: Final = 20
 
 
 class TuningInterrupted(KeyboardInterrupt):
-    """Ctrl-C. Its text says what was kept, what is best so far, and how to go on."""
+    """Ctrl-C. The text says where the evidence is, the best plan so far, and how to go on."""
 
 
 @dataclass(kw_only=True)
 class MeasuringSession:
-    """The runs of one call: each launch goes to ``evidence`` before it counts.
+    """The runs of one search: each launch is stored in ``evidence`` before it is used.
 
-    ``failures``: by index, why a plan could not be run.
+    ``failures`` maps the index of a plan that failed to the reason.
     """
 
     case: Case
     problem: SimulatedPlans
-    pool: MeasuredPool
+    pool: Pool
     spec: LaunchSpec
     evidence: Evidence
     progress: Progress
-    known: Known = field(default_factory=Known)
+    ratios: MeasuredRatios = field(default_factory=MeasuredRatios)
     failures: dict[int, str] = field(default_factory=dict)
     new_runs: int = 0
     warnings: list[str] = field(default_factory=list)
@@ -92,31 +93,32 @@ class MeasuringSession:
             self._learn(record)
 
     def measure(self, index: int) -> Ratio | None:
-        """Run one plan in turn with the baseline; the baseline alone for BASELINE. None where the
-        plan cannot run: it runs out of memory, or brings its ranks down.
+        """Run one plan in turn with the baseline, or the baseline alone for BASELINE.
 
-        Raises InfeasiblePlanError when the baseline itself runs out of memory.
+        Return None where the plan runs out of memory or a rank fails. Raise InfeasiblePlanError
+        when the baseline itself runs out of memory.
         """
         self.new_runs += 1
         others = [] if index == BASELINE else [index]
-        self.progress(f"plan {len(self.known.ratios) + 1}: {self.pool.plans[index].label}")
+        self.progress(f"plan {len(self.ratios.evaluated) + 1}: {self.pool.plans[index].label}")
         self._learn(self._launch("evaluation", others, ROUNDS))
-        return self.known.ratios[index]
+        return self.ratios.evaluated[index]
 
     def compare(self, indices: Sequence[int]) -> dict[int, Ratio]:
-        """Run several plans in turn with the baseline."""
-        self.progress(f"comparing the {len(indices)} closest once more")
+        """Run several plans in turn with the baseline; return the ratios of those that ran."""
+        self.progress(f"comparing the {len(indices)} closest plans again")
         self._learn(self._launch("comparison", list(indices), FINAL_ROUNDS))
-        return {index: self.known.again[index] for index in indices if index in self.known.again}
+        compared = self.ratios.compared
+        return {index: compared[index] for index in indices if index in compared}
 
     def baseline_ns(self) -> tuple[int, ...]:
-        """Every step of the baseline that was ever measured."""
+        """Return the makespans in ns of all measured steps of the baseline."""
         return tuple(
             time_ns for record in self.evidence.records for time_ns in record.runs[0].makespans_ns
         )
 
     def peak_bytes(self, plan: SlicePlan) -> int | None:
-        """What the plan needed at its peak, where that is known."""
+        """Return the measured peak memory of a plan in bytes, or None."""
         runs = (run for record in self.evidence.records for run in record.runs)
         return max((run.peak_bytes or 0 for run in runs if run.plan == plan), default=0) or None
 
@@ -130,7 +132,7 @@ class MeasuringSession:
                 f"{plans[plan].label}: {ns * MS_PER_NS:,.1f} ms"
             ),
         )  # fmt: skip
-        if measured[0].failed:  # not evidence: memory may be free the next time
+        if measured[0].failed:  # not stored: memory may be free the next time
             raise InfeasiblePlanError(
                 f"The baseline cannot run: {measured[0].failed}; lower --micro-batch-size or "
                 "--seq-length, or raise --tp.",
@@ -148,26 +150,28 @@ class MeasuringSession:
         return record
 
     def _learn(self, record: LaunchRecord) -> None:
-        """Add what a launch tells to ``known``: of plans outside the pool, and without a baseline,
-        nothing. A plan that failed once is not to be relied on."""
+        """Add a launch to ``ratios``; skip plans outside the pool, and launches without a baseline.
+
+        A failed run makes its plan infeasible.
+        """
         baseline, *others = record.runs
         if baseline.failed:
             return
-        self.known.ratios.setdefault(BASELINE, BASELINE_RATIO)
+        self.ratios.evaluated.setdefault(BASELINE, BASELINE_RATIO)
         for run in others:
             index = self._places.get(run.plan)
             if index is None:
                 continue
             if run.failed:
                 self.failures[index] = run.failed
-                self.known.ratios[index] = None
+                self.ratios.evaluated[index] = None
                 continue
             ratio = ratio_of(run.makespans_ns, baseline.makespans_ns)
             if record.kind == "evaluation":
-                self.known.ratios[index] = ratio
+                self.ratios.evaluated[index] = ratio
             else:
-                earlier = self.known.again.get(index)
-                self.known.again[index] = pooled([earlier, ratio]) if earlier else ratio
+                earlier = self.ratios.compared.get(index)
+                self.ratios.compared[index] = pooled([earlier, ratio]) if earlier else ratio
 
 
 def _plan_run(plan: SlicePlan, measured: Measured) -> PlanRun:
@@ -178,11 +182,11 @@ def _plan_run(plan: SlicePlan, measured: Measured) -> PlanRun:
 
 
 def tune_measured(request: TuneRequest, progress: Progress = no_progress) -> MeasuredTuneResult:
-    """Find the plan that runs fastest on real ranks.
+    """Return the plan that runs fastest on real ranks.
 
-    Given again, it goes on where it was: what its evidence file holds is not run again. Raises
-    InputError for options that do not fit, a profile of another machine, or evidence of another
-    question; RunError when a rank dies or hangs; TuningInterrupted on Ctrl-C. Evidence is kept.
+    The same request again goes on: runs in the evidence file are not repeated. Raise InputError for
+    options that do not fit, a profile of another machine, or evidence of another question; RunError
+    when a rank dies or hangs; TuningInterrupted on Ctrl-C. The evidence file stays in each case.
     """
     began = time.perf_counter()
     check_measurable(request)
@@ -208,23 +212,23 @@ def tune_measured(request: TuneRequest, progress: Progress = no_progress) -> Mea
 
 
 def check_measurable(request: TuneRequest) -> None:
-    """Raise InputError for what measuring cannot do."""
+    """Raise InputError for a request that cannot be measured."""
     if request.tune_also:
         raise InputError(
-            "--objective measure compares plans of one batch; leave out --tune-also, or tune it "
-            "with --objective simulate first."
+            "--objective measure compares plans of one micro-batch size; leave out --tune-also, or "
+            "use --objective simulate."
         )
     launcher = find_launcher()
     if launcher is not None:
         raise InputError(
-            f"--objective measure starts its ranks anew for every plan, and {launcher.name} "
-            "started this one; run it by itself on one machine, or tune with --objective simulate "
-            f"and run `validate` under {launcher.name}."
+            "--objective measure starts new ranks for every plan, so it cannot run under "
+            f"{launcher.name}. Run it without {launcher.name} on one machine, or tune with "
+            f"--objective simulate and run `validate` under {launcher.name}."
         )
 
 
 def question_of(case: Case, spec: LaunchSpec) -> Question:
-    """All that measured times hang on, and the profile, which plans of order greedy hang on."""
+    """Return all that measured times depend on, and the profile, on which greedy orders depend."""
     model = {name: value for name, value in asdict(case.model).items() if name != "name"}
     return {
         "model": model,
@@ -235,7 +239,7 @@ def question_of(case: Case, spec: LaunchSpec) -> Question:
     }
 
 
-def _search(session: MeasuringSession, request: TuneRequest, choice: Choice) -> MeasuredSearch:
+def _search(session: MeasuringSession, request: TuneRequest, choice: ChosenPool) -> MeasuredSearch:
     options = MeasuredOptions(
         method=request.method,  # type: ignore[arg-type]
         trials=request.trials or (EXHAUSTIVE if request.method == "exhaustive" else TRIALS),
@@ -243,7 +247,7 @@ def _search(session: MeasuringSession, request: TuneRequest, choice: Choice) -> 
     )
     try:
         return search_measured(
-            session.pool, session.measure, session.compare, options, session.known
+            session.pool, session.measure, session.compare, options, session.ratios
         )
     except KeyboardInterrupt:
         raise TuningInterrupted(
@@ -256,13 +260,13 @@ def _search(session: MeasuringSession, request: TuneRequest, choice: Choice) -> 
 
 
 def _so_far(session: MeasuringSession) -> str:
-    """What is kept, and which plan is best by now."""
-    ratios = session.known.feasible
-    kept = f"{len(session.known.ratios)} plans measured, kept in {session.evidence.path}."
+    """Return how many plans are measured, where, and the best so far."""
+    ratios = session.ratios.pooled
+    count = f"{len(session.ratios.evaluated)} plans measured: {session.evidence.path}."
     if not ratios:
-        return f"No plan measured yet; {session.evidence.path} is kept."
+        return f"No plan measured yet; the evidence is in {session.evidence.path}."
     best = min(ratios, key=lambda index: (ratios[index].log, index))
-    return f"{kept} Best so far: {session.pool.plans[best].label}, {_faster(ratios[best])}."
+    return f"{count} Best so far: {session.pool.plans[best].label}, {_faster(ratios[best])}."
 
 
 def _faster(ratio: Ratio) -> str:
@@ -270,14 +274,14 @@ def _faster(ratio: Ratio) -> str:
 
 
 def _result(
-    request: TuneRequest, session: MeasuringSession, choice: Choice, found: MeasuredSearch,
+    request: TuneRequest, session: MeasuringSession, choice: ChosenPool, found: MeasuredSearch,
     differing: Sequence[str], began: float,
 ) -> MeasuredTuneResult:  # fmt: skip
     case, pool, problem = session.case, session.pool, session.problem
     best = simulate_plan(
         case, Chosen(plan=pool.plans[found.best], order=problem.order(pool.plans[found.best]))
     )
-    measured = {index: _measured_plan(session, found, index) for index in session.known.ratios}
+    measured = {index: _measured_plan(session, found, index) for index in session.ratios.evaluated}
     failed = Counter(FAILURES.get(session.failures[index], "run") for index in found.failed)
     infeasible = Counter(choice.space.infeasible) + failed
     everything = choice.whole and found.stopped == "all measured"

@@ -1,4 +1,4 @@
-"""validate: plans on real ranks, beside the baseline and the bound, compared with predictions."""
+"""validate: run plans, baseline and bound on real ranks; compare with predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import ValidateRequest
 from domino_tune.results import Interval
 from domino_tune.results.validate import Iteration, RoleTimes, ValidatedPlan, ValidateResult
-from domino_tune.runtime.lanes.paces import PaceRow, paces_of
+from domino_tune.runtime.lanes.pace_rows import PaceRow, paces_of
 from domino_tune.runtime.launch.launch import check_ready
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.runtime.plan_runs import Measured, Runs, graph_notes, loss_problems
@@ -43,14 +43,14 @@ from simulator.timeline import Timeline
 from simulator.units import GIB, MS_PER_NS
 
 LEAST_NS: Final = 10_000
-"""Shorter ops tell little of speed: the clock's own steps and the interpreter's are in them."""
-SURE_ROUNDS: Final = 6
+"""Times of shorter ops do not show the speed: clock and interpreter are too large a part."""
+INTERVAL_ROUNDS: Final = 6
 """Fewer rounds give no interval of 95 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A plan to run, the order it is run in, and its name in tables and traces."""
+    """A plan to run, its issue order, and its name in tables and traces."""
 
     name: str
     plan: SlicePlan
@@ -59,7 +59,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One plan's two timelines: predicted, and measured as far as that came."""
+    """One plan's timelines: predicted, at present speed, and measured."""
 
     candidate: Candidate
     predicted: Timeline
@@ -70,8 +70,9 @@ class Compared:
 def validate(request: ValidateRequest, progress: Progress = no_progress) -> ValidateResult:
     """Run the request's plans, baseline and bound in turn; compare with predictions.
 
-    Ctrl-C gives what was measured by then (``interrupted``). Raises InputError for plans that do
-    not belong together or a profile of another machine, RunError when a rank dies or hangs.
+    Ctrl-C ends the runs: the result has the rounds until then (``interrupted``). Raise InputError
+    for plans of different cases or a profile of another machine, RunError when a rank dies or
+    hangs.
     """
     limit = parse_percent("--max-error", request.max_error) if request.max_error else None
     files = _plan_files(request.plan)
@@ -81,19 +82,21 @@ def validate(request: ValidateRequest, progress: Progress = no_progress) -> Vali
         model=first.model, workload=first.workload, cluster=first.cluster, profile=profile,
         notes=tuple(_profile_notes(files, profile)),
     )  # fmt: skip
-    check_runnable(case.model, "Make the plan anew with --set attention_dropout=0.")
-    lone = request.emulate_collectives
-    spec = launch_spec(request, tp=case.cluster.tp, dp=case.cluster.dp, lone=lone)
+    check_runnable(case.model, "Make the plan again with --set attention_dropout=0.")
+    single_rank = request.emulate_collectives
+    spec = launch_spec(request, tp=case.cluster.tp, dp=case.cluster.dp, single_rank=single_rank)
     check_ready(spec)
     differing = check_machine(case, spec, force=request.force)
     check_comm_ctas((one.plan.comm_ctas for one in files.values()), spec.backend)
-    reference, case = ProfileRef.of(case.profile), as_emulated(case, spec) if lone else case
+    reference, case = ProfileRef.of(case.profile), as_emulated(case, spec) if single_rank else case
     candidates = _candidates(case, files)
     timelines = [play(case, one.plan, one.order) for one in candidates]
+    plans = [one.plan for one in candidates]
+    paces = plan_paces(case, plans, timelines) if single_rank else None
     runs = Runs(
         model=case.model, workload=case.workload, cluster=case.cluster,
         plans=[(one.plan, one.order) for one in candidates], rounds=request.rounds,
-        paces=plan_paces(case, [one.plan for one in candidates], timelines) if lone else None,
+        paces=paces,
     )  # fmt: skip
     longest_ns = max(timeline.makespan_ns for timeline in timelines)
     interrupted = _run(runs, patient(spec, longest_ns), progress)
@@ -118,7 +121,7 @@ def validate(request: ValidateRequest, progress: Progress = no_progress) -> Vali
         warnings=tuple(_warnings(case, request, differing, measured)),
         rounds=request.rounds,
         interrupted=interrupted,
-        emulated_collectives=lone,
+        emulated_collectives=single_rank,
         backend=spec.backend,
         emulate_link_bits_per_s=spec.emulate_link_bits_per_s,
         model=case.model,
@@ -129,9 +132,11 @@ def validate(request: ValidateRequest, progress: Progress = no_progress) -> Vali
 
 
 def check_result(result: ValidateResult) -> None:
-    """Raise what a result that was shown ends with: KeyboardInterrupt where it was interrupted,
-    InfeasiblePlanError where none of the given plans ran, ToleranceError where one is off by more
-    than ``max_error``."""
+    """Raise the error that ends the command after the result is printed.
+
+    KeyboardInterrupt when it was interrupted, InfeasiblePlanError when none of the given plans ran,
+    ToleranceError when the error of a plan is above ``max_error``.
+    """
     if result.interrupted:
         raise KeyboardInterrupt
     given = result.plans[2:]
@@ -146,15 +151,15 @@ def check_result(result: ValidateResult) -> None:
         return
     off = [one for one in result.plans if one.error is not None and abs(one.error) > limit]
     if off:
-        told = ", ".join(f"{one.name} {one.error:+.1%}" for one in off)
+        errors = ", ".join(f"{one.name} {one.error:+.1%}" for one in off)
         raise ToleranceError(
-            f"Predictions are further off than --max-error {100 * limit:g}%: {told}; profile this "
-            "machine anew, or allow more."
+            f"Errors of predictions are above --max-error {100 * limit:g}%: {errors}; profile this "
+            "machine again, or allow more."
         )
 
 
 def parse_percent(name: str, text: str) -> float:
-    """``5%`` or ``5`` as 0.05. Raises InputError that begins with ``name``."""
+    """Return ``5%`` or ``5`` as 0.05. Raise InputError whose text begins with ``name``."""
     try:
         value = float(text.strip().removesuffix("%"))
     except ValueError:
@@ -165,12 +170,12 @@ def parse_percent(name: str, text: str) -> float:
 
 
 def _plan_files(paths: Sequence[str]) -> dict[str, PlanFile]:
-    """Plan files by their names, which are made distinct; all of one question.
+    """Return plan files by their names, which are made distinct.
 
-    Raises InputError naming the fields in which they differ.
+    Raise InputError that names the fields of model, workload and cluster in which they differ.
     """
     if not paths:
-        raise InputError("Missing --plan: give a plan file of `tune --out`, or several.")
+        raise InputError("Missing --plan: give one or more plan files of `tune --out`.")
     named: dict[str, PlanFile] = {}
     for path in paths:
         loaded = load_plan(path)
@@ -201,14 +206,14 @@ def _differing_fields(one: PlanFile, other: PlanFile) -> list[str]:
 def _profile_notes(files: dict[str, PlanFile], profile: Profile) -> list[str]:
     return [
         f"{name} was made on another profile ({one.profile.name}, {one.profile.content_id[:19]}…) "
-        "than the one that predicts here."
+        "than the one used here."
         for name, one in files.items()
         if one.profile.content_id != profile.content_id
     ]
 
 
 def _candidates(case: Case, files: dict[str, PlanFile]) -> list[Candidate]:
-    """Baseline, bound, and the given plans in the orders that their files hold."""
+    """Return baseline, bound, and the given plans with the orders of their files."""
     ours = [
         Candidate(name=name, plan=plan, order=order_of(case, plan))
         for name, plan in ((BASELINE, MEGATRON), (BOUND, NO_COMM))
@@ -219,7 +224,7 @@ def _candidates(case: Case, files: dict[str, PlanFile]) -> list[Candidate]:
 
 
 def _run(runs: Runs, spec: LaunchSpec, progress: Progress) -> bool:
-    """Run; True where Ctrl-C cut it short. It is passed on while nothing has been measured."""
+    """Return whether Ctrl-C ended the runs; raise KeyboardInterrupt before any measured step."""
 
     def step(plan: int, makespan_ns: int) -> None:
         label, done = runs.plans[plan][0].label, len(runs.steps[plan])
@@ -297,28 +302,30 @@ def _finite(value: float) -> float | None:
 
 
 def role_times(predicted: Timeline, measured: Measured) -> tuple[RoleTimes, ...]:
-    """Every role's time, predicted and measured, longest measured first; empty without a measured
-    timeline. Measured is the sum of the ops' usual durations."""
+    """Return each role's time, predicted and measured, the longest measured first.
+
+    The measured time sums the ops' typical durations; without them the result is empty.
+    """
     if measured.typical_ns is None:
         return ()
     sums: dict[str, list[float]] = {}
     spans = zip(
         predicted.ops, predicted.start_ns, predicted.end_ns, measured.typical_ns, strict=True
     )
-    for op, start, end, usual_ns in spans:
+    for op, start, end, typical_ns in spans:
         total = sums.setdefault(op.role, [0, 0.0, 0.0])
         total[0] += 1
         total[1] += end - start
-        total[2] += usual_ns
+        total[2] += typical_ns
     found = [
         RoleTimes(
             role=role,
             count=int(count),
             predicted_ms=expected_ns * MS_PER_NS,
-            measured_ms=usual_ns * MS_PER_NS,
-            ratio=usual_ns / expected_ns if expected_ns else None,
+            measured_ms=typical_ns * MS_PER_NS,
+            ratio=typical_ns / expected_ns if expected_ns else None,
         )
-        for role, (count, expected_ns, usual_ns) in sums.items()
+        for role, (count, expected_ns, typical_ns) in sums.items()
     ]
     return tuple(sorted(found, key=lambda row: (-row.measured_ms, row.role)))
 
@@ -331,13 +338,13 @@ def _warnings(
         found.append(f"The profile is of another machine: {'; '.join(differing)}.")
     if case.cluster.cuda_graph:
         found += graph_notes(measured)
-    if request.rounds < SURE_ROUNDS:
+    if request.rounds < INTERVAL_ROUNDS:
         found.append(
             f"{request.rounds} rounds are too few for an interval of 95 %; their whole range is "
-            f"shown. Give --rounds {SURE_ROUNDS} or more."
+            f"shown. Give --rounds {INTERVAL_ROUNDS} or more."
         )
     found += [f"{one.label} was not run: {one.failed}." for one in measured if one.failed]
-    if request.emulate_collectives:  # nothing is summed: losses are not the model's
+    if request.emulate_collectives:  # emulated collectives sum nothing: losses are meaningless
         return found
     return found + loss_problems([measured[0], *measured[2:]], case.workload.dtype)
 
@@ -352,8 +359,10 @@ def _timelines(compared: Sequence[Compared]) -> dict[str, Timeline]:
 
 
 def as_emulated(case: Case, spec: LaunchSpec) -> Case:
-    """What is predicted for a rank that is alone: it waits for nobody, and on CPU its collectives
-    are waits, which slow nothing down."""
+    """Return the case as predicted for a single rank.
+
+    Without other ranks there is no skew; on CPU its collectives are waits, without contention.
+    """
     alone = replace(case.profile, skew=None)
     return replace(
         case, profile=replace(alone, contention=None) if spec.backend == "gloo" else alone
@@ -363,7 +372,7 @@ def as_emulated(case: Case, spec: LaunchSpec) -> Case:
 def plan_paces(
     case: Case, plans: Sequence[SlicePlan], timelines: Sequence[Timeline]
 ) -> list[PaceRow]:
-    """What the collectives of ``plans`` take alone, by the profile."""
+    """Return the times that the collectives of ``plans`` take alone, by the profile."""
     schedules = [
         (plan.comm_ctas, timeline.schedule) for plan, timeline in zip(plans, timelines, strict=True)
     ]
@@ -371,8 +380,11 @@ def plan_paces(
 
 
 def present_speed(cost: CostModel, bound: Measured) -> float | None:
-    """Machine's speed now over profiled: median over the bound's compute ops of profiled duration
-    alone over measured duration. None where the bound was not measured to its end."""
+    """Return the machine's speed now, relative to when it was profiled.
+
+    It is the median over the bound's compute ops of profiled over measured duration; None where the
+    bound has no measured timeline.
+    """
     if bound.timeline is None or bound.typical_ns is None:
         return None
     pairs = [

@@ -1,4 +1,4 @@
-"""whatif: the same plan, or the best one, on a machine or workload that is changed."""
+"""whatif: the same plan, or the best one, on a changed machine or workload."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from simulator.ops import Collective
 Apply = Callable[[Case, str], Case]
 Best = Callable[[Case], Chosen]
 PROBE_BYTES: Final = 256 << 20
-"""All-reduce from which the profile's link bandwidth and latency are read."""
+"""Size of the all-reduce that gives the profile's link bandwidth and latency."""
 
 
 def _machine(key: str, dimension: Dimension, fact: Callable[[Case], float]) -> Apply:
-    """A change of the machine: a factor, or a value set against the profile's ``fact``."""
+    """Return a change of the machine: a factor, or a value relative to the profile's ``fact``."""
 
     def apply(case: Case, text: str) -> Case:
         quantity = parse_quantity(key, text, ("factor", dimension))
@@ -44,11 +44,11 @@ def _machine(key: str, dimension: Dimension, fact: Callable[[Case], float]) -> A
 
 
 def _probe(case: Case) -> tuple[Collective, float, float]:
-    """A large all-reduce of the TP group: itself, its latency and its transfer, in seconds."""
+    """Return a large all-reduce of the TP group, its latency and its transfer time, in seconds."""
     nodes, per_node = case.cluster.tp_group
     if case.cluster.tp == 1:
         raise InputError(
-            "With tp 1 there is no link to set to a value; give a factor, or a larger --tp."
+            "With tp 1 there is no link whose value can be set; give a factor, or a larger --tp."
         )
     probe = Collective("all_reduce", PROBE_BYTES, nodes, per_node)
     latency_us, transfer_us = case.profile.collective_table().shares(probe)
@@ -56,14 +56,14 @@ def _probe(case: Case) -> tuple[Collective, float, float]:
 
 
 def link_bandwidth(case: Case) -> float:
-    """Bus bandwidth of a large all-reduce on the profile, in bytes a second (nccl-tests' busbw)."""
+    """Return the bus bandwidth of a large all-reduce, in bytes/s (nccl-tests' busbw)."""
     probe, _, transfer_s = _probe(case)
     ranks = case.cluster.tp
     return 2 * (ranks - 1) / ranks * probe.size_bytes / transfer_s
 
 
 def link_latency(case: Case) -> float:
-    """The part of an all-reduce that does not depend on its size, in seconds."""
+    """Return the part of an all-reduce's time that does not depend on its size, in seconds."""
     return _probe(case)[1]
 
 
@@ -71,7 +71,7 @@ def _peak_flops(case: Case) -> float:
     rates, dtype = case.profile.machine.peak_tflops, case.workload.dtype
     if dtype not in rates:
         raise InputError(
-            f"Profile {case.profile.name!r} does not say its peak for {dtype}; give a factor."
+            f"Profile {case.profile.name!r} has no peak FLOP/s of {dtype}; give a factor."
         )
     return rates[dtype] * 1e12
 
@@ -86,7 +86,7 @@ def _contention(case: Case, text: str) -> Case:
 
 
 def _count(key: str, text: str, old: int) -> int:
-    """A whole number, or a multiple of what there is."""
+    """Return the whole number in ``text``, which may be a multiple of ``old``."""
     quantity = parse_quantity(key, text, ("number", "factor"))
     value = quantity.value * (old if quantity.dimension == "factor" else 1)
     if value < 1 or value != int(value):
@@ -135,29 +135,29 @@ KEYS: Final[dict[str, Apply]] = {
     ),
     "contention": _contention,
 }
-"""What can be changed, by name, in the order in which changes are made: the machine's last, since
-values with a unit are set against what the profile knows of the group that is then in use."""
+"""Changes by name, in the order in which they are made. The machine's come last: their values with
+a unit are relative to the profile's value for the TP group, which earlier changes may replace."""
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, str]:
-    """KEY=VALUE pairs. Raises InputError for an unknown key, or one that stands twice."""
+    """Return the KEY=VALUE pairs. Raise InputError for an unknown or a repeated key."""
     changes: dict[str, str] = {}
     for text in texts:
         key, value = _split("--change", text)
         if key in changes:
-            raise InputError(f"--change names {key} twice; keep one, or use --sweep.")
+            raise InputError(f"--change names {key} twice; give it once, or use --sweep.")
         changes[key] = value
     return changes
 
 
 def parse_sweep(text: str | None) -> tuple[str, tuple[str, ...]]:
-    """The swept key and its values; no key where there is no sweep."""
+    """Return the swept key and its values; the key is empty without a sweep."""
     if text is None:
         return "", ()
     key, listed = _split("--sweep", text)
     values = tuple(value.strip() for value in listed.split(","))
     if not all(values) or len(set(values)) != len(values):
-        raise InputError(f"--sweep wants KEY=A,B,C with each value once, got {text!r}.")
+        raise InputError(f"--sweep needs KEY=A,B,C with each value once, got {text!r}.")
     return key, values
 
 
@@ -165,14 +165,14 @@ def _split(flag: str, text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
     if not equals or not value:
-        raise InputError(f"{flag} wants KEY=VALUE, got {text!r}; say, link_bandwidth=2x.")
+        raise InputError(f"{flag} needs KEY=VALUE, got {text!r}; write it like link_bandwidth=2x.")
     if key not in KEYS:
         raise unknown_name("key of " + flag, key, KEYS)
     return key, value
 
 
 def changed(case: Case, changes: Mapping[str, str]) -> Case:
-    """The case with all changes made, in the order of KEYS."""
+    """Return the case with all changes, made in the order of KEYS."""
     for key in sorted(changes, key=list(KEYS).index):
         case = KEYS[key](case, changes[key])
     return case
@@ -180,11 +180,11 @@ def changed(case: Case, changes: Mapping[str, str]) -> Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A plan and the points at which it is predicted, or the best plan with ``retune``.
+    """A plan and the points at which it, or with ``retune`` the best plan, is predicted.
 
-    ``changes`` are made at every point; ``swept`` is what ``values`` are of, empty where nothing
-    is swept and there is one point. Raises InputError where nothing is to change, or all points
-    would be the same.
+    ``changes`` are made at every point. ``swept`` is the key of ``values``; both are empty without
+    a sweep, and there is one point. Raise InputError when nothing changes, or when ``swept`` is
+    also in ``changes``.
     """
 
     case: Case
@@ -197,25 +197,28 @@ class Question:
     def __post_init__(self) -> None:
         if not self.changes and not self.values:
             raise InputError(
-                f"Say what to change, --change KEY=VALUE or --sweep: {', '.join(KEYS)}."
+                f"Say what to change: give --change or --sweep with one of {', '.join(KEYS)}."
             )
         if self.swept in self.changes:
             raise InputError(f"{self.swept} is both changed and swept; leave one out.")
 
     @property
     def size(self) -> int:
-        """Points, things as they are not counted."""
+        """Number of points, without the unchanged case."""
         return len(self.values) or 1
 
     def base(self, progress: Progress = no_progress, best: Best | None = None) -> WhatIfPoint:
-        """The prediction as things are. Raises what the simulation raises."""
+        """Return the prediction of the unchanged case. Raise what the simulation raises."""
         return WhatIfPoint(changes={}, value="", result=self._predict({}, progress, best))
 
     def point(
         self, index: int, progress: Progress = no_progress, best: Best | None = None
     ) -> WhatIfPoint:
-        """Prediction ``index``. A point of a sweep that cannot be tells its reason; a single one
-        raises, and so does a value that is none. ``best`` finds the plan of a point retuned."""
+        """Return prediction ``index``; ``best`` finds the plan of a retuned point.
+
+        A point of a sweep that cannot be predicted has its ``error``. Raise QuantityError for a
+        value that is no quantity, and without a sweep every error.
+        """
         if not self.values:
             result = self._predict(self.changes, progress, best)
             return WhatIfPoint(changes=dict(self.changes), value="", result=result)
@@ -232,7 +235,7 @@ class Question:
     def _predict(
         self, changes: Mapping[str, str], progress: Progress, best: Best | None
     ) -> SimulateResult:
-        progress(", ".join(f"{key}={value}" for key, value in changes.items()) or "as it is")
+        progress(", ".join(f"{key}={value}" for key, value in changes.items()) or "unchanged")
         there = changed(self.case, changes)
         if not self.retune:
             return simulate_plan(there, self.chosen)
@@ -248,7 +251,7 @@ def whatif(
     plan_file: PlanFile | None = None,
     shelf: Shelf = DISK,
 ) -> WhatIfResult:
-    """Predict a plan, or with ``retune`` the best one, where machine or workload are changed.
+    """Predict a plan, or with ``retune`` the best one, on a changed machine or workload.
 
     ``plan_file`` and ``shelf`` as in ``simulate``.
     """
@@ -256,7 +259,7 @@ def whatif(
 
 
 def ask(request: WhatIfRequest, plan_file: PlanFile | None = None, shelf: Shelf = DISK) -> Question:
-    """The question of a request; names are looked up on ``shelf``. Raises InputError."""
+    """Return the question of a request; names are looked up on ``shelf``. Raise InputError."""
     changes = parse_changes(request.change)
     swept, values = parse_sweep(request.sweep)
     plan = plan_of(request, plan_file)
@@ -272,9 +275,9 @@ def ask(request: WhatIfRequest, plan_file: PlanFile | None = None, shelf: Shelf 
 
 
 def what_if(question: Question, progress: Progress = no_progress) -> WhatIfResult:
-    """Predict the plan as things are and at every point.
+    """Predict the plan on the unchanged case and at every point.
 
-    Raises InputError when no point of a sweep can be predicted.
+    Raise InputError when no point of a sweep can be predicted.
     """
     base = question.base(progress)
     points = [question.point(index, progress) for index in range(question.size)]
@@ -289,7 +292,7 @@ def what_if(question: Question, progress: Progress = no_progress) -> WhatIfResul
 
 
 def check_points(errors: Sequence[str]) -> None:
-    """Raise InputError when every point has an error (empty: it has none)."""
+    """Raise InputError when every point has an error; an empty text is no error."""
     if all(errors):
         raise InputError(f"No point of the sweep can be predicted; the first: {errors[0]}")
 
@@ -301,7 +304,7 @@ def best_plan(
     record: Record | None = None,
     pause: Callable[[], None] = go_on,
 ) -> Chosen:
-    """The best plan of a changed case, as ``tune`` finds it by itself; see ``tuning.search``."""
+    """Return the best plan of a changed case, as ``tune`` finds it by default; see ``search``."""
     made = search(plans, TuneRequest(), progress, record=record, pause=pause)
     plan = made.found.best.plan
     return Chosen(plan=plan, order=made.problem.order(plan))

@@ -1,7 +1,7 @@
-"""Look-ups: from an op's signature to its duration, one table a family of ops.
+"""Look-ups: from an op's signature to its duration, one table per kind of op.
 
-A table holds rows (what was timed) and a fit (a law); the row of that very signature wins, then
-interpolation between rows, then the law. Each answer says which and how sure it is.
+A table holds rows (timed signatures) and a fit (a law). The row of the same signature comes first,
+then interpolation between rows, then the law. Each answer has its source and expected error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simulator.estimate import Source
 FitKind = Literal["fitted", "assumed"]
 FIT_KINDS: Final = ("fitted", "assumed")
 ABSENT_IF_EMPTY: Final[dict[str, Any]] = {"absent_if_empty": True}
-"""Metadata of a field that is left out of a profile's file where it is empty."""
+"""Metadata of a field that a profile's file omits if it is empty."""
 MAX_REACH: Final = 2.0  # a look-up up to this factor outside the measured range is still trusted
 _SINGLE_ERROR: Final = 0.02  # published collectors disagree by 2–4 %
 _LEAST_ERROR: Final = 0.005
@@ -60,37 +60,37 @@ def require_sorted(owner: str, keys: Sequence[Any]) -> None:
 
 
 class Timing(Protocol):
-    """What every row has: median and spread of ``samples`` runs, in µs."""
+    """Protocol of every row: median and spread of ``samples`` runs, in µs."""
 
     @property
     def median_us(self) -> float:
-        """Median."""
+        """Median time, in µs."""
 
     @property
     def spread_us(self) -> float:
-        """Spread; 0 where it is not known."""
+        """Spread of the times, in µs; 0 if unknown."""
 
     @property
     def samples(self) -> int:
-        """Runs."""
+        """Number of runs."""
 
 
 def row_error(row: Timing) -> float:
-    """Expected relative error of a timed row; 2 % where it does not say its own spread."""
+    """Return the expected relative error of a timed row; 2 % if its spread is unknown."""
     if row.samples <= 1 or row.spread_us <= 0:
         return _SINGLE_ERROR
     return max(_LEAST_ERROR, row.spread_us / row.median_us)
 
 
 def reach(value: float, low: float, high: float) -> float:
-    """How far ``value`` lies outside [low, high], as a factor; 1 inside."""
+    """Return the factor by which ``value`` lies outside [low, high]; 1 inside."""
     if value < low:
         return low / max(value, 1e-9)
     return value / high if value > high else 1.0
 
 
 def widened(kind: FitKind, error: float, how_far: float) -> tuple[Source, float]:
-    """Source and error of a law used ``how_far`` outside its range (see ``reach``)."""
+    """Return source and error of a law used ``how_far`` outside its range (see ``reach``)."""
     if how_far <= MAX_REACH:
         return kind, error
     wide = min(1.0, max(0.1, error) * (1.0 + 0.5 * math.log2(how_far)))

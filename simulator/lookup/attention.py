@@ -1,8 +1,8 @@
 """Attention core: time of a fused kernel by heads, sequence and direction.
 
-Law, forward (fitted): fixed + ‖work, longest tile‖ₚ, where work is FLOP/rate plus a cost a query
-row (prologue, softmax and epilogue, which do not grow with the keys), and the longest tile is the
-128 query rows that see all keys, alone on one SM. Backward is the forward's time times a ratio.
+Law, forward (fitted): fixed + ‖work, longest tile‖ₚ. Work is FLOP/rate plus a cost per query row
+(prologue, softmax and epilogue, which do not grow with the keys). The longest tile is the 128 query
+rows that see all keys, alone on one SM. Backward takes the forward time times a ratio.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from simulator.lookup import (
 from simulator.ops import Attention, Direction
 
 TILE_ROWS: Final = 128
-MAX_BLEND: Final = 25.0  # an exponent: above, powers of long times overflow
+MAX_BLEND: Final = 25.0  # an exponent: above it, powers of long times overflow
 DIRECTIONS: Final = ("forward", "backward")
 HALF: Final = ("bf16", "fp16")
 
@@ -76,9 +76,9 @@ class AttentionFit:
     """The law of this module's docstring, fitted at one ``head_dim``.
 
     ``tflops``: rate of the whole GPU at saturation; ``row_ns``: cost of one query row of one head;
-    ``tile_tflops``: what the whole GPU would do at the pace of one tile alone on its SM; ``blend``:
-    p of the norm. Other head sizes: row cost ∝ head_dim, rate × √(head_dim/fitted) below the fitted
-    one; assumed, as anything but bf16 and fp16 is.
+    ``tile_tflops``: rate of the whole GPU if each SM ran like one with a single tile; ``blend``: p
+    of the norm. Other head sizes have a row cost ∝ head_dim and, below the fitted one, a rate ×
+    √(head_dim/fitted). These are assumed, and so are dtypes other than bf16 and fp16.
     """
 
     kind: FitKind = "fitted"
@@ -109,7 +109,7 @@ class AttentionFit:
             raise ProfileError(f"{owner}: blend must be at most {MAX_BLEND:g}, got {self.blend!r}.")
 
     def shares_us(self, op: Attention) -> tuple[float, float, float]:
-        """(fixed, flops, memory) in µs; they sum to the op's duration."""
+        """Return (fixed, flops, memory) in µs; they sum to the op's duration."""
         relative = op.head_dim / self.head_dim
         rate = self.tflops * 1e6 * min(1.0, math.sqrt(relative))
         rows_us = op.batch * op.heads * op.seq * self.row_ns * relative / 1e3
@@ -126,7 +126,7 @@ class AttentionFit:
 
 
 class AttentionTable:
-    """Time of any attention op; raises MissingSectionError when it has neither rows nor a fit."""
+    """Look-up of attention times; raise MissingSectionError without rows and without a fit."""
 
     def __init__(self, rows: Iterable[AttentionRow] = (), fit: AttentionFit | None = None) -> None:
         self._rows = {row.signature: row for row in rows}
@@ -135,7 +135,7 @@ class AttentionTable:
             raise MissingSectionError("The profile's attention section has neither rows nor a fit.")
 
     def estimate(self, op: Attention) -> Estimate:
-        """Duration alone on the machine."""
+        """Return the duration alone on the machine."""
         row = self._rows.get(op)
         if row is not None:
             return Estimate(row.median_us, "measured", row_error(row))
@@ -149,7 +149,7 @@ class AttentionTable:
         return Estimate(sum(fit.shares_us(op)), source, error)
 
     def shares(self, op: Attention) -> tuple[float, float, float]:
-        """(fixed, flops, memory) in µs; they sum to the estimate's duration."""
+        """Return (fixed, flops, memory) in µs; they sum to the estimate's duration."""
         total = self.estimate(op).duration_us
         if self._fit is None:
             return 0.0, total, 0.0
@@ -158,7 +158,7 @@ class AttentionTable:
         return fixed * scale, flops * scale, memory * scale
 
     def _from_nearest_row(self, op: Attention) -> Estimate:
-        """The row of nearest shape, same direction if there is one, scaled by FLOPs."""
+        """Return the row of nearest shape, in the same direction if possible, scaled by FLOPs."""
         same = [r for r in self._rows.values() if r.direction == op.direction]
         near = min(same or self._rows.values(), key=lambda row: (_distance(row, op), row.key))
         ratio = op.flops / near.signature.flops
@@ -171,7 +171,7 @@ class AttentionTable:
 
 
 def _distance(row: AttentionRow, op: Attention) -> float:
-    """In shape, the sequence counting twice: it decides the rate more than the number of heads."""
+    """Return the distance in shape. The sequence counts twice: it decides most about the rate."""
     return (
         2 * abs(math.log(row.seq / op.seq))
         + abs(math.log(row.batch * row.heads / (op.batch * op.heads)))

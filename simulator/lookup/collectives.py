@@ -1,8 +1,8 @@
 """Collectives: time by op, group, bytes and CTAs.
 
-The law of one (op, group, CTAs) is piecewise α–β: a latency, then a cost a MiB that changes at
-knots (NCCL switches protocol and algorithm there). Groups that nobody timed are put together from
-those that were, and say so.
+The law of one (op, group, CTAs) is piecewise α–β: a latency, then a cost per MiB that changes at
+knots (NCCL switches protocol and algorithm there). Groups that were not timed are estimated from
+timed groups, and marked as such.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GroupKey = tuple[str, int, int, int]  # op, nodes, per node, CTAs
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveRow:
-    """One timing: ``bytes`` is the full tensor, ``ctas`` 0 is NCCL's own choice."""
+    """One timing: ``bytes`` is the full tensor, ``ctas`` 0 is NCCL's choice."""
 
     op: CollectiveKind
     nodes: int
@@ -59,7 +59,7 @@ class CollectiveRow:
 
     @property
     def group(self) -> GroupKey:
-        """What the row belongs to: op, nodes, per node, CTAs."""
+        """Key of the row's group: op, nodes, ranks per node, CTAs."""
         return self.op, self.nodes, self.per_node, self.ctas
 
     @property
@@ -70,7 +70,7 @@ class CollectiveRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveFit:
-    """Piecewise α–β law of one group: latency, and µs a MiB between the knots.
+    """Piecewise α–β law of one group: latency, and µs per MiB between the knots.
 
     ``us_per_mib`` has one more entry than ``knots_bytes``; ``error`` is the leave-one-out error
     (0.03 = 3 %); ``min_bytes`` … ``max_bytes`` is the range it was fitted on.
@@ -110,11 +110,11 @@ class CollectiveFit:
 
     @property
     def group(self) -> GroupKey:
-        """What the law belongs to: op, nodes, per node, CTAs."""
+        """Key of the law's group: op, nodes, ranks per node, CTAs."""
         return self.op, self.nodes, self.per_node, self.ctas
 
     def transfer_us(self, size_bytes: float) -> float:
-        """Everything beyond the latency."""
+        """Return the time beyond the latency, in µs."""
         total, low = 0.0, 0.0
         for slope, high in zip(self.us_per_mib, (*self.knots_bytes, math.inf), strict=True):
             if size_bytes <= low:
@@ -125,7 +125,7 @@ class CollectiveFit:
 
 
 class Law(NamedTuple):
-    """A collective's time in its two shares, and how sure it is."""
+    """A collective's time in two shares, its source and expected error."""
 
     latency_us: float
     transfer_us: float
@@ -134,21 +134,21 @@ class Law(NamedTuple):
 
     @property
     def total_us(self) -> float:
-        """Latency plus transfer."""
+        """Latency plus transfer, in µs."""
         return self.latency_us + self.transfer_us
 
     def scaled(self, factor: float, error: float) -> Law:
-        """The law times ``factor``, which somebody assumed."""
+        """Return the law times ``factor``, which is assumed."""
         return Law(self.latency_us * factor, self.transfer_us * factor, "assumed", error)
 
 
 def _lowest(min_bytes: int) -> int:
-    """Timings down to messages that are all latency serve all smaller ones."""
+    """Return the least size in range: 1 if timings reach messages that are all latency."""
     return 1 if min_bytes <= _ALL_LATENCY_BYTES else min_bytes
 
 
 class CollectiveTable:
-    """Time of any collective on any group; raises MissingSectionError where nothing can tell."""
+    """Look-up of collectives on any group; raise MissingSectionError if no timing is related."""
 
     def __init__(
         self,
@@ -168,17 +168,17 @@ class CollectiveTable:
         self._nic_latency_us = nic_latency_us
 
     def estimate(self, collective: Collective) -> Estimate:
-        """Duration alone on the machine; one rank costs nothing."""
+        """Return the duration alone on the machine; one rank costs nothing."""
         law = self._law(collective)
         return Estimate(law.total_us, law.source, law.error)
 
     def shares(self, collective: Collective) -> tuple[float, float]:
-        """(latency, transfer) in µs; they sum to the estimate's duration."""
+        """Return (latency, transfer) in µs; they sum to the estimate's duration."""
         law = self._law(collective)
         return law.latency_us, law.transfer_us
 
     def groups(self) -> list[GroupKey]:
-        """Every (op, nodes, per node, CTAs) that rows or a fit describe, sorted."""
+        """Return every (op, nodes, ranks per node, CTAs) with rows or a fit, sorted."""
         return sorted(set(self._rows) | set(self._fits))
 
     def _law(self, c: Collective) -> Law:
@@ -205,7 +205,7 @@ class CollectiveTable:
         )
 
     def _known(self, c: Collective) -> Law | None:
-        """From rows or a fit of this very group."""
+        """Return the law from rows or a fit of the same group."""
         group = (c.op, c.nodes, c.per_node, c.ctas)
         if group in self._rows:
             return self._from_rows(self._rows[group], c.size_bytes)
@@ -217,7 +217,7 @@ class CollectiveTable:
         return Law(fit.latency_us, fit.transfer_us(c.size_bytes), source, error)
 
     def _from_rows(self, rows: Sequence[CollectiveRow], size: int) -> Law:
-        """The row itself, else the α–β line through its two neighbours."""
+        """Return the row of that size, else the α–β line through its two neighbours."""
         sizes = [row.bytes for row in rows]
         index = bisect_left(sizes, size)
         latency = rows[0].median_us
@@ -245,11 +245,11 @@ class CollectiveTable:
         return widened("fitted", self._table_error, how_far)
 
     def _from_sibling_op(self, c: Collective) -> Law | None:
-        """Gather, scatter, broadcast and send from an op timed on the same group (assumed).
+        """Return gather, scatter, broadcast or send from another op of the same group (assumed).
 
-        A ring all-reduce is a reduce-scatter and an all-gather, so each is half of it; a broadcast
-        moves n/(n − 1) of what an all-gather of the same tensor does; sending B from one rank to
-        one other is an all-gather of 2B between two.
+        A ring all-reduce is a reduce-scatter and an all-gather, so each is half of it. A broadcast
+        moves n/(n − 1) of the bytes of an all-gather of the same tensor. Sending B bytes from one
+        rank to another equals an all-gather of 2B between two ranks.
         """
         if c.op in ("all_gather", "reduce_scatter"):
             law = self._known(c._replace(op="all_reduce"))
@@ -264,7 +264,7 @@ class CollectiveTable:
         return None
 
     def _from_other_groups(self, c: Collective) -> Law | None:
-        """Along log₂ of the ranks in a node, or of the nodes, between groups that were timed."""
+        """Interpolate between timed groups over log₂ of the ranks per node, or of the nodes."""
         single, sizes = c.nodes == 1, self._neighbours(c)
         if len(sizes) < 2:
             return None
@@ -285,7 +285,7 @@ class CollectiveTable:
         return Law(latency, transfer, "extrapolated", 0.15 * (1 + math.log2(far)))
 
     def _neighbours(self, c: Collective) -> list[int]:
-        """Ranks in a node, or numbers of nodes, for which the op was timed."""
+        """Return the ranks per node, or the numbers of nodes, with which the op was timed."""
         return sorted(
             (p if c.nodes == 1 else n)
             for op, n, p, ctas in self.groups()
@@ -293,7 +293,7 @@ class CollectiveTable:
         )
 
     def _from_one_group(self, c: Collective) -> Law | None:
-        """From the only group known (assumed): latency by log₂ of ranks, transfer as a ring's."""
+        """Scale the only timed group (assumed): latency ∝ log₂ of ranks, transfer as in a ring."""
         sizes = self._neighbours(c)
         if len(sizes) != 1:
             return None
@@ -305,11 +305,11 @@ class CollectiveTable:
         return Law(law.latency_us * steps, law.transfer_us * ring, "assumed", 0.4)
 
     def _from_wires(self, c: Collective) -> Law | None:
-        """Several nodes, never timed: the slower of the node's links and its share of the NICs.
+        """Return the law of several nodes without timings: the slower of node links and NICs.
 
-        Each rank has a NIC of its own, and each doubling of the nodes adds a NIC latency. A ring
-        over n nodes sends 2(n − 1)/n of the tensor through the NICs that the group has in a node
-        (all-reduce; half of that for a gather or scatter).
+        Each rank has its own NIC, and each doubling of the nodes adds a NIC latency. A ring over n
+        nodes sends 2(n − 1)/n of the tensor through the group's NICs in a node (all-reduce; half of
+        that for a gather or scatter).
         """
         if self._nic_gb_s is None or self._nic_latency_us is None or c.nodes == 1:
             return None

@@ -1,4 +1,4 @@
-"""What Gaussian processes over shapes share: their kernel, and how far to trust them."""
+"""Shared parts of Gaussian processes over shapes: the kernel, and the calibration of errors."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import numpy as np
 
 from simulator.lookup.gemm_law import Floats
 
-# Leave-out error to believe before there is anything to leave out, and its weight in rows.
+# Prior of the leave-out error, and its weight in rows.
 _PRIOR_ERROR: Final = 0.08
 _PRIOR_ROWS: Final = 4
 
 
 def kernel(left: Floats, right: Floats, parts: Sequence[tuple[float, Sequence[float]]]) -> Floats:
-    """Sum of variance · exp(−Σ |Δ| / length) of all ``parts``, (variance, a length an axis).
+    """Return the sum of variance · exp(−Σ |Δ| / length) over ``parts`` (variance, axes' lengths).
 
-    ``left`` and ``right`` are points [points, axes]; a row of the result is one of ``left``.
+    ``left`` and ``right`` are points [points, axes]; the result is [left points, right points].
     """
     axes = range(left.shape[1])
-    apart = [np.abs(left[:, None, axis] - right[None, :, axis]) for axis in axes]
+    deltas = [np.abs(left[:, None, axis] - right[None, :, axis]) for axis in axes]
     total: Floats = np.zeros((len(left), len(right)))
     for variance, lengths in parts:
         total += variance * np.exp(
-            -sum(delta / length for delta, length in zip(apart, lengths, strict=True))
+            -sum(delta / length for delta, length in zip(deltas, lengths, strict=True))
         )
     return total
 
 
 def calibrated(log_errors: Floats, deviations: Floats) -> tuple[float, float]:
-    """Return (mean leave-out error, relative error to expect per deviation): a process's own
-    deviations are scaled to the errors that it really makes.
+    """Return (mean leave-out error, expected relative error per deviation). The second scales a
+    process's own deviations to its real errors.
 
     ``log_errors``: log(measured / looked up) of each row (or curve) when it is left out;
-    ``deviations``: what the process itself expected of it. A single one shows nothing.
+    ``deviations``: the process's own standard deviation of it. With one row, the prior dominates.
     """
     count = len(deviations)
     left_out = float(np.abs(np.expm1(log_errors)).mean())

@@ -29,22 +29,22 @@ from simulator.specs import DTYPE_BYTES
 
 Ranges = Mapping[str, tuple[int, int]]
 
-# Added to the expected error of a borrowed number. Assumed, not measured.
+# Added to the expected error of a number from another signature. Assumed, not measured.
 LAYOUT_ERROR: Final = 0.08
 ACCUMULATE_ERROR: Final = 0.03
 STRIDES_ERROR: Final = 0.02
 ANALYTIC_ERROR: Final = 0.40
 OCTAVE_ERROR: Final = 0.03
-# Further outside its range than this many doublings, a look-up counts as extrapolated.
+# A look-up that is more doublings than this outside its range counts as extrapolated.
 FAR_OCTAVES: Final = 1.0
-# Reading and writing an fp32 C, where overwriting writes it once in 16 bits.
+# Bytes added per element: an fp32 C is read and written; overwriting writes 16 bits once.
 _ACCUMULATE_BYTES: Final = 4 + 4 - 2
 # Same tensor-core rate, same bytes.
 _SAME_RATE: Final[dict[str, str]] = {"fp16": "bf16"}
 
 
 class GemmRow(NamedTuple):
-    """One measured signature: median and spread of ``samples`` runs, in microseconds."""
+    """One measured signature: median and spread of ``samples`` runs, in µs."""
 
     m: int
     n: int
@@ -60,7 +60,7 @@ class GemmRow(NamedTuple):
 
     @property
     def signature(self) -> Gemm:
-        """What was timed."""
+        """The op that was timed."""
         layout = cast("Layout", self.layout)
         return Gemm(
             self.m, self.n, self.k, layout, self.dtype, self.accumulate, self.strides, self.bias
@@ -69,10 +69,10 @@ class GemmRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GemmFit:
-    """A law with its numbers, for one layout and dtype.
+    """A law with its parameters, for one layout and dtype.
 
-    ``error`` is the mean relative error on (n, k) pairs held out of the fit; ``ranges`` the m, n
-    and k of the rows it saw. Raises ProfileError when they cannot be.
+    ``error`` is the mean relative error on (n, k) pairs held out of the fit; ``ranges``: least and
+    most m, n and k of the fitted rows. Raise ProfileError for impossible values.
     """
 
     law: str
@@ -96,7 +96,7 @@ class GemmFit:
 
 
 class _Rows:
-    """Interpolation between the rows of one layout and dtype; made when first asked for."""
+    """Interpolation between the rows of one layout and dtype, built at the first look-up."""
 
     def __init__(self, rows: Sequence[GemmRow], law: Law) -> None:
         self._rows, self._law = rows, law
@@ -110,11 +110,11 @@ class _Rows:
         return self._interpolation.leave_out_error
 
     def predict(self, gemm: Gemm) -> tuple[float, float]:
-        """Microseconds and expected relative error."""
-        found = self._interpolation
-        if isinstance(found, GemmCurves):
-            return found.predict(gemm.m, gemm.n, gemm.k)
-        return found.predict(gemm.m, gemm.n, gemm.k, _way(gemm))
+        """Return (µs, expected relative error)."""
+        process = self._interpolation
+        if isinstance(process, GemmCurves):
+            return process.predict(gemm.m, gemm.n, gemm.k)
+        return process.predict(gemm.m, gemm.n, gemm.k, _way(gemm))
 
     @cached_property
     def _interpolation(self) -> GemmCurves | GemmPoints:
@@ -127,7 +127,7 @@ class _Rows:
 
 
 def _split(rows: Sequence[GemmRow], law: Law) -> dict[bool, _Rows | None]:
-    """Rows by whether they add to C; as long as there are few, each tells of all."""
+    """Return the rows by whether they add to C; up to MAX_POINTS rows, all serve both cases."""
     parts = {
         adds: [row for row in rows if row.accumulate == adds]
         for adds in sorted({row.accumulate for row in rows})
@@ -140,7 +140,7 @@ def _split(rows: Sequence[GemmRow], law: Law) -> dict[bool, _Rows | None]:
 
 
 class _Family:
-    """What is known about one (layout, dtype, accumulate): rows, a fit, or both."""
+    """The rows, the fit or both of one (layout, dtype, accumulate)."""
 
     def __init__(self, law: Law, rows: _Rows | None, fit: GemmFit | None) -> None:
         self.law, self.fit, self._rows = law, fit, rows
@@ -167,7 +167,7 @@ class _Family:
 
 
 class GemmTable:
-    """Every GEMM of one machine.
+    """Look-up of GEMM times on one machine.
 
     ``peak_flops``: FLOP/s by dtype; ``memory_bandwidth``: bytes/s. Look-ups are pure: the same
     signature always gives the same Estimate.
@@ -201,12 +201,12 @@ class GemmTable:
                 law = make_law(fit.law, fit.params, sm_count)
             else:
                 law = fit_roofline(*_columns(members)) or self._analytic(key[1])
-            for accumulate, known in _split(members, law).items():
-                families[*key, accumulate] = _Family(law, known, fit)
+            for accumulate, part in _split(members, law).items():
+                families[*key, accumulate] = _Family(law, part, fit)
         return families
 
     def estimate(self, gemm: Gemm) -> Estimate:
-        """Return the duration of ``gemm``; raises MissingSectionError when nothing can give it."""
+        """Return the duration of ``gemm``; raise MissingSectionError if its dtype is unknown."""
         for dtype in _dtypes(gemm.dtype):
             row = self._exact.get(gemm._replace(dtype=dtype))
             if row is not None:
@@ -221,16 +221,16 @@ class GemmTable:
         return Estimate(us, "assumed", ANALYTIC_ERROR)
 
     def shares(self, gemm: Gemm) -> tuple[float, float, float]:
-        """Fractions of the time that are fixed, FLOP-bound and memory-bound; they sum to 1."""
+        """Return the fixed, FLOP-bound and memory-bound fractions of the time; they sum to 1."""
         law: Law | None = next((family.law for _, _, family in self._candidates(gemm)), None)
         parts = (law or self._analytic(gemm.dtype)).parts(gemm.m, gemm.n, gemm.k)
         fixed, flops = parts.fixed_us / parts.total_us, parts.flops_us / parts.total_us
         return fixed, flops, 1.0 - fixed - flops
 
     def leave_out_error(self, layout: str = "forward", dtype: str = "bf16") -> float:
-        """Mean relative error of the interpolation with each shape left out; 0 without rows.
+        """Return the interpolation's mean relative error with each shape left out; 0 without rows.
 
-        Of more than ``MAX_POINTS`` rows, with each (n, k) left out. Closed form over all rows.
+        With more than ``MAX_POINTS`` rows, each (n, k) is left out. Closed form over all rows.
         """
         for accumulate in (False, True):
             family = self._families.get((layout, dtype, accumulate))
@@ -239,7 +239,7 @@ class GemmTable:
         return 0.0
 
     def _candidates(self, gemm: Gemm) -> Iterator[tuple[str, bool, _Family]]:
-        """Families that can answer, best first: own layout, then own way of writing C."""
+        """Yield the families that can answer, best first: own layout, then own way to write C."""
         for layout in (gemm.layout, *(other for other in get_args(Layout) if other != gemm.layout)):
             for accumulate in (gemm.accumulate, not gemm.accumulate):
                 for dtype in _dtypes(gemm.dtype):
@@ -291,5 +291,5 @@ def _columns(rows: Sequence[GemmRow]) -> tuple[Floats, Floats, Floats, Floats]:
 
 
 def _octaves_outside(gemm: Gemm, ranges: Ranges) -> float:
-    """Doublings by which the shape leaves ``ranges``, in its worst dimension."""
+    """Return the doublings by which the shape is outside ``ranges``, in its worst dimension."""
     return math.log2(max(reach(getattr(gemm, name), *ranges[name]) for name in "mnk"))

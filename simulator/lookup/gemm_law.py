@@ -1,7 +1,7 @@
-"""Laws of GEMM time: few numbers in, microseconds out, in pure Python and over arrays.
+"""Laws of GEMM time: from few parameters to µs, in pure Python and over arrays.
 
-``tiled`` sees thread-block tiles, waves and split-K, so it follows the staircase that decides
-slice counts; ``roofline`` is the plain sum of a fixed cost, FLOPs and bytes.
+``tiled`` models thread-block tiles, waves and split-K, so it follows the staircase that decides
+slice counts; ``roofline`` is the sum of a fixed cost, FLOPs and bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Params = Mapping[str, float | tuple[float, ...]]
 
-# (rows, columns, class): a tile and its transpose run the same main loop, so they share numbers.
+# (rows, columns, class): a tile and its transpose run the same main loop, so they share a class.
 TILES: Final = (
     (256, 128, 0), (128, 256, 0), (128, 128, 1), (256, 64, 2),
     (64, 256, 2), (128, 64, 3), (64, 128, 3), (64, 64, 4),
@@ -31,7 +31,7 @@ SPLITS: Final = (2, 4, 8)
 _ELEMENT_BYTES: Final = 2
 _BEND_MB: Final = 20.0
 
-# Parameter: (entries, 0 for a plain number; lowest; highest). Wide of any machine, but narrow
+# Parameter: (entries, 0 for a plain number; lowest; highest). Far beyond any machine, but narrow
 # enough that no time overflows: norm is an exponent, the shares are parts of a whole.
 Limits = Mapping[str, tuple[int, float, float]]
 _TILED_LIMITS: Final[Limits] = {
@@ -56,12 +56,12 @@ _ROOFLINE_LIMITS: Final[Limits] = {
     "element_bytes": (0, 1.0, 8.0),
 }
 PARAMETERS: Final[dict[str, Limits]] = {"tiled": _TILED_LIMITS, "roofline": _ROOFLINE_LIMITS}
-"""What each law's parameters may be."""
+"""Limits of each law's parameters."""
 _OPTIONAL: Final = frozenset({"element_bytes"})
 
 
 class Parts(NamedTuple):
-    """Time of one GEMM, and what it would be made of: fixed, FLOP-bound, memory-bound, in us."""
+    """Time of one GEMM and its fixed, FLOP-bound and memory-bound parts, in µs."""
 
     total_us: float
     fixed_us: float
@@ -70,14 +70,14 @@ class Parts(NamedTuple):
 
 
 class Law(Protocol):
-    """What every law offers."""
+    """Interface of every law."""
 
     def parts(self, m: int, n: int, k: int) -> Parts:
-        """Time of C[m, n] = A[m, k] · B[k, n]; the three parts sum to the total."""
+        """Return the time of C[m, n] = A[m, k] · B[k, n]; the three parts sum to the total."""
         ...
 
     def times_us(self, m: Floats, n: Floats, k: Floats) -> Floats:
-        """The same totals over arrays of one shape."""
+        """Return the same totals, in µs, over arrays of one shape."""
         ...
 
 
@@ -108,15 +108,15 @@ class RooflineLaw:
 
 @dataclass(frozen=True, kw_only=True)
 class TiledLaw:
-    """fixed + ‖compute, memory‖_p, where compute is that of the fastest tile and split.
+    """fixed + ‖compute, memory‖_p, where compute is the time of the fastest tile and split.
 
     A tile of class c costs 2·area·k / ``tile_mflop_us[c]`` (main loop, MFLOP/us of one SM) plus
     ``tile_us[c]`` (prologue and epilogue, of which ``repeat_share`` stays visible after the first
-    wave). Waves w = tiles / SMs: below one wave the main loop costs 1 − ``idle_gain``·(1 − w) of a
-    wave (fewer SMs share clock and cache), above it a mix of ⌈w⌉ (``ceil_share``) and w. Grids
-    below one wave may split k; partial sums then travel at ``reduce_mb_us`` after ``reduce_us``.
-    ``throttle`` is the slow-down of problems far above ``throttle_gflop`` (power limit), and
-    ``bandwidth_bend`` how the effective bandwidth ``mb_us`` changes with the bytes moved.
+    wave). Waves are w = tiles / SMs. Below one wave the main loop costs 1 − ``idle_gain``·(1 − w)
+    of a wave (fewer SMs share clock and cache), above it a mix of ⌈w⌉ (``ceil_share``) and w. Grids
+    below one wave may split k; partial sums then move at ``reduce_mb_us`` after ``reduce_us``.
+    ``throttle`` is the slowdown of problems far above ``throttle_gflop`` (power limit), and
+    ``bandwidth_bend`` the change of the bandwidth ``mb_us`` (MB/µs) with the bytes moved.
     """
 
     sm_count: int
@@ -135,7 +135,7 @@ class TiledLaw:
     tile_us: tuple[float, ...]
 
     def parts(self, m: int, n: int, k: int) -> Parts:
-        """See Law; compute and memory share what their norm leaves, by their p-th powers."""
+        """See Law; the norm is divided between compute and memory by their p-th powers."""
         gflop = 2e-9 * m * n * k
         slow = 1 + self.throttle * gflop / (gflop + self.throttle_gflop)
         compute = self._best_tile_us(m, n, k) * slow
@@ -183,7 +183,7 @@ class TiledLaw:
         return self.fixed_us + norm
 
     def _best_tiles_us(self, m: Floats, n: Floats, k: Floats) -> Floats:
-        """Rows are tiles, columns shapes."""
+        """Return ``_best_tile_us`` of every shape; in 2-D arrays rows are tiles, columns shapes."""
         rows, columns, index = (np.array(column)[:, None] for column in zip(*TILES, strict=True))
         rate, edge_us = np.array(self.tile_mflop_us)[index], np.array(self.tile_us)[index]
         waves = np.ceil(m / rows) * np.ceil(n / columns) / self.sm_count
@@ -213,7 +213,7 @@ def _bend(moved_mb: float) -> float:
 
 
 def check_params(owner: str, law: str, params: Params) -> None:
-    """Raise ProfileError unless ``params`` are those of ``law``, each of its kind and range."""
+    """Raise ProfileError unless ``params`` has the names, types and ranges of ``law``."""
     if law not in PARAMETERS:
         raise ProfileError(f"{owner}: {unknown_name('GEMM law', law, PARAMETERS)}")
     limits = PARAMETERS[law]
@@ -240,7 +240,7 @@ def check_params(owner: str, law: str, params: Params) -> None:
 def make_law(name: str, params: Params, sm_count: int) -> Law:
     """Return the law ``name`` with ``params`` on a GPU of ``sm_count`` SMs.
 
-    Raises InputError for an unknown name, ProfileError for missing, unknown or impossible numbers.
+    Raise InputError for an unknown name, ProfileError for missing, unknown or impossible numbers.
     """
     if name not in LAWS:
         raise unknown_name("GEMM law", name, LAWS)
@@ -276,7 +276,7 @@ LAWS: Final[dict[str, Callable[[Params, int], Law]]] = {"tiled": _tiled, "roofli
 
 
 def fit_roofline(m: Floats, n: Floats, k: Floats, us: Floats) -> RooflineLaw | None:
-    """Least squares on relative error; None unless the rows determine all three numbers > 0."""
+    """Return a least-squares fit of relative error, or None unless all three numbers are > 0."""
     if len(us) < 8:
         return None
     terms = np.stack(

@@ -1,9 +1,9 @@
-"""Interpolation in a dense table of GEMM times: a law's trend, times what neighbouring rows say.
+"""Interpolation in a dense table of GEMM times: a law's trend, corrected by neighbouring rows.
 
 Every (n, k) of the table is a curve over m of log(measured / law). A Gaussian process over
-(log n, log k) joins the curves: a smooth part, and a part shared only by curves of nearly the same
-n, which meet the same tile grid at every m. Its variance, scaled to the error that leaving each
-curve out really gives, says how sure a look-up is.
+(log n, log k) joins the curves. Its kernel has a smooth part, and a part shared only by curves of
+nearly the same n, which have the same tile grid at every m. Its variance, scaled to the real
+errors with each curve left out, gives the expected error of a look-up.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class GemmCurves:
         }
         residual = np.log(us / law.times_us(m, n, k))
         pairs, owner = np.unique(np.stack([n, k], axis=1), axis=0, return_inverse=True)
-        kept = _thin(np.arange(len(pairs), dtype=float), MAX_CURVES).astype(int)
-        self._points = np.log(pairs[kept])
+        chosen = _thin(np.arange(len(pairs), dtype=float), MAX_CURVES).astype(int)
+        self._points = np.log(pairs[chosen])
         grid = np.log(_thin(np.unique(m), _MAX_GRID))
         self._grid: list[float] = grid.tolist()
-        curves = _curves(grid, np.log(m), residual, owner.reshape(-1), kept)
+        curves = _curves(grid, np.log(m), residual, owner.reshape(-1), chosen)
         self._mean = curves.mean(axis=0)
         self._inverse = np.linalg.inv(
-            kernel(self._points, self._points, _PARTS) + _NOISE * np.eye(len(kept))
+            kernel(self._points, self._points, _PARTS) + _NOISE * np.eye(len(chosen))
         )
         self._weights = self._inverse @ (curves - self._mean)
         precision = np.diag(self._inverse)
@@ -54,7 +54,7 @@ class GemmCurves:
         self._cache: dict[tuple[int, int], tuple[list[float], float]] = {}
 
     def predict(self, m: int, n: int, k: int) -> tuple[float, float]:
-        """Return (microseconds, expected relative error) of one shape."""
+        """Return (µs, expected relative error) of one shape."""
         curve, error = self._curve(n, k)
         return self.law.parts(m, n, k).total_us * math.exp(self._at(curve, math.log(m))), error
 
@@ -80,7 +80,7 @@ class GemmCurves:
 
 
 def _thin(values: Floats, limit: int) -> Floats:
-    """At most ``limit`` of the sorted ``values``, evenly spread, ends included."""
+    """Return at most ``limit`` of the sorted ``values``, evenly spread, with both ends."""
     if len(values) <= limit:
         return values
     chosen = np.linspace(0, len(values) - 1, limit).round().astype(int)
@@ -88,12 +88,12 @@ def _thin(values: Floats, limit: int) -> Floats:
     return thinned
 
 
-def _curves(grid: Floats, log_m: Floats, residual: Floats, owner: Ints, kept: Ints) -> Floats:
-    """Each kept pair's residuals on the common grid of log m, flat beyond its own ends."""
+def _curves(grid: Floats, log_m: Floats, residual: Floats, owner: Ints, chosen: Ints) -> Floats:
+    """Return [chosen pairs, grid]: residuals on the grid of log m, flat beyond a pair's ends."""
     order = np.lexsort((log_m, owner))
     starts = np.searchsorted(owner[order], np.arange(int(owner.max()) + 2))
-    rows = np.empty((len(kept), len(grid)))
-    for index, pair in enumerate(kept):
+    rows = np.empty((len(chosen), len(grid)))
+    for index, pair in enumerate(chosen):
         part = order[starts[pair] : starts[pair + 1]]
         rows[index] = np.interp(grid, log_m[part], residual[part])
     return rows

@@ -1,4 +1,4 @@
-"""Pointwise ops: a fixed cost, then bytes over bandwidth, in cache up to a knee, then in memory."""
+"""Pointwise ops: a fixed cost plus bytes / bandwidth, of the cache up to a knee, then of memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PointwiseRow:
 class PointwiseFit:
     """fixed + bytes up to the knee at one bandwidth + bytes beyond it at another.
 
-    ``names``: the ops it is for; a fit that lists ``default`` serves all others. GB = 1e9 bytes.
+    ``names``: ops of this law; a fit that lists ``default`` serves all others. GB = 1e9 bytes.
     """
 
     names: tuple[str, ...]
@@ -86,13 +86,13 @@ class PointwiseFit:
             require_count(owner, name, getattr(self, name))
 
     def memory_us(self, total_bytes: int) -> float:
-        """Time beyond the fixed cost."""
+        """Return the time beyond the fixed cost, in µs."""
         small = min(total_bytes, self.knee_bytes) / self.small_gb_s
         return (small + max(0, total_bytes - self.knee_bytes) / self.large_gb_s) / 1e3
 
 
 class PointwiseTable:
-    """Time of any pointwise op; raises MissingSectionError for a name nothing describes."""
+    """Look-up of pointwise ops; raise MissingSectionError for a name without rows and law."""
 
     def __init__(
         self,
@@ -107,13 +107,13 @@ class PointwiseTable:
             self._exact[row.signature] = row
             size = row.bytes_read + row.bytes_written
             self._by_name.setdefault(row.name, []).append((size, row.median_us))
-        for line in self._by_name.values():
-            line.sort()
+        for timings in self._by_name.values():
+            timings.sort()
         self._fits = {name: fit for fit in fits for name in fit.names}
         self._table_error = table_error
 
     def estimate(self, op: Pointwise) -> Estimate:
-        """Duration alone on the machine."""
+        """Return the duration alone on the machine."""
         row = self._exact.get(op)
         if row is not None:
             return Estimate(row.median_us, "measured", row_error(row))
@@ -132,30 +132,30 @@ class PointwiseTable:
         return Estimate(fit.fixed_us + fit.memory_us(total), source, error)
 
     def shares(self, op: Pointwise) -> tuple[float, float]:
-        """(fixed, memory) in µs; they sum to the estimate's duration."""
+        """Return (fixed, memory) in µs; they sum to the estimate's duration."""
         total = self.estimate(op).duration_us
-        line = self._by_name.get(op.name)
-        if line is None:
+        timings = self._by_name.get(op.name)
+        if timings is None:
             fit = self._fit(op.name)
             assert fit is not None
             return fit.fixed_us, total - fit.fixed_us
-        fixed = min(line[0][1], total) if len(line) > 1 else 0.0
+        fixed = min(timings[0][1], total) if len(timings) > 1 else 0.0
         return fixed, total - fixed
 
     def _fit(self, name: str) -> PointwiseFit | None:
         return self._fits.get(name) or self._fits.get(DEFAULT)
 
-    def _between(self, line: Sequence[tuple[int, float]], total: int) -> Estimate:
-        """Straight between neighbours, as fixed + bytes/bandwidth is; in proportion beyond."""
-        sizes = [size for size, _ in line]
+    def _between(self, timings: Sequence[tuple[int, float]], total: int) -> Estimate:
+        """Interpolate linearly, as fixed + bytes/bandwidth is linear; above all rows ∝ bytes."""
+        sizes = [size for size, _ in timings]
         source, error = widened("fitted", self._table_error, reach(total, sizes[0], sizes[-1]))
         if source == "fitted":
             source = "interpolated"
         if total <= sizes[0]:
-            return Estimate(line[0][1], "interpolated", self._table_error)
+            return Estimate(timings[0][1], "interpolated", self._table_error)
         if total >= sizes[-1]:
-            return Estimate(line[-1][1] * total / sizes[-1], source, error)
+            return Estimate(timings[-1][1] * total / sizes[-1], source, error)
         right = bisect_left(sizes, total)
-        (low, left_us), (high, right_us) = line[right - 1], line[right]
+        (low, left_us), (high, right_us) = timings[right - 1], timings[right]
         weight = (total - low) / (high - low) if high > low else 1.0
         return Estimate(left_us + weight * (right_us - left_us), source, error)

@@ -1,6 +1,6 @@
-"""Issue orders of a layer, by name. A new overlap order is one new file and one line here.
+"""Fixed issue orders of a layer, by name. A new order needs one new file and one entry here.
 
-``greedy`` is not among them: it is planned from a profile (simulator.greedy) into the same type.
+``greedy`` is not listed: simulator.greedy plans it from a profile, into the same type.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from simulator.schedules.inter import inter
 from simulator.schedules.intra import intra
 from simulator.schedules.paper import paper
 
-ORDER_LINES: Final[dict[str, Callable[[SlicePlan], LayerOrder]]] = {
+ISSUE_ORDERS: Final[dict[str, Callable[[SlicePlan], LayerOrder]]] = {
     "intra": intra,
     "inter": inter,
     "paper": paper,
@@ -22,6 +22,6 @@ ORDER_LINES: Final[dict[str, Callable[[SlicePlan], LayerOrder]]] = {
 
 
 def fixed_order(plan: SlicePlan) -> LayerOrder:
-    """The lines of a plan whose order needs no planner (megatron, no_comm, intra, inter, paper)."""
+    """Return the order of a plan that needs no planner (megatron, no_comm, intra, inter, paper)."""
     unsliced = plan.strategy != "domino" or plan.row_slices == 1
-    return ORDER_LINES["intra" if unsliced else plan.order](plan)
+    return ISSUE_ORDERS["intra" if unsliced else plan.order](plan)

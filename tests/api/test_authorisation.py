@@ -13,8 +13,8 @@ import pytest
 
 from api.app import route_table
 from api.wire import Declared
-from domino_tune.service.desk import JobDesk
-from domino_tune.service.job import NewJob
+from domino_tune.service.jobs.desk import JobDesk
+from domino_tune.service.jobs.job import NewJob
 from domino_tune.service.sql.database import open_database
 from domino_tune.service.tokens import SCOPES, TokenDesk
 from tests.api.service import Service, serving

@@ -304,7 +304,7 @@ def test_a_token_is_asked_for_and_kept_for_the_session(browser: Browser, tmp_pat
         page.locator("#lanes canvas").first.wait_for()
         with page.expect_download() as download:
             page.get_by_role("button", name="Plan", exact=True).click()
-        assert json.loads(Path(download.value.path()).read_text())["schema"] == 1
+        assert json.loads(Path(download.value.path()).read_text())["schema"] == 2
         page.get_by_role("button", name="Forget the token").click()
         dialog.wait_for()
         assert page.evaluate("sessionStorage.length") == 0

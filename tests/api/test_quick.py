@@ -116,7 +116,7 @@ def die_once(kind: str, task: bytes) -> bytes:
 
 
 def test_room_is_bounded(executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick, "KEPT_BYTES", 6)
+    monkeypatch.setattr(quick, "STORED_BYTES", 6)
     compute = Computing()
     compute.gate.set()
 

@@ -1,4 +1,4 @@
-"""The cheap benchmarks run and meet their targets; the rest are only known by name."""
+"""The cheap benchmarks run and meet their targets. The others are only listed by name."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench import BENCHES
+from benchmarks.bench import properties as bench_properties
 from benchmarks.bench.__main__ import main
 from benchmarks.bench.cases import SEARCH_CASES
 from benchmarks.bench.greedy import greedy
+from benchmarks.bench.properties import PROPERTIES, Property, properties
 from benchmarks.bench.search import search
-from benchmarks.bench.verdict import at_most, check_table, count_verdicts, told
+from benchmarks.bench.verdict import at_most, check_table, count_verdicts, reported
 
 QUICK = tuple(case for case in SEARCH_CASES if case.label.startswith("llama2-7b tp8 b1 "))
 
 
 @pytest.mark.facts
 @pytest.mark.parametrize("name", ["contention", "slices"])
-def test_what_is_measured_is_met(
+def test_targets_on_measurements_are_met(
     name: str, facts_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOMINO_TUNE_FACTS", str(facts_dir))
@@ -28,19 +30,35 @@ def test_what_is_measured_is_met(
 
 
 @pytest.mark.facts
-def test_the_upstream_gap_is_told(facts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_upstream_gap_is_reported(facts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOMINO_TUNE_FACTS", str(facts_dir))
     (table,) = BENCHES["upstream"]()
     assert "not explained" in [row[0] for row in table.rows]
 
 
-def test_published_shares_stand_beside_ours() -> None:
-    shares, explained, _ = BENCHES["published"]()
+def test_published_shares_are_compared_with_ours() -> None:
+    shares, causes, _ = BENCHES["published"]()
     assert [row[0] for row in shares.rows] == ["8", "16", "32"]
-    assert len(explained.rows) == 3
+    assert len(causes.rows) == 3
 
 
-def test_one_search_case_is_proven_and_found() -> None:
+def test_properties_hold_on_some_cases() -> None:
+    tables = properties(fraction=0.002)
+    assert count_verdicts(tables) == (len(PROPERTIES), 0)
+    assert [row[1] for row in tables[0].rows][:3] == ["4", "4", "20"]
+
+
+def test_a_broken_property_is_a_miss_with_its_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(seed: int) -> None:
+        assert seed != 3
+
+    monkeypatch.setattr(bench_properties, "PROPERTIES", (Property("not 3", 5, check),))
+    tables = properties()
+    assert count_verdicts(tables) == (0, 1)
+    assert tables[0].notes == ["not 3: failed for seeds [3]"]
+
+
+def test_the_searches_find_the_proven_optimum_of_one_case() -> None:
     assert len(QUICK) == 1
     for bench in (greedy, search):
         _, cases = bench(QUICK)
@@ -55,7 +73,7 @@ def test_missing_facts_skip_and_say_so(
     assert "skipped: no facts" in capsys.readouterr().out
 
 
-def test_names_are_listed_and_a_near_miss_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_listed_and_the_nearest_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     assert capsys.readouterr().out.split() == list(BENCHES)
     assert main(["sped"]) == 2
@@ -63,5 +81,5 @@ def test_names_are_listed_and_a_near_miss_is_named(capsys: pytest.CaptureFixture
 
 
 def test_a_miss_is_counted() -> None:
-    checks = [at_most("a", 0.03, 0.02), at_most("b", 0.03, 0.04), told("c", "1")]
+    checks = [at_most("a", 0.03, 0.02), at_most("b", 0.03, 0.04), reported("c", "1")]
     assert count_verdicts([check_table("checks", checks)]) == (1, 1)

@@ -1,4 +1,4 @@
-"""The proof on one GPU, played on a CPU rank: what does not need the GPU."""
+"""The parts of the GPU proof that need no GPU, on one CPU rank."""
 
 from __future__ import annotations
 
@@ -14,22 +14,12 @@ pytest.importorskip("torch")
 import torch
 
 from benchmarks.fidelity.settings import PLANS, TUNED
-from benchmarks.gpu_proof import __main__
-from benchmarks.gpu_proof.__main__ import CANNOT, UNFINISHED, main
+from benchmarks.gpu_proof import __main__, speed
+from benchmarks.gpu_proof.__main__ import CANNOT, UNFINISHED, main, measure_speeds, run
 from benchmarks.gpu_proof.cases import ProofCase, proof_cases
 from benchmarks.gpu_proof.own_profile import laid_over, own_profile, with_launch
-from benchmarks.gpu_proof.speed import PLANS as SPEED_PLANS
-from benchmarks.gpu_proof.speed import (
-    STEPS,
-    keep_speed,
-    measure_speed,
-    read_speed,
-    speed_asked,
-    speed_checks,
-    speed_table,
-)
 from domino_tune.base.errors import RunError
-from domino_tune.measure.gpu.ops import OpsCase, slice_plans, wanted
+from domino_tune.measure.gpu.ops import OpsCase, needed_signatures, slice_plans
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import Chosen, resolve
 from simulator.cost import CostModel
@@ -50,27 +40,27 @@ def _options(folder: Path, minutes: float) -> argparse.Namespace:
     )  # fmt: skip
 
 
-def test_it_comes_in_pieces(
+def test_it_continues_with_the_files_of_earlier_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a CPU rank: nothing, then everything, then what is kept, also from elsewhere."""
+    """Without time it measures nothing, then everything. Files work in another folder, too."""
     monkeypatch.setenv("DOMINO_TUNE_HOME", str(tmp_path / "home"))
     folder = tmp_path / "proof"
-    assert __main__._play(_options(folder, 0.0), [CASE]) == UNFINISHED
-    assert __main__._play(_options(folder, 5.0), [CASE]) in (0, 1)
+    assert run(_options(folder, 0.0), [CASE]) == UNFINISHED
+    assert run(_options(folder, 5.0), [CASE]) in (0, 1)
     page = (folder / "page.md").read_text()
     for plan in (*PLANS, TUNED):
         assert f" {plan} |" in page
-    assert all(plan.label in page for plan in SPEED_PLANS)
-    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert all(plan.label in page for plan in speed.PLANS)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
     moved = folder.rename(tmp_path / "moved")
-    assert __main__._play(_options(moved, 0.0), [CASE]) in (0, 1)
-    assert {path.name: path.read_bytes() for path in moved.iterdir()} == kept
+    assert run(_options(moved, 0.0), [CASE]) in (0, 1)
+    assert {path.name: path.read_bytes() for path in moved.iterdir()} == files
     CASE.profile_in(moved).unlink()
     (moved / f"ops-{MODEL.name}-4x32.json").unlink()
     capsys.readouterr()
     with pytest.raises(InputError, match="with another profile"):
-        __main__._play(_options(moved, 5.0), [CASE])
+        run(_options(moved, 5.0), [CASE])
 
 
 def test_every_plan_of_every_setting_can_be_run(
@@ -84,9 +74,9 @@ def test_every_plan_of_every_setting_can_be_run(
 
 def test_the_ops_of_its_plans_are_measured_first(tmp_path: Path) -> None:
     base = load_profile("h100-dgx")
-    asked = CASE.model, [CASE.workload], tmp_path
-    assert own_profile(base, *asked, time.monotonic(), CASE.spec) is None
-    own = own_profile(base, *asked, time.monotonic() + 120, CASE.spec)
+    inputs = CASE.model, [CASE.workload], tmp_path
+    assert own_profile(base, *inputs, time.monotonic(), CASE.spec) is None
+    own = own_profile(base, *inputs, time.monotonic() + 120, CASE.spec)
     assert own is not None
     assert own.collectives == base.collectives
     assert own.section("gemm").fits == base.section("gemm").fits
@@ -96,9 +86,9 @@ def test_the_ops_of_its_plans_are_measured_first(tmp_path: Path) -> None:
     )  # fmt: skip
     cost = CostModel(own)
     for plan in case.plans:
-        for signature in wanted(case, plan):
+        for signature in needed_signatures(case, plan):
             assert cost.estimate(signature).source == "measured"
-    again = own_profile(base, *asked, time.monotonic(), CASE.spec)
+    again = own_profile(base, *inputs, time.monotonic(), CASE.spec)
     assert again is not None
     assert replace(again, created=own.created) == own
 
@@ -114,27 +104,29 @@ def test_launch_costs_are_the_mean_of_all_batches() -> None:
     assert launch.cost_us == {"gemm": 15.0, "collective": 6.0}
 
 
-def test_its_speed_is_told_and_kept(tmp_path: Path) -> None:
-    speed, kept, asked = measure_speed(CASE), tmp_path / "speed.json", speed_asked(CASE)
-    assert [plan.label for plan in speed.plans] == [plan.label for plan in SPEED_PLANS]
-    assert len(speed.rounds_ns) == STEPS
-    keep_speed(kept, speed, asked)
-    assert read_speed(kept, asked) == speed
+def test_its_speed_is_measured_and_stored(tmp_path: Path) -> None:
+    found, path, payload = (
+        speed.measure_speed(CASE), tmp_path / "speed.json", speed.speed_payload(CASE)
+    )  # fmt: skip
+    assert [plan.label for plan in found.plans] == [plan.label for plan in speed.PLANS]
+    assert len(found.rounds_ns) == speed.STEPS
+    speed.write_speed(path, found, payload)
+    assert speed.read_speed(path, payload) == found
     with pytest.raises(InputError, match="with another steps"):
-        read_speed(kept, {**asked, "steps": 1})
-    table = speed_table([speed], 100.0)
-    assert [row[:2] for row in table.rows] == [(CASE.model.name, p.label) for p in speed.plans]
-    assert [check.ok is None for check in speed_checks([speed])] == [False, True, True]
+        speed.read_speed(path, {**payload, "steps": 1})
+    table = speed.speed_table([found], 100.0)
+    assert [row[:2] for row in table.rows] == [(CASE.model.name, p.label) for p in found.plans]
+    assert [check.ok is None for check in speed.speed_checks([found])] == [False, True, True]
 
 
-def test_a_speed_that_fails_is_left_for_the_next_start(
+def test_a_speed_that_fails_is_left_for_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(case: ProofCase) -> None:
         raise RunError("Only 3 of 30 rounds were launched in time.")
 
     monkeypatch.setattr(__main__, "measure_speed", fail)
-    assert __main__._speeds([CASE], tmp_path, time.monotonic() + 60) == []
+    assert measure_speeds([CASE], tmp_path, time.monotonic() + 60) == []
     assert "Only 3 of 30" in capsys.readouterr().err
 
 
@@ -142,9 +134,9 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[
     if torch.cuda.is_available():
         pytest.skip("no GPU must be here for this")
     assert main(["--folder", str(tmp_path)]) == CANNOT
-    said = capsys.readouterr().err
-    assert "torch sees no CUDA device" in said
-    assert "Traceback" not in said
+    printed = capsys.readouterr().err
+    assert "torch sees no CUDA device" in printed
+    assert "Traceback" not in printed
 
 
 def test_every_shape_is_launched_both_ways() -> None:

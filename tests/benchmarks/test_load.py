@@ -1,4 +1,4 @@
-"""Every load runs, briefly, against a real service, without an error; times are only printed."""
+"""Every load runs for seconds against a real service without errors. Times are not checked."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from benchmarks.load import mixed
 from benchmarks.load.__main__ import main
 from benchmarks.load.loads import LOADS, Duration, run
-from benchmarks.load.process import family, resident_bytes
-from benchmarks.load.traffic import paced, percentile
+from benchmarks.load.process import process_tree, resident_bytes
+from benchmarks.load.traffic import call_at_rate, percentile
 
 BRIEF = Duration(each_s=1.0, mixed_s=6.0)
 
@@ -40,7 +40,7 @@ def test_percentile_is_a_value_that_was_measured() -> None:
     assert percentile([3.0], 0.99) == 3
 
 
-def test_growth_looks_past_the_warm_up() -> None:
+def test_growth_ignores_the_warm_up() -> None:
     assert mixed.growth([1, 50, 100, 100, 100, 100, 100, 100, 100, 104]) == pytest.approx(0.04)
     assert mixed.growth([100]) == 0
 
@@ -53,16 +53,16 @@ def test_requests_are_sent_when_due_though_answers_are_late() -> None:
         await asyncio.sleep(0.5)
 
     began = time.monotonic()
-    asyncio.run(paced(slow, per_s=100, seconds=0.1))
+    asyncio.run(call_at_rate(slow, per_s=100, seconds=0.1))
     assert len(sent) == 10
     assert max(sent) - began < 0.5
 
 
-def test_memory_of_descendants_counts() -> None:
+def test_descendants_are_found_with_their_memory() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as parent:
-        while len(family(parent.pid)) < 2:
+        while len(process_tree(parent.pid)) < 2:
             time.sleep(0.01)
-        assert all(resident_bytes(pid) > 0 for pid in family(parent.pid))
+        assert all(resident_bytes(pid) > 0 for pid in process_tree(parent.pid))
         parent.communicate(b"\n")
     assert resident_bytes(parent.pid) == 0

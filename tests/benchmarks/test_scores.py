@@ -1,4 +1,4 @@
-"""Scores: known times give known errors, orders and regrets."""
+"""Scores of known times: errors, orders and regrets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.fidelity.page import NOWHERE, checks, choice_checks, markdown, to_json
+from benchmarks.fidelity.page import NO_SETTING, checks, choice_checks, markdown, to_json
 from benchmarks.fidelity.scores import Cell, Setting, score
 
 
@@ -41,7 +41,7 @@ def test_errors_are_relative_to_the_first_launch() -> None:
     assert not found.accurate
 
 
-def test_regret_is_what_a_plan_costs_beyond_the_best() -> None:
+def test_regret_is_relative_to_the_best_plan() -> None:
     found = score([MEASURED])
     assert found.tuned_regret == 0.0
     assert found.two_regret == pytest.approx((90 / 80 * 90 / 80.8) ** 0.5 - 1)
@@ -54,14 +54,14 @@ def test_the_best_is_picked_by_one_launch_and_judged_by_the_other() -> None:
     assert lucky.regret("tuned") == pytest.approx((100 / 110 * 100 / 100) ** 0.5 - 1)
 
 
-def test_plans_that_do_not_differ_tell_nothing_of_regret() -> None:
+def test_regret_needs_plans_that_differ() -> None:
     alike = setting(cell("inter", 1.0, 100.0, 100.0), cell("tuned", 1.0, 103.0, 103.0))
     assert score([alike]).tuned_regret is None
     verdicts = {check.what: check for check in choice_checks(score([alike]), 0.02)}
     for plan in ("`tune`", "always two", "a random"):
         what = f"worst regret of {plan}"
-        told = next(check for name, check in verdicts.items() if name.startswith(what))
-        assert (told.measured, told.ok) == (NOWHERE, None)
+        regret = next(check for name, check in verdicts.items() if name.startswith(what))
+        assert (regret.measured, regret.ok) == (NO_SETTING, None)
 
 
 def test_only_pairs_beyond_the_noise_are_judged() -> None:
@@ -77,7 +77,7 @@ def test_only_pairs_beyond_the_noise_are_judged() -> None:
     assert score([noisy]).pairs == 0
 
 
-def test_what_slows_a_whole_round_changes_no_ratio() -> None:
+def test_a_slow_round_changes_no_ratio() -> None:
     drift = (1.0, 1.3, 0.8)
     steady = setting(cell("inter", 1.0, 100.0, 100.0), cell("tuned", 1.0, 90.0, 90.0))
     drifting = setting(
@@ -90,7 +90,7 @@ def test_what_slows_a_whole_round_changes_no_ratio() -> None:
     assert drifting.pair_noise == pytest.approx(0.0)
 
 
-def test_the_page_says_what_missed() -> None:
+def test_the_page_shows_missed_targets() -> None:
     verdicts = {check.what: check.verdict for check in checks([MEASURED])}
     assert verdicts["iteration time, mean absolute error"] == "MISS"
     assert verdicts["communication hidden by the tuned plan, m, 1gbit"] == "ok"

@@ -17,7 +17,7 @@ from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.closed_form import ClosedForm
 from simulator.cost import CostModel
-from simulator.issue_order import LayerOrder, Line, parse_line
+from simulator.issue_order import IssueOrder, LayerOrder, parse_issue_order
 from simulator.plan import MEGATRON, Order, SlicePlan
 from simulator.predict import order_of, predict, simulate
 from simulator.program import compile_program
@@ -214,5 +214,5 @@ def _payload(ops: tuple[Op, ...]) -> Counter[tuple[int, str]]:
     return sums
 
 
-def _through_text(line: Line) -> Line:
-    return parse_line(line.to_strings(), line.stride)
+def _through_text(order: IssueOrder) -> IssueOrder:
+    return parse_issue_order(order.to_strings(), order.stride)

@@ -1,5 +1,5 @@
-"""Customers of a service that is being killed: they hand in jobs and measurements, and keep what
-was acknowledged, to hold the service to it in the end."""
+"""Customers of a service that is killed: they submit jobs and measurements, remember all that the
+service acknowledged, and check in the end that nothing of it is lost."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any, Final
 import httpx
 
 from domino_tune.requests import TuneRequest, WhatIfRequest
-from domino_tune.service import work
-from domino_tune.service.quantum import Reply
-from domino_tune.service.task import Task
+from domino_tune.service.tasks import work
+from domino_tune.service.tasks.quantum import QuantumResult
+from domino_tune.service.tasks.task import Task
 from domino_tune.store.shelf import DISK
 
 PATIENCE_S: Final = 300
-ASKED_AGAIN: Final = (429, 503)
+RETRIED: Final = (429, 503)
 TINY: Final[dict[str, Any]] = {
     "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 2, "seq_length": 256, "micro_batch_size": 2,
     "overrides": ["num_hidden_layers=6", "hidden_size=512", "num_attention_heads=8"],
 }  # fmt: skip
-ASKED: Final[dict[str, dict[str, Any]]] = {
+BODIES: Final[dict[str, dict[str, Any]]] = {
     **{
         f"tunes {seed}": {**TINY, "search": "random", "trials": 30 + seed, "seed": seed}
         for seed in range(4)
@@ -36,16 +36,15 @@ ASKED: Final[dict[str, dict[str, Any]]] = {
         for number in range(2)
     },
 }  # fmt: skip
-"""What is asked, by route and number."""
-Call = Callable[[], httpx.Response]
+"""Bodies of requests by route and number."""
 
 
 @cache
-def undisturbed(name: str) -> Reply:
-    """What comes of a question when nothing is killed, computed here."""
+def expected_result(name: str) -> QuantumResult:
+    """Compute here, where nothing is killed, the last quantum of the job ``name`` of BODIES."""
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
-        for key, value in ASKED[name].items()
+        for key, value in BODIES[name].items()
     }
     kind, request = (
         ("tune", TuneRequest(**values))
@@ -53,14 +52,14 @@ def undisturbed(name: str) -> Reply:
         else ("sweep", WhatIfRequest(**values))
     )
     task, state = Task.of(kind, request, DISK).to_bytes(), work.resume()
-    while (reply := work.advance(task, state, 1e9)).result is None:
-        state = reply.state
-    return reply
+    while (quantum := work.advance(task, state, 1e9)).result is None:
+        state = quantum.state
+    return quantum
 
 
 @dataclass(kw_only=True)
-class Promised:
-    """An acknowledged job, and what else the service said of it."""
+class AcknowledgedJob:
+    """An acknowledged job, and the points and measurements that the service showed of it."""
 
     name: str
     path: str
@@ -69,8 +68,8 @@ class Promised:
 
 
 @dataclass(kw_only=True)
-class Kept:
-    """How the service kept its promises; ``lost`` and ``unequal`` should be empty."""
+class Audit:
+    """Numbers of what was acknowledged. ``lost`` and ``unequal`` must be empty."""
 
     jobs: int = 0
     points: int = 0
@@ -78,8 +77,8 @@ class Kept:
     lost: list[str] = field(default_factory=list)
     unequal: list[str] = field(default_factory=list)
 
-    def add(self, other: Kept) -> None:
-        """Count another's too."""
+    def add(self, other: Audit) -> None:
+        """Add another audit to this one."""
         self.jobs += other.jobs
         self.points += other.points
         self.measurements += other.measurements
@@ -88,112 +87,112 @@ class Kept:
 
 
 class Customers:
-    """Talk to the service at ``url()``, which changes; what fails on the way is asked again, under
+    """Clients of the service at ``url()``, which changes. A request that fails is sent again with
     the same idempotency key."""
 
     def __init__(self, url: Callable[[], str]) -> None:
         self._url = url
         self._http = httpx.Client(timeout=30)
-        self._handed_in = 0
-        self.promised: list[Promised] = []
+        self._submitted = 0
+        self.jobs: list[AcknowledgedJob] = []
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         self._http.close()
 
-    def hand_in(self) -> Promised:
-        """One more job, acknowledged."""
-        names = list(ASKED)
-        name = names[self._handed_in % len(names)]
-        self._handed_in += 1
+    def submit(self) -> AcknowledgedJob:
+        """Submit the next job of BODIES, and return it when it is acknowledged."""
+        names = list(BODIES)
+        name = names[self._submitted % len(names)]
+        self._submitted += 1
         route = name.split()[0]
-        key = f"{name} {self._handed_in}".replace(" ", "-")
-        answer = self._ask("POST", f"/v1/{route}", ASKED[name], key)
+        key = f"{name} {self._submitted}".replace(" ", "-")
+        answer = self._request("POST", f"/v1/{route}", BODIES[name], key)
         assert answer.status_code == 202, answer.text
-        self.promised.append(Promised(name=name, path=f"/v1/{route}/{answer.json()['id']}"))
-        return self.promised[-1]
+        self.jobs.append(AcknowledgedJob(name=name, path=f"/v1/{route}/{answer.json()['id']}"))
+        return self.jobs[-1]
 
-    def look(self, job: Promised) -> dict[str, Any]:
-        """The job as it is now; points of it that are shown now must stay."""
-        plain: dict[str, Any] = self._ask("GET", job.path).json()
+    def get(self, job: AcknowledgedJob) -> dict[str, Any]:
+        """Return the job as it is now. Remember the points that are shown: they must stay."""
+        shown: dict[str, Any] = self._request("GET", job.path).json()
         if job.name.startswith("sweeps"):
-            shown = self._ask("GET", f"{job.path}/points?limit=100").json()
-            job.points |= {point["index"]: point for point in shown["items"]}
-        return plain
+            points = self._request("GET", f"{job.path}/points?limit=100").json()
+            job.points |= {point["index"]: point for point in points["items"]}
+        return shown
 
-    def is_there(self, job: Promised) -> bool:
-        """Whether the service knows the job."""
-        return self._ask("GET", job.path).status_code == 200
+    def exists(self, job: AcknowledgedJob) -> bool:
+        """Return whether the service knows the job."""
+        return self._request("GET", job.path).status_code == 200
 
-    def call_off(self, job: Promised) -> None:
-        """Nobody waits for it any more."""
-        self._ask("DELETE", job.path)
+    def cancel(self, job: AcknowledgedJob) -> None:
+        """Cancel the job."""
+        self._request("DELETE", job.path)
 
-    def measure(self, job: Promised) -> None:
+    def report_measurement(self, job: AcknowledgedJob) -> None:
         """Report a measurement of a tune that is done."""
-        simulated = self._ask("GET", job.path).json()["result"]["simulation"]
+        simulated = self._request("GET", job.path).json()["result"]["simulation"]
         key = f"{job.path.rpartition('/')[2]}-{len(job.measurements)}"
-        answer = self._ask("POST", f"{job.path}/validations", measurement(simulated), key)
+        answer = self._request("POST", f"{job.path}/validations", measurement(simulated), key)
         assert answer.status_code in (200, 201), answer.text
         job.measurements.add(answer.json()["id"])
 
-    def unfinished(self) -> list[tuple[Promised, dict[str, Any]]]:
-        """Jobs that have not ended, as they are now."""
-        looked = [(job, self.look(job)) for job in self.promised[-12:]]
-        return [(job, plain) for job, plain in looked if plain["state"] in ("queued", "running")]
+    def unfinished(self) -> list[tuple[AcknowledgedJob, dict[str, Any]]]:
+        """Return the jobs that have not ended, each with what the service shows of it now."""
+        shown = [(job, self.get(job)) for job in self.jobs[-12:]]
+        return [(job, plain) for job, plain in shown if plain["state"] in ("queued", "running")]
 
-    def hold_to_it(self) -> Kept:
-        """Wait until every job has ended; count what is lost, or not as it would be undisturbed."""
-        kept = Kept()
-        for job in self.promised:
-            plain = self._wait(job)
-            kept.jobs += 1
-            kept.points += len(job.points)
-            kept.measurements += len(job.measurements)
-            if plain.get("state") != "done":
-                kept.lost.append(f"{job.path}: {plain.get('state')} {plain.get('error')}")
+    def audit(self) -> Audit:
+        """Wait until every job has ended. Compare it with what was acknowledged and is expected."""
+        audit = Audit()
+        for job in self.jobs:
+            shown = self._wait(job)
+            audit.jobs += 1
+            audit.points += len(job.points)
+            audit.measurements += len(job.measurements)
+            if shown.get("state") != "done":
+                audit.lost.append(f"{job.path}: {shown.get('state')} {shown.get('error')}")
                 continue
-            self._compare(job, plain, kept)
-        return kept
+            self._compare(job, shown, audit)
+        return audit
 
-    def _compare(self, job: Promised, plain: dict[str, Any], kept: Kept) -> None:
-        expected = undisturbed(job.name)
-        if _bytes(plain["result"]) != expected.result:
-            kept.unequal.append(f"{job.path}: result")
+    def _compare(self, job: AcknowledgedJob, shown: dict[str, Any], audit: Audit) -> None:
+        expected = expected_result(job.name)
+        if _bytes(shown["result"]) != expected.result:
+            audit.unequal.append(f"{job.path}: result")
         for name, body in expected.artifacts.items():
-            if self._ask("GET", f"{job.path}/{name}").content != body:
-                kept.unequal.append(f"{job.path}: {name}")
+            if self._request("GET", f"{job.path}/{name}").content != body:
+                audit.unequal.append(f"{job.path}: {name}")
         if job.points:
-            now = self._ask("GET", f"{job.path}/points?limit=100").json()["items"]
+            now = self._request("GET", f"{job.path}/points?limit=100").json()["items"]
             final = {point["index"]: point for point in now}
-            kept.lost += [
+            audit.lost += [
                 f"{job.path}: point {index}"
                 for index, point in job.points.items()
                 if final.get(index) != point
             ]
         if job.measurements:
-            found = self._ask("GET", f"{job.path}/validations?limit=20").json()["items"]
+            found = self._request("GET", f"{job.path}/validations?limit=20").json()["items"]
             missing = job.measurements - {one["id"] for one in found}
-            kept.lost += [f"{job.path}: measurement {one}" for one in missing]
+            audit.lost += [f"{job.path}: measurement {one}" for one in missing]
 
-    def _wait(self, job: Promised) -> dict[str, Any]:
+    def _wait(self, job: AcknowledgedJob) -> dict[str, Any]:
         end_s = time.monotonic() + PATIENCE_S
-        plain = self.look(job)
-        while plain.get("state") in ("queued", "running") and time.monotonic() < end_s:
+        shown = self.get(job)
+        while shown.get("state") in ("queued", "running") and time.monotonic() < end_s:
             time.sleep(0.1)
-            plain = self.look(job)
-        return plain
+            shown = self.get(job)
+        return shown
 
-    def _ask(
+    def _request(
         self, method: str, path: str, body: Any = None, key: str | None = None
     ) -> httpx.Response:
-        """Ask until there is an answer; the service may be gone, or say that this is too often."""
+        """Send a request until there is an answer. The service may be down, or limit the rate."""
         headers = {"Idempotency-Key": key} if key else {}
         end_s = time.monotonic() + PATIENCE_S
         while True:
             try:
                 answer = self._http.request(method, self._url() + path, json=body, headers=headers)
-                if answer.status_code not in ASKED_AGAIN:
+                if answer.status_code not in RETRIED:
                     assert answer.status_code < 500, answer.text
                     return answer
             except httpx.TransportError:
@@ -207,7 +206,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def measurement(simulated: dict[str, Any]) -> dict[str, Any]:
-    """What `validate` would say had the tune's plan taken twice its time."""
+    """Return the result of `validate` for a plan that takes twice its simulated time."""
     twice = 2 * simulated["iteration_ms"]
 
     def iteration(ms: float) -> dict[str, Any]:

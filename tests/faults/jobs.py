@@ -1,4 +1,4 @@
-"""Jobs for ranks of tests: they talk, measure, and fail in every way we know."""
+"""Jobs for ranks of tests: ranks that report, measure, and fail in different ways."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Payload = Mapping[str, Any]
 
 
 def describe(context: RankContext, payload: Payload) -> None:
-    """Report every rank's place, and what its lanes sum up."""
+    """Report every rank's place, and the sums that its lanes compute."""
     sums = []
     for lane in (TP, DP):
         tensor = torch.full((3,), float(context.rank))
@@ -41,14 +41,14 @@ def describe(context: RankContext, payload: Payload) -> None:
 
 
 def count(context: RankContext, payload: Payload) -> None:
-    """Report 0, 1, 2, …, each behind a barrier; ``big`` pads every message."""
+    """Report 0, 1, 2, …, each after a barrier. ``big`` characters pad every message."""
     for number in range(payload["count"]):
         context.barrier()
         context.report({"number": number, "pad": "x" * payload.get("big", 0)})
 
 
 def bandwidth(context: RankContext, payload: Payload) -> None:
-    """Report seconds per all-reduce of ``bytes`` over the TP lane."""
+    """Report the seconds of each all-reduce of ``bytes`` on the TP lane."""
     tensor = torch.zeros(payload["bytes"] // 4)
     for _ in range(payload["times"] + 1):
         context.barrier()
@@ -57,8 +57,8 @@ def bandwidth(context: RankContext, payload: Payload) -> None:
         context.report({"seconds": time.perf_counter() - start})
 
 
-def _meet(context: RankContext, payload: Payload) -> bool:
-    """Report every rank's process id; True on the rank that is to fail."""
+def _report_pids(context: RankContext, payload: Payload) -> bool:
+    """Report every rank's process id. Return True on the rank that must fail."""
     context.report({"pids": context.all_gather_objects(os.getpid())})
     return bool(context.rank == payload["rank"])
 
@@ -71,15 +71,15 @@ def _sum_forever(context: RankContext) -> None:
 
 
 def raises(context: RankContext, payload: Payload) -> None:
-    """One rank raises while the others wait for it in a collective."""
-    if _meet(context, payload):
+    """Raise on one rank while the others wait for it in a collective."""
+    if _report_pids(context, payload):
         raise RuntimeError("the culprit's own words")
     _sum_forever(context)
 
 
 def raises_while_its_lane_works(context: RankContext, payload: Payload) -> None:
-    """One rank raises while its own lane is stuck in a collective that the others never join."""
-    if _meet(context, payload):
+    """Raise on one rank while its own lane waits in a collective that the others never join."""
+    if _report_pids(context, payload):
         context.lanes[TP].issue("alone", torch.zeros(4), "sum")
         raise RuntimeError("the culprit's own words")
     while True:
@@ -88,94 +88,87 @@ def raises_while_its_lane_works(context: RankContext, payload: Payload) -> None:
 
 
 def exits(context: RankContext, payload: Payload) -> None:
-    """One rank ends without a word."""
-    if _meet(context, payload):
+    """End one rank without an exception."""
+    if _report_pids(context, payload):
         print("last words", file=sys.stderr, flush=True)
         os._exit(3)
     _sum_forever(context)
 
 
 def gets_signal(context: RankContext, payload: Payload) -> None:
-    """One rank gets a signal: SIGKILL ends it, SIGSTOP lets it hang."""
-    if _meet(context, payload):
+    """Send one rank a signal: SIGKILL ends it, SIGSTOP makes it hang."""
+    if _report_pids(context, payload):
         os.kill(os.getpid(), payload["signal"])
     _sum_forever(context)
 
 
 def sleeps(context: RankContext, payload: Payload) -> None:
-    """One rank sleeps for ever, the others wait for it."""
-    if _meet(context, payload):
-        _sleep_for_ever()
+    """Let one rank sleep forever while the others wait for it."""
+    if _report_pids(context, payload):
+        _sleep_forever()
     _sum_forever(context)
 
 
-def _sleep_for_ever() -> None:
+def _sleep_forever() -> None:
     while True:
         time.sleep(1)
 
 
 def works_on(context: RankContext, payload: Payload) -> None:
-    """Nobody fails, nobody ends."""
-    _meet(context, payload)
+    """Run forever without a failure."""
+    _report_pids(context, payload)
     _sum_forever(context)
 
 
 def validate_short_of_memory(context: RankContext, payload: Payload) -> None:
-    """The validation job, on ranks of which the last cannot hold plans of four row slices."""
-    core = executor.FUNCTIONS["mlp.core"]
-
-    def starved(state: State, op: Op) -> None:
-        if state.shapes.plan.row_slices == 4 and context.rank == context.world_size - 1:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
-        core(state, op)
-
-    executor.FUNCTIONS["mlp.core"] = starved
-    validate(context, payload)
+    """Run the validation job; plans of four row slices run out of memory on the last rank."""
+    _validate_until_four_slices(context, payload, _run_out_of_memory)
 
 
 def validate_killed(context: RankContext, payload: Payload) -> None:
-    """The validation job, on ranks of which the last is killed by plans of four row slices."""
-    _validate_where_four_slices(context, payload, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    """Run the validation job; plans of four row slices kill the last rank."""
+    _validate_until_four_slices(context, payload, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def validate_crashing(context: RankContext, payload: Payload) -> None:
-    """The validation job, on ranks of which the last dies of plans of four row slices."""
-    _validate_where_four_slices(context, payload, lambda: os._exit(3))
+    """Run the validation job; plans of four row slices end the last rank."""
+    _validate_until_four_slices(context, payload, lambda: os._exit(3))
 
 
-def _validate_where_four_slices(
-    context: RankContext, payload: Payload, end: Callable[[], None]
+def _validate_until_four_slices(
+    context: RankContext, payload: Payload, fail: Callable[[], None]
 ) -> None:
-    core = executor.FUNCTIONS["mlp.core"]
+    activation = executor.FUNCTIONS["mlp.act"]
 
-    def mortal(state: State, op: Op) -> None:
+    def failing(state: State, op: Op) -> None:
         if state.shapes.plan.row_slices == 4 and context.rank == context.world_size - 1:
-            end()
-        core(state, op)
+            fail()
+        activation(state, op)
 
-    executor.FUNCTIONS["mlp.core"] = mortal
+    executor.FUNCTIONS["mlp.act"] = failing
     validate(context, payload)
 
 
+def _run_out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
+
+
 def validate_short_of_memory_later(context: RankContext, payload: Payload) -> None:
-    """The same, but memory runs out in the second round that counts."""
+    """Run the validation job; plans of four row slices run out of memory in the second measured
+    round."""
     adam, steps = executor.FUNCTIONS["step.adam"], Counter[int]()
 
-    def starved(state: State, op: Op) -> None:
+    def failing(state: State, op: Op) -> None:
         steps[state.shapes.plan.row_slices] += 1
         if steps[4] > 3 and context.rank == context.world_size - 1:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
+            _run_out_of_memory()
         adam(state, op)
 
-    executor.FUNCTIONS["step.adam"] = starved
+    executor.FUNCTIONS["step.adam"] = failing
     validate(context, payload)
 
 
 def validate_without_memory(context: RankContext, payload: Payload) -> None:
-    """The validation job on ranks that can hold no plan."""
-
-    def starved(state: State, op: Op) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
-
-    executor.FUNCTIONS["mlp.core"] = starved
+    """Run the validation job; all plans run out of memory."""
+    executor.FUNCTIONS["mlp.act"] = lambda state, op: _run_out_of_memory()
     validate(context, payload)

@@ -1,4 +1,4 @@
-"""kill -9 of a real service's processes at random moments, while customers use it."""
+"""SIGKILL to processes of a real service at random moments, while customers use it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.load.process import Service
-from tests.dask_cluster import DaskCluster, children
-from tests.faults.customers import Customers, Kept, Promised
+from tests.dask_cluster import DaskCluster
+from tests.faults.customers import AcknowledgedJob, Audit, Customers
+from tests.processes import children, wait_until
 
-AT_WORK: Final = 3
-"""Jobs that customers keep going."""
-LONGEST_WAIT_S: Final = 1.5
-"""A kill comes so long after the one before, at most, or after what that one broke has gone on."""
-PATIENCE_S: Final = 120
+UNFINISHED_JOBS: Final = 3
+"""Number of jobs that customers keep unfinished."""
+MAX_WAIT_S: Final = 1.5
+"""Longest wait before the next kill, after all running jobs have made progress."""
+TIMEOUT_S: Final = 120
 
 
-class Killed:
-    """A service on one database, which is started anew where it was killed."""
+class KillableService:
+    """A service on one database. After a kill, a new one starts on the same database."""
 
     def __init__(self, folder: Path, database_url: str, *options: str) -> None:
         self._folder = folder
@@ -31,113 +33,104 @@ class Killed:
         self.service = Service.start(folder, *self._options)
 
     def url(self) -> str:
-        """Where it is now."""
+        """Return the service's URL, which changes after a kill."""
         return self.service.url
 
     def workers(self) -> list[int]:
-        """The processes that compute for it."""
+        """Return the ids of the processes that compute for it."""
         return children(self.service.process.pid, b"spawn_main")
 
     def kill_api(self) -> None:
-        """SIGKILL to the server alone, and a new one on the same database. Its workers end by
-        themselves."""
+        """Kill the server, but not its workers, which end by themselves. Start a new server."""
         self.service.process.kill()
         self.service.process.wait()
         self.service = Service.start(self._folder, *self._options)
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM and return the exit code."""
         return self.service.stop()
 
 
 @contextmanager
-def killed(folder: Path, database_url: str, *options: str) -> Iterator[Killed]:
-    """A service to be killed, and stopped in the end."""
-    target = Killed(folder, database_url, *options)
+def killable_service(folder: Path, database_url: str, *options: str) -> Iterator[KillableService]:
+    """Run a service that may be killed, and stop it in the end."""
+    target = KillableService(folder, database_url, *options)
     try:
         yield target
     finally:
         target.stop()
 
 
-def at_random(target: Killed, kill: Callable[[random.Random], None], kills: int, seed: int) -> Kept:
-    """Kill ``kills`` times while jobs are handed in, looked at and measured; then hold the service
-    to all it promised.
+def kill_at_random(
+    target: KillableService, kill: Callable[[random.Random], None], kills: int, seed: int
+) -> Audit:
+    """Call ``kill`` ``kills`` times while customers submit jobs and measurements. Then audit.
 
-    After a kill, what was running goes on first: a slice whose workers are killed twice counts as
-    poison, and random kills must not look like that.
+    After a kill, wait until running jobs have made progress. A job whose quantum kills two workers
+    fails, and random kills must not have that effect.
     """
     customers, drawn = Customers(target.url), random.Random(seed)
     try:
         for _ in range(kills):
-            _keep_going(customers)
-            time.sleep(drawn.uniform(0, LONGEST_WAIT_S))
+            _submit_jobs(customers)
+            time.sleep(drawn.uniform(0, MAX_WAIT_S))
             before = customers.unfinished()
             kill(drawn)
-            _gone_on(customers, before)
-        return customers.hold_to_it()
+            for job, shown in before:
+                if shown["state"] == "running":
+                    wait_until(partial(_has_progressed, customers, job, shown), TIMEOUT_S)
+        return customers.audit()
     finally:
         customers.close()
 
 
-def _keep_going(customers: Customers) -> None:
-    """There are AT_WORK jobs, and every tune that is done has a measurement."""
+def _submit_jobs(customers: Customers) -> None:
+    """Submit jobs until UNFINISHED_JOBS run, and report a measurement of every finished tune."""
     unfinished = {job.path for job, _ in customers.unfinished()}
-    for job in customers.promised:
+    for job in customers.jobs:
         if job.name.startswith("tunes") and not job.measurements and job.path not in unfinished:
-            customers.measure(job)
-    for _ in range(AT_WORK - len(unfinished)):
-        customers.hand_in()
+            customers.report_measurement(job)
+    for _ in range(UNFINISHED_JOBS - len(unfinished)):
+        customers.submit()
 
 
-def _gone_on(customers: Customers, before: list[tuple[Promised, dict[str, Any]]]) -> None:
-    """Wait until all that was running has got further."""
-    end_s = time.monotonic() + PATIENCE_S
-    for job, plain in before:
-        while plain["state"] == "running" and _same(customers.look(job), plain):
-            assert time.monotonic() < end_s, f"{job.path} does not go on"
-            time.sleep(0.05)
+def _has_progressed(customers: Customers, job: AcknowledgedJob, before: dict[str, Any]) -> bool:
+    now = customers.get(job)
+    return any(now[name] != before[name] for name in ("state", "progress"))
 
 
-def _same(now: dict[str, Any], then: dict[str, Any]) -> bool:
-    return all(now[name] == then[name] for name in ("state", "progress"))
-
-
-def kill_worker(target: Killed) -> Callable[[random.Random], None]:
-    """Kills one of the service's own workers."""
+def kill_worker(target: KillableService) -> Callable[[random.Random], None]:
+    """Return a function that kills one of the service's own workers."""
     return lambda drawn: _kill_one(target.workers, drawn)
 
 
 def kill_dask_worker(cluster: DaskCluster) -> Callable[[random.Random], None]:
-    """Kills one of the cluster's workers; its nanny starts another."""
+    """Return a function that kills one of the cluster's workers. Its nanny starts another."""
     return lambda drawn: _kill_one(cluster.worker_pids, drawn)
 
 
-def kill_api(target: Killed) -> Callable[[random.Random], None]:
-    """Kills the server."""
+def kill_api(target: KillableService) -> Callable[[random.Random], None]:
+    """Return a function that kills the server."""
     return lambda drawn: target.kill_api()
 
 
 def _kill_one(pids: Callable[[], list[int]], drawn: random.Random) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not (found := pids()):
-        assert time.monotonic() < end_s, "there are no workers"
-        time.sleep(0.05)
     with suppress(ProcessLookupError):
-        os.kill(drawn.choice(found), signal.SIGKILL)
+        os.kill(drawn.choice(wait_until(pids, TIMEOUT_S)), signal.SIGKILL)
 
 
-def right_after_accepting(target: Killed, times: int) -> Kept:
-    """Kill the server as soon as a job was acknowledged, ``times`` times; is the job there?"""
-    customers, kept = Customers(target.url), Kept()
+def kill_after_acknowledgement(target: KillableService, times: int) -> Audit:
+    """Submit a job and kill the server as soon as it is acknowledged, ``times`` times. A job that
+    the next server does not know is lost."""
+    customers, audit = Customers(target.url), Audit()
     try:
         for _ in range(times):
-            job = customers.hand_in()
+            job = customers.submit()
             target.kill_api()
-            kept.jobs += 1
-            if not customers.is_there(job):
-                kept.lost.append(job.path)
-            customers.call_off(job)
-        return kept
+            audit.jobs += 1
+            if not customers.exists(job):
+                audit.lost.append(job.path)
+            customers.cancel(job)
+        return audit
     finally:
         customers.close()

@@ -1,6 +1,6 @@
-"""Prints what the database of jobs withstands: python -m tests.faults.store
+"""Damage the database of jobs, and print what is lost: python -m tests.faults.store
 
-Starts its own PostgreSQL; what is not installed is left out, and said so.
+Start a PostgreSQL server for it. Report as skipped what is not installed.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def failing_rows(folder: Path) -> Iterator[Row]:
     library = failing.make_library(folder)
     for name, (error, lasting) in FAILURES.items():
         (folder / name).mkdir()
-        told = failing.fail_each_call(library, folder / name, error, lasting)
+        counts = failing.fail_each_call(library, folder / name, error, lasting)
         yield (
             f"SQLite: n-th write or sync {name}",
-            f"{told['failed']} calls",
-            f"{told['refused']} steps refused (507), 0 half, all gone on with",
+            f"{counts['failed']} calls",
+            f"{counts['refused']} steps refused (507), 0 partial, all continued",
         )
 
 
@@ -82,7 +82,7 @@ def rows(folder: Path) -> Iterator[Row]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        columns = ("what happens", "how often", "what comes of it")
+        columns = ("fault", "how often", "result")
         print_table(Table(columns=columns, rows=list(rows(Path(folder)))))
 
 

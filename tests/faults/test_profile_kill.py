@@ -1,4 +1,4 @@
-"""``profile`` killed and interrupted: the file stays valid, no rank lingers, the next goes on."""
+"""``profile`` killed and interrupted: the file stays valid, ranks end, the next run continues."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from domino_tune.store.profiles import load_profile
 from simulator.profile import Profile
 from tests.conftest import REPOSITORY
 from tests.domino_tune.measure.probes.probing import TINY
-from tests.faults.test_ranks import is_alive, wait_until_gone
-
-PATIENCE_S = 60
+from tests.processes import PATIENCE_S, children, is_alive, wait_until_gone
 
 
 @pytest.fixture
@@ -61,18 +59,13 @@ def progress(process: subprocess.Popen[str]) -> Iterator[str]:
             yield line
 
 
-def children(process: subprocess.Popen[str]) -> list[int]:
-    tasks = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    return [int(pid) for pid in tasks.read_text().split()]
-
-
-def file(home: Path) -> Profile:
-    """The file, read as strictly as ever: whole, checksum and all."""
+def load_file(home: Path) -> Profile:
+    """Load the file. This checks all of it, also its checksum."""
     return load_profile(home / "profiles" / "here.json")
 
 
-def test_kill_9_at_any_moment_leaves_a_valid_file_and_the_next_run_goes_on(home: Path) -> None:
-    """Killed before the first round, behind it, and while the file is written again and again."""
+def test_kill_9_at_any_moment_leaves_a_valid_file_and_the_next_run_continues(home: Path) -> None:
+    """Kills come before the first round, right after it, and while the file is written again."""
     path = home / "profiles" / "here.json"
     known = 0
     for rounds, pause_s in ((0, 0.5), (1, 0.0), (3, 0.3), (2, 1.1)):
@@ -81,12 +74,12 @@ def test_kill_9_at_any_moment_leaves_a_valid_file_and_the_next_run_goes_on(home:
         for _ in range(rounds):
             next(lines)
         time.sleep(pause_s)
-        ranks = children(process)
+        ranks = children(process.pid)
         process.kill()
         process.communicate(timeout=PATIENCE_S)
         wait_until_gone(ranks)
         if rounds:
-            found = len(timed_ops(file(home)))
+            found = len(timed_ops(load_file(home)))
             assert found >= known
             known = found
     assert known > 0
@@ -96,12 +89,12 @@ def test_kill_9_at_any_moment_leaves_a_valid_file_and_the_next_run_goes_on(home:
 
 
 @pytest.mark.parametrize("whole_group", [True, False])
-def test_ctrl_c_ends_ranks_keeps_the_file_and_says_how_to_go_on(
+def test_ctrl_c_ends_ranks_keeps_the_file_and_prints_how_to_continue(
     home: Path, whole_group: bool
 ) -> None:
     process = start(home, samples=1000)
     next(progress(process))
-    ranks = children(process)
+    ranks = children(process.pid)
     if whole_group:  # as a terminal does
         os.killpg(process.pid, signal.SIGINT)
     else:
@@ -113,15 +106,15 @@ def test_ctrl_c_ends_ranks_keeps_the_file_and_says_how_to_go_on(
     resume = shlex.join(["python", "-m", "domino_tune", *command(home, 1000)[:1]])
     assert f"is kept in {home / 'profiles' / 'here.json'}. To go on: {resume} --" in err
     assert not any(map(is_alive, ranks))
-    assert timed_ops(file(home))
+    assert timed_ops(load_file(home))
 
 
 def test_a_killed_rank_is_reported_and_what_was_measured_is_kept(home: Path) -> None:
     process = start(home, samples=1000)
     next(progress(process))
-    os.kill(children(process)[1], signal.SIGKILL)
+    os.kill(children(process.pid)[1], signal.SIGKILL)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 4
     assert "was killed by SIGKILL" in err
     assert "Traceback" not in err
-    assert timed_ops(file(home))
+    assert timed_ops(load_file(home))

@@ -1,4 +1,4 @@
-"""The short form of scripts/faults: a real service is killed, and loses nothing it acknowledged."""
+"""A short run of scripts/faults: a killed service loses nothing that it acknowledged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.kills import PLAYS
+from tests.faults.kills import SCENARIOS
 from tests.postgres import running_postgres
 
 
@@ -15,13 +15,13 @@ from tests.postgres import running_postgres
     [("pool worker", 3), ("API", 3), ("Dask worker", 2), ("API right after 202", 2)],
 )
 def test_nothing_acknowledged_is_lost(tmp_path: Path, what: str, times: int) -> None:
-    kept = PLAYS[what](tmp_path, f"sqlite:///{tmp_path}/service.db", times, 1)
-    assert (kept.lost, kept.unequal) == ([], [])
-    assert kept.jobs >= times
+    audit = SCENARIOS[what](tmp_path, f"sqlite:///{tmp_path}/service.db", times, 1)
+    assert (audit.lost, audit.unequal) == ([], [])
+    assert audit.jobs >= times
 
 
 def test_nothing_acknowledged_is_lost_on_postgresql(tmp_path: Path) -> None:
     with running_postgres() as server:
-        kept = PLAYS["API"](tmp_path, server.new_database(), 2, 2)
-    assert (kept.lost, kept.unequal) == ([], [])
-    assert kept.jobs >= 3
+        audit = SCENARIOS["API"](tmp_path, server.new_database(), 2, 2)
+    assert (audit.lost, audit.unequal) == ([], [])
+    assert audit.jobs >= 3

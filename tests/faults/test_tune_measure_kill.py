@@ -1,4 +1,4 @@
-"""Measured tuning that is killed, interrupted, or loses a rank: real processes, nothing lost."""
+"""Measured tuning that is killed, interrupted, or loses a rank: no measurement is lost."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ from domino_tune.requests import TuneRequest
 from domino_tune.requests.command_line import command_line
 from tests.conftest import REPOSITORY
 from tests.domino_tune.verbs.measured_cases import launches, measured_request
-from tests.faults.test_ranks import PATIENCE_S, wait_until_gone
+from tests.processes import PATIENCE_S, children, wait_until, wait_until_gone
 
 Tuning = subprocess.Popen[str]
 
@@ -38,34 +36,21 @@ def start(request: TuneRequest) -> Tuning:
     )  # fmt: skip
 
 
-def ranks_of(tuning: Tuning) -> list[int]:
-    """Process ids of the ranks that it has now."""
-    try:
-        tasks = Path(f"/proc/{tuning.pid}/task/{tuning.pid}/children").read_text().split()
-        command = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in tasks}
-    except OSError:
-        return []
-    return [pid for pid, words in command.items() if b"domino_tune.runtime.launch.worker" in words]
-
-
-def lines(request: TuneRequest) -> int:
+def evidence_lines(request: TuneRequest) -> int:
     path = Path(str(request.evidence))
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def wait_for(tuning: Tuning, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert tuning.poll() is None, tuning.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def at_work(request: TuneRequest, known: int) -> tuple[Tuning, list[int]]:
-    """A tuning that has ``known`` lines of evidence and ranks at work on the next."""
+def start_run(request: TuneRequest, known: int) -> tuple[Tuning, list[int]]:
+    """Start a tuning. Return it and its ranks, while they run after ``known`` lines of evidence."""
     tuning = start(request)
-    wait_for(tuning, lambda: lines(request) >= known and len(ranks_of(tuning)) == 2)
-    return tuning, ranks_of(tuning)
+
+    def ranks() -> list[int]:
+        assert tuning.poll() is None, tuning.communicate()
+        found = children(tuning.pid, b"domino_tune.runtime.launch.worker")
+        return found if evidence_lines(request) >= known and len(found) == 2 else []
+
+    return tuning, wait_until(ranks)
 
 
 def finish(request: TuneRequest) -> dict[str, object]:
@@ -76,16 +61,16 @@ def finish(request: TuneRequest) -> dict[str, object]:
     return answer
 
 
-def test_killed_interrupted_and_robbed_of_a_rank_it_loses_nothing(request_: TuneRequest) -> None:
-    """One question, asked four times: each time it goes on where it was."""
-    tuning, ranks = at_work(request_, known=2)
+def test_a_tuning_that_is_stopped_three_times_loses_nothing(request_: TuneRequest) -> None:
+    """The same command runs four times. Each run continues where the one before was stopped."""
+    tuning, ranks = start_run(request_, known=2)
     tuning.kill()
     tuning.communicate()
     wait_until_gone(ranks)
     first = launches(request_)
     assert len(first) >= 1
 
-    tuning, ranks = at_work(request_, known=1 + len(first))
+    tuning, ranks = start_run(request_, known=1 + len(first))
     os.kill(ranks[1], signal.SIGKILL)
     _, err = tuning.communicate(timeout=PATIENCE_S)
     assert tuning.returncode == 4, err
@@ -94,7 +79,7 @@ def test_killed_interrupted_and_robbed_of_a_rank_it_loses_nothing(request_: Tune
     second = launches(request_)
     assert second[: len(first)] == first
 
-    tuning, ranks = at_work(request_, known=1 + len(second))
+    tuning, ranks = start_run(request_, known=1 + len(second))
     os.killpg(tuning.pid, signal.SIGINT)  # as a terminal does
     _, err = tuning.communicate(timeout=PATIENCE_S)
     assert tuning.returncode == 130, err

@@ -1,4 +1,4 @@
-"""`validate` when ranks die, memory runs out, or the user has had enough: real ranks each time."""
+"""`validate` with real ranks that die or run out of memory, and when the user presses Ctrl-C."""
 
 from __future__ import annotations
 
@@ -36,35 +36,35 @@ from tests.domino_tune.verbs.validation_cases import (
     WORKLOAD,
     write_files,
 )
-from tests.faults.test_ranks import PATIENCE_S, is_alive
+from tests.processes import PATIENCE_S, is_alive, wait_until
 
 DRIVER = """
 import os, signal, sys
 from contextlib import contextmanager
 from pathlib import Path
-from domino_tune import cli, show
+from domino_tune.cli import commands, show
 
 @contextmanager
 def progress():
-    def told(message):
+    def on_progress(message):
         if message.startswith("round 3 "):
             os.kill(os.getpid(), int(os.environ["TO_PARENT"]))
         if message.startswith("round 1 of"):
             children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
-            told_by = Path(os.environ["CHILDREN"])
-            told_by.with_suffix(".new").write_text(children)
-            told_by.with_suffix(".new").rename(told_by)  # never seen half written
-    yield told
+            file = Path(os.environ["CHILDREN"])
+            file.with_suffix(".new").write_text(children)
+            file.with_suffix(".new").rename(file)  # the test never reads a part of it
+    yield on_progress
 
 show.still_progress = progress
-sys.exit(cli.main(sys.argv[1:]))
+sys.exit(commands.main(sys.argv[1:]))
 """
-"""The command line with a progress line that says who the ranks are, and gets a signal."""
+"""The command line, which writes the ids of its ranks to a file, and sends itself a signal."""
 
 
 @contextmanager
 def started(folder: Path, number: int) -> Iterator[subprocess.Popen[str]]:
-    """The driver, which gets the signal ``number`` in its third round; gone when the test ends."""
+    """Run the driver, which gets the signal ``number`` in its third round. End it with the test."""
     options = write_files(folder).options
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER, "validate", *options, "--rounds", "9999", "--json",
@@ -82,17 +82,14 @@ def started(folder: Path, number: int) -> Iterator[subprocess.Popen[str]]:
                 parent.terminate()  # its ranks end with it
 
 
-def children(folder: Path) -> list[int]:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (folder / "children").exists():
-        assert time.monotonic() < deadline, "no round was played"
-        time.sleep(0.05)
+def rank_pids(folder: Path) -> list[int]:
+    wait_until((folder / "children").exists)
     return [int(pid) for pid in (folder / "children").read_text().split()]
 
 
 def test_a_killed_rank_ends_all_and_is_named(tmp_path: Path) -> None:
     with started(tmp_path, 0) as parent:  # signal 0 does nothing
-        ranks = children(tmp_path)
+        ranks = rank_pids(tmp_path)
         assert len(ranks) == 2
         began = time.monotonic()
         os.kill(ranks[1], signal.SIGKILL)
@@ -112,7 +109,7 @@ def test_ctrl_c_shows_what_was_measured(tmp_path: Path) -> None:
     assert parent.returncode == 130
     assert "interrupted" in err
     assert "Traceback" not in err
-    assert not any(map(is_alive, children(tmp_path)))
+    assert not any(map(is_alive, rank_pids(tmp_path)))
     answer = json.loads(out)
     assert answer["interrupted"] is True
     assert [one["name"] for one in answer["plans"]] == ["baseline", "no_comm", "two", "four"]
@@ -120,7 +117,7 @@ def test_ctrl_c_shows_what_was_measured(tmp_path: Path) -> None:
     assert all(one["roles"] == [] for one in answer["plans"])
 
 
-def test_a_plan_short_of_memory_is_infeasible_and_the_others_go_on(
+def test_a_plan_short_of_memory_is_infeasible_and_the_others_continue(
     run: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_runs, "JOB", "tests.faults.jobs:validate_short_of_memory")
@@ -140,13 +137,13 @@ def test_rounds_are_counted_anew_without_a_plan_short_of_memory(
 ) -> None:
     monkeypatch.setattr(plan_runs, "JOB", "tests.faults.jobs:validate_short_of_memory_later")
     files = write_files(run.folder)
-    told: list[str] = []
+    messages: list[str] = []
     request = ValidateRequest(
         plan=(files.two, files.four), profile=files.profile, rounds=3, backend="gloo"
     )
-    result = validate(request, told.append)
+    result = validate(request, messages.append)
     assert result.plans[3].failed == OUT_OF_MEMORY
-    rounds = [text.partition(":")[0] for text in told if text.startswith("round")]
+    rounds = [text.partition(":")[0] for text in messages if text.startswith("round")]
     assert rounds.count("round 1 of 3") > 3
     assert set(rounds) == {"round 1 of 3", "round 2 of 3", "round 3 of 3"}
 
@@ -164,7 +161,7 @@ def test_no_plan_left_is_an_error(run: Runner, monkeypatch: pytest.MonkeyPatch) 
 
 
 def lenient(*plans: SlicePlan) -> list[Measured]:
-    """The plans in turn, three rounds on two ranks."""
+    """Run the plans in turn, three rounds on two ranks, with ``lenient=True``."""
     case = Case(model=MODEL, workload=WORKLOAD, cluster=CLUSTER, profile=load_profile("h100-dgx"))
     planned = [(plan, order_of(case, plan)) for plan in plans]
     return run_plans(MODEL, WORKLOAD, CLUSTER, planned, 3, LaunchSpec(tp=2), lenient=True)

@@ -48,7 +48,7 @@ class RandomDag(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """A value that templates of a line write: its name, and where relative to the repetition."""
+    """A value that templates of an order write: its name, and where relative to the repetition."""
 
     ref: Ref
     lane: int
@@ -86,7 +86,7 @@ def _parts(rng: random.Random, lanes: int, micros: int) -> tuple[Repeat, ...]:
     counts = [1] if micros == 1 else [1, micros - 2, 1] if micros > 2 else [1, 1]
     parts, first = [], 0
     for count in counts:
-        segments = _Lines(rng, lanes).segments()
+        segments = _Orders(rng, lanes).segments()
         parts.append(Repeat(segments=tuple(segments), count=count, first_micro=first))
         first += count
     return tuple(parts)
@@ -98,8 +98,8 @@ def _choices(lane: int) -> list[Signature]:
     return [Collective("all_reduce", size, lane, 8) for size in range(SIZES)]
 
 
-class _Lines:
-    """Draws the lines of one micro-batch; each reads its own values and those of earlier ones."""
+class _Orders:
+    """Draws the orders of one micro-batch; each reads its own values and those of earlier ones."""
 
     def __init__(self, rng: random.Random, lanes: int) -> None:
         self.rng = rng
@@ -108,16 +108,16 @@ class _Lines:
 
     def segments(self) -> list[Segment]:
         found = []
-        for line in range(self.rng.randint(1, 4)):
-            found += self._line(line)
+        for order in range(self.rng.randint(1, 4)):
+            found += self._order(order)
         return found
 
-    def _line(self, line: int) -> list[Segment]:
-        """A line's repetitions: partial ones, a loop of whole ones, partial ones."""
+    def _order(self, order: int) -> list[Segment]:
+        """An order's repetitions: partial ones, a loop of whole ones, partial ones."""
         rng = self.rng
         stride = rng.choice((1, 1, 1, 2, 3))
         mirror = rng.choice((-1, -1, rng.randint(0, 12)))
-        templates = self._templates(line, stride, mirror)
+        templates = self._templates(order, stride, mirror)
         if rng.random() < 0.25:
             return [Segment(templates=templates, first=rng.randint(-2, 12), mirror=mirror)]
         repetition, segments = 0, []
@@ -139,9 +139,9 @@ class _Lines:
                 repetition += repeat
         return segments
 
-    def _templates(self, line: int, stride: int, mirror: int) -> tuple[OpTemplate, ...]:
+    def _templates(self, order: int, stride: int, mirror: int) -> tuple[OpTemplate, ...]:
         rng, count, sign = self.rng, self.rng.randint(1, 9), 1 if mirror < 0 else -1
-        plain = [self._plain(line, index, stride) for index in range(count)]
+        plain = [self._plain(order, index, stride) for index in range(count)]
         plain += self._copies(plain, stride)
         mine = [
             _Written(ref, t.lane, t.offset, index)
@@ -167,21 +167,21 @@ class _Lines:
     def _some(self, values: list[_Written]) -> list[_Written]:
         return self.rng.sample(values, min(len(values), self.rng.choice((0, 0, 1, 1, 2))))
 
-    def _plain(self, line: int, index: int, stride: int) -> OpTemplate:
+    def _plain(self, order: int, index: int, stride: int) -> OpTemplate:
         """A template that reads nothing yet. Its role makes its ops' names unique."""
         rng = self.rng
         lane = rng.randrange(1, self.lanes) if self.lanes > 1 and rng.random() < 0.4 else COMPUTE
         writes = tuple(
-            Ref(rng.choice((0, 0, 0, -1, 1)), f"v{line}.{index}.{value}")
+            Ref(rng.choice((0, 0, 0, -1, 1)), f"v{order}.{index}.{value}")
             for value in range(rng.choice((0, 1, 1, 1, 2)))
         )
         return OpTemplate(
-            f"attn.{line}.{index}", -1, rng.choice(_choices(lane)), lane,
+            f"attn.{order}.{index}", -1, rng.choice(_choices(lane)), lane,
             rng.randint(-1, stride), (), writes,
         )  # fmt: skip
 
     def _copies(self, plain: list[OpTemplate], stride: int) -> list[OpTemplate]:
-        """The same ops at the stride's other layers, as a line over several layers has them."""
+        """The same ops at the stride's other layers, as an order over several layers has them."""
         rng = self.rng
         if stride == 1 or rng.random() < 0.4:
             return []
@@ -192,7 +192,7 @@ class _Lines:
     def _own_read(
         self, reader: OpTemplate, index: int, written: _Written, stride: int, sign: int
     ) -> Ref:
-        """Reads what the line wrote ``back`` repetitions ago: none where it was written before."""
+        """Reads what the order wrote ``back`` repetitions ago: none where it was written before."""
         back = self.rng.choice((0, 0, 1, 1, 2, 4))
         if not back and written.place >= index:
             back = 1

@@ -67,6 +67,6 @@ def _within_layer(value: str) -> str:
 def _overwritten(value: str, role: str, reads: tuple[str, ...]) -> str | None:
     """What an op without memory of its own writes into: collectives, rope and the loss gradient
     work in place on the first value they read; gradients of weights are counted elsewhere."""
-    in_place = role.endswith(".ar") or role in ("attn.rope", "attn.rope'", "loss.grad")
+    in_place = role.endswith(".ar") or role in ("attn.rope", "attn.rope_bwd", "loss.grad")
     is_gradient = ".grad." in value or value.endswith("step.dp")
     return reads[0] if in_place and not is_gradient else None

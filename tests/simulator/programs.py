@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import random
 
-from simulator.contention import ComputeContention, Contention, ContentionFit, SizeContention
+from simulator.contention import (
+    CollectiveFamily,
+    ComputeContention,
+    ComputeFamily,
+    Contention,
+    ContentionFit,
+    SizeContention,
+)
 from simulator.ops import Pointwise
 from simulator.program import WORK_UNIT, Loop, Program, Step
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
 from simulator.skew import SkewFit, SkewRow
 
 FAMILIES = (
-    None, "gemm/t700", "attention", "pointwise", "all_reduce/1x8/c0", "all_reduce/1x8/c4",
-    "all_reduce/2x8/c16", "all_reduce/1x8/c0/b3", "all_reduce/2x8/c0/b4000",
+    None, ComputeFamily("gemm", 700), ComputeFamily("attention"), ComputeFamily("pointwise"),
+    CollectiveFamily(1, 8), CollectiveFamily(1, 8, 4), CollectiveFamily(2, 8, 16),
+    CollectiveFamily(1, 8, 0, 3), CollectiveFamily(2, 8, 0, 4000),
 )  # fmt: skip
 COMPUTE_FAMILIES = (1, 2, 3)
 COMM_FAMILIES = (4, 5, 6, 7, 8)
@@ -33,8 +41,8 @@ def random_contention(rng: random.Random) -> Contention:
     )
     fit = ContentionFit(
         sm_count=rng.choice((108, 132)), default_ctas=rng.choice((8, 16, 24)), compute=laws,
-        collective_factor=1 + rng.random() / 2, shared_links_factor=1 + rng.random(),
-        apart_factor=1.0 + rng.random() / 10, error=0.1,
+        collective_factor=1 + rng.random() / 2, same_links_factor=1 + rng.random(),
+        other_links_factor=1.0 + rng.random() / 10, error=0.1,
         by_size=random_sizes(rng) if rng.random() < 0.5 else (),
     )  # fmt: skip
     return Contention(fit)

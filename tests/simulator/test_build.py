@@ -8,7 +8,7 @@ import pytest
 
 from simulator.build import DP_BUCKET_PARAMETERS, build_schedule, check_layer_order
 from simulator.errors import InfeasiblePlanError, InputError, ScheduleError
-from simulator.issue_order import LayerOrder, Line
+from simulator.issue_order import IssueOrder, LayerOrder
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.presets import MODELS
 from simulator.schedule import DP, TP, Op, Schedule, check_order
@@ -49,7 +49,7 @@ def check(order: LayerOrder) -> None:
 
 def test_an_order_from_outside_that_reads_before_it_writes_is_refused() -> None:
     order = fixed_order(INTRA)
-    backwards = Line(tokens=order.forward.tokens[::-1])
+    backwards = IssueOrder(tokens=order.forward.tokens[::-1])
     with pytest.raises(ScheduleError, match="before it is written"):
         check(replace(order, forward=backwards))
 
@@ -57,14 +57,14 @@ def test_an_order_from_outside_that_reads_before_it_writes_is_refused() -> None:
 def test_an_order_from_outside_may_not_reach_far() -> None:
     order = fixed_order(INTRA)
     first, *rest = order.forward.tokens
-    far = Line(tokens=(first.shifted(1_000_000_000), *rest))
+    far = IssueOrder(tokens=(first.shifted(1_000_000_000), *rest))
     with pytest.raises(ScheduleError, match="1000000000 layers away"):
         check(replace(order, forward=far))
 
 
 def test_check_order_sees_an_order_that_reads_before_it_writes() -> None:
     order = fixed_order(INTRA)
-    schedule = build(order=replace(order, forward=Line(tokens=order.forward.tokens[::-1])))
+    schedule = build(order=replace(order, forward=IssueOrder(tokens=order.forward.tokens[::-1])))
     with pytest.raises(ScheduleError, match="before it is written; issue its writer first"):
         check_order(schedule)
 
@@ -111,6 +111,6 @@ def test_gradients_overwrite_once_and_accumulate_after() -> None:
     adds = [
         op.signature.accumulate
         for op in schedule.ops()
-        if op.role == "mlp.a_wgrad" and op.layer == 3 and op.signature.kind == "gemm"
+        if op.role == "mlp.fc1_wgrad" and op.layer == 3 and op.signature.kind == "gemm"
     ]
     assert adds == [False, True, True, True]

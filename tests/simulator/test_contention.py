@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from simulator.contention import (
     SCALE,
+    CollectiveFamily,
     ComputeContention,
+    ComputeFamily,
     Contention,
     ContentionFit,
+    Family,
     SizeContention,
-    compute_family_name,
-    family_name,
 )
 from simulator.errors import InputError, ProfileError
 
@@ -25,60 +26,67 @@ FIT = ContentionFit(
         ComputeContention(family="gemm", sms_per_cta=2.0, factor=1.1),
         ComputeContention(family="pointwise", sms_per_cta=0.0, factor=1.2),
     ),
-    collective_factor=1.15, shared_links_factor=2.0, apart_factor=1.1, error=0.03,
+    collective_factor=1.15, same_links_factor=2.0, other_links_factor=1.1, error=0.03,
 )  # fmt: skip
-TP, TP10, DP = "all_reduce/1x8/c0", "all_reduce/1x8/c10", "all_reduce/4x1/c0"
+GEMM, POINTWISE = ComputeFamily("gemm"), ComputeFamily("pointwise")
+TP, TP10, DP = CollectiveFamily(1, 8), CollectiveFamily(1, 8, 10), CollectiveFamily(4, 1)
 FAMILIES = st.sampled_from([None, TP, TP10, DP])
 
 
-def slow(*families: str | None) -> tuple[float, ...]:
+def sized(family: CollectiveFamily, size_bytes: int) -> CollectiveFamily:
+    return family._replace(size_bytes=size_bytes)
+
+
+def slow(*families: Family | None) -> tuple[float, ...]:
     return tuple(s / SCALE for s in Contention(FIT).slowdowns(families))
 
 
 def test_nobody_slows_down_alone() -> None:
-    assert slow("gemm", None, None) == (1, 1, 1)
+    assert slow(GEMM, None, None) == (1, 1, 1)
     assert slow(None, TP, None) == (1, 1, 1)
     assert slow(None, None, None) == (1, 1, 1)
 
 
 def test_compute_loses_the_sms_that_the_collective_holds() -> None:
-    assert slow("gemm", TP) == pytest.approx((1.1 * 100 / 60, 1.15), abs=1e-3)
-    assert slow("gemm", TP10) == pytest.approx((1.1 * 100 / 80, 1.15), abs=1e-3)
-    assert slow("pointwise", TP) == pytest.approx((1.2, 1.15), abs=1e-3)
+    assert slow(GEMM, TP) == pytest.approx((1.1 * 100 / 60, 1.15), abs=1e-3)
+    assert slow(GEMM, TP10) == pytest.approx((1.1 * 100 / 80, 1.15), abs=1e-3)
+    assert slow(POINTWISE, TP) == pytest.approx((1.2, 1.15), abs=1e-3)
 
 
 def test_two_collectives_share_links_or_not() -> None:
     assert slow(None, TP, TP) == pytest.approx((1, 2, 2), abs=1e-3)
     assert slow(None, TP, DP) == pytest.approx((1, 1.1, 1.1), abs=1e-3)
-    assert slow("gemm", TP, DP)[1:] == pytest.approx((1.1 * 1.15, 1.1 * 1.15), abs=1e-3)
+    assert slow(GEMM, TP, DP)[1:] == pytest.approx((1.1 * 1.15, 1.1 * 1.15), abs=1e-3)
     assert slow(None, TP, TP, TP)[1:] == pytest.approx((3, 3, 3), abs=1e-3)
 
 
 def test_compute_keeps_some_sms_whatever_happens() -> None:
-    assert slow("gemm", TP, TP, TP)[0] == pytest.approx(11.0, abs=1e-3)
+    assert slow(GEMM, TP, TP, TP)[0] == pytest.approx(11.0, abs=1e-3)
 
 
 def test_short_ops_lose_the_same_time_as_long_ones() -> None:
     law = ComputeContention(family="gemm", sms_per_cta=0.0, factor=1.0, us_per_cta=1.5)
     fit = replace(FIT, compute=(law, FIT.compute[1]))
     contention = Contention(fit)
-    assert contention.hangs_on_duration("gemm")
-    assert not contention.hangs_on_duration("pointwise")
+    assert contention.depends_on_duration("gemm")
+    assert not contention.depends_on_duration("pointwise")
     for alone_us in (20, 100, 1000):
-        beside, _ = contention.slowdowns((compute_family_name("gemm", 1000 * alone_us), TP10))
+        beside, _ = contention.slowdowns((ComputeFamily("gemm", 1000 * alone_us), TP10))
         assert (beside / SCALE - 1) * alone_us == pytest.approx(1.5 * 10, rel=0.05)
-    assert contention.slowdowns((compute_family_name("gemm", 100), TP10))[0] == 2 * SCALE
-    assert contention.slowdowns(("gemm", TP10))[0] == SCALE
-    assert not Contention(replace(fit, by_size=SIZED.by_size)).hangs_on_duration("gemm")
-    assert not Contention(None).hangs_on_duration("gemm")
+    assert contention.slowdowns((ComputeFamily("gemm", 100), TP10))[0] == 2 * SCALE
+    assert contention.slowdowns((GEMM, TP10))[0] == SCALE
+    assert not Contention(replace(fit, by_size=SIZED.by_size)).depends_on_duration("gemm")
+    assert not Contention(None).depends_on_duration("gemm")
 
 
 def test_a_family_without_a_law_takes_the_first() -> None:
-    assert slow("attention", TP) == slow("gemm", TP)
+    assert slow(ComputeFamily("attention"), TP) == slow(GEMM, TP)
 
 
-@given(st.sampled_from([None, "gemm", "pointwise"]), st.lists(FAMILIES, max_size=4))
-def test_strength_scales_the_excess(compute: str | None, lanes: list[str | None]) -> None:
+@given(st.sampled_from([None, GEMM, POINTWISE]), st.lists(FAMILIES, max_size=4))
+def test_strength_scales_the_excess(
+    compute: ComputeFamily | None, lanes: list[CollectiveFamily | None]
+) -> None:
     families = (compute, *lanes)
     full = Contention(FIT).slowdowns(families)
     half = Contention(FIT, strength=0.5).slowdowns(families)
@@ -108,25 +116,25 @@ SIZED = replace(
 def test_by_size_is_a_line_over_the_logarithm_that_stays_beyond_its_ends(
     size: int, compute: float, collective: float
 ) -> None:
-    slowed = Contention(SIZED).slowdowns(("gemm", f"{TP}/b{size}"))
+    slowed = Contention(SIZED).slowdowns((GEMM, sized(TP, size)))
     assert [s / SCALE for s in slowed] == pytest.approx([compute, collective], abs=1e-3)
 
 
 def test_by_size_of_no_known_size_is_the_least_and_several_add_up() -> None:
     law = Contention(SIZED)
-    assert law.slowdowns(("gemm", TP))[0] / SCALE == pytest.approx(1.2, abs=1e-3)
+    assert law.slowdowns((GEMM, TP))[0] / SCALE == pytest.approx(1.2, abs=1e-3)
     # One size has pointwise ops, none has attention.
     for family, size, slowdown in (
         ("pointwise", 1 << 10, 1.2), ("pointwise", 1 << 20, 1.2),
         ("attention", 1 << 10, 1.3), ("attention", 1 << 20, 1.2),
     ):  # fmt: skip
-        beside = law.slowdowns((family, f"{TP}/b{size}"))[0] / SCALE
+        beside = law.slowdowns((ComputeFamily(family), sized(TP, size)))[0] / SCALE
         assert beside == pytest.approx(slowdown, abs=1e-3)
-    assert law.slowdowns((None, f"{TP}/b4096")) == (SCALE, SCALE)
-    both = law.slowdowns(("gemm", f"{TP}/b1024", f"{DP}/b{1 << 20}"))
+    assert law.slowdowns((None, sized(TP, 4096))) == (SCALE, SCALE)
+    both = law.slowdowns((GEMM, sized(TP, 1024), sized(DP, 1 << 20)))
     expected = (1 + 0.4 + 0.2, 1.1 * 3.0, 1.1 * 2.0)
     assert [s / SCALE for s in both] == pytest.approx(expected, abs=1e-3)
-    half = Contention(SIZED, strength=0.5).slowdowns(("gemm", f"{TP}/b1024"))
+    half = Contention(SIZED, strength=0.5).slowdowns((GEMM, sized(TP, 1024)))
     assert [s / SCALE for s in half] == pytest.approx([1.2, 2.0], abs=1e-3)
 
 
@@ -151,7 +159,3 @@ def test_off_means_off() -> None:
     assert not Contention(FIT).is_off
     with pytest.raises(InputError):
         Contention(FIT, strength=-1.0)
-
-
-def test_family_names() -> None:
-    assert family_name("all_reduce", 1, 8, 10) == TP10

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from domino_tune.store.profiles import load_profile
+from simulator.contention import CollectiveFamily, ComputeFamily
 from simulator.cost import NO_CHANGES, Changes, CostModel
 from simulator.errors import InputError, MissingSectionError
 from simulator.ops import Attention, Collective, Gemm, Pointwise, Signature
@@ -83,14 +84,15 @@ def test_impossible_changes_are_refused(changes: dict[str, float]) -> None:
 def test_families(profile: Profile) -> None:
     cost = CostModel(profile)
     families = [cost.family(op) for op in OPS]
-    assert families == ["gemm", "gemm", "attention", "attention", "pointwise", "all_reduce/1x8/c0"]
+    gemm, attention, pointwise = map(ComputeFamily, ("gemm", "attention", "pointwise"))
+    assert families == [gemm, gemm, attention, attention, pointwise, CollectiveFamily(1, 8)]
 
 
-def test_durations_count_where_contention_hangs_on_them() -> None:
+def test_durations_count_where_contention_depends_on_them() -> None:
     cost = CostModel(load_profile("h200-sxm"))
     gemm, _, attention, *_ = OPS
-    assert cost.family(gemm) == f"gemm/t{cost.duration_ns(gemm)}"
-    assert cost.family(attention) == "attention"
+    assert cost.family(gemm) == ComputeFamily("gemm", cost.duration_ns(gemm))
+    assert cost.family(attention) == ComputeFamily("attention")
 
 
 def test_cuda_graphs_launch_for_free(profile: Profile) -> None:

@@ -15,7 +15,7 @@ from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.cost import CostModel
 from simulator.greedy import plan_order
-from simulator.issue_order import BACKWARD_FRAGMENTS, FORWARD_FRAGMENTS, check_line
+from simulator.issue_order import BACKWARD_FRAGMENTS, FORWARD_FRAGMENTS, check_issue_order
 from simulator.plan import SlicePlan
 from simulator.predict import order_of, predict, simulate
 from simulator.presets import MODELS
@@ -53,8 +53,8 @@ def test_orders_are_legal_and_whole_for_every_cut(block: int) -> None:
         plan = random_plan(rng, case, "greedy fill")
         order = order_of(case, plan)
         assert order.forward.stride == order.backward.stride == 1
-        check_line(order.forward, plan, FORWARD_FRAGMENTS)
-        check_line(order.backward, plan, BACKWARD_FRAGMENTS)
+        check_issue_order(order.forward, plan, FORWARD_FRAGMENTS)
+        check_issue_order(order.backward, plan, BACKWARD_FRAGMENTS)
         check_order(build_schedule(case.model, case.workload, case.cluster, plan, order))
 
 
@@ -113,14 +113,16 @@ def test_weight_gradients_fill_waits_no_later_than_the_next_layer() -> None:
     )
     place = {op.name: index for index, op in enumerate(ops)}
     for layer in range(2, case.model.num_hidden_layers):
-        begun = place[f"l{layer - 2}.s0.attn.b_dgrad"]
-        for name in ("attn.a_wgrad", "attn.b_wgrad", "mlp.a_wgrad", "mlp.b_wgrad"):
+        begun = place[f"l{layer - 2}.s0.attn.proj_dgrad"]
+        for name in ("attn.qkv_wgrad", "attn.proj_wgrad", "mlp.fc1_wgrad", "mlp.fc2_wgrad"):
             assert all(place[f"l{layer}.s{row}.{name}"] < begun for row in (0, 1))
 
 
 def test_nothing_is_put_off_where_nothing_is_reduced() -> None:
-    line = order_of(case_of(tp=1), SlicePlan(row_slices=1)).backward
-    tokens = [str(token) for token in line.tokens if token.fragment in ("a_dgrad", "a_wgrad")]
+    backward = order_of(case_of(tp=1), SlicePlan(row_slices=1)).backward
+    tokens = [
+        str(token) for token in backward.tokens if token.fragment.startswith(("fc1_", "qkv_"))
+    ]
     assert tokens == [
-        "mlp.a_wgrad:0+0", "mlp.a_dgrad.0:0+0", "attn.a_wgrad:0+0", "attn.a_dgrad.0:0+0",
+        "mlp.fc1_wgrad:0+0", "mlp.fc1_dgrad.0:0+0", "attn.qkv_wgrad:0+0", "attn.qkv_dgrad.0:0+0",
     ]  # fmt: skip

@@ -18,31 +18,37 @@ from simulator.specs import ClusterSpec, Workload
 
 FORWARD_OPS = [
     # qkv0 core0 | wait AR(mlp1, l-1) bda1 norm1 | B0→AR
-    "l5.s0.attn.a", "l5.s0.attn.core", "l4.s1.mlp.out", "l5.s1.attn.norm",
-    "l5.s0.attn.b.0", "l5.s0.attn.b.ar.0",
+    "l5.s0.attn.qkv", "l5.s0.attn.core_attn", "l4.s1.mlp.residual", "l5.s1.attn.norm",
+    "l5.s0.attn.proj.0", "l5.s0.attn.proj.ar.0",
     # qkv1 core1 | wait AR(attn0) bda0 norm0 | B1→AR
-    "l5.s1.attn.a", "l5.s1.attn.core", "l5.s0.attn.out", "l5.s0.mlp.norm",
-    "l5.s1.attn.b.0", "l5.s1.attn.b.ar.0",
+    "l5.s1.attn.qkv", "l5.s1.attn.core_attn", "l5.s0.attn.residual", "l5.s0.mlp.norm",
+    "l5.s1.attn.proj.0", "l5.s1.attn.proj.ar.0",
     # fc1_0 act0 | wait AR(attn1) bda1 norm1 | fc2_0→AR
-    "l5.s0.mlp.a", "l5.s0.mlp.core", "l5.s1.attn.out", "l5.s1.mlp.norm",
-    "l5.s0.mlp.b.0", "l5.s0.mlp.b.ar.0",
+    "l5.s0.mlp.fc1", "l5.s0.mlp.act", "l5.s1.attn.residual", "l5.s1.mlp.norm",
+    "l5.s0.mlp.fc2.0", "l5.s0.mlp.fc2.ar.0",
     # fc1_1 act1 | wait AR(mlp0) bda0 norm0 (l+1) | fc2_1→AR
-    "l5.s1.mlp.a", "l5.s1.mlp.core", "l5.s0.mlp.out", "l6.s0.attn.norm",
-    "l5.s1.mlp.b.0", "l5.s1.mlp.b.ar.0",
+    "l5.s1.mlp.fc1", "l5.s1.mlp.act", "l5.s0.mlp.residual", "l6.s0.attn.norm",
+    "l5.s1.mlp.fc2.0", "l5.s1.mlp.fc2.ar.0",
 ]  # fmt: skip
 BACKWARD_OPS = [
-    # fc2_1 wgrad, dgrad | wait AR(qkv0 dgrad, l+1), norm' bda' of 0 | act1', fc1_1 dgrad→AR, wgrad
-    "l5.s1.mlp.b_wgrad", "l5.s1.mlp.b_dgrad", "l6.s0.attn.norm'", "l5.s0.mlp.out'",
-    "l5.s1.mlp.core'", "l5.s1.mlp.a_dgrad.0", "l5.s1.mlp.a_dgrad.ar.0", "l5.s1.mlp.a_wgrad",
-    # fc2_0 wgrad, dgrad | wait a, norm' bda' of 1 | act0', fc1_0 dgrad→AR, wgrad
-    "l5.s0.mlp.b_wgrad", "l5.s0.mlp.b_dgrad", "l5.s1.mlp.norm'", "l5.s1.attn.out'",
-    "l5.s0.mlp.core'", "l5.s0.mlp.a_dgrad.0", "l5.s0.mlp.a_dgrad.ar.0", "l5.s0.mlp.a_wgrad",
-    # B1 wgrad, dgrad | wait b, norm' bda' of 0 | core1', qkv1 dgrad→AR, wgrad
-    "l5.s1.attn.b_wgrad", "l5.s1.attn.b_dgrad", "l5.s0.mlp.norm'", "l5.s0.attn.out'",
-    "l5.s1.attn.core'", "l5.s1.attn.a_dgrad.0", "l5.s1.attn.a_dgrad.ar.0", "l5.s1.attn.a_wgrad",
-    # B0 wgrad, dgrad | wait c, norm' bda' of 1 (of layer l-1) | core0', qkv0 dgrad→AR, wgrad
-    "l5.s0.attn.b_wgrad", "l5.s0.attn.b_dgrad", "l5.s1.attn.norm'", "l4.s1.mlp.out'",
-    "l5.s0.attn.core'", "l5.s0.attn.a_dgrad.0", "l5.s0.attn.a_dgrad.ar.0", "l5.s0.attn.a_wgrad",
+    # fc2_1 wgrad, dgrad | wait AR(qkv0 dgrad, l+1), norm_bwd, residual_bwd of 0 |
+    # act_bwd of 1, fc1_1 dgrad→AR, wgrad
+    "l5.s1.mlp.fc2_wgrad", "l5.s1.mlp.fc2_dgrad", "l6.s0.attn.norm_bwd", "l5.s0.mlp.residual_bwd",
+    "l5.s1.mlp.act_bwd", "l5.s1.mlp.fc1_dgrad.0", "l5.s1.mlp.fc1_dgrad.ar.0", "l5.s1.mlp.fc1_wgrad",
+    # fc2_0 wgrad, dgrad | wait a, norm_bwd, residual_bwd of 1 | act0', fc1_0 dgrad→AR, wgrad
+    "l5.s0.mlp.fc2_wgrad", "l5.s0.mlp.fc2_dgrad", "l5.s1.mlp.norm_bwd", "l5.s1.attn.residual_bwd",
+    "l5.s0.mlp.act_bwd", "l5.s0.mlp.fc1_dgrad.0", "l5.s0.mlp.fc1_dgrad.ar.0", "l5.s0.mlp.fc1_wgrad",
+    # B1 wgrad, dgrad | wait b, norm_bwd, residual_bwd of 0 | core1 bwd, qkv1 dgrad→AR, wgrad
+    "l5.s1.attn.proj_wgrad", "l5.s1.attn.proj_dgrad",
+    "l5.s0.mlp.norm_bwd", "l5.s0.attn.residual_bwd",
+    "l5.s1.attn.core_attn_bwd", "l5.s1.attn.qkv_dgrad.0",
+    "l5.s1.attn.qkv_dgrad.ar.0", "l5.s1.attn.qkv_wgrad",
+    # B0 wgrad, dgrad | wait c, norm_bwd, residual_bwd of 1 (of layer l-1) |
+    # core0 bwd, qkv0 dgrad→AR, wgrad
+    "l5.s0.attn.proj_wgrad", "l5.s0.attn.proj_dgrad",
+    "l5.s1.attn.norm_bwd", "l4.s1.mlp.residual_bwd",
+    "l5.s0.attn.core_attn_bwd", "l5.s0.attn.qkv_dgrad.0",
+    "l5.s0.attn.qkv_dgrad.ar.0", "l5.s0.attn.qkv_wgrad",
 ]  # fmt: skip
 
 
@@ -82,6 +88,6 @@ def test_neither_slice_waits_for_its_own_all_reduce_at_once() -> None:
 
 def test_every_layer_in_the_middle_is_alike() -> None:
     """The loop repeats: what stands between the same ops of two layers differs in numbers only."""
-    up = [between(f"l{i}.s0.attn.a", f"l{i}.s1.mlp.b.ar.0") for i in range(3, 8)]
+    up = [between(f"l{i}.s0.attn.qkv", f"l{i}.s1.mlp.fc2.ar.0") for i in range(3, 8)]
     shapes = [[name.partition(".")[2] for name in names] for names in up]
     assert len(list(groupby(shapes))) == 1

@@ -1,4 +1,4 @@
-"""Orders as text, and the check that a line is its plan's."""
+"""Orders as text, and the check that an order is its plan's."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from simulator.issue_order import (
     BACKWARD_FRAGMENTS,
     BLOCKS,
     FORWARD_FRAGMENTS,
-    Line,
+    IssueOrder,
     Token,
-    check_line,
-    parse_line,
+    check_issue_order,
+    parse_issue_order,
     parse_token,
     wgrad_chains,
 )
@@ -40,18 +40,18 @@ def test_tokens_survive_as_text(token: Token) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "mlp.b", "mlp.b:0", "mlp.b:0+", "mlp.b:0 +0", "moe.b:0+0", "mlp.b.x:0+0", "mlp.b:-1+0",
-     "mlp.b:0+0 ", "MLP.b:0+0", "mlp..b:0+0", "mlp.b:٣+0"],
+    ["", "mlp.fc2", "mlp.fc2:0", "mlp.fc2:0+", "mlp.fc2:0 +0", "moe.fc2:0+0", "mlp.fc2.x:0+0",
+     "mlp.fc2:-1+0", "mlp.fc2:0+0 ", "MLP.fc2:0+0", "mlp..fc2:0+0", "mlp.fc2:٣+0"],
 )  # fmt: skip
 def test_other_text_is_refused(text: str) -> None:
-    with pytest.raises(ScheduleError, match=r"Bad token .* a token reads block\.fragment"):
+    with pytest.raises(ScheduleError, match=r"Bad token .* write it as block\.fragment"):
         parse_token(text)
 
 
 @pytest.mark.parametrize("stride", [0, -1, 1.5, "1"])
 def test_a_stride_is_a_positive_number(stride: Any) -> None:
     with pytest.raises(ScheduleError, match="stride must be a whole number"):
-        parse_line(["mlp.norm:0+0"], stride)
+        parse_issue_order(["mlp.norm:0+0"], stride)
 
 
 def forward() -> list[Token]:
@@ -60,16 +60,16 @@ def forward() -> list[Token]:
 
 def test_a_stride_is_no_more_than_the_tokens() -> None:
     with pytest.raises(ScheduleError, match="cannot be more than its 1 tokens"):
-        parse_line(["mlp.norm:0+0"], 10**30)
+        parse_issue_order(["mlp.norm:0+0"], 10**30)
 
 
 def check(tokens: list[Token], stride: int = 1) -> None:
-    check_line(Line(tokens=tuple(tokens), stride=stride), PLAN, FORWARD_FRAGMENTS)
+    check_issue_order(IssueOrder(tokens=tuple(tokens), stride=stride), PLAN, FORWARD_FRAGMENTS)
 
 
-def test_each_orders_own_lines_pass() -> None:
+def test_each_plans_own_order_passes() -> None:
     check(forward())
-    check_line(fixed_order(PLAN).backward, PLAN, BACKWARD_FRAGMENTS)
+    check_issue_order(fixed_order(PLAN).backward, PLAN, BACKWARD_FRAGMENTS)
 
 
 @pytest.mark.parametrize("place", range(0, 34, 5))
@@ -84,7 +84,7 @@ def test_a_missing_a_repeated_and_a_strange_token_are_told(place: int) -> None:
         check([*tokens[:place], tokens[place]._replace(slice=3), *tokens[place + 1 :]])
 
 
-def test_a_line_over_two_layers_issues_each_layers_fragments() -> None:
+def test_an_order_over_two_layers_issues_each_layers_fragments() -> None:
     twice = forward() + [token.shifted(1) for token in forward()]
     check(twice, stride=2)
     with pytest.raises(ScheduleError, match="once per layer"):
@@ -93,18 +93,19 @@ def test_a_line_over_two_layers_issues_each_layers_fragments() -> None:
 
 def test_merged_weight_gradients_stand_once_for_all_slices() -> None:
     plan = SlicePlan(row_slices=3, order="intra", wgrad="eager", merge_wgrad=True)
-    line = fixed_order(plan).backward
-    check_line(line, plan, BACKWARD_FRAGMENTS)
-    wgrads = [str(token) for token in line.tokens if token.fragment.endswith("_wgrad")]
+    backward = fixed_order(plan).backward
+    check_issue_order(backward, plan, BACKWARD_FRAGMENTS)
+    wgrads = [str(token) for token in backward.tokens if token.fragment.endswith("_wgrad")]
     assert wgrads == [
-        "mlp.b_wgrad:all+0", "mlp.a_wgrad:all+0", "attn.b_wgrad:all+0", "attn.a_wgrad:all+0",
+        "mlp.fc2_wgrad:all+0", "mlp.fc1_wgrad:all+0",
+        "attn.proj_wgrad:all+0", "attn.qkv_wgrad:all+0",
     ]  # fmt: skip
     with pytest.raises(ScheduleError):
-        check_line(line, PLAN, BACKWARD_FRAGMENTS)
+        check_issue_order(backward, PLAN, BACKWARD_FRAGMENTS)
 
 
 def test_accumulation_follows_the_issue_order_across_repetitions() -> None:
-    """Slice 1 of a layer is issued a repetition before slice 0 of it, whatever the line's order."""
-    line = parse_line(["mlp.a_wgrad:0-1", "mlp.a_wgrad:1+0"], 1)
-    late, early = line.tokens
-    assert wgrad_chains(line) == {early: None, late: early}
+    """Slice 1 of a layer is issued a repetition before slice 0 of it, whatever their places."""
+    order = parse_issue_order(["mlp.fc1_wgrad:0-1", "mlp.fc1_wgrad:1+0"], 1)
+    late, early = order.tokens
+    assert wgrad_chains(order) == {early: None, late: early}

@@ -65,7 +65,7 @@ def test_each_exposed_collective_waits_for_the_last_rank() -> None:
     timelines = [simulate(one, MEGATRON) for one in (case, late)]
     spans = [
         [end - start for op, start, end in zip(t.ops, t.start_ns, t.end_ns, strict=True)
-         if op.lane != COMPUTE and op.role == "attn.b.ar"]
+         if op.lane != COMPUTE and op.role == "attn.proj.ar"]
         for t in timelines
     ]  # fmt: skip
     assert spans[0]

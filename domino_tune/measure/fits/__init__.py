@@ -1,1 +1,1 @@
-"""TODO domino_tune/measure/fits."""
+"""Fits of laws and the bundled profiles. May import importers, op_rows, store and the simulator."""

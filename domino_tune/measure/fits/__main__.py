@@ -1,7 +1,7 @@
 """Fit the bundled profiles: ``python -m domino_tune.measure.fits.__main__``.
 
-From published tables, of which only fitted numbers are kept, never the tables; and from our own
-measurements, which are kept row by row. The same input gives the same bytes.
+Of published tables, profiles hold only fitted numbers, never the tables. Of our own measurements
+they hold each row. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ BUILDERS: Final[dict[str, Callable[[argparse.Namespace], Profile]]] = {
         given.measurements / "h200-sxm", load_profile("h100-dgx")
     ),
 }
-"""Name → what makes the profile of the folders given."""
+"""Name → the function that makes the profile from the given folders."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write one JSON file a bundled profile into ``--out``."""
+    """Write one JSON file per bundled profile into ``--out``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--facts", type=Path, default=Path("../shared/facts"),
                         help="folder of the published tables")  # fmt: skip
     parser.add_argument("--measurements", type=Path, default=Path("measurements"),
                         help="folder of our own measurements")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("profiles"), help="folder to write into")
-    parser.add_argument("--only", choices=sorted(BUILDERS), help="fit this profile alone")
+    parser.add_argument("--only", choices=sorted(BUILDERS), help="fit only this profile")
     given = parser.parse_args(arguments)
     for name, build in BUILDERS.items():
         if given.only in (None, name):

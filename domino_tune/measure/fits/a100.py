@@ -37,13 +37,13 @@ MEMORY_GB_S = 2039.0
 H100_PEAK_TFLOPS = 989.4
 H100_MEMORY_GB_S = 3350.0
 NCCL_CTAS = 24
-SMALL_BYTES = 64 << 10  # up to here NCCL uses few CTAs whatever the limit
+SMALL_BYTES = 64 << 10  # up to this size NCCL uses few CTAs, whatever the limit
 NIC_GB_S = 21.25
 NIC_LATENCY_US = 9.5
 
 
 def a100_profile(facts: Path) -> Profile:
-    """Fit it from the tables in ``facts``."""
+    """Return the profile, fitted from the tables in ``facts``."""
     return Profile(
         name="a100-sxm",
         created=CREATED,

@@ -19,10 +19,10 @@ _HIGH = (1e3, 1e3, 1e4, 1e5, 20.0)
 def fit_attention(
     forward: Sequence[AttentionRow], pairs: Sequence[AttentionRow], *, sm_count: int
 ) -> AttentionFit:
-    """Law from forward timings of one head size; backward ratio from (forward, backward) pairs.
+    """Fit the law to forward timings of one head size, its backward ratio to pairs of timings.
 
-    ``error`` is the mean error of shapes withheld by sequence length. Raises InputError when the
-    rows mix head sizes or a pair lacks its other half.
+    ``error`` is the mean error of shapes withheld by sequence length. Raise InputError where the
+    rows mix head sizes, or where a backward row of ``pairs`` has no forward row.
     """
     head_dims = {row.head_dim for row in forward}
     if len(head_dims) != 1 or len(forward) < 10:
@@ -62,7 +62,7 @@ def _law(
 
 
 def _solve(rows: Sequence[AttentionRow], sm_count: int) -> Floats:
-    """Robust least squares of the log error, vectorised over the rows."""
+    """Solve robust least squares of the log error, vectorised over the rows."""
     batch, heads, seq, dim, times = (
         np.array([getattr(row, name) for row in rows], dtype=np.float64)
         for name in ("batch", "heads", "seq", "head_dim", "median_us")
@@ -83,27 +83,27 @@ def _solve(rows: Sequence[AttentionRow], sm_count: int) -> Floats:
 
 
 def _withheld_error(rows: Sequence[AttentionRow], sm_count: int) -> float:
-    """Mean error over five folds by sequence length."""
+    """Return the mean error over five folds by sequence length."""
     lengths = sorted({row.seq for row in rows})
     errors = []
     for fold in range(5):
-        held = set(lengths[fold::5])
-        law = _law(_solve([r for r in rows if r.seq not in held], sm_count), rows, sm_count)
+        out = set(lengths[fold::5])
+        law = _law(_solve([r for r in rows if r.seq not in out], sm_count), rows, sm_count)
         errors += [
-            abs(sum(law.shares_us(r.signature)) / r.median_us - 1) for r in rows if r.seq in held
+            abs(sum(law.shares_us(r.signature)) / r.median_us - 1) for r in rows if r.seq in out
         ]
     return float(np.mean(errors))
 
 
 def _backward_ratio(pairs: Sequence[AttentionRow]) -> tuple[float, float]:
-    """Median backward/forward over shapes timed both ways, and its relative spread."""
+    """Return median backward/forward over shapes timed both ways, and its relative spread."""
     forward = {r.signature: r.median_us for r in pairs if r.direction == "forward"}
     ratios = []
     for row in pairs:
         if row.direction == "backward":
             other = row.signature._replace(direction="forward")
             if other not in forward:
-                raise InputError(f"No forward timing beside {row.signature}.")
+                raise InputError(f"No forward timing for {row.signature}; add one.")
             ratios.append(row.median_us / forward[other])
     if not ratios:
         raise InputError("The backward ratio needs shapes timed forward and backward.")

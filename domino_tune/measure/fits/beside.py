@@ -1,4 +1,4 @@
-"""Fit the contention law to ops that run beside a collective all along: one family of ops each."""
+"""Fit the contention law to ops that run while a collective runs all the time, by op family."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LOW, _HIGH = (0.0, 1.0, 0.0), (3.0, 2.0, 100.0)
 
 
 class Beside(NamedTuple):
-    """One cell: an op of ``case``, which takes ``alone_us`` alone and ``slowdown`` times as long
-    beside a collective of ``ctas``."""
+    """One cell: an op of ``case`` that takes ``alone_us`` alone, and ``slowdown`` times as long
+    while a collective of ``ctas`` CTAs runs."""
 
     family: str
     case: str
@@ -39,13 +39,13 @@ class BesideFit:
 
 
 def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> BesideFit:
-    """The law over all cells; ``leave_case_out_error`` predicts each case from the others.
+    """Fit the law to all cells; ``leave_case_out_error`` predicts each case from the others.
 
-    Raises InputError for fewer than two cases.
+    Raise InputError for fewer than two cases.
     """
     cases = sorted({cell.case for cell in cells})
     if len(cases) < 2:
-        raise InputError(f"The contention law needs two ops at least, got {cases}.")
+        raise InputError(f"The contention law needs at least two ops, got {cases}.")
     parameters = _solve(cells, sm_count)
     left_out: list[float] = []
     for case in cases:
@@ -83,5 +83,5 @@ def _solve(cells: Sequence[Beside], sm_count: int) -> Floats:
         _START, bounds=(_LOW, _HIGH), jac="3-point", loss="soft_l1", f_scale=0.02,
         ftol=1e-14, xtol=1e-14, gtol=1e-14,
     )  # fmt: skip
-    # A number at its lower bound comes back as 1e-20.
+    # A parameter at its lower bound comes back as 1e-20.
     return np.where(found.x < _NOTHING, 0.0, found.x)

@@ -10,21 +10,16 @@ from scipy.optimize import nnls
 
 from domino_tune.measure.fits.common import Floats, mape, rounded
 from simulator.errors import InputError
-from simulator.lookup.collectives import (
-    MIB,
-    CollectiveFit,
-    CollectiveRow,
-    GroupKey,
-)
+from simulator.lookup.collectives import MIB, CollectiveFit, CollectiveRow, GroupKey
 
 MAX_KNOTS = 4
-_LEAST_GAP = 4  # knots this factor apart, so that every segment has points
+_LEAST_GAP = 4  # least ratio of neighbouring knots, so that every segment has points
 _POINTS_A_PARAMETER = 1.5
 _TRIED = 30
 
 
 def fit_collectives(rows: Iterable[CollectiveRow]) -> tuple[CollectiveFit, ...]:
-    """One law a group (op, nodes, per node, CTAs), sorted; ``error`` is its leave-one-out MAPE."""
+    """Return a law per group (op, nodes, per node, CTAs), sorted; ``error``: leave-one-out MAPE."""
     groups: dict[GroupKey, list[CollectiveRow]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
@@ -32,7 +27,7 @@ def fit_collectives(rows: Iterable[CollectiveRow]) -> tuple[CollectiveFit, ...]:
 
 
 def fit_group(rows: Sequence[CollectiveRow]) -> CollectiveFit:
-    """The law of one group's rows, its knots chosen by leave-one-out error."""
+    """Return the law of one group's rows, with the knots of the least leave-one-out error."""
     rows = sorted(rows, key=lambda row: row.bytes)
     if len(rows) < 3:
         raise InputError(f"A law for {rows[0].group} needs at least 3 sizes, got {len(rows)}.")
@@ -55,14 +50,14 @@ def fit_group(rows: Sequence[CollectiveRow]) -> CollectiveFit:
 
 
 def _design(sizes: Floats, knots: Sequence[float]) -> Floats:
-    """Columns: 1, then MiB spent in each segment."""
+    """Return columns: 1, then MiB spent in each segment."""
     edges = [0.0, *knots, np.inf]
     segments = [np.clip(sizes, low, high) - low for low, high in itertools.pairwise(edges)]
     return np.stack([np.ones_like(sizes), *segments], axis=1)
 
 
 def _solve(design: Floats, times: Floats) -> Floats:
-    """Least squares of the relative error, no negative coefficient."""
+    """Solve least squares of the relative error, without negative coefficients."""
     scale = design.max(axis=0)
     scale[scale == 0] = 1.0
     coefficients, _ = nnls(design / scale / times[:, None], np.ones_like(times))
@@ -70,13 +65,13 @@ def _solve(design: Floats, times: Floats) -> Floats:
 
 
 def _leave_one_out(sizes: Floats, times: Floats, knots: Sequence[float]) -> float:
-    """MAPE of each inner point predicted from the others, knots held."""
+    """Return the MAPE of each inner point predicted from the others, with fixed knots."""
     design = _design(sizes, knots)
     if len(sizes) < 5:
         return _in_sample(sizes, times, knots)
-    kept = ~np.eye(len(sizes), dtype=bool)
+    others = ~np.eye(len(sizes), dtype=bool)
     inner = range(1, len(sizes) - 1)
-    predicted = np.array([design[i] @ _solve(design[kept[i]], times[kept[i]]) for i in inner])
+    predicted = np.array([design[i] @ _solve(design[others[i]], times[others[i]]) for i in inner])
     return mape(predicted, times[1:-1])
 
 
@@ -86,7 +81,7 @@ def _in_sample(sizes: Floats, times: Floats, knots: Sequence[float]) -> float:
 
 
 def _best_knots(sizes: Floats, times: Floats) -> tuple[float, ...]:
-    """Knots at powers of two inside the range, as many as leave-one-out error rewards."""
+    """Return knots at powers of two inside the range, as many as reduce leave-one-out error."""
     inside = [2.0**power for power in range(-20, 20) if sizes[1] <= 2.0**power <= sizes[-2]]
     most = min(MAX_KNOTS, int(len(sizes) / _POINTS_A_PARAMETER) - 2)
     candidates: list[tuple[float, ...]] = [()]
@@ -96,7 +91,7 @@ def _best_knots(sizes: Floats, times: Floats) -> tuple[float, ...]:
             for knots in itertools.combinations(inside, number)
             if all(b >= a * _LEAST_GAP for a, b in itertools.pairwise(knots))
         ]
-        # The best in-sample few are worth leaving points out of; the others cost seconds.
+        # Leaving points out costs seconds, so it is tried for the best in-sample candidates only.
         spaced.sort(key=lambda knots: (round(_in_sample(sizes, times, knots), 6), knots))
         candidates += spaced[:_TRIED]
     scored = [(round(_leave_one_out(sizes, times, knots), 6), knots) for knots in candidates]

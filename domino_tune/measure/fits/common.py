@@ -1,4 +1,4 @@
-"""What the fits share: rounding and errors."""
+"""Rounding and errors for all fits."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Floats = NDArray[np.float64]
 
 
 def rounded(value: float, digits: int = 4) -> float:
-    """To significant digits: what a fit of noisy timings knows, and the same on every machine."""
+    """Return ``value`` with the digits that noisy timings justify, equal on every machine."""
     return float(f"{value:.{digits}g}")
 
 
 def mape(predicted: Floats, measured: Floats) -> float:
-    """Mean of |predicted/measured − 1|."""
+    """Return the mean of |predicted/measured − 1|."""
     return float(np.mean(np.abs(predicted / measured - 1.0)))

@@ -1,7 +1,7 @@
-"""Fit the contention law to iterations of a GEMM beside an all-reduce.
+"""Fit the contention law to iterations in which a GEMM and an all-reduce run concurrently.
 
-An iteration is two jobs that start together and slow each other down until one ends, plus a
-constant that belongs to the experiment (launches, events), not to the law.
+An iteration is two jobs that start together and slow each other until one ends. It also has a
+constant time that belongs to the experiment (launches, events), not to the law.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from domino_tune.measure.importers.imported import text_of
 from domino_tune.measure.importers.tables import count, microseconds, records
 from simulator.errors import InputError
 
-_START = (1.85, 1.11, 1.14, 50.0)  # SMs a CTA, compute factor, collective factor, constant us
+_START = (1.85, 1.11, 1.14, 50.0)  # SMs per CTA, compute factor, collective factor, constant us
 _LOW, _HIGH = (0.0, 1.0, 1.0, 0.0), (3.0, 2.0, 2.0, 200.0)
 
 
@@ -46,7 +46,7 @@ class OverlapFit:
 
 
 def read_overlap(data: bytes) -> tuple[Overlap, ...]:
-    """Cells of ``m,n,k,gemm_only,c1 … c32`` (ms); ``comm_only by CTA`` stands in the header."""
+    """Read cells of ``m,n,k,gemm_only,c1 … c32`` (ms); the header has ``comm_only by CTA``."""
     head = re.search(r"comm_only by CTA:((?: *\d+:[\d.]+)+)", text_of(data))
     if head is None:
         raise InputError("The overlap table's header does not give 'comm_only by CTA: 1:… 2:…'.")
@@ -66,18 +66,18 @@ def read_overlap(data: bytes) -> tuple[Overlap, ...]:
 
 
 def fit_overlap(cells: Sequence[Overlap], *, sm_count: int) -> OverlapFit:
-    """Law over all cells; ``leave_shape_out_error`` predicts each shape from the others."""
+    """Fit the law to all cells; ``leave_shape_out_error`` predicts each shape from the others."""
     shapes = sorted({cell.shape for cell in cells})
     if len(shapes) < 2:
-        raise InputError(f"The contention law needs two GEMM shapes at least, got {shapes}.")
+        raise InputError(f"The contention law needs at least two GEMM shapes, got {shapes}.")
     parameters = _solve(cells, sm_count)
     predicted: list[float] = []
     measured: list[float] = []
     for shape in shapes:
         others = _solve([cell for cell in cells if cell.shape != shape], sm_count)
-        held = [cell for cell in cells if cell.shape == shape]
-        predicted += list(predict(others, held, sm_count))
-        measured += [cell.together_us for cell in held]
+        out = [cell for cell in cells if cell.shape == shape]
+        predicted += list(predict(others, out, sm_count))
+        measured += [cell.together_us for cell in out]
     every = np.array([cell.together_us for cell in cells])
     sms_per_cta, compute, collective, constant = (rounded(float(p)) for p in parameters)
     return OverlapFit(
@@ -91,7 +91,7 @@ def fit_overlap(cells: Sequence[Overlap], *, sm_count: int) -> OverlapFit:
 
 
 def predict(parameters: Floats, cells: Sequence[Overlap], sm_count: int) -> Floats:
-    """µs of each iteration: both slowed until the first ends, the rest at full speed."""
+    """Return the µs of each iteration: both slowed until one ends, the rest at full speed."""
     per_cta, compute, collective, constant = parameters
     ctas = np.array([cell.ctas for cell in cells], dtype=np.float64)
     gemm = np.array([cell.gemm_us for cell in cells])

@@ -1,7 +1,7 @@
-"""Fit the tiled GEMM law to measured rows, and say how far off it is on pairs it never saw.
+"""Fit the tiled GEMM law to measured rows, and measure its error on withheld (n, k) pairs.
 
-Least squares on log(time) with a soft L1 loss, so that a few odd kernels do not bend the law.
-Samples are seeded and the numbers rounded: the same rows give the same fit.
+Least squares on log(time) with a soft L1 loss, so that a few odd kernels do not change the law.
+Samples are seeded and numbers rounded: the same rows give the same fit.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _TRIED_ROWS: Final = 1500
 _TRIED: Final = (15, 1e-3)
 _REFINED: Final = (60, 1e-5)
 _HEAVY_FLOP: Final = 5e9
-# How often a row outside the training shapes is drawn, against one inside.
+# Probability of drawing a row outside the training shapes, relative to one inside.
 _OTHER_WEIGHT: Final = 0.3
-# Residuals above this count linearly: run-to-run differences of published rows.
+# Larger residuals count linearly: published rows differ from run to run.
 _LINEAR_ABOVE: Final = 0.03
 
-# Scalars of TiledLaw: start and bounds. Those bounded away from 0 are fitted as logarithms.
+# Scalars of TiledLaw: start and bounds. Those with a lower bound > 0 are fitted as logarithms.
 _SCALARS: Final[dict[str, tuple[float, float, float]]] = {
     "fixed_us": (1.5, 0.05, 100.0),
     "mb_us": (2.0, 0.01, 100.0),
@@ -58,7 +58,7 @@ _SCALARS: Final[dict[str, tuple[float, float, float]]] = {
     "throttle": (0.1, 0.0, 1.0),
 }
 _TILE_US: Final = (2.5, 0.01, 100.0)
-# Rates the tile classes start from, largest tile first, as shares of the best rate seen.
+# Start rates of the tile classes, largest tile first, as shares of the best measured rate.
 _RATE_STARTS: Final = (1.15, 1.1, 1.1, 0.9, 0.7)
 _RATE_RANGE: Final = 10.0
 
@@ -68,8 +68,8 @@ def fit_gemm(
 ) -> GemmFit:
     """Fit rows of (m, n, k, microseconds) on a GPU of ``sm_count`` SMs; takes some seconds.
 
-    Its ``error`` is that on the training shapes among a fifth of the (n, k) pairs, held out from a
-    fit of the others. Raises InputError below 200 rows: too few for the law's 21 numbers.
+    ``error`` is the error on training shapes for a fifth of the (n, k) pairs, withheld from a fit
+    of the others. Raise InputError below 200 rows: too few for the law's 21 numbers.
     """
     table = _table(rows, MIN_ROWS)
     error = heldout_error(rows, sm_count, rounds=1)["training"]
@@ -86,10 +86,10 @@ def fit_gemm(
 def heldout_error(
     rows: Sequence[Shape], sm_count: int, *, folds: int = 5, rounds: int = 5
 ) -> dict[str, float]:
-    """Mean relative error of the law on whole (n, k) pairs held out, in ``rounds`` of the folds.
+    """Return the law's mean relative error on withheld (n, k) pairs, in ``rounds`` of the folds.
 
     Keys: ``training`` (m ≥ 256 in multiples of 8, n and k ≥ 512), ``all``,
-    ``heavy`` (≥ 5 GFLOP). A set that has no rows gives the error of all.
+    ``heavy`` (≥ 5 GFLOP). A set without rows has the error of all.
     """
     table = _table(rows, MIN_ROWS)
     tested, errors = [], []
@@ -108,10 +108,10 @@ def heldout_error(
 def leave_out_error(
     rows: Sequence[Shape], *, fit: GemmFit | None = None, sm_count: int = 1, folds: int = 10
 ) -> float:
-    """Mean relative error of a dense table's interpolation on withheld (n, k) pairs.
+    """Return the mean relative error of a dense table's interpolation on withheld (n, k) pairs.
 
-    The trend is ``fit``'s law (on a GPU of ``sm_count`` SMs), else a roofline fitted to the rows
-    kept. At most about 20,000 withheld rows are looked up. Raises InputError below two pairs.
+    The trend is ``fit``'s law (on a GPU of ``sm_count`` SMs), else a roofline fitted to the other
+    rows. At most about 20,000 withheld rows are looked up. Raise InputError below two pairs.
     """
     table = _table(rows, 2)
     stride = max(1, -(-len(table) // _LOOKED_UP_ROWS))
@@ -132,7 +132,7 @@ def _trend(table: Floats, fit: GemmFit | None, sm_count: int) -> Law:
 
 
 def _fit(table: Floats, sm_count: int) -> TiledLaw:
-    """The fastest tile wins, so the loss has local optima: try many starts, refine the best."""
+    """Fit from many starts, as the fastest tile wins and makes local optima; refine the best."""
     start, low, high = _start(table, sm_count)
     tiles = np.arange(len(start)) >= len(_SCALARS)
     jitter = np.random.default_rng(0).normal(0.0, _JITTER, (_STARTS, len(start))) * tiles
@@ -153,7 +153,7 @@ def _descend(
     effort: tuple[int, float],
 ) -> tuple[float, Floats]:
     """Return (cost, point) of least squares from ``start``; ``effort`` is (steps, tolerance)."""
-    from scipy.optimize import least_squares  # late: half a second
+    from scipy.optimize import least_squares  # late: the import takes half a second
 
     shapes, target = _shapes(table), np.log(table[:, 3])
 
@@ -169,7 +169,7 @@ def _descend(
 
 
 def _start(table: Floats, sm_count: int) -> tuple[Floats, Floats, Floats]:
-    """Start and bounds; rates and bandwidth start from the best that the rows show."""
+    """Return start and bounds; rates and bandwidth start from the best of the rows."""
     m, n, k, us = _columns(table)
     rate = float(np.quantile(2e-6 * m * n * k / us, 0.99)) / sm_count
     best_mb_us = float(np.quantile(2e-6 * (m * k + n * k + m * n) / us, 0.8))
@@ -212,7 +212,7 @@ def _rounded(value: float, digits: int) -> float:
 
 
 def _table(rows: Sequence[Shape], least: int) -> Floats:
-    """Rows sorted by (n, k, m), so that the order they came in changes nothing."""
+    """Return rows sorted by (n, k, m), so that their first order has no effect."""
     table = np.array(rows, dtype=float).reshape(-1, 4)
     if len(table) < least or not (np.isfinite(table).all() and (table > 0).all()):
         raise InputError(
@@ -223,7 +223,7 @@ def _table(rows: Sequence[Shape], least: int) -> Floats:
 
 
 def _folds(table: Floats, folds: int) -> list[Mask]:
-    """Row masks of whole (n, k) pairs: every pair in one fold, by a seeded shuffle."""
+    """Return row masks of whole (n, k) pairs: every pair in one fold, by a seeded shuffle."""
     pairs, owner = np.unique(table[:, 1:3], axis=0, return_inverse=True)
     if len(pairs) < 2:
         raise InputError("Leaving pairs out needs at least two different (n, k); got one.")
@@ -251,7 +251,7 @@ def _columns(table: Floats) -> tuple[Floats, Floats, Floats, Floats]:
 
 
 def _is_training(table: Floats) -> Mask:
-    """Whole multiples of 8 tokens, at least 256, through layers of at least 512 × 512."""
+    """Return a mask of multiples of 8 tokens, at least 256, with layers of at least 512 × 512."""
     m, n, k, _ = _columns(table)
     mask: Mask = (m >= 256) & (m % 8 == 0) & (n >= 512) & (k >= 512)
     return mask

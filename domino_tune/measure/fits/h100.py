@@ -33,7 +33,7 @@ from simulator.profile import (
 )
 
 SM_COUNT = 132
-CREATED = "2025-06-18"  # the newest date that the sources state
+CREATED = "2025-06-18"  # the newest date in the sources
 NCCL_TESTS = (
     "nccltests309_A_2n16_default.csv",
     "nccltests309_B_4n32_default.csv",
@@ -46,7 +46,7 @@ NIC_LATENCY_US = 9.5
 
 
 def h100_profile(facts: Path) -> Profile:
-    """Fit it from the tables in ``facts``."""
+    """Return the profile, fitted from the tables in ``facts``."""
     return Profile(
         name="h100-dgx",
         created=CREATED,
@@ -67,7 +67,7 @@ def h100_profile(facts: Path) -> Profile:
 
 
 def h100_attention_fit(facts: Path) -> AttentionFit:
-    """Forward law and backward ratio."""
+    """Return the forward law with the backward ratio."""
     forward = attention_csv((facts / "h100_attention_fwd_causal_hd128.csv.gz").read_bytes())
     pairs = attention_pair_csv((facts / "attention_fwd_bwd_hd128.csv").read_bytes())
     return fit_attention(forward.rows, pairs.rows, sm_count=SM_COUNT)
@@ -145,7 +145,7 @@ def _collectives(facts: Path) -> CollectiveSection:
 
 
 def _network_rows(facts: Path) -> list[CollectiveRow]:
-    """2, 4 and 8 nodes; small sizes over 8 nodes grown from those over 2 and 4."""
+    """Return rows of 2, 4 and 8 nodes; small sizes on 8 nodes are extrapolated from 2 and 4."""
     two, four, eight = (
         [
             row
@@ -154,13 +154,13 @@ def _network_rows(facts: Path) -> list[CollectiveRow]:
         ]
         for name in NCCL_TESTS
     )
-    known = {row.bytes: row.median_us for row in two}
-    grown = [
-        replace(row, nodes=8, median_us=2 * row.median_us - known[row.bytes])
+    on_two = {row.bytes: row.median_us for row in two}
+    extrapolated = [
+        replace(row, nodes=8, median_us=2 * row.median_us - on_two[row.bytes])
         for row in four
         if row.bytes < eight[0].bytes
     ]
-    return [*two, *four, *grown, *eight]
+    return [*two, *four, *extrapolated, *eight]
 
 
 def _contention(facts: Path) -> ContentionSection:

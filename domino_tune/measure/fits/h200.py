@@ -1,6 +1,6 @@
-"""The bundled H200 profile, from what our own programs measured on one GPU (``measurements/``).
+"""The bundled H200 profile, from our own measurements of one GPU (``measurements/``).
 
-A node's collectives are taken over from the bundled H100 profile: both GPUs have the same NVLink.
+A node's collectives come from the bundled H100 profile: both GPUs have the same NVLink.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SM_COUNT: Final = 132
 CREATED: Final = "2026-11-20"
 SOURCE: Final = "scripts/gpu-profile on one H200: measurements/h200-sxm"
 FULL_RATE: Final = 40.0
-"""Bytes/ns a CTA moves through HBM in the cells that the law is of; others move none."""
+"""Bytes/ns that a CTA moves through HBM in the cells of the law; in others it moves none."""
 NVLS_CTAS: Final = 16
 ASSUMED_COLLECTIVE_US: Final = 15.0
 REWRITTEN: Final[dict[str, tuple[str, float]]] = {
@@ -48,17 +48,17 @@ REWRITTEN: Final[dict[str, tuple[str, float]]] = {
     "bias_dropout_add": ("bias_dropout_add", 0.7),
     "bias_dropout_add_bwd": ("bias_dropout_add_bwd", 0.5),
 }
-"""Ops that became one kernel after they were measured -> whose measured time for as many bytes they
-are assumed to take, and how much of it. Dropout's factors are from the passes over memory that are
-left: drawing the mask (about half of the time) stays, of the others 7 bytes an element of 19 do,
-and backward 5 of 9."""
+"""Ops that became one kernel after the measurement -> the op whose measured time for as many bytes
+they are assumed to take, and the share of it. Dropout's shares follow from its remaining passes
+over memory: drawing the mask (about half of the time) stays, of the others 7 of 19 bytes per
+element stay, and backward 5 of 9."""
 ASSUMED_ERROR: Final = 0.3
-ONE_KERNEL: Final = ("attn.norm", "mlp.norm", "mlp.core", "mlp.core'")
+ONE_KERNEL: Final = ("attn.norm", "mlp.norm", "mlp.act", "mlp.act_bwd")
 """Pointwise ops of a GPT that were one kernel when launches were timed."""
 
 
 def h200_profile(measurements: Path, h100: Profile) -> Profile:
-    """Build it from the records in ``measurements``; what one GPU cannot show is ``h100``'s."""
+    """Build it from the records in ``measurements``; ``h100`` has what one GPU cannot show."""
     empty = Profile(name="h200-sxm", created=CREATED, machine=_machine())
     assert h100.collectives is not None
     return replace(
@@ -78,14 +78,14 @@ def h200_profile(measurements: Path, h100: Profile) -> Profile:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """The objects of a gzipped JSON-lines file; those that only tell of an error are left out."""
+    """Return the objects of a gzipped JSON-lines file without those that only record an error."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         found = [json.loads(line) for line in file]
     return [record for record in found if "error" not in record]
 
 
 def beside_cells(rows: Iterable[Mapping[str, Any]]) -> list[Beside]:
-    """Ops beside a collective that was first, has the higher priority and moves bytes."""
+    """Return the cells whose collective was first, had the higher priority and moved bytes."""
     return [
         Beside(
             family=row["family"], case=row["case"], ctas=cell["ctas"],
@@ -115,7 +115,7 @@ def _machine() -> Machine:
 
 
 def _with_ops(profile: Profile, messages: Sequence[Mapping[str, Any]]) -> Profile:
-    """Every message's rows; provenance says where they come from, and how look-ups do."""
+    """Add every message's rows, with the provenance of the rows and of the laws."""
     for message in messages:
         profile = add_ops(profile, message["ops"])
     measured = Provenance(
@@ -136,7 +136,7 @@ def _with_ops(profile: Profile, messages: Sequence[Mapping[str, Any]]) -> Profil
 
 
 def _rewritten(section: PointwiseSection) -> PointwiseSection:
-    """Without the rows of ops that are others by now, which have laws instead."""
+    """Replace the rows of ops whose kernels have changed by assumed laws."""
     note = (
         f"{section.provenance.note} Assumed, since they became one kernel each after they were "
         f"measured: {', '.join(sorted(REWRITTEN))}."
@@ -155,7 +155,7 @@ def _rewritten(section: PointwiseSection) -> PointwiseSection:
 def _assumed_law(
     rows: Sequence[PointwiseRow], name: str, like: str, factor: float
 ) -> PointwiseFit:  # fmt: skip
-    """That of ``like``'s whole rows, ``factor`` times as long."""
+    """Return the law of ``like``'s whole rows, ``factor`` times as long."""
     scaled = [
         replace(row, median_us=factor * row.median_us)
         for row in rows
@@ -166,7 +166,7 @@ def _assumed_law(
 
 
 def gemm_fit(rows: Sequence[GemmRow], layout: str) -> GemmFit:
-    """A layout's tiled law: the trend between rows. Most weight gradients add to what is there."""
+    """Return a layout's tiled law: the trend between rows. Most weight gradients accumulate."""
     shapes = [
         (row.m, row.n, row.k, row.median_us)
         for row in rows
@@ -188,16 +188,16 @@ def _contention(rows: Sequence[Mapping[str, Any]]) -> ContentionSection:
             default_ctas=NVLS_CTAS,
             compute=tuple(fit.law for fit in fits.values()),
             collective_factor=1.144,
-            shared_links_factor=2.0,
-            apart_factor=1.1,
+            same_links_factor=2.0,
+            other_links_factor=1.1,
             kind="fitted",
             error=error,
         ),
-        provenance=Provenance(kind="fitted", source=SOURCE, error=error, note=_told(fits)),
+        provenance=Provenance(kind="fitted", source=SOURCE, error=error, note=_note(fits)),
     )
 
 
-def _told(fits: Mapping[str, BesideFit]) -> str:
+def _note(fits: Mapping[str, BesideFit]) -> str:
     errors = ", ".join(f"{name} {fit.leave_case_out_error:.1%}" for name, fit in fits.items())
     return (
         "Ops beside an emulated collective (C CTAs that stream through HBM), C = 1 to 32. Errors "

@@ -1,4 +1,4 @@
-"""What both bundled profiles are built with: reading facts, and laws assumed from fitted ones."""
+"""Shared parts of the bundled profiles: reading facts, and laws assumed from fitted ones."""
 
 from __future__ import annotations
 
@@ -14,18 +14,14 @@ from domino_tune.measure.importers.tables import collectives_csv, gemm_csv, poin
 from simulator.contention import ComputeContention, ContentionFit
 from simulator.lookup.collectives import CollectiveFit
 from simulator.lookup.pointwise import DEFAULT, PointwiseFit
-from simulator.profile import (
-    GemmSection,
-    LaunchSection,
-    Provenance,
-)
+from simulator.profile import GemmSection, LaunchSection, Provenance
 
 AICONFIGURATOR = "ai-dynamo/aiconfigurator @095f58a (Apache-2.0)"
 VIDUR = "microsoft/vidur @7d47513 (MIT)"
 OVERLAP = "Evansika959/aiconfigurator_overlap_exp @0488800"
 A100_SMS = 108
 
-# Ops whose bytes are streamed once by one fused kernel, as the fitted op of the same kind is.
+# Ops that one fused kernel streams once, as the fitted op of the same kind does.
 _ALIKE: dict[str, tuple[str, ...]] = {
     "rmsnorm": ("rmsnorm_bwd", "layernorm_bwd"),
     "swiglu": ("swiglu_bwd", "gelu", "gelu_bwd", "relu", "relu_bwd"),
@@ -40,7 +36,7 @@ ASSUMED_ERROR = 0.25
 
 
 def gemm_section(table: Path, sm_count: int, note: str) -> GemmSection:
-    """The tiled law of forward GEMMs; other layouts are borrowed from it at look-up."""
+    """Return the tiled law of forward GEMMs; look-ups use it for other layouts, too."""
     rows = gemm_csv(table.read_bytes()).rows
     fit = fit_gemm([(row.m, row.n, row.k, row.median_us) for row in rows], sm_count)
     return GemmSection(
@@ -55,7 +51,7 @@ def gemm_section(table: Path, sm_count: int, note: str) -> GemmSection:
 
 
 def pointwise_fits(table: Path) -> tuple[PointwiseFit, ...]:
-    """Laws fitted by op, and laws assumed for the ops that nobody timed."""
+    """Return laws fitted by op, and assumed laws for ops without timings."""
     rows = pointwise_csv(table.read_bytes()).rows
     fits: list[PointwiseFit] = []
     for name in ("add", *_ALIKE):
@@ -66,7 +62,7 @@ def pointwise_fits(table: Path) -> tuple[PointwiseFit, ...]:
 
 
 def scaled_pointwise(fits: Sequence[PointwiseFit], ratio: float) -> tuple[PointwiseFit, ...]:
-    """The laws of a GPU whose memory is ``ratio`` as fast; assumed."""
+    """Return the assumed laws of a GPU whose memory is ``ratio`` times as fast."""
     return tuple(
         replace(
             fit,
@@ -80,12 +76,12 @@ def scaled_pointwise(fits: Sequence[PointwiseFit], ratio: float) -> tuple[Pointw
 
 
 def node_collectives(table: Path) -> tuple[CollectiveFit, ...]:
-    """All-reduce, all-gather and reduce-scatter inside one node."""
+    """Return laws of all-reduce, all-gather and reduce-scatter inside one node."""
     return fit_collectives(collectives_csv(table.read_bytes()).rows)
 
 
 def overlap_fit(facts: Path) -> tuple[OverlapFit, int]:
-    """The contention law's numbers on A100, and how many cells they come from."""
+    """Return the contention law's numbers on A100, and the number of cells."""
     cells = read_overlap((facts / "contention" / "overlap_432_1200MHz.csv").read_bytes())
     return fit_overlap(cells, sm_count=A100_SMS), len(cells)
 
@@ -93,7 +89,7 @@ def overlap_fit(facts: Path) -> tuple[OverlapFit, int]:
 def contention_law(
     fit: OverlapFit, *, sm_count: int, default_ctas: int, kind: str, error: float
 ) -> ContentionFit:
-    """GEMM and attention lose SMs; pointwise ops lose memory bandwidth (assumed)."""
+    """Return the law: GEMM and attention lose SMs, pointwise ops memory bandwidth (assumed)."""
     return ContentionFit(
         sm_count=sm_count,
         default_ctas=default_ctas,
@@ -107,15 +103,15 @@ def contention_law(
             ComputeContention(family="pointwise", sms_per_cta=0.0, factor=1.15),
         ),
         collective_factor=fit.collective_factor,
-        shared_links_factor=2.0,
-        apart_factor=1.1,
+        same_links_factor=2.0,
+        other_links_factor=1.1,
         kind="assumed" if kind == "assumed" else "fitted",
         error=error,
     )
 
 
 def eager_launch() -> LaunchSection:
-    """Host cost of eager PyTorch."""
+    """Return the host costs of eager PyTorch."""
     return LaunchSection(
         mode="async",
         cost_us={"gemm": 6.0, "attention": 10.0, "pointwise": 6.0, "collective": 15.0},

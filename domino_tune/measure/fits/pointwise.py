@@ -13,13 +13,13 @@ from simulator.lookup.pointwise import PointwiseFit, PointwiseRow
 
 MB = 1_000_000
 KNEES_MB = (10, 15, 20, 25, 30, 35, 40, 50, 60, 80)
-_RESOLUTION_US = 1.0  # the tables round to whole microseconds: weigh small times by that
+_RESOLUTION_US = 1.0  # tables have whole microseconds: reduces the weight of short times
 
 
 def fit_pointwise(
     rows: Sequence[PointwiseRow], names: tuple[str, ...], *, knees_mb: Sequence[int] = KNEES_MB
 ) -> PointwiseFit:
-    """The law for ``names`` from rows of one op; ``error`` is for sizes withheld, five folds."""
+    """Fit the law for ``names`` to rows of one op; ``error`` is of withheld sizes, five folds."""
     if len(rows) < 10:
         raise InputError(f"A law for {names} needs at least 10 timings, got {len(rows)}.")
     rows = sorted(rows, key=lambda row: (row.bytes_read + row.bytes_written, row.key))
@@ -43,7 +43,7 @@ def _design(sizes: Floats, knee: float) -> Floats:
 
 
 def _solve(sizes: Floats, times: Floats, knees: Sequence[int]) -> tuple[int, Floats]:
-    """Best knee and (fixed us, us a MB below it, us a MB above it)."""
+    """Return the best knee and (fixed us, us per MB below it, us per MB above it)."""
     weights = 1 / (times + _RESOLUTION_US)
     best: tuple[float, int, Floats] | None = None
     for knee in knees:
@@ -58,11 +58,11 @@ def _solve(sizes: Floats, times: Floats, knees: Sequence[int]) -> tuple[int, Flo
 
 
 def _withheld_error(sizes: Floats, times: Floats, knees: Sequence[int]) -> float:
-    """Mean relative error of every fifth size, of times the resolution does not drown."""
+    """Return the mean relative error of every fifth size, for times well above the resolution."""
     fold = np.arange(len(sizes)) % 5
     predicted = np.empty_like(times)
-    for held in range(5):
-        knee, coefficients = _solve(sizes[fold != held], times[fold != held], knees)
-        predicted[fold == held] = _design(sizes[fold == held], knee) @ coefficients
+    for out in range(5):
+        knee, coefficients = _solve(sizes[fold != out], times[fold != out], knees)
+        predicted[fold == out] = _design(sizes[fold == out], knee) @ coefficients
     clear = times >= 5 * _RESOLUTION_US
     return mape(predicted[clear], times[clear])

@@ -1,1 +1,1 @@
-"""TODO domino_tune/measure/gpu."""
+"""Programs for one GPU. May import probes, collect, machine and op_rows; runtime, store, base."""

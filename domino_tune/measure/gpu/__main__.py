@@ -1,8 +1,8 @@
-"""A profile of one GPU in stages of minutes; each leaves a valid file, and the next goes on.
+"""Measure a profile of one GPU in stages of minutes; each leaves a valid file and can continue.
 
 Stages: ``ops`` (layers of all presets, in place, as one rank of N), ``waves`` (the same at further
 token counts, log-spaced and around steps of whole waves), ``launch`` (host costs, graphs, clocks)
-and ``contention`` (beside an emulated collective). Raw results go to one JSON-lines file a
+and ``contention`` (while an emulated collective runs). Raw results go to one JSON-lines file per
 stage, next to the profile.
 """
 
@@ -24,7 +24,7 @@ import torch
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.gpu.contention import contention_rows
 from domino_tune.measure.gpu.ops import OpsCase, ops_cases, play_case, release_memory
-from domino_tune.measure.gpu.single_gpu_rank import lone_session
+from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
 from domino_tune.measure.gpu.state import Burner, burst_and_sustained, copy_gb_s, gpu_state
 from domino_tune.measure.gpu.waves import wave_cases
 from domino_tune.measure.machine import machine_of
@@ -37,7 +37,7 @@ from simulator.presets import MODELS
 from simulator.profile import LaunchSection, Profile, Provenance
 from simulator.specs import ClusterSpec, Workload
 
-SOURCE: Final = "domino_tune gpu-profile: one GPU, the runtime's own ops on a lone rank's shard"
+SOURCE: Final = "domino_tune gpu-profile: one GPU, the runtime's own ops on a single rank's shard"
 MEASURED: Final = Provenance(kind="measured", source=SOURCE)
 LAUNCH_CASES: Final = (
     ("gpt3-13b", 2048, 8, 8), ("llama2-13b", 4096, 4, 8), ("gpt3-1.3b", 2048, 4, 8),
@@ -51,7 +51,7 @@ LAUNCH_PLANS: Final = (
 
 
 class Stage:
-    """Where a stage's results go, and when it must end."""
+    """The files of a stage's results, and its time limit."""
 
     def __init__(
         self, folder: Path, name: str, minutes: float, profile_name: str,
@@ -65,23 +65,23 @@ class Stage:
         folder.mkdir(parents=True, exist_ok=True)
 
     def spent(self) -> bool:
-        """Whether time is up."""
+        """Return whether the time is up."""
         return time.monotonic() > self.stop_at
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Add one row, on disk before it returns."""
+        """Append one row; it is on disk when this returns."""
         with self.rows_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Rows of this and earlier runs."""
+        """Return the rows of this and earlier runs."""
         if not self.rows_file.exists():
             return []
         lines = self.rows_file.read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     def profile(self) -> Profile:
-        """The profile so far."""
+        """Return the profile so far."""
         if self.profile_file.exists():
             return load_profile(self.profile_file)
         return Profile(
@@ -92,19 +92,19 @@ class Stage:
 
 
 def ops_stage(stage: Stage) -> None:
-    """The presets' own batches."""
+    """Play the presets' own batches."""
     Burner().tflops(2.0)
     play_cases(stage, ops_cases())
 
 
 def waves_stage(stage: Stage) -> None:
-    """Token counts between them."""
+    """Play token counts between those of the presets."""
     Burner().tflops(2.0)
     play_cases(stage, wave_cases(torch.cuda.get_device_properties(0).multi_processor_count))
 
 
 def play_cases(stage: Stage, cases: Iterable[OpsCase]) -> None:
-    """Cases that no earlier run has finished, until time is up."""
+    """Play the cases that no earlier run has finished, until the time is up."""
     done = {row["case"] for row in stage.rows() if row.get("complete")}
     profile = stage.profile()
     for case in cases:
@@ -118,7 +118,7 @@ def play_cases(stage: Stage, cases: Iterable[OpsCase]) -> None:
             profile = add_message(profile, message)
             save_profile(_with_source(profile), stage.profile_file)
             stage.write({**message, "seconds": time.monotonic() - begun, "state": gpu_state()})
-            _say(
+            _print(
                 f"{case.name}: {len(message['ops'])} signatures, {message['late_steps']} late, "
                 f"{time.monotonic() - begun:.1f} s {message['failed'] or ''}"
             )
@@ -126,7 +126,7 @@ def play_cases(stage: Stage, cases: Iterable[OpsCase]) -> None:
 
 
 def _ops(case: OpsCase, profile: Profile, stage: Stage) -> dict[str, Any]:
-    session = lone_session(case.model, case.workload, case.cluster, stage.device)
+    session = single_gpu_session(case.model, case.workload, case.cluster, stage.device)
     return play_case(session, case, measured_ops(profile), stage.stop_at)
 
 
@@ -140,15 +140,15 @@ def _with_source(profile: Profile) -> Profile:
 
 
 def launch_stage(stage: Stage) -> None:
-    """Clocks, then launch costs case by case; the profile takes those of the first case."""
+    """Measure clocks, then launch costs case by case; the first case's go into the profile."""
     clocks = _guarded(stage, "clocks", lambda: {**burst_and_sustained(), "copy_gb_s": copy_gb_s()})
     if clocks is not None:
         stage.write({"case": "clocks", **clocks})
-        _say(json.dumps(clocks))
+        _print(json.dumps(clocks))
     for name, seq, batch, tp in LAUNCH_CASES:
         model = replace(MODELS[name], num_hidden_layers=2)
         workload = Workload(seq_length=seq, micro_batch_size=batch, dtype="bf16")
-        session = lone_session(model, workload, ClusterSpec(tp=tp), torch.device("cuda"))
+        session = single_gpu_session(model, workload, ClusterSpec(tp=tp), torch.device("cuda"))
         for plan in LAUNCH_PLANS:
             if stage.spent():
                 return
@@ -159,28 +159,28 @@ def launch_stage(stage: Stage) -> None:
             )
             if row is not None:
                 stage.write({"case": f"{name} {plan.label}", **row})
-                _say(json.dumps({k: v for k, v in row.items() if k != "cost_us_by_role"}))
-                _keep_launch(stage, row)
+                _print(json.dumps({k: v for k, v in row.items() if k != "cost_us_by_role"}))
+                _save_launch(stage, row)
         del session
         torch.cuda.empty_cache()
 
 
 def contention_stage(stage: Stage) -> None:
-    """Rows of ops that no earlier run has finished, until time is up."""
+    """Measure rows of the ops that no earlier run has finished, until the time is up."""
     done = {row["case"] for row in stage.rows() if row.get("complete")}
     Burner().tflops(2.0)
 
     def all_rows() -> dict[str, Any]:
         for row in contention_rows(stage.spent, done):
             stage.write({**row, "state": gpu_state()})
-            _say(f"{row['case']}: alone {row['alone_ns'] / 1e3:.1f} us, {_stretches(row)}")
+            _print(f"{row['case']}: alone {row['alone_ns'] / 1e3:.1f} us, {_slowdowns(row)}")
         return {}
 
     _guarded(stage, "contention", all_rows)
 
 
-def _stretches(row: Mapping[str, Any]) -> str:
-    """Slow-downs by CTA count at the highest rate, the collective's behind the op's."""
+def _slowdowns(row: Mapping[str, Any]) -> str:
+    """Return the slowdowns op/collective by CTA count, at the highest rate, as text."""
     cells = [c for c in row["cells"] if c["rate"] and c["collective_first"] and c["priority"] < 0]
     return " ".join(
         f"c{c['ctas']} {(c['op_ns'] or 0) / row['alone_ns']:.3f}/"
@@ -189,24 +189,24 @@ def _stretches(row: Mapping[str, Any]) -> str:
     )
 
 
-def _keep_launch(stage: Stage, row: Mapping[str, Any]) -> None:
+def _save_launch(stage: Stage, row: Mapping[str, Any]) -> None:
     profile = stage.profile()
     if profile.launch is None:
         section = LaunchSection(mode="async", cost_us=row["cost_us"], provenance=MEASURED)
         save_profile(replace(profile, launch=section), stage.profile_file)
 
 
-def _guarded(stage: Stage, what: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-    """What ``work`` returns; None after an error, which is told, kept, and not the end."""
+def _guarded(stage: Stage, case: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the result of ``work``; after an error print and record it, and return None."""
     try:
         return work()
     except Exception as error:
         traceback.print_exc()
-        stage.write({"case": what, "error": f"{type(error).__name__}: {error}"})
+        stage.write({"case": case, "error": f"{type(error).__name__}: {error}"})
         return None
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, flush=True)
 
 
@@ -217,10 +217,10 @@ STAGES: Final[dict[str, Callable[[Stage], None]]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """``--stage ops --minutes 8 --out FOLDER``; 2 where there is no GPU."""
+    """Run ``--stage ops --minutes 8 --out FOLDER``; return 2 where there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stage", choices=STAGES, required=True)
-    parser.add_argument("--minutes", type=float, default=8.0, help="end after about so long")
+    parser.add_argument("--minutes", type=float, default=8.0, help="end after about this time")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results so far")
     parser.add_argument("--name", default="h200-sxm", help="name of the profile")
     options = parser.parse_args(arguments)

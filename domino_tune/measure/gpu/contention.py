@@ -1,7 +1,7 @@
-"""Contention on one GPU, by CTA count: ops beside an emulated collective that never stops.
+"""Contention on one GPU, by CTA count: ops while emulated collectives run without a pause.
 
-A cell is an op family's op beside collectives of C CTAs that move bytes at some rate: how much
-each op is stretched while collectives run all along, and how much each collective is while ops do.
+A cell is an op and collectives of C CTAs that move bytes at some rate. Its result is the slowdown
+of each op while collectives run all the time, and of each collective while ops do.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from domino_tune.runtime.ops.layers import add_product
 
 CTAS: Final = (1, 2, 4, 8, 16, 32)
 BYTES_PER_NS_PER_CTA: Final = (0.0, 40.0)
-"""Through HBM. 0 takes SMs and no bandwidth; 40 with 16 CTAs is about what an all-reduce of
+"""Through HBM. 0 takes SMs but no bandwidth; 40 with 16 CTAs is about what an all-reduce of
 280 GB/s (algorithm bandwidth) over NVSwitch reads and writes."""
 COLLECTIVE_NS: Final = 150_000
 OPS_NS: Final = 2_500_000
-"""How long ops run alone in one cell."""
+"""Time of the ops of one cell, alone."""
 COVER: Final = 1.8
 SETS: Final = 3
-"""Copies of operands that an op goes around, so that it does not find its own in the cache."""
+"""Sets of operands that an op uses in turn, so that its operands are not in the cache."""
 GEMMS: Final = (
     (8192, 1920, 5120), (8192, 5120, 640), (8192, 2560, 5120), (8192, 5120, 2560),
     (4096, 7168, 8192), (4096, 8192, 3584), (2048, 2560, 5120), (2048, 5120, 2560),
@@ -44,7 +44,7 @@ Spans = list[tuple[float, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """What ran beside what. ``shape`` says the op's sizes."""
+    """One combination of an op, with its sizes in ``shape``, and a collective."""
 
     family: str
     name: str
@@ -56,7 +56,7 @@ class Cell:
 
 
 def ops() -> Iterator[tuple[str, str, tuple[int, ...], Callable[[], Work]]]:
-    """(family, name, shape, maker of its work) of every op; work takes the number of the call."""
+    """Yield (family, name, shape, maker of its work) of every op; work takes the call's number."""
     for tokens, out, wide in GEMMS:
         for layout in ("forward", "dgrad", "wgrad"):
             yield "gemm", layout, (tokens, out, wide), _gemm(layout, tokens, out, wide)
@@ -141,7 +141,7 @@ def _random(*shape: int) -> torch.Tensor:
 
 
 class Arena:
-    """Plays ops and collectives beside each other, the host ahead of both."""
+    """Plays ops and collectives concurrently, the host ahead of both."""
 
     def __init__(self) -> None:
         self.wire = Wire()
@@ -149,7 +149,7 @@ class Arena:
         self.was_late = False
 
     def ops_alone(self, work: Work) -> float:
-        """Median ns of one call, calls following each other."""
+        """Return the median ns of one call, with calls back to back."""
         calls = 12
         for call in range(3):
             work(call)
@@ -159,14 +159,14 @@ class Arena:
         return statistics.median(_lengths(spans))
 
     def collectives_alone(self, cell: Cell) -> float:
-        """Median ns of the cell's collective."""
+        """Return the median ns of the cell's collective."""
         _, spans = self._play(None, 0, self._lane(cell), 12)
         return statistics.median(_lengths(spans)[1:])
 
-    def beside(
+    def concurrent(
         self, cell: Cell, work: Work, alone_ns: float, collective_ns: float
     ) -> dict[str, Any]:
-        """Both at once: median ns of those of each that ran wholly beside the others."""
+        """Play both concurrently; return the median ns of those wholly during the others."""
         calls = max(8, min(100, round(OPS_NS / alone_ns)))
         count = max(4, round(COVER * calls * alone_ns / collective_ns))
         ops_spans, comm_spans = self._play(
@@ -193,7 +193,7 @@ class Arena:
         self, work: Work | None, calls: int, lane: EmulatedStreamLane | None, collectives: int,
         *, first: bool = True,
     ) -> tuple[Spans, Spans]:  # fmt: skip
-        """(start, end) in ns of every op and every collective, tried again while the host is
+        """Return (start, end) in ns of every op and every collective; try again while the host is
         late."""
         spans: tuple[Spans, Spans] = ([], [])
         for _ in range(6):
@@ -229,7 +229,7 @@ class Arena:
     def _send(
         self, lane: EmulatedStreamLane | None, count: int, after: torch.cuda.Event
     ) -> list[StreamHandle]:
-        """Collectives that wait for the head start only, not for ops issued before them."""
+        """Send collectives that wait for the head start only, not for ops issued before them."""
         if lane is None:
             return []
         handles = []
@@ -261,13 +261,13 @@ def _lengths(spans: Spans) -> list[float]:
 
 
 def _inside(spans: Spans, others: Spans) -> Spans:
-    """Spans wholly within the time from the first other's start to the last one's end."""
+    """Return the spans wholly between the first other's start and the last other's end."""
     first, last = others[0][0], others[-1][1]
     return [(start, end) for start, end in spans if first <= start and end <= last]
 
 
 def cells_of(family: str, name: str, shape: tuple[int, ...]) -> Iterator[Cell]:
-    """The grid of one op; order and priority are varied for a few."""
+    """Yield the grid of one op; only a few cells vary order and priority."""
     for rate in BYTES_PER_NS_PER_CTA:
         for ctas in CTAS:
             yield Cell(family=family, name=name, shape=shape, ctas=ctas, rate=rate)
@@ -280,7 +280,7 @@ def cells_of(family: str, name: str, shape: tuple[int, ...]) -> Iterator[Cell]:
 
 
 def contention_rows(spent: Callable[[], bool], done: set[str]) -> Iterator[dict[str, Any]]:
-    """A row an op: alone, and beside every collective of its cells."""
+    """Yield a row per op: alone, and with every collective of its cells."""
     arena = Arena()
     collectives: dict[tuple[int, float, int], float] = {}
     for family, name, shape, make in ops():
@@ -296,7 +296,7 @@ def contention_rows(spent: Callable[[], bool], done: set[str]) -> Iterator[dict[
             key = cell.ctas, cell.rate, cell.priority
             if key not in collectives:
                 collectives[key] = arena.collectives_alone(cell)
-            found = arena.beside(cell, work, alone_ns, collectives[key])
+            found = arena.concurrent(cell, work, alone_ns, collectives[key])
             rows.append({**asdict(cell), "collective_alone_ns": collectives[key], **found})
         again_ns = arena.ops_alone(work)
         yield {

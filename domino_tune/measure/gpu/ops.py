@@ -1,7 +1,7 @@
-"""Ops in place on one GPU: a lone rank plays layers of the presets as one of N would.
+"""Ops in place on one GPU: a single rank plays layers of the presets as one of N would.
 
-What a signature takes is the median over all plans that have it, the empty span of two events
-taken off. Cases come in order of use, so that a budget may end the list anywhere.
+A signature's time is the median over all plans that have it, minus the empty span of two events.
+Cases come in order of use, so that a time limit may end the list anywhere.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
 from simulator.schedule import COMPUTE
 from simulator.specs import ClusterSpec, ModelSpec, Workload
+from simulator.units import GIB
 
 LAYERS: Final = 2
 WARM_UP: Final = 2
@@ -34,16 +35,16 @@ FAMILIES: Final = (
     ("gpt3-6.7b", 2048), ("gpt3-175b", 2048), ("llama3-8b", 8192), ("llama3-70b", 8192),
     ("gpt3-1.3b", 2048), ("gpt3-2.7b", 2048), ("gpt3-30b", 2048), ("llama3-405b", 8192),
 )  # fmt: skip
-"""Presets with the sequence length they were trained at, the most asked for first."""
+"""Presets with the sequence length of their training, most requested first."""
 DEGREES: Final = (8, 4, 2, 1)
 TOKENS: Final = {8: 32_768, 4: 32_768, 2: 16_384, 1: 16_384}
-"""Tokens of a batch at most, by degree: a step should take a fraction of a second."""
-MEMORY_BYTES: Final = 100 * 2**30
+"""Most tokens of a batch, by degree: a step should take a fraction of a second."""
+MEMORY_BYTES: Final = 100 * GIB
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpsCase:
-    """A model's layers on one rank of ``tp``, and the plans that are played on it."""
+    """A model's layers on one rank of ``tp``, and the plans to play on it."""
 
     model: ModelSpec
     workload: Workload
@@ -52,18 +53,18 @@ class OpsCase:
 
     @property
     def name(self) -> str:
-        """For progress, and to know what is done."""
+        """Return a name for progress and for the record of finished cases."""
         work = self.workload
         return f"{self.model.name}/tp{self.tp}/b{work.micro_batch_size}x{work.seq_length}"
 
     @property
     def cluster(self) -> ClusterSpec:
-        """The group that the rank believes to be in."""
+        """Return the cluster that the rank is a part of, in its own view."""
         return ClusterSpec(tp=self.tp)
 
 
 def ops_cases() -> Iterator[OpsCase]:
-    """All presets at all degrees, useful ones first: TP 8 of every preset, then TP 4, …"""
+    """Yield all presets at all degrees, most useful first: TP 8 of every preset, then TP 4, …"""
     for tp in DEGREES:
         for name, seq in FAMILIES:
             model = replace(MODELS[name], num_hidden_layers=LAYERS)
@@ -79,7 +80,7 @@ def ops_cases() -> Iterator[OpsCase]:
 
 
 def slice_plans(batch: int) -> tuple[SlicePlan, ...]:
-    """Row slices one to eight, then column pieces, then merged weight gradients."""
+    """Return plans with one to eight row slices, then with column pieces."""
     rows = [count for count in (2, 4, 1, 3, 8, 5, 6, 7) if count <= batch]
     cuts = [(count, 1) for count in rows] + [(2, 2), (1, 2), (1, 4), (2, 4)]
     sliced = [
@@ -94,24 +95,24 @@ def slice_plans(batch: int) -> tuple[SlicePlan, ...]:
 
 
 def fits_in_memory(case: OpsCase) -> bool:
-    """Whether the case leaves something of a GPU of 140 GB."""
+    """Return whether the case leaves some memory of a GPU of 140 GB."""
     return _bytes(case) <= MEMORY_BYTES
 
 
 def _bytes(case: OpsCase) -> float:
-    """Parameters with their optimizer states, logits and a layer's activations, roughly."""
+    """Return the rough bytes of parameters, optimizer states, logits and layers' activations."""
     m, tokens = case.model, case.workload.micro_batch_size * case.workload.seq_length
     layer = m.hidden_size * (m.qkv_size + m.attention_size + m.fc1_size + m.intermediate_size)
     tables = m.vocab_size * m.hidden_size * (1 if m.tie_word_embeddings else 2)
     weights = 18.0 * (m.num_hidden_layers * layer + tables) / case.tp
     logits = 12.0 * tokens * m.vocab_size / case.tp
     widths = m.qkv_size + m.attention_size + m.fc1_size + m.intermediate_size
-    kept = 2.0 * tokens * m.num_hidden_layers * (10 * m.hidden_size + 2 * widths / case.tp)
-    return weights + logits + kept
+    activations = 2.0 * tokens * m.num_hidden_layers * (10 * m.hidden_size + 2 * widths / case.tp)
+    return weights + logits + activations
 
 
-def wanted(case: OpsCase, plan: SlicePlan) -> set[Signature]:
-    """Compute signatures of one plan."""
+def needed_signatures(case: OpsCase, plan: SlicePlan) -> set[Signature]:
+    """Return the compute signatures of one plan."""
     schedule = build_schedule(
         replace(case.model, attention_dropout=0.0), case.workload, case.cluster, plan
     )
@@ -121,18 +122,18 @@ def wanted(case: OpsCase, plan: SlicePlan) -> set[Signature]:
 def play_case(
     session: Session, case: OpsCase, known: set[Signature], stop_at: float
 ) -> dict[str, Any]:
-    """A profile's ``plan`` message of everything the case has that is not ``known``, played by
-    ``session``, which is a lone rank's.
+    """Play what the case has and ``known`` has not, on ``session``, a single rank's. Return a
+    profile's ``plan`` message.
 
-    Plans without news are left out. ``stop_at`` (time.monotonic) ends it early, between plans;
-    ``complete`` says that it did not. What did not fit in memory is named in ``failed``.
+    Plans without a new signature are left out. ``stop_at`` (time.monotonic) ends it early, between
+    plans; ``complete`` is then False. ``failed`` names plans that did not fit in memory.
     """
     found: dict[Signature, list[float]] = defaultdict(list)
     failed: dict[str, str] = {}
     late, complete, seen = 0, True, set(known)
     device = session.context.device
     for plan in case.plans:
-        news = wanted(case, plan) - seen
+        news = needed_signatures(case, plan) - seen
         if not news:
             continue
         if time.monotonic() > stop_at:
@@ -140,7 +141,7 @@ def play_case(
             break
         try:
             late += _play(session, plan, found)
-        except RuntimeError as error:  # out of memory, above all: go on with smaller plans
+        except RuntimeError as error:  # mostly out of memory: continue with smaller plans
             failed[plan.label] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             release_memory(device)
             continue
@@ -157,13 +158,13 @@ def play_case(
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what torch keeps for later."""
+    """Release the memory that torch caches."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def _play(session: Session, plan: SlicePlan, found: dict[Signature, list[float]]) -> int:
-    """Steps of one plan; how many were thrown away because the host fell behind."""
+    """Play steps of one plan; return how many were discarded because the host was late."""
     device = session.context.device
     clock, empty = probing_clock(device), empty_ns(device)
     executor = session.executor(plan, None, clock=clock)

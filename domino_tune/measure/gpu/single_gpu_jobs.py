@@ -1,4 +1,4 @@
-"""What a rank does that is alone on its GPU, for ``scripts/gpu-proof``."""
+"""The jobs of a rank that is alone on its GPU, for ``scripts/gpu-proof``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 from domino_tune.measure.gpu.ops import OpsCase, play_case, slice_plans
-from domino_tune.measure.gpu.speed import spent
+from domino_tune.measure.gpu.speed import break_down
 from domino_tune.measure.gpu.state import SUSTAINED_SECONDS, Burner
 from domino_tune.measure.op_rows import signature_from
 from domino_tune.measure.probes.launch import issue_us, mean_costs_us
@@ -20,12 +20,12 @@ from domino_tune.runtime.session import Session
 from simulator.plan import MEGATRON, SlicePlan
 
 PACE: Final = Pace(duration_ns=20_000, ctas=16)
-"""Of the collectives whose launches are timed."""
+"""Pace of the collectives whose launches are timed."""
 
 
 def ops(context: RankContext, payload: Mapping[str, Any]) -> None:
-    """Report a ``plan`` message of the slicings of payload's model, workload and cluster, without
-    the ops that are ``known``; ended after about ``seconds``. Then, on a GPU, what launches cost.
+    """Report a ``plan`` message of the slicings of the payload's model, workload and cluster,
+    without the ops that are ``known``, after about ``seconds``. Then, on a GPU, the launch costs.
     """
     session = _session(context, payload)
     case = OpsCase(
@@ -40,7 +40,7 @@ def ops(context: RankContext, payload: Mapping[str, Any]) -> None:
 
 
 def _launch_us(session: Session) -> dict[str, float]:
-    """Of a sliced step's compute ops, and of an emulated collective."""
+    """Return the launch costs of a sliced step's compute ops and of an emulated collective, µs."""
     plan = SlicePlan(row_slices=min(2, session.workload.micro_batch_size), order="intra",
                      wgrad="eager")  # fmt: skip
     lane = EmulatedStreamLane(lambda _: PACE)
@@ -50,11 +50,11 @@ def _launch_us(session: Session) -> dict[str, float]:
 
 
 def speed(context: RankContext, payload: Mapping[str, Any]) -> None:
-    """Report what each of ``plans`` spends its time on, in ``steps`` steps, and as many rounds of
-    the layers beside plain torch ones."""
+    """Report the breakdown of each of ``plans`` over ``steps`` steps, and as many rounds of the
+    layers compared with plain torch ones."""
     session = _session(context, payload)
     for plan in payload["plans"]:
-        found = spent(session, SlicePlan(**plan), payload["steps"])
+        found = break_down(session, SlicePlan(**plan), payload["steps"])
         context.report({"kind": "spent", **asdict(found)})
     _heat(session)
     for one in rounds_alone(session, payload["steps"]):
@@ -62,8 +62,8 @@ def speed(context: RankContext, payload: Mapping[str, Any]) -> None:
 
 
 def _session(context: RankContext, payload: Mapping[str, Any]) -> Session:
-    """Weights are drawn on the device, and stand still: this is about time. A first step is over,
-    and the GPU at the clock of long runs."""
+    """Return a session for timing only: weights are drawn on the device and constant. A first step
+    has been played, and the GPU has the clock of long runs."""
     session = Session.of(context, payload)
     training = replace(session.training, learning_rate=0.0)
     session = replace(session, training=training, exact_weights=False)

@@ -1,4 +1,4 @@
-"""One rank of a tensor-parallel group, alone on its GPU: its true shard, and no one to talk to."""
+"""One rank of a tensor-parallel group, alone on its GPU: its true shard, but no other ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from domino_tune.runtime.session import Session
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 
-def lone_session(
+def single_gpu_session(
     model: ModelSpec, workload: Workload, cluster: ClusterSpec, device: torch.device
 ) -> Session:
-    """Rank 0 of ``cluster``'s group with silent lanes and weights drawn on ``device``.
+    """Return rank 0 of ``cluster``'s group with silent lanes and weights drawn on ``device``.
 
-    Attention dropout, which the runtime does not run, is taken out of ``model``.
+    Attention dropout, which the runtime does not support, is removed from ``model``.
     """
     lanes = SilentLanes(device)
     context = RankContext(

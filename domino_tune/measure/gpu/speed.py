@@ -1,4 +1,4 @@
-"""Plays a plan on a lone rank in every way there is, for what its iteration is made of."""
+"""Plays a plan on a single rank in every way of launching, for the breakdown of its iteration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from domino_tune.base.errors import RunError
-from domino_tune.measure.gpu.breakdown import KINDS, Spent
+from domino_tune.measure.gpu.step_breakdown import KINDS, StepBreakdown
 from domino_tune.runtime.clock import (
     Clock,
     HostClock,
@@ -27,15 +27,15 @@ from simulator.schedule import COMPUTE
 WARM_UP: Final = 2
 
 
-def spent(session: Session, plan: SlicePlan, steps: int) -> Spent:
-    """Play ``plan`` in every way, ``steps`` times each.
+def break_down(session: Session, plan: SlicePlan, steps: int) -> StepBreakdown:
+    """Play ``plan`` in every way, ``steps`` times each; return its breakdown.
 
-    Raises RunError where the host was too slow for that.
+    Raise RunError where the host was too slow.
     """
     eager = session.executor(plan, None, clock=whole_clock(session.context.device))
     eager_us = _median_us(eager, session, steps)
     graph_us, why_no_graph = _graph_us(session, plan, steps)
-    return Spent(
+    return StepBreakdown(
         label=plan.label,
         by_kind_us=_by_kind_us(session, plan, steps),
         eager_us=eager_us,
@@ -46,12 +46,12 @@ def spent(session: Session, plan: SlicePlan, steps: int) -> Spent:
 
 
 def whole_clock(device: torch.device) -> Clock:
-    """A clock of steps as a whole."""
+    """Return a clock of whole steps."""
     return WholeClock() if device.type == "cuda" else HostClock()
 
 
 def _by_kind_us(session: Session, plan: SlicePlan, steps: int) -> dict[str, float]:
-    """Of steps that the host was ahead in, at most twice as many being played."""
+    """Return medians of steps in which the host was ahead; play at most twice as many."""
     device = session.context.device
     clock, empty = probing_clock(device), empty_ns(device)
     executor = session.executor(plan, None, clock=clock)
@@ -75,7 +75,7 @@ def _by_kind_us(session: Session, plan: SlicePlan, steps: int) -> dict[str, floa
 
 
 def _graph_us(session: Session, plan: SlicePlan, steps: int) -> tuple[float | None, str]:
-    """Of a captured step, or None and why there is none."""
+    """Return the time of a captured step, or None and the reason why there is none."""
     device = session.context.device
     if device.type != "cuda":
         return None, f"a {device.type} has no CUDA graphs"

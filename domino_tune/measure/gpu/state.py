@@ -1,4 +1,4 @@
-"""The GPU's clocks, and how to bring them to what long runs see."""
+"""The GPU's clocks, and how to bring them to those of long runs."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _FIELDS: Final = (
 
 
 def gpu_state() -> dict[str, str]:
-    """Clocks (MHz), power (W), temperature and why the clock is what it is; empty without
+    """Return clocks (MHz), power (W), temperature and the reasons for the clock; empty without
     nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return {}
-    asked = subprocess.run(
+    query = subprocess.run(
         ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    if asked.returncode:
+    if query.returncode:
         return {}
-    values = asked.stdout.splitlines()[0].split(",")
+    values = query.stdout.splitlines()[0].split(",")
     return {name: value.strip() for name, value in zip(_FIELDS, values, strict=False)}
 
 
 class Burner:
-    """A large bf16 GEMM, again and again: what a long run's clock is made of."""
+    """A large bf16 GEMM, repeated: it brings the GPU to a long run's clock."""
 
     def __init__(self, size: int = 8192) -> None:
         self.size = size
@@ -42,7 +42,7 @@ class Burner:
         self.out = torch.empty_like(self.a)
 
     def tflops(self, seconds: float) -> list[float]:
-        """Rates of batches of eight GEMMs over about ``seconds``, in order."""
+        """Return the TFLOP/s of batches of eight GEMMs over about ``seconds``, in order."""
         rates = []
         stop_at = time.monotonic() + seconds
         while time.monotonic() < stop_at:
@@ -60,7 +60,7 @@ class Burner:
 
 
 def burst_and_sustained(seconds: float = SUSTAINED_SECONDS) -> dict[str, object]:
-    """TFLOP/s of the first batches after rest and of the last ones of a long run, with clocks."""
+    """Return TFLOP/s of the first batches after rest and of a long run's last ones, with clocks."""
     burner = Burner()
     burner.tflops(0.1)
     torch.cuda.synchronize()
@@ -78,7 +78,7 @@ def burst_and_sustained(seconds: float = SUSTAINED_SECONDS) -> dict[str, object]
 
 
 def copy_gb_s(size_bytes: int = 2 << 30) -> float:
-    """1e9 bytes read plus written a second by a device-to-device copy."""
+    """Return the 1e9 bytes per second that a device-to-device copy reads plus writes."""
     source = torch.empty(size_bytes, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     times = []

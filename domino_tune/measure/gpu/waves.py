@@ -1,5 +1,5 @@
-"""Cases between those of the presets' own batches: other token counts, log-spaced and where GEMMs
-begin another wave, so that look-ups learn what tables of round sizes cannot show."""
+"""Cases between the presets' own batches: other token counts, log-spaced and where GEMMs begin
+another wave, so that look-ups learn what tables of round sizes cannot show."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LEAST_TOKENS: Final = 512
 MOST_TOKENS: Final = 16_384
 TO_THE_NEXT: Final = math.sqrt(2)
 TILE: Final = (128, 256)
-"""Rows and columns of C that a CTA of the large Hopper kernels computes (cuBLAS 12)."""
+"""Rows and columns of C that one CTA of the large Hopper kernels computes (cuBLAS 12)."""
 WAVES: Final = (1, 2, 4)
-"""After how many full waves of CTAs a step is looked at, on both sides."""
+"""Numbers of full waves of CTAs after which a step is measured, on both sides."""
 
 
 def wave_cases(sm_count: int) -> Iterator[OpsCase]:
-    """One layer of each preset at TP 8, unsliced, at every token count.
+    """Yield one layer of each preset at TP 8, unsliced, at every token count.
 
-    At more degrees a layout would have more rows than ``simulator.lookup.gemm_points`` takes.
+    With more degrees a layout would have more rows than ``simulator.lookup.gemm_points`` takes.
     """
     for name, _ in FAMILIES:
         model = replace(MODELS[name], num_hidden_layers=1)
@@ -39,7 +39,7 @@ def wave_cases(sm_count: int) -> Iterator[OpsCase]:
 
 
 def token_counts(widths: Iterable[int], sm_count: int) -> list[int]:
-    """Log-spaced counts, then the last before and the first behind a step of each width."""
+    """Return log-spaced counts, then the last before and the first after a step of each width."""
     steps = math.log(MOST_TOKENS / LEAST_TOKENS, TO_THE_NEXT)
     spaced = [64 * round(LEAST_TOKENS * TO_THE_NEXT**step / 64) for step in range(round(steps) + 1)]
     around = [
@@ -53,20 +53,20 @@ def token_counts(widths: Iterable[int], sm_count: int) -> list[int]:
 
 
 def around_step(width: int, waves: int, sm_count: int) -> tuple[int, int]:
-    """The most tokens that fill ``waves`` waves or less of a GEMM with ``width`` columns of C, and
-    one tile more."""
+    """Return the most tokens that fill at most ``waves`` waves of a GEMM with ``width`` columns of
+    C, and one tile more."""
     rows, columns = TILE
     last = rows * (waves * sm_count // math.ceil(width / columns))
     return last, last + rows
 
 
 def workload_of(tokens: int, model: ModelSpec) -> Workload:
-    """``tokens`` as the fewest sequences that the model takes."""
+    """Return ``tokens`` as the fewest sequences that the model allows."""
     most = model.max_position_embeddings
     batch = next(b for b in range(math.ceil(tokens / most), tokens + 1) if tokens % b == 0)
     return Workload(seq_length=tokens // batch, micro_batch_size=batch, dtype="bf16")
 
 
 def _widths(model: ModelSpec) -> tuple[int, ...]:
-    """Columns of C: forward of the two column-parallel linears, and of both row-parallel ones."""
+    """Return columns of C, forward: of fc1, of both row-parallel linears, and of qkv."""
     return model.fc1_size // TP, model.hidden_size, model.qkv_size // TP

@@ -1,4 +1,4 @@
-"""Importers of others' tables: one dict, a name each; and putting what they read into a profile."""
+"""Importers: read published tables into profiles, one per format. May import store."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ _SECTION_TYPES: Final[dict[str, Any]] = {
 
 
 def read_table(data: bytes, importer: str, hints: Hints = NO_HINTS) -> Imported:
-    """Rows of a file in the named format; raises InputError saying what is wrong, and where."""
+    """Return the rows of a file in the named format; raise InputError with place and reason."""
     if importer not in IMPORTERS:
         raise unknown_name("importer", importer, IMPORTERS)
     return IMPORTERS[importer](data, hints)
 
 
 def import_into(profile: Profile, imported: Imported, *, source: str, data: bytes) -> Profile:
-    """The profile with the rows added; a row of the same signature replaces the old one.
+    """Return the profile with the rows added; a row replaces the old one of the same signature.
 
-    Laws that the section had stay, behind the rows. Provenance becomes ``imported``: the source's
-    name and the SHA-256 of its bytes, then what the section said before; its error is the rows'
-    leave-out error. A new profile starts as ``Profile(name=…, created=…, machine=…)``.
+    The section's laws stay, after the rows. Its provenance becomes ``imported``: the source's name
+    and the SHA-256 of its bytes, then the earlier provenance; its error is the rows' leave-out
+    error. A new profile starts as ``Profile(name=…, created=…, machine=…)``.
     """
     old = getattr(profile, imported.section)
     rows = {key_of(row): row for row in (*(old.rows if old else ()), *imported.rows)}

@@ -1,4 +1,4 @@
-"""What an importer is told beside the data, and what it gives back."""
+"""An importer's arguments besides the data, and its result."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from simulator.lookup.gemm import GemmRow
 from simulator.profile import gemm_key
 
 SectionName = Literal["gemm", "attention", "pointwise", "collectives"]
-MAX_TEXT_BYTES = 256 << 20  # a table of timings is never larger; a zip bomb is
+MAX_TEXT_BYTES = 256 << 20  # no table of timings is larger; a zip bomb is
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hints:
-    """What a table does not say itself; None leaves it to the table."""
+    """Facts that a table does not contain; None leaves them to the table."""
 
     op: str | None = None
     nodes: int | None = None
@@ -35,7 +35,7 @@ NO_HINTS = Hints()
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """Rows of one section, sorted, each signature once; ``note`` says what was left out."""
+    """Rows of one section, sorted, each signature once; ``note`` names what was left out."""
 
     section: SectionName
     rows: tuple[Any, ...]
@@ -43,22 +43,22 @@ class Imported:
 
 
 class Importer(Protocol):
-    """Reads one format; raises InputError naming the line and the reason."""
+    """Reads one format; raises InputError with the line and the reason."""
 
     def __call__(self, data: bytes, hints: Hints = NO_HINTS) -> Imported:
-        """Rows from the file's bytes (gzip is unpacked first)."""
+        """Return the rows of the file's bytes (gzip is unpacked first)."""
 
 
 def text_of(data: bytes) -> str:
-    """The file as text, gzip unpacked; raises InputError when it is neither."""
+    """Return the file as text, gzip unpacked; raise InputError when it is neither."""
     if data[:2] == b"\x1f\x8b":
         try:
             with gzip.open(io.BytesIO(data)) as packed:
                 data = packed.read(MAX_TEXT_BYTES + 1)
         except (OSError, EOFError, zlib.error) as error:
-            raise InputError(f"The file is not whole gzip: {error}.") from None
+            raise InputError(f"The file is not complete gzip: {error}.") from None
     if len(data) > MAX_TEXT_BYTES:
-        raise InputError(f"The file, unpacked, has more than {MAX_TEXT_BYTES} bytes; no table has.")
+        raise InputError(f"The unpacked file has more than {MAX_TEXT_BYTES} bytes; no table does.")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -66,7 +66,7 @@ def text_of(data: bytes) -> str:
 
 
 def merged(rows: Iterable[Any]) -> tuple[Any, ...]:
-    """Rows sorted by key; those of equal key become one with the median time and their spread."""
+    """Return rows sorted by key; rows of one key become one: median time, half the range."""
     by_key: dict[Any, list[Any]] = {}
     for row in rows:
         by_key.setdefault(key_of(row), []).append(row)
@@ -86,7 +86,7 @@ def merged(rows: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def key_of(row: Any) -> Any:
-    """What identifies a row: its signature."""
+    """Return what identifies a row: its signature."""
     return gemm_key(row) if isinstance(row, GemmRow) else row.key
 
 

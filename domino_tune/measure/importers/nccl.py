@@ -41,7 +41,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Which collective on which ranks."""
+    """A collective and the shape of its group."""
 
     op: str
     nodes: int
@@ -49,7 +49,7 @@ class Group:
 
     @property
     def busbw_factor(self) -> float:
-        """Bus bandwidth over algorithm bandwidth (nccl-tests' PERFORMANCE.md)."""
+        """Return bus bandwidth over algorithm bandwidth (nccl-tests' PERFORMANCE.md)."""
         ranks = self.nodes * self.per_node
         if self.op == "all_reduce":
             return 2 * (ranks - 1) / ranks
@@ -57,7 +57,7 @@ class Group:
 
 
 def nccl_text(data: bytes, hints: Hints = NO_HINTS) -> Imported:
-    """The table that nccl-tests prints; op and ranks from its header, else from the hints."""
+    """Read the table that nccl-tests prints; op and ranks come from the hints, else its header."""
     text = text_of(data)
     hosts = [host for _, host in _DEVICE.findall(text)]
     started = _STARTING.search(text)
@@ -69,7 +69,7 @@ def nccl_text(data: bytes, hints: Hints = NO_HINTS) -> Imported:
 
 
 def nccl_json(data: bytes, hints: Hints = NO_HINTS) -> Imported:
-    """The file that ``-J`` writes; its environment dump is never looked at."""
+    """Read the file that ``-J`` writes; never look at its environment dump."""
     try:
         document = json.loads(text_of(data))
         arguments, config = document["args"], document["config"]
@@ -84,16 +84,16 @@ def nccl_json(data: bytes, hints: Hints = NO_HINTS) -> Imported:
     except (json.JSONDecodeError, KeyError, IndexError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"Not a whole nccl-tests JSON file: {error!r}.") from None
+        raise InputError(f"Not a complete nccl-tests JSON file: {error!r}.") from None
     return _imported(rows)
 
 
 def nccl_table(data: bytes, hints: Hints = NO_HINTS) -> Imported:
-    """``size_bytes,time_us_outofplace,time_us_inplace`` with ``ranks=… nodes=…`` in a comment."""
+    """Read ``size_bytes,time_us_outofplace,time_us_inplace``; a comment has ``ranks=… nodes=…``."""
     text = text_of(data)
-    said = re.search(r"op: (\w+).*?ranks=(\d+) nodes=(\d+)", text)
-    hosts = [str(rank % int(said[3])) for rank in range(int(said[2]))] if said else []
-    group = _group(said[1] if said else None, hosts, hints)
+    header = re.search(r"op: (\w+).*?ranks=(\d+) nodes=(\d+)", text)
+    hosts = [str(rank % int(header[3])) for rank in range(int(header[2]))] if header else []
+    group = _group(header[1] if header else None, hosts, hints)
     column = "time_us_inplace" if group.op in IN_PLACE else "time_us_outofplace"
     rows = [
         CollectiveRow(
@@ -108,7 +108,7 @@ def nccl_table(data: bytes, hints: Hints = NO_HINTS) -> Imported:
 
 
 def _group(program: str | None, hosts: list[str], hints: Hints) -> Group:
-    """The group by hints first, then by what the file says."""
+    """Return the group: by the hints, else by the file."""
     name = PurePosixPath(program).name if program else None
     op = hints.op or (BINARIES.get(name, name) if name else None)
     if op is None:
@@ -125,7 +125,7 @@ def _group(program: str | None, hosts: list[str], hints: Hints) -> Group:
 
 
 def _text_lines(text: str) -> Iterator[tuple[int, int, list[Timing | None]]]:
-    """(line number, bytes, [out of place, in place]) of each result line."""
+    """Yield (line number, bytes, [out of place, in place]) of each result line."""
     for number, line in enumerate(text.splitlines(), 1):
         cells = line.split()
         if not cells or not cells[0].isdigit():
@@ -133,7 +133,7 @@ def _text_lines(text: str) -> Iterator[tuple[int, int, list[Timing | None]]]:
         if len(cells) < 13:
             raise InputError(f"line {number}: 13 columns expected, got {len(cells)}; truncated?")
         try:
-            int(cells[1]), int(cells[4])  # count and root: the columns stand where they should
+            int(cells[1]), int(cells[4])  # count and root: checks that no column is missing
             both = [_timing(cells[5:9]), _timing(cells[9:13])]
         except ValueError:
             shown = line.strip()
@@ -151,7 +151,7 @@ def _json_timing(value: Any) -> Timing | None:
     if value is None:
         return None
     if "time" not in value:
-        raise InputError("nccl-tests timed the CPU (-C); run it without, to time the collective.")
+        raise InputError("nccl-tests timed the CPU (-C); run it without -C to time the collective.")
     wrong = value["nwrong"]
     return Timing(
         time_us=float(value["time"]),
@@ -164,7 +164,7 @@ def _json_timing(value: Any) -> Timing | None:
 def _row(
     group: Group, place: str, size: int, both: list[Timing | None], hints: Hints
 ) -> CollectiveRow | None:
-    """The row, wrong results and inconsistent bandwidths refused; None for empty messages."""
+    """Return the row; None for empty messages. Raise InputError for wrong results or bandwidths."""
     for timing in both:
         if timing is not None:
             _check(group, place, size, timing)
@@ -187,8 +187,8 @@ def _row(
 def _check(group: Group, place: str, size: int, timing: Timing) -> None:
     if timing.wrong > 0:
         raise InputError(
-            f"{place}: {timing.wrong:g} wrong elements (#wrong); that run computed garbage, so its "
-            f"times mean nothing. Fix the machine and run it again."
+            f"{place}: {timing.wrong:g} wrong elements (#wrong), so the times are not usable. "
+            f"Fix the machine and run it again."
         )
     if not (math.isfinite(timing.time_us) and timing.time_us > 0):
         raise InputError(f"{place}: time must be finite and > 0, got {timing.time_us!r}.")
@@ -196,13 +196,13 @@ def _check(group: Group, place: str, size: int, timing: Timing) -> None:
     if abs(timing.bus_gb_s - expected) > 0.02 + _BUSBW_TOLERANCE * expected:
         raise InputError(
             f"{place}: busbw {timing.bus_gb_s:g} GB/s, but {group.op} of {size} bytes in "
-            f"{timing.time_us:g} us on {group.nodes}x{group.per_node} ranks makes {expected:.2f}; "
+            f"{timing.time_us:g} us on {group.nodes}x{group.per_node} ranks gives {expected:.2f}; "
             f"wrong collective or group? Pass --op and --group."
         )
 
 
 def _imported(rows: list[CollectiveRow | None] | list[CollectiveRow]) -> Imported:
-    kept = [row for row in rows if row is not None]
-    if not kept:
+    found = [row for row in rows if row is not None]
+    if not found:
         raise InputError("No timings found; is this nccl-tests output?")
-    return Imported(section="collectives", rows=merged(kept))
+    return Imported(section="collectives", rows=merged(found))

@@ -1,4 +1,4 @@
-"""Plain CSV tables: ours (m,n,k,us) and those that the facts folder describes."""
+"""Plain CSV tables: our own (m,n,k,us) and those of the facts folder."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ HALF_BYTES = 2
 
 
 def records(data: bytes, columns: tuple[str, ...]) -> Iterator[tuple[int, Line]]:
-    """(line number, row) of a CSV with at least these columns; ``#`` lines are comments."""
+    """Yield (line number, row) of a CSV with at least these columns; ``#`` lines are comments."""
     lines = text_of(data).splitlines()
-    kept = [(i, line) for i, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
-    if len(kept) < 2:
+    content = [(i, line) for i, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
+    if len(content) < 2:
         raise InputError("The table is empty: a header and at least one row are needed.")
-    reader = csv.DictReader(line for _, line in kept)
+    reader = csv.DictReader(line for _, line in content)
     missing = [name for name in columns if name not in (reader.fieldnames or [])]
     if missing:
         raise InputError(
             f"The table has no column {', '.join(missing)}; it has "
             f"{', '.join(reader.fieldnames or [])}."
         )
-    for (number, _), row in zip(kept[1:], reader, strict=True):
+    for (number, _), row in zip(content[1:], reader, strict=True):
         if None in row or None in row.values():
             raise InputError(f"line {number} has a different number of cells than the header.")
         yield number, row
 
 
 def number(line: int, row: Line, column: str) -> float:
-    """The cell as a finite number ≥ 0."""
+    """Return the cell as a finite number ≥ 0."""
     try:
         value = float(row[column])
     except ValueError:
@@ -49,7 +49,7 @@ def number(line: int, row: Line, column: str) -> float:
 
 
 def count(line: int, row: Line, column: str) -> int:
-    """The cell as a whole number ≥ 1."""
+    """Return the cell as a whole number ≥ 1."""
     value = number(line, row, column)
     if value < 1 or value != int(value):
         raise InputError(f"line {line}: {column} must be a whole number ≥ 1, got {row[column]!r}.")
@@ -57,7 +57,7 @@ def count(line: int, row: Line, column: str) -> int:
 
 
 def microseconds(line: int, row: Line, column: str = "us") -> float:
-    """The cell as a time > 0."""
+    """Return the cell as a time > 0."""
     value = number(line, row, column)
     if value == 0:
         raise InputError(f"line {line}: {column} must be > 0.")
@@ -65,7 +65,7 @@ def microseconds(line: int, row: Line, column: str = "us") -> float:
 
 
 def gemm_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
-    """``m,n,k,us``: C[m, n] = x[m, k]·W[n, k]ᵀ; further columns are ignored."""
+    """Read ``m,n,k,us``: C[m, n] = x[m, k]·W[n, k]ᵀ; further columns are ignored."""
     rows = [
         GemmRow(
             m=count(i, row, "m"), n=count(i, row, "n"), k=count(i, row, "k"),
@@ -78,9 +78,9 @@ def gemm_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
 
 
 def collectives_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
-    """``nccl_dtype,op_name,num_gpus,bytes,us`` on one node; int8 and alltoall are left out.
+    """Read ``nccl_dtype,op_name,num_gpus,bytes,us`` on one node; leave out int8 and alltoall.
 
-    int8 cannot use NVLink SHARP, so it is another curve than training's.
+    int8 cannot use NVLink SHARP, so its times follow another curve than training's.
     """
     rows, skipped = [], 0
     for i, row in records(data, ("nccl_dtype", "op_name", "num_gpus", "bytes", "us")):
@@ -99,7 +99,7 @@ def collectives_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
 
 
 def eager_all_reduce_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
-    """``num_workers,bytes,us``: all-reduce called from PyTorch, one node."""
+    """Read ``num_workers,bytes,us``: all-reduce called from PyTorch, one node."""
     rows = [
         CollectiveRow(
             op="all_reduce", nodes=1, per_node=count(i, row, "num_workers"), ctas=hints.ctas,
@@ -111,7 +111,7 @@ def eager_all_reduce_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
 
 
 def busbw_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
-    """``payload_bytes,algbw_GBps`` of an all-reduce; the group by hint, else one node of 8."""
+    """Read ``payload_bytes,algbw_GBps`` of an all-reduce; group by hint, else one node of 8."""
     rows = [
         CollectiveRow(
             op="all_reduce", nodes=hints.nodes or 1, per_node=hints.per_node or 8, ctas=hints.ctas,
@@ -124,7 +124,7 @@ def busbw_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
 
 
 def cta_all_reduce_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
-    """``freq_mhz,bytes,cta1 … cta32``: all-reduce ms by NCCL CTAs; the highest clock is kept."""
+    """Read ``freq_mhz,bytes,cta1 … cta32``: all-reduce ms by NCCL CTAs, at the highest clock."""
     lines = list(records(data, ("freq_mhz", "bytes")))
     clock = max(number(i, row, "freq_mhz") for i, row in lines)
     rows = [
@@ -141,15 +141,15 @@ def cta_all_reduce_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
 
 
 def attention_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
-    """``src,batch_size,isl,num_heads,head_dim,us``: causal forward, median over collectors.
+    """Read ``src,batch_size,isl,num_heads,head_dim,us``: causal forward, median over collectors.
 
-    FlashAttention-3 collectors only (SGLang ≥ 0.5.9): older kernels are no upper bound for
+    Only FlashAttention-3 collectors (SGLang ≥ 0.5.9): older kernels are no upper bound for
     training, and vLLM's rows ran on uninitialised data.
     """
-    wanted = ("sglang-0.5.9", "sglang-0.5.10", "sglang-0.5.14")
+    collectors = ("sglang-0.5.9", "sglang-0.5.10", "sglang-0.5.14")
     rows, skipped = [], 0
     for i, row in records(data, ("src", "batch_size", "isl", "num_heads", "head_dim", "us")):
-        if row["src"] not in wanted:
+        if row["src"] not in collectors:
             skipped += 1
             continue
         heads = count(i, row, "num_heads")
@@ -165,7 +165,7 @@ def attention_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
 
 
 def attention_pair_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
-    """``batch,seqlen,deterministic,…,fa3_fwd_ms,fa3_bwd_ms``: 16 heads of 128, not causal."""
+    """Read ``batch,seqlen,deterministic,…,fa3_fwd_ms,fa3_bwd_ms``: 16 heads of 128, not causal."""
     columns = ("batch", "seqlen", "deterministic", "fa3_fwd_ms", "fa3_bwd_ms")
     directions: tuple[tuple[Literal["forward", "backward"], str], ...]
     directions = (("forward", "fa3_fwd_ms"), ("backward", "fa3_bwd_ms"))
@@ -195,7 +195,7 @@ def _swiglu(t: int, tp: int, h: int, ffn: int) -> tuple[int, int]:
 
 
 def _rope(t: int, tp: int, h: int, ffn: int) -> tuple[int, int]:
-    kv = h if h == 4096 else h // 8  # 7B has as many kv heads as heads, 70B one in eight
+    kv = h if h == 4096 else h // 8  # 7B has as many kv heads as heads, 70B one for eight
     return t * (h + kv) // tp, t * (h + kv) // tp
 
 
@@ -210,9 +210,9 @@ POINTWISE_ELEMENTS: dict[str, tuple[str, Callable[[int, int, int, int], tuple[in
 
 
 def pointwise_csv(data: bytes, hints: Hints = NO_HINTS) -> Imported:
-    """``op,num_tokens,num_tensor_parallel_workers,n_embd,n_expanded_embd,us`` (fp16 Llama-2)."""
+    """Read ``op,num_tokens,num_tensor_parallel_workers,n_embd,n_expanded_embd,us``."""
     columns = ("op", "num_tokens", "num_tensor_parallel_workers", "n_embd", "n_expanded_embd", "us")
-    rows: list[Any] = []
+    rows: list[Any] = []  # times of Llama-2 in fp16
     for i, row in records(data, columns):
         if row["op"] not in POINTWISE_ELEMENTS:
             raise InputError(f"line {i}: unknown op {row['op']!r}.")

@@ -1,1 +1,1 @@
-"""TODO domino_tune/measure/probes."""
+"""Probes: measurements that ranks make together. May import runtime, base and the simulator."""

@@ -1,7 +1,7 @@
-"""Probes: each measures one thing, a little at a time, on all ranks at once.
+"""Probes of compute and collectives: each measures one thing in small steps, on all ranks together.
 
-Ranks take turns through all probes, round after round, so that what disturbs the machine for a
-while disturbs all of them alike.
+Ranks go through all probes, round after round, so that a temporary disturbance of the machine
+affects all of them alike.
 """
 
 from __future__ import annotations
@@ -32,24 +32,23 @@ from simulator.specs import ClusterSpec
 Samples = dict[Signature, list[int]]
 Message = dict[str, Any]
 BURST: Final = 4
-"""Collectives of one size that a round times, behind one that brings the ranks together."""
+"""Timed collectives of a burst, after a first one that synchronises the ranks."""
 COMPUTE_S: Final = 1e-3
-"""Compute before a timed collective."""
+"""Compute before a timed collective, seconds."""
 SHORTEST_US: Final = 128
-"""The shortest stretch of compute over which skew is looked at."""
+"""Shortest stretch of compute for which skew is measured."""
 LEAST_SKEW_ERROR: Final = 0.005
 SHORTEST_NS: Final = 100
-"""No op is shorter; what events say of shorter ones is their resolution."""
+"""Shortest duration of an op; below it, events show their resolution only."""
 TRIES: Final = 5
-"""How often a step is tried whose launches came too late on some rank; each gives the host more
-of a head start."""
+"""Tries of a step whose launches were late on some rank; each try has a longer head start."""
 
 
 class PlanProbe:
-    """Plays a plan without communication: what its compute ops take, in place.
+    """Plays a plan without communication and times its compute ops in place.
 
-    ``found`` collects durations by signature, shared between probes: a signature that several
-    plans have is timed in all of them.
+    ``found`` collects durations by signature, ns. Probes share it: a signature of several plans is
+    timed in all of them.
     """
 
     def __init__(self, session: Session, plan: SlicePlan, found: Samples) -> None:
@@ -59,42 +58,42 @@ class PlanProbe:
         self.overhead_ns: list[float] = []
 
     def warm_up(self) -> None:
-        """Once through, unmeasured."""
+        """Play once, unmeasured."""
         self.step.warm_up()
 
     def measure(self) -> None:
-        """One step."""
+        """Time one step."""
         played = self.step.play()
         if played is None:
             return
         mine, host_ns = played
         for op, duration_ns in zip(self.step.ops, mine, strict=True):
             self.found[op.signature].append(duration_ns)
-        if self.step.session.context.device.type != "cuda":  # there, launches are measured apart
+        if self.step.session.context.device.type != "cuda":  # there, LaunchProbe measures launches
             self.overhead_ns.append(host_ns / len(self.step.executor.ops))
 
 
 class StepProbe:
-    """Plays a plan as in training. ``steps`` holds every rank's durations of the compute ops of
-    each step."""
+    """Plays a plan as in training. ``steps`` holds, for each step, every rank's durations of the
+    compute ops, ns."""
 
     def __init__(self, session: Session, plan: SlicePlan) -> None:
         self.step = _Step(session, plan)
         self.steps: list[list[list[int]]] = []
 
     def warm_up(self) -> None:
-        """Once through, unmeasured."""
+        """Play once, unmeasured."""
         self.step.warm_up()
 
     def measure(self) -> None:
-        """One step."""
+        """Time one step."""
         played = self.step.play()
         if played is not None:
             self.steps.append(self.step.session.context.all_gather_objects(played[0]))
 
 
 class _Step:
-    """A step of a plan on ``lanes``, by default those of training, to be played and timed."""
+    """A step of a plan to play and time, on ``lanes``; by default those of training."""
 
     def __init__(
         self, session: Session, plan: SlicePlan, lanes: Mapping[int, Lane] | None = None
@@ -105,14 +104,14 @@ class _Step:
         self.ops = [op for op in self.executor.ops if op.lane == COMPUTE]
 
     def warm_up(self) -> None:
-        """Once through, unmeasured."""
+        """Play once, unmeasured."""
         self._play()
 
     def play(self) -> tuple[list[int], int] | None:
-        """This rank's durations of a step's compute ops, and what the host took beside them, ns.
+        """Return this rank's durations of a step's compute ops, and the host's other time, ns.
 
-        On a GPU of the first step that was launched in time on all ranks; None, on all of them,
-        where none was.
+        On a GPU it is the first step that all ranks launched in time; None, on all ranks, if there
+        was none in TRIES.
         """
         context = self.session.context
         for _ in range(TRIES):
@@ -132,9 +131,9 @@ class _Step:
 
 
 class CollectiveProbe:
-    """Times one collective through the runtime's own lane of that number, nothing else running.
+    """Times one collective on the runtime's own lane of that number; nothing else runs.
 
-    Each counts from when the last rank came to it: the shortest span of all ranks'.
+    A collective's time is the shortest span of all ranks: that of the last rank to begin.
     """
 
     def __init__(self, context: RankContext, collective: Collective, lane: int) -> None:
@@ -149,24 +148,24 @@ class CollectiveProbe:
         self.hand_overs_ns: list[float] = []
 
     def warm_up(self) -> None:
-        """Once, unmeasured."""
+        """Play one burst, unmeasured."""
         self._burst()
 
     def measure(self) -> None:
-        """A burst, on a GPU the first that was launched in time on all ranks."""
+        """Time a burst; on a GPU the first one that all ranks launched in time."""
         for _ in range(TRIES):
             ranks = self.context.all_gather_objects(self._burst())
             if not any(late for _, _, late in ranks):
-                self._keep([spans for spans, _, _ in ranks], [found for _, found, _ in ranks])
+                self._add([spans for spans, _, _ in ranks], [found for _, found, _ in ranks])
                 return
 
-    def _keep(self, spans: list[list[int]], hand_overs: list[list[int]]) -> None:
+    def _add(self, spans: list[list[int]], hand_overs: list[list[int]]) -> None:
         self.spans_ns += [min(together) for together in zip(*spans, strict=True)]
-        if self.context.device.type != "cuda":  # a stream needs no waking up
+        if self.context.device.type != "cuda":  # a stream has no thread to wake up
             self.hand_overs_ns += [statistics.fmean(rank) for rank in hand_overs]
 
     def _burst(self) -> tuple[list[int], list[int], bool]:
-        """Spans, what they were longer for the compute lane, and whether any came too late."""
+        """Return spans, ns; the compute lane's extra wait for each, ns; whether any was late."""
         self.context.barrier()
         spans, hand_overs, late = [], [], False
         empty = empty_ns(self.context.device)
@@ -186,8 +185,8 @@ class CollectiveProbe:
         return spans[1:], hand_overs[1:], late
 
     def _compute(self) -> None:
-        """As in training, compute stands before a collective: the link has been idle, and the core
-        has not. On a GPU neither matters."""
+        """Compute first, as before a collective in training: the link is idle then, but the core is
+        busy. On a GPU neither matters."""
         if self.context.device.type == "cuda":
             return
         until = time.perf_counter() + COMPUTE_S
@@ -195,7 +194,7 @@ class CollectiveProbe:
             self.square @ self.square
 
     def message(self, hand_over_us: float | None) -> Message:
-        """What is known so far. ``hand_over_us``: what handing any collective to a lane costs."""
+        """Return the results so far; ``hand_over_us`` is the cost of handing over a collective."""
         found = {
             "kind": "collective",
             "signature": list(self.collective),
@@ -207,20 +206,20 @@ class CollectiveProbe:
 
 
 def hand_over_us(probes: Sequence[CollectiveProbe]) -> float | None:
-    """What handing a collective to its lane, and waking up behind it, costs a rank; None on a GPU,
-    where it is a launch among others."""
+    """Return a rank's cost of handing a collective to its lane and waking up after it, µs; None on
+    a GPU, where it is part of the launch costs."""
     found = [time_ns for probe in probes for time_ns in probe.hand_overs_ns]
     return statistics.median(found) / 1e3 if found else None
 
 
 def lane_of(collective: Collective, cluster: ClusterSpec) -> int:
-    """The lane whose group lies as the collective's does."""
+    """Return the lane whose group has the shape of the collective's."""
     return TP if (collective.nodes, collective.per_node) == cluster.tp_group else DP
 
 
 def plan_messages(context: RankContext, probes: Sequence[PlanProbe], found: Samples) -> Message:
-    """What all plans together tell: a row a signature, and on CPU the executor's own cost of an
-    op while ``probes`` played."""
+    """Return the message of all plans: a row per signature, and on CPU the executor's own cost of
+    an op while ``probes`` played."""
     overhead_ns = [value for probe in probes for value in probe.overhead_ns]
     message: Message = {"kind": "plan", "ops": _rows(context, found)}
     if overhead_ns:
@@ -230,7 +229,7 @@ def plan_messages(context: RankContext, probes: Sequence[PlanProbe], found: Samp
 
 
 def _rows(context: RankContext, found: Samples) -> list[Message]:
-    """One row a signature: mean over ranks of the median, spread and number of samples."""
+    """Return one row per signature: the mean over ranks of the median, spread, sample count."""
     mine = {
         signature: (statistics.median(times), half_spread(times), len(times))
         for signature, times in found.items()
@@ -249,7 +248,7 @@ def _rows(context: RankContext, found: Samples) -> list[Message]:
 
 
 def skew_message(probes: Sequence[StepProbe]) -> Message:
-    """How far ranks drift apart: over a step, and in shorter stretches beyond that."""
+    """Return how much slower the slowest rank is: over a step, and more so in short stretches."""
     steps = [step for probe in probes for step in probe.steps]
     factors = [_ahead([sum(rank) for rank in step])[1] for step in steps]
     slowest = statistics.fmean(factors)
@@ -272,14 +271,14 @@ def skew_message(probes: Sequence[StepProbe]) -> Message:
 
 
 def _ahead(times: Sequence[int]) -> tuple[float, float]:
-    """The slowest's time less the mean of all, and divided by it."""
+    """Return the slowest's time minus the mean of all, and divided by the mean."""
     mean = statistics.fmean(times)
     return max(times) - mean, max(times) / mean
 
 
 def _waits(sums: list[list[int]], length_ns: int, slowest: float) -> list[float]:
-    """For stretches of about ``length_ns`` one behind the other: the slowest rank's time in it
-    less what the mean of all would take on the rank that is slowest over the step."""
+    """Return, for consecutive stretches of about ``length_ns``, the slowest rank's time minus what
+    the stretch's mean would take on the rank that is slowest over the step, ns."""
     marks = [0]
     while (index := bisect_left(sums[0], sums[0][marks[-1]] + length_ns)) < len(sums[0]):
         marks.append(max(index, marks[-1] + 1))

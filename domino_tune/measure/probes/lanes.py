@@ -1,4 +1,4 @@
-"""Two collectives at once: what those of tensor and of data parallelism do to each other."""
+"""Two concurrent collectives: how those of tensor and of data parallelism slow each other."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from simulator.schedule import DP, TP
 
 Span = tuple[int, int]
 LEAST: Final = 4
-"""All-reduces of the slower lane, behind one that brings the ranks together."""
+"""All-reduces of the slower lane, after a first one that synchronises the ranks."""
 MOST: Final = 100
 
 
 class LanesProbe:
-    """All-reduces of one size back to back on either lane, then on both, beside no compute.
+    """All-reduces of one size back to back on each lane alone, then on both; no compute runs.
 
-    ``shared`` says whether the two groups use the same links: both inside a node, or both between
-    nodes. ``factors`` holds a slow-down a measurement, the mean of both lanes and all ranks.
+    ``shared`` is whether the two groups use the same links: both inside a node, or both between
+    nodes. ``factors`` holds a slowdown per measurement, the mean of both lanes and all ranks.
     """
 
     def __init__(self, session: Session, size_bytes: int) -> None:
@@ -34,18 +34,18 @@ class LanesProbe:
         self.factors: list[float] = []
 
     def warm_up(self) -> None:
-        """Once, unmeasured: lanes meet on their first collective."""
+        """Play once, unmeasured: lanes connect on their first collective."""
         self._play({TP: 1, DP: 1})
 
     def measure(self) -> None:
-        """Either lane alone, then both for about as long."""
+        """Time each lane alone, then both for about as long."""
         context = self.session.context
-        calm = {lane: _mean_ns(self._play({lane: 1 + LEAST})[lane][1:]) for lane in (TP, DP)}
-        longest_ns = LEAST * max(calm.values())
-        counts = {lane: 1 + min(MOST, math.ceil(longest_ns / calm[lane])) for lane in calm}
+        alone_ns = {lane: _mean_ns(self._play({lane: 1 + LEAST})[lane][1:]) for lane in (TP, DP)}
+        longest_ns = LEAST * max(alone_ns.values())
+        counts = {lane: 1 + min(MOST, math.ceil(longest_ns / ns)) for lane, ns in alone_ns.items()}
         both = self._play(context.all_gather_objects(counts)[0])
         found = [
-            _mean_ns(inside) / calm[lane]
+            _mean_ns(inside) / alone_ns[lane]
             for lane, other in ((TP, DP), (DP, TP))
             if (inside := _within(both[lane][1:], both[other]))
         ]
@@ -54,7 +54,7 @@ class LanesProbe:
             self.factors.append(statistics.fmean(ranks))
 
     def _play(self, counts: dict[int, int]) -> dict[int, list[Span]]:
-        """As many all-reduces on each lane, in turn; when each ran, in ns."""
+        """Play ``counts`` all-reduces on the lanes alternately; return their spans, ns, by lane."""
         context = self.session.context
         dtype = DTYPES[self.session.workload.dtype]
         traffic = {
@@ -63,9 +63,9 @@ class LanesProbe:
         }
         context.barrier()
         self.clock.start()
-        for turn in range(max(counts.values())):
+        for index in range(max(counts.values())):
             for lane, count in counts.items():
-                if turn < count:
+                if index < count:
                     traffic[lane].issue(1)
         for one in traffic.values():
             one.drain()
@@ -76,7 +76,7 @@ class LanesProbe:
         }
 
     def row(self) -> dict[str, Any]:
-        """What is known so far."""
+        """Return the results so far."""
         return {
             "shared": self.shared,
             "factor": statistics.median(self.factors),
@@ -85,7 +85,7 @@ class LanesProbe:
 
 
 def _within(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """The spans that lie wholly between the others' first start and last end."""
+    """Return the spans that lie wholly between the others' first start and last end."""
     first, last = others[0][0], others[-1][1]
     return [(start, end) for start, end in spans if first <= start and end <= last]
 

@@ -1,4 +1,4 @@
-"""What launches cost on CUDA: host time by op eagerly, and a step eager, ahead and as a graph."""
+"""Costs of launches on CUDA: host time by op, and a step eager, with a head start, as a graph."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from simulator.schedule import COMPUTE, TP
 WARM_UP = 3
 STEPS = 10
 ISSUES = 50
-"""Collectives in flight at once: few enough for the device's queue to hold."""
+"""Collectives in flight at once: few enough for the device's queue."""
 
 
 def launch_row(session: Session, plan: SlicePlan) -> dict[str, Any]:
-    """One plan without communication, timed in every way; µs, medians over steps."""
+    """Return one plan's times without communication, launched in every way; µs, medians."""
     host_us, by_kind, by_role = host_costs(session, plan)
     spans_us, late = _per_op(session, plan)
     row: dict[str, Any] = {
@@ -52,7 +52,7 @@ def launch_row(session: Session, plan: SlicePlan) -> dict[str, Any]:
 def host_costs(
     session: Session, plan: SlicePlan
 ) -> tuple[float, dict[str, float], dict[str, float]]:
-    """Host µs of issuing a step; and of one op, by kind and by role. The device runs behind."""
+    """Return the host's µs to issue a step, and an op by kind and role; the device runs later."""
     executor = session.executor(plan, None, silent_lanes(torch.device("cpu")), HostClock())
     kinds: dict[str, list[int]] = defaultdict(list)
     roles: dict[str, list[int]] = defaultdict(list)
@@ -73,8 +73,8 @@ def host_costs(
 
 
 def mean_costs_us(session: Session, plan: SlicePlan) -> dict[str, float]:
-    """Host µs of issuing a compute op, by kind: the mean of what its ops take, each that of its
-    role, and its share of what the executor does between ops; so a step's ops add up to the step.
+    """Return the host's mean µs to issue a compute op, by kind. Each op counts with its role's
+    median plus an equal share of the executor's time between ops: a step's ops add up to the step.
     """
     step_us, _, by_role = host_costs(session, plan)
     kinds: dict[str, list[float]] = defaultdict(list)
@@ -87,8 +87,8 @@ def mean_costs_us(session: Session, plan: SlicePlan) -> dict[str, float]:
 
 
 def issue_us(lane: Lane, device: torch.device) -> float:
-    """Host µs of handing a small all-reduce to a lane and having compute wait for it. All ranks of
-    the lane's group do this together."""
+    """Return the host's µs to hand a small all-reduce to a lane and make compute wait for it. All
+    ranks of the lane's group must call this together."""
     tensor = torch.zeros(1024, device=device)
     times = []
     for _ in range(WARM_UP + ISSUES):
@@ -100,7 +100,7 @@ def issue_us(lane: Lane, device: torch.device) -> float:
 
 
 class LaunchProbe:
-    """What launches cost the hosts of all ranks, by kind of op: measured in the first round."""
+    """Costs of launches on the hosts of all ranks, by kind of op; measured in the first round."""
 
     def __init__(self, session: Session, plan: SlicePlan) -> None:
         self.session = session
@@ -108,10 +108,10 @@ class LaunchProbe:
         self.cost_us: dict[str, float] = {}
 
     def warm_up(self) -> None:
-        """Nothing: measuring begins with steps that do not count."""
+        """Do nothing: measuring begins with unmeasured steps."""
 
     def measure(self) -> None:
-        """All of it, if it was not measured before."""
+        """Measure all costs, once."""
         if self.cost_us:
             return
         context = self.session.context
@@ -123,7 +123,7 @@ class LaunchProbe:
         self.cost_us = {kind: statistics.fmean(rank[kind] for rank in ranks) for kind in mine}
 
     def message(self) -> dict[str, Any]:
-        """Mean over ranks, µs."""
+        """Return the mean over ranks, µs."""
         return {"kind": "launch", "cost_us": self.cost_us}
 
 
@@ -132,7 +132,7 @@ def _medians_us(found: dict[str, list[int]]) -> dict[str, float]:
 
 
 def _whole(session: Session, plan: SlicePlan, head_start: HeadStart | None) -> float:
-    """Device µs of a step between two events, with or without the host ahead."""
+    """Return the device's µs of a step between two events, with or without a head start."""
     clock = WholeClock(head_start)
     executor = session.executor(plan, None, clock=clock)
     return statistics.median(_timed(session, executor, clock)) / 1e3
@@ -148,7 +148,7 @@ def _timed(session: Session, executor: Executor, clock: DeviceClock) -> list[int
 
 
 def _per_op(session: Session, plan: SlicePlan) -> tuple[float, int]:
-    """Sum of the ops' own spans, µs, the empty span taken off each; steps that were late."""
+    """Return the sum of the ops' spans, µs, without the empty span of each; and the late steps."""
     clock = DeviceClock(HeadStart())
     executor = session.executor(plan, None, clock=clock)
     empty, sums, late = empty_span_ns(), [], 0
@@ -163,7 +163,7 @@ def _per_op(session: Session, plan: SlicePlan) -> tuple[float, int]:
 
 
 def _graph(session: Session, plan: SlicePlan) -> dict[str, Any]:
-    """A captured step: device µs, host µs of launching it, or why it could not be captured."""
+    """Return a captured step's times on device and host, µs, or why it could not be captured."""
     captured = CapturedExecutor(session.executor(plan, None))
     device, host = [], []
     for step in range(WARM_UP + STEPS):

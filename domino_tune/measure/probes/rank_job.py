@@ -1,7 +1,7 @@
-"""What every rank does while a machine is profiled. Rank 0 reports, the parent keeps the file.
+"""The job of every rank while a machine is profiled. Rank 0 reports; the parent saves the file.
 
-All ranks play the same run at the same time, since they share memory bandwidth and caches in
-training too; what is reported is the mean of the ranks' medians.
+All ranks play the same at the same time, as they share memory bandwidth and caches in training
+too. The reported figures are means of the ranks' medians.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from simulator.ops import Collective
 from simulator.plan import MEGATRON, SlicePlan
 
 SETTLE_S: Final = 0.7
-"""On CPUs, after a report: who keeps the file is at work on a rank's core for some of this time,
-and would slow down whatever is timed first."""
+"""Pause after a report, on CPUs: the parent saves the file on a rank's core in some of this time,
+which would slow the next measurement."""
 MOST_USEFUL: Final = 3
-"""Plans that are played before collectives and contention have their turn: where time runs out,
-other plans can be interpolated, and nothing stands in for those two."""
+"""Plans that are played before collectives and contention: where time runs out, other plans can be
+interpolated, but collectives and contention cannot."""
 
 SKEWED: Final = 2
-"""Plans that are also played with their communication, for skew: ranks lose more to each other
+"""Plans that are also played with their communication, for skew: ranks lose more time to each other
 where they wait for each other."""
 
 
@@ -50,7 +50,7 @@ class Probe(Protocol):
     """One thing to measure."""
 
     def warm_up(self) -> None:
-        """Come to a steady state."""
+        """Reach a steady state."""
         ...
 
     def measure(self) -> None:
@@ -59,14 +59,14 @@ class Probe(Protocol):
 
 
 def profile(context: RankContext, payload: Mapping[str, Any]) -> None:
-    """Measure in rounds what the payload asks for, as long as it allows.
+    """Measure in rounds what the payload asks for, within its budget.
 
     Payload: cases (each with fields of the specs under model, workload and cluster, plans, and
     rounds: how often to play them), collectives, contention (a case's number, a plan, sizes, CTA
-    counts; or None), seconds (the budget, or None). The first case brings collectives along, and
-    what hangs on no signature: skew, and what the executor costs.
+    counts; or None), seconds (the budget, or None). With the first case run the collectives and
+    what depends on no signature: skew and the executor's own cost.
     """
-    payload = context.all_gather_objects(payload)[0]  # under a launcher each rank has made its own
+    payload = context.all_gather_objects(payload)[0]  # under a launcher each rank made its own
     budget = Budget(context, payload["seconds"])
     work = [_Case(context, case, number) for number, case in enumerate(payload["cases"])]
     budget.total = sum(case.rounds for case in work)
@@ -78,7 +78,7 @@ def profile(context: RankContext, payload: Mapping[str, Any]) -> None:
 
 
 class Budget:
-    """Time and progress; rank 0's clock decides for all."""
+    """Time and progress; rank 0's clock decides for all ranks."""
 
     def __init__(self, context: RankContext, seconds: float | None) -> None:
         self.context = context
@@ -88,12 +88,12 @@ class Budget:
         self.total = 1
 
     def spent(self) -> bool:
-        """Whether to stop, the same answer on all ranks."""
+        """Return whether to stop; the answer is the same on all ranks."""
         over = self.seconds is not None and time.monotonic() - self.began > self.seconds
         return self.seconds is not None and self.context.all_gather_objects(over)[0]
 
     def round_done(self) -> None:
-        """Tell how far all is."""
+        """Report the progress over all cases."""
         self.done += 1
         elapsed = time.monotonic() - self.began
         remaining = elapsed / self.done * (self.total - self.done)
@@ -111,7 +111,7 @@ class Budget:
 
 
 class _Case:
-    """One model and batch: its probes exist only while it is played."""
+    """One model and batch; its probes exist only while it is played."""
 
     def __init__(self, context: RankContext, payload: Mapping[str, Any], number: int) -> None:
         self.context = context
@@ -125,16 +125,16 @@ class _Case:
         collectives: Sequence[Sequence[Any]],
         contention: Mapping[str, Any] | None,
     ) -> bool:
-        """All rounds, or as many as the budget allows; whether it was all."""
+        """Play all rounds, or those within the budget. Return whether all were played."""
         if not self.rounds:
             return True
         if budget.spent():
             return False
-        rivals = contention if contention and contention["case"] == self.number else None
-        probed = self._probes([Collective(*fields) for fields in collectives], rivals)
+        contended = contention if contention and contention["case"] == self.number else None
+        probes = self._probes([Collective(*fields) for fields in collectives], contended)
         for number in range(self.rounds):
-            cut_short = _round(budget, probed.in_turn, first=number == 0)
-            self._report(probed)
+            cut_short = _round(budget, probes.ordered, first=number == 0)
+            self._report(probes)
             if cut_short:
                 return False
             budget.round_done()
@@ -142,79 +142,79 @@ class _Case:
 
     def _probes(
         self, collectives: Sequence[Collective], contention: Mapping[str, Any] | None
-    ) -> _Probed:
+    ) -> _Probes:
         session = Session.of(self.context, self.payload)
-        session.exact_weights = self.context.device.type != "cuda"  # times do not hang on them
+        session.exact_weights = self.context.device.type != "cuda"  # times do not depend on them
         plans = [SlicePlan(**plan) for plan in self.payload["plans"]]
-        probed = _Probed(
+        probes = _Probes(
             collectives=[
                 CollectiveProbe(self.context, one, lane_of(one, session.cluster))
                 for one in collectives
             ]
         )
-        probed.plans = [PlanProbe(session, plan, probed.found) for plan in plans]
+        probes.plans = [PlanProbe(session, plan, probes.found) for plan in plans]
         if self.number == 0 and self.context.world_size > 1:
-            probed.whole = [StepProbe(session, plan) for plan in plans[:SKEWED]]
+            probes.steps = [StepProbe(session, plan) for plan in plans[:SKEWED]]
         if self.context.device.type == "cuda" and self.number == 0:
-            probed.launches = [LaunchProbe(session, plans[0] if plans else MEGATRON)]
+            probes.launches = [LaunchProbe(session, plans[0] if plans else MEGATRON)]
         if contention is not None:
-            probed.rivals = [
+            probes.contention = [
                 contention_probe(session, SlicePlan(**contention["plan"]), int(size), int(ctas))
                 for ctas in contention["ctas"]
                 for size in contention["sizes"]
             ]
             if self.context.dp > 1:
-                probed.both_lanes = [LanesProbe(session, int(contention["sizes"][0]))]
-        return probed
+                probes.both_lanes = [LanesProbe(session, int(contention["sizes"][0]))]
+        return probes
 
-    def _report(self, probed: _Probed) -> None:
-        """Everything known so far; what a later round adds replaces it."""
+    def _report(self, probes: _Probes) -> None:
+        """Report all results so far; those of a later round replace them."""
         context = self.context
-        usual = probed.plans[:MOST_USEFUL] if self.number == 0 else ()
-        if probed.found:
-            context.report(plan_messages(context, usual, probed.found))
-        if any(probe.steps for probe in probed.whole):
-            context.report(skew_message(probed.whole))
-        for launch in probed.launches:
+        usual = probes.plans[:MOST_USEFUL] if self.number == 0 else ()
+        if probes.found:
+            context.report(plan_messages(context, usual, probes.found))
+        if any(probe.steps for probe in probes.steps):
+            context.report(skew_message(probes.steps))
+        for launch in probes.launches:
             if launch.cost_us:
                 context.report(launch.message())
-        timed = [collective for collective in probed.collectives if collective.spans_ns]
+        timed = [collective for collective in probes.collectives if collective.spans_ns]
         for collective in timed:
             context.report(collective.message(hand_over_us(timed)))
-        if any(rival.samples for rival in probed.rivals):
-            context.report(contention_message(probed.rivals, probed.both_lanes))
+        if any(probe.samples for probe in probes.contention):
+            context.report(contention_message(probes.contention, probes.both_lanes))
         if context.device.type != "cuda":
             time.sleep(SETTLE_S)
 
 
 @dataclass(kw_only=True)
-class _Probed:
+class _Probes:
     """A case's probes."""
 
     collectives: Sequence[CollectiveProbe]
     plans: Sequence[PlanProbe] = ()
-    whole: Sequence[StepProbe] = ()
+    steps: Sequence[StepProbe] = ()
     launches: Sequence[LaunchProbe] = ()
-    rivals: Sequence[ContentionProbe] = ()
+    contention: Sequence[ContentionProbe] = ()
     both_lanes: Sequence[LanesProbe] = ()
     found: Samples = field(default_factory=lambda: defaultdict(list))
 
     @property
-    def in_turn(self) -> list[Probe]:
-        """All of them, most useful first."""
+    def ordered(self) -> list[Probe]:
+        """Return all probes, most useful first."""
         first, rest = self.plans[:MOST_USEFUL], self.plans[MOST_USEFUL:]
         return [
-            *first, *self.whole, *self.launches, *self.collectives, *self.rivals,
+            *first, *self.steps, *self.launches, *self.collectives, *self.contention,
             *self.both_lanes, *rest,
         ]  # fmt: skip
 
 
 def _round(budget: Budget, probes: Sequence[Probe], *, first: bool) -> bool:
-    """Each probe once; whether the budget ended before all had their turn."""
+    """Measure with each probe once. Return whether the budget ended before that."""
     for index, probe in enumerate(probes):
         if budget.spent():
             return True
-        if first or index == 0:  # ranks have just been idle
+        if first or index == 0:  # ranks were idle before
             probe.warm_up()
         probe.measure()
     return False

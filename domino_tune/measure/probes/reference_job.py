@@ -1,4 +1,4 @@
-"""The runtime's layers held against plain torch, in turn: by all ranks, or by one alone."""
+"""The runtime's layers compared with plain torch, alternately: on all ranks, or on a single one."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from simulator.schedules import fixed_order
 
 WARM_UP: Final = 2
 HEAD_START_NS: Final = 40_000_000
-"""What the device waits for the host, whose launches of all layers its queue holds."""
+"""The device's wait for the host: its queue holds the launches of all layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What the stack of layers took, forward and backward, ns: the runtime's, plain ones with the
-    same kernels, and plain ones in torch's own operators."""
+    """Time of all layers, forward and backward, ns: the runtime's, plain ones with the same
+    kernels, and plain ones with torch's own operators."""
 
     ours_ns: int
     plain_ns: int
@@ -41,8 +41,8 @@ class Round:
 
 
 def compare(context: RankContext, payload: Mapping[str, Any]) -> None:
-    """Rank 0 reports, for each round, what the stack of layers took forward and backward: in the
-    runtime's megatron schedule, and written with autograd and dist.all_reduce. The slowest rank's.
+    """Report, for each round, the time of all layers, forward and backward, on the slowest rank: in
+    the runtime's megatron schedule, and with autograd and dist.all_reduce.
     """
     session = Session.of(context, payload)
     lane = context.lanes[TP]
@@ -59,12 +59,12 @@ def compare(context: RankContext, payload: Mapping[str, Any]) -> None:
 
 
 def rounds_alone(session: Session, rounds: int) -> list[Round]:
-    """The same on one rank's shard, without communication; on a GPU of rounds that the host was
-    ahead in, at most twice as many being played.
+    """Return the same times on one rank's shard, without communication.
 
-    Raises RunError where there were too few of them.
+    On a GPU only rounds in which the host was ahead count; at most twice as many are played. Raise
+    RunError where too few count.
     """
-    # On a GPU too: collectives that nobody waits for need no events.
+    # On a GPU too: collectives that no op waits for need no events.
     silent = silent_lanes(torch.device("cpu"))
     players = (_Ours(session, silent), _Plain(session, None, fused=True), _Plain(session, None))
     found = []
@@ -82,7 +82,7 @@ def rounds_alone(session: Session, rounds: int) -> list[Round]:
 
 
 class _Ours:
-    """The runtime's schedule; on a GPU with events at the ends of the layers alone."""
+    """The runtime's schedule; on a GPU with events at the ends of the layers only."""
 
     def __init__(self, session: Session, lanes: Mapping[int, Lane]) -> None:
         self.session = session
@@ -96,8 +96,8 @@ class _Ours:
         self.executor = session.executor(MEGATRON, order, lanes, self.clock)
 
     def step(self) -> int:
-        """From the first op of a layer to the last, forward and backward apart: the head stands
-        between them."""
+        """Return the time from the first to the last op of the layers, forward plus backward, ns:
+        the head is between them."""
         timeline = self.executor.run_step(*self.session.batch).timeline
         spans = [
             (start, end)
@@ -111,7 +111,7 @@ Ends = tuple[tuple[int, int], tuple[int, int]]
 
 
 def layer_ends(ops: Sequence[Op]) -> Ends:
-    """First and last op of the layers, forward and backward, among the compute ops."""
+    """Return first and last op of the layers, forward and backward, among the compute ops."""
     computing = [op for op in ops if op.lane == COMPUTE]
     forward, backward = (
         [
@@ -125,36 +125,36 @@ def layer_ends(ops: Sequence[Op]) -> Ends:
 
 
 def _is_backward(role: str) -> bool:
-    return role.endswith("'") or "grad" in role
+    return role.endswith(("_bwd", "_dgrad", "_wgrad"))
 
 
 class MarkClock(DeviceClock):
-    """Records the events that ``ends`` needs: others would cost the device time. The host is
-    ahead, as it is of the plain layers: kernels are compared, not launches."""
+    """Records only the events that ``ends`` needs: others would cost device time. The host is
+    ahead, as with the plain layers: this compares kernels, not launches."""
 
     def __init__(self, ends: Ends) -> None:
         super().__init__(HeadStart(HEAD_START_NS))
-        self.wanted = {tick for first, last in ends for tick in (2 * first, 2 * last + 1)}
-        self.asked = 0
+        self.needed_ticks = {tick for first, last in ends for tick in (2 * first, 2 * last + 1)}
+        self.tick_count = 0
 
     def start(self) -> None:
-        """The step begins, on an idle device."""
+        """Begin a step on an idle device."""
         super().start()
-        self.asked = 0
+        self.tick_count = 0
 
     def tick(self) -> Tick:
-        """Behind everything that the compute stream was given so far, if it is wanted."""
-        self.asked += 1
-        return super().tick() if self.asked - 1 in self.wanted else 0
+        """Return an event after all work issued to the compute stream if it is needed, else 0."""
+        self.tick_count += 1
+        return super().tick() if self.tick_count - 1 in self.needed_ticks else 0
 
     def at_ns(self, tick: Tick) -> int:
-        """Nanoseconds since the step began; 0 of what was not wanted."""
+        """Return the ns from the start of the step to ``tick``; 0 where it was not recorded."""
         return 0 if isinstance(tick, int) else super().at_ns(tick)
 
 
 class _Plain:
-    """The plain layers on this rank's shards. Alone, with the runtime's GEMMs, whose weight
-    gradients are in fp32; ``fused``: with its pointwise kernels, too."""
+    """The plain layers on this rank's shards. Without a group they use the runtime's GEMMs, whose
+    weight gradients are fp32; ``fused``: its pointwise kernels, too."""
 
     def __init__(
         self, session: Session, group: dist.ProcessGroup | None, *, fused: bool = False
@@ -169,7 +169,7 @@ class _Plain:
         self.clock = DeviceClock(HeadStart(HEAD_START_NS)) if on_device else HostClock()
 
     def step(self) -> int:
-        """Forward and backward once, in ns."""
+        """Play forward and backward once; return the time, ns."""
         for tensor in (self.x, *self.model.weights.values()):
             tensor.grad = None
         self.clock.start()

@@ -1,4 +1,4 @@
-"""Collectives one behind the other, for what runs beside them to be timed."""
+"""All-reduces back to back, to time what runs at the same time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from domino_tune.runtime.lanes.lane import Handle, Lane
 
 
 def zeros_of(size_bytes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A message: zeros of that type, as many as fit in ``size_bytes``, one at least."""
+    """Return a message: zeros of that type, as many as fit in ``size_bytes``, at least one."""
     return torch.zeros(max(1, size_bytes // dtype.itemsize), dtype=dtype, device=device)
 
 
 class Traffic:
-    """All-reduces of one size, back to back through a lane, beside whatever the caller does.
+    """All-reduces of one size, back to back on a lane, while the caller does something else.
 
-    All ranks must ask for equally many.
+    All ranks must issue the same number.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Traffic:
         self.handles: list[Handle] = []
 
     def issue(self, count: int) -> None:
-        """``count`` more, behind those under way."""
+        """Issue ``count`` more, after those in flight."""
         self.handles += [self.lane.issue("traffic", self.buffer, "sum") for _ in range(count)]
 
     def drain(self) -> None:
@@ -36,5 +36,5 @@ class Traffic:
             handle.wait()
 
     def spans(self) -> list[tuple[Tick, Tick]]:
-        """Start and end of each, once all are done."""
+        """Return start and end of each, once all are done."""
         return [handle.ticks() for handle in self.handles]

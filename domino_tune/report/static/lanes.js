@@ -1,4 +1,4 @@
-// The views of the page, their legend and keys.
+// The views of the page, with legend and keys.
 const legend = () => {
   legendBox.replaceChildren();
   const add = (background, text) => {

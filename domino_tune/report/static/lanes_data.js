@@ -1,5 +1,5 @@
-// Arrays as lanes of ops, and how ops are said and coloured. `data`, `host` (where views go) and
-// `legendBox` are given by what wraps the three parts into one function.
+// From arrays to lanes of ops; texts and colours of ops. The function that wraps the three parts has
+// the parameters `data`, `host` (the element of the views) and `legendBox`.
 const LANE_NAMES = ['compute', 'all-reduce', 'data parallel'];
 const LANE_HEIGHT = 30, LANE_GAP = 3, HEAD = 26, BETWEEN = 16, PHASES = 20, AXIS = 26;
 const DEEPEST_NS = 200;
@@ -20,14 +20,14 @@ const time = ns => {
   return size >= 1e3 ? (ns / 1e3).toFixed(1) + ' µs' : Math.round(ns) + ' ns';
 };
 
-// One unit for a whole axis, with the digits that its step needs.
+// A time in the unit of its axis, with the digits that the axis step needs.
 const tick = (at, step, span) => {
   const unit = span > 2e6 ? 1e6 : 1e3;
   const digits = Math.max(0, Math.ceil(Math.log10(unit / step) - 1e-9));
   return (at / unit).toFixed(digits).replace(/^-(0(\.0*)?)$/, '$1') + (unit === 1e6 ? ' ms' : ' µs');
 };
 
-// Arrays of the page -> lanes of ops with absolute times, and the gaps of the compute lane.
+// Return a timeline's lanes of ops with absolute times, and the gaps of its compute lane.
 const unpack = line => {
   const { t, l, m, g, d } = line.ops;
   const last = {}, lanes = new Map(line.lanes.map(lane => [lane, []]));

@@ -1,14 +1,14 @@
-// One view: a canvas that zooms and pans, the three timelines in it.
+// One view: a canvas with the three timelines, which zooms and pans.
 class View {
-  constructor(said) {
-    this.said = said;
+  constructor(view) {
+    this.view = view;
     this.chosen = null;
-    this.whole = said.layer < 0;
+    this.whole = view.layer < 0;
     this.home();
     this.build();
   }
 
-  home() { [this.low, this.high] = this.said.window; }
+  home() { [this.low, this.high] = this.view.window; }
 
   build() {
     const box = document.createElement('div');
@@ -16,7 +16,7 @@ class View {
     const head = document.createElement('div');
     head.className = 'view-head';
     const title = document.createElement('h3');
-    title.textContent = this.said.title;
+    title.textContent = this.view.title;
     const tools = document.createElement('div');
     tools.className = 'tools';
     for (const [text, label, act] of [['−', 'Zoom out', () => this.zoom(1.6)],
@@ -24,7 +24,7 @@ class View {
       const button = document.createElement('button');
       button.type = 'button';
       button.textContent = text;
-      button.setAttribute('aria-label', `${label}: ${this.said.title}`);
+      button.setAttribute('aria-label', `${label}: ${this.view.title}`);
       button.addEventListener('click', act);
       tools.append(button);
     }
@@ -32,8 +32,8 @@ class View {
     this.canvas = document.createElement('canvas');
     this.canvas.tabIndex = 0;
     this.canvas.setAttribute('role', 'application');
-    this.canvas.setAttribute('aria-label', `${this.said.title}: ${lines.map((line, i) =>
-      `${line.name} ${time(this.said.each[i])} ${this.said.unit}`).join(', ')}. ` +
+    this.canvas.setAttribute('aria-label', `${this.view.title}: ${lines.map((line, i) =>
+      `${line.name} ${time(this.view.each[i])} ${this.view.unit}`).join(', ')}. ` +
       'Plus and minus zoom, arrows move, N and P step through operations.');
     this.live = document.createElement('div');
     this.live.className = 'sr';
@@ -57,7 +57,7 @@ class View {
       const lanes = [...line.lanes].filter(([lane, ops]) => lane === 0 || ops.length)
         .map(([lane, ops], i) => ({ lane, ops, y: top + HEAD + i * (LANE_HEIGHT + LANE_GAP) }));
       y = top + HEAD + lanes.length * (LANE_HEIGHT + LANE_GAP) + BETWEEN + (this.whole ? PHASES : 0);
-      return { line, index, top, lanes, origin: this.said.origins[index] };
+      return { line, index, top, lanes, origin: this.view.origins[index] };
     });
     this.axis = y - 4;
     return y + AXIS;
@@ -96,14 +96,14 @@ class View {
       pen.fillStyle = colours.line;
       pen.fillRect(x - .5, 8, 1, this.axis - 8);
       pen.fillStyle = colours.faint;
-      const said = tick(at, step, span);
-      const half = pen.measureText(said).width / 2;
-      if (x - half > this.gutter - 8 && x + half < this.gutter + this.width + 8) pen.fillText(said, x, this.axis + 11);
+      const text = tick(at, step, span);
+      const half = pen.measureText(text).width / 2;
+      if (x - half > this.gutter - 8 && x + half < this.gutter + this.width + 8) pen.fillText(text, x, this.axis + 11);
     }
   }
 
   row({ line, index, top, lanes, origin }) {
-    const pen = this.pen, each = this.said.each[index];
+    const pen = this.pen, each = this.view.each[index];
     pen.textAlign = 'left';
     this.font(13, 650);
     pen.fillStyle = colours.ink;
@@ -111,8 +111,8 @@ class View {
     const x = this.gutter + pen.measureText(line.name).width + 10;
     this.font(12);
     pen.fillStyle = colours.soft;
-    const said = [`${time(each)} ${this.said.unit}`, line.plan && this.width > 520 ? line.plan : ''].filter(Boolean).join('  ·  ');
-    pen.fillText(said, x, top + 12);
+    const text = [`${time(each)} ${this.view.unit}`, line.plan && this.width > 520 ? line.plan : ''].filter(Boolean).join('  ·  ');
+    pen.fillText(text, x, top + 12);
     if (this.whole) this.phases(line, top + HEAD + lanes.length * (LANE_HEIGHT + LANE_GAP) + 3, origin);
     pen.save();
     pen.beginPath();
@@ -167,7 +167,7 @@ class View {
   }
 
   here(op) {
-    const { layer, backward, micro } = this.said;
+    const { layer, backward, micro } = this.view;
     return layer < 0 || (op.inLayer && op.layer === layer && op.micro === micro && op.backward === backward);
   }
 
@@ -175,12 +175,12 @@ class View {
     const pen = this.pen, room = right - left - 7, rows = op.slice >= 0 && op.line.slices > 1 ? sub(op.slice) : '';
     this.font(11, 560);
     const short = op.kind === 'comm' ? op.label.replace('all-reduce', 'AR') : op.label;
-    const said = [op.label + rows, short + rows, short].find(text => pen.measureText(text).width <= room);
-    if (!said) return;
+    const fitting = [op.label + rows, short + rows, short].find(text => pen.measureText(text).width <= room);
+    if (!fitting) return;
     pen.globalAlpha = this.here(op) ? 1 : .45;
     pen.fillStyle = ALPHA[op.kind] > .7 && this.here(op) ? inkOn(colourOf(op)) : colours.ink;
     pen.textAlign = 'left';
-    pen.fillText(said, left + 3.5, y + LANE_HEIGHT / 2 + .5);
+    pen.fillText(fitting, left + 3.5, y + LANE_HEIGHT / 2 + .5);
   }
 
   waits(line, y, origin) {
@@ -237,8 +237,8 @@ class View {
   }
 
   bounds() {
-    const starts = lines.map((line, i) => -this.said.origins[i]);
-    const ends = lines.map((line, i) => line.end - this.said.origins[i]);
+    const starts = lines.map((line, i) => -this.view.origins[i]);
+    const ends = lines.map((line, i) => line.end - this.view.origins[i]);
     const low = Math.min(...starts), high = Math.max(...ends), air = (high - low) * .01;
     return [low - air, high + air];
   }

@@ -1,1 +1,1 @@
-"""TODO domino_tune/runtime/lanes."""
+"""Lanes: queues of collectives. May import clock, launch_spec, priority and the simulator."""

@@ -1,14 +1,14 @@
-"""Emulated collectives: a lane on which each takes the time and room that a real one would.
+"""Emulated collectives: each takes the time and the resources that a real one would.
 
-For one rank of a group whose others are not there. What a collective would bring is not brought:
-its tensor stays as it is. Its own duration goes in, so it is not something that a run proves; what
-comes out is how it and compute disturb each other.
+For a single rank of a group whose other ranks do not exist. No data arrives: a tensor stays as it
+is. The durations are inputs, so a run does not prove them; it shows how collectives and compute
+slow each other.
 
-On CUDA a kernel of C CTAs of 512 threads streams bytes through HBM (reads two buffers, adds them,
-writes a third, all larger than the L2 cache), held to a rate, and ends when it has moved them. A
-Hopper GEMM fills an SM's registers, so such a CTA keeps it out of its SM as one of NCCL's does;
-small kernels find more room beside it than beside NCCL's 80 KiB of shared memory, which Triton
-cannot be told to take. On CPU the lane's thread waits.
+On CUDA a kernel of C CTAs of 512 threads streams bytes through HBM at a limited rate and then ends:
+it reads two buffers, adds them and writes a third, all larger than the L2 cache. A Hopper GEMM
+fills an SM's registers, so such a CTA keeps it out of its SM as one of NCCL's does. Small kernels
+find more room on its SM than with NCCL, whose CTAs take 80 KiB of shared memory, which Triton
+cannot request. On CPU the lane's thread waits.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from domino_tune.runtime.lanes.pace import ELEMENT_BYTES, MOVED_PER_BYTE, Chunks
 from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamHandle, StreamQueue
 
 BUFFER_BYTES: Final = 128 << 20
-"""Of each of three buffers: twice an H200's L2."""
+"""Size of each of three buffers: twice an H200's L2 cache."""
 
 
 def emulated_lane(pace_of: PaceOf, device: torch.device, name: str = "emulated") -> Lane:
-    """A lane for ``device`` whose collectives take what ``pace_of`` says."""
+    """Return a lane for ``device`` whose collectives keep the pace that ``pace_of`` returns."""
     if device.type == "cuda":
         return EmulatedStreamLane(pace_of)
     return HostLane(name, lambda tensor, _: _wait(pace_of(tensor.nbytes).duration_ns))
@@ -40,7 +40,7 @@ def _wait(duration_ns: int) -> None:
 
 
 class Wire:
-    """The emulated link of one device: its buffers, and the kernel."""
+    """The emulated link of one device: its buffers and its kernel."""
 
     def __init__(self) -> None:
         elements = BUFFER_BYTES // ELEMENT_BYTES
@@ -49,7 +49,7 @@ class Wire:
         self._next = 0
 
     def carry(self, moved_bytes: int, pace: Pace) -> None:
-        """Launch one collective on the current stream."""
+        """Launch one collective on the current stream; it moves ``moved_bytes`` through HBM."""
         from domino_tune.runtime.lanes.kernels import carry
 
         chunks = Chunks.of(moved_bytes, pace)
@@ -58,7 +58,7 @@ class Wire:
 
 
 class EmulatedStreamLane:
-    """Emulated collectives on a stream of their own, behind all compute issued before."""
+    """Emulated collectives on their own stream; each waits for all compute issued before it."""
 
     def __init__(
         self, pace_of: PaceOf, wire: Wire | None = None, priority: int = HIGH_PRIORITY
@@ -68,10 +68,10 @@ class EmulatedStreamLane:
         self.queue = StreamQueue(priority)
 
     def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> StreamHandle:
-        """Launch what an all-reduce of ``tensor`` would take."""
+        """Launch an emulated all-reduce of ``tensor``, which stays as it is."""
         pace, moved = self.pace_of(tensor.nbytes), MOVED_PER_BYTE * tensor.nbytes
         return self.queue.launch(name, tensor, lambda: self.wire.carry(moved, pace))
 
     def close(self) -> None:
-        """Wait for what is in flight."""
+        """Wait for the collectives in flight."""
         self.queue.close()

@@ -1,7 +1,7 @@
-"""A rank's lanes over its process groups: one of each kind, and tensor-parallel ones by CTA count.
+"""A rank's lanes over its process groups: one per kind, and tensor-parallel ones by CTA count.
 
-How many CTAs NCCL gives a collective is a setting of the communicator: another count is another
-group. Most runs want NCCL's own choice alone, so the others are made when they are first asked for.
+NCCL takes the CTA count from the communicator, so each count needs its own group. Most runs use
+NCCL's own choice only, so the other groups are made when they are first needed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from simulator.schedule import DP, LANES, TP
 
 
 class GroupLanes:
-    """The lanes of ``rank``. Every rank takes part in making every group, in one order: torch's
-    rule. So all ranks ask for the same CTA counts, in the same order."""
+    """The lanes of ``rank``. Torch requires that every rank takes part in making every group, in
+    one order. So all ranks must ask for the same CTA counts in the same order."""
 
     def __init__(self, spec: LaunchSpec, rank: int) -> None:
         self._spec = spec
@@ -29,9 +29,9 @@ class GroupLanes:
         self._by_ctas = {0: self.default[TP]}
 
     def tp_lane(self, ctas: int) -> Lane:
-        """The tensor-parallel lane whose collectives use ``ctas`` CTAs; 0 is NCCL's own choice.
+        """Return the tensor-parallel lane whose collectives use ``ctas`` CTAs; 0: NCCL's choice.
 
-        Raises InputError for a count other than 0 on gloo.
+        Raise InputError for a count other than 0 on gloo.
         """
         if ctas and self._spec.backend == "gloo":
             raise InputError(
@@ -43,12 +43,12 @@ class GroupLanes:
         return self._by_ctas[ctas]
 
     def close(self) -> None:
-        """Close every lane; nothing may be in flight."""
+        """Close every lane; no collective may be in flight."""
         for lane in (*self._by_ctas.values(), self.default[DP]):
             lane.close()
 
     def _open(self, number: int, ctas: int = 0) -> Lane:
-        """This rank's lane of that number, over the group that it belongs to."""
+        """Return this rank's lane of that number, over the group that it belongs to."""
         spec, mine = self._spec, None
         for ranks in members(spec, number):
             group = dist.new_group(
@@ -64,7 +64,7 @@ class GroupLanes:
 
 
 def members(spec: LaunchSpec, number: int) -> list[list[int]]:
-    """Ranks of each group of a kind of lane."""
+    """Return the ranks of each group of the lanes with that number."""
     tp, world = spec.tp, spec.world_size
     if number == TP:
         return [list(range(first, first + tp)) for first in range(0, world, tp)]
@@ -72,8 +72,8 @@ def members(spec: LaunchSpec, number: int) -> list[list[int]]:
 
 
 def nccl_options(ctas: int, timeout: timedelta) -> Any:
-    """Options of an NCCL group whose collectives use ``ctas`` CTAs, no more and no fewer."""
-    # A group takes its timeout from the options, and torch warns where they name another.
+    """Return the options of an NCCL group whose collectives use exactly ``ctas`` CTAs."""
+    # A group takes its timeout from the options; torch warns where they differ from the argument.
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     options.config.min_ctas = options.config.max_ctas = ctas
@@ -81,5 +81,5 @@ def nccl_options(ctas: int, timeout: timedelta) -> Any:
 
 
 def group_timeout(spec: LaunchSpec) -> timedelta:
-    """Longer than the watchdog's, which gives the better message where there is one."""
+    """Return a timeout longer than the watchdog's, which gives the better message."""
     return timedelta(seconds=spec.hang_timeout_s + 10)

@@ -1,4 +1,4 @@
-"""Triton kernels of the runtime on CUDA. Imported only where there is Triton and a device."""
+"""Triton kernels for CUDA: dropout masks, emulated collectives. Needs Triton and a device."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ BLOCK = 1024
 
 @triton.jit(do_not_specialize=["first", "key", "threshold"])  # type: ignore[untyped-decorator]
 def mask_kernel(mask, step, first, key, threshold, elements, quarter, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A sequence's mask: four elements, a quarter of the sequence apart, from each counter of a
-    Philox generator whose key is (site, step) and whose other counter is the sequence."""
+    """Draw a sequence's mask. Each counter of a Philox generator gives four elements, one in each
+    quarter of the sequence. Its key is (site, step), its second counter the sequence."""
     sequence = tl.program_id(1)
     counter = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     seed = (tl.load(step).to(tl.int64) << 32) | key
@@ -36,7 +36,7 @@ def drawn_mask(
     sequences: Sequence[int], shape: tuple[int, int], rate: float, *,
     key: int, step: int | torch.Tensor, device: torch.device,
 ) -> torch.Tensor:  # fmt: skip
-    """``dropout.keep_mask`` in one kernel for all ``sequences``, which follow each other."""
+    """Return ``dropout.keep_mask`` by one kernel for all ``sequences``, which are consecutive."""
     elements = shape[0] * shape[1]
     mask = torch.empty((len(sequences) * shape[0], shape[1]), dtype=torch.bool, device=device)
     if not isinstance(step, torch.Tensor):
@@ -51,10 +51,10 @@ def drawn_mask(
 
 @triton.jit(do_not_specialize=["first", "count", "chunk_ns"])  # type: ignore[untyped-decorator]
 def carry_kernel(left, right, total, first, count, chunk_ns, blocks, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Add blocks of two buffers into a third, no faster than one block every ``chunk_ns``.
+    """Add blocks of two buffers into a third, at most one block every ``chunk_ns``.
 
-    A CTA that fell behind may catch up by a few blocks, as a link with a few slots of buffer lets
-    one; what it lost beyond that makes it end later.
+    A CTA that is late may catch up by a few blocks, as over a link with a small buffer. A larger
+    delay makes it end later.
     """
     lane = tl.arange(0, BLOCK)
     deadline = globaltimer()
@@ -72,7 +72,7 @@ def carry(
     left: torch.Tensor, right: torch.Tensor, total: torch.Tensor, first: int, chunks: Chunks,
     ctas: int,
 ) -> None:  # fmt: skip
-    """Launch ``carry_kernel`` on the current stream, from element ``first`` of the buffers on."""
+    """Launch ``carry_kernel`` on the current stream, from element ``first`` of the buffers."""
     carry_kernel[(ctas,)](
         left, right, total, first // chunks.block, chunks.count, chunks.chunk_ns,
         left.numel() // chunks.block,

@@ -1,7 +1,7 @@
-"""Comm lanes: one a process group, FIFO; here on threads (gloo), in ``stream_lanes`` on CUDA.
+"""Comm lanes: one FIFO per process group; here on threads for gloo, in ``streams`` for CUDA.
 
 Gloo's asynchronous collectives are not FIFO: two in flight share the link and end together. So a
-lane on CPU is a thread of ours that calls blocking collectives in order.
+lane on CPU is a thread that calls blocking collectives in issue order.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
 class Handle(Protocol):
-    """A collective under way."""
+    """A collective in flight."""
 
     def wait(self) -> None:
-        """Let the compute lane wait for it; raises what it raised."""
+        """Make the compute lane wait for it; raise its error."""
         ...
 
     def ticks(self) -> tuple[Tick, Tick]:
-        """When it started and ended, once it is done."""
+        """Return its start and end, once it is done."""
         ...
 
 
@@ -43,13 +43,13 @@ class ThreadHandle:
     error: BaseException | None = None
 
     def wait(self) -> None:
-        """Block until done; raises what the collective raised."""
+        """Block until done; raise the collective's error."""
         self.done.wait()
         if self.error is not None:
             raise self.error
 
     def ticks(self) -> tuple[Tick, Tick]:
-        """Start and end on the host's clock."""
+        """Return start and end on the host's clock, ns."""
         return self.span_ns
 
 
@@ -57,16 +57,16 @@ class Lane(Protocol):
     """A FIFO of collectives over one process group."""
 
     def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> Handle:
-        """Reduce ``tensor`` in place, behind all issued before and all compute before."""
+        """Reduce ``tensor`` in place, after all collectives and compute issued before."""
         ...
 
     def close(self) -> None:
-        """Give up threads and streams; nothing may be in flight."""
+        """Release threads and streams; no collective may be in flight."""
         ...
 
 
 class HostLane:
-    """A lane on CPU: one thread that does ``work`` (tensor, reduction) for each collective, in
+    """A lane on CPU: one thread that calls ``work`` (tensor, reduction) for each collective, in
     issue order."""
 
     def __init__(self, name: str, work: Callable[[torch.Tensor, str], object]) -> None:
@@ -78,8 +78,8 @@ class HostLane:
         self._thread.start()
 
     def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> ThreadHandle:
-        """Queue a collective on ``tensor``, which must be contiguous (gloo reduces column views
-        wrongly, without an error)."""
+        """Queue a collective on ``tensor``, which must be contiguous: gloo reduces column views
+        wrongly, without an error."""
         assert tensor.is_contiguous(), f"{name}: collectives take contiguous tensors"
         handle = ThreadHandle(name)
         self._queue.put((handle, tensor, reduction))
@@ -91,11 +91,11 @@ class HostLane:
             start = time.perf_counter_ns()
             try:
                 self._reduce(tensor, reduction)
-            except BaseException as error:  # handed to the waiting main thread
+            except BaseException as error:  # raised again in the waiting main thread
                 handle.error = error
             handle.span_ns = (start, time.perf_counter_ns())
             handle.done.set()
-            del item, tensor  # an idle lane holds no buffer
+            del item, tensor  # an idle lane must hold no buffer
 
     def close(self) -> None:
         """End the thread."""

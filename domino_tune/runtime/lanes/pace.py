@@ -1,4 +1,4 @@
-"""Pace: what an emulated collective takes, and how its bytes are cut to keep it."""
+"""Pace: duration and CTAs of an emulated collective, and how its bytes are split to keep it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Final, NamedTuple
 
 ELEMENT_BYTES: Final = 4
 MOVED_PER_BYTE: Final = 3
-"""Bytes through HBM for each byte of a collective: two reads and a write, as a reduction does."""
+"""Bytes through HBM for each byte of a collective: two reads and a write, as in a reduction."""
 BLOCKS: Final = (16_384, 4_096, 1_024)
-"""Elements that a CTA moves between looks at the clock; the largest that gives enough looks."""
+"""Elements that a CTA moves between reads of the clock; the largest with enough reads is taken."""
 LEAST_CHUNKS: Final = 4
 
 
 class Pace(NamedTuple):
-    """What a collective takes when nothing disturbs it. On CPU ``ctas`` says nothing."""
+    """Duration and CTAs of a collective that nothing slows. On CPU ``ctas`` has no effect."""
 
     duration_ns: int
     ctas: int = 1
 
 
 PaceOf = Callable[[int], Pace]
-"""The pace of a collective by its size in bytes."""
+"""Maps a collective's size in bytes to its pace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunks:
-    """How one collective's bytes are cut: ``count`` chunks of ``block`` elements for each CTA, one
-    every ``chunk_ns`` at the earliest."""
+    """The split of one collective's bytes: ``count`` chunks of ``block`` elements for each CTA, at
+    most one every ``chunk_ns``."""
 
     block: int
     count: int
@@ -36,7 +36,7 @@ class Chunks:
 
     @classmethod
     def of(cls, moved_bytes: int, pace: Pace) -> Chunks:
-        """For ``moved_bytes`` through HBM in all."""
+        """Return the split of ``moved_bytes``, the total through HBM."""
         elements = max(1, moved_bytes // (MOVED_PER_BYTE * ELEMENT_BYTES * pace.ctas))
         block = next((b for b in BLOCKS if elements >= LEAST_CHUNKS * b), BLOCKS[-1])
         count = max(1, round(elements / block))

@@ -1,4 +1,4 @@
-"""Lanes of a rank that computes alone, by device: their collectives do nothing."""
+"""Silent lanes, by device: their collectives do nothing, for a rank that only computes."""
 
 from __future__ import annotations
 
@@ -14,67 +14,67 @@ from domino_tune.runtime.lanes.streams import SilentStreamLane
 from simulator.schedule import DP, TP
 
 MEETING_BYTES: Final = 64
-"""Nothing larger than this brings ranks together without traffic."""
+"""Largest message of a collective that only synchronises ranks."""
 
 
 class SilentLane:
-    """A lane whose collectives are done at once, at a moment of the host's clock."""
+    """A lane whose collectives are done at once, at one moment of the host's clock."""
 
     def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> ThreadHandle:
-        """Nothing happens."""
+        """Return a handle that is done; reduce nothing."""
         now = time.perf_counter_ns()
         handle = ThreadHandle(name, span_ns=(now, now))
         handle.done.set()
         return handle
 
     def close(self) -> None:
-        """Nothing to give up."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True)
 class MeetingLane:
-    """A silent lane that still does collectives of a few bytes: ranks come to what stands behind
+    """A silent lane that still plays collectives of a few bytes: ranks then begin the ops after
     them together, as in training. Adam is bound by the memory bandwidth that ranks share."""
 
     real: Lane
     silent: Lane
 
     def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> Handle:
-        """Reduce a number, skip a tensor."""
+        """Reduce ``tensor`` if it has a few bytes, else do nothing."""
         lane = self.real if tensor.nbytes <= MEETING_BYTES else self.silent
         return lane.issue(name, tensor, reduction)
 
     def close(self) -> None:
-        """Nothing to give up: the lanes are others'."""
+        """Do nothing: both lanes belong to others."""
 
 
 SILENT: Final[Mapping[int, Lane]] = {TP: SilentLane(), DP: SilentLane()}
 
 
 class SilentLanes:
-    """What ``GroupLanes`` is, for a rank that is alone."""
+    """The counterpart of ``GroupLanes`` for a single rank."""
 
     def __init__(self, device: torch.device) -> None:
         self.default = silent_lanes(device)
 
     def tp_lane(self, ctas: int) -> Lane:
-        """The same lane for every CTA count."""
+        """Return the same lane for every CTA count."""
         return self.default[TP]
 
     def close(self) -> None:
-        """Nothing to give up."""
+        """Do nothing."""
 
 
 def silent_lanes(device: torch.device) -> Mapping[int, Lane]:
-    """Lanes whose collectives do nothing, with moments that the device's clock can read."""
+    """Return lanes whose collectives do nothing, with moments that the device's clock can read."""
     if device.type != "cuda":
         return SILENT
     return {TP: SilentStreamLane(), DP: SilentStreamLane()}
 
 
 def meeting_lanes(lanes: Mapping[int, Lane], device: torch.device) -> Mapping[int, Lane]:
-    """Silent lanes beside the real ``lanes``, whose ranks still meet. GPUs share no memory: there
-    nothing but silence."""
+    """Return silent lanes whose ranks still meet through the real ``lanes``. On CUDA they do not
+    meet: GPUs share no memory."""
     silent = silent_lanes(device)
     if device.type == "cuda":
         return silent

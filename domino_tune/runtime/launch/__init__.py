@@ -1,1 +1,1 @@
-"""TODO domino_tune/runtime/launch."""
+"""Launch: starts ranks and connects them. May import lanes, launch_spec, priority and base."""

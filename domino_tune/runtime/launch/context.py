@@ -1,4 +1,4 @@
-"""What a job gets on each rank: its place in the world, its device and lanes, and ways to talk."""
+"""The context of a job on a rank: its rank numbers, device, lanes and ways to communicate."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """What a job gets on each rank. ``lanes`` maps the schedule's comm lane numbers to lanes, each
-    over a process group of its own; ``tp_lane`` gives the tensor-parallel one of a CTA count.
-    rank = dp_rank · tp + tp_rank."""
+    """The context of a job on a rank; rank = dp_rank · tp + tp_rank. ``lanes`` maps the schedule's
+    comm lane numbers to lanes, each over its own process group. ``tp_lane`` returns the
+    tensor-parallel lane of a CTA count."""
 
     rank: int
     world_size: int
@@ -36,39 +36,39 @@ class RankContext:
 
     @property
     def tp_rank(self) -> int:
-        """Place in the tensor-parallel group."""
+        """Return this rank's place in the tensor-parallel group."""
         return self.rank % self.tp
 
     @property
     def dp_rank(self) -> int:
-        """Which replica this rank works for."""
+        """Return the number of the replica that this rank belongs to."""
         return self.rank // self.tp
 
     def lanes_for(self, comm_ctas: int) -> Mapping[int, Lane]:
-        """The lanes of a plan whose tensor-parallel collectives use ``comm_ctas`` CTAs; 0 leaves
-        the choice to NCCL. A lane is made when its count is first asked for, so all ranks ask for
-        the same counts in the same order. Raises InputError for a count other than 0 on gloo.
+        """Return the lanes of a plan whose tensor-parallel collectives use ``comm_ctas`` CTAs; 0 is
+        NCCL's own choice. The first call with a count makes its lane, so all ranks must call with
+        the same counts in the same order. Raise InputError for a count other than 0 on gloo.
         """
         return {**self.lanes, TP: self.tp_lane(comm_ctas)} if comm_ctas else self.lanes
 
     def report(self, message: Message) -> None:
-        """Send ``message`` (JSON) to the caller of run_job; only rank 0's arrive."""
+        """Send ``message`` (JSON) to the caller of run_job; only rank 0's messages are sent."""
         self.beat()
         if self.rank == 0:
             self.send(message)
 
     def beat(self) -> None:
-        """Tell the watchdog that this rank makes progress. Costs about a microsecond."""
+        """Report to the watchdog that this rank makes progress. Costs about a microsecond."""
         self.heart()
 
     def barrier(self) -> None:
-        """Wait, on the host, for every rank to come here."""
+        """Wait, on the host, until every rank is here."""
         self.beat()
         dist.barrier(group=self.control)
         self.beat()
 
     def all_gather_objects(self, item: Item) -> list[Item]:
-        """Every rank's ``item`` (anything that pickles), in order of rank, on every rank."""
+        """Return every rank's ``item`` (anything that pickles), in order of rank, on every rank."""
         found: list[Item | None] = [None] * self.world_size
         self.beat()
         dist.all_gather_object(found, item, group=self.control)

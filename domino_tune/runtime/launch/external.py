@@ -23,8 +23,8 @@ def run_as_rank(
 ) -> None:
     """Run the job as this rank; ranks other than 0 end with SystemExit 0.
 
-    After an error this process ends, and the launcher ends the others. A hang becomes an error by
-    the groups' timeout, on every rank that waits.
+    After an error this process ends, and the launcher ends the others. A hang becomes an error on
+    every waiting rank, by the groups' timeout.
     """
     from domino_tune.runtime.launch.groups import external_store, open_context, resolve
 
@@ -45,8 +45,8 @@ def run_as_rank(
 
 
 def _leave(rank: int, error: Exception) -> NoReturn:
-    """Say what went wrong and end the process, at once: an orderly end of the interpreter waits
-    for, or crashes on, collectives that never end."""
+    """Print the error and end the process without cleaning up: the interpreter's normal end waits
+    for collectives that never end, or crashes on them."""
     if isinstance(error, DominoTuneError):
         print(f"Rank {rank}: {error}", file=sys.stderr)
     else:

@@ -35,11 +35,10 @@ def open_context(
     send: Callable[[Message], None],
     heart: Callable[[], None],
 ) -> Iterator[RankContext]:
-    """Join the world through ``store`` and open the lanes; when the job is done on all ranks,
-    leave together. After an error nothing is tidied up: a lane may be stuck in a collective, and
-    the process is about to end.
+    """Join the world through ``store`` and open the lanes; leave when the job is done on all ranks.
 
-    The world's own group is gloo, for words between hosts; only lanes carry tensors.
+    After an error nothing is closed: a lane may be stuck in a collective, and the process is about
+    to end. The world's own group is gloo, for messages between hosts; only lanes carry tensors.
     """
     torch.set_num_threads(spec.threads_per_rank)
     keep_freed_memory()
@@ -48,7 +47,7 @@ def open_context(
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=spec.world_size, timeout=group_timeout(spec)
         )
-        lanes = SilentLanes(device) if spec.lone else GroupLanes(spec, rank)
+        lanes = SilentLanes(device) if spec.single_rank else GroupLanes(spec, rank)
     context = RankContext(
         rank=rank,
         world_size=spec.world_size,
@@ -69,18 +68,18 @@ def open_context(
 
 
 def file_store(path: Path, spec: LaunchSpec) -> Store:
-    """Where ranks of one machine meet: a file needs no port, and crosses network namespaces."""
+    """Return a file store for one machine: it needs no port and works across namespaces."""
     store: Store = dist.FileStore(str(path), spec.world_size)  # type: ignore[attr-defined]
     store.set_timeout(group_timeout(spec))
     return store
 
 
 def external_store(launcher: Launcher, spec: LaunchSpec) -> Store:
-    """Where ranks that a launcher started meet; raises RunError when they do not."""
+    """Return the store where ranks of a launcher meet; raise RunError when they do not."""
     host, port = launcher.address
     try:
         if launcher.name == "torchrun":
-            # Knows whether torchrun's agent already serves the store.
+            # rendezvous knows whether torchrun's agent already serves the store.
             place = launcher.rank, launcher.world_size
             store, _, _ = next(rendezvous("env://", *place, timeout=group_timeout(spec)))
         else:
@@ -98,7 +97,7 @@ def external_store(launcher: Launcher, spec: LaunchSpec) -> Store:
 
 
 def resolve(job: str) -> Callable[[RankContext, Mapping[str, object]], None]:
-    """The function behind ``package.module:function``."""
+    """Return the function named by ``package.module:function``."""
     module, _, name = job.partition(":")
     function: Callable[[RankContext, Mapping[str, object]], None] = getattr(
         importlib.import_module(module), name

@@ -1,8 +1,8 @@
-"""Run a job on every rank: START HERE. Starts ranks on this machine, or joins those that are there.
+"""Run a job on every rank: START HERE. Starts ranks on this machine, or joins those of a launcher.
 
-A job is ``package.module:function``, called on every rank as ``function(context, payload)``. What
-rank 0 reports reaches the caller while the job runs. This module never imports torch where it
-starts ranks itself: only ranks do.
+A job is ``package.module:function``, called on every rank as ``function(context, payload)``. The
+caller receives rank 0's reports while the job runs. This module never imports torch where it starts
+ranks itself: only ranks do.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def run_job(
     *,
     on_message: Callable[[Message], None],
 ) -> None:
-    """Call ``job`` on every rank with ``payload`` (JSON); hand rank 0's reports to ``on_message``.
+    """Call ``job`` on every rank with ``payload`` (JSON); pass rank 0's reports to ``on_message``.
 
-    Under torchrun or Slurm this process is one of the ranks, and nothing is started; ranks other
-    than 0 end quietly (SystemExit 0) after the job. Raises InputError, before anything starts,
-    for a world that does not fit, missing torch or CUDA; RunError when a rank dies or hangs.
-    However it ends, no rank outlives it.
+    Under torchrun or Slurm this process is one of the ranks, and no process is started; ranks other
+    than 0 end with SystemExit 0 after the job. Raise InputError, before anything starts, for a
+    world that does not fit, missing torch or missing CUDA; RunError when a rank dies or hangs.
+    All ranks have ended when this function ends.
     """
     check_ready(spec)
     launcher = find_launcher()
@@ -46,8 +46,8 @@ def run_job(
 
 
 def check_ready(spec: LaunchSpec) -> None:
-    """Raise InputError for what ``run_job`` would refuse to start: asked early, it says what is
-    missing before anything else is found to be wrong for want of it."""
+    """Raise InputError where ``run_job`` would refuse to start. Called early, it names the cause
+    before its consequences raise other errors."""
     _check_torch()
     launcher = find_launcher()
     if launcher is None:
@@ -55,8 +55,8 @@ def check_ready(spec: LaunchSpec) -> None:
     else:
         launcher.check(spec)
     if spec.backend == "nccl":
-        devices, said = _cuda_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        _check_cuda(spec, launcher, devices, said)
+        devices, complaint = _cuda_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        _check_cuda(spec, launcher, devices, complaint)
 
 
 def _check_torch() -> None:
@@ -71,17 +71,18 @@ def _check_local_world(spec: LaunchSpec) -> None:
     started = spec.nproc_per_node
     if started is not None and started != spec.world_size:
         world = f"tp × dp = {spec.tp} × {spec.dp} = {spec.world_size} ranks"
+        ranks = "a single rank" if spec.single_rank else world
         raise InputError(
-            f"--nproc-per-node {started} does not fit {'one rank alone' if spec.lone else world}; "
+            f"--nproc-per-node {started} does not fit {ranks}; "
             f"give {spec.world_size}, or start ranks on several nodes with torchrun or srun."
         )
 
 
 @cache
 def _cuda_devices(visible: str | None) -> tuple[int, str]:
-    """How many CUDA devices torch sees where ``visible`` is CUDA_VISIBLE_DEVICES, and the end of
-    what it complained of. A process of its own is asked, so that this one needs neither torch nor a
-    CUDA context."""
+    """Return how many CUDA devices torch sees with ``visible`` as CUDA_VISIBLE_DEVICES, and the end
+    of its stderr. Another process runs torch, so that this one needs neither torch nor a CUDA
+    context."""
     asked = subprocess.run(
         [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"],
         capture_output=True, text=True, check=False,
@@ -90,12 +91,12 @@ def _cuda_devices(visible: str | None) -> tuple[int, str]:
     return devices, asked.stderr.strip()[-300:]
 
 
-def _check_cuda(spec: LaunchSpec, launcher: Launcher | None, devices: int, said: str) -> None:
-    """Raise InputError unless the ranks of this node find a GPU each."""
+def _check_cuda(spec: LaunchSpec, launcher: Launcher | None, devices: int, complaint: str) -> None:
+    """Raise InputError unless each rank of this node has its own GPU."""
     if devices == 0:
         raise InputError(
             "The nccl backend needs CUDA, and torch sees no CUDA device here; "
-            f"use --backend gloo. {said}".rstrip()
+            f"use --backend gloo. {complaint}".rstrip()
         )
     if launcher is None:
         if devices < spec.world_size:

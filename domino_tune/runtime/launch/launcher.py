@@ -1,4 +1,4 @@
-"""Who started this process as a rank: torchrun, Slurm, or nobody."""
+"""The launcher that started this process as a rank: torchrun, Slurm, or none."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _FIRST_HOST: Final = re.compile(r"([^,\[]+)(?:\[([^],-]+)[^]]*\]([^,]*))?")
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """Who started this rank, and what it said. ``address`` is (host, port) of rank 0's store;
-    ``ranks_here`` is how many ranks share this node."""
+    """The launcher of this rank, with what it set. ``address`` is (host, port) of rank 0's store;
+    ``ranks_here`` is the number of ranks on this node."""
 
     name: str
     rank: int
@@ -35,13 +35,13 @@ class Launcher:
             )
         if spec.emulate_link_bits_per_s is not None:
             raise InputError(
-                f"An emulated link needs ranks that we start ourselves, not {self.name}; "
+                f"An emulated link needs ranks that this process starts itself, not {self.name}; "
                 f"run without {self.name}, or without --emulate-link."
             )
 
 
 def find_launcher(env: Mapping[str, str] = os.environ) -> Launcher | None:
-    """The launcher this process runs under; None when it is to start its own ranks."""
+    """Return the launcher of this process; None when the process must start its own ranks."""
     if "RANK" in env and "WORLD_SIZE" in env:
         return Launcher(
             name="torchrun",
@@ -51,11 +51,11 @@ def find_launcher(env: Mapping[str, str] = os.environ) -> Launcher | None:
             ranks_here=_ranks_here(env.get("LOCAL_WORLD_SIZE", ""), env["WORLD_SIZE"]),
             address=(env.get("MASTER_ADDR", "localhost"), _number(env, "MASTER_PORT", "29500")),
         )
-    # A batch script and a shell of an allocation are no step of several tasks, whatever their
-    # SLURM_NTASKS says: there, ranks are ours to start.
+    # A batch script or a shell of an allocation is no step of several tasks, even where it has
+    # SLURM_NTASKS: there, this process starts the ranks.
     tasks = "SLURM_STEP_NUM_TASKS"
     if "SLURM_PROCID" in env and _number(env, tasks, default="1") > 1:
-        # Two jobs on a node get different ports; beyond 32767 the kernel gives ports away.
+        # The port depends on the job, as jobs may share a node; the kernel uses those over 32767.
         port = 15000 + _number(env, "SLURM_JOB_ID", default="0") % 15000
         nodes = env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", "localhost"))
         return Launcher(
@@ -72,18 +72,18 @@ def find_launcher(env: Mapping[str, str] = os.environ) -> Launcher | None:
     return None
 
 
-def _ranks_here(said: str, world: str) -> int:
-    """The first number of what a launcher says (Slurm's 8(x2) is 8 on each of two nodes); the whole
-    world where it says nothing."""
-    found = re.match(r"\d+", said)
+def _ranks_here(text: str, world: str) -> int:
+    """Return the first number of a launcher's ``text`` (Slurm's 8(x2): 8 on each of two nodes);
+    the whole world where it has none."""
+    found = re.match(r"\d+", text)
     return max(1, min(int(world), int(found[0]) if found else int(world)))
 
 
 def first_host(nodelist: str) -> str:
-    """``gpu07`` of Slurm's ``gpu[07-09,12],login1``."""
+    """Return the first host of Slurm's list: ``gpu07`` of ``gpu[07-09,12],login1``."""
     match = _FIRST_HOST.match(nodelist)
     if match is None:
-        raise InputError(f"Cannot read the host list {nodelist!r}; set MASTER_ADDR to rank 0's.")
+        raise InputError(f"Cannot read host list {nodelist!r}; set MASTER_ADDR to rank 0's host.")
     return f"{match[1]}{match[2] or ''}{match[3] or ''}"
 
 

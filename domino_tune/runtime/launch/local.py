@@ -1,4 +1,4 @@
-"""Ranks that we start ourselves, on this machine: started, listened to, guarded, ended."""
+"""Ranks that this process starts on this machine, listens to, watches and ends."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from domino_tune.runtime.launch.watch import (
 from domino_tune.runtime.launch_spec import LaunchSpec, Message
 
 POLL_S: Final = 0.1
-"""How often ranks are looked at; messages arrive at once. Seldom enough not to disturb timing."""
+"""How often ranks are checked; messages arrive at once. Rare enough not to disturb timing."""
 START_S: Final = 55
-"""Patience until every rank has started: importing torch and meeting take seconds."""
+"""Time limit until every rank has started: importing torch and meeting take seconds."""
 _FOLDERS: Final = "domino-tune-run-"
 
 
@@ -44,7 +44,7 @@ def run_on_own_ranks(
     spec: LaunchSpec,
     on_message: Callable[[Message], None],
 ) -> None:
-    """Start the ranks, hand on rank 0's messages, and end all ranks whatever happens."""
+    """Start the ranks, pass on rank 0's messages, and end all ranks, also after an error."""
     with ExitStack() as stack:
         folder = stack.enter_context(_job_folder())
         network = stack.enter_context(
@@ -60,7 +60,7 @@ def run_on_own_ranks(
 
 @contextmanager
 def _job_folder() -> Iterator[Path]:
-    """A temporary folder under lock; those whose owner died without removing them are removed."""
+    """Yield a locked temporary folder; remove those whose owners died without removing them."""
     for old in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
         _remove_abandoned(old)
     folder = Path(tempfile.mkdtemp(prefix=_FOLDERS))
@@ -73,7 +73,7 @@ def _job_folder() -> Iterator[Path]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove ``folder`` if nobody holds its lock; a young one may be about to be locked."""
+    """Remove ``folder`` if no process holds its lock; a new one may be about to be locked."""
     with suppress(OSError):
         if time.time() - folder.stat().st_mtime < 60:
             return
@@ -83,8 +83,8 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 class Ranks:
-    """The processes of one job. Each has a session of its own (Ctrl-C reaches only the parent) and
-    dies with its parent, even one killed by SIGKILL: the kernel sees to it."""
+    """The processes of one job. Each has its own process session, so that Ctrl-C reaches only the
+    parent. The kernel ends each with its parent, even one killed by SIGKILL."""
 
     def __init__(
         self, job: str, payload: Mapping[str, object], spec: LaunchSpec, folder: Path,
@@ -113,7 +113,7 @@ class Ranks:
         )
 
     def start(self) -> None:
-        """Start every rank; stdout and stderr go to a file each."""
+        """Start every rank; its stdout and stderr go to its own file."""
         for rank in range(self.spec.world_size):
             with self._stderr(rank).open("ab") as stderr:
                 self.processes.append(
@@ -131,16 +131,16 @@ class Ranks:
                         start_new_session=True,
                     )
                 )
-        self._hang_up()
+        self._close_outbox()
 
-    def _hang_up(self) -> None:
-        """Close our copy of the pipe's far end, so that we see when rank 0 closes its own."""
+    def _close_outbox(self) -> None:
+        """Close this copy of the pipe's write end, to notice when rank 0 closes its own."""
         if self._outbox is not None:
             os.close(self._outbox)
             self._outbox = None
 
     def _environment(self) -> dict[str, str]:
-        """The parent's, with its import path, so that ranks run the very same code."""
+        """Return the parent's environment with its import path, so that ranks run the same code."""
         threads = str(self.spec.threads_per_rank)
         return {
             **os.environ,
@@ -154,7 +154,7 @@ class Ranks:
         return self.folder / f"stderr-{rank}"
 
     def follow(self, on_message: Callable[[Message], None]) -> None:
-        """Hand on messages until all ranks have ended; raises RunError if one dies or hangs."""
+        """Pass on messages until all ranks have ended; raise RunError if one dies or hangs."""
         listening = True
         while True:
             if listening:
@@ -173,7 +173,7 @@ class Ranks:
                 return
 
     def _listen(self, on_message: Callable[[Message], None]) -> bool:
-        """Wait a moment for messages and hand them on; False once rank 0 has hung up."""
+        """Wait up to POLL_S for messages and pass them on; return False once rank 0 closed."""
         ready, _, _ = select.select([self.inbox], [], [], POLL_S)
         if not ready:
             return True
@@ -181,15 +181,15 @@ class Ranks:
         *lines, self._unread = (self._unread + received).split(b"\n")
         for line in lines:
             on_message(json.loads(line))
-        # Ranks may have waited for us: what we did counts as progress of theirs.
+        # Ranks may have waited for this process, so its work counts as their progress.
         self._progress_ns = time.monotonic_ns()
         return bool(received)
 
     def _death(self) -> RunError | None:
-        """What to raise if a rank failed, else None."""
+        """Return the error to raise if a rank failed, else None."""
         if all(process.poll() in (None, 0) for process in self.processes):
             return None
-        # Asked again: whatever made the rank just seen fail has ended by now, too.
+        # Poll again: the rank that made another one fail has ended by now.
         codes = {rank: process.poll() for rank, process in enumerate(self.processes)}
         rank = first_to_die({rank: code for rank, code in codes.items() if code}, self.beats)
         code = codes[rank]
@@ -201,7 +201,7 @@ class Ranks:
         )
 
     def _hang(self) -> RunError | None:
-        """What to raise if no rank has made progress for too long, else None."""
+        """Return the error to raise if no rank made progress for too long, else None."""
         beats = [self.beats.last_beat_ns(rank) for rank in range(self.beats.ranks)]
         limit_s = self.spec.hang_timeout_s
         if not all(beats):
@@ -218,7 +218,7 @@ class Ranks:
         )
 
     def _ask_for_stacks(self) -> None:
-        """Have every rank write to stderr where its threads are (a stopped one cannot)."""
+        """Have every rank write its threads' stacks to stderr (a stopped one cannot)."""
         for rank, process in enumerate(self.processes):
             with self._stderr(rank).open("a") as stderr:
                 stderr.write(f"{STACKS}\n")
@@ -226,7 +226,7 @@ class Ranks:
         time.sleep(0.5)
 
     def _most_stuck(self, beats: list[int]) -> tuple[int, str]:
-        """A stopped rank, else one that waits for no other, else the one silent longest."""
+        """Return a stopped rank, else one that waits for no other, else the longest silent; why."""
         alive = [rank for rank, process in enumerate(self.processes) if process.poll() is None]
         for rank in alive:
             if is_stopped(self.processes[rank].pid):
@@ -237,7 +237,7 @@ class Ranks:
         return min(alive, key=lambda rank: beats[rank]), "it has been silent longest"
 
     def end(self) -> None:
-        """SIGTERM, then SIGKILL, to all ranks and whatever they started; waits for them."""
+        """Send SIGTERM, then SIGKILL, to all ranks and their child processes; wait for them."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for process in self.processes:
                 if process.poll() is None:
@@ -250,8 +250,8 @@ class Ranks:
             process.wait()
 
     def close(self) -> None:
-        """End what still runs; give up the pipe and the map."""
+        """End the ranks that still run; close the pipe and the map."""
         self.end()
-        self._hang_up()
+        self._close_outbox()
         os.close(self.inbox)
         self.beats.close()

@@ -1,9 +1,9 @@
 """Two emulated hosts with a slow link between them, on one Linux machine.
 
-Each host is a network namespace; a veth pair whose ends are capped joins them. Without root the
-same is built inside a user namespace. The namespaces have no names: each lives as long as a small
-process that holds it, which ends when its stdin closes, hence with its parent, even one killed by
-SIGKILL. So nothing is left behind, and there is nothing to clean up at the next start.
+Each host is a network namespace; a veth pair with limited ends joins them. Without root they are
+built inside a user namespace. The namespaces have no names: each lives as long as a small process
+that holds it. That process ends when its stdin closes, so with its parent, even one killed by
+SIGKILL. So nothing remains, and the next start has nothing to clean up.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from simulator.errors import InputError
 
 INTERFACE: Final = "link0"
 LATENCY: Final = "50ms"
-"""tbf's longest stay in its queue."""
+"""Longest time of a packet in tbf's queue."""
 PACKET_BYTES: Final = 16 << 10
-"""The largest packet that TCP hands to veth, by its default 64 KiB. tbf's bucket must hold one, or
-tbf cuts it to 1500 bytes, and a core is busy with them."""
+"""Largest packet that TCP gives to veth; its default is 64 KiB. tbf's bucket must hold one, else
+tbf cuts it to 1500 bytes, which keeps a core busy."""
 TCP: Final = {
     "tcp_slow_start_after_idle": "0",
     "tcp_wmem": "4096 4194304 8388608",
     "tcp_rmem": "4096 4194304 8388608",
 }
-"""TCP's settings on both hosts. Without them messages of a megabyte take up to a fifth longer, some
-of the time."""
+"""TCP's settings on both hosts. Without them messages of a megabyte sometimes take up to a fifth
+longer."""
 LATE_S: Final = 1.2e-4
-"""How late the kernel's timers are: the bucket holds what the link would carry meanwhile. What an
-idle link saves up is so a packet and this, where a real one saves nothing."""
+"""Delay of the kernel's timers, seconds: the bucket holds what the link carries in that time. So an
+idle link saves up a packet and this, where a real link saves up nothing."""
 _TOOLS: Final = {
     "ip": "iproute2",
     "tc": "iproute2",
@@ -42,34 +42,34 @@ _TOOLS: Final = {
     "nsenter": "util-linux",
 }
 _HOLD: Final = ("sh", "-c", "echo ready; exec cat")
-# Tools of an administrator are off an ordinary user's path.
+# Administrators' tools are not on an ordinary user's path.
 _PATH: Final = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Where ranks run: ``entrances`` are the command prefixes that lead into each host, and
-    ``interface`` is the network interface that its ranks use."""
+    """The hosts of the ranks: ``entrances`` are the command prefixes that run a command on each
+    host, ``interface`` is the network interface that its ranks use."""
 
     entrances: tuple[tuple[str, ...], ...]
     interface: str
 
     def entrance(self, rank: int, world_size: int) -> tuple[str, ...]:
-        """The prefix for ``rank``: equal shares of the ranks, in order, on each host."""
+        """Return the prefix for ``rank``: hosts get equal shares of the ranks, in order."""
         return self.entrances[rank * len(self.entrances) // world_size]
 
 
 @contextmanager
 def this_machine() -> Iterator[Network]:
-    """All ranks on this machine, talking over loopback at full speed."""
+    """Yield this machine as the only host; ranks talk over loopback at full speed."""
     yield Network(entrances=((),), interface="lo0" if sys.platform == "darwin" else "lo")
 
 
 @contextmanager
 def emulated_link(bits_per_s: int) -> Iterator[Network]:
-    """Two hosts joined by a link of ``bits_per_s`` each way; gone when the block ends.
+    """Yield two hosts joined by a link of ``bits_per_s`` each way; remove them after the block.
 
-    Raises InputError, saying what is missing, where this cannot be built.
+    Raise InputError, with what is missing, where the link cannot be built.
     """
     _check_tools()
     with ExitStack() as stack:
@@ -81,7 +81,7 @@ def emulated_link(bits_per_s: int) -> Iterator[Network]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Host:
-    """A network namespace, held open by process ``pid``; ``user``: in a user namespace of ours."""
+    """A network namespace that process ``pid`` holds; ``user``: inside our own user namespace."""
 
     pid: int
     user: bool
@@ -113,7 +113,7 @@ def _tool(name: str) -> str:
 
 
 def _first_host(stack: ExitStack) -> _Host:
-    """A network namespace: as root directly, otherwise inside a user namespace."""
+    """Return a new network namespace: made directly as root, else inside a user namespace."""
     problems = []
     for user in (False, True) if os.geteuid() == 0 else (True,):
         try:
@@ -121,7 +121,7 @@ def _first_host(stack: ExitStack) -> _Host:
         except _Refused as refusal:
             problems.append(str(refusal))
     raise InputError(
-        f"An emulated link needs root, or leave to make user namespaces, and has neither here "
+        "An emulated link needs root, or permission to make user namespaces; both failed here "
         f"({'; '.join(problems)}). Run as root, in a container with --privileged, or allow user "
         "namespaces: sysctl -w user.max_user_namespaces=10000 "
         "kernel.apparmor_restrict_unprivileged_userns=0"
@@ -129,20 +129,20 @@ def _first_host(stack: ExitStack) -> _Host:
 
 
 class _Refused(Exception):
-    """The kernel did not let us make a namespace."""
+    """The kernel did not allow a namespace."""
 
 
 def _hold(
     stack: ExitStack, within: tuple[str, ...], *, user: bool, new_user: bool = False
 ) -> _Host:
-    """Start a process that holds a new network namespace open; ends with ``stack``."""
+    """Start a process that holds a new network namespace; it ends with ``stack``."""
     fresh = ("--map-root-user", "--net") if new_user else ("--net",)
     holder = subprocess.Popen(
         [*within, _tool("unshare"), *fresh, *_HOLD],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
     )  # fmt: skip
-    stack.enter_context(holder)  # closes its pipes, whereupon it ends, and waits for it
+    stack.enter_context(holder)  # on exit: closes its pipes, which ends it, and waits for it
     assert holder.stdout is not None
     assert holder.stderr is not None
     if holder.stdout.readline() != b"ready\n":
@@ -161,19 +161,19 @@ def _join(first: _Host, second: _Host, bits_per_s: int) -> None:
         _in(host, tc, "qdisc", "add", "dev", INTERFACE, "root", "tbf",
             "rate", f"{bits_per_s}bit", "burst", str(burst_bytes(bits_per_s)),
             "latency", LATENCY)  # fmt: skip
-        _steady(host)
+        _set_tcp(host)
 
 
-def _steady(host: _Host) -> None:
-    """Windows that hold whole messages from the start, and none given up in a pause: as networks of
-    clusters are set up. A system that refuses keeps its own."""
+def _set_tcp(host: _Host) -> None:
+    """Set TCP windows that hold whole messages from the start and survive a pause, as networks of
+    clusters do. A system that refuses keeps its own."""
     for name, value in TCP.items():
         with suppress(InputError):
             _in(host, "sh", "-c", f"echo '{value}' > /proc/sys/net/ipv4/{name}")
 
 
 def burst_bytes(bits_per_s: int) -> int:
-    """tbf's bucket for a link of this speed."""
+    """Return the size of tbf's bucket for a link of this speed, bytes."""
     return PACKET_BYTES + round(bits_per_s / 8 * LATE_S)
 
 

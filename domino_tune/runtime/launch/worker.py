@@ -19,20 +19,20 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def main(job_file: Path, rank: int) -> None:
-    """Run the job of ``job_file`` as ``rank``, and end the process: code 1 after an error.
+    """Run the job of ``job_file`` as ``rank`` and end the process, with code 1 after an error.
 
-    At once, without the interpreter's own tidying up: that waits for, or crashes on, collectives
-    that never end.
+    It ends without the interpreter's own cleanup, which waits for collectives that never end, or
+    crashes on them.
     """
-    told = json.loads(job_file.read_text())
-    _die_with(told["parent"])
+    job = json.loads(job_file.read_text())
+    _die_with(job["parent"])
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    spec = LaunchSpec(**told["spec"])
+    spec = LaunchSpec(**job["spec"])
     _keep_to_own_cores(rank, spec.world_size)
     beats = Heartbeats(job_file.parent / "beats", spec.world_size)
     try:
-        _run(told, spec, rank, beats, job_file.parent)
+        _run(job, spec, rank, beats, job_file.parent)
     except BaseException:
         beats.fail(rank)
         traceback.print_exc()
@@ -47,12 +47,12 @@ def _leave(exit_code: int) -> NoReturn:
 
 
 def _run(
-    told: dict[str, object], spec: LaunchSpec, rank: int, beats: Heartbeats, folder: Path
+    job: dict[str, object], spec: LaunchSpec, rank: int, beats: Heartbeats, folder: Path
 ) -> None:
-    # Late, so that a rank is bound to its parent and its cores before seconds of import.
+    # Late: a rank must be bound to its parent and its cores before the seconds that imports take.
     from domino_tune.runtime.launch.groups import file_store, open_context, resolve
 
-    outbox = told["outbox"]
+    outbox = job["outbox"]
     assert isinstance(outbox, int)
     if rank == 0:
         os.set_inheritable(outbox, False)
@@ -69,7 +69,7 @@ def _run(
         heart=lambda: beats.beat(rank),
     ) as context:
         context.beat()
-        resolve(str(told["job"]))(context, told["payload"])  # type: ignore[arg-type]
+        resolve(str(job["job"]))(context, job["payload"])  # type: ignore[arg-type]
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -78,18 +78,18 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, however that happens (Linux)."""
+    """Let the kernel kill this process when its parent dies, in any way (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # it died before prctl
         sys.exit("the parent is gone")
 
 
 def _keep_to_own_cores(rank: int, world_size: int) -> None:
-    """Give each rank an equal block of the cores we may use, if there is at least one for each.
+    """Give each rank an equal block of the cores of this process, if there is one for each rank.
 
-    All threads of a rank inherit its block, comm lanes and gloo's own threads included: as between
-    hosts, one rank's communication never takes another rank's core. With one core a rank,
+    All threads of a rank inherit its block, comm lanes and gloo's threads included. So a rank's
+    communication never uses another rank's core, as between hosts. With one core per rank,
     communication shares it with compute; with more, it has its own.
     """
     if not hasattr(os, "sched_setaffinity"):

@@ -1,1 +1,1 @@
-"""TODO domino_tune/runtime/ops."""
+"""Ops: the tensor functions of a schedule's ops. May import lanes.kernels and parameters."""

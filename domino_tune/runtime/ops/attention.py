@@ -9,8 +9,8 @@ from domino_tune.runtime.ops.state import State
 from simulator.schedule import Op
 
 
-def attention(state: State, op: Op) -> None:
-    """softmax(QKᵀ)V, causal; keeps the local graph for its derivative."""
+def core_attn(state: State, op: Op) -> None:
+    """Write causal softmax(QKᵀ)V; save its autograd graph for the backward op."""
     packed = state.read(op, 0).detach().requires_grad_()
     with torch.enable_grad():
         query, key, value = _heads(state, packed)
@@ -23,15 +23,15 @@ def attention(state: State, op: Op) -> None:
     state.write(op, result.detach())
 
 
-def attention_grad(state: State, op: Op) -> None:
-    """Gradient of the packed q, k, v. Reads the core's gradient, A's output, the core's output."""
+def core_attn_bwd(state: State, op: Op) -> None:
+    """Write the gradient of packed q, k, v. Reads the output's gradient, qkv, and the output."""
     packed, result = state.saved.pop(op.reads[2])
     (gradient,) = torch.autograd.grad(result, packed, state.read(op, 0))
     state.write(op, gradient)
 
 
 def _heads(state: State, packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[batch, heads, seq, head_dim] views of q, k and v."""
+    """Return q, k and v as views, [batch, heads, seq, head_dim]."""
     model, tp = state.shapes.model, state.shapes.cluster.tp
     seq = state.shapes.workload.seq_length
     batch = packed.shape[0] // seq
@@ -45,27 +45,27 @@ def _heads(state: State, packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 
 def rope(state: State, op: Op) -> None:
-    """Turn queries and keys in place by their positions."""
+    """Rotate queries and keys in place by their positions."""
     packed = state.read(op, 0)
-    _turn(state, packed, 1.0)
+    _rotate(state, packed, 1.0)
     state.write(op, packed)
 
 
-def rope_grad(state: State, op: Op) -> None:
-    """Turn the gradients of queries and keys back, in place."""
+def rope_bwd(state: State, op: Op) -> None:
+    """Rotate the gradients of queries and keys back, in place."""
     packed = state.read(op, 0)
-    _turn(state, packed, -1.0)
+    _rotate(state, packed, -1.0)
     state.write(op, packed)
 
 
-def _turn(state: State, packed: torch.Tensor, sign: float) -> None:
+def _rotate(state: State, packed: torch.Tensor, sign: float) -> None:
     model, tp = state.shapes.model, state.shapes.cluster.tp
     heads = (model.num_attention_heads + model.num_key_value_heads) // tp
-    state.pointwise.turn(packed, heads, *rope_tables(state, packed), sign)
+    state.pointwise.rotate(packed, heads, *rope_tables(state, packed), sign)
 
 
 def rope_tables(state: State, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, [seq, 1, head_dim / 2], computed once a state."""
+    """Return cos and sin, [seq, 1, head_dim / 2], computed once per state."""
     found = state.saved.get("rope")
     if found is None:
         model = state.shapes.model

@@ -1,8 +1,8 @@
 """Dropout masks that do not depend on how a batch is sliced.
 
-A mask is drawn sequence by sequence from (seed, step, site, global sequence), where the site names
-the layer and the place in it. Row slices are whole sequences, so any cut draws the same masks, and
-so do all ranks of a tensor-parallel group.
+A mask is drawn sequence by sequence from (seed, step, site, global sequence). The site names the
+layer and the place in it. Row slices are whole sequences, so every slicing draws the same masks,
+and so do all ranks of a tensor-parallel group.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ def keep_mask(
     sequences: Sequence[int], shape: tuple[int, int], rate: float, *,
     seed: int, step: int | torch.Tensor, site: str, device: torch.device,
 ) -> torch.Tensor:  # fmt: skip
-    """Bool mask [len(sequences) · tokens, hidden], True with probability 1 − ``rate``.
+    """Return a bool mask [len(sequences) · tokens, hidden], True with probability 1 − ``rate``.
 
-    ``shape`` is (tokens of a sequence, hidden size); ``sequences`` follow each other. CPU and CUDA
-    draw different masks. ``step`` may be a number on the device, which a captured graph reads anew
-    at every replay (needs Triton).
+    ``shape`` is (tokens of a sequence, hidden size); ``sequences`` are consecutive. CPU and CUDA
+    draw different masks. ``step`` may be a number on the device (needs Triton), which a captured
+    graph reads at every replay.
     """
     if device.type == "cuda" and has_triton():
         from domino_tune.runtime.lanes.kernels import drawn_mask

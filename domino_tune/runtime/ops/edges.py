@@ -13,7 +13,7 @@ from simulator.schedule import Op
 
 
 def embed(state: State, op: Op) -> None:
-    """This rank's rows of the vocabulary; zero for tokens of other ranks."""
+    """Write this rank's rows of the embedding table; zero for tokens of other ranks."""
     ids = state.token_ids(op) - state.vocab_start
     mine = (ids >= 0) & (ids < state.vocab)
     looked_up = F.embedding(ids.clamp(0, state.vocab - 1), state.weight("w.embed"))
@@ -21,7 +21,7 @@ def embed(state: State, op: Op) -> None:
 
 
 def embed_post(state: State, op: Op) -> None:
-    """Learned positions and dropout."""
+    """Add learned positions and apply dropout."""
     x = state.read(op, 0)
     positions = state.parameters.weights.get("w.positions")
     seq = state.shapes.workload.seq_length
@@ -30,13 +30,13 @@ def embed_post(state: State, op: Op) -> None:
     mask = state.dropout_mask(op, "embed")
     if mask is not None:
         state.saved[op.writes[0]] = mask
-        # Dropout's derivative is dropout itself, by the same mask.
+        # Dropout's derivative is dropout by the same mask.
         x = state.pointwise.dropout_grad(x, mask, 1 - state.shapes.model.hidden_dropout)
     state.write(op, x)
 
 
-def embed_grad(state: State, op: Op) -> None:
-    """Scatter-add into the table's gradient, sums into the positions'."""
+def embed_bwd(state: State, op: Op) -> None:
+    """Scatter-add into the table's gradient; sum into the positions' gradient."""
     gradient = state.read(op, 0)
     prefix = op.reads[0].partition("d.")[0]
     mask = state.saved.pop(f"{prefix}s{op.slice}.x", None)
@@ -55,10 +55,10 @@ def embed_grad(state: State, op: Op) -> None:
 
 
 def _scatter_rows(table: torch.Tensor, ids: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Add rows of ``gradient`` to the table's rows that ``ids`` name, others' ids left out.
+    """Add rows of ``gradient`` to the table's rows ``ids``; ids of other ranks are left out.
 
-    On CUDA selecting rows would make the host wait for their number, so rows of other ranks add
-    zero instead, spread over the table (atomic adds to one row would queue up).
+    On CUDA, selecting rows would make the host wait for their number. So rows of other ranks add
+    zero, spread over the table, as atomic adds to one row would wait for each other.
     """
     mine = (ids >= 0) & (ids < len(table))
     if gradient.is_cuda:
@@ -68,21 +68,21 @@ def _scatter_rows(table: torch.Tensor, ids: torch.Tensor, gradient: torch.Tensor
         table.index_add_(0, ids[mine], gradient[mine].to(table.dtype))
 
 
-def head(state: State, op: Op) -> None:
-    """This rank's logits; columns that pad the vocabulary never win."""
+def logits(state: State, op: Op) -> None:
+    """Write this rank's logits; −inf for columns that pad the vocabulary."""
     logits = F.linear(state.read(op, 0), state.weight(op.reads[-1]))
     logits[:, state.vocab_valid :] = float("-inf")
     state.write(op, logits)
 
 
 def loss_max(state: State, op: Op) -> None:
-    """Largest logit of each token on this rank, fp32 (fp64 when computing in fp64)."""
+    """Write the largest logit of each token on this rank, fp32 (fp64 when computing in fp64)."""
     logits = state.read(op, 0)
     state.write(op, wide(logits.max(dim=1).values))
 
 
 def loss_sum(state: State, op: Op) -> None:
-    """[2, tokens]: sum of exponentials, and the target's logit where this rank holds it."""
+    """Write [2, tokens]: the sum of exponentials, and the target's logit if this rank has it."""
     logits, top = state.read(op, 0), state.read(op, 1)
     shifted = wide(logits) - top[:, None]
     ids = state.target_ids(op) - state.vocab_start
@@ -93,7 +93,7 @@ def loss_sum(state: State, op: Op) -> None:
 
 
 def loss_grad(state: State, op: Op) -> None:
-    """(softmax − one-hot) / global tokens × loss scale, in the logits' place; adds to the loss."""
+    """Write (softmax − one-hot) / global tokens · loss scale over the logits; record the loss."""
     logits, top, sums = state.read(op, 0), state.read(op, 1), state.read(op, 2)
     state.losses.append((sums[0].log() - sums[1]).sum() / state.global_tokens)
     gradient = (wide(logits) - top[:, None]).exp_() / sums[0][:, None]
@@ -104,15 +104,15 @@ def loss_grad(state: State, op: Op) -> None:
     state.write(op, logits.copy_(gradient / (state.global_tokens / state.loss_scale)))
 
 
-def head_dgrad(state: State, op: Op) -> None:
-    """Gradient of the final norm's output."""
+def logits_dgrad(state: State, op: Op) -> None:
+    """Write the gradient of the final norm's output."""
     state.write(op, state.read(op, 0) @ state.weight(op.reads[-1]))
 
 
-def head_wgrad(state: State, op: Op) -> None:
-    """Gradient of the table; tied embeddings add theirs to it later."""
+def logits_wgrad(state: State, op: Op) -> None:
+    """Write the gradient of the table; with tied embeddings, embed_bwd adds to it later."""
     model = state.shapes.model
-    name = "w.embed" if model.tie_word_embeddings else "w.head.a"
+    name = "w.embed" if model.tie_word_embeddings else "w.head.logits"
     add_product(
         state.parameters.grads[name],
         [(state.read(op, 0), state.read(op, 1))],
@@ -121,12 +121,12 @@ def head_wgrad(state: State, op: Op) -> None:
 
 
 def grad_norm(state: State, op: Op) -> None:
-    """This rank's share of the squared norm."""
+    """Write this rank's share of the squared gradient norm."""
     state.write(op, state.parameters.squared_norm() / state.loss_scale**2)
 
 
 def adam(state: State, op: Op) -> None:
-    """Clip, step, copy to the compute dtype, and clear the gradients that only add."""
+    """Clip, step, copy to the compute dtype, and zero the gradients that ops only add to."""
     p = state.parameters
     state.saved["grad_norm"] = state.read(op, 0)
     if p.main.is_cuda:
@@ -153,7 +153,7 @@ def _adam(state: State, square: torch.Tensor) -> None:
 
 
 def _fused_adam(state: State, square: torch.Tensor) -> None:
-    """The same in one pass over memory; the step count stays on the device."""
+    """Do the same in one pass over memory; the step count stays on the device."""
     p, t = state.parameters, state.training
     scale = None
     if t.clip_norm:

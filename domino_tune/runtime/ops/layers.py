@@ -1,8 +1,7 @@
 """Tensor functions of a layer's ops. Each reads and writes ``State.values`` by the op's names.
 
 Activations are [tokens, width], batch-major, so that row slices are contiguous. Column pieces are
-contiguous buffers of their own ([pieces, tokens, hidden / pieces]); their readers take them piece
-by piece.
+separate contiguous buffers, [tokens, hidden / pieces] each; their readers take them piece by piece.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from domino_tune.runtime.ops.state import State
+from simulator.issue_order import ROW_PARALLEL
 from simulator.schedule import Op
 
 
 def norm(state: State, op: Op) -> None:
-    """LayerNorm or RMSNorm; saves the statistics."""
+    """Write LayerNorm or RMSNorm; save the statistics."""
     x, weight = state.read(op, 0), state.weight(op.reads[-1])
     if state.shapes.model.norm == "layernorm":
         bias = state.weight(f"{op.reads[-1]}.bias")
@@ -30,10 +30,10 @@ def norm(state: State, op: Op) -> None:
     state.write(op, y)
 
 
-def norm_grad(state: State, op: Op) -> None:
-    """Gradient of a norm's input, plus the residual's; adds to the weight's gradient.
+def norm_bwd(state: State, op: Op) -> None:
+    """Write the gradient of a norm's input plus the residual's; add to the weight's gradient.
 
-    Reads: pieces of dy, x, then the gradient that the residual carries (not behind the head).
+    Reads pieces of dy, x, then the residual's gradient (the head's norm has none).
     """
     has_residual = not op.role.startswith("head.")
     values = op.reads[:-1]
@@ -53,9 +53,9 @@ def norm_grad(state: State, op: Op) -> None:
 
 
 def _forward_norm(op: Op) -> str:
-    """The value that the forward norm wrote: ``….attn.norm`` for the op ``….attn.norm'``."""
+    """Return the value that the forward norm wrote: ``….attn.norm`` for ``….attn.norm_bwd``."""
     prefix = op.writes[0].partition("d.")[0]
-    return f"{prefix}s{op.slice}.{op.role.rstrip(chr(39))}"
+    return f"{prefix}s{op.slice}.{op.role.removesuffix('_bwd')}"
 
 
 def _layer_norm_grad(
@@ -71,16 +71,16 @@ def _layer_norm_grad(
     return dx
 
 
-def a_forward(state: State, op: Op) -> None:
-    """Column-parallel GEMM: x·Wᵀ (+ bias)."""
+def column_parallel(state: State, op: Op) -> None:
+    """Write the output of a column-parallel GEMM: x·Wᵀ (+ bias)."""
     name = op.reads[-1]
     x, weight = state.read(op, 0), state.weight(name)
     bias = state.parameters.weights.get(f"{name}.bias")
     state.write(op, F.linear(x, weight, bias))
 
 
-def b_forward(state: State, op: Op) -> None:
-    """One column piece of the row-parallel GEMM: rows of W, a contiguous output."""
+def row_parallel(state: State, op: Op) -> None:
+    """Write one column piece of a row-parallel GEMM: rows of W, a contiguous output."""
     weight = state.weight(op.reads[-1])
     state.write(op, F.linear(state.read(op, 0), _piece(weight, op, state, "col")))
 
@@ -95,30 +95,30 @@ def _piece(weight: torch.Tensor, op: Op, state: State, kind: str) -> torch.Tenso
     return weight.narrow(dim, op.piece * width, width)
 
 
-def out(state: State, op: Op) -> None:
-    """Residual + dropout(B's output + bias), piece by piece."""
+def residual(state: State, op: Op) -> None:
+    """Write residual + dropout(row-parallel output + bias), piece by piece."""
     parts = [state.values[name] for name in op.reads[:-1]]
-    residual = state.values[op.reads[-1]]
+    skipped = state.values[op.reads[-1]]
     block = op.role.partition(".")[0]
-    bias = state.parameters.weights.get(f"l{op.layer}.w.{block}.b.bias")
+    bias = state.parameters.weights.get(f"l{op.layer}.w.{block}.{ROW_PARALLEL[block]}.bias")
     mask = state.dropout_mask(op, f"l{op.layer}.{block}")
     if mask is not None:
         state.saved[op.writes[0]] = mask
     keep = 1 - state.shapes.model.hidden_dropout
     width = parts[0].shape[1]
-    result = torch.empty_like(residual)
+    result = torch.empty_like(skipped)
     for index, part in enumerate(parts):
         columns = slice(index * width, (index + 1) * width)
         state.pointwise.dropout_add(
             part, None if bias is None else bias[columns],
-            None if mask is None else mask[:, columns], keep, residual[:, columns],
+            None if mask is None else mask[:, columns], keep, skipped[:, columns],
             result[:, columns],
         )  # fmt: skip
     state.write(op, result)
 
 
-def out_grad(state: State, op: Op) -> None:
-    """Gradient behind dropout. Reads the output's gradient and, for its mask, the output."""
+def residual_bwd(state: State, op: Op) -> None:
+    """Write the gradient of dropout's input, from the output's gradient and the output's mask."""
     gradient = state.read(op, 0)
     mask = state.saved.pop(op.reads[1], None)
     if mask is not None:
@@ -127,52 +127,51 @@ def out_grad(state: State, op: Op) -> None:
     state.write(op, gradient)
 
 
-def b_dgrad(state: State, op: Op) -> None:
-    """Gradient of the core's output: dy·W."""
+def row_parallel_dgrad(state: State, op: Op) -> None:
+    """Write the gradient of the GEMM's input: dy·W."""
     state.write(op, state.read(op, 0) @ state.weight(op.reads[-1]))
 
 
-def a_dgrad(state: State, op: Op) -> None:
-    """One column piece of the gradient of the norm's output: da·W[:, piece]."""
+def column_parallel_dgrad(state: State, op: Op) -> None:
+    """Write one column piece of the gradient of the norm's output: dy·W[:, piece]."""
     weight = _piece(state.weight(op.reads[-1]), op, state, "dgrad")
     state.write(op, state.read(op, 0) @ weight)
 
 
-def mlp_core(state: State, op: Op) -> None:
-    """GeLU (tanh), SiLU, ReLU, or gated SiLU."""
-    a = state.read(op, 0)
+def act(state: State, op: Op) -> None:
+    """Write GeLU (tanh), SiLU, ReLU, or gated SiLU of fc1's output."""
+    fc1 = state.read(op, 0)
     model = state.shapes.model
     if model.gated_mlp:
-        state.write(op, state.pointwise.swiglu(a))
+        state.write(op, state.pointwise.swiglu(fc1))
     elif model.hidden_act == "gelu":
-        state.write(op, F.gelu(a, approximate="tanh"))
+        state.write(op, F.gelu(fc1, approximate="tanh"))
     else:
-        state.write(op, F.relu(a) if model.hidden_act == "relu" else F.silu(a))
+        state.write(op, F.relu(fc1) if model.hidden_act == "relu" else F.silu(fc1))
 
 
-def mlp_core_grad(state: State, op: Op) -> None:
-    """Gradient of A's output. Reads the core's gradient and A's output."""
-    dcore, a = state.read(op, 0), state.read(op, 1)
+def act_bwd(state: State, op: Op) -> None:
+    """Write the gradient of fc1's output. Reads the activation's gradient and fc1's output."""
+    dact, fc1 = state.read(op, 0), state.read(op, 1)
     model = state.shapes.model
     aten = torch.ops.aten
     if model.gated_mlp:
-        da = state.pointwise.swiglu_grad(dcore, a)
+        dfc1 = state.pointwise.swiglu_grad(dact, fc1)
     elif model.hidden_act == "gelu":
-        da = aten.gelu_backward(dcore, a, approximate="tanh")
+        dfc1 = aten.gelu_backward(dact, fc1, approximate="tanh")
     elif model.hidden_act == "relu":
-        da = aten.threshold_backward(dcore, a, 0)
+        dfc1 = aten.threshold_backward(dact, fc1, 0)
     else:
-        da = aten.silu_backward(dcore, a)
-    state.write(op, da)
+        dfc1 = aten.silu_backward(dact, fc1)
+    state.write(op, dfc1)
 
 
 def wgrad(state: State, op: Op) -> None:
-    """dW (+)= dyᵀ·x into the main gradient, the bias's gradient with it.
+    """Write or add dyᵀ·x to the main gradient; add to the bias's gradient.
 
-    Reads pairs (dy, x), one a row slice; a merged one has several, laid out behind each other.
+    Reads pairs (dy, x), one per row slice; a merged op has several, which are concatenated.
     """
-    block, part = op.role.split(".")[0], op.role.split(".")[1][0]
-    name = f"l{op.layer}.w.{block}.{part}"
+    name = f"l{op.layer}.w.{op.role.removesuffix('_wgrad')}"
     pairs = [op.reads[i : i + 2] for i in range(0, len(op.reads) - 1, 2)]
     accumulate = op.signature.accumulate  # type: ignore[union-attr]
     add_product(
@@ -189,7 +188,7 @@ def wgrad(state: State, op: Op) -> None:
 def add_product(
     gradient: torch.Tensor, pairs: list[tuple[torch.Tensor, torch.Tensor]], *, accumulate: bool
 ) -> None:
-    """gradient (+)= Σ dyᵀ·x; one GEMM, whatever the number of pairs."""
+    """Write or add Σ dyᵀ·x to ``gradient``, by one GEMM for all pairs."""
     if len(pairs) == 1:
         dy, x = pairs[0]
     else:
@@ -207,7 +206,7 @@ def add_product(
 def _widening_product(
     gradient: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, *, accumulate: bool
 ) -> None:
-    """Half-precision operands, sums and result in fp32: no pass of its own for the addition."""
+    """Multiply half-precision operands into fp32, where the GEMM itself also adds."""
     if accumulate:
         torch.ops.aten.addmm.dtype_out(gradient, dy.t(), x, torch.float32, out=gradient)
     else:
@@ -216,7 +215,7 @@ def _widening_product(
 
 @cache
 def widening_gemm() -> bool:
-    """Whether this torch multiplies half-precision matrices into an fp32 one on CUDA, in place."""
+    """Return whether torch can multiply half-precision matrices into an fp32 one, on CUDA."""
     result = torch.full((16, 16), 2.0, device="cuda")
     one = torch.ones((16, 16), device="cuda", dtype=torch.bfloat16)
     try:

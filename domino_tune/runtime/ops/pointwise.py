@@ -1,4 +1,4 @@
-"""Which pointwise functions a device plays: Triton's kernels on CUDA, else torch's formulas."""
+"""The pointwise functions of a device: Triton kernels on CUDA, else torch formulas."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ Tensor = torch.Tensor
 
 
 class PointwiseFunctions(Protocol):
-    """What ``pointwise_formulas`` and ``pointwise_kernels`` both have, and say more of."""
+    """The functions of ``pointwise_formulas`` and ``pointwise_kernels``, described there."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """RMSNorm and 1 / RMS."""
+        """Return RMSNorm and 1 / RMS."""
 
     def rms_norm_grad(
         self, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, residual: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Gradients of x, with the residual's, and of the weight."""
+        """Return the gradients of x, plus the residual's, and of the weight."""
 
     def dropout_add(
         self, part: Tensor, bias: Tensor | None, mask: Tensor | None, keep: float,
         residual: Tensor, result: Tensor,
     ) -> None:  # fmt: skip
-        """Bias, dropout and residual, into ``result``."""
+        """Write bias, dropout and residual into ``result``."""
 
     def dropout_grad(self, dy: Tensor, mask: Tensor, keep: float) -> Tensor:
-        """Dropout's derivative, which is dropout by the same mask."""
+        """Return dropout's derivative, which is dropout by the same mask."""
 
-    def turn(self, packed: Tensor, heads: int, cosine: Tensor, sine: Tensor, sign: float) -> None:
-        """Rotary embedding, in place."""
+    def rotate(self, packed: Tensor, heads: int, cosine: Tensor, sine: Tensor, sign: float) -> None:
+        """Apply rotary embedding in place."""
 
-    def swiglu(self, a: Tensor) -> Tensor:
-        """SiLU of one half times the other."""
+    def swiglu(self, fc1: Tensor) -> Tensor:
+        """Return SiLU of one half times the other."""
 
-    def swiglu_grad(self, dcore: Tensor, a: Tensor) -> Tensor:
-        """Gradient of both halves."""
+    def swiglu_grad(self, dact: Tensor, fc1: Tensor) -> Tensor:
+        """Return the gradient of both halves."""
 
 
 def pointwise_for(device: torch.device) -> PointwiseFunctions:
-    """The functions for tensors on ``device``."""
+    """Return the functions for tensors on ``device``."""
     if device.type == "cuda" and has_triton():
         from domino_tune.runtime.ops import pointwise_kernels
 
@@ -54,5 +54,5 @@ def pointwise_for(device: torch.device) -> PointwiseFunctions:
 
 @cache
 def has_triton() -> bool:
-    """Whether kernels of our own can be compiled."""
+    """Return whether Triton kernels can be compiled."""
     return importlib.util.find_spec("triton") is not None

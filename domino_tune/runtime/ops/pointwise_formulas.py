@@ -1,7 +1,7 @@
-"""Pointwise ops of a layer as torch formulas, a kernel an operator: CPU, and CUDA without Triton.
+"""Pointwise ops of a layer as torch formulas, one kernel per operator: CPU, or CUDA without Triton.
 
 ``pointwise_kernels`` has the same functions with one kernel each. Tensors are [tokens, width] and
-contiguous where nothing else is said; sums run in fp32, in fp64 where tensors are fp64.
+contiguous unless stated otherwise. Sums run in fp32; in fp64 where tensors are fp64.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ Tensor = torch.Tensor
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """``tensor`` in fp32, or in fp64 when computing in fp64: for sums over many elements."""
+    """Return ``tensor`` in fp32, or fp64 when computing in fp64, for sums of many elements."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x / RMS(x) · weight, and 1 / RMS of each token, [tokens, 1]."""
+    """Return x / RMS(x) · weight, and 1 / RMS of each token, [tokens, 1]."""
     wide_x = wide(x)
     rstd = torch.rsqrt(wide_x.square().mean(-1, keepdim=True) + eps)
     return (wide_x * rstd).to(x.dtype) * weight, rstd
@@ -27,7 +27,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def rms_norm_grad(
     dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, residual: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of x, plus ``residual``, and of the weight (wide)."""
+    """Return the gradients of x, plus ``residual``, and of the weight (fp32 or fp64)."""
     dy = wide(dy)
     normed = wide(x) * rstd
     scaled = dy * weight
@@ -41,8 +41,8 @@ def dropout_add(
     part: Tensor, bias: Tensor | None, mask: Tensor | None, keep: float, residual: Tensor,
     result: Tensor,
 ) -> None:  # fmt: skip
-    """result = residual + dropout(part + bias). All but ``part`` may be some columns of wider
-    tensors; ``keep`` is the probability that ``mask`` is True."""
+    """Write residual + dropout(part + bias) into ``result``. All but ``part`` may be columns of
+    wider tensors; ``keep`` is the probability that ``mask`` is True."""
     if bias is not None:
         part = part + bias
     if mask is not None:
@@ -51,31 +51,32 @@ def dropout_add(
 
 
 def dropout_grad(dy: Tensor, mask: Tensor, keep: float) -> Tensor:
-    """Gradient of what dropout was given."""
+    """Return the gradient of dropout's input."""
     return dy * mask / keep
 
 
-def turn(packed: Tensor, heads: int, cosine: Tensor, sine: Tensor, sign: float) -> None:
-    """Turn the first ``heads`` heads of [tokens, any] in place by their positions' angles, times
-    ``sign``. ``cosine`` and ``sine`` are [seq_length, 1, head_dim / 2]; halves are paired."""
+def rotate(packed: Tensor, heads: int, cosine: Tensor, sine: Tensor, sign: float) -> None:
+    """Rotate the first ``heads`` heads of [tokens, any] in place by their positions' angles times
+    ``sign``. ``cosine`` and ``sine`` are [seq_length, 1, head_dim / 2]; a head's halves are paired.
+    """
     seq, _, half = cosine.shape
-    turned = packed[:, : heads * 2 * half].view(-1, seq, heads, 2 * half)
-    first, second = turned.chunk(2, dim=-1)
+    rotated = packed[:, : heads * 2 * half].view(-1, seq, heads, 2 * half)
+    first, second = rotated.chunk(2, dim=-1)
     old_first = first.clone()
     first.mul_(cosine).sub_(second * sine, alpha=sign)
     second.mul_(cosine).add_(old_first * sine, alpha=sign)
 
 
-def swiglu(a: Tensor) -> Tensor:
-    """SiLU(gate) · up of [tokens, gate and up behind each other]."""
-    gate, up = a.chunk(2, dim=1)
+def swiglu(fc1: Tensor) -> Tensor:
+    """Return SiLU(gate) · up of ``fc1``, [tokens, gate then up]."""
+    gate, up = fc1.chunk(2, dim=1)
     return F.silu(gate) * up
 
 
-def swiglu_grad(dcore: Tensor, a: Tensor) -> Tensor:
-    """Gradient of ``a``."""
-    gate, up = a.chunk(2, dim=1)
-    da = torch.empty_like(a)
-    torch.mul(dcore, F.silu(gate), out=da[:, gate.shape[1] :])
-    da[:, : gate.shape[1]] = torch.ops.aten.silu_backward(dcore * up, gate)
-    return da
+def swiglu_grad(dact: Tensor, fc1: Tensor) -> Tensor:
+    """Return the gradient of ``fc1``."""
+    gate, up = fc1.chunk(2, dim=1)
+    dfc1 = torch.empty_like(fc1)
+    torch.mul(dact, F.silu(gate), out=dfc1[:, gate.shape[1] :])
+    dfc1[:, : gate.shape[1]] = torch.ops.aten.silu_backward(dact * up, gate)
+    return dfc1

@@ -1,7 +1,7 @@
-"""Pointwise ops of a layer in Triton: what ``pointwise_formulas`` does, a pass over memory each.
+"""Pointwise ops of a layer in Triton: the functions of ``pointwise_formulas``, one pass each.
 
-They compute in fp32 (fp64 for fp64) and round once, where the formulas round after each operator.
-Imported only where there is Triton.
+They compute in fp32 (fp64 for fp64) and round once; the formulas round after each operator. Needs
+Triton.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import triton.language as tl
 
 Tensor = torch.Tensor
 BLOCK = 1024
-"""Elements of an elementwise program: 16 bytes a thread, four warps, in bf16."""
+"""Elements of an elementwise program: 16 bytes per thread of four warps, in bf16."""
 MOST_PROGRAMS = 264
-"""Programs that share a weight gradient's sum: two for each SM of a Hopper GPU, which runs one at
+"""Programs that share the sum of a weight gradient: two per SM of a Hopper GPU, which runs one at
 a time where a token has more than 4,096 elements."""
 LEAST_ROWS = 8
-"""Rows of each of them at least, else writing their sums would cost more than they save."""
+"""Least rows of a program; with fewer, writing its sums would cost more than it saves."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rms_norm_kernel(  # type: ignore[no-untyped-def]
     x, weight, y, rstd, width, EPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A token a program."""
+    """Normalise one token per program."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mine = columns < width
@@ -40,15 +40,15 @@ def rms_norm_grad_kernel(  # type: ignore[no-untyped-def]
     dy, x, weight, rstd, residual, dx, sums, rows, width, HAS_RESIDUAL: tl.constexpr,
     WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Tokens one behind the other, as many programs apart; each program sums its share of the
-    weight's gradient."""
+    """Compute dx of every ``programs``-th token; each program sums its share of the weight's
+    gradient."""
     columns = tl.arange(0, BLOCK)
     mine = columns < width
     factor = tl.load(weight + columns, mine, 0.0).to(WIDE)
     total = tl.zeros([BLOCK], dtype=WIDE)
-    first, apart = tl.program_id(0), tl.num_programs(0)
-    for turn in range((rows - first + apart - 1) // apart):
-        row = first.to(tl.int64) + turn * apart
+    first, programs = tl.program_id(0), tl.num_programs(0)
+    for index in range((rows - first + programs - 1) // programs):
+        row = first.to(tl.int64) + index * programs
         start = row * width
         gradient = tl.load(dy + start + columns, mine, 0.0).to(WIDE)
         scale = tl.load(rstd + row)
@@ -67,7 +67,7 @@ def dropout_add_kernel(  # type: ignore[no-untyped-def]
     part, bias, mask, residual, result, width, stride, HAS_BIAS: tl.constexpr,
     HAS_MASK: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of a token a program. ``stride``: of the tensors wider than ``part``."""
+    """Add columns of one token per program; ``stride`` is that of tensors wider than ``part``."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mine = columns < width
@@ -75,18 +75,18 @@ def dropout_add_kernel(  # type: ignore[no-untyped-def]
     if HAS_BIAS:
         value += tl.load(bias + columns, mine, 0.0).to(WIDE)
     if HAS_MASK:
-        kept = tl.load(mask + row * stride + columns, mine, 0).to(tl.int1)
-        value = tl.where(kept, value / KEEP, 0.0)
+        is_kept = tl.load(mask + row * stride + columns, mine, 0).to(tl.int1)
+        value = tl.where(is_kept, value / KEEP, 0.0)
     value += tl.load(residual + row * stride + columns, mine, 0.0).to(WIDE)
     tl.store(result + row * stride + columns, value, mine)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def turn_kernel(  # type: ignore[no-untyped-def]
+def rotate_kernel(  # type: ignore[no-untyped-def]
     packed, cosine, sine, stride, seq, half, pairs, SIGN: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some pairs of a token a program."""
+    """Rotate pairs of one token per program."""
     row = tl.program_id(0).to(tl.int64)
     pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mine = pair < pairs
@@ -103,36 +103,36 @@ def turn_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def swiglu_kernel(  # type: ignore[no-untyped-def]
-    a, core, width, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    fc1, act, width, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of a token a program; ``width`` is the core's."""
+    """Compute columns of one token per program; ``width`` is that of ``act``."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mine = columns < width
-    gate = tl.load(a + row * 2 * width + columns, mine, 0.0).to(WIDE)
-    up = tl.load(a + row * 2 * width + width + columns, mine, 0.0).to(WIDE)
-    tl.store(core + row * width + columns, gate * tl.sigmoid(gate) * up, mine)
+    gate = tl.load(fc1 + row * 2 * width + columns, mine, 0.0).to(WIDE)
+    up = tl.load(fc1 + row * 2 * width + width + columns, mine, 0.0).to(WIDE)
+    tl.store(act + row * width + columns, gate * tl.sigmoid(gate) * up, mine)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def swiglu_grad_kernel(  # type: ignore[no-untyped-def]
-    dcore, a, da, width, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    dact, fc1, dfc1, width, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As ``swiglu_kernel``."""
+    """Compute columns of one token per program; ``width`` is that of ``dact``."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mine = columns < width
-    gradient = tl.load(dcore + row * width + columns, mine, 0.0).to(WIDE)
-    gate = tl.load(a + row * 2 * width + columns, mine, 0.0).to(WIDE)
-    up = tl.load(a + row * 2 * width + width + columns, mine, 0.0).to(WIDE)
-    open_ = tl.sigmoid(gate)
-    dgate = gradient * up * open_ * (1 + gate * (1 - open_))
-    tl.store(da + row * 2 * width + columns, dgate, mine)
-    tl.store(da + row * 2 * width + width + columns, gradient * gate * open_, mine)
+    gradient = tl.load(dact + row * width + columns, mine, 0.0).to(WIDE)
+    gate = tl.load(fc1 + row * 2 * width + columns, mine, 0.0).to(WIDE)
+    up = tl.load(fc1 + row * 2 * width + width + columns, mine, 0.0).to(WIDE)
+    sigmoid = tl.sigmoid(gate)
+    dgate = gradient * up * sigmoid * (1 + gate * (1 - sigmoid))
+    tl.store(dfc1 + row * 2 * width + columns, dgate, mine)
+    tl.store(dfc1 + row * 2 * width + width + columns, gradient * gate * sigmoid, mine)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x / RMS(x) · weight, and 1 / RMS of each token, [tokens, 1]."""
+    """Return x / RMS(x) · weight, and 1 / RMS of each token, [tokens, 1]."""
     x = x.contiguous()
     rows, width = x.shape
     y = torch.empty_like(x)
@@ -144,7 +144,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def rms_norm_grad(
     dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, residual: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of x, plus ``residual``, and of the weight (wide)."""
+    """Return the gradients of x, plus ``residual``, and of the weight (fp32 or fp64)."""
     dy, x = dy.contiguous(), x.contiguous()
     rows, width = x.shape
     dx = torch.empty_like(x)
@@ -162,8 +162,8 @@ def dropout_add(
     part: Tensor, bias: Tensor | None, mask: Tensor | None, keep: float, residual: Tensor,
     result: Tensor,
 ) -> None:  # fmt: skip
-    """result = residual + dropout(part + bias). All but ``part`` may be some columns of wider
-    tensors; ``keep`` is the probability that ``mask`` is True."""
+    """Write residual + dropout(part + bias) into ``result``. All but ``part`` may be columns of
+    wider tensors; ``keep`` is the probability that ``mask`` is True."""
     part = part.contiguous()
     rows, width = part.shape
     dropout_add_kernel[_grid(rows, width)](
@@ -174,38 +174,39 @@ def dropout_add(
 
 
 def dropout_grad(dy: Tensor, mask: Tensor, keep: float) -> Tensor:
-    """Gradient of what dropout was given; torch has a kernel for it."""
+    """Return the gradient of dropout's input, by torch's own kernel."""
     gradient: Tensor = torch.ops.aten.native_dropout_backward(dy, mask, 1 / keep)
     return gradient
 
 
-def turn(packed: Tensor, heads: int, cosine: Tensor, sine: Tensor, sign: float) -> None:
-    """Turn the first ``heads`` heads of [tokens, any] in place by their positions' angles, times
-    ``sign``. ``cosine`` and ``sine`` are [seq_length, 1, head_dim / 2]; halves are paired."""
+def rotate(packed: Tensor, heads: int, cosine: Tensor, sine: Tensor, sign: float) -> None:
+    """Rotate the first ``heads`` heads of [tokens, any] in place by their positions' angles times
+    ``sign``. ``cosine`` and ``sine`` are [seq_length, 1, head_dim / 2]; a head's halves are paired.
+    """
     seq, _, half = cosine.shape
     pairs = heads * half
-    turn_kernel[_grid(packed.shape[0], pairs)](
+    rotate_kernel[_grid(packed.shape[0], pairs)](
         packed, cosine, sine, packed.stride(0), seq, half, pairs, SIGN=sign, WIDE=_wide(packed),
         BLOCK=BLOCK,
     )  # fmt: skip
 
 
-def swiglu(a: Tensor) -> Tensor:
-    """SiLU(gate) · up of [tokens, gate and up behind each other]."""
-    a = a.contiguous()
-    rows, width = a.shape[0], a.shape[1] // 2
-    core = torch.empty((rows, width), dtype=a.dtype, device=a.device)
-    swiglu_kernel[_grid(rows, width)](a, core, width, WIDE=_wide(a), BLOCK=BLOCK)
-    return core
+def swiglu(fc1: Tensor) -> Tensor:
+    """Return SiLU(gate) · up of ``fc1``, [tokens, gate then up]."""
+    fc1 = fc1.contiguous()
+    rows, width = fc1.shape[0], fc1.shape[1] // 2
+    act = torch.empty((rows, width), dtype=fc1.dtype, device=fc1.device)
+    swiglu_kernel[_grid(rows, width)](fc1, act, width, WIDE=_wide(fc1), BLOCK=BLOCK)
+    return act
 
 
-def swiglu_grad(dcore: Tensor, a: Tensor) -> Tensor:
-    """Gradient of ``a``."""
-    dcore, a = dcore.contiguous(), a.contiguous()
-    rows, width = dcore.shape
-    da = torch.empty_like(a)
-    swiglu_grad_kernel[_grid(rows, width)](dcore, a, da, width, WIDE=_wide(a), BLOCK=BLOCK)
-    return da
+def swiglu_grad(dact: Tensor, fc1: Tensor) -> Tensor:
+    """Return the gradient of ``fc1``."""
+    dact, fc1 = dact.contiguous(), fc1.contiguous()
+    rows, width = dact.shape
+    dfc1 = torch.empty_like(fc1)
+    swiglu_grad_kernel[_grid(rows, width)](dact, fc1, dfc1, width, WIDE=_wide(fc1), BLOCK=BLOCK)
+    return dfc1
 
 
 def _grid(rows: int, width: int) -> tuple[int, int]:
@@ -213,7 +214,7 @@ def _grid(rows: int, width: int) -> tuple[int, int]:
 
 
 def _row_block(width: int) -> dict[str, int]:
-    """A block that holds a row, and warps enough for it."""
+    """Return a block that holds a row, and enough warps for it."""
     block = triton.next_power_of_2(width)
     return {"BLOCK": block, "num_warps": min(16, max(4, block // 512))}
 

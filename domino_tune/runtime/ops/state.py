@@ -1,4 +1,4 @@
-"""What op functions work on: a rank's values, parameters, batch and saved tensors."""
+"""The state that op functions work on: a rank's values, parameters, batch and saved tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simulator.specs import padded_vocab_size
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Hyperparameters that a schedule does not know. ``clip_norm`` 0 switches clipping off."""
+    """Hyperparameters that are not part of a schedule. ``clip_norm`` 0 switches clipping off."""
 
     seed: int = 0
     learning_rate: float = 1e-4
@@ -30,8 +30,8 @@ class Training:
 
 @dataclass(kw_only=True)
 class State:
-    """One rank's state. ``values`` maps value names to tensors; ``saved`` holds what an op keeps
-    for its derivative, under the name of the value it wrote."""
+    """One rank's state. ``values`` maps value names to tensors. ``saved`` holds what an op saves
+    for its backward op, under the name of the value it wrote."""
 
     shapes: Shapes
     parameters: Parameters
@@ -49,8 +49,8 @@ class State:
         model, cluster = self.shapes.model, self.shapes.cluster
         if model.attention_dropout:
             raise InputError(
-                f"attention_dropout = {model.attention_dropout} is not run: sliced attention would "
-                "need masks that slicing does not change. Use --set attention_dropout=0."
+                f"attention_dropout = {model.attention_dropout} is not supported: slicing would "
+                "change the masks of attention. Use --set attention_dropout=0."
             )
         self.pointwise = pointwise_for(self.parameters.main.device)
         self.vocab = padded_vocab_size(model, cluster) // cluster.tp
@@ -62,7 +62,7 @@ class State:
         self.row_starts = starts
 
     def read(self, op: Op, index: int) -> torch.Tensor:
-        """The value behind the op's ``index``-th read."""
+        """Return the value of the op's ``index``-th read."""
         return self.values[op.reads[index]]
 
     def write(self, op: Op, tensor: torch.Tensor) -> None:
@@ -70,16 +70,16 @@ class State:
         self.values[op.writes[0]] = tensor
 
     def weight(self, name: str) -> torch.Tensor:
-        """A weight by its name in the schedule, e.g. ``l3.w.attn.a``."""
+        """Return a weight by its name in the schedule, e.g. ``l3.w.attn.qkv``."""
         return self.parameters.weights[name]
 
     def micro_rows(self, op: Op) -> slice:
-        """Sequences of the op's slice, within this replica's whole batch."""
+        """Return the sequences of the op's slice, as indices into this replica's batch."""
         offset = op.micro * self.shapes.workload.micro_batch_size
         return slice(offset + self.row_starts[op.slice], offset + self.row_starts[op.slice + 1])
 
     def dropout_mask(self, op: Op, site: str) -> torch.Tensor | None:
-        """Keep-mask over the op's rows; None in eval and without dropout."""
+        """Return the keep-mask of the op's rows; None in evaluation and without dropout."""
         rate = self.shapes.model.hidden_dropout
         if not rate or not self.train:
             return None
@@ -96,24 +96,24 @@ class State:
         )
 
     def token_ids(self, op: Op) -> torch.Tensor:
-        """Token ids of the op's rows, flat."""
+        """Return the token ids of the op's rows, flat."""
         return self.tokens[self.micro_rows(op)].reshape(-1)
 
     def target_ids(self, op: Op) -> torch.Tensor:
-        """Targets of the op's rows, flat."""
+        """Return the targets of the op's rows, flat."""
         return self.targets[self.micro_rows(op)].reshape(-1)
 
     @property
     def loss_scale(self) -> float:
-        """What gradients are multiplied by until they are applied. fp16 has nothing below 6e-8,
-        and dividing by the number of tokens would take a token's gradient there: a power of two as
-        large as that number lets the division wait. Other dtypes need none."""
+        """Return the factor of gradients until Adam applies them; 1 but for fp16. fp16 has no
+        numbers below 6e-8, and dividing by the number of tokens would take a token's gradient
+        there. The largest power of two up to that number delays the division."""
         if self.shapes.workload.dtype != "fp16":
             return 1.0
         return float(1 << (self.global_tokens.bit_length() - 1))
 
     @property
     def global_tokens(self) -> int:
-        """Tokens of the whole step over all replicas: what the loss is divided by."""
+        """Return the tokens of the step over all replicas: the divisor of the loss."""
         work, cluster = self.shapes.workload, self.shapes.cluster
         return work.tokens * work.grad_accumulation * cluster.dp

@@ -1,1 +1,1 @@
-"""TODO domino_tune/runtime/plain_torch."""
+"""Plain torch: the same model with autograd and no schedule, to compare with. May import ops."""

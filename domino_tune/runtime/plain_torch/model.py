@@ -1,10 +1,10 @@
-"""The same model written plainly: torch autograd, no schedule, no slices.
+"""The same model in plain torch: autograd, no schedule, no slices.
 
 Without a process group it is the single-process model that the runtime's numbers must equal. With
 one, its layers are Megatron-LM's tensor-parallel ones, the baseline that the runtime's ``megatron``
-strategy must not be slower than: a row-parallel linear's output is all-reduced where it stands;
-backward, a column-parallel linear's input gradient is all-reduced while its weight gradient is
-computed (Megatron's asynchronous all-reduce, on by default there too).
+strategy must not be slower than. A row-parallel linear's output is all-reduced at once. Backward, a
+column-parallel linear's input gradient is all-reduced while its weight gradient is computed
+(Megatron's asynchronous all-reduce, its default).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch.nn.functional as F
 
 from domino_tune.runtime.ops.layers import add_product
 from domino_tune.runtime.ops.pointwise import PointwiseFunctions
-from domino_tune.runtime.plain_torch.pointwise import dropout_add, norm_branch, swiglu, turn
+from domino_tune.runtime.plain_torch.pointwise import dropout_add, norm_branch, rotate, swiglu
 from simulator.specs import ModelSpec
 
 Tensor = torch.Tensor
 
 
 class _ColumnParallel(torch.autograd.Function):
-    """x·Wᵀ + b with rows of W on this rank; Megatron's f operator is in its backward."""
+    """x·Wᵀ + b with rows of W on this rank; its backward contains Megatron's f operator."""
 
     @staticmethod
     def forward(
@@ -50,7 +50,7 @@ class _ColumnParallel(torch.autograd.Function):
 
 
 class _ToMainGrad(torch.autograd.Function):
-    """x·Wᵀ + b whose weight gradient one GEMM writes into ``main_grad``, as the runtime does."""
+    """x·Wᵀ + b; one GEMM writes its weight gradient into ``main_grad``, as in the runtime."""
 
     @staticmethod
     def forward(
@@ -69,7 +69,7 @@ class _ToMainGrad(torch.autograd.Function):
 
 
 class _AllReduce(torch.autograd.Function):
-    """Megatron's g operator: sum over the group forward, in place; nothing backward."""
+    """Megatron's g operator: forward a sum over the group, in place; backward the identity."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -83,18 +83,18 @@ class _AllReduce(torch.autograd.Function):
 
 
 def no_dropout(x: Tensor, site: str) -> Tensor:
-    """Leaves ``x`` as it is: evaluation, or a model without dropout."""
+    """Return ``x``: evaluation, or a model without dropout."""
     return x
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlainModel:
-    """``weights`` go by the runtime's names and are leaves of autograd; full matrices without a
-    ``group``, this rank's shards with one. ``dropout`` is called with a tensor and its site.
+    """The model. ``weights`` are leaves of autograd under the runtime's names: full matrices, or
+    this rank's shards with a ``group``. ``dropout`` is called with a tensor and its site.
 
-    ``tp``: without a group, what the weights were cut for: nothing is summed then. ``main_grads``:
-    likewise, what linears' weight gradients are written to, in fp32. ``pointwise``: kernels to use
-    instead of torch's operators; dropout's masks then come from ``mask``, by site.
+    Without a group, ``tp`` is the degree that the weights were cut for (nothing is summed), and
+    linears write their weight gradients to ``main_grads``, fp32, where given. ``pointwise`` are
+    kernels to use instead of torch's operators; ``mask`` then returns dropout's masks, by site.
     """
 
     model: ModelSpec
@@ -107,19 +107,19 @@ class PlainModel:
     mask: Callable[[str], Tensor] | None = None
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy of [sequences, seq_length] tokens; single process only."""
+        """Return the mean cross-entropy of [sequences, seq_length] tokens; single process only."""
         x = F.embedding(tokens, self.weights["w.embed"])
         if self.model.position_embedding == "learned":
             x = x + self.weights["w.positions"][: tokens.shape[1]]
         x = self.dropout(x.flatten(0, 1), "embed")
         x = self._norm(self.layers(x, tokens.shape[1]), "w.head.norm")
-        table = "w.embed" if self.model.tie_word_embeddings else "w.head.a"
+        table = "w.embed" if self.model.tie_word_embeddings else "w.head.logits"
         logits = F.linear(x, self.weights[table][: self.model.vocab_size])
         wide = logits if logits.dtype == torch.float64 else logits.float()
         return F.cross_entropy(wide, targets.flatten())
 
     def layers(self, x: Tensor, seq_length: int) -> Tensor:
-        """The stack of layers on [sequences · seq_length, hidden]."""
+        """Return the output of all layers for [sequences · seq_length, hidden]."""
         for layer in range(self.model.num_hidden_layers):
             for block in ("attn", "mlp"):
                 x = self._block(x, f"l{layer}.w.{block}", seq_length, f"l{layer}.{block}")
@@ -131,9 +131,13 @@ class PlainModel:
             normed, x = norm_branch(self.pointwise, x, weight, eps)
         else:
             normed = self._norm(x, f"{name}.norm")
-        a = self._column(normed, f"{name}.a")
-        core = self._attention(a, seq_length) if name.endswith("attn") else self._activation(a)
-        y, bias = self._row(core, f"{name}.b"), self.weights.get(f"{name}.b.bias")
+        if name.endswith("attn"):
+            row_input = self._attention(self._column(normed, f"{name}.qkv"), seq_length)
+            last = f"{name}.proj"
+        else:
+            row_input = self._activation(self._column(normed, f"{name}.fc1"))
+            last = f"{name}.fc2"
+        y, bias = self._row(row_input, last), self.weights.get(f"{last}.bias")
         if self.pointwise is None:
             return x + self.dropout(y if bias is None else y + bias, site)
         mask, keep = self.mask(site) if self.mask else None, 1 - self.model.hidden_dropout
@@ -174,7 +178,7 @@ class PlainModel:
             tables = _half_angles(
                 seq_length, model.head_dim, model.rope_theta, packed.dtype, packed.device
             )
-            packed = turn(self.pointwise, packed, heads + kv_heads, *tables)
+            packed = rotate(self.pointwise, packed, heads + kv_heads, *tables)
         sizes = (heads, kv_heads, kv_heads)
         parts = torch.split(packed, [size * model.head_dim for size in sizes], dim=1)
         query, key, value = (
@@ -189,7 +193,7 @@ class PlainModel:
         return mixed.transpose(1, 2).reshape(packed.shape[0], -1)
 
     def _rotate(self, x: Tensor) -> Tensor:
-        """Rotary embedding, halves paired as Hugging Face pairs them."""
+        """Apply rotary embedding; halves are paired as in Hugging Face's models."""
         cosine, sine = _angles(*x.shape[-2:], self.model.rope_theta, x.dtype, x.device)
         first, second = x.chunk(2, dim=-1)
         return x * cosine + torch.cat((-second, first), dim=-1) * sine
@@ -209,7 +213,7 @@ class PlainModel:
 def _angles(
     seq_length: int, size: int, theta: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position's angles, [seq_length, size]."""
+    """Return cos and sin of every position's angles, [seq_length, size]."""
     exponents = torch.arange(0, size, 2, dtype=torch.float64, device=device) / size
     positions = torch.arange(seq_length, dtype=torch.float64, device=device)
     angles = torch.outer(positions, theta**-exponents).repeat(1, 2)
@@ -220,6 +224,6 @@ def _angles(
 def _half_angles(
     seq_length: int, size: int, theta: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The same for one half of a head, [seq_length, 1, size / 2]."""
+    """Return the same for one half of a head, [seq_length, 1, size / 2]."""
     cosine, sine = _angles(seq_length, size, theta, dtype, device)
     return cosine[:, None, : size // 2].contiguous(), sine[:, None, : size // 2].contiguous()

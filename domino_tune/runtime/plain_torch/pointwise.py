@@ -14,31 +14,31 @@ Tensor = torch.Tensor
 def norm_branch(
     functions: PointwiseFunctions, x: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """RMSNorm of ``x``, and ``x`` itself for the residual: where both gradients meet again, one
-    kernel adds them."""
+    """Return RMSNorm of ``x``, and ``x`` itself for the residual: backward, one kernel adds both
+    gradients."""
     y, residual = _NormBranch.apply(functions, x, weight, eps)  # type: ignore[no-untyped-call]
     return y, residual
 
 
-def turn(
+def rotate(
     functions: PointwiseFunctions, packed: Tensor, heads: int, cosine: Tensor, sine: Tensor
 ) -> Tensor:
-    """Rotary embedding, in place, of [tokens, heads and more]."""
-    turned: Tensor = _Turn.apply(functions, packed, heads, cosine, sine)  # type: ignore[no-untyped-call]
-    return turned
+    """Apply rotary embedding in place to [tokens, heads and more]."""
+    rotated: Tensor = _Rotate.apply(functions, packed, heads, cosine, sine)  # type: ignore[no-untyped-call]
+    return rotated
 
 
-def swiglu(functions: PointwiseFunctions, a: Tensor) -> Tensor:
-    """SiLU of one half times the other."""
-    core: Tensor = _SwiGlu.apply(functions, a)  # type: ignore[no-untyped-call]
-    return core
+def swiglu(functions: PointwiseFunctions, fc1: Tensor) -> Tensor:
+    """Return SiLU of one half times the other."""
+    act: Tensor = _SwiGlu.apply(functions, fc1)  # type: ignore[no-untyped-call]
+    return act
 
 
 def dropout_add(
     functions: PointwiseFunctions, part: Tensor, bias: Tensor | None, mask: Tensor | None,
     keep: float, residual: Tensor,
 ) -> Tensor:  # fmt: skip
-    """residual + dropout(part + bias)."""
+    """Return residual + dropout(part + bias)."""
     added: Tensor = _DropoutAdd.apply(functions, part, bias, mask, keep, residual)  # type: ignore[no-untyped-call]
     return added
 
@@ -60,36 +60,36 @@ class _NormBranch(torch.autograd.Function):
         return None, dx, dweight.to(weight.dtype), None
 
 
-class _Turn(torch.autograd.Function):
+class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, functions: PointwiseFunctions, packed: Tensor, heads: int, cosine: Tensor,
         sine: Tensor,
     ) -> Tensor:  # fmt: skip
         ctx.mark_dirty(packed)
-        functions.turn(packed, heads, cosine, sine, 1.0)
+        functions.rotate(packed, heads, cosine, sine, 1.0)
         ctx.functions, ctx.heads = functions, heads
         ctx.save_for_backward(cosine, sine)
         return packed
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None, None, None]:
-        gradient = gradients[0].contiguous()  # nobody else's: three heads' gradients were joined
-        ctx.functions.turn(gradient, ctx.heads, *ctx.saved_tensors, -1.0)
+        gradient = gradients[0].contiguous()  # autograd joined it from three heads: no other reads
+        ctx.functions.rotate(gradient, ctx.heads, *ctx.saved_tensors, -1.0)
         return None, gradient, None, None, None
 
 
 class _SwiGlu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, functions: PointwiseFunctions, a: Tensor) -> Tensor:
+    def forward(ctx: Any, functions: PointwiseFunctions, fc1: Tensor) -> Tensor:
         ctx.functions = functions
-        ctx.save_for_backward(a)
-        return functions.swiglu(a)
+        ctx.save_for_backward(fc1)
+        return functions.swiglu(fc1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
-        (a,) = ctx.saved_tensors
-        return None, ctx.functions.swiglu_grad(gradients[0], a)
+        (fc1,) = ctx.saved_tensors
+        return None, ctx.functions.swiglu_grad(gradients[0], fc1)
 
 
 class _DropoutAdd(torch.autograd.Function):

@@ -1,1 +1,1 @@
-"""TODO domino_tune/service/executors."""
+"""Executors: where quanta run, on this machine or on Dask. May import service.tasks and base."""

@@ -1,11 +1,11 @@
-"""DaskExecutor: slices on a Dask cluster, ``dask://host:port``.
+"""DaskExecutor: calls on a Dask cluster, ``dask://host:port``.
 
-Traffic with the scheduler carries pickles, so cluster and service trust each other: keep the
-scheduler's port among them, with TLS where the network is shared
+Messages to and from the scheduler are pickles, so that cluster and service must trust each other:
+let nobody else reach the scheduler's port, and use TLS where the network is shared
 (https://distributed.dask.org/en/stable/tls.html; set in Dask's own configuration).
 
-Where a worker dies, Dask cannot tell the call it was at from those that waited there: all of them
-are tried on other workers, ``distributed.scheduler.allowed-failures`` times (3), and then broken.
+When a worker dies, Dask cannot tell the call that it ran from those that waited there: it tries all
+of them on other workers, ``distributed.scheduler.allowed-failures`` times (3), and then fails them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from simulator.errors import InputError
 CONNECT_S: Final = 10
 CLOSE_S: Final = 1
 LOST: Final = ("CommClosedError", "TimeoutError")
-"""Errors of the way to the cluster. Other OSErrors are a slice's own, and would come again."""
+"""Errors of the connection to the cluster. Other OSErrors are the call's own and would recur."""
 DIED: Final = "Dask's workers died over this; does it need more memory than they have?"
 
 
 class DaskExecutor(Executor):
-    """Calls go through ``distributed.Client.get_executor``; a client that lost its scheduler is
-    replaced at the next call. Raises InputError where there is no scheduler at ``place``."""
+    """Run calls through ``distributed.Client.get_executor``; replace a client that lost its
+    scheduler at the next call. Raise InputError where there is no scheduler at ``place``."""
 
     def __init__(self, place: str) -> None:
         try:
@@ -51,7 +51,7 @@ class DaskExecutor(Executor):
             ) from None
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call ``fn``, which workers must be able to import. Raises ExecutorLostError."""
+        """Call ``fn``, which workers must be able to import. Raise ExecutorLostError."""
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
         inner = self._open().submit(fn, *args, **kwargs)
@@ -61,10 +61,10 @@ class DaskExecutor(Executor):
         return outer
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls; with ``wait`` those accepted are done first, else dropped."""
+        """Accept no more calls. With ``wait`` finish the accepted ones first; else drop them."""
         self._closed = True
         if not self._lock.acquire(timeout=-1 if wait else CLOSE_S):
-            return  # whoever is connecting closes what it gets
+            return  # the thread that is connecting closes the client
         try:
             if self._client is not None:
                 self._pool.shutdown(wait=wait and not cancel_futures)
@@ -74,7 +74,7 @@ class DaskExecutor(Executor):
             self._lock.release()
 
     def _open(self) -> Executor:
-        """The client's executor: a call is tried once, and never taken for an earlier one."""
+        """Return the client's executor, which tries a call once and never reuses an old result."""
         with self._lock:
             if self._client is None or self._client.status not in ("running", "connecting"):
                 self._reconnect()
@@ -86,7 +86,7 @@ class DaskExecutor(Executor):
                 self._client.close(timeout=CLOSE_S)
             self._client = None
         try:
-            # Without a scheme Dask takes the one that it is set to, tcp or tls.
+            # Without a scheme Dask uses the configured one, tcp or tls.
             self._client = self._connect(self._place, timeout=CONNECT_S, set_as_default=False)
         except OSError as error:  # TimeoutError is one
             raise ExecutorLostError(f"No Dask scheduler answers at {self._place!r}.") from error
@@ -98,7 +98,7 @@ class DaskExecutor(Executor):
 
 
 def _pass_on(inner: Future[Any], outer: Future[Any]) -> None:
-    """Settle ``outer`` as ``inner`` was, in our words."""
+    """Settle ``outer`` as ``inner``, with our own errors."""
     if not outer.set_running_or_notify_cancel():
         return
     if inner.cancelled():

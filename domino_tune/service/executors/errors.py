@@ -1,4 +1,4 @@
-"""How an executor fails a call that is not to blame."""
+"""Errors of executors: the call itself did not fail."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from domino_tune.base.errors import RunError
 
 
 class WorkerDiedError(RunError):
-    """The process that computed a slice ended before it answered."""
+    """The process that ran a call ended before it answered."""
 
 
 class ExecutorLostError(RunError):
-    """No process can be had now: the cluster is away or forgot what it was asked, or no worker
-    starts. The call is not to blame, and may be made again later."""
+    """No worker process is available: the cluster is away or dropped the call, or no worker starts.
+    The call may be made again later."""

@@ -1,4 +1,4 @@
-"""Where slices run: processes of this machine, or a Dask cluster; one dict of them."""
+"""The executors by scheme: processes of this machine, or a Dask cluster."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from simulator.errors import InputError, unknown_name
 
 
 def open_executor(address: str, slots: int) -> Executor:
-    """The executor at ``address``: ``local`` with ``slots`` processes, or ``dask://host:port``.
+    """Return the executor at ``address``: ``local`` with ``slots`` processes, or
+    ``dask://host:port``.
 
-    It may take some seconds to answer. Raises InputError for any other address, where Dask is not
-    installed, or where no scheduler answers.
+    This may take some seconds. Raise InputError for any other address, where Dask is not installed,
+    or where no scheduler answers.
     """
     scheme, _, place = address.partition("://")
     if scheme not in EXECUTORS:

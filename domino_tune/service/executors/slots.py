@@ -13,7 +13,7 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, Final
 
 import psutil
@@ -23,181 +23,150 @@ from domino_tune.service.executors.errors import ExecutorLostError, WorkerDiedEr
 from simulator.errors import DominoTuneError
 
 NICENESS: Final = 10
-"""Workers stand back where the event loop wants the core."""
-PATIENCE_S: Final = 5
+"""Workers leave the core to the event loop where it needs it."""
+EXIT_S: Final = 5
 STARTS: Final = 3
-"""Workers that may end before they begin with a call: they were idle when something killed them."""
+"""Workers to try until one begins with a call: idle ones may have been killed."""
 STALL_S: Final = 300.0
-"""A worker that has a call and used no processor for so long hangs, or was stopped."""
-LOOKS: Final = 60
-"""How often it is looked at meanwhile."""
+"""A worker that has a call and uses no processor for so long hangs, or was stopped."""
+STALL_CHECKS: Final = 60
+"""Checks of a worker within ``STALL_S``."""
 BEGUN: Final = "begun"
 LOG: Final = logging.getLogger("domino_tune.service")
-Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+Calls = SimpleQueue[tuple[Future[Any], Call] | None]
 
 
 class SlotExecutor(Executor):
-    """``slots`` processes, each behind a thread that hands it one call after the other.
+    """Run calls in ``slots`` worker processes, each of which runs one call at a time.
 
-    A process that dies breaks the call it was at, with WorkerDiedError, and is replaced; calls
-    beside and behind it never notice. (ProcessPoolExecutor breaks them all.) One that stands still
-    for ``stall_s`` while it has a call is killed. Where none can be started, calls end with
-    ExecutorLostError. Processes end by themselves when their parent is gone.
+    A worker that dies fails only the call that it runs, with WorkerDiedError, and is replaced
+    (ProcessPoolExecutor fails all calls). A worker that has a call and uses no processor for
+    ``stall_s`` seconds is killed. Where no worker can be started, calls fail with
+    ExecutorLostError. Workers exit when their parent is gone.
     """
 
     def __init__(self, slots: int, *, niceness: int = NICENESS, stall_s: float = STALL_S) -> None:
-        self._calls: SimpleQueue[Call | None] = SimpleQueue()
-        self._slots = [_Slot(self._calls, niceness) for _ in range(slots)]
+        self._calls: Calls = SimpleQueue()
+        self._cancelled = threading.Event()
+        self._slots = [_Slot(self._calls, self._cancelled, niceness) for _ in range(slots)]
         self._closed = False
-        self._over = threading.Event()
-        watch = threading.Thread(
-            target=self._watch, args=(stall_s / LOOKS,), name="slots' watch", daemon=True
-        )
-        watch.start()
+        self._ended = threading.Event()
+        period_s = stall_s / STALL_CHECKS
+        threading.Thread(target=self._watch, args=(period_s,), name="watch", daemon=True).start()
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that are there now."""
+        """Return the process ids of the present workers."""
         return [slot.worker.pid for slot in self._slots if slot.worker is not None]
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call ``fn``, which a worker must be able to import, in the next slot that is free."""
+        """Call ``fn``, which a worker must be able to import, in the next free slot."""
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
         future: Future[Any] = Future()
-        self._calls.put((future, fn, args, kwargs))
+        self._calls.put((future, (fn, args, kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls. With ``wait`` those accepted are done first; else workers are killed
-        at once, since slices can be computed again."""
+        """Accept no more calls. With ``wait`` finish the accepted ones first; else kill the workers
+        at once, since a quantum can be computed again."""
         self._closed = True
         if cancel_futures or not wait:
-            self._drop_waiting()
-        for _ in self._slots:
-            self._calls.put(None)
-        if not wait:
-            for slot in self._slots:
-                slot.kill()
+            self._cancelled.set()
         for slot in self._slots:
-            slot.join(None if wait else PATIENCE_S)
-        self._over.set()
-
-    def _watch(self, beat_s: float) -> None:
-        """End workers that stand still. Time is counted in beats, so that a pause of the whole
-        program is one beat, however long it was."""
-        while not self._over.wait(beat_s):
-            for slot in self._slots:
-                slot.look()
-
-    def _drop_waiting(self) -> None:
-        with suppress(Empty):
-            while True:
-                call = self._calls.get_nowait()
-                if call is not None and call[0].cancel():
-                    call[0].set_running_or_notify_cancel()  # wakes those who wait for it
-
-
-class _Slot:
-    """A thread and the worker process it has now."""
-
-    def __init__(self, calls: SimpleQueue[Call | None], niceness: int) -> None:
-        self._calls = calls
-        self._niceness = niceness
-        self._ended = threading.Event()
-        self.worker: _Worker | None = None
-        self._thread = threading.Thread(target=self._serve, name="slot", daemon=True)
-        self._thread.start()
-
-    def kill(self) -> None:
-        """End the worker, and start no other."""
+            self._calls.put(None)
+            if not wait and slot.worker is not None:
+                slot.worker.kill()
+        for slot in self._slots:
+            slot.join(None if wait else EXIT_S)
         self._ended.set()
-        if self.worker is not None:
-            self.worker.kill()
 
-    def look(self) -> None:
-        """Once a beat: kill the worker where it stood still for too many of them."""
-        worker = self.worker
-        if worker is not None:
-            worker.look()
+    def _watch(self, period_s: float) -> None:
+        """Kill workers that stall. Count checks, not seconds: a pause of the whole program is one
+        check, however long it was."""
+        while not self._ended.wait(period_s):
+            for slot in self._slots:
+                if slot.worker is not None:
+                    slot.worker.check_stall()
 
-    def join(self, timeout_s: float | None) -> None:
-        """Wait until the thread is through."""
-        self._thread.join(timeout_s)
 
-    def _serve(self) -> None:
-        self._start()
-        while (call := self._calls.get()) is not None:
-            future, function, args, kwargs = call
+class _Slot(threading.Thread):
+    """A thread that hands calls to one worker, and replaces the worker when it dies."""
+
+    def __init__(self, calls: Calls, cancelled: threading.Event, niceness: int) -> None:
+        super().__init__(name="slot", daemon=True)
+        self._calls = calls
+        self._cancelled = cancelled
+        self._niceness = niceness
+        self.worker: _Worker | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Answer calls until None comes."""
+        self._start_worker()
+        while (item := self._calls.get()) is not None:
+            future, call = item
+            if self._cancelled.is_set():
+                future.cancel()
+            # Where the future is cancelled, this wakes those who wait for it.
             if future.set_running_or_notify_cancel():
-                self._answer(future, function, args, kwargs)
+                self._answer(future, call)
         if self.worker is not None:
             self.worker.close()
 
-    def _answer(
-        self,
-        future: Future[Any],
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        """Settle ``future``; a worker that died is replaced before the next call needs it."""
+    def _answer(self, future: Future[Any], call: Call) -> None:
+        """Settle ``future``, and replace a worker that died before the next call needs it."""
         try:
-            self._begin((function, args, kwargs))
-            assert self.worker is not None
-            value = self.worker.answer()
+            future.set_result(self._begin(call).answer())
         except WorkerDiedError as error:
             future.set_exception(error)
-            self._replace()
+            self._start_worker()
         except BaseException as error:
             future.set_exception(error)
-        else:
-            future.set_result(value)
 
-    def _begin(self, call: tuple[Any, ...]) -> None:
-        """Have a worker begin with ``call``; one that died before it could is replaced.
+    def _begin(self, call: Call) -> _Worker:
+        """Return a worker that has begun with ``call``, after replacing those that died before.
 
-        Raises ExecutorLostError: a call that never began did not kill it.
+        Raise ExecutorLostError: a call that has not begun did not kill them.
         """
         for _ in range(STARTS):
             if self.worker is not None and self.worker.begin(call):
-                return
-            self._replace()
+                return self.worker
+            self._start_worker()
         raise ExecutorLostError("No worker process can be started; is memory short?")
 
-    def _start(self) -> None:
-        with suppress(OSError):
-            if not self._ended.is_set():
-                self.worker = _Worker(self._niceness)
-                if self._ended.is_set():  # killed meanwhile
-                    self.worker.kill()
-
-    def _replace(self) -> None:
+    def _start_worker(self) -> None:
+        """Replace the worker, unless calls are cancelled."""
         if self.worker is not None:
             self.worker.kill()
             self.worker.close()
-        self.worker = None
-        self._start()
+            self.worker = None
+        with suppress(OSError):
+            if not self._cancelled.is_set():
+                self.worker = _Worker(self._niceness)
+                if self._cancelled.is_set():  # meanwhile: ``shutdown`` did not see this worker
+                    self.worker.kill()
 
 
 class _Worker:
-    """One process, and the pipe to it."""
+    """A process and the pipe to it."""
 
     def __init__(self, niceness: int) -> None:
         context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
+        self._pipe, child_pipe = context.Pipe()
         self._process = context.Process(
-            target=serve_calls, args=(theirs, niceness), name="slice worker", daemon=True
+            target=serve_calls, args=(child_pipe, niceness), name="worker", daemon=True
         )
         self._process.start()
-        theirs.close()
+        child_pipe.close()
         self.pid = self._process.pid or 0
         self._has_call = False
         self._used_s = -1.0
-        self._still = 0
+        self._stalled_checks = 0
 
-    def begin(self, call: tuple[Any, ...]) -> bool:
-        """Whether it is there and begins with ``call``."""
+    def begin(self, call: Call) -> bool:
+        """Return whether the process is alive and begins with ``call``."""
         self._has_call = True
         try:
             self._pipe.send(call)
@@ -206,33 +175,35 @@ class _Worker:
             return False
 
     def answer(self) -> Any:
-        """The value of the call begun, or what it raises. Raises WorkerDiedError."""
+        """Return the value of the call begun, or raise its error. Raise WorkerDiedError."""
         try:
-            worked, value = self._pipe.recv()
+            succeeded, value = self._pipe.recv()
         except (EOFError, OSError):
-            self._process.join(PATIENCE_S)
+            self._process.join(EXIT_S)
+            code = self._process.exitcode
+            cause = signal.Signals(-code).name if code is not None and code < 0 else f"exit {code}"
             raise WorkerDiedError(
-                f"The worker process died ({_how(self._process.exitcode)}) over this; does it need "
-                "more memory than there is?"
+                f"The worker process died ({cause}) over this; does it need more memory than there "
+                "is?"
             ) from None
         finally:
             self._has_call = False
-        if worked:
+        if succeeded:
             return value
         raise value
 
-    def look(self) -> None:
-        """Count beats in which it had a call and used no processor; at the last one, kill it: what
-        waits for it, or for room in its pipe, then sees it dead."""
+    def check_stall(self) -> None:
+        """Kill the process at the last of ``STALL_CHECKS`` checks at which it had a call and had
+        used no processor. Who waits for it, or for room in its pipe, then sees it dead."""
         used_s = self._processor_s() if self._has_call else -1.0
-        self._still = self._still + 1 if 0 <= used_s == self._used_s else 0
+        self._stalled_checks = self._stalled_checks + 1 if 0 <= used_s == self._used_s else 0
         self._used_s = used_s
-        if self._still >= LOOKS:
+        if self._stalled_checks >= STALL_CHECKS:
             LOG.warning("worker %d stood still over a call and was ended", self.pid)
             self.kill()
 
     def _processor_s(self) -> float:
-        """Seconds of processor it has used; -1 where it is gone."""
+        """Return the processor time used, in seconds; -1 where the process is gone."""
         try:
             times = psutil.Process(self.pid).cpu_times()
         except psutil.Error:
@@ -240,53 +211,40 @@ class _Worker:
         return float(times.user + times.system)
 
     def kill(self) -> None:
-        """End it at once."""
-        with suppress(OSError, ValueError):
+        """Kill the process, from any thread."""
+        with suppress(OSError, ValueError):  # ValueError: closed meanwhile
             self._process.kill()
 
     def close(self) -> None:
-        """Let it end, and free what it held here."""
+        """Let the process exit, and free the pipe and the process."""
         self._pipe.close()
-        with suppress(ValueError):  # closed already
-            self._process.join(PATIENCE_S)
-            self._process.kill()
-            self._process.join()
-            self._process.close()
-
-
-def _how(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
-        return signal.Signals(-exit_code).name
-    return f"exit code {exit_code}"
+        self._process.join(EXIT_S)
+        self._process.kill()
+        self._process.join()
+        self._process.close()
 
 
 def serve_calls(pipe: Connection, niceness: int) -> None:
-    """What a worker process does: answer calls until its parent has no more, or is gone."""
+    """Answer calls in a worker process until the parent has no more, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
     os.nice(niceness)
     give_freed_memory_back()
-    from domino_tune.service.work import import_ahead
+    from domino_tune.service.tasks.work import import_ahead
 
     import_ahead()
     with suppress(EOFError, OSError):
         while True:
             function, args, kwargs = pipe.recv()
             pipe.send(BEGUN)
-            pipe.send(_outcome(function, args, kwargs))
-
-
-def _outcome(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[bool, Any]:
-    """(True, value) or (False, exception)."""
-    try:
-        return True, function(*args, **kwargs)
-    except Exception as error:
-        return False, _portable(error)
+            try:
+                outcome = True, function(*args, **kwargs)
+            except Exception as error:
+                outcome = False, _portable(error)
+            pipe.send(outcome)
 
 
 def _portable(error: Exception) -> Exception:
-    """The error as another process can have it; a bug with the place where it happened."""
+    """Return the error as another process can unpickle it; a bug with its traceback as a note."""
     if not isinstance(error, DominoTuneError):
         error.add_note("".join(traceback.format_exception(error)))
     try:

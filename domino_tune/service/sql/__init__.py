@@ -1,1 +1,1 @@
-"""TODO domino_tune/service/sql."""
+"""SQL: the service's database, SQLite or PostgreSQL. May import store and below."""

@@ -1,4 +1,4 @@
-"""One database by URL: SQLite as the embedded default, PostgreSQL where replicas share it."""
+"""Database: transactions on SQLite, the embedded default, or PostgreSQL, which replicas share."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from sqlalchemy.exc import ArgumentError
 
 from domino_tune.base.errors import UnavailableError
 from domino_tune.service.sql import sqlite
-from domino_tune.service.sql.driver_errors import BUSY, in_our_words
+from domino_tune.service.sql.driver_errors import BUSY, translated_errors
 from domino_tune.service.sql.tables import METADATA, SCHEMA_VERSION, schema_version
 from simulator.errors import DominoTuneError, InputError, unknown_name
 
 POOL: Final[dict[str, Any]] = {"pool_size": 5, "max_overflow": 15, "pool_timeout": 30}
 IDLE_S: Final = 15
-"""PostgreSQL ends a transaction whose owner was stopped for so long; its locks must not stay."""
+"""PostgreSQL ends a transaction whose client stopped for so long: its locks must not stay."""
 STATEMENT_S: Final = 30
-"""PostgreSQL ends a statement that takes longer; ours take milliseconds."""
+"""PostgreSQL ends a statement that takes longer. Ours take milliseconds."""
 LIBPQ: Final = {
     "connect_timeout": "5",
     "keepalives_idle": "10",
@@ -38,47 +38,46 @@ LIBPQ: Final = {
     "keepalives_count": "3",
     "tcp_user_timeout": "20000",
 }
-"""How soon a connection that silently broke is noticed: seconds, the last one milliseconds."""
-_SCHEMA_LOCK: Final = 0x646F6D696E6F  # "domino": replicas that start together make one schema
+"""Notice a connection that broke silently; seconds, but ``tcp_user_timeout`` in milliseconds."""
+_SCHEMA_LOCK: Final = 0x646F6D696E6F  # "domino": replicas that start together create one schema
 
 
 class Database:
-    """Transactions on one database; its errors are told in our words."""
+    """Transactions on one database, with translated errors."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._writer = engine.execution_options(sqlite_begin="BEGIN IMMEDIATE")
-        # SQLite has one writer: threads take turns here, where the next is woken at once, rather
-        # than by SQLite's polling.
-        self._turn = threading.Lock() if engine.dialect.name == "sqlite" else None
+        # SQLite allows one writer and polls for it; a lock wakes the next thread at once.
+        self._write_lock = threading.Lock() if engine.dialect.name == "sqlite" else None
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that only looks. Raises StorageError, UnavailableError."""
-        with in_our_words(), self._engine.connect() as connection:
+        """Open a transaction that only reads. Raise StorageError, UnavailableError."""
+        with translated_errors(), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction, durable when this returns, undone when it raises.
+        """Open a transaction that is durable when this returns and undone when it raises.
 
-        Raises StorageError where the disk is full or fails (then the same may be tried again),
+        Raise StorageError where the disk is full or fails (the same may be tried again),
         UnavailableError where the database is busy or away.
         """
-        with in_our_words(), self._in_turn(), self._writer.begin() as connection:
+        with translated_errors(), self._locked(), self._writer.begin() as connection:
             yield connection
 
     @contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        if self._turn is None:
+    def _locked(self) -> Iterator[None]:
+        if self._write_lock is None:
             yield
             return
-        if not self._turn.acquire(timeout=sqlite.BUSY_S):
+        if not self._write_lock.acquire(timeout=sqlite.BUSY_S):
             raise UnavailableError(BUSY[1])
         try:
             yield
         finally:
-            self._turn.release()
+            self._write_lock.release()
 
     def ping(self) -> None:
         """Raise StorageError or UnavailableError unless the database answers."""
@@ -91,13 +90,13 @@ class Database:
 
 
 def open_database(url: str) -> Database:
-    """Open ``sqlite:///FILE`` or ``postgresql://…``; an empty database gets our tables.
+    """Open ``sqlite:///FILE`` or ``postgresql://…``; create the tables in an empty database.
 
-    Raises InputError for a URL that is none or a database that is not ours or of another schema,
-    StorageError for a damaged one, UnavailableError where there is no answer.
+    Raise InputError for a bad URL, or a database of another program or another schema version,
+    StorageError for a damaged one, UnavailableError where it does not answer.
     """
     parsed = _parse(url)
-    with in_our_words():
+    with translated_errors():
         engine = ENGINES[parsed.get_backend_name()](parsed, POOL)
     database = Database(engine)
     try:
@@ -119,7 +118,7 @@ def open_database(url: str) -> Database:
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # the text may hold a password: it is not repeated
+    except (ArgumentError, ValueError):  # do not repeat the text: it may hold a password
         raise InputError(
             "The database must be a URL, say sqlite:///jobs.db or postgresql://user@host/name."
         ) from None
@@ -129,7 +128,7 @@ def _parse(url: str) -> URL:
 
 
 def postgresql_engine(url: URL, pool: dict[str, Any]) -> Engine:
-    """The engine of a PostgreSQL server. Raises InputError where psycopg is not installed."""
+    """Return the engine of a PostgreSQL server. Raise InputError where psycopg is not installed."""
     url = url.set(drivername="postgresql+psycopg", query={**LIBPQ, **url.query})
     try:
         engine = create_engine(url, hide_parameters=True, pool_pre_ping=True, **pool)
@@ -154,7 +153,7 @@ ENGINES: Final[dict[str, Callable[[URL, dict[str, Any]], Engine]]] = {
 
 
 def _prepare(connection: Connection) -> None:
-    """Make the tables where there are none; else see that they are ours, of our version."""
+    """Create the tables in an empty database; else check that they are ours, of our version."""
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
     found = inspect(connection).get_table_names()

@@ -1,4 +1,4 @@
-"""What the database drivers raise, in our words: StorageError, UnavailableError, or a bug."""
+"""Errors of the database drivers, translated to StorageError or UnavailableError."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from domino_tune.base.errors import StorageError, UnavailableError
 from simulator.errors import DominoTuneError
 
-Words = tuple[type[DominoTuneError], str]
+Translation = tuple[type[DominoTuneError], str]
 FULL: Final = (StorageError, "The database's disk is full; free some space, then try again.")
 FAILS: Final = (
     StorageError,
-    "The database's disk fails, so that this was perhaps not kept; look after it, then try again.",
+    "The database's disk fails, so this may not be stored; check the disk, then try again.",
 )
 DAMAGED: Final = (StorageError, "The database is damaged; restore it from a backup.")
 FORBIDDEN: Final = (
@@ -26,7 +26,7 @@ FORBIDDEN: Final = (
 )
 BUSY: Final = (UnavailableError, "The database is busy; try again.")
 AWAY: Final = (UnavailableError, "The database does not answer; try again a little later.")
-SQLITE: Final[dict[int, Words]] = {
+SQLITE: Final[dict[int, Translation]] = {
     sqlite3.SQLITE_FULL: FULL,
     sqlite3.SQLITE_IOERR: FAILS,
     sqlite3.SQLITE_CANTOPEN: FAILS,
@@ -39,7 +39,7 @@ SQLITE: Final[dict[int, Words]] = {
     sqlite3.SQLITE_PROTOCOL: BUSY,
 }
 """By primary result code (sqlite.org/rescode)."""
-POSTGRESQL: Final[dict[str, Words]] = {
+POSTGRESQL: Final[dict[str, Translation]] = {
     "53100": FULL,  # disk_full
     "58": FAILS,  # system_error, io_error
     "XX001": DAMAGED,  # data_corrupted
@@ -55,29 +55,29 @@ POSTGRESQL: Final[dict[str, Words]] = {
 
 
 @contextmanager
-def in_our_words() -> Iterator[None]:
-    """Turn what a database driver raises into StorageError or UnavailableError, bugs excepted.
+def translated_errors() -> Iterator[None]:
+    """Raise a driver's errors as StorageError or UnavailableError; bugs stay as they are.
 
-    The driver's own text may name hosts and users: it goes to the log as the cause, not to callers.
+    The driver's own text may name hosts and users: the log has it as the cause, callers do not.
     """
     try:
         yield
     except (DBAPIError, sqlite3.Error) as error:
-        words = _words(error)
-        if words is None:
+        translation = _translation(error)
+        if translation is None:
             raise
-        kind, text = words
+        kind, text = translation
         raise kind(text) from error
     except PoolTimeoutError as error:
         raise UnavailableError(BUSY[1]) from error
 
 
-def _words(error: DBAPIError | sqlite3.Error) -> Words | None:
+def _translation(error: DBAPIError | sqlite3.Error) -> Translation | None:
     original = error.orig if isinstance(error, DBAPIError) else error
     code = getattr(original, "sqlite_errorcode", None)
     if code is not None:
         return SQLITE.get(code & 0xFF)  # the low byte is the primary code
     state = getattr(original, "sqlstate", None) or ""
     known = POSTGRESQL.get(state) or POSTGRESQL.get(state[:2])
-    # What else is operational: no connection, shutting down, logged out, out of connections.
+    # Other operational errors: no connection, shutting down, logged out, too many connections.
     return known or (AWAY if isinstance(error, OperationalError) else None)

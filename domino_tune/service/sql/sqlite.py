@@ -1,4 +1,4 @@
-"""A SQLite file: opened durably, and refused where it was cut."""
+"""A SQLite file: open it durably, and refuse one that was truncated."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from domino_tune.base.errors import StorageError
 from simulator.errors import InputError
 
 BUSY_S: Final = 30.0
-"""How long a writer waits for another process's transaction."""
+"""A writer waits so long for another process's transaction."""
 MAGIC: Final = b"SQLite format 3\0"
-LOOKS: Final = 3
-"""How often a file is looked at before it counts as cut."""
+TRUNCATION_CHECKS: Final = 3
+"""Checks that must find a file truncated before it is refused."""
 
 
 def sqlite_engine(url: URL, pool: dict[str, Any]) -> Engine:
-    """The engine of a file, which is made where there is none.
+    """Return the engine of a file, which is created where there is none.
 
-    Raises InputError for a URL that names no file, or a file that cannot be made or is none of
-    SQLite's; StorageError where the file was cut.
+    Raise InputError for a URL that names no file, or a file that cannot be created or is not
+    SQLite's; StorageError where the file was truncated.
     """
     if not url.database or url.database == ":memory:" or url.query:
         raise InputError(
@@ -45,7 +45,7 @@ def sqlite_engine(url: URL, pool: dict[str, Any]) -> Engine:
 
 
 def _make(path: Path) -> None:
-    """An empty file where there is none, for its owner's eyes only; SQLite's others follow it."""
+    """Create a file that only its owner may read; SQLite gives its other files the same mode."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
@@ -55,15 +55,15 @@ def _make(path: Path) -> None:
 
 
 def _use_wal(path: Path) -> None:
-    """Switch the file to write-ahead logging; while others open it too, that may need patience."""
-    until = time.monotonic() + BUSY_S
+    """Switch the file to write-ahead logging; wait for others that open it at the same time."""
+    end_s = time.monotonic() + BUSY_S
     while True:
         try:
-            with closing(sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)) as opened:
-                mode = opened.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+            with closing(sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)) as connection:
+                mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
         except sqlite3.OperationalError as error:
             busy = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-            if not busy or time.monotonic() > until:
+            if not busy or time.monotonic() > end_s:
                 raise
             time.sleep(0.05)
             continue
@@ -76,7 +76,7 @@ def _use_wal(path: Path) -> None:
 
 
 def _connected(connection: sqlite3.Connection, record: object) -> None:
-    connection.isolation_level = None  # transactions begin below, and nowhere else
+    connection.isolation_level = None  # only ``_begin`` begins transactions
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute("PRAGMA synchronous=FULL")  # a commit that returned is on the disk
 
@@ -86,14 +86,16 @@ def _begin(connection: Connection) -> None:
 
 
 def check_whole(path: Path) -> None:
-    """Raise StorageError where the file is shorter than it says, InputError where it is none.
+    """Raise StorageError where the file is shorter than its header says, InputError where it is not
+    a SQLite database.
 
-    SQLite itself would read zeros in place of lacking pages, or begin anew where all are lacking.
+    SQLite itself would read zeros in place of missing pages, or start an empty database where all
+    are missing.
     """
-    for look in range(LOOKS):
-        if look:  # another process may just be moving the log into the file
+    for check in range(TRUNCATION_CHECKS):
+        if check:  # another process may be moving the log into the file
             time.sleep(0.1)
-        if not _is_cut(path):
+        if not _is_truncated(path):
             return
     raise StorageError(
         f"The database {str(path)!r} is damaged: it is shorter than it says, and its log does not "
@@ -101,7 +103,7 @@ def check_whole(path: Path) -> None:
     )
 
 
-def _is_cut(path: Path) -> bool:
+def _is_truncated(path: Path) -> bool:
     log = Path(f"{path}-wal")
     head = b""
     if path.is_file():
@@ -111,17 +113,17 @@ def _is_cut(path: Path) -> bool:
         return log.is_file() and log.stat().st_size > 0
     if not head.startswith(MAGIC):
         raise InputError(f"{str(path)!r} is no SQLite database; choose another file.")
-    if head[24:28] != head[92:96]:  # then the page count is not kept (sqlite.org/fileformat2)
+    if head[24:28] != head[92:96]:  # then the page count is not valid (sqlite.org/fileformat2)
         return False
     page_bytes = int.from_bytes(head[16:18], "big")
     page_bytes = 65536 if page_bytes == 1 else page_bytes
-    there = path.stat().st_size // page_bytes
-    lacking = range(there + 1, int.from_bytes(head[28:32], "big") + 1)
-    return bool(lacking) and not logged_pages(log, page_bytes).issuperset(lacking)
+    pages = path.stat().st_size // page_bytes
+    missing = range(pages + 1, int.from_bytes(head[28:32], "big") + 1)
+    return bool(missing) and not logged_pages(log, page_bytes).issuperset(missing)
 
 
 def logged_pages(log: Path, page_bytes: int) -> set[int]:
-    """Numbers of the pages that committed transactions left in the write-ahead log.
+    """Return the numbers of the pages that committed transactions left in the write-ahead log.
 
     Source of the layout: sqlite.org/fileformat2, "The Write-Ahead Log".
     """
@@ -135,7 +137,7 @@ def logged_pages(log: Path, page_bytes: int) -> set[int]:
             if file.seek(page_bytes, os.SEEK_CUR) > size:
                 break
             open_pages.add(int.from_bytes(frame[:4], "big"))
-            if any(frame[4:8]):  # the database's size in pages: only commits say it
+            if any(frame[4:8]):  # the database's size in pages, which only a commit states
                 committed |= open_pages
                 open_pages.clear()
     return committed

@@ -1,4 +1,4 @@
-"""What SQLite and PostgreSQL say differently: the clock, and inserts that may meet a row."""
+"""Statements that differ between SQLite and PostgreSQL: the clock, and INSERT … ON CONFLICT."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sqlalchemy.sql.functions import FunctionElement
 
 
 class now_s(FunctionElement[float]):
-    """Seconds since 1970 by the database's own clock, at the moment the statement runs.
+    """Seconds since 1970 by the database's own clock, when the statement runs.
 
-    PostgreSQL's ``now()`` would be the transaction's beginning, before it waited for locks.
+    PostgreSQL's ``now()`` is when the transaction began, before it waited for locks.
     """
 
     type = Double()
@@ -23,7 +23,7 @@ class now_s(FunctionElement[float]):
 
 @compiles(now_s, "sqlite")
 def _sqlite_now(element: now_s, compiler: SQLCompiler, **options: Any) -> str:
-    # Days since 4714 BC as a double: good to 0.04 ms. unixepoch('subsec') needs SQLite 3.42.
+    # Days since 4714 BC as a double: exact to 0.04 ms. unixepoch('subsec') needs SQLite 3.42.
     return "((julianday('now') - 2440587.5) * 86400.0)"
 
 
@@ -33,7 +33,7 @@ def _postgresql_now(element: now_s, compiler: SQLCompiler, **options: Any) -> st
 
 
 def insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
-    """An INSERT that knows ON CONFLICT."""
+    """Return an INSERT that supports ON CONFLICT."""
     if connection.dialect.name == "sqlite":
         return sqlite.insert(table)
     return postgresql.insert(table)

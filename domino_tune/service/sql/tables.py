@@ -1,6 +1,7 @@
-"""The tables, for SQLite and PostgreSQL alike; times are the database's, seconds since 1970.
+"""The tables, the same for SQLite and PostgreSQL. Times: the database's clock, seconds since 1970.
 
-Large bodies stand apart from ``jobs``: a heartbeat rewrites its row, and must not rewrite them.
+Large bodies have tables of their own: a heartbeat rewrites a row of ``jobs``, and must not rewrite
+them.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from sqlalchemy import (
 
 SCHEMA_VERSION: Final = 1
 UNFINISHED: Final = text("state IN ('queued', 'running')")
-"""Jobs that may be claimed: few, among all there ever were. As text, since SQLite uses the partial
-index only where a query repeats its condition."""
+"""Jobs that may be claimed, few of all that there ever were. As text: SQLite uses the partial index
+only where a query repeats its condition."""
 METADATA: Final = MetaData()
 
 schema_version: Final = Table(
@@ -37,7 +38,7 @@ tasks: Final = Table(
     Column("digest", Text, primary_key=True),
     Column("body", LargeBinary, nullable=False),
 )
-"""What a job computes, whole and pinned; equal jobs share one."""
+"""What a job computes, complete and pinned; equal jobs share one."""
 
 jobs: Final = Table(
     "jobs",
@@ -81,7 +82,7 @@ artifacts: Final = Table(
     Column("name", Text, primary_key=True),
     Column("body", LargeBinary, nullable=False),
 )
-"""What a finished job made; its result is the artifact of that name."""
+"""The files of a finished job; its result is the artifact ``result``."""
 
 validations: Final = Table(
     "validations",
@@ -121,7 +122,7 @@ profile_bodies: Final = Table(
     Column("content_id", Text, primary_key=True),
     Column("body", LargeBinary, nullable=False),
 )
-"""Every profile that ever was, by the id of its content."""
+"""Every profile that was ever stored, by the id of its content."""
 
 profiles: Final = Table(
     "profiles",

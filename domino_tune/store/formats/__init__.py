@@ -1,1 +1,1 @@
-"""TODO domino_tune/store/formats."""
+"""File formats of others and of ours: models, arguments and traces. May import the store."""

@@ -1,8 +1,9 @@
 """Chrome trace: timelines as JSON that Perfetto, chrome://tracing and HolisticTraceAnalysis read.
 
 HolisticTraceAnalysis reads one file a rank in a folder of its own, so give it a trace of one
-timeline; Perfetto shows several as processes under each other. Its rules (a literal ``"rank": 0``,
-category ``kernel``, integer stream, NCCL's kernel names) shape what is written here.
+timeline; Perfetto shows several timelines as processes. The format follows the rules of
+HolisticTraceAnalysis: a literal ``"rank": 0``, category ``kernel``, integer stream, NCCL's kernel
+names.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from simulator.timeline import Timeline
 
 Event = dict[str, Any]
 STREAMS: Final = (7, 20, 24)
-"""Stream of each lane: compute on the one PyTorch profiles usually show, then TP, then DP."""
+"""Stream of each lane: compute on the stream that PyTorch profiles usually show, then TP, DP."""
 NCCL_NAMES: Final = {
     "all_reduce": "AllReduce_Sum",
     "reduce_scatter": "ReduceScatter_Sum",
@@ -32,21 +33,21 @@ NCCL_NAMES: Final = {
 
 
 def write_trace(path: str | Path, timelines: Mapping[str, Timeline]) -> None:
-    """Write ``timelines`` (name -> timeline) as a Chrome trace.
+    """Write ``timelines`` (name → timeline) as a Chrome trace.
 
-    The same timelines give the same bytes. Raises InputError when there is none, or when ``path``
-    cannot be written; then nothing is left behind.
+    The same timelines give the same bytes. Raise InputError where there is no timeline, or where
+    ``path`` cannot be written; then no file changes.
     """
     write_trace_bytes(path, trace_bytes(timelines))
 
 
 def write_trace_bytes(path: str | Path, data: bytes) -> None:
-    """Write a trace that is made, gzipped where ``path`` ends in .gz."""
+    """Write the bytes of a trace, gzipped where ``path`` ends in .gz. Raise InputError."""
     write_whole(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
 
 def trace_bytes(timelines: Mapping[str, Timeline]) -> bytes:
-    """The trace as JSON, one event a line."""
+    """Return the trace as JSON, one event a line. Raise InputError where there is no timeline."""
     if not timelines:
         raise InputError("A trace needs at least one timeline, got none.")
     flow = 0
@@ -62,7 +63,7 @@ def trace_bytes(timelines: Mapping[str, Timeline]) -> bytes:
 
 
 def event_name(op: Op) -> str:
-    """Name of an op's event: our own, behind NCCL's kernel name for a collective."""
+    """Return the name of an op's event: the op's, after NCCL's kernel name for a collective."""
     if not isinstance(op.signature, Collective):
         return op.name
     kernel = NCCL_NAMES[op.signature.op]
@@ -115,9 +116,9 @@ def _shape(signature: Signature) -> Event:
 
 
 def _flows(pid: int, timeline: Timeline, first: int) -> Iterator[Event]:
-    """Arrows from the op that wrote a value to its all-reduce, and from there to its first reader.
+    """Yield arrows from the op that wrote a value to its all-reduce, and on to its first reader.
 
-    Pairs of start and finish; both bind to the slice that encloses them.
+    An arrow is a start and a finish event; both bind to the slice that encloses them.
     """
     writer: dict[str, int] = {}
     arrived: set[int] = set()

@@ -1,4 +1,4 @@
-"""What makes DeepSpeed's Domino (DeepSpeedExamples/training/DeepSpeed-Domino) run a plan."""
+"""Arguments that make DeepSpeed's Domino run a plan (training/DeepSpeed-Domino in its examples)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from domino_tune.store.plans import PlanFile
 
 
 def deepspeed_arguments(plan_file: PlanFile) -> tuple[list[str], dict[str, bool]]:
-    """Return (arguments of its pretrain_gpt.py, fields of the Domino config to set in code).
+    """Return arguments of its pretrain_gpt.py, and fields of the Domino config to set in code.
 
-    The plan must be one that DeepSpeed can run.
+    DeepSpeed must be able to run the plan. Raise InfeasiblePlanError as ``megatron_arguments``.
     """
     arguments = megatron_arguments(plan_file.model, plan_file.workload, plan_file.cluster)
     intra = plan_file.plan.order == "intra"

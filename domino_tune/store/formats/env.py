@@ -9,11 +9,11 @@ from simulator.plan import SlicePlan
 
 
 def environment(plan: SlicePlan) -> dict[str, str]:
-    """Variables for every rank.
+    """Return the variables for every rank.
 
     ``CUDA_DEVICE_MAX_CONNECTIONS=1``: one hardware queue, so that the device sees kernels in the
-    order in which they were issued, as the schedule says. ``TORCH_NCCL_HIGH_PRIORITY=1``: PyTorch
-    runs NCCL on a high-priority stream, so that a collective gets its SMs at once.
+    order of the schedule. ``TORCH_NCCL_HIGH_PRIORITY=1``: PyTorch runs NCCL on a high-priority
+    stream, so that a collective gets its SMs at once.
     ``NCCL_MIN_CTAS`` and ``NCCL_MAX_CTAS`` (NCCL ≥ 2.17): the plan's CTAs, where it chose some.
     """
     found = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
@@ -25,5 +25,5 @@ def environment(plan: SlicePlan) -> dict[str, str]:
 
 
 def export_lines(variables: Mapping[str, str]) -> list[str]:
-    """One ``export NAME=VALUE`` a line, for a shell to source."""
+    """Return lines ``export NAME=VALUE`` for a shell to source."""
     return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]

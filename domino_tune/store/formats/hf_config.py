@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
+from domino_tune.store.parsing import parse
 from simulator.errors import InputError, unknown_name
 from simulator.specs import ModelSpec
 
@@ -32,21 +33,22 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
 }
 """Names of one ModelSpec field in the configurations of the various families."""
 LARGEST: Final = 10**9
-"""Above any number of a model."""
+"""Upper limit of every number of a model."""
 EXPERT_KEYS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
 EXPERT_TYPES: Final = frozenset({
     "mixtral", "deepseek_v2", "deepseek_v3", "dbrx", "jamba", "gpt_oss", "llama4", "llama4_text",
     "switch_transformers", "minimax",
 })  # fmt: skip
-"""Mixtures of experts whose name does not say so."""
+"""Mixtures of experts whose ``model_type`` does not contain ``moe``."""
 NESTED: Final = ("text_config", "llm_config", "language_config")
-"""Where models of several modes keep their language model."""
+"""Keys under which multimodal models hold the config of their language model."""
+_HINTS: Final = get_type_hints(ModelSpec)
 REQUIRED: Final = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What a ``model_type`` implies: fixed shape, defaults of absent keys, known departures.
+    """What a ``model_type`` implies: fixed fields, defaults of absent keys, known departures.
 
     ``departures`` maps a key to (values that are harmless, what is simulated otherwise).
     """
@@ -58,7 +60,7 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class HfModel:
-    """A converted config: the shape, the keys that did not matter to it, and remarks."""
+    """A converted config: the model, the keys that do not change its shape, and notes."""
 
     spec: ModelSpec
     ignored: tuple[str, ...]
@@ -144,9 +146,9 @@ FAMILIES: Final[dict[str, Family]] = {
 
 
 def from_hf_config(config: Mapping[str, Any], *, name: str) -> HfModel:
-    """Convert a parsed config.json of a dense decoder-only model.
+    """Return the model of the config.json of a dense decoder-only model.
 
-    Raises InputError naming the key for anything missing, malformed or not a dense decoder.
+    Raise InputError, which names the key, for a missing or malformed key and any other model.
     """
     _refuse_unsupported(config, name)
     model_type = config.get("model_type")
@@ -171,7 +173,7 @@ def from_hf_config(config: Mapping[str, Any], *, name: str) -> HfModel:
 
 
 def field_name(name: str) -> str:
-    """The ModelSpec field that a Hugging Face name means. Raises InputError for an unknown one."""
+    """Return the ModelSpec field of a Hugging Face name. Raise InputError for an unknown name."""
     known = [f.name for f in fields(ModelSpec) if f.name != "name"]
     if name in known:
         return name
@@ -211,7 +213,7 @@ def _refuse_unsupported(config: Mapping[str, Any], name: str) -> None:
 
 
 class _Reader:
-    """Looks fields up under all their names and remembers which keys were used."""
+    """Looks up fields under all their names and records which keys were used."""
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
         self.config = config
@@ -219,7 +221,7 @@ class _Reader:
         self.used: set[str] = set()
 
     def shape(self, family: Family) -> dict[str, Any]:
-        """Arguments of ModelSpec but the name."""
+        """Return the arguments of ModelSpec except the name."""
         values: dict[str, Any] = {}
         for item in fields(ModelSpec):
             if item.name == "name":
@@ -228,7 +230,7 @@ class _Reader:
             if item.name in family.fixed:
                 values[item.name] = family.fixed[item.name]
             elif found is not None:
-                values[item.name] = self._typed(item.name, str(item.type), found)
+                values[item.name] = self._typed(item.name, found)
             elif item.name in family.defaults:
                 values[item.name] = family.defaults[item.name]
             elif item.name in REQUIRED:
@@ -245,20 +247,19 @@ class _Reader:
                     return self.config[key]
         return None
 
-    def _typed(self, field_: str, kind: str, value: Any) -> Any:
+    def _typed(self, field_: str, value: Any) -> Any:
         if field_ == "hidden_act":
             if not isinstance(value, str) or value not in ACTIVATIONS:
                 raise unknown_name(f"activation of {self.name}", str(value), ACTIVATIONS)
             return ACTIVATIONS[value]
-        good: tuple[type, ...] = {"int": (int,), "bool": (bool,), "float": (int, float)}[kind]
-        if not isinstance(value, good) or (kind != "bool" and isinstance(value, bool)):
-            raise InputError(f"{self.name}: {field_} must be of type {kind}, got {value!r}.")
-        if isinstance(value, int | float) and value > LARGEST:
-            raise InputError(f"{self.name}: {field_} must be at most {LARGEST}, got more.")
-        return value
+        source = f"{self.name}: {field_}"
+        typed = parse(_HINTS[field_], value, source=source, error=InputError)
+        if typed > LARGEST:
+            raise InputError(f"{source} must be at most {LARGEST}, got more.")
+        return typed
 
     def _derive(self, values: dict[str, Any]) -> None:
-        """Fill in what a config leaves to its heads and hidden size."""
+        """Fill in the fields that follow from the heads and the hidden size."""
         heads, hidden = values["num_attention_heads"], values["hidden_size"]
         if self.config.get("model_type") == "falcon" and not self.config.get(
             "new_decoder_architecture"

@@ -11,10 +11,10 @@ DTYPE_FLAGS: Final = {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": []}
 
 
 def megatron_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[str]:
-    """Arguments of Megatron-LM's pretrain_gpt.py, one option with its value an entry.
+    """Return arguments of Megatron-LM's pretrain_gpt.py: one option with its value an entry.
 
-    No data, learning rate or checkpoint: those are the user's. Raises InfeasiblePlanError
-    (``target``) for what Megatron-LM cannot run.
+    The user adds data, learning rate and checkpoints. Raise InfeasiblePlanError (``target``) for
+    what Megatron-LM cannot run.
     """
     if workload.dtype not in DTYPE_FLAGS:
         raise InfeasiblePlanError(

@@ -31,7 +31,10 @@ def measured(tuned: Any) -> dict[str, Any]:
             "interval_ms": {"low": 0.99 * real_ms, "high": 1.01 * real_ms}, "spread_ms": 0.1,
             "loss": 10.5, "failed": "", "makespans_ms": [real_ms] * 3,
             "roles": [
-                {"role": "attn.a", "count": 8, "predicted_ms": 1.0, "measured_ms": 2, "ratio": 2.0}
+                {
+                    "role": "attn.qkv", "count": 8, "predicted_ms": 1.0,
+                    "measured_ms": 2, "ratio": 2.0,
+                }
             ],
             "captured": False, "why_not_captured": "",
         }  # fmt: skip

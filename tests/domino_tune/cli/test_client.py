@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def without_seconds(text: str) -> str:
-    return re.sub(r'\d+\.\d s\. Within|"seconds": [\d.]+', "TIME", text)
+    return re.sub(r'\d+\.\d s\. Among|"seconds": [\d.]+', "TIME", text)
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
@@ -95,7 +95,7 @@ def test_the_same_exit_code(server: Served, tmp_path: Path, wrong: tuple[str, ..
         (("--model", "a/config.json", "--server", "http://h:1"), "is a file"),
         (("--server", "h:1"), "no server's URL"),
         (("--server", "http://h:1", "--token-file", "/none"), "cannot be read"),
-        (("--token-file", "/none"), "--token-file is for --server"),
+        (("--token-file", "/none"), "--token-file needs --server"),
     ],
 )
 def test_what_is_refused_here(tmp_path: Path, more: tuple[str, ...], said: str) -> None:
@@ -178,7 +178,7 @@ class Reports:
             items: list[dict[str, object]] = client.validations(self.job)["items"]
             return items
 
-    def kept(self) -> list[Path]:
+    def unsent(self) -> list[Path]:
         return sorted((self.folder / "unsent").glob("*"))
 
 
@@ -194,7 +194,7 @@ def test_measured_results_are_reported(reports: Reports) -> None:
     assert done.returncode == 0, done.stderr
     (mine,) = reports.received()[before:]
     assert mine["result"] == json.loads(done.stdout)
-    assert reports.kept() == []
+    assert reports.unsent() == []
 
 
 def test_what_cannot_be_sent_is_kept_and_can_be_sent_again(reports: Reports) -> None:
@@ -202,19 +202,19 @@ def test_what_cannot_be_sent_is_kept_and_can_be_sent_again(reports: Reports) -> 
     done = reports.validate(reports.url("http://127.0.0.1:9"), "--max-error", "1e6")
     assert done.returncode == 6
     assert json.loads(done.stdout)["rounds"] == 3
-    (kept,) = reports.kept()
-    assert json.loads(kept.read_bytes()) == json.loads(done.stdout)
+    (unsent,) = reports.unsent()
+    assert json.loads(unsent.read_bytes()) == json.loads(done.stdout)
     said = re.search(r"Send them with: python -m domino_tune (send .*)\n", done.stderr)
     assert said
     words = said[1].split()
     assert command(reports.folder, *words).returncode == 6
-    assert kept.exists()
-    copy = kept.read_bytes()
+    assert unsent.exists()
+    copy = unsent.read_bytes()
     for _ in range(2):  # the second time as where the first answer was lost
-        kept.write_bytes(copy)
+        unsent.write_bytes(copy)
         sent = command(reports.folder, *words[:-1], reports.url(reports.server.url))
         assert sent.returncode == 0, sent
-        assert not kept.exists()
+        assert not unsent.exists()
     assert len(reports.received()) == before + 1
 
 
@@ -222,8 +222,8 @@ def test_a_tune_of_nobody_is_told(reports: Reports) -> None:
     url = f"{reports.server.url}/v1/tunes/job_{'0' * 32}/validations"
     done = reports.validate(url, "--max-error", "1e-9%")
     assert done.returncode == 3, done.stderr  # the prediction is off: what the measuring says
-    assert "were not sent; they are kept in" in done.stderr
-    reports.kept()[0].unlink()
+    assert "were not sent; they are saved in" in done.stderr
+    reports.unsent()[0].unlink()
 
 
 def test_a_bad_place_is_refused_before_anything_is_run(reports: Reports) -> None:

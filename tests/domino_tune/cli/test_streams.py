@@ -68,9 +68,7 @@ sys.exit(main(["models"]))
 """
 
 
-@pytest.mark.parametrize(
-    "name", ["domino_tune.cli.commands", "typer", "domino_tune.verbs.simulate"]
-)
+@pytest.mark.parametrize("name", ["domino_tune.cli.commands", "typer", "domino_tune.verbs.models"])
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "ImportError('broken') from None"])
 def test_interrupted_while_importing(name: str, error: str) -> None:
     code = INTERRUPTED_IMPORT.format(name=name, error=error)

@@ -15,7 +15,7 @@ import typer
 from domino_tune.cli.commands import VERBS, build_app, main
 from tests.conftest import REPOSITORY
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "cli.txt"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "cli.txt"
 HEAVY = ("numpy", "pandas", "pydantic", "simpy", "skopt", "sklearn", "matplotlib", "torch")
 
 

@@ -17,11 +17,11 @@ SECRET = r"dt_[A-Za-z0-9_-]{43}"
 
 
 def found(database: Path, secret: str) -> Token | None:
-    opened = open_database(f"sqlite:///{database}")
+    connection = open_database(f"sqlite:///{database}")
     try:
-        return TokenDesk(opened).find(secret)
+        return TokenDesk(connection).find(secret)
     finally:
-        opened.close()
+        connection.close()
 
 
 def test_the_secret_is_alone_on_stdout_and_kept_nowhere(run: Runner) -> None:

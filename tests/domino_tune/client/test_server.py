@@ -55,16 +55,16 @@ def local() -> TuneResult:
 
 
 def less_seconds(result: Any) -> Any:
-    told = to_json(result)
-    del told["seconds"]
-    return told
+    plain = to_json(result)
+    del plain["seconds"]
+    return plain
 
 
 def test_a_tune_is_what_it_is_locally(client: Client, local: TuneResult, tmp_path: Path) -> None:
-    told: list[str] = []
-    answer = client.tune(ASKED, told.append)
+    texts: list[str] = []
+    answer = client.tune(ASKED, texts.append)
     assert less_seconds(answer.result) == less_seconds(local)
-    assert told
+    assert texts
     save_plan(local.best.plan_file, tmp_path / "plan.json")
     assert client.plan(answer.id) == (tmp_path / "plan.json").read_bytes()
     assert client.trace(answer.id) == trace_bytes(local.best.timelines)

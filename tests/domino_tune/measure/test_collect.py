@@ -10,6 +10,7 @@ import pytest
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.machine import this_machine
 from domino_tune.store.profiles import dump_profile, parse_profile
+from simulator.contention import CollectiveFamily
 from simulator.cost import CostModel
 from simulator.ops import Collective, Gemm
 from simulator.profile import Profile
@@ -78,7 +79,7 @@ def test_contention_by_cta_count_is_of_the_machines_sms() -> None:
     (law,) = profile.contention.fit.compute
     assert law.sms_per_cta == pytest.approx(1.0, rel=1e-3)
     assert law.factor == pytest.approx(1.0, abs=1e-3)
-    assert CostModel(profile).family(REDUCE) == "all_reduce/2x1/c0"  # no size in it
+    assert CostModel(profile).family(REDUCE) == CollectiveFamily(2, 1)  # no size in it
 
 
 def test_timings_of_an_earlier_run_count() -> None:

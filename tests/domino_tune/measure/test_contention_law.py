@@ -1,4 +1,4 @@
-"""Slow-downs by CTA count become the law's numbers; those of gloo stay as they are, by size."""
+"""Slowdowns by CTA count become the law's numbers; those of gloo stay as they are, by size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from domino_tune.measure.contention_law import (
     law_of,
     with_earlier_sizes,
 )
-from simulator.contention import Contention, compute_slowdown, family_name
+from simulator.contention import (
+    CollectiveFamily,
+    ComputeFamily,
+    Contention,
+    compute_slowdown,
+)
 
 SMS = 132
 CTAS = (1, 2, 4, 8, 16, 32)
@@ -60,9 +65,9 @@ def test_rows_by_cta_count_give_the_law_and_no_sizes() -> None:
     assert fit.collective_factor == pytest.approx(1.1)
     assert {law.family for law in fit.compute} == set(LAWS)
     contention = Contention(fit)
-    beside = contention.slowdowns(("gemm", family_name("all_reduce", 1, 8, 16)))
+    beside = contention.slowdowns((ComputeFamily("gemm"), CollectiveFamily(1, 8, 16)))
     assert beside[0] / 1024 == pytest.approx(compute_slowdown(*LAWS["gemm"], 16, SMS), rel=2e-3)
-    chosen = contention.slowdowns(("gemm", family_name("all_reduce", 1, 8, 0)))
+    chosen = contention.slowdowns((ComputeFamily("gemm"), CollectiveFamily(1, 8)))
     assert chosen[0] / 1024 == pytest.approx(compute_slowdown(*LAWS["gemm"], 20, SMS), rel=2e-3)
 
 
@@ -104,8 +109,11 @@ def test_a_family_goes_by_the_sizes_that_have_it() -> None:
     fit = contention_fit(rows, sm_count=1)
     assert {law.family: law.factor for law in fit.compute} == {"attention": 4.0, "gemm": 24.0}
     assert "attention" not in fit.by_size[1].compute
-    flights = (family_name("all_reduce", 2, 1, 0, size) for size in (1 << 10, 1 << 12, 1 << 14))
-    beside = [Contention(fit).slowdowns(("attention", flight))[0] / 1024 for flight in flights]
+    flights = (CollectiveFamily(2, 1, 0, size) for size in (1 << 10, 1 << 12, 1 << 14))
+    beside = [
+        Contention(fit).slowdowns((ComputeFamily("attention"), flight))[0] / 1024
+        for flight in flights
+    ]
     assert beside == [3.0, 4.0, 5.0]
 
 
@@ -128,17 +136,17 @@ def test_the_error_is_what_steps_differ_by(ctas: int) -> None:
 def test_two_collectives_at_once_are_as_measured_or_said_to_be_assumed() -> None:
     rows = [row(0, like=4)]
     assumed = contention_fit(rows, sm_count=1)
-    assert (assumed.shared_links_factor, assumed.apart_factor) == (2.0, 1.0)
+    assert (assumed.same_links_factor, assumed.other_links_factor) == (2.0, 1.0)
     assert "same links" in assumptions(rows, None)
     assert "different links" in assumptions(rows, None)
     apart = {"shared": False, "factor": 1.25, "samples": 3}
     found = contention_fit(rows, sm_count=1, lanes=apart)
-    assert (found.shared_links_factor, found.apart_factor) == (2.0, 1.25)
+    assert (found.same_links_factor, found.other_links_factor) == (2.0, 1.25)
     assert "same links" in assumptions(rows, apart)
     assert "different links" not in assumptions(rows, apart)
     shared = {"shared": True, "factor": 1.75, "samples": 3}
     found = contention_fit(rows, sm_count=1, lanes=shared)
-    assert (found.shared_links_factor, found.apart_factor) == (1.75, 1.0)
+    assert (found.same_links_factor, found.other_links_factor) == (1.75, 1.0)
     assert "same links" not in assumptions(rows, shared)
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from domino_tune.measure.coverage import CTAS, PROBE_LAYERS, RIVAL_CUTS, coverage, cta_counts
+from domino_tune.measure.coverage import CONTENTION_CUTS, CTAS, PROBE_LAYERS, coverage, cta_counts
 from domino_tune.measure.machine import this_machine
-from domino_tune.measure.probe_set import Wanted, signatures
+from domino_tune.measure.probe_set import ProbeSet, signatures
 from domino_tune.search.space import enumerate_plans
 from simulator.build import build_schedule
 from simulator.case import Case
@@ -33,9 +33,11 @@ def job(batch: int, micros: int = 1) -> Workload:
     return Workload(seq_length=32, micro_batch_size=batch, grad_accumulation=micros, dtype="fp32")
 
 
-def sources(model: ModelSpec, workload: Workload, cluster: ClusterSpec, wanted: Wanted) -> Counter:  # type: ignore[type-arg]
+def sources(
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec, probes: ProbeSet
+) -> Counter:  # type: ignore[type-arg]
     """How the signatures of plans of the tuning space are looked up, counted."""
-    case = Case(model=model, workload=workload, cluster=cluster, profile=timed(wanted))
+    case = Case(model=model, workload=workload, cluster=cluster, profile=timed(probes))
     cost = case.cost
     found = {
         template.signature
@@ -59,45 +61,45 @@ def test_every_signature_of_the_space_is_measured(
     model: ModelSpec, batch: int, cluster: ClusterSpec, micros: int
 ) -> None:
     """Greedy orders, merged weight gradients, own dgrad pieces and uneven slices among them."""
-    wanted = coverage(model, job(batch), cluster, memory_bytes=MEMORY)
-    found = sources(model, job(batch, micros), cluster, wanted)
+    probes = coverage(model, job(batch), cluster, memory_bytes=MEMORY)
+    found = sources(model, job(batch, micros), cluster, probes)
     assert set(found) == {"measured"}
     assert found["measured"] > 20
 
 
 def test_what_is_cut_short_by_time_is_interpolated() -> None:
     """Only the plans of one column piece were measured: the others lie between or near them."""
-    wanted = coverage(TINY, job(4), ON_TWO, memory_bytes=MEMORY)
-    few = [p for p in wanted.cases[0].plans if p.attn_col_slices in (1, 8)]
-    cases = (replace(wanted.cases[0], plans=tuple(few)), *wanted.cases[1:])
+    probes = coverage(TINY, job(4), ON_TWO, memory_bytes=MEMORY)
+    few = [p for p in probes.cases[0].plans if p.attn_col_slices in (1, 8)]
+    cases = (replace(probes.cases[0], plans=tuple(few)), *probes.cases[1:])
     ops = {op for case in cases for plan in case.plans for op in case.signatures(plan)}
-    cut = replace(wanted, cases=cases, ops=frozenset(ops) & wanted.ops)
-    assert cut.ops < wanted.ops
+    cut = replace(probes, cases=cases, ops=frozenset(ops) & probes.ops)
+    assert cut.ops < probes.ops
     assert set(sources(TINY, job(4), ON_TWO, cut)) == {"measured", "interpolated"}
 
 
 def test_the_plans_that_win_come_first_and_none_adds_nothing() -> None:
-    wanted = coverage(TINY, job(8), ON_TWO, memory_bytes=MEMORY)
-    first = wanted.cases[0].plans
+    probes = coverage(TINY, job(8), ON_TWO, memory_bytes=MEMORY)
+    first = probes.cases[0].plans
     assert [p.slices[:2] for p in first[:4]] == [(1, 1), (2, 1), (4, 1), (8, 1)]
     seen: set[object] = set()
-    for case in wanted.cases:
+    for case in probes.cases:
         for plan in case.plans:
-            fresh = case.signatures(plan) & wanted.ops - seen
+            fresh = case.signatures(plan) & probes.ops - seen
             assert fresh
             seen |= fresh
-    assert seen == wanted.ops
-    assert len(set(wanted.collectives)) == len(wanted.collectives)
-    assert wanted.collectives[0].size_bytes == 8 * 32 * 64 * 4  # the baseline's own
+    assert seen == probes.ops
+    assert len(set(probes.collectives)) == len(probes.collectives)
+    assert probes.collectives[0].size_bytes == 8 * 32 * 64 * 4  # the baseline's own
 
 
 def test_a_deep_model_is_probed_on_a_short_stack_and_its_optimizer_whole() -> None:
-    wanted = coverage(DEEP, job(2), ON_TWO, memory_bytes=MEMORY)
-    layers = [case.model.num_hidden_layers for case in wanted.cases]
+    probes = coverage(DEEP, job(2), ON_TWO, memory_bytes=MEMORY)
+    layers = [case.model.num_hidden_layers for case in probes.cases]
     assert set(layers[:-1]) == {PROBE_LAYERS}
     assert layers[-1] == DEEP.num_hidden_layers
     whole = signatures(DEEP, job(2), ON_TWO, MEGATRON)
-    assert {s for s in whole if not isinstance(s, Collective)} <= wanted.ops
+    assert {s for s in whole if not isinstance(s, Collective)} <= probes.ops
     short_on_memory = coverage(DEEP, job(2), ON_TWO, memory_bytes=1 << 10)
     assert {c.model.num_hidden_layers for c in short_on_memory.cases} == {PROBE_LAYERS}
 
@@ -108,38 +110,38 @@ def test_a_model_that_does_not_shard_is_refused() -> None:
 
 
 def test_what_is_known_is_not_measured_again() -> None:
-    wanted = coverage(TINY, job(3), ON_TWO, memory_bytes=MEMORY)
-    assert wanted.lacking(empty(), 20, 2) == wanted
-    assert wanted.lacking(timed(wanted), 20, 2).is_empty
-    assert not wanted.lacking(timed(wanted, samples=5), 20, 2).is_empty
+    probes = coverage(TINY, job(3), ON_TWO, memory_bytes=MEMORY)
+    assert probes.lacking(empty(), 20, 2) == probes
+    assert probes.lacking(timed(probes), 20, 2).is_empty
+    assert not probes.lacking(timed(probes, samples=5), 20, 2).is_empty
 
 
 def test_only_plans_with_something_lacking_are_played_again() -> None:
-    wanted = coverage(TINY, job(4), ON_TWO, memory_bytes=MEMORY)
+    probes = coverage(TINY, job(4), ON_TWO, memory_bytes=MEMORY)
     lost = next(
-        op for op in sorted(wanted.ops, key=repr)
-        if isinstance(op, Gemm) and sum(op in c.signatures(p) for c in wanted.cases
+        op for op in sorted(probes.ops, key=repr)
+        if isinstance(op, Gemm) and sum(op in c.signatures(p) for c in probes.cases
                                         for p in c.plans) == 1
     )  # fmt: skip
-    left = wanted.lacking(timed(replace(wanted, ops=wanted.ops - {lost})), 20, 2)
+    left = probes.lacking(timed(replace(probes, ops=probes.ops - {lost})), 20, 2)
     assert left.ops == {lost}
     assert sum(len(case.plans) for case in left.cases) == 1
     assert left.collectives == ()
-    assert left.contention == wanted.contention  # measured beside whatever else is
-    assert len(left.cases) == len(wanted.cases)  # contention names its case by number
+    assert left.contention == probes.contention  # measured beside whatever else is
+    assert len(left.cases) == len(probes.cases)  # contention names its case by number
 
 
 def test_what_has_the_fewest_timings_comes_first() -> None:
-    wanted = coverage(TINY, job(4), ON_TWO, memory_bytes=MEMORY)
-    case = wanted.cases[0]
+    probes = coverage(TINY, job(4), ON_TWO, memory_bytes=MEMORY)
+    case = probes.cases[0]
     last = case.plans[-1]
-    rare = case.signatures(last) & wanted.ops - case.signatures(case.plans[0])
-    reduced = wanted.collectives[-1]
+    rare = case.signatures(last) & probes.ops - case.signatures(case.plans[0])
+    reduced = probes.collectives[-1]
     others = replace(
-        wanted, ops=wanted.ops - rare,
-        collectives=tuple(c for c in wanted.collectives if c != reduced),
+        probes, ops=probes.ops - rare,
+        collectives=tuple(c for c in probes.collectives if c != reduced),
     )  # fmt: skip
-    left = wanted.lacking(timed(others, samples=5), 20, 2)
+    left = probes.lacking(timed(others, samples=5), 20, 2)
     first = next(plan for plan in left.cases[0].plans)
     assert case.signatures(first) & rare
     assert left.collectives[0] == reduced
@@ -147,34 +149,34 @@ def test_what_has_the_fewest_timings_comes_first() -> None:
 
 
 def test_cases_without_work_are_not_played() -> None:
-    wanted = coverage(TINY, job(4), ON_TWO, memory_bytes=MEMORY)
-    idle = replace(wanted, cases=tuple(replace(c, plans=()) for c in wanted.cases))
+    probes = coverage(TINY, job(4), ON_TWO, memory_bytes=MEMORY)
+    idle = replace(probes, cases=tuple(replace(c, plans=()) for c in probes.cases))
     rounds = [case["rounds"] for case in idle.payload(20, None)["cases"]]
-    assert rounds == [wanted.cases[0].rounds(20), *[0] * (len(rounds) - 1)]
+    assert rounds == [probes.cases[0].rounds(20), *[0] * (len(rounds) - 1)]
     nothing = replace(idle, collectives=(), contention=None)
     assert {case["rounds"] for case in nothing.payload(20, None)["cases"]} == {0}
 
 
 def test_fewer_timings_are_enough_where_ranks_play_few_rounds() -> None:
     """Ranks play each plan so often that an op of every layer is timed as often as asked."""
-    wanted = coverage(TINY, job(1), ON_TWO, memory_bytes=MEMORY)
-    rounds = wanted.cases[0].rounds(20)
+    probes = coverage(TINY, job(1), ON_TWO, memory_bytes=MEMORY)
+    rounds = probes.cases[0].rounds(20)
     assert rounds == 10
-    profile = timed(wanted, samples=rounds)
-    assert wanted.lacking(profile, 20, ranks=1).ops == frozenset()
-    assert wanted.lacking(profile, 20, ranks=2).ops == wanted.ops
+    profile = timed(probes, samples=rounds)
+    assert probes.lacking(profile, 20, ranks=1).ops == frozenset()
+    assert probes.lacking(profile, 20, ranks=2).ops == probes.ops
 
 
 def test_payload_is_what_ranks_read() -> None:
-    wanted = coverage(TINY, job(2), ON_TWO, memory_bytes=MEMORY)
-    payload = wanted.payload(7, 60.0)
+    probes = coverage(TINY, job(2), ON_TWO, memory_bytes=MEMORY)
+    payload = probes.payload(7, 60.0)
     assert set(payload) == {"cases", "collectives", "contention", "seconds"}
-    assert payload["cases"][0]["rounds"] == wanted.cases[0].rounds(7)
+    assert payload["cases"][0]["rounds"] == probes.cases[0].rounds(7)
     assert payload["cases"][0]["model"]["hidden_size"] == 64
     assert payload["cases"][0]["plans"][0]["strategy"] == "megatron"
-    assert payload["contention"]["sizes"] == [32 * 64 * 4 // cut for cut in RIVAL_CUTS]
+    assert payload["contention"]["sizes"] == [32 * 64 * 4 // cut for cut in CONTENTION_CUTS]
     assert payload["contention"]["ctas"] == [0]
-    alone = wanted.without_collectives().payload(7, None)
+    alone = probes.without_collectives().payload(7, None)
     assert (alone["collectives"], alone["contention"]) == ([], None)
 
 
@@ -186,10 +188,10 @@ def test_cta_counts_are_measured_over_nccl_unless_a_setting_fixes_them() -> None
 
 def test_every_cta_count_is_asked_of_the_tensor_parallel_group() -> None:
     without = coverage(TINY, job(4), ON_FOUR, memory_bytes=MEMORY)
-    wanted = coverage(TINY, job(4), ON_FOUR, memory_bytes=MEMORY, ctas=CTAS)
+    probes = coverage(TINY, job(4), ON_FOUR, memory_bytes=MEMORY, ctas=CTAS)
     known = without.collectives
-    assert wanted.collectives[: len(known)] == known
-    asked = wanted.collectives[len(known) :]
+    assert probes.collectives[: len(known)] == known
+    asked = probes.collectives[len(known) :]
     assert {(c.nodes, c.per_node) for c in asked} == {ON_FOUR.tp_group}
     assert {c.ctas for c in asked} == set(CTAS)
     largest = max(c.size_bytes for c in known if (c.nodes, c.per_node) == ON_FOUR.tp_group)
@@ -199,18 +201,18 @@ def test_every_cta_count_is_asked_of_the_tensor_parallel_group() -> None:
         assert sizes[0] == largest
         assert sizes[-1] == least
         assert len(set(sizes)) == len(sizes) == 4
-    assert wanted.contention is not None
-    assert wanted.contention.ctas == (*CTAS, 0)
-    assert len(wanted.contention.sizes) == 1
-    assert wanted.lacking(timed(wanted), 20, 2).is_empty
-    found = sources(TINY, job(4), ON_FOUR, wanted)
+    assert probes.contention is not None
+    assert probes.contention.ctas == (*CTAS, 0)
+    assert len(probes.contention.sizes) == 1
+    assert probes.lacking(timed(probes), 20, 2).is_empty
+    found = sources(TINY, job(4), ON_FOUR, probes)
     assert set(found) == {"measured"}
 
 
 def test_plans_with_cta_counts_are_looked_up_between_what_was_measured() -> None:
-    wanted = coverage(TINY, job(4), ON_TWO, memory_bytes=MEMORY, ctas=(4,))
-    profile = timed(wanted)
+    probes = coverage(TINY, job(4), ON_TWO, memory_bytes=MEMORY, ctas=(4,))
+    profile = timed(probes)
     assert profile.comm_ctas_choices(*ON_TWO.tp_group) == (0, 4)
     cost = CostModel(profile)
-    few = [c._replace(ctas=4) for c in wanted.collectives if c.ctas == 0]
+    few = [c._replace(ctas=4) for c in probes.collectives if c.ctas == 0]
     assert {cost.estimate(c).source for c in few} <= {"measured", "interpolated"}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from domino_tune.measure.model_free import CPU, GPU, general
+from domino_tune.measure.model_free import CPU, GPU, model_free_probes
 from simulator.errors import InputError
 from simulator.ops import Attention, Gemm
 from simulator.specs import ClusterSpec, check_shardable
@@ -19,40 +19,40 @@ def test_its_models_shard_over_any_number_of_ranks(grid, tp: int) -> None:  # ty
     cluster = ClusterSpec(tp=tp)
     profile = empty()
     roomy = replace(profile, machine=replace(profile.machine, gpu_memory_gib=1000.0))
-    wanted = general(grid, cluster, "fp32", roomy)
-    assert len(wanted.cases) == 2 * len(grid.hidden_sizes) * len(grid.batches)
-    for case in wanted.cases:
+    probes = model_free_probes(grid, cluster, "fp32", roomy)
+    assert len(probes.cases) == 2 * len(grid.hidden_sizes) * len(grid.batches)
+    for case in probes.cases:
         check_shardable(case.model, case.workload, cluster)
-    assert {case.model.norm for case in wanted.cases} == {"layernorm", "rmsnorm"}
-    assert (wanted.contention is None) == (tp == 1)
+    assert {case.model.norm for case in probes.cases} == {"layernorm", "rmsnorm"}
+    assert (probes.contention is None) == (tp == 1)
 
 
 def test_messages_are_log_spaced_for_every_group() -> None:
-    wanted = general(CPU, ClusterSpec(tp=2, dp=4, ranks_per_node=4), "fp32", empty())
-    sizes = {c.size_bytes for c in wanted.collectives}
+    probes = model_free_probes(CPU, ClusterSpec(tp=2, dp=4, ranks_per_node=4), "fp32", empty())
+    sizes = {c.size_bytes for c in probes.collectives}
     assert sizes == {1 << power for power in range(12, 27)}
-    assert {(c.nodes, c.per_node) for c in wanted.collectives} == {(1, 2), (2, 2)}
-    assert len(wanted.collectives) == 2 * len(sizes)
-    coarse = [c.size_bytes for c in wanted.collectives[:10:2]]
+    assert {(c.nodes, c.per_node) for c in probes.collectives} == {(1, 2), (2, 2)}
+    assert len(probes.collectives) == 2 * len(sizes)
+    coarse = [c.size_bytes for c in probes.collectives[:10:2]]
     assert coarse == [4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20]
 
 
 def test_one_rank_sends_nothing() -> None:
-    assert general(CPU, ClusterSpec(tp=1), "fp32", empty()).collectives == ()
+    assert model_free_probes(CPU, ClusterSpec(tp=1), "fp32", empty()).collectives == ()
 
 
 def test_token_counts_are_log_spaced() -> None:
-    wanted = general(CPU, ClusterSpec(tp=1), "fp32", empty())
-    gemms = {op.m for op in wanted.ops if isinstance(op, Gemm) and op.layout == "forward"}
+    probes = model_free_probes(CPU, ClusterSpec(tp=1), "fp32", empty())
+    gemms = {op.m for op in probes.ops if isinstance(op, Gemm) and op.layout == "forward"}
     assert {128, 256, 512, 1024} <= gemms
-    assert {op.seq for op in wanted.ops if isinstance(op, Attention)} == {128, 512}
+    assert {op.seq for op in probes.ops if isinstance(op, Attention)} == {128, 512}
 
 
 def test_what_does_not_fit_is_left_out() -> None:
     profile = empty()
     small = replace(profile, machine=replace(profile.machine, gpu_memory_gib=0.25))
-    fewer = general(CPU, ClusterSpec(tp=1), "fp32", small).cases
-    assert 0 < len(fewer) < len(general(CPU, ClusterSpec(tp=1), "fp32", profile).cases)
+    fewer = model_free_probes(CPU, ClusterSpec(tp=1), "fp32", small).cases
+    assert 0 < len(fewer) < len(model_free_probes(CPU, ClusterSpec(tp=1), "fp32", profile).cases)
     assert max(case.model.hidden_size for case in fewer) < max(CPU.hidden_sizes)
 
 
@@ -60,13 +60,13 @@ def test_a_rank_with_hardly_any_memory_is_told_so() -> None:
     profile = empty()
     none = replace(profile, machine=replace(profile.machine, gpu_memory_gib=0.01))
     with pytest.raises(InputError, match=r"0\.01 GiB, too little .* --for-model"):
-        general(CPU, ClusterSpec(tp=1), "fp32", none)
+        model_free_probes(CPU, ClusterSpec(tp=1), "fp32", none)
 
 
 def test_over_nccl_cta_counts_are_measured_too() -> None:
     profile = empty()
     on_gpus = replace(profile, machine=replace(profile.machine, backend="nccl"))
-    wanted = general(CPU, ClusterSpec(tp=2), "fp32", on_gpus)
-    assert {c.ctas for c in wanted.collectives} == {0, 1, 2, 4, 8, 16, 32}
-    assert wanted.contention is not None
-    assert wanted.contention.ctas == (1, 2, 4, 8, 16, 32, 0)
+    probes = model_free_probes(CPU, ClusterSpec(tp=2), "fp32", on_gpus)
+    assert {c.ctas for c in probes.collectives} == {0, 1, 2, 4, 8, 16, 32}
+    assert probes.contention is not None
+    assert probes.contention.ctas == (1, 2, 4, 8, 16, 32, 0)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 from domino_tune.report.data import (
+    Crossover,
     HeatCell,
     Numbers,
     PlanRow,
@@ -15,7 +16,6 @@ from domino_tune.report.data import (
     Shown,
     Source,
     Sweep,
-    Turn,
 )
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
@@ -24,6 +24,7 @@ from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import simulate
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
+from simulator.units import MS_PER_NS
 
 SLICED = SlicePlan(order="inter", wgrad="eager")
 
@@ -51,7 +52,7 @@ def shown(on: Case, plan: SlicePlan) -> Shown:
 def report_data(on: Case, plan: SlicePlan = SLICED, **changes: object) -> ReportData:
     """A page without its optional parts; ``changes`` are fields of ReportData."""
     baseline, chosen, bound = (shown(on, item) for item in (MEGATRON, plan, NO_COMM))
-    sure = confidence_of(chosen.timeline, on.cost)
+    confidence = confidence_of(chosen.timeline, on.cost)
     data = ReportData(
         title="a model on a machine",
         workload=(("Model", on.model.name),),
@@ -60,14 +61,14 @@ def report_data(on: Case, plan: SlicePlan = SLICED, **changes: object) -> Report
         chosen=chosen,
         bound=bound,
         numbers=Numbers(
-            iteration_ms=chosen.timeline.makespan_ns / 1e6,
-            baseline_ms=baseline.timeline.makespan_ns / 1e6,
-            no_comm_ms=bound.timeline.makespan_ns / 1e6,
+            iteration_ms=chosen.timeline.makespan_ns * MS_PER_NS,
+            baseline_ms=baseline.timeline.makespan_ns * MS_PER_NS,
+            no_comm_ms=bound.timeline.makespan_ns * MS_PER_NS,
             peak_memory_gib=12.5,
-            low_ms=sure.low_ns / 1e6,
-            high_ms=sure.high_ns / 1e6,
-            confidence=sure.level,
-            shares=sure.shares,
+            low_ms=confidence.low_ns * MS_PER_NS,
+            high_ms=confidence.high_ns * MS_PER_NS,
+            confidence=confidence.level,
+            shares=confidence.shares,
         ),
     )
     return replace(data, **changes)  # type: ignore[arg-type]
@@ -89,9 +90,9 @@ def full_data(on: Case, said: str = "words") -> ReportData:
         ),
         heat_note=said,
         plans=(PlanRow(label=said, iteration_ms=20.0, peak_memory_gib=1.0),),
-        turns=(
-            Turn(factor=0.0, winner=said, iteration_ms=19.0, baseline_ms=30.0),
-            Turn(factor=1.7, winner="megatron", iteration_ms=31.0, baseline_ms=31.0),
+        crossovers=(
+            Crossover(factor=0.0, winner=said, iteration_ms=19.0, baseline_ms=30.0),
+            Crossover(factor=1.7, winner="megatron", iteration_ms=31.0, baseline_ms=31.0),
         ),
         sensitivity=(Sensitivity(key=said, low=said, high=said, low_ms=18.0, high_ms=25.0),),
         sweeps=(Sweep(x_label=said, xs=(said, "2"), series={said: (1.0, 2.0)}),),

@@ -14,7 +14,7 @@ from simulator.plan import MEGATRON, SlicePlan
 from tests.domino_tune.report.pages import case, full_data, report_data
 
 VOID = {"meta", "br"}
-SECTIONS = ("lanes", "cuts", "time", "sure", "whatif", "asked", "again")
+SECTIONS = ("lanes", "cuts", "time", "confidence", "whatif", "asked", "again")
 
 
 class Reader(HTMLParser):
@@ -74,7 +74,7 @@ def test_page_is_whole_and_needs_no_network() -> None:
 
 def test_parts_without_data_are_left_out() -> None:
     reader = read(report_html(report_data(case())))
-    assert [i for i in reader.ids if i in SECTIONS] == ["lanes", "time", "sure", "asked"]
+    assert [i for i in reader.ids if i in SECTIONS] == ["lanes", "time", "confidence", "asked"]
 
 
 def test_text_of_the_user_never_becomes_markup() -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from domino_tune.report.html import report_html
-from domino_tune.report.lanes import MAX_OPS, cut_spans, kept_ops, lanes_json
+from domino_tune.report.lanes import MAX_OPS, cut_spans, drawn_ops, lanes_json
 from simulator.case import Case
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
@@ -72,20 +72,20 @@ def test_long_timelines_keep_some_layers_and_say_so() -> None:
     on = large_case()
     data = report_data(on, sliced)
     timeline = data.chosen.timeline
-    kept = kept_ops(timeline)
-    assert MAX_OPS / 2 < len(kept) <= MAX_OPS < len(timeline.ops)
-    layers = {timeline.ops[index].layer for index in kept}
+    drawn = drawn_ops(timeline)
+    assert MAX_OPS / 2 < len(drawn) <= MAX_OPS < len(timeline.ops)
+    layers = {timeline.ops[index].layer for index in drawn}
     assert {0, 48, 95} <= layers
-    spans = cut_spans(timeline, kept)
+    spans = cut_spans(timeline, drawn)
     assert all(before[1] < after[0] for before, after in pairwise(spans))
-    dropped = set(range(len(timeline.ops))) - set(kept)
+    dropped = set(range(len(timeline.ops))) - set(drawn)
     assert all(
         any(low <= timeline.start_ns[i] and timeline.end_ns[i] <= high for low, high in spans)
         for i in list(dropped)[::50]
     )
     line = json.loads(lanes_json(data))["timelines"][1]
     everything = written(timeline)
-    assert unpacked(line) == [everything[index] for index in kept]
+    assert unpacked(line) == [everything[index] for index in drawn]
     page = report_html(data)
     assert "first, middle and last layers only" in page
     assert len(page.encode()) < 1_500_000
@@ -93,6 +93,6 @@ def test_long_timelines_keep_some_layers_and_say_so() -> None:
 
 def test_short_timelines_are_drawn_whole() -> None:
     timeline = shown(case(), MEGATRON).timeline
-    assert kept_ops(timeline) == list(range(len(timeline.ops)))
-    assert cut_spans(timeline, kept_ops(timeline)) == []
+    assert drawn_ops(timeline) == list(range(len(timeline.ops)))
+    assert cut_spans(timeline, drawn_ops(timeline)) == []
     assert "first, middle and last" not in report_html(report_data(case()))

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from domino_tune.report.breakdown import parts_ns, where_time_goes
-from domino_tune.report.confidence import turn_sentence
-from domino_tune.report.data import HeatCell, Numbers, Shown, Sweep, Turn
+from domino_tune.report.confidence import crossover_sentence
+from domino_tune.report.data import Crossover, HeatCell, Numbers, Shown, Sweep
 from domino_tune.report.heat import heat_map
 from domino_tune.report.markup import Html, tag, text
 from domino_tune.report.names import (
@@ -62,16 +62,18 @@ def test_heat_map_marks_the_best_cell_and_the_holes() -> None:
     assert heat_map(data) == ""
 
 
-def turn(factor: float, winner: str) -> Turn:
-    return Turn(factor=factor, winner=winner, iteration_ms=1.0, baseline_ms=1.0)
+def crossover(factor: float, winner: str) -> Crossover:
+    return Crossover(factor=factor, winner=winner, iteration_ms=1.0, baseline_ms=1.0)
 
 
 def test_turns_are_said_from_todays_winner_on() -> None:
-    assert turn_sentence([turn(0, "a")]).startswith("a stays the best plan")
-    some = [turn(0, "a"), turn(0.5, "b"), turn(1.7, "megatron")]
-    assert turn_sentence(some).startswith("b is best up to ×1.7, then megatron.")
-    assert turn_sentence([turn(0, "a"), turn(0.5, "b")]).startswith("b stays")
-    assert turn_sentence([turn(2, "a"), turn(3, "b")]).startswith("a is best up to ×3, then b")
+    assert crossover_sentence([crossover(0, "a")]).startswith("a stays the best plan")
+    some = [crossover(0, "a"), crossover(0.5, "b"), crossover(1.7, "megatron")]
+    assert crossover_sentence(some).startswith("b is best up to ×1.7, then megatron.")
+    assert crossover_sentence([crossover(0, "a"), crossover(0.5, "b")]).startswith("b stays")
+    assert crossover_sentence([crossover(2, "a"), crossover(3, "b")]).startswith(
+        "a is best up to ×3, then b"
+    )
 
 
 def test_sweep_is_one_drawing_with_a_line_a_series() -> None:
@@ -118,9 +120,9 @@ def test_markup_escapes_all_but_markup() -> None:
 
 
 def test_names() -> None:
-    assert role_label("mlp.a_dgrad.ar") == "all-reduce fc1 dgrad"
-    assert role_label("attn.norm'") == "norm′"
-    assert role_label("attn.b_wgrad") == "proj wgrad"
+    assert role_label("mlp.fc1_dgrad.ar") == "all-reduce fc1 dgrad"
+    assert role_label("attn.norm_bwd") == "norm bwd"
+    assert role_label("attn.proj_wgrad") == "proj wgrad"
     assert role_label("something.new") == "something.new"
     assert [ms_text(v) for v in (0, 0.0384, 4.18, 369.71, 4109.9)] == [
         "0", "0.038", "4.18", "369.7", "4,109.9",

@@ -6,7 +6,7 @@ import random
 from typing import NamedTuple
 
 from simulator.fragments import Fragments
-from simulator.issue_order import LayerOrder, Line, Token
+from simulator.issue_order import IssueOrder, LayerOrder, Token
 from simulator.schedules.intra import intra
 from simulator.shapes import Shapes
 
@@ -28,7 +28,7 @@ def random_order(shapes: Shapes, rng: random.Random) -> LayerOrder:
     )
 
 
-def edges(line: Line, shapes: Shapes, *, sign: int) -> list[Edge]:
+def edges(line: IssueOrder, shapes: Shapes, *, sign: int) -> list[Edge]:
     """Dependencies between a line's tokens. ``sign`` −1: the walk goes down the stack."""
     fragments = Fragments(shapes=shapes)
     written, read = {}, []
@@ -48,7 +48,7 @@ def edges(line: Line, shapes: Shapes, *, sign: int) -> list[Edge]:
     ]
 
 
-def _shuffled(line: Line, shapes: Shapes, rng: random.Random, *, sign: int) -> Line:
+def _shuffled(line: IssueOrder, shapes: Shapes, rng: random.Random, *, sign: int) -> IssueOrder:
     found = edges(line, shapes, sign=sign)
     offsets = _pipelined(line, found, rng)
     parents: dict[Token, set[Token]] = {token: set() for token in line.tokens}
@@ -60,10 +60,10 @@ def _shuffled(line: Line, shapes: Shapes, rng: random.Random, *, sign: int) -> L
         ready = [token for token, waits in parents.items() if waits <= set(tokens)]
         tokens.append(rng.choice(ready))
         del parents[tokens[-1]]
-    return Line(tokens=tuple(token.shifted(offsets[token]) for token in tokens))
+    return IssueOrder(tokens=tuple(token.shifted(offsets[token]) for token in tokens))
 
 
-def _pipelined(line: Line, found: list[Edge], rng: random.Random) -> dict[Token, int]:
+def _pipelined(line: IssueOrder, found: list[Edge], rng: random.Random) -> dict[Token, int]:
     """Random offsets under which every writer is issued no later than its reader's repetition.
 
     A fragment with offset o stands in the repetition o layers before its own. So a reader and its

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from domino_tune.runtime.executor import FUNCTIONS, Executor, StepResult
 from domino_tune.runtime.lanes.lane import ThreadLane
-from domino_tune.runtime.live_memory import KEPT
+from domino_tune.runtime.live_memory import PERSISTENT
 from domino_tune.runtime.ops.state import State
 from domino_tune.runtime.parameters import Parameters
 from domino_tune.runtime.plain_torch.model import PlainModel
@@ -145,8 +145,8 @@ def _problems(state: State, seen: StepResult, ops: Sequence[Op]) -> list[str]:
         found.append("the launch order is not the schedule's")
     if state.values:
         found.append(f"values outlive the step: {sorted(state.values)}")
-    if not set(state.saved) <= KEPT:
-        found.append(f"saved tensors outlive the step: {sorted(set(state.saved) - KEPT)}")
+    if not set(state.saved) <= PERSISTENT:
+        found.append(f"saved tensors outlive the step: {sorted(set(state.saved) - PERSISTENT)}")
     return found + _timeline_problems(seen, ops)
 
 

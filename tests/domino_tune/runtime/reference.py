@@ -35,7 +35,7 @@ def full_weights(job: Job) -> Tensors:
 
 
 def _without_padding(name: str, full: torch.Tensor, vocab: int) -> torch.Tensor:
-    return full[:vocab].clone() if name in ("w.embed", "w.head.a") else full
+    return full[:vocab].clone() if name in ("w.embed", "w.head.logits") else full
 
 
 @cache

@@ -28,7 +28,7 @@ from domino_tune.runtime.lanes.lane import Lane, ThreadHandle
 from domino_tune.runtime.lanes.silent import silent_lanes
 from domino_tune.runtime.lanes.streams import StreamHandle, StreamLane, StreamQueue
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
-from domino_tune.runtime.live_memory import KEPT
+from domino_tune.runtime.live_memory import PERSISTENT
 from domino_tune.runtime.ops.dropout import keep_mask
 from domino_tune.runtime.ops.layers import add_product, widening_gemm
 from domino_tune.runtime.parameters import Parameters
@@ -130,7 +130,7 @@ def train(
             result.problems.append(f"step {step}: the launch order is not the schedule's")
         if executor.state.values:
             result.problems.append(f"step {step}: values outlive it")
-        if not set(executor.state.saved) <= KEPT:
+        if not set(executor.state.saved) <= PERSISTENT:
             result.problems.append(f"step {step}: saved tensors outlive it")
     result.parameters = shards_of(executor.state, executor.state.parameters.main)
     return result
@@ -408,4 +408,4 @@ def test_fast_draws_are_alike_where_parameters_are_whole() -> None:
     ]  # fmt: skip
     first, second = (rank.weights for rank in ranks)
     assert torch.equal(first["w.positions"], second["w.positions"])
-    assert not torch.equal(first["l0.w.mlp.b"], second["l0.w.mlp.b"])
+    assert not torch.equal(first["l0.w.mlp.fc2"], second["l0.w.mlp.fc2"])

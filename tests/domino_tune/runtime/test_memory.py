@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.live_memory import Watched, storage_bytes
+from domino_tune.runtime.live_memory import WatchedValues, storage_bytes
 from simulator.build import build_schedule
 from simulator.memory import live_peaks
 from simulator.plan import MEGATRON, SlicePlan
@@ -22,7 +22,7 @@ WIDE: dict[str, Any] = {"vocab_size": 128, "hidden_size": 240, "head_dim": 32}
 """Shapes beside which a norm's statistics are small; the vocabulary needs no padding."""
 
 
-class ValuesToo(Watched):
+class ValuesToo(WatchedValues):
     """Remembers the most bytes of values alone, too."""
 
     values_peak = 0

@@ -71,7 +71,7 @@ def test_shards_are_different_cuts_of_one_matrix(model: ModelSpec) -> None:
         shards = [rank.weights[spec.name] for rank in ranks]
         assert (spec.cut == "none") == torch.equal(shards[0], shards[1])
         for rank, shard in enumerate(shards):
-            if spec.name in ("w.embed", "w.head.a"):
+            if spec.name in ("w.embed", "w.head.logits"):
                 # 150 tokens are padded to 256 on one rank and on two.
                 assert torch.equal(shard, whole.weights[spec.name][rank * 128 :][:128])
                 continue
@@ -83,8 +83,8 @@ def test_shards_are_different_cuts_of_one_matrix(model: ModelSpec) -> None:
 
 def test_another_seed_is_another_model() -> None:
     one, other = (_parameters(GPT, 1, 0, seed=seed) for seed in (1, 2))
-    assert not torch.equal(one.weights["l0.w.attn.a"], other.weights["l0.w.attn.a"])
-    assert not torch.equal(one.weights["l0.w.attn.a"], one.weights["l1.w.attn.a"])
+    assert not torch.equal(one.weights["l0.w.attn.qkv"], other.weights["l0.w.attn.qkv"])
+    assert not torch.equal(one.weights["l0.w.attn.qkv"], one.weights["l1.w.attn.qkv"])
 
 
 def test_weights_and_gradients_are_views_that_do_not_overlap() -> None:
@@ -100,7 +100,7 @@ def test_weights_and_gradients_are_views_that_do_not_overlap() -> None:
 def test_half_precision_keeps_fp32_main_parameters() -> None:
     parameters = Parameters(GPT, ClusterSpec(tp=1), 0, dtype=torch.bfloat16, device=CPU)
     assert parameters.main.dtype == parameters.grad.dtype == torch.float32
-    weight = parameters.weights["l0.w.mlp.b"]
+    weight = parameters.weights["l0.w.mlp.fc2"]
     assert weight.dtype == torch.bfloat16
     assert torch.equal(parameters.model_copy, parameters.main.bfloat16())
 

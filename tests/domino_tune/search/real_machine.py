@@ -10,8 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from domino_tune.search import enumerate_plans
-from domino_tune.search.correction import MeasuredPool
-from domino_tune.search.features import Floats
+from domino_tune.search.features import Floats, Pool
 from domino_tune.search.measured import MeasuredOptions, MeasuredSearch, search_measured
 from domino_tune.search.pool import measured_pool
 from domino_tune.search.ratios import Ratio, ratio_of
@@ -45,7 +44,7 @@ class RealMachine:
         )  # fmt: skip
         plans = enumerate_plans(case.model, case.workload, spec=SPEC)
         problem = SimulatedPlans(case=case, plans=plans)
-        self.pool: MeasuredPool = measured_pool(problem, list(plans))
+        self.pool: Pool = measured_pool(problem, list(plans))
         self.truths = [
             self._times(problem, replace(case, changes=replace(case.changes, **change)))
             for change in wrong
@@ -97,7 +96,7 @@ class Runs:
         steps = times.astype(int).T.tolist()
         return {index: ratio_of(steps[at], steps[0]) for at, index in enumerate(together) if at}
 
-    def search(self, pool: MeasuredPool, options: MeasuredOptions) -> MeasuredSearch:
+    def search(self, pool: Pool, options: MeasuredOptions) -> MeasuredSearch:
         return search_measured(pool, self.measure, self.compare, options)
 
     def regret(self, index: int) -> float:

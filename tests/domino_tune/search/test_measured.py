@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from domino_tune.search.correction import believe
+from domino_tune.search.gaussian_process import posterior_of
 from domino_tune.search.measured import (
     TRIALS,
-    Known,
     MeasuredOptions,
+    MeasuredRatios,
     finalists,
+    observations_of,
     propose,
     search_measured,
 )
@@ -99,7 +100,7 @@ class TestSearch:
         whole = Runs(machines[0].truths[1], np.random.default_rng(1))
         expected = whole.search(pool, options)
         for stop in range(1, len(whole.launches)):
-            first, known = Runs(whole.truth, np.random.default_rng(1)), Known()
+            first, ratios = Runs(whole.truth, np.random.default_rng(1)), MeasuredRatios()
 
             def measure(index: int, runs: Runs = first, most: int = stop) -> Ratio | None:
                 if len(runs.launches) == most:
@@ -110,10 +111,10 @@ class TestSearch:
                 raise KeyboardInterrupt
 
             with pytest.raises(KeyboardInterrupt):
-                search_measured(pool, measure, compare, options, known)
-            assert len(known.ratios) == stop
+                search_measured(pool, measure, compare, options, ratios)
+            assert len(ratios.evaluated) == stop
             rest = Runs(whole.truth, first.drawn)
-            result = search_measured(pool, rest.measure, rest.compare, options, known)
+            result = search_measured(pool, rest.measure, rest.compare, options, ratios)
             assert first.launches + rest.launches == whole.launches
             assert result == expected
 
@@ -163,15 +164,16 @@ class TestSearch:
         pool = machines[0].pool
         index = next(i for i, plan in enumerate(pool.plans) if plan.row_slices == 4)
         like = next(i for i, plan in enumerate(pool.plans) if plan.row_slices == 4 and i != index)
-        slow = Ratio(log=float(pool.simulated[index]) + 0.2, error=0.01, freedom=5)
-        belief = believe(pool, {0: BASELINE_RATIO, index: slow})
-        assert belief.mean[like] > pool.simulated[like] + 0.05
-        assert belief.mean[0] == pytest.approx(0, abs=1e-3)
+        simulated = pool.log_prior - pool.log_prior[0]
+        slow = Ratio(log=float(simulated[index]) + 0.2, error=0.01, degrees_of_freedom=5)
+        found = posterior_of(pool, observations_of(pool, {0: BASELINE_RATIO, index: slow}))
+        assert found.mean[like] > pool.log_prior[like] + 0.05
+        assert found.mean[0] == pytest.approx(pool.log_prior[0], abs=1e-3, rel=0)
 
 
 class TestFinalists:
     def ratio(self, log: float, error: float = 0.004) -> Ratio:
-        return Ratio(log=log, error=error, freedom=9)
+        return Ratio(log=log, error=error, degrees_of_freedom=9)
 
     def test_close_ones_are_run_again(self) -> None:
         ratios = {0: BASELINE_RATIO, 1: self.ratio(-0.1), 2: self.ratio(-0.105)}
@@ -209,7 +211,7 @@ class TestRatio:
         assert 0.91 <= held / 400 <= 0.99
 
     def test_pooling_narrows(self) -> None:
-        one, other = (Ratio(log=log, error=0.01, freedom=5) for log in (0.1, 0.12))
+        one, other = (Ratio(log=log, error=0.01, degrees_of_freedom=5) for log in (0.1, 0.12))
         both = pooled([one, other])
         assert both.log == pytest.approx(0.11)
         assert both.error < one.error

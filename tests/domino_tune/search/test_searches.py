@@ -8,9 +8,20 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from domino_tune.search import SEARCHES, Evaluation, SearchOptions, SearchResult, Trial, choose_best
+from domino_tune.search import (
+    SEARCHES,
+    Evaluation,
+    SearchOptions,
+    SearchResult,
+    SpaceSpec,
+    Trial,
+    choose_best,
+)
+from domino_tune.search.bayes import rank
+from domino_tune.search.features import Pool, encode
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import SlicePlan
 from tests.domino_tune.search.bumpy import BumpyProblem, space_of
@@ -151,9 +162,23 @@ class TestBayes:
         problem.prior_ns = problem.time_ns  # type: ignore[method-assign]
         assert SEARCHES["bayes"](problem, SearchOptions()).optimality == "proven"
 
-    def test_a_large_pool_is_searched_by_shortlist(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("domino_tune.search.bayes.SHORTLIST", 20)
-        result = SEARCHES["bayes"](BumpyProblem(), SearchOptions(trials=12))
+    def test_every_open_plan_is_ranked(self) -> None:
+        problem = BumpyProblem()
+        plans = tuple(problem.plans)
+        prior_ns = np.array([problem.prior_ns(plan) for plan in plans])
+        pool = Pool(
+            plans=plans, points=encode(plans), log_prior=np.log(prior_ns),
+            sensitivity=np.ones((len(plans), 1)),
+        )  # fmt: skip
+        history = {i: float(problem.time_ns(plans[i])) for i in range(0, 60, 10)} | {3: None}
+        ranked = rank(pool, history, {1, 2})
+        assert sorted(ranked) == sorted(set(range(len(plans))) - history.keys() - {1, 2})
+        assert ranked == rank(pool, history, {1, 2})
+
+    def test_no_plan_of_a_large_pool_is_asked_twice(self) -> None:
+        problem = BumpyProblem(plans=space_of(SpaceSpec()))
+        assert len(problem.plans) > 20_000
+        result = SEARCHES["bayes"](problem, SearchOptions(trials=12))
         assert len({trial.index for trial in result.trials}) == 12
 
 

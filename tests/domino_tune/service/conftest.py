@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from domino_tune.service.desk import JobDesk
+from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.sql.database import Database, open_database
 from tests.postgres import Postgres
 
@@ -31,9 +31,9 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def database(url: str) -> Iterator[Database]:
-    opened = open_database(url)
-    yield opened
-    opened.close()
+    database = open_database(url)
+    yield database
+    database.close()
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from typing import Final
 from sqlalchemy import select
 
 from domino_tune.base.errors import StorageError
-from domino_tune.service.desk import JobDesk
-from domino_tune.service.job import NewJob
+from domino_tune.service.jobs.desk import JobDesk
+from domino_tune.service.jobs.job import NewJob
 from domino_tune.service.sql.database import Database, open_database
 from domino_tune.service.sql.tables import tasks
 
@@ -137,9 +137,9 @@ def examine(file: Path, must: Collection[str], outcome: Outcome) -> None:
 
 def damages(database: Database, file: Path) -> Iterable[str]:
     with closing(sqlite3.connect(file)) as other:
-        told = other.execute("PRAGMA integrity_check").fetchall()
+        findings = other.execute("PRAGMA integrity_check").fetchall()
         broken = other.execute("PRAGMA foreign_key_check").fetchall()
     with database.read() as connection:
         rows = connection.execute(select(tasks)).all()
     changed = [row.digest for row in rows if hashlib.sha256(row.body).hexdigest() != row.digest]
-    return [*(line for (line,) in told if line != "ok"), *map(str, broken), *changed]
+    return [*(line for (line,) in findings if line != "ok"), *map(str, broken), *changed]

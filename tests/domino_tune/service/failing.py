@@ -46,5 +46,5 @@ def fail_each_call(
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told: dict[str, int] = json.loads(done.stdout)
-    return told
+    counts: dict[str, int] = json.loads(done.stdout)
+    return counts

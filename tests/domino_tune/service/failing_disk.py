@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Final
 
 from domino_tune.base.errors import StorageError
-from domino_tune.service.desk import JobDesk
-from domino_tune.service.job import Job, JobProgress, NewJob, Point
-from domino_tune.service.leases import Claimed, Leases, LostLeaseError
-from domino_tune.service.measurements import Measurements
+from domino_tune.service.jobs.desk import JobDesk
+from domino_tune.service.jobs.job import Job, JobProgress, NewJob, Point
+from domino_tune.service.jobs.leases import Claimed, Leases, LostLeaseError
+from domino_tune.service.jobs.measurements import Measurements
 from domino_tune.service.sql.database import Database, open_database
 from domino_tune.service.sql.tables import METADATA
 from tests.domino_tune.service.made import key

@@ -33,8 +33,8 @@ def work_together(url: str, owners: int, each: int) -> Worked:
     processes = [start("work", url, f"owner-{number}", str(each)) for number in range(owners)]
     lines = [line for process in processes for line in process.communicate()[0].splitlines()]
     assert [process.returncode for process in processes] == [0] * owners
-    said = [line.split() for line in lines]
+    reports = [line.split() for line in lines]
     return Worked(
-        submitted=[job for what, job in said if what == "submitted"],
-        finished=[job for what, job in said if what == "finished"],
+        submitted=[job for what, job in reports if what == "submitted"],
+        finished=[job for what, job in reports if what == "finished"],
     )

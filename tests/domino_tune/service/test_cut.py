@@ -19,7 +19,9 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Crashed:
 
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("domino_tune.service.sql.sqlite.LOOKS", 1)  # no other process is at work
+    monkeypatch.setattr(
+        "domino_tune.service.sql.sqlite.TRUNCATION_CHECKS", 1
+    )  # no other process is at work
 
 
 def test_a_cut_log_keeps_what_was_acknowledged_before_the_cut(

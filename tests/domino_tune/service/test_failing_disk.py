@@ -24,6 +24,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("error", "lasting"), [(errno.EIO, False), (errno.ENOSPC, True)], ids=["once", "stays-full"]
 )
 def test_every_call_fails_in_turn(library: Path, tmp_path: Path, error: int, lasting: bool) -> None:
-    told = failing.fail_each_call(library, tmp_path, error, lasting, stride=3)
-    assert told["failed"] > 50
-    assert told["refused"] > told["failed"] / 2
+    counts = failing.fail_each_call(library, tmp_path, error, lasting, stride=3)
+    assert counts["failed"] > 50
+    assert counts["refused"] > counts["failed"] / 2

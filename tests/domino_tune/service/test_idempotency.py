@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import select, update
 
 from domino_tune.base.errors import KeyReuseError, meaning_of
-from domino_tune.service.desk import JobDesk
-from domino_tune.service.idempotency import KEPT_S, claim_key
+from domino_tune.service.idempotency import LIFETIME_S, claim_key
+from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.sql import tables
 from domino_tune.service.sql.database import Database, open_database
 from simulator.errors import InputError
@@ -73,7 +73,7 @@ def test_a_day_later_the_key_is_new(desk: JobDesk, database: Database) -> None:
     desk.submit(new_job(), key("other"))
     age = update(tables.idempotency).where(tables.idempotency.c.key == "key-1")
     with database.write() as connection:
-        connection.execute(age.values(created_s=tables.idempotency.c.created_s - KEPT_S - 1))
+        connection.execute(age.values(created_s=tables.idempotency.c.created_s - LIFETIME_S - 1))
     assert desk.replayed(key()) is None
     second, created = desk.submit(new_job(), key())
     assert created
@@ -84,24 +84,24 @@ def test_a_day_later_the_key_is_new(desk: JobDesk, database: Database) -> None:
 
 @pytest.mark.parametrize("databases", [1, 2], ids=["one-replica", "two-replicas"])
 def test_a_race_makes_one_job(url: str, databases: int) -> None:
-    opened = [open_database(url) for _ in range(databases)]
+    replicas = [open_database(url) for _ in range(databases)]
     runners, rounds = 8, 5
     barrier = Barrier(runners)
 
     def post(number: int) -> list[tuple[str, bool]]:
-        desk = JobDesk(opened[number % databases])
+        desk = JobDesk(replicas[number % databases])
         made = []
-        for turn in range(rounds):
+        for index in range(rounds):
             barrier.wait()
-            job, created = desk.submit(new_job(number=turn), key(f"key-{turn}"))
+            job, created = desk.submit(new_job(number=index), key(f"key-{index}"))
             made.append((job.id, created))
         return made
 
     with ThreadPoolExecutor(runners) as pool:
         found = list(pool.map(post, range(runners)))
-    for turn in zip(*found, strict=True):
-        assert len({identity for identity, _ in turn}) == 1
-        assert sum(created for _, created in turn) == 1
-    assert len(JobDesk(opened[0]).page("tune", None)[0]) == rounds
-    for database in opened:
+    for answers in zip(*found, strict=True):
+        assert len({identity for identity, _ in answers}) == 1
+        assert sum(created for _, created in answers) == 1
+    assert len(JobDesk(replicas[0]).page("tune", None)[0]) == rounds
+    for database in replicas:
         database.close()

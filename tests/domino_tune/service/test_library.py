@@ -37,12 +37,12 @@ def profile_file(name: str = "mine", created: str = "2026-01-01") -> bytes:
 
 
 def test_bundled_profiles_are_there_and_read_only(library: Library) -> None:
-    kept = library.get("a100-sxm")
-    assert (kept.origin, kept.content_id) == ("bundled", bundled()["a100-sxm"].content_id)
-    assert kept.content_id.encode() in kept.body
+    stored = library.get("a100-sxm")
+    assert (stored.origin, stored.content_id) == ("bundled", bundled()["a100-sxm"].content_id)
+    assert stored.content_id.encode() in stored.body
     assert [one.name for one in library.list()] == sorted(bundled())
     with pytest.raises(ConflictError, match="read-only"):
-        library.put("a100-sxm", kept.body)
+        library.put("a100-sxm", stored.body)
     with pytest.raises(ConflictError, match="read-only"):
         library.delete("a100-sxm")
 
@@ -56,19 +56,23 @@ def test_what_another_program_kept_is_listed(library: Library, database: Databas
         bodies = tables.profile_bodies
         mine = update(bodies).where(bodies.c.content_id == content_id)
         connection.execute(mine.values(body=json.dumps(newer).encode()))
-    told = {one.name: library.summary(one) for one in Library(database).list()}
-    assert (told["mine"].content_id, told["mine"].sections) == (content_id, {})
-    assert "schema 1000000 is newer" in (told["mine"].problem or "")
-    assert told["yours"].sections == told["a100-sxm"].sections
-    assert [one for one in told.values() if one.problem] == [told["mine"]]
+    summaries = {one.name: library.summary(one) for one in Library(database).list()}
+    assert (summaries["mine"].content_id, summaries["mine"].sections) == (content_id, {})
+    assert "schema 1000000 is newer" in (summaries["mine"].problem or "")
+    assert summaries["yours"].sections == summaries["a100-sxm"].sections
+    assert [one for one in summaries.values() if one.problem] == [summaries["mine"]]
 
 
 def test_put_get_delete(library: Library) -> None:
     content_id, created = library.put("mine", profile_file())
     assert created
     assert library.put("mine", profile_file()) == (content_id, False)
-    kept = library.get("mine")
-    assert (kept.origin, kept.content_id, kept.body) == ("library", content_id, profile_file())
+    stored = library.get("mine")
+    assert (stored.origin, stored.content_id, stored.body) == (
+        "library",
+        content_id,
+        profile_file(),
+    )
     listed = {one.name: one.origin for one in library.list()}
     assert listed == {**dict.fromkeys(bundled(), "bundled"), "mine": "library"}
     assert list(listed) == sorted(listed)
@@ -147,14 +151,14 @@ def test_the_shelf_knows_no_files_and_no_user(
 
 
 def test_models(library: Library) -> None:
-    kept, created = library.put_model("tiny", LLAMA)
+    stored, created = library.put_model("tiny", LLAMA)
     assert created
-    assert (kept.spec.name, kept.spec.hidden_size) == ("tiny", 512)
-    assert any("my_own_key" in note for note in kept.notes)
-    assert library.get_model("tiny") == kept
+    assert (stored.spec.name, stored.spec.hidden_size) == ("tiny", 512)
+    assert any("my_own_key" in note for note in stored.notes)
+    assert library.get_model("tiny") == stored
     assert [one.name for one in library.list_models()] == [*MODELS, "tiny"]
     loaded = library.shelf().model("tiny", ["num_hidden_layers=2"])
-    assert (loaded.spec.num_hidden_layers, loaded.notes) == (2, kept.notes)
+    assert (loaded.spec.num_hidden_layers, loaded.notes) == (2, stored.notes)
     again, created = library.put_model("tiny", {**LLAMA, "num_hidden_layers": 8})
     assert not created
     assert library.get_model("tiny") == again

@@ -8,8 +8,8 @@ import pytest
 
 from domino_tune.requests import SimulateRequest, WhatIfRequest
 from domino_tune.results import to_json
-from domino_tune.service.task import Task
-from domino_tune.service.work import quick
+from domino_tune.service.tasks.task import Task
+from domino_tune.service.tasks.work import quick
 from domino_tune.store.shelf import DISK
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.whatif import whatif

@@ -67,11 +67,11 @@ def test_cut_anywhere_it_holds_every_whole_line(path: Path) -> None:
     ends = [at + 1 for at, byte in enumerate(whole) if byte == ord("\n")]
     for size in range(len(whole) + 1):
         path.write_bytes(whole[:size])
-        kept = max(0, sum(end <= size for end in ends) - 1)
+        count = max(0, sum(end <= size for end in ends) - 1)
         with Evidence(path, QUESTION) as evidence:
-            assert evidence.records == [ALONE, PAIR][:kept]
+            assert evidence.records == [ALONE, PAIR][:count]
             evidence.append(PAIR)
-        assert records(path) == [*[ALONE, PAIR][:kept], PAIR]
+        assert records(path) == [*[ALONE, PAIR][:count], PAIR]
 
 
 def test_another_question_is_refused_with_what_differs(path: Path) -> None:

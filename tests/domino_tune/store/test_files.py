@@ -86,7 +86,7 @@ def test_links_in_a_circle(tmp_path: Path) -> None:
 
 
 def test_a_read_only_file_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "kept"
+    path = tmp_path / "old"
     path.write_text("old")
     path.chmod(0o444)
     assert "read-only" in refused(path)

@@ -83,7 +83,7 @@ def test_profiles_list_show_check(run: Runner) -> None:
     assert shown["machine"]["gpus_per_node"] == 8
     checked = json.loads(run("profiles", "check", "h100-dgx", "--json").out)
     assert {item["section"] for item in checked["sections"]} >= {"gemm", "collectives"}
-    assert "is whole" in run("profiles", "check", "a100-sxm").out
+    assert "is valid" in run("profiles", "check", "a100-sxm").out
 
 
 def test_profiles_import_and_diff(run: Runner) -> None:

@@ -120,7 +120,7 @@ def test_the_next_run_measures_only_what_is_new(
     gemm = next(item for item in result["sections"] if item["section"] == "gemm")
     assert 0 < gemm["new"] < gemm["rows"]
     assert "starting 2 ranks" in err
-    assert "to go" in err
+    assert " left" in err
 
 
 def test_a_profile_of_another_machine_is_refused_naming_what_differs(
@@ -182,8 +182,8 @@ def test_a_home_that_cannot_be_made_is_said(
     [
         (("--for-model", "gpt3-13b"), "--for-model needs --seq-length and --micro-batch-size"),
         (("--for-model", "gpt3-13b", "--seq-length", "8"), "needs --micro-batch-size too"),
-        (("--seq-length", "8"), "--seq-length say what to measure of a model"),
-        (("--set", "num_hidden_layers=1"), "--set say what to measure of a model"),
+        (("--seq-length", "8"), "--seq-length cannot be used without --for-model"),
+        (("--set", "num_hidden_layers=1"), "--set cannot be used without --for-model"),
         (("--for-model", "gpt4", "--seq-length", "8", "--micro-batch-size", "1"), "Unknown model"),
         (("--nproc-per-node", "3"), "--nproc-per-node 3 does not fit tp × dp"),
         (("--backend", "nccl"), "CUDA"),
@@ -226,7 +226,7 @@ def test_what_does_not_fit_is_refused_before_any_rank_starts(
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("h100-dgx", "is a bundled profile"),
+        ("h100-dgx", "is the name of a bundled profile"),
         ("../escape", "must be 1–64 letters"),
         ("", "must be 1–64 letters"),
     ],
@@ -243,7 +243,7 @@ def test_a_damaged_file_is_not_overwritten(
     path = at_home / "profiles" / "damaged.json"
     path.write_text("{")
     _, err = said(capsys, "profile", "--name", "damaged", "--tp", "2", code=2)
-    assert "Remove the file or give another --name" in err
+    assert "Remove the file, or give another --name" in err
     assert path.read_text() == "{"
 
 

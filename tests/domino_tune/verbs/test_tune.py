@@ -154,7 +154,7 @@ def test_contention_is_looked_at_from_off_to_three_times(run: Runner) -> None:
     assert times == sorted(times)
     at_one = next(point for point in found["points"] if point["factor"] == 1)
     assert at_one["winner_ms"] == at_one["chosen_ms"]
-    assert found["turns"][0]["factor"] == 0
+    assert found["crossovers"][0]["factor"] == 0
 
 
 def test_table_report_and_trace(run: Runner) -> None:

@@ -46,9 +46,9 @@ def result(request_: TuneRequest) -> MeasuredTuneResult:
 
 def copied(request: TuneRequest, folder: Path, lines: int | None = None) -> TuneRequest:
     """The same question with the first ``lines`` of its evidence in a file of its own."""
-    kept = Path(str(request.evidence)).read_bytes().splitlines(keepends=True)[:lines]
+    first = Path(str(request.evidence)).read_bytes().splitlines(keepends=True)[:lines]
     path = folder / "evidence.jsonl"
-    path.write_bytes(b"".join(kept))
+    path.write_bytes(b"".join(first))
     return replace(request, evidence=str(path))
 
 

@@ -52,18 +52,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 @pytest.fixture(scope="module")
-def told() -> list[str]:
-    """What progress was told while ``result`` was made."""
+def messages() -> list[str]:
+    """The messages of progress while ``result`` was made."""
     return []
 
 
 @pytest.fixture(scope="module")
-def result(files: Files, told: list[str]) -> ValidateResult:
+def result(files: Files, messages: list[str]) -> ValidateResult:
     """Two plans, run for real on two ranks."""
     request = ValidateRequest(
         plan=(files.two, files.four), profile=files.profile, rounds=ROUNDS, backend="gloo"
     )
-    return validate(request, told.append)
+    return validate(request, messages.append)
 
 
 def test_baseline_bound_and_plans_are_run(result: ValidateResult, files: Files) -> None:
@@ -136,16 +136,24 @@ def test_the_measured_timeline_is_of_the_median_step(result: ValidateResult) -> 
         assert any(op.lane == COMPUTE for op in measured.ops)
 
 
-def test_progress_tells_of_each_step(told: list[str], result: ValidateResult) -> None:
-    assert told[0] == "starting 2 ranks"
-    assert len(told) == 1 + ROUNDS * len(result.plans)
-    assert told[-1].startswith(f"round {ROUNDS} of {ROUNDS}: {FOUR.label} ")
+def test_progress_tells_of_each_step(messages: list[str], result: ValidateResult) -> None:
+    assert messages[0] == "starting 2 ranks"
+    assert len(messages) == 1 + ROUNDS * len(result.plans)
+    assert messages[-1].startswith(f"round {ROUNDS} of {ROUNDS}: {FOUR.label} ")
 
 
 def test_tables_show_it_all(result: ValidateResult, capsys: pytest.CaptureFixture[str]) -> None:
     show_validate.validation(replace(result, interrupted=True))
     out, err = capsys.readouterr()
-    for text in ("Interrupted", "baseline", TWO.label, FOUR.label, "MiB", "step.adam", "attn.b.ar"):
+    for text in (
+        "Interrupted",
+        "baseline",
+        TWO.label,
+        FOUR.label,
+        "MiB",
+        "step.adam",
+        "attn.proj.ar",
+    ):
         assert text in out
     assert result.profile.content_id in out
     assert "too few for an interval of 95 %" in err
@@ -192,7 +200,7 @@ def test_the_command_line(run: Runner, files: Files) -> None:
         "--backend", "gloo", "--max-error", "5%", "--trace", str(trace), "--json",
     )  # fmt: skip
     assert done.code == 3, done.err
-    assert "further off than --max-error 5%" in done.err
+    assert "Errors of predictions are above --max-error 5%" in done.err
     answer = json.loads(done.out)
     assert [len(one["makespans_ms"]) for one in answer["plans"]] == [3, 3, 3]
     events = json.loads(trace.read_text())["traceEvents"]
@@ -234,7 +242,7 @@ def test_attention_dropout_is_refused_before_ranks_start(run: Runner, files: Fil
     save_plan(replace(made, model=replace(made.model, attention_dropout=0.1)), path)
     options = ("--plan", str(path), "--profile", files.profile, "--backend", "gloo")
     text = run.refused("validate", *options)
-    assert "Make the plan anew with --set attention_dropout=0." in text
+    assert "Make the plan again with --set attention_dropout=0." in text
 
 
 def test_ranks_on_other_nodes_than_planned_are_refused(run: Runner, files: Files) -> None:
@@ -243,7 +251,7 @@ def test_ranks_on_other_nodes_than_planned_are_refused(run: Runner, files: Files
     save_plan(replace(made, cluster=replace(made.cluster, ranks_per_node=1)), path)
     options = ("--plan", str(path), "--profile", files.profile, "--backend", "gloo")
     text = run.refused("validate", *options)
-    assert "has 1 of its 2 ranks on a node, and here 2 share one" in text
+    assert "has 1 of its 2 ranks on a node, but here 2 share one" in text
     assert "--force" in text
 
 

@@ -39,5 +39,5 @@ def test_an_op_of_its_own_kind_shows_in_what_is_left_out() -> None:
 
 
 def test_one_op_is_too_few() -> None:
-    with pytest.raises(InputError, match="two ops at least"):
+    with pytest.raises(InputError, match="at least two ops"):
         fit_beside(cells("a"), sm_count=SMS)

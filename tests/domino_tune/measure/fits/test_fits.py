@@ -15,7 +15,13 @@ from domino_tune.measure.fits.contention import Overlap, fit_overlap, predict, r
 from domino_tune.measure.fits.pointwise import fit_pointwise
 from domino_tune.measure.importers import read_table
 from domino_tune.store.profile_check import collective_error
-from simulator.contention import ComputeContention, Contention, ContentionFit
+from simulator.contention import (
+    CollectiveFamily,
+    ComputeContention,
+    ComputeFamily,
+    Contention,
+    ContentionFit,
+)
 from simulator.errors import InputError
 from simulator.lookup.attention import AttentionFit, AttentionRow
 from simulator.lookup.collectives import MIB, CollectiveRow
@@ -95,10 +101,13 @@ def test_the_fit_and_the_simulators_law_are_the_same() -> None:
     law = ContentionFit(
         sm_count=108, default_ctas=24,
         compute=(ComputeContention(family="gemm", sms_per_cta=1.9, factor=1.1),),
-        collective_factor=1.14, shared_links_factor=2.0, apart_factor=1.1, error=0.03,
+        collective_factor=1.14, same_links_factor=2.0, other_links_factor=1.1, error=0.03,
     )  # fmt: skip
     cell = Overlap((1, 1, 1), 8, 400.0, 1000.0, 1.0)
-    gemm, comm = (s / 1024 for s in Contention(law).slowdowns(("gemm", "all_reduce/1x4/c8")))
+    gemm, comm = (
+        s / 1024
+        for s in Contention(law).slowdowns((ComputeFamily("gemm"), CollectiveFamily(1, 4, 8)))
+    )
     by_hand = 400.0 * gemm + 1000.0 - 400.0 * gemm / comm
     by_fit = predict(np.array([1.9, 1.1, 1.14, 0.0]), [cell], 108)[0]
     assert by_hand == pytest.approx(by_fit, rel=1e-3)

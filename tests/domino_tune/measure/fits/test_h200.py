@@ -11,7 +11,7 @@ from benchmarks.bench.h200 import withheld_errors
 from domino_tune.measure.fits.__main__ import main
 from domino_tune.store.profiles import load_profile
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 def test_the_same_measurements_give_the_same_bytes(tmp_path: Path) -> None:

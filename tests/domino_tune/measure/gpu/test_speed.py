@@ -1,4 +1,4 @@
-"""What an iteration is made of, and the layers beside plain ones, on a lone CPU rank."""
+"""What an iteration is made of, and the layers beside plain ones, on a single CPU rank."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 
 from domino_tune.base.errors import RunError
 from domino_tune.measure.gpu import speed
-from domino_tune.measure.gpu.breakdown import KINDS, Spent
-from domino_tune.measure.gpu.single_gpu_rank import lone_session
-from domino_tune.measure.gpu.speed import spent
+from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
+from domino_tune.measure.gpu.speed import break_down
+from domino_tune.measure.gpu.step_breakdown import KINDS, StepBreakdown
 from domino_tune.measure.probes import launch, reference_job
 from domino_tune.measure.probes.launch import host_costs, mean_costs_us
 from domino_tune.measure.probes.reference_job import MarkClock, layer_ends, rounds_alone
@@ -33,12 +33,12 @@ CLUSTER = ClusterSpec(tp=2)
 
 
 def _session(model: ModelSpec) -> Session:
-    return lone_session(model, WORKLOAD, CLUSTER, torch.device("cpu"))
+    return single_gpu_session(model, WORKLOAD, CLUSTER, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("plan", [MEGATRON, TWO], ids=lambda p: p.label)
 def test_an_iteration_is_taken_apart(plan: SlicePlan) -> None:
-    found = spent(_session(LLAMA), plan, 3)
+    found = break_down(_session(LLAMA), plan, 3)
     assert set(found.by_kind_us) == set(KINDS)
     assert all(found.share(kind) > 0 for kind in KINDS)
     assert (found.graph_us, found.why_no_graph) == (None, "a cpu has no CUDA graphs")
@@ -61,7 +61,7 @@ def test_launch_costs_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_shares_are_of_the_faster_way_and_mfu_of_the_peak() -> None:
-    one = Spent(
+    one = StepBreakdown(
         label="plan", by_kind_us={"gemm": 50.0, "attention": 10.0, "pointwise": 20.0},
         eager_us=200.0, graph_us=100.0, why_no_graph="", flops=4_000_000_000,
     )  # fmt: skip
@@ -93,8 +93,8 @@ def test_layers_end_where_the_head_begins() -> None:
         op for op in build_schedule(GPT, WORKLOAD, CLUSTER, MEGATRON).ops() if op.lane == COMPUTE
     ]
     (first, last), (first_back, last_back) = layer_ends(ops)
-    assert [ops[i].role for i in (first, last)] == ["attn.norm", "mlp.out"]
-    assert [ops[i].role for i in (last + 1, first_back - 1)] == ["head.norm", "head.norm'"]
+    assert [ops[i].role for i in (first, last)] == ["attn.norm", "mlp.residual"]
+    assert [ops[i].role for i in (last + 1, first_back - 1)] == ["head.norm", "head.norm_bwd"]
     assert ops[first_back].layer == ops[last].layer == GPT.num_hidden_layers - 1
     assert ops[last_back].layer == ops[first].layer == 0
     assert not ops[last_back + 1].role.startswith(("attn.", "mlp."))

@@ -12,8 +12,8 @@ import torch
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.gpu.__main__ import Stage, main, play_cases
 from domino_tune.measure.gpu.contention import cells_of, ops
-from domino_tune.measure.gpu.ops import OpsCase, ops_cases, slice_plans, wanted
-from domino_tune.measure.gpu.single_gpu_rank import lone_session
+from domino_tune.measure.gpu.ops import OpsCase, needed_signatures, ops_cases, slice_plans
+from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
 from domino_tune.measure.gpu.waves import (
     LEAST_TOKENS,
     MOST_TOKENS,
@@ -33,17 +33,17 @@ from simulator.specs import ClusterSpec, Workload
 from tests.domino_tune.runtime.jobs import LLAMA
 
 
-def test_a_lone_rank_plays_its_shard() -> None:
+def test_a_single_rank_plays_its_shard() -> None:
     model = replace(
         MODELS["llama2-7b"], num_hidden_layers=1, hidden_size=128, num_attention_heads=8,
         num_key_value_heads=8, head_dim=16, intermediate_size=256, vocab_size=1000,
     )  # fmt: skip
     workload = Workload(seq_length=16, micro_batch_size=2, dtype="fp32")
-    session = lone_session(model, workload, ClusterSpec(tp=8), torch.device("cpu"))
+    session = single_gpu_session(model, workload, ClusterSpec(tp=8), torch.device("cpu"))
     result = session.executor(MEGATRON, None).run_step(*session.batch)
     assert math.isfinite(result.loss)
-    assert session.parameters.weights["l0.w.mlp.b"].shape == (128, 32)
-    assert float(session.parameters.weights["l0.w.mlp.b"].std()) > 0
+    assert session.parameters.weights["l0.w.mlp.fc2"].shape == (128, 32)
+    assert float(session.parameters.weights["l0.w.mlp.fc2"].std()) > 0
 
 
 def test_cases_are_distinct_and_the_asked_for_come_first() -> None:
@@ -57,11 +57,11 @@ def test_cases_are_distinct_and_the_asked_for_come_first() -> None:
     layouts = {
         op.layout
         for plan in cases[0].plans[:2]
-        for op in wanted(cases[0], plan)
+        for op in needed_signatures(cases[0], plan)
         if isinstance(op, Gemm)
     }
     assert layouts == {"forward", "dgrad", "wgrad"}
-    assert not any(isinstance(op, Collective) for op in wanted(cases[0], MEGATRON))
+    assert not any(isinstance(op, Collective) for op in needed_signatures(cases[0], MEGATRON))
 
 
 def test_contention_covers_every_family_once_a_cell() -> None:
@@ -99,7 +99,7 @@ def test_further_token_counts_are_sequences_that_the_model_takes() -> None:
 def test_tables_with_them_are_still_interpolated_row_by_row() -> None:
     signatures = {row.signature for row in load_profile("h200-sxm").section("gemm").rows}
     for case in wave_cases(132):
-        signatures |= {op for op in wanted(case, case.plans[0]) if isinstance(op, Gemm)}
+        signatures |= {op for op in needed_signatures(case, case.plans[0]) if isinstance(op, Gemm)}
     for layout in ("forward", "dgrad", "wgrad"):
         rows = sum(signature.layout == layout for signature in signatures)
         assert 1500 < rows <= MAX_POINTS
@@ -125,7 +125,7 @@ def test_cases_are_played_once_and_leave_a_profile(tmp_path: Path) -> None:
     measured = measured_ops(load_profile(tmp_path / "h200-sxm.json"))
     for case in cases:
         for plan in case.plans:
-            assert wanted(case, plan) <= measured
+            assert needed_signatures(case, plan) <= measured
 
 
 def test_a_stage_keeps_whole_rows_only(tmp_path: Path) -> None:

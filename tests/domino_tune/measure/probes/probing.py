@@ -1,4 +1,4 @@
-"""A tiny model, and profiles in which all that is wanted was timed: made-up times, no ranks."""
+"""A tiny model, and profiles in which all probes were timed: made-up times, no ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.machine import this_machine
 from domino_tune.measure.op_rows import add_ops
-from domino_tune.measure.probe_set import Wanted
+from domino_tune.measure.probe_set import ProbeSet
 from simulator.ops import Collective, Signature
 from simulator.profile import Profile
 from simulator.specs import ModelSpec
@@ -53,11 +53,11 @@ def contention_message() -> dict[str, Any]:
     return {"kind": "contention", "rows": [row]}
 
 
-def timed(wanted: Wanted, samples: int = 20) -> Profile:
-    """A profile in which all that is wanted was timed ``samples`` times."""
-    profile = add_ops(empty(), [op_row(op, samples) for op in sorted(wanted.ops, key=repr)])
+def timed(probes: ProbeSet, samples: int = 20) -> Profile:
+    """A profile in which all probes were timed ``samples`` times."""
+    profile = add_ops(empty(), [op_row(op, samples) for op in sorted(probes.ops, key=repr)])
     overhead = {"overhead_us": 2.0, "overhead_samples": 3}
     profile = add_message(profile, {"kind": "plan", "ops": [], **overhead})
-    for collective in wanted.collectives:
+    for collective in probes.collectives:
         profile = add_message(profile, collective_message(collective, samples))
-    return add_message(profile, contention_message()) if wanted.contention else profile
+    return add_message(profile, contention_message()) if probes.contention else profile

@@ -12,15 +12,14 @@ pytest.importorskip("torch")
 from domino_tune.measure.probes.contention import (
     TimedOp,
     _Probe,
+    chunk_slowdowns,
     chunks_of,
     contention_message,
     longest_chunk_ns,
-    slowed,
-    stretches,
+    slowdowns,
 )
 from domino_tune.runtime.head_start import CHUNK_OPS
 from domino_tune.runtime.session import Session
-from simulator.plan import MEGATRON
 from simulator.schedule import TP
 
 
@@ -41,9 +40,9 @@ def test_ops_behind_the_last_all_reduce_do_not_count() -> None:
     """A step slowed so much that the all-reduces end before it does runs its rest alone."""
     alone = ops("gp" * 3, 100, 0)
     beside = [*ops("gp", 500, 1_000), *ops("gpgp", 100, 2_000)]
-    assert slowed(alone, beside, (0, 2_150)) == {"gemm": 3.0, "pointwise": 5.0}
-    assert slowed(alone, beside, (0, 900)) == {}
-    assert slowed(alone, beside, (1_100, 2_150)) == {"gemm": 1.0, "pointwise": 5.0}
+    assert slowdowns(alone, beside, (0, 2_150)) == {"gemm": 3.0, "pointwise": 5.0}
+    assert slowdowns(alone, beside, (0, 900)) == {}
+    assert slowdowns(alone, beside, (1_100, 2_150)) == {"gemm": 1.0, "pointwise": 5.0}
 
 
 def test_a_sample_holds_what_all_ranks_saw() -> None:
@@ -51,41 +50,41 @@ def test_a_sample_holds_what_all_ranks_saw() -> None:
     ranks: list[tuple[dict[str, float], float | None]] = []
     context = SimpleNamespace(lanes_for=lambda ctas: {TP: None}, all_gather_objects=lambda _: ranks)
     session = SimpleNamespace(context=context, workload=SimpleNamespace(dtype="fp32"))
-    probe = _Probe(cast(Session, session), MEGATRON, 4096, 0)
+    probe = _Probe(cast(Session, session), 4096, 0)
 
     ranks[:] = [({"gemm": 2.0, "pointwise": 1.5}, None), ({"gemm": 4.0}, 1.2)]
-    probe._keep(*ranks[0])
+    probe._add_sample(*ranks[0])
     assert probe.row()["compute"] == {"gemm": 3.0}
     assert (probe.row()["samples"], probe.row()["collective"]) == (1, 1.2)
 
     ranks[:] = [({}, None), ({}, None)]
-    probe._keep(*ranks[0])
+    probe._add_sample(*ranks[0])
     assert probe.row()["samples"] == 1
 
     ranks[:] = [({}, None), ({"gemm": 5.0}, None)]  # better than nothing
-    probe._keep(*ranks[0])
+    probe._add_sample(*ranks[0])
     assert probe.row()["compute"] == {"gemm": 4.0}
     assert probe.row()["samples"] == 2
 
 
 def test_only_what_ran_beside_the_other_counts() -> None:
     alone, beside = ops("gpgp", 100), ops("gpgp", 150)
-    factors, stretch = stretches(alone, beside, [burst(120, 4)], calm_ns=100.0)
+    factors, stretch = chunk_slowdowns(alone, beside, [burst(120, 4)], one_ns=100.0)
     assert factors == {"gemm": 1.5, "pointwise": 1.5}  # the last op ended behind the last burst
     assert stretch == pytest.approx(1.2)
-    factors, _ = stretches(alone, beside, [burst(100, 2)], calm_ns=100.0)
+    factors, _ = chunk_slowdowns(alone, beside, [burst(100, 2)], one_ns=100.0)
     assert factors == {"gemm": 1.5}
 
 
 def test_all_reduces_longer_than_the_ops_say_nothing_of_themselves() -> None:
-    factors, stretch = stretches(ops("gg", 100), ops("gg", 110), [burst(1000, 5, -10)], 900.0)
+    factors, stretch = chunk_slowdowns(ops("gg", 100), ops("gg", 110), [burst(1000, 5, -10)], 900.0)
     assert factors == {"gemm": pytest.approx(1.1)}
     assert stretch is None
 
 
 def test_an_all_reduce_that_waited_for_other_ranks_is_left_out() -> None:
     late_first = [(0, 500), *burst(100, 4, 500)]
-    _, stretch = stretches(ops("g" * 9, 100), ops("g" * 9, 110), [late_first], 100.0)
+    _, stretch = chunk_slowdowns(ops("g" * 9, 100), ops("g" * 9, 110), [late_first], 100.0)
     assert stretch == pytest.approx(1.0)
 
 
@@ -96,10 +95,10 @@ def test_every_chunk_has_all_reduces_of_its_own() -> None:
     beside = [*ops(kinds[:CHUNK_OPS], 20), *ops("pp", 30, gap)]
     assert [len(chunk) for chunk in chunks_of(alone)] == [CHUNK_OPS, 2]
     assert longest_chunk_ns(alone) == 10 * CHUNK_OPS
-    factors, _ = stretches(alone, beside, [burst(500, 9), burst(500, 3, gap)], 400.0)
+    factors, _ = chunk_slowdowns(alone, beside, [burst(500, 9), burst(500, 3, gap)], 400.0)
     assert factors == {"gemm": 2.0, "pointwise": 3.0}
     with pytest.raises(ValueError, match="zip"):
-        stretches(alone, beside, [burst(500, 9)], 400.0)
+        chunk_slowdowns(alone, beside, [burst(500, 9)], 400.0)
 
 
 def test_probes_that_saw_nothing_have_no_row() -> None:

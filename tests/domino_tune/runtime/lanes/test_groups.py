@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from domino_tune.measure.gpu.single_gpu_rank import lone_session
+from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
 from domino_tune.runtime.lanes import groups
 from domino_tune.runtime.lanes.groups import GroupLanes, group_timeout, members, nccl_options
 from domino_tune.runtime.launch.context import RankContext
@@ -66,8 +66,8 @@ def test_a_plan_runs_on_the_lanes_of_its_count(lanes: GroupLanes) -> None:
         session.executor(FEW_CTAS, None)
 
 
-def test_a_lone_rank_is_silent_with_any_count() -> None:
-    session = lone_session(GPT, WORKLOAD, ClusterSpec(tp=2), torch.device("cpu"))
+def test_a_single_rank_is_silent_with_any_count() -> None:
+    session = single_gpu_session(GPT, WORKLOAD, ClusterSpec(tp=2), torch.device("cpu"))
     assert session.executor(FEW_CTAS, None).lanes == session.context.lanes
 
 

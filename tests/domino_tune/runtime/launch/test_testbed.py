@@ -16,7 +16,8 @@ from domino_tune.runtime.launch import testbed
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 from domino_tune.runtime.launch.testbed import INTERFACE, Network, emulated_link
 from simulator.errors import InputError
-from tests.faults.test_ranks import PATIENCE_S, start_parent, wait_until_gone
+from tests.faults.test_ranks import start_parent
+from tests.processes import PATIENCE_S, wait_until_gone
 
 MBIT = 10**6
 

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import torch
 
-from domino_tune.measure.gpu.single_gpu_rank import lone_session
+from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
 from domino_tune.runtime.ops import pointwise_formulas
 from domino_tune.runtime.ops.pointwise import PointwiseFunctions
 from simulator.plan import SlicePlan
@@ -80,8 +80,8 @@ def _results(functions: PointwiseFunctions, given: _Inputs) -> dict[str, Tensor]
         dx, dweight = functions.rms_norm_grad(given.dy, given.x, given.weight, rstd, residual)
         found |= {f"dx{name}": dx, f"dweight{name}": dweight}
     for sign in (1.0, -1.0):
-        found[f"turned {sign}"] = given.packed.clone()
-        functions.turn(found[f"turned {sign}"], 3, given.cosine, given.sine, sign)
+        found[f"rotated {sign}"] = given.packed.clone()
+        functions.rotate(found[f"rotated {sign}"], 3, given.cosine, given.sine, sign)
     for bias in (None, given.bias):
         for mask in (None, given.mask):
             result = torch.zeros_like(given.whole)
@@ -111,7 +111,7 @@ def step_difference(model: str) -> float:
 def _step(job: Job, functions: Callable[[], PointwiseFunctions]) -> list[Tensor]:
     model = replace(job.model, hidden_dropout=0.1)
     with patch("domino_tune.runtime.ops.state.pointwise_for", lambda device: functions()):
-        session = lone_session(model, job.workload, job.cluster, torch.device("cpu"))
+        session = single_gpu_session(model, job.workload, job.cluster, torch.device("cpu"))
         session.training = job.training
         executor = session.executor(job.plan, None)
         result = executor.run_step(*batch(job, 0))

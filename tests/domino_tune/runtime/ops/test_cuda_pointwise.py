@@ -72,8 +72,8 @@ def test_rotary_embedding_and_swiglu(dtype: torch.dtype) -> None:
     packed, cosine = _drawn(dtype, TOKENS, 15 * 128), _drawn(dtype, 100, 1, 64)
     sine = _drawn(dtype, 100, 1, 64)
     ours, theirs = packed.clone(), packed.clone()
-    for functions, turned in ((kernels, ours), (formulas, theirs)):
-        functions.turn(turned, 10, cosine, sine, -1.0)
+    for functions, rotated in ((kernels, ours), (formulas, theirs)):
+        functions.rotate(rotated, 10, cosine, sine, -1.0)
     _same(ours, theirs)
     assert torch.equal(ours[:, 1280:], packed[:, 1280:])
     a, dcore = _drawn(dtype, TOKENS, 2 * 1728), _drawn(dtype, TOKENS, 1728)

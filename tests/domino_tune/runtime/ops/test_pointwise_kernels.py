@@ -73,7 +73,7 @@ def test_a_hopper_takes_them() -> None:
              "KEEP": 0.9},
         ),
         (
-            ours.turn_kernel,
+            ours.rotate_kernel,
             {**wide, "BLOCK": ours.BLOCK, "stride": size, "seq": size, "half": size,
              "pairs": size, "SIGN": -1.0},
         ),

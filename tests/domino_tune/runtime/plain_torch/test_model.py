@@ -67,7 +67,11 @@ def test_the_runtimes_kernels_give_the_same_gradients(model: ModelSpec) -> None:
     fused = replace(plain, pointwise=pointwise_formulas, mask=mask, main_grads=main)
     (loss, expected), (again, found) = (_gradients(one, job) for one in (plain, fused))
     assert again == pytest.approx(loss, rel=1e-13)
-    linears = {name for name in weights if name.startswith("l") and name.endswith((".a", ".b"))}
+    linears = {
+        name
+        for name in weights
+        if name.startswith("l") and name.endswith((".qkv", ".proj", ".fc1", ".fc2"))
+    }
     assert len(linears) == 4 * model.num_hidden_layers
     assert not linears & set(found)
     for name, gradient in expected.items():
@@ -93,11 +97,12 @@ def _sequence_loss(
     for layer in range(model.num_hidden_layers):
         for block in ("attn", "mlp"):
             name = f"l{layer}.w.{block}"
-            a = _linear(weights, f"{name}.a", _norm(model, weights, f"{name}.norm", x))
-            core = _attention(model, a) if block == "attn" else _mlp(model, a)
-            x = x + _linear(weights, f"{name}.b", core)
+            first, last = ("qkv", "proj") if block == "attn" else ("fc1", "fc2")
+            wide = _linear(weights, f"{name}.{first}", _norm(model, weights, f"{name}.norm", x))
+            core = _attention(model, wide) if block == "attn" else _mlp(model, wide)
+            x = x + _linear(weights, f"{name}.{last}", core)
     x = _norm(model, weights, "w.head.norm", x)
-    logits = x @ weights["w.embed" if model.tie_word_embeddings else "w.head.a"].T
+    logits = x @ weights["w.embed" if model.tie_word_embeddings else "w.head.logits"].T
     logs = logits - logits.exp().sum(1, keepdim=True).log()
     return -math.fsum(float(row[target]) for row, target in zip(logs, targets, strict=True))
 

@@ -19,7 +19,8 @@ from domino_tune.service.executors.registry import EXECUTORS, open_executor
 from domino_tune.service.executors.slots import NICENESS, SlotExecutor
 from simulator.errors import InfeasiblePlanError, InputError
 from tests.conftest import REPOSITORY
-from tests.dask_cluster import children, dask_cluster
+from tests.dask_cluster import dask_cluster
+from tests.processes import children
 
 PATIENCE_S = 60
 
@@ -239,17 +240,17 @@ class TestSlots:
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "message"),
     [
         ("ray://somewhere", "Unknown executor 'ray'"),
         ("local://4", "takes no address"),
         ("dask://127.0.0.1:1", "No Dask scheduler answers"),
     ],
 )
-def test_bad_addresses_are_refused(bad: str, said: str) -> None:
+def test_bad_addresses_are_refused(bad: str, message: str) -> None:
     if bad.startswith("dask"):
         pytest.importorskip("distributed", reason="no Dask: pip install 'domino_tune[dask]'")
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         open_executor(bad, 1)
 
 

@@ -1,0 +1,1 @@
+"""Jobs: submitted, leased, run and read. May import service.tasks, executors, sql and below."""

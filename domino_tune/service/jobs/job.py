@@ -1,0 +1,136 @@
+"""A job: its request, its state and progress, and its outcome."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal, cast, get_args
+
+from sqlalchemy import Row
+
+from domino_tune.base.errors import NotFoundError
+from domino_tune.service.encoding import json_text, sha256_hex
+from simulator.errors import InputError
+
+JobKind = Literal["tune", "sweep"]
+JobState = Literal["queued", "running", "done", "failed", "cancelled"]
+ENDED: Final[frozenset[JobState]] = frozenset({"done", "failed", "cancelled"})
+OPEN: Final[frozenset[JobState]] = frozenset({"queued", "running"})
+_ID: Final = re.compile(r"[a-z]+_[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobProgress:
+    """``done`` of ``total`` steps (None: unknown), and a line of text for people."""
+
+    done: int = 0
+    total: int | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewJob:
+    """A job to submit. ``task`` holds all that its result depends on, as canonical bytes.
+
+    Raise InputError for an unknown kind.
+    """
+
+    kind: JobKind
+    owner: str
+    request: Mapping[str, Any]
+    task: bytes
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(JobKind):
+            raise InputError(f"A job is one of {', '.join(get_args(JobKind))}, got {self.kind!r}.")
+
+    @property
+    def task_digest(self) -> str:
+        """Return the SHA-256 of the task in hexadecimal."""
+        return sha256_hex(self.task)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job as the database holds it; times in seconds since 1970.
+
+    ``attempts`` counts the claims that were not released. ``fence`` grows with every claim; only
+    the owner with the newest one may write. ``version`` grows with every change that a reader can
+    see. ``error`` is the problem (RFC 9457) of a failed job.
+    """
+
+    id: str
+    kind: JobKind
+    owner: str
+    state: JobState
+    request: dict[str, Any]
+    task_digest: str
+    attempts: int
+    fence: int
+    progress: JobProgress = field(default_factory=JobProgress)
+    best: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    created_s: float
+    started_s: float | None = None
+    finished_s: float | None = None
+    version: int
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the job is done, failed or cancelled, and will not change again."""
+        return self.state in ENDED
+
+    @classmethod
+    def of(cls, row: Row[Any]) -> Job:
+        """Return the job in a row of ``tables.jobs``."""
+        return cls(
+            id=row.id,
+            kind=cast(JobKind, row.kind),
+            owner=row.owner,
+            state=cast(JobState, row.state),
+            request=json.loads(row.request),
+            task_digest=row.task_digest,
+            attempts=row.attempts,
+            fence=row.fence,
+            progress=JobProgress(**json.loads(row.progress)) if row.progress else JobProgress(),
+            best=json.loads(row.best) if row.best else None,
+            error=json.loads(row.error) if row.error else None,
+            created_s=row.created_s,
+            started_s=row.started_s,
+            finished_s=row.finished_s,
+            version=row.version,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A point of a sweep: its index among the values, from 0, and its JSON."""
+
+    index: int
+    body: bytes
+
+
+def new_id(prefix: str) -> str:
+    """Return an id that sorts by creation: nanoseconds since 1970, then random bits, in hex."""
+    return f"{prefix}_{time.time_ns():016x}{secrets.token_hex(8)}"
+
+
+def check_id(identity: str, prefix: str) -> str:
+    """Return ``identity``. Raise NotFoundError for what cannot be an id."""
+    if not (_ID.fullmatch(identity) and identity.startswith(f"{prefix}_")):
+        raise no_such_job(identity)
+    return identity
+
+
+def no_such_job(identity: str) -> NotFoundError:
+    """Return the error for a job that does not exist or is another owner's: both read the same."""
+    return NotFoundError(f"There is no job {identity[:64]!r}; the list of jobs has yours.")
+
+
+def dump_progress(progress: JobProgress) -> str:
+    """Return the text that the database holds."""
+    return json_text(asdict(progress))

@@ -1,0 +1,186 @@
+"""Leases: each job has one worker at a time, as long as its lease runs.
+
+A worker claims a job for ``lease_s`` seconds by the database's clock, and renews the claim by
+heartbeat. Every claim raises the job's fence. Every write names fence and worker and needs a lease
+that runs, so that a worker that was stopped or slow cannot change a job that another has claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, update
+
+from domino_tune.service.encoding import json_text
+from domino_tune.service.jobs.desk import RESULT
+from domino_tune.service.jobs.job import Job, JobProgress, Point, dump_progress
+from domino_tune.service.sql.database import Database
+from domino_tune.service.sql.statements import insert, now_s
+from domino_tune.service.sql.tables import UNFINISHED, artifacts, jobs, points, tasks
+from simulator.errors import DominoTuneError
+
+
+class LostLeaseError(DominoTuneError):
+    """The job is no longer this worker's: its lease expired, or it was cancelled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claimed:
+    """A claimed job: its task, and the points that were committed before."""
+
+    job: Job
+    task: bytes
+    points: tuple[Point, ...]
+
+
+class Leases:
+    """The jobs that one worker holds. All methods raise StorageError and UnavailableError.
+
+    Those that take a ``Claimed`` write in one transaction, and raise LostLeaseError.
+    """
+
+    def __init__(self, database: Database, worker_name: str, lease_s: float = 15.0) -> None:
+        self._database = database
+        self._worker = worker_name
+        self._lease_s = lease_s
+
+    def claim(self) -> Claimed | None:
+        """Claim a job that waits or whose lease expired; return None where there is none.
+
+        Take the oldest one of the owner who has the fewest running jobs.
+        """
+        others = jobs.alias()
+        running = (
+            select(func.count())
+            .where(others.c.owner == jobs.c.owner, others.c.state == "running")
+            .scalar_subquery()
+        )
+        with self._database.write() as connection:
+            identity = connection.scalar(
+                select(jobs.c.id)
+                .where(
+                    UNFINISHED,
+                    or_(
+                        jobs.c.state == "queued",
+                        and_(jobs.c.state == "running", jobs.c.lease_until_s <= now_s()),
+                    ),
+                )
+                .order_by(running, jobs.c.id)
+                .limit(1)
+                .with_for_update(skip_locked=True)
+            )
+            return None if identity is None else self._take(connection, identity)
+
+    def _take(self, connection: Connection, identity: str) -> Claimed:
+        row = connection.execute(
+            update(jobs)
+            .where(jobs.c.id == identity)
+            .values(
+                state="running",
+                worker=self._worker,
+                attempts=jobs.c.attempts + 1,
+                fence=jobs.c.fence + 1,
+                lease_until_s=now_s() + self._lease_s,
+                started_s=func.coalesce(jobs.c.started_s, now_s()),
+                version=jobs.c.version + 1,
+            )
+            .returning(*jobs.c)
+        ).one()
+        task = connection.execute(
+            select(tasks.c.body).where(tasks.c.digest == row.task_digest)
+        ).scalar_one()
+        known = connection.execute(
+            select(points).where(points.c.job_id == identity).order_by(points.c.number)
+        )
+        return Claimed(
+            job=Job.of(row),
+            task=task,
+            points=tuple(Point(index=point.number, body=point.body) for point in known),
+        )
+
+    def renew(self, claimed: Claimed) -> bool:
+        """Renew the lease for ``lease_s`` from now. Return whether the job was cancelled."""
+        with self._database.write() as connection:
+            renewed = connection.execute(
+                update(jobs)
+                .where(self._held(claimed))
+                .values(lease_until_s=now_s() + self._lease_s)
+            )
+            if renewed.rowcount == 1:
+                return False
+            state = connection.scalar(select(jobs.c.state).where(self._ours(claimed)))
+        if state == "cancelled":
+            return True
+        raise _lost(claimed)
+
+    def progress(
+        self, claimed: Claimed, progress: JobProgress, best: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the progress, and the best result so far where there is one."""
+        values: dict[str, Any] = {"progress": dump_progress(progress)}
+        if best is not None:
+            values["best"] = json_text(best)
+        with self._database.write() as connection:
+            self._change(connection, claimed, values)
+
+    def add_points(self, claimed: Claimed, made: Iterable[Point]) -> None:
+        """Commit points of a sweep; a point that is stored already stays as it is."""
+        rows = [
+            {"job_id": claimed.job.id, "number": point.index, "body": point.body} for point in made
+        ]
+        with self._database.write() as connection:
+            self._change(connection, claimed, {})
+            for row in rows:
+                connection.execute(
+                    insert(connection, points).values(**row).on_conflict_do_nothing()
+                )
+
+    def finish(self, claimed: Claimed, result: bytes, made: Mapping[str, bytes]) -> None:
+        """End the job as done; ``made`` are its artifacts by name, besides the result."""
+        with self._database.write() as connection:
+            self._change(connection, claimed, {"state": "done", "finished_s": now_s()})
+            for name, body in {RESULT: result, **made}.items():
+                connection.execute(
+                    artifacts.insert().values(job_id=claimed.job.id, name=name, body=body)
+                )
+
+    def fail(self, claimed: Claimed, problem: Mapping[str, Any]) -> None:
+        """End the job as failed; ``problem`` says why (RFC 9457)."""
+        values = {"state": "failed", "error": json_text(problem), "finished_s": now_s()}
+        with self._database.write() as connection:
+            self._change(connection, claimed, values)
+
+    def release(self, claimed: Claimed) -> None:
+        """Return the job to the queue as if it had not been claimed; keep its points."""
+        values = {
+            "state": "queued",
+            "worker": None,
+            "lease_until_s": None,
+            "attempts": jobs.c.attempts - 1,
+        }
+        with self._database.write() as connection:
+            self._change(connection, claimed, values)
+
+    def _change(self, connection: Connection, claimed: Claimed, values: Mapping[str, Any]) -> None:
+        """Change the job's row, and so lock it until the transaction ends."""
+        changed = connection.execute(
+            update(jobs).where(self._held(claimed)).values(version=jobs.c.version + 1, **values)
+        )
+        if changed.rowcount != 1:
+            raise _lost(claimed)
+
+    def _ours(self, claimed: Claimed) -> ColumnElement[bool]:
+        return and_(
+            jobs.c.id == claimed.job.id,
+            jobs.c.fence == claimed.job.fence,
+            jobs.c.worker == self._worker,
+        )
+
+    def _held(self, claimed: Claimed) -> ColumnElement[bool]:
+        return and_(self._ours(claimed), jobs.c.state == "running", jobs.c.lease_until_s > now_s())
+
+
+def _lost(claimed: Claimed) -> LostLeaseError:
+    return LostLeaseError(f"Job {claimed.job.id!r} is no longer this worker's.")

@@ -1,0 +1,65 @@
+"""TaskContext: a parsed task and what its quanta share, which a worker keeps between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from domino_tune.requests import TuneRequest, WhatIfRequest
+from domino_tune.requests.outputs import TuneOutputs
+from domino_tune.results import TuneResult
+from domino_tune.search.simulated import CasePlans
+from domino_tune.service.tasks.task import Task
+from domino_tune.store.plans import dump_plan
+from domino_tune.verbs.resolve import resolve
+from domino_tune.verbs.tune import cases_to_tune
+from domino_tune.verbs.whatif import Question, ask
+from simulator.case import Case
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TaskContext:
+    """A task with the cases and plans of a tune, or the question of a sweep."""
+
+    task: Task
+    _point_plans: list[CasePlans] = field(default_factory=list)
+
+    @property
+    def tuning(self) -> TuneRequest:
+        """Return the request of a tune."""
+        assert isinstance(self.task.request, TuneRequest)
+        return self.task.request
+
+    @cached_property
+    def cases(self) -> list[CasePlans]:
+        """Return what a tune searches, one case for each micro-batch size."""
+        case = resolve(self.tuning, shelf=self.task.shelf)
+        return [
+            CasePlans(case=one, target=self.tuning.target)
+            for one in cases_to_tune(case, self.tuning.tune_also)
+        ]
+
+    @cached_property
+    def question(self) -> Question:
+        """Return what a sweep asks."""
+        assert isinstance(self.task.request, WhatIfRequest)
+        return ask(self.task.request, self.task.plan_file, self.task.shelf)
+
+    def point_plans(self, case: Case) -> CasePlans:
+        """Return the plans of a sweep's point, and keep them until another point is asked for."""
+        if not self._point_plans or self._point_plans[0].case != case:
+            self._point_plans[:] = [CasePlans(case=case)]
+        return self._point_plans[0]
+
+    def artifacts(self, result: TuneResult) -> dict[str, bytes]:
+        """Return the files of a tune by name: plan file, report page and timeline."""
+        from domino_tune.report.html import report_html
+        from domino_tune.store.formats.chrome_trace import trace_bytes
+        from domino_tune.verbs.report import tuning_page
+
+        page = tuning_page(self.tuning, TuneOutputs(), result)
+        return {
+            "plan": dump_plan(result.best.plan_file).encode(),
+            "report": report_html(page).encode(),
+            "trace": trace_bytes(result.best.timelines),
+        }

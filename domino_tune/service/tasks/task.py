@@ -1,0 +1,107 @@
+"""A task: everything that a result depends on, as bytes. Computing it looks nothing up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from threading import Lock
+from typing import Any, Final
+
+from cachetools import LRUCache, cached
+
+from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest, WorkloadFields
+from domino_tune.service.encoding import json_bytes, sha256_hex
+from domino_tune.store.formats.model_file import model_from_json
+from domino_tune.store.models import LoadedModel
+from domino_tune.store.plans import PlanFile, plan_from_json
+from domino_tune.store.profiles import dump_profile, parse_profile
+from domino_tune.store.shelf import Pinned, Shelf
+from domino_tune.verbs.resolve import resolve
+from simulator.errors import unknown_name
+from simulator.profile import Profile
+
+REQUESTS: Final[dict[str, type[WorkloadFields]]] = {
+    "tune": TuneRequest,
+    "sweep": WhatIfRequest,
+    "simulate": SimulateRequest,
+    "whatif": WhatIfRequest,
+}
+"""The request of each kind of task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A request with the profile, the model (before overrides) and the plan file that it names."""
+
+    kind: str
+    request: WorkloadFields
+    profile: Profile
+    model: LoadedModel
+    plan_file: PlanFile | None = None
+
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        request: WorkloadFields,
+        shelf: Shelf,
+        plan_file: PlanFile | None = None,
+    ) -> Task:
+        """Look up what ``request`` names. Raise InputError for what is unknown or missing, or does
+        not fit together."""
+        if kind not in REQUESTS:
+            raise unknown_name("kind of task", kind, REQUESTS)
+        case = resolve(request, plan_file, shelf)
+        model = LoadedModel(spec=case.model)
+        if request.model is not None:
+            model = shelf.model(request.model)
+        return cls(
+            kind=kind, request=request, profile=case.profile, model=model, plan_file=plan_file
+        )
+
+    @property
+    def shelf(self) -> Shelf:
+        """Return the shelf on which the request's names are the task's profile and model."""
+        return Pinned(profile=self.profile, model=self.model)
+
+    def to_bytes(self) -> bytes:
+        """Return canonical JSON: equal tasks have equal bytes."""
+        return json_bytes(
+            {
+                "kind": self.kind,
+                "request": asdict(self.request),
+                "model": asdict(self.model.spec),
+                "model_notes": self.model.notes,
+                "profile": json.loads(dump_profile(self.profile)),
+                "plan_file": self.plan_file.to_json() if self.plan_file else None,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Task:
+        """Return the task that ``to_bytes`` gave."""
+        parsed = json.loads(data)
+        plan_file = parsed["plan_file"]
+        return cls(
+            kind=parsed["kind"],
+            request=_request(REQUESTS[parsed["kind"]], parsed["request"]),
+            profile=_profile(json_bytes(parsed["profile"])),
+            model=LoadedModel(
+                spec=model_from_json(parsed["model"], source="The task's model"),
+                notes=tuple(parsed["model_notes"]),
+            ),
+            plan_file=plan_from_json(plan_file, source="The task's plan") if plan_file else None,
+        )
+
+
+def _request(kind: type[WorkloadFields], parsed: Mapping[str, Any]) -> WorkloadFields:
+    given = {item.name: parsed[item.name] for item in fields(kind)}
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    return kind(**values)
+
+
+@cached(LRUCache(maxsize=4), key=sha256_hex, lock=Lock())
+def _profile(data: bytes) -> Profile:
+    """Keep a few: many tasks share one profile, and checking a profile takes a while."""
+    return parse_profile(data, source="The task's profile")

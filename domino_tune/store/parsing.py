@@ -1,0 +1,124 @@
+"""Parsed JSON into typed values, strictly: the one place where pydantic checks dataclasses."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from types import NoneType
+from typing import Any, Final, TypeVar, get_args, get_type_hints
+
+from pydantic import BeforeValidator, ConfigDict, GetPydanticSchema, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_core.core_schema import no_info_after_validator_function
+
+from simulator.errors import DominoTuneError, unknown_name
+
+T = TypeVar("T")
+Place = tuple[str | int, ...]
+_STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+_UNKNOWN: Final = "unexpected_keyword_argument"  # pydantic's name of an unknown key
+
+
+def parse(
+    kind: type[T], value: Any, *, source: str, error: type[DominoTuneError], whole: bool = False
+) -> T:
+    """Return parsed JSON ``value`` as a ``kind``: a dataclass, or any type made of them.
+
+    Nothing is converted, but a whole number may stand for a float. ``whole`` also requires the
+    fields that have a default. Raise ``error`` with one line: ``source``, the place, the reason.
+    """
+    try:
+        reader = adapter(kind)  # type: ignore[arg-type]  # mypy: a type[T] may be unhashable
+        parsed: T = reader.validate_json(json.dumps([value]))[0]
+    except ValidationError as failure:
+        raise error(_line(source, *_first(kind, failure))) from None
+    except RecursionError:
+        raise error(f"{source} is nested too deeply to be one.") from None
+    for *parents, key in _defaulted(parsed, value) if whole else ():
+        raise error(_line(source, parents, _missing(key)))
+    return parsed
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[list[Any]]:
+    """Return the reader of a list of ``kind``: only within a list, config reaches a dataclass."""
+    return TypeAdapter(list[kind], config=_STRICT)
+
+
+def without(key: str) -> BeforeValidator:
+    """Return a mark for ``Annotated``: the type's JSON object has ``key`` besides the fields."""
+
+    def drop(value: Any) -> Any:
+        is_object = isinstance(value, dict)
+        return {name: value[name] for name in value if name != key} if is_object else value
+
+    return BeforeValidator(drop)
+
+
+def held_as(form: Any, convert: Callable[[Any], Any]) -> GetPydanticSchema:
+    """Return a mark for ``Annotated``: JSON holds a ``form``, which ``convert`` makes the type."""
+    return GetPydanticSchema(lambda _, of: no_info_after_validator_function(convert, of(form)))
+
+
+def _line(source: str, place: Sequence[str | int], reason: str) -> str:
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return f"{source}: {path.removeprefix('.')}{': ' if path else ''}{reason}"
+
+
+def _first(kind: Any, failure: ValidationError) -> tuple[Place, str]:
+    """Return place and reason of one error: of an unknown key before all others.
+
+    Where a key is misspelt, another is missing: the unknown one comes with its near miss.
+    """
+    errors = failure.errors(include_url=False)
+    chosen = next((one for one in errors if one["type"] == _UNKNOWN), errors[0])
+    place = chosen["loc"][1:]
+    if chosen["type"] == _UNKNOWN:
+        *parents, key = place
+        return tuple(parents), str(unknown_name("key", str(key), _keys_at(kind, parents)))
+    if chosen["type"] == "missing":
+        return place[:-1], _missing(place[-1])
+    return place, _reason(chosen)
+
+
+def _missing(key: str | int) -> str:
+    return f"the key {key!r} is missing; add it."
+
+
+def _reason(found: ErrorDetails) -> str:
+    if found["type"] == "value_error":  # raised by a dataclass of ours
+        return str(found["ctx"]["error"])
+    return f"{found['msg'].replace('Input should', 'must')}, got {reprlib.repr(found['input'])}."
+
+
+def _keys_at(kind: Any, place: Sequence[str | int]) -> list[str]:
+    """Return the names of the fields that ``kind`` has at ``place``."""
+    if NoneType in get_args(kind):
+        return _keys_at(_entry(kind), place)
+    if not place:
+        return list(get_type_hints(kind))
+    first, *rest = place
+    inner = get_type_hints(kind)[str(first)] if is_dataclass(kind) else _entry(kind)
+    return _keys_at(inner, rest)
+
+
+def _entry(kind: Any) -> Any:
+    """Return the type of what a list, tuple, dict or optional ``kind`` holds."""
+    return [one for one in get_args(kind) if one not in (NoneType, Ellipsis)][-1]
+
+
+def _defaulted(parsed: Any, value: Any, place: Place = ()) -> Iterator[Place]:
+    """Yield the place of each field of ``parsed`` for which ``value`` has no key."""
+    if isinstance(parsed, tuple) and isinstance(value, list):
+        for index, (one, given) in enumerate(zip(parsed, value, strict=True)):
+            yield from _defaulted(one, given, (*place, index))
+    elif is_dataclass(parsed):
+        for item in fields(parsed):
+            inner = (*place, item.name)
+            if item.name not in value:
+                yield inner
+            else:
+                yield from _defaulted(getattr(parsed, item.name), value[item.name], inner)

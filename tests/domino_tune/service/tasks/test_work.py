@@ -1,0 +1,223 @@
+"""Quanta of jobs: wherever they end and wherever they run, the result has the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
+from domino_tune.results import to_json
+from domino_tune.service.tasks import work
+from domino_tune.service.tasks.quantum import QuantumResult
+from domino_tune.service.tasks.task import Task
+from domino_tune.store.profiles import load_profile
+from domino_tune.store.shelf import DISK, Pinned
+from domino_tune.verbs.simulate import simulate
+from domino_tune.verbs.tune import tune
+from domino_tune.verbs.whatif import whatif
+from simulator.errors import InfeasiblePlanError, InputError
+from tests.conftest import REPOSITORY
+from tests.domino_tune.service.tasks.examples import (
+    SHELF,
+    WORKLOAD,
+    finish,
+    sweep_task,
+    tune_task,
+    undisturbed,
+)
+
+TUNES = {
+    "exhaustive": tune_task(),
+    "exhaustive, three row slices": tune_task(micro_batch_size=3, seq_length=128),
+    "bayes": tune_task(search="bayes", trials=9, seed=3),
+    "random": tune_task(search="random", trials=12),
+    "micro-batches": tune_task(
+        search="random", trials=3, grad_accumulation=2, tune_also=("micro_batch_size",)
+    ),
+    "deepspeed": tune_task(target="deepspeed"),
+}
+SWEEPS = {
+    "links": sweep_task(),
+    "one that cannot be": sweep_task(sweep="tp=2,7"),
+    "changed too": sweep_task(change=("gpu_flops=2x",)),
+    "retuned": sweep_task(
+        retune=True, sweep="link_bandwidth=0.5x", micro_batch_size=1, row_slices=1
+    ),
+}
+EVERYTHING = TUNES | {f"sweep of {name}": task for name, task in SWEEPS.items()}
+
+
+def paused_everywhere(
+    task: bytes, state: bytes, forget: bool
+) -> tuple[QuantumResult, list[QuantumResult]]:
+    """Return the last quantum, and all before it; none does more than one step."""
+    before: list[QuantumResult] = []
+    while (quantum := work.advance(task, state, 0.0)).result is None:
+        before.append(quantum)
+        state = quantum.state
+        if forget:
+            work.forget()
+    return quantum, before
+
+
+@pytest.mark.parametrize("forget", [False, True], ids=["same worker", "another worker each time"])
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_paused_after_every_quantum_it_gives_the_same(name: str, forget: bool) -> None:
+    task = EVERYTHING[name]
+    expected = undisturbed(task)
+    last, before = paused_everywhere(task, work.resume(), forget)
+    assert before
+    assert last.result == expected.result
+    assert last.artifacts == expected.artifacts
+
+
+@pytest.mark.parametrize("name", ["exhaustive", "bayes", "sweep of retuned"])
+def test_in_another_process_with_other_hashes_too(name: str) -> None:
+    expected = undisturbed(EVERYTHING[name])
+    program = (
+        "import hashlib\n"
+        "from domino_tune.service.tasks import work\n"
+        "from tests.domino_tune.service.tasks.test_work import EVERYTHING, paused_everywhere\n"
+        f"last, _ = paused_everywhere(EVERYTHING[{name!r}], work.resume(), True)\n"
+        "for body in (last.result, *last.artifacts.values()):\n"
+        "    print(hashlib.sha256(body).hexdigest())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONHASHSEED": "12345"},
+    )  # fmt: skip
+    assert expected.result is not None
+    bodies = (expected.result, *expected.artifacts.values())
+    assert done.stdout.split() == [hashlib.sha256(body).hexdigest() for body in bodies]
+
+
+@pytest.mark.parametrize("name", TUNES)
+def test_a_tune_gives_what_the_service_gives(name: str) -> None:
+    task = Task.from_bytes(TUNES[name])
+    assert isinstance(task.request, TuneRequest)
+    answer = to_json(tune(task.request, shelf=SHELF))
+    del answer["seconds"]
+    quantum = undisturbed(TUNES[name])
+    assert json.loads(quantum.result or b"") == json.loads(json.dumps(answer))
+    assert set(quantum.artifacts) == {"plan", "report", "trace"}
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_sweep_gives_what_the_service_gives(name: str) -> None:
+    task = Task.from_bytes(SWEEPS[name])
+    assert isinstance(task.request, WhatIfRequest)
+    answer = to_json(whatif(task.request, shelf=SHELF))
+    assert undisturbed(SWEEPS[name]).result == json.dumps(answer, separators=(",", ":")).encode()
+
+
+def test_progress_counts_up_to_the_best() -> None:
+    last, before = paused_everywhere(TUNES["random"], work.resume(), forget=False)
+    assert [quantum.done for quantum in before] == list(range(1, 13))
+    assert {quantum.total for quantum in before} == {12}
+    times = [quantum.best["iteration_ms"] for quantum in before if quantum.best]
+    assert len(times) == len(before)
+    best = json.loads(last.result or b"")["best"]
+    assert before[-1].best == best
+    assert last.best is not None
+    assert best.items() <= last.best.items()
+
+
+def test_a_sweep_goes_on_behind_the_points_that_are_known() -> None:
+    task = SWEEPS["links"]
+    _, before = paused_everywhere(task, work.resume(), forget=False)
+    points = [point for quantum in before for point in quantum.points]
+    assert [index for index, _ in points] == [0, 1, 2, 3]
+    for known in range(5):
+        last, rest = paused_everywhere(task, work.resume(points[:known]), forget=True)
+        assert last.result == undisturbed(task).result
+        assert [point for quantum in rest for point in quantum.points] == points[known:]
+
+
+def test_what_cannot_run_fails_the_same_however_it_is_cut() -> None:
+    """A GPU so small that every plan is looked at, and refused."""
+    fitting = json.loads(undisturbed(TUNES["random"]).result or b"")["trials"]
+    least_gib = min(trial["peak_memory_gib"] for trial in fitting)
+    machine = replace(SHELF.profile("").machine, gpu_memory_gib=0.99 * least_gib)
+    small = Pinned(replace(SHELF.profile(""), machine=machine), SHELF.model(""))
+    request = TuneRequest(**{**WORKLOAD, "search": "random", "trials": 5})
+    data = Task.of("tune", request, small).to_bytes()
+    messages = []
+    for budget_s in (0.0, 1e9):
+        work.forget()
+        with pytest.raises(InfeasiblePlanError) as caught:
+            finish(data, work.resume(), budget_s)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert "None of the 5 plans tried" in messages[0]
+
+
+def test_a_task_is_all_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither names nor files are looked up when it runs."""
+    monkeypatch.setenv("DOMINO_TUNE_HOME", str(tmp_path))
+    task = tune_task(profile="gone", model="gone", search="random", trials=2)
+    work.forget()
+    result = json.loads(finish(task, work.resume(), 1e9).result or b"")
+    assert result["simulation"]["model"]["name"] == "tiny"
+
+
+def test_equal_tasks_are_equal_bytes() -> None:
+    again = Task.from_bytes(tune_task())
+    assert again.to_bytes() == tune_task()
+    assert again.profile == load_profile("h100-dgx")
+
+
+def test_overrides_are_made_once() -> None:
+    task = tune_task(overrides=("num_hidden_layers=3",), search="random", trials=1)
+    result = json.loads(finish(task, work.resume(), 1e9).result or b"")
+    assert result["simulation"]["model"]["num_hidden_layers"] == 3
+    assert result["simulation"]["model"]["name"] == "tiny (num_hidden_layers=3)"
+
+
+@pytest.mark.parametrize("missing", ["model", "profile", "tp"])
+def test_a_task_needs_what_its_request_needs(missing: str) -> None:
+    with pytest.raises(InputError, match=f"--{missing}"):
+        tune_task(**{missing: None})
+
+
+class TestQuick:
+    def test_simulate(self) -> None:
+        request = SimulateRequest(**{**WORKLOAD, "row_slices": 2})
+        task = Task.of("simulate", request, SHELF).to_bytes()
+        expected = to_json(simulate(request, shelf=SHELF))
+        assert work.quick("simulate", task) == json.dumps(expected, separators=(",", ":")).encode()
+
+    def test_whatif_with_a_plan_file(self) -> None:
+        plan_file = simulate(
+            SimulateRequest(**{**WORKLOAD, "row_slices": 2}), shelf=SHELF
+        ).plan_file
+        request = WhatIfRequest(change=("link_bandwidth=2x",), profile="h100-dgx")
+        task = Task.of("whatif", request, SHELF, plan_file).to_bytes()
+        result = json.loads(work.quick("whatif", task))
+        assert result["points"][0]["changes"] == {"link_bandwidth": "2x"}
+        assert result["base"]["plan"]["row_slices"] == 2
+
+    def test_nothing_else(self) -> None:
+        with pytest.raises(InputError, match="Unknown kind"):
+            work.quick("tune", tune_task())
+
+    def test_errors_are_the_services(self) -> None:
+        request = SimulateRequest(
+            model="gpt3-175b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=8
+        )
+        task = Task.of("simulate", request, DISK).to_bytes()
+        with pytest.raises(InfeasiblePlanError, match="GiB"):
+            work.quick("simulate", task)
+
+
+def test_errors_travel_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(InfeasiblePlanError("too large", reason="memory")))
+    assert isinstance(error, InfeasiblePlanError)
+    assert (str(error), error.reason) == ("too large", "memory")

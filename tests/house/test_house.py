@@ -1,0 +1,102 @@
+"""The house: few entries, short chains of imports, no circle, and a request's way goes down."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from domino_tune.cli.commands import main
+from domino_tune.requests import TuneRequest
+from domino_tune.verbs.tune import tune
+from tests.house.imports import REPOSITORY, longest_chain, rooms
+from tests.house.way import Step, room, walked
+
+MOST_ENTRIES = 14
+LONGEST_CHAIN = 11
+MOST_FILES = 16
+PROGRESS = "show.py"
+"""Where progress is printed: the only place that is called from below."""
+REQUEST = TuneRequest(
+    model="llama2-7b", profile="h100-dgx", tp=8, seq_length=4096, micro_batch_size=4
+)
+
+
+def layers() -> dict[str, int]:
+    """Height of each package of domino_tune, 0 for the lowest, as import-linter enforces it."""
+    text = (REPOSITORY / "pyproject.toml").read_text("utf-8")
+    contracts = tomllib.loads(text)["tool"]["importlinter"]["contracts"]
+    order = next(c["layers"] for c in contracts if c.get("containers") == ["domino_tune"])
+    return {
+        name: height
+        for height, layer in enumerate(reversed(order))
+        for name in layer.split(" | ")
+    }
+
+
+def test_domino_tune_has_few_entries() -> None:
+    home = REPOSITORY / "domino_tune"
+    entries = {path.name for path in home.iterdir()} - {"py.typed", "__pycache__"}
+    assert len(entries) <= MOST_ENTRIES, sorted(entries)
+    assert {name.removesuffix(".py") for name in entries} - {"__init__"} == set(layers())
+
+
+def test_the_longest_chain_of_imports_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+    chain = longest_chain(rooms())  # raises CycleError for a circle
+    with capsys.disabled():
+        print(f"\n{len(chain)} rooms: {' > '.join(chain)}")
+    assert len(chain) <= LONGEST_CHAIN
+
+
+def test_every_package_says_what_it_is() -> None:
+    """The docstring's first line: what it is, and what it may import."""
+    home, heights = REPOSITORY / "domino_tune", layers()
+    for package in sorted(path for path in home.iterdir() if (path / "__init__.py").exists()):
+        doc = ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))) or ""
+        assert "May import" in doc.split("\n\n")[0].replace("\n", " "), package.name
+        assert package.name in heights
+
+
+def test_tests_mirror_the_tree() -> None:
+    """Each folder of tests stands for one of ours; its own helpers aside."""
+    ours = {path.parent.relative_to(REPOSITORY) for path in REPOSITORY.rglob("*.py")}
+    for part in ("api", "benchmarks", "domino_tune", "simulator"):
+        for folder in (REPOSITORY / "tests" / part).rglob("test_*.py"):
+            tested = folder.parent.relative_to(REPOSITORY / "tests")
+            if tested != Path("api/hostile"):
+                assert tested in ours, tested
+
+
+def climbs(steps: list[Step]) -> list[Step]:
+    """Calls that enter a higher package than their caller's, progress left out."""
+    heights = layers()
+    return [
+        step
+        for step in steps
+        if step.caller
+        and heights[room(step.callee)] > heights[room(step.caller)]
+        and not step.callee.endswith(PROGRESS)
+    ]
+
+
+def told(steps: list[Step]) -> str:
+    return "\n".join(f"  {s.caller or '(start)'} -> {s.callee}: {s.function}" for s in steps)
+
+
+def test_the_way_of_a_tune_goes_down(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = walked(lambda: tune(REQUEST))
+    files = dict.fromkeys(step.callee for step in steps)
+    with capsys.disabled():
+        print(f"\nThe way of a tune, {len(files)} files:\n{told(steps)}")
+    assert not climbs(steps), told(climbs(steps))
+    assert len(files) <= MOST_FILES
+
+
+def test_the_way_of_the_command_goes_down(tmp_path: Path) -> None:
+    asked = "--model llama2-7b --profile h100-dgx --tp 8 --seq-length 1024 --micro-batch-size 2"
+    out = str(tmp_path / "plan.json")
+    steps = walked(lambda: main(["tune", *asked.split(), "--out", out, "--json"]))
+    assert steps[0].callee == "cli/commands.py"
+    assert not climbs(steps), told(climbs(steps))

@@ -1,0 +1,46 @@
+"""Processes of this machine (Linux): whether they run, their children, and waits for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+from benchmarks.load.process import child_pids
+
+PATIENCE_S: Final = 60
+T = TypeVar("T")
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs. A zombie does not run."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def children(pid: int, command: bytes = b"") -> list[int]:
+    """Return the ids of the children of ``pid`` whose command line contains ``command``."""
+    found = []
+    for child in child_pids(pid):
+        with suppress(OSError):  # it has ended
+            if command in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
+
+
+def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
+    """Wait until ``condition`` returns a true value, and return it. Fail after ``timeout_s``."""
+    end_s = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < end_s, f"the condition does not hold after {timeout_s:g} s"
+        time.sleep(0.05)
+    return found
+
+
+def wait_until_gone(pids: Collection[int]) -> None:
+    """Wait until no process runs. Fail after a minute."""
+    wait_until(lambda: not any(map(is_alive, pids)))
