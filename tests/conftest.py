@@ -29,7 +29,7 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 def facts_dir() -> Path:
     """Return the folder of the published measurements. Skip where there is none."""
     from benchmarks.bench import facts
-    from benchmarks.bench.verdict import SkippedError
+    from benchmarks.verdict import SkippedError
 
     try:
         return facts.facts_dir()

@@ -6,7 +6,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import typer
@@ -32,11 +32,11 @@ def commands(script: Path) -> list[list[str]]:
 
 def parsed(words: list[str]) -> Request:
     """Return the request of a command line, parsed by the program's own parser."""
-    verb = next(verb for verb in VERBS if tuple(words[: len(verb.path)]) == verb.path)
-    command: Any = typer.main.get_command(build_app())
-    for name in verb.path:
+    verb = next(v for v in VERBS if words[: len(v.name.split())] == v.name.split())
+    path, command = verb.name.split(), cast(Any, typer.main.get_command(build_app()))
+    for name in path:
         command = command.commands[name]
-    with command.make_context(" ".join(verb.path), words[len(verb.path) :]) as context:
+    with command.make_context(verb.name, words[len(path) :]) as context:
         given = {name: value for name, value in context.params.items() if value is not None}
     plain = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     names = set(verb.request.__dataclass_fields__)
@@ -99,7 +99,7 @@ def test_measured_tuning_is_allowed_where_its_script_starts_it(
         monkeypatch.delenv("SLURM_STEP_NUM_TASKS", raising=False)
     check_measurable(TuneRequest(objective="measure"))
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
-    with pytest.raises(InputError, match="Slurm started this one"):
+    with pytest.raises(InputError, match="cannot run under Slurm"):
         check_measurable(TuneRequest(objective="measure"))
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.bench import BENCHES
-from benchmarks.bench.verdict import SkippedError, count_verdicts
+from benchmarks.verdict import SkippedError, count_verdicts
 from domino_tune.base.tables import print_line, print_table
 from simulator.errors import unknown_name
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from benchmarks.bench.facts import H100_SMS, bare_h100, gemm_section, read_facts
-from benchmarks.bench.verdict import Check, at_most, check_table, reported
+from benchmarks.verdict import Check, at_most, check_table, reported
 from domino_tune.base.tables import Table
 from domino_tune.measure.fits.collectives import fit_collectives
 from domino_tune.measure.fits.gemm import Shape, fit_gemm, leave_out_error
@@ -98,20 +98,16 @@ def _all_reduce_checks() -> list[Check]:
 
 def _bundled() -> Table:
     """Return the error that each section of the bundled profiles states."""
-    checks = [
-        (
-            name,
-            check.section,
-            check.kind,
-            f"{100 * check.error:.2g}%" if check.error else "not known",
-        )
+    rows = [
+        (name, check.section, check.kind,
+         f"{100 * check.error:.2g}%" if check.error else "not known")
         for name in BUNDLED
         for check in check_profile(load_profile(name))
-    ]
+    ]  # fmt: skip
     return Table(
         title="Errors that the bundled profiles state",
         columns=("profile", "section", "numbers are", ">stated error"),
-        rows=checks,
+        rows=rows,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from benchmarks.bench.facts import facts_dir
-from benchmarks.bench.verdict import Check, at_most, check_table, reported
+from benchmarks.verdict import Check, at_most, check_table, reported
 from domino_tune.base.tables import Table
 from domino_tune.measure.fits.parts import overlap_fit
 

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from benchmarks.bench.verdict import SkippedError
+from benchmarks.verdict import SkippedError
 from domino_tune.measure.importers import read_table
 from domino_tune.measure.importers.imported import NO_HINTS, Hints, Imported
 from simulator.lookup.gemm import GemmFit, GemmRow

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from benchmarks.bench.facts import REPOSITORY, read_facts
-from benchmarks.bench.verdict import Check, SkippedError, at_most, check_table, reported
+from benchmarks.verdict import Check, SkippedError, at_most, check_table, reported
 from domino_tune.base.tables import Table
 from domino_tune.measure.fits.beside import Beside, fit_beside
 from domino_tune.measure.fits.h200 import SM_COUNT, beside_cells, gemm_fit, records
@@ -109,13 +109,13 @@ def _beside_published(profile: Profile) -> Table:
                 "same shape",
                 [r.median_us / published[_mnk(r)] for r in mine if _mnk(r) in published],
             ),
-            ("law", [r.median_us / law.estimate(_gemm(r)).duration_us for r in mine]),
+            ("law", [r.median_us / law.estimate(Gemm(*_mnk(r))).duration_us for r in mine]),
         ):
             if len(ratios) >= MIN_RATIOS:
-                deciles = statistics.quantiles(ratios, n=20)
+                ventiles = statistics.quantiles(ratios, n=20)
                 lines.append(
                     (layout, what, str(len(ratios)),
-                     *(f"{deciles[i]:.2f}" for i in (0, 4, 9, 14, 18)))
+                     *(f"{ventiles[i]:.2f}" for i in (0, 4, 9, 14, 18)))
                 )  # fmt: skip
     return Table(
         title="H200 measured / H100 published GEMM time",
@@ -127,10 +127,6 @@ def _beside_published(profile: Profile) -> Table:
 
 def _mnk(row: GemmRow) -> tuple[int, int, int]:
     return row.m, row.n, row.k
-
-
-def _gemm(row: GemmRow) -> Gemm:
-    return Gemm(row.m, row.n, row.k, dtype="bf16")
 
 
 # Contention ------------------------------------------------------------------------------------

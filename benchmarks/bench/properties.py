@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from benchmarks.bench.verdict import verdict
+from benchmarks.verdict import verdict
 from domino_tune.base.tables import Table
 from tests.contracts.schedule_contract import CONTRACT, random_built
 from tests.simulator.cases import KINDS

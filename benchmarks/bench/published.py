@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from benchmarks.bench.cases import make_case, with_heads
-from benchmarks.bench.verdict import verdict
+from benchmarks.verdict import verdict
 from domino_tune.base.tables import Table
 from simulator.case import Case
 from simulator.cost import Changes

@@ -10,8 +10,8 @@ import statistics
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from benchmarks.bench.verdict import Check, SkippedError, at_most, check_table, reported
 from benchmarks.fidelity.settings import MODELS
+from benchmarks.verdict import Check, SkippedError, at_most, check_table, reported
 from domino_tune.base.tables import Table
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 from simulator.specs import ClusterSpec

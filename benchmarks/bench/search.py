@@ -9,7 +9,7 @@ from typing import Final
 
 from benchmarks.bench.cases import SEARCH_CASES, SearchCase
 from benchmarks.bench.optima import optima
-from benchmarks.bench.verdict import Check, check_table, reported, verdict
+from benchmarks.verdict import Check, check_table, reported, verdict
 from domino_tune.base.tables import Table
 from domino_tune.search import (
     SEARCHES,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from benchmarks.bench.facts import bare_h100, facts_dir, gemm_section, read_facts
-from benchmarks.bench.verdict import Check, check_table, reported
+from benchmarks.verdict import Check, check_table, reported
 from domino_tune.base.tables import Table
 from domino_tune.measure.importers import read_table
 from domino_tune.measure.importers.imported import text_of

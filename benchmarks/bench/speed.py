@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from benchmarks.bench.cases import make_case, with_heads
 from benchmarks.bench.facts import REPOSITORY
 from benchmarks.bench.pool import PlanPool
-from benchmarks.bench.verdict import verdict
+from benchmarks.verdict import verdict
 from domino_tune.base.tables import Table
 from domino_tune.search import SEARCHES, SearchOptions, SearchResult, SpaceSpec, enumerate_plans
 from simulator.case import Case

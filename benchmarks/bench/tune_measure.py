@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.bench.verdict import Check, SkippedError, at_most, check_table, reported
 from benchmarks.fidelity.scores import within_rounds
 from benchmarks.fidelity.settings import MODELS
+from benchmarks.verdict import Check, SkippedError, at_most, check_table, reported
 from domino_tune.base.progress import no_progress
 from domino_tune.base.tables import Table
 from domino_tune.requests import ProfileRequest, WorkloadFields

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from benchmarks.bench.verdict import Check, at_most, check_table, reported
 from benchmarks.fidelity.scores import MIN_SPREAD, Score, Setting, score
 from benchmarks.fidelity.settings import ALWAYS_TWO, TUNED
+from benchmarks.verdict import Check, at_most, check_table, reported
 from domino_tune.base.tables import Table
 
 REGRET: Final = 0.02

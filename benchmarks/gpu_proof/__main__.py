@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.bench.verdict import Check, at_most, check_table, reported
 from benchmarks.fidelity.page import choice_checks, detail, page
 from benchmarks.fidelity.records import read_setting, write_setting
 from benchmarks.fidelity.scores import Setting, score
@@ -31,6 +30,7 @@ from benchmarks.gpu_proof.speed import (
     speed_table,
     write_speed,
 )
+from benchmarks.verdict import Check, at_most, check_table, reported
 from domino_tune.base.errors import RunError
 from domino_tune.base.tables import Table, print_line, print_table
 from domino_tune.store.files import write_whole
@@ -99,9 +99,7 @@ def report(
     return found, tables
 
 
-def measure_ops(
-    cases: Sequence[ProofCase], base: Profile, folder: Path, stop_at: float
-) -> bool:  # fmt: skip
+def measure_ops(cases: Sequence[ProofCase], base: Profile, folder: Path, stop_at: float) -> bool:
     """Write a profile for each model that has none: ``base`` with its ops and launches measured
     here. Return False when time is over."""
     for model in dict.fromkeys(case.model for case in cases):

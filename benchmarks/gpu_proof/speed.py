@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.bench.verdict import Check, at_most, reported
 from benchmarks.fidelity.records import read_record, write_record
 from benchmarks.gpu_proof.cases import ProofCase
+from benchmarks.verdict import Check, at_most, reported
 from domino_tune.base.tables import Table
 from domino_tune.measure.gpu.step_breakdown import KINDS, StepBreakdown
 from domino_tune.runtime.launch.launch import run_job

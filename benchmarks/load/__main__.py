@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.bench.verdict import count_verdicts
 from benchmarks.load.loads import LOADS, Duration, run
+from benchmarks.verdict import count_verdicts
 from domino_tune.base.tables import print_line, print_table
 from simulator.errors import unknown_name
 

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.bench.verdict import Check, at_most, check_table, reported
 from benchmarks.load import bodies, mixed
 from benchmarks.load.process import Service
 from benchmarks.load.traffic import Visitor, call_at_rate, latency_ms, open_visitor
+from benchmarks.verdict import Check, at_most, check_table, reported
 from domino_tune.base.errors import RunError
 from domino_tune.base.tables import Table
 

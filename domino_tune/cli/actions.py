@@ -131,14 +131,6 @@ def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
     answer(result, outputs.json, show_profile.profile)
 
 
-def plan_show(request: requests.PlanShowRequest, outputs: JsonOutputs) -> None:
-    """Show what a plan file holds."""
-    from domino_tune.cli import show
-    from domino_tune.verbs.plan import plan_show as run
-
-    answer(run(request), outputs.json, show.plan)
-
-
 def plan_export(request: requests.PlanExportRequest, outputs: FileOutputs) -> None:
     """Write a framework's arguments and environment, as a file for a shell to source or as JSON."""
     from domino_tune.results import to_json
@@ -153,54 +145,6 @@ def plan_export(request: requests.PlanExportRequest, outputs: FileOutputs) -> No
         write_whole(outputs.out, text)
     else:
         sys.stdout.write(text)
-
-
-def models(request: requests.ModelsRequest, outputs: JsonOutputs) -> None:
-    """List the presets."""
-    from domino_tune.cli import show
-    from domino_tune.verbs.models import models as run
-
-    answer(run(request), outputs.json, show.models)
-
-
-def profiles_list(request: requests.ProfilesListRequest, outputs: JsonOutputs) -> None:
-    """List profiles."""
-    from domino_tune.cli import show_profiles
-    from domino_tune.verbs.profiles import profiles_list as run
-
-    answer(run(request), outputs.json, show_profiles.listing)
-
-
-def profiles_show(request: requests.ProfilesShowRequest, outputs: JsonOutputs) -> None:
-    """Show one profile."""
-    from domino_tune.cli import show_profiles
-    from domino_tune.verbs.profiles import profiles_show as run
-
-    answer(run(request), outputs.json, show_profiles.profile)
-
-
-def profiles_check(request: requests.ProfilesCheckRequest, outputs: JsonOutputs) -> None:
-    """Check one profile."""
-    from domino_tune.cli import show_profiles
-    from domino_tune.verbs.profiles import profiles_check as run
-
-    answer(run(request), outputs.json, show_profiles.check)
-
-
-def profiles_import(request: requests.ProfilesImportRequest, outputs: JsonOutputs) -> None:
-    """Import a table."""
-    from domino_tune.cli import show_profiles
-    from domino_tune.verbs.profiles import profiles_import as run
-
-    answer(run(request), outputs.json, show_profiles.imported)
-
-
-def profiles_diff(request: requests.ProfilesDiffRequest, outputs: JsonOutputs) -> None:
-    """Compare two profiles."""
-    from domino_tune.cli import show_profiles
-    from domino_tune.verbs.profiles import profiles_diff as run
-
-    answer(run(request), outputs.json, show_profiles.diff)
 
 
 def _check_places(outputs: Outputs) -> None:

@@ -18,7 +18,8 @@ from typer.core import TyperGroup
 from domino_tune import VERSION, requests
 from domino_tune.base.errors import meaning_of
 from domino_tune.cli import actions, service_actions
-from domino_tune.requests import outputs, service
+from domino_tune.cli.output import printed
+from domino_tune.requests import outputs
 from domino_tune.requests.options import Option, option_of
 from simulator.errors import InputError
 
@@ -36,53 +37,45 @@ GROUPS: Final = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Verb:
-    """One command: its request, its output options, and its action."""
+    """One command: its words, its request, its output options, and what it does with both."""
 
-    path: tuple[str, ...]
+    name: str
     request: type[requests.Request]
     outputs: type[outputs.Outputs]
     action: Callable[[Any, Any], None]
 
 
 VERBS: Final = (
-    Verb(path=("simulate",), request=requests.SimulateRequest, outputs=outputs.PictureOutputs,
-         action=actions.simulate),
-    Verb(path=("tune",), request=requests.TuneRequest, outputs=outputs.TuneOutputs,
-         action=actions.tune),
-    Verb(path=("whatif",), request=requests.WhatIfRequest, outputs=outputs.ReportOutputs,
-         action=actions.whatif),
-    Verb(path=("validate",), request=requests.ValidateRequest, outputs=outputs.ValidateOutputs,
-         action=actions.validate),
-    Verb(path=("profile",), request=requests.ProfileRequest, outputs=outputs.JsonOutputs,
-         action=actions.profile),
-    Verb(path=("plan", "show"), request=requests.PlanShowRequest, outputs=outputs.JsonOutputs,
-         action=actions.plan_show),
-    Verb(path=("plan", "export"), request=requests.PlanExportRequest, outputs=outputs.FileOutputs,
-         action=actions.plan_export),
-    Verb(path=("models",), request=requests.ModelsRequest, outputs=outputs.JsonOutputs,
-         action=actions.models),
-    Verb(path=("profiles", "list"), request=requests.ProfilesListRequest,
-         outputs=outputs.JsonOutputs, action=actions.profiles_list),
-    Verb(path=("profiles", "show"), request=requests.ProfilesShowRequest,
-         outputs=outputs.JsonOutputs, action=actions.profiles_show),
-    Verb(path=("profiles", "check"), request=requests.ProfilesCheckRequest,
-         outputs=outputs.JsonOutputs, action=actions.profiles_check),
-    Verb(path=("profiles", "import"), request=requests.ProfilesImportRequest,
-         outputs=outputs.JsonOutputs, action=actions.profiles_import),
-    Verb(path=("profiles", "diff"), request=requests.ProfilesDiffRequest,
-         outputs=outputs.JsonOutputs, action=actions.profiles_diff),
-    Verb(path=("serve",), request=service.ServeRequest, outputs=outputs.Outputs,
-         action=service_actions.serve),
-    Verb(path=("send",), request=service.SendRequest, outputs=outputs.Outputs,
-         action=service_actions.send),
-    Verb(path=("tokens", "add"), request=service.TokensAddRequest,
-         outputs=outputs.JsonOutputs, action=service_actions.tokens_add),
-    Verb(path=("tokens", "list"), request=service.TokensListRequest,
-         outputs=outputs.JsonOutputs, action=service_actions.tokens_list),
-    Verb(path=("tokens", "revoke"), request=service.TokensRevokeRequest,
-         outputs=outputs.Outputs, action=service_actions.tokens_revoke),
+    Verb("simulate", requests.SimulateRequest, outputs.PictureOutputs, actions.simulate),
+    Verb("tune", requests.TuneRequest, outputs.TuneOutputs, actions.tune),
+    Verb("whatif", requests.WhatIfRequest, outputs.ReportOutputs, actions.whatif),
+    Verb("validate", requests.ValidateRequest, outputs.ValidateOutputs, actions.validate),
+    Verb("profile", requests.ProfileRequest, outputs.JsonOutputs, actions.profile),
+    Verb("plan show", requests.PlanShowRequest, outputs.JsonOutputs,
+         printed("verbs.plan:plan_show", "show:plan")),
+    Verb("plan export", requests.PlanExportRequest, outputs.FileOutputs, actions.plan_export),
+    Verb("models", requests.ModelsRequest, outputs.JsonOutputs,
+         printed("verbs.models:models", "show:models")),
+    Verb("profiles list", requests.ProfilesListRequest, outputs.JsonOutputs,
+         printed("verbs.profiles:profiles_list", "show_profiles:listing")),
+    Verb("profiles show", requests.ProfilesShowRequest, outputs.JsonOutputs,
+         printed("verbs.profiles:profiles_show", "show_profiles:profile")),
+    Verb("profiles check", requests.ProfilesCheckRequest, outputs.JsonOutputs,
+         printed("verbs.profiles:profiles_check", "show_profiles:check")),
+    Verb("profiles import", requests.ProfilesImportRequest, outputs.JsonOutputs,
+         printed("verbs.profiles:profiles_import", "show_profiles:imported")),
+    Verb("profiles diff", requests.ProfilesDiffRequest, outputs.JsonOutputs,
+         printed("verbs.profiles:profiles_diff", "show_profiles:diff")),
+    Verb("serve", requests.ServeRequest, outputs.Outputs, service_actions.serve),
+    Verb("send", requests.SendRequest, outputs.Outputs, service_actions.send),
+    Verb("tokens add", requests.TokensAddRequest, outputs.JsonOutputs,
+         printed("service.token_verbs:tokens_add", "show_tokens:added")),
+    Verb("tokens list", requests.TokensListRequest, outputs.JsonOutputs,
+         printed("service.token_verbs:tokens_list", "show_tokens:listing")),
+    Verb("tokens revoke", requests.TokensRevokeRequest, outputs.Outputs,
+         service_actions.tokens_revoke),
 )  # fmt: skip
 
 
@@ -98,8 +91,8 @@ class _Group(TyperGroup):
 
 def _means_a_group(args: Sequence[str]) -> bool:
     """Return whether a verb is typed where a group is meant, as in ``profile list``."""
-    near = get_close_matches(" ".join(args[:2]), [" ".join(v.path) for v in VERBS], n=1)
-    is_verb = any(verb.path == (args[0],) for verb in VERBS)
+    near = get_close_matches(" ".join(args[:2]), [verb.name for verb in VERBS], n=1)
+    is_verb = any(verb.name == args[0] for verb in VERBS)
     return is_verb and bool(near) and " " in near[0] and args[1] == near[0].split()[1]
 
 
@@ -107,7 +100,7 @@ def _unknown_command(ctx: Any, group: TyperGroup, args: Sequence[str]) -> str:
     """Return the message: the command typed, the nearest one, and the known ones."""
     before = ctx.command_path.split()[1:]
     typed = " ".join([*before, *(arg for arg in args[:2] if not arg.startswith("-"))])
-    paths = [" ".join(verb.path) for verb in VERBS]
+    paths = [verb.name for verb in VERBS]
     words = " ".join([*before, args[0]])
     near = get_close_matches(typed, paths, n=1) or get_close_matches(words, [*paths, *GROUPS], n=1)
     hint = f" Did you mean `{near[0]}`?" if near else ""
@@ -120,15 +113,14 @@ def build_app() -> typer.Typer:
     help_text = "Find the best plan of Domino-style tensor parallelism, and predict its speedup."
     app = _group(help_text)
     app.callback(help=help_text)(_root)
-    groups: dict[tuple[str, ...], typer.Typer] = {(): app}
+    groups: dict[str, typer.Typer] = {"": app}
     for name, help_text in GROUPS.items():
-        groups[(name,)] = _group(help_text)
-        app.add_typer(groups[(name,)], name=name)
+        groups[name] = _group(help_text)
+        app.add_typer(groups[name], name=name)
     for verb in VERBS:
         help_text = inspect.getdoc(verb.request) or ""
-        register = groups[verb.path[:-1]].command(
-            verb.path[-1], help=help_text, context_settings=SETTINGS
-        )
+        *group, word = verb.name.split()
+        register = groups["".join(group)].command(word, help=help_text, context_settings=SETTINGS)
         register(_function(verb))
     return app
 
@@ -168,7 +160,7 @@ def _function(verb: Verb) -> Callable[..., None]:
         verb.action(request, places)
 
     parameters = [*_parameters(verb.request), *_parameters(verb.outputs)]
-    run.__name__ = "_".join(verb.path)
+    run.__name__ = verb.name.replace(" ", "_")
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
+
+from domino_tune.requests.outputs import JsonOutputs
 
 
 def answer(result: Any, as_json: bool, table: Callable[[Any], None]) -> None:
@@ -21,3 +24,21 @@ def answer(result: Any, as_json: bool, table: Callable[[Any], None]) -> None:
 def json_text(value: Any) -> str:
     """Return ``value`` as indented JSON with a final newline."""
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def printed(verb: str, table: str) -> Callable[[Any, JsonOutputs], None]:
+    """Return the action of a verb whose result is only printed.
+
+    ``verb`` is a function of domino_tune, ``table`` one of this package that prints its result,
+    both as ``module:function``; they are imported when the action runs.
+    """
+
+    def action(request: Any, outputs: JsonOutputs) -> None:
+        answer(_load("domino_tune", verb)(request), outputs.json, _load("domino_tune.cli", table))
+
+    return action
+
+
+def _load(package: str, place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"{package}.{module}"), name)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from domino_tune.cli.output import answer
 from domino_tune.requests import TuneRequest
 from domino_tune.requests import service as requests
-from domino_tune.requests.outputs import JsonOutputs, Outputs, TuneOutputs
+from domino_tune.requests.outputs import Outputs, TuneOutputs
 
 if TYPE_CHECKING:
     from domino_tune.results import Tuned
@@ -24,22 +23,6 @@ def serve(request: requests.ServeRequest, outputs: Outputs) -> None:
         from domino_tune.service.serving import serve as run
 
     run(request, lambda url: print(f"domino_tune serves {url} until Ctrl-C.", flush=True))
-
-
-def tokens_add(request: requests.TokensAddRequest, outputs: JsonOutputs) -> None:
-    """Make a token and print its secret."""
-    from domino_tune.cli import show_tokens
-    from domino_tune.service import token_verbs
-
-    answer(token_verbs.tokens_add(request), outputs.json, show_tokens.added)
-
-
-def tokens_list(request: requests.TokensListRequest, outputs: JsonOutputs) -> None:
-    """List tokens."""
-    from domino_tune.cli import show_tokens
-    from domino_tune.service import token_verbs
-
-    answer(token_verbs.tokens_list(request), outputs.json, show_tokens.listing)
 
 
 def tokens_revoke(request: requests.TokensRevokeRequest, outputs: Outputs) -> None:

@@ -165,10 +165,7 @@ def progress() -> Iterator[Progress]:
 
 @contextmanager
 def still_progress() -> Iterator[Progress]:
-    """Show a status line without a spinner, which would take time from ranks that are timed.
-
-    Print nothing where stderr is no terminal.
-    """
+    """Show a status line without a spinner, which would slow ranks that are timed."""
     if not sys.stderr.isatty():
         yield no_progress
         return

@@ -115,10 +115,8 @@ def profile_path(name: str) -> Path:
 
 
 def resume_command(request: ProfileRequest) -> str:
-    """Return the command that goes on: the same one.
-
-    It includes ``--force``, which is needed until the file holds a measurement of this machine.
-    """
+    """Return the command that goes on: the same one."""
+    # ``--force`` stays: it is needed until the file holds a measurement of this machine.
     return command_line("profile", request)
 
 

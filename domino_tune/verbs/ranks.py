@@ -26,10 +26,7 @@ PATIENCE: Final = 5
 def launch_spec(
     request: RanksFields, *, tp: int, dp: int = 1, single_rank: bool = False
 ) -> LaunchSpec:
-    """Return the launch of ``tp`` · ``dp`` ranks, or of rank 0 alone.
-
-    Raise InputError for a launch that cannot start.
-    """
+    """Return the launch of ``tp`` · ``dp`` ranks, or of rank 0 alone. Raise InputError."""
     link = request.emulate_link
     rate = parse_quantity("--emulate-link", link, ("bytes/s",)).value if link else None
     return LaunchSpec(
@@ -64,10 +61,7 @@ def check_runnable(model: ModelSpec, remedy: str = "Give --set attention_dropout
 def check_comm_ctas(
     counts: Iterable[int], backend: Backend, env: Mapping[str, str] = os.environ
 ) -> None:
-    """Raise InputError where collectives cannot have these ``comm_ctas``.
-
-    That is on gloo, and where the environment gives NCCL another count.
-    """
+    """Raise InputError where gloo or the environment makes these ``comm_ctas`` impossible."""
     asked = sorted(set(counts) - {0})
     if not asked:
         return
@@ -86,7 +80,7 @@ def check_comm_ctas(
 
 
 def check_machine(case: Case, spec: LaunchSpec, *, force: bool) -> list[str]:
-    """Return how machine and placement of ranks differ from what is predicted.
+    """Return differences from the predicted machine and ranks a node.
 
     Raise InputError for a difference unless ``force``.
     """

@@ -25,7 +25,7 @@ from domino_tune.requests.outputs import TuneOutputs
 from domino_tune.results import SimulateResult, TuneResult, WhatIfPoint, WhatIfResult
 from domino_tune.results.simulate import workload_line
 from domino_tune.search.problem import piece_count
-from domino_tune.verbs.grid import NOTE
+from domino_tune.verbs.landscape import NOTE
 from domino_tune.verbs.simulate import BASELINE, BOUND, CHOSEN
 from domino_tune.verbs.whatif import changed
 from simulator.errors import DominoTuneError

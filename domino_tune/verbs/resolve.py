@@ -171,12 +171,9 @@ def _require_all(request: WorkloadFields) -> None:
     needed = ("model", "profile", "tp", "seq_length", "micro_batch_size")
     missing = ["--" + name.replace("_", "-") for name in needed if getattr(request, name) is None]
     if missing:
+        them = "it" if len(missing) == 1 else "them"
         or_plan = ", or a plan file with --plan" if isinstance(request, PlanFields) else ""
-        raise InputError(f"Missing {', '.join(missing)}: give {_them(missing)}{or_plan}.")
-
-
-def _them(missing: list[str]) -> str:
-    return "it" if len(missing) == 1 else "them"
+        raise InputError(f"Missing {', '.join(missing)}: give {them}{or_plan}.")
 
 
 def _model(

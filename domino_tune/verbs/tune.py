@@ -24,9 +24,8 @@ from domino_tune.search import (
 from domino_tune.search.problem import go_on
 from domino_tune.search.simulated import CasePlans, SimulatedPlans
 from domino_tune.store.shelf import DISK, Shelf
-from domino_tune.verbs.grid import plan_grid
+from domino_tune.verbs.landscape import contention_sensitivity, plan_grid
 from domino_tune.verbs.resolve import Chosen, resolve
-from domino_tune.verbs.sensitivity import contention_sensitivity
 from domino_tune.verbs.simulate import simulate_plan
 from domino_tune.verbs.tune_measured import tune_measured
 from simulator.case import Case
@@ -153,8 +152,7 @@ def search_all(
 ) -> AllSearched:
     """Search every case; go on from ``records``, one a case.
 
-    Raise what ``pause`` raises, and the first case's InfeasiblePlanError when no case has a
-    feasible plan.
+    Raise as ``search`` does, but InfeasiblePlanError only when no case has a feasible plan.
     """
     made, failed = [], []
     for plans, record in zip(cases, records or [Record() for _ in cases], strict=True):
@@ -172,7 +170,7 @@ def conclude(
 ) -> TuneResult:
     """Simulate the best plan of all, its rivals and the grid of cuts; ``seconds`` is 0."""
     made = searched.made
-    best_trial = choose_best(one.found.best for one in made)
+    best_trial = choose_best([one.found.best for one in made])
     best = next(one for one in made if one.found.best is best_trial)
     chosen = Chosen(plan=best_trial.plan, order=best.problem.order(best_trial.plan))
     simulated = simulate_plan(best.case, chosen)

@@ -45,7 +45,7 @@ from domino_tune.search.ratios import BASELINE_RATIO, Ratio, pooled, ratio_of
 from domino_tune.search.simulated import SimulatedPlans, space_of
 from domino_tune.store.evidence import Evidence, LaunchRecord, PlanRun, Question, evidence_path
 from domino_tune.store.plans import ProfileRef
-from domino_tune.verbs.grid import plan_grid
+from domino_tune.verbs.landscape import plan_grid
 from domino_tune.verbs.ranks import (
     check_comm_ctas,
     check_machine,
@@ -150,10 +150,7 @@ class MeasuringSession:
         return record
 
     def _learn(self, record: LaunchRecord) -> None:
-        """Add a launch to ``ratios``; skip plans outside the pool, and launches without a baseline.
-
-        A failed run makes its plan infeasible.
-        """
+        """Add a launch to ``ratios`` if the baseline ran; skip plans that are not in the pool."""
         baseline, *others = record.runs
         if baseline.failed:
             return

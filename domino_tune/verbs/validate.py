@@ -71,8 +71,7 @@ def validate(request: ValidateRequest, progress: Progress = no_progress) -> Vali
     """Run the request's plans, baseline and bound in turn; compare with predictions.
 
     Ctrl-C ends the runs: the result has the rounds until then (``interrupted``). Raise InputError
-    for plans of different cases or a profile of another machine, RunError when a rank dies or
-    hangs.
+    for plans of different cases or another machine's profile, RunError when a rank dies or hangs.
     """
     limit = parse_percent("--max-error", request.max_error) if request.max_error else None
     files = _plan_files(request.plan)
@@ -132,11 +131,7 @@ def validate(request: ValidateRequest, progress: Progress = no_progress) -> Vali
 
 
 def check_result(result: ValidateResult) -> None:
-    """Raise the error that ends the command after the result is printed.
-
-    KeyboardInterrupt when it was interrupted, InfeasiblePlanError when none of the given plans ran,
-    ToleranceError when the error of a plan is above ``max_error``.
-    """
+    """Raise if the result is interrupted, no plan ran, or an error is above ``max_error``."""
     if result.interrupted:
         raise KeyboardInterrupt
     given = result.plans[2:]
@@ -302,10 +297,7 @@ def _finite(value: float) -> float | None:
 
 
 def role_times(predicted: Timeline, measured: Measured) -> tuple[RoleTimes, ...]:
-    """Return each role's time, predicted and measured, the longest measured first.
-
-    The measured time sums the ops' typical durations; without them the result is empty.
-    """
+    """Return predicted and typical measured time of each role, longest first; () if unmeasured."""
     if measured.typical_ns is None:
         return ()
     sums: dict[str, list[float]] = {}
@@ -359,10 +351,7 @@ def _timelines(compared: Sequence[Compared]) -> dict[str, Timeline]:
 
 
 def as_emulated(case: Case, spec: LaunchSpec) -> Case:
-    """Return the case as predicted for a single rank.
-
-    Without other ranks there is no skew; on CPU its collectives are waits, without contention.
-    """
+    """Return the case of a single rank: no skew, and on CPU no contention, as collectives wait."""
     alone = replace(case.profile, skew=None)
     return replace(
         case, profile=replace(alone, contention=None) if spec.backend == "gloo" else alone
@@ -380,10 +369,9 @@ def plan_paces(
 
 
 def present_speed(cost: CostModel, bound: Measured) -> float | None:
-    """Return the machine's speed now, relative to when it was profiled.
+    """Return the machine's speed relative to its profile; None without the bound's timeline.
 
-    It is the median over the bound's compute ops of profiled over measured duration; None where the
-    bound has no measured timeline.
+    It is the median over the bound's compute ops of profiled over measured duration.
     """
     if bound.timeline is None or bound.typical_ns is None:
         return None

@@ -216,8 +216,7 @@ class Question:
     ) -> WhatIfPoint:
         """Return prediction ``index``; ``best`` finds the plan of a retuned point.
 
-        A point of a sweep that cannot be predicted has its ``error``. Raise QuantityError for a
-        value that is no quantity, and without a sweep every error.
+        Raise QuantityError for a malformed value. A sweep's point holds its other errors itself.
         """
         if not self.values:
             result = self._predict(self.changes, progress, best)

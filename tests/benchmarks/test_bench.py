@@ -13,7 +13,7 @@ from benchmarks.bench.cases import SEARCH_CASES
 from benchmarks.bench.greedy import greedy
 from benchmarks.bench.properties import PROPERTIES, Property, properties
 from benchmarks.bench.search import search
-from benchmarks.bench.verdict import at_most, check_table, count_verdicts, reported
+from benchmarks.verdict import at_most, check_table, count_verdicts, reported
 
 QUICK = tuple(case for case in SEARCH_CASES if case.label.startswith("llama2-7b tp8 b1 "))
 
