@@ -32,7 +32,7 @@ const shares = found => {
 const crossoverWords = crossovers => {
   const today = crossovers.filter(crossover => crossover.factor <= 1).pop() ?? crossovers[0];
   const later = crossovers.find(crossover => crossover.factor > Math.max(1, today.factor));
-  const meaning = '×1 is the slow-down that the profile states, ×0 none.';
+  const meaning = '×1 is the slowdown that the profile states, ×0 none.';
   return later ? `${label(today.winner)} is best up to ×${later.factor.toPrecision(3)}, then ${label(later.winner)}. ${meaning}`
     : `${label(today.winner)} stays the best plan over the whole range looked at. ${meaning}`;
 };
