@@ -176,7 +176,7 @@ class Compared(Wire):
 
 
 class Validation(Wire):
-    """What a cluster measured of a tune's plan, beside the prediction."""
+    """A plan of a tune as a cluster measured it, beside the prediction."""
 
     id: str
     created: str

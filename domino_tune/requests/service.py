@@ -12,7 +12,7 @@ from domino_tune.requests.outputs import token_option
 from simulator.errors import InputError
 
 SCOPES: Final = ("read", "tune", "admin")
-"""What a token allows; each scope includes those before it."""
+"""The scopes of a token, each with those before it."""
 _EXECUTOR: Final = re.compile(r"local|dask://[^/\s]+:\d{1,5}")
 
 

@@ -75,12 +75,7 @@ def validate(request: ValidateRequest, progress: Progress = no_progress) -> Vali
     """
     limit = parse_percent("--max-error", request.max_error) if request.max_error else None
     files = _plan_files(request.plan)
-    first = next(iter(files.values()))
-    profile = load_profile(request.profile or first.profile.name)
-    case = Case(
-        model=first.model, workload=first.workload, cluster=first.cluster, profile=profile,
-        notes=tuple(_profile_notes(files, profile)),
-    )  # fmt: skip
+    case = _case_of(files, request.profile)
     check_runnable(case.model, "Make the plan again with --set attention_dropout=0.")
     single_rank = request.emulate_collectives
     spec = launch_spec(request, tp=case.cluster.tp, dp=case.cluster.dp, single_rank=single_rank)
@@ -196,6 +191,16 @@ def _differing_fields(one: PlanFile, other: PlanFile) -> list[str]:
             if value != others[name] and (part, name) != ("model", "name")
         ]
     return found
+
+
+def _case_of(files: dict[str, PlanFile], profile: str | None) -> Case:
+    """Return the case of the plan files, on ``profile`` or on the one that the first names."""
+    first = next(iter(files.values()))
+    predicting = load_profile(profile or first.profile.name)
+    return Case(
+        model=first.model, workload=first.workload, cluster=first.cluster, profile=predicting,
+        notes=tuple(_profile_notes(files, predicting)),
+    )  # fmt: skip
 
 
 def _profile_notes(files: dict[str, PlanFile], profile: Profile) -> list[str]:

@@ -38,7 +38,7 @@ tasks: Final = Table(
     Column("digest", Text, primary_key=True),
     Column("body", LargeBinary, nullable=False),
 )
-"""What a job computes, complete and pinned; equal jobs share one."""
+"""The complete input of a job, pinned; equal jobs share one."""
 
 jobs: Final = Table(
     "jobs",

@@ -48,7 +48,7 @@ REQUIRED: Final = ("num_hidden_layers", "hidden_size", "num_attention_heads", "v
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What a ``model_type`` implies: fixed fields, defaults of absent keys, known departures.
+    """The meaning of a ``model_type``: fixed fields, defaults of absent keys, known departures.
 
     ``departures`` maps a key to (values that are harmless, what is simulated otherwise).
     """

@@ -90,7 +90,7 @@ class Life:
 
 
 def state_of(file: Path) -> State:
-    """All that does not hang on chance or clock, read by another connection; none: no tables."""
+    """All that does not depend on chance or clock, read by another connection; none: no tables."""
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         assert other.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         tables = {name for (name,) in other.execute("SELECT name FROM sqlite_master")}
