@@ -104,7 +104,9 @@ def test_ctrl_c_ends_ranks_keeps_the_file_and_prints_how_to_continue(
     assert out == ""
     assert "Traceback" not in err
     resume = shlex.join(["python", "-m", "domino_tune", *command(home, 1000)[:1]])
-    assert f"The measurements are in {home / 'profiles' / 'here.json'}. To go on: {resume} --" in err
+    assert (
+        f"The measurements are in {home / 'profiles' / 'here.json'}. To go on: {resume} --" in err
+    )
     assert not any(map(is_alive, ranks))
     assert timed_ops(load_file(home))
 

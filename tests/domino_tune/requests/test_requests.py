@@ -19,7 +19,7 @@ from simulator.plan import SlicePlan
 STRICT = ConfigDict(strict=True, extra="forbid")
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: " ".join(verb.path))
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
 def test_every_field_says_what_it_is(verb: Verb) -> None:
     for item in (*fields(verb.request), *fields(verb.outputs)):
         said = option_of(item)
@@ -27,7 +27,7 @@ def test_every_field_says_what_it_is(verb: Verb) -> None:
         assert said.flag in ("", "--set", f"--{item.name.replace('_', '-')}")
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: " ".join(verb.path))
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
 def test_json_readers_take_them_strictly(verb: Verb) -> None:
     adapter = TypeAdapter(list[verb.request], config=STRICT)  # type: ignore[name-defined]
     assert adapter.json_schema()["items"]
