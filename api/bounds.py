@@ -193,7 +193,8 @@ def schedule_ops(model: ModelSpec, cluster: ClusterSpec, plan: SlicePlan, micros
     each = 2 if reduces and cluster.tp > 1 else 1  # a GEMM, and its all-reduce
     rope = model.position_embedding == "rope"
     pieces = sum(plan.slices[1:])
-    # norm, a, core and out of both blocks; b_dgrad, core', norm' and with dropout out' backward
+    # Forward: 4 ops a block. Backward, a block: row-parallel dgrad, core_attn_bwd or act_bwd,
+    # norm_bwd, and with dropout residual_bwd.
     row = 8 + 2 * (3 + (model.hidden_dropout > 0)) + 2 * rope + each * pieces
     wgrads = 4 * (1 if plan.merge_wgrad else plan.row_slices)
     layer = plan.row_slices * row + wgrads

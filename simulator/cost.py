@@ -46,9 +46,11 @@ class Changes:
 
     def __post_init__(self) -> None:
         for item in fields(self):
+            if item.name == "compute_speed":  # measured, not asked for
+                assert self.compute_speed > 0
+                continue
             value, low = getattr(self, item.name), LEAST_FACTORS.get(item.name, 0.0)
-            most = math.inf if item.name == "compute_speed" else MOST_FACTOR  # no user input
-            if not low <= value <= most:
+            if not low <= value <= MOST_FACTOR:
                 off = ", 0 meaning off" if item.name == "contention" else ""
                 raise InputError(
                     f"{item.name} must be a factor from {low:g} to {MOST_FACTOR:g}{off}, "

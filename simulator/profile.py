@@ -29,7 +29,7 @@ from simulator.lookup.gemm import GemmFit, GemmRow, GemmTable
 from simulator.lookup.pointwise import PointwiseFit, PointwiseRow, PointwiseTable
 from simulator.skew import SkewFit
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 ProvenanceKind = Literal["measured", "imported", "fitted", "assumed"]
 LaunchMode = Literal["async", "inline", "none"]
 PROVENANCE_KINDS: Final = ("measured", "imported", "fitted", "assumed")

@@ -37,7 +37,7 @@ const crossoverWords = crossovers => {
     : `${label(today.winner)} stays the best plan over the whole range looked at. ${meaning}`;
 };
 
-const turning = contention => {
+const winners = contention => {
   const crossovers = contention?.crossovers ?? [];
   return crossovers.length > 0 && [h('h3', {}, 'At which contention the winner changes'), h('p', { class: 'note' }, crossoverWords(crossovers)),
     table('Winners by contention', ['Contention', 'best plan', 'ms', 'Megatron-LM', 'speedup'], crossovers.map(crossover => [
@@ -50,5 +50,5 @@ export const confidence = result => {
   const sim = result.simulation, half = (sim.interval_ms.high - sim.interval_ms.low) / 2;
   return section('confidence', 'How sure is this',
     `Confidence is ${sim.confidence}: the time is good to about ± ${percent(half / sim.iteration_ms)}.`,
-    interval(sim), shares(sim.confidence_shares), turning(result.contention));
+    interval(sim), shares(sim.confidence_shares), winners(result.contention));
 };

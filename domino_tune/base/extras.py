@@ -9,11 +9,13 @@ from typing import Final
 from simulator.errors import InputError
 
 EXTRAS: Final = {
+    "cachetools": "api",
     "dask": "dask",
     "distributed": "dask",
     "fastapi": "api",
     "httpx": "client",
     "prometheus_client": "api",
+    "psutil": "api",
     "psycopg": "postgres",
     "sqlalchemy": "api",
     "starlette": "api",

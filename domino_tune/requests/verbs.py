@@ -49,7 +49,7 @@ class TuneRequest(WorkloadFields, RanksFields):
         flag="--trials", metavar="N", default=None, minimum=1,
     )  # fmt: skip
     seed: int = option(
-        "Seed of the search: the same seed gives the same answer.",
+        "Seed of --search random; the other searches draw nothing.",
         flag="--seed", metavar="K", default=0, minimum=0, maximum=2**32 - 1,
     )  # fmt: skip
     target: str | None = option(

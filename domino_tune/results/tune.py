@@ -35,7 +35,10 @@ class GridCell:
 
 @dataclass(frozen=True, kw_only=True)
 class ContentionPoint:
-    """The fastest plan where every slowdown's excess over 1 is ``factor`` times the profile's."""
+    """The winner at one contention: the fastest plan, or the chosen plan where it ties.
+
+    ``factor`` scales each slowdown's excess over 1.
+    """
 
     factor: float
     chosen_ms: float
@@ -49,8 +52,8 @@ class ContentionSensitivity:
     """How the choice of the plan depends on contention.
 
     ``crossovers``: from each one's factor on, its winner is fastest; the first is the lowest
-    factor. ``changes_above``, ``changes_below``: the nearest of these factors above 1, and at or
-    below it, where the winner changes; None where it does not.
+    factor. ``changes_above``: the lowest crossover above 1; ``changes_below``: the highest at or
+    below 1; None where there is none.
     """
 
     points: tuple[ContentionPoint, ...]

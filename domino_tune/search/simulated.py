@@ -60,7 +60,7 @@ class SimulatedPlans:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CasePlans:
-    """A case with its space and Problem, so that the slices of one search build them once."""
+    """A case with its space and Problem, so that the quanta of one search build them once."""
 
     case: Case
     target: str | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -140,8 +141,8 @@ def plan_from_json(value: Mapping[str, Any], *, source: str) -> PlanFile:
 
 def _tampered(source: str, checksum: object) -> PlanFileError:
     return PlanFileError(
-        f"{source}: its checksum {checksum!r} does not fit its content; it was changed by hand or "
-        "damaged. Make plans with `tune --out`."
+        f"{source}: its checksum {reprlib.repr(checksum)} does not fit its content; it was changed "
+        "by hand or damaged. Make plans with `tune --out`."
     )
 
 
@@ -157,7 +158,7 @@ def _check_schema(schema: object, source: str) -> None:
         reason = f"is newer than {SCHEMA}, the newest this program reads; upgrade domino_tune"
     else:
         reason = f"is not {SCHEMA}; make the plan again"
-    raise PlanFileError(f"{source}: schema {schema!r} {reason}.")
+    raise PlanFileError(f"{source}: schema {reprlib.repr(schema)} {reason}.")
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

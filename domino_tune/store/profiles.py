@@ -153,6 +153,11 @@ def _validated(content: dict[str, Any], source: str) -> Profile:
             f"{source}: schema {schema} is newer than {SCHEMA}, the newest this program reads; "
             f"upgrade domino_tune."
         )
+    if isinstance(schema, int) and schema < SCHEMA:
+        raise ProfileError(
+            f"{source}: schema {schema} is older than {SCHEMA}, the only one this program reads; "
+            "measure the profile again, or import its tables again."
+        )
     profile = parse(Profile, content, source=source, error=ProfileError)
     if checksum != profile.content_id:
         raise ProfileError(

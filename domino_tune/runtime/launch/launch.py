@@ -1,4 +1,4 @@
-"""Run a job on every rank: START HERE. Starts ranks on this machine, or joins those of a launcher.
+"""Entry of the runtime: run a job on every rank, started here or joined from a launcher.
 
 A job is ``package.module:function``, called on every rank as ``function(context, payload)``. The
 caller receives rank 0's reports while the job runs. This module never imports torch where it starts

@@ -13,7 +13,7 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 import psutil
@@ -58,7 +58,8 @@ class SlotExecutor(Executor):
     @property
     def pids(self) -> list[int]:
         """Return the process ids of the present workers."""
-        return [slot.worker.pid for slot in self._slots if slot.worker is not None]
+        workers = [slot.worker for slot in self._slots]
+        return [worker.pid for worker in workers if worker is not None]
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call ``fn``, which a worker must be able to import, in the next free slot."""
@@ -74,21 +75,30 @@ class SlotExecutor(Executor):
         self._closed = True
         if cancel_futures or not wait:
             self._cancelled.set()
+            self._cancel_waiting()
         for slot in self._slots:
             self._calls.put(None)
-            if not wait and slot.worker is not None:
-                slot.worker.kill()
+            if not wait and (worker := slot.worker) is not None:
+                worker.kill()
         for slot in self._slots:
             slot.join(None if wait else EXIT_S)
         self._ended.set()
+
+    def _cancel_waiting(self) -> None:
+        """Cancel the calls that no slot has taken, now rather than when a slot reaches them."""
+        with suppress(Empty):
+            while (item := self._calls.get_nowait()) is not None:
+                future, _ = item
+                future.cancel()
+                future.set_running_or_notify_cancel()
 
     def _watch(self, period_s: float) -> None:
         """Kill workers that stall. Count checks, not seconds: a pause of the whole program is one
         check, however long it was."""
         while not self._ended.wait(period_s):
             for slot in self._slots:
-                if slot.worker is not None:
-                    slot.worker.check_stall()
+                if (worker := slot.worker) is not None:
+                    worker.check_stall()
 
 
 class _Slot(threading.Thread):

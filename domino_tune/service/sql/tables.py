@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 UNFINISHED: Final = text("state IN ('queued', 'running')")
 """Jobs that may be claimed, few of all that there ever were. As text: SQLite uses the partial index
 only where a query repeats its condition."""
