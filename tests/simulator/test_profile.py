@@ -49,7 +49,8 @@ def test_a_missing_section_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"schema": 3}, {"schema": 1}, {"schema": 0}, {"name": ""}, {"name": "../up"}, {"created": "today"},
+        {"schema": 3}, {"schema": 1}, {"schema": 0}, {"name": ""}, {"name": "../up"},
+        {"created": "today"},
     ],
 )  # fmt: skip
 def test_malformed_profiles_are_refused(changes: dict[str, object]) -> None:
