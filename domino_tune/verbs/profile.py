@@ -241,7 +241,7 @@ def _result(task: Task, measured: Profile, *, seconds: float) -> ProfilingResult
     left = task.left_of(measured)
     sections = tuple(_section(task.profile, measured, left, name) for name in SECTIONS)
     return ProfilingResult(
-        profile=ProfileRef(name=measured.name, content_id=measured.content_id),
+        profile=ProfileRef.of(measured),
         path=str(task.path),
         complete=left.is_empty,
         seconds=seconds,

@@ -45,7 +45,7 @@ def profiles_show(request: requests.ProfilesShowRequest) -> ProfileResult:
 def profiles_check(request: requests.ProfilesCheckRequest) -> CheckResult:
     """Return each section's leave-out error. Raise ProfileError for an invalid profile."""
     profile = load_profile(request.profile)
-    return CheckResult(profile=_ref(profile), sections=tuple(check_profile(profile)))
+    return CheckResult(profile=ProfileRef.of(profile), sections=tuple(check_profile(profile)))
 
 
 def profiles_import(request: requests.ProfilesImportRequest) -> ImportResult:
@@ -65,7 +65,7 @@ def profiles_import(request: requests.ProfilesImportRequest) -> ImportResult:
             f"Cannot write {str(path)!r}: {error.strerror}; set DOMINO_TUNE_HOME to another folder."
         ) from None
     return ImportResult(
-        profile=_ref(made),
+        profile=ProfileRef.of(made),
         path=str(path),
         section=imported.section,
         rows=len(imported.rows),
@@ -107,8 +107,8 @@ def profiles_diff(request: requests.ProfilesDiffRequest) -> DiffResult:
     """Return everything that differs between two profiles."""
     first, second = load_profile(request.first), load_profile(request.second)
     return DiffResult(
-        first=_ref(first),
-        second=_ref(second),
+        first=ProfileRef.of(first),
+        second=ProfileRef.of(second),
         differences=tuple(diff_profiles(first, second)),
     )
 
@@ -128,10 +128,6 @@ def _section(profile: Profile, name: str) -> SectionResult:
         source=provenance.source,
         note=provenance.note,
     )
-
-
-def _ref(profile: Profile) -> ProfileRef:
-    return ProfileRef(name=profile.name, content_id=profile.content_id)
 
 
 def _read_bytes(path: str) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -49,12 +48,6 @@ def drag(page: Page, name: str) -> None:
     page.mouse.down()
     page.mouse.move(x - box["width"] / 3, y, steps=20)
     page.mouse.up()
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def measurement(server: Served, tuned: str) -> dict[str, Any]:

@@ -12,9 +12,10 @@ import httpx
 import pytest
 
 from api.routes.page import assets
+from benchmarks.load.process import free_port
 from domino_tune.store.plans import load_plan
 from tests.api.browser import PATIENCE_MS, Watched, chromium, watched
-from tests.api.page_steps import ENDLESS, SMALL, drag, fill, free_port, measurement, picture
+from tests.api.page_steps import ENDLESS, SMALL, drag, fill, measurement, picture
 from tests.domino_tune.serving import Served, command, served
 
 if TYPE_CHECKING:

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from benchmarks.load.process import free_port
+
 pytest.importorskip("torch")
 
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
@@ -27,13 +29,6 @@ print("rank 0 goes on")
 """
 # No name of this machine need resolve.
 ENV = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(REPOSITORY)}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def slurm(rank: int, port: int) -> dict[str, str]:

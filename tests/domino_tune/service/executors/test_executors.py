@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, Executor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +20,7 @@ from domino_tune.service.executors.slots import NICENESS, SlotExecutor
 from simulator.errors import InfeasiblePlanError, InputError
 from tests.conftest import REPOSITORY
 from tests.dask_cluster import dask_cluster
-from tests.processes import children
+from tests.processes import children, is_alive, wait_until
 
 PATIENCE_S = 60
 
@@ -252,17 +252,3 @@ def test_bad_addresses_are_refused(bad: str, message: str) -> None:
         pytest.importorskip("distributed", reason="no Dask: pip install 'domino_tune[dask]'")
     with pytest.raises(InputError, match=message):
         open_executor(bad, 1)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
