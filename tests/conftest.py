@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tests.postgres import Postgres
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+DATA = REPOSITORY / "data"
 NO_SKIPS = os.environ.get("DOMINO_TUNE_NO_SKIPS") == "1"
 ALLOWED = ("no GPU", "no facts")
 """Beginnings of the reasons for which a test may skip in CI."""
@@ -27,7 +28,7 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 @pytest.fixture(scope="session")
 def facts_dir() -> Path:
-    """Return the folder of the published measurements. Skip where there is none."""
+    """Return the folder of tables that are not held (data/NOTICE.md). Skip where there is none."""
     from benchmarks.bench import facts
     from benchmarks.verdict import SkippedError
 

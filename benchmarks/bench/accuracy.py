@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from benchmarks.bench.facts import H100_SMS, bare_h100, gemm_section, read_facts
+from benchmarks.bench.facts import H100_SMS, bare_h100, gemm_section, read_measured
 from benchmarks.verdict import Check, at_most, check_table, reported
 from domino_tune.base.tables import Table
 from domino_tune.measure.fits.collectives import fit_collectives
@@ -36,7 +36,7 @@ def accuracy() -> list[Table]:
 
 
 def _gemm_checks() -> list[Check]:
-    rows: tuple[GemmRow, ...] = read_facts("h100_gemm_bf16.csv.gz", "gemm-csv").rows
+    rows: tuple[GemmRow, ...] = read_measured("h100_gemm_bf16.csv.gz", "gemm-csv").rows
     law = load_profile("h100-dgx").section("gemm").fits[0]
     small = [row for row in rows if row.m <= KNOWN_M]
     large = [row for row in rows if row.m == FAR_M]
@@ -76,7 +76,7 @@ def _extrapolation_error(
 
 
 def _all_reduce_checks() -> list[Check]:
-    rows = read_facts("h100_nccl_nvlink.csv", "collectives-csv").rows
+    rows = read_measured("h100_nccl_nvlink.csv", "collectives-csv").rows
     reduces: list[CollectiveRow] = [row for row in rows if row.op == "all_reduce"]
     checks = [
         at_most(

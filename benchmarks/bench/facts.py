@@ -1,4 +1,4 @@
-"""Published measurements ("facts") that some benchmarks compare with: their folder and tables."""
+"""Published measurements that benchmarks compare with: those held in ``data``, and the others."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from simulator.lookup.gemm import GemmFit, GemmRow
 from simulator.profile import GemmSection, Machine, Profile, Provenance
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
+MEASURED: Final = REPOSITORY / "data" / "measured"
 H100_SMS: Final = 132
 
 
 def facts_dir() -> Path:
-    """Return ``DOMINO_TUNE_FACTS`` or ``shared/facts`` beside the repository.
+    """Return ``DOMINO_TUNE_FACTS``, the folder of tables that are not held (data/NOTICE.md).
 
-    Raise SkippedError where it is not a folder.
+    Raise SkippedError where there is none.
     """
-    default = REPOSITORY.parent / "shared" / "facts"
-    folder = Path(os.environ.get("DOMINO_TUNE_FACTS", default))
-    if not folder.is_dir():
-        raise SkippedError(f"no facts: {folder} is not a folder; set DOMINO_TUNE_FACTS to theirs")
-    return folder
+    folder = os.environ.get("DOMINO_TUNE_FACTS", "")
+    if not (folder and Path(folder).is_dir()):
+        raise SkippedError(
+            f"no facts: DOMINO_TUNE_FACTS = {folder!r} is not a folder; see data/NOTICE.md"
+        )
+    return Path(folder)
 
 
 @cache
-def read_facts(name: str, importer: str, hints: Hints = NO_HINTS) -> Imported:
-    """Read a file of the facts with the importer that users call."""
-    return read_table((facts_dir() / name).read_bytes(), importer, hints)
+def read_measured(name: str, importer: str, hints: Hints = NO_HINTS) -> Imported:
+    """Read a file of ``data/measured`` with the importer that users call."""
+    return read_table((MEASURED / name).read_bytes(), importer, hints)
 
 
 def bare_h100(name: str) -> Profile:

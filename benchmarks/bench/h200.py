@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from benchmarks.bench.facts import REPOSITORY, read_facts
+from benchmarks.bench.facts import REPOSITORY, read_measured
 from benchmarks.verdict import Check, SkippedError, at_most, check_table, reported
 from domino_tune.base.tables import Table
 from domino_tune.measure.fits.beside import Beside, fit_beside
@@ -97,7 +97,7 @@ def _beside_published(profile: Profile) -> Table:
     """Return our H200 times over published H100 times: rows of the same shape, and the law."""
     published: dict[tuple[int, int, int], float] = {
         (row.m, row.n, row.k): row.median_us
-        for row in read_facts("h100_gemm_bf16.csv.gz", "gemm-csv").rows
+        for row in read_measured("h100_gemm_bf16.csv.gz", "gemm-csv").rows
     }
     rows: Sequence[GemmRow] = profile.section("gemm").rows
     law = load_profile(PUBLISHED).gemm_table()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from benchmarks.bench.facts import bare_h100, facts_dir, gemm_section, read_facts
+from benchmarks.bench.facts import MEASURED, bare_h100, gemm_section, read_measured
 from benchmarks.verdict import Check, check_table, reported
 from domino_tune.base.tables import Table
 from domino_tune.measure.importers import read_table
@@ -142,10 +142,10 @@ def _ops(stages: tuple[_Stage, ...], row: int) -> list[OpTemplate]:
 def _measured() -> Profile:
     """Return a profile of the imported slice times of this model and TP degree."""
     provenance = Provenance(kind="imported", source="microsoft/vidur @7d47513 (MIT)")
-    reduces = read_facts("h100_dgx_all_reduce_eager.csv", "eager-all-reduce-csv").rows
+    reduces = read_measured("h100_dgx_all_reduce_eager.csv", "eager-all-reduce-csv").rows
     return replace(
         bare_h100("measured"),
-        gemm=gemm_section(read_facts("h100_layer_gemms_llama2.csv.gz", "gemm-csv").rows),
+        gemm=gemm_section(read_measured("h100_layer_gemms_llama2.csv.gz", "gemm-csv").rows),
         pointwise=PointwiseSection(rows=_pointwise_rows(), provenance=provenance),
         collectives=CollectiveSection(
             rows=tuple(row for row in reduces if row.per_node == RANKS), provenance=provenance
@@ -155,7 +155,7 @@ def _measured() -> Profile:
 
 def _pointwise_rows() -> tuple[PointwiseRow, ...]:
     """Return rows of this model only: at another width the same bytes take another time."""
-    lines = text_of((facts_dir() / "h100_pointwise_llama2.csv.gz").read_bytes()).splitlines()
+    lines = text_of((MEASURED / "h100_pointwise_llama2.csv.gz").read_bytes()).splitlines()
     names = lines[0].split(",")
     ranks, width = names.index("num_tensor_parallel_workers"), names.index("n_embd")
     rows = [line.split(",") for line in lines[1:]]

@@ -12,7 +12,7 @@ import statistics
 from typing import Final
 
 from benchmarks.bench.cases import make_case, with_heads
-from benchmarks.bench.facts import facts_dir
+from benchmarks.bench.facts import MEASURED
 from domino_tune.base.tables import Table
 from domino_tune.measure.importers.tables import number, records
 from simulator.case import Case
@@ -41,7 +41,7 @@ def upstream() -> list[Table]:
     slower = predict(_case(SUSTAINED), PLAN).makespan_ns * MS_PER_NS
     low, high = (100 * (ours / run - 1) for run in reversed(RUN_MS))
     gaps = [
-        ("compute 15% slower: sustained clocks, 2024 kernels (facts/README.md)", slower - ours),
+        ("compute 15% slower: sustained clocks, 2024 kernels (data/NOTICE.md)", slower - ours),
         ("attention by FlashAttention-2 (SDPA; assumed), not FlashAttention-3", _attention(case)),
         ("fp16 optimizer: copies, unscaling, clipping in own passes (assumed)", _optimizer(case)),
         ("q, k, v and context copied to be contiguous", _copies(case)),
@@ -75,7 +75,7 @@ def _case(changes: Changes) -> Case:
 
 def _attention(case: Case) -> float:
     """Return the extra ms of the attention cores at the FA2/FA3 ratio of a published benchmark."""
-    data = (facts_dir() / "attention_fwd_bwd_hd128.csv").read_bytes()
+    data = (MEASURED / "attention_fwd_bwd_hd128.csv").read_bytes()
     columns = ("fa2_fwd_ms", "fa3_fwd_ms", "fa2_bwd_ms", "fa3_bwd_ms")
     lines = list(records(data, columns))
     extra = 0.0

@@ -18,20 +18,16 @@ from benchmarks.verdict import at_most, check_table, count_verdicts, reported
 QUICK = tuple(case for case in SEARCH_CASES if case.label.startswith("llama2-7b tp8 b1 "))
 
 
-@pytest.mark.facts
-@pytest.mark.parametrize("name", ["contention", "slices"])
-def test_targets_on_measurements_are_met(
-    name: str, facts_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DOMINO_TUNE_FACTS", str(facts_dir))
+@pytest.mark.parametrize("name", [pytest.param("contention", marks=pytest.mark.facts), "slices"])
+def test_targets_on_measurements_are_met(name: str, request: pytest.FixtureRequest) -> None:
+    if name == "contention":
+        request.getfixturevalue("facts_dir")
     ok, missed = count_verdicts(BENCHES[name]())
     assert ok > 0
     assert missed == 0
 
 
-@pytest.mark.facts
-def test_the_upstream_gap_is_reported(facts_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOMINO_TUNE_FACTS", str(facts_dir))
+def test_the_upstream_gap_is_reported() -> None:
     (table,) = BENCHES["upstream"]()
     assert "not explained" in [row[0] for row in table.rows]
 

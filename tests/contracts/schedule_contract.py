@@ -1,4 +1,4 @@
-"""What every builder and order promises (DESIGN, schedules of one layer), as checks of one case.
+"""What every builder and order promises (docs/ARCHITECTURE.md), as checks of one case.
 
 The test class runs them on some random cases of every kind, scripts/bench on a thousand or more.
 """

@@ -1,4 +1,4 @@
-"""Fit the bundled profiles: ``python -m domino_tune.measure.fits.__main__``.
+"""Fit the bundled profiles: ``python -m domino_tune.measure.fits``.
 
 Of published tables, profiles hold only fitted numbers, never the tables. Of our own measurements
 they hold each row. The same input gives the same bytes.
@@ -7,6 +7,7 @@ they hold each row. The same input gives the same bytes.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -14,12 +15,13 @@ from typing import Final
 from domino_tune.measure.fits.a100 import a100_profile
 from domino_tune.measure.fits.h100 import h100_profile
 from domino_tune.measure.fits.h200 import h200_profile
+from domino_tune.measure.fits.unshipped import fit_unshipped
 from domino_tune.store.profiles import load_profile, save_profile
 from simulator.profile import Profile
 
 BUILDERS: Final[dict[str, Callable[[argparse.Namespace], Profile]]] = {
-    "h100-dgx": lambda given: h100_profile(given.facts),
-    "a100-sxm": lambda given: a100_profile(given.facts),
+    "h100-dgx": lambda given: h100_profile(given.data),
+    "a100-sxm": lambda given: a100_profile(given.data),
     "h200-sxm": lambda given: h200_profile(
         given.measurements / "h200-sxm", load_profile("h100-dgx")
     ),
@@ -30,13 +32,21 @@ BUILDERS: Final[dict[str, Callable[[argparse.Namespace], Profile]]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write one JSON file per bundled profile into ``--out``."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--facts", type=Path, default=Path("../shared/facts"),
+    parser.add_argument("--data", type=Path, default=Path("data"),
                         help="folder of the published tables")  # fmt: skip
     parser.add_argument("--measurements", type=Path, default=Path("measurements"),
                         help="folder of our own measurements")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("profiles"), help="folder to write into")
-    parser.add_argument("--only", choices=sorted(BUILDERS), help="fit only this profile")
+    parser.add_argument("--only", choices=["fitted", *sorted(BUILDERS)],
+                        help="one profile, or data/fitted from DOMINO_TUNE_FACTS")  # fmt: skip
     given = parser.parse_args(arguments)
+    if given.only == "fitted":
+        tables = os.environ.get("DOMINO_TUNE_FACTS")
+        if tables is None:
+            parser.error("--only fitted needs DOMINO_TUNE_FACTS, the folder of the tables that the "
+                         "repository does not hold: see data/NOTICE.md")  # fmt: skip
+        fit_unshipped(Path(tables), given.data)
+        return
     for name, build in BUILDERS.items():
         if given.only in (None, name):
             save_profile(build(given), given.out / f"{name}.json")

@@ -9,19 +9,21 @@ from domino_tune.measure.fits.collectives import fit_collectives
 from domino_tune.measure.fits.common import rounded
 from domino_tune.measure.fits.h100 import CREATED, h100_attention_fit
 from domino_tune.measure.fits.parts import (
-    A100_SMS,
     AICONFIGURATOR,
     ASSUMED_ERROR,
     OVERLAP,
     contention_law,
     eager_launch,
     gemm_section,
-    overlap_fit,
     pointwise_fits,
     scaled_pointwise,
 )
-from domino_tune.measure.importers.tables import collectives_csv, cta_all_reduce_csv
-from simulator.lookup.collectives import CollectiveRow
+from domino_tune.measure.fits.unshipped import (
+    A100_SMS,
+    a100_all_reduce_by_ctas,
+    a100_overlap,
+)
+from domino_tune.measure.importers.tables import collectives_csv
 from simulator.profile import (
     AttentionSection,
     CollectiveSection,
@@ -37,27 +39,26 @@ MEMORY_GB_S = 2039.0
 H100_PEAK_TFLOPS = 989.4
 H100_MEMORY_GB_S = 3350.0
 NCCL_CTAS = 24
-SMALL_BYTES = 64 << 10  # up to this size NCCL uses few CTAs, whatever the limit
 NIC_GB_S = 21.25
 NIC_LATENCY_US = 9.5
 
 
-def a100_profile(facts: Path) -> Profile:
-    """Return the profile, fitted from the tables in ``facts``."""
+def a100_profile(data: Path) -> Profile:
+    """Return the profile, fitted from the folder ``data``."""
     return Profile(
         name="a100-sxm",
         created=CREATED,
         machine=_machine(),
         gemm=gemm_section(
-            facts / "a100_gemm_bf16.csv.gz",
+            data / "measured" / "a100_gemm_bf16.csv.gz",
             A100_SMS,
             "Forward layout, short bursts under a CUDA graph at boost clock. dgrad and wgrad are "
             "assumed to cost what the forward GEMM of their shape does.",
         ),
-        attention=_attention(facts),
-        pointwise=_pointwise(facts),
-        collectives=_collectives(facts),
-        contention=_contention(facts),
+        attention=_attention(data),
+        pointwise=_pointwise(data),
+        collectives=_collectives(data),
+        contention=_contention(data),
         launch=eager_launch(),
     )
 
@@ -78,8 +79,8 @@ def _machine() -> Machine:
     )
 
 
-def _attention(facts: Path) -> AttentionSection:
-    h100 = h100_attention_fit(facts)
+def _attention(data: Path) -> AttentionSection:
+    h100 = h100_attention_fit(data)
     flops, memory = PEAK_TFLOPS / H100_PEAK_TFLOPS, MEMORY_GB_S / H100_MEMORY_GB_S
     fit = replace(
         h100,
@@ -102,8 +103,8 @@ def _attention(facts: Path) -> AttentionSection:
     )
 
 
-def _pointwise(facts: Path) -> PointwiseSection:
-    h100 = pointwise_fits(facts / "h100_pointwise_llama2.csv.gz")
+def _pointwise(data: Path) -> PointwiseSection:
+    h100 = pointwise_fits(data / "measured" / "h100_pointwise_llama2.csv.gz")
     return PointwiseSection(
         fits=scaled_pointwise(h100, MEMORY_GB_S / H100_MEMORY_GB_S),
         provenance=Provenance(
@@ -114,9 +115,10 @@ def _pointwise(facts: Path) -> PointwiseSection:
     )
 
 
-def _collectives(facts: Path) -> CollectiveSection:
-    rows = collectives_csv((facts / "a100_nccl_nvlink.csv").read_bytes()).rows
-    fits = fit_collectives([*rows, *_rows_by_ctas(facts, rows)])
+def _collectives(data: Path) -> CollectiveSection:
+    rows = collectives_csv((data / "measured" / "a100_nccl_nvlink.csv").read_bytes()).rows
+    by_ctas = a100_all_reduce_by_ctas(data)
+    fits = tuple(sorted((*fit_collectives(rows), *by_ctas), key=lambda fit: fit.group))
     reduce = [fit.error for fit in fits if fit.op == "all_reduce"]
     return CollectiveSection(
         fits=fits,
@@ -133,19 +135,9 @@ def _collectives(facts: Path) -> CollectiveSection:
     )
 
 
-def _rows_by_ctas(facts: Path, rows: tuple[CollectiveRow, ...]) -> list[CollectiveRow]:
-    timed = cta_all_reduce_csv((facts / "contention" / "ar_by_cta_w4.csv").read_bytes()).rows
-    small = [
-        row
-        for row in rows
-        if (row.op, row.per_node) == ("all_reduce", 4) and row.bytes <= SMALL_BYTES
-    ]
-    counts = sorted({row.ctas for row in timed})
-    return [*timed, *(replace(row, ctas=ctas) for ctas in counts for row in small)]
-
-
-def _contention(facts: Path) -> ContentionSection:
-    fit, cells = overlap_fit(facts)
+def _contention(data: Path) -> ContentionSection:
+    overlapped = a100_overlap(data)
+    fit = overlapped.fit
     return ContentionSection(
         fit=contention_law(
             fit, sm_count=A100_SMS, default_ctas=NCCL_CTAS, kind="fitted",
@@ -153,7 +145,8 @@ def _contention(facts: Path) -> ContentionSection:
         ),
         provenance=Provenance(
             kind="fitted",
-            source=f"{cells} cells (12 GEMM shapes, 1–32 CTAs, 64 MiB all-reduce) of {OVERLAP}",
+            source=f"{overlapped.cells} cells (12 GEMM shapes, 1–32 CTAs, 64 MiB all-reduce) of "
+            f"{OVERLAP}",
             error=fit.leave_shape_out_error,
             note="4 GPUs at 1200 MHz, communication stream first and at high priority; error: each "
             f"shape predicted from the others; {fit.constant_us:g} us an iteration belong to the "

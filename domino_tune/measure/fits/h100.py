@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from domino_tune.measure.fits.attention import fit_attention
-from domino_tune.measure.fits.collectives import fit_collectives
 from domino_tune.measure.fits.parts import (
     AICONFIGURATOR,
     OVERLAP,
@@ -15,13 +13,11 @@ from domino_tune.measure.fits.parts import (
     eager_launch,
     gemm_section,
     node_collectives,
-    overlap_fit,
     pointwise_fits,
 )
-from domino_tune.measure.importers.nccl import nccl_table
+from domino_tune.measure.fits.unshipped import a100_overlap, h100_nodes_all_reduce
 from domino_tune.measure.importers.tables import attention_csv, attention_pair_csv
 from simulator.lookup.attention import AttentionFit
-from simulator.lookup.collectives import CollectiveRow
 from simulator.profile import (
     AttentionSection,
     CollectiveSection,
@@ -34,42 +30,38 @@ from simulator.profile import (
 
 SM_COUNT = 132
 CREATED = "2025-06-18"  # the newest date in the sources
-NCCL_TESTS = (
-    "nccltests309_A_2n16_default.csv",
-    "nccltests309_B_4n32_default.csv",
-    "nccltests309_C_8n64_default.csv",
-)
-LARGEST_BYTES = 4 << 30
 NVLS_CTAS = 16
 NIC_GB_S = 42.5
 NIC_LATENCY_US = 9.5
 
 
-def h100_profile(facts: Path) -> Profile:
-    """Return the profile, fitted from the tables in ``facts``."""
+def h100_profile(data: Path) -> Profile:
+    """Return the profile, fitted from the folder ``data``."""
     return Profile(
         name="h100-dgx",
         created=CREATED,
         machine=_machine(),
         gemm=gemm_section(
-            facts / "h100_gemm_bf16.csv.gz",
+            data / "measured" / "h100_gemm_bf16.csv.gz",
             SM_COUNT,
             "Forward layout, short bursts under a CUDA graph at boost clock; 2024 layer timings "
             "(Vidur) are 10–15 % slower and sustained training may be too: not rescaled. dgrad "
             "and wgrad are assumed to cost what the forward GEMM of their shape does.",
         ),
-        attention=_attention(facts),
-        pointwise=_pointwise(facts),
-        collectives=_collectives(facts),
-        contention=_contention(facts),
+        attention=_attention(data),
+        pointwise=_pointwise(data),
+        collectives=_collectives(data),
+        contention=_contention(data),
         launch=eager_launch(),
     )
 
 
-def h100_attention_fit(facts: Path) -> AttentionFit:
+def h100_attention_fit(data: Path) -> AttentionFit:
     """Return the forward law with the backward ratio."""
-    forward = attention_csv((facts / "h100_attention_fwd_causal_hd128.csv.gz").read_bytes())
-    pairs = attention_pair_csv((facts / "attention_fwd_bwd_hd128.csv").read_bytes())
+    forward = attention_csv(
+        (data / "measured" / "h100_attention_fwd_causal_hd128.csv.gz").read_bytes()
+    )
+    pairs = attention_pair_csv((data / "measured" / "attention_fwd_bwd_hd128.csv").read_bytes())
     return fit_attention(forward.rows, pairs.rows, sm_count=SM_COUNT)
 
 
@@ -90,8 +82,8 @@ def _machine() -> Machine:
     )
 
 
-def _attention(facts: Path) -> AttentionSection:
-    fit = h100_attention_fit(facts)
+def _attention(data: Path) -> AttentionSection:
+    fit = h100_attention_fit(data)
     return AttentionSection(
         fit=fit,
         provenance=Provenance(
@@ -106,8 +98,8 @@ def _attention(facts: Path) -> AttentionSection:
     )
 
 
-def _pointwise(facts: Path) -> PointwiseSection:
-    fits = pointwise_fits(facts / "h100_pointwise_llama2.csv.gz")
+def _pointwise(data: Path) -> PointwiseSection:
+    fits = pointwise_fits(data / "measured" / "h100_pointwise_llama2.csv.gz")
     return PointwiseSection(
         fits=fits,
         provenance=Provenance(
@@ -121,10 +113,9 @@ def _pointwise(facts: Path) -> PointwiseSection:
     )
 
 
-def _collectives(facts: Path) -> CollectiveSection:
-    node = node_collectives(facts / "h100_nccl_nvlink.csv")
-    several = fit_collectives(_network_rows(facts))
-    fits = tuple(sorted((*node, *several), key=lambda fit: fit.group))
+def _collectives(data: Path) -> CollectiveSection:
+    node = node_collectives(data / "measured" / "h100_nccl_nvlink.csv")
+    fits = tuple(sorted((*node, *h100_nodes_all_reduce(data)), key=lambda fit: fit.group))
     reduce = [fit.error for fit in fits if fit.op == "all_reduce"]
     return CollectiveSection(
         fits=fits,
@@ -144,34 +135,16 @@ def _collectives(facts: Path) -> CollectiveSection:
     )
 
 
-def _network_rows(facts: Path) -> list[CollectiveRow]:
-    """Return rows of 2, 4 and 8 nodes; small sizes on 8 nodes are extrapolated from 2 and 4."""
-    two, four, eight = (
-        [
-            row
-            for row in nccl_table((facts / "nccl-tests" / name).read_bytes()).rows
-            if 512 <= row.bytes <= LARGEST_BYTES
-        ]
-        for name in NCCL_TESTS
-    )
-    on_two = {row.bytes: row.median_us for row in two}
-    extrapolated = [
-        replace(row, nodes=8, median_us=2 * row.median_us - on_two[row.bytes])
-        for row in four
-        if row.bytes < eight[0].bytes
-    ]
-    return [*two, *four, *extrapolated, *eight]
-
-
-def _contention(facts: Path) -> ContentionSection:
-    fit, cells = overlap_fit(facts)
+def _contention(data: Path) -> ContentionSection:
+    overlapped = a100_overlap(data)
     return ContentionSection(
         fit=contention_law(
-            fit, sm_count=SM_COUNT, default_ctas=NVLS_CTAS, kind="assumed", error=0.15
+            overlapped.fit, sm_count=SM_COUNT, default_ctas=NVLS_CTAS, kind="assumed", error=0.15
         ),
         provenance=Provenance(
             kind="assumed",
-            source=f"Law fitted on 4x A100 ({cells} cells of {OVERLAP}), with H100's 132 SMs",
+            source=f"Law fitted on 4x A100 ({overlapped.cells} cells of {OVERLAP}), with H100's "
+            "132 SMs",
             error=0.15,
             note="NCCL is taken to use 16 CTAs. A GEMM beside 24 CTAs then slows 1.7 times, as one "
             "reported H100 case did (80 to 47 % MFU). Pointwise ops 1.15 times, two collectives "

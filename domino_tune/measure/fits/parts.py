@@ -1,4 +1,4 @@
-"""Shared parts of the bundled profiles: reading facts, and laws assumed from fitted ones."""
+"""Shared parts of the bundled profiles: reading tables, and laws assumed from fitted ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from domino_tune.measure.fits.collectives import fit_collectives
-from domino_tune.measure.fits.contention import OverlapFit, fit_overlap, read_overlap
+from domino_tune.measure.fits.contention import OverlapFit
 from domino_tune.measure.fits.gemm import fit_gemm
 from domino_tune.measure.fits.pointwise import fit_pointwise
 from domino_tune.measure.importers.tables import collectives_csv, gemm_csv, pointwise_csv
@@ -19,7 +19,6 @@ from simulator.profile import GemmSection, LaunchSection, Provenance
 AICONFIGURATOR = "ai-dynamo/aiconfigurator @095f58a (Apache-2.0)"
 VIDUR = "microsoft/vidur @7d47513 (MIT)"
 OVERLAP = "Evansika959/aiconfigurator_overlap_exp @0488800"
-A100_SMS = 108
 
 # Ops that one fused kernel streams once, as the fitted op of the same kind does.
 _ALIKE: dict[str, tuple[str, ...]] = {
@@ -78,12 +77,6 @@ def scaled_pointwise(fits: Sequence[PointwiseFit], ratio: float) -> tuple[Pointw
 def node_collectives(table: Path) -> tuple[CollectiveFit, ...]:
     """Return laws of all-reduce, all-gather and reduce-scatter inside one node."""
     return fit_collectives(collectives_csv(table.read_bytes()).rows)
-
-
-def overlap_fit(facts: Path) -> tuple[OverlapFit, int]:
-    """Return the contention law's numbers on A100, and the number of cells."""
-    cells = read_overlap((facts / "contention" / "overlap_432_1200MHz.csv").read_bytes())
-    return fit_overlap(cells, sm_count=A100_SMS), len(cells)
 
 
 def contention_law(

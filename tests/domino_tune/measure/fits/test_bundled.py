@@ -8,11 +8,25 @@ import pytest
 
 import profiles
 from domino_tune.measure.fits.__main__ import main
+from domino_tune.measure.fits.unshipped import fit_unshipped
+from tests.conftest import DATA
+
+
+@pytest.mark.parametrize("name", ["a100-sxm", "h100-dgx"])
+def test_the_same_tables_give_the_same_bytes(tmp_path: Path, name: str) -> None:
+    main(["--data", str(DATA), "--out", str(tmp_path), "--only", name])
+    bundled = Path(profiles.__file__).parent / f"{name}.json"
+    assert (tmp_path / f"{name}.json").read_bytes() == bundled.read_bytes()
 
 
 @pytest.mark.facts
-@pytest.mark.parametrize("name", ["a100-sxm", "h100-dgx"])
-def test_the_same_tables_give_the_same_bytes(facts_dir: Path, tmp_path: Path, name: str) -> None:
-    main(["--facts", str(facts_dir), "--out", str(tmp_path), "--only", name])
-    bundled = Path(profiles.__file__).parent / f"{name}.json"
-    assert (tmp_path / f"{name}.json").read_bytes() == bundled.read_bytes()
+def test_numbers_of_tables_that_are_not_held_are_what_the_tables_give(
+    facts_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "measured").symlink_to(DATA / "measured")
+    (tmp_path / "fitted").mkdir()
+    fit_unshipped(facts_dir, tmp_path)
+    held = sorted((DATA / "fitted").iterdir())
+    assert len(held) == 3
+    for path in held:
+        assert (tmp_path / "fitted" / path.name).read_bytes() == path.read_bytes()

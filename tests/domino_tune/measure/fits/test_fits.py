@@ -26,6 +26,7 @@ from simulator.errors import InputError
 from simulator.lookup.attention import AttentionFit, AttentionRow
 from simulator.lookup.collectives import MIB, CollectiveRow
 from simulator.lookup.pointwise import PointwiseRow
+from tests.conftest import DATA
 
 
 def collective_rows(us_by_size: dict[int, float]) -> list[CollectiveRow]:
@@ -124,9 +125,8 @@ def test_contention_reproduces_the_published_cells(facts_dir: Path) -> None:
     assert fit_overlap(cells, sm_count=108).leave_shape_out_error <= 0.03
 
 
-@pytest.mark.facts
-def test_all_reduce_between_published_rows_is_within_three_percent(facts_dir: Path) -> None:
-    data = (facts_dir / "h100_nccl_nvlink.csv").read_bytes()
+def test_all_reduce_between_published_rows_is_within_three_percent() -> None:
+    data = (DATA / "measured" / "h100_nccl_nvlink.csv").read_bytes()
     rows = [r for r in read_table(data, "collectives-csv").rows if r.op == "all_reduce"]
     assert collective_error(rows) <= 0.03
     assert all(law.error <= 0.031 for law in fit_collectives(rows))

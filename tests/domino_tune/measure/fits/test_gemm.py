@@ -14,6 +14,7 @@ from simulator.errors import InputError
 from simulator.lookup.gemm import GemmRow
 from simulator.lookup.gemm_law import make_law
 from simulator.ops import Gemm
+from tests.conftest import DATA
 from tests.simulator.lookup.gemm_shapes import PARAMS, SMS, table
 
 M = (1, 16, 64, 256, 512, 1024, 2048, 4096, 8192)
@@ -64,9 +65,8 @@ def published(folder: Path, name: str) -> list[Shape]:
         ]
 
 
-@pytest.mark.facts
-def test_published_h100_rows_are_interpolated_and_extrapolated_as_promised(facts_dir: Path) -> None:
-    rows = published(facts_dir, "h100_gemm_bf16.csv.gz")
+def test_published_h100_rows_are_interpolated_and_extrapolated_as_promised() -> None:
+    rows = published(DATA / "measured", "h100_gemm_bf16.csv.gz")
     early = [row for row in rows if row[0] <= 2048]
     fit = fit_gemm(early, SMS)
     assert fit.error <= 0.05
@@ -83,8 +83,7 @@ def test_published_h100_rows_are_interpolated_and_extrapolated_as_promised(facts
     assert sum(errors) / len(errors) <= 0.08
 
 
-@pytest.mark.facts
-def test_the_law_on_published_h100_rows_held_out(facts_dir: Path) -> None:
-    error = heldout_error(published(facts_dir, "h100_gemm_bf16.csv.gz"), SMS, rounds=1)
+def test_the_law_on_published_h100_rows_held_out() -> None:
+    error = heldout_error(published(DATA / "measured", "h100_gemm_bf16.csv.gz"), SMS, rounds=1)
     assert error["training"] <= 0.04
     assert error["all"] <= 0.053
