@@ -215,12 +215,15 @@ class ProfileFile(BaseModel):
 
 
 class Imported(Wire):
-    """The profile that an import made, what was added to which section, and remarks."""
+    """The profile that an import made, what was added to which section, and remarks; `replaced`
+    rows took the place of one of the same signature."""
 
     profile: shown(ProfileRef)  # type: ignore[valid-type]
     section: str
     rows: int
+    replaced: int
     note: str
+    warnings: list[str]
 
 
 class Model(Wire):

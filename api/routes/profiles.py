@@ -29,13 +29,14 @@ from api.wire import (
 )
 from domino_tune.base.errors import PreconditionError
 from domino_tune.measure.importers.imported import text_of
+from domino_tune.measure.importers.rates import UNITS
 from domino_tune.requests import ProfilesImportRequest
 from domino_tune.results import to_json
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
 from domino_tune.service.library import ANY, Library
 from domino_tune.store.profiles import dump_profile, parse_profile, summary_of
-from domino_tune.verbs.profiles import imported_profile
+from domino_tune.verbs.profiles import imported_profile, replaced_rows
 from simulator.specs import DTYPE_BYTES
 
 routes: Final = Routes("profiles")
@@ -72,6 +73,14 @@ Operation = Annotated[
 ]
 Count = Annotated[int | None, Query(ge=1, le=1 << 20)]
 Ctas = Annotated[int, Query(ge=0, le=64, description="NCCL CTAs it was timed with.")]
+Unit = Annotated[
+    str | None,
+    Query(
+        json_schema_extra={"enum": list(UNITS)},
+        max_length=2,
+        description="Unit of the column `us`, where it is not microseconds.",
+    ),
+]
 Dtype = Annotated[
     str,
     Query(
@@ -166,16 +175,18 @@ async def import_profile(
     ranks_per_node: Count = None,
     ctas: Ctas = 0,
     dtype: Dtype = "bf16",
+    unit: Unit = None,
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
     idempotency_key: IdempotencyKey = None,
     body: Any = raw_body(),
 ) -> Response:
     """Add others' measurements, the table in the body, to a copy of the profile `into`, kept under
-    this name. Replacing a profile needs its ETag in If-Match."""
+    this name. Replacing a profile needs its ETag in If-Match; to add a further table to it, import
+    `into` the name itself."""
     asked = ProfilesImportRequest(
         file="table", format=format, into=into, name=name, op=op, nodes=nodes,
-        ranks_per_node=ranks_per_node, ctas=ctas, dtype=dtype,
+        ranks_per_node=ranks_per_node, ctas=ctas, dtype=dtype, unit=unit,
     )  # fmt: skip
     library = parts_of(request).library
     store = _conditional_put(library, name, if_match, if_none_match)
@@ -260,7 +271,9 @@ def _import(
         "profile": {"name": made.name, "content_id": made.content_id},
         "section": imported.section,
         "rows": len(imported.rows),
+        "replaced": replaced_rows(base, made, imported),
         "note": imported.note,
+        "warnings": list(imported.warnings),
     }
     content_id, created = store(dump_profile(made), key, response)
     # Of simultaneous requests with one key one was stored, and all answer with that one.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final
 
 from domino_tune import requests
-from domino_tune.measure.importers import Hints, Imported, import_into, read_table
+from domino_tune.measure.importers import Hints, Imported, import_into, not_from, read_table
+from domino_tune.measure.importers.imported import MAX_TEXT_BYTES
 from domino_tune.results import CheckResult, DiffResult, ImportResult, ProfileResult, ProfilesResult
 from domino_tune.results.profiles import SectionResult
+from domino_tune.store.files import check_writable, make_folder, only_user
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.profile_check import check_profile
 from domino_tune.store.profiles import (
@@ -19,8 +23,11 @@ from domino_tune.store.profiles import (
     save_profile,
     user_profiles_dir,
 )
-from simulator.errors import InputError
+from simulator.errors import InputError, ProfileError
 from simulator.profile import SECTIONS, Profile
+
+MOST_ROWS: Final = 200_000
+"""Most rows of a section: the file of a profile with more could not be read again."""
 
 
 def profiles_list(request: requests.ProfilesListRequest) -> ProfilesResult:
@@ -49,28 +56,51 @@ def profiles_check(request: requests.ProfilesCheckRequest) -> CheckResult:
 
 
 def profiles_import(request: requests.ProfilesImportRequest) -> ImportResult:
-    """Add a table to a copy of a profile; save it as ``name`` in the user's folder."""
+    """Add a table to a copy of a profile; save it as ``name`` in the user's folder.
+
+    Where a profile of that name came from the same one by imports, add to it. Raise InputError
+    where it did not: nothing is replaced but rows of the same signature.
+    """
     if request.name in bundled_names():
         raise InputError(
             f"{request.name!r} is the name of a bundled profile, which an import may not replace; "
             "give another --name."
         )
     data = _read_bytes(request.file)
-    made, imported = imported_profile(request, load_profile(request.into), data)
-    path = user_profiles_dir() / f"{made.name}.json"
-    try:
+    base = replace(load_profile(request.into), name=request.name)
+    imported = _imported(request, base, data)
+    path = user_profiles_dir() / f"{base.name}.json"
+    make_folder(path.parent, "choose another home with $DOMINO_TUNE_HOME")
+    check_writable(path)
+    with only_user(path, "wait for it to end, or give another --name"):
+        start = _earlier(path, base, request) if path.exists() else base
+        made = _merged(request, start, imported, data, MOST_ROWS)
         save_profile(made, path)
-    except OSError as error:
-        raise InputError(
-            f"Cannot write {str(path)!r}: {error.strerror}; set DOMINO_TUNE_HOME to another folder."
-        ) from None
     return ImportResult(
         profile=ProfileRef.of(made),
         path=str(path),
         section=imported.section,
         rows=len(imported.rows),
+        replaced=replaced_rows(start, made, imported),
         note=imported.note,
+        warnings=imported.warnings,
     )
+
+
+def _earlier(path: Path, base: Profile, request: requests.ProfilesImportRequest) -> Profile:
+    """Return the profile of an earlier import. Raise InputError unless it came from ``base``."""
+    try:
+        earlier = replace(load_profile(path), name=base.name)  # the file may be a copy
+    except ProfileError as error:
+        raise ProfileError(f"{error} Remove the file, or give another --name.") from None
+    differing = not_from(earlier, base)
+    if differing:
+        raise InputError(
+            f"There is a profile {base.name!r} that is not {request.into!r} with imported rows "
+            f"(another {', '.join(differing)}). Give --into {base.name} to add to it, else "
+            f"another --name, or remove {str(path)!r}."
+        )
+    return earlier
 
 
 def imported_profile(
@@ -78,29 +108,55 @@ def imported_profile(
     base: Profile,
     data: bytes,
     *,
-    most_rows: int | None = None,
+    most_rows: int = MOST_ROWS,
 ) -> tuple[Profile, Imported]:
     """Return a copy of ``base`` with the table ``data`` and the request's name; and the rows.
 
-    Raise InputError for a table of another format than the request's, or when the section would
-    have more than ``most_rows``.
+    Raise InputError for a table of another format than the request's, for rows that the machine of
+    ``base`` cannot reach, or when the section would have more than ``most_rows``.
     """
+    imported = _imported(request, base, data)
+    return _merged(request, base, imported, data, most_rows), imported
+
+
+def _imported(request: requests.ProfilesImportRequest, base: Profile, data: bytes) -> Imported:
     hints = Hints(
         op=request.op,
         nodes=request.nodes,
         per_node=request.ranks_per_node,
         ctas=request.ctas,
         dtype=request.dtype,
+        unit=request.unit,
+        machine=base.machine,
     )
-    imported = read_table(data, request.format, hints)
-    old = len(getattr(getattr(base, imported.section), "rows", ()))
-    if most_rows is not None and old + len(imported.rows) > most_rows:
+    return read_table(data, request.format, hints)
+
+
+def _merged(
+    request: requests.ProfilesImportRequest,
+    base: Profile,
+    imported: Imported,
+    data: bytes,
+    most_rows: int,
+) -> Profile:
+    old = len(_rows(base, imported.section))
+    if old + len(imported.rows) > most_rows:
         raise InputError(
             f"The table has {len(imported.rows):,} rows, and the section {imported.section} "
             f"{old:,} already; together they may be at most {most_rows:,} here. Import fewer rows."
         )
     made = import_into(base, imported, source=Path(request.file).name, data=data)
-    return replace(made, name=request.name), imported
+    return replace(made, name=request.name)
+
+
+def replaced_rows(base: Profile, made: Profile, imported: Imported) -> int:
+    """Return how many of the rows that made ``made`` of ``base`` took the place of another."""
+    before, after = (len(_rows(profile, imported.section)) for profile in (base, made))
+    return before + len(imported.rows) - after
+
+
+def _rows(profile: Profile, section: str) -> Sequence[Any]:
+    return getattr(getattr(profile, section), "rows", ())
 
 
 def profiles_diff(request: requests.ProfilesDiffRequest) -> DiffResult:
@@ -131,8 +187,10 @@ def _section(profile: Profile, name: str) -> SectionResult:
 
 
 def _read_bytes(path: str) -> bytes:
+    """Return the file's bytes, at most one more than a table may have: a device may never end."""
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb") as file:
+            return file.read(MAX_TEXT_BYTES + 1)
     except FileNotFoundError:
         raise InputError(f"File {path!r} does not exist; check the path.") from None
     except (OSError, ValueError) as error:

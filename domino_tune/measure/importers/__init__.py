@@ -27,6 +27,7 @@ from domino_tune.measure.importers.tables import (
 from domino_tune.store.profile_check import LEFT_OUT, check_section
 from simulator.errors import unknown_name
 from simulator.profile import (
+    SECTIONS,
     AttentionSection,
     CollectiveSection,
     GemmSection,
@@ -35,7 +36,10 @@ from simulator.profile import (
     Provenance,
 )
 
-__all__ = ["IMPORTERS", "NO_HINTS", "Hints", "Imported", "Importer", "import_into", "read_table"]
+__all__ = [
+    "IMPORTERS", "NO_HINTS", "Hints", "Imported", "Importer", "descriptions", "import_into",
+    "not_from", "read_table",
+]  # fmt: skip
 
 IMPORTERS: Final[dict[str, Importer]] = {
     "nccl-tests": nccl_text,
@@ -50,6 +54,8 @@ IMPORTERS: Final[dict[str, Importer]] = {
     "attention-pair-csv": attention_pair_csv,
     "pointwise-csv": pointwise_csv,
 }
+MOST_ERROR: Final = 10.0
+"""The largest error that a profile may state: such look-ups are of no use."""
 _SECTION_TYPES: Final[dict[str, Any]] = {
     "gemm": GemmSection,
     "attention": AttentionSection,
@@ -65,28 +71,62 @@ def read_table(data: bytes, importer: str, hints: Hints = NO_HINTS) -> Imported:
     return IMPORTERS[importer](data, hints)
 
 
+def descriptions() -> list[tuple[str, str]]:
+    """Return (name, what it is and its columns) of every format, for the help."""
+    return [
+        (name, one.about + (f" Columns: {', '.join(one.columns)}." if one.columns else ""))
+        for name, one in IMPORTERS.items()
+    ]
+
+
 def import_into(profile: Profile, imported: Imported, *, source: str, data: bytes) -> Profile:
     """Return the profile with the rows added; a row replaces the old one of the same signature.
 
     The section's laws stay, after the rows. Its provenance becomes ``imported``: the source's name
-    and the SHA-256 of its bytes, then the earlier provenance; its error is the rows' leave-out
+    and the SHA-256 of its bytes, then all earlier provenance; its error is the rows' leave-out
     error. A new profile starts as ``Profile(name=…, created=…, machine=…)``.
     """
     old = getattr(profile, imported.section)
     rows = {key_of(row): row for row in (*(old.rows if old else ()), *imported.rows)}
     ordered = tuple(rows[key] for key in sorted(rows))
     label = f"{source} (sha256:{hashlib.sha256(data).hexdigest()}, {len(imported.rows)} rows)"
-    notes = [imported.note] if imported.note else []
+    notes = [imported.note + "."] if imported.note else []
     if old is not None:
-        notes.append(f"Before: {old.provenance.kind}, {old.provenance.source}.")
-    provenance = Provenance(kind="imported", source=label, note=" ".join(notes))
+        before = old.provenance
+        notes += [f"Before: {before.kind}, {before.source}.", before.note]
+        if label == before.source:  # the same table again
+            notes = [before.note]
+    provenance = Provenance(kind="imported", source=label, note=" ".join(filter(None, notes)))
     if old is None:
         section = _SECTION_TYPES[imported.section](rows=ordered, provenance=provenance)
     else:
         section = replace(old, rows=ordered, provenance=provenance)
     result = replace(profile, **{imported.section: section})
     checked = check_section(result, imported.section)
-    if checked.how != LEFT_OUT:
+    if checked.how != LEFT_OUT or checked.error is None:
         return result
-    known = replace(section, provenance=replace(provenance, error=checked.error))
+    error = min(checked.error, MOST_ERROR)
+    known = replace(section, provenance=replace(provenance, error=error))
     return replace(result, **{imported.section: known})
+
+
+def not_from(profile: Profile, base: Profile) -> list[str]:
+    """Return the parts in which ``profile`` is not ``base`` with further rows imported."""
+    parts = [
+        name for name in ("machine", "created") if getattr(profile, name) != getattr(base, name)
+    ]
+    return parts + [
+        name for name in SECTIONS if not _has_grown(getattr(profile, name), getattr(base, name))
+    ]
+
+
+def _has_grown(now: Any, base: Any) -> bool:
+    """Return whether section ``now`` is ``base`` or came from it by imports."""
+    if now == base:
+        return True
+    if now is None or now.provenance.kind != "imported":
+        return False
+    if base is None:
+        return True
+    kept = {key_of(row) for row in base.rows} <= {key_of(row) for row in now.rows}
+    return kept and replace(now, rows=base.rows, provenance=base.provenance) == base

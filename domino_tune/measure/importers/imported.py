@@ -4,30 +4,49 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
+import statistics
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal
 
-import numpy as np
-
+from domino_tune.measure.importers.preset_shapes import unknown_shapes
+from domino_tune.measure.importers.rates import UNITS, check_rates
 from simulator.errors import InputError
 from simulator.lookup.gemm import GemmRow
-from simulator.profile import gemm_key
+from simulator.profile import Machine, gemm_key
 
 SectionName = Literal["gemm", "attention", "pointwise", "collectives"]
-MAX_TEXT_BYTES = 256 << 20  # no table of timings is larger; a zip bomb is
+Placed = Sequence[tuple[str, Any]]
+"""Rows, each behind its place in the file, such as ``line 3``."""
+Found = tuple[Placed, str]
+"""Rows, and a note that names what was left out."""
+MAX_TEXT_BYTES: Final = 64 << 20
+"""No table of timings is larger; an unpacked zip bomb is."""
+MAX_LINES: Final = 1_000_000
+MAX_LINE: Final = 1 << 16
+"""Most characters of a line."""
+MOST_COUNT: Final = 10**15
+"""The largest whole number of a table, as of a profile."""
+_LINE: Final = re.compile(r"([^\r\n]*)(?:\r\n|\r|\n|\Z)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hints:
-    """Facts that a table does not contain; None leaves them to the table."""
+    """Facts that a table does not contain; None leaves them to the table.
+
+    ``unit``: of the column ``us``, None for microseconds. ``machine``: the one that was timed; rows
+    faster than it can be are refused.
+    """
 
     op: str | None = None
     nodes: int | None = None
     per_node: int | None = None
     ctas: int = 0
     dtype: str = "bf16"
+    unit: str | None = None
+    machine: Machine | None = None
 
 
 NO_HINTS = Hints()
@@ -35,18 +54,46 @@ NO_HINTS = Hints()
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """Rows of one section, sorted, each signature once; ``note`` names what was left out."""
+    """Rows of one section, sorted, each signature once.
+
+    ``note`` names what was left out; ``warnings`` say why look-ups may not profit.
+    """
 
     section: SectionName
     rows: tuple[Any, ...]
     note: str = ""
+    warnings: tuple[str, ...] = ()
 
 
-class Importer(Protocol):
-    """Reads one format; raises InputError with the line and the reason."""
+@dataclass(frozen=True, kw_only=True)
+class Importer:
+    """Reader of one format, called with the file's bytes (gzip is unpacked first).
+
+    ``read`` returns the rows and a note. ``columns`` are those that a CSV must have; times of a
+    column ``us`` may have another unit. Raise InputError with the place and the reason.
+    """
+
+    section: SectionName
+    read: Callable[[bytes, Hints], Found]
+    columns: tuple[str, ...] = ()
+    about: str
 
     def __call__(self, data: bytes, hints: Hints = NO_HINTS) -> Imported:
-        """Return the rows of the file's bytes (gzip is unpacked first)."""
+        """Return the rows of the file, each signature once, compared with the hints' machine."""
+        takes_unit = "us" in self.columns
+        if hints.unit is not None and not takes_unit:
+            raise InputError("The times of this format have a fixed unit; leave --unit out.")
+        placed, note = self.read(data, hints)
+        if not placed:
+            raise InputError("The table has no rows to import" + (f" ({note})." if note else "."))
+        factor = UNITS[hints.unit or "us"]
+        if factor != 1:
+            placed = [(at, _replace(row, median_us=factor * row.median_us)) for at, row in placed]
+        warnings = unknown_shapes([row for _, row in placed])
+        if hints.machine is not None:
+            warnings += check_rates(placed, hints.machine, hints.unit, takes_unit=takes_unit)
+        rows = merged(row for _, row in placed)
+        return Imported(section=self.section, rows=rows, note=note, warnings=warnings)
 
 
 def text_of(data: bytes) -> str:
@@ -58,11 +105,37 @@ def text_of(data: bytes) -> str:
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"The file is not complete gzip: {error}.") from None
     if len(data) > MAX_TEXT_BYTES:
-        raise InputError(f"The unpacked file has more than {MAX_TEXT_BYTES} bytes; no table does.")
+        raise InputError(
+            f"The unpacked file has more than {MAX_TEXT_BYTES >> 20} MiB; no table of timings has. "
+            "Split it."
+        )
     try:
-        return data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"The file is not UTF-8 text: {error}.") from None
+        raise InputError(
+            f"The file is not UTF-8 text (byte {error.start}); save the table as CSV in UTF-8."
+        ) from None
+    if "\0" in text:
+        raise InputError("The file holds NUL bytes, so it is no text; save it as CSV in UTF-8.")
+    return text
+
+
+def lines_of(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each line with its number; raise InputError for more or longer ones than a table's."""
+    for number, match in enumerate(_LINE.finditer(text), 1):
+        if number > MAX_LINES + 1:  # behind the last line break there is an empty line
+            raise InputError(f"The table has more than {MAX_LINES:,} lines; split it.")
+        if len(match[1]) > MAX_LINE:
+            raise InputError(
+                f"line {number} has more than {MAX_LINE:,} characters; no line of a table has. "
+                "Are line breaks missing?"
+            )
+        yield number, match[1]
+
+
+def brief(text: str) -> str:
+    """Return a value of the file for a message: quoted, and cut if it is long."""
+    return repr(text if len(text) <= 40 else text[:40] + "…")
 
 
 def merged(rows: Iterable[Any]) -> tuple[Any, ...]:
@@ -70,19 +143,19 @@ def merged(rows: Iterable[Any]) -> tuple[Any, ...]:
     by_key: dict[Any, list[Any]] = {}
     for row in rows:
         by_key.setdefault(key_of(row), []).append(row)
-    result = []
-    for key in sorted(by_key):
-        same = by_key[key]
-        times = np.array([row.median_us for row in same])
-        median = float(np.median(times))
-        spread_us = float(times.max() - times.min()) / 2
-        samples = sum(row.samples for row in same)
-        result.append(
-            same[0]
-            if len(same) == 1
-            else _replace(same[0], median_us=median, spread_us=spread_us, samples=samples)
-        )
-    return tuple(result)
+    return tuple(_median_row(by_key[key]) for key in sorted(by_key))
+
+
+def _median_row(same: list[Any]) -> Any:
+    if len(same) == 1:
+        return same[0]
+    times = [row.median_us for row in same]
+    return _replace(
+        same[0],
+        median_us=statistics.median(times),
+        spread_us=(max(times) - min(times)) / 2,
+        samples=sum(row.samples for row in same),
+    )
 
 
 def key_of(row: Any) -> Any:

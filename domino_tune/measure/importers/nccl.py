@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from domino_tune.measure.importers.imported import NO_HINTS, Hints, Imported, merged, text_of
+from domino_tune.measure.importers.imported import (
+    MOST_COUNT,
+    Found,
+    Hints,
+    Importer,
+    Placed,
+    brief,
+    lines_of,
+    text_of,
+)
+from domino_tune.measure.importers.rates import busbw_factor
 from domino_tune.measure.importers.tables import count, microseconds, records
 from simulator.errors import InputError, unknown_name
 from simulator.lookup.collectives import COLLECTIVES, CollectiveRow
@@ -24,8 +34,12 @@ BINARIES = {
 }
 # torch runs these in place; gathers and scatters go from one buffer to another.
 IN_PLACE = ("all_reduce", "broadcast")
-_DEVICE = re.compile(r"#\s+Rank\s+(\d+)\s+Group\s+\d+\s+Pid\s+\d+\s+on\s+(\S+)\s+device")
+_DEVICE = re.compile(r"#\s+Rank\s+\d+\s+Group\s+\d+\s+Pid\s+\d+\s+on\s+(\S+)\s+device")
 _STARTING = re.compile(r"Collective test starting:\s*(\S+)")
+_HEADER = re.compile(r"#.*\bop: (\w+).*?ranks=(\d+) nodes=(\d+)")
+_TABLE = ("size_bytes", "time_us_outofplace", "time_us_inplace")
+_MOST_RANKS = 1 << 20
+_MOST_HEADER = 500  # characters; the search takes their square
 _BUSBW_TOLERANCE = 0.03
 
 
@@ -47,64 +61,93 @@ class Group:
     nodes: int
     per_node: int
 
-    @property
-    def busbw_factor(self) -> float:
-        """Return bus bandwidth over algorithm bandwidth (nccl-tests' PERFORMANCE.md)."""
-        ranks = self.nodes * self.per_node
-        if self.op == "all_reduce":
-            return 2 * (ranks - 1) / ranks
-        return (ranks - 1) / ranks if self.op in ("all_gather", "reduce_scatter") else 1.0
+    def row(self, size_bytes: int, median_us: float, hints: Hints) -> CollectiveRow:
+        """Return the row of one message."""
+        return CollectiveRow(
+            op=self.op,  # type: ignore[arg-type]  # checked by _group
+            nodes=self.nodes, per_node=self.per_node, ctas=hints.ctas,
+            bytes=size_bytes, median_us=median_us,
+        )  # fmt: skip
 
 
-def nccl_text(data: bytes, hints: Hints = NO_HINTS) -> Imported:
+def _read_text(data: bytes, hints: Hints) -> Found:
     """Read the table that nccl-tests prints; op and ranks come from the hints, else its header."""
-    text = text_of(data)
-    hosts = [host for _, host in _DEVICE.findall(text)]
-    started = _STARTING.search(text)
-    group = _group(started[1] if started else None, hosts, hints)
-    rows = [
-        _row(group, f"line {number}", size, both, hints) for number, size, both in _text_lines(text)
-    ]
-    return _imported(rows)
+    hosts: list[str] = []
+    found: list[tuple[str, int, Both]] = []
+    program = None
+    for number, line in lines_of(text_of(data)):
+        if line.startswith("#"):
+            hosts += _DEVICE.findall(line)
+            started = _STARTING.search(line)
+            program = started[1] if started else program
+        elif (timings := _timings(number, line)) is not None:
+            found.append((f"line {number}", *timings))
+    return _rows(_group(program, hosts, hints), found, hints), ""
 
 
-def nccl_json(data: bytes, hints: Hints = NO_HINTS) -> Imported:
+def _read_json(data: bytes, hints: Hints) -> Found:
     """Read the file that ``-J`` writes; never look at its environment dump."""
     try:
         document = json.loads(text_of(data))
         arguments, config = document["args"], document["config"]
-        devices, results = config["devices"], document["results"]
-        hosts = [device["hostname"] for device in devices]
-        hosts = [h for h in hosts for _ in range(int(config["nthreads"]) * int(config["ngpus"]))]
-        group = _group(str(arguments[0]), hosts, hints)
-        rows = []
-        for index, result in enumerate(results):
-            both = [_json_timing(result.get(name)) for name in ("out_of_place", "in_place")]
-            rows.append(_row(group, f"results[{index}]", int(result["size"]), both, hints))
-    except (json.JSONDecodeError, KeyError, IndexError, TypeError, ValueError) as error:
+        hosts = [device["hostname"] for device in config["devices"]]
+        each = int(config["nthreads"]) * int(config["ngpus"])
+        if not 1 <= each * len(hosts) <= _MOST_RANKS:
+            raise InputError(f"The file names {each} ranks on each of {len(hosts)} devices.")
+        group = _group(str(arguments[0]), [host for host in hosts for _ in range(each)], hints)
+        found = [
+            (
+                f"results[{index}]",
+                int(result["size"]),
+                [_json_timing(result.get(name)) for name in ("out_of_place", "in_place")],
+            )
+            for index, result in enumerate(document["results"])
+        ]
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"Not a complete nccl-tests JSON file: {error!r}.") from None
-    return _imported(rows)
+        raise InputError(f"Not a complete nccl-tests JSON file: {brief(repr(error))}.") from None
+    except RecursionError:
+        raise InputError("Not a complete nccl-tests JSON file: nested too deeply.") from None
+    return _rows(group, found, hints), ""
 
 
-def nccl_table(data: bytes, hints: Hints = NO_HINTS) -> Imported:
+def _read_table(data: bytes, hints: Hints) -> Found:
     """Read ``size_bytes,time_us_outofplace,time_us_inplace``; a comment has ``ranks=… nodes=…``."""
-    text = text_of(data)
-    header = re.search(r"op: (\w+).*?ranks=(\d+) nodes=(\d+)", text)
-    hosts = [str(rank % int(header[3])) for rank in range(int(header[2]))] if header else []
+    lines = (line[:_MOST_HEADER] for _, line in lines_of(text_of(data)) if line[:1] == "#")
+    header = next(filter(None, map(_HEADER.match, lines)), None)
+    ranks, nodes = (int(header[2]), int(header[3])) if header else (0, 1)
+    if header and not 1 <= nodes <= ranks <= _MOST_RANKS:
+        raise InputError(f"The header names {brief(header[2])} ranks on {brief(header[3])} nodes.")
+    hosts = [str(rank % nodes) for rank in range(ranks)]
     group = _group(header[1] if header else None, hosts, hints)
     column = "time_us_inplace" if group.op in IN_PLACE else "time_us_outofplace"
-    rows = [
-        CollectiveRow(
-            op=group.op,  # type: ignore[arg-type]  # checked by _group
-            nodes=group.nodes, per_node=group.per_node, ctas=hints.ctas,
-            bytes=count(i, row, "size_bytes"), median_us=microseconds(i, row, column),
+    return [
+        (
+            f"line {i}",
+            group.row(count(i, row, "size_bytes"), microseconds(i, row, column), hints),
         )
-        for i, row in records(data, ("size_bytes", "time_us_outofplace", "time_us_inplace"))
+        for i, row in records(data, _TABLE)
         if row[column].strip()
-    ]  # fmt: skip
-    return _imported(rows)
+    ], ""
+
+
+nccl_text = Importer(
+    section="collectives",
+    read=_read_text,
+    about="Output of nccl-tests as printed; gives collective and ranks itself.",
+)
+nccl_json = Importer(
+    section="collectives",
+    read=_read_json,
+    about="The file that nccl-tests writes with -J; its environment dump is not read.",
+)
+nccl_table = Importer(
+    section="collectives",
+    read=_read_table,
+    columns=_TABLE,
+    about="Output of nccl-tests as CSV; a comment says `op: NAME … ranks=N nodes=N`.",
+)
 
 
 def _group(program: str | None, hosts: list[str], hints: Hints) -> Group:
@@ -124,21 +167,23 @@ def _group(program: str | None, hosts: list[str], hints: Hints) -> Group:
     return Group(op=op, nodes=nodes, per_node=per_node)
 
 
-def _text_lines(text: str) -> Iterator[tuple[int, int, list[Timing | None]]]:
-    """Yield (line number, bytes, [out of place, in place]) of each result line."""
-    for number, line in enumerate(text.splitlines(), 1):
-        cells = line.split()
-        if not cells or not cells[0].isdigit():
-            continue
-        if len(cells) < 13:
-            raise InputError(f"line {number}: 13 columns expected, got {len(cells)}; truncated?")
-        try:
-            int(cells[1]), int(cells[4])  # count and root: checks that no column is missing
-            both = [_timing(cells[5:9]), _timing(cells[9:13])]
-        except ValueError:
-            shown = line.strip()
-            raise InputError(f"line {number}: not a line of nccl-tests: {shown!r}.") from None
-        yield number, int(cells[0]), list(both)
+Both = list["Timing | None"]
+"""Timings out of place and in place."""
+
+
+def _timings(number: int, line: str) -> tuple[int, Both] | None:
+    """Return (bytes, timings) of a result line; None for another line."""
+    cells = line.split()
+    if not cells or not cells[0].isdigit():
+        return None
+    if len(cells) < 13:
+        raise InputError(f"line {number}: 13 columns expected, got {len(cells)}; truncated?")
+    try:
+        int(cells[1]), int(cells[4])  # count and root: checks that no column is missing
+        return int(cells[0]), [_timing(cells[5:9]), _timing(cells[9:13])]
+    except ValueError:
+        shown = brief(line.strip())
+        raise InputError(f"line {number}: not a line of nccl-tests: {shown}.") from None
 
 
 def _timing(cells: list[str]) -> Timing:
@@ -161,27 +206,25 @@ def _json_timing(value: Any) -> Timing | None:
     )
 
 
-def _row(
-    group: Group, place: str, size: int, both: list[Timing | None], hints: Hints
-) -> CollectiveRow | None:
-    """Return the row; None for empty messages. Raise InputError for wrong results or bandwidths."""
-    for timing in both:
-        if timing is not None:
-            _check(group, place, size, timing)
-    chosen = both[1] if group.op in IN_PLACE else both[0]
-    chosen = chosen or both[0] or both[1]
-    if chosen is None:
-        raise InputError(f"{place}: no timing.")
-    if size == 0:
-        return None
-    return CollectiveRow(
-        op=group.op,  # type: ignore[arg-type]  # checked by _group
-        nodes=group.nodes,
-        per_node=group.per_node,
-        ctas=hints.ctas,
-        bytes=size,
-        median_us=chosen.time_us,
-    )
+def _rows(group: Group, found: Iterable[tuple[str, int, Both]], hints: Hints) -> Placed:
+    """Return a row of each message that is not empty.
+
+    Raise InputError for wrong results and bandwidths that do not follow from the times.
+    """
+    rows = []
+    for place, size, both in found:
+        if not 0 <= size <= MOST_COUNT:
+            raise InputError(f"{place}: size must be from 0 to {MOST_COUNT:g} bytes.")
+        for timing in both:
+            if timing is not None:
+                _check(group, place, size, timing)
+        chosen = both[1] if group.op in IN_PLACE else both[0]
+        chosen = chosen or both[0] or both[1]
+        if chosen is None:
+            raise InputError(f"{place}: no timing.")
+        if size > 0:
+            rows.append((place, group.row(size, chosen.time_us, hints)))
+    return rows
 
 
 def _check(group: Group, place: str, size: int, timing: Timing) -> None:
@@ -192,17 +235,10 @@ def _check(group: Group, place: str, size: int, timing: Timing) -> None:
         )
     if not (math.isfinite(timing.time_us) and timing.time_us > 0):
         raise InputError(f"{place}: time must be finite and > 0, got {timing.time_us!r}.")
-    expected = size / timing.time_us / 1e3 * group.busbw_factor
+    expected = size / timing.time_us / 1e3 * busbw_factor(group.op, group.nodes * group.per_node)
     if abs(timing.bus_gb_s - expected) > 0.02 + _BUSBW_TOLERANCE * expected:
         raise InputError(
             f"{place}: busbw {timing.bus_gb_s:g} GB/s, but {group.op} of {size} bytes in "
             f"{timing.time_us:g} us on {group.nodes}x{group.per_node} ranks gives {expected:.2f}; "
             f"wrong collective or group? Pass --op and --group."
         )
-
-
-def _imported(rows: list[CollectiveRow | None] | list[CollectiveRow]) -> Imported:
-    found = [row for row in rows if row is not None]
-    if not found:
-        raise InputError("No timings found; is this nccl-tests output?")
-    return Imported(section="collectives", rows=merged(found))

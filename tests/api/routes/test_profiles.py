@@ -127,12 +127,16 @@ def test_an_import_is_the_verbs(
             file=str(tmp_path / "table"), name="imported", format="gemm-csv", into="h100-dgx"
         )
     )
-    assert (told["section"], told["rows"]) == (local.section, local.rows)
+    for name in ("section", "rows", "replaced", "note"):
+        assert told[name] == getattr(local, name)
+    assert told["warnings"] == list(local.warnings)
     assert told["profile"]["content_id"] == local.profile.content_id
     assert answer.headers["etag"] == f'"{local.profile.content_id}"'
     again = import_table(client, "imported", asked, {"Idempotency-Key": "import-1"})
     assert (again.status_code, again.json()) == (201, told)
-    other = {**asked, "into": "a100-sxm"}
+    slower = refused(import_table(client, "slower", {**asked, "into": "a100-sxm"}), 422)
+    assert "above the peak of A100" in slower["detail"]
+    other = {**asked, "into": "h200-sxm"}
     refused(import_table(client, "imported", other, {"Idempotency-Key": "import-1"}), 422)
     refused(import_table(client, "imported", other), 428)
     good(import_table(client, "imported", other, {"If-Match": answer.headers["etag"]}))
@@ -162,7 +166,8 @@ def import_table(
     "changed",
     [
         {"format": "no-such-format"}, {"into": "no-such-profile"}, {"dtype": "int4"},
-        {"nodes": "0"}, {"ctas": "many"}, {"unknown": "1"}, {"file": "/etc/passwd"},
+        {"nodes": "0"}, {"ctas": "many"}, {"unit": "min"}, {"unknown": "1"},
+        {"file": "/etc/passwd"},
     ],
 )  # fmt: skip
 def test_imports_that_cannot_be(client: httpx.Client, changed: dict[str, Any]) -> None:

@@ -9,11 +9,19 @@ from typing import Any
 
 import pytest
 
-from domino_tune.measure.importers import IMPORTERS, Hints, import_into, read_table
+from domino_tune.measure.importers import (
+    IMPORTERS,
+    Hints,
+    descriptions,
+    import_into,
+    read_table,
+)
 from domino_tune.store.profiles import dump_profile, load_profile, parse_profile
 from simulator.errors import InputError
 from simulator.ops import Collective, Gemm
+from simulator.profile import GemmSection, Profile, Provenance
 from tests.conftest import DATA
+from tests.domino_tune.measure.importers.machines import H100
 
 SIZES = (1 << 20, 1 << 21, 1 << 22, 1 << 23)
 SECRET = "HF_TOKEN=hunter2"
@@ -217,5 +225,91 @@ def test_tables_that_are_not_held_are_read(
     assert len(read_table((facts_dir / name).read_bytes(), importer).rows) == rows
 
 
-def test_every_importer_has_a_docstring() -> None:
-    assert all(importer.__doc__ for importer in IMPORTERS.values())
+@pytest.mark.parametrize("importer", [name for name, one in IMPORTERS.items() if one.columns])
+def test_every_column_that_is_declared_is_needed(importer: str) -> None:
+    columns = IMPORTERS[importer].columns
+    for missing in columns:
+        header = ",".join(name for name in columns if name != missing)
+        comment = "# op: all_reduce ranks=8 nodes=1\n"
+        data = f"{comment}{header}\n{','.join('1' for _ in columns[1:])}\n".encode()
+        with pytest.raises(InputError, match=f"no column {missing};"):
+            read_table(data, importer)
+
+
+def test_every_importer_is_described() -> None:
+    found = dict(descriptions())
+    assert set(found) == set(IMPORTERS)
+    for name, one in IMPORTERS.items():
+        assert one.about
+        assert all(column in found[name] for column in one.columns)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"m;n;k;us\n64;64;32;5\n",
+        b"m\tn\tk\tus\n64\t64\t32\t5\n",
+        b"\xef\xbb\xbfm,n,k,us\r\n64,64,32,5\r\n",
+        b"m, n, k, us\r64, 64, 32, 5\r",
+        b'"m","n","k","us"\n"64","64","32","5"\n',
+        b'm,n,k,us,remark\n64,64,32,5,"two\nlines, one cell"\n',
+        b"\n# mine\n\nm,n,k,us\n\n64,64,32,5\n# end\n",
+    ],
+    ids=["semicolon", "tab", "mark", "cr", "quotes", "line break", "blank"],
+)
+def test_dialects_of_csv(data: bytes) -> None:
+    (row,) = read_table(data, "gemm-csv").rows
+    assert (row.m, row.n, row.k, row.median_us) == (64, 64, 32, 5.0)
+
+
+DEVICES = {"nthreads": 10**9, "ngpus": 1, "devices": [{"hostname": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("importer", "data", "reason"),
+    [
+        ("gemm-csv", b"m,n,k,us\n1,2,3,4\n# x\n\n1,2,x,4\n", "line 5: k = 'x' is not a number"),
+        ("gemm-csv", b"m,n,k,us,us\n1,2,3,4,5\n", "'us' stands twice"),
+        ("gemm-csv", b"m,n,k,us\n1,2,3,4\x00\n", "NUL bytes"),
+        ("gemm-csv", "m,n,k,us\n1,2,3,4\n".encode("utf-16"), "not UTF-8"),
+        ("gemm-csv", b"PK\x03\x04\x14\xff\xfe", "save the table as CSV in UTF-8"),
+        ("gemm-csv", b"m,n,k,us\n1,2,3,'4'\n", "line 2: us = .* is not a number"),
+        ("gemm-csv", b'm,n,k,us\n1,2,3,"4\n', "line 2 is not CSV"),
+        ("gemm-csv", b'm,n,k,us\n1,2,3,"4"5\n', "line 2 is not CSV"),
+        ("gemm-csv", b'm,n,k,us\n1,2,3,"4' + b"9\n" * 200_000, "is not CSV: field larger"),
+        ("gemm-csv", b"m,n,k,us\n1e400,2,3,4\n", "line 2: m must be finite"),
+        ("gemm-csv", b"m,n,k,us\n1e16,2,3,4\n", "line 2: m must be a whole number"),
+        ("gemm-csv", b"m,n,k,us\n1,2,3," + b"x" * 60_000, "xxx…' is not a number"),
+        ("gemm-csv", b"m,n,k,us\n1,2,3," + b"9" * (1 << 17), "line 2 has more than 65,536 char"),
+        ("gemm-csv", b"," * (1 << 20), "line 1 has more than 65,536 char"),
+        ("gemm-csv", b",".join(b"c%d" % i for i in range(9000)), "'c11', …"),
+        ("gemm-csv", b"m,n,k,us\n" + b"\n" * 1_000_001, "more than 1,000,000 lines"),
+        ("gemm-csv", gzip.compress(bytes(65 << 20), 1), "more than 64 MiB"),
+        ("attention-csv", b"src,batch_size,isl,num_heads,head_dim,us\nvllm,1,1,1,1,1\n",
+            "no rows to import .1 rows of other kernels"),
+        ("nccl-tests", text().replace("   1048576 ", "9" * 30).encode(), "size must be from 0"),
+        ("nccl-tests-json", b"[" * 200_000, "nested too deeply"),
+        ("nccl-tests-json", json.dumps({**document(), "config": DEVICES}).encode(), "1000000000"),
+        ("nccl-tests-csv", b"# op: all_reduce ranks=8 nodes=0\n", "'0' nodes"),
+        ("nccl-tests-csv", b"# op: all_reduce ranks=99999999999 nodes=1\n", "'99999999999' ranks"),
+        ("nccl-tests-csv", b"#" + b" op: a" * 10_000, "does not say which collective"),
+    ],
+)  # fmt: skip
+def test_hostile_tables_are_refused(importer: str, data: bytes, reason: str) -> None:
+    with pytest.raises(InputError, match=reason) as refusal:
+        read_table(data, importer)
+    assert len(str(refusal.value)) < 500
+
+
+def test_all_earlier_sources_stay_in_the_provenance() -> None:
+    section = GemmSection(rows=(), provenance=Provenance(kind="measured", source="me", note="Hm."))
+    profile = Profile(name="p", created="2026-01-01", machine=H100, gemm=section)
+    for data in (b"m,n,k,us\n64,64,64,5\n", b"m,n,k,us\n64,64,32,4\n"):
+        imported = read_table(data, "gemm-csv")
+        profile = import_into(profile, imported, source=f"g{data[-2]:c}.csv", data=data)
+        assert import_into(profile, imported, source=f"g{data[-2]:c}.csv", data=data) == profile
+    assert profile.gemm is not None
+    provenance = profile.gemm.provenance
+    assert provenance.source.startswith("g4.csv (sha256:")
+    assert provenance.note.startswith("Before: imported, g5.csv (sha256:")
+    assert provenance.note.endswith("Before: measured, me. Hm.")

@@ -1,0 +1,180 @@
+"""Rates of imported rows, compared with what the machine can reach: finds times in wrong units."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from simulator.errors import InputError
+from simulator.lookup.collectives import CollectiveRow
+from simulator.lookup.pointwise import PointwiseRow
+from simulator.profile import Machine
+from simulator.specs import DTYPE_BYTES
+
+UNITS: Final[dict[str, float]] = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+"""Units of time, in microseconds, shortest first."""
+UNIT_NAMES: Final = {
+    "ns": "nanoseconds",
+    "us": "microseconds",
+    "ms": "milliseconds",
+    "s": "seconds",
+}
+COMPUTE_MARGIN: Final = 1.1
+"""How far compute may exceed the peak: clocks rise above those of the data sheet."""
+MEASURED_MARGIN: Final = 3.0
+"""The same for compute and memory where the peaks are those of ops that were timed there: others
+may be faster."""
+CACHE_MB: Final = 64.0
+"""L2 of a machine that states none."""
+STREAMED: Final = 4
+"""Caches' worth of traffic above which memory sets the pace."""
+MEMORY_MARGIN: Final = 1.5
+"""How far such traffic may exceed the memory's bandwidth: a fourth may stay in the cache."""
+CACHE_MARGIN: Final = 10.0
+"""The same for less traffic. GPUs' caches are some 3 times as fast as memory, CPUs' up to 10."""
+LINK_MARGIN: Final = 2.0
+"""How far bus bandwidth may exceed the memory's bandwidth: each rank reads or writes the tensor in
+its own memory, and bus bandwidth counts a byte of an all-reduce up to twice."""
+LINK_SHARE: Final = 50
+"""By how much links inside a node may be slower than memory before rows count as slow."""
+OVERHEAD_US: Final = 20.0
+"""Time that any op may take besides its work: launch and latency."""
+SLOW: Final = 100.0
+"""How many times as long as OVERHEAD_US and the work at full rate the median row may take."""
+
+
+class Bound(NamedTuple):
+    """What limits an op. ``work`` over µs is its rate in ``unit``, at most ``most``.
+
+    ``usual_us``: overhead and work at the machine's rate; None where nothing tells it.
+    """
+
+    op: str
+    work: float
+    unit: str
+    most: float
+    limit: str
+    usual_us: float | None
+
+
+def check_rates(
+    rows: Sequence[tuple[str, Any]], machine: Machine, unit: str | None, *, takes_unit: bool
+) -> tuple[str, ...]:
+    """Raise InputError for a row that is faster than the machine can be; name the likely unit.
+
+    ``rows`` stand behind their places. ``unit`` is what the user gave, None for microseconds that
+    were assumed. Where the median row is hundreds of times slower than the machine, raise
+    InputError if the unit was assumed, else return a warning.
+    """
+    timed = [(bound_of(row, machine), row.median_us) for _, row in rows]
+    fast = [i for i, (bound, us) in enumerate(timed) if bound.work > bound.most * us]
+    if fast:
+        (bound, us), place = timed[fast[0]], rows[fast[0]][0]
+        raise InputError(
+            f"{place}: {bound.op} in {us:.4g} us would be {bound.work / us:,.0f} {bound.unit}, "
+            f"above {bound.limit}; {len(fast):,} of {len(rows):,} rows are too fast. "
+            + _remedy(timed, unit, takes_unit=takes_unit)
+        )
+    slowness = [(us / (SLOW * bound.usual_us), i) for i, (bound, us) in enumerate(timed)
+                if bound.usual_us is not None]  # fmt: skip
+    if not slowness or (middle := statistics.median_high(slowness))[0] <= 1:
+        return ()
+    times, place = SLOW * middle[0], rows[middle[1]][0]
+    bound, us = timed[middle[1]]
+    found = (
+        f"The median row, {place}, is {times:,.0f} times as slow as {machine.gpu} would be: "
+        f"{bound.op} in {us:,.0f} us."
+    )
+    if not takes_unit or unit is not None:
+        return (f"{found} Is the table of another machine, or its unit wrong?",)
+    raise InputError(
+        f"{found} {_remedy(timed, unit, takes_unit=True)} "
+        "If the column is in microseconds, confirm it with --unit us."
+    )
+
+
+def _remedy(timed: list[tuple[Bound, float]], unit: str | None, *, takes_unit: bool) -> str:
+    """Return what to do: the unit that makes all rows possible and their median usual, if any."""
+    given = UNITS[unit or "us"]
+    for name, factor in UNITS.items():
+        if factor != given and _is_plausible(timed, factor / given):
+            column = f"The column looks like {UNIT_NAMES[name]}"
+            if takes_unit:
+                return f"{column}: give --unit {name}."
+            return f"{column}: write it in the unit that the format has."
+    return "Correct these rows or remove them; is the table of another machine, group or dtype?"
+
+
+def _is_plausible(timed: list[tuple[Bound, float]], factor: float) -> bool:
+    if any(bound.work > bound.most * us * factor for bound, us in timed):
+        return False
+    usual = [factor * us / bound.usual_us for bound, us in timed if bound.usual_us is not None]
+    return not usual or statistics.median(usual) <= SLOW
+
+
+def bound_of(row: Any, machine: Machine) -> Bound:
+    """Return what limits the op of an imported row on ``machine``."""
+    if isinstance(row, CollectiveRow):
+        return _collective(row, machine)
+    return _pointwise(row, machine) if isinstance(row, PointwiseRow) else _compute(row, machine)
+
+
+def _compute(row: Any, machine: Machine) -> Bound:
+    op = row.signature
+    peak = machine.peak_tflops.get(op.dtype) or max(machine.peak_tflops.values(), default=1e12)
+    if op.kind == "gemm":
+        name = f"a GEMM of {op.m}×{op.n}×{op.k} (m×n×k)"
+        moved = (op.m * op.k + op.k * op.n + op.m * op.n) * DTYPE_BYTES[op.dtype]
+    else:
+        name = f"attention of {op.batch}×{op.heads}×{op.seq}×{op.head_dim} (batch×heads×seq×dim)"
+        moved = 0
+    return Bound(
+        op=name,
+        work=op.flops / 1e6,
+        unit="TFLOP/s",
+        most=_margin(machine, COMPUTE_MARGIN) * peak,
+        limit=f"the peak of {machine.gpu} for {op.dtype}, {peak:,g} TFLOP/s",
+        usual_us=OVERHEAD_US + op.flops / peak / 1e6 + moved / machine.memory_bandwidth_gb_s / 1e3,
+    )
+
+
+def _pointwise(row: PointwiseRow, machine: Machine) -> Bound:
+    size, memory = row.bytes_read + row.bytes_written, machine.memory_bandwidth_gb_s
+    streams = size > STREAMED * 1e6 * (machine.l2_mb or CACHE_MB)
+    what = "the memory bandwidth" if streams else f"{CACHE_MARGIN:g} times the memory bandwidth"
+    return Bound(
+        op=f"{row.name} of {size:,} bytes",
+        work=size / 1e3,
+        unit="GB/s",
+        most=memory * (_margin(machine, MEMORY_MARGIN) if streams else CACHE_MARGIN),
+        limit=f"{what} of {machine.gpu}, {memory:,g} GB/s",
+        usual_us=OVERHEAD_US + size / memory / 1e3,
+    )
+
+
+def _margin(machine: Machine, of_data_sheet: float) -> float:
+    """Return how far rows may exceed the machine's peaks, which are measured if it has no L2."""
+    return of_data_sheet if machine.l2_mb else MEASURED_MARGIN
+
+
+def _collective(row: CollectiveRow, machine: Machine) -> Bound:
+    memory = machine.memory_bandwidth_gb_s
+    work = row.bytes / 1e3 * busbw_factor(row.op, row.nodes * row.per_node)
+    # Links between nodes may be of any speed, so nothing tells what is slow for them.
+    inside = OVERHEAD_US + LINK_SHARE * work / memory if row.nodes == 1 else None
+    return Bound(
+        op=f"{row.op} of {row.bytes:,} bytes on {row.nodes}x{row.per_node} ranks",
+        work=work,
+        unit="GB/s of bus bandwidth",
+        most=LINK_MARGIN * memory,
+        limit=f"{LINK_MARGIN:g} times the memory bandwidth of {machine.gpu}, {memory:,g} GB/s",
+        usual_us=inside,
+    )
+
+
+def busbw_factor(op: str, ranks: int) -> float:
+    """Return bus bandwidth over algorithm bandwidth (nccl-tests' PERFORMANCE.md)."""
+    if op == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if op in ("all_gather", "reduce_scatter") else 1.0
