@@ -35,7 +35,7 @@ from api.problems import ProblemError
 from api.routes import ALL
 from api.settings import Settings, from_environment
 from api.wire import Declared
-from domino_tune import VERSION
+from domino_tune.base.version import VERSION
 from simulator.errors import DominoTuneError
 
 

@@ -9,32 +9,14 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from domino_tune.base.origin import REMEDY, hidden_packages
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
     from types import FrameType
 
-OUR_PACKAGES = ("simulator", "profiles", "api")
 INTERRUPTED = 130  # equals domino_tune.base.errors, which may not be imported yet
 STRICT = ("strict", "surrogateescape")
-
-
-def foreign_packages(home: Path) -> dict[str, str]:
-    """Return name -> place of each of our packages that Python finds outside ``home``.
-
-    Their names are common, and ``python -m`` looks in the current folder first: another
-    ``simulator.py`` there must not run in place of ours.
-    """
-    from importlib.util import find_spec
-    from pathlib import Path
-
-    foreign = {}
-    for name in OUR_PACKAGES:
-        spec = find_spec(name)
-        places = list(spec.submodule_search_locations or [spec.origin or ""]) if spec else []
-        if [Path(place).resolve() for place in places] != [home / name]:
-            foreign[name] = ", ".join(places) or "nowhere"
-    return foreign
 
 
 def ready_streams() -> None:
@@ -90,19 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str] | None) -> int:
     """Check where our packages come from, then run the command line."""
-    from pathlib import Path
-
-    home = Path(__file__).resolve().parent.parent
-    foreign = foreign_packages(home)
-    if foreign:
-        for name, place in foreign.items():
-            print(f"error: package {name!r} comes from {place}, not from {home}.", file=sys.stderr)
-        print(
-            "A file there has the name of a part of domino_tune. Run the `domino-tune` command or "
-            "`python -P -m domino_tune`, start from another folder, or remove that place from "
-            "PYTHONPATH.",
-            file=sys.stderr,
-        )
+    hidden = hidden_packages()
+    if hidden:
+        for sentence in hidden:
+            print(f"error: {sentence}", file=sys.stderr)
+        print(f"{REMEDY}, or run the `domino-tune` command.", file=sys.stderr)
         return 2
     from domino_tune.cli.commands import main as run_cli
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -78,7 +83,7 @@ def test_wheel_holds_every_package_and_data_file(installation: Installation) -> 
     wanted = {
         path.relative_to(REPOSITORY).as_posix()
         for package in PACKAGES
-        for suffix in (".py", ".json", ".html", ".css", ".js")
+        for suffix in (".py", ".typed", ".json", ".html", ".css", ".js")
         for path in (REPOSITORY / package).rglob(f"*{suffix}")
     }
     assert wanted <= held
@@ -122,3 +127,90 @@ def test_module_runs_beside_a_mere_folder(installation: Installation, tmp_path: 
         done = installation.run_module(*arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert done.stdout
+
+
+def test_python_refuses_a_module_with_our_name(installation: Installation, trap: Path) -> None:
+    done = installation.run(sys.executable, "-c", "from domino_tune import simulate", cwd=trap)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: package 'simulator' comes from ")
+    assert str(trap / "simulator.py") in last
+    assert str(installation.target) in last
+    assert "Rename it" in last
+
+
+def test_python_refuses_a_module_that_is_imported_already(
+    installation: Installation, tmp_path: Path
+) -> None:
+    code = (
+        "import sys, types; sys.modules['simulator'] = types.ModuleType('simulator');"
+        "from domino_tune import load_profile"
+    )
+    done = installation.run(sys.executable, "-c", code, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "package 'simulator' comes from the running program" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["profiles", "simulator"])
+def test_script_and_python_refuse_a_package_that_is_installed_before_ours(
+    installation: Installation, tmp_path: Path, name: str
+) -> None:
+    other = tmp_path / "site-packages" / name
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("raise SystemExit('the wrong package ran')\n")
+    before = f"{other.parent}{os.pathsep}{installation.target}"
+    script = str(installation.target / "bin" / "domino-tune")
+    for command, code in (
+        ([script, "models"], 2),
+        ([sys.executable, "-c", "from domino_tune import tune"], 1),
+    ):
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
+            env={**os.environ, "PYTHONPATH": before},
+        )  # fmt: skip
+        assert done.returncode == code
+        assert f"package {name!r} comes from {other}, not from {installation.target}." in (
+            done.stderr
+        )
+
+
+def test_python_runs_beside_another_api(installation: Installation, tmp_path: Path) -> None:
+    """Only the command line has use for our ``api``; a program of the user's may have its own."""
+    (tmp_path / "api.py").write_text("raise SystemExit('the wrong api ran')\n")
+    code = "from domino_tune import load_profile; print(load_profile('h100-dgx').name)"
+    done = installation.run(sys.executable, "-c", code, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "h100-dgx\n"), done.stderr
+
+
+def test_every_import_of_the_wheel_is_declared() -> None:
+    """Each package that shipped code imports is a dependency, or belongs to an extra."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = {k: v for k, v in project["optional-dependencies"].items() if k != "dev"}
+    wanted = [*project["dependencies"], *(one for listed in extras.values() for one in listed)]
+    declared = {_normal(re.split(r"[^\w.-]", one)[0]) for one in wanted}
+    installed = packages_distributions()
+    undeclared = {
+        f"{place}: {name}"
+        for place, name in _foreign_imports()
+        if not declared & {_normal(one) for one in [name, *installed.get(name, ())]}
+        and name != "pydantic_core"  # pydantic pins it to the version that fits
+    }
+    assert undeclared == set()
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _foreign_imports() -> Iterator[tuple[str, str]]:
+    """Yield file and package of each import of another project's in the shipped packages."""
+    for path in (path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            for name in {name.partition(".")[0] for name in names}:
+                if name not in (*PACKAGES, *sys.stdlib_module_names):
+                    yield path.relative_to(REPOSITORY).as_posix(), name

@@ -9,10 +9,12 @@ from typing import Final
 from simulator.errors import InputError
 
 EXTRAS: Final = {
+    "anyio": "api",
     "cachetools": "api",
     "dask": "dask",
     "distributed": "dask",
     "fastapi": "api",
+    "h11": "api",
     "httpx": "client",
     "prometheus_client": "api",
     "psutil": "api",

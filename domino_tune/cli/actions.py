@@ -35,7 +35,7 @@ def simulate(request: requests.SimulateRequest, outputs: PictureOutputs) -> None
     _write_trace(outputs.trace, result)
     if outputs.report:
         report.report_simulation(outputs.report, request, result)
-    answer(result, outputs.json, show.simulate)
+    answer(result, outputs.json, show.tables)
 
 
 def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
@@ -45,15 +45,15 @@ def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
         from domino_tune.cli import service_actions, show
 
         result = service_actions.tune_there(request, outputs, outputs.server)
-        answer(result, outputs.json, show.tune)
+        answer(result, outputs.json, show.tables)
     else:
         _tune_here(request, outputs)
 
 
 def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     """Find the best plan on this machine; when interrupted, print how to go on."""
-    from domino_tune.cli import show, show_tune_measured
-    from domino_tune.results.tune_measured import MeasuredTuneResult
+    from domino_tune.base.tables import print_line
+    from domino_tune.cli import show
     from domino_tune.store.plans import save_plan
     from domino_tune.verbs import report
     from domino_tune.verbs.tune import tune as run
@@ -64,15 +64,14 @@ def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
         with show.still_progress() if measures else show.progress() as progress:
             result = run(request, progress)
     except TuningInterrupted as interrupt:
-        show_tune_measured.interrupted(str(interrupt))
+        print_line(str(interrupt), sys.stderr)
         raise
     if outputs.out:
         save_plan(result.best.plan_file, outputs.out)
     _write_trace(outputs.trace, result.best)
     if outputs.report:
         report.report_tuning(outputs.report, request, outputs, result)
-    measured = isinstance(result, MeasuredTuneResult)
-    answer(result, outputs.json, show_tune_measured.tune if measured else show.tune)
+    answer(result, outputs.json, show.tables)
 
 
 def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
@@ -86,12 +85,12 @@ def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
         result = run(request, progress)
     if outputs.report:
         report.report_whatif(outputs.report, request, result)
-    answer(result, outputs.json, show.whatif)
+    answer(result, outputs.json, show.tables)
 
 
 def validate(request: requests.ValidateRequest, outputs: ValidateOutputs) -> None:
     """Run plans on real ranks. Raise what ``check_result`` raises after all is printed and sent."""
-    from domino_tune.cli import show, show_validate
+    from domino_tune.cli import show
     from domino_tune.store.formats.chrome_trace import write_trace
     from domino_tune.verbs.validate import check_result
     from domino_tune.verbs.validate import validate as run
@@ -105,7 +104,7 @@ def validate(request: requests.ValidateRequest, outputs: ValidateOutputs) -> Non
         result = run(request, progress)
     if outputs.trace:
         write_trace(outputs.trace, result.timelines)
-    answer(result, outputs.json, show_validate.validation)
+    answer(result, outputs.json, show.tables)
     try:
         if outputs.report_to:
             from domino_tune.cli import sending
@@ -117,7 +116,7 @@ def validate(request: requests.ValidateRequest, outputs: ValidateOutputs) -> Non
 
 def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
     """Measure this machine; when interrupted, print how to go on."""
-    from domino_tune.cli import show_profile
+    from domino_tune.cli import show, show_profile
     from domino_tune.verbs import profile
     from domino_tune.verbs.profile import profile as run
 
@@ -128,7 +127,7 @@ def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
         path = profile.profile_path(request.name)
         show_profile.interrupted(path, profile.resume_command(request))
         raise
-    answer(result, outputs.json, show_profile.profile)
+    answer(result, outputs.json, show.tables)
 
 
 def plan_export(request: requests.PlanExportRequest, outputs: FileOutputs) -> None:

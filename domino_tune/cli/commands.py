@@ -13,12 +13,13 @@ from difflib import get_close_matches
 from typing import Annotated, Any, Final, TextIO, get_args, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from domino_tune import VERSION, requests
+from domino_tune import requests
 from domino_tune.base.errors import meaning_of
-from domino_tune.cli import actions, service_actions
-from domino_tune.cli.output import printed
+from domino_tune.base.version import VERSION
+from domino_tune.cli import actions, completion, service_actions
+from domino_tune.cli.output import load, printed
 from domino_tune.requests import outputs
 from domino_tune.requests.options import Option, option_of
 from simulator.errors import InputError
@@ -45,6 +46,8 @@ class Verb:
     request: type[requests.Request]
     outputs: type[outputs.Outputs]
     action: Callable[[Any, Any], None]
+    listing: str = ""
+    """A function of domino_tune that returns names and texts for the end of the help."""
 
 
 VERBS: Final = (
@@ -65,7 +68,8 @@ VERBS: Final = (
     Verb("profiles check", requests.ProfilesCheckRequest, outputs.JsonOutputs,
          printed("verbs.profiles:profiles_check", "show_profiles:check")),
     Verb("profiles import", requests.ProfilesImportRequest, outputs.JsonOutputs,
-         printed("verbs.profiles:profiles_import", "show_profiles:imported")),
+         printed("verbs.profiles:profiles_import", "show_profiles:imported"),
+         "measure.importers:descriptions"),
     Verb("profiles diff", requests.ProfilesDiffRequest, outputs.JsonOutputs,
          printed("verbs.profiles:profiles_diff", "show_profiles:diff")),
     Verb("serve", requests.ServeRequest, outputs.Outputs, service_actions.serve),
@@ -84,7 +88,8 @@ class _Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the command; raise UsageError that names the nearest one."""
-        if self.get_command(ctx, args[0]) is None or _means_a_group(args):
+        unknown = self.get_command(ctx, args[0]) is None or _means_a_group(args)
+        if unknown and not ctx.resilient_parsing:  # a shell may ask about half a command
             raise UsageError(_unknown_command(ctx, self, args), ctx=ctx)
         return super().resolve_command(ctx, args)
 
@@ -111,7 +116,7 @@ def _unknown_command(ctx: Any, group: TyperGroup, args: Sequence[str]) -> str:
 def build_app() -> typer.Typer:
     """Return the whole command line as a typer application."""
     help_text = "Find the best plan of Domino-style tensor parallelism, and predict its speedup."
-    app = _group(help_text)
+    app = _group(help_text, add_completion=True)
     app.callback(help=help_text)(_root)
     groups: dict[str, typer.Typer] = {"": app}
     for name, help_text in GROUPS.items():
@@ -120,9 +125,23 @@ def build_app() -> typer.Typer:
     for verb in VERBS:
         help_text = inspect.getdoc(verb.request) or ""
         *group, word = verb.name.split()
-        register = groups["".join(group)].command(word, help=help_text, context_settings=SETTINGS)
+        register = groups["".join(group)].command(
+            word, cls=_command(verb), help=help_text, context_settings=SETTINGS
+        )
         register(_function(verb))
     return app
+
+
+def _command(verb: Verb) -> type[TyperCommand]:
+    """Return the class of a verb's command; its help ends with the verb's listing."""
+
+    class Command(TyperCommand):
+        def format_epilog(self, ctx: Any, formatter: Any) -> None:
+            if verb.listing:
+                with formatter.section("Formats"):
+                    formatter.write_dl(load("domino_tune", verb.listing)())
+
+    return Command
 
 
 def _root(
@@ -142,9 +161,9 @@ def _print_version() -> None:
     raise typer.Exit
 
 
-def _group(help_text: str) -> typer.Typer:
+def _group(help_text: str, *, add_completion: bool = False) -> typer.Typer:
     return typer.Typer(
-        cls=_Group, help=help_text, add_completion=False,
+        cls=_Group, help=help_text, add_completion=add_completion,
         rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=SETTINGS,
     )  # fmt: skip
 
@@ -177,27 +196,33 @@ def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
         found.append(
             inspect.Parameter(
                 item.name, inspect.Parameter.KEYWORD_ONLY, default=default,
-                annotation=Annotated[hint, _typer_info(spec, hint)],
+                annotation=Annotated[hint, _typer_info(item.name, spec, hint)],
             )
         )  # fmt: skip
     return found
 
 
-def _typer_info(spec: Option, hint: Any) -> Any:
+def _typer_info(name: str, spec: Option, hint: Any) -> Any:
+    complete = completion.completer(name, spec)
     metavar = spec.metavar or (f"[{'|'.join(spec.choices)}]" if spec.choices else None)
     if not spec.flag:
-        return typer.Argument(help=spec.help, metavar=metavar, show_default=False)
+        return typer.Argument(
+            help=spec.help, metavar=metavar, show_default=False, autocompletion=complete
+        )
     flag = hint is bool or bool in get_args(hint)
     return typer.Option(
-        spec.flag, help=spec.help, metavar=None if flag else metavar, show_default=False
-    )
+        spec.flag, help=spec.help, metavar=None if flag else metavar, show_default=False,
+        autocompletion=complete,
+    )  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; print a user's error without traceback."""
+    if completion.is_asked():
+        return completion.answer(build_app())
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        result = build_app()(arguments, prog_name="domino_tune", standalone_mode=False)
+        result = build_app()(arguments, prog_name=completion.PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except ClickException as error:
         _complain(error.format_message())

@@ -34,11 +34,12 @@ def printed(verb: str, table: str) -> Callable[[Any, JsonOutputs], None]:
     """
 
     def action(request: Any, outputs: JsonOutputs) -> None:
-        answer(_load("domino_tune", verb)(request), outputs.json, _load("domino_tune.cli", table))
+        answer(load("domino_tune", verb)(request), outputs.json, load("domino_tune.cli", table))
 
     return action
 
 
-def _load(package: str, place: str) -> Any:
+def load(package: str, place: str) -> Any:
+    """Return the function at ``place``, ``module:function``, of a package."""
     module, _, name = place.partition(":")
     return getattr(import_module(f"{package}.{module}"), name)

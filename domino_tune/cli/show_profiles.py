@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from domino_tune.base.tables import Table, print_line, print_table
+from domino_tune.cli.show import warn
 from domino_tune.results import (
     CheckResult,
     DiffResult,
@@ -92,11 +93,13 @@ def _fits_note(result: CheckResult) -> list[str]:
 
 def imported(result: ImportResult) -> None:
     """Print how many rows were written, and where."""
-    note = f" {result.note}" if result.note else ""
+    replaced = f", {result.replaced} in place of earlier ones," if result.replaced else ""
+    note = f" Note: {result.note}." if result.note else ""
     print_line(
-        f"Added {result.rows} {result.section} rows to profile {result.profile.name!r}: "
+        f"Added {result.rows} {result.section} rows{replaced} to profile {result.profile.name!r}: "
         f"{result.path}.{note}"
     )
+    warn(result.warnings)
 
 
 def diff(result: DiffResult) -> None:

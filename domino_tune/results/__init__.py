@@ -1,4 +1,4 @@
-"""Results: what the verbs return, to and from JSON. May import store and below."""
+"""Results: what the verbs return, as JSON, tables and DataFrames. May import store and below."""
 
 from domino_tune.results.json_form import to_json
 from domino_tune.results.plan import ExportResult, ModelsResult, PlanResult

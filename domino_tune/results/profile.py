@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Final
 
+from domino_tune.base.tables import Table
+from domino_tune.results.shown import Shown, frame
+from domino_tune.results.texts import NONE
 from domino_tune.store.plans import ProfileRef
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+MOST_OUTLIERS: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +43,7 @@ class Outlier:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfilingResult:
+class ProfilingResult(Shown):
     """The profile so far.
 
     ``complete``: it holds all that was asked for. ``seconds``: time of this run, 0 where nothing
@@ -50,3 +60,53 @@ class ProfilingResult:
     left: int
     resume: str | None
     notes: tuple[str, ...] = ()
+
+    def tables(self) -> Sequence[Table]:
+        """Return one table: the rows of each section, how many are left, and how to go on."""
+        table = Table(
+            title=f"{self.profile.name} ({self.profile.content_id[:19]}…) in {self.path}",
+            columns=("section", ">rows", ">of this run", ">left"),
+            rows=[
+                (
+                    item.section, "fit" if item.rows is None else str(item.rows), str(item.new),
+                    NONE if item.left is None else str(item.left),
+                )
+                for item in self.sections
+            ],
+            notes=[*_notes(self)],
+        )  # fmt: skip
+        return (table,)
+
+    def alerts(self) -> Sequence[str]:
+        """Return a line for each of the first rows that vary, and how many more there are."""
+        return tuple(_outlier_lines(self))
+
+    def to_frame(self) -> DataFrame:
+        """Return one row a section: its rows, those of this run, and signatures still to come."""
+        columns = [item.name for item in fields(MeasuredSection)]
+        counts = frame((asdict(item) for item in self.sections), columns)
+        return counts.astype({"rows": "Int64", "left": "Int64"})
+
+
+def _notes(result: ProfilingResult) -> Iterator[str]:
+    yield from result.notes
+    if result.complete and result.seconds == 0:
+        yield "Complete: nothing was left to measure; no ranks were started."
+    elif result.complete:
+        yield f"Complete, in {result.seconds:.0f} s."
+    else:
+        yield (
+            f"Not complete: {result.left} measurements are left after {result.seconds:.0f} s. "
+            f"To go on: {result.resume}"
+        )
+
+
+def _outlier_lines(result: ProfilingResult) -> Iterator[str]:
+    for outlier in result.outliers[:MOST_OUTLIERS]:
+        yield (
+            f"{outlier.section} {outlier.op}: {outlier.median_us:,.0f} us ± {outlier.spread:.0%}; "
+            "something disturbed the machine, or its speed is not steady."
+        )
+    more = len(result.outliers) - MOST_OUTLIERS
+    if more > 0:
+        yield f"{more} more rows vary as much; --json lists them."

@@ -58,13 +58,18 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportResult:
-    """The profile that was written, and the section and number of the rows that were imported."""
+    """The profile that was written, and the section and number of the rows that were imported.
+
+    ``replaced``: how many of them took the place of a row of the same signature.
+    """
 
     profile: ProfileRef
     path: str
     section: str
     rows: int
+    replaced: int
     note: str
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from typing import TYPE_CHECKING
 
+from domino_tune.base.tables import Table
 from domino_tune.results.json_form import HIDDEN, LabelledPlan
+from domino_tune.results.shown import Shown, frame
+from domino_tune.results.texts import ms
 from domino_tune.store.plans import PlanFile, Predicted, ProfileRef
 from simulator.case import Case
 from simulator.issue_order import LayerOrder
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.timeline import Timeline
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +45,7 @@ class Interval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulated:
+class Simulated(Shown):
     """A plan beside the baseline (Megatron) and the bound (no communication).
 
     ``speedup`` is baseline_ms / iteration_ms. ``confidence`` is high, medium or low.
@@ -64,6 +71,43 @@ class Simulated:
     cluster: ClusterSpec
     variants: dict[str, Variant]
     time_by_role_ms: dict[str, float]
+
+    def tables(self) -> Sequence[Table]:
+        """Return one table: baseline, chosen plan and bound, one row each; then the confidence."""
+        table = Table(
+            title=workload_line(self.model, self.workload, self.cluster, self.profile.name),
+            columns=(
+                "", "plan", ">iteration", ">speedup", ">compute", ">comm", ">exposed", ">hidden",
+                ">idle", ">memory", ">tokens/s",
+            ),
+            rows=[
+                _variant_row(name, variant, self.baseline_ms)
+                for name, variant in self.variants.items()
+            ],
+            marked=(1,),
+            notes=(_confidence_line(self),),
+            narrow=(
+                "idle", "compute", "tokens/s", "memory", "comm", "hidden", "exposed", "plan",
+            ),
+            below="plan",
+        )  # fmt: skip
+        return (table,)
+
+    def alerts(self) -> Sequence[str]:
+        """Return the warnings of the prediction."""
+        return self.warnings
+
+    def to_frame(self) -> DataFrame:
+        """Return one row each for baseline, chosen and no_comm, by which the frame is indexed."""
+        numbers = [item.name for item in fields(Variant) if item.name != "label"]
+        rows = [
+            {
+                "variant": name, "plan": variant.label, **asdict(variant),
+                "speedup": self.baseline_ms / variant.iteration_ms,
+            }
+            for name, variant in self.variants.items()
+        ]  # fmt: skip
+        return frame(rows, ["variant", "plan", "speedup", *numbers]).set_index("variant")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,3 +146,21 @@ def workload_line(model: ModelSpec, workload: Workload, cluster: ClusterSpec, pr
         f"grad accumulation {workload.grad_accumulation}", workload.dtype,
     ]  # fmt: skip
     return ", ".join([*parts, *(["CUDA graphs"] if cluster.cuda_graph else [])])
+
+
+def _variant_row(name: str, variant: Variant, baseline_ms: float) -> tuple[str, ...]:
+    return (
+        "bound" if name == "no_comm" else name, variant.label, ms(variant.iteration_ms),
+        f"{baseline_ms / variant.iteration_ms:.3f}x", ms(variant.compute_ms), ms(variant.comm_ms),
+        ms(variant.exposed_comm_ms), f"{variant.hidden_comm_fraction:.0%}", ms(variant.idle_ms),
+        f"{variant.peak_memory_gib:.1f} GiB", f"{variant.tokens_per_second:,.0f}",
+    )  # fmt: skip
+
+
+def _confidence_line(result: Simulated) -> str:
+    interval = result.interval_ms
+    shares = ", ".join(f"{share:.0%} {kind}" for kind, share in result.confidence_shares.items())
+    return (
+        f"Confidence {result.confidence}: {interval.low:,.0f}–{interval.high:,.0f} ms; "
+        f"time by source of lookup: {shares}."
+    )

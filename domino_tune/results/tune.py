@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
+from domino_tune.base.tables import Table
 from domino_tune.results.json_form import LabelledPlan, to_json
+from domino_tune.results.shown import Shown, frame
 from domino_tune.results.simulate import Simulated, SimulateResult
+from domino_tune.results.texts import ms
+from simulator.plan import SlicePlan
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +71,11 @@ class ContentionSensitivity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
+class Tuned(Shown):
     """The best plan, simulated in full, and how it was found.
 
-    ``optimality`` is proven or best_found. ``infeasible`` counts the plans that cannot run by
+    ``optimality`` is ``proven`` where ``best`` is the fastest plan of the space under this profile
+    (within the tie rule), else ``best_found``. ``infeasible`` counts the plans that cannot run by
     reason.
     """
 
@@ -83,6 +92,32 @@ class Tuned:
     grid: tuple[GridCell, ...]
     contention: ContentionSensitivity | None
     seconds: float
+
+    def tables(self) -> Sequence[Table]:
+        """Return the best plan, the grid of cuts, and the closest rivals."""
+        return (*self.best.tables(), _grid(self), _rivals(self))
+
+    def alerts(self) -> Sequence[str]:
+        """Return the warnings of the best plan's prediction."""
+        return self.best.alerts()
+
+    def to_frame(self) -> DataFrame:
+        """Return one row a trial, fastest first; ``chosen`` marks the best plan."""
+        columns = [
+            "chosen", "plan", *(item.name for item in fields(SlicePlan)), "micro_batch_size",
+            "iteration_ms", "speedup", "peak_memory_gib",
+        ]  # fmt: skip
+        ranked = sorted(self.trials, key=lambda trial: trial.iteration_ms)
+        rows = [
+            {
+                "chosen": _is_best(trial, self), **asdict(trial.plan), "plan": trial.plan.label,
+                "micro_batch_size": trial.micro_batch_size, "iteration_ms": trial.iteration_ms,
+                "speedup": self.best.baseline_ms / trial.iteration_ms,
+                "peak_memory_gib": trial.peak_memory_gib,
+            }
+            for trial in ranked
+        ]  # fmt: skip
+        return frame(rows, columns)
 
     def to_json(self) -> Any:
         """Return the best plan first and the trials, which are long, last."""
@@ -117,3 +152,90 @@ class TuneResult(Tuned):
     """The same where it was computed."""
 
     best: SimulateResult
+
+
+def _rivals(result: Tuned) -> Table:
+    fastest = min(trial.iteration_ms for trial in result.trials)
+    ranked = sorted(_shortlist(result), key=lambda trial: trial.iteration_ms)
+    return Table(
+        title="The chosen plan, and the fastest of each number of row slices",
+        columns=(">row slices", "plan", ">micro-batch", ">iteration", ">above fastest", ">memory"),
+        rows=[
+            (
+                str(trial.plan.row_slices), trial.plan.label, str(trial.micro_batch_size),
+                ms(trial.iteration_ms), f"{trial.iteration_ms / fastest - 1:+.1%}",
+                f"{trial.peak_memory_gib:.1f} GiB",
+            )
+            for trial in ranked
+        ],
+        marked=[i for i, trial in enumerate(ranked) if _is_best(trial, result)],
+        notes=[_search_line(result), *_contention_lines(result.contention)],
+        narrow=("micro-batch", "memory", "plan"),
+        below="plan",
+    )  # fmt: skip
+
+
+def _grid(result: Tuned) -> Table:
+    """Return the fastest plan of each cut, rows by columns."""
+    columns = sorted({cell.col_slices for cell in result.grid})
+    rows = sorted({cell.row_slices for cell in result.grid})
+    cells = {(cell.row_slices, cell.col_slices): cell for cell in result.grid}
+    return Table(
+        title="Iteration time by cut: row slices down, column slices of both blocks across",
+        columns=(">rows", *(f">{column} column{'s' * (column > 1)}" for column in columns)),
+        rows=[(str(row), *(_cell_text(cells[row, column]) for column in columns)) for row in rows],
+        marked=[i for i, row in enumerate(rows) if row == result.best.plan.row_slices],
+    )
+
+
+def _cell_text(cell: GridCell) -> str:
+    return cell.reason if cell.iteration_ms is None else ms(cell.iteration_ms)
+
+
+def _shortlist(result: Tuned) -> list[TrialResult]:
+    chosen = [trial for trial in result.trials if _is_best(trial, result)]
+    fastest: dict[int, TrialResult] = {}
+    for trial in sorted(result.trials, key=lambda trial: trial.iteration_ms):
+        fastest.setdefault(trial.plan.row_slices, trial)
+    return [*chosen, *(trial for trial in fastest.values() if trial not in chosen)]
+
+
+def _is_best(trial: TrialResult, result: Tuned) -> bool:
+    same_batch = trial.micro_batch_size == result.best.workload.micro_batch_size
+    return same_batch and trial.plan == result.best.plan
+
+
+def found_words(result: Tuned) -> str:
+    """Return among how many plans the best is the fastest, and by what."""
+    if result.optimality != "proven":
+        return f"best of {result.evaluations:,} plans tried, others may be faster"
+    return f"fastest of {result.evaluations + result.pruned:,} plans under this profile"
+
+
+def _search_line(result: Tuned) -> str:
+    infeasible = ", ".join(f"{count:,} {reason}" for reason, count in result.infeasible.items())
+    return (
+        f"{result.search}: {found_words(result)}; {result.space_size:,} combinations, "
+        f"{result.evaluations:,} simulated, {result.pruned:,} ruled out by a bound, "
+        f"not runnable: {infeasible or 'none'}; {result.seconds:.1f} s. Among plans within 1 % of "
+        "the fastest, less memory and fewer slices win."
+    )
+
+
+def _contention_lines(found: ContentionSensitivity | None) -> list[str]:
+    """Return at which contention the best plan changes, in words."""
+    if found is None:
+        return []
+    if len(found.crossovers) == 1:
+        ends = f"{_contention(found.points[0].factor)} to {_contention(found.points[-1].factor)}"
+        return [f"The same plan wins from {ends}."]
+    first, *later = found.crossovers
+    parts = [f"With {_contention(first.factor)}, the winner is {first.winner.label}"]
+    parts += [
+        f"from {_contention(crossover.factor)} on, {crossover.winner.label}" for crossover in later
+    ]
+    return ["; ".join(parts) + "."]
+
+
+def _contention(factor: float) -> str:
+    return f"{factor:.3g} times the profile's slowdowns" if factor else "no contention"

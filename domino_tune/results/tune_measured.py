@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Final
 
+from domino_tune.base.tables import Table
 from domino_tune.results import Interval, TuneResult, to_json
+from domino_tune.results.shown import frame
+from domino_tune.results.simulate import workload_line
+from domino_tune.results.texts import ms
 from simulator.plan import SlicePlan
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+STOPPED: Final = {
+    "trials": "--trials is reached",
+    "small gain": "every other plan has a small expected gain",
+    "all measured": "every plan was measured",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +70,38 @@ class MeasuredTuneResult(TuneResult):
     machine_differences: tuple[str, ...]
     warnings: tuple[str, ...]
 
+    def tables(self) -> Sequence[Table]:
+        """Return every plan that was run, fastest first; then the prediction of the best."""
+        best = self.best
+        table = Table(
+            title="Measured: "
+            + workload_line(best.model, best.workload, best.cluster, self.backend),
+            columns=(
+                "plan", ">measured", ">± 95 %", ">speedup", ">± 95 %", ">predicted",
+                ">predicted speedup", ">memory", "",
+            ),
+            rows=[_row(one, one is self.chosen) for one in self._ranked()],
+            marked=[i for i, one in enumerate(self._ranked()) if one is self.chosen],
+            notes=list(_notes(self)),
+        )  # fmt: skip
+        return (table, *best.tables())
+
+    def alerts(self) -> Sequence[str]:
+        """Return the warnings of the runs, then those of the best plan's prediction."""
+        return (*self.warnings, *self.best.alerts())
+
+    def to_frame(self) -> DataFrame:
+        """Return one row a plan that was run, fastest first; ``chosen`` marks the best plan."""
+        columns = [
+            "chosen", "plan", *(item.name for item in fields(SlicePlan)), "measured_ms",
+            "measured_low_ms", "measured_high_ms", "speedup", "speedup_low", "speedup_high",
+            "predicted_ms", "predicted_speedup", "peak_memory_gib", "failed",
+        ]  # fmt: skip
+        return frame((_frame_row(one, one is self.chosen) for one in self._ranked()), columns)
+
+    def _ranked(self) -> list[MeasuredPlan]:
+        return sorted(self.measured, key=lambda one: (one.speedup is None, -(one.speedup or 0)))
+
     def to_json(self) -> Any:
         """Return what was measured, then the fields of `tune`.
 
@@ -81,3 +127,47 @@ class MeasuredTuneResult(TuneResult):
             **rest,
             **answer,
         }
+
+
+def _frame_row(one: MeasuredPlan, chosen: bool) -> dict[str, Any]:
+    row = {**asdict(one.plan), **{item.name: getattr(one, item.name) for item in fields(one)}}
+    for name, interval in (
+        ("measured_{}_ms", one.measured_interval_ms), ("speedup_{}", one.speedup_interval)
+    ):  # fmt: skip
+        if interval is not None:
+            row |= {name.format("low"): interval.low, name.format("high"): interval.high}
+    return {**row, "plan": one.plan.label, "chosen": chosen}
+
+
+def _row(one: MeasuredPlan, chosen: bool) -> tuple[str, ...]:
+    remark = one.failed or ("chosen" if chosen else "")
+    predicted = (ms(one.predicted_ms), f"{one.predicted_speedup:.3f}x")
+    if one.measured_ms is None or one.measured_interval_ms is None:
+        return (one.plan.label, "", "", "", "", *predicted, "", remark)
+    time, speedup = one.measured_interval_ms, one.speedup_interval
+    memory = "" if one.peak_memory_gib is None else f"{one.peak_memory_gib:.2f} GiB"
+    return (
+        one.plan.label, ms(one.measured_ms), f"{(time.high - time.low) / 2:,.1f}",
+        f"{one.speedup:.3f}x",
+        "" if speedup is None else f"{(speedup.high - speedup.low) / 2:.3f}",
+        *predicted, memory, remark,
+    )  # fmt: skip
+
+
+def _notes(result: MeasuredTuneResult) -> Iterator[str]:
+    again = sum(one.compared for one in result.measured)
+    yield (
+        f"{result.search}: {result.evaluations} plans of {result.space_size:,} combinations, "
+        f"{result.new_runs} of them run now; stopped because {STOPPED[result.stopped]}; "
+        f"{result.seconds:.0f} s."
+    )
+    if result.comparisons:
+        launches = "1 launch" if result.comparisons == 1 else f"{result.comparisons} launches"
+        yield (
+            f"{again} of these plans were close and were run once more, side by side: {launches} "
+            "that --trials does not count."
+        )
+    yield (
+        "Each speedup compares a step with the baseline's step before it: machine drift cancels."
+    )
+    yield f"Evidence: {result.evidence}"

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
+from domino_tune.base.tables import Table
 from domino_tune.results import Interval
 from domino_tune.results.json_form import HIDDEN
+from domino_tune.results.shown import Shown, frame
+from domino_tune.results.simulate import workload_line
+from domino_tune.results.texts import NONE, factor, memory, ms, percent
 from domino_tune.store.plans import ProfileRef
 from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.timeline import Timeline
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +78,14 @@ class ValidatedPlan:
     captured: bool = False
     why_not_captured: str = ""
 
+    def to_frame(self) -> DataFrame:
+        """Return one row a role of ops, predicted beside measured; none where no step ran."""
+        columns = [item.name for item in fields(RoleTimes)]
+        return frame((asdict(row) for row in self.roles), columns)
+
 
 @dataclass(frozen=True, kw_only=True)
-class ValidateResult:
+class ValidateResult(Shown):
     """Plans on real ranks beside their predictions.
 
     The first plan is the baseline, the second the bound without communication. ``profile``: the
@@ -96,3 +110,142 @@ class ValidateResult:
     workload: Workload
     cluster: ClusterSpec
     timelines: dict[str, Timeline] = field(metadata=HIDDEN, repr=False)
+
+    def tables(self) -> Sequence[Table]:
+        """Return times, then communication and memory, then the ops of each given plan."""
+        ops = (_roles(plan) for plan in self.plans[2:] if plan.roles)
+        return (_times(self), _communication(self), *ops)
+
+    def alerts(self) -> Sequence[str]:
+        """Return the warnings of the runs."""
+        return self.warnings
+
+    def to_frame(self) -> DataFrame:
+        """Return one row a plan: each quantity predicted, then measured.
+
+        A plan of ``plans`` has a frame of its ops.
+        """
+        names = [item.name for item in fields(Iteration)]
+        sides = [f"{side}_{name}" for name in names for side in ("predicted", "measured")]
+        columns = [
+            "name", "plan", *sides, "error", "error_at_present_speed", "measured_low_ms",
+            "measured_high_ms", "rounds", "failed",
+        ]  # fmt: skip
+        return frame((_frame_row(plan) for plan in self.plans), columns)
+
+
+def _frame_row(one: ValidatedPlan) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        f"{side}_{name}": value
+        for side, numbers in (("predicted", one.predicted), ("measured", one.measured))
+        if numbers is not None
+        for name, value in asdict(numbers).items()
+    }
+    if one.interval_ms is not None:
+        row |= {"measured_low_ms": one.interval_ms.low, "measured_high_ms": one.interval_ms.high}
+    return {
+        **row, "name": one.name, "plan": one.plan.label, "error": one.error,
+        "error_at_present_speed": one.error_at_present_speed, "rounds": len(one.makespans_ms),
+        "failed": one.failed,
+    }  # fmt: skip
+
+
+def _times(result: ValidateResult) -> Table:
+    return Table(
+        title=workload_line(result.model, result.workload, result.cluster, result.profile.name),
+        columns=(
+            "", "plan", ">predicted", ">measured", ">95 % interval", ">error",
+            ">at present speed", ">speedup predicted", ">measured speedup", ">rounds",
+        ),
+        rows=[_time_row(plan) for plan in result.plans],
+        marked=range(2, len(result.plans)),
+        notes=[*_interrupted(result), _conditions(result), _speed_line(result)],
+        narrow=(
+            "rounds", "at present speed", "95 % interval", "speedup predicted",
+            "measured speedup", "plan",
+        ),
+        below="plan",
+    )  # fmt: skip
+
+
+def _time_row(one: ValidatedPlan) -> tuple[str, ...]:
+    predicted, measured, interval = one.predicted, one.measured, one.interval_ms
+    return (
+        one.name, one.plan.label, ms(predicted.iteration_ms),
+        ms(measured.iteration_ms) if measured else one.failed or NONE,
+        f"{interval.low:,.1f}–{interval.high:,.1f} ms" if interval else NONE,
+        percent(one.error), percent(one.error_at_present_speed),
+        factor(predicted.speedup), factor(measured.speedup if measured else None),
+        str(len(one.makespans_ms)),
+    )  # fmt: skip
+
+
+def _interrupted(result: ValidateResult) -> list[str]:
+    return ["Interrupted: only the rounds until then are shown."] if result.interrupted else []
+
+
+def _conditions(result: ValidateResult) -> str:
+    link = result.emulate_link_bits_per_s
+    over = f"{result.backend} over an emulated link of {link / 1e6:,.0f} Mbit/s" if link else (
+        result.backend
+    )  # fmt: skip
+    if result.emulated_collectives:
+        over = "emulated collectives, whose times come from the profile and were not measured"
+    return (
+        f"Measured over {over}: median over rounds of the slowest rank. Predicted with "
+        f"{result.profile.name}, {result.profile.content_id}."
+    )
+
+
+def _speed_line(result: ValidateResult) -> str:
+    if result.present_speed is None:
+        return "The present speed of the machine was not measured."
+    return (
+        f"The machine computes {result.present_speed:.3f} times as fast now as when it was "
+        "profiled; the error at present speed is that of a prediction with this factor."
+    )
+
+
+def _communication(result: ValidateResult) -> Table:
+    return Table(
+        title="Communication and memory, predicted and measured",
+        columns=(
+            "", ">exposed", ">measured exposed", ">hidden", ">measured hidden",
+            ">memory", ">measured memory",
+        ),
+        rows=[
+            (
+                one.name,
+                *_pair(one, "exposed_comm_ms", ms),
+                *_pair(one, "hidden_comm_fraction", lambda share: f"{share:.0%}"),
+                *_pair(one, "peak_memory_gib", memory),
+            )
+            for one in result.plans
+        ],
+        marked=range(2, len(result.plans)),
+    )  # fmt: skip
+
+
+def _pair(one: ValidatedPlan, name: str, text: Callable[[float], str]) -> tuple[str, str]:
+    """Return a number predicted and measured, as text."""
+
+    def cell(side: Iteration | None) -> str:
+        value = getattr(side, name) if side else None
+        return NONE if value is None else text(value)
+
+    return cell(one.predicted), cell(one.measured)
+
+
+def _roles(one: ValidatedPlan) -> Table:
+    return Table(
+        title=f"Ops of {one.name}: {one.plan.label}",
+        columns=("op", ">count", ">predicted", ">measured", ">measured / predicted"),
+        rows=[_role_row(row) for row in one.roles],
+    )
+
+
+def _role_row(row: RoleTimes) -> tuple[str, ...]:
+    return (
+        row.role, str(row.count), f"{row.predicted_ms:,.2f} ms", f"{row.measured_ms:,.2f} ms",
+        NONE if row.ratio is None else f"{row.ratio:.3f}",
+    )  # fmt: skip

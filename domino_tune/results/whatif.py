@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from domino_tune.base.tables import Table
 from domino_tune.results.json_form import to_json
-from domino_tune.results.simulate import SimulateResult
+from domino_tune.results.shown import Shown, frame
+from domino_tune.results.simulate import Simulated, SimulateResult, workload_line
+from domino_tune.results.texts import ms
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 POINT_FIELDS: Final = (
     "iteration_ms", "baseline_ms", "no_comm_ms", "speedup", "comm_ms", "exposed_comm_ms",
@@ -14,6 +21,11 @@ POINT_FIELDS: Final = (
     "workload", "cluster",
 )  # fmt: skip
 """The fields of a simulation that change from point to point of a what-if."""
+FRAME_FIELDS: Final = (
+    "iteration_ms", "baseline_ms", "no_comm_ms", "speedup", "comm_ms", "exposed_comm_ms",
+    "hidden_comm_fraction", "peak_memory_gib", "confidence",
+)  # fmt: skip
+"""Those of POINT_FIELDS that are one number or word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +49,7 @@ class WhatIfPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhatIfResult:
+class WhatIfResult(Shown):
     """The plan as things are (``base``), and at each point of the change or sweep."""
 
     base: WhatIfPoint
@@ -45,3 +57,72 @@ class WhatIfResult:
     sweep: str | None
     retuned: bool
     notes: tuple[str, ...]
+
+    def tables(self) -> Sequence[Table]:
+        """Return one table: one row a point, the unchanged case first."""
+        base = self.base.result
+        assert base is not None
+        table = Table(
+            title=workload_line(base.model, base.workload, base.cluster, base.profile.name),
+            columns=(
+                "change", "plan", ">iteration", ">unchanged / this", ">baseline", ">bound",
+                ">speedup", ">exposed", ">memory", ">tokens/s", "confidence",
+            ),
+            rows=[_point_row(point, base) for point in (self.base, *self.points)],
+            notes=[_replay_line(self)],
+            narrow=(
+                "exposed", "tokens/s", "confidence", "bound", "memory", "baseline",
+                "unchanged / this", "plan",
+            ),
+            below="plan",
+        )  # fmt: skip
+        return (table,)
+
+    def alerts(self) -> Sequence[str]:
+        """Return each warning once, after the names of its points, and each point's error."""
+        about: dict[str, list[str]] = {}
+        for point in (self.base, *self.points):
+            for text in point.result.warnings if point.result else ():
+                about.setdefault(text, []).append(_point_name(point))
+        return [
+            *(f"{'; '.join(names)}: {text}" for text, names in about.items()),
+            *(f"{self.sweep}={one.value}: {one.error}" for one in self.points if one.error),
+        ]
+
+    def to_frame(self) -> DataFrame:
+        """Return one row a point, the unchanged case first; a column of texts for each change.
+
+        Where a point cannot be predicted, ``error`` says why and its numbers are missing.
+        """
+        keys = list(dict.fromkeys(key for point in self.points for key in point.changes))
+        rows = []
+        for point in (self.base, *self.points):
+            row: dict[str, Any] = {key: point.changes.get(key, "") for key in keys}
+            if point.result is not None:
+                row |= {name: getattr(point.result, name) for name in FRAME_FIELDS}
+                row["plan"] = point.result.plan.label
+            rows.append({**row, "error": point.error})
+        return frame(rows, [*keys, "plan", *FRAME_FIELDS, "error"])
+
+
+def _replay_line(result: WhatIfResult) -> str:
+    if result.retuned:
+        return "Each row is the best plan of its point."
+    return "Every row replays the same plan and order; --retune finds the best plan of each point."
+
+
+def _point_row(point: WhatIfPoint, base: Simulated) -> tuple[str, ...]:
+    name, found = _point_name(point), point.result
+    if found is None:
+        return (name, "not possible", *[""] * 9)
+    return (
+        name, found.plan.label, ms(found.iteration_ms),
+        f"{base.iteration_ms / found.iteration_ms:.3f}x", ms(found.baseline_ms),
+        ms(found.no_comm_ms), f"{found.speedup:.3f}x", ms(found.exposed_comm_ms),
+        f"{found.peak_memory_gib:.1f} GiB",
+        f"{found.variants['chosen'].tokens_per_second:,.0f}", found.confidence,
+    )  # fmt: skip
+
+
+def _point_name(point: WhatIfPoint) -> str:
+    return ", ".join(f"{key}={value}" for key, value in point.changes.items()) or "unchanged"

@@ -1,4 +1,4 @@
-"""Read JSON files strictly, write files whole or not at all, find the user's folder."""
+"""Read JSON files strictly, write files whole or not at all, find those of profiles by name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +25,28 @@ def home_dir() -> Path:
     """Return ``$DOMINO_TUNE_HOME``, or ``~/.domino_tune``; it need not exist."""
     chosen = os.environ.get("DOMINO_TUNE_HOME")
     return Path(chosen) if chosen else Path.home() / ".domino_tune"
+
+
+def user_profiles_dir() -> Path:
+    """Return the folder of the user's profiles, ``$DOMINO_TUNE_HOME/profiles``."""
+    return home_dir() / "profiles"
+
+
+def bundled_names() -> list[str]:
+    """Return the names of the profiles that come with the program."""
+    files = [entry.name for entry in resources.files("profiles").iterdir()]
+    return sorted(n[:-5] for n in files if n.endswith(".json") and n != "schema.json")
+
+
+def bundled_bytes(name: str) -> bytes:
+    """Return the file of a bundled profile; ``name`` is one of ``bundled_names``."""
+    return resources.files("profiles").joinpath(f"{name}.json").read_bytes()
+
+
+def user_names() -> list[str]:
+    """Return the names of the user's own profiles."""
+    folder = user_profiles_dir()
+    return sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
 
 
 def write_whole(path: str | Path, data: str | bytes) -> None:

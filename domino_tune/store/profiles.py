@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from domino_tune.store.files import home_dir, make_folder, parse_json, read_json, write_whole
+from domino_tune.store.files import (
+    bundled_bytes,
+    bundled_names,
+    make_folder,
+    parse_json,
+    read_json,
+    user_names,
+    user_profiles_dir,
+    write_whole,
+)
 from domino_tune.store.parsing import adapter, parse
 from domino_tune.store.profile_check import SectionCheck, check_profile
 from simulator.errors import ProfileError, unknown_name
@@ -18,6 +26,8 @@ from simulator.profile import SCHEMA, SECTIONS, Profile, to_plain
 __all__ = [
     "ProfileSummary",
     "SectionCheck",
+    "bundled_bytes",
+    "bundled_names",
     "check_profile",
     "diff_profiles",
     "dump_profile",
@@ -46,11 +56,6 @@ class ProfileSummary:
     problem: str = ""
 
 
-def user_profiles_dir() -> Path:
-    """Return the folder of the user's profiles, ``$DOMINO_TUNE_HOME/profiles``."""
-    return home_dir() / "profiles"
-
-
 def load_profile(name_or_path: str | Path) -> Profile:
     """Return a bundled profile, one of the user's, or the profile in a file.
 
@@ -67,7 +72,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
     known = bundled_names()
     if text in known:
         return parse_profile(bundled_bytes(text), source=f"bundled profile {text!r}")
-    raise unknown_name("profile", text, {*known, *_user_names()})
+    raise unknown_name("profile", text, {*known, *user_names()})
 
 
 def parse_profile(data: bytes, *, source: str) -> Profile:
@@ -95,7 +100,7 @@ def dump_profile(profile: Profile) -> bytes:
 def list_profiles() -> list[ProfileSummary]:
     """Return bundled profiles and the user's by name; a user's hides a bundled one."""
     names = dict.fromkeys(bundled_names(), "bundled")
-    names |= dict.fromkeys(_user_names(), "user")
+    names |= dict.fromkeys(user_names(), "user")
     return [_summary(name, names[name]) for name in sorted(names)]
 
 
@@ -123,22 +128,6 @@ def json_schema() -> dict[str, Any]:
         "title": "domino_tune profile",
         "$defs": definitions,
     }
-
-
-def bundled_names() -> list[str]:
-    """Return the names of the profiles that come with the program."""
-    files = [entry.name for entry in resources.files("profiles").iterdir()]
-    return sorted(n[:-5] for n in files if n.endswith(".json") and n != "schema.json")
-
-
-def bundled_bytes(name: str) -> bytes:
-    """Return the file of a bundled profile; ``name`` is one of ``bundled_names``."""
-    return resources.files("profiles").joinpath(f"{name}.json").read_bytes()
-
-
-def _user_names() -> list[str]:
-    folder = user_profiles_dir()
-    return sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
 
 
 def _read(path: Path) -> Profile:

@@ -48,9 +48,9 @@ def test_a_tune_is_the_same_on_the_other_side(
 ) -> None:
     there = tuned_from_json(sent(local), seconds=local.seconds)
     assert json.dumps(to_json(there)) == json.dumps(to_json(local))
-    show.tune(local)
+    show.tables(local)
     ours = capsys.readouterr()
-    show.tune(there)
+    show.tables(there)
     assert capsys.readouterr() == ours
     assert there.best.plan == local.best.plan
 
@@ -64,9 +64,9 @@ def test_a_simulation_is_the_same_on_the_other_side(
     result = simulate(asked)
     there = simulated_from_json(json.loads(json.dumps(to_json(result))))
     assert to_json(there) == to_json(result)
-    show.simulate(result)
+    show.tables(result)
     ours = capsys.readouterr()
-    show.simulate(there)
+    show.tables(there)
     assert capsys.readouterr() == ours
 
 

@@ -1,0 +1,218 @@
+"""The verbs as Python functions, whose keyword arguments are the fields of their requests.
+
+A request checks its fields, here as on the command line. In place of a name, ``simulate``, ``tune``
+and ``whatif`` also take what is already loaded: a ModelSpec, a Profile, a PlanFile.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from reprlib import repr as shown
+from typing import (
+    Any,
+    Final,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    get_args,
+    get_type_hints,
+    overload,
+)
+
+from domino_tune.base.progress import Progress, no_progress
+from domino_tune.requests import (
+    ProfileRequest,
+    Request,
+    SimulateRequest,
+    TuneRequest,
+    ValidateRequest,
+    WhatIfRequest,
+)
+from domino_tune.requests.options import option_of
+from domino_tune.results import (
+    ProfilingResult,
+    SimulateResult,
+    TuneResult,
+    ValidateResult,
+    WhatIfResult,
+)
+from domino_tune.store.models import LoadedModel, load_model, override
+from domino_tune.store.plans import PlanFile
+from domino_tune.store.profiles import load_profile
+from domino_tune.verbs import profile as profile_verb
+from domino_tune.verbs import simulate as simulate_verb
+from domino_tune.verbs import tune as tune_verb
+from domino_tune.verbs import validate as validate_verb
+from domino_tune.verbs import whatif as whatif_verb
+from simulator.errors import InputError, unknown_name
+from simulator.profile import Profile
+from simulator.specs import ModelSpec
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=Request)
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+LOADED: Final[Mapping[str, type[Any]]] = {"model": ModelSpec, "profile": Profile, "plan": PlanFile}
+"""Field -> what may stand there in place of a name or a path, where nothing is run on ranks."""
+
+
+class Verb(Protocol[P, T_co]):
+    """A verb as a function: its keyword arguments are its request's fields, and ``progress``.
+
+    Type checkers know the fields. Where an argument is an object, a Path or ``progress``, they
+    check only that one.
+    """
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
+
+    @overload
+    def __call__(self, *, progress: Progress, **fields: Any) -> T_co: ...
+
+    @overload
+    def __call__(self, *, model: ModelSpec | Path, **fields: Any) -> T_co: ...
+
+    @overload
+    def __call__(self, *, profile: Profile | Path, **fields: Any) -> T_co: ...
+
+    @overload
+    def __call__(self, *, plan: PlanFile | Path | Sequence[str | Path], **fields: Any) -> T_co: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """The objects of a call by field, and the shelf on which they stand for any name."""
+
+    objects: Mapping[str, Any]
+
+    def profile(self, name: str) -> Profile:
+        """Return the profile of the call, else see ``store.profiles.load_profile``."""
+        given: Profile | None = self.objects.get("profile")
+        return given or load_profile(name)
+
+    def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
+        """Return the model of the call, else see ``store.models.load_model``."""
+        given: ModelSpec | None = self.objects.get("model")
+        if given is None:
+            return load_model(name, overrides)
+        return LoadedModel(spec=override(given, overrides))
+
+    @property
+    def plan_file(self) -> PlanFile | None:
+        """The plan of the call."""
+        return self.objects.get("plan")
+
+    def refuse(self, what: str) -> None:
+        """Raise InputError for any object: ``what`` goes on from names and files."""
+        if self.objects:
+            names = " and ".join(self.objects)
+            raise InputError(
+                f"{what} goes on from files: give {names} by name or path, not as an object "
+                "(`save_plan` writes a plan)."
+            )
+
+
+def _verb(kind: Callable[P, R], run: Callable[[R, Loaded, Progress], T]) -> Verb[P, T]:
+    """Return the function that makes a request of its arguments and runs the verb."""
+    request_class, name = cast("type[R]", kind), run.__name__.strip("_")
+
+    def call(*, progress: Progress | None = None, **given: Any) -> T:
+        request, loaded = _request(request_class, name, given)
+        return run(request, loaded, progress or no_progress)
+
+    call.__name__ = call.__qualname__ = name
+    call.__module__ = "domino_tune"
+    helps = [f"{item.name}: {option_of(item).help}" for item in fields(request_class)]
+    call.__doc__ = "\n\n".join([inspect.getdoc(request_class) or "", "\n".join(helps)])
+    call.__signature__ = _signature(request_class)  # type: ignore[attr-defined]
+    return cast("Verb[P, T]", call)
+
+
+def _signature(kind: type[Request]) -> inspect.Signature:
+    """Return the signature that editors and notebooks show."""
+    theirs = inspect.signature(kind).parameters.values()
+    progress = inspect.Parameter(
+        "progress", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Progress | None"
+    )
+    return inspect.Signature([*theirs, progress])
+
+
+def _request(kind: type[R], name: str, given: Mapping[str, Any]) -> tuple[R, Loaded]:
+    """Return the request of a call and its objects.
+
+    Raise TypeError for an argument that is no field, InputError for a value that it refuses.
+    """
+    hints = get_type_hints(kind)
+    known = [item.name for item in fields(kind)]
+    for key in given:
+        if key not in known:
+            raise TypeError(f"{name}(): {unknown_name('argument', key, [*known, 'progress'])}")
+    objects = {
+        key: value
+        for key, value in given.items()
+        if key in LOADED and isinstance(value, LOADED[key])
+    }
+    values = {
+        key: getattr(value, "name", None) if key in objects else _value(key, hints[key], value)
+        for key, value in given.items()
+    }
+    return kind(**values), Loaded(objects=objects)
+
+
+def _value(key: str, hint: Any, value: Any) -> Any:
+    """Return ``value`` as its field holds it. Raise InputError for another type."""
+    if isinstance(value, os.PathLike):
+        value = os.path.join(os.curdir, os.fspath(value))
+    if hint == tuple[str, ...]:
+        value = (value,) if isinstance(value, str) else value
+        if isinstance(value, list | tuple):
+            return tuple(_value(key, str, entry) for entry in value)
+        raise InputError(f"{key} must be a text or a list of them, got {shown(value)}; correct it.")
+    if hint is bool and not isinstance(value, bool):
+        raise InputError(f"{key} must be True or False, got {shown(value)}; correct it.")
+    if str in (hint, *get_args(hint)) and not isinstance(value, str | None):
+        kind = LOADED.get(key)
+        objects = f" or a {kind.__name__}" if kind else ""
+        raise InputError(f"{key} must be a text{objects}, got {shown(value)}; correct it.")
+    return value
+
+
+def _simulate(request: SimulateRequest, loaded: Loaded, progress: Progress) -> SimulateResult:
+    return simulate_verb.simulate(request, plan_file=loaded.plan_file, shelf=loaded)
+
+
+def _tune(request: TuneRequest, loaded: Loaded, progress: Progress) -> TuneResult:
+    if request.objective == "measure":
+        loaded.refuse("objective='measure'")
+    return tune_verb.tune(request, progress, shelf=loaded)
+
+
+def _whatif(request: WhatIfRequest, loaded: Loaded, progress: Progress) -> WhatIfResult:
+    return whatif_verb.whatif(request, progress, plan_file=loaded.plan_file, shelf=loaded)
+
+
+def _validate(request: ValidateRequest, loaded: Loaded, progress: Progress) -> ValidateResult:
+    loaded.refuse("validate")
+    result = validate_verb.validate(request, progress)
+    try:
+        validate_verb.check_result(result)
+    except BaseException as error:
+        error.add_note(str(result))  # what was measured is not lost
+        raise
+    return result
+
+
+def _profile(request: ProfileRequest, loaded: Loaded, progress: Progress) -> ProfilingResult:
+    return profile_verb.profile(request, progress)
+
+
+simulate: Final = _verb(SimulateRequest, _simulate)
+tune: Final = _verb(TuneRequest, _tune)
+whatif: Final = _verb(WhatIfRequest, _whatif)
+validate: Final = _verb(ValidateRequest, _validate)
+profile: Final = _verb(ProfileRequest, _profile)
