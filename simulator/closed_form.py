@@ -11,7 +11,12 @@ in flight. Then
     T ≥ Σ (W_f − x_f/φ_f) + Σ x_f + (K − Σ x_f/γ),   x_f ≤ φ_f·H_f,   Σ x_f ≤ γ·K,
 where H_f ≤ W_f is the compute that can run beside an all-reduce: all of it with several row slices,
 else later column pieces and wgrads. The minimum fills x_f in rising order of 1 − 1/φ_f − 1/γ, while
-that is negative. More lanes in flight only slow ops down further.
+that is negative. More lanes in flight only slow ops down further. Where a slowdown depends on how
+long an op takes or how large a message is, φ_f or γ is the least one: beside a slower one less work
+is done in the same time, so no term of T gets smaller.
+
+The estimate takes these sums and adds what each order exposes. It leaves out the all-reduces at the
+edges, waits between ranks, and links that two groups share, so it is mostly a little low.
 """
 
 from __future__ import annotations
@@ -91,8 +96,8 @@ class ClosedForm:
         """Return an estimate (ns): all-reduces are hidden, except where the order exposes them."""
         forward, backward = stretches = self._stretches(plan)
         slow = self._slowdowns(plan)
-        forward_ns = _usual_ns(forward, *slow) + _forward_exposed_ns(plan, forward)
-        backward_ns = _usual_ns(backward, *slow) + _backward_exposed_ns(plan, backward)
+        forward_ns = _pass_ns(forward, _forward_exposed_ns(plan, forward), *slow)
+        backward_ns = _pass_ns(backward, _backward_exposed_ns(plan, backward), *slow)
         host = sum(work.launch_ns for stretch in stretches for work in stretch.blocks)
         layers, micros = self.case.model.num_hidden_layers, self.case.workload.grad_accumulation
         exposed = self._exposed_buckets_ns(plan, layers * backward_ns)
@@ -245,6 +250,14 @@ def _least_ns(stretch: Stretch, slow: dict[str, float], slow_comm: float) -> flo
         total -= max(0.0, gain) * beside
         room -= beside
     return total
+
+
+def _pass_ns(
+    stretch: Stretch, exposed_ns: float, slow: dict[str, float], slow_comm: float
+) -> float:
+    """Return ``_usual_ns`` and what the order exposes, at most what compute would hide."""
+    usual_ns = _usual_ns(stretch, slow, slow_comm)
+    return max(usual_ns, min(usual_ns + exposed_ns, stretch.compute_ns + stretch.comm_ns))
 
 
 def _usual_ns(stretch: Stretch, slow: dict[str, float], slow_comm: float) -> float:

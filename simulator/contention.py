@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from simulator.errors import InputError
 from simulator.lookup import (
@@ -32,9 +32,32 @@ SCALE: Final = 1024  # slowdowns are integers in 1/1024
 _LEAST_SMS: Final = 0.1  # compute keeps at least this share of the SMs
 
 
+Part = Literal["compute", "collectives", "links"]
+"""What of the law can be wrong: slowdowns of compute, of collectives beside compute, and of
+collectives beside each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowdown:
+    """A factor ≥ 1 of the law, how it is known, and the expected relative error of it."""
+
+    factor: float
+    kind: FitKind = "fitted"
+    error: float
+
+    def __post_init__(self) -> None:
+        require_number("contention", "factor", self.factor, low=1.0)
+        require_choice("contention", "kind", self.kind, FIT_KINDS)
+        require_number("contention", "error", self.error)
+
+    def worse(self) -> Slowdown:
+        """Return the factor that is wrong by its error, upwards."""
+        return replace(self, factor=self.factor * (1 + self.error))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ComputeContention:
-    """The law's numbers for one family of compute.
+    """The law's numbers for one family of compute, and the expected relative error of a slowdown.
 
     ``sms_per_cta``, ``factor`` and ``us_per_cta`` are a, f and u of this module's docstring.
     """
@@ -43,8 +66,12 @@ class ComputeContention:
     sms_per_cta: float
     factor: float
     us_per_cta: float = field(default=0.0, metadata=ABSENT_IF_EMPTY)
+    kind: FitKind = "fitted"
+    error: float
 
     def __post_init__(self) -> None:
+        require_choice(f"contention {self.family}", "kind", self.kind, FIT_KINDS)
+        require_number(f"contention {self.family}", "error", self.error)
         require_number(f"contention {self.family}", "sms_per_cta", self.sms_per_cta)
         require_number(f"contention {self.family}", "factor", self.factor, low=1.0)
         require_number(f"contention {self.family}", "us_per_cta", self.us_per_cta)
@@ -79,22 +106,16 @@ class ContentionFit:
     sm_count: int
     default_ctas: int
     compute: tuple[ComputeContention, ...]
-    collective_factor: float
-    same_links_factor: float
-    other_links_factor: float
-    kind: FitKind = "fitted"
-    error: float
+    collective: Slowdown
+    same_links: Slowdown
+    other_links: Slowdown
     by_size: tuple[SizeContention, ...] = field(default=(), metadata=ABSENT_IF_EMPTY)
 
     def __post_init__(self) -> None:
         owner = "contention fit"
-        require_choice(owner, "kind", self.kind, FIT_KINDS)
         for name in ("sm_count", "default_ctas"):
             require_count(owner, name, getattr(self, name))
         require_count(owner, "number of compute families", len(self.compute))
-        for name in ("collective_factor", "same_links_factor", "other_links_factor"):
-            require_number(owner, name, getattr(self, name), low=1.0)
-        require_number(owner, "error", self.error)
         for row in self.by_size:
             require_count(owner, "by_size bytes", row.bytes)
             require_number(owner, "by_size collective_factor", row.collective_factor, low=1.0)
@@ -102,6 +123,36 @@ class ContentionFit:
             for factor in row.compute.values():
                 require_number(owner, "by_size compute factor", factor, low=1.0)
         require_sorted("contention by_size", [row.bytes for row in self.by_size])
+
+    def law(self, family: str) -> ComputeContention:
+        """Return the law of a compute family; that of the first one if it is not listed."""
+        return next((law for law in self.compute if law.family == family), self.compute[0])
+
+    def worse(self, part: Part) -> ContentionFit:
+        """Return the law with the slowdowns of ``part`` wrong by their expected error, upwards."""
+        if part == "links":
+            return replace(
+                self, same_links=self.same_links.worse(), other_links=self.other_links.worse()
+            )
+        if part == "collectives":
+            more = 1 + self.collective.error
+            rows = (r._replace(collective_factor=r.collective_factor * more) for r in self.by_size)
+            return replace(self, collective=self.collective.worse(), by_size=tuple(rows))
+        return replace(
+            self,
+            compute=tuple(
+                replace(law, factor=law.factor * (1 + law.error)) for law in self.compute
+            ),
+            by_size=tuple(
+                row._replace(
+                    compute={
+                        family: factor * (1 + self.law(family).error)
+                        for family, factor in row.compute.items()
+                    }
+                )
+                for row in self.by_size
+            ),
+        )
 
 
 class ComputeFamily(NamedTuple):
@@ -163,7 +214,6 @@ class Contention:
         self.fit = fit
         self.strength = strength
         self._cache: dict[InFlight, tuple[int, ...]] = {}
-        self._compute = {law.family: law for law in fit.compute} if fit else {}
 
     @property
     def is_off(self) -> bool:
@@ -220,7 +270,7 @@ class Contention:
 
     def _law(self, kind: str) -> ComputeContention:
         assert self.fit is not None
-        return self._compute.get(kind, self.fit.compute[0])
+        return self.fit.law(kind)
 
     def _collective_factor(
         self, index: int, flights: list[CollectiveFamily | None], computing: bool
@@ -232,11 +282,11 @@ class Contention:
         for other, flight in enumerate(flights):
             if flight is not None and other != index:
                 shared = flight.between_nodes == me.between_nodes
-                of_links = self.fit.same_links_factor if shared else self.fit.other_links_factor
-                factor += of_links - 1
+                links = self.fit.same_links if shared else self.fit.other_links
+                factor += links.factor - 1
         if not computing:
             return factor
         if self.fit.by_size:
             rows = [(row.bytes, row.collective_factor) for row in self.fit.by_size]
             return factor * _at_size(me.size_bytes, rows)
-        return factor * self.fit.collective_factor
+        return factor * self.fit.collective.factor

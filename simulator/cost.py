@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from simulator.contention import CollectiveFamily, ComputeFamily, Contention, Family
+from simulator.contention import (
+    CollectiveFamily,
+    ComputeFamily,
+    Contention,
+    ContentionFit,
+    Family,
+)
 from simulator.errors import InputError, ProfileError
-from simulator.estimate import Estimate
+from simulator.estimate import Estimate, Source
 from simulator.ops import Attention, Collective, Gemm, Pointwise, Signature
 
 if TYPE_CHECKING:
@@ -17,7 +24,7 @@ if TYPE_CHECKING:
     from simulator.lookup.collectives import CollectiveTable
     from simulator.lookup.gemm import GemmTable
     from simulator.lookup.pointwise import PointwiseTable
-    from simulator.profile import LaunchMode, Profile
+    from simulator.profile import LaunchMode, Profile, Provenance
 
 
 # No machine differs by more than these factors, and beyond them times overflow. A link may fall
@@ -59,15 +66,28 @@ class Changes:
 
 
 NO_CHANGES: Final = Changes()
+SECTION_OF: Final[dict[str, str]] = {
+    "gemm": "gemm", "attention": "attention", "pointwise": "pointwise", "collective": "collectives",
+}  # fmt: skip
+"""Kind of an op -> the section of a profile that has its times."""
+SOURCE_OF: Final[dict[str, Source]] = {
+    "measured": "measured", "imported": "measured", "fitted": "fitted", "assumed": "assumed",
+}  # fmt: skip
+"""Provenance of a section whose numbers are taken as they are -> source of an estimate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Host lane: ``cost_ns`` by op kind; mode ``none`` costs nothing (CUDA graphs)."""
+    """Host lane: ``cost_ns`` by op kind; mode ``none`` costs nothing (CUDA graphs).
+
+    ``source`` and ``error`` (relative) tell how well the costs are known.
+    """
 
     mode: LaunchMode
     cost_ns: dict[str, int] = field(default_factory=dict)
     queue_depth: int = 1024
+    source: Source = "measured"
+    error: float = 0.0
 
 
 class CostModel:
@@ -92,7 +112,7 @@ class CostModel:
         """Return the duration alone on the changed machine; raise ProfileError if it is invalid."""
         estimate = self._estimates.get(signature)
         if estimate is None:
-            estimate = self._estimate(signature)
+            estimate = self._as_known(signature, self._estimate(signature))
             if not (math.isfinite(estimate.duration_us) and estimate.duration_us >= 0):
                 raise ProfileError(
                     f"Profile {self.profile.name!r} gives {estimate.duration_us!r} us for "
@@ -122,6 +142,21 @@ class CostModel:
         if self.contention.depends_on_duration(signature.kind):
             return ComputeFamily(signature.kind, self.duration_ns(signature))
         return ComputeFamily(signature.kind)
+
+    def beside(self, fit: ContentionFit) -> CostModel:
+        """Return the same costs under another law of contention."""
+        other = copy.copy(self)
+        other.contention = Contention(fit, strength=self.changes.contention)
+        return other
+
+    def _as_known(self, signature: Signature, estimate: Estimate) -> Estimate:
+        """Return ``estimate``, as assumed and with the section's error where the section is."""
+        provenance: Provenance = self.profile.section(SECTION_OF[signature.kind]).provenance
+        if provenance.kind != "assumed":
+            return estimate
+        return Estimate(
+            estimate.duration_us, "assumed", max(estimate.error, provenance.error or 0.0)
+        )
 
     def _estimate(self, signature: Signature) -> Estimate:
         if isinstance(signature, Gemm):
@@ -180,4 +215,11 @@ def _launch(profile: Profile, cuda_graph: bool, compute_speed: float) -> Launch:
         return Launch(mode="none")
     speed = compute_speed if section.mode == "inline" else 1.0
     costs = {kind: round(us * 1000 / speed) for kind, us in section.cost_us.items()}
-    return Launch(mode=section.mode, cost_ns=costs, queue_depth=section.queue_depth)
+    provenance = section.provenance
+    return Launch(
+        mode=section.mode,
+        cost_ns=costs,
+        queue_depth=section.queue_depth,
+        source=SOURCE_OF[provenance.kind],
+        error=provenance.error or 0.0,
+    )

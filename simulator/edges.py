@@ -45,7 +45,10 @@ class Edges:
 
     def _embedding_post(self, row: int) -> OpTemplate:
         s, size = self.shapes, self.shapes.hidden_bytes(row)
-        signature = s.pointwise("embedding_post", size, size + s.mask_bytes(row))
+        # Without learned positions and dropout nothing moves.
+        works = s.model.position_embedding == "learned" or s.model.hidden_dropout > 0
+        moved = size if works else 0
+        signature = s.pointwise("embedding_post", moved, moved + s.mask_bytes(row))
         source = (self.fragments.reduced_ref(0, f"s{row}.embed"),)
         output_bytes = size + s.mask_bytes(row)
         return self.fragments.op("embed.post", row, signature, source, f"s{row}.x", output_bytes)

@@ -213,8 +213,8 @@ class _ListScheduler:
             heapq.heappush(self.ready, (-self.paths[node], node))
 
     def _continue_chunk(self, last: int) -> int:
-        """Return the next ready fragment of the slice issued last, or −1."""
-        if last < 0:
+        """Return the next ready fragment of the slice issued last, or −1; a wgrad is of no chunk."""
+        if last < 0 or self.graph.is_wgrad[last % self.count]:
             return -1
         token = self.graph.tokens[last % self.count]
         same_slice = [

@@ -14,13 +14,15 @@ from typing import Final
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.issue_order import LayerOrder
-from simulator.plan import SlicePlan
+from simulator.plan import MAX_ROW_SLICES, SlicePlan
 from simulator.predict import order_of
 from simulator.schedule import OpTemplate, Schedule, Segment
 from simulator.shapes import GRAD_BYTES
 
 SHORT: Final = 4
 """Layers of the shorter stack; the other has one more. Orders span three layers at most."""
+HEAD: Final = 1
+"""Index of the head among the phases: forward, head, backward."""
 MOMENT_BYTES: Final = 8
 """Bytes per parameter of Adam's two moments, in fp32."""
 MAIN_BYTES: Final = 4
@@ -37,15 +39,34 @@ def static_bytes(case: Case, plan: SlicePlan) -> int:
 
 def peak_bytes(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> int:
     """Return one rank's peak memory in bytes, without the framework's own and fragmentation."""
-    order = order or order_of(case, plan)
+    return static_bytes(case, plan) + max(_peaks(case, plan, order or order_of(case, plan)))
+
+
+def least_peak_bytes(case: Case) -> int:
+    """Return bytes that no plan's peak is below; most plans of real models need little more.
+
+    Every plan issues all of forward before the head and all of backward behind it. So in the head
+    it holds what backward will read, which is the same bytes for every cut and order. Each stage of
+    the head runs over all slices before the next, so all logits are alive at once. The one thing
+    there that depends on the plan is the first gradient of a hidden state, of the first slice's
+    size. Slices are as even as possible and the first is the largest, so more row slices never make
+    it larger. So the head's peak is least with the most row slices, and no plan's peak is below its
+    own head's.
+    """
+    rows = min(MAX_ROW_SLICES, case.workload.micro_batch_size)
+    plan = SlicePlan(row_slices=rows, order="intra", wgrad="eager")
+    return static_bytes(case, plan) + _peaks(case, plan, order_of(case, plan))[HEAD]
+
+
+def _peaks(case: Case, plan: SlicePlan, order: LayerOrder) -> list[int]:
+    """Return the peaks of live values of the whole stack, in bytes, one for each phase."""
     layers = case.model.num_hidden_layers
     if layers <= SHORT + 1:
-        return static_bytes(case, plan) + max(_phases(case, plan, order, layers))
+        return _phases(case, plan, order, layers)
     short = _phases(case, plan, order, SHORT)
     longer = _phases(case, plan, order, SHORT + 1)
     more = layers - SHORT - 1
-    peaks = [after + more * (after - before) for before, after in zip(short, longer, strict=True)]
-    return static_bytes(case, plan) + max(peaks)
+    return [after + more * (after - before) for before, after in zip(short, longer, strict=True)]
 
 
 def _phases(case: Case, plan: SlicePlan, order: LayerOrder, layers: int) -> list[int]:

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from simulator.contention import ContentionFit
 from simulator.errors import MissingSectionError, ProfileError
+from simulator.limits import check_numbers
 from simulator.lookup import (
     ABSENT_IF_EMPTY,
     require_choice,
@@ -27,9 +28,10 @@ from simulator.lookup.attention import AttentionFit, AttentionRow, AttentionTabl
 from simulator.lookup.collectives import CollectiveFit, CollectiveRow, CollectiveTable
 from simulator.lookup.gemm import GemmFit, GemmRow, GemmTable
 from simulator.lookup.pointwise import PointwiseFit, PointwiseRow, PointwiseTable
+from simulator.lookup.roof import Roof
 from simulator.skew import SkewFit
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 ProvenanceKind = Literal["measured", "imported", "fitted", "assumed"]
 LaunchMode = Literal["async", "inline", "none"]
 PROVENANCE_KINDS: Final = ("measured", "imported", "fitted", "assumed")
@@ -39,20 +41,6 @@ SECTIONS: Final = (
     "gemm", "attention", "pointwise", "collectives", "contention", "launch", "skew",
 )  # fmt: skip
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# Lowest and highest by the ending of a number's name: far beyond any machine, but no time that
-# follows from them overflows.
-_LIMITS: Final[dict[str, tuple[float, float]]] = {
-    "error": (0.0, 10.0),
-    "_us": (0.0, 1e9),
-    "row_ns": (0.0, 1e9),
-    "us_per_mib": (0.0, 1e6),
-    "_gb_s": (1e-3, 1e9),
-    "tflops": (1e-3, 1e12),
-    "factor": (1.0, 1e3),
-    "backward_ratio": (1e-3, 1e3),
-    "_count": (1.0, 1e6),
-}
-_ANY: Final = (0.0, 1e15)
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}:\d{2}Z)?")
 
 
@@ -61,6 +49,7 @@ class Machine:
     """The measured machine: data of one GPU, and ``details`` (driver, NCCL, topology …) as text.
 
     ``peak_tflops`` is dense, by dtype; ``memory_bandwidth_gb_s`` in 1e9 bytes per second.
+    ``l2_mb``: size of the L2 cache where a data sheet gives the peaks; 0 where they were measured.
     """
 
     gpu: str
@@ -70,6 +59,7 @@ class Machine:
     peak_tflops: dict[str, float]
     memory_bandwidth_gb_s: float
     backend: str
+    l2_mb: float = field(default=0.0, metadata=ABSENT_IF_EMPTY)
     details: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -77,17 +67,34 @@ class Machine:
             require_count("machine", name, getattr(self, name))
         for name in ("gpu_memory_gib", "memory_bandwidth_gb_s"):
             require_positive("machine", name, getattr(self, name))
+        require_number("machine", "l2_mb", self.l2_mb)
         for dtype, tflops in self.peak_tflops.items():
             require_positive("machine", f"peak_tflops[{dtype}]", tflops)
+        check_numbers("machine", "machine", self)
+
+    @property
+    def roof(self) -> Roof | None:
+        """What no look-up may beat; None where the peaks are those of the machine's own timings."""
+        if not self.l2_mb:
+            return None
+        return Roof(
+            flops_per_us={dtype: 1e6 * rate for dtype, rate in self.peak_tflops.items()},
+            bytes_per_us=1e3 * self.memory_bandwidth_gb_s,
+            l2_bytes=round(1e6 * self.l2_mb),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Source of a section's numbers; ``error`` is their relative leave-out error."""
+    """Source of a section's numbers; ``error`` is their relative leave-out error.
+
+    ``clock``: at what clock the GPU ran while they were timed, as far as it is known.
+    """
 
     kind: ProvenanceKind
     source: str
     error: float | None = None
+    clock: str = field(default="", metadata=ABSENT_IF_EMPTY)
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -103,7 +110,7 @@ def gemm_key(row: GemmRow) -> tuple[int | str | bool | tuple[int, int, int], ...
 
 @dataclass(frozen=True, kw_only=True)
 class GemmSection:
-    """GEMM rows, sorted by signature, and laws by (layout, dtype)."""
+    """GEMM rows, sorted by signature, and laws by (layout, dtype, accumulate)."""
 
     rows: tuple[GemmRow, ...] = ()
     fits: tuple[GemmFit, ...] = ()
@@ -117,9 +124,12 @@ class GemmSection:
             require_positive(owner, "median_us", row.median_us)
             require_number(owner, "spread_us", row.spread_us)
         require_sorted("gemm", [gemm_key(row) for row in self.rows])
-        keys = [(fit.layout, fit.dtype) for fit in self.fits]
+        keys = [(fit.layout, fit.dtype, fit.accumulate) for fit in self.fits]
         if keys != sorted(set(keys)):
-            raise ProfileError("gemm.fits must be sorted by (layout, dtype), each once.")
+            raise ProfileError(
+                "gemm.fits must be sorted by (layout, dtype, accumulate), each once."
+            )
+        check_numbers("gemm", "gemm", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +142,7 @@ class AttentionSection:
 
     def __post_init__(self) -> None:
         require_sorted("attention", [row.key for row in self.rows])
+        check_numbers("attention", "attention", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +159,7 @@ class PointwiseSection:
         for name in names:
             if names.count(name) > 1:
                 raise ProfileError(f"pointwise.fits: {name!r} is listed twice.")
+        check_numbers("pointwise", "pointwise", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +184,7 @@ class CollectiveSection:
         for name in ("nic_gb_s", "nic_latency_us"):
             if getattr(self, name) is not None:
                 require_positive("collectives", name, getattr(self, name))
+        check_numbers("collectives", "collectives", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +193,9 @@ class ContentionSection:
 
     fit: ContentionFit
     provenance: Provenance
+
+    def __post_init__(self) -> None:
+        check_numbers("contention", "contention", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +218,7 @@ class LaunchSection:
         for kind, cost in self.cost_us.items():
             require_choice("launch", "cost_us kind", kind, LAUNCH_KINDS)
             require_number("launch", f"cost_us[{kind}]", cost)
+        check_numbers("launch", "launch", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +227,9 @@ class SkewSection:
 
     fit: SkewFit
     provenance: Provenance
+
+    def __post_init__(self) -> None:
+        check_numbers("skew", "skew", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,8 +260,6 @@ class Profile:
             raise ProfileError(
                 f"Profile name {self.name!r} must be 1–64 letters, digits, '.', '_' or '-'."
             )
-        for name in ("machine", *SECTIONS):
-            _check_numbers(name, name, getattr(self, name))
         if not _DATE.fullmatch(self.created):
             raise ProfileError(
                 f"created must be YYYY-MM-DD or YYYY-MM-DDThh:mm:ssZ, got {self.created!r}."
@@ -284,18 +302,22 @@ class Profile:
             peak_flops={dtype: 1e12 * rate for dtype, rate in machine.peak_tflops.items()},
             memory_bandwidth=1e9 * machine.memory_bandwidth_gb_s,
             sm_count=machine.sm_count,
+            roof=machine.roof,
         )
 
     def attention_table(self) -> AttentionTable:
         """Return the look-up of attention cores."""
         section: AttentionSection = self.section("attention")
-        return AttentionTable(section.rows, section.fit)
+        return AttentionTable(section.rows, section.fit, roof=self.machine.roof)
 
     def pointwise_table(self) -> PointwiseTable:
         """Return the look-up of pointwise ops."""
         section: PointwiseSection = self.section("pointwise")
         return PointwiseTable(
-            section.rows, section.fits, table_error=_error(section.provenance, 0.1)
+            section.rows,
+            section.fits,
+            table_error=_error(section.provenance, 0.1),
+            roof=self.machine.roof,
         )
 
     def collective_table(self) -> CollectiveTable:
@@ -317,34 +339,6 @@ class Profile:
         groups += [fit.group for fit in self.collectives.fits]
         counts = {c for op, n, p, c in groups if (op, n, p) == ("all_reduce", nodes, per_node)}
         return tuple(sorted({0, *counts}))
-
-
-def _check_numbers(place: str, name: str, value: Any) -> None:
-    """Raise ProfileError for the first number within ``value`` that no machine can have.
-
-    The limits of a list or mapping apply to each entry. A GEMM law's params have limits of their
-    own (see ``simulator.lookup.gemm_law``).
-    """
-    if name == "params" or value is None or isinstance(value, str | bool):
-        return
-    if isinstance(value, int | float):
-        low, high = next(
-            (limits for ending, limits in _LIMITS.items() if name.endswith(ending)), _ANY
-        )
-        if not low <= value <= high:
-            raise ProfileError(f"{place} must be from {low:g} to {high:g}, got {value!r}.")
-    elif hasattr(value, "__dataclass_fields__"):
-        for item in fields(value):
-            _check_numbers(f"{place}.{item.name}", item.name, getattr(value, item.name))
-    elif hasattr(value, "_fields"):
-        for part, entry in zip(value._fields, value, strict=True):
-            _check_numbers(f"{place}.{part}", part, entry)
-    elif isinstance(value, dict):
-        for key, entry in value.items():
-            _check_numbers(f"{place}.{key}", name, entry)
-    else:
-        for index, entry in enumerate(value):
-            _check_numbers(f"{place}[{index}]", name, entry)
 
 
 def _error(provenance: Provenance, default: float) -> float:

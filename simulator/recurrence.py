@@ -147,8 +147,8 @@ class Machine:
         """Run one compute op while the comm lanes go on."""
         flights = self.flights
         while True:
-            active, pending = self._start()
-            if not active and not pending:
+            active, _ = self._start()  # what waits for the host stands behind this op
+            if not active:
                 elapsed = -(-work * SCALE >> _SHIFT)
                 self.now += elapsed
                 self.compute += elapsed
@@ -159,8 +159,6 @@ class Machine:
             for index in range(1, len(flights)):
                 if flights[index].work:
                     elapsed = min(elapsed, -(-flights[index].work * rates[index] >> _SHIFT))
-            if pending:
-                elapsed = min(elapsed, pending - self.now)
             self.compute += elapsed
             self._advance(elapsed, rates)
             if elapsed == ends:

@@ -208,14 +208,12 @@ SHARDED: Final = ("num_attention_heads", "num_key_value_heads", "intermediate_si
 
 
 def _heads_hint(model: ModelSpec, tp: int) -> str:
-    """Return a hint with head counts that shard, or "" where the heads are not the problem."""
-    if (
-        model.num_attention_heads % tp == 0
-        or model.num_key_value_heads != model.num_attention_heads
-    ):
-        return ""
+    """Return a hint with head counts that shard, or "" where the heads are not all of the problem.
+
+    Where kv heads are equal to heads and tp divides the ffn, it is the heads that do not shard.
+    """
     hidden = model.hidden_size
-    if model.intermediate_size % tp:
+    if model.num_key_value_heads != model.num_attention_heads or model.intermediate_size % tp:
         return ""
     works = [n for n in range(tp, hidden + 1, tp) if hidden % n == 0]
     below = [n for n in works if n < model.num_attention_heads][-1:]

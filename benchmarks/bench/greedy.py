@@ -45,7 +45,7 @@ Pairs = Sequence[tuple[Iteration, Iteration]]
 
 
 def greedy(cases: tuple[SearchCase, ...] = SEARCH_CASES) -> list[Table]:
-    """Return both proven optima of every case, and the parts of their times."""
+    """Return both optima of every case, and the parts of their times."""
     pairs = []
     for search_case in cases:
         found, case = optima(search_case), search_case.case()

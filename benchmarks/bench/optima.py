@@ -1,4 +1,4 @@
-"""Proven optima of the search cases, for greedy plans and for fixed orders, computed once."""
+"""The search cases' fastest plans, greedy and of fixed orders, computed once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIXED: Final[tuple[Order, ...]] = ("inter", "intra", "paper")
 
 
 class Optima(NamedTuple):
-    """The fastest greedy plan and the fastest of the other three orders, both proven.
+    """The fastest greedy plan and the fastest of the other three orders, under the profile.
 
     ``plans``: size of the whole space.
     """
@@ -25,7 +25,7 @@ class Optima(NamedTuple):
 
     @property
     def best_ns(self) -> int:
-        """Return the proven optimum of the whole space, in ns."""
+        """Return the time of the fastest plan of the whole space, in ns."""
         return min(self.greedy.iteration_ns, self.fixed.iteration_ns)
 
 

@@ -17,14 +17,18 @@ from simulator.contention import (
     ComputeContention,
     ContentionFit,
     SizeContention,
+    Slowdown,
     compute_slowdown,
 )
 
 DEFAULT_CTAS: Final = 16
 """Assumed for NCCL's own choice where nothing was measured with it."""
 MOST_CTAS: Final = 64
-SHARED_LINKS: Final = 2.0
-"""Factor of two collectives that share links evenly (assumed)."""
+ASSUMED_ERROR: Final = 0.25
+"""Expected error of a slowdown that was not measured."""
+SHARED_LINKS: Final = Slowdown(factor=2.0, kind="assumed", error=ASSUMED_ERROR)
+"""Two collectives that share links share them evenly."""
+OTHER_LINKS: Final = Slowdown(factor=1.0, kind="assumed", error=ASSUMED_ERROR)
 LEAST_ERROR: Final = 0.02
 
 Row = Mapping[str, Any]
@@ -44,10 +48,10 @@ def contention_fit(
     fit = _by_ctas(counted, rows, sm_count) if counted else _by_size(rows)
     if lanes is None:
         return fit
-    factor = max(1.0, _short(lanes["factor"]))
+    measured = Slowdown(factor=max(1.0, _short(lanes["factor"])), error=LEAST_ERROR)
     if lanes["shared"]:
-        return replace(fit, same_links_factor=factor)
-    return replace(fit, other_links_factor=factor)
+        return replace(fit, same_links=measured)
+    return replace(fit, other_links=measured)
 
 
 def assumptions(rows: Sequence[Row], lanes: Row | None) -> str:
@@ -120,17 +124,21 @@ def _by_ctas(counted: Sequence[Row], rows: Sequence[Row], sm_count: int) -> Cont
         for ctas, factor in found
     ]
     stretch = [max(1.0, row["collective"]) for row in rows if "collective" in row]
+    error = max(LEAST_ERROR, _short(fmean(off)), _spread(rows))
     return ContentionFit(
         sm_count=sm_count,
         default_ctas=_like(laws, [row for row in rows if not row["ctas"]], sm_count),
         compute=tuple(
-            ComputeContention(family=family, sms_per_cta=per_cta, factor=factor)
+            ComputeContention(family=family, sms_per_cta=per_cta, factor=factor, error=error)
             for family, (per_cta, factor) in laws.items()
         ),
-        collective_factor=fmean(stretch) if stretch else 1.0,
-        same_links_factor=SHARED_LINKS,
-        other_links_factor=1.0,
-        error=max(LEAST_ERROR, _short(fmean(off)), _spread(rows)),
+        collective=Slowdown(
+            factor=fmean(stretch) if stretch else 1.0,
+            kind="fitted" if stretch else "assumed",
+            error=error if stretch else ASSUMED_ERROR,
+        ),
+        same_links=SHARED_LINKS,
+        other_links=OTHER_LINKS,
     )
 
 
@@ -163,6 +171,8 @@ def _by_size(rows: Sequence[Row]) -> ContentionFit:
         )
         for row in sorted(rows, key=lambda row: row["size_bytes"])
     )
+    error = max(LEAST_ERROR, _spread(rows))
+    known = any("collective" in row for row in rows)
     return ContentionFit(
         sm_count=1,
         default_ctas=1,
@@ -171,13 +181,17 @@ def _by_size(rows: Sequence[Row]) -> ContentionFit:
                 family=family,
                 sms_per_cta=0.0,
                 factor=fmean(row.compute[family] for row in by_size if family in row.compute),
+                error=error,
             )
             for family in sorted({family for row in by_size for family in row.compute})
         ),
-        collective_factor=fmean(row.collective_factor for row in by_size),
-        same_links_factor=SHARED_LINKS,
-        other_links_factor=1.0,
-        error=max(LEAST_ERROR, _spread(rows)),
+        collective=Slowdown(
+            factor=fmean(row.collective_factor for row in by_size),
+            kind="fitted" if known else "assumed",
+            error=error if known else ASSUMED_ERROR,
+        ),
+        same_links=SHARED_LINKS,
+        other_links=OTHER_LINKS,
         by_size=by_size,
     )
 

@@ -25,6 +25,7 @@ from simulator.lookup import (
     row_error,
     widened,
 )
+from simulator.lookup.roof import Roof
 from simulator.ops import Attention, Direction
 
 TILE_ROWS: Final = 128
@@ -128,14 +129,25 @@ class AttentionFit:
 class AttentionTable:
     """Look-up of attention times; raise MissingSectionError without rows and without a fit."""
 
-    def __init__(self, rows: Iterable[AttentionRow] = (), fit: AttentionFit | None = None) -> None:
+    def __init__(
+        self,
+        rows: Iterable[AttentionRow] = (),
+        fit: AttentionFit | None = None,
+        *,
+        roof: Roof | None = None,
+    ) -> None:
         self._rows = {row.signature: row for row in rows}
         self._fit = fit
+        self._roof = roof
         if not self._rows and fit is None:
             raise MissingSectionError("The profile's attention section has neither rows nor a fit.")
 
     def estimate(self, op: Attention) -> Estimate:
         """Return the duration alone on the machine."""
+        found = self._estimate(op)
+        return self._roof.bounded(found, op.dtype, op.flops, 0) if self._roof else found
+
+    def _estimate(self, op: Attention) -> Estimate:
         row = self._rows.get(op)
         if row is not None:
             return Estimate(row.median_us, "measured", row_error(row))

@@ -12,7 +12,15 @@ import numpy as np
 
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.estimate import Estimate, Source
-from simulator.lookup import reach, require_choice, require_count, require_number, row_error
+from simulator.lookup import (
+    FIT_KINDS,
+    FitKind,
+    reach,
+    require_choice,
+    require_count,
+    require_number,
+    row_error,
+)
 from simulator.lookup.gemm_law import (
     Floats,
     Law,
@@ -24,6 +32,7 @@ from simulator.lookup.gemm_law import (
 )
 from simulator.lookup.gemm_points import MAX_POINTS, GemmPoints, way
 from simulator.lookup.gemm_table import GemmCurves
+from simulator.lookup.roof import Roof
 from simulator.ops import Gemm, Layout
 from simulator.specs import DTYPE_BYTES
 
@@ -69,7 +78,7 @@ class GemmRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GemmFit:
-    """A law with its parameters, for one layout and dtype.
+    """A law with its parameters, for one layout, dtype and way to write C.
 
     ``error`` is the mean relative error on (n, k) pairs held out of the fit; ``ranges``: least and
     most m, n and k of the fitted rows. Raise ProfileError for impossible values.
@@ -78,15 +87,18 @@ class GemmFit:
     law: str
     layout: str
     dtype: str
+    accumulate: bool = False
     params: Params
     error: float
     ranges: Ranges
+    kind: FitKind = "fitted"
 
     def __post_init__(self) -> None:
         owner = f"gemm fit of {self.layout} {self.dtype}"
         require_choice(owner, "layout", self.layout, get_args(Layout))
         require_choice(owner, "dtype", self.dtype, tuple(DTYPE_BYTES))
         require_number(owner, "error", self.error)
+        require_choice(owner, "kind", self.kind, FIT_KINDS)
         check_params(owner, self.law, self.params)
         if set(self.ranges) != {"m", "n", "k"}:
             raise ProfileError(f"{owner}: ranges must be of m, n and k, got {sorted(self.ranges)}.")
@@ -126,15 +138,13 @@ class _Rows:
         return GemmPoints(np.stack([m, n, k], axis=1), us, spread_us, ways, self._law)
 
 
-def _split(rows: Sequence[GemmRow], law: Law) -> dict[bool, _Rows | None]:
+def _split(rows: Sequence[GemmRow], law: Law) -> dict[bool, _Rows]:
     """Return the rows by whether they add to C; up to MAX_POINTS rows, all serve both cases."""
     parts = {
         adds: [row for row in rows if row.accumulate == adds]
         for adds in sorted({row.accumulate for row in rows})
     }
-    if not parts:
-        return {False: None}
-    if len(rows) <= MAX_POINTS:
+    if rows and len(rows) <= MAX_POINTS:
         return dict.fromkeys(parts, _Rows(rows, law))
     return {adds: _Rows(part, law) for adds, part in parts.items()}
 
@@ -163,6 +173,8 @@ class _Family:
         source: Source = "interpolated" if beyond_rows == 0 else "fitted"
         if beyond > FAR_OCTAVES:
             source = "extrapolated"
+        if self._rows is None and self.fit is not None and self.fit.kind == "assumed":
+            source = "assumed"
         return Estimate(us, source, error + OCTAVE_ERROR * beyond)
 
 
@@ -181,7 +193,9 @@ class GemmTable:
         peak_flops: Mapping[str, float],
         memory_bandwidth: float,
         sm_count: int,
+        roof: Roof | None = None,
     ) -> None:
+        self._roof = roof
         self._peak_flops = dict(peak_flops)
         self._bandwidth = memory_bandwidth
         self._exact = {row.signature: row for row in rows}
@@ -193,20 +207,28 @@ class GemmTable:
         grouped: dict[tuple[str, str], list[GemmRow]] = {(f.layout, f.dtype): [] for f in fits}
         for row in rows:
             grouped.setdefault((row.layout, row.dtype), []).append(row)
-        by_key = {(fit.layout, fit.dtype): fit for fit in fits}
         families = {}
         for key, members in grouped.items():
-            fit = by_key.get(key)
-            if fit is not None:
-                law = make_law(fit.law, fit.params, sm_count)
-            else:
-                law = fit_roofline(*_columns(members)) or self._analytic(key[1])
-            for accumulate, part in _split(members, law).items():
-                families[*key, accumulate] = _Family(law, part, fit)
+            own = {f.accumulate: f for f in fits if (f.layout, f.dtype) == key}
+            laws = {adds: make_law(fit.law, fit.params, sm_count) for adds, fit in own.items()}
+            law = next(iter(laws.values()), None) or self._trend(members, key[1])
+            parts = _split(members, law)
+            for adds in sorted(parts or own):
+                fit = own.get(adds) or next(iter(own.values()), None)
+                families[*key, adds] = _Family(laws.get(adds, law), parts.get(adds), fit)
         return families
+
+    def _trend(self, rows: Sequence[GemmRow], dtype: str) -> Law:
+        return fit_roofline(*_columns(rows)) or self._analytic(dtype)
 
     def estimate(self, gemm: Gemm) -> Estimate:
         """Return the duration of ``gemm``; raise MissingSectionError if its dtype is unknown."""
+        found = self._looked_up(gemm)
+        if self._roof is None:
+            return found
+        return self._roof.bounded(found, gemm.dtype, gemm.flops, _moved_bytes(gemm))
+
+    def _looked_up(self, gemm: Gemm) -> Estimate:
         for dtype in _dtypes(gemm.dtype):
             row = self._exact.get(gemm._replace(dtype=dtype))
             if row is not None:
@@ -274,6 +296,13 @@ class GemmTable:
             fixed_us=0.0, flops_per_us=peak * 1e-6, bytes_per_us=self._bandwidth * 1e-6,
             element_bytes=DTYPE_BYTES[dtype],
         )  # fmt: skip
+
+
+def _moved_bytes(gemm: Gemm) -> int:
+    """Return the bytes of A, B and C; an accumulated C is read and written in fp32."""
+    element = DTYPE_BYTES[gemm.dtype]
+    output = element + _ACCUMULATE_BYTES if gemm.accumulate else element
+    return element * (gemm.m + gemm.n) * gemm.k + output * gemm.m * gemm.n
 
 
 def _dtypes(dtype: str) -> tuple[str, ...]:

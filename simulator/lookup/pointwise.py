@@ -20,6 +20,7 @@ from simulator.lookup import (
     row_error,
     widened,
 )
+from simulator.lookup.roof import Roof
 from simulator.ops import Pointwise
 
 DEFAULT: Final = "default"  # the law of every name that no fit lists
@@ -100,6 +101,7 @@ class PointwiseTable:
         fits: Iterable[PointwiseFit] = (),
         *,
         table_error: float = 0.1,
+        roof: Roof | None = None,
     ) -> None:
         self._exact: dict[Pointwise, PointwiseRow] = {}
         self._by_name: dict[str, list[tuple[int, float]]] = {}
@@ -111,13 +113,19 @@ class PointwiseTable:
             timings.sort()
         self._fits = {name: fit for fit in fits for name in fit.names}
         self._table_error = table_error
+        self._roof = roof
 
     def estimate(self, op: Pointwise) -> Estimate:
         """Return the duration alone on the machine."""
+        found = self._estimate(op)
+        moved = op.bytes_read + op.bytes_written
+        return self._roof.bounded(found, op.dtype, 0, moved) if self._roof else found
+
+    def _estimate(self, op: Pointwise) -> Estimate:
         row = self._exact.get(op)
         if row is not None:
             return Estimate(row.median_us, "measured", row_error(row))
-        total = op.bytes_read + op.bytes_written
+        total = max(1, op.bytes_read + op.bytes_written)
         if op.name in self._by_name:
             return self._between(self._by_name[op.name], total)
         fit = self._fit(op.name)

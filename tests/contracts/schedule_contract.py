@@ -111,7 +111,8 @@ def every_value_has_a_size(built: Built) -> None:
 
 
 def uncut_takes_the_baselines_time(built: Built) -> None:
-    """One row and one column slice: every fixed order is the baseline's; greedy no slower.
+    """One row and one column slice: every fixed order is the baseline's; greedy no slower, but for
+    the stack's ends, where it has no wgrads of a layer before to fill a layer's all-reduces with.
 
     Greedy is compared without contention, launches and replicas: its planner leaves these out.
     """
@@ -122,7 +123,9 @@ def uncut_takes_the_baselines_time(built: Built) -> None:
     greedy = SlicePlan(row_slices=1, order="greedy", wgrad="fill")
     alone = replace(built.case.cluster, dp=1)
     calm = with_cost(replace(built.case, cluster=alone), cost_model(0.0, True))
-    assert predict(calm, greedy).makespan_ns <= predict(calm, MEGATRON).makespan_ns
+    unsliced = predict(calm, MEGATRON)
+    a_layer_ns = unsliced.comm_ns // calm.model.num_hidden_layers
+    assert predict(calm, greedy).makespan_ns <= unsliced.makespan_ns + a_layer_ns
 
 
 def path_and_bound_are_below_the_makespan(built: Built) -> None:

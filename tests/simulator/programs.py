@@ -11,6 +11,7 @@ from simulator.contention import (
     Contention,
     ContentionFit,
     SizeContention,
+    Slowdown,
 )
 from simulator.ops import Pointwise
 from simulator.program import WORK_UNIT, Loop, Program, Step
@@ -36,13 +37,15 @@ def random_contention(rng: random.Random) -> Contention:
             sms_per_cta=rng.choice((0.0, 1.0, 1.85)),
             factor=1 + rng.random(),
             us_per_cta=rng.choice((0.0, 0.02)),
+            error=0.1,
         )
         for family in ("gemm", "attention", "pointwise")
     )
     fit = ContentionFit(
         sm_count=rng.choice((108, 132)), default_ctas=rng.choice((8, 16, 24)), compute=laws,
-        collective_factor=1 + rng.random() / 2, same_links_factor=1 + rng.random(),
-        other_links_factor=1.0 + rng.random() / 10, error=0.1,
+        collective=Slowdown(factor=1 + rng.random() / 2, error=0.1),
+        same_links=Slowdown(factor=1 + rng.random(), error=0.1),
+        other_links=Slowdown(factor=1.0 + rng.random() / 10, error=0.1),
         by_size=random_sizes(rng) if rng.random() < 0.5 else (),
     )  # fmt: skip
     return Contention(fit)

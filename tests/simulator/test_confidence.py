@@ -1,20 +1,23 @@
-"""Intervals and levels: errors weighted by time on the critical path."""
+"""Intervals and levels: errors weighted by time on the critical path, sources by provenance."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from simulator.case import Case
-from simulator.confidence import LOW_SHARE, MEDIUM_SHARE, confidence_of
+from simulator.confidence import LOW_SHARE, MEDIUM_SHARE, Confidence, confidence_of
 from simulator.contention import Contention
 from simulator.cost import CostModel, Launch
 from simulator.estimate import Estimate, Source
 from simulator.ops import Collective, Gemm, Signature
-from simulator.plan import MEGATRON
-from simulator.predict import simulate
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.predict import predict, simulate
 from simulator.presets import MODELS
+from simulator.profile import Profile, ProvenanceKind
 from simulator.schedule import COMPUTE, TP, OpTemplate, Repeat, Schedule, Segment
 from simulator.skew import SkewFit
 from simulator.specs import ClusterSpec, Workload
@@ -22,19 +25,19 @@ from simulator.timeline import Timeline
 from tests.simulator.cases import bundled_profile, cost_model, with_cost
 
 GEMM, OTHER, REDUCE = Gemm(1, 1, 1), Gemm(2, 2, 2), Collective("all_reduce", 8, 1, 8)
+SLICED = SlicePlan(row_slices=2)
 
 
 class StatedCost(CostModel):
     """A cost model whose estimates are given."""
 
     def __init__(self, estimates: dict[Signature, Estimate]) -> None:
-        self.estimates = estimates
+        super().__init__(bundled_profile(), cuda_graph=True)
+        self.stated = estimates
         self.contention = Contention(None)
-        self.skew: SkewFit | None = None
-        self.launch = Launch(mode="none")
 
     def estimate(self, signature: Signature) -> Estimate:
-        return self.estimates[signature]
+        return self.stated[signature]
 
 
 def timeline_of(*spans: tuple[str, Signature, int, int]) -> Timeline:
@@ -51,11 +54,11 @@ def timeline_of(*spans: tuple[str, Signature, int, int]) -> Timeline:
     )
 
 
-def costs(source: Source = "fitted") -> StatedCost:
+def costs(source: Source = "fitted", other_us: float = 0.2) -> StatedCost:
     return StatedCost(
         {
             GEMM: Estimate(0.6, "measured", 0.1),
-            OTHER: Estimate(0.2, source, 0.5),
+            OTHER: Estimate(other_us, source, 0.5),
             REDUCE: Estimate(0.2, "interpolated", 0.2),
         }
     )
@@ -74,7 +77,7 @@ def test_one_sections_errors_add_and_sections_are_independent() -> None:
 
 def test_only_the_critical_path_counts() -> None:
     hidden = timeline_of(("a", GEMM, 0, 600), ("ar", REDUCE, 600, 800), ("b", OTHER, 600, 1000))
-    assert "interpolated" not in confidence_of(hidden, costs()).shares
+    assert "interpolated" not in confidence_of(hidden, costs(other_us=0.4)).shares
 
 
 @pytest.mark.parametrize(("length", "level"), [(40, "high"), (150, "medium"), (400, "low")])
@@ -84,7 +87,9 @@ def test_time_that_was_not_looked_up_lowers_the_level(
 ) -> None:
     assert (MEDIUM_SHARE, LOW_SHARE) == (0.05, 0.20)
     timeline = timeline_of(("a", GEMM, 0, 1000 - length), ("b", OTHER, 1000 - length, 1000))
-    found = confidence_of(timeline, costs(source))
+    cost = costs(source, other_us=length / 1000)
+    cost.stated[GEMM] = Estimate((1000 - length) / 1000, "measured", 0.1)
+    found = confidence_of(timeline, cost)
     assert found.level == level
     assert bool(found.warnings) == (source == "extrapolated")
 
@@ -103,6 +108,65 @@ def test_an_interval_never_reaches_below_zero() -> None:
     assert (found.low_ns, found.high_ns) == (0, 4000)
 
 
+@pytest.mark.parametrize(("wait", "level"), [(20, "high"), (150, "medium"), (400, "low")])
+def test_waits_for_a_host_of_assumed_costs_lower_the_level(wait: int, level: str) -> None:
+    cost = StatedCost({GEMM: Estimate((1000 - wait) / 1000, "measured", 0.0)})
+    cost.launch = Launch(mode="async", source="assumed", error=0.5)
+    found = confidence_of(timeline_of(("a", GEMM, wait, 1000)), cost)
+    assert found.level == level
+    assert found.shares == pytest.approx({"measured": 1 - wait / 1000, "assumed": wait / 1000})
+    assert (found.low_ns, found.high_ns) == (1000 - wait // 2, 1000 + wait // 2)
+
+
+@pytest.mark.parametrize(("stretch", "level"), [(40, "high"), (150, "medium"), (400, "low")])
+def test_what_assumed_contention_adds_lowers_the_level(stretch: int, level: str) -> None:
+    cost = StatedCost({GEMM: Estimate((1000 - stretch) / 1000, "measured", 0.0)})
+    cost.contention = Contention(bundled_profile().section("contention").fit, strength=0.0)
+    found = confidence_of(timeline_of(("a", GEMM, 0, 1000)), cost)
+    assert found.level == level
+    assert found.shares == pytest.approx(
+        {"measured": 1 - stretch / 1000, "assumed": stretch / 1000}
+    )
+
+
+def with_kinds(profile: Profile, **kinds: ProvenanceKind) -> Profile:
+    """The profile with the sections' provenance of these kinds."""
+    sections: dict[str, Any] = {
+        name: replace(
+            profile.section(name),
+            provenance=replace(profile.section(name).provenance, kind=kind, error=0.2),
+        )
+        for name, kind in kinds.items()
+    }
+    return replace(profile, **sections)
+
+
+def of_profile(profile: Profile, plan: SlicePlan = MEGATRON, **cluster: Any) -> Confidence:
+    case = Case(
+        model=MODELS["gpt3-6.7b"],
+        workload=Workload(seq_length=2048, micro_batch_size=8),
+        cluster=ClusterSpec(tp=8, **cluster),
+        profile=profile,
+    )
+    return confidence_of(simulate(case, plan), case.cost)
+
+
+SECTION_SHARES = {"gemm": 0.25, "attention": 0.02, "pointwise": 0.02, "collectives": 0.1}
+
+
+@pytest.mark.parametrize("section", SECTION_SHARES)
+def test_look_ups_of_an_assumed_section_are_assumed(section: str) -> None:
+    before = of_profile(with_kinds(bundled_profile(), launch="measured"), cuda_graph=True)
+    assumed: dict[str, ProvenanceKind] = {section: "assumed"}
+    after = of_profile(with_kinds(bundled_profile(), **assumed), cuda_graph=True)
+    more = after.shares["assumed"] - before.shares.get("assumed", 0.0)
+    assert more > SECTION_SHARES[section]
+    assert after.high_ns > before.high_ns
+    assert (after.low_ns + after.high_ns) / 2 == pytest.approx(
+        (before.low_ns + before.high_ns) / 2, rel=1e-6
+    )
+
+
 def test_contention_widens_a_real_interval() -> None:
     widths = []
     for contention in (0.0, 2.0):
@@ -115,9 +179,33 @@ def test_contention_widens_a_real_interval() -> None:
             ),
             cost_model(contention, True),
         )
-        timeline = simulate(case, MEGATRON)
+        timeline = simulate(case, SLICED)
         found = confidence_of(timeline, case.cost)
         assert found.low_ns < timeline.makespan_ns < found.high_ns
         assert sum(found.shares.values()) == pytest.approx(1.0)
         widths.append(found.high_ns - found.low_ns)
     assert widths[1] > widths[0]
+
+
+def test_a_hidden_collective_that_may_be_exposed_widens_the_interval() -> None:
+    """The factor of collectives is off no op of the critical path, but the plan depends on it."""
+    profile = bundled_profile()
+    section = profile.section("contention")
+
+    def wrong_by(error: float) -> Profile:
+        slow = replace(section.fit.collective, error=error)
+        fit = replace(section.fit, collective=slow)
+        return replace(profile, contention=replace(section, fit=fit))
+
+    sure, unsure = (of_profile(wrong_by(e), SLICED, cuda_graph=True) for e in (0.0, 3.0))
+    assert unsure.high_ns > 1.02 * sure.high_ns
+    case = Case(
+        model=MODELS["gpt3-6.7b"], workload=Workload(seq_length=2048, micro_batch_size=8),
+        cluster=ClusterSpec(tp=8, cuda_graph=True), profile=wrong_by(3.0),
+    )  # fmt: skip
+    fit = case.profile.section("contention").fit
+    longer = predict(with_cost(case, case.cost.beside(fit.worse("collectives"))), SLICED)
+    half_sure = (sure.high_ns - sure.low_ns) / 2
+    half = (unsure.high_ns - unsure.low_ns) / 2
+    added = longer.makespan_ns - predict(case, SLICED).makespan_ns
+    assert half == pytest.approx(math.hypot(half_sure, added), rel=1e-3)

@@ -17,16 +17,18 @@ from simulator.contention import (
     ContentionFit,
     Family,
     SizeContention,
+    Slowdown,
 )
 from simulator.errors import InputError, ProfileError
 
 FIT = ContentionFit(
     sm_count=100, default_ctas=20,
     compute=(
-        ComputeContention(family="gemm", sms_per_cta=2.0, factor=1.1),
-        ComputeContention(family="pointwise", sms_per_cta=0.0, factor=1.2),
+        ComputeContention(family="gemm", sms_per_cta=2.0, factor=1.1, error=0.03),
+        ComputeContention(family="pointwise", sms_per_cta=0.0, factor=1.2, error=0.03),
     ),
-    collective_factor=1.15, same_links_factor=2.0, other_links_factor=1.1, error=0.03,
+    collective=Slowdown(factor=1.15, error=0.03), same_links=Slowdown(factor=2.0, error=0.1),
+    other_links=Slowdown(factor=1.1, error=0.1),
 )  # fmt: skip
 GEMM, POINTWISE = ComputeFamily("gemm"), ComputeFamily("pointwise")
 TP, TP10, DP = CollectiveFamily(1, 8), CollectiveFamily(1, 8, 10), CollectiveFamily(4, 1)
@@ -65,7 +67,7 @@ def test_compute_keeps_some_sms_whatever_happens() -> None:
 
 
 def test_short_ops_lose_the_same_time_as_long_ones() -> None:
-    law = ComputeContention(family="gemm", sms_per_cta=0.0, factor=1.0, us_per_cta=1.5)
+    law = ComputeContention(family="gemm", sms_per_cta=0.0, factor=1.0, us_per_cta=1.5, error=0.1)
     fit = replace(FIT, compute=(law, FIT.compute[1]))
     contention = Contention(fit)
     assert contention.depends_on_duration("gemm")

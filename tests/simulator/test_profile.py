@@ -13,6 +13,7 @@ from simulator.errors import MissingSectionError, ProfileError
 from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.gemm import GemmRow
 from simulator.profile import (
+    SCHEMA,
     CollectiveSection,
     GemmSection,
     Machine,
@@ -49,7 +50,7 @@ def test_a_missing_section_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"schema": 3}, {"schema": 1}, {"schema": 0}, {"name": ""}, {"name": "../up"},
+        {"schema": SCHEMA + 1}, {"schema": SCHEMA - 1}, {"schema": 0}, {"name": ""}, {"name": "../up"},
         {"created": "today"},
     ],
 )  # fmt: skip
@@ -119,7 +120,7 @@ def at(plain: Any, path: str) -> tuple[Any, str | int]:
         ("pointwise.fits.0.error", 1e308), ("pointwise.fits.0.small_gb_s", 1e-300),
         ("collectives.fits.0.knots_bytes.0", -1), ("collectives.fits.0.us_per_mib.0", 1e308),
         ("collectives.fits.0.latency_us", 1e308), ("collectives.nic_gb_s", 1e-300),
-        ("gemm.provenance.error", 1e308), ("contention.fit.collective_factor", 1e308),
+        ("gemm.provenance.error", 1e308), ("contention.fit.collective.factor", 1e308),
         ("contention.fit.compute.0.sms_per_cta", 1e308),
     ],
 )  # fmt: skip

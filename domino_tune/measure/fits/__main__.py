@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Final
 
 from domino_tune.measure.fits.a100 import a100_profile
-from domino_tune.measure.fits.h100 import h100_profile
+from domino_tune.measure.fits.h100 import h100_collectives, h100_profile
 from domino_tune.measure.fits.h200 import h200_profile
 from domino_tune.measure.fits.unshipped import fit_unshipped
-from domino_tune.store.profiles import load_profile, save_profile
+from domino_tune.store.profiles import save_profile
 from simulator.profile import Profile
 
 BUILDERS: Final[dict[str, Callable[[argparse.Namespace], Profile]]] = {
-    "h100-dgx": lambda given: h100_profile(given.data),
-    "a100-sxm": lambda given: a100_profile(given.data),
+    "h100-dgx": lambda given: h100_profile(given.data, given.measurements / "h200-sxm"),
+    "a100-sxm": lambda given: a100_profile(given.data, given.measurements / "h200-sxm"),
     "h200-sxm": lambda given: h200_profile(
-        given.measurements / "h200-sxm", load_profile("h100-dgx")
+        given.measurements / "h200-sxm", h100_collectives(given.data)
     ),
 }
 """Name → the function that makes the profile from the given folders."""

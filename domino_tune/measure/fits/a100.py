@@ -8,6 +8,8 @@ from pathlib import Path
 from domino_tune.measure.fits.collectives import fit_collectives
 from domino_tune.measure.fits.common import rounded
 from domino_tune.measure.fits.h100 import CREATED, h100_attention_fit
+from domino_tune.measure.fits.h200 import h200_ops
+from domino_tune.measure.fits.hopper import pointwise_laws
 from domino_tune.measure.fits.parts import (
     AICONFIGURATOR,
     ASSUMED_ERROR,
@@ -15,8 +17,6 @@ from domino_tune.measure.fits.parts import (
     contention_law,
     eager_launch,
     gemm_section,
-    pointwise_fits,
-    scaled_pointwise,
 )
 from domino_tune.measure.fits.unshipped import (
     A100_SMS,
@@ -43,8 +43,8 @@ NIC_GB_S = 21.25
 NIC_LATENCY_US = 9.5
 
 
-def a100_profile(data: Path) -> Profile:
-    """Return the profile, fitted from the folder ``data``."""
+def a100_profile(data: Path, measurements: Path) -> Profile:
+    """Return the profile, fitted from the folder ``data`` and our records of an H200."""
     return Profile(
         name="a100-sxm",
         created=CREATED,
@@ -52,11 +52,12 @@ def a100_profile(data: Path) -> Profile:
         gemm=gemm_section(
             data / "measured" / "a100_gemm_bf16.csv.gz",
             A100_SMS,
-            "Forward layout, short bursts under a CUDA graph at boost clock. dgrad and wgrad are "
-            "assumed to cost what the forward GEMM of their shape does.",
+            clock="boost at first, not recorded: short bursts under a CUDA graph",
+            note="dgrad is assumed to cost what the forward GEMM of its shape does, wgrad that and "
+            "the bytes of its fp32 sums.",
         ),
         attention=_attention(data),
-        pointwise=_pointwise(data),
+        pointwise=_pointwise(measurements),
         collectives=_collectives(data),
         contention=_contention(data),
         launch=eager_launch(),
@@ -72,6 +73,7 @@ def _machine() -> Machine:
         peak_tflops={"bf16": PEAK_TFLOPS, "fp16": PEAK_TFLOPS, "fp32": 19.5, "fp64": 19.5},
         memory_bandwidth_gb_s=MEMORY_GB_S,
         backend="nccl",
+        l2_mb=40.0,
         details={
             "node": "8 GPUs on NVSwitch",
             "network": "8 x 200 Gb/s InfiniBand a node, one NIC a GPU (assumed)",
@@ -103,13 +105,15 @@ def _attention(data: Path) -> AttentionSection:
     )
 
 
-def _pointwise(data: Path) -> PointwiseSection:
-    h100 = pointwise_fits(data / "measured" / "h100_pointwise_llama2.csv.gz")
+def _pointwise(measurements: Path) -> PointwiseSection:
+    laws = pointwise_laws(h200_ops(measurements), _machine())
     return PointwiseSection(
-        fits=scaled_pointwise(h100, MEMORY_GB_S / H100_MEMORY_GB_S),
+        fits=tuple(
+            replace(fit, kind="assumed", error=max(fit.error, ASSUMED_ERROR)) for fit in laws
+        ),
         provenance=Provenance(
             kind="assumed",
-            source="The H100 laws, by memory bandwidth",
+            source="The laws of an H200, by memory bandwidth",
             error=ASSUMED_ERROR,
         ),
     )

@@ -51,17 +51,20 @@ def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> BesideFit:
     for case in cases:
         others = _solve([cell for cell in cells if cell.case != case], sm_count)
         left_out += _errors(others, [cell for cell in cells if cell.case == case], sm_count)
+    error = rounded(float(np.mean(left_out)), 3)
     return BesideFit(
-        law=_law([rounded(float(value)) for value in parameters], cells[0].family),
+        law=_law([rounded(float(value)) for value in parameters], cells[0].family, error),
         error=rounded(float(np.mean(_errors(parameters, cells, sm_count))), 3),
-        leave_case_out_error=rounded(float(np.mean(left_out)), 3),
+        leave_case_out_error=error,
     )
 
 
-def _law(parameters: Sequence[float] | Floats, family: str) -> ComputeContention:
+def _law(
+    parameters: Sequence[float] | Floats, family: str, error: float = 0.0
+) -> ComputeContention:
     sms_per_cta, factor, us_per_cta = (float(value) for value in parameters)
     return ComputeContention(
-        family=family, sms_per_cta=sms_per_cta, factor=factor, us_per_cta=us_per_cta
+        family=family, sms_per_cta=sms_per_cta, factor=factor, us_per_cta=us_per_cta, error=error
     )
 
 

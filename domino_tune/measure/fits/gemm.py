@@ -64,7 +64,12 @@ _RATE_RANGE: Final = 10.0
 
 
 def fit_gemm(
-    rows: Sequence[Shape], sm_count: int, *, layout: str = "forward", dtype: str = "bf16"
+    rows: Sequence[Shape],
+    sm_count: int,
+    *,
+    layout: str = "forward",
+    dtype: str = "bf16",
+    accumulate: bool = False,
 ) -> GemmFit:
     """Fit rows of (m, n, k, microseconds) on a GPU of ``sm_count`` SMs; takes some seconds.
 
@@ -78,7 +83,8 @@ def fit_gemm(
         for column, name in enumerate("mnk")
     }
     return GemmFit(
-        law="tiled", layout=layout, dtype=dtype, params=_params(_fit(table, sm_count)),
+        law="tiled", layout=layout, dtype=dtype, accumulate=accumulate,
+        params=_params(_fit(table, sm_count)),
         error=_rounded(error, 3), ranges=ranges,
     )  # fmt: skip
 

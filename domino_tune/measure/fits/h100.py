@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from domino_tune.measure.fits.attention import fit_attention
+from domino_tune.measure.fits.h200 import (
+    SOURCE,
+    collective_slowdown,
+    contention_records,
+    h200_ops,
+)
+from domino_tune.measure.fits.hopper import TRANSFER_ERROR, backward_gemms, pointwise_laws
 from domino_tune.measure.fits.parts import (
     AICONFIGURATOR,
     OVERLAP,
-    VIDUR,
     contention_law,
     eager_launch,
     gemm_section,
     node_collectives,
-    pointwise_fits,
 )
 from domino_tune.measure.fits.unshipped import a100_overlap, h100_nodes_all_reduce
 from domino_tune.measure.importers.tables import attention_csv, attention_pair_csv
+from simulator.contention import Slowdown
 from simulator.lookup.attention import AttentionFit
 from simulator.profile import (
     AttentionSection,
     CollectiveSection,
     ContentionSection,
+    GemmSection,
     Machine,
     PointwiseSection,
     Profile,
@@ -35,25 +43,37 @@ NIC_GB_S = 42.5
 NIC_LATENCY_US = 9.5
 
 
-def h100_profile(data: Path) -> Profile:
-    """Return the profile, fitted from the folder ``data``."""
+def h100_profile(data: Path, measurements: Path) -> Profile:
+    """Return the profile, fitted from the folder ``data`` and our records of an H200."""
+    machine, h200 = _machine(), h200_ops(measurements)
     return Profile(
         name="h100-dgx",
         created=CREATED,
-        machine=_machine(),
-        gemm=gemm_section(
-            data / "measured" / "h100_gemm_bf16.csv.gz",
-            SM_COUNT,
-            "Forward layout, short bursts under a CUDA graph at boost clock; 2024 layer timings "
-            "(Vidur) are 10–15 % slower and sustained training may be too: not rescaled. dgrad "
-            "and wgrad are assumed to cost what the forward GEMM of their shape does.",
-        ),
+        machine=machine,
+        gemm=_gemm(data, h200, machine),
         attention=_attention(data),
-        pointwise=_pointwise(data),
-        collectives=_collectives(data),
-        contention=_contention(data),
+        pointwise=PointwiseSection(
+            fits=pointwise_laws(h200, machine), provenance=_pointwise_provenance()
+        ),
+        collectives=h100_collectives(data),
+        contention=_contention(data, collective_slowdown(contention_records(measurements))),
         launch=eager_launch(),
     )
+
+
+def _gemm(data: Path, h200: Profile, machine: Machine) -> GemmSection:
+    section = gemm_section(
+        data / "measured" / "h100_gemm_bf16.csv.gz",
+        SM_COUNT,
+        clock="boost at first, not recorded: short bursts under a CUDA graph. Long GEMMs are "
+        "slower by FLOP than middle ones: the power cap, in the law.",
+        note="2024 layer timings (Vidur) are 10–15 % slower: not rescaled. dgrad and wgrad: the "
+        "forward law times the ratio that our H200 showed for the shape, with fp32 sums at this "
+        f"GPU's bandwidth; {TRANSFER_ERROR:.0%} more error for that.",
+    )
+    backward = backward_gemms(h200, section.fits[0], machine)
+    fits = sorted((*section.fits, *backward), key=lambda f: (f.layout, f.dtype, f.accumulate))
+    return replace(section, fits=tuple(fits))
 
 
 def h100_attention_fit(data: Path) -> AttentionFit:
@@ -74,6 +94,7 @@ def _machine() -> Machine:
         peak_tflops={"bf16": 989.4, "fp16": 989.4, "fp32": 66.9, "fp64": 66.9},
         memory_bandwidth_gb_s=3350.0,
         backend="nccl",
+        l2_mb=50.0,
         details={
             "node": "DGX H100: 8 GPUs on NVSwitch (NVLink SHARP)",
             "network": "8 x 400 Gb/s InfiniBand a node, one NIC a GPU",
@@ -98,22 +119,18 @@ def _attention(data: Path) -> AttentionSection:
     )
 
 
-def _pointwise(data: Path) -> PointwiseSection:
-    fits = pointwise_fits(data / "measured" / "h100_pointwise_llama2.csv.gz")
-    return PointwiseSection(
-        fits=fits,
-        provenance=Provenance(
-            kind="fitted",
-            source=f"Llama-2 7B and 70B layers, fp16, forward: {VIDUR}",
-            error=max(fit.error for fit in fits if fit.kind == "fitted"),
-            note="1 us resolution, 2024 serving kernels. Assumed: backward ops stream their bytes "
-            "as the forward op does; LayerNorm's forward, dropout, loss and optimizer stream as "
-            "the residual add; GELU and ReLU as SwiGLU.",
-        ),
+def _pointwise_provenance() -> Provenance:
+    return Provenance(
+        kind="fitted",
+        source=f"{SOURCE}, by memory bandwidth",
+        error=TRANSFER_ERROR,
+        note="The same chip behind slower memory: rates within the L2 as there, beyond it by the "
+        "ratio of the data sheets' bandwidths. Ops that are assumed there are assumed here.",
     )
 
 
-def _collectives(data: Path) -> CollectiveSection:
+def h100_collectives(data: Path) -> CollectiveSection:
+    """Return collectives of one node (published tables) and of several (numbers fitted to some)."""
     node = node_collectives(data / "measured" / "h100_nccl_nvlink.csv")
     fits = tuple(sorted((*node, *h100_nodes_all_reduce(data)), key=lambda fit: fit.group))
     reduce = [fit.error for fit in fits if fit.op == "all_reduce"]
@@ -135,19 +152,22 @@ def _collectives(data: Path) -> CollectiveSection:
     )
 
 
-def _contention(data: Path) -> ContentionSection:
+def _contention(data: Path, collective: Slowdown) -> ContentionSection:
     overlapped = a100_overlap(data)
+    fit = contention_law(
+        overlapped.fit, sm_count=SM_COUNT, default_ctas=NVLS_CTAS, kind="assumed", error=0.15
+    )
     return ContentionSection(
-        fit=contention_law(
-            overlapped.fit, sm_count=SM_COUNT, default_ctas=NVLS_CTAS, kind="assumed", error=0.15
-        ),
+        fit=replace(fit, collective=replace(fit.collective, error=collective.error)),
         provenance=Provenance(
             kind="assumed",
             source=f"Law fitted on 4x A100 ({overlapped.cells} cells of {OVERLAP}), with H100's "
             "132 SMs",
             error=0.15,
             note="NCCL is taken to use 16 CTAs. A GEMM beside 24 CTAs then slows 1.7 times, as one "
-            "reported H100 case did (80 to 47 % MFU). Pointwise ops 1.15 times, two collectives "
-            "sharing links half speed each, not sharing them 1.1 times: all assumed.",
+            "reported H100 case did (80 to 47 % MFU). A collective's own factor is "
+            f"{collective.error:.0%} off on average where collectives met GEMMs on our H200. "
+            "Pointwise ops 1.15 times, two collectives sharing links half speed each, not sharing "
+            "them 1.1 times: all assumed.",
         ),
     )

@@ -9,7 +9,7 @@ import gzip
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,12 +17,14 @@ from typing import Any, Final
 from domino_tune.measure.fits.beside import Beside, BesideFit, fit_beside
 from domino_tune.measure.fits.common import rounded
 from domino_tune.measure.fits.gemm import fit_gemm
+from domino_tune.measure.fits.parts import LAUNCH_ERROR, OTHER_LINKS, SAME_LINKS
 from domino_tune.measure.fits.pointwise import fit_pointwise
 from domino_tune.measure.op_rows import add_ops
-from simulator.contention import ContentionFit
+from simulator.contention import ContentionFit, Slowdown
 from simulator.lookup.gemm import GemmFit, GemmRow
-from simulator.lookup.pointwise import PointwiseFit, PointwiseRow
+from simulator.lookup.pointwise import DEFAULT, PointwiseFit, PointwiseRow
 from simulator.profile import (
+    CollectiveSection,
     ContentionSection,
     LaunchSection,
     Machine,
@@ -33,11 +35,20 @@ from simulator.profile import (
 
 SM_COUNT: Final = 132
 CREATED: Final = "2026-11-20"
+BOOST: Final = (
+    "boost, up to 1980 MHz, not recorded: bursts on a GPU that spins, cool, while the host issues "
+    "the ops ahead. A long run's 1470 MHz makes compute-bound ops up to 1.35 times slower."
+)
 SOURCE: Final = "scripts/gpu-profile on one H200: measurements/h200-sxm"
 FULL_RATE: Final = 40.0
 """Bytes/ns that a CTA moves through HBM in the cells of the law; in others it moves none."""
 NVLS_CTAS: Final = 16
 ASSUMED_COLLECTIVE_US: Final = 15.0
+ASSUMED_COLLECTIVES: Final = 0.1
+"""Expected error of an H100's collective on an H200."""
+COLLECTIVE_FACTOR: Final = 1.144
+"""Slowdown of a collective beside compute, measured on A100. Assumed: on Hopper its CTAs get in
+when those of a GEMM end, which this factor does not tell; see ``collective_slowdown``."""
 REWRITTEN: Final[dict[str, tuple[str, float]]] = {
     "rmsnorm": ("layernorm", 1.0),
     "rmsnorm_bwd": ("layernorm_bwd", 1.0),
@@ -52,29 +63,41 @@ REWRITTEN: Final[dict[str, tuple[str, float]]] = {
 they are assumed to take, and the share of it. Dropout's shares follow from its remaining passes
 over memory: drawing the mask (about half of the time) stays, of the others 7 of 19 bytes per
 element stay, and backward 5 of 9."""
+ALIKE: Final[dict[str, tuple[str, float]]] = {
+    "relu": ("gelu", 1.0),
+    "relu_bwd": ("gelu_bwd", 1.0),
+    "copy": ("gelu", 1.0),
+    DEFAULT: ("gelu", 1.0),
+}
+"""Ops that were never measured -> the op that streams as they do."""
 ASSUMED_ERROR: Final = 0.3
 ONE_KERNEL: Final = ("attn.norm", "mlp.norm", "mlp.act", "mlp.act_bwd")
 """Pointwise ops of a GPT that were one kernel when launches were timed."""
 
 
-def h200_profile(measurements: Path, h100: Profile) -> Profile:
-    """Build it from the records in ``measurements``; ``h100`` has what one GPU cannot show."""
-    empty = Profile(name="h200-sxm", created=CREATED, machine=_machine())
-    assert h100.collectives is not None
+def h200_profile(measurements: Path, h100: CollectiveSection) -> Profile:
+    """Build it from the records in ``measurements``; ``h100``: what one GPU cannot show."""
     return replace(
-        _with_ops(empty, records(measurements / "ops.jsonl.gz")),
+        h200_ops(measurements),
         collectives=replace(
-            h100.collectives,
+            h100,
             provenance=replace(
-                h100.collectives.provenance,
+                h100.provenance,
                 kind="assumed",
+                error=ASSUMED_COLLECTIVES,
                 note="Taken over from h100-dgx: H200 nodes have the same NVLink, NVSwitch and "
-                f"network. There: {h100.collectives.provenance.note}",
+                f"network. There: {h100.provenance.note}",
             ),
         ),
-        contention=_contention(records(measurements / "contention.jsonl.gz")),
+        contention=_contention(contention_records(measurements)),
         launch=_launch(records(measurements / "launch.jsonl.gz")),
     )
+
+
+def h200_ops(measurements: Path) -> Profile:
+    """Return the profile with the sections of compute ops only."""
+    empty = Profile(name="h200-sxm", created=CREATED, machine=_machine())
+    return _with_ops(empty, records(measurements / "ops.jsonl.gz"))
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -82,6 +105,11 @@ def records(path: Path) -> list[dict[str, Any]]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
         found = [json.loads(line) for line in file]
     return [record for record in found if "error" not in record]
+
+
+def contention_records(measurements: Path) -> list[dict[str, Any]]:
+    """Return the records of ops beside emulated collectives."""
+    return records(measurements / "contention.jsonl.gz")
 
 
 def beside_cells(rows: Iterable[Mapping[str, Any]]) -> list[Beside]:
@@ -92,10 +120,28 @@ def beside_cells(rows: Iterable[Mapping[str, Any]]) -> list[Beside]:
             alone_us=row["alone_again_ns"] / 1000,
             slowdown=cell["op_mean_ns"] / row["alone_again_ns"],
         )
-        for row in rows
-        for cell in row["cells"]
-        if cell["rate"] == FULL_RATE and cell["collective_first"] and cell["priority"] < 0
+        for row, cell in _full_cells(rows)
     ]  # fmt: skip
+
+
+def _full_cells(
+    rows: Iterable[Mapping[str, Any]],
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    for row in rows:
+        for cell in row["cells"]:
+            if cell["rate"] == FULL_RATE and cell["collective_first"] and cell["priority"] < 0:
+                yield row, cell
+
+
+def collective_slowdown(rows: Iterable[Mapping[str, Any]]) -> Slowdown:
+    """Return the assumed factor, with its mean error on collectives launched beside GEMMs."""
+    measured = [
+        cell["collective_ns"] / cell["collective_alone_ns"]
+        for row, cell in _full_cells(rows)
+        if row["family"] == "gemm"
+    ]
+    error = statistics.fmean(abs(ratio / COLLECTIVE_FACTOR - 1) for ratio in measured)
+    return Slowdown(factor=COLLECTIVE_FACTOR, kind="assumed", error=rounded(error, 2))
 
 
 def _machine() -> Machine:
@@ -107,22 +153,28 @@ def _machine() -> Machine:
         peak_tflops={"bf16": 989.4, "fp16": 989.4, "fp32": 66.9, "fp64": 66.9},
         memory_bandwidth_gb_s=4800.0,
         backend="nccl",
+        l2_mb=50.0,
         details={
             "measured": "one GPU; driver 580.159.04, CUDA 13.0, torch 2.11.0; 700 W",
-            "clocks": "1980 MHz at rest, 1470 MHz under lasting load (power cap)",
+            "clocks": "1980 MHz at rest; 1470 MHz, 690 W under lasting load (power cap)",
         },
     )
 
 
 def _with_ops(profile: Profile, messages: Sequence[Mapping[str, Any]]) -> Profile:
-    """Add every message's rows, with the provenance of the rows and of the laws."""
-    for message in messages:
-        profile = add_ops(profile, message["ops"])
+    """Add the rows with the most samples, with the provenance of the rows and of the laws."""
+    best: dict[str, Mapping[str, Any]] = {}
+    for row in (row for message in messages for row in message["ops"]):
+        known = best.setdefault(str(row["signature"]), row)
+        if known["samples"] <= row["samples"]:
+            best[str(row["signature"])] = row
+    profile = add_ops(profile, best.values())
     measured = Provenance(
         kind="measured",
         source=SOURCE,
-        note="Layers of the presets at TP 8, 4, 2 and in part 1, in place, at sustained clocks "
-        "(about 0.84 of burst throughput), one rank, nothing beside it.",
+        clock=BOOST,
+        note="Layers of the presets at TP 8, 4, 2 and in part 1, in place, one rank, nothing "
+        "beside it.",
     )
     sections = {
         name: replace(getattr(profile, name), provenance=measured)
@@ -131,22 +183,43 @@ def _with_ops(profile: Profile, messages: Sequence[Mapping[str, Any]]) -> Profil
     rows = sections["gemm"].rows
     fits = tuple(gemm_fit(rows, layout) for layout in ("dgrad", "forward", "wgrad"))
     sections["gemm"] = replace(sections["gemm"], fits=fits)
+    sections["pointwise"] = replace(
+        sections["pointwise"], rows=_moved_only(sections["pointwise"].rows)
+    )
     sections["pointwise"] = _rewritten(sections["pointwise"])
     return replace(profile, **sections)
+
+
+def _moved_only(rows: Sequence[PointwiseRow]) -> tuple[PointwiseRow, ...]:
+    """Return the rows without bytes that were counted but not moved.
+
+    Behind the embedding of a model without positions and dropout nothing runs.
+    """
+    found = {
+        moved.key: moved
+        for row in rows
+        for moved in [
+            replace(row, bytes_read=0, bytes_written=0)
+            if row.name == "embedding_post" and row.median_us < 1
+            else row
+        ]
+    }
+    return tuple(found[key] for key in sorted(found))
 
 
 def _rewritten(section: PointwiseSection) -> PointwiseSection:
     """Replace the rows of ops whose kernels have changed by assumed laws."""
     note = (
         f"{section.provenance.note} Assumed, since they became one kernel each after they were "
-        f"measured: {', '.join(sorted(REWRITTEN))}."
+        f"measured: {', '.join(sorted(REWRITTEN))}. Assumed, never measured: "
+        f"{', '.join(sorted(ALIKE))}."
     )
     return replace(
         section,
         rows=tuple(row for row in section.rows if row.name not in REWRITTEN),
         fits=tuple(
             _assumed_law(section.rows, name, like, factor)
-            for name, (like, factor) in REWRITTEN.items()
+            for name, (like, factor) in {**ALIKE, **REWRITTEN}.items()
         ),
         provenance=replace(section.provenance, note=note),
     )
@@ -172,11 +245,12 @@ def gemm_fit(rows: Sequence[GemmRow], layout: str) -> GemmFit:
         for row in rows
         if row.layout == layout and row.accumulate == (layout == "wgrad")
     ]
-    return fit_gemm(shapes, SM_COUNT, layout=layout)
+    return fit_gemm(shapes, SM_COUNT, layout=layout, accumulate=layout == "wgrad")
 
 
 def _contention(rows: Sequence[Mapping[str, Any]]) -> ContentionSection:
     cells = beside_cells(rows)
+    collective = collective_slowdown(rows)
     fits = {
         family: fit_beside([cell for cell in cells if cell.family == family], sm_count=SM_COUNT)
         for family in ("gemm", "attention", "pointwise")
@@ -187,23 +261,24 @@ def _contention(rows: Sequence[Mapping[str, Any]]) -> ContentionSection:
             sm_count=SM_COUNT,
             default_ctas=NVLS_CTAS,
             compute=tuple(fit.law for fit in fits.values()),
-            collective_factor=1.144,
-            same_links_factor=2.0,
-            other_links_factor=1.1,
-            kind="fitted",
-            error=error,
+            collective=collective,
+            same_links=SAME_LINKS,
+            other_links=OTHER_LINKS,
         ),
-        provenance=Provenance(kind="fitted", source=SOURCE, error=error, note=_note(fits)),
+        provenance=Provenance(
+            kind="fitted", source=SOURCE, error=error, note=_note(fits, collective)
+        ),
     )
 
 
-def _note(fits: Mapping[str, BesideFit]) -> str:
+def _note(fits: Mapping[str, BesideFit], collective: Slowdown) -> str:
     errors = ", ".join(f"{name} {fit.leave_case_out_error:.1%}" for name, fit in fits.items())
     return (
         "Ops beside an emulated collective (C CTAs that stream through HBM), C = 1 to 32. Errors "
         f"with each op left out: {errors}. A GEMM loses the same time by a CTA however long it is: "
-        "its last wave. Assumed: that this holds below 70 us, the collective's own factor (as on "
-        "A100), two collectives sharing links half speed each, not sharing them 1.1 times."
+        "its last wave. Assumed: that this holds below 70 us; the collective's own factor, A100's, "
+        f"which is {collective.error:.0%} off on average where these collectives met GEMMs; two "
+        "collectives sharing links half speed each, not sharing them 1.1 times."
     )
 
 
@@ -225,6 +300,7 @@ def _launch(rows: Sequence[Mapping[str, Any]]) -> LaunchSection:
         provenance=Provenance(
             kind="measured",
             source=SOURCE,
+            error=LAUNCH_ERROR,
             note="Host time of the runtime's own ops, median over nine plans of three models on a "
             "virtual machine; they differ by a factor of two. Of pointwise ops only those counted "
             "that were one kernel then, as most are now. A collective's is assumed.",

@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from domino_tune.measure.fits.collectives import fit_collectives
 from domino_tune.measure.fits.contention import OverlapFit
 from domino_tune.measure.fits.gemm import fit_gemm
-from domino_tune.measure.fits.pointwise import fit_pointwise
-from domino_tune.measure.importers.tables import collectives_csv, gemm_csv, pointwise_csv
-from simulator.contention import ComputeContention, ContentionFit
+from domino_tune.measure.importers.tables import collectives_csv, gemm_csv
+from simulator.contention import ComputeContention, ContentionFit, Slowdown
+from simulator.lookup import FitKind
 from simulator.lookup.collectives import CollectiveFit
-from simulator.lookup.pointwise import DEFAULT, PointwiseFit
 from simulator.profile import GemmSection, LaunchSection, Provenance
 
 AICONFIGURATOR = "ai-dynamo/aiconfigurator @095f58a (Apache-2.0)"
 VIDUR = "microsoft/vidur @7d47513 (MIT)"
 OVERLAP = "Evansika959/aiconfigurator_overlap_exp @0488800"
 
-# Ops that one fused kernel streams once, as the fitted op of the same kind does.
-_ALIKE: dict[str, tuple[str, ...]] = {
-    "rmsnorm": ("rmsnorm_bwd", "layernorm_bwd"),
-    "swiglu": ("swiglu_bwd", "gelu", "gelu_bwd", "relu", "relu_bwd"),
-    "rope": ("rope_bwd",),
-    "embedding": ("embedding_bwd",),
-}
-_STREAMED = (
-    "bias_dropout_add", "bias_dropout_add_bwd", "layernorm", "embedding_post", "cross_entropy_max",
-    "cross_entropy_sum", "cross_entropy_grad", "grad_norm", "adam", "copy", DEFAULT,
-)  # fmt: skip
 ASSUMED_ERROR = 0.25
+LAUNCH_ERROR = 0.5
+"""Launch costs differ by a factor of two from plan to plan and from host to host."""
+ASSUMED_SLOWDOWN = 0.15
+"""Expected error of a slowdown that nobody timed on that GPU."""
+POINTWISE_SLOWDOWN = ComputeContention(
+    family="pointwise", sms_per_cta=0.0, factor=1.15, kind="assumed", error=ASSUMED_SLOWDOWN
+)
+"""A collective takes about an eighth of the memory bandwidth: 16 CTAs that read and write at the
+rate of NVLink (0.45 TB/s of 3.35 TB/s)."""
+SAME_LINKS = Slowdown(factor=2.0, kind="assumed", error=ASSUMED_ERROR)
+"""Two collectives on the same links share them evenly: the sum of their rates is the links'."""
+OTHER_LINKS = Slowdown(factor=1.1, kind="assumed", error=0.1)
+"""Two collectives on other links share the memory only: less than what a collective takes of it."""
 
 
-def gemm_section(table: Path, sm_count: int, note: str) -> GemmSection:
-    """Return the tiled law of forward GEMMs; look-ups use it for other layouts, too."""
+def gemm_section(table: Path, sm_count: int, *, clock: str, note: str) -> GemmSection:
+    """Return the tiled law of forward GEMMs."""
     rows = gemm_csv(table.read_bytes()).rows
     fit = fit_gemm([(row.m, row.n, row.k, row.median_us) for row in rows], sm_count)
     return GemmSection(
@@ -44,33 +44,9 @@ def gemm_section(table: Path, sm_count: int, note: str) -> GemmSection:
             kind="fitted",
             source=f"{len(rows)} shapes of {AICONFIGURATOR}",
             error=fit.error,
+            clock=clock,
             note=note,
         ),
-    )
-
-
-def pointwise_fits(table: Path) -> tuple[PointwiseFit, ...]:
-    """Return laws fitted by op, and assumed laws for ops without timings."""
-    rows = pointwise_csv(table.read_bytes()).rows
-    fits: list[PointwiseFit] = []
-    for name in ("add", *_ALIKE):
-        fit = fit_pointwise([row for row in rows if row.name == name], (name,))
-        alike = _STREAMED if name == "add" else _ALIKE[name]
-        fits += [fit, replace(fit, names=alike, kind="assumed", error=ASSUMED_ERROR)]
-    return tuple(fits)
-
-
-def scaled_pointwise(fits: Sequence[PointwiseFit], ratio: float) -> tuple[PointwiseFit, ...]:
-    """Return the assumed laws of a GPU whose memory is ``ratio`` times as fast."""
-    return tuple(
-        replace(
-            fit,
-            small_gb_s=float(f"{fit.small_gb_s * ratio:.4g}"),
-            large_gb_s=float(f"{fit.large_gb_s * ratio:.4g}"),
-            kind="assumed",
-            error=ASSUMED_ERROR,
-        )
-        for fit in fits
     )
 
 
@@ -80,26 +56,24 @@ def node_collectives(table: Path) -> tuple[CollectiveFit, ...]:
 
 
 def contention_law(
-    fit: OverlapFit, *, sm_count: int, default_ctas: int, kind: str, error: float
+    fit: OverlapFit, *, sm_count: int, default_ctas: int, kind: FitKind, error: float
 ) -> ContentionFit:
-    """Return the law: GEMM and attention lose SMs, pointwise ops memory bandwidth (assumed)."""
+    """Return the law of GEMMs. Assumed: attention loses SMs as they do, pointwise ops bandwidth."""
+    gemm = ComputeContention(
+        family="gemm", sms_per_cta=fit.sms_per_cta, factor=fit.compute_factor, kind=kind,
+        error=error,
+    )  # fmt: skip
     return ContentionFit(
         sm_count=sm_count,
         default_ctas=default_ctas,
         compute=(
-            ComputeContention(
-                family="gemm", sms_per_cta=fit.sms_per_cta, factor=fit.compute_factor
-            ),
-            ComputeContention(
-                family="attention", sms_per_cta=fit.sms_per_cta, factor=fit.compute_factor
-            ),
-            ComputeContention(family="pointwise", sms_per_cta=0.0, factor=1.15),
+            gemm,
+            replace(gemm, family="attention", kind="assumed", error=max(error, ASSUMED_SLOWDOWN)),
+            POINTWISE_SLOWDOWN,
         ),
-        collective_factor=fit.collective_factor,
-        same_links_factor=2.0,
-        other_links_factor=1.1,
-        kind="assumed" if kind == "assumed" else "fitted",
-        error=error,
+        collective=Slowdown(factor=fit.collective_factor, kind=kind, error=error),
+        same_links=SAME_LINKS,
+        other_links=OTHER_LINKS,
     )
 
 
@@ -112,6 +86,7 @@ def eager_launch() -> LaunchSection:
         provenance=Provenance(
             kind="assumed",
             source="eager PyTorch: a kernel costs about 6 us of host time to dispatch and launch",
+            error=LAUNCH_ERROR,
             note="Attention adds checks of its arguments, a collective its work object and two "
             "event waits. CUDA graphs make all of them about zero (--cuda-graph).",
         ),

@@ -62,7 +62,7 @@ def test_rows_by_cta_count_give_the_law_and_no_sizes() -> None:
     assert fit.by_size == ()
     assert fit.sm_count == SMS
     assert fit.default_ctas == 20
-    assert fit.collective_factor == pytest.approx(1.1)
+    assert fit.collective.factor == pytest.approx(1.1)
     assert {law.family for law in fit.compute} == set(LAWS)
     contention = Contention(fit)
     beside = contention.slowdowns((ComputeFamily("gemm"), CollectiveFamily(1, 8, 16)))
@@ -77,7 +77,7 @@ def test_what_was_not_measured_is_assumed() -> None:
     del bare["compute"]["attention"]
     fit = contention_fit([bare], sm_count=SMS)
     assert fit.default_ctas == DEFAULT_CTAS
-    assert fit.collective_factor == 1.0
+    assert fit.collective.factor == 1.0
     assert [law.family for law in fit.compute] == ["gemm", "pointwise"]
 
 
@@ -128,25 +128,25 @@ def test_an_earlier_run_may_have_seen_other_families() -> None:
 @pytest.mark.parametrize("ctas", [0, 4])
 def test_the_error_is_what_steps_differ_by(ctas: int) -> None:
     noisy = [row(ctas, like=4, spread=spread) for spread in (0.1, 0.3)]
-    assert contention_fit(noisy[:1], sm_count=SMS).error == pytest.approx(0.1)
+    assert contention_fit(noisy[:1], sm_count=SMS).compute[0].error == pytest.approx(0.1)
     calm = row(ctas, like=4, spread=0.0)
-    assert contention_fit([calm], sm_count=SMS).error == LEAST_ERROR
+    assert contention_fit([calm], sm_count=SMS).compute[0].error == LEAST_ERROR
 
 
 def test_two_collectives_at_once_are_as_measured_or_said_to_be_assumed() -> None:
     rows = [row(0, like=4)]
     assumed = contention_fit(rows, sm_count=1)
-    assert (assumed.same_links_factor, assumed.other_links_factor) == (2.0, 1.0)
+    assert (assumed.same_links.factor, assumed.other_links.factor) == (2.0, 1.0)
     assert "same links" in assumptions(rows, None)
     assert "different links" in assumptions(rows, None)
     apart = {"shared": False, "factor": 1.25, "samples": 3}
     found = contention_fit(rows, sm_count=1, lanes=apart)
-    assert (found.same_links_factor, found.other_links_factor) == (2.0, 1.25)
+    assert (found.same_links.factor, found.other_links.factor) == (2.0, 1.25)
     assert "same links" in assumptions(rows, apart)
     assert "different links" not in assumptions(rows, apart)
     shared = {"shared": True, "factor": 1.75, "samples": 3}
     found = contention_fit(rows, sm_count=1, lanes=shared)
-    assert (found.same_links_factor, found.other_links_factor) == (1.75, 1.0)
+    assert (found.same_links.factor, found.other_links.factor) == (1.75, 1.0)
     assert "same links" not in assumptions(rows, shared)
 
 

@@ -176,7 +176,7 @@ def test_messages_of_two_groups_go_over_their_own_lanes(tmp_path: Path) -> None:
     assert {(row.nodes, row.per_node) for row in found.collectives.rows} == {(1, 2), (2, 1)}
     assert found.contention is not None
     assert "different links" not in found.contention.provenance.note  # TP inside, DP between nodes
-    assert found.contention.fit.other_links_factor >= 1.0
+    assert found.contention.fit.other_links.factor >= 1.0
 
 
 def test_one_rank_measures_a_shard_of_a_larger_group(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ def cells(case: str, per_cta: float = 0.7, factor: float = 1.02) -> list[Beside]
 
 @pytest.mark.parametrize("us_per_cta", [0.0, 1.1])
 def test_a_law_is_found_again(us_per_cta: float) -> None:
-    law = ComputeContention(family="gemm", sms_per_cta=0.7, factor=1.02, us_per_cta=us_per_cta)
+    law = ComputeContention(
+        family="gemm", sms_per_cta=0.7, factor=1.02, us_per_cta=us_per_cta, error=0.1
+    )
     beside = [
         Beside("gemm", case, ctas, alone_us, law.slowdown(ctas, SMS, alone_us))
         for case, alone_us in (("short", 60.0), ("middle", 250.0), ("long", 900.0))

@@ -21,6 +21,7 @@ from simulator.contention import (
     ComputeFamily,
     Contention,
     ContentionFit,
+    Slowdown,
 )
 from simulator.errors import InputError
 from simulator.lookup.attention import AttentionFit, AttentionRow
@@ -101,8 +102,9 @@ def test_the_fit_and_the_simulators_law_are_the_same() -> None:
     """A cell predicted by the fit's formula equals two jobs slowed by ``Contention``."""
     law = ContentionFit(
         sm_count=108, default_ctas=24,
-        compute=(ComputeContention(family="gemm", sms_per_cta=1.9, factor=1.1),),
-        collective_factor=1.14, same_links_factor=2.0, other_links_factor=1.1, error=0.03,
+        compute=(ComputeContention(family="gemm", sms_per_cta=1.9, factor=1.1, error=0.03),),
+        collective=Slowdown(factor=1.14, error=0.03), same_links=Slowdown(factor=2.0, error=0.1),
+        other_links=Slowdown(factor=1.1, error=0.1),
     )  # fmt: skip
     cell = Overlap((1, 1, 1), 8, 400.0, 1000.0, 1.0)
     gemm, comm = (
