@@ -213,7 +213,7 @@ class _ListScheduler:
             heapq.heappush(self.ready, (-self.paths[node], node))
 
     def _continue_chunk(self, last: int) -> int:
-        """Return the next ready fragment of the slice issued last, or −1; a wgrad is of no chunk."""
+        """Return the next ready fragment of the chunk issued last, or −1; wgrads are of none."""
         if last < 0 or self.graph.is_wgrad[last % self.count]:
             return -1
         token = self.graph.tokens[last % self.count]

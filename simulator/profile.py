@@ -26,6 +26,7 @@ from simulator.lookup import (
 )
 from simulator.lookup.attention import AttentionFit, AttentionRow, AttentionTable
 from simulator.lookup.collectives import CollectiveFit, CollectiveRow, CollectiveTable
+from simulator.lookup.expected import POINTWISE_TABLE
 from simulator.lookup.gemm import GemmFit, GemmRow, GemmTable
 from simulator.lookup.pointwise import PointwiseFit, PointwiseRow, PointwiseTable
 from simulator.lookup.roof import Roof
@@ -316,7 +317,7 @@ class Profile:
         return PointwiseTable(
             section.rows,
             section.fits,
-            table_error=_error(section.provenance, 0.1),
+            table_error=_error(section.provenance, POINTWISE_TABLE.error),
             roof=self.machine.roof,
         )
 

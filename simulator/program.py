@@ -248,7 +248,7 @@ class _Compiler:
         numbers = self.numbers.get(template.signature)
         if numbers is None:
             numbers = self.numbers[template.signature] = self._numbers(template.signature)
-        waits = self._waits(template, layer) if self.lanes > 1 else ()
+        waits = self._waits(template, layer)
         work, family, launch_ns = numbers
         wait_ns = 0 if self.cost.skew is None else self._skew_ns(lane, work // WORK_UNIT)
         self.issued[lane] += 1 + (wait_ns > 0)

@@ -22,7 +22,7 @@ from distributed.cli import dask_scheduler, dask_worker
 from packaging.requirements import Requirement
 
 from api.settings import Settings
-from domino_tune import VERSION
+from domino_tune.base.version import VERSION
 from domino_tune.requests.service import ServeRequest
 from tests.conftest import REPOSITORY
 from tests.test_deploy import parsed

@@ -1,6 +1,6 @@
 // The answer: speedup, plan and confidence; then three bars.
-import { count, gib, h, ms, percent, times } from './dom.js';
-import { NAMES, planWords, slices } from './words.js';
+import { gib, h, ms, percent, times } from './dom.js';
+import { NAMES, foundWords, planWords, slices } from './words.js';
 
 const EVEN = 1.005;  // a smaller speedup is no reason to change the plan
 
@@ -49,12 +49,10 @@ export const bars = (rows, longest = Math.max(...rows.map(([, , value]) => value
 /** Return the head of a finished tune or simulation; `result` is null without a search. */
 export const answer = (sim, result) => {
   const { baseline, chosen, no_comm: bound } = sim.variants;
-  const plans = result && `${count(result.space_size)} plans`;
-  const proven = !result ? '' : result.optimality === 'proven' ? ` Proven the fastest of ${plans}.`
-    : ` The best found of ${plans}, not proven.`;
+  const found = result ? ` ${foundWords(result)}.` : '';
   return h('div', { id: 'answer' },
     h('h1', { tabindex: '-1' }, sentence(sim, result)),
-    h('p', { class: 'lead' }, `${planWords(sim.plan)}.${hidden(sim)}${proven}`),
+    h('p', { class: 'lead' }, `${planWords(sim.plan)}.${hidden(sim)}${found}`),
     figures(sim),
     bars([['', 'Megatron-LM', baseline.iteration_ms, baseline.exposed_comm_ms],
       ['chosen', NAMES[sim.plan.strategy], chosen.iteration_ms, chosen.exposed_comm_ms],

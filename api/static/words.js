@@ -1,5 +1,5 @@
 // Labels of plans, requests and states; the same words as in the report.
-import { percent } from './dom.js';
+import { count, percent } from './dom.js';
 
 export const NAMES = { megatron: 'Megatron-LM', no_comm: 'No communication', domino: 'Domino' };
 const ORDERS = { greedy: 'greedy order', inter: 'DeepSpeed’s order (inter)', intra: 'order inside the layer (intra)',
@@ -29,6 +29,11 @@ export const planWords = plan => {
   const said = parts.join(', ');
   return said[0].toUpperCase() + said.slice(1);
 };
+
+/** Return among how many plans the chosen one is the fastest, and by what. */
+export const foundWords = result => result.optimality === 'proven'
+  ? `Fastest of ${count(result.evaluations + result.pruned)} plans under this profile`
+  : `Best of ${count(result.evaluations)} plans tried, others may be faster`;
 
 export const reason = slug => REASONS[slug] ?? (slug || 'not feasible, or not tried').replaceAll('_', ' ');
 

@@ -25,7 +25,7 @@ BENCHES: Final[dict[str, Bench]] = {
     name: _lazy(name)
     for name in (
         "accuracy", "contention", "slices", "published", "upstream", "paper", "speed", "greedy",
-        "search", "properties", "h200", "runtime", "tune_measure",
+        "search", "properties", "h200", "agreement", "constants", "runtime", "tune_measure",
     )
 }  # fmt: skip
 """Benchmarks by name, in the order in which all of them run."""

@@ -25,12 +25,15 @@ def write_setting(path: Path, setting: Setting, inputs: Mapping[str, Any]) -> No
 
 def read_setting(path: Path, inputs: Mapping[str, Any]) -> Setting:
     """Return the setting in a file. Raise InputError where its inputs are not ``inputs``."""
-    setting = read_record(path, inputs)
+    return setting_from(read_record(path, inputs))
+
+
+def setting_from(plain: Mapping[str, Any]) -> Setting:
+    """Return the setting that ``asdict`` made ``plain`` of, read from JSON."""
     cells = tuple(
-        Cell(**{**cell, **{name: tuple(cell[name]) for name in ROUNDS}})
-        for cell in setting.pop("cells")
+        Cell(**{**cell, **{name: tuple(cell[name]) for name in ROUNDS}}) for cell in plain["cells"]
     )
-    return Setting(**setting, cells=cells)
+    return Setting(**{**plain, "cells": cells})
 
 
 def write_record(path: Path, result: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:

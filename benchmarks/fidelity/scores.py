@@ -104,6 +104,16 @@ class Setting:
         return next(cell for cell in self.cells if cell.plan == plan)
 
     @property
+    def name(self) -> str:
+        """Return model and link."""
+        return f"{self.model}, {self.link}"
+
+    @property
+    def error(self) -> float:
+        """Return the mean absolute error of its plans."""
+        return statistics.fmean(abs(cell.error) for cell in self.cells)
+
+    @property
     def spread(self) -> float:
         """Return slowest plan / fastest plan − 1, as measured."""
         logs = self._relative_logs(0, 1).values()
@@ -137,6 +147,11 @@ class Setting:
             for a, b in combinations(self.cells, 2)
         )
 
+    @property
+    def all_pairs(self) -> int:
+        """Return the number of pairs of plans."""
+        return math.comb(len(self.cells), 2)
+
     def pairs(self) -> Iterator[bool]:
         """Yield for each pair of plans that differ by more than the noise: is its order right?"""
         first, second = self._relative_logs(0), self._relative_logs(1)
@@ -160,42 +175,58 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """The numbers of all settings. Errors and noise are means of absolute relative values."""
+    """The numbers of all settings. Errors and noise are means of absolute relative values.
+
+    ``worst_setting`` and ``worst_cell`` name the largest errors; a cell's error has a sign.
+    ``pairs`` are those that ``Setting.pairs`` judges, ``left_out`` the others; ``concordance`` is
+    None without a judged pair. ``spread_settings`` are those that count for regret.
+    """
 
     cells: int
     error: float
+    worst_setting: str
+    worst_setting_error: float
+    worst_cell: str
+    worst_cell_error: float
     steady_error: float
     noise: float
     emulated_error: float
-    limit: float
     pairs: int
-    concordance: float
+    left_out: int
+    concordance: float | None
+    settings: int
+    spread_settings: int
     tuned_regret: float | None
     two_regret: float | None
     random_regret: float | None
-
-    @property
-    def accurate(self) -> bool:
-        """Return whether the error is within max(3 %, twice the noise)."""
-        return self.error <= self.limit
 
 
 def score(settings: Sequence[Setting]) -> Score:
     """Return the numbers of a report. A regret is the worst of all settings whose plans spread by
     more than ``MIN_SPREAD``, or None where there is none."""
     cells = [cell for setting in settings for cell in setting.cells]
-    noise = statistics.fmean(abs(cell.noise) for cell in cells)
+    worst_setting = max(settings, key=lambda setting: setting.error)
+    in_setting, worst_cell = max(
+        ((setting, cell) for setting in settings for cell in setting.cells),
+        key=lambda named: abs(named[1].error),
+    )
     pairs = [right for setting in settings for right in setting.pairs()]
     spread = [setting for setting in settings if setting.spread > MIN_SPREAD]
     return Score(
         cells=len(cells),
         error=statistics.fmean(abs(cell.error) for cell in cells),
+        worst_setting=worst_setting.name,
+        worst_setting_error=worst_setting.error,
+        worst_cell=f"{in_setting.name}, {worst_cell.plan}",
+        worst_cell_error=worst_cell.error,
         steady_error=statistics.fmean(abs(cell.steady_error) for cell in cells),
-        noise=noise,
+        noise=statistics.fmean(abs(cell.noise) for cell in cells),
         emulated_error=statistics.fmean(abs(cell.emulated_error) for cell in cells),
-        limit=max(0.03, 2 * noise),
         pairs=len(pairs),
-        concordance=statistics.fmean(pairs) if pairs else 1.0,
+        left_out=sum(setting.all_pairs for setting in settings) - len(pairs),
+        concordance=statistics.fmean(pairs) if pairs else None,
+        settings=len(settings),
+        spread_settings=len(spread),
         tuned_regret=max((setting.regret(TUNED) for setting in spread), default=None),
         two_regret=max((setting.regret(ALWAYS_TWO) for setting in spread), default=None),
         random_regret=max((setting.random_regret for setting in spread), default=None),

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.fidelity.page import choice_checks, detail, page
+from benchmarks.fidelity.page import choice_checks, detail, page, worst_errors
 from benchmarks.fidelity.records import read_setting, write_setting
 from benchmarks.fidelity.scores import Setting, score
 from benchmarks.gpu_proof.cases import LAYERS, TP, ProofCase, proof_cases, run_case
@@ -51,6 +51,7 @@ def checks(settings: Sequence[Setting]) -> list[Check]:
         reported("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
         at_most("iteration time, mean absolute error", ERROR, total.error),
         reported("the same at the GPU's speed while plans ran", f"{total.steady_error:.2%}"),
+        *worst_errors(total),
         *choice_checks(total, REGRET),
     ]
 

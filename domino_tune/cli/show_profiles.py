@@ -11,6 +11,7 @@ from domino_tune.results import (
     ProfileResult,
     ProfilesResult,
 )
+from domino_tune.results.profiles import Trust
 
 
 def listing(result: ProfilesResult) -> None:
@@ -59,7 +60,10 @@ def profile(result: ProfileResult) -> None:
                 )
                 for item in result.sections
             ],
-            notes=[f"{item.section}: {item.note}" for item in result.sections if item.note],
+            notes=[
+                *(f"{item.section}, clock: {item.clock}" for item in result.sections if item.clock),
+                *(f"{item.section}: {item.note}" for item in result.sections if item.note),
+            ],
         )
     )  # fmt: skip
 
@@ -79,6 +83,30 @@ def check(result: CheckResult) -> None:
             ],
             notes=_fits_note(result),
         )
+    )  # fmt: skip
+    print_table(
+        Table(
+            title="How sure it makes a prediction (two row slices)",
+            columns=("case", "confidence", ">ms", ">from", ">to", "time by source"),
+            rows=[_trusted(item) for item in result.trust],
+        )
+    )
+    print_table(
+        Table(
+            title="Assumed, not measured",
+            columns=("where", "what", ">expected error"),
+            rows=[(item.where, item.what, percent(item.error)) for item in result.assumptions],
+        )
+    )
+
+
+def _trusted(item: Trust) -> tuple[str, ...]:
+    if item.level is None or item.interval_ms is None:
+        return (item.case, "–", "–", "–", "–", item.note)
+    shares = ", ".join(f"{share:.0%} {source}" for source, share in item.shares.items())
+    return (
+        item.case, item.level, f"{item.iteration_ms:.0f}", f"{item.interval_ms.low:.0f}",
+        f"{item.interval_ms.high:.0f}", shares,
     )  # fmt: skip
 
 

@@ -36,12 +36,11 @@ def _pairs(pairs: tuple[tuple[str, str], ...]) -> Html:
 
 
 def _search(search: Search) -> tuple[tuple[str, str], ...]:
-    found = "proven optimal" if search.optimality == "proven" else "best found, not proven"
     took = () if search.seconds is None else (("Time", f"{search.seconds:.2f} s"),)
     infeasible = ", ".join(f"{count:,} {why}" for why, count in search.infeasible.items() if count)
     return (
-        ("Search", f"{search.method}, {found}"),
-        ("Space", f"{search.space_size:,} plans"),
+        ("Search", f"{search.method}, {search.found}"),
+        ("Space", f"{search.space_size:,} combinations"),
         ("Evaluated", f"{search.evaluations:,}"),
         ("Infeasible", infeasible or "none"),
         *took,

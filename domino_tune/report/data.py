@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal
 
 from simulator.errors import InputError
 from simulator.plan import SlicePlan
 from simulator.timeline import Timeline
-
-Optimality = Literal["proven", "best_found"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +121,11 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How the plan was found; ``infeasible`` counts plans by reason."""
+    """How the plan was found. ``found``: among which plans it is the best, in words;
+    ``infeasible`` counts plans by reason."""
 
     method: str
-    optimality: Optimality
+    found: str
     space_size: int
     evaluations: int
     seconds: float | None = None

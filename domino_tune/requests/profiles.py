@@ -30,11 +30,14 @@ class ProfilesCheckRequest(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilesImportRequest(Request):
-    """Add a table of measurements to a copy of a profile, in $DOMINO_TUNE_HOME/profiles."""
+    """Add a table of measurements to a copy of a profile, in $DOMINO_TUNE_HOME/profiles.
+
+    Give the same --into and --name for each further table: its rows join those imported before.
+    """
 
     file: str = option("Table to import.", metavar="FILE")
     format: str = option(
-        "Format of the table, like nccl-tests or gemm-csv; a wrong name lists all.",
+        "Format of the table, like nccl-tests or gemm-csv; all stand below.",
         flag="--format", metavar="NAME",
     )  # fmt: skip
     into: str = option("Profile to copy, by name or file.", flag="--into", metavar="NAME|FILE")
@@ -58,6 +61,10 @@ class ProfilesImportRequest(Request):
     dtype: str = option(
         "Type of the elements (default bf16).",
         flag="--dtype", choices=tuple(DTYPE_BYTES), default="bf16",
+    )  # fmt: skip
+    unit: str | None = option(
+        "Unit of the column us (default us).",
+        flag="--unit", choices=("ns", "us", "ms", "s"), default=None,
     )  # fmt: skip
 
 

@@ -39,13 +39,13 @@ class TuneRequest(WorkloadFields, RanksFields):
     )  # fmt: skip
 
     search: str | None = option(
-        "exhaustive proves the optimum, or measures every plan; bayes and random try some "
-        "(default exhaustive; bayes with objective measure).",
+        "exhaustive finds the fastest of all plans under this profile, or measures every plan; "
+        "bayes and random try some (default exhaustive; bayes with objective measure).",
         flag="--search", choices=SEARCH_NAMES, default=None,
     )  # fmt: skip
     trials: int | None = option(
-        "Most plans to evaluate (default: until proven; 40 for bayes and random; 8 with objective "
-        "measure, the baseline included, its final comparison not).",
+        "Most plans to evaluate (default: until no other can be faster; 40 for bayes and random; "
+        "8 with objective measure, the baseline included, its final comparison not).",
         flag="--trials", metavar="N", default=None, minimum=1,
     )  # fmt: skip
     seed: int = option(

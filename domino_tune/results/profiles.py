@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from domino_tune.results.json_form import to_json
+from domino_tune.results.simulate import Interval
+from domino_tune.store.assumptions import Assumption
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.profile_check import SectionCheck
 from domino_tune.store.profiles import ProfileSummary
+from simulator.confidence import Level
 from simulator.profile import Machine
 
 
@@ -33,6 +36,7 @@ class SectionResult:
     fits: int
     error: float | None
     source: str
+    clock: str
     note: str
 
 
@@ -49,11 +53,30 @@ class ProfileResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Trust:
+    """How sure the profile makes a prediction: one of the cases that are asked most.
+
+    ``iteration_ms`` and ``interval_ms`` are of two row slices; ``shares``: parts of the time by
+    source of the look-up. Where the case cannot be simulated, ``level`` is None and ``note`` says
+    why.
+    """
+
+    case: str
+    level: Level | None
+    iteration_ms: float | None = None
+    interval_ms: Interval | None = None
+    shares: dict[str, float] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """A valid profile, and each section's leave-out error."""
+    """A valid profile: each section's leave-out error, what is assumed, how sure it makes."""
 
     profile: ProfileRef
     sections: tuple[SectionCheck, ...]
+    assumptions: tuple[Assumption, ...]
+    trust: tuple[Trust, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

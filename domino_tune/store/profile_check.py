@@ -88,7 +88,7 @@ def _pointwise(profile: Profile) -> float:
     fits: tuple[PointwiseFit, ...] = section.fits
     errors = []
     for name, group in itertools.groupby(section.rows, key=lambda row: row.name):
-        rows = list(group)
+        rows = [row for row in group if row.bytes_written]  # others do nothing
         laws = [fit for fit in fits if name in fit.names]
 
         def look_up(

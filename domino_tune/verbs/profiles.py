@@ -11,7 +11,9 @@ from domino_tune import requests
 from domino_tune.measure.importers import Hints, Imported, import_into, not_from, read_table
 from domino_tune.measure.importers.imported import MAX_TEXT_BYTES
 from domino_tune.results import CheckResult, DiffResult, ImportResult, ProfileResult, ProfilesResult
-from domino_tune.results.profiles import SectionResult
+from domino_tune.results.profiles import SectionResult, Trust
+from domino_tune.results.simulate import Interval
+from domino_tune.store.assumptions import assumptions
 from domino_tune.store.files import check_writable, make_folder, only_user
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.profile_check import check_profile
@@ -23,9 +25,18 @@ from domino_tune.store.profiles import (
     save_profile,
     user_profiles_dir,
 )
-from simulator.errors import InputError, ProfileError
+from simulator.case import Case
+from simulator.confidence import confidence_of
+from simulator.errors import DominoTuneError, InputError, ProfileError
+from simulator.plan import SlicePlan
+from simulator.predict import simulate
+from simulator.presets import MODELS
 from simulator.profile import SECTIONS, Profile
+from simulator.specs import ClusterSpec, Workload
+from simulator.units import MS_PER_NS
 
+ASKED: Final = (("gpt3-13b", 8, 2048, 8), ("llama3-8b", 8, 8192, 2))
+"""Cases for which ``profiles check`` says how sure a prediction is: model, TP, sequence, batch."""
 MOST_ROWS: Final = 200_000
 """Most rows of a section: the file of a profile with more could not be read again."""
 
@@ -52,7 +63,34 @@ def profiles_show(request: requests.ProfilesShowRequest) -> ProfileResult:
 def profiles_check(request: requests.ProfilesCheckRequest) -> CheckResult:
     """Return each section's leave-out error. Raise ProfileError for an invalid profile."""
     profile = load_profile(request.profile)
-    return CheckResult(profile=ProfileRef.of(profile), sections=tuple(check_profile(profile)))
+    return CheckResult(
+        profile=ProfileRef.of(profile),
+        sections=tuple(check_profile(profile)),
+        assumptions=tuple(assumptions(profile)),
+        trust=tuple(_trust(profile, *asked) for asked in ASKED),
+    )
+
+
+def _trust(profile: Profile, model: str, tp: int, seq_length: int, batch: int) -> Trust:
+    name = f"{model}, TP {tp}, {seq_length:,} × {batch}"
+    try:
+        case = Case(
+            model=MODELS[model],
+            workload=Workload(seq_length=seq_length, micro_batch_size=batch),
+            cluster=ClusterSpec(tp=tp, ranks_per_node=profile.machine.gpus_per_node),
+            profile=profile,
+        )
+        timeline = simulate(case, SlicePlan(row_slices=2))
+    except DominoTuneError as reason:
+        return Trust(case=name, level=None, note=str(reason))
+    found = confidence_of(timeline, case.cost)
+    return Trust(
+        case=name,
+        level=found.level,
+        iteration_ms=timeline.makespan_ns * MS_PER_NS,
+        interval_ms=Interval(low=found.low_ns * MS_PER_NS, high=found.high_ns * MS_PER_NS),
+        shares=found.shares,
+    )
 
 
 def profiles_import(request: requests.ProfilesImportRequest) -> ImportResult:
@@ -182,6 +220,7 @@ def _section(profile: Profile, name: str) -> SectionResult:
         fits=len(fits),
         error=provenance.error,
         source=provenance.source,
+        clock=provenance.clock,
         note=provenance.note,
     )
 

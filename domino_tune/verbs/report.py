@@ -24,6 +24,7 @@ from domino_tune.requests.command_line import command_line, simulate_request
 from domino_tune.requests.outputs import TuneOutputs
 from domino_tune.results import SimulateResult, TuneResult, WhatIfPoint, WhatIfResult
 from domino_tune.results.simulate import workload_line
+from domino_tune.results.tune import found_words
 from domino_tune.search.problem import piece_count
 from domino_tune.verbs.landscape import NOTE
 from domino_tune.verbs.simulate import BASELINE, BOUND, CHOSEN
@@ -92,7 +93,7 @@ def tuning_page(
         crossovers=_crossovers(result),
         search=Search(
             method=result.search,
-            optimality="proven" if result.optimality == "proven" else "best_found",
+            found=found_words(result),
             space_size=result.space_size,
             evaluations=result.evaluations,
             seconds=result.seconds or None,

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import TuneRequest
@@ -30,12 +29,8 @@ from domino_tune.verbs.simulate import simulate_plan
 from domino_tune.verbs.tune_measured import tune_measured
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.memory import peak_bytes
-from simulator.plan import MAX_ROW_SLICES, SlicePlan
+from simulator.memory import least_peak_bytes, static_bytes
 from simulator.units import GIB, MS_PER_NS
-
-HOPELESS: Final = 1.1
-"""Share of a GPU's memory above which no other plan of the case is expected to fit."""
 
 
 def tune(
@@ -101,7 +96,7 @@ def search(
     Raise what ``pause`` raises, and InfeasiblePlanError when no plan is feasible.
     """
     case, space = plans.case, plans.space
-    _refuse_hopeless(plans.problem)
+    _refuse_hopeless(plans)
     batch = case.workload.micro_batch_size
     progress(f"micro-batch {batch}: {len(space):,} plans of {space.size:,} combinations")
 
@@ -115,18 +110,24 @@ def search(
     return Searched(case=case, problem=plans.problem, found=found)
 
 
-def _refuse_hopeless(problem: SimulatedPlans) -> None:
-    """Raise InfeasiblePlanError when no plan can fit, without computing the memory of each.
+def _refuse_hopeless(plans: CasePlans) -> None:
+    """Raise InfeasiblePlanError when no plan fits the memory, without looking at each of them.
 
-    Slices change a rank's peak memory by few percent, so the least and most sliced plans suffice.
+    Nothing is refused that could run: ``least_peak_bytes`` is below every plan's peak. The search
+    itself looks at the plans of a space that is not refused.
     """
-    case = problem.case
-    rows = min(MAX_ROW_SLICES, case.workload.micro_batch_size)
-    plans = (SlicePlan(row_slices=1), SlicePlan(row_slices=rows))
-    peaks = {plan: peak_bytes(case, plan, problem.order(plan)) for plan in plans}
-    least = min(peaks, key=peaks.__getitem__)
-    if peaks[least] > HOPELESS * case.capacity_bytes:
-        case.check_memory(least, peaks[least])
+    case = plans.case
+    least = least_peak_bytes(case)
+    if least > case.capacity_bytes:
+        static = static_bytes(case, plans.space[0])
+        raise InfeasiblePlanError(
+            f"None of the {len(plans.space):,} plans fits in the memory of "
+            f"{case.profile.machine.gpu}: each needs {least / GIB:.1f} GiB or more at its peak "
+            f"({static / GIB:.1f} GiB of weights, gradients and optimizer state, the rest "
+            f"activations), but it has {case.capacity_bytes / GIB:.0f} GiB; lower "
+            "--micro-batch-size or --seq-length, or raise --tp.",
+            reason="memory",
+        )
 
 
 def tune_cases(

@@ -12,14 +12,13 @@ from typing import Any, Final, Literal, Protocol
 
 from simulator.errors import ProfileError
 from simulator.estimate import Source
+from simulator.lookup import expected
 
 FitKind = Literal["fitted", "assumed"]
 FIT_KINDS: Final = ("fitted", "assumed")
 ABSENT_IF_EMPTY: Final[dict[str, Any]] = {"absent_if_empty": True}
 """Metadata of a field that a profile's file omits if it is empty."""
 MAX_REACH: Final = 2.0  # a look-up up to this factor outside the measured range is still trusted
-_SINGLE_ERROR: Final = 0.02  # published collectors disagree by 2–4 %
-_LEAST_ERROR: Final = 0.005
 
 
 def require_number(owner: str, name: str, value: object, *, low: float = 0.0) -> None:
@@ -78,8 +77,8 @@ class Timing(Protocol):
 def row_error(row: Timing) -> float:
     """Return the expected relative error of a timed row; 2 % if its spread is unknown."""
     if row.samples <= 1 or row.spread_us <= 0:
-        return _SINGLE_ERROR
-    return max(_LEAST_ERROR, row.spread_us / row.median_us)
+        return expected.SINGLE_RUN.error
+    return max(expected.LEAST.error, row.spread_us / row.median_us)
 
 
 def reach(value: float, low: float, high: float) -> float:
@@ -93,5 +92,5 @@ def widened(kind: FitKind, error: float, how_far: float) -> tuple[Source, float]
     """Return source and error of a law used ``how_far`` outside its range (see ``reach``)."""
     if how_far <= MAX_REACH:
         return kind, error
-    wide = min(1.0, max(0.1, error) * (1.0 + 0.5 * math.log2(how_far)))
+    wide = min(1.0, max(expected.FAR.error, error) * (1.0 + 0.5 * math.log2(how_far)))
     return ("assumed" if kind == "assumed" else "extrapolated"), wide

@@ -17,6 +17,7 @@ from simulator.estimate import Estimate
 from simulator.lookup import (
     FIT_KINDS,
     FitKind,
+    expected,
     reach,
     require_choice,
     require_count,
@@ -157,7 +158,7 @@ class AttentionTable:
         error = fit.error + (fit.backward_error if op.direction == "backward" else 0.0)
         source, error = widened(fit.kind, error, reach(op.seq, fit.min_seq, fit.max_seq))
         if op.head_dim != fit.head_dim or op.dtype not in HALF:
-            source, error = "assumed", max(error, 0.2)
+            source, error = "assumed", max(error, expected.ATTENTION_HEADS.error)
         return Estimate(sum(fit.shares_us(op)), source, error)
 
     def shares(self, op: Attention) -> tuple[float, float, float]:
@@ -174,7 +175,7 @@ class AttentionTable:
         same = [r for r in self._rows.values() if r.direction == op.direction]
         near = min(same or self._rows.values(), key=lambda row: (_distance(row, op), row.key))
         ratio = op.flops / near.signature.flops
-        source, error = widened("fitted", 0.1, max(ratio, 1 / ratio))
+        source, error = widened("fitted", expected.ATTENTION_NEAREST.error, max(ratio, 1 / ratio))
         if not same:
             source = "assumed"
         elif source == "fitted":

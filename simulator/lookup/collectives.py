@@ -19,6 +19,7 @@ from simulator.lookup import (
     FIT_KINDS,
     MAX_REACH,
     FitKind,
+    expected,
     reach,
     require_choice,
     require_count,
@@ -253,14 +254,16 @@ class CollectiveTable:
         """
         if c.op in ("all_gather", "reduce_scatter"):
             law = self._known(c._replace(op="all_reduce"))
-            return law.scaled(0.5, max(0.25, law.error)) if law else None
+            return law.scaled(0.5, max(expected.COLLECTIVE_HALF.error, law.error)) if law else None
         if c.op == "broadcast":
             law = self._law(c._replace(op="all_gather"))
-            return law.scaled(c.ranks / (c.ranks - 1), max(0.3, law.error))
+            return law.scaled(
+                c.ranks / (c.ranks - 1), max(expected.COLLECTIVE_RELATED.error, law.error)
+            )
         if c.op == "send_recv":
             pair = (1, 2) if c.nodes == 1 else (2, 1)
             law = self._law(Collective("all_gather", 2 * c.size_bytes, *pair))
-            return law.scaled(1.0, max(0.3, law.error))
+            return law.scaled(1.0, max(expected.COLLECTIVE_RELATED.error, law.error))
         return None
 
     def _from_other_groups(self, c: Collective) -> Law | None:
@@ -282,7 +285,12 @@ class CollectiveTable:
         latency = max(latency, 0.5 * low.latency_us)
         transfer = max(transfer, 0.5 * low.transfer_us)
         far = reach(want, sizes[0], sizes[-1])
-        return Law(latency, transfer, "extrapolated", 0.15 * (1 + math.log2(far)))
+        return Law(
+            latency,
+            transfer,
+            "extrapolated",
+            expected.COLLECTIVE_GROUPS.error * (1 + math.log2(far)),
+        )
 
     def _neighbours(self, c: Collective) -> list[int]:
         """Return the ranks per node, or the numbers of nodes, with which the op was timed."""
@@ -302,7 +310,12 @@ class CollectiveTable:
         assert law is not None
         ring = (1 - 1 / c.ranks) / (1 - 1 / only.ranks)
         steps = math.log2(c.ranks) / math.log2(only.ranks)
-        return Law(law.latency_us * steps, law.transfer_us * ring, "assumed", 0.4)
+        return Law(
+            law.latency_us * steps,
+            law.transfer_us * ring,
+            "assumed",
+            expected.COLLECTIVE_ONE_GROUP.error,
+        )
 
     def _from_wires(self, c: Collective) -> Law | None:
         """Return the law of several nodes without timings: the slower of node links and NICs.
@@ -318,7 +331,9 @@ class CollectiveTable:
         wire_bytes = passes * (c.nodes - 1) / c.nodes * c.size_bytes / c.per_node
         wire_us = wire_bytes / (self._nic_gb_s * 1e3)
         latency = inside.latency_us + self._nic_latency_us * math.log2(c.nodes)
-        return Law(latency, max(wire_us, inside.transfer_us), "assumed", 0.3)
+        return Law(
+            latency, max(wire_us, inside.transfer_us), "assumed", expected.COLLECTIVE_WIRES.error
+        )
 
     def _no_ctas(self, c: Collective) -> MissingSectionError:
         known = [k for o, n, p, k in self.groups() if (o, n, p) == (c.op, c.nodes, c.per_node)]

@@ -15,6 +15,7 @@ from simulator.estimate import Estimate, Source
 from simulator.lookup import (
     FIT_KINDS,
     FitKind,
+    expected,
     reach,
     require_choice,
     require_count,
@@ -38,12 +39,6 @@ from simulator.specs import DTYPE_BYTES
 
 Ranges = Mapping[str, tuple[int, int]]
 
-# Added to the expected error of a number from another signature. Assumed, not measured.
-LAYOUT_ERROR: Final = 0.08
-ACCUMULATE_ERROR: Final = 0.03
-STRIDES_ERROR: Final = 0.02
-ANALYTIC_ERROR: Final = 0.40
-OCTAVE_ERROR: Final = 0.03
 # A look-up that is more doublings than this outside its range counts as extrapolated.
 FAR_OCTAVES: Final = 1.0
 # Bytes added per element: an fp32 C is read and written; overwriting writes 16 bits once.
@@ -175,7 +170,7 @@ class _Family:
             source = "extrapolated"
         if self._rows is None and self.fit is not None and self.fit.kind == "assumed":
             source = "assumed"
-        return Estimate(us, source, error + OCTAVE_ERROR * beyond)
+        return Estimate(us, source, error + expected.GEMM_OCTAVE.error * beyond)
 
 
 class GemmTable:
@@ -240,7 +235,7 @@ class GemmTable:
             return self._borrow(gemm, own, layout, accumulate)
         us = self._analytic(gemm.dtype).parts(gemm.m, gemm.n, gemm.k).total_us
         us += self._accumulate_us(gemm) if gemm.accumulate else 0.0
-        return Estimate(us, "assumed", ANALYTIC_ERROR)
+        return Estimate(us, "assumed", expected.GEMM_ANALYTIC.error)
 
     def shares(self, gemm: Gemm) -> tuple[float, float, float]:
         """Return the fixed, FLOP-bound and memory-bound fractions of the time; they sum to 1."""
@@ -272,13 +267,15 @@ class GemmTable:
     def _borrow(self, gemm: Gemm, own: Estimate, layout: str, accumulate: bool) -> Estimate:
         us, source, error = own
         if gemm.strides != (0, 0, 0):
-            error += STRIDES_ERROR
+            error += expected.GEMM_STRIDES.error
         if accumulate != gemm.accumulate:
             extra = self._accumulate_us(gemm)
             us = us + extra if gemm.accumulate else max(us - extra, us / 2)
-            error, source = error + ACCUMULATE_ERROR, "assumed"
+            error, source = error + expected.GEMM_ACCUMULATE.error, "assumed"
         if layout != gemm.layout:
-            error, source = error + LAYOUT_ERROR, "assumed"
+            wgrad = "wgrad" in (layout, gemm.layout)
+            borrowed = expected.GEMM_WGRAD if wgrad else expected.GEMM_DGRAD
+            error, source = error + borrowed.error, "assumed"
         return Estimate(us, source, error)
 
     def _accumulate_us(self, gemm: Gemm) -> float:

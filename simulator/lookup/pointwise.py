@@ -12,6 +12,7 @@ from simulator.estimate import Estimate
 from simulator.lookup import (
     FIT_KINDS,
     FitKind,
+    expected,
     reach,
     require_choice,
     require_count,
@@ -100,7 +101,7 @@ class PointwiseTable:
         rows: Iterable[PointwiseRow] = (),
         fits: Iterable[PointwiseFit] = (),
         *,
-        table_error: float = 0.1,
+        table_error: float = expected.POINTWISE_TABLE.error,
         roof: Roof | None = None,
     ) -> None:
         self._exact: dict[Pointwise, PointwiseRow] = {}
@@ -136,7 +137,7 @@ class PointwiseTable:
             )
         source, error = widened(fit.kind, fit.error, reach(total, 1, fit.max_bytes))
         if op.name not in self._fits:
-            source, error = "assumed", max(error, 0.3)
+            source, error = "assumed", max(error, expected.POINTWISE_DEFAULT.error)
         return Estimate(fit.fixed_us + fit.memory_us(total), source, error)
 
     def shares(self, op: Pointwise) -> tuple[float, float]:

@@ -8,7 +8,7 @@ import pytest
 
 from simulator.build import DP_BUCKET_PARAMETERS, build_schedule, check_layer_order
 from simulator.errors import InfeasiblePlanError, InputError, ScheduleError
-from simulator.issue_order import IssueOrder, LayerOrder
+from simulator.issue_order import IssueOrder, LayerOrder, Token
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.presets import MODELS
 from simulator.schedule import DP, TP, Op, Schedule, check_order
@@ -92,6 +92,8 @@ def test_buckets_hold_every_gradient_once(plan: SlicePlan) -> None:
     assert len(sizes) > 3
     assert min(sizes[:-1]) >= 4 * DP_BUCKET_PARAMETERS
     assert ops[-1].role == "step.dp.ar"
+    schedule = build(plan, cluster=cluster)
+    assert {schedule.value_bytes[name] for name in ("grad.dp", "step.dp")} == {0}, "in place"
 
 
 def test_buckets_are_reduced_in_the_last_micro_batch_only() -> None:
@@ -114,3 +116,75 @@ def test_gradients_overwrite_once_and_accumulate_after() -> None:
         if op.role == "mlp.fc1_wgrad" and op.layer == 3 and op.signature.kind == "gemm"
     ]
     assert adds == [False, True, True, True]
+
+
+def test_an_order_may_reach_four_repetitions_and_no_further() -> None:
+    order = fixed_order(INTRA)
+    for reach in (4, -4):
+        check(replace(order, forward=IssueOrder(tokens=shifted(order, reach))))
+    for reach in (5, -5):
+        with pytest.raises(ScheduleError, match=r"token 5 layers away .* at most 4 is"):
+            check(replace(order, forward=IssueOrder(tokens=shifted(order, reach))))
+
+
+def shifted(order: LayerOrder, layers: int) -> tuple[Token, ...]:
+    return tuple(token.shifted(layers) for token in order.forward.tokens)
+
+
+@pytest.mark.parametrize("plan", [MEGATRON, INTRA, SlicePlan(order="inter", wgrad="deferred")])
+def test_buckets_are_as_small_as_may_be_and_follow_their_last_gradient(plan: SlicePlan) -> None:
+    """Of the fewest layers with 40 million gradients; nothing stands between a bucket and the last
+    op that adds to it. Layers come from the top of the stack."""
+    cluster = ClusterSpec(tp=4, dp=2)
+    shapes = Shapes(model=MODEL, workload=WORK, cluster=cluster, plan=plan)
+    ops = list(build(plan, cluster=cluster).ops())
+    buckets = [(index, op) for index, op in enumerate(ops) if op.role == "dp.ar"]
+    layers = -(-DP_BUCKET_PARAMETERS // shapes.layer_parameters)
+    assert len(buckets) == MODEL.num_hidden_layers // layers
+    for number, (index, op) in enumerate(buckets):
+        low = MODEL.num_hidden_layers - layers * (number + 1)
+        assert op.layer == low
+        read = {(name.partition(".")[0], name.rpartition(".")[2]) for name in op.reads}
+        assert {layer for layer, _ in read} == {f"l{low + i}" for i in range(layers)}
+        assert len(op.reads) == 4 * layers
+        before = ops[index - 1]
+        assert before.layer == low
+        assert before.role.endswith(("_wgrad", "norm_bwd"))
+        behind = [o for o in ops[index:] if o.layer == low and o.role.startswith(("attn.", "mlp."))]
+        assert not [o for o in behind if o.role.endswith(("_wgrad", "norm_bwd"))]
+
+
+def test_layers_beyond_the_last_bucket_are_reduced_with_the_edges() -> None:
+    cluster = ClusterSpec(tp=4, dp=2)
+    shapes = Shapes(model=MODEL, workload=WORK, cluster=cluster, plan=MEGATRON)
+    layers = -(-DP_BUCKET_PARAMETERS // shapes.layer_parameters)
+    rest = MODEL.num_hidden_layers % layers or layers
+    odd = replace(MODEL, num_hidden_layers=MODEL.num_hidden_layers - rest + 1)
+    last = dp_ops(build_schedule(odd, WORK, cluster, MEGATRON))[-1]
+    assert last.role == "step.dp.ar"
+    assert last.signature.kind == "collective"
+    assert last.signature.size_bytes == 4 * (shapes.layer_parameters + shapes.edge_parameters)
+    assert [name for name in last.reads if name.startswith("l0.grad.mlp.fc1")]
+    assert not [name for name in last.reads if name.startswith("l1.grad.mlp.fc1")]
+    assert [name for name in last.reads if name.endswith("grad.dp")] == [
+        f"l{layer}.grad.dp" for layer in range(1, odd.num_hidden_layers, layers)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("micros", "parts"), [(1, [1]), (2, [1, 1]), (3, [1, 1, 1]), (9, [1, 7, 1])]
+)
+def test_equal_micro_batches_stand_together(micros: int, parts: list[int]) -> None:
+    schedule = build(work=replace(WORK, grad_accumulation=micros))
+    assert [part.count for part in schedule.parts] == parts
+    assert schedule.micros == micros
+    assert sorted({op.micro for op in schedule.ops()}) == list(range(micros))
+
+
+def test_whole_repetitions_of_an_order_are_one_segment() -> None:
+    """``inter`` reaches a layer back and a layer ahead, so two repetitions at each end have only a
+    part of their tokens, and 22 of 24 layers are alike. Around them stand the edges."""
+    inter = build(SlicePlan(order="inter", wgrad="eager"))
+    counts = [segment.count for segment in inter.parts[0].segments]
+    assert counts == [1, 1, 1, 22, 1, 1, 1, 1, 1, 22, 1, 1, 1, 1]
+    assert [segment.count for segment in build().parts[0].segments] == [1, 24, 1, 24, 1, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,7 +60,9 @@ def test_dgrad_pieces_follow_the_columns_unless_told() -> None:
 
 def test_labels_name_the_plan() -> None:
     assert (MEGATRON.label, NO_COMM.label) == ("megatron", "no_comm")
-    assert SlicePlan(merge_wgrad=True, comm_ctas=8).label.startswith("domino 2x1/1 greedy")
+    assert SlicePlan().label == "domino 2x1/1 greedy wgrad=fill"
+    full = SlicePlan(merge_wgrad=True, comm_ctas=8, mlp_dgrad_slices=4)
+    assert full.label == "domino 2x1/1 dgrad 1/4 greedy wgrad=fill merged ctas=8"
 
 
 @given(st.integers(1, 64), st.integers(1, 16))
@@ -84,3 +87,45 @@ def test_hidden_must_divide_by_the_pieces() -> None:
     with pytest.raises(InfeasiblePlanError, match=r"mlp_col_slices = 3; .* 2 and 4") as caught:
         check_plan_fits(plan, MODELS["gpt3-13b"], workload)
     assert caught.value.reason == "hidden"
+
+
+@pytest.mark.parametrize("most", [{"row_slices": 16}, {"attn_col_slices": 16}, {"comm_ctas": 64}])
+def test_the_largest_values_are_taken_and_one_more_is_not(most: dict[str, int]) -> None:
+    assert SlicePlan(**most).strategy == "domino"  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=next(iter(most))):
+        SlicePlan(**{name: value + 1 for name, value in most.items()})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name", ["attn_col_slices", "mlp_col_slices", "attn_dgrad_slices", "mlp_dgrad_slices"]
+)
+def test_every_count_is_checked(name: str) -> None:
+    workload = Workload(seq_length=64, micro_batch_size=3)
+    for wrong, message in ((17, f"{name} must be 1 … 16, got 17"), (-1, f"{name} must be a whole")):
+        with pytest.raises(InputError, match=message):
+            SlicePlan(**{name: wrong})  # type: ignore[arg-type]
+    with pytest.raises(InfeasiblePlanError, match=rf"{name} = 7; nearest that work: 5 and 8"):
+        check_plan_fits(SlicePlan(**{name: 7}), MODELS["gpt3-13b"], workload)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="is unsliced"):
+        SlicePlan(strategy="megatron", row_slices=1, **{name: 2})  # type: ignore[arg-type]
+
+
+def test_a_hidden_size_is_the_largest_number_of_pieces() -> None:
+    model = replace(MODELS["gpt3-13b"], hidden_size=7)
+    with pytest.raises(InfeasiblePlanError, match="work: 1 and 7"):
+        check_plan_fits(
+            SlicePlan(mlp_col_slices=4), model, Workload(seq_length=8, micro_batch_size=2)
+        )
+
+
+@pytest.mark.parametrize("order", ["inter", "paper"])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_published_orders_may_be_uncut(order: Any, rows: int) -> None:
+    assert SlicePlan(order=order, wgrad="deferred", row_slices=rows).slices[0] == rows
+
+
+def test_a_plan_is_two_rows_and_greedy_unless_told() -> None:
+    plan = SlicePlan()
+    assert (plan.slices, plan.strategy, plan.order) == ((2, 1, 1, 1, 1), "domino", "greedy")
+    assert (plan.wgrad, plan.merge_wgrad, plan.comm_ctas) == ("fill", False, 0)
+    assert MEGATRON.slices == NO_COMM.slices == (1, 1, 1, 1, 1)

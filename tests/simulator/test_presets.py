@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
 from simulator.presets import MODELS
@@ -10,6 +12,64 @@ BILLIONS = {
     "gpt3-175b": 174.6, "llama2-7b": 6.7, "llama2-13b": 13.0, "llama2-70b": 69.0,
     "llama3-8b": 8.0, "llama3-70b": 70.6, "llama3-405b": 405.9,
 }  # fmt: skip
+
+
+class Published(NamedTuple):
+    """The sizes of a model as its paper and its released configuration print them."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocabulary: int
+    positions: int
+
+
+PUBLISHED = {
+    "gpt3-1.3b": Published(24, 2048, 16, 16, 128, 8192, 50257, 2048),
+    "gpt3-2.7b": Published(32, 2560, 32, 32, 80, 10240, 50257, 2048),
+    "gpt3-6.7b": Published(32, 4096, 32, 32, 128, 16384, 50257, 2048),
+    "gpt3-13b": Published(40, 5120, 40, 40, 128, 20480, 50257, 2048),
+    "gpt3-30b": Published(48, 7168, 56, 56, 128, 28672, 50257, 2048),
+    "gpt3-175b": Published(96, 12288, 96, 96, 128, 49152, 50257, 2048),
+    "llama2-7b": Published(32, 4096, 32, 32, 128, 11008, 32000, 4096),
+    "llama2-13b": Published(40, 5120, 40, 40, 128, 13824, 32000, 4096),
+    "llama2-70b": Published(80, 8192, 64, 8, 128, 28672, 32000, 4096),
+    "llama3-8b": Published(32, 4096, 32, 8, 128, 14336, 128256, 8192),
+    "llama3-70b": Published(80, 8192, 64, 8, 128, 28672, 128256, 8192),
+    "llama3-405b": Published(126, 16384, 128, 8, 128, 53248, 128256, 131072),
+}
+
+
+def test_shapes_are_the_published_ones() -> None:
+    assert {
+        name: Published(
+            m.num_hidden_layers, m.hidden_size, m.num_attention_heads, m.num_key_value_heads,
+            m.head_dim, m.intermediate_size, m.vocab_size, m.max_position_embeddings,
+        )
+        for name, m in MODELS.items()
+    } == PUBLISHED  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("gpt3")])
+def test_gpt3_has_megatrons_settings(name: str) -> None:
+    model = MODELS[name]
+    assert (model.hidden_act, model.gated_mlp, model.norm) == ("gelu", False, "layernorm")
+    assert (model.position_embedding, model.tie_word_embeddings) == ("learned", True)
+    assert (model.attention_bias, model.mlp_bias) == (True, True)
+    assert (model.hidden_dropout, model.attention_dropout, model.norm_eps) == (0.1, 0.1, 1e-5)
+
+
+@pytest.mark.parametrize(("name", "theta"), [("llama2-70b", 10_000.0), ("llama3-8b", 500_000.0)])
+def test_llama_has_its_structure(name: str, theta: float) -> None:
+    model = MODELS[name]
+    assert (model.hidden_act, model.gated_mlp, model.norm) == ("silu", True, "rmsnorm")
+    assert (model.position_embedding, model.tie_word_embeddings) == ("rope", False)
+    assert (model.attention_bias, model.mlp_bias) == (False, False)
+    assert (model.hidden_dropout, model.attention_dropout) == (0.0, 0.0)
+    assert (model.rope_theta, model.norm_eps) == (theta, 1e-5)
 
 
 def test_parameter_counts_are_the_published_ones() -> None:

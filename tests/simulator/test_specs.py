@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simulator.errors import InputError
 from simulator.presets import MODELS
 from simulator.specs import (
+    DTYPE_BYTES,
     ClusterSpec,
     Workload,
     check_shardable,
@@ -135,3 +136,91 @@ def test_sizes_beyond_any_job_are_refused(value: int) -> None:
         replace(MODELS["gpt3-13b"], hidden_size=value)
     with pytest.raises(InputError, match="seq_length must be"):
         Workload(seq_length=-value, micro_batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("llama2-7b", 6_738_415_616), ("llama2-13b", 13_015_864_320),
+        ("llama2-70b", 68_976_648_192), ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496), ("llama3-405b", 405_853_388_800),
+    ],
+)  # fmt: skip
+def test_parameters_are_those_of_the_released_weights(name: str, parameters: int) -> None:
+    assert MODELS[name].parameters == parameters
+
+
+@pytest.mark.parametrize("name", ["gpt3-1.3b", "gpt3-175b"])
+def test_parameters_of_a_gpt_follow_megatrons_formula(name: str) -> None:
+    """12·l·h²·(1 + 13/(12·h) + (V + S)/(12·l·h)), and the final norm."""
+    model = MODELS[name]
+    h, layers = model.hidden_size, model.num_hidden_layers
+    assert model.layer_parameters == 12 * h * h + 13 * h
+    edges = (model.vocab_size + model.max_position_embeddings) * h + 2 * h
+    assert model.parameters == layers * model.layer_parameters + edges
+
+
+def test_biases_of_one_block_are_counted_alone() -> None:
+    both, attention = GPT.layer_parameters, replace(GPT, mlp_bias=False).layer_parameters
+    assert both - attention == (4 + 1) * 5120
+    assert both - replace(GPT, attention_bias=False).layer_parameters == (3 + 1) * 5120
+
+
+def test_the_largest_sizes_and_the_smallest_rates_are_taken() -> None:
+    assert replace(GPT, vocab_size=10**12).vocab_size == 10**12
+    assert replace(GPT, norm_eps=0.0, hidden_dropout=0.0).norm_eps == 0.0
+    assert replace(GPT, attention_dropout=0.99, rope_theta=1e300).rope_theta == 1e300
+    with pytest.raises(InputError, match=rf"got -{10**12}\."):
+        replace(GPT, vocab_size=-(10**12))
+    with pytest.raises(InputError, match="got less"):
+        replace(GPT, vocab_size=-(10**12) - 1)
+
+
+@pytest.mark.parametrize(
+    ("heads", "tp", "near"), [(24, 5, "4 or 6"), (24, 7, "6 or 8"), (24, 16, "8 or 24")]
+)
+def test_the_nearest_tp_fills_part_of_a_node_or_whole_nodes(heads: int, tp: int, near: str) -> None:
+    model = replace(GPT, num_attention_heads=heads, num_key_value_heads=heads, intermediate_size=96)
+    with pytest.raises(InputError, match=rf"heads and ffn: {near}\."):
+        check_shardable(model, WORK, ClusterSpec(tp=tp))
+
+
+def test_heads_that_would_shard_are_offered_where_only_they_do_not() -> None:
+    """Multiples of 16 that divide 5120, next to 40."""
+    node = ClusterSpec(tp=16)
+    offer = r"Or try --set num_attention_heads=32 or --set num_attention_heads=64\."
+    with pytest.raises(InputError, match=offer):
+        check_shardable(GPT, WORK, node)
+    odd = replace(GPT, num_attention_heads=36, num_key_value_heads=36)
+    with pytest.raises(InputError, match=r"Or try --set num_attention_heads=32 or --set .*=40\.$"):
+        check_shardable(odd, WORK, ClusterSpec(tp=8))
+    for other in (replace(GPT, num_key_value_heads=20), replace(GPT, intermediate_size=20488)):
+        with pytest.raises(InputError, match=r"num_attention_heads = 40 .*ffn: \d+\.$"):
+            check_shardable(other, WORK, node)
+
+
+def test_the_nearest_ffn_sizes_are_offered() -> None:
+    with pytest.raises(InputError, match=r"nearest multiples: 28672 or 28680\."):
+        check_shardable(replace(LLAMA, intermediate_size=28674), WORK, ClusterSpec(tp=8))
+    with pytest.raises(InputError, match=r"nearest multiples: 8 or 8\."):
+        check_shardable(replace(LLAMA, intermediate_size=7), WORK, ClusterSpec(tp=8))
+
+
+def test_a_sequence_may_take_all_positions() -> None:
+    check_shardable(GPT, replace(WORK, seq_length=2048), ClusterSpec(tp=8))
+    with pytest.raises(InputError, match="seq_length = 2049"):
+        check_shardable(GPT, replace(WORK, seq_length=2049), ClusterSpec(tp=8))
+
+
+def test_a_workload_counts_one_micro_batch() -> None:
+    assert (WORK.tokens, WORK.grad_accumulation, WORK.dtype) == (16 * 1024, 1, "bf16")
+    bytes_of = {dtype: replace(WORK, dtype=dtype).dtype_bytes for dtype in DTYPE_BYTES}  # type: ignore[arg-type]
+    assert bytes_of == {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
+
+
+def test_a_cluster_is_one_node_of_eight_ranks_unless_told() -> None:
+    cluster = ClusterSpec(tp=4)
+    assert (cluster.dp, cluster.ranks_per_node, cluster.cuda_graph) == (1, 8, False)
+    assert ClusterSpec(tp=4, dp=3, ranks_per_node=4).nodes == 3
+    assert ClusterSpec(tp=2, dp=3, ranks_per_node=6).dp_group == (1, 3)
+    assert ClusterSpec(tp=3, dp=2).nodes == 1, "part of a node may be any number of ranks"

@@ -180,7 +180,8 @@ def _with_ops(profile: Profile, messages: Sequence[Mapping[str, Any]]) -> Profil
         name: replace(getattr(profile, name), provenance=measured)
         for name in ("gemm", "attention", "pointwise")
     }
-    rows = sections["gemm"].rows
+    rows = _possible(sections["gemm"].rows, profile.machine)
+    sections["gemm"] = replace(sections["gemm"], rows=rows)
     fits = tuple(gemm_fit(rows, layout) for layout in ("dgrad", "forward", "wgrad"))
     sections["gemm"] = replace(sections["gemm"], fits=fits)
     sections["pointwise"] = replace(
@@ -188,6 +189,16 @@ def _with_ops(profile: Profile, messages: Sequence[Mapping[str, Any]]) -> Profil
     )
     sections["pointwise"] = _rewritten(sections["pointwise"])
     return replace(profile, **sections)
+
+
+def _possible(rows: Sequence[GemmRow], machine: Machine) -> tuple[GemmRow, ...]:
+    """Return the rows that are no faster than the peak.
+
+    One is: a dgrad of 4,096 × 640 × 5,120 at 1,085 TFLOP/s, more than 132 SMs have at 1,980 MHz. It
+    takes as long as half its tokens do.
+    """
+    peak = machine.peak_tflops["bf16"]
+    return tuple(row for row in rows if row.signature.flops / row.median_us / 1e6 <= peak)
 
 
 def _moved_only(rows: Sequence[PointwiseRow]) -> tuple[PointwiseRow, ...]:

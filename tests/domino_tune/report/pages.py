@@ -97,7 +97,7 @@ def full_data(on: Case, said: str = "words") -> ReportData:
         sensitivity=(Sensitivity(key=said, low=said, high=said, low_ms=18.0, high_ms=25.0),),
         sweeps=(Sweep(x_label=said, xs=(said, "2"), series={said: (1.0, 2.0)}),),
         search=Search(
-            method=said, optimality="proven", space_size=9, evaluations=3, seconds=0.1,
+            method=said, found=said, space_size=9, evaluations=3, seconds=0.1,
             infeasible={said: 2},
         ),
         sources=(Source(section=said, kind=said, source=said, error=0.1, note=said),),

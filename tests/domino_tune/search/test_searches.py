@@ -20,13 +20,23 @@ from domino_tune.search import (
     Trial,
     choose_best,
 )
-from domino_tune.search.bayes import rank
+from domino_tune.search.bayes import FIRST_CUTS, rank
 from domino_tune.search.features import Pool, encode
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import SlicePlan
 from tests.domino_tune.search.bumpy import BumpyProblem, space_of
 
 REPOSITORY = Path(__file__).parents[3]
+
+
+class MisledProblem(BumpyProblem):
+    """Its estimate takes communication for nearly free and so prefers one slice. No bound helps."""
+
+    def prior_ns(self, plan: SlicePlan) -> float:
+        return BumpyProblem(plans=(), comm=0.05).prior_ns(plan)
+
+    def lower_bound_ns(self, plan: SlicePlan) -> int:
+        return 0
 
 
 class InterruptedProblem(BumpyProblem):
@@ -146,12 +156,28 @@ class TestExhaustive:
 
 
 class TestBayes:
-    @pytest.mark.parametrize("seed", range(4))
-    def test_comes_within_one_percent(self, seed: int) -> None:
-        problem = BumpyProblem(comm=0.3 + 0.3 * seed, seed=seed)
-        fastest_ns = min(trial.iteration_ns for trial in _all_trials(problem))
-        result = SEARCHES["bayes"](problem, SearchOptions(trials=40, seed=seed))
-        assert min(trial.iteration_ns for trial in result.trials) <= 1.01 * fastest_ns
+    @pytest.mark.parametrize("comm", [0.6, 1.2])
+    def test_finds_the_fastest_plan_from_afar_where_random_plans_do_not(self, comm: float) -> None:
+        """It begins with plans that are more than 15 % slower, and always comes within 1 %."""
+        found, drawn = [], []
+        for seed in range(6):
+            problem = MisledProblem(comm=comm, seed=seed)
+            fastest_ns = min(trial.iteration_ns for trial in _all_trials(problem))
+            times_ns = self.times_ns(problem, "bayes")
+            assert min(times_ns[:FIRST_CUTS]) > 1.15 * fastest_ns
+            assert min(times_ns) <= 1.01 * fastest_ns
+            found.append(min(times_ns) == fastest_ns)
+            drawn += [
+                min(self.times_ns(problem, "random", 4 * seed + draw)) == fastest_ns
+                for draw in range(4)
+            ]
+        assert sum(found) >= 0.8 * len(found)
+        assert sum(drawn) <= 0.4 * len(drawn)
+
+    def times_ns(self, problem: BumpyProblem, search: str, seed: int = 0) -> list[int]:
+        """Times of the plans that a search of 30 trials evaluates."""
+        result = SEARCHES[search](problem, SearchOptions(trials=30, seed=seed))
+        return [trial.iteration_ns for trial in result.trials]
 
     def test_first_points_differ_in_cut(self) -> None:
         result = SEARCHES["bayes"](BumpyProblem(), SearchOptions(trials=4))

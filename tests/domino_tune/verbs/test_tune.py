@@ -161,7 +161,10 @@ def test_table_report_and_trace(run: Runner) -> None:
     report, trace = run.folder / "r.html", run.folder / "t.json"
     done = run("tune", *run.workload, "--report", str(report), "--trace", str(trace))
     assert done.code == 0, done.err
-    for words in ("proven optimal", "row slices", "chosen", "combinations", "not runnable"):
+    fastest = "fastest of 2,312 plans under this profile"
+    found = f"exhaustive: {fastest}; 98,304 combinations"
+    for words in (found, "row slices", "chosen", "not runnable"):
         assert words in done.out
+    assert f"exhaustive, {fastest}" in report.read_text()
     assert "python -m domino_tune tune" in report.read_text()
     assert trace.stat().st_size > 1000

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from domino_tune.cli import show_tune_measured
+from domino_tune.cli import show
 from domino_tune.measure.collect import add_message
 from domino_tune.requests import TuneRequest
 from domino_tune.requests.command_line import command_line
@@ -119,10 +119,19 @@ def test_on_the_command_line(
 
 
 def test_the_table(result: MeasuredTuneResult, capsys: pytest.CaptureFixture[str]) -> None:
-    show_tune_measured.tune(result)
+    show.tables(result)
     out = capsys.readouterr().out
     for text in ("measured", "predicted", "chosen", "megatron", "every plan", result.evidence):
         assert text in out
+
+
+def test_the_frame(result: MeasuredTuneResult) -> None:
+    frame = result.to_frame()
+    assert len(frame) == len(result.measured)
+    assert frame["speedup"].is_monotonic_decreasing
+    assert frame["measured_ms"][0] == result.chosen.measured_ms
+    assert frame["chosen"].tolist() == [True, False, False]
+    assert (frame["speedup_low"] <= frame["speedup_high"]).all()
 
 
 def test_a_plan_that_ran_out_of_memory_is_told_and_not_run_again(

@@ -17,13 +17,14 @@ from simulator.cost import Changes
 pytest.importorskip("torch")
 
 from domino_tune.base.errors import ToleranceError
-from domino_tune.cli import show_validate
+from domino_tune.cli import show
 from domino_tune.requests import ValidateRequest
 from domino_tune.results import to_json
 from domino_tune.results.validate import ValidateResult
 from domino_tune.runtime.plan_runs import Measured, Runs, ignore
 from domino_tune.store.plans import load_plan, save_plan
 from domino_tune.store.profiles import load_profile
+from domino_tune.verbs import calls
 from domino_tune.verbs.validate import check_result, parse_percent, validate
 from simulator.build import build_schedule
 from simulator.cost import CostModel
@@ -143,7 +144,7 @@ def test_progress_tells_of_each_step(messages: list[str], result: ValidateResult
 
 
 def test_tables_show_it_all(result: ValidateResult, capsys: pytest.CaptureFixture[str]) -> None:
-    show_validate.validation(replace(result, interrupted=True))
+    show.tables(replace(result, interrupted=True))
     out, err = capsys.readouterr()
     for text in (
         "Interrupted",
@@ -169,8 +170,32 @@ def test_tables_without_measurements(
         )
         for one in result.plans
     ]  # fmt: skip
-    show_validate.validation(replace(result, plans=tuple(bare), present_speed=None))
+    show.tables(replace(result, plans=tuple(bare), present_speed=None))
     assert "out of memory" in capsys.readouterr().out
+
+
+def test_frames_hold_plans_and_their_ops(result: ValidateResult) -> None:
+    frame = result.to_frame().set_index("name")
+    assert list(frame.index) == ["baseline", "no_comm", "two", "four"]
+    measured = result.plans[2].measured
+    assert measured is not None
+    assert frame.loc["two", "measured_iteration_ms"] == measured.iteration_ms
+    assert frame.loc["two", "predicted_speedup"] == result.plans[2].predicted.speedup
+    assert frame.loc["two", "error"] == result.plans[2].error
+    assert (frame["measured_low_ms"] <= frame["measured_high_ms"]).all()
+    assert (frame["rounds"] == ROUNDS).all()
+    ops = result.plans[2].to_frame()
+    assert list(ops["role"]) == [row.role for row in result.plans[2].roles]
+    assert ops["measured_ms"].sum() > 0
+
+
+def test_from_python_an_error_keeps_what_was_measured(files: Files) -> None:
+    with pytest.raises(ToleranceError) as caught:
+        calls.validate(
+            plan=[files.two], profile=files.profile, rounds=3, backend="gloo", max_error="0.01%"
+        )
+    (note,) = caught.value.__notes__
+    assert "Ops of two" in note
 
 
 def test_json_is_json(result: ValidateResult) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simulator.lookup.gemm_law import Floats, RooflineLaw, make_law
-from simulator.lookup.gemm_table import MAX_CURVES, GemmCurves
+from simulator.lookup.gemm_table import MAX_CURVES, GemmCurves, _thin
 from tests.simulator.lookup.gemm_shapes import PARAMS, SMS, law_rows
 
 LAW = make_law("tiled", PARAMS, SMS)
@@ -62,3 +62,23 @@ def test_more_pairs_than_fit_are_thinned_evenly() -> None:
     curves = GemmCurves(m, n, m, LAW.times_us(m, n, m), LAW)
     assert curves.ranges["n"] == (1, 2 * MAX_CURVES)
     assert curves.predict(64, 1001, 64)[0] == pytest.approx(LAW.parts(64, 1001, 64).total_us)
+
+
+def test_thinning_keeps_both_ends() -> None:
+    values = np.arange(10.0)
+    assert _thin(values, 4).tolist() == [0.0, 3.0, 6.0, 9.0]
+    assert _thin(values, 10).tolist() == values.tolist()
+    assert _thin(values, 9).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0]
+
+
+def test_a_curve_is_a_line_over_the_logarithm_and_flat_beyond_its_rows() -> None:
+    """One pair (n, k): residuals of 1 and 3 at m = 64 and 256 are 2 at 128."""
+    m = np.array([64.0, 256.0])
+    law = RooflineLaw(fixed_us=1.0, flops_per_us=1e9, bytes_per_us=3e6)
+    same = np.full(2, 512.0)
+    us = law.times_us(m, same, same) * np.exp([1.0, 3.0])
+    curves = GemmCurves(m, same, same, us, law)
+    for rows, residual in ((64, 1.0), (128, 2.0), (256, 3.0), (8, 1.0), (4096, 3.0)):
+        found = curves.predict(rows, 512, 512)[0] / law.parts(rows, 512, 512).total_us
+        assert np.log(found) == pytest.approx(residual)
+    assert curves.ranges == {"m": (64, 256), "n": (512, 512), "k": (512, 512)}

@@ -1,0 +1,1 @@
+"""Faults put into simulator/ and domino_tune/search/: do their tests notice them?"""

@@ -1,0 +1,38 @@
+"""Equivalent faults: no test can notice them, because the program does the same with them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
+    (
+        "simulator/greedy.py",
+        "self.ready_at = [0] * (depth * self.count)",
+        "self.ready_at = [ -1] * (depth * self.count)",
+    ): "time begins at 0, so what was ready before is ready then",
+    (
+        "simulator/greedy.py", "self.now = 0", "self.now = 1",
+    ): "a plan that begins later is the same order",
+    (
+        "simulator/greedy.py", "self.now = 0", "self.now = -1",
+    ): "nothing is ready before 0",
+    (
+        "simulator/recurrence.py", "self.family = 0", "self.family = 1",
+    ): "the family of a lane without work is never read",
+    (
+        "simulator/recurrence.py", "self.family = 0", "self.family = -1",
+    ): "the family of a lane without work is never read",
+    (
+        "simulator/build.py", "first = -(high // stride)", "first = -(high * stride)",
+    ): "repetitions before the first one with a layer inside the stack have no tokens",
+    (
+        "simulator/specs.py",
+        "if self.world_size > self.ranks_per_node:",
+        "if self.world_size >= self.ranks_per_node:",
+    ): "ranks that fill one node divide it, and so does tp",
+    (
+        "simulator/specs.py", "if self.tp <= self.ranks_per_node:",
+        "if self.tp < self.ranks_per_node:",
+    ): "tp equal to the ranks of a node divides it either way",
+}  # fmt: skip
+"""The reason, by file, line without the fault and line with it (as `Fault.change` gives them)."""

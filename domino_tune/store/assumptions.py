@@ -1,0 +1,96 @@
+"""The numbers of a profile, and of the program, that nobody measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from simulator.contention import ContentionFit
+from simulator.lookup.collectives import CollectiveFit
+from simulator.lookup.expected import EXPECTED
+from simulator.lookup.gemm import GemmFit
+from simulator.lookup.pointwise import PointwiseFit
+from simulator.profile import SECTIONS, Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumption:
+    """An assumed number: where it stands, what it is, and its expected relative error."""
+
+    where: str
+    what: str
+    error: float | None
+
+
+def assumptions(profile: Profile) -> list[Assumption]:
+    """Return the assumed numbers of ``profile``, by section, and those of its look-ups."""
+    found: list[Assumption] = []
+    for name in SECTIONS:
+        section = getattr(profile, name)
+        if section is None:
+            continue
+        if section.provenance.kind == "assumed":
+            source = section.provenance.source
+            found.append(
+                Assumption(where=name, what=f"all: {source}", error=section.provenance.error)
+            )
+        found += _in_section(name, section)
+    look_ups = [one for one in EXPECTED if one.kind == "assumed"]
+    return found + [
+        Assumption(where="look-ups", what=f"{one.what} ({one.source})", error=one.error)
+        for one in look_ups
+    ]
+
+
+def _in_section(name: str, section: Any) -> Iterator[Assumption]:
+    if name == "contention":
+        yield from _contention(section.fit)
+    elif name == "launch" and section.provenance.kind == "assumed":
+        costs = ", ".join(f"{kind} {us:g} us" for kind, us in section.cost_us.items())
+        yield Assumption(where=name, what=costs, error=section.provenance.error)
+    elif name == "collectives" and section.nic_gb_s is not None:
+        what = (
+            f"groups over nodes without timings: {section.nic_gb_s:g} GB/s a NIC, "
+            f"{section.nic_latency_us:g} us for each doubling of nodes"
+        )
+        yield Assumption(where=name, what=what, error=None)
+    if section.provenance.kind != "assumed":
+        yield from _fits(name, getattr(section, "fits", ()))
+
+
+def _fits(name: str, fits: Iterable[Any]) -> Iterator[Assumption]:
+    """Yield the assumed laws, those of the same error together."""
+    by_error: dict[float, list[str]] = {}
+    for fit in fits:
+        if fit.kind == "assumed":
+            by_error.setdefault(fit.error, []).append(_name_of(fit))
+    for error, names in by_error.items():
+        yield Assumption(where=name, what=", ".join(names), error=error)
+
+
+def _name_of(fit: PointwiseFit | GemmFit | CollectiveFit) -> str:
+    if isinstance(fit, PointwiseFit):
+        return ", ".join(fit.names)
+    if isinstance(fit, GemmFit):
+        return f"{fit.layout} {fit.dtype}"
+    return f"{fit.op} of {fit.nodes} × {fit.per_node}"
+
+
+def _contention(fit: ContentionFit) -> Iterator[Assumption]:
+    for law in fit.compute:
+        if law.kind == "assumed":
+            what = f"{law.family} beside collectives: {law.factor:g} times, {law.sms_per_cta:g} SMs"
+            yield Assumption(where="contention", what=f"{what} a CTA", error=law.error)
+    for what, slowdown in (
+        ("a collective beside compute", fit.collective),
+        ("two collectives on the same links", fit.same_links),
+        ("two collectives on other links", fit.other_links),
+    ):
+        if slowdown.kind == "assumed":
+            yield Assumption(
+                where="contention", what=f"{what}: {slowdown.factor:g} times", error=slowdown.error
+            )
+    yield Assumption(
+        where="contention", what=f"{fit.default_ctas} CTAs where NCCL chooses", error=None
+    )

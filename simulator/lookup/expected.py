@@ -1,0 +1,117 @@
+"""Expected errors of look-ups that borrow: a number taken from another signature, group or dtype.
+
+Each has its source. ``scripts/bench constants`` measures again what tables can tell; what they
+cannot is assumed, and ``profiles check`` lists it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+
+class Expected(NamedTuple):
+    """A relative error (0.02 = 2 %) that look-ups add or state, and how it is known."""
+
+    what: str
+    error: float
+    kind: Literal["measured", "assumed"]
+    source: str
+
+
+SINGLE_RUN: Final = Expected(
+    "a row without a spread",
+    0.02,
+    "measured",
+    "four collectors of the same GEMMs differ by 2 to 4 %, two runs of a collective by 0.9 %",
+)
+LEAST: Final = Expected(
+    "the least error of a row", 0.005, "assumed", "a clock and a host that are steady for a while"
+)
+FAR: Final = Expected(
+    "a law twice outside its range, and half as much more for each doubling",
+    0.1,
+    "assumed",
+    "no table reaches far enough beyond another one's range",
+)
+GEMM_DGRAD: Final = Expected(
+    "a dgrad taken from forward GEMMs", 0.04, "measured", "833 rows of an H200"
+)
+GEMM_WGRAD: Final = Expected(
+    "a wgrad taken from forward GEMMs", 0.13, "measured", "692 rows of an H200"
+)
+GEMM_ACCUMULATE: Final = Expected(
+    "a GEMM that adds to C, from one that does not",
+    0.05,
+    "measured",
+    "532 pairs of rows of an H200",
+)
+GEMM_STRIDES: Final = Expected(
+    "a GEMM of strided operands, from a packed one", 0.02, "assumed", "no table has both"
+)
+GEMM_OCTAVE: Final = Expected(
+    "a GEMM beyond the rows, for each doubling",
+    0.03,
+    "assumed",
+    "the law of H100 rows stays within its error for three doublings; fewer rows may do worse",
+)
+GEMM_ANALYTIC: Final = Expected(
+    "a GEMM from data-sheet peaks alone",
+    0.15,
+    "measured",
+    "the published tables of H100 and A100: 11 and 18 % on training shapes",
+)
+ATTENTION_NEAREST: Final = Expected(
+    "attention scaled by FLOPs from the nearest row",
+    0.28,
+    "measured",
+    "rows of an H200, looked up without those of their length",
+)
+ATTENTION_HEADS: Final = Expected(
+    "attention of another head size or dtype than the law's",
+    0.2,
+    "assumed",
+    "the law was fitted to heads of 128",
+)
+POINTWISE_DEFAULT: Final = Expected(
+    "a pointwise op by the law of others", 0.3, "assumed", "ops of one size differ by as much"
+)
+POINTWISE_TABLE: Final = Expected(
+    "a pointwise op between rows of its name",
+    0.17,
+    "measured",
+    "rows of an H200, left out one by one",
+)
+COLLECTIVE_HALF: Final = Expected(
+    "a gather or scatter as half an all-reduce",
+    0.21,
+    "measured",
+    "120 rows of H100 and A100 nodes: 20 and 21 % too fast, as NVSwitch helps all-reduces only",
+)
+COLLECTIVE_RELATED: Final = Expected(
+    "a broadcast or a send from a gather", 0.3, "assumed", "no table has them"
+)
+COLLECTIVE_GROUPS: Final = Expected(
+    "a collective of a group between or beside timed ones",
+    0.12,
+    "measured",
+    "H100 and A100 nodes: 4 GPUs from 2 and 8, 7 to 8 %; 8 from 2 and 4, 13 to 18 %",
+)
+COLLECTIVE_ONE_GROUP: Final = Expected(
+    "a collective of a group from the only timed one",
+    0.4,
+    "measured",
+    "H100 and A100 nodes: 4 GPUs from 8, 12 to 13 %; 8 from 2, 58 to 65 %",
+)
+COLLECTIVE_WIRES: Final = Expected(
+    "a collective between nodes from its NICs' rate",
+    0.3,
+    "assumed",
+    "sites with the same network differ by 10 to 20 %",
+)
+
+EXPECTED: Final = (
+    SINGLE_RUN, LEAST, FAR, GEMM_DGRAD, GEMM_WGRAD, GEMM_ACCUMULATE, GEMM_STRIDES, GEMM_OCTAVE,
+    GEMM_ANALYTIC, ATTENTION_NEAREST, ATTENTION_HEADS, POINTWISE_DEFAULT, POINTWISE_TABLE,
+    COLLECTIVE_HALF, COLLECTIVE_RELATED, COLLECTIVE_GROUPS, COLLECTIVE_ONE_GROUP, COLLECTIVE_WIRES,
+)  # fmt: skip
+"""All of them."""

@@ -1,0 +1,102 @@
+"""The greedy planner on a layer of two fragments and a weight gradient, played by hand.
+
+``fc2`` of each slice takes 10 ns and is all-reduced; ``residual`` reads the result, takes 4 ns, and
+the next layer's ``fc2`` reads it. The weight gradient of a slice takes 6 ns and may come any time
+behind its ``fc2``. Nodes: 0, 1 fc2; 2, 3 residual; 4, 5 weight gradients, each of slices 0 and 1.
+"""
+
+from __future__ import annotations
+
+from simulator.greedy import _Graph, _ListScheduler, _paths, _plan_issue_order, _topological
+from simulator.issue_order import Token
+
+FC2 = (10, 10)
+RESIDUAL = (4, 4)
+
+
+def graph(comm_ns: int, fc2: tuple[int, int] = FC2) -> _Graph:
+    """The layer, with all-reduces of ``comm_ns``."""
+    names = ("fc2", "residual", "fc1_wgrad")
+    return _Graph(
+        tokens=tuple(Token("mlp", name, row) for name in names for row in (0, 1)),
+        compute_ns=(*fc2, *RESIDUAL, 6, 6),
+        comm_ns=(comm_ns, comm_ns, 0, 0, 0, 0),
+        parents=(
+            ((1, 2, False),), ((1, 3, False),), ((0, 0, True),), ((0, 1, True),),
+            ((0, 0, False),), ((0, 1, False),),
+        ),
+        children=(
+            ((0, 2, True), (0, 4, False)), ((0, 3, True), (0, 5, False)),
+            ((1, 0, False),), ((1, 1, False),), (), (),
+        ),
+        is_wgrad=(False, False, False, False, True, True),
+    )  # fmt: skip
+
+
+def test_long_all_reduces_are_waited_for_with_weight_gradients() -> None:
+    """All-reduces of 25 ns follow each other without a gap: slice 0 from 10 to 35, slice 1 to 60.
+
+    At 20 both fc2 are issued, and both weight gradients fill until 32. Slice 0 goes on at 35, into
+    the next layer, and its weight gradient fills from 49 to 55. Slice 1 goes on at 60 …
+    """
+    played = _ListScheduler(graph(25)).issue_all()
+    assert played[:16] == [
+        (0, 0, 0), (0, 0, 1),
+        (1, 0, 4), (1, 0, 5), (1, 0, 2), (1, 1, 0), (1, 1, 4), (1, 0, 3), (1, 1, 1),
+        (2, 1, 5), (2, 1, 2), (2, 2, 0), (2, 2, 4), (2, 1, 3), (2, 2, 1),
+        (3, 2, 5),
+    ]  # fmt: skip
+    assert len(played) == 6 * 6
+    assert _plan_issue_order(graph(25)).to_strings() == [
+        "mlp.fc1_wgrad:1-1", "mlp.residual:0-1", "mlp.fc2:0+0", "mlp.fc1_wgrad:0+0",
+        "mlp.residual:1-1", "mlp.fc2:1+0",
+    ]  # fmt: skip
+
+
+def test_weight_gradients_that_fill_nothing_come_before_the_layer_after_next() -> None:
+    """All-reduces of 1 ns are never waited for. A layer's weight gradients are issued when the
+    group of the layer after next begins."""
+    played = _ListScheduler(graph(1)).issue_all()
+    assert played[:14] == [
+        (0, 0, 0), (0, 0, 1),
+        (1, 0, 2), (1, 1, 0), (1, 0, 3), (1, 1, 1),
+        (2, 0, 4), (2, 0, 5), (2, 1, 2), (2, 2, 0), (2, 1, 3), (2, 2, 1),
+        (3, 1, 4), (3, 1, 5),
+    ]  # fmt: skip
+    assert _plan_issue_order(graph(1)).to_strings() == [
+        "mlp.fc1_wgrad:0-2", "mlp.fc1_wgrad:1-2", "mlp.residual:0-1", "mlp.fc2:0+0",
+        "mlp.residual:1-1", "mlp.fc2:1+0",
+    ]  # fmt: skip
+
+
+def test_where_nothing_is_reduced_weight_gradients_come_at_once() -> None:
+    """Each behind its own fc2; the last one of a layer belongs to the next group."""
+    assert _plan_issue_order(graph(0)).to_strings() == [
+        "mlp.fc1_wgrad:1-1", "mlp.residual:0-1", "mlp.fc2:0+0", "mlp.fc1_wgrad:0+0",
+        "mlp.residual:1-1", "mlp.fc2:1+0",
+    ]  # fmt: skip
+
+
+def test_paths_are_what_remains_to_the_last_layer() -> None:
+    """A layer is 10 + 25 + 4 ns; the last residual is 4. Weight gradients count nothing, and a
+    shorter slice counts as the longest."""
+    for fc2 in (FC2, (7, 10), (10, 2)):
+        paths = _paths(graph(25, fc2), 6)
+        for layer in range(6):
+            behind = 39 * (5 - layer)
+            fc2_path, residual = 39 + behind, 4 + behind
+            assert paths[6 * layer : 6 * layer + 6] == [
+                fc2_path, fc2_path, residual, residual, 0, 0,
+            ]  # fmt: skip
+
+
+def test_the_slice_that_is_furthest_behind_goes_first() -> None:
+    scheduler = _ListScheduler(graph(25))
+    assert scheduler.issue_all()[:2] == [(0, 0, 0), (0, 0, 1)]
+    scheduler = _ListScheduler(graph(25))
+    scheduler.paths[1] += 1
+    assert scheduler.issue_all()[:2] == [(0, 0, 1), (0, 0, 0)]
+
+
+def test_parents_come_first_within_a_layer() -> None:
+    assert _topological(graph(25)) == [0, 1, 2, 4, 3, 5]
