@@ -51,11 +51,15 @@ def confidence_of(timeline: Timeline, cost: CostModel) -> Confidence:
         op = timeline.templates[index]
         estimate = cost.estimate(op.signature)
         elapsed = timeline.end_ns[index] - timeline.start_ns[index]
-        stretched = min(elapsed, max(0, elapsed - _alone_ns(op, cost)))
+        alone = _alone_ns(op, cost)
+        stretched = min(elapsed, max(0, elapsed - alone))
+        waited = _waited_ns(op, cost, alone, stretched)
         unsure[op.signature.kind] += (elapsed - stretched) * estimate.error
         spent[estimate.source] += elapsed - stretched
-        if stretched:
-            spent[_slowdown_source(op, cost)] += stretched
+        if stretched > waited:
+            spent[_slowdown_source(op, cost)] += stretched - waited
+        if waited:
+            spent[_skew_source(cost)] += waited
         if estimate.source == "extrapolated":
             far[op.role] += elapsed
         elsewhere -= elapsed
@@ -86,6 +90,19 @@ def _alone_ns(op: OpTemplate, cost: CostModel) -> int:
     )
 
 
+def _waited_ns(op: OpTemplate, cost: CostModel, alone_ns: int, stretched_ns: int) -> int:
+    """Return the part of the stretch (ns) that contention cannot explain: a collective's wait for
+    the last rank."""
+    fit = cost.contention.fit
+    if cost.skew is None or op.lane == COMPUTE:
+        return 0
+    factors = (
+        [fit.collective.factor, *(row.collective_factor for row in fit.by_size)] if fit else []
+    )
+    most = (max(factors, default=1.0) - 1) * cost.contention.strength
+    return max(0, stretched_ns - round(alone_ns * most))
+
+
 def _slowdown_source(op: OpTemplate, cost: CostModel) -> Source:
     """Return the source of what contention added to the op."""
     fit = cost.contention.fit
@@ -96,8 +113,11 @@ def _slowdown_source(op: OpTemplate, cost: CostModel) -> Source:
 
 def _waiting_source(cost: CostModel) -> Source:
     """Return the source of waits between ops: for the host, else of ranks for each other."""
-    if cost.launch.mode == "async":
-        return cost.launch.source
+    return cost.launch.source if cost.launch.mode == "async" else _skew_source(cost)
+
+
+def _skew_source(cost: CostModel) -> Source:
+    """Return the source of ranks' waits for each other."""
     skew = cost.profile.skew
     return SOURCE_OF[skew.provenance.kind] if skew is not None else "assumed"
 

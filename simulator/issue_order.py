@@ -101,7 +101,7 @@ class LayerOrder:
 def parse_token(text: str) -> Token:
     """Return the token that ``str(token)`` wrote; raise ScheduleError for any other text."""
     match = _PATTERN.fullmatch(text)
-    if match is None or (match[1] or "") not in (*BLOCKS, ""):
+    if match is None:
         raise ScheduleError(
             f"Bad token {text!r} in an order; write it as block.fragment[.piece]:slice+offset, "
             "for example 'mlp.fc2.1:0+0'."

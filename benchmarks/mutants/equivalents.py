@@ -23,6 +23,16 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "simulator/recurrence.py", "self.family = 0", "self.family = -1",
     ): "the family of a lane without work is never read",
     (
+        "simulator/program.py",
+        "latest = max([latest, *(layers // stride for layers in own)])",
+        "latest = max([latest, *(layers * stride for layers in own)])",
+    ): "more repetitions are compiled one by one; equal ones join in the same loop",
+    (
+        "simulator/program.py",
+        "if not own and ref.name in older:",
+        "if not own or ref.name in older:",
+    ): "every repetition is compiled alone; equal ones join in the same loop",
+    (
         "simulator/build.py", "first = -(high // stride)", "first = -(high * stride)",
     ): "repetitions before the first one with a layer inside the stack have no tokens",
     (

@@ -1,4 +1,4 @@
-"""Exhaustive search: prove the optimum; evaluate only what a lower bound does not rule out."""
+"""Exhaustive search: find the fastest plan, evaluate only what a lower bound does not rule out."""
 
 from __future__ import annotations
 

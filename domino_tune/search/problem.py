@@ -106,7 +106,7 @@ class SearchOptions:
     """Budget, seed, callbacks, and the record of an interrupted search.
 
     ``trials``: most evaluations, including plans that cannot run. None means the default of the
-    search (``exhaustive``: until proven; others: DEFAULT_TRIALS). ``seed``: of ``random``.
+    search (``exhaustive``: all that bounds leave; others: DEFAULT_TRIALS). ``seed``: of ``random``.
     ``progress`` is called after each evaluation that gave a time, ``pause`` after each one. An
     exception of theirs ends the search; another search with the same ``record`` goes on from there.
     """

@@ -92,6 +92,13 @@ def test_the_nearest_row_is_nearest_in_sequence_first() -> None:
     assert table.estimate(op).duration_us == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize("change", [{"head_dim": 32}, {"seq": 512}, {"batch": 1}, {"heads": 2}])
+def test_smaller_rows_are_as_far_as_larger_ones(change: dict[str, int]) -> None:
+    """Half of one size is further than one and a half of the batch."""
+    table = AttentionTable([attention_row(100.0, **change), attention_row(9.0, batch=3)])
+    assert table.estimate(Attention(2, 4, 4, 1024, 64)).duration_us == pytest.approx(6.0)
+
+
 @pytest.mark.parametrize(
     ("batch", "source", "errors"),
     [(4, "interpolated", 1), (1, "interpolated", 1), (8, "extrapolated", 2)],
