@@ -33,6 +33,17 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "if not own or ref.name in older:",
     ): "every repetition is compiled alone; equal ones join in the same loop",
     (
+        "simulator/engine.py", "self.target = 0", "self.target = 1",
+    ): "a lane's target is read only where somebody waits, who set it",
+    (
+        "simulator/engine.py", "self.target = 0", "self.target = -1",
+    ): "a lane's target is read only where somebody waits, who set it",
+    (
+        "simulator/errors.py",
+        'hint = f" Did you mean {near[0]!r}?" if near else ""',
+        'hint = f" Did you mean {near[ -1]!r}?" if near else ""',
+    ): "at most one near name is asked for",
+    (
         "simulator/build.py", "first = -(high // stride)", "first = -(high * stride)",
     ): "repetitions before the first one with a layer inside the stack have no tokens",
     (

@@ -143,7 +143,7 @@ def test_buckets_are_as_small_as_may_be_and_follow_their_last_gradient(plan: Sli
     assert len(buckets) == MODEL.num_hidden_layers // layers
     for number, (index, op) in enumerate(buckets):
         low = MODEL.num_hidden_layers - layers * (number + 1)
-        assert op.layer == low
+        assert (op.layer, op.slice, op.name) == (low, -1, f"l{low}.dp.ar")
         read = {(name.partition(".")[0], name.rpartition(".")[2]) for name in op.reads}
         assert {layer for layer, _ in read} == {f"l{low + i}" for i in range(layers)}
         assert len(op.reads) == 4 * layers

@@ -52,6 +52,17 @@ def test_embedding_and_head_of_a_gpt(row: int, tokens: int) -> None:
     assert {name: moved(ops[f"s{row}.{name}"]) for name in expected} == expected
 
 
+def test_an_embedding_without_positions_and_dropout_moves_nothing_more() -> None:
+    """Learned positions are added, and dropout writes a mask; RoPE comes inside the layers."""
+    x, mask = 10 * HIDDEN * 4, 10 * HIDDEN
+    for positions, dropout, expected in (
+        ("rope", 0.0, (0, 0)), ("learned", 0.0, (x, x)), ("rope", 0.1, (x, x + mask)),
+    ):  # fmt: skip
+        model = replace(LLAMA, position_embedding=positions, hidden_dropout=dropout)  # type: ignore[arg-type]
+        ops = edges_of(schedule_of(model))
+        assert moved(ops["s0.embed.post"]) == ("embedding_post", *expected)
+
+
 @pytest.mark.parametrize(("row", "tokens"), [(0, 10), (1, 5)])
 def test_gemms_of_the_head(row: int, tokens: int) -> None:
     ops = edges_of(schedule_of(GPT))

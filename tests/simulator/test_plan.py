@@ -129,3 +129,4 @@ def test_a_plan_is_two_rows_and_greedy_unless_told() -> None:
     assert (plan.slices, plan.strategy, plan.order) == ((2, 1, 1, 1, 1), "domino", "greedy")
     assert (plan.wgrad, plan.merge_wgrad, plan.comm_ctas) == ("fill", False, 0)
     assert MEGATRON.slices == NO_COMM.slices == (1, 1, 1, 1, 1)
+    assert SlicePlan(attn_col_slices=4, mlp_col_slices=2).slices == (2, 4, 2, 4, 2)
