@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from simulator.contention import ContentionFit, Part
+from simulator.contention import Part
 from simulator.cost import SOURCE_OF, CostModel
 from simulator.estimate import Source
 from simulator.program import compile_program
@@ -43,51 +43,73 @@ class Confidence:
 def confidence_of(timeline: Timeline, cost: CostModel) -> Confidence:
     """Return interval and level of ``timeline``, which was predicted with ``cost``."""
     total = timeline.makespan_ns
-    spent: Counter[str] = Counter()
-    unsure: defaultdict[str, float] = defaultdict(float)
-    far: Counter[str] = Counter()
-    elsewhere = total
+    path = _Path(cost)
     for index in timeline.critical_path:
-        op = timeline.templates[index]
-        estimate = cost.estimate(op.signature)
-        elapsed = timeline.end_ns[index] - timeline.start_ns[index]
-        alone = _alone_ns(op, cost)
-        stretched = min(elapsed, max(0, elapsed - alone))
-        waited = _waited_ns(op, cost, alone, stretched)
-        unsure[op.signature.kind] += (elapsed - stretched) * estimate.error
-        spent[estimate.source] += elapsed - stretched
-        if stretched > waited:
-            spent[_slowdown_source(op, cost)] += stretched - waited
-        if waited:
-            spent[_skew_source(cost)] += waited
-        if estimate.source == "extrapolated":
-            far[op.role] += elapsed
-        elsewhere -= elapsed
-    if elsewhere:
-        spent[_waiting_source(cost)] += elsewhere
-    unsure.update(_beyond_look_ups(timeline, cost, elsewhere))
-    half = math.hypot(*unsure.values())
-    shares = {source: time_ns / total for source, time_ns in spent.most_common()}
+        path.add(timeline.templates[index], timeline.end_ns[index] - timeline.start_ns[index])
+    path.wait(total - path.elapsed_ns)
+    if cost.skew is not None:
+        path.unsure["skew"] = _compute_ns(timeline) * cost.skew.error
+    up, down = (_contention_ns(timeline, cost, up=up) for up in (True, False))
+    shares = {source: time_ns / total for source, time_ns in path.spent.most_common()}
     return Confidence(
-        low_ns=max(0, round(total - half)),
-        high_ns=round(total + half),
+        low_ns=max(0, round(total - math.hypot(*path.unsure.values(), *down))),
+        high_ns=round(total + math.hypot(*path.unsure.values(), *up)),
         level=_level(sum(shares.get(source, 0.0) for source in UNSURE)),
         shares=shares,
         warnings=tuple(
             f"{role}: looked up far outside the profile's range "
             f"({elapsed / total:.0%} of the time)."
-            for role, elapsed in far.most_common()
+            for role, elapsed in path.far.most_common()
             if elapsed > 0.01 * total
         ),
     )
 
 
-def _alone_ns(op: OpTemplate, cost: CostModel) -> int:
-    """Return how long the op holds its lane alone, in ns, with a launch inside it."""
+class _Path:
+    """Time on the critical path (ns): by source, by how much it is unsure, far looked up."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+        self.elapsed_ns = 0
+        self.spent: Counter[str] = Counter()
+        self.unsure: defaultdict[str, float] = defaultdict(float)
+        self.far: Counter[str] = Counter()
+
+    def add(self, op: OpTemplate, elapsed_ns: int) -> None:
+        """Add an op: its look-up, a launch inside it, a wait for other ranks, and contention."""
+        cost, kind = self.cost, op.signature.kind
+        estimate = cost.estimate(op.signature)
+        alone_ns = min(elapsed_ns, cost.duration_ns(op.signature))
+        launch_ns = min(elapsed_ns - alone_ns, _inline_ns(op, cost))
+        stretched_ns = elapsed_ns - alone_ns - launch_ns
+        waited_ns = _waited_ns(op, cost, alone_ns, stretched_ns)
+        self.elapsed_ns += elapsed_ns
+        self.unsure[kind] += alone_ns * estimate.error
+        self.unsure["launch"] += launch_ns * cost.launch.error
+        self._spend(estimate.source, alone_ns)
+        self._spend(cost.launch.source, launch_ns)
+        self._spend(_skew_source(cost), waited_ns)
+        self._spend(_slowdown_source(op, cost), stretched_ns - waited_ns)
+        if estimate.source == "extrapolated":
+            self.far[op.role] += elapsed_ns
+
+    def wait(self, waited_ns: int) -> None:
+        """Add what lies between the ops: waits for the host, else of ranks for each other."""
+        if self.cost.launch.mode == "async":
+            self.unsure["launch"] += waited_ns * self.cost.launch.error
+            self._spend(self.cost.launch.source, waited_ns)
+        else:
+            self._spend(_skew_source(self.cost), waited_ns)
+
+    def _spend(self, source: Source, time_ns: int) -> None:
+        if time_ns:
+            self.spent[source] += time_ns
+
+
+def _inline_ns(op: OpTemplate, cost: CostModel) -> int:
+    """Return the launch inside the op, in ns: where the host computes, too."""
     inline = cost.launch.mode == "inline" and op.lane == COMPUTE
-    return cost.duration_ns(op.signature) + (
-        cost.launch.cost_ns.get(op.signature.kind, 0) if inline else 0
-    )
+    return cost.launch.cost_ns.get(op.signature.kind, 0) if inline else 0
 
 
 def _waited_ns(op: OpTemplate, cost: CostModel, alone_ns: int, stretched_ns: int) -> int:
@@ -96,11 +118,11 @@ def _waited_ns(op: OpTemplate, cost: CostModel, alone_ns: int, stretched_ns: int
     fit = cost.contention.fit
     if cost.skew is None or op.lane == COMPUTE:
         return 0
-    factors = (
-        [fit.collective.factor, *(row.collective_factor for row in fit.by_size)] if fit else []
-    )
-    most = (max(factors, default=1.0) - 1) * cost.contention.strength
-    return max(0, stretched_ns - round(alone_ns * most))
+    most = 1.0
+    if fit is not None:
+        most = max([fit.collective.factor, *(row.collective_factor for row in fit.by_size)])
+        most *= max(fit.same_links.factor, fit.other_links.factor)
+    return max(0, stretched_ns - round(alone_ns * (most - 1) * cost.contention.strength))
 
 
 def _slowdown_source(op: OpTemplate, cost: CostModel) -> Source:
@@ -111,37 +133,24 @@ def _slowdown_source(op: OpTemplate, cost: CostModel) -> Source:
     return (fit.law(op.signature.kind) if op.lane == COMPUTE else fit.collective).kind
 
 
-def _waiting_source(cost: CostModel) -> Source:
-    """Return the source of waits between ops: for the host, else of ranks for each other."""
-    return cost.launch.source if cost.launch.mode == "async" else _skew_source(cost)
-
-
 def _skew_source(cost: CostModel) -> Source:
     """Return the source of ranks' waits for each other."""
     skew = cost.profile.skew
     return SOURCE_OF[skew.provenance.kind] if skew is not None else "assumed"
 
 
-def _beyond_look_ups(timeline: Timeline, cost: CostModel, waiting_ns: int) -> dict[str, float]:
-    """Return the expected errors (ns) of launches, skew and contention."""
-    found = {"launch": waiting_ns * cost.launch.error}
-    if cost.skew is not None:
-        found["skew"] = _compute_ns(timeline) * cost.skew.error
-    if cost.contention.fit is not None and not cost.contention.is_off:
-        found |= _contention_ns(timeline, cost, cost.contention.fit)
-    return found
-
-
-def _contention_ns(timeline: Timeline, cost: CostModel, fit: ContentionFit) -> dict[str, float]:
-    """Return by how much longer the schedule takes (ns) when a part of the law is too small."""
+def _contention_ns(timeline: Timeline, cost: CostModel, *, up: bool) -> list[float]:
+    """Return by how much the iteration changes (ns) with each part of the law off by its error."""
+    fit = cost.contention.fit
+    if fit is None or cost.contention.is_off:
+        return []
     parts: list[Part] = ["compute", "collectives"]
     if any(op.lane > TP for op in timeline.templates):
         parts.append("links")
-    worse = {
-        part: totals(compile_program(timeline.schedule, cost.beside(fit.worse(part)))).makespan_ns
-        for part in parts
-    }
-    return {f"contention of {part}": abs(end - timeline.makespan_ns) for part, end in worse.items()}
+    programs = (
+        compile_program(timeline.schedule, cost.beside(fit.off(part, up=up))) for part in parts
+    )
+    return [abs(totals(program).makespan_ns - timeline.makespan_ns) for program in programs]
 
 
 def _compute_ns(timeline: Timeline) -> int:

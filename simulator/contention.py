@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from simulator.errors import InputError
 from simulator.lookup import (
@@ -32,6 +32,7 @@ SCALE: Final = 1024  # slowdowns are integers in 1/1024
 _LEAST_SMS: Final = 0.1  # compute keeps at least this share of the SMs
 
 
+Known = TypeVar("Known", "Slowdown", "ComputeContention")
 Part = Literal["compute", "collectives", "links"]
 """What of the law can be wrong: slowdowns of compute, of collectives beside compute, and of
 collectives beside each other."""
@@ -50,9 +51,9 @@ class Slowdown:
         require_choice("contention", "kind", self.kind, FIT_KINDS)
         require_number("contention", "error", self.error)
 
-    def worse(self) -> Slowdown:
-        """Return the factor that is wrong by its error, upwards."""
-        return replace(self, factor=self.factor * (1 + self.error))
+    def off(self, *, up: bool) -> Slowdown:
+        """Return the factor, wrong by its error."""
+        return replace(self, factor=_off(self.factor, self.error, up=up))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,12 @@ class ComputeContention:
         require_number(f"contention {self.family}", "sms_per_cta", self.sms_per_cta)
         require_number(f"contention {self.family}", "factor", self.factor, low=1.0)
         require_number(f"contention {self.family}", "us_per_cta", self.us_per_cta)
+
+    def off(self, *, up: bool) -> ComputeContention:
+        """Return the law with slowdowns that are wrong by their error."""
+        lost = 1 + self.error if up else 1 / (1 + self.error)
+        factor = _off(self.factor, self.error, up=up)
+        return replace(self, factor=factor, us_per_cta=self.us_per_cta * lost)
 
     def slowdown(self, ctas: int, sm_count: int, alone_us: float) -> float:
         """Return the slowdown of an op of ``alone_us`` beside collectives that hold ``ctas``."""
@@ -128,30 +135,39 @@ class ContentionFit:
         """Return the law of a compute family; that of the first one if it is not listed."""
         return next((law for law in self.compute if law.family == family), self.compute[0])
 
-    def worse(self, part: Part) -> ContentionFit:
-        """Return the law with the slowdowns of ``part`` wrong by their expected error, upwards."""
+    def off(self, part: Part, *, up: bool) -> ContentionFit:
+        """Return the law with the slowdowns of ``part`` wrong by their errors, up or down."""
         if part == "links":
             return replace(
-                self, same_links=self.same_links.worse(), other_links=self.other_links.worse()
+                self, same_links=self.same_links.off(up=up), other_links=self.other_links.off(up=up)
             )
         if part == "collectives":
-            more = 1 + self.collective.error
-            rows = (r._replace(collective_factor=r.collective_factor * more) for r in self.by_size)
-            return replace(self, collective=self.collective.worse(), by_size=tuple(rows))
+            error = self.collective.error
+            rows = [
+                row._replace(collective_factor=_off(row.collective_factor, error, up=up))
+                for row in self.by_size
+            ]
+            return replace(self, collective=self.collective.off(up=up), by_size=tuple(rows))
+        rows = [
+            row._replace(
+                compute={
+                    family: _off(factor, self.law(family).error, up=up)
+                    for family, factor in row.compute.items()
+                }
+            )
+            for row in self.by_size
+        ]
+        compute = tuple(law.off(up=up) for law in self.compute)
+        return replace(self, compute=compute, by_size=tuple(rows))
+
+    def as_assumed(self, error: float) -> ContentionFit:
+        """Return the law with every number assumed, and errors of at least ``error``."""
         return replace(
             self,
-            compute=tuple(
-                replace(law, factor=law.factor * (1 + law.error)) for law in self.compute
-            ),
-            by_size=tuple(
-                row._replace(
-                    compute={
-                        family: factor * (1 + self.law(family).error)
-                        for family, factor in row.compute.items()
-                    }
-                )
-                for row in self.by_size
-            ),
+            compute=tuple(_as_assumed(law, error) for law in self.compute),
+            collective=_as_assumed(self.collective, error),
+            same_links=_as_assumed(self.same_links, error),
+            other_links=_as_assumed(self.other_links, error),
         )
 
 
@@ -185,6 +201,15 @@ class CollectiveFamily(NamedTuple):
 Family = ComputeFamily | CollectiveFamily
 InFlight = tuple[Family | None, ...]
 """Families in flight together: compute first, then every comm lane; None is an idle lane."""
+
+
+def _off(factor: float, error: float, *, up: bool) -> float:
+    """Return a slowdown that is wrong by its relative error, at least 1."""
+    return factor * (1 + error) if up else max(1.0, factor / (1 + error))
+
+
+def _as_assumed(known: Known, error: float) -> Known:
+    return replace(known, kind="assumed", error=max(error, known.error))
 
 
 def compute_slowdown(sms_per_cta: float, factor: float, ctas: int, sm_count: int) -> float:

@@ -103,8 +103,7 @@ class CostModel:
         self.changes = changes
         self._estimates: dict[Signature, Estimate] = {}
         self._durations_ns: dict[Signature, int] = {}
-        fit = profile.contention.fit if profile.contention else None
-        self.contention = Contention(fit, strength=changes.contention)
+        self.contention = Contention(_contention_fit(profile), strength=changes.contention)
         self.launch = _launch(profile, cuda_graph, changes.compute_speed)
         self.skew = profile.skew.fit if profile.skew else None
 
@@ -206,6 +205,16 @@ class CostModel:
     @cached_property
     def _collectives(self) -> CollectiveTable:
         return self.profile.collective_table()
+
+
+def _contention_fit(profile: Profile) -> ContentionFit | None:
+    """Return the law; where its section is assumed, every number of it is."""
+    section = profile.contention
+    if section is None:
+        return None
+    provenance = section.provenance
+    assumed = provenance.kind == "assumed"
+    return section.fit.as_assumed(provenance.error or 0.0) if assumed else section.fit
 
 
 def _launch(profile: Profile, cuda_graph: bool, compute_speed: float) -> Launch:

@@ -26,7 +26,7 @@ from simulator.lookup import (
 )
 from simulator.lookup.attention import AttentionFit, AttentionRow, AttentionTable
 from simulator.lookup.collectives import CollectiveFit, CollectiveRow, CollectiveTable
-from simulator.lookup.expected import POINTWISE_TABLE
+from simulator.lookup.expected import COLLECTIVE_TABLE, POINTWISE_TABLE
 from simulator.lookup.gemm import GemmFit, GemmRow, GemmTable
 from simulator.lookup.pointwise import PointwiseFit, PointwiseRow, PointwiseTable
 from simulator.lookup.roof import Roof
@@ -203,16 +203,20 @@ class ContentionSection:
 class LaunchSection:
     """Host cost of issuing an op, µs by kind; ``queue_depth`` ops may wait on the device.
 
-    ``samples``: number of steps behind the cost of compute ops, 0 if unknown.
+    ``samples``: number of steps behind the cost of compute ops, 0 if unknown. ``assumed``: kinds
+    whose cost nobody measured, in a section that is not assumed as a whole.
     """
 
     mode: LaunchMode
     cost_us: dict[str, float]
     queue_depth: int = 1024
     samples: int = field(default=0, metadata=ABSENT_IF_EMPTY)
+    assumed: tuple[str, ...] = field(default=(), metadata=ABSENT_IF_EMPTY)
     provenance: Provenance
 
     def __post_init__(self) -> None:
+        for kind in self.assumed:
+            require_choice("launch", "assumed kind", kind, LAUNCH_KINDS)
         require_choice("launch", "mode", self.mode, LAUNCH_MODES)
         require_count("launch", "queue_depth", self.queue_depth)
         require_count("launch", "samples", self.samples, low=0)
@@ -327,7 +331,7 @@ class Profile:
         return CollectiveTable(
             section.rows,
             section.fits,
-            table_error=_error(section.provenance, 0.05),
+            table_error=_error(section.provenance, COLLECTIVE_TABLE.error),
             nic_gb_s=section.nic_gb_s,
             nic_latency_us=section.nic_latency_us,
         )

@@ -17,25 +17,24 @@ from simulator.profile import Profile
 MEASURED: Final = "h200-sxm"
 PUBLISHED: Final = "h100-dgx"
 WITHIN: Final = 0.05
+NEAR: Final = (1 - WITHIN, 1 + WITHIN)
 FLOPS_PER_CLOCK: Final = 4096
 """Dense bf16 FLOPs of an SM in a clock: 989.4 TFLOP/s of 132 SMs at 1,830 MHz (NVIDIA's paper)."""
 LASTING: Final = (666.0, 1470.0)
 """TFLOP/s and MHz of a large GEMM after a long run (measurements/h200-sxm/launch.jsonl.gz)."""
 HEAVY_TFLOP: Final = 0.3
-POWER: Final = (
-    "published GEMMs follow each other under a CUDA graph: the power cap slows long ones (throttle "
-    "of the law); ours ran on a GPU that had cooled"
-)
-SERVING: Final = "published: serving kernels that read paged KV; ours: the training kernel"
-MEMORY: Final = "the forward law's difference, and fp32 sums behind slower memory"
 
 
 class Family(NamedTuple):
-    """Compute-bound rows of one kind; ``because`` says why the profiles differ, where they do."""
+    """Compute-bound rows of one kind, and the range that the median ratio must lie in.
+
+    ``because`` says why that range is not ``NEAR``.
+    """
 
     name: str
     chosen: Callable[[GemmRow | AttentionRow], bool]
-    because: str
+    expected: tuple[float, float] = NEAR
+    because: str = ""
 
 
 def _gemms(layout: str, low: float, high: float) -> Callable[[GemmRow | AttentionRow], bool]:
@@ -57,15 +56,28 @@ def _cores(direction: str) -> Callable[[GemmRow | AttentionRow], bool]:
     return chosen
 
 
+# Published GEMMs follow each other under a CUDA graph, ours ran on a GPU that had cooled. The law's
+# throttle, 1 + 0.23 g / (g + 2,325) at g GFLOP, is 1.12 at 2.5 TFLOP, about the largest shape here.
+POWER: Final = ((1.0, 1.12), "the power cap slows long published GEMMs")
+# Forward GEMMs of that size differ by up to 1.05. At 3,350 instead of 4,800 GB/s the 10 bytes an
+# element of C cost 2 % more at the median, and 7 % where C is large.
+MEMORY: Final = ((1.0, 1.12), "the forward law's difference; fp32 sums in slower memory")
+# The throttle, and the fp32 sums' 1 to 3 % of longer GEMMs.
+POWER_AND_MEMORY: Final = (
+    (1.0, 1.15), "the power cap slows long published GEMMs; fp32 sums in slower memory"
+)  # fmt: skip
+# Assumed, as no table has both kernels: page look-ups cost something, at most a third.
+SERVING: Final = ((1.1, 1.3), "published: serving kernels on paged KV; ours: the training kernel")
+
 FAMILIES: Final = (
-    Family("forward GEMM, 0.1 to 1 TFLOP", _gemms("forward", 0.1, 1.0), ""),
-    Family("forward GEMM, above 1 TFLOP", _gemms("forward", 1.0, 1e9), POWER),
-    Family("dgrad, 0.1 to 1 TFLOP", _gemms("dgrad", 0.1, 1.0), ""),
-    Family("dgrad, above 1 TFLOP", _gemms("dgrad", 1.0, 1e9), POWER),
-    Family("wgrad, 0.1 to 1 TFLOP", _gemms("wgrad", 0.1, 1.0), MEMORY),
-    Family("wgrad, above 1 TFLOP", _gemms("wgrad", 1.0, 1e9), f"{POWER}; {MEMORY}"),
-    Family("attention forward, above 0.3 TFLOP", _cores("forward"), SERVING),
-    Family("attention backward, above 0.3 TFLOP", _cores("backward"), ""),
+    Family("forward GEMM, 0.1 to 1 TFLOP", _gemms("forward", 0.1, 1.0)),
+    Family("forward GEMM, above 1 TFLOP", _gemms("forward", 1.0, 1e9), *POWER),
+    Family("dgrad, 0.1 to 1 TFLOP", _gemms("dgrad", 0.1, 1.0)),
+    Family("dgrad, above 1 TFLOP", _gemms("dgrad", 1.0, 1e9), *POWER),
+    Family("wgrad, 0.1 to 1 TFLOP", _gemms("wgrad", 0.1, 1.0), *MEMORY),
+    Family("wgrad, above 1 TFLOP", _gemms("wgrad", 1.0, 1e9), *POWER_AND_MEMORY),
+    Family("attention forward, above 0.3 TFLOP", _cores("forward"), *SERVING),
+    Family("attention backward, above 0.3 TFLOP", _cores("backward")),
 )
 
 
@@ -85,16 +97,18 @@ def _agreement(measured: Profile, published: Profile) -> Table:
             if family.chosen(row)
         ]
         ventiles = statistics.quantiles(ratios, n=20)
-        near = abs(ventiles[9] - 1) <= WITHIN
+        median = ventiles[9]
+        low, high = family.expected
         lines.append((
             family.name, str(len(ratios)), *(f"{ventiles[i]:.2f}" for i in (0, 9, 18)),
-            verdict(near or bool(family.because)), "" if near else family.because,
+            "yes" if abs(median - 1) <= WITHIN else "no", family.because, f"{low:.2f}–{high:.2f}",
+            verdict(low <= median <= high),
         ))  # fmt: skip
     return Table(
         title=f"{PUBLISHED} looked up / {MEASURED} measured, compute-bound shapes",
         columns=(
-            "shapes", ">rows", ">5 %", ">median", ">95 %", f"within {WITHIN:.0%} or explained",
-            "what differs",
+            "shapes", ">rows", ">5 %", ">median", ">95 %", f"within {100 * WITHIN:.0f} %",
+            "what differs", ">median may be", "verdict",
         ),
         rows=lines,
     )  # fmt: skip

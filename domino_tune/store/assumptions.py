@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulator.contention import ContentionFit
+from simulator.lookup.attention import AttentionFit
 from simulator.lookup.collectives import CollectiveFit
 from simulator.lookup.expected import EXPECTED
 from simulator.lookup.gemm import GemmFit
@@ -46,9 +47,15 @@ def assumptions(profile: Profile) -> list[Assumption]:
 def _in_section(name: str, section: Any) -> Iterator[Assumption]:
     if name == "contention":
         yield from _contention(section.fit)
-    elif name == "launch" and section.provenance.kind == "assumed":
-        costs = ", ".join(f"{kind} {us:g} us" for kind, us in section.cost_us.items())
-        yield Assumption(where=name, what=costs, error=section.provenance.error)
+    elif name == "launch":
+        whole = section.provenance.kind == "assumed"
+        costs = [
+            f"{kind} {us:g} us"
+            for kind, us in section.cost_us.items()
+            if whole or kind in section.assumed
+        ]
+        if costs:
+            yield Assumption(where=name, what=", ".join(costs), error=section.provenance.error)
     elif name == "collectives" and section.nic_gb_s is not None:
         what = (
             f"groups over nodes without timings: {section.nic_gb_s:g} GB/s a NIC, "
@@ -56,6 +63,9 @@ def _in_section(name: str, section: Any) -> Iterator[Assumption]:
         )
         yield Assumption(where=name, what=what, error=None)
     if section.provenance.kind != "assumed":
+        law = getattr(section, "fit", None)
+        if isinstance(law, AttentionFit) and law.kind == "assumed":
+            yield Assumption(where=name, what="the law between rows", error=law.error)
         yield from _fits(name, getattr(section, "fits", ()))
 
 
@@ -91,6 +101,6 @@ def _contention(fit: ContentionFit) -> Iterator[Assumption]:
             yield Assumption(
                 where="contention", what=f"{what}: {slowdown.factor:g} times", error=slowdown.error
             )
-    yield Assumption(
-        where="contention", what=f"{fit.default_ctas} CTAs where NCCL chooses", error=None
-    )
+    if not fit.by_size:
+        what = f"{fit.default_ctas} CTAs where NCCL chooses"
+        yield Assumption(where="contention", what=what, error=None)

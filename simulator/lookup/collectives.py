@@ -156,7 +156,7 @@ class CollectiveTable:
         rows: Iterable[CollectiveRow] = (),
         fits: Iterable[CollectiveFit] = (),
         *,
-        table_error: float = 0.05,
+        table_error: float = expected.COLLECTIVE_TABLE.error,
         nic_gb_s: float | None = None,
         nic_latency_us: float | None = None,
     ) -> None:

@@ -42,7 +42,7 @@ Ranges = Mapping[str, tuple[int, int]]
 # A look-up that is more doublings than this outside its range counts as extrapolated.
 FAR_OCTAVES: Final = 1.0
 # Bytes added per element: an fp32 C is read and written; overwriting writes 16 bits once.
-_ACCUMULATE_BYTES: Final = 4 + 4 - 2
+ACCUMULATE_BYTES: Final = 4 + 4 - 2
 # Same tensor-core rate, same bytes.
 _SAME_RATE: Final[dict[str, str]] = {"fp16": "bf16"}
 
@@ -208,7 +208,8 @@ class GemmTable:
             laws = {adds: make_law(fit.law, fit.params, sm_count) for adds, fit in own.items()}
             law = next(iter(laws.values()), None) or self._trend(members, key[1])
             parts = _split(members, law)
-            for adds in sorted(parts or own):
+            # A single law is the trend of all rows; of two, each serves its own way to write C.
+            for adds in sorted({*parts, *own} if len(own) > 1 else parts or own):
                 fit = own.get(adds) or next(iter(own.values()), None)
                 families[*key, adds] = _Family(laws.get(adds, law), parts.get(adds), fit)
         return families
@@ -279,7 +280,7 @@ class GemmTable:
         return Estimate(us, source, error)
 
     def _accumulate_us(self, gemm: Gemm) -> float:
-        return gemm.m * gemm.n * _ACCUMULATE_BYTES / self._bandwidth * 1e6
+        return gemm.m * gemm.n * ACCUMULATE_BYTES / self._bandwidth * 1e6
 
     def _analytic(self, dtype: str) -> RooflineLaw:
         peak = next((self._peak_flops[d] for d in _dtypes(dtype) if d in self._peak_flops), None)
@@ -298,7 +299,7 @@ class GemmTable:
 def _moved_bytes(gemm: Gemm) -> int:
     """Return the bytes of A, B and C; an accumulated C is read and written in fp32."""
     element = DTYPE_BYTES[gemm.dtype]
-    output = element + _ACCUMULATE_BYTES if gemm.accumulate else element
+    output = element + ACCUMULATE_BYTES if gemm.accumulate else element
     return element * (gemm.m + gemm.n) * gemm.k + output * gemm.m * gemm.n
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from simulator.estimate import Estimate
+from simulator.lookup.expected import BANDWIDTH
 
-ROOF_BANDWIDTH: Final = 0.95
-"""Share of the data sheet's memory bandwidth that no kernel exceeds: refresh and turnarounds take
-the rest. Assumed. A timed row above it (the best one here: 0.97) was helped by what an op before
-it had left in the L2."""
+ROOF_BANDWIDTH: Final = 1 - BANDWIDTH.error
+"""Share of the data sheet's memory bandwidth that no kernel exceeds."""
 L2_MULTIPLE: Final = 4
 """A working set above this many L2 caches comes from memory."""
 
@@ -32,6 +31,10 @@ class Roof:
         return floor
 
     def bounded(self, estimate: Estimate, dtype: str, flops: float, moved_bytes: float) -> Estimate:
-        """Return ``estimate``, at least the op's floor."""
+        """Return ``estimate``, at least the op's floor; what was lifted is no measurement."""
         floor = self.floor_us(dtype, flops, moved_bytes)
-        return estimate if estimate.duration_us >= floor else estimate._replace(duration_us=floor)
+        if estimate.duration_us >= floor:
+            return estimate
+        lifted = floor / estimate.duration_us - 1
+        source = "fitted" if estimate.source == "measured" else estimate.source
+        return Estimate(floor, source, max(estimate.error, min(1.0, lifted)))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bench import BENCHES
+from benchmarks.bench import BENCHES, upstream
+from benchmarks.bench import agreement as bench_agreement
 from benchmarks.bench import properties as bench_properties
 from benchmarks.bench.__main__ import main
 from benchmarks.bench.cases import SEARCH_CASES
@@ -29,7 +30,50 @@ def test_targets_on_measurements_are_met(name: str, request: pytest.FixtureReque
 
 def test_the_upstream_gap_is_reported() -> None:
     (table,) = BENCHES["upstream"]()
-    assert "not explained" in [row[0] for row in table.rows]
+    rows = dict(table.rows)
+    simulated, *parts = (float(rows[name].strip()) for name in list(rows)[:5])
+    together = float(rows["together"])
+    assert together == pytest.approx(simulated + sum(parts), abs=0.3)
+    low, high = (float(ms) for ms in rows[LEFT_OVER].split(" to "))
+    assert (low, high) == pytest.approx([run - together for run in RUN_MS], abs=0.6)
+    assert ("parts together exceed the run" in table.notes[0]) == (high < 0)
+
+
+@pytest.mark.parametrize(
+    ("total_ms", "words"),
+    [
+        (500.0, "left over: published less together: waits for the host"),
+        (525.0, "waits for the host"),
+        (576.0, "exceed the run by 47 to 55 ms"),
+    ],
+)
+def test_what_is_left_of_upstreams_run_is_right_for_either_sign(
+    total_ms: float, words: str
+) -> None:
+    assert words.lower() in upstream._left_over(total_ms).lower()
+
+
+def test_profiles_agree_or_lie_where_their_reason_allows() -> None:
+    table, _ = BENCHES["agreement"]()
+    assert count_verdicts([table]) == (len(FAMILIES), 0)
+    for family, row in zip(FAMILIES, table.rows, strict=True):
+        assert (family.expected == NEAR) == (family.because == "")
+        assert family.because == row[6]
+        assert row[5] in ("yes", "no")
+        assert family.because or row[5] == "yes"
+
+
+def test_a_median_outside_the_range_of_its_reason_is_a_miss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    family = FAMILIES[1]._replace(expected=(1.2, 1.3))
+    monkeypatch.setattr(bench_agreement, "FAMILIES", (family,))
+    assert count_verdicts(bench_agreement.agreement()[:1]) == (0, 1)
+
+
+def test_each_measured_expected_error_is_measured_again() -> None:
+    measured = {one for one in EXPECTED if one.kind == "measured"}
+    assert measured == {*MEASURED, SINGLE_RUN}
 
 
 def test_published_shares_are_compared_with_ours() -> None:

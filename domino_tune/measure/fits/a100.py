@@ -113,7 +113,7 @@ def _pointwise(measurements: Path) -> PointwiseSection:
         ),
         provenance=Provenance(
             kind="assumed",
-            source="The laws of an H200, by memory bandwidth",
+            source="The laws of an H200: rates within its L2, beyond it by memory bandwidth",
             error=ASSUMED_ERROR,
         ),
     )

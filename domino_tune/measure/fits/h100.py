@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
 from domino_tune.measure.fits.attention import fit_attention
+from domino_tune.measure.fits.common import rounded
 from domino_tune.measure.fits.h200 import (
     SOURCE,
     collective_slowdown,
@@ -37,7 +39,7 @@ from simulator.profile import (
 )
 
 SM_COUNT = 132
-CREATED = "2025-06-18"  # the newest date in the sources
+CREATED = "2026-11-20"  # the newest date in the sources
 NVLS_CTAS = 16
 NIC_GB_S = 42.5
 NIC_LATENCY_US = 9.5
@@ -52,9 +54,7 @@ def h100_profile(data: Path, measurements: Path) -> Profile:
         machine=machine,
         gemm=_gemm(data, h200, machine),
         attention=_attention(data),
-        pointwise=PointwiseSection(
-            fits=pointwise_laws(h200, machine), provenance=_pointwise_provenance()
-        ),
+        pointwise=_pointwise(h200, machine),
         collectives=h100_collectives(data),
         contention=_contention(data, collective_slowdown(contention_records(measurements))),
         launch=eager_launch(),
@@ -67,8 +67,8 @@ def _gemm(data: Path, h200: Profile, machine: Machine) -> GemmSection:
         SM_COUNT,
         clock="boost at first, not recorded: short bursts under a CUDA graph. Long GEMMs are "
         "slower by FLOP than middle ones: the power cap, in the law.",
-        note="2024 layer timings (Vidur) are 10–15 % slower: not rescaled. dgrad and wgrad: the "
-        "forward law times the ratio that our H200 showed for the shape, with fp32 sums at this "
+        note="Timings of whole layers from 2024 (Vidur) are 16 % slower: not rescaled. dgrad and "
+        "wgrad: the forward law times the ratio that our H200 showed for the shape, with fp32 sums at this "
         f"GPU's bandwidth; {TRANSFER_ERROR:.0%} more error for that.",
     )
     backward = backward_gemms(h200, section.fits[0], machine)
@@ -119,13 +119,19 @@ def _attention(data: Path) -> AttentionSection:
     )
 
 
-def _pointwise_provenance() -> Provenance:
-    return Provenance(
-        kind="fitted",
-        source=f"{SOURCE}, by memory bandwidth",
-        error=TRANSFER_ERROR,
-        note="The same chip behind slower memory: rates within the L2 as there, beyond it by the "
-        "ratio of the data sheets' bandwidths. Ops that are assumed there are assumed here.",
+def _pointwise(h200: Profile, machine: Machine) -> PointwiseSection:
+    fits = pointwise_laws(h200, machine)
+    fitted = [fit.error for fit in fits if fit.kind == "fitted"]
+    return PointwiseSection(
+        fits=fits,
+        provenance=Provenance(
+            kind="fitted",
+            source=f"{SOURCE}, by memory bandwidth",
+            error=rounded(statistics.fmean(fitted), 2),
+            note="The same chip behind slower memory: rates within the L2 as there, beyond it by "
+            "the ratio of the data sheets' bandwidths. Ops that are assumed there are assumed "
+            "here. error: the mean of the fitted laws'.",
+        ),
     )
 
 

@@ -308,6 +308,7 @@ def _launch(rows: Sequence[Mapping[str, Any]]) -> LaunchSection:
             "collective": ASSUMED_COLLECTIVE_US,
         },
         queue_depth=1024,
+        assumed=("collective",),
         provenance=Provenance(
             kind="measured",
             source=SOURCE,

@@ -15,7 +15,6 @@ from simulator.lookup.collectives import CollectiveFit
 from simulator.profile import GemmSection, LaunchSection, Provenance
 
 AICONFIGURATOR = "ai-dynamo/aiconfigurator @095f58a (Apache-2.0)"
-VIDUR = "microsoft/vidur @7d47513 (MIT)"
 OVERLAP = "Evansika959/aiconfigurator_overlap_exp @0488800"
 
 ASSUMED_ERROR = 0.25

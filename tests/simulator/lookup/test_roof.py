@@ -111,12 +111,14 @@ def test_no_timed_pointwise_op_beats_the_bandwidth(name: str) -> None:
         check_pointwise(name, row.signature)
 
 
-def test_a_look_up_below_the_roof_is_lifted_to_it_and_no_other() -> None:
+def test_a_look_up_below_the_roof_is_lifted_to_it_and_less_sure() -> None:
     roof = Roof({"bf16": 1e9}, bytes_per_us=2e6, l2_bytes=10_000_000)
     fast, slow = Estimate(1.0, "fitted", 0.1), Estimate(50.0, "fitted", 0.1)
     assert roof.floor_us("bf16", 4e9, 0) == 4.0
     assert roof.floor_us("bf16", 4e9, 41_000_000) == pytest.approx(41 / 1.9)
     assert roof.floor_us("bf16", 0, 40_000_000) == 0.0
     assert roof.floor_us("fp8", 4e9, 0) == 0.0
-    assert roof.bounded(fast, "bf16", 4e9, 0) == Estimate(4.0, "fitted", 0.1)
+    assert roof.bounded(fast, "bf16", 4e9, 0) == Estimate(4.0, "fitted", 1.0)
+    timed = roof.bounded(Estimate(3.2, "measured", 0.01), "bf16", 4e9, 0)
+    assert timed == Estimate(4.0, "fitted", pytest.approx(0.25))
     assert roof.bounded(slow, "bf16", 4e9, 41_000_000) is slow
