@@ -30,10 +30,13 @@ export const planWords = plan => {
   return said[0].toUpperCase() + said.slice(1);
 };
 
-/** Return among how many plans the chosen one is the fastest, and by what. */
-export const foundWords = result => result.optimality === 'proven'
-  ? `Fastest of ${count(result.evaluations + result.pruned)} plans under this profile`
-  : `Best of ${count(result.evaluations)} plans tried, others may be faster`;
+/** Return among how many plans the chosen one is the fastest, or ties with it, and by what. */
+export const foundWords = result => {
+  if (result.optimality !== 'proven') return `Best of ${count(result.evaluations)} plans tried, others may be faster`;
+  const tied = result.trials.some(trial => trial.iteration_ms < result.best.iteration_ms);
+  const fastest = tied ? 'Within 1 % of the fastest' : 'Fastest';
+  return `${fastest} of ${count(result.evaluations + result.pruned)} plans under this profile`;
+};
 
 export const reason = slug => REASONS[slug] ?? (slug || 'not feasible, or not tried').replaceAll('_', ' ');
 

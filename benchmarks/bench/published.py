@@ -25,8 +25,8 @@ SEQ_LENGTH: Final = 1024
 BATCH: Final = 16
 PUBLISHED_SHARES: Final = {8: 0.16, 16: 0.29, 32: 0.43}
 POINTS: Final = 0.05
-# Uncertainty of the tables (profiles/README.md): training clocks and software are 10–15 % slower than
-# the GEMM bursts; all-reduces of 32 ranks differ by 10–20 % between sites.
+# Uncertainty of the tables (profiles/README.md): training clocks and software are 10–15 % slower
+# than the GEMM bursts; all-reduces of 32 ranks differ by 10–20 % between sites.
 SUSTAINED: Final = 1.15
 SITES: Final = 1.2
 

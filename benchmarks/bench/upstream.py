@@ -30,9 +30,9 @@ SUSTAINED: Final = Changes(gpu_flops=1 / 1.15, memory_bandwidth=1 / 1.15)
 # fp32 (2 + 4), unscaled and checked (4 + 4), clipped (4 + 4), parameters copied back (4; ours
 # writes them too).
 OPTIMIZER_BYTES: Final = 26
-LEFT_OVER: Final = "left over: published less together"
 COPIES: Final = 8
 """Q, K, V and the context, made contiguous around the attention core, forward and backward."""
+LEFT_OVER: Final = "left over (published less together)"
 
 
 def upstream() -> list[Table]:
@@ -77,7 +77,7 @@ def _left_over(total: float) -> str:
             "separate passes are upper estimates, and the run's GPU is not known."
         )
     return (
-        f"{LEFT_OVER.capitalize()}: waits for the host in eager PyTorch, syncs of the loss scaler, "
+        "What is left over may be waits for the host in eager PyTorch, syncs of the loss scaler, "
         "contention stronger than on A100, or another GPU than H100."
     )
 

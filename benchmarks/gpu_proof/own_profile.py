@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from domino_tune.base.errors import RunError
 from domino_tune.base.tables import print_line
+from domino_tune.measure.importers.merge import merged_section
 from domino_tune.measure.op_rows import SECTIONS, add_ops, measured_ops
 from domino_tune.runtime.launch.launch import run_job
 from domino_tune.runtime.launch_spec import LaunchSpec
@@ -89,7 +90,10 @@ def with_launch(mine: Profile, costs_us: Sequence[Mapping[str, float]]) -> Profi
 
 
 def laid_over(base: Profile, mine: Profile) -> Profile:
-    """Return ``base`` with rows and launch costs of ``mine`` in place of its own. Laws stay."""
+    """Return ``base`` with rows and launch costs of ``mine`` in place of its own.
+
+    Laws stay; those of an assumed section are assumed, see ``merged_section``.
+    """
     changed: dict[str, Any] = {"launch": mine.launch or base.launch}
     for kind, (_, _, key) in SECTIONS.items():
         below, above = getattr(base, kind), getattr(mine, kind)
@@ -97,8 +101,6 @@ def laid_over(base: Profile, mine: Profile) -> Profile:
             continue
         rows = {key(row): row for section in (below, above) if section for row in section.rows}
         note = f"Laid over {base.name}: {below.provenance.note}" if below else ""
-        changed[kind] = replace(
-            below or above, rows=tuple(rows[at] for at in sorted(rows)),
-            provenance=replace(MEASURED, note=note),
-        )  # fmt: skip
+        ordered = [rows[at] for at in sorted(rows)]
+        changed[kind] = merged_section(below or above, ordered, replace(MEASURED, note=note))
     return replace(base, name=NAME, created=mine.created, **changed)

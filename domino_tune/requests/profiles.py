@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from domino_tune.requests.fields import Request
 from domino_tune.requests.options import option
 from simulator.specs import DTYPE_BYTES
+
+UNITS: Final[dict[str, float]] = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
+"""Units of time, in microseconds, shortest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +68,7 @@ class ProfilesImportRequest(Request):
     )  # fmt: skip
     unit: str | None = option(
         "Unit of the column us (default us).",
-        flag="--unit", choices=("ns", "us", "ms", "s"), default=None,
+        flag="--unit", choices=tuple(UNITS), default=None,
     )  # fmt: skip
 
 

@@ -206,10 +206,12 @@ def _is_best(trial: TrialResult, result: Tuned) -> bool:
 
 
 def found_words(result: Tuned) -> str:
-    """Return among how many plans the best is the fastest, and by what."""
+    """Return among how many plans the best is the fastest, or ties with it, and by what."""
     if result.optimality != "proven":
         return f"best of {result.evaluations:,} plans tried, others may be faster"
-    return f"fastest of {result.evaluations + result.pruned:,} plans under this profile"
+    tied = any(trial.iteration_ms < result.best.iteration_ms for trial in result.trials)
+    fastest = "within 1 % of the fastest" if tied else "fastest"
+    return f"{fastest} of {result.evaluations + result.pruned:,} plans under this profile"
 
 
 def _search_line(result: Tuned) -> str:

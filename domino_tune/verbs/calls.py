@@ -34,6 +34,7 @@ from domino_tune.requests import (
     WhatIfRequest,
 )
 from domino_tune.requests.options import option_of
+from domino_tune.requests.problems import in_wire_words
 from domino_tune.results import (
     ProfilingResult,
     SimulateResult,
@@ -49,7 +50,7 @@ from domino_tune.verbs import simulate as simulate_verb
 from domino_tune.verbs import tune as tune_verb
 from domino_tune.verbs import validate as validate_verb
 from domino_tune.verbs import whatif as whatif_verb
-from simulator.errors import InputError, unknown_name
+from simulator.errors import DominoTuneError, InputError, unknown_name
 from simulator.profile import Profile
 from simulator.specs import ModelSpec
 
@@ -122,8 +123,12 @@ def _verb(kind: Callable[P, R], run: Callable[[R, Loaded, Progress], T]) -> Verb
     request_class, name = cast("type[R]", kind), run.__name__.strip("_")
 
     def call(*, progress: Progress | None = None, **given: Any) -> T:
-        request, loaded = _request(request_class, name, given)
-        return run(request, loaded, progress or no_progress)
+        try:
+            request, loaded = _request(request_class, name, given)
+            return run(request, loaded, progress or no_progress)
+        except DominoTuneError as error:
+            error.args = tuple(_as_called(part) for part in error.args)
+            raise
 
     call.__name__ = call.__qualname__ = name
     call.__module__ = "domino_tune"
@@ -131,6 +136,11 @@ def _verb(kind: Callable[P, R], run: Callable[[R, Loaded, Progress], T]) -> Verb
     call.__doc__ = "\n\n".join([inspect.getdoc(request_class) or "", "\n".join(helps)])
     call.__signature__ = _signature(request_class)  # type: ignore[attr-defined]
     return cast("Verb[P, T]", call)
+
+
+def _as_called(part: object) -> object:
+    """Return a part of an error with options of the command line named as arguments."""
+    return in_wire_words(part) if isinstance(part, str) else part
 
 
 def _signature(kind: type[Request]) -> inspect.Signature:

@@ -13,6 +13,7 @@ from domino_tune.measure.importers.imported import (
     Importer,
     key_of,
 )
+from domino_tune.measure.importers.merge import ASSUMED, merged_section, with_laws_as_known
 from domino_tune.measure.importers.nccl import nccl_json, nccl_table, nccl_text
 from domino_tune.measure.importers.tables import (
     attention_csv,
@@ -73,18 +74,16 @@ def read_table(data: bytes, importer: str, hints: Hints = NO_HINTS) -> Imported:
 
 def descriptions() -> list[tuple[str, str]]:
     """Return (name, what it is and its columns) of every format, for the help."""
-    return [
-        (name, one.about + (f" Columns: {', '.join(one.columns)}." if one.columns else ""))
-        for name, one in IMPORTERS.items()
-    ]
+    return [(name, one.description) for name, one in IMPORTERS.items()]
 
 
 def import_into(profile: Profile, imported: Imported, *, source: str, data: bytes) -> Profile:
     """Return the profile with the rows added; a row replaces the old one of the same signature.
 
-    The section's laws stay, after the rows. Its provenance becomes ``imported``: the source's name
-    and the SHA-256 of its bytes, then all earlier provenance; its error is the rows' leave-out
-    error. A new profile starts as ``Profile(name=…, created=…, machine=…)``.
+    The section's laws stay, after the rows; those of an assumed section are assumed, see
+    ``merged_section``. Its provenance becomes ``imported``: the source's name and the SHA-256 of
+    its bytes, then all earlier provenance; its error is the rows' leave-out error. A new profile
+    starts as ``Profile(name=…, created=…, machine=…)``.
     """
     old = getattr(profile, imported.section)
     rows = {key_of(row): row for row in (*(old.rows if old else ()), *imported.rows)}
@@ -100,13 +99,13 @@ def import_into(profile: Profile, imported: Imported, *, source: str, data: byte
     if old is None:
         section = _SECTION_TYPES[imported.section](rows=ordered, provenance=provenance)
     else:
-        section = replace(old, rows=ordered, provenance=provenance)
+        section = merged_section(old, ordered, provenance)
     result = replace(profile, **{imported.section: section})
     checked = check_section(result, imported.section)
     if checked.how != LEFT_OUT or checked.error is None:
         return result
-    error = min(checked.error, MOST_ERROR)
-    known = replace(section, provenance=replace(provenance, error=error))
+    error = max(min(checked.error, MOST_ERROR), section.provenance.error or 0.0)
+    known = replace(section, provenance=replace(section.provenance, error=error))
     return replace(result, **{imported.section: known})
 
 
@@ -124,9 +123,13 @@ def _has_grown(now: Any, base: Any) -> bool:
     """Return whether section ``now`` is ``base`` or came from it by imports."""
     if now == base:
         return True
-    if now is None or now.provenance.kind != "imported":
+    if now is None:
+        return False
+    stays_assumed = base is not None and now.provenance.kind == base.provenance.kind == ASSUMED
+    if now.provenance.kind != "imported" and not stays_assumed:
         return False
     if base is None:
         return True
     kept = {key_of(row) for row in base.rows} <= {key_of(row) for row in now.rows}
-    return kept and replace(now, rows=base.rows, provenance=base.provenance) == base
+    known = with_laws_as_known(base)
+    return kept and replace(now, rows=base.rows, provenance=base.provenance) == known

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from domino_tune.measure.importers.preset_shapes import unknown_shapes
-from domino_tune.measure.importers.rates import UNITS, check_rates
+from domino_tune.measure.importers.rates import UNITS, check_rates, lifted_rows
 from simulator.errors import InputError
 from simulator.lookup.gemm import GemmRow
 from simulator.profile import Machine, gemm_key
@@ -69,14 +69,24 @@ class Imported:
 class Importer:
     """Reader of one format, called with the file's bytes (gzip is unpacked first).
 
-    ``read`` returns the rows and a note. ``columns`` are those that a CSV must have; times of a
-    column ``us`` may have another unit. Raise InputError with the place and the reason.
+    ``read`` returns the rows and a note. ``columns`` are those that a CSV must have, ``series``
+    names further ones of which it must have at least one; times of a column ``us`` may have another
+    unit. Raise InputError with the place and the reason.
     """
 
     section: SectionName
     read: Callable[[bytes, Hints], Found]
     columns: tuple[str, ...] = ()
+    series: str = ""
     about: str
+
+    @property
+    def description(self) -> str:
+        """What the format is, and its columns."""
+        if not self.columns:
+            return self.about
+        series = f", and at least one of {self.series}" if self.series else ""
+        return f"{self.about} Columns: {', '.join(self.columns)}{series}."
 
     def __call__(self, data: bytes, hints: Hints = NO_HINTS) -> Imported:
         """Return the rows of the file, each signature once, compared with the hints' machine."""
@@ -93,6 +103,8 @@ class Importer:
         if hints.machine is not None:
             warnings += check_rates(placed, hints.machine, hints.unit, takes_unit=takes_unit)
         rows = merged(row for _, row in placed)
+        if hints.machine is not None:
+            warnings += lifted_rows(rows, hints.machine)
         return Imported(section=self.section, rows=rows, note=note, warnings=warnings)
 
 

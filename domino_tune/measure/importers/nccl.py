@@ -121,7 +121,7 @@ def _read_table(data: bytes, hints: Hints) -> Found:
         raise InputError(f"The header names {brief(header[2])} ranks on {brief(header[3])} nodes.")
     hosts = [str(rank % nodes) for rank in range(ranks)]
     group = _group(header[1] if header else None, hosts, hints)
-    column = "time_us_inplace" if group.op in IN_PLACE else "time_us_outofplace"
+    column = _TABLE[2] if group.op in IN_PLACE else _TABLE[1]
     return [
         (
             f"line {i}",
@@ -146,7 +146,8 @@ nccl_table = Importer(
     section="collectives",
     read=_read_table,
     columns=_TABLE,
-    about="Output of nccl-tests as CSV; a comment says `op: NAME … ranks=N nodes=N`.",
+    about="Output of nccl-tests as CSV; a comment says `op: NAME … ranks=N nodes=N`. Times of "
+    f"{' and '.join(IN_PLACE)} are in {_TABLE[2]}, of other collectives in {_TABLE[1]}.",
 )
 
 
@@ -161,9 +162,15 @@ def _group(program: str | None, hosts: list[str], hints: Hints) -> Group:
     nodes = hints.nodes or (len(set(hosts)) or None)
     per_node = hints.per_node or (len(hosts) // nodes if nodes and hosts else None)
     if nodes is None or per_node is None:
-        raise InputError("The file names no ranks; pass --group NODESxPER_NODE, e.g. 1x8.")
+        raise InputError(
+            "The file names no ranks; pass --nodes and --ranks-per-node, e.g. --nodes 1 "
+            "--ranks-per-node 8."
+        )
     if hints.per_node is None and len(hosts) % nodes:
-        raise InputError(f"{len(hosts)} ranks on {nodes} hosts: pass --group NODESxPER_NODE.")
+        raise InputError(
+            f"{len(hosts)} ranks do not spread evenly over {nodes} nodes; pass --nodes and "
+            "--ranks-per-node."
+        )
     return Group(op=op, nodes=nodes, per_node=per_node)
 
 
@@ -240,5 +247,6 @@ def _check(group: Group, place: str, size: int, timing: Timing) -> None:
         raise InputError(
             f"{place}: busbw {timing.bus_gb_s:g} GB/s, but {group.op} of {size} bytes in "
             f"{timing.time_us:g} us on {group.nodes}x{group.per_node} ranks gives {expected:.2f}; "
-            f"wrong collective or group? Pass --op and --group."
+            f"wrong collective or group? Pass --op, --nodes and "
+            "--ranks-per-node."
         )

@@ -6,14 +6,14 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from domino_tune.requests.profiles import UNITS as UNITS
 from simulator.errors import InputError
 from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.pointwise import PointwiseRow
+from simulator.lookup.roof import L2_MULTIPLE
 from simulator.profile import Machine
 from simulator.specs import DTYPE_BYTES
 
-UNITS: Final[dict[str, float]] = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
-"""Units of time, in microseconds, shortest first."""
 UNIT_NAMES: Final = {
     "ns": "nanoseconds",
     "us": "microseconds",
@@ -27,10 +27,9 @@ MEASURED_MARGIN: Final = 3.0
 may be faster."""
 CACHE_MB: Final = 64.0
 """L2 of a machine that states none."""
-STREAMED: Final = 4
-"""Caches' worth of traffic above which memory sets the pace."""
 MEMORY_MARGIN: Final = 1.5
-"""How far such traffic may exceed the memory's bandwidth: a fourth may stay in the cache."""
+"""How far traffic above L2_MULTIPLE caches may exceed the memory's bandwidth: a fourth may stay in
+the cache."""
 CACHE_MARGIN: Final = 10.0
 """The same for less traffic. GPUs' caches are some 3 times as fast as memory, CPUs' up to 10."""
 LINK_MARGIN: Final = 2.0
@@ -48,6 +47,7 @@ class Bound(NamedTuple):
     """What limits an op. ``work`` over µs is its rate in ``unit``, at most ``most``.
 
     ``usual_us``: overhead and work at the machine's rate; None where nothing tells it.
+    ``floor_us``: time below which look-ups lift the row, see ``simulator.lookup.roof``.
     """
 
     op: str
@@ -56,6 +56,7 @@ class Bound(NamedTuple):
     most: float
     limit: str
     usual_us: float | None
+    floor_us: float = 0.0
 
 
 def check_rates(
@@ -74,7 +75,7 @@ def check_rates(
         raise InputError(
             f"{place}: {bound.op} in {us:.4g} us would be {bound.work / us:,.0f} {bound.unit}, "
             f"above {bound.limit}; {len(fast):,} of {len(rows):,} rows are too fast. "
-            + _remedy(timed, unit, takes_unit=takes_unit)
+            + _remedy(timed, unit, _options(rows[fast[0]][1]), takes_unit=takes_unit)
         )
     slowness = [(us / (SLOW * bound.usual_us), i) for i, (bound, us) in enumerate(timed)
                 if bound.usual_us is not None]  # fmt: skip
@@ -89,13 +90,34 @@ def check_rates(
     if not takes_unit or unit is not None:
         return (f"{found} Is the table of another machine, or its unit wrong?",)
     raise InputError(
-        f"{found} {_remedy(timed, unit, takes_unit=True)} "
+        f"{found} {_remedy(timed, unit, _options(rows[middle[1]][1]), takes_unit=True)} "
         "If the column is in microseconds, confirm it with --unit us."
     )
 
 
-def _remedy(timed: list[tuple[Bound, float]], unit: str | None, *, takes_unit: bool) -> str:
-    """Return what to do: the unit that makes all rows possible and their median usual, if any."""
+def lifted_rows(rows: Sequence[Any], machine: Machine) -> tuple[str, ...]:
+    """Return a warning if look-ups will not give ``rows`` as they are, but at the data sheet's."""
+    lifted = sum(row.median_us < bound_of(row, machine).floor_us for row in rows)
+    if not lifted:
+        return ()
+    return (
+        f"{lifted:,} of {len(rows):,} rows are faster than the data sheet of {machine.gpu} allows; "
+        "look-ups give the time of the data sheet instead.",
+    )
+
+
+def _options(row: Any) -> str:
+    """Return the options that say what the rows are."""
+    return "--op, --nodes, --ranks-per-node" if isinstance(row, CollectiveRow) else "--dtype"
+
+
+def _remedy(
+    timed: list[tuple[Bound, float]], unit: str | None, options: str, *, takes_unit: bool
+) -> str:
+    """Return what to do: the unit that makes all rows possible and their median usual, if any.
+
+    ``options``: those that may be wrong otherwise, besides the machine and the unit.
+    """
     given = UNITS[unit or "us"]
     for name, factor in UNITS.items():
         if factor != given and _is_plausible(timed, factor / given):
@@ -103,7 +125,8 @@ def _remedy(timed: list[tuple[Bound, float]], unit: str | None, *, takes_unit: b
             if takes_unit:
                 return f"{column}: give --unit {name}."
             return f"{column}: write it in the unit that the format has."
-    return "Correct these rows or remove them; is the table of another machine, group or dtype?"
+    options += ", --unit" if takes_unit else ""
+    return f"Correct these rows, remove them, or correct --into (the machine), {options}."
 
 
 def _is_plausible(timed: list[tuple[Bound, float]], factor: float) -> bool:
@@ -136,12 +159,13 @@ def _compute(row: Any, machine: Machine) -> Bound:
         most=_margin(machine, COMPUTE_MARGIN) * peak,
         limit=f"the peak of {machine.gpu} for {op.dtype}, {peak:,g} TFLOP/s",
         usual_us=OVERHEAD_US + op.flops / peak / 1e6 + moved / machine.memory_bandwidth_gb_s / 1e3,
+        floor_us=machine.roof.floor_us(op.dtype, op.flops, moved) if machine.roof else 0.0,
     )
 
 
 def _pointwise(row: PointwiseRow, machine: Machine) -> Bound:
     size, memory = row.bytes_read + row.bytes_written, machine.memory_bandwidth_gb_s
-    streams = size > STREAMED * 1e6 * (machine.l2_mb or CACHE_MB)
+    streams = size > L2_MULTIPLE * 1e6 * (machine.l2_mb or CACHE_MB)
     what = "the memory bandwidth" if streams else f"{CACHE_MARGIN:g} times the memory bandwidth"
     return Bound(
         op=f"{row.name} of {size:,} bytes",
@@ -150,6 +174,7 @@ def _pointwise(row: PointwiseRow, machine: Machine) -> Bound:
         most=memory * (_margin(machine, MEMORY_MARGIN) if streams else CACHE_MARGIN),
         limit=f"{what} of {machine.gpu}, {memory:,g} GB/s",
         usual_us=OVERHEAD_US + size / memory / 1e3,
+        floor_us=machine.roof.floor_us(row.dtype, 0, size) if machine.roof else 0.0,
     )
 
 

@@ -33,12 +33,16 @@ HALF_BYTES = 2
 SEPARATORS: Final = ",;\t"
 MOST_SHOWN: Final = 12
 """Most columns that a message lists."""
+CTA_COLUMNS: Final = "cta1 … cta99"
+_CTAS: Final = re.compile(r"cta[1-9][0-9]?")
 
 
-def csv_importer(section: SectionName, *columns: str) -> Callable[[CsvReader], Importer]:
+def csv_importer(
+    section: SectionName, *columns: str, series: str = ""
+) -> Callable[[CsvReader], Importer]:
     """Return a decorator: it makes an importer of a function from a CSV's lines to rows and note.
 
-    The function's docstring is the format's description.
+    The function's docstring says what the format is; ``columns`` and ``series``: see Importer.
     """
 
     def made(read: CsvReader) -> Importer:
@@ -46,6 +50,7 @@ def csv_importer(section: SectionName, *columns: str) -> Callable[[CsvReader], I
             section=section,
             read=lambda data, hints: read(records(data, columns), hints),
             columns=columns,
+            series=series,
             about=inspect.getdoc(read) or "",
         )
 
@@ -129,7 +134,7 @@ def microseconds(line: int, row: Line, column: str = "us") -> float:
 
 @csv_importer("gemm", "m", "n", "k", "us")
 def gemm_csv(lines: Lines, hints: Hints) -> Found:
-    """C[m, n] = x[m, k]·W[n, k]ᵀ."""
+    """C[m, n] = x[m, k]·W[n, k]ᵀ: m tokens, n outputs, k inputs."""
     return [
         (
             f"line {i}",
@@ -189,10 +194,13 @@ def busbw_csv(lines: Lines, hints: Hints) -> Found:
     ], "times from algbw"  # fmt: skip
 
 
-@csv_importer("collectives", "freq_mhz", "bytes")
+@csv_importer("collectives", "freq_mhz", "bytes", series=CTA_COLUMNS)
 def cta_all_reduce_csv(lines: Lines, hints: Hints) -> Found:
-    """All-reduces on one node by NCCL CTAs: ms in columns cta1 … cta32; highest clock only."""
+    """All-reduces on one node by NCCL CTAs: ms in one column per CTA count; highest clock only."""
     table = list(lines)
+    columns = [column for column in table[0][1] if _CTAS.fullmatch(column)]
+    if not columns:
+        raise InputError(f"The table has no column of times; at least one of {CTA_COLUMNS}.")
     clock = max(number(i, row, "freq_mhz") for i, row in table)
     return [
         (
@@ -204,8 +212,8 @@ def cta_all_reduce_csv(lines: Lines, hints: Hints) -> Found:
         )
         for i, row in table
         if number(i, row, "freq_mhz") == clock
-        for column in row
-        if re.fullmatch(r"cta[1-9][0-9]?", column) and row[column].strip()
+        for column in columns
+        if row[column].strip()
     ], f"rows at {clock:g} MHz"  # fmt: skip
 
 

@@ -122,8 +122,11 @@ def test_progress_gets_each_plan() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"tp": 0}, "--tp must be a whole number ≥ 1, got 0"),
-        ({"tp": 2.0}, "--tp must be a whole number ≥ 1, got 2.0"),
+        ({"tp": 0}, "tp must be a whole number ≥ 1, got 0"),
+        ({"tp": 2.0}, "tp must be a whole number ≥ 1, got 2.0"),
+        ({"tp": "8"}, "tp must be a whole number ≥ 1, got '8'"),
+        ({"tp": 64, "nodes": 1}, "do not fit on nodes 1"),
+        ({"overrides": "heads"}, "overrides wants FIELD=VALUE"),
         ({"model": "llama2-7"}, "Did you mean 'llama2-7b'?"),
         ({"model": 7}, "model must be a text or a ModelSpec, got 7; correct it."),
         ({"profile": {}}, "profile must be a text or a Profile, got {}; correct it."),
@@ -131,7 +134,7 @@ def test_progress_gets_each_plan() -> None:
         ({"cuda_graph": "on"}, "cuda_graph must be True or False, got 'on'; correct it."),
         ({"overrides": 3}, "overrides must be a text or a list of them, got 3; correct it."),
         ({"overrides": [3]}, "overrides must be a text, got 3; correct it."),
-        ({"model": None}, "Missing --model: give it, or a plan file with --plan."),
+        ({"model": None}, "Missing model: give it, or a plan file with plan."),
     ],
 )
 def test_a_wrong_value_is_refused(given: dict[str, Any], said: str) -> None:
@@ -139,6 +142,7 @@ def test_a_wrong_value_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as caught:
         simulate(**{**usual, **given})
     assert said in str(caught.value)
+    assert "--" not in str(caught.value)
 
 
 def test_an_unknown_argument_is_refused_with_the_nearest() -> None:

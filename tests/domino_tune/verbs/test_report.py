@@ -1,4 +1,4 @@
-"""What the report says of a choice that is not the fastest."""
+"""What is said of a choice that is not the fastest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from domino_tune.requests import TuneRequest
 from domino_tune.results import TuneResult
-from domino_tune.results.tune import TrialResult
+from domino_tune.results.tune import TrialResult, found_words
 from domino_tune.verbs.report import tie_sentence
 from domino_tune.verbs.tune import tune
 
@@ -44,3 +44,12 @@ def test_the_page_says_why_the_fastest_was_not_chosen(result: TuneResult) -> Non
     assert "0.50% less" in said
     assert f"{memory:.3f} instead of {1.5 * memory:.3f} GiB" in said
     assert "fewer slices" in tie_sentence(_with_faster(result, memory, 16))
+
+
+def test_it_is_told_whether_the_choice_is_the_fastest_or_ties_with_it(result: TuneResult) -> None:
+    among = f"of {result.evaluations + result.pruned:,} plans under this profile"
+    equal = replace(result.trials[0], iteration_ms=result.best.iteration_ms)
+    assert found_words(replace(result, trials=(equal,))) == f"fastest {among}"
+    faster = _with_faster(result, 1.0, 4)
+    assert found_words(faster) == f"within 1 % of the fastest {among}"
+    assert "others may be faster" in found_words(replace(faster, optimality="best_found"))

@@ -122,7 +122,7 @@ def test_unchecked_results_are_taken(importer: str) -> None:
 
 
 def test_a_bus_bandwidth_that_does_not_follow_is_refused() -> None:
-    with pytest.raises(InputError, match=r"busbw .* wrong collective or group"):
+    with pytest.raises(InputError, match=r"busbw .* wrong .* Pass --op, --nodes and --ranks-per"):
         read_table(text().encode(), "nccl-tests", Hints(op="all_gather"))
 
 
@@ -130,7 +130,9 @@ def test_a_bus_bandwidth_that_does_not_follow_is_refused() -> None:
     ("importer", "data", "reason"),
     [
         ("nccl-tests", b"", "does not say which collective"),
-        ("nccl-tests", text().split("#  Rank")[0].encode(), "--group"),
+        ("nccl-tests", text().split("#  Rank")[0].encode(), "--nodes 1 --ranks-per-node 8"),
+        ("nccl-tests", text(ranks=9, hosts=2).encode(), "pass --nodes and --ranks-per-node"),
+        ("cta-all-reduce-csv", b"freq_mhz,bytes\n1980,64\n", "at least one of cta1 … cta99"),
         ("nccl-tests", text()[:-140].encode(), "13 columns"),
         ("nccl-tests", text().replace("float", "float x", 1).encode(), "not a line of nccl-tests"),
         ("nccl-tests-json", b"{}", "Not a complete nccl-tests JSON"),
@@ -242,6 +244,9 @@ def test_every_importer_is_described() -> None:
     for name, one in IMPORTERS.items():
         assert one.about
         assert all(column in found[name] for column in one.columns)
+    assert "at least one of cta1 … cta99" in found["cta-all-reduce-csv"]
+    assert "m tokens, n outputs, k inputs" in found["gemm-csv"]
+    assert "Times of all_reduce and broadcast are in time_us_inplace" in found["nccl-tests-csv"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from domino_tune.measure.importers import Hints, read_table
 from domino_tune.measure.importers.rates import UNITS, bound_of
 from simulator.errors import InputError
+from simulator.lookup.gemm import GemmTable
 from simulator.lookup.pointwise import PointwiseRow
 from tests.domino_tune.measure.importers.machines import H100, LAPTOP
 
@@ -81,7 +82,9 @@ def test_the_message_of_the_issue() -> None:
 
 def test_a_single_wrong_row_is_not_taken_for_another_unit() -> None:
     rows = "".join(f"{m},4096,4096,{m * 0.05}\n" for m in range(2048, 4096, 256))
-    with pytest.raises(InputError, match=r"line 10: .*1 of 9 rows.*Correct these rows"):
+    with pytest.raises(
+        InputError, match=r"line 10: .*1 of 9 rows.*correct --into .*--dtype, --unit"
+    ):
         read_table(f"m,n,k,us\n{rows}4096,4096,4096,0.18\n".encode(), "gemm-csv",
                    Hints(machine=H100))  # fmt: skip
 
@@ -89,7 +92,7 @@ def test_a_single_wrong_row_is_not_taken_for_another_unit() -> None:
 def test_the_peak_is_that_of_the_dtype() -> None:
     data = b"m,n,k,us\n4096,4096,4096,400\n"  # 344 TFLOP/s: tensor cores
     assert read_table(data, "gemm-csv", Hints(machine=H100)).rows
-    with pytest.raises(InputError, match=r"for fp32, 66\.9 TFLOP/s.*dtype\?"):
+    with pytest.raises(InputError, match=r"for fp32, 66\.9 TFLOP/s.*--dtype"):
         read_table(data, "gemm-csv", Hints(machine=H100, dtype="fp32"))
 
 
@@ -104,6 +107,33 @@ def test_formats_with_a_unit_of_their_own_take_none() -> None:
     slow = read_table(b"payload_bytes,algbw_GBps\n67108864,0.02\n", "busbw-csv",
                       Hints(machine=H100))  # fmt: skip
     assert "as slow" in slow.warnings[0]
+
+
+def test_options_that_may_be_wrong_are_named() -> None:
+    odd = b"payload_bytes,algbw_GBps\n67108864,200000\n67108864,0.0002\n"
+    with pytest.raises(
+        InputError, match=r"--into \(the machine\), --op, --nodes, --ranks-per-node\."
+    ):
+        read_table(odd, "busbw-csv", Hints(machine=H100))
+
+
+def test_rows_that_look_ups_lift_are_counted() -> None:
+    rows = "4096,4096,4096,135\n4096,4096,4096,135\n4096,4096,2048,66\n4096,4096,1024,40\n"
+    data = f"m,n,k,us\n{rows}".encode()
+    found = read_table(data, "gemm-csv", Hints(machine=H100))
+    (warning,) = found.warnings
+    assert warning.startswith("2 of 3 rows are faster than the data sheet of H100 SXM 80 GB")
+    assert H100.roof
+    table = GemmTable(
+        found.rows, peak_flops={"bf16": 989.4e12}, memory_bandwidth=3.35e12, sm_count=132,
+        roof=H100.roof,
+    )  # fmt: skip
+    lifted = [table.estimate(row.signature).duration_us > row.median_us for row in found.rows]
+    assert sum(lifted) == 2
+    streamed = f"{POINTWISE}add,32768,1,8192,28672,450\n".encode()
+    assert "1 of 1 rows" in read_table(streamed, "pointwise-csv", Hints(machine=H100)).warnings[0]
+    measured = Hints(machine=replace(H100, l2_mb=0.0))
+    assert read_table(data, "gemm-csv", measured).warnings == ()
 
 
 def test_small_traffic_may_come_from_the_cache() -> None:
