@@ -285,12 +285,10 @@ class CollectiveTable:
         latency = max(latency, 0.5 * low.latency_us)
         transfer = max(transfer, 0.5 * low.transfer_us)
         far = reach(want, sizes[0], sizes[-1])
-        return Law(
-            latency,
-            transfer,
-            "extrapolated",
-            expected.COLLECTIVE_GROUPS.error * (1 + math.log2(far)),
-        )
+        error = expected.COLLECTIVE_GROUPS.error * (1 + math.log2(far))
+        if "assumed" in (low.source, high.source):
+            return Law(latency, transfer, "assumed", max(error, low.error, high.error))
+        return Law(latency, transfer, "extrapolated", error)
 
     def _neighbours(self, c: Collective) -> list[int]:
         """Return the ranks per node, or the numbers of nodes, with which the op was timed."""

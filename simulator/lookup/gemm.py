@@ -168,8 +168,8 @@ class _Family:
         source: Source = "interpolated" if beyond_rows == 0 else "fitted"
         if beyond > FAR_OCTAVES:
             source = "extrapolated"
-        if self._rows is None and self.fit is not None and self.fit.kind == "assumed":
-            source = "assumed"
+        if beyond_rows > 0 and self.fit is not None and self.fit.kind == "assumed":
+            source, error = "assumed", max(error, self.fit.error)
         return Estimate(us, source, error + expected.GEMM_OCTAVE.error * beyond)
 
 

@@ -50,8 +50,8 @@ def test_a_missing_section_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"schema": SCHEMA + 1}, {"schema": SCHEMA - 1}, {"schema": 0}, {"name": ""}, {"name": "../up"},
-        {"created": "today"},
+        {"schema": SCHEMA + 1}, {"schema": SCHEMA - 1}, {"schema": 0}, {"name": ""},
+        {"name": "../up"}, {"created": "today"},
     ],
 )  # fmt: skip
 def test_malformed_profiles_are_refused(changes: dict[str, object]) -> None:

@@ -68,8 +68,8 @@ def _gemm(data: Path, h200: Profile, machine: Machine) -> GemmSection:
         clock="boost at first, not recorded: short bursts under a CUDA graph. Long GEMMs are "
         "slower by FLOP than middle ones: the power cap, in the law.",
         note="Timings of whole layers from 2024 (Vidur) are 16 % slower: not rescaled. dgrad and "
-        "wgrad: the forward law times the ratio that our H200 showed for the shape, with fp32 sums at this "
-        f"GPU's bandwidth; {TRANSFER_ERROR:.0%} more error for that.",
+        "wgrad: the forward law times the ratio that our H200 showed for the shape, with fp32 "
+        f"sums at this GPU's bandwidth; {TRANSFER_ERROR:.0%} more error for that.",
     )
     backward = backward_gemms(h200, section.fits[0], machine)
     fits = sorted((*section.fits, *backward), key=lambda f: (f.layout, f.dtype, f.accumulate))

@@ -191,3 +191,9 @@ def test_a_law_may_be_of_one_size() -> None:
 
 def test_an_op_on_one_rank_is_free() -> None:
     assert CollectiveTable().estimate(asked(MIB, 1, 1)) == (0.0, "measured", 0.0)
+
+
+def test_between_assumed_groups_is_assumed() -> None:
+    laws = [fit(per_node=2), fit(per_node=8, kind="assumed", error=0.5)]
+    found = CollectiveTable(fits=laws).estimate(asked(MIB, 1, 4))
+    assert (found.source, found.error) == ("assumed", 0.5)

@@ -83,7 +83,7 @@ def test_the_message_of_the_issue() -> None:
 def test_a_single_wrong_row_is_not_taken_for_another_unit() -> None:
     rows = "".join(f"{m},4096,4096,{m * 0.05}\n" for m in range(2048, 4096, 256))
     with pytest.raises(
-        InputError, match=r"line 10: .*1 of 9 rows.*correct --into .*--dtype, --unit"
+        InputError, match=r"line 10: .*1 of 9 rows.*Correct these rows, .* --dtype, --unit\."
     ):
         read_table(f"m,n,k,us\n{rows}4096,4096,4096,0.18\n".encode(), "gemm-csv",
                    Hints(machine=H100))  # fmt: skip
