@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,6 +95,7 @@ def h200_profile(measurements: Path, h100: CollectiveSection) -> Profile:
     )
 
 
+@cache
 def h200_ops(measurements: Path) -> Profile:
     """Return the profile with the sections of compute ops only."""
     empty = Profile(name="h200-sxm", created=CREATED, machine=_machine())

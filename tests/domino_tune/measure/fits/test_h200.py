@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-import profiles
 from benchmarks.bench.h200 import withheld_errors
-from domino_tune.measure.fits.__main__ import main
 from domino_tune.store.profiles import load_profile
-
-REPOSITORY = Path(__file__).resolve().parents[4]
-
-
-def test_the_same_measurements_give_the_same_bytes(tmp_path: Path) -> None:
-    folder = REPOSITORY / "measurements"
-    main(["--measurements", str(folder), "--out", str(tmp_path), "--only", "h200-sxm"])
-    bundled = Path(profiles.__file__).parent / "h200-sxm.json"
-    assert (tmp_path / "h200-sxm.json").read_bytes() == bundled.read_bytes()
 
 
 @pytest.mark.parametrize(
