@@ -46,9 +46,7 @@ def confidence_of(timeline: Timeline, cost: CostModel) -> Confidence:
     path = _Path(cost)
     for index in timeline.critical_path:
         path.add(timeline.templates[index], timeline.end_ns[index] - timeline.start_ns[index])
-    path.wait(total - path.elapsed_ns)
-    if cost.skew is not None:
-        path.unsure["skew"] = _compute_ns(timeline) * cost.skew.error
+    path.wait(total - path.spent.total())
     up, down = (_contention_ns(timeline, cost, up=up) for up in (True, False))
     shares = {source: time_ns / total for source, time_ns in path.spent.most_common()}
     return Confidence(
@@ -70,7 +68,6 @@ class _Path:
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
-        self.elapsed_ns = 0
         self.spent: Counter[str] = Counter()
         self.unsure: defaultdict[str, float] = defaultdict(float)
         self.far: Counter[str] = Counter()
@@ -83,9 +80,10 @@ class _Path:
         launch_ns = min(elapsed_ns - alone_ns, _inline_ns(op, cost))
         stretched_ns = elapsed_ns - alone_ns - launch_ns
         waited_ns = _waited_ns(op, cost, alone_ns, stretched_ns)
-        self.elapsed_ns += elapsed_ns
         self.unsure[kind] += alone_ns * estimate.error
         self.unsure["launch"] += launch_ns * cost.launch.error
+        if cost.skew is not None and op.lane == COMPUTE:  # the slowest rank's
+            self.unsure["skew"] += elapsed_ns * cost.skew.error
         self._spend(estimate.source, alone_ns)
         self._spend(cost.launch.source, launch_ns)
         self._spend(_skew_source(cost), waited_ns)
@@ -151,15 +149,6 @@ def _contention_ns(timeline: Timeline, cost: CostModel, *, up: bool) -> list[flo
         compile_program(timeline.schedule, cost.beside(fit.off(part, up=up))) for part in parts
     )
     return [abs(totals(program).makespan_ns - timeline.makespan_ns) for program in programs]
-
-
-def _compute_ns(timeline: Timeline) -> int:
-    """Return the time (ns) of compute ops on the critical path: the slowest rank's."""
-    return sum(
-        timeline.end_ns[index] - timeline.start_ns[index]
-        for index in timeline.critical_path
-        if timeline.templates[index].lane == COMPUTE
-    )
 
 
 def _level(unsure: float) -> Level:

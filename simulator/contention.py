@@ -34,8 +34,8 @@ _LEAST_SMS: Final = 0.1  # compute keeps at least this share of the SMs
 
 Known = TypeVar("Known", "Slowdown", "ComputeContention")
 Part = Literal["compute", "collectives", "links"]
-"""What of the law can be wrong: slowdowns of compute, of collectives beside compute, and of
-collectives beside each other."""
+"""The parts of the law that may be wrong: slowdowns of compute, of collectives beside compute, and
+of collectives beside each other."""
 
 
 @dataclass(frozen=True, kw_only=True)

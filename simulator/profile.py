@@ -29,7 +29,7 @@ from simulator.lookup.collectives import CollectiveFit, CollectiveRow, Collectiv
 from simulator.lookup.expected import COLLECTIVE_TABLE, POINTWISE_TABLE
 from simulator.lookup.gemm import GemmFit, GemmRow, GemmTable
 from simulator.lookup.pointwise import PointwiseFit, PointwiseRow, PointwiseTable
-from simulator.lookup.roof import Roof
+from simulator.lookup.roof import NO_ROOF, Roof
 from simulator.skew import SkewFit
 
 SCHEMA: Final = 3
@@ -73,11 +73,11 @@ class Machine:
             require_positive("machine", f"peak_tflops[{dtype}]", tflops)
         check_numbers("machine", "machine", self)
 
-    @property
-    def roof(self) -> Roof | None:
-        """What no look-up may beat; None where the peaks are those of the machine's own timings."""
+    @cached_property
+    def roof(self) -> Roof:
+        """What no look-up may beat; nothing where the peaks are of the machine's own timings."""
         if not self.l2_mb:
-            return None
+            return NO_ROOF
         return Roof(
             flops_per_us={dtype: 1e6 * rate for dtype, rate in self.peak_tflops.items()},
             bytes_per_us=1e3 * self.memory_bandwidth_gb_s,

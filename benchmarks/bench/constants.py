@@ -16,7 +16,7 @@ from simulator.lookup import expected
 from simulator.lookup.attention import AttentionRow, AttentionTable
 from simulator.lookup.collectives import MIB, CollectiveRow, CollectiveTable
 from simulator.lookup.expected import EXPECTED, Expected
-from simulator.lookup.gemm import GemmRow
+from simulator.lookup.gemm import ACCUMULATE_BYTES, GemmRow, moved_bytes
 from simulator.lookup.pointwise import PointwiseRow, PointwiseTable
 from simulator.ops import Collective, Gemm
 from simulator.profile import Profile
@@ -87,7 +87,10 @@ def _accumulated() -> Errors:
     bytes_per_us = 1e3 * _h200().machine.memory_bandwidth_gb_s
     for pair in found.values():
         if len(pair) == 2:
-            us = pair[False].median_us + 6 * pair[True].m * pair[True].n / bytes_per_us
+            us = (
+                pair[False].median_us
+                + ACCUMULATE_BYTES * pair[True].m * pair[True].n / bytes_per_us
+            )
             yield abs(us / pair[True].median_us - 1)
 
 
@@ -96,9 +99,8 @@ def _peaks(name: str, table: str) -> Errors:
     machine = load_profile(name).machine
     flops_us, bytes_us = 1e6 * machine.peak_tflops["bf16"], 1e3 * machine.memory_bandwidth_gb_s
     for row in read_measured(table, "gemm-csv").rows:
-        m, n, k = row.m, row.n, row.k
-        if m >= 256 and min(n, k) >= 512:
-            us = 2 * m * n * k / flops_us + 2 * (m * k + n * k + m * n) / bytes_us
+        if row.m >= 256 and min(row.n, row.k) >= 512:
+            us = row.signature.flops / flops_us + moved_bytes(row.signature) / bytes_us
             yield abs(us / row.median_us - 1)
 
 

@@ -27,7 +27,7 @@ MOST_CTAS: Final = 64
 ASSUMED_ERROR: Final = 0.25
 """Expected error of a slowdown that was not measured."""
 SHARED_LINKS: Final = Slowdown(factor=2.0, kind="assumed", error=ASSUMED_ERROR)
-"""Two collectives that share links share them evenly."""
+"""Two collectives on the same links share them evenly: the sum of their rates is the links'."""
 OTHER_LINKS: Final = Slowdown(factor=1.0, kind="assumed", error=ASSUMED_ERROR)
 LEAST_ERROR: Final = 0.02
 

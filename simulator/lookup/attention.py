@@ -26,7 +26,7 @@ from simulator.lookup import (
     row_error,
     widened,
 )
-from simulator.lookup.roof import Roof
+from simulator.lookup.roof import NO_ROOF, Roof
 from simulator.ops import Attention, Direction
 
 TILE_ROWS: Final = 128
@@ -135,7 +135,7 @@ class AttentionTable:
         rows: Iterable[AttentionRow] = (),
         fit: AttentionFit | None = None,
         *,
-        roof: Roof | None = None,
+        roof: Roof = NO_ROOF,
     ) -> None:
         self._rows = {row.signature: row for row in rows}
         self._fit = fit
@@ -145,8 +145,7 @@ class AttentionTable:
 
     def estimate(self, op: Attention) -> Estimate:
         """Return the duration alone on the machine."""
-        found = self._estimate(op)
-        return self._roof.bounded(found, op.dtype, op.flops, 0) if self._roof else found
+        return self._roof.bounded(self._estimate(op), op.dtype, op.flops, 0)
 
     def _estimate(self, op: Attention) -> Estimate:
         row = self._rows.get(op)

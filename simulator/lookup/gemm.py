@@ -33,7 +33,7 @@ from simulator.lookup.gemm_law import (
 )
 from simulator.lookup.gemm_points import MAX_POINTS, GemmPoints, way
 from simulator.lookup.gemm_table import GemmCurves
-from simulator.lookup.roof import Roof
+from simulator.lookup.roof import NO_ROOF, Roof
 from simulator.ops import Gemm, Layout
 from simulator.specs import DTYPE_BYTES
 
@@ -188,7 +188,7 @@ class GemmTable:
         peak_flops: Mapping[str, float],
         memory_bandwidth: float,
         sm_count: int,
-        roof: Roof | None = None,
+        roof: Roof = NO_ROOF,
     ) -> None:
         self._roof = roof
         self._peak_flops = dict(peak_flops)
@@ -220,9 +220,7 @@ class GemmTable:
     def estimate(self, gemm: Gemm) -> Estimate:
         """Return the duration of ``gemm``; raise MissingSectionError if its dtype is unknown."""
         found = self._looked_up(gemm)
-        if self._roof is None:
-            return found
-        return self._roof.bounded(found, gemm.dtype, gemm.flops, _moved_bytes(gemm))
+        return self._roof.bounded(found, gemm.dtype, gemm.flops, moved_bytes(gemm))
 
     def _looked_up(self, gemm: Gemm) -> Estimate:
         for dtype in _dtypes(gemm.dtype):
@@ -296,7 +294,7 @@ class GemmTable:
         )  # fmt: skip
 
 
-def _moved_bytes(gemm: Gemm) -> int:
+def moved_bytes(gemm: Gemm) -> int:
     """Return the bytes of A, B and C; an accumulated C is read and written in fp32."""
     element = DTYPE_BYTES[gemm.dtype]
     output = element + ACCUMULATE_BYTES if gemm.accumulate else element

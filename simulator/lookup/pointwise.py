@@ -21,7 +21,7 @@ from simulator.lookup import (
     row_error,
     widened,
 )
-from simulator.lookup.roof import Roof
+from simulator.lookup.roof import NO_ROOF, Roof
 from simulator.ops import Pointwise
 
 DEFAULT: Final = "default"  # the law of every name that no fit lists
@@ -102,7 +102,7 @@ class PointwiseTable:
         fits: Iterable[PointwiseFit] = (),
         *,
         table_error: float = expected.POINTWISE_TABLE.error,
-        roof: Roof | None = None,
+        roof: Roof = NO_ROOF,
     ) -> None:
         self._exact: dict[Pointwise, PointwiseRow] = {}
         self._by_name: dict[str, list[tuple[int, float]]] = {}
@@ -118,9 +118,8 @@ class PointwiseTable:
 
     def estimate(self, op: Pointwise) -> Estimate:
         """Return the duration alone on the machine."""
-        found = self._estimate(op)
         moved = op.bytes_read + op.bytes_written
-        return self._roof.bounded(found, op.dtype, 0, moved) if self._roof else found
+        return self._roof.bounded(self._estimate(op), op.dtype, 0, moved)
 
     def _estimate(self, op: Pointwise) -> Estimate:
         row = self._exact.get(op)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -38,3 +39,7 @@ class Roof:
         lifted = floor / estimate.duration_us - 1
         source = "fitted" if estimate.source == "measured" else estimate.source
         return Estimate(floor, source, max(estimate.error, min(1.0, lifted)))
+
+
+NO_ROOF: Final = Roof(flops_per_us={}, bytes_per_us=math.inf, l2_bytes=0)
+"""Bounds nothing: for machines without a data sheet."""

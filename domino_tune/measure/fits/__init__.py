@@ -1,1 +1,4 @@
-"""Fits of laws and the bundled profiles. May import importers, op_rows, store and the simulator."""
+"""Fits of laws and the bundled profiles.
+
+May import importers, contention_law, op_rows, store and the simulator.
+"""

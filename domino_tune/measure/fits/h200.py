@@ -15,10 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from domino_tune.measure.contention_law import SHARED_LINKS
 from domino_tune.measure.fits.beside import Beside, BesideFit, fit_beside
 from domino_tune.measure.fits.common import rounded
 from domino_tune.measure.fits.gemm import fit_gemm
-from domino_tune.measure.fits.parts import LAUNCH_ERROR, OTHER_LINKS, SAME_LINKS
+from domino_tune.measure.fits.parts import LAUNCH_ERROR, OTHER_LINKS
 from domino_tune.measure.fits.pointwise import fit_pointwise
 from domino_tune.measure.op_rows import add_ops
 from simulator.contention import ContentionFit, Slowdown
@@ -275,7 +276,7 @@ def _contention(rows: Sequence[Mapping[str, Any]]) -> ContentionSection:
             default_ctas=NVLS_CTAS,
             compute=tuple(fit.law for fit in fits.values()),
             collective=collective,
-            same_links=SAME_LINKS,
+            same_links=SHARED_LINKS,
             other_links=OTHER_LINKS,
         ),
         provenance=Provenance(

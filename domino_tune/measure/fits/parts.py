@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from domino_tune.measure.contention_law import SHARED_LINKS
 from domino_tune.measure.fits.collectives import fit_collectives
 from domino_tune.measure.fits.contention import OverlapFit
 from domino_tune.measure.fits.gemm import fit_gemm
@@ -27,8 +28,6 @@ POINTWISE_SLOWDOWN = ComputeContention(
 )
 """A collective takes about an eighth of the memory bandwidth: 16 CTAs that read and write at the
 rate of NVLink (0.45 TB/s of 3.35 TB/s)."""
-SAME_LINKS = Slowdown(factor=2.0, kind="assumed", error=ASSUMED_ERROR)
-"""Two collectives on the same links share them evenly: the sum of their rates is the links'."""
 OTHER_LINKS = Slowdown(factor=1.1, kind="assumed", error=0.1)
 """Two collectives on other links share the memory only: less than what a collective takes of it."""
 
@@ -71,7 +70,7 @@ def contention_law(
             POINTWISE_SLOWDOWN,
         ),
         collective=Slowdown(factor=fit.collective_factor, kind=kind, error=error),
-        same_links=SAME_LINKS,
+        same_links=SHARED_LINKS,
         other_links=OTHER_LINKS,
     )
 

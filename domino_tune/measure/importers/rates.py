@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 from domino_tune.requests.profiles import UNITS as UNITS
 from simulator.errors import InputError
 from simulator.lookup.collectives import CollectiveRow
+from simulator.lookup.gemm import moved_bytes
 from simulator.lookup.pointwise import PointwiseRow
 from simulator.lookup.roof import L2_MULTIPLE
 from simulator.profile import Machine
-from simulator.specs import DTYPE_BYTES
 
 UNIT_NAMES: Final = {
     "ns": "nanoseconds",
@@ -148,7 +148,7 @@ def _compute(row: Any, machine: Machine) -> Bound:
     peak = machine.peak_tflops.get(op.dtype) or max(machine.peak_tflops.values(), default=1e12)
     if op.kind == "gemm":
         name = f"a GEMM of {op.m}×{op.n}×{op.k} (m×n×k)"
-        moved = (op.m * op.k + op.k * op.n + op.m * op.n) * DTYPE_BYTES[op.dtype]
+        moved = moved_bytes(op)
     else:
         name = f"attention of {op.batch}×{op.heads}×{op.seq}×{op.head_dim} (batch×heads×seq×dim)"
         moved = 0
@@ -159,7 +159,7 @@ def _compute(row: Any, machine: Machine) -> Bound:
         most=_margin(machine, COMPUTE_MARGIN) * peak,
         limit=f"the peak of {machine.gpu} for {op.dtype}, {peak:,g} TFLOP/s",
         usual_us=OVERHEAD_US + op.flops / peak / 1e6 + moved / machine.memory_bandwidth_gb_s / 1e3,
-        floor_us=machine.roof.floor_us(op.dtype, op.flops, moved) if machine.roof else 0.0,
+        floor_us=machine.roof.floor_us(op.dtype, op.flops, moved),
     )
 
 
@@ -174,7 +174,7 @@ def _pointwise(row: PointwiseRow, machine: Machine) -> Bound:
         most=memory * (_margin(machine, MEMORY_MARGIN) if streams else CACHE_MARGIN),
         limit=f"{what} of {machine.gpu}, {memory:,g} GB/s",
         usual_us=OVERHEAD_US + size / memory / 1e3,
-        floor_us=machine.roof.floor_us(row.dtype, 0, size) if machine.roof else 0.0,
+        floor_us=machine.roof.floor_us(row.dtype, 0, size),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,13 @@ from tests.domino_tune.verbs.validation_cases import Files, write_files
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return write_files(tmp_path_factory.mktemp("validate"))
+
+
+def of_changed_plan(run: Runner, files: Files, **changes: Any) -> tuple[str, ...]:
+    """Return the options of the plan with two slices, with ``changes``."""
+    path = run.folder / "changed.json"
+    save_plan(replace(load_plan(files.two), **changes), path)
+    return "--plan", str(path), "--profile", files.profile, "--backend", "gloo"
 
 
 def test_plans_of_different_questions_are_refused(run: Runner, files: Files) -> None:
@@ -47,20 +55,14 @@ def test_missing_cuda_is_said_before_another_machine(
 
 
 def test_attention_dropout_is_refused_before_ranks_start(run: Runner, files: Files) -> None:
-    made = load_plan(files.two)
-    path = run.folder / "dropout.json"
-    save_plan(replace(made, model=replace(made.model, attention_dropout=0.1)), path)
-    options = ("--plan", str(path), "--profile", files.profile, "--backend", "gloo")
-    text = run.refused("validate", *options)
+    model = replace(load_plan(files.two).model, attention_dropout=0.1)
+    text = run.refused("validate", *of_changed_plan(run, files, model=model))
     assert "Make the plan again with --set attention_dropout=0." in text
 
 
 def test_ranks_on_other_nodes_than_planned_are_refused(run: Runner, files: Files) -> None:
-    made = load_plan(files.two)
-    path = run.folder / "spread.json"
-    save_plan(replace(made, cluster=replace(made.cluster, ranks_per_node=1)), path)
-    options = ("--plan", str(path), "--profile", files.profile, "--backend", "gloo")
-    text = run.refused("validate", *options)
+    cluster = replace(load_plan(files.two).cluster, ranks_per_node=1)
+    text = run.refused("validate", *of_changed_plan(run, files, cluster=cluster))
     assert "has 1 of its 2 ranks on a node, but here 2 share one" in text
     assert "--force" in text
 
@@ -71,12 +73,8 @@ def test_an_emulated_link_is_part_of_the_machine(run: Runner, files: Files) -> N
 
 
 def test_cta_counts_are_refused_over_gloo(run: Runner, files: Files) -> None:
-    two = load_plan(files.two)
-    path = run.folder / "ctas.json"
-    save_plan(replace(two, plan=replace(two.plan, comm_ctas=4)), path)
-    text = run.refused(
-        "validate", "--plan", str(path), "--profile", files.profile, "--backend", "gloo"
-    )
+    plan = replace(load_plan(files.two).plan, comm_ctas=4)
+    text = run.refused("validate", *of_changed_plan(run, files, plan=plan))
     assert "comm_ctas = 4 is a number of NCCL CTAs, which gloo does not have" in text
     assert "--backend nccl" in text
 

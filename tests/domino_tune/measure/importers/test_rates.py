@@ -11,6 +11,7 @@ from domino_tune.measure.importers.rates import UNITS, bound_of
 from simulator.errors import InputError
 from simulator.lookup.gemm import GemmTable
 from simulator.lookup.pointwise import PointwiseRow
+from simulator.lookup.roof import NO_ROOF
 from tests.domino_tune.measure.importers.machines import H100, LAPTOP
 
 ATTENTION = "src,batch_size,isl,num_heads,head_dim,us\n"
@@ -123,7 +124,7 @@ def test_rows_that_look_ups_lift_are_counted() -> None:
     found = read_table(data, "gemm-csv", Hints(machine=H100))
     (warning,) = found.warnings
     assert warning.startswith("2 of 3 rows are faster than the data sheet of H100 SXM 80 GB")
-    assert H100.roof
+    assert H100.roof is not NO_ROOF
     table = GemmTable(
         found.rows, peak_flops={"bf16": 989.4e12}, memory_bandwidth=3.35e12, sm_count=132,
         roof=H100.roof,
