@@ -77,12 +77,23 @@ class ClosedForm:
 
     def __init__(self, case: Case) -> None:
         self.case = case
+        self._bounds: dict[tuple[object, ...], int] = {}
+        self._stretched: dict[tuple[object, ...], Stretch] = {}
         self._layers: dict[tuple[object, ...], Work] = {}
         self._edges: dict[int, int] = {}
         self._slow: dict[tuple[object, ...], tuple[dict[str, float], float]] = {}
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
-        """Return a bound that is never above ``predict(case, plan).makespan_ns``."""
+        """Return a bound that is never above ``predict(case, plan).makespan_ns``.
+
+        It is the same for all orders of the same slices.
+        """
+        key = (plan.strategy, plan.slices, plan.comm_ctas, plan.merge_wgrad)
+        if key not in self._bounds:
+            self._bounds[key] = self._bound_ns(plan)
+        return self._bounds[key]
+
+    def _bound_ns(self, plan: SlicePlan) -> int:
         stretches = self._stretches(plan)
         slow = self._slowdowns(plan)
         device = sum(_least_ns(stretch, *slow) for stretch in stretches)
@@ -113,9 +124,21 @@ class ClosedForm:
         return max(whole_ns - backward_ns, last_ns)
 
     def _stretches(self, plan: SlicePlan) -> tuple[Stretch, Stretch]:
-        forward = tuple(self._block(plan, block, FORWARD_FRAGMENTS) for block in BLOCKS)
-        backward = tuple(self._block(plan, block, BACKWARD_FRAGMENTS) for block in BLOCKS)
-        return _stretch(plan, forward, plan.slices[1:3]), _stretch(plan, backward, plan.slices[3:5])
+        rows, *pieces = plan.slices
+        return (
+            self._stretch(plan, FORWARD_FRAGMENTS, (rows, *pieces[:2])),
+            self._stretch(plan, BACKWARD_FRAGMENTS, (rows, *pieces[2:])),
+        )
+
+    def _stretch(
+        self, plan: SlicePlan, fragments: BlockFragments, slices: tuple[int, ...]
+    ) -> Stretch:
+        forward = fragments is FORWARD_FRAGMENTS
+        key = (plan.strategy, forward, slices, plan.comm_ctas, plan.merge_wgrad)
+        if key not in self._stretched:
+            blocks = tuple(self._block(plan, block, fragments) for block in BLOCKS)
+            self._stretched[key] = _stretch(plan, blocks, slices[1:])
+        return self._stretched[key]
 
     def _block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Work:
         kind = "col" if fragments is FORWARD_FRAGMENTS else "dgrad"

@@ -47,6 +47,12 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that kill and wait: at the end, one of them would keep all waiting."""
+    faults = REPOSITORY / "tests" / "faults"
+    items.sort(key=lambda item: faults not in item.path.parents)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     return _without_skips((yield))

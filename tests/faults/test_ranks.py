@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -83,23 +85,29 @@ except KeyboardInterrupt:
 """
 
 
-def start_parent(link: int = 0) -> tuple[subprocess.Popen[str], list[int]]:
-    """Start a parent whose ranks work. Return it and the ids of all processes it started."""
+@contextmanager
+def working_parent(link: int = 0) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A parent whose ranks work, and the ids of all processes it started. All end with the test:
+    ranks left behind would take the cores of every test after it."""
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(link)],
         stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, start_new_session=True,
     )  # fmt: skip
-    assert parent.stdout is not None
-    ranks = json.loads(parent.stdout.readline())["pids"]
-    started = children(parent.pid)
-    assert set(ranks) <= set(started)
-    return parent, started
+    try:
+        assert parent.stdout is not None
+        ranks = json.loads(parent.stdout.readline())["pids"]
+        started = children(parent.pid)
+        assert set(ranks) <= set(started)
+        yield parent, started
+    finally:
+        parent.kill()
+        parent.communicate()
 
 
 def test_ctrl_c_ends_all_ranks_and_reaches_the_caller() -> None:
-    parent, started = start_parent()
-    os.killpg(parent.pid, signal.SIGINT)  # as a terminal does
-    out, _ = parent.communicate(timeout=PATIENCE_S)
+    with working_parent() as (parent, started):
+        os.killpg(parent.pid, signal.SIGINT)  # as a terminal does
+        out, _ = parent.communicate(timeout=PATIENCE_S)
     assert out == "interrupted\n"
     assert parent.returncode == 0
     assert not any(map(is_alive, started))
@@ -107,7 +115,7 @@ def test_ctrl_c_ends_all_ranks_and_reaches_the_caller() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_ranks_die_with_their_parent(number: signal.Signals) -> None:
-    parent, started = start_parent()
-    parent.send_signal(number)
-    parent.communicate(timeout=PATIENCE_S)
+    with working_parent() as (parent, started):
+        parent.send_signal(number)
+        parent.communicate(timeout=PATIENCE_S)
     wait_until_gone(started)

@@ -16,7 +16,7 @@ from domino_tune.runtime.launch import testbed
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 from domino_tune.runtime.launch.testbed import INTERFACE, Network, emulated_link
 from simulator.errors import InputError
-from tests.faults.test_ranks import start_parent
+from tests.faults.test_ranks import working_parent
 from tests.processes import PATIENCE_S, wait_until_gone
 
 MBIT = 10**6
@@ -113,10 +113,10 @@ def test_ranks_talk_through_the_link_at_its_speed(kind: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_hosts_vanish_with_the_parent(number: signal.Signals) -> None:
     pytest.importorskip("torch")
-    parent, children = start_parent(link=100 * MBIT)
-    assert len(children) == 4, "two ranks, two hosts"
-    parent.send_signal(number)
-    parent.communicate(timeout=PATIENCE_S)
+    with working_parent(link=100 * MBIT) as (parent, children):
+        assert len(children) == 4, "two ranks, two hosts"
+        parent.send_signal(number)
+        parent.communicate(timeout=PATIENCE_S)
     wait_until_gone(children)
 
 
