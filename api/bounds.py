@@ -190,23 +190,26 @@ def schedule_ops(model: ModelSpec, cluster: ClusterSpec, plan: SlicePlan, micros
     """Return the ops of ``micros`` micro-batches; at most one data-parallel bucket per layer too
     many."""
     reduces = plan.strategy != "no_comm"
-    each = 2 if reduces and cluster.tp > 1 else 1  # a GEMM, and its all-reduce
+    talks = reduces and cluster.tp > 1
+    each = 2 if talks else 1  # a GEMM, and its all-reduce or reduce-scatter
+    gathers = talks and plan.sequence_parallel  # a block's two norms' and its gradient's
     rope = model.position_embedding == "rope"
     pieces = sum(plan.slices[1:])
     # Forward: 4 ops a block. Backward, a block: row-parallel dgrad, core_attn_bwd or act_bwd,
     # norm_bwd, and with dropout residual_bwd.
-    row = 8 + 2 * (3 + (model.hidden_dropout > 0)) + 2 * rope + each * pieces
+    row = 8 + 2 * (3 + (model.hidden_dropout > 0)) + 2 * rope + each * pieces + 6 * gathers
     wgrads = 4 * (1 if plan.merge_wgrad else plan.row_slices)
     layer = plan.row_slices * row + wgrads
-    edges = plan.row_slices * (4 * each + 7)
+    edges = plan.row_slices * (4 * each + 7 + 3 * gathers)
     buckets = model.num_hidden_layers + 1 if reduces and cluster.dp > 1 else 0
-    return micros * (model.num_hidden_layers * layer + edges) + buckets + each + 1
+    return micros * (model.num_hidden_layers * layer + edges) + buckets + each + gathers + 1
 
 
 def search_size(case: Case, tune_also: Sequence[str]) -> int:
     """Return the combinations of a search of ``case``, over all micro-batch sizes that it tunes."""
     axes = {item.name: getattr(SpaceSpec(), item.name) for item in fields(SpaceSpec)}
     axes["comm_ctas"] = case.profile.comm_ctas_choices(*case.cluster.tp_group)
+    axes["sequence_parallels"] = case.modes
     del axes["row_slices"]
     # The columns and the dgrad pieces of two blocks each.
     each = math.prod(map(len, axes.values())) * len(axes["col_slices"]) * len(axes["dgrad_slices"])

@@ -16,7 +16,7 @@ from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
 from domino_tune.requests.verbs import NOT_SERVED
 from domino_tune.results import ExportResult, SimulateResult, WhatIfResult
 from domino_tune.results import TuneResult as TuneAnswer
-from domino_tune.results.tune import GridCell, TrialResult
+from domino_tune.results.tune import SPEEDUPS, GridCell, TrialResult
 from domino_tune.results.validate import ValidateResult
 from domino_tune.results.whatif import POINT_FIELDS
 from domino_tune.service.jobs.job import JobState
@@ -78,7 +78,7 @@ TuneResultShown = create_model(
     __doc__=TuneAnswer.__doc__,
     **{
         "best": (BestPlan, ...),
-        **shown_fields(SimulateResult, ("baseline_ms", "no_comm_ms", "speedup")),
+        **shown_fields(SimulateResult, SPEEDUPS),
         **{
             name: item
             for name, item in shown_fields(TuneAnswer).items()

@@ -77,7 +77,7 @@ def _check(
         check_setup(case, tune_also=request.tune_also)
         return
     assert isinstance(request, PlanFields)
-    plan = plan_of(request, plan_file)
+    plan = plan_of(request, plan_file, case)
     if not isinstance(request, WhatIfRequest):
         check_setup(case, plan, most_ops=MOST_OPS_AT_ONCE)
         return

@@ -45,7 +45,7 @@ def build_schedule(
     ScheduleError if the order is not this plan's.
     """
     check_shardable(model, workload, cluster)
-    check_plan_fits(plan, model, workload)
+    check_plan_fits(plan, model, workload, cluster)
     shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=plan)
     return _Builder(shapes, order or _own_order(plan)).schedule()
 

@@ -10,7 +10,7 @@ from simulator.errors import InfeasiblePlanError
 from simulator.plan import SlicePlan, check_plan_fits
 from simulator.profile import Profile
 from simulator.shapes import Shapes
-from simulator.specs import ClusterSpec, ModelSpec, Workload, check_shardable
+from simulator.specs import ClusterSpec, ModelSpec, Workload, check_shardable, require_divisible
 from simulator.units import GIB
 
 
@@ -18,7 +18,9 @@ from simulator.units import GIB
 class Case:
     """Input of a prediction, except the plan. ``notes`` are remarks for the user.
 
-    Raise InputError if the model does not shard over ``cluster.tp`` ranks.
+    ``sequence_parallel``: the plans that are asked for; None means both with and without.
+    Raise InputError if the model does not shard over ``cluster.tp`` ranks, or its sequences do not
+    where that is asked for.
     """
 
     model: ModelSpec
@@ -27,9 +29,30 @@ class Case:
     profile: Profile
     changes: Changes = NO_CHANGES
     notes: tuple[str, ...] = ()
+    sequence_parallel: bool | None = None
 
     def __post_init__(self) -> None:
         check_shardable(self.model, self.workload, self.cluster)
+        if self.sequence_parallel:
+            require_divisible(
+                "With --sequence-parallel, seq_length", self.workload.seq_length,
+                "tp", self.cluster.tp,
+            )  # fmt: skip
+
+    @property
+    def shards_tokens(self) -> bool:
+        """Whether Megatron-LM would train with sequence parallelism here, as far as the profile
+        can tell: tp divides the sequences, and gathers and scatters were timed."""
+        tp, length = self.cluster.tp, self.workload.seq_length
+        can = tp > 1 and length % tp == 0
+        return can and (self.profile.times_gathers or self.sequence_parallel is True)
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        """Choices of ``SlicePlan.sequence_parallel``, the usual one first."""
+        if not self.shards_tokens:
+            return (False,)
+        return (True, False) if self.sequence_parallel is None else (self.sequence_parallel,)
 
     @cached_property
     def cost(self) -> CostModel:
@@ -51,7 +74,7 @@ class Case:
 
         Raise InfeasiblePlanError if the plan does not fit the model or the batch.
         """
-        check_plan_fits(plan, self.model, self.workload)
+        check_plan_fits(plan, self.model, self.workload, self.cluster)
         return Shapes(model=self.model, workload=self.workload, cluster=self.cluster, plan=plan)
 
     def check_memory(self, plan: SlicePlan, peak_bytes: int) -> None:

@@ -10,10 +10,11 @@ be the slowdowns of family f and of an all-reduce by each other, and x_f the tim
 in flight. Then
     T ≥ Σ (W_f − x_f/φ_f) + Σ x_f + (K − Σ x_f/γ),   x_f ≤ φ_f·H_f,   Σ x_f ≤ γ·K,
 where H_f ≤ W_f is the compute that can run beside an all-reduce: all of it with several row slices,
-else later column pieces and wgrads. The minimum fills x_f in rising order of 1 − 1/φ_f − 1/γ, while
-that is negative. More lanes in flight only slow ops down further. Where a slowdown depends on how
-long an op takes or how large a message is, φ_f or γ is the least one: beside a slower one less work
-is done in the same time, so no term of T gets smaller.
+else later column pieces and wgrads; with sequence parallelism also the column-parallel dgrads,
+beside which a norm's output is gathered for the wgrad. The minimum fills x_f in rising order of
+1 − 1/φ_f − 1/γ, while that is negative. More lanes in flight only slow ops down further. Where a
+slowdown depends on how long an op takes or how large a message is, φ_f or γ is the least one:
+beside a slower one less work is done in the same time, so no term of T gets smaller.
 
 The estimate takes these sums and adds what each order exposes. It leaves out the all-reduces at the
 edges, waits between ranks, and links that two groups share, so it is mostly a little low.
@@ -53,12 +54,14 @@ class Work(NamedTuple):
     """Times of a part of a layer or of an edge, all row slices, in ns run alone.
 
     ``family_ns``, ``fragment_ns``: compute by kind of op, and by fragment; ``comm_ns``: its
-    all-reduces; ``last_ns``: the last of them; ``launch_ns``: the host's cost of issuing all ops.
+    collectives; ``gather_ns``: those that a block begins with; ``last_ns``: the last of all;
+    ``launch_ns``: the host's cost of issuing all ops.
     """
 
     family_ns: Counter[str]
     fragment_ns: Counter[str]
     comm_ns: int
+    gather_ns: int
     last_ns: int
     launch_ns: int
 
@@ -80,7 +83,7 @@ class ClosedForm:
         self._bounds: dict[tuple[object, ...], int] = {}
         self._stretched: dict[tuple[object, ...], Stretch] = {}
         self._layers: dict[tuple[object, ...], Work] = {}
-        self._edges: dict[int, int] = {}
+        self._edges: dict[tuple[object, ...], int] = {}
         self._slow: dict[tuple[object, ...], tuple[dict[str, float], float]] = {}
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
@@ -88,7 +91,7 @@ class ClosedForm:
 
         It is the same for all orders of the same slices.
         """
-        key = (plan.strategy, plan.slices, plan.comm_ctas, plan.merge_wgrad)
+        key = (_mode(plan), plan.slices, plan.merge_wgrad)
         if key not in self._bounds:
             self._bounds[key] = self._bound_ns(plan)
         return self._bounds[key]
@@ -134,7 +137,7 @@ class ClosedForm:
         self, plan: SlicePlan, fragments: BlockFragments, slices: tuple[int, ...]
     ) -> Stretch:
         forward = fragments is FORWARD_FRAGMENTS
-        key = (plan.strategy, forward, slices, plan.comm_ctas, plan.merge_wgrad)
+        key = (_mode(plan), forward, slices, plan.merge_wgrad)
         if key not in self._stretched:
             blocks = tuple(self._block(plan, block, fragments) for block in BLOCKS)
             self._stretched[key] = _stretch(plan, blocks, slices[1:])
@@ -143,9 +146,7 @@ class ClosedForm:
     def _block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Work:
         kind = "col" if fragments is FORWARD_FRAGMENTS else "dgrad"
         count = getattr(plan, f"{block}_{kind}_slices")
-        key = (
-            plan.strategy, plan.row_slices, plan.comm_ctas, plan.merge_wgrad, block, kind, count,
-        )  # fmt: skip
+        key = (_mode(plan), plan.row_slices, plan.merge_wgrad, block, kind, count)
         if key not in self._layers:
             self._layers[key] = self._add_up(plan, self._templates(plan, block, fragments))
         return self._layers[key]
@@ -165,7 +166,7 @@ class ClosedForm:
     def _add_up(self, plan: SlicePlan, ops: Iterable[tuple[str, OpTemplate]]) -> Work:
         cost = self.case.cost
         families, fragments = Counter[str](), Counter[str]()
-        comm_ns = last_ns = launch_ns = 0
+        comm_ns = gather_ns = last_ns = launch_ns = 0
         for fragment, op in ops:
             if cost.launch.mode == "async":
                 launch_ns += cost.launch.cost_ns.get(op.signature.kind, 0)
@@ -176,7 +177,8 @@ class ClosedForm:
             else:
                 last_ns = cost.duration_ns(op.signature)
                 comm_ns += last_ns
-        return Work(families, fragments, comm_ns, last_ns, launch_ns)
+                gather_ns += last_ns * (fragment in ("norm", "residual_bwd"))
+        return Work(families, fragments, comm_ns, gather_ns, last_ns, launch_ns)
 
     def _inline_ns(self, op: OpTemplate) -> int:
         launch = self.case.cost.launch
@@ -200,19 +202,20 @@ class ClosedForm:
     def _edge_ns(self, plan: SlicePlan) -> int:
         """Return an iteration's compute outside the layers; later micro-batches add to the
         gradients that the first one clears."""
-        if plan.row_slices not in self._edges:
+        key = (_mode(plan), plan.row_slices)
+        if key not in self._edges:
             shapes = self.case.shapes(plan)
             first, later = (
                 Edges(fragments=Fragments(shapes=shapes, accumulate_first=adds))
                 for adds in (False, True)
             )
             more = self.case.workload.grad_accumulation - 1
-            self._edges[plan.row_slices] = (
+            self._edges[key] = (
                 self._sum_ns(plan, first.step(1, ()))
                 + self._sum_ns(plan, _micro_edges(first))
                 + more * self._sum_ns(plan, _micro_edges(later))
             )
-        return self._edges[plan.row_slices]
+        return self._edges[key]
 
     def _sum_ns(self, plan: SlicePlan, ops: Iterable[OpTemplate]) -> int:
         return self._add_up(plan, (("", op) for op in ops)).fragment_ns[""]
@@ -224,7 +227,7 @@ class ClosedForm:
         durations matter, they are those of long ops.
         """
         rows, *cuts = plan.slices
-        key = (plan.comm_ctas, rows, frozenset(cuts))
+        key = (_mode(plan), rows, frozenset(cuts))
         if key not in self._slow:
             pairs = [
                 {
@@ -241,8 +244,15 @@ class ClosedForm:
     def _collective_families(self, plan: SlicePlan, cuts: set[int]) -> set[Family]:
         """Return the contention families of the all-reduces of a plan's layers."""
         shapes = self.case.shapes(plan)
-        sizes = {shapes.hidden_bytes(row) // cut for row in range(plan.row_slices) for cut in cuts}
+        whole = {1} if shapes.shards_tokens else set[int]()
+        rows = range(plan.row_slices)
+        sizes = {shapes.hidden_bytes(row) // cut for row in rows for cut in cuts | whole}
         return {self.case.cost.family(shapes.tp_all_reduce(size)) for size in sizes}
+
+
+def _mode(plan: SlicePlan) -> tuple[object, ...]:
+    """Return what decides a plan's collectives, besides its slices."""
+    return plan.strategy, plan.comm_ctas, plan.sequence_parallel
 
 
 def _micro_edges(edges: Edges) -> list[OpTemplate]:
@@ -257,8 +267,10 @@ def _stretch(plan: SlicePlan, blocks: tuple[Work, ...], pieces: tuple[int, ...])
         for block, work, count in zip(BLOCKS, blocks, pieces, strict=True):
             spent, first, last = work.fragment_ns, COLUMN_PARALLEL[block], ROW_PARALLEL[block]
             gemm_ns += spent[f"{last}_wgrad"] + spent[f"{first}_wgrad"]
-            cut = spent[f"{first}_dgrad"] if f"{first}_dgrad" in spent else spent[last]
-            gemm_ns += cut * (count - 1) / count
+            dgrad = f"{first}_dgrad" in spent
+            cut = spent[f"{first}_dgrad"] if dgrad else spent[last]
+            beside = count if dgrad and plan.sequence_parallel else count - 1
+            gemm_ns += cut * beside / count
         hiding = {"gemm": gemm_ns}
     return Stretch(blocks, hiding, families.total(), sum(work.comm_ns for work in blocks))
 
@@ -301,10 +313,18 @@ def _forward_exposed_ns(plan: SlicePlan, stretch: Stretch) -> float:
     attn, mlp = stretch.blocks
     other = 1 - 1 / plan.row_slices
     exposed = max(0.0, mlp.last_ns - other * mlp.fragment_ns["residual"])
+    exposed += _exposed_gathers_ns(plan, stretch)
     if plan.order == "paper":
         hidden = other * (attn.fragment_ns["residual"] + mlp.fragment_ns["norm"])
         exposed += max(0.0, attn.last_ns - hidden)
     return exposed
+
+
+def _exposed_gathers_ns(plan: SlicePlan, stretch: Stretch) -> float:
+    """Return the gathers that a block begins with: every slice's in ``intra``, the first one's in
+    ``paper``, where the others' are hidden behind it."""
+    gathers = sum(work.gather_ns for work in stretch.blocks)
+    return gathers / (plan.row_slices if plan.order == "paper" else 1)
 
 
 def _backward_exposed_ns(plan: SlicePlan, stretch: Stretch) -> float:
@@ -314,9 +334,9 @@ def _backward_exposed_ns(plan: SlicePlan, stretch: Stretch) -> float:
     waiting = list(zip(BLOCKS, stretch.blocks, strict=True))
     if plan.order == "intra":
         del waiting[1:]
-    other, exposed = 1 - 1 / plan.row_slices, 0.0
     if plan.row_slices == 1:
-        return exposed
+        return 0.0
+    other, exposed = 1 - 1 / plan.row_slices, _exposed_gathers_ns(plan, stretch)
     for block, work in waiting:
         behind = work.fragment_ns[f"{COLUMN_PARALLEL[block]}_wgrad"]
         behind += work.fragment_ns[f"{ROW_PARALLEL[block]}_wgrad"] * (plan.wgrad == "deferred")

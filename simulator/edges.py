@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.fragments import Fragments
-from simulator.schedule import DP, OpTemplate, Ref
+from simulator.schedule import DP, TP, OpTemplate, Ref
 from simulator.shapes import GRAD_BYTES, Shapes
 from simulator.specs import padded_vocab_size
 
@@ -41,17 +41,24 @@ class Edges:
             "embed", row, s.pointwise("embedding", size, size), (), f"s{row}.embed", size,
             weights=("w.embed",),
         )  # fmt: skip
-        return self.fragments.reduced(produced, size)
+        # Positions are added to all tokens, before each rank takes its share.
+        sums = self.fragments.reduced if self._learns_positions else self.fragments.summed
+        return sums(produced, size)
 
     def _embedding_post(self, row: int) -> OpTemplate:
-        s, size = self.shapes, self.shapes.hidden_bytes(row)
+        s, f, output = self.shapes, self.fragments, self.shapes.residual_bytes(row)
         # Without learned positions and dropout nothing moves.
-        works = s.model.position_embedding == "learned" or s.model.hidden_dropout > 0
-        moved = size if works else 0
-        signature = s.pointwise("embedding_post", moved, moved + s.mask_bytes(row))
-        source = (self.fragments.reduced_ref(0, f"s{row}.embed"),)
-        output_bytes = size + s.mask_bytes(row)
-        return self.fragments.op("embed.post", row, signature, source, f"s{row}.x", output_bytes)
+        works = self._learns_positions or s.model.hidden_dropout > 0
+        read = s.hidden_bytes(row) if self._learns_positions else output
+        mask = s.mask_bytes(row)
+        signature = s.pointwise("embedding_post", read * works, output * works + mask)
+        refer = f.reduced_ref if self._learns_positions else f.summed_ref
+        source = (refer(0, f"s{row}.embed"),)
+        return f.op("embed.post", row, signature, source, f"s{row}.x", output + mask)
+
+    @property
+    def _learns_positions(self) -> bool:
+        return self.shapes.model.position_embedding == "learned"
 
     def head(self) -> list[OpTemplate]:
         """Return the final norm, LM head, cross-entropy and their gradients.
@@ -68,20 +75,23 @@ class Edges:
 
     def _logits(self, row: int) -> list[OpTemplate]:
         s, f = self.shapes, self.fragments
-        tokens, hidden, size = s.tokens(row), s.model.hidden_size, s.hidden_bytes(row)
+        tokens, hidden, size = s.tokens(row), s.model.hidden_size, s.residual_bytes(row)
         logits_bytes = tokens * self._vocab() * s.element
         norm = f.op(
             "head.norm", row, s.pointwise(s.model.norm, size, size), (Ref(0, f"s{row}.x"),),
             f"s{row}.head.norm", size, weights=("w.head.norm",),
         )  # fmt: skip
+        whole = f"s{row}.head.norm.ag"
+        gather = f.gathered(row, "head.norm.ag", norm.writes[0], whole)
+        source = (f.gathered_ref(norm.writes[0], whole),)
         logits = f.op(
-            "head.logits", row, s.gemm(tokens, self._vocab(), hidden, "forward"), norm.writes,
+            "head.logits", row, s.gemm(tokens, self._vocab(), hidden, "forward"), source,
             f"s{row}.logits", logits_bytes, weights=(self._table,),
         )  # fmt: skip
         loss_bytes = tokens * LOSS_BYTES
         signature = s.pointwise("cross_entropy_max", logits_bytes, loss_bytes)
         top = f.op("loss.max", row, signature, logits.writes, f"s{row}.loss.max", loss_bytes)
-        return [norm, logits, *f.reduced(top, loss_bytes, "fp32")]
+        return [norm, *gather, logits, *f.reduced(top, loss_bytes, "fp32")]
 
     def _loss_sum(self, row: int) -> list[OpTemplate]:
         s, f, tokens = self.shapes, self.fragments, self.shapes.tokens(row)
@@ -107,7 +117,9 @@ class Edges:
             "head.logits_dgrad", row, s.gemm(tokens, hidden, self._vocab(), "dgrad"), grad.writes,
             f"d.s{row}.head.norm", s.hidden_bytes(row), weights=(self._table,),
         )  # fmt: skip
-        return [grad, *f.reduced(dgrad, s.hidden_bytes(row)), self._head_wgrad(row)]
+        norm = f"s{row}.head.norm"
+        again = f.gathered(row, "head.norm.ag_bwd", Ref(0, norm), f"{norm}.ag_bwd")
+        return [grad, *again, *f.summed(dgrad, s.hidden_bytes(row)), self._head_wgrad(row)]
 
     def _head_wgrad(self, row: int) -> OpTemplate:
         s, f = self.shapes, self.fragments
@@ -116,13 +128,18 @@ class Edges:
             self._vocab(), s.model.hidden_size, s.tokens(row), "wgrad", accumulate=accumulate
         )
         before = (Ref(0, f"grad.head.s{row - 1}"),) if row else ()
-        reads = (Ref(0, f"d.s{row}.logits"), Ref(0, f"s{row}.head.norm"), *before)
+        norm = f"s{row}.head.norm"
+        reads = (
+            Ref(0, f"d.s{row}.logits"),
+            f.gathered_ref(Ref(0, norm), f"{norm}.ag_bwd"),
+            *before,
+        )
         return f.op("head.logits_wgrad", row, signature, reads, f"grad.head.s{row}", 0)
 
     def _head_norm_grad(self, row: int) -> list[OpTemplate]:
-        s, f, size = self.shapes, self.fragments, self.shapes.hidden_bytes(row)
+        s, f, size = self.shapes, self.fragments, self.shapes.residual_bytes(row)
         signature = s.pointwise(f"{s.model.norm}_bwd", 2 * size, size)
-        reads = (f.reduced_ref(0, f"d.s{row}.head.norm"), Ref(0, f"s{row}.x"))
+        reads = (f.summed_ref(0, f"d.s{row}.head.norm"), Ref(0, f"s{row}.x"))
         return [
             f.op(
                 "head.norm_bwd",
@@ -149,19 +166,27 @@ class Edges:
             cleared = table if clears and row == 0 else 0
             signature = s.pointwise("embedding_bwd", size + s.mask_bytes(row), size + cleared)
             before = (Ref(0, f"grad.embed.s{row - 1}"),) if row else ()
-            reads = (Ref(0, f"d.s{row}.x"), *before)
+            local, whole = Ref(0, f"d.s{row}.x"), f"d.s{row}.embed.ag"
+            ops += f.gathered(row, "embed_bwd.ag", local, whole)
+            reads = (f.gathered_ref(local, whole), *before)
             ops.append(f.op("embed_bwd", row, signature, reads, f"grad.embed.s{row}", 0))
         return ops
 
     def step(self, last_bucket_parameters: int, reads: tuple[Ref, ...]) -> list[OpTemplate]:
-        """Return the last data-parallel bucket, the global gradient norm, and Adam."""
+        """Return the last data-parallel bucket, the sum of the partial gradients of sequence
+        parallelism, the global gradient norm, and Adam."""
         s, f = self.shapes, self.fragments
-        ops = []
+        ops: list[OpTemplate] = []
         if s.cluster.dp > 1 and s.plan.strategy != "no_comm":
             signature = s.dp_all_reduce(last_bucket_parameters)
             bucket = f.op("step.dp.ar", -1, signature, reads, "step.dp", 0, lane=DP)
             ops.append(bucket)
             reads = (*reads, *bucket.writes)
+        if s.shards_tokens and s.communicates:
+            partial = s.tp_all_reduce(s.whole_parameters * GRAD_BYTES, "fp32")
+            last = (Ref(0, f"grad.embed.s{s.plan.row_slices - 1}"),)
+            ops.append(f.op("step.tp.ar", -1, partial, last, "step.tp", 0, lane=TP))
+            reads = (*reads, *ops[-1].writes)
         parameters = s.rank_parameters
         square = f.op(
             "step.grad_norm", -1, s.pointwise("grad_norm", 4 * parameters, 4), reads, "step.norm", 4

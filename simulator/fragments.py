@@ -2,8 +2,12 @@
 
 Names of values inside a layer: ``s0.x`` layer input, ``s0.y`` after attention, ``s0.attn.qkv`` the
 output of that GEMM, ``s0.attn.proj.1`` a column piece, ``….ar`` the same piece after its all-reduce
-(in place). ``d.…`` are gradients. ``grad.attn.qkv.s1`` is the main gradient after slice 1 was added
-to it: the chain of writers fixes the order of accumulation.
+(in place). ``d.…`` are gradients.
+With sequence parallelism ``s0.x``, ``s0.y`` and the norms' outputs are this rank's share of the
+tokens; ``….ag`` is the same value gathered from all ranks, ``….rs`` a sum scattered over them.
+Backward gathers a norm's output again for the wgrad (``….ag_bwd``), instead of keeping it whole.
+``grad.attn.qkv.s1`` is the main gradient after slice 1 was added to it: the chain of writers fixes
+the order of accumulation.
 """
 
 from __future__ import annotations
@@ -69,36 +73,74 @@ class Fragments:
 
     def reduced(self, produced: OpTemplate, size_bytes: int, dtype: str = "") -> list[OpTemplate]:
         """Return ``produced``, followed by its value's all-reduce if ranks communicate."""
-        if not self.shapes.communicates:
-            return [produced]
-        value = produced.writes[0]
         signature = self.shapes.tp_all_reduce(size_bytes, dtype)
-        reduce = self.op(
-            f"{produced.role}.ar", produced.slice, signature, (value,), f"{value.name}.ar", 0,
-            lane=TP, piece=produced.piece, layer=value.layer,
-        )  # fmt: skip
-        return [produced, reduce]
+        return [produced, *self._collected(produced, signature, "ar", 0)]
+
+    def summed(self, produced: OpTemplate, size_bytes: int) -> list[OpTemplate]:
+        """Return ``produced``, followed by the sum of its value over the ranks: an all-reduce, or a
+        reduce-scatter with sequence parallelism."""
+        if not self.shapes.shards_tokens:
+            return self.reduced(produced, size_bytes)
+        signature = self.shapes.tp_collective("reduce_scatter", size_bytes)
+        share = size_bytes // self.shapes.cluster.tp
+        return [produced, *self._collected(produced, signature, "rs", share)]
+
+    def gathered(self, row: int, role: str, value: Ref, write: str) -> list[OpTemplate]:
+        """Return the all-gather of a [tokens / tp, hidden] value of slice ``row``, none where each
+        rank holds all tokens."""
+        s = self.shapes
+        if not (s.shards_tokens and s.communicates):
+            return []
+        size = s.hidden_bytes(row)
+        signature = s.tp_collective("all_gather", size)
+        return [self.op(role, row, signature, (value,), write, size, lane=TP)]
+
+    def _collected(
+        self, produced: OpTemplate, signature: Signature, suffix: str, size: int
+    ) -> list[OpTemplate]:
+        if not self.shapes.communicates:
+            return []
+        value = produced.writes[0]
+        return [
+            self.op(
+                f"{produced.role}.{suffix}", produced.slice, signature, (value,),
+                f"{value.name}.{suffix}", size, lane=TP, piece=produced.piece, layer=value.layer,
+            )
+        ]  # fmt: skip
 
     def reduced_ref(self, layer: int, name: str) -> Ref:
         """Return the value to read: the all-reduced one if ranks communicate."""
         return Ref(layer, f"{name}.ar" if self.shapes.communicates else name)
 
+    def summed_ref(self, layer: int, name: str) -> Ref:
+        """Return the value to read: the one that ``summed`` gives."""
+        scattered = self.shapes.shards_tokens and self.shapes.communicates
+        return Ref(layer, f"{name}.rs") if scattered else self.reduced_ref(layer, name)
+
+    def gathered_ref(self, local: Ref, whole: str) -> Ref:
+        """Return the value to read: ``whole``, or ``local`` where each rank holds all tokens."""
+        gathers = self.shapes.shards_tokens and self.shapes.communicates
+        return Ref(0, whole) if gathers else local
+
     # Forward ------------------------------------------------------------------------------------
 
     def _norm(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        s, size = self.shapes, self.shapes.hidden_bytes(row)
+        s, size = self.shapes, self.shapes.residual_bytes(row)
         source = Ref(0, f"s{row}.x" if block == "attn" else f"s{row}.y")
         signature = s.pointwise(s.model.norm, size, size)
-        return [
-            self.op(f"{block}.norm", row, signature, (source,), f"s{row}.{block}.norm", size,
-                    weights=(f"w.{block}.norm",))
-        ]  # fmt: skip
+        norm = self.op(
+            f"{block}.norm", row, signature, (source,), f"s{row}.{block}.norm", size,
+            weights=(f"w.{block}.norm",),
+        )  # fmt: skip
+        whole = f"s{row}.{block}.norm.ag"
+        return [norm, *self.gathered(row, f"{block}.norm.ag", norm.writes[0], whole)]
 
     def _column_parallel(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, role = self.shapes, f"{block}.{COLUMN_PARALLEL[block]}"
         tokens, width = s.tokens(row), s.width(COLUMN_PARALLEL[block])
         signature = s.gemm(tokens, width, s.model.hidden_size, "forward", bias=s.has_bias(block))
-        reads = (Ref(0, f"s{row}.{block}.norm"),)
+        norm = f"s{row}.{block}.norm"
+        reads = (self.gathered_ref(Ref(0, norm), f"{norm}.ag"),)
         size = tokens * width * s.element
         return [
             self.op(role, row, signature, reads, f"s{row}.{role}", size, weights=(f"w.{role}",))
@@ -134,13 +176,13 @@ class Fragments:
             role, row, signature, (Ref(0, f"s{row}.{block}.{core}"),),
             f"s{row}.{role}.{piece}", size, weights=(f"w.{role}",), piece=piece,
         )  # fmt: skip
-        return self.reduced(produced, size)
+        return self.summed(produced, size)
 
     def _residual(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        s, size = self.shapes, self.shapes.hidden_bytes(row)
+        s, size = self.shapes, self.shapes.residual_bytes(row)
         residual = Ref(0, f"s{row}.x" if block == "attn" else f"s{row}.y")
         count, last = getattr(s.plan, f"{block}_col_slices"), ROW_PARALLEL[block]
-        parts = (self.reduced_ref(0, f"s{row}.{block}.{last}.{j}") for j in range(count))
+        parts = (self.summed_ref(0, f"s{row}.{block}.{last}.{j}") for j in range(count))
         layer, write = (0, f"s{row}.y") if block == "attn" else (1, f"s{row}.x")
         name = "bias_dropout_add" if s.has_bias(block) or s.model.hidden_dropout else "add"
         signature = s.pointwise(name, 2 * size, size + s.mask_bytes(row), count)
@@ -156,20 +198,25 @@ class Fragments:
         return Ref(1, f"d.s{row}.x") if block == "mlp" else Ref(0, f"d.s{row}.y")
 
     def _row_parallel_grad(self, block: str, row: int) -> Ref:
-        """Return the gradient of the row-parallel GEMM's output."""
+        """Return the gradient of the row-parallel GEMM's output, of all tokens."""
+        local = self._local_grad(block, row)
+        return self.gathered_ref(local, f"d.s{row}.{block}.residual.ag")
+
+    def _local_grad(self, block: str, row: int) -> Ref:
         if self.shapes.has_residual_bwd:
             return Ref(0, f"d.s{row}.{block}.residual")
         return self._output_grad(block, row)
 
     def _residual_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        s, size = self.shapes, self.shapes.hidden_bytes(row)
+        role, local = f"{block}.residual_bwd", self._local_grad(block, row)
+        gather = self.gathered(row, f"{role}.ag", local, f"d.s{row}.{block}.residual.ag")
+        s, size = self.shapes, self.shapes.residual_bytes(row)
         if not s.has_residual_bwd:
-            return []
+            return gather
         signature = s.pointwise("bias_dropout_add_bwd", size + s.mask_bytes(row), size)
         forward = Ref(0, f"s{row}.y") if block == "attn" else Ref(1, f"s{row}.x")
         reads = (self._output_grad(block, row), forward)
-        write = f"d.s{row}.{block}.residual"
-        return [self.op(f"{block}.residual_bwd", row, signature, reads, write, size)]
+        return [self.op(role, row, signature, reads, local.name, size), *gather]
 
     def _row_parallel_dgrad(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, role, core = self.shapes, f"{block}.{ROW_PARALLEL[block]}", CORE[block]
@@ -214,12 +261,17 @@ class Fragments:
             f"{block}.{first}_dgrad", row, signature, (Ref(0, f"d.s{row}.{block}.{first}"),),
             f"d.s{row}.{block}.norm.{piece}", size, weights=(f"w.{block}.{first}",), piece=piece,
         )  # fmt: skip
-        return self.reduced(produced, size)
+        norm = f"s{row}.{block}.norm"
+        again = (
+            self.gathered(row, f"{block}.norm.ag_bwd", Ref(0, norm), f"{norm}.ag_bwd")
+            if piece == 0 else []
+        )  # fmt: skip
+        return [*again, *self.summed(produced, size)]
 
     def _norm_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        s, size = self.shapes, self.shapes.hidden_bytes(row)
+        s, size = self.shapes, self.shapes.residual_bytes(row)
         count = getattr(s.plan, f"{block}_dgrad_slices")
-        parts = (self.reduced_ref(0, f"d.s{row}.{block}.norm.{j}") for j in range(count))
+        parts = (self.summed_ref(0, f"d.s{row}.{block}.norm.{j}") for j in range(count))
         source = Ref(0, f"s{row}.x" if block == "attn" else f"s{row}.y")
         write = f"d.s{row}.x" if block == "attn" else f"d.s{row}.y"
         gathered = size if count > 1 else 0
@@ -237,8 +289,10 @@ class Fragments:
         if linear == COLUMN_PARALLEL[block]:
             m, n = s.width(linear), hidden
             pairs = [
-                (Ref(0, f"d.s{i}.{block}.{linear}"), Ref(0, f"s{i}.{block}.norm")) for i in rows
-            ]
+                (Ref(0, f"d.s{i}.{block}.{linear}"), self.gathered_ref(
+                    Ref(0, f"s{i}.{block}.norm"), f"s{i}.{block}.norm.ag_bwd"))
+                for i in rows
+            ]  # fmt: skip
         else:
             m, n = hidden, s.width(CORE[block])
             pairs = [

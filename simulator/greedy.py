@@ -42,8 +42,12 @@ DEPTH: Final = 6
 """Number of layers that are played."""
 CHOSEN: Final = 4
 """The group that becomes the issue order."""
-TAILS: Final = frozenset({("mlp", "residual"), ("attn", "norm_bwd")})
-"""Fragments that belong to the next layer's group."""
+LAST: Final = frozenset({("mlp", "residual"), ("attn", "norm_bwd")})
+"""A layer's last fragments, which wait for its last collectives."""
+FIRST: Final = frozenset({("attn", "norm"), ("mlp", "residual_bwd")})
+"""A layer's fragments before its first gathers."""
+SHORT: Final = frozenset({"norm", "residual", "norm_bwd", "residual_bwd"})
+"""Fragments between a reduce-scatter and the gather behind it."""
 
 
 def plan_order(shapes: Shapes, cost: CostModel) -> LayerOrder:
@@ -68,6 +72,7 @@ class _Graph:
     parents: tuple[tuple[tuple[int, int, bool], ...], ...]
     children: tuple[tuple[tuple[int, int, bool], ...], ...]
     is_wgrad: tuple[bool, ...]
+    gathers: bool
 
 
 def _layer_tokens(shapes: Shapes, fragments: BlockFragments) -> tuple[Token, ...]:
@@ -117,6 +122,7 @@ def _graph(shapes: Shapes, cost: CostModel, fragments: BlockFragments, sign: int
         parents=tuple(tuple((b, i, r) for (b, i), r in p.items()) for p in parents),
         children=tuple(tuple((b, i, r) for (b, i), r in c.items()) for c in children),
         is_wgrad=tuple(token.fragment.endswith("_wgrad") for token in tokens),
+        gathers=shapes.shards_tokens and shapes.communicates,
     )
 
 
@@ -142,10 +148,11 @@ class _ListScheduler:
         self.count = len(graph.tokens)
         self.reduces = any(graph.comm_ns)
         self.paths = _paths(graph, depth)
-        self.tails = [(token.block, token.fragment) in TAILS for token in graph.tokens]
-        self.group = -1
+        self.shifts = _shifts(graph)
+        self.urgent = [graph.gathers and token.fragment in SHORT for token in graph.tokens]
+        self.group = -2
         self.unissued = 0
-        self.upcoming: list[list[int]] = [[] for _ in range(depth + 2)]  # nodes of later groups
+        self.upcoming: dict[int, list[int]] = {}  # nodes of later groups
         self.missing = [0] * (depth * self.count)
         self.ready_at = [0] * (depth * self.count)
         self.waiting: list[tuple[int, int]] = []  # (ready at, node): parents issued, not yet ready
@@ -171,28 +178,32 @@ class _ListScheduler:
         return self.issued
 
     def _group_of(self, node: int) -> int:
-        return node // self.count + self.tails[node % self.count]
+        return node // self.count + self.shifts[node % self.count]
 
     def _next_group(self) -> None:
         self.group += 1
         self.unissued = sum(
-            0 <= self.group - tail < self.depth and not wgrad
-            for tail, wgrad in zip(self.tails, self.graph.is_wgrad, strict=True)
+            0 <= self.group - shift < self.depth and not wgrad
+            for shift, wgrad in zip(self.shifts, self.graph.is_wgrad, strict=True)
         )
-        for node in self.upcoming[self.group]:
+        for node in self.upcoming.pop(self.group, []):
             heapq.heappush(self.waiting, (self.ready_at[node], node))
+        if not self.unissued and self.group <= self.depth:
+            self._next_group()
 
     def _parents_issued(self, node: int) -> None:
         if self.graph.is_wgrad[node % self.count]:
             self.wgrads.append(node)
         elif self._group_of(node) > self.group:
-            self.upcoming[self._group_of(node)].append(node)
+            self.upcoming.setdefault(self._group_of(node), []).append(node)
         else:
             heapq.heappush(self.waiting, (self.ready_at[node], node))
 
     def _pick(self, last: int) -> int:
         self._wake()
-        chosen = self._continue_chunk(last)
+        chosen = self._urgent()
+        if chosen < 0:
+            chosen = self._continue_chunk(last)
         if chosen < 0 and self.ready:
             chosen = self.ready[0][1]
         late = self._late_wgrad(chosen)
@@ -202,15 +213,22 @@ class _ListScheduler:
             self.ready = [entry for entry in self.ready if entry[1] != chosen]
             heapq.heapify(self.ready)
             return chosen
-        if self.wgrads:
-            return self._take_wgrad(min(self.wgrads, key=lambda n: (-(n // self.count), n)))
-        self.now = self.waiting[0][0]
+        fillers = [node for node in self.wgrads if self.ready_at[node] <= self.now]
+        if fillers:
+            return self._take_wgrad(min(fillers, key=lambda n: (-(n // self.count), n)))
+        waiting = [node for _, node in self.waiting[:1]] + self.wgrads
+        self.now = min(self.ready_at[node] for node in waiting)
         return self._pick(last)
 
     def _wake(self) -> None:
         while self.waiting and self.waiting[0][0] <= self.now:
             _, node = heapq.heappop(self.waiting)
             heapq.heappush(self.ready, (-self.paths[node], node))
+
+    def _urgent(self) -> int:
+        """Return a ready fragment that soon launches a gather, or −1."""
+        short = [entry for entry in self.ready if self.urgent[entry[1] % self.count]]
+        return min(short)[1] if short else -1
 
     def _continue_chunk(self, last: int) -> int:
         """Return the next ready fragment of the chunk issued last, or −1; wgrads are of none."""
@@ -256,6 +274,22 @@ class _ListScheduler:
             self.unissued -= 1
             if not self.unissued and self.group <= self.depth:
                 self._next_group()
+
+
+def _shifts(graph: _Graph) -> list[int]:
+    """Return by how many layers each fragment's group is later than its layer.
+
+    The last fragments belong to the next layer's group. Where slices gather their tokens, those of
+    all slices but the last one stay in their layer's group, with the next layer's first gathers:
+    so a slice's gather is in flight while the last slice computes.
+    """
+    last = max(token.slice for token in graph.tokens)
+    shifts = []
+    for token in graph.tokens:
+        place = (token.block, token.fragment)
+        ahead = graph.gathers and token.slice < last
+        shifts.append((place in LAST) - ahead * (place in LAST | FIRST))
+    return shifts
 
 
 def _paths(graph: _Graph, depth: int) -> list[int]:

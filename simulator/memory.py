@@ -47,15 +47,18 @@ def least_peak_bytes(case: Case) -> int:
 
     Every plan issues all of forward before the head and all of backward behind it. So in the head
     it holds what backward will read, which is the same bytes for every cut and order. Each stage of
-    the head runs over all slices before the next, so all logits are alive at once. The one thing
-    there that depends on the plan is the first gradient of a hidden state, of the first slice's
-    size. Slices are as even as possible and the first is the largest, so more row slices never make
-    it larger. So the head's peak is least with the most row slices, and no plan's peak is below its
-    own head's.
+    the head runs over all slices before the next, so all logits are alive at once. What depends on
+    the slices there is the first gradient of a hidden state, of the first slice's size, and with
+    sequence parallelism what a slice gathers. Slices are as even as possible and the first is the
+    largest, so more row slices never make these larger. So the head's peak is least with the most
+    row slices, and no plan's peak is below its own head's.
     """
     rows = min(MAX_ROW_SLICES, case.workload.micro_batch_size)
-    plan = SlicePlan(row_slices=rows, order="intra", wgrad="eager")
-    return static_bytes(case, plan) + _peaks(case, plan, order_of(case, plan))[HEAD]
+    whole = SlicePlan(row_slices=rows, order="intra", wgrad="eager")
+    plans = [replace(whole, sequence_parallel=mode) for mode in case.modes]
+    return min(
+        static_bytes(case, plan) + _peaks(case, plan, order_of(case, plan))[HEAD] for plan in plans
+    )
 
 
 def _peaks(case: Case, plan: SlicePlan, order: LayerOrder) -> list[int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simulator.errors import InfeasiblePlanError, InputError, unknown_name
-from simulator.specs import ModelSpec, Workload, require_positive_int
+from simulator.specs import ClusterSpec, ModelSpec, Workload, require_positive_int
 
 Strategy = Literal["megatron", "no_comm", "domino"]
 Order = Literal["greedy", "inter", "intra", "paper"]
@@ -31,6 +31,8 @@ class SlicePlan:
     behind the block's last dgrad; ``fill`` where the greedy planner finds a wait (greedy only).
     ``merge_wgrad``: one wgrad GEMM over all row slices instead of one per slice.
     ``comm_ctas``: NCCL CTAs for TP collectives; 0 leaves the choice to NCCL.
+    ``sequence_parallel``: between the blocks each rank holds 1/tp of every slice's tokens, so that
+    an all-gather and a reduce-scatter take the place of each all-reduce (Megatron-LM).
     """
 
     strategy: Strategy = "domino"
@@ -43,6 +45,7 @@ class SlicePlan:
     wgrad: WgradPlacement = "fill"
     merge_wgrad: bool = False
     comm_ctas: int = 0
+    sequence_parallel: bool = False
 
     def __post_init__(self) -> None:
         for kind, value, known in (
@@ -57,8 +60,10 @@ class SlicePlan:
                 object.__setattr__(self, name, getattr(self, name.replace("dgrad", "col")))
         for name in _COUNTS:
             require_positive_int("plan", name, getattr(self, name))
-        if not isinstance(self.merge_wgrad, bool):
-            raise InputError(f"plan.merge_wgrad must be true or false, got {self.merge_wgrad!r}.")
+        for name in ("merge_wgrad", "sequence_parallel"):
+            if not isinstance(getattr(self, name), bool):
+                got = getattr(self, name)
+                raise InputError(f"plan.{name} must be true or false, got {got!r}.")
         if type(self.comm_ctas) is not int or not 0 <= self.comm_ctas <= 64:
             raise InputError(
                 f"plan.comm_ctas must be 0 (NCCL's choice) … 64, got {self.comm_ctas!r}."
@@ -115,9 +120,10 @@ class SlicePlan:
     @property
     def label(self) -> str:
         """Name of the plan, on one line."""
-        if self.strategy != "domino":
-            return self.strategy
         extras = f" ctas={self.comm_ctas}" if self.comm_ctas else ""
+        extras += " sp" if self.sequence_parallel else ""
+        if self.strategy != "domino":
+            return self.strategy + extras
         merged = " merged" if self.merge_wgrad else ""
         return f"domino {self.cut} {self.order} wgrad={self.wgrad}{merged}{extras}"
 
@@ -135,8 +141,17 @@ def row_slice_sizes(micro_batch_size: int, row_slices: int) -> tuple[int, ...]:
     return tuple(small + (index < extra) for index in range(row_slices))
 
 
-def check_plan_fits(plan: SlicePlan, model: ModelSpec, workload: Workload) -> None:
-    """Raise InfeasiblePlanError unless the batch has enough rows and pieces divide hidden."""
+def check_plan_fits(
+    plan: SlicePlan, model: ModelSpec, workload: Workload, cluster: ClusterSpec
+) -> None:
+    """Raise InfeasiblePlanError unless the batch has enough rows, pieces divide hidden, and, with
+    sequence parallelism, tp divides each sequence (Megatron-LM's rule)."""
+    if plan.sequence_parallel and workload.seq_length % cluster.tp:
+        raise InfeasiblePlanError(
+            f"Sequence parallelism needs a seq_length that tp = {cluster.tp} divides, got "
+            f"{workload.seq_length}; use --no-sequence-parallel, or another length.",
+            reason="tokens",
+        )
     if plan.row_slices > workload.micro_batch_size:
         raise InfeasiblePlanError(
             f"row_slices = {plan.row_slices} needs at least as many sequences, but "

@@ -336,6 +336,14 @@ class Profile:
             nic_latency_us=section.nic_latency_us,
         )
 
+    @property
+    def times_gathers(self) -> bool:
+        """Whether the profile times all-gathers and reduce-scatters, not only all-reduces."""
+        if self.collectives is None:
+            return False
+        timed = {row.op for row in self.collectives.rows} | {f.op for f in self.collectives.fits}
+        return {"all_gather", "reduce_scatter"} <= timed
+
     def comm_ctas_choices(self, nodes: int, per_node: int) -> tuple[int, ...]:
         """Return the CTA counts of timed all-reduces on this group, and 0 (NCCL's choice)."""
         if self.collectives is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from simulator.ops import Collective, Gemm, Layout, Pointwise
+from simulator.ops import Collective, CollectiveKind, Gemm, Layout, Pointwise
 from simulator.plan import SlicePlan, row_slice_sizes
 from simulator.specs import ClusterSpec, ModelSpec, Workload, padded_vocab_size
 
@@ -31,6 +31,11 @@ class Shapes:
     def communicates(self) -> bool:
         """Whether tensor-parallel collectives exist."""
         return self.cluster.tp > 1 and self.plan.strategy != "no_comm"
+
+    @cached_property
+    def shards_tokens(self) -> bool:
+        """Whether each rank holds 1/tp of the tokens of every slice between the blocks."""
+        return self.cluster.tp > 1 and self.plan.sequence_parallel
 
     @cached_property
     def has_residual_bwd(self) -> bool:
@@ -62,9 +67,14 @@ class Shapes:
         """Return the bytes of one [tokens, hidden] activation of slice ``row``."""
         return self.tokens(row) * self.model.hidden_size * self.element
 
+    def residual_bytes(self, row: int) -> int:
+        """Return the bytes of slice ``row`` between the blocks: [tokens / tp, hidden] with sequence
+        parallelism, else [tokens, hidden]."""
+        return self.hidden_bytes(row) // (self.cluster.tp if self.shards_tokens else 1)
+
     def mask_bytes(self, row: int) -> int:
-        """Return the bytes of slice ``row``'s dropout mask [tokens, hidden]; 0 without dropout."""
-        return self.tokens(row) * self.model.hidden_size if self.model.hidden_dropout else 0
+        """Return the bytes of the dropout mask of ``residual_bytes``; 0 without dropout."""
+        return self.residual_bytes(row) // self.element if self.model.hidden_dropout else 0
 
     def gemm(
         self, m: int, n: int, k: int, layout: Layout, *, accumulate: bool = False,
@@ -83,11 +93,14 @@ class Shapes:
 
     def tp_all_reduce(self, size_bytes: int, dtype: str = "") -> Collective:
         """Return an all-reduce of ``size_bytes`` over the tensor-parallel group."""
+        return self.tp_collective("all_reduce", size_bytes, dtype)
+
+    def tp_collective(self, op: CollectiveKind, size_bytes: int, dtype: str = "") -> Collective:
+        """Return a collective over the tensor-parallel group; ``size_bytes`` is the full tensor."""
         nodes, per_node = self.cluster.tp_group
         return Collective(
-            "all_reduce", size_bytes, nodes, per_node, self.plan.comm_ctas,
-            dtype or self.workload.dtype,
-        )  # fmt: skip
+            op, size_bytes, nodes, per_node, self.plan.comm_ctas, dtype or self.workload.dtype
+        )
 
     def dp_all_reduce(self, parameters: int) -> Collective:
         """Return an all-reduce of ``parameters`` fp32 gradients over the data-parallel group."""
@@ -103,6 +116,18 @@ class Shapes:
         cut += m.qkv_size * m.attention_bias + m.fc1_size * m.mlp_bias
         whole = h * (m.attention_bias + m.mlp_bias) + 2 * h * (2 if m.norm == "layernorm" else 1)
         return cut // tp + whole
+
+    @cached_property
+    def whole_parameters(self) -> int:
+        """Parameters that every rank holds whole and applies to its share of the tokens.
+
+        With sequence parallelism their gradients are partial sums: those of the norms, and the
+        biases behind the reduce-scatters.
+        """
+        m = self.model
+        norm = m.hidden_size * (2 if m.norm == "layernorm" else 1)
+        biases = m.hidden_size * (m.attention_bias + m.mlp_bias)
+        return m.num_hidden_layers * (2 * norm + biases) + norm
 
     @cached_property
     def edge_parameters(self) -> int:

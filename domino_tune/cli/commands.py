@@ -210,8 +210,10 @@ def _typer_info(name: str, spec: Option, hint: Any) -> Any:
             help=spec.help, metavar=metavar, show_default=False, autocompletion=complete
         )
     flag = hint is bool or bool in get_args(hint)
+    either = bool in get_args(hint)  # on, off, or not given
+    declared = f"{spec.flag}/--no-{spec.flag.removeprefix('--')}" if either else spec.flag
     return typer.Option(
-        spec.flag, help=spec.help, metavar=None if flag else metavar, show_default=False,
+        declared, help=spec.help, metavar=None if flag else metavar, show_default=False,
         autocompletion=complete,
     )  # fmt: skip
 

@@ -106,8 +106,9 @@ def percent_text(fraction: float) -> str:
 
 def plan_text(plan: SlicePlan) -> str:
     """Return a plan in words."""
+    sharded = ", sequence parallel" if plan.sequence_parallel else ""
     if plan.strategy == "megatron":
-        return "one slice, nothing hides forward communication"
+        return f"one slice, nothing hides forward communication{sharded}"
     if plan.strategy == "no_comm":
         return "the same compute with communication for free"
     parts = [slices_text(plan), ORDER_WORDS[plan.order], WGRAD_WORDS[plan.wgrad]]
@@ -115,7 +116,7 @@ def plan_text(plan: SlicePlan) -> str:
         parts.append("weight gradients merged over slices")
     if plan.comm_ctas:
         parts.append(f"{plan.comm_ctas} CTAs for communication")
-    return ", ".join(parts)
+    return ", ".join(parts) + sharded
 
 
 def slices_text(plan: SlicePlan) -> str:

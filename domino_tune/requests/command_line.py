@@ -28,6 +28,7 @@ def simulate_request(
     base = SimulateRequest(**shared)
     base = replace(
         base, micro_batch_size=micro_batch_size,
+        sequence_parallel=plan.sequence_parallel if (request.tp or 1) > 1 else None,
         grad_accumulation=grad_accumulation if grad_accumulation > 1 else None,
     )  # fmt: skip
     if plan.strategy != "domino":
@@ -51,8 +52,10 @@ def _unless(value: int, default: int) -> int | None:
 
 
 def _words(flag: str, value: Any, default: Any) -> list[str]:
-    if value is None or value == default or value is False:
+    if value is None or value == default:
         return []
+    if value is False:
+        return [] if default is False else [f"--no-{flag.removeprefix('--')}"]
     if value is True:
         return [flag]
     values = value if isinstance(value, tuple) else (value,)

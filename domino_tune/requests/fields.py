@@ -63,6 +63,11 @@ class WorkloadFields(Request):
     cuda_graph: bool = option(
         "Launches take no time, as under CUDA graphs.", flag="--cuda-graph", default=False
     )
+    sequence_parallel: bool | None = option(
+        "Each rank holds 1/tp of the tokens between the blocks, as Megatron's flag does (default: "
+        "where tp divides the sequences and the profile times gathers; `tune` tries both).",
+        flag="--sequence-parallel", default=None,
+    )  # fmt: skip
     overrides: tuple[str, ...] = option(
         "Override a field of the model, by its Hugging Face name; may be repeated.",
         flag="--set", metavar="FIELD=VALUE", default=(),

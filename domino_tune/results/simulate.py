@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.results.json_form import HIDDEN, LabelledPlan
@@ -14,6 +14,7 @@ from domino_tune.results.texts import ms
 from domino_tune.store.plans import PlanFile, Predicted, ProfileRef
 from simulator.case import Case
 from simulator.issue_order import LayerOrder
+from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.timeline import Timeline
 
@@ -48,7 +49,9 @@ class Interval:
 class Simulated(Shown):
     """A plan beside the baseline (Megatron) and the bound (no communication).
 
-    ``speedup`` is baseline_ms / iteration_ms. ``confidence`` is high, medium or low.
+    ``speedup`` is baseline_ms / iteration_ms. The baseline has sequence parallelism wherever that
+    is possible; ``baseline_no_sp_ms`` and ``speedup_no_sp`` are of Megatron without it.
+    ``confidence`` is high, medium or low.
     ``confidence_shares``: share of the time by the source of its look-ups.
     """
 
@@ -56,6 +59,8 @@ class Simulated(Shown):
     baseline_ms: float
     no_comm_ms: float
     speedup: float
+    baseline_no_sp_ms: float
+    speedup_no_sp: float
     comm_ms: float
     exposed_comm_ms: float
     hidden_comm_fraction: float
@@ -73,7 +78,7 @@ class Simulated(Shown):
     time_by_role_ms: dict[str, float]
 
     def tables(self) -> Sequence[Table]:
-        """Return one table: baseline, chosen plan and bound, one row each; then the confidence."""
+        """Return one table: baselines, chosen plan and bound, one row each; then the confidence."""
         table = Table(
             title=workload_line(self.model, self.workload, self.cluster, self.profile.name),
             columns=(
@@ -84,7 +89,7 @@ class Simulated(Shown):
                 _variant_row(name, variant, self.baseline_ms)
                 for name, variant in self.variants.items()
             ],
-            marked=(1,),
+            marked=(list(self.variants).index("chosen"),),
             notes=(_confidence_line(self),),
             narrow=(
                 "idle", "compute", "tokens/s", "memory", "comm", "hidden", "exposed", "plan",
@@ -98,7 +103,7 @@ class Simulated(Shown):
         return self.warnings
 
     def to_frame(self) -> DataFrame:
-        """Return one row each for baseline, chosen and no_comm, by which the frame is indexed."""
+        """Return one row a variant: baseline, baseline_no_sp, chosen, no_comm (the index)."""
         numbers = [item.name for item in fields(Variant) if item.name != "label"]
         rows = [
             {
@@ -114,6 +119,7 @@ class Simulated(Shown):
 class SimulateResult(Simulated):
     """The same where it was computed, with the data of traces, pages and plan files."""
 
+    plans: Mapping[str, SlicePlan] = field(metadata=HIDDEN, repr=False)
     timelines: Mapping[str, Timeline] = field(metadata=HIDDEN, repr=False)
     order: LayerOrder = field(metadata=HIDDEN, repr=False)
     case: Case = field(metadata=HIDDEN, repr=False)
@@ -148,9 +154,13 @@ def workload_line(model: ModelSpec, workload: Workload, cluster: ClusterSpec, pr
     return ", ".join([*parts, *(["CUDA graphs"] if cluster.cuda_graph else [])])
 
 
+NAMES: Final = {"no_comm": "bound", "baseline_no_sp": "no SP"}
+"""Names of variants that tables show otherwise."""
+
+
 def _variant_row(name: str, variant: Variant, baseline_ms: float) -> tuple[str, ...]:
     return (
-        "bound" if name == "no_comm" else name, variant.label, ms(variant.iteration_ms),
+        NAMES.get(name, name), variant.label, ms(variant.iteration_ms),
         f"{baseline_ms / variant.iteration_ms:.3f}x", ms(variant.compute_ms), ms(variant.comm_ms),
         ms(variant.exposed_comm_ms), f"{variant.hidden_comm_fraction:.0%}", ms(variant.idle_ms),
         f"{variant.peak_memory_gib:.1f} GiB", f"{variant.tokens_per_second:,.0f}",

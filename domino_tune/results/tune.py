@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.results.json_form import LabelledPlan, to_json
@@ -15,6 +15,11 @@ from simulator.plan import SlicePlan
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+SPEEDUPS: Final = (
+    "baseline_ms", "no_comm_ms", "speedup", "baseline_no_sp_ms", "speedup_no_sp",
+)  # fmt: skip
+"""Fields of the best plan's simulation that JSON repeats beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +134,7 @@ class Tuned(Shown):
                 "micro_batch_size": best.workload.micro_batch_size,
                 "grad_accumulation": best.workload.grad_accumulation,
             },
-            **{
-                name: to_json(getattr(best, name))
-                for name in ("baseline_ms", "no_comm_ms", "speedup")
-            },
+            **{name: to_json(getattr(best, name)) for name in SPEEDUPS},
             **{
                 item.name: to_json(getattr(self, item.name))
                 for item in fields(self)

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 POINT_FIELDS: Final = (
-    "iteration_ms", "baseline_ms", "no_comm_ms", "speedup", "comm_ms", "exposed_comm_ms",
-    "hidden_comm_fraction", "peak_memory_gib", "interval_ms", "confidence", "warnings", "plan",
-    "workload", "cluster",
+    "iteration_ms", "baseline_ms", "no_comm_ms", "speedup", "baseline_no_sp_ms", "speedup_no_sp",
+    "comm_ms", "exposed_comm_ms", "hidden_comm_fraction", "peak_memory_gib", "interval_ms",
+    "confidence", "warnings", "plan", "workload", "cluster",
 )  # fmt: skip
 """The fields of a simulation that change from point to point of a what-if."""
 FRAME_FIELDS: Final = (
-    "iteration_ms", "baseline_ms", "no_comm_ms", "speedup", "comm_ms", "exposed_comm_ms",
-    "hidden_comm_fraction", "peak_memory_gib", "confidence",
+    "iteration_ms", "baseline_ms", "no_comm_ms", "speedup", "baseline_no_sp_ms", "speedup_no_sp",
+    "comm_ms", "exposed_comm_ms", "hidden_comm_fraction", "peak_memory_gib", "confidence",
 )  # fmt: skip
 """Those of POINT_FIELDS that are one number or word."""
 

@@ -64,4 +64,5 @@ def _raw(plan: SlicePlan) -> tuple[float | str, ...]:
     """Return powers of two as exponents; 0 CTAs (NCCL's choice) is placed below 1."""
     counts = [math.log2(count) for count in plan.slices]
     ctas = math.log2(plan.comm_ctas) if plan.comm_ctas else -1.0
-    return (*counts, ctas, float(plan.merge_wgrad), plan.order, plan.wgrad)
+    flags = (float(plan.merge_wgrad), float(plan.sequence_parallel))
+    return (*counts, ctas, *flags, plan.order, plan.wgrad)

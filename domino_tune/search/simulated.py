@@ -82,6 +82,7 @@ def space_of(case: Case, target: str | None) -> Space:
     spec = SpaceSpec(
         row_slices=tuple(range(1, MAX_ROW_SLICES + 1)),
         comm_ctas=case.profile.comm_ctas_choices(nodes, per_node),
+        sequence_parallels=case.modes,
     )
     return enumerate_plans(
         case.model, case.workload, spec=spec, target=cast("Target | None", target)

@@ -45,6 +45,7 @@ class SpaceSpec:
     wgrads: tuple[WgradPlacement, ...] = WGRAD_PLACEMENTS
     merge_wgrads: tuple[bool, ...] = (False, True)
     comm_ctas: tuple[int, ...] = (0,)
+    sequence_parallels: tuple[bool, ...] = (False,)
 
     def __post_init__(self) -> None:
         for name, choices in vars(self).items():
@@ -65,8 +66,12 @@ class SpaceSpec:
     @property
     def variants(self) -> list[Variant]:
         """Return all combinations of the choices that are not the cut."""
-        axes = (self.orders, self.wgrads, self.merge_wgrads, self.comm_ctas)
-        return [Variant(*choice) for choice in product(*axes)]
+        return [
+            Variant(order, wgrad, merge, ctas, sharded)
+            for sharded, order, wgrad, merge, ctas in product(
+                self.sequence_parallels, self.orders, self.wgrads, self.merge_wgrads, self.comm_ctas
+            )
+        ]
 
 
 class Variant(NamedTuple):
@@ -76,6 +81,7 @@ class Variant(NamedTuple):
     wgrad: WgradPlacement
     merge_wgrad: bool
     comm_ctas: int
+    sequence_parallel: bool
 
 
 class Space(Sequence[SlicePlan]):
@@ -148,13 +154,15 @@ def restrict(
     """Return ``spec`` restricted to what ``target`` can run; with None return ``spec``.
 
     DeepSpeed at edaa722 runs two equal row slices of a GPT-style layer, in its two orders, with
-    each weight gradient next to its dgrad.
+    each weight gradient next to its dgrad. It has no sequence parallelism.
     """
     if target is None:
         return spec
     if target not in TARGETS:
         raise unknown_name("target", str(target), TARGETS)
     problem = _deepspeed_problem(model, workload)
+    if not problem and False not in spec.sequence_parallels:
+        problem = "sequence parallelism"
     if problem:
         raise InfeasiblePlanError(
             f"DeepSpeed's Domino cannot run {problem}; leave out --target deepspeed.",
@@ -162,7 +170,7 @@ def restrict(
         )
     return replace(
         spec, row_slices=(2,), col_slices=(1,), dgrad_slices=(1,), orders=("inter", "intra"),
-        wgrads=("eager",), merge_wgrads=(False,),
+        wgrads=("eager",), merge_wgrads=(False,), sequence_parallels=(False,),
     )  # fmt: skip
 
 
@@ -243,4 +251,5 @@ def _build(cut: Cut, variant: Variant) -> SlicePlan:
         wgrad=variant.wgrad,
         merge_wgrad=variant.merge_wgrad,
         comm_ctas=variant.comm_ctas,
+        sequence_parallel=variant.sequence_parallel,
     )

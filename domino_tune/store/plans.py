@@ -91,7 +91,7 @@ class PlanFile:
     def __post_init__(self) -> None:
         try:
             check_shardable(self.model, self.workload, self.cluster)
-            check_plan_fits(self.plan, self.model, self.workload)
+            check_plan_fits(self.plan, self.model, self.workload, self.cluster)
             check_layer_order(self.model, self.workload, self.cluster, self.plan, self.order)
         except DominoTuneError as error:
             raise PlanFileError(str(error)) from None

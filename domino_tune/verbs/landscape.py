@@ -10,12 +10,13 @@ from typing import Final
 from domino_tune.results.tune import ContentionPoint, ContentionSensitivity, GridCell
 from domino_tune.search import Trial
 from domino_tune.search.problem import ties
+from domino_tune.verbs.baseline import baseline_plan
 from domino_tune.verbs.resolve import Chosen
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError
 from simulator.issue_order import LayerOrder
 from simulator.memory import peak_bytes
-from simulator.plan import MEGATRON, Order, SlicePlan
+from simulator.plan import Order, SlicePlan
 from simulator.predict import order_of, predict
 from simulator.units import MS_PER_NS
 
@@ -31,7 +32,8 @@ RIVALS: Final = 4
 BISECTIONS: Final = 5
 NOTE: Final = (
     "Each cell is the fastest plan of order greedy, with weight gradients merged or not, and dgrad "
-    "whole or in as many pieces as columns (without column slices also of inter, intra and paper). "
+    "whole or in as many pieces as columns (without column slices also of inter, intra and paper), "
+    "with sequence parallelism or without. "
     "Both blocks have the same column slices."
 )
 
@@ -53,7 +55,12 @@ def plan_grid(case: Case, known_peak_bytes: int) -> tuple[GridCell, ...]:
 
 def _cell(case: Case, rows: int, columns: int, near_full: bool) -> GridCell:
     try:
-        times = {plan: predict(case, plan).makespan_ns for plan in _variants(rows, columns)}
+        plans = [
+            replace(plan, sequence_parallel=mode)
+            for mode in case.modes
+            for plan in _variants(rows, columns)
+        ]
+        times = {plan: predict(case, plan).makespan_ns for plan in plans}
         best = min(times, key=times.__getitem__)
         if near_full:
             case.check_memory(best, peak_bytes(case, best, order_of(case, best)))
@@ -121,6 +128,7 @@ class _Race:
     def __init__(self, case: Case, chosen: Chosen, rivals: Sequence[SlicePlan]) -> None:
         self.case = case
         self.chosen = chosen.plan
+        self.baseline = baseline_plan(case)
         self.orders: dict[SlicePlan, LayerOrder] = {chosen.plan: chosen.order}
         self.orders |= {plan: order_of(case, plan) for plan in rivals}
 
@@ -137,7 +145,7 @@ class _Race:
             chosen_ms=mine * MS_PER_NS,
             winner=winner,
             winner_ms=times[winner] * MS_PER_NS,
-            baseline_ms=predict(case, MEGATRON).makespan_ns * MS_PER_NS,
+            baseline_ms=predict(case, self.baseline).makespan_ns * MS_PER_NS,
         )
 
     def crossover(self, before: ContentionPoint, after: ContentionPoint) -> ContentionPoint:

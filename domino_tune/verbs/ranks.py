@@ -58,6 +58,15 @@ def check_runnable(model: ModelSpec, remedy: str = "Give --set attention_dropout
         )
 
 
+def check_whole_tokens(asked: bool | None, remedy: str) -> None:
+    """Raise InputError where sequence parallelism is asked for; ``remedy`` says what to do."""
+    if asked:
+        raise InputError(
+            "The runtime has no sequence parallelism yet, so real ranks cannot run such plans. "
+            f"{remedy}"
+        )
+
+
 def check_comm_ctas(
     counts: Iterable[int], backend: Backend, env: Mapping[str, str] = os.environ
 ) -> None:

@@ -30,10 +30,8 @@ from domino_tune.verbs.landscape import NOTE
 from domino_tune.verbs.simulate import BASELINE, BOUND, CHOSEN
 from domino_tune.verbs.whatif import changed
 from simulator.errors import DominoTuneError
-from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import predict
 from simulator.profile import SECTIONS
-from simulator.timeline import Timeline
 from simulator.units import MS_PER_NS
 
 PLANS_LISTED: Final = 12
@@ -124,9 +122,9 @@ def _page(result: SimulateResult, commands: Sequence[tuple[str, str]]) -> Report
             ("profile id", result.profile.content_id),
         ),
         profile=result.profile.name,
-        baseline=_shown(result, MEGATRON, result.timelines[BASELINE]),
-        chosen=_shown(result, result.plan, result.timelines[CHOSEN]),
-        bound=_shown(result, NO_COMM, result.timelines[BOUND]),
+        baseline=_shown(result, BASELINE),
+        chosen=_shown(result, CHOSEN),
+        bound=_shown(result, BOUND),
         numbers=Numbers(
             iteration_ms=result.iteration_ms,
             baseline_ms=result.baseline_ms,
@@ -144,10 +142,10 @@ def _page(result: SimulateResult, commands: Sequence[tuple[str, str]]) -> Report
     )
 
 
-def _shown(result: SimulateResult, plan: SlicePlan, timeline: Timeline) -> Shown:
-    cost = result.case.cost
+def _shown(result: SimulateResult, name: str) -> Shown:
+    cost, timeline = result.case.cost, result.timelines[name]
     alone = tuple(cost.duration_ns(op.signature) for op in timeline.ops)
-    return Shown(plan=plan, timeline=timeline, alone_ns=alone)
+    return Shown(plan=result.plans[name], timeline=timeline, alone_ns=alone)
 
 
 def _nudge(result: SimulateResult, key: str, low: str, high: str) -> Sensitivity | None:

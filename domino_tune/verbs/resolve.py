@@ -63,8 +63,9 @@ def resolve(
             f"{plan_file.profile.content_id[:19]}…) than the one used here."
         )
     case = Case(
-        model=model, workload=workload, cluster=cluster, profile=profile, notes=tuple(notes)
-    )
+        model=model, workload=workload, cluster=cluster, profile=profile, notes=tuple(notes),
+        sequence_parallel=request.sequence_parallel,
+    )  # fmt: skip
     return replace(case, notes=(*notes, *_changed_values(plan_file, case))) if plan_file else case
 
 
@@ -119,10 +120,10 @@ def place(cluster: ClusterSpec, profile: Profile, nodes: int | None) -> ClusterS
     return replace(cluster, ranks_per_node=world // nodes)
 
 
-def plan_of(request: PlanFields, plan_file: PlanFile | None) -> SlicePlan:
+def plan_of(request: PlanFields, plan_file: PlanFile | None, case: Case) -> SlicePlan:
     """Return the plan file's plan, if there is one, else the plan of the request's options.
 
-    Raise InputError when both are given.
+    What the options leave out is as usual for ``case``. Raise InputError when both are given.
     """
     given = _given_plan_options(request)
     if plan_file is not None:
@@ -138,7 +139,8 @@ def plan_of(request: PlanFields, plan_file: PlanFile | None) -> SlicePlan:
             raise InputError(
                 f"--strategy {strategy} is unsliced; leave out {sliced}, or use --strategy domino."
             )
-        return MEGATRON if strategy == "megatron" else NO_COMM
+        unsliced = MEGATRON if strategy == "megatron" else NO_COMM
+        return replace(unsliced, sequence_parallel=case.modes[0])
     if request.col_slices and (request.attn_col_slices or request.mlp_col_slices):
         raise InputError(
             "--col-slices sets both blocks; give it, or --attn-col-slices and --mlp-col-slices."
@@ -154,6 +156,7 @@ def plan_of(request: PlanFields, plan_file: PlanFile | None) -> SlicePlan:
         "wgrad": request.wgrad or ("fill" if order == "greedy" else "eager"),
         "merge_wgrad": request.merge_wgrad,
         "comm_ctas": request.comm_ctas or 0,
+        "sequence_parallel": case.modes[0],
     }
     return SlicePlan(**fields)
 
@@ -164,6 +167,8 @@ def _given_plan_options(request: PlanFields) -> set[str]:
         "attn_dgrad_slices", "mlp_dgrad_slices", "order", "wgrad", "merge_wgrad", "comm_ctas",
     )  # fmt: skip
     given = {name for name in names if getattr(request, name) not in (None, False)}
+    if request.plan and request.sequence_parallel is not None:
+        given.add("sequence_parallel")
     return {"--" + name.replace("_", "-") for name in given}
 
 

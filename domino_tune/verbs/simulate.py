@@ -1,4 +1,4 @@
-"""simulate: one plan beside the baseline and the bound."""
+"""simulate: one plan beside the baselines and the bound."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from domino_tune.requests import SimulateRequest
 from domino_tune.results import Interval, SimulateResult, Variant
 from domino_tune.store.plans import PlanFile, ProfileRef
 from domino_tune.store.shelf import DISK, Shelf
+from domino_tune.verbs.baseline import baseline_no_sp, baseline_plan
 from domino_tune.verbs.resolve import Chosen, plan_of, read_plan_file, resolve
 from simulator.case import Case
 from simulator.confidence import Confidence, confidence_of
 from simulator.engine import play
 from simulator.memory import peak_bytes
-from simulator.plan import MEGATRON, NO_COMM
+from simulator.plan import NO_COMM, SlicePlan
 from simulator.predict import programmed
 from simulator.record import record
 from simulator.recurrence import Totals, totals
@@ -24,6 +25,7 @@ from simulator.timeline import Timeline
 from simulator.units import GIB, MS_PER_NS
 
 BASELINE: Final = "baseline"
+BASELINE_NO_SP: Final = "baseline_no_sp"
 CHOSEN: Final = "chosen"
 BOUND: Final = "no_comm"
 
@@ -56,21 +58,26 @@ def simulate(
     ``plan_file`` is used in place of the request's plan file; names are looked up on ``shelf``.
     """
     plan_file = plan_file or read_plan_file(request)
-    plan = plan_of(request, plan_file)
     case = resolve(request, plan_file, shelf)
+    plan = plan_of(request, plan_file, case)
     order = plan_file.order if plan_file else None
     return simulate_plan(case, Chosen.of(case, plan, order))
 
 
 def simulate_plan(case: Case, chosen: Chosen) -> SimulateResult:
-    """Predict the three variants; timelines show at most MICROS_PLAYED micro-batches.
+    """Predict the variants; timelines show at most MICROS_PLAYED micro-batches.
 
     Raise InfeasiblePlanError (``memory``) when the chosen plan does not fit a GPU. A baseline that
     does not fit is a warning.
     """
     plans = {
-        BASELINE: Chosen.of(case, MEGATRON), CHOSEN: chosen, BOUND: Chosen.of(case, NO_COMM)
-    }  # fmt: skip
+        BASELINE: Chosen.of(case, baseline_plan(case)),
+        BASELINE_NO_SP: Chosen.of(case, baseline_no_sp(case)),
+        CHOSEN: chosen,
+        BOUND: Chosen.of(case, replace(NO_COMM, sequence_parallel=chosen.plan.sequence_parallel)),
+    }
+    if plans[BASELINE] == plans[BASELINE_NO_SP]:
+        del plans[BASELINE_NO_SP]
     peaks = {name: peak_bytes(case, one.plan, one.order) for name, one in plans.items()}
     case.check_memory(chosen.plan, peaks[CHOSEN])
     shown = _shortened(case)
@@ -80,7 +87,8 @@ def simulate_plan(case: Case, chosen: Chosen) -> SimulateResult:
         variants[name] = _variant(case, one.plan.label, totals(made[1]), peaks[name])
         drawn[name] = made if shown is case else programmed(shown, one.plan, one.order)
     timelines = Timelines({name: partial(play, *made) for name, made in drawn.items()})
-    return _result(case, chosen, variants, timelines, record(*drawn[CHOSEN]))
+    made_plans = {name: one.plan for name, one in plans.items()}
+    return _result(case, chosen, variants, made_plans, timelines, record(*drawn[CHOSEN]))
 
 
 def _shortened(case: Case) -> Case:
@@ -95,10 +103,12 @@ def _result(
     case: Case,
     chosen: Chosen,
     variants: dict[str, Variant],
+    plans: dict[str, SlicePlan],
     timelines: Timelines,
     timeline: Timeline,
 ) -> SimulateResult:
     mine, baseline, bound = (variants[name] for name in (CHOSEN, BASELINE, BOUND))
+    no_sp = variants.get(BASELINE_NO_SP, baseline)
     confidence = confidence_of(timeline, case.cost)
     longer = mine.iteration_ms / timeline.makespan_ns
     return SimulateResult(
@@ -106,6 +116,8 @@ def _result(
         baseline_ms=baseline.iteration_ms,
         no_comm_ms=bound.iteration_ms,
         speedup=baseline.iteration_ms / mine.iteration_ms,
+        baseline_no_sp_ms=no_sp.iteration_ms,
+        speedup_no_sp=no_sp.iteration_ms / mine.iteration_ms,
         comm_ms=mine.comm_ms,
         exposed_comm_ms=mine.exposed_comm_ms,
         hidden_comm_fraction=mine.hidden_comm_fraction,
@@ -121,6 +133,7 @@ def _result(
         cluster=case.cluster,
         variants=variants,
         time_by_role_ms={role: time_ns * longer for role, time_ns in timeline.by_role.items()},
+        plans=plans,
         timelines=timelines,
         order=chosen.order,
         case=case,
@@ -152,8 +165,8 @@ def _warnings(
             f"Profile {case.profile.name!r} has no contention section: overlap is simulated "
             "without slowdowns, which favours too many slices."
         )
-    if mine.iteration_ms > baseline.iteration_ms:
-        found.append(f"{mine.label} is slower than the baseline; do not use it here.")
+    if mine.label != baseline.label and mine.iteration_ms >= baseline.iteration_ms:
+        found.append(f"Do not use Domino here: {mine.label} is not faster than {baseline.label}.")
     if baseline.peak_memory_gib * GIB > case.capacity_bytes:
         found.append(
             f"The baseline would need {baseline.peak_memory_gib:.1f} GiB, more than a GPU's "

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +50,7 @@ from domino_tune.verbs.ranks import (
     check_comm_ctas,
     check_machine,
     check_runnable,
+    check_whole_tokens,
     launch_spec,
     patient,
 )
@@ -187,7 +188,8 @@ def tune_measured(request: TuneRequest, progress: Progress = no_progress) -> Mea
     """
     began = time.perf_counter()
     check_measurable(request)
-    case = resolve(request)
+    check_whole_tokens(request.sequence_parallel, "Leave out --sequence-parallel.")
+    case = replace(resolve(request), sequence_parallel=False)
     check_runnable(case.model)
     spec = launch_spec(request, tp=case.cluster.tp, dp=case.cluster.dp)
     check_ready(spec)

@@ -261,8 +261,8 @@ def ask(request: WhatIfRequest, plan_file: PlanFile | None = None, shelf: Shelf 
     """Return the question of a request; names are looked up on ``shelf``. Raise InputError."""
     changes = parse_changes(request.change)
     swept, values = parse_sweep(request.sweep)
-    plan = plan_of(request, plan_file)
     case = resolve(request, plan_file, shelf)
+    plan = plan_of(request, plan_file, case)
     return Question(
         case=case,
         chosen=Chosen.of(case, plan, plan_file.order if plan_file else None),

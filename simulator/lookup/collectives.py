@@ -189,7 +189,7 @@ class CollectiveTable:
         if known is not None:
             return known
         if c.ctas:
-            raise self._no_ctas(c)
+            return self._with_ctas(c)
         for attempt in (
             self._from_sibling_op,
             self._from_other_groups,
@@ -332,6 +332,19 @@ class CollectiveTable:
         return Law(
             latency, max(wire_us, inside.transfer_us), "assumed", expected.COLLECTIVE_WIRES.error
         )
+
+    def _with_ctas(self, c: Collective) -> Law:
+        """Return a gather or scatter of so many CTAs: it slows as the all-reduce does (assumed).
+
+        Raise MissingSectionError where the all-reduce was not timed with these CTAs either.
+        """
+        whole = c._replace(op="all_reduce")
+        limited, free = self._known(whole), self._known(whole._replace(ctas=0))
+        if c.op not in ("all_gather", "reduce_scatter") or limited is None or free is None:
+            raise self._no_ctas(whole)
+        law = self._law(c._replace(ctas=0))
+        error = max(expected.COLLECTIVE_RELATED.error, law.error, limited.error)
+        return law.scaled(limited.total_us / free.total_us, error)
 
     def _no_ctas(self, c: Collective) -> MissingSectionError:
         known = [k for o, n, p, k in self.groups() if (o, n, p) == (c.op, c.nodes, c.per_node)]

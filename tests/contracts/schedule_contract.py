@@ -18,6 +18,7 @@ from simulator.case import Case
 from simulator.closed_form import ClosedForm
 from simulator.cost import CostModel
 from simulator.issue_order import IssueOrder, LayerOrder, parse_issue_order
+from simulator.ops import Collective
 from simulator.plan import MEGATRON, Order, SlicePlan
 from simulator.predict import order_of, predict, simulate
 from simulator.program import compile_program
@@ -52,7 +53,12 @@ class Built:
     @cached_property
     def baseline(self) -> tuple[Op, ...]:
         case = self.case
-        return tuple(build_schedule(case.model, case.workload, case.cluster, MEGATRON).ops())
+        return tuple(build_schedule(case.model, case.workload, case.cluster, self.unsliced).ops())
+
+    @property
+    def unsliced(self) -> SlicePlan:
+        """The baseline of the plan's mode."""
+        return replace(MEGATRON, sequence_parallel=self.plan.sequence_parallel)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -81,7 +87,7 @@ def flops_equal_the_baselines(built: Built) -> None:
 
 
 def payload_equals_the_baselines(built: Built) -> None:
-    """Each lane reduces the same bytes of each dtype; without communication, none."""
+    """Each lane reduces, gathers and scatters the same bytes of each dtype; or none at all."""
     got, expected = _payload(built.ops), _payload(built.baseline)
     assert got == (Counter() if built.plan.strategy == "no_comm" else expected)
 
@@ -116,14 +122,15 @@ def uncut_takes_the_baselines_time(built: Built) -> None:
 
     Greedy is compared without contention, launches and replicas: its planner leaves these out.
     """
-    baseline = predict(built.case, MEGATRON)
+    baseline = predict(built.case, built.unsliced)
+    mode = built.plan.sequence_parallel
     for order in FIXED_ORDERS:
-        plan = SlicePlan(row_slices=1, order=order, wgrad="eager")
+        plan = SlicePlan(row_slices=1, order=order, wgrad="eager", sequence_parallel=mode)
         assert predict(built.case, plan) == baseline
-    greedy = SlicePlan(row_slices=1, order="greedy", wgrad="fill")
+    greedy = SlicePlan(row_slices=1, order="greedy", wgrad="fill", sequence_parallel=mode)
     alone = replace(built.case.cluster, dp=1)
     calm = with_cost(replace(built.case, cluster=alone), cost_model(0.0, True))
-    unsliced = predict(calm, MEGATRON)
+    unsliced = predict(calm, built.unsliced)
     a_layer_ns = unsliced.comm_ns // calm.model.num_hidden_layers
     assert predict(calm, greedy).makespan_ns <= unsliced.makespan_ns + a_layer_ns
 
@@ -208,12 +215,12 @@ def _flops(ops: tuple[Op, ...]) -> Counter[str]:
     return sums
 
 
-def _payload(ops: tuple[Op, ...]) -> Counter[tuple[int, str]]:
-    sums: Counter[tuple[int, str]] = Counter()
+def _payload(ops: tuple[Op, ...]) -> Counter[tuple[int, str, str]]:
+    sums: Counter[tuple[int, str, str]] = Counter()
     for op in ops:
-        if op.signature.kind == "collective":
+        if isinstance(op.signature, Collective):
             assert op.lane != COMPUTE
-            sums[op.lane, op.signature.dtype] += op.signature.size_bytes
+            sums[op.lane, op.signature.op, op.signature.dtype] += op.signature.size_bytes
     return sums
 
 

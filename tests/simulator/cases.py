@@ -111,7 +111,14 @@ def random_cost(rng: random.Random) -> CostModel:
 
 
 def random_plan(rng: random.Random, case: Case, kind: str) -> SlicePlan:
-    """A plan of ``kind`` that fits the case; unsliced where the batch is one sequence."""
+    """A plan of ``kind`` that fits the case; unsliced where the batch is one sequence. Half of
+    those that can have sequence parallelism."""
+    plan = _random_cut(rng, case, kind)
+    can = case.workload.seq_length % case.cluster.tp == 0
+    return replace(plan, sequence_parallel=can and rng.random() < 0.5)
+
+
+def _random_cut(rng: random.Random, case: Case, kind: str) -> SlicePlan:
     if kind in ("megatron", "no_comm"):
         return MEGATRON if kind == "megatron" else NO_COMM
     order, wgrad = kind.split()

@@ -30,6 +30,7 @@ def graph(comm_ns: int, fc2: tuple[int, int] = FC2) -> _Graph:
             ((1, 0, False),), ((1, 1, False),), (), (),
         ),
         is_wgrad=(False, False, False, False, True, True),
+        gathers=False,
     )  # fmt: skip
 
 

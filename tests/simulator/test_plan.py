@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan, check_plan_fits, row_slice_sizes
 from simulator.presets import MODELS
-from simulator.specs import Workload
+from simulator.specs import ClusterSpec, Workload
+
+CLUSTER = ClusterSpec(tp=2)
 
 
 @pytest.mark.parametrize(
@@ -73,11 +75,23 @@ def test_rows_are_as_even_as_can_be(batch: int, rows: int) -> None:
     assert list(sizes) == sorted(sizes, reverse=True)
 
 
+def test_sequence_parallelism_needs_sequences_that_tp_divides() -> None:
+    plan = SlicePlan(sequence_parallel=True)
+    check_plan_fits(plan, MODELS["gpt3-13b"], Workload(seq_length=64, micro_batch_size=3), CLUSTER)
+    odd = Workload(seq_length=63, micro_batch_size=4)
+    with pytest.raises(InfeasiblePlanError, match="tp = 2 divides, got 63; use --no-seq") as caught:
+        check_plan_fits(plan, MODELS["gpt3-13b"], odd, CLUSTER)
+    assert caught.value.reason == "tokens"
+    check_plan_fits(SlicePlan(), MODELS["gpt3-13b"], odd, CLUSTER)
+    with pytest.raises(InputError, match="sequence_parallel must be true or false, got 1"):
+        SlicePlan(sequence_parallel=1)  # type: ignore[arg-type]
+
+
 def test_too_few_sequences_are_infeasible() -> None:
     workload = Workload(seq_length=64, micro_batch_size=3)
-    check_plan_fits(SlicePlan(row_slices=3), MODELS["gpt3-13b"], workload)
+    check_plan_fits(SlicePlan(row_slices=3), MODELS["gpt3-13b"], workload, CLUSTER)
     with pytest.raises(InfeasiblePlanError, match="micro_batch_size = 3; use row_slices ≤ 3") as c:
-        check_plan_fits(SlicePlan(row_slices=4), MODELS["gpt3-13b"], workload)
+        check_plan_fits(SlicePlan(row_slices=4), MODELS["gpt3-13b"], workload, CLUSTER)
     assert c.value.reason == "rows"
 
 
@@ -85,7 +99,7 @@ def test_hidden_must_divide_by_the_pieces() -> None:
     workload = Workload(seq_length=64, micro_batch_size=3)
     plan = SlicePlan(mlp_col_slices=3)
     with pytest.raises(InfeasiblePlanError, match=r"mlp_col_slices = 3; .* 2 and 4") as caught:
-        check_plan_fits(plan, MODELS["gpt3-13b"], workload)
+        check_plan_fits(plan, MODELS["gpt3-13b"], workload, CLUSTER)
     assert caught.value.reason == "hidden"
 
 
@@ -105,7 +119,7 @@ def test_every_count_is_checked(name: str) -> None:
         with pytest.raises(InputError, match=message):
             SlicePlan(**{name: wrong})  # type: ignore[arg-type]
     with pytest.raises(InfeasiblePlanError, match=rf"{name} = 7; nearest that work: 5 and 8"):
-        check_plan_fits(SlicePlan(**{name: 7}), MODELS["gpt3-13b"], workload)  # type: ignore[arg-type]
+        check_plan_fits(SlicePlan(**{name: 7}), MODELS["gpt3-13b"], workload, CLUSTER)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="is unsliced"):
         SlicePlan(strategy="megatron", row_slices=1, **{name: 2})  # type: ignore[arg-type]
 
@@ -114,7 +128,7 @@ def test_a_hidden_size_is_the_largest_number_of_pieces() -> None:
     model = replace(MODELS["gpt3-13b"], hidden_size=7)
     with pytest.raises(InfeasiblePlanError, match="work: 1 and 7"):
         check_plan_fits(
-            SlicePlan(mlp_col_slices=4), model, Workload(seq_length=8, micro_batch_size=2)
+            SlicePlan(mlp_col_slices=4), model, Workload(seq_length=8, micro_batch_size=2), CLUSTER
         )
 
 

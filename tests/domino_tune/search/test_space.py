@@ -9,26 +9,27 @@ import pytest
 from domino_tune.search import SEARCHES, SearchOptions, SpaceSpec, enumerate_plans
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import SlicePlan, check_plan_fits
-from simulator.specs import ModelSpec, Workload
+from simulator.specs import ClusterSpec, ModelSpec, Workload
 from tests.domino_tune.search.bumpy import MODEL, SMALL, BumpyProblem, space_of
 
 WORKLOAD = Workload(seq_length=512, micro_batch_size=6)
+CLUSTER = ClusterSpec(tp=2)
 ODD_WIDTH = replace(MODEL, hidden_size=1020)
 
 
 def brute_force(model: ModelSpec, workload: Workload, spec: SpaceSpec) -> tuple[int, Counter[str]]:
     """Feasible plans, duplicates included, and reasons, by the simulator's own checks."""
     feasible, reasons = 0, Counter[str]()
-    axes = (spec.orders, spec.wgrads, spec.merge_wgrads, spec.comm_ctas)
+    axes = (spec.orders, spec.wgrads, spec.merge_wgrads, spec.comm_ctas, spec.sequence_parallels)
     for (rows, attn, mlp, attn_d, mlp_d), choice in product(spec.cuts, product(*axes)):
-        order, wgrad, merge_wgrad, comm_ctas = choice
+        order, wgrad, merge_wgrad, comm_ctas, sequence_parallel = choice
         try:
             plan = SlicePlan(
                 row_slices=rows, attn_col_slices=attn, mlp_col_slices=mlp,
                 attn_dgrad_slices=attn_d, mlp_dgrad_slices=mlp_d, order=order, wgrad=wgrad,
-                merge_wgrad=merge_wgrad, comm_ctas=comm_ctas,
+                merge_wgrad=merge_wgrad, comm_ctas=comm_ctas, sequence_parallel=sequence_parallel,
             )  # fmt: skip
-            check_plan_fits(plan, model, workload)
+            check_plan_fits(plan, model, workload, CLUSTER)
             feasible += 1
         except InfeasiblePlanError as error:
             reasons[error.reason] += 1
@@ -42,6 +43,7 @@ def brute_force(model: ModelSpec, workload: Workload, spec: SpaceSpec) -> tuple[
         SMALL,
         SpaceSpec(row_slices=(1, 2, 7), col_slices=(1, 3), dgrad_slices=(1, 8), comm_ctas=(0, 8)),
         SpaceSpec(row_slices=(2, 8), orders=("inter", "paper"), wgrads=("eager",)),
+        replace(SMALL, sequence_parallels=(True, False)),
     ],
 )
 def test_counts_agree_with_the_simulators_checks(model: ModelSpec, spec: SpaceSpec) -> None:
@@ -62,7 +64,7 @@ def test_the_whole_space() -> None:
 
 def test_every_plan_passes_the_simulators_checks() -> None:
     for plan in enumerate_plans(ODD_WIDTH, WORKLOAD):
-        check_plan_fits(plan, ODD_WIDTH, WORKLOAD)
+        check_plan_fits(plan, ODD_WIDTH, WORKLOAD, CLUSTER)
 
 
 def test_the_unsliced_plan_is_there_once_an_order_that_differs() -> None:
