@@ -47,10 +47,19 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that kill and wait: at the end, one of them would keep all waiting."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="run the tests marked thorough, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out long tests unless asked for. Begin with the tests that kill and wait: at the end,
+    one of them would keep all waiting."""
     faults = REPOSITORY / "tests" / "faults"
     items.sort(key=lambda item: faults not in item.path.parents)
+    if not config.getoption("--thorough"):
+        long = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -116,6 +116,7 @@ def test_sigterm_requeues_running_jobs(tmp_path: Path, client: httpx.Client) -> 
     assert [one.state for one in stored(tmp_path, jobs)] == ["queued"] * 3
 
 
+@pytest.mark.thorough
 def test_a_job_survives_any_number_of_restarts(tmp_path: Path, client: httpx.Client) -> None:
     """A requeued job does not count as a failed attempt."""
     jobs: list[str] = []

@@ -10,8 +10,7 @@ from typing import Final
 from domino_tune.results.tune import ContentionPoint, ContentionSensitivity, GridCell
 from domino_tune.search import Trial
 from domino_tune.search.problem import ties
-from domino_tune.verbs.baseline import baseline_plan
-from domino_tune.verbs.resolve import Chosen
+from domino_tune.verbs.resolve import Chosen, baseline_plan
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError
 from simulator.issue_order import LayerOrder

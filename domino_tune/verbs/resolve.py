@@ -1,4 +1,5 @@
-"""From a request to the simulator's arguments: the Case (everything but the plan) and the plan."""
+"""From a request to the simulator's arguments: the Case (everything but the plan), the plan, the
+baseline to compare it with."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from simulator.case import Case
 from simulator.errors import InputError
 from simulator.issue_order import LayerOrder
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
-from simulator.predict import order_of
+from simulator.predict import order_of, predict
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
@@ -159,6 +160,30 @@ def plan_of(request: PlanFields, plan_file: PlanFile | None, case: Case) -> Slic
         "sequence_parallel": case.modes[0],
     }
     return SlicePlan(**fields)
+
+
+def baseline_plan(case: Case) -> SlicePlan:
+    """Return the unsliced plan that speedups are over, whatever mode the plans of ``case`` have.
+
+    It has sequence parallelism where the machine and the batch allow it.
+    """
+    return _fastest(case, case.shards_tokens)
+
+
+def baseline_no_sp(case: Case) -> SlicePlan:
+    """Return the unsliced plan without sequence parallelism."""
+    return _fastest(case, False)
+
+
+def _fastest(case: Case, sequence_parallel: bool) -> SlicePlan:
+    """Return the unsliced plan with the CTAs that suit it best; of equals, NCCL's choice."""
+    choices = case.profile.comm_ctas_choices(*case.cluster.tp_group)
+    plans = [
+        replace(MEGATRON, sequence_parallel=sequence_parallel, comm_ctas=ctas) for ctas in choices
+    ]
+    if len(plans) == 1:
+        return plans[0]
+    return min(plans, key=lambda plan: (predict(case, plan).makespan_ns, plan.comm_ctas))
 
 
 def _given_plan_options(request: PlanFields) -> set[str]:

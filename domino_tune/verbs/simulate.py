@@ -11,8 +11,14 @@ from domino_tune.requests import SimulateRequest
 from domino_tune.results import Interval, SimulateResult, Variant
 from domino_tune.store.plans import PlanFile, ProfileRef
 from domino_tune.store.shelf import DISK, Shelf
-from domino_tune.verbs.baseline import baseline_no_sp, baseline_plan
-from domino_tune.verbs.resolve import Chosen, plan_of, read_plan_file, resolve
+from domino_tune.verbs.resolve import (
+    Chosen,
+    baseline_no_sp,
+    baseline_plan,
+    plan_of,
+    read_plan_file,
+    resolve,
+)
 from simulator.case import Case
 from simulator.confidence import Confidence, confidence_of
 from simulator.engine import play

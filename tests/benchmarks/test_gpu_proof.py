@@ -40,6 +40,7 @@ def _options(folder: Path, minutes: float) -> argparse.Namespace:
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_it_continues_with_the_files_of_earlier_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,6 +73,7 @@ def test_every_plan_of_every_setting_can_be_run(
         assert all(Chosen.of(case, plan) for plan in PLANS.values())
 
 
+@pytest.mark.thorough
 def test_the_ops_of_its_plans_are_measured_first(tmp_path: Path) -> None:
     base = load_profile("h100-dgx")
     inputs = CASE.model, [CASE.workload], tmp_path

@@ -19,6 +19,7 @@ from benchmarks.load.traffic import call_at_rate, percentile
 BRIEF = Duration(each_s=1.0, mixed_s=6.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", LOADS)
 def test_load_runs_without_errors(name: str, tmp_path: Path) -> None:
     table = run(name, tmp_path, BRIEF)

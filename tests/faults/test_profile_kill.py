@@ -64,6 +64,7 @@ def load_file(home: Path) -> Profile:
     return load_profile(home / "profiles" / "here.json")
 
 
+@pytest.mark.thorough
 def test_kill_9_at_any_moment_leaves_a_valid_file_and_the_next_run_continues(home: Path) -> None:
     """Kills come before the first round, right after it, and while the file is written again."""
     path = home / "profiles" / "here.json"

@@ -79,7 +79,8 @@ def test_the_command_of_a_plan_names_only_what_is_special() -> None:
     found = simulate_request(request, plan, 8, 2)
     assert command_line("simulate", found) == (
         "python -m domino_tune simulate --model gpt3-13b --profile h100-dgx --tp 8 "
-        "--micro-batch-size 8 --grad-accumulation 2 --row-slices 4 --mlp-col-slices 2 "
+        "--micro-batch-size 8 --grad-accumulation 2 --no-sequence-parallel "
+        "--row-slices 4 --mlp-col-slices 2 "
         "--order greedy --wgrad fill --merge-wgrad"
     )
     assert isinstance(found, SimulateRequest)

@@ -124,7 +124,7 @@ def test_a_long_table_is_folded(tuned: TuneResult) -> None:
 
 def test_simulation_as_a_frame(tuned: TuneResult) -> None:
     best, frame = tuned.best, tuned.best.to_frame()
-    assert list(frame.index) == ["baseline", "chosen", "no_comm"]
+    assert list(frame.index) == ["baseline", "baseline_no_sp", "chosen", "no_comm"]
     assert frame.loc["chosen", "iteration_ms"] == best.iteration_ms
     assert frame.loc["chosen", "speedup"] == best.speedup
     assert frame.loc["baseline", "peak_memory_gib"] == best.variants["baseline"].peak_memory_gib

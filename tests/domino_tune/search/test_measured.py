@@ -83,6 +83,7 @@ def study(
     return told
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", QUIRKS)
 def test_within_two_percent_of_the_best_in_eight_evaluations(
     machines: list[RealMachine], size: float
@@ -94,6 +95,7 @@ def test_within_two_percent_of_the_best_in_eight_evaluations(
     assert max(told.counts) <= TRIALS
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [0.0, 0.005])
 def test_it_gets_there_from_afar_where_random_plans_do_not(
     machines: list[RealMachine], size: float

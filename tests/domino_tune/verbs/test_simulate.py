@@ -42,7 +42,7 @@ def test_same_question_same_bytes(run: Runner) -> None:
 def test_strategies_are_their_own_rows(run: Runner) -> None:
     baseline = simulate(run, "--strategy", "megatron")
     assert baseline["speedup"] == 1
-    assert baseline["plan"]["label"] == "megatron"
+    assert baseline["plan"]["label"] == "megatron sp"
     bound = simulate(run, "--strategy", "no_comm")
     assert bound["iteration_ms"] == bound["no_comm_ms"]
     assert bound["comm_ms"] == 0
@@ -51,7 +51,7 @@ def test_strategies_are_their_own_rows(run: Runner) -> None:
 def test_plan_options(run: Runner) -> None:
     options = ("--row-slices", "2", "--attn-col-slices", "2", "--mlp-dgrad-slices", "4")
     plan = simulate(run, *options, "--order", "intra", "--wgrad", "deferred")["plan"]
-    assert plan["label"] == "domino 2x2/1 dgrad 2/4 intra wgrad=deferred"
+    assert plan["label"] == "domino 2x2/1 dgrad 2/4 intra wgrad=deferred sp"
 
 
 def test_table_names_all_three_variants(run: Runner) -> None:

@@ -103,7 +103,7 @@ def test_micro_batches_that_do_not_fit_are_counted() -> None:
     result = tune_cases(cases_to_tune(resolve(request), request.tune_also), request)
     fitting = {trial.micro_batch_size for trial in result.trials}
     assert len(fitting) < 5
-    assert result.space_size == 5 * 98_304
+    assert result.space_size == 5 * 2 * 98_304
     assert result.infeasible["memory"] >= 20_000
 
 
@@ -161,8 +161,8 @@ def test_table_report_and_trace(run: Runner) -> None:
     report, trace = run.folder / "r.html", run.folder / "t.json"
     done = run("tune", *run.workload, "--report", str(report), "--trace", str(trace))
     assert done.code == 0, done.err
-    fastest = "fastest of 2,312 plans under this profile"
-    found = f"exhaustive: {fastest}; 98,304 combinations"
+    fastest = "fastest of 4,624 plans under this profile"
+    found = f"exhaustive: {fastest}; 196,608 combinations"
     for words in (found, "row slices", "chosen", "not runnable"):
         assert words in done.out
     assert f"exhaustive, {fastest}" in report.read_text()

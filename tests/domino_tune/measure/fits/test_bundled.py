@@ -12,6 +12,7 @@ from domino_tune.measure.fits.unshipped import fit_unshipped
 from tests.conftest import DATA
 
 
+@pytest.mark.thorough
 def test_the_same_tables_give_the_same_bytes(tmp_path: Path) -> None:
     measurements = DATA.parent / "measurements"
     main(["--data", str(DATA), "--measurements", str(measurements), "--out", str(tmp_path)])

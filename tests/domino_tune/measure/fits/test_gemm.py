@@ -65,6 +65,7 @@ def published(folder: Path, name: str) -> list[Shape]:
         ]
 
 
+@pytest.mark.thorough
 def test_published_h100_rows_are_interpolated_and_extrapolated_as_promised() -> None:
     rows = published(DATA / "measured", "h100_gemm_bf16.csv.gz")
     early = [row for row in rows if row[0] <= 2048]
@@ -83,6 +84,7 @@ def test_published_h100_rows_are_interpolated_and_extrapolated_as_promised() -> 
     assert sum(errors) / len(errors) <= 0.08
 
 
+@pytest.mark.thorough
 def test_the_law_on_published_h100_rows_held_out() -> None:
     error = heldout_error(published(DATA / "measured", "h100_gemm_bf16.csv.gz"), SMS, rounds=1)
     assert error["training"] <= 0.04

@@ -8,6 +8,7 @@ from benchmarks.bench.h200 import withheld_errors
 from domino_tune.store.profiles import load_profile
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("layout", "limit"), [("forward", 0.02), ("dgrad", 0.023), ("wgrad", 0.021)]
 )

@@ -215,6 +215,7 @@ def test_a_poison_job_fails_alone(database: Database, desk: JobDesk, slots: Slot
     poison_fails_alone(database, desk, slots)
 
 
+@pytest.mark.thorough
 def test_a_poison_job_fails_alone_on_dask(sqlite_url: str, tmp_path: Path) -> None:
     database = open_database(sqlite_url)
     with dask_cluster(tmp_path / "dask") as cluster:
@@ -224,6 +225,7 @@ def test_a_poison_job_fails_alone_on_dask(sqlite_url: str, tmp_path: Path) -> No
     database.close()
 
 
+@pytest.mark.thorough
 def test_a_killed_dask_worker_costs_nothing(sqlite_url: str, tmp_path: Path) -> None:
     database = open_database(sqlite_url)
     desk = JobDesk(database)
@@ -243,6 +245,7 @@ def test_a_killed_dask_worker_costs_nothing(sqlite_url: str, tmp_path: Path) -> 
     database.close()
 
 
+@pytest.mark.thorough
 def test_a_cluster_that_is_replaced_is_waited_for(sqlite_url: str, tmp_path: Path) -> None:
     """All of it is killed, and another one started at its address."""
     database = open_database(sqlite_url)
