@@ -6,6 +6,16 @@ import math
 from dataclasses import replace
 from typing import Final
 
+from simulator.buckets import (
+    BUCKET,
+    GATHERS,
+    awaiting,
+    bucket,
+    gather,
+    layers_per_bucket,
+    with_buckets,
+    with_gathers,
+)
 from simulator.edges import Edges
 from simulator.errors import ScheduleError
 from simulator.fragments import Fragments, gradient_name
@@ -14,19 +24,15 @@ from simulator.issue_order import (
     FORWARD_FRAGMENTS,
     IssueOrder,
     LayerOrder,
-    Token,
     check_issue_order,
     wgrad_chains,
 )
 from simulator.plan import SlicePlan, check_plan_fits
-from simulator.schedule import DP, OpTemplate, Ref, Repeat, Schedule, Segment, check_order
+from simulator.schedule import OpTemplate, Ref, Repeat, Schedule, Segment, check_order
 from simulator.schedules import fixed_order
 from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, ModelSpec, Workload, check_shardable
 
-DP_BUCKET_PARAMETERS: Final = 40_000_000
-"""Fewest gradients of one data-parallel all-reduce (Megatron-LM's default bucket size)."""
-BUCKET: Final = "bucket"
 MAX_SPAN: Final = 4
 """By how many repetitions a stored order may move a token."""
 
@@ -93,28 +99,35 @@ class _Builder:
 
     def schedule(self) -> Schedule:
         micros = self.shapes.workload.grad_accumulation
-        reduces = self.shapes.cluster.dp > 1 and self.shapes.plan.strategy != "no_comm"
         parts = []
         for first_micro, count in _micro_groups(micros):
             last = first_micro + count == micros
-            segments = self._micro(first=first_micro == 0, buckets=last and reduces)
+            segments = self._micro(first=first_micro == 0, last=last)
             if last:
-                segments.append(self._step(reduces))
+                segments.append(self._step())
             parts.append(Repeat(segments=tuple(segments), count=count, first_micro=first_micro))
         return Schedule(parts=tuple(parts), value_bytes=self.value_bytes, micros=micros)
 
-    def _micro(self, *, first: bool, buckets: bool) -> list[Segment]:
-        backward = self.order.backward
-        if buckets and self._layers_per_bucket() <= self.layers:
-            backward = with_buckets(backward, self._layers_per_bucket())
+    def _micro(self, *, first: bool, last: bool) -> list[Segment]:
+        forward, backward = self.order.forward, self.order.backward
+        if self._reduces_early and (last or self.shapes.shards_parameters):
+            backward = with_buckets(backward, self._bucket_layers(backward.stride))
+        gathers = self._gathers_early and (first or self.shapes.shards_parameters)
+        if gathers:
+            stack = math.ceil(self.layers / forward.stride) * forward.stride
+            forward = with_gathers(
+                forward, min(stack, self._bucket_layers(forward.stride)), "gather"
+            )
+            if self.shapes.shards_parameters:
+                backward = with_gathers(backward, backward.stride, "gather_bwd")
         fragments = Fragments(
             shapes=self.shapes, chains=wgrad_chains(backward), accumulate_first=not first,
             value_bytes=self.value_bytes,
         )  # fmt: skip
         edges = Edges(fragments=fragments)
         return [
-            Segment(templates=tuple(edges.embedding())),
-            *self._pass(fragments, self.order.forward, mirror=-1),
+            Segment(templates=tuple(edges.embedding(gathers=gathers))),
+            *self._pass(fragments, forward, mirror=-1),
             Segment(templates=tuple(edges.head()), first=self.layers),
             *self._pass(fragments, backward, mirror=self.layers - 1),
             Segment(templates=tuple(edges.embedding_grad())),
@@ -123,69 +136,83 @@ class _Builder:
     def _pass(self, fragments: Fragments, order: IssueOrder, *, mirror: int) -> list[Segment]:
         """Return the segments of an order along the stack: whole repetitions become a loop."""
         stride, offsets = order.stride, [t.offset for t in order.tokens]
+        if any(token.fragment in GATHERS for token in order.tokens):
+            offsets.append(2 * stride - 1)  # the last layer that a whole repetition gathers
         low, high = min(offsets), max(offsets)
         first = -(high // stride)
         last = (self.layers - 1 - low) // stride
         whole = range(-(low // stride), (self.layers - 1 - high) // stride + 1)
-        templates = [
-            (token.offset, self._templates(fragments, token, order)) for token in order.tokens
-        ]
         segments = []
         repetition = first
         while repetition <= last:
             count = len(whole) if whole and repetition == whole.start else 1
-            start = repetition * stride
-            inside = tuple(
-                op for offset, ops in templates if 0 <= start + offset < self.layers for op in ops
-            )
+            inside = self._repetition(fragments, order, repetition * stride)
             if inside:
                 segments.append(
                     Segment(
-                        templates=inside, count=count, first=start, stride=stride, mirror=mirror
+                        templates=inside, count=count, first=repetition * stride, stride=stride,
+                        mirror=mirror,
                     )
-                )
+                )  # fmt: skip
             repetition += count
         return segments
 
-    def _templates(self, fragments: Fragments, token: Token, order: IssueOrder) -> list[OpTemplate]:
-        if token.fragment == BUCKET:
-            return [self._bucket(fragments, token, order)]
-        return fragments.templates(token)
+    def _repetition(
+        self, fragments: Fragments, order: IssueOrder, start: int
+    ) -> tuple[OpTemplate, ...]:
+        """Return the ops of the repetition that begins with layer ``start`` of the pass, without
+        those of layers beyond the stack."""
+        gathers = any(token.fragment in GATHERS for token in order.tokens)
+        ops: list[OpTemplate] = []
+        for token in order.tokens:
+            layer = start + token.offset
+            if not 0 <= layer < self.layers:
+                continue
+            if token.fragment == BUCKET:
+                ops.append(bucket(fragments, token, order.stride, self._final_gradients()))
+            elif token.fragment in GATHERS:
+                ops.append(gather(fragments, token, min(order.stride, self.layers - layer)))
+            else:
+                templates = fragments.templates(token)
+                ops += awaiting(token, order.stride, templates) if gathers else templates
+        return tuple(ops)
 
     # Data-parallel gradients --------------------------------------------------------------------
 
-    def _layers_per_bucket(self) -> int:
-        """Return the layers, in whole backward repetitions, whose gradients fill one bucket."""
-        needed = math.ceil(DP_BUCKET_PARAMETERS / self.shapes.layer_parameters)
-        stride = self.order.backward.stride
-        return math.ceil(needed / stride) * stride
+    @property
+    def _reduces_early(self) -> bool:
+        """Whether backward reduces the gradients of its layers, in buckets."""
+        overlaps = self.shapes.workload.overlap_grad_reduce or self.shapes.shards_parameters
+        enough = self._bucket_layers(self.order.backward.stride) <= self.layers
+        return self.shapes.reduces and overlaps and enough
 
-    def _bucket(self, fragments: Fragments, token: Token, order: IssueOrder) -> OpTemplate:
-        """Return the all-reduce of ``order.stride`` layers' gradients; it belongs to the last."""
-        signature = self.shapes.dp_all_reduce(order.stride * self.shapes.layer_parameters)
-        reads = tuple(
-            Ref(layer, name) for layer in range(order.stride) for name in self._final_gradients()
-        )
-        template = fragments.op("dp.ar", -1, signature, reads, "grad.dp", 0, lane=DP)
-        return template.shifted(token.offset)
+    @property
+    def _gathers_early(self) -> bool:
+        """Whether passes gather the parameters of their layers."""
+        overlaps = self.shapes.workload.overlap_param_gather or self.shapes.shards_parameters
+        return self.shapes.reduces and self.shapes.shards_optimizer and overlaps
+
+    def _bucket_layers(self, stride: int) -> int:
+        return layers_per_bucket(self.shapes, stride)
 
     def _final_gradients(self) -> list[str]:
         followed = {before for before in self.chains.values() if before is not None}
         finals = (token for token in self.chains if token not in followed)
         return list(dict.fromkeys(gradient_name(token) for token in finals))
 
-    def _step(self, reduces: bool) -> Segment:
+    def _step(self) -> Segment:
         shapes = self.shapes
         edges = Edges(fragments=Fragments(shapes=shapes, value_bytes=self.value_bytes))
-        per_bucket = self._layers_per_bucket() if reduces else 0
-        rest = self.layers % per_bucket if reduces else self.layers
+        per_bucket = self._bucket_layers(self.order.backward.stride) if self._reduces_early else 0
+        rest = self.layers % per_bucket if per_bucket else self.layers
         names = self._final_gradients()
         reads = [Ref(layer, name) for layer in range(rest) for name in names]
         reads += [Ref(layer, "grad.dp") for layer in range(rest, self.layers, per_bucket or 1)]
         last = shapes.plan.row_slices - 1
         reads += [Ref(self.layers, f"grad.head.s{last}"), Ref(0, f"grad.embed.s{last}")]
         parameters = rest * shapes.layer_parameters + shapes.edge_parameters
-        return Segment(templates=tuple(edges.step(parameters, tuple(reads))))
+        gathers = shapes.reduces and shapes.shards_optimizer and not self._gathers_early
+        return Segment(templates=tuple(edges.step(parameters, tuple(reads), gathers=gathers)))
 
 
 def _micro_groups(micros: int) -> list[tuple[int, int]]:
@@ -193,22 +220,3 @@ def _micro_groups(micros: int) -> list[tuple[int, int]]:
     middle = [(1, micros - 2)] if micros > 2 else []
     last = [(micros - 1, 1)] if micros > 1 else []
     return [(0, 1), *middle, *last]
-
-
-def with_buckets(order: IssueOrder, layers: int) -> IssueOrder:
-    """Return ``order`` over ``layers`` layers, with one bucket token for their gradients.
-
-    ``layers`` is a multiple of the order's stride. The bucket token stands right behind the last
-    issued gradient of the layer that comes last in the pass.
-    """
-    copies = layers // order.stride
-    tokens = [t.shifted(copy * order.stride) for copy in range(copies) for t in order.tokens]
-    phase = layers - 1
-    gradients = [
-        (-token.offset, position)
-        for position, token in enumerate(tokens)
-        if token.offset % layers == phase and token.fragment.endswith(("_wgrad", "norm_bwd"))
-    ]
-    latest, position = max(gradients)
-    tokens.insert(position + 1, Token("", BUCKET, -1, offset=-latest))
-    return replace(order, tokens=tuple(tokens), stride=layers)

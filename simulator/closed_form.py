@@ -118,13 +118,19 @@ class ClosedForm:
         return micros * layers * max(forward_ns + backward_ns, host) + self._edge_ns(plan) + exposed
 
     def _exposed_buckets_ns(self, plan: SlicePlan, backward_ns: float) -> float:
-        """Return the data-parallel all-reduces that backward does not hide, at least the edges'."""
-        if self.case.cluster.dp == 1:
-            return 0.0
+        """Return the data-parallel collectives that a pass does not hide, at least the edges'."""
         shapes, duration_ns = self.case.shapes(plan), self.case.cost.duration_ns
-        whole_ns = duration_ns(shapes.dp_all_reduce(shapes.rank_parameters))
-        last_ns = duration_ns(shapes.dp_all_reduce(shapes.edge_parameters))
-        return max(whole_ns - backward_ns, last_ns)
+        if not shapes.reduces:
+            return 0.0
+        passing = [(shapes.dp_reduction, self.case.workload.overlap_grad_reduce)]
+        if shapes.shards_optimizer:
+            passing.append((shapes.dp_gather, self.case.workload.overlap_param_gather))
+        exposed = 0.0
+        for collective, overlaps in passing:
+            whole_ns = duration_ns(collective(shapes.rank_parameters))
+            last_ns = duration_ns(collective(shapes.edge_parameters))
+            exposed += max(whole_ns - backward_ns, last_ns) if overlaps else whole_ns
+        return exposed
 
     def _stretches(self, plan: SlicePlan) -> tuple[Stretch, Stretch]:
         rows, *pieces = plan.slices

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simulator.buckets import reduction
 from simulator.fragments import Fragments
+from simulator.ops import Collective
 from simulator.schedule import DP, TP, OpTemplate, Ref
 from simulator.shapes import GRAD_BYTES, Shapes
 from simulator.specs import padded_vocab_size
 
 LOSS_BYTES = 4
 """Bytes of one loss term: cross-entropy is computed in fp32."""
-ADAM_BYTES_READ = 4 * 4
-"""Per parameter: main parameter, both moments and main gradient, in fp32."""
+ADAM_BYTES_READ = 3 * 4
+"""Per parameter: main parameter and both moments, in fp32; the main gradient is extra."""
 ADAM_BYTES_WRITTEN = 3 * 4
 """Per parameter: main parameter and both moments, in fp32; the model's own copy is extra."""
 
@@ -29,10 +31,19 @@ class Edges:
         """Shapes of the fragments."""
         return self.fragments.shapes
 
-    def embedding(self) -> list[OpTemplate]:
-        """Return the vocabulary-parallel embedding, its all-reduce, positions and dropout."""
+    def embedding(self, *, gathers: bool = False) -> list[OpTemplate]:
+        """Return the vocabulary-parallel embedding, its all-reduce, positions and dropout.
+
+        ``gathers``: the parameters of the edges come from the replicas first.
+        """
         rows = range(self.shapes.plan.row_slices)
         looked_up = [op for row in rows for op in self._look_up(row)]
+        if gathers:
+            signature = self.shapes.dp_gather(self.shapes.edge_parameters)
+            own = self.fragments.op("embed.dp.ag", -1, signature, (), "params.edges", 0, lane=DP)
+            first, *rest = looked_up
+            waiting = first._replace(reads=(*first.reads, *own.writes))
+            looked_up = [own, waiting, *rest]
         return looked_up + [self._embedding_post(row) for row in rows]
 
     def _look_up(self, row: int) -> list[OpTemplate]:
@@ -47,8 +58,9 @@ class Edges:
 
     def _embedding_post(self, row: int) -> OpTemplate:
         s, f, output = self.shapes, self.fragments, self.shapes.residual_bytes(row)
-        # Without learned positions and dropout nothing moves.
-        works = self._learns_positions or s.model.hidden_dropout > 0
+        # Without learned positions, dropout and a factor nothing moves.
+        model = s.model
+        works = self._learns_positions or model.hidden_dropout > 0 or model.scaled_embeddings
         read = s.hidden_bytes(row) if self._learns_positions else output
         mask = s.mask_bytes(row)
         signature = s.pointwise("embedding_post", read * works, output * works + mask)
@@ -84,14 +96,21 @@ class Edges:
         whole = f"s{row}.head.norm.ag"
         gather = f.gathered(row, "head.norm.ag", norm.writes[0], whole)
         source = (f.gathered_ref(norm.writes[0], whole),)
-        logits = f.op(
+        capped = s.model.final_logit_softcapping > 0
+        ops = [f.op(
             "head.logits", row, s.gemm(tokens, self._vocab(), hidden, "forward"), source,
-            f"s{row}.logits", logits_bytes, weights=(self._table,),
-        )  # fmt: skip
+            f"s{row}.uncapped" if capped else f"s{row}.logits", logits_bytes,
+            weights=(self._table,),
+        )]  # fmt: skip
+        if capped:
+            signature = s.pointwise("softcap", logits_bytes, logits_bytes)
+            ops.append(f.op(
+                "head.softcap", row, signature, ops[0].writes, f"s{row}.logits", logits_bytes
+            ))  # fmt: skip
         loss_bytes = tokens * LOSS_BYTES
         signature = s.pointwise("cross_entropy_max", logits_bytes, loss_bytes)
-        top = f.op("loss.max", row, signature, logits.writes, f"s{row}.loss.max", loss_bytes)
-        return [norm, *gather, logits, *f.reduced(top, loss_bytes, "fp32")]
+        top = f.op("loss.max", row, signature, ops[-1].writes, f"s{row}.loss.max", loss_bytes)
+        return [norm, *gather, *ops, *f.reduced(top, loss_bytes, "fp32")]
 
     def _loss_sum(self, row: int) -> list[OpTemplate]:
         s, f, tokens = self.shapes, self.fragments, self.shapes.tokens(row)
@@ -112,16 +131,21 @@ class Edges:
             f.reduced_ref(0, f"s{row}.loss.max"),
             f.reduced_ref(0, f"s{row}.loss.sum"),
         )
-        grad = f.op("loss.grad", row, signature, reads, f"d.s{row}.logits", 0)
+        ops = [f.op("loss.grad", row, signature, reads, f"d.s{row}.logits", 0)]
+        if s.model.final_logit_softcapping > 0:
+            signature = s.pointwise("softcap_bwd", 2 * logits_bytes, logits_bytes)
+            sources = (*ops[0].writes, Ref(0, f"s{row}.uncapped"))
+            ops.append(f.op("head.softcap_bwd", row, signature, sources, f"d.s{row}.uncapped", 0))
         dgrad = f.op(
-            "head.logits_dgrad", row, s.gemm(tokens, hidden, self._vocab(), "dgrad"), grad.writes,
-            f"d.s{row}.head.norm", s.hidden_bytes(row), weights=(self._table,),
+            "head.logits_dgrad", row, s.gemm(tokens, hidden, self._vocab(), "dgrad"),
+            ops[-1].writes, f"d.s{row}.head.norm", s.hidden_bytes(row), weights=(self._table,),
         )  # fmt: skip
         norm = f"s{row}.head.norm"
         again = f.gathered(row, "head.norm.ag_bwd", Ref(0, norm), f"{norm}.ag_bwd")
-        return [grad, *again, *f.summed(dgrad, s.hidden_bytes(row)), self._head_wgrad(row)]
+        wgrad = self._head_wgrad(row, ops[-1].writes)
+        return [*ops, *again, *f.summed(dgrad, s.hidden_bytes(row)), wgrad]
 
-    def _head_wgrad(self, row: int) -> OpTemplate:
+    def _head_wgrad(self, row: int, grad: tuple[Ref, ...]) -> OpTemplate:
         s, f = self.shapes, self.fragments
         accumulate = f.accumulate_first or row > 0
         signature = s.gemm(
@@ -129,11 +153,7 @@ class Edges:
         )
         before = (Ref(0, f"grad.head.s{row - 1}"),) if row else ()
         norm = f"s{row}.head.norm"
-        reads = (
-            Ref(0, f"d.s{row}.logits"),
-            f.gathered_ref(Ref(0, norm), f"{norm}.ag_bwd"),
-            *before,
-        )
+        reads = (*grad, f.gathered_ref(Ref(0, norm), f"{norm}.ag_bwd"), *before)
         return f.op("head.logits_wgrad", row, signature, reads, f"grad.head.s{row}", 0)
 
     def _head_norm_grad(self, row: int) -> list[OpTemplate]:
@@ -164,7 +184,10 @@ class Edges:
         for row in range(s.plan.row_slices):
             size = s.hidden_bytes(row)
             cleared = table if clears and row == 0 else 0
-            signature = s.pointwise("embedding_bwd", size + s.mask_bytes(row), size + cleared)
+            scaled = size * s.model.scaled_embeddings
+            signature = s.pointwise(
+                "embedding_bwd", size + s.mask_bytes(row) + scaled, size + cleared + scaled
+            )
             before = (Ref(0, f"grad.embed.s{row - 1}"),) if row else ()
             local, whole = Ref(0, f"d.s{row}.x"), f"d.s{row}.embed.ag"
             ops += f.gathered(row, "embed_bwd.ag", local, whole)
@@ -172,31 +195,55 @@ class Edges:
             ops.append(f.op("embed_bwd", row, signature, reads, f"grad.embed.s{row}", 0))
         return ops
 
-    def step(self, last_bucket_parameters: int, reads: tuple[Ref, ...]) -> list[OpTemplate]:
-        """Return the last data-parallel bucket, the sum of the partial gradients of sequence
-        parallelism, the global gradient norm, and Adam."""
+    def step(
+        self, last_bucket_parameters: int, reads: tuple[Ref, ...], *, gathers: bool = False
+    ) -> list[OpTemplate]:
+        """Return the last data-parallel bucket, the sums of partial gradients and of those of
+        copied key-value heads, the global gradient norm, and Adam.
+
+        ``gathers``: the updated parameters are gathered from the replicas at the end.
+        """
         s, f = self.shapes, self.fragments
         ops: list[OpTemplate] = []
-        if s.cluster.dp > 1 and s.plan.strategy != "no_comm":
-            signature = s.dp_all_reduce(last_bucket_parameters)
-            bucket = f.op("step.dp.ar", -1, signature, reads, "step.dp", 0, lane=DP)
-            ops.append(bucket)
-            reads = (*reads, *bucket.writes)
-        if s.shards_tokens and s.communicates:
-            partial = s.tp_all_reduce(s.whole_parameters * GRAD_BYTES, "fp32")
-            last = (Ref(0, f"grad.embed.s{s.plan.row_slices - 1}"),)
-            ops.append(f.op("step.tp.ar", -1, partial, last, "step.tp", 0, lane=TP))
+        if s.reduces:
+            ops.append(reduction(f, "step.dp", last_bucket_parameters, reads, "step.dp"))
             reads = (*reads, *ops[-1].writes)
-        parameters = s.rank_parameters
+        partial = s.tp_all_reduce(s.partial_parameters * GRAD_BYTES, "fp32")
+        sums = {"step.tp": partial} if s.partial_parameters else {}
+        if s.kv_copies > 1:
+            sums["step.kv"] = s.copies_all_reduce()
+        for name, signature in sums.items() if s.communicates else ():
+            last = (Ref(0, f"grad.embed.s{s.plan.row_slices - 1}"),)
+            ops.append(f.op(f"{name}.ar", -1, signature, last, name, 0, lane=TP))
+            reads = (*reads, *ops[-1].writes)
+        parameters = s.optimizer_parameters
+        read = s.grad_bytes * parameters
         square = f.op(
-            "step.grad_norm", -1, s.pointwise("grad_norm", 4 * parameters, 4), reads, "step.norm", 4
+            "step.grad_norm", -1, s.pointwise("grad_norm", read, 4), reads, "step.norm", 4
         )
-        ops += f.reduced(square, 4, "fp32")
+        norm, source = self._norm_over_ranks(square)
+        ops += norm
         adam = s.pointwise(
-            "adam", ADAM_BYTES_READ * parameters, (ADAM_BYTES_WRITTEN + s.element) * parameters
+            "adam",
+            (ADAM_BYTES_READ + s.grad_bytes) * parameters,
+            (ADAM_BYTES_WRITTEN + s.element) * parameters,
         )
-        source = (f.reduced_ref(0, "step.norm"),)
-        return [*ops, f.op("step.adam", -1, adam, source, "step.done", 0)]
+        done = f.op("step.adam", -1, adam, (source,), "step.done", 0)
+        ops.append(done)
+        if gathers:
+            whole = s.dp_gather(s.rank_parameters)
+            ops.append(f.op("step.dp.ag", -1, whole, done.writes, "step.params", 0, lane=DP))
+        return ops
+
+    def _norm_over_ranks(self, square: OpTemplate) -> tuple[list[OpTemplate], Ref]:
+        """Return the op ``square`` with the sum of its value over the ranks that hold other
+        parameters, and the value to read."""
+        s, f = self.shapes, self.fragments
+        if not (s.reduces and s.shards_optimizer):
+            return f.reduced(square, 4, "fp32"), f.reduced_ref(0, "step.norm")
+        signature = Collective("all_reduce", 4, *s.cluster.world_group, 0, "fp32")
+        summed = f.op("step.grad_norm.ar", -1, signature, square.writes, "step.norm.ar", 0, lane=DP)
+        return [square, summed], summed.writes[0]
 
     @property
     def _table(self) -> str:

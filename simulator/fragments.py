@@ -5,6 +5,7 @@ output of that GEMM, ``s0.attn.proj.1`` a column piece, ``….ar`` the same piec
 (in place). ``d.…`` are gradients.
 With sequence parallelism ``s0.x``, ``s0.y`` and the norms' outputs are this rank's share of the
 tokens; ``….ag`` is the same value gathered from all ranks, ``….rs`` a sum scattered over them.
+``s0.attn.qk`` are normalised queries and keys; values are still read from ``s0.attn.qkv``.
 Backward gathers a norm's output again for the wgrad (``….ag_bwd``), instead of keeping it whole.
 ``grad.attn.qkv.s1`` is the main gradient after slice 1 was added to it: the chain of writers fixes
 the order of accumulation.
@@ -147,14 +148,22 @@ class Fragments:
         ]
 
     def _core_attn(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        s, qkv, ops = self.shapes, Ref(0, f"s{row}.attn.qkv"), []
+        s, qkv, moved = self.shapes, Ref(0, f"s{row}.attn.qkv"), self._qk_bytes(row)
+        source, ops = qkv, []
+        if s.model.qk_norm:  # not in place: backward reads what it normalises
+            signature = s.pointwise(s.model.norm, moved, moved)
+            ops.append(
+                self.op("attn.qk_norm", row, signature, (qkv,), f"s{row}.attn.qk", moved,
+                        weights=("w.attn.qk_norm",))
+            )  # fmt: skip
+            source = ops[-1].writes[0]
         if s.model.position_embedding == "rope":
-            rope = self._rope_bytes(row)
-            signature = s.pointwise("rope", rope, rope)
-            ops.append(self.op("attn.rope", row, signature, (qkv,), f"{qkv.name}.rope", 0))
-            qkv = ops[0].writes[0]
+            signature = s.pointwise("rope", moved, moved)
+            ops.append(self.op("attn.rope", row, signature, (source,), f"{source.name}.rope", 0))
+            source = ops[-1].writes[0]
+        reads = (source, qkv) if s.model.qk_norm else (source,)
         write, size = f"s{row}.attn.core_attn", self._width_bytes("core_attn", row)
-        ops.append(self.op("attn.core_attn", row, self._attention(row), (qkv,), write, size))
+        ops.append(self.op("attn.core_attn", row, self._attention(row), reads, write, size))
         return ops
 
     def _act(self, block: str, row: int, _: int) -> list[OpTemplate]:
@@ -181,15 +190,29 @@ class Fragments:
     def _residual(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, size = self.shapes, self.shapes.residual_bytes(row)
         residual = Ref(0, f"s{row}.x" if block == "attn" else f"s{row}.y")
-        count, last = getattr(s.plan, f"{block}_col_slices"), ROW_PARALLEL[block]
-        parts = (self.summed_ref(0, f"s{row}.{block}.{last}.{j}") for j in range(count))
+        parts, ops = self._block_output(block, row), []
+        if s.model.post_norm:
+            gathered = size if len(parts) > 1 else 0
+            signature = s.pointwise(s.model.norm, size + gathered, size + gathered, len(parts))
+            ops.append(
+                self.op(f"{block}.post_norm", row, signature, parts, f"s{row}.{block}.post_norm",
+                        size, weights=(f"w.{block}.post_norm",))
+            )  # fmt: skip
+            parts = ops[0].writes
         layer, write = (0, f"s{row}.y") if block == "attn" else (1, f"s{row}.x")
         name = "bias_dropout_add" if s.has_bias(block) or s.model.hidden_dropout else "add"
-        signature = s.pointwise(name, 2 * size, size + s.mask_bytes(row), count)
+        signature = s.pointwise(name, 2 * size, size + s.mask_bytes(row), len(parts))
         return [
+            *ops,
             self.op(f"{block}.residual", row, signature, (*parts, residual), write,
-                    size + s.mask_bytes(row), layer=layer)
+                    size + s.mask_bytes(row), layer=layer),
         ]  # fmt: skip
+
+    def _block_output(self, block: str, row: int) -> tuple[Ref, ...]:
+        """Return the column pieces of the block's output, summed over the ranks."""
+        count, last = getattr(self.shapes.plan, f"{block}_col_slices"), ROW_PARALLEL[block]
+        names = (f"s{row}.{block}.{last}.{j}" for j in range(count))
+        return tuple(self.summed_ref(0, name) for name in names)
 
     # Backward -----------------------------------------------------------------------------------
 
@@ -203,20 +226,38 @@ class Fragments:
         return self.gathered_ref(local, f"d.s{row}.{block}.residual.ag")
 
     def _local_grad(self, block: str, row: int) -> Ref:
+        if self.shapes.model.post_norm:
+            return Ref(0, f"d.s{row}.{block}.post_norm")
+        return self._branch_grad(block, row)
+
+    def _branch_grad(self, block: str, row: int) -> Ref:
+        """Return the gradient of what the residual adds to its input."""
         if self.shapes.has_residual_bwd:
             return Ref(0, f"d.s{row}.{block}.residual")
         return self._output_grad(block, row)
 
     def _residual_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        role, local = f"{block}.residual_bwd", self._local_grad(block, row)
-        gather = self.gathered(row, f"{role}.ag", local, f"d.s{row}.{block}.residual.ag")
-        s, size = self.shapes, self.shapes.residual_bytes(row)
-        if not s.has_residual_bwd:
-            return gather
-        signature = s.pointwise("bias_dropout_add_bwd", size + s.mask_bytes(row), size)
-        forward = Ref(0, f"s{row}.y") if block == "attn" else Ref(1, f"s{row}.x")
-        reads = (self._output_grad(block, row), forward)
-        return [self.op(role, row, signature, reads, local.name, size), *gather]
+        s, size, branch = self.shapes, self.shapes.residual_bytes(row), f"d.s{row}.{block}"
+        role, ops = f"{block}.residual_bwd", []
+        if s.has_residual_bwd:
+            signature = s.pointwise("bias_dropout_add_bwd", size + s.mask_bytes(row), size)
+            forward = Ref(0, f"s{row}.y") if block == "attn" else Ref(1, f"s{row}.x")
+            reads = (self._output_grad(block, row), forward)
+            ops.append(self.op(role, row, signature, reads, f"{branch}.residual", size))
+        if s.model.post_norm:
+            inputs = self._block_output(block, row)
+            pieces = len(inputs)
+            gathered = size if pieces > 1 else 0
+            signature = s.pointwise(
+                f"{s.model.norm}_bwd", 2 * size + gathered, size + gathered, pieces
+            )
+            ops.append(
+                self.op(f"{block}.post_norm_bwd", row, signature,
+                        (self._branch_grad(block, row), *inputs), f"{branch}.post_norm", size,
+                        weights=(f"w.{block}.post_norm",))
+            )  # fmt: skip
+        local = self._local_grad(block, row)
+        return [*ops, *self.gathered(row, f"{role}.ag", local, f"{branch}.residual.ag")]
 
     def _row_parallel_dgrad(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, role, core = self.shapes, f"{block}.{ROW_PARALLEL[block]}", CORE[block]
@@ -228,20 +269,28 @@ class Fragments:
         ]  # fmt: skip
 
     def _core_attn_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        s, write, size = self.shapes, f"d.s{row}.attn.qkv", self._width_bytes("qkv", row)
+        s, qkv, size = self.shapes, Ref(0, f"s{row}.attn.qkv"), self._width_bytes("qkv", row)
+        normed = f"d.{qkv.name}.qk_norm" if s.model.qk_norm else f"d.{qkv.name}"
         rope = s.model.position_embedding == "rope"
-        first = f"{write}.rope" if rope else write
+        first = f"{normed}.rope" if rope else normed
         reads = (
             Ref(0, f"d.s{row}.attn.core_attn"),
-            Ref(0, f"s{row}.attn.qkv"),
+            qkv,
+            *((Ref(0, f"s{row}.attn.qk"),) if s.model.qk_norm else ()),
             Ref(0, f"s{row}.attn.core_attn"),
         )
         signature = self._attention(row, "backward")
         ops = [self.op("attn.core_attn_bwd", row, signature, reads, first, size)]
+        moved = self._qk_bytes(row)
         if rope:
-            moved = self._rope_bytes(row)
             rope_signature = s.pointwise("rope_bwd", moved, moved)
-            ops.append(self.op("attn.rope_bwd", row, rope_signature, (Ref(0, first),), write, 0))
+            ops.append(self.op("attn.rope_bwd", row, rope_signature, (Ref(0, first),), normed, 0))
+        if s.model.qk_norm:
+            norm_signature = s.pointwise(f"{s.model.norm}_bwd", 2 * moved, moved)
+            ops.append(
+                self.op("attn.qk_norm_bwd", row, norm_signature, (Ref(0, normed), qkv),
+                        f"d.{qkv.name}", 0, weights=("w.attn.qk_norm",))
+            )  # fmt: skip
         return ops
 
     def _act_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
@@ -323,17 +372,16 @@ class Fragments:
         return "swiglu" if self.shapes.model.gated_mlp else self.shapes.model.hidden_act
 
     def _attention(self, row: int, direction: Direction = "forward") -> Attention:
-        s, tp = self.shapes, self.shapes.cluster.tp
+        s = self.shapes
         return Attention(
-            s.rows[row], s.model.num_attention_heads // tp, s.model.num_key_value_heads // tp,
-            s.workload.seq_length, s.model.head_dim, True, direction, s.workload.dtype,
+            s.rows[row], s.heads, s.kv_heads, s.workload.seq_length, s.model.head_dim, True,
+            direction, s.workload.dtype, s.model.attn_logit_softcapping > 0,
         )  # fmt: skip
 
-    def _rope_bytes(self, row: int) -> int:
+    def _qk_bytes(self, row: int) -> int:
         """Return the bytes of queries and keys, which RoPE rotates in place."""
-        m = self.shapes.model
-        width = (m.num_attention_heads + m.num_key_value_heads) * m.head_dim
-        return self.shapes.tokens(row) * width // self.shapes.cluster.tp * self.shapes.element
+        s = self.shapes
+        return s.tokens(row) * (s.heads + s.kv_heads) * s.model.head_dim * s.element
 
 
 def gradient_name(token: Token) -> str:

@@ -1,4 +1,4 @@
-"""Peak memory of a rank, from the lifetimes of the schedule's values.
+"""Peak memory of a rank by category, from the lifetimes of the schedule's values.
 
 A value lives from the op that writes it to the last op that reads it, in issue order. A value
 written in place takes no extra memory. Weights, main gradients and optimizer state always exist.
@@ -9,7 +9,7 @@ peak of a deep one.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from simulator.build import build_schedule
 from simulator.case import Case
@@ -17,29 +17,69 @@ from simulator.issue_order import LayerOrder
 from simulator.plan import MAX_ROW_SLICES, SlicePlan
 from simulator.predict import order_of
 from simulator.schedule import OpTemplate, Schedule, Segment
-from simulator.shapes import GRAD_BYTES
 
 SHORT: Final = 4
 """Layers of the shorter stack; the other has one more. Orders span three layers at most."""
 HEAD: Final = 1
 """Index of the head among the phases: forward, head, backward."""
+WORKSPACE_BYTES: Final = 32 << 20
+"""cuBLAS's workspace on Hopper and later, as PyTorch sets it (ATen/cuda/CublasHandlePool.cpp)."""
+GATHERED_LAYERS: Final = 2
+"""Layers whose parameters FSDP holds whole: one in use, one ahead. So are those of the edges."""
 MOMENT_BYTES: Final = 8
 """Bytes per parameter of Adam's two moments, in fp32."""
 MAIN_BYTES: Final = 4
 """Bytes of an fp32 main parameter; it exists beside a parameter of fewer bytes."""
 
 
-def static_bytes(case: Case, plan: SlicePlan) -> int:
-    """Return the bytes of one rank's weights, main gradients, main parameters and moments."""
-    element = case.workload.dtype_bytes
+class Memory(NamedTuple):
+    """Bytes of one rank at its peak. ``optimizer``: main parameters and Adam's moments;
+    ``activations``: all values of the schedule but logits; ``buffers``: the library's workspaces.
+    Fragmentation and the communicators' own memory are not counted."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int = 0
+    logits: int = 0
+    buffers: int = 0
+
+
+class Live(NamedTuple):
+    """Bytes of live values, and those of them that are logits."""
+
+    whole: int
+    logits: int
+
+
+def static_memory(case: Case, plan: SlicePlan) -> Memory:
+    """Return what always exists: parameters, main gradients, optimizer state and workspaces."""
+    shapes, element = case.shapes(plan), case.workload.dtype_bytes
+    parameters = gradients = shapes.rank_parameters
     main = MAIN_BYTES if element < MAIN_BYTES else 0
-    per_parameter = element + GRAD_BYTES + main + MOMENT_BYTES
-    return case.shapes(plan).rank_parameters * per_parameter
+    if shapes.shards_parameters:
+        gathered = shapes.edge_parameters + GATHERED_LAYERS * shapes.layer_parameters
+        parameters = min(parameters, gathered)
+        gradients = shapes.optimizer_parameters + shapes.layer_parameters
+    return Memory(
+        parameters=parameters * element,
+        gradients=gradients * shapes.grad_bytes,
+        optimizer=shapes.optimizer_parameters * (main + MOMENT_BYTES),
+        buffers=WORKSPACE_BYTES if case.profile.machine.backend == "nccl" else 0,
+    )
+
+
+def peak_memory(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Memory:
+    """Return one rank's memory at its peak."""
+    live = max(_peaks(case, plan, order or order_of(case, plan)))
+    return static_memory(case, plan)._replace(
+        activations=live.whole - live.logits, logits=live.logits
+    )
 
 
 def peak_bytes(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> int:
-    """Return one rank's peak memory in bytes, without the framework's own and fragmentation."""
-    return static_bytes(case, plan) + max(_peaks(case, plan, order or order_of(case, plan)))
+    """Return the sum of ``peak_memory``."""
+    return sum(peak_memory(case, plan, order))
 
 
 def least_peak_bytes(case: Case) -> int:
@@ -57,23 +97,27 @@ def least_peak_bytes(case: Case) -> int:
     whole = SlicePlan(row_slices=rows, order="intra", wgrad="eager")
     plans = [replace(whole, sequence_parallel=mode) for mode in case.modes]
     return min(
-        static_bytes(case, plan) + _peaks(case, plan, order_of(case, plan))[HEAD] for plan in plans
+        sum(static_memory(case, plan)) + _peaks(case, plan, order_of(case, plan))[HEAD].whole
+        for plan in plans
     )
 
 
-def _peaks(case: Case, plan: SlicePlan, order: LayerOrder) -> list[int]:
-    """Return the peaks of live values of the whole stack, in bytes, one for each phase."""
+def _peaks(case: Case, plan: SlicePlan, order: LayerOrder) -> list[Live]:
+    """Return the peaks of live values of the whole stack, one for each phase."""
     layers = case.model.num_hidden_layers
     if layers <= SHORT + 1:
         return _phases(case, plan, order, layers)
     short = _phases(case, plan, order, SHORT)
     longer = _phases(case, plan, order, SHORT + 1)
     more = layers - SHORT - 1
-    return [after + more * (after - before) for before, after in zip(short, longer, strict=True)]
+    return [
+        Live(*(b + more * (b - a) for a, b in zip(before, after, strict=True)))
+        for before, after in zip(short, longer, strict=True)
+    ]
 
 
-def _phases(case: Case, plan: SlicePlan, order: LayerOrder, layers: int) -> list[int]:
-    """Return the peaks of live values, in bytes, in the forward pass, the head and backward."""
+def _phases(case: Case, plan: SlicePlan, order: LayerOrder, layers: int) -> list[Live]:
+    """Return the peaks of live values in the forward pass, the head and backward."""
     schedule = build_schedule(
         replace(case.model, num_hidden_layers=layers),
         replace(case.workload, grad_accumulation=1),
@@ -84,8 +128,8 @@ def _phases(case: Case, plan: SlicePlan, order: LayerOrder, layers: int) -> list
     return live_peaks(schedule)
 
 
-def live_peaks(schedule: Schedule) -> list[int]:
-    """Return one micro-batch's peaks of live values, in bytes: before, in and behind the head."""
+def live_peaks(schedule: Schedule) -> list[Live]:
+    """Return one micro-batch's peaks of live values: before, in and behind the head."""
     placed = [
         (phase, template, layer)
         for phase, segment in _with_phases(schedule.parts[0].segments)
@@ -95,26 +139,32 @@ def live_peaks(schedule: Schedule) -> list[int]:
     for index, (_, template, layer) in enumerate(placed):
         for ref in (*template.reads, *template.writes):
             last_read[layer + ref.layer, _storage(ref.name)] = index
-    freed: dict[int, int] = {}
-    live, peaks = 0, [0, 0, 0]
+    freed: dict[int, list[tuple[int, int]]] = {}
+    live = logits = 0
+    peaks = [Live(0, 0)] * 3
     sizes = schedule.value_bytes
     for index, (phase, template, layer) in enumerate(placed):
         for ref in template.writes:
             size = sizes[ref.name]
             if size:
-                live += size
+                of_logits = size if ref.name.endswith((".logits", ".uncapped")) else 0
+                live, logits = live + size, logits + of_logits
                 last = last_read[layer + ref.layer, _storage(ref.name)]
-                freed[last] = freed.get(last, 0) + size
-        peaks[phase] = max(peaks[phase], live)
-        live -= freed.pop(index, 0)
+                freed.setdefault(last, []).append((size, of_logits))
+        peaks[phase] = max(peaks[phase], Live(live, logits))
+        for size, of_logits in freed.pop(index, ()):
+            live, logits = live - size, logits - of_logits
     return peaks
 
 
 def _storage(name: str) -> str:
-    """Return the value whose memory ``name`` uses: in-place results end in .ar or .rope."""
-    if name.startswith("d.") and name.endswith(".logits"):
-        name = name[2:]
-    while name.endswith((".ar", ".rope")):
+    """Return the value whose memory ``name`` uses: in-place results end in .ar, .rope or .qk_norm.
+
+    Gradients of logits overwrite them.
+    """
+    if name.startswith("d.") and name.endswith((".logits", ".uncapped")):
+        name = f"{name[2:].rpartition('.')[0]}.logits"
+    while name.endswith((".ar", ".rope", ".qk_norm")):
         name = name.rpartition(".")[0]
     return name
 

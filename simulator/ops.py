@@ -43,7 +43,10 @@ class Gemm(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """softmax(QKᵀ)V over ``batch`` sequences, ``heads`` query heads on this rank."""
+    """softmax(QKᵀ)V over ``batch`` sequences, ``heads`` query heads on this rank.
+
+    ``softcap``: scores go through c·tanh(score / c) before the softmax.
+    """
 
     batch: int
     heads: int
@@ -53,6 +56,7 @@ class Attention(NamedTuple):
     causal: bool = True
     direction: Direction = "forward"
     dtype: str = "bf16"
+    softcap: bool = False
 
     @property
     def kind(self) -> Literal["attention"]:

@@ -4,10 +4,12 @@ GPT-3: arXiv 2005.14165, table 2.1, with Megatron-LM's training settings (dropou
 embeddings, vocabulary 50257). Where the table's heads × head size is not its hidden size (1.3B:
 24 × 128, not 2048; 13B: 40 × 128, not 5140), Megatron-LM's shape is used. 30B is from Megatron-LM.
 Llama 2: arXiv 2307.09288; Llama 3: arXiv 2407.21783, table 3; both with the released sizes.
+Qwen3: config.json of huggingface.co/Qwen/Qwen3-8B, Qwen3-14B and Qwen3-32B.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from simulator.specs import ModelSpec
@@ -62,6 +64,14 @@ def _llama3(size: str, layers: int, hidden: int, heads: int, ffn: int, positions
     )  # fmt: skip
 
 
+def _qwen3(size: str, layers: int, hidden: int, heads: int, ffn: int) -> ModelSpec:
+    model = llama_model(
+        f"qwen3-{size}", layers, hidden, heads, 8, ffn, vocab=151936, positions=40960,
+        theta=1000000.0,
+    )  # fmt: skip
+    return replace(model, head_dim=128, qk_norm=True, norm_eps=1e-6)
+
+
 MODELS: Final[dict[str, ModelSpec]] = {
     model.name: model
     for model in (
@@ -77,6 +87,9 @@ MODELS: Final[dict[str, ModelSpec]] = {
         _llama3("8b", 32, 4096, 32, 14336, 8192),
         _llama3("70b", 80, 8192, 64, 28672, 8192),
         _llama3("405b", 126, 16384, 128, 53248, 131072),
+        _qwen3("8b", 36, 4096, 32, 12288),
+        _qwen3("14b", 40, 5120, 40, 17408),
+        _qwen3("32b", 64, 5120, 64, 25600),
     )
 }
 """Presets by name, small to large within a family."""

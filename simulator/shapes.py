@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
 from simulator.ops import Collective, CollectiveKind, Gemm, Layout, Pointwise
 from simulator.plan import SlicePlan, row_slice_sizes
-from simulator.specs import ClusterSpec, ModelSpec, Workload, padded_vocab_size
+from simulator.specs import DTYPE_BYTES, ClusterSpec, ModelSpec, Workload, padded_vocab_size
 
 GRAD_BYTES = 4
 """Bytes of one main-gradient element: fp32 for every activation dtype."""
@@ -47,6 +48,21 @@ class Shapes:
         """Bytes of one activation element."""
         return self.workload.dtype_bytes
 
+    @cached_property
+    def heads(self) -> int:
+        """Query heads on this rank."""
+        return self.model.num_attention_heads // self.cluster.tp
+
+    @cached_property
+    def kv_heads(self) -> int:
+        """Key-value heads on this rank: one, where there are fewer than ranks."""
+        return max(1, self.model.num_key_value_heads // self.cluster.tp)
+
+    @cached_property
+    def kv_copies(self) -> int:
+        """Ranks that hold the same key-value head."""
+        return max(1, self.cluster.tp // self.model.num_key_value_heads)
+
     def tokens(self, row: int) -> int:
         """Return the number of tokens in row slice ``row``, or in all slices for −1."""
         sequences = self.workload.micro_batch_size if row < 0 else self.rows[row]
@@ -54,14 +70,13 @@ class Shapes:
 
     def width(self, fragment: str) -> int:
         """Return this rank's output columns of ``fragment`` (qkv, core_attn, fc1 or act)."""
-        model = self.model
-        whole = {
-            "qkv": model.qkv_size,
-            "core_attn": model.attention_size,
-            "fc1": model.fc1_size,
-            "act": model.intermediate_size,
+        model, tp = self.model, self.cluster.tp
+        return {
+            "qkv": (self.heads + 2 * self.kv_heads) * model.head_dim,
+            "core_attn": self.heads * model.head_dim,
+            "fc1": model.fc1_size // tp,
+            "act": model.intermediate_size // tp,
         }[fragment]
-        return whole // self.cluster.tp
 
     def hidden_bytes(self, row: int) -> int:
         """Return the bytes of one [tokens, hidden] activation of slice ``row``."""
@@ -102,32 +117,89 @@ class Shapes:
             op, size_bytes, nodes, per_node, self.plan.comm_ctas, dtype or self.workload.dtype
         )
 
-    def dp_all_reduce(self, parameters: int) -> Collective:
-        """Return an all-reduce of ``parameters`` fp32 gradients over the data-parallel group."""
+    @cached_property
+    def reduces(self) -> bool:
+        """Whether data-parallel collectives exist."""
+        return self.cluster.dp > 1 and self.plan.strategy != "no_comm"
+
+    @cached_property
+    def shards_optimizer(self) -> bool:
+        """Whether each replica updates its share of the parameters."""
+        return self.cluster.dp > 1 and self.workload.data_parallel != "replicas"
+
+    @cached_property
+    def shards_parameters(self) -> bool:
+        """Whether replicas keep shards of the parameters and gather each layer's (FSDP)."""
+        return self.cluster.dp > 1 and self.workload.data_parallel == "fsdp"
+
+    @cached_property
+    def grad_bytes(self) -> int:
+        """Bytes of one main gradient."""
+        return DTYPE_BYTES[self.workload.grad_dtype]
+
+    @cached_property
+    def optimizer_parameters(self) -> int:
+        """Parameters that this rank's optimizer updates."""
+        shares = self.cluster.dp if self.shards_optimizer else 1
+        return math.ceil(self.rank_parameters / shares)
+
+    def dp_reduction(self, parameters: int) -> Collective:
+        """Return the sum of ``parameters`` gradients over the data-parallel group: an all-reduce,
+        or a reduce-scatter where the optimizer is sharded."""
+        op: CollectiveKind = "reduce_scatter" if self.shards_optimizer else "all_reduce"
         nodes, per_node = self.cluster.dp_group
-        return Collective("all_reduce", parameters * GRAD_BYTES, nodes, per_node, 0, "fp32")
+        size, dtype = parameters * self.grad_bytes, self.workload.grad_dtype
+        return Collective(op, size, nodes, per_node, 0, dtype)
+
+    def dp_gather(self, parameters: int) -> Collective:
+        """Return the all-gather of ``parameters``, which the replicas hold in shards."""
+        nodes, per_node = self.cluster.dp_group
+        dtype = self.workload.dtype
+        return Collective("all_gather", parameters * self.element, nodes, per_node, 0, dtype)
 
     @cached_property
     def layer_parameters(self) -> int:
         """Parameters of a layer on this rank; norms and row-parallel biases are not sharded."""
         m, tp = self.model, self.cluster.tp
         h = m.hidden_size
-        cut = h * (m.qkv_size + m.attention_size + m.fc1_size + m.intermediate_size)
-        cut += m.qkv_size * m.attention_bias + m.fc1_size * m.mlp_bias
-        whole = h * (m.attention_bias + m.mlp_bias) + 2 * h * (2 if m.norm == "layernorm" else 1)
-        return cut // tp + whole
+        cut = h * (m.attention_size + m.fc1_size + m.intermediate_size) + m.fc1_size * m.mlp_bias
+        qkv = (h + m.attention_bias) * self.width("qkv")
+        norms = m.block_norm_parameters + m.qk_norm_parameters
+        return cut // tp + qkv + h * (m.attention_bias + m.mlp_bias) + norms
 
     @cached_property
-    def whole_parameters(self) -> int:
-        """Parameters that every rank holds whole and applies to its share of the tokens.
+    def partial_parameters(self) -> int:
+        """Parameters that every rank holds whole, and of whose gradients it has a part of the sum.
 
-        With sequence parallelism their gradients are partial sums: those of the norms, and the
-        biases behind the reduce-scatters.
+        The norms of queries and keys see this rank's heads alone. With sequence parallelism other
+        norms, and the biases behind the reduce-scatters, see this rank's share of the tokens.
         """
         m = self.model
-        norm = m.hidden_size * (2 if m.norm == "layernorm" else 1)
-        biases = m.hidden_size * (m.attention_bias + m.mlp_bias)
-        return m.num_hidden_layers * (2 * norm + biases) + norm
+        partial = m.num_hidden_layers * m.qk_norm_parameters
+        if self.shards_tokens:
+            biases = m.hidden_size * (m.attention_bias + m.mlp_bias)
+            partial += m.num_hidden_layers * (m.block_norm_parameters + biases)
+            partial += m.hidden_size * m.norm_vectors
+        return partial
+
+    @cached_property
+    def copied_parameters(self) -> int:
+        """Weights and biases of this rank's key-value heads, which ``kv_copies`` ranks hold."""
+        m = self.model
+        width = 2 * self.kv_heads * m.head_dim
+        return m.num_hidden_layers * (m.hidden_size + m.attention_bias) * width
+
+    def copies_all_reduce(self) -> Collective:
+        """Return the all-reduce of ``copied_parameters``' gradients over ranks with the same head.
+
+        Those ranks follow each other, so they share a node where they fit on one.
+        """
+        copies, node = self.kv_copies, self.cluster.ranks_per_node
+        per_node = copies if copies <= node else math.gcd(copies, node)
+        size, dtype = self.copied_parameters * self.grad_bytes, self.workload.grad_dtype
+        return Collective(
+            "all_reduce", size, copies // per_node, per_node, self.plan.comm_ctas, dtype
+        )
 
     @cached_property
     def edge_parameters(self) -> int:
@@ -136,8 +208,7 @@ class Shapes:
         tables = 1 if m.tie_word_embeddings else 2
         vocab = padded_vocab_size(m, self.cluster) // self.cluster.tp
         positions = m.max_position_embeddings * (m.position_embedding == "learned")
-        norm = 2 if m.norm == "layernorm" else 1
-        return m.hidden_size * (tables * vocab + positions + norm)
+        return m.hidden_size * (tables * vocab + positions + m.norm_vectors)
 
     @cached_property
     def rank_parameters(self) -> int:

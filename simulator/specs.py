@@ -7,11 +7,16 @@ import sys
 from dataclasses import dataclass, fields
 from typing import Final, Literal
 
-from simulator.errors import InputError
+from simulator.errors import InputError, unknown_name
 
 Dtype = Literal["bf16", "fp16", "fp32", "fp64"]
 DTYPE_BYTES: Final[dict[str, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 
+EXTRAS: Final = (
+    "qk_norm", "post_norm", "scaled_embeddings", "attn_logit_softcapping",
+    "final_logit_softcapping",
+)  # fmt: skip
+"""Fields of what GPT and Llama do not have."""
 MOST: Final = 10**12  # far above any real size, but products of sizes stay manageable
 
 
@@ -38,8 +43,11 @@ def require_divisible(what: str, value: int, by_what: str, by: int) -> None:
 class ModelSpec:
     """Shape of a decoder-only transformer; fields have their Hugging Face names.
 
-    ``gated_mlp`` means gate and up projections (SwiGLU), so fc1 has twice the outputs.
+    ``gated_mlp`` means gate and up projections (SwiGLU, GeGLU), so fc1 has twice the outputs.
     ``hidden_dropout`` > 0 adds one mask byte per element to bias + dropout + residual.
+    ``qk_norm``: queries and keys are normalised per head. ``post_norm``: a norm behind each block,
+    too, before the residual is added. ``sliding_window``: tokens that a token attends to; 0 means
+    all. A ``…_logit_softcapping`` of 0 means none.
     Raise InputError for values that no model can have.
     """
 
@@ -63,11 +71,17 @@ class ModelSpec:
     attention_dropout: float = 0.0
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
+    qk_norm: bool = False
+    post_norm: bool = False
+    scaled_embeddings: bool = False
+    attn_logit_softcapping: float = 0.0
+    final_logit_softcapping: float = 0.0
+    sliding_window: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type == "int":
+            if field.type == "int" and not (field.name == "sliding_window" and value == 0):
                 require_positive_int("model", field.name, value)
             if field.type == "float" and not (
                 isinstance(value, int | float) and 0 <= value <= sys.float_info.max
@@ -80,6 +94,11 @@ class ModelSpec:
             "num_attention_heads", self.num_attention_heads,
             "num_key_value_heads", self.num_key_value_heads,
         )  # fmt: skip
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Names of the EXTRAS that this model has."""
+        return tuple(name for name in EXTRAS if getattr(self, name))
 
     @property
     def qkv_size(self) -> int:
@@ -97,10 +116,25 @@ class ModelSpec:
         return self.intermediate_size * (2 if self.gated_mlp else 1)
 
     @property
+    def norm_vectors(self) -> int:
+        """Parameters of a norm per element: a scale, and a LayerNorm's shift."""
+        return 2 if self.norm == "layernorm" else 1
+
+    @property
+    def block_norm_parameters(self) -> int:
+        """Parameters of one layer's norms before its blocks, and behind them where it has such."""
+        return (4 if self.post_norm else 2) * self.hidden_size * self.norm_vectors
+
+    @property
+    def qk_norm_parameters(self) -> int:
+        """Parameters of one layer's norms of queries and of keys, which all heads share."""
+        return 2 * self.head_dim * self.norm_vectors * self.qk_norm
+
+    @property
     def layer_parameters(self) -> int:
         """Parameters of one layer, over all ranks."""
         h = self.hidden_size
-        norms = 2 * h * (2 if self.norm == "layernorm" else 1)
+        norms = self.block_norm_parameters + self.qk_norm_parameters
         attention = h * self.qkv_size + self.attention_size * h
         mlp = h * self.fc1_size + self.intermediate_size * h
         bias = (self.qkv_size + h) * self.attention_bias + (self.fc1_size + h) * self.mlp_bias
@@ -112,8 +146,14 @@ class ModelSpec:
         h = self.hidden_size
         tables = self.vocab_size * h * (1 if self.tie_word_embeddings else 2)
         positions = self.max_position_embeddings * h * (self.position_embedding == "learned")
-        final_norm = h * (2 if self.norm == "layernorm" else 1)
+        final_norm = h * self.norm_vectors
         return self.num_hidden_layers * self.layer_parameters + tables + positions + final_norm
+
+
+DataParallel = Literal["replicas", "distributed-optimizer", "fsdp"]
+GradDtype = Literal["fp32", "bf16"]
+DATA_PARALLEL: Final[tuple[DataParallel, ...]] = ("replicas", "distributed-optimizer", "fsdp")
+GRAD_DTYPES: Final[tuple[GradDtype, ...]] = ("fp32", "bf16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,16 +161,28 @@ class Workload:
     """One optimizer step of one data-parallel replica.
 
     ``grad_accumulation`` micro-batches of ``micro_batch_size`` sequences of ``seq_length`` tokens.
+    ``data_parallel``: what replicas share. ``replicas``: gradients are all-reduced.
+    ``distributed-optimizer`` (Megatron-LM): optimizer state is sharded; gradients are
+    reduce-scattered, parameters all-gathered, in buckets. ``fsdp`` (PyTorch's FSDP2): all is
+    sharded, and gathered layer by layer. ``overlap_grad_reduce``, ``overlap_param_gather``: beside
+    compute, not at the iteration's end. ``grad_dtype``: of main gradients and their sums.
     """
 
     seq_length: int
     micro_batch_size: int
     grad_accumulation: int = 1
     dtype: Dtype = "bf16"
+    data_parallel: DataParallel = "replicas"
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+    grad_dtype: GradDtype = "fp32"
 
     def __post_init__(self) -> None:
         for name in ("seq_length", "micro_batch_size", "grad_accumulation"):
             require_positive_int("workload", name, getattr(self, name))
+        for name, known in (("data_parallel", DATA_PARALLEL), ("grad_dtype", GRAD_DTYPES)):
+            if getattr(self, name) not in known:
+                raise unknown_name(f"workload.{name}", str(getattr(self, name)), known)
         if self.dtype not in DTYPE_BYTES:
             raise InputError(
                 f"workload.dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}."
@@ -187,24 +239,32 @@ class ClusterSpec:
         return self.tp // per_node, per_node
 
     @property
+    def world_group(self) -> tuple[int, int]:
+        """(nodes, ranks per node) of all ranks."""
+        return self.nodes, self.world_size // self.nodes
+
+    @property
     def dp_group(self) -> tuple[int, int]:
         """(nodes, ranks per node) of one data-parallel group: every ``tp``-th rank."""
         per_node = min(self.dp, max(1, self.ranks_per_node // self.tp))
         return self.dp // per_node, per_node
 
 
-def _nearest_tp(common: int, cluster: ClusterSpec) -> list[int]:
-    """Return the divisors of ``common`` next to tp that fill part of a node, or whole nodes."""
-    per_node = cluster.ranks_per_node
+def _nearest_tp(model: ModelSpec, cluster: ClusterSpec) -> list[int]:
+    """Return the tp that work, next to the cluster's, and fill part of a node or whole nodes."""
+    per_node, kv_heads = cluster.ranks_per_node, model.num_key_value_heads
+    common = math.gcd(model.num_attention_heads, model.intermediate_size)
     whole = (n for n in range(1, common + 1) if n <= per_node or n % per_node == 0)
-    works = [n for n in whole if common % n == 0]
+    works = [n for n in whole if common % n == 0 and _shares_kv_heads(kv_heads, n)]
     return [
         *[n for n in works if n < cluster.tp][-1:],
         *[n for n in works if n > cluster.tp][:1],
     ]
 
 
-SHARDED: Final = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+def _shares_kv_heads(kv_heads: int, tp: int) -> bool:
+    """Return whether each of ``tp`` ranks gets whole kv heads, or several ranks the same one."""
+    return kv_heads % tp == 0 or tp % kv_heads == 0
 
 
 def _heads_hint(model: ModelSpec, tp: int) -> str:
@@ -223,20 +283,45 @@ def _heads_hint(model: ModelSpec, tp: int) -> str:
 
 
 def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:
-    """Raise InputError unless tp divides heads, kv heads and ffn, and positions suffice.
+    """Raise InputError unless the model shards over tp ranks, and its sequences are not too long.
 
-    The vocabulary needs no check: it is padded to a multiple of 128 × tp, as in Megatron-LM.
+    tp divides heads and ffn. It divides the kv heads, too, or is a multiple of them: then several
+    ranks hold the same kv head. The vocabulary needs no check: it is padded to a multiple of
+    128 × tp, as in Megatron-LM.
     """
-    tp = cluster.tp
-    sizes = (model.num_attention_heads, model.num_key_value_heads, model.intermediate_size)
-    for name, size in zip(SHARDED, sizes, strict=True):
+    tp, kv_heads = cluster.tp, model.num_key_value_heads
+    for name in ("num_attention_heads", "intermediate_size"):
+        size = getattr(model, name)
         if size % tp:
-            near = " or ".join(map(str, _nearest_tp(math.gcd(*sizes), cluster)))
-            fix = f"nearest tp that divides the model's heads, kv heads and ffn: {near}"
+            fix = _tp_hint(model, cluster)
             if name == "intermediate_size":  # it may be any multiple of tp
                 fix += f"; nearest multiples: {size // tp * tp or tp} or {(size // tp + 1) * tp}"
             hint = _heads_hint(model, tp)
             raise InputError(f"{name} = {size} is not divisible by tp = {tp}; {fix}.{hint}")
+    if not _shares_kv_heads(kv_heads, tp):
+        raise InputError(
+            f"num_key_value_heads = {kv_heads} is neither a multiple nor a divisor of tp = {tp}; "
+            f"{_tp_hint(model, cluster)}."
+        )
+    _check_length(model, workload)
+
+
+def _tp_hint(model: ModelSpec, cluster: ClusterSpec) -> str:
+    near = " or ".join(map(str, _nearest_tp(model, cluster)))
+    kv_heads = ", and is a divisor or a multiple of its kv heads"
+    grouped = kv_heads if model.num_key_value_heads != model.num_attention_heads else ""
+    return f"nearest tp that divides the model's heads and ffn{grouped}: {near}"
+
+
+def _check_length(model: ModelSpec, workload: Workload) -> None:
+    """Raise InputError for sequences beyond the learned positions or the sliding window."""
+    if 0 < model.sliding_window < workload.seq_length:
+        raise InputError(
+            f"{model.name} has a sliding window of {model.sliding_window} tokens, shorter than "
+            f"--seq-length {workload.seq_length}; attention in a window is not simulated. Give "
+            f"--seq-length {model.sliding_window} or less, or --set sliding_window=0 to price "
+            "attention over the whole sequence."
+        )
     if (
         model.position_embedding == "learned"
         and workload.seq_length > model.max_position_embeddings

@@ -15,6 +15,7 @@ from domino_tune.results.shown import Shown
 from domino_tune.results.simulate import workload_line
 from domino_tune.results.texts import ms
 from simulator.issue_order import IssueOrder
+from simulator.specs import ModelSpec
 
 
 def tables(result: Shown) -> None:
@@ -31,7 +32,7 @@ def models(result: ModelsResult) -> None:
             model.name, f"{model.parameters / 1e9:.1f} B", str(model.num_hidden_layers),
             str(model.hidden_size), str(model.num_attention_heads), str(model.num_key_value_heads),
             str(model.intermediate_size), str(model.vocab_size),
-            str(model.max_position_embeddings), _kind(model.gated_mlp, model.norm),
+            str(model.max_position_embeddings), _kind(model),
         )
         for model in result.models
     ]  # fmt: skip
@@ -46,8 +47,10 @@ def models(result: ModelsResult) -> None:
     )  # fmt: skip
 
 
-def _kind(gated: bool, norm: str) -> str:
-    return f"{'SwiGLU' if gated else 'GeLU'}, {'RMSNorm' if norm == 'rmsnorm' else 'LayerNorm'}"
+def _kind(model: ModelSpec) -> str:
+    kind = f"{'SwiGLU' if model.gated_mlp else 'GeLU'}, "
+    kind += "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm"
+    return f"{kind}, q and k norms" if model.qk_norm else kind
 
 
 def warn(warnings: Iterable[str]) -> None:

@@ -59,7 +59,9 @@ def add_ops(
     for row in rows:
         signature = signature_from(row["signature"])
         timing = {name: row[name] for name in TIMING}
-        plain[signature.kind].append({**signature._asdict(), **timing})
+        shape = signature._asdict()
+        shape.pop("softcap", None)  # real ranks play none, so rows do not have it
+        plain[signature.kind].append({**shape, **timing})
     for kind, (section, row_type, key) in SECTIONS.items():
         if plain[kind]:
             found = [row_type(**fields) for fields in plain[kind]]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from domino_tune.requests.options import check_options, option
 from simulator.plan import ORDERS, STRATEGIES, WGRAD_PLACEMENTS
-from simulator.specs import DTYPE_BYTES
+from simulator.specs import DATA_PARALLEL, DTYPE_BYTES, GRAD_DTYPES
 
 BACKENDS = ("gloo", "nccl")
 
@@ -63,6 +63,22 @@ class WorkloadFields(Request):
     cuda_graph: bool = option(
         "Launches take no time, as under CUDA graphs.", flag="--cuda-graph", default=False
     )
+    data_parallel: str | None = option(
+        "What replicas share (default distributed-optimizer; replicas with objective measure).",
+        flag="--data-parallel", choices=DATA_PARALLEL, default=None,
+    )  # fmt: skip
+    overlap_grad_reduce: bool | None = option(
+        "Reduce gradients beside backward, in buckets (default on).",
+        flag="--overlap-grad-reduce", default=None,
+    )  # fmt: skip
+    overlap_param_gather: bool | None = option(
+        "Gather updated parameters beside forward, in buckets (default on).",
+        flag="--overlap-param-gather", default=None,
+    )  # fmt: skip
+    grad_dtype: str | None = option(
+        "Type of main gradients and of their sums (default fp32).",
+        flag="--grad-dtype", choices=GRAD_DTYPES, default=None,
+    )  # fmt: skip
     sequence_parallel: bool | None = option(
         "Each rank holds 1/tp of the tokens between the blocks, as Megatron's flag does (default: "
         "where tp divides the sequences and the profile times gathers; `tune` tries both).",

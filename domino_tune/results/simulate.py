@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from domino_tune.base.tables import Table
 from domino_tune.results.json_form import HIDDEN, LabelledPlan
 from domino_tune.results.shown import Shown, frame
-from domino_tune.results.texts import ms
+from domino_tune.results.texts import ms, share
 from domino_tune.store.plans import PlanFile, Predicted, ProfileRef
 from simulator.case import Case
 from simulator.issue_order import LayerOrder
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One plan's prediction, times in ms; ``comm_ms``: time with a collective in flight."""
+    """One plan's prediction, times in ms; ``comm_ms``: time with a collective in flight.
+
+    ``memory_gib``: the peak by category. ``tflops_per_gpu`` and ``mfu`` count model FLOPs; ``mfu``
+    is None where the profile has no peak of the dtype.
+    """
 
     label: str
     iteration_ms: float
@@ -34,7 +38,12 @@ class Variant:
     idle_ms: float
     hidden_comm_fraction: float
     peak_memory_gib: float
+    memory_gib: dict[str, float]
+    fits: bool
     tokens_per_second: float
+    tokens_per_second_per_gpu: float
+    tflops_per_gpu: float
+    mfu: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +74,11 @@ class Simulated(Shown):
     exposed_comm_ms: float
     hidden_comm_fraction: float
     peak_memory_gib: float
+    memory_gib: dict[str, float]
+    fits: bool
+    tokens_per_second_per_gpu: float
+    tflops_per_gpu: float
+    mfu: float | None
     interval_ms: Interval
     confidence: str
     confidence_shares: dict[str, float]
@@ -83,16 +97,17 @@ class Simulated(Shown):
             title=workload_line(self.model, self.workload, self.cluster, self.profile.name),
             columns=(
                 "", "plan", ">iteration", ">speedup", ">compute", ">comm", ">exposed", ">hidden",
-                ">idle", ">memory", ">tokens/s",
+                ">idle", ">memory", ">tokens/s/GPU", ">TFLOP/s/GPU", ">MFU",
             ),
             rows=[
                 _variant_row(name, variant, self.baseline_ms)
                 for name, variant in self.variants.items()
             ],
             marked=(list(self.variants).index("chosen"),),
-            notes=(_confidence_line(self),),
+            notes=(_memory_line(self), _confidence_line(self)),
             narrow=(
-                "idle", "compute", "tokens/s", "memory", "comm", "hidden", "exposed", "plan",
+                "idle", "compute", "comm", "TFLOP/s/GPU", "hidden", "exposed", "tokens/s/GPU",
+                "memory", "plan",
             ),
             below="plan",
         )  # fmt: skip
@@ -104,7 +119,9 @@ class Simulated(Shown):
 
     def to_frame(self) -> DataFrame:
         """Return one row a variant: baseline, baseline_no_sp, chosen, no_comm (the index)."""
-        numbers = [item.name for item in fields(Variant) if item.name != "label"]
+        numbers = [
+            item.name for item in fields(Variant) if item.name not in ("label", "memory_gib")
+        ]
         rows = [
             {
                 "variant": name, "plan": variant.label, **asdict(variant),
@@ -163,8 +180,15 @@ def _variant_row(name: str, variant: Variant, baseline_ms: float) -> tuple[str, 
         NAMES.get(name, name), variant.label, ms(variant.iteration_ms),
         f"{baseline_ms / variant.iteration_ms:.3f}x", ms(variant.compute_ms), ms(variant.comm_ms),
         ms(variant.exposed_comm_ms), f"{variant.hidden_comm_fraction:.0%}", ms(variant.idle_ms),
-        f"{variant.peak_memory_gib:.1f} GiB", f"{variant.tokens_per_second:,.0f}",
+        f"{variant.peak_memory_gib:.1f} GiB", f"{variant.tokens_per_second_per_gpu:,.0f}",
+        f"{variant.tflops_per_gpu:,.0f}", share(variant.mfu),
     )  # fmt: skip
+
+
+def _memory_line(result: Simulated) -> str:
+    parts = ", ".join(f"{name} {gib:.1f}" for name, gib in result.memory_gib.items() if gib)
+    verdict = "" if result.fits else ": it does not fit"
+    return f"Memory of the chosen plan, GiB a GPU: {parts}{verdict}."
 
 
 def _confidence_line(result: Simulated) -> str:

@@ -22,6 +22,11 @@ def factor(value: float | None) -> str:
     return NONE if value is None else f"{value:.3f}x"
 
 
+def share(value: float | None) -> str:
+    """Return a share as a whole percentage."""
+    return NONE if value is None else f"{value:.0%}"
+
+
 def memory(gib: float) -> str:
     """Return an amount of memory in GiB as text."""
     return f"{gib:.2f} GiB" if gib >= 1 else f"{1024 * gib:,.1f} MiB"

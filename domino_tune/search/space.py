@@ -183,6 +183,7 @@ def _deepspeed_problem(model: ModelSpec, workload: Workload) -> str:
             model.num_key_value_heads != model.num_attention_heads,
             f"{model.name}'s grouped-query attention",
         ),
+        (bool(model.extras), f"{model.name}'s {', '.join(model.extras)}"),
         (
             workload.micro_batch_size % 2 == 1,
             f"an odd micro_batch_size = {workload.micro_batch_size} (it halves the batch)",

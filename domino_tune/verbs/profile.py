@@ -158,7 +158,7 @@ def _probes(
     workload = Workload(
         seq_length=request.seq_length, micro_batch_size=request.micro_batch_size, dtype=dtype
     )
-    check_runnable(loaded.spec)
+    check_runnable(loaded.spec, cluster.tp)
     check_shardable(loaded.spec, workload, cluster)
     memory = round(profile.machine.gpu_memory_gib * GIB)
     probes = coverage(

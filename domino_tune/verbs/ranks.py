@@ -16,7 +16,7 @@ from domino_tune.runtime.launch_spec import CTA_SETTINGS, Backend, LaunchSpec
 from simulator.case import Case
 from simulator.errors import InputError
 from simulator.profile import Machine
-from simulator.specs import ModelSpec
+from simulator.specs import ModelSpec, Workload
 
 BITS: Final = 8
 PATIENCE: Final = 5
@@ -49,21 +49,47 @@ def patient(spec: LaunchSpec, longest_ns: float) -> LaunchSpec:
     return replace(spec, hang_timeout_s=max(spec.hang_timeout_s, PATIENCE * longest_ns * 1e-9))
 
 
-def check_runnable(model: ModelSpec, remedy: str = "Give --set attention_dropout=0.") -> None:
-    """Raise InputError for a model that real ranks cannot run; ``remedy`` says what to do."""
+def check_runnable(
+    model: ModelSpec, tp: int, remedy: str = "Give --set attention_dropout=0."
+) -> None:
+    """Raise InputError for a model that ``tp`` real ranks cannot run; ``remedy`` says what to do
+    about attention dropout."""
     if model.attention_dropout > 0:
         raise InputError(
             f"{model.name} has attention_dropout = {model.attention_dropout}, which real ranks do "
             f"not run: sliced attention would need masks that slicing does not change. {remedy}"
         )
-
-
-def check_whole_tokens(asked: bool | None, remedy: str) -> None:
-    """Raise InputError where sequence parallelism is asked for; ``remedy`` says what to do."""
-    if asked:
+    unplayed = list(model.extras)
+    if model.gated_mlp and model.hidden_act != "silu":
+        unplayed.append(f"a gated MLP with {model.hidden_act}")
+    if unplayed:
         raise InputError(
-            "The runtime has no sequence parallelism yet, so real ranks cannot run such plans. "
-            f"{remedy}"
+            f"{model.name} has {', '.join(unplayed)}, which real ranks do not play yet: they play "
+            "GPT and Llama layers. Use simulate, tune or whatif without real runs, or a model "
+            "without these."
+        )
+    if tp > model.num_key_value_heads:
+        raise InputError(
+            f"{model.name} has num_key_value_heads = {model.num_key_value_heads}, fewer than tp = "
+            f"{tp}; real ranks do not copy key-value heads yet. Use --tp "
+            f"{model.num_key_value_heads} or less, or simulate, tune or whatif without real runs."
+        )
+
+
+def check_played(sequence_parallel: bool | None, workload: Workload, remedy: str) -> None:
+    """Raise InputError for what the runtime does not play; ``remedy`` begins with what to do."""
+    missing = {
+        "sequence parallelism (--no-sequence-parallel)": bool(sequence_parallel),
+        f"{workload.data_parallel} (--data-parallel replicas)": (
+            workload.data_parallel != "replicas"
+        ),
+        "bf16 gradients (--grad-dtype fp32)": workload.grad_dtype != "fp32",
+    }
+    found = [name for name, asked in missing.items() if asked]
+    if found:
+        raise InputError(
+            f"The runtime does not play {', '.join(found)} yet, so real ranks cannot run this. "
+            f"{remedy} with the options in brackets."
         )
 
 

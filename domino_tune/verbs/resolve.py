@@ -4,7 +4,7 @@ baseline to compare it with."""
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from domino_tune.requests import PlanFields, WorkloadFields
@@ -50,14 +50,8 @@ def resolve(
     profile = shelf.profile(request.profile or (plan_file.profile.name if plan_file else ""))
     notes: list[str] = []
     model = _model(request, plan_file, shelf, notes)
-    old = plan_file.workload if plan_file else None
-    workload = Workload(
-        seq_length=request.seq_length or (old.seq_length if old else 0),
-        micro_batch_size=request.micro_batch_size or (old.micro_batch_size if old else 0),
-        grad_accumulation=request.grad_accumulation or (old.grad_accumulation if old else 1),
-        dtype=request.dtype or (old.dtype if old else "bf16"),  # type: ignore[arg-type]
-    )
     cluster = _cluster(request, plan_file, profile)
+    workload = _workload(request, plan_file.workload if plan_file else None, cluster)
     if plan_file and plan_file.profile != ProfileRef.of(profile):
         notes.append(
             f"The plan was made on another profile ({plan_file.profile.name}, "
@@ -214,6 +208,16 @@ def _model(
     loaded = shelf.model(request.model or "", request.overrides)
     notes.extend(loaded.notes)
     return loaded.spec
+
+
+def _workload(request: WorkloadFields, old: Workload | None, cluster: ClusterSpec) -> Workload:
+    """Return the request's workload; what it leaves out is as in ``old``, else as usual."""
+    names = [item.name for item in fields(Workload)]
+    given = {name: value for name in names if (value := getattr(request, name)) is not None}
+    if old is not None:
+        return replace(old, **given)
+    usual = "distributed-optimizer" if cluster.dp > 1 else "replicas"
+    return Workload(**{"data_parallel": usual, **given})
 
 
 def _cluster(request: WorkloadFields, plan_file: PlanFile | None, profile: Profile) -> ClusterSpec:

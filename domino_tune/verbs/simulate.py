@@ -22,7 +22,8 @@ from domino_tune.verbs.resolve import (
 from simulator.case import Case
 from simulator.confidence import Confidence, confidence_of
 from simulator.engine import play
-from simulator.memory import peak_bytes
+from simulator.memory import Memory, peak_memory
+from simulator.model_flops import flops_per_gpu, mfu
 from simulator.plan import NO_COMM, SlicePlan
 from simulator.predict import programmed
 from simulator.record import record
@@ -73,8 +74,7 @@ def simulate(
 def simulate_plan(case: Case, chosen: Chosen) -> SimulateResult:
     """Predict the variants; timelines show at most MICROS_PLAYED micro-batches.
 
-    Raise InfeasiblePlanError (``memory``) when the chosen plan does not fit a GPU. A baseline that
-    does not fit is a warning.
+    A plan that does not fit a GPU is an answer (``fits``), and so is such a baseline.
     """
     plans = {
         BASELINE: Chosen.of(case, baseline_plan(case)),
@@ -84,8 +84,7 @@ def simulate_plan(case: Case, chosen: Chosen) -> SimulateResult:
     }
     if plans[BASELINE] == plans[BASELINE_NO_SP]:
         del plans[BASELINE_NO_SP]
-    peaks = {name: peak_bytes(case, one.plan, one.order) for name, one in plans.items()}
-    case.check_memory(chosen.plan, peaks[CHOSEN])
+    peaks = {name: peak_memory(case, one.plan, one.order) for name, one in plans.items()}
     shown = _shortened(case)
     variants, drawn = {}, {}
     for name, one in plans.items():
@@ -128,6 +127,11 @@ def _result(
         exposed_comm_ms=mine.exposed_comm_ms,
         hidden_comm_fraction=mine.hidden_comm_fraction,
         peak_memory_gib=mine.peak_memory_gib,
+        memory_gib=mine.memory_gib,
+        fits=mine.fits,
+        tokens_per_second_per_gpu=mine.tokens_per_second_per_gpu,
+        tflops_per_gpu=mine.tflops_per_gpu,
+        mfu=mine.mfu,
         interval_ms=Interval(low=confidence.low_ns * longer, high=confidence.high_ns * longer),
         confidence=confidence.level,
         confidence_shares=confidence.shares,
@@ -146,8 +150,9 @@ def _result(
     )
 
 
-def _variant(case: Case, label: str, sums: Totals, peak: int) -> Variant:
+def _variant(case: Case, label: str, sums: Totals, peak: Memory) -> Variant:
     """Return the numbers of the whole iteration, which equal the full timeline's to the ns."""
+    tokens_per_s = case.tokens / (sums.makespan_ns * 1e-9)
     hidden = 1.0 - sums.exposed_ns / sums.comm_ns if sums.comm_ns else 1.0
     return Variant(
         label=label,
@@ -157,8 +162,13 @@ def _variant(case: Case, label: str, sums: Totals, peak: int) -> Variant:
         exposed_comm_ms=sums.exposed_ns * MS_PER_NS,
         idle_ms=(sums.makespan_ns - sums.compute_ns - sums.exposed_ns) * MS_PER_NS,
         hidden_comm_fraction=hidden,
-        peak_memory_gib=peak / GIB,
-        tokens_per_second=case.tokens / (sums.makespan_ns * 1e-9),
+        peak_memory_gib=sum(peak) / GIB,
+        memory_gib={name: size / GIB for name, size in peak._asdict().items()},
+        fits=sum(peak) <= case.capacity_bytes,
+        tokens_per_second=tokens_per_s,
+        tokens_per_second_per_gpu=tokens_per_s / case.cluster.world_size,
+        tflops_per_gpu=flops_per_gpu(case, sums.makespan_ns) * 1e-12,
+        mfu=mfu(case, sums.makespan_ns),
     )
 
 
@@ -173,10 +183,16 @@ def _warnings(
         )
     if mine.label != baseline.label and mine.iteration_ms >= baseline.iteration_ms:
         found.append(f"Do not use Domino here: {mine.label} is not faster than {baseline.label}.")
-    if baseline.peak_memory_gib * GIB > case.capacity_bytes:
+    capacity_gib = case.capacity_bytes / GIB
+    if not mine.fits:
+        found.append(
+            f"{mine.label} needs {mine.peak_memory_gib:.1f} GiB at its peak, but "
+            f"{case.profile.machine.gpu} has {capacity_gib:.0f} GiB: it could not run."
+        )
+    if not baseline.fits:
         found.append(
             f"The baseline would need {baseline.peak_memory_gib:.1f} GiB, more than a GPU's "
-            f"{case.capacity_bytes / GIB:.0f} GiB: it could not run."
+            f"{capacity_gib:.0f} GiB: it could not run."
         )
     if case.workload.grad_accumulation > MICROS_PLAYED:
         found.append(

@@ -29,7 +29,7 @@ from domino_tune.verbs.simulate import simulate_plan
 from domino_tune.verbs.tune_measured import tune_measured
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.memory import least_peak_bytes, static_bytes
+from simulator.memory import least_peak_bytes, static_memory
 from simulator.units import GIB, MS_PER_NS
 
 
@@ -119,7 +119,7 @@ def _refuse_hopeless(plans: CasePlans) -> None:
     case = plans.case
     least = least_peak_bytes(case)
     if least > case.capacity_bytes:
-        static = static_bytes(case, plans.space[0])
+        static = sum(static_memory(case, plans.space[0]))
         raise InfeasiblePlanError(
             f"None of the {len(plans.space):,} plans fits in the memory of "
             f"{case.profile.machine.gpu}: each needs {least / GIB:.1f} GiB or more at its peak "

@@ -49,8 +49,8 @@ from domino_tune.verbs.landscape import plan_grid
 from domino_tune.verbs.ranks import (
     check_comm_ctas,
     check_machine,
+    check_played,
     check_runnable,
-    check_whole_tokens,
     launch_spec,
     patient,
 )
@@ -188,9 +188,8 @@ def tune_measured(request: TuneRequest, progress: Progress = no_progress) -> Mea
     """
     began = time.perf_counter()
     check_measurable(request)
-    check_whole_tokens(request.sequence_parallel, "Leave out --sequence-parallel.")
-    case = replace(resolve(request), sequence_parallel=False)
-    check_runnable(case.model)
+    case = _as_played(request)
+    check_runnable(case.model, case.cluster.tp)
     spec = launch_spec(request, tp=case.cluster.tp, dp=case.cluster.dp)
     check_ready(spec)
     differing = check_machine(case, spec, force=request.force)
@@ -208,6 +207,17 @@ def tune_measured(request: TuneRequest, progress: Progress = no_progress) -> Mea
         )  # fmt: skip
         found = _search(session, request, choice)
         return _result(request, session, choice, found, differing, began)
+
+
+def _as_played(request: TuneRequest) -> Case:
+    """Return the case as the runtime plays it: whole tokens on each rank, and whole replicas.
+
+    Raise InputError where the request asks for something else.
+    """
+    shared = request.data_parallel or "replicas"
+    case = resolve(replace(request, data_parallel=shared))
+    check_played(request.sequence_parallel, case.workload, "Ask")
+    return replace(case, sequence_parallel=False)
 
 
 def check_measurable(request: TuneRequest) -> None:

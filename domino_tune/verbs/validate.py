@@ -24,8 +24,8 @@ from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.ranks import (
     check_comm_ctas,
     check_machine,
+    check_played,
     check_runnable,
-    check_whole_tokens,
     launch_spec,
     patient,
 )
@@ -77,11 +77,11 @@ def validate(request: ValidateRequest, progress: Progress = no_progress) -> Vali
     limit = parse_percent("--max-error", request.max_error) if request.max_error else None
     files = _plan_files(request.plan)
     case = _case_of(files, request.profile)
-    check_runnable(case.model, "Make the plan again with --set attention_dropout=0.")
+    check_runnable(
+        case.model, case.cluster.tp, "Make the plan again with --set attention_dropout=0."
+    )
     for one in files.values():
-        check_whole_tokens(
-            one.plan.sequence_parallel, "Make the plan again with --no-sequence-parallel."
-        )
+        check_played(one.plan.sequence_parallel, one.workload, "Make the plan again")
     single_rank = request.emulate_collectives
     spec = launch_spec(request, tp=case.cluster.tp, dp=case.cluster.dp, single_rank=single_rank)
     check_ready(spec)

@@ -67,7 +67,7 @@ ATTENTION_NEAREST: Final = Expected(
     "rows of an H200, looked up without those of their length",
 )
 ATTENTION_HEADS: Final = Expected(
-    "attention of another head size or dtype than the law's",
+    "attention of another head size or dtype than the law's, or with a soft-cap",
     0.2,
     "assumed",
     "the law was fitted to heads of 128",

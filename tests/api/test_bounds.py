@@ -29,21 +29,44 @@ def setup_of(**given: Any) -> Case:
 
 
 @pytest.mark.parametrize("model", ["gpt3-1.3b", "llama2-7b"])
-@pytest.mark.parametrize("given", [{}, {"tp": 1}, {"dp": 2}, {"grad_accumulation": 3, "dp": 2}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {}, {"tp": 1}, {"dp": 2, "data_parallel": "replicas"}, {"grad_accumulation": 3, "dp": 2},
+        {"grad_accumulation": 3, "dp": 2, "data_parallel": "fsdp"},
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize(
     "plan",
     [
         MEGATRON, NO_COMM, SlicePlan(), SlicePlan(row_slices=4, merge_wgrad=True),
         SlicePlan(row_slices=3, attn_col_slices=4, mlp_col_slices=2, mlp_dgrad_slices=8),
         SlicePlan(row_slices=2, order="inter", wgrad="eager"),
+        SlicePlan(row_slices=3, sequence_parallel=True),
     ],
 )  # fmt: skip
-def test_ops_are_those_of_the_schedule(model: str, given: dict[str, int], plan: SlicePlan) -> None:
+def test_ops_are_those_of_the_schedule(model: str, given: dict[str, Any], plan: SlicePlan) -> None:
     case = setup_of(model=model, **given)
     case = replace(case, model=replace(case.model, num_hidden_layers=6))
     made = build_schedule(case.model, case.workload, case.cluster, plan, order_of(case, plan))
-    counted = bounds.schedule_ops(case.model, case.cluster, plan, case.workload.grad_accumulation)
-    assert len(made) <= counted <= len(made) + case.model.num_hidden_layers
+    work = case.workload
+    micros, shared = work.grad_accumulation, work.data_parallel
+    counted = bounds.schedule_ops(case.model, case.cluster, plan, micros, shared)
+    assert len(made) <= counted <= len(made) + 2 * case.model.num_hidden_layers
+
+
+@pytest.mark.parametrize(
+    ("tp", "fields"),
+    [
+        (4, ("qk_norm=true", "post_norm=true")), (1, ("qk_norm=true",)),
+        (4, ("final_logit_softcapping=30", "scaled_embeddings=true")), (8, ("num_kv_heads=2",)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("plan", [MEGATRON, NO_COMM, SlicePlan(sequence_parallel=True)])
+def test_ops_of_other_models(tp: int, fields: tuple[str, ...], plan: SlicePlan) -> None:
+    case = setup_of(tp=tp, overrides=fields)
+    made = build_schedule(case.model, case.workload, case.cluster, plan, order_of(case, plan))
+    assert bounds.schedule_ops(case.model, case.cluster, plan, 1) == len(made)
 
 
 @pytest.mark.parametrize("given", [{}, {"tp": 8}, {"micro_batch_size": 16}])

@@ -14,7 +14,7 @@ from simulator.cost import Changes, CostModel
 from simulator.plan import MEGATRON, NO_COMM, Order, SlicePlan, WgradPlacement
 from simulator.profile import Profile, Provenance, SkewSection
 from simulator.skew import SkewFit, SkewRow
-from simulator.specs import ClusterSpec, ModelSpec, Workload
+from simulator.specs import DATA_PARALLEL, ClusterSpec, ModelSpec, Workload
 
 KINDS: Final = (
     "megatron", "no_comm", "intra eager", "intra deferred", "inter eager", "inter deferred",
@@ -78,12 +78,30 @@ def random_model(rng: random.Random, tp: int, layers: int) -> ModelSpec:
         vocab_size=rng.choice((11, 1000, 32000, 50257)), max_position_embeddings=4096,
     )  # fmt: skip
     if gpt:
-        return replace(plain, hidden_dropout=rng.choice((0.0, 0.1)))
-    return replace(
+        return with_extras(replace(plain, hidden_dropout=rng.choice((0.0, 0.1))), tp)
+    llama = replace(
         plain, hidden_act="silu", gated_mlp=rng.random() < 0.8, norm="rmsnorm",
         position_embedding="rope", tie_word_embeddings=rng.random() < 0.3, attention_bias=False,
         mlp_bias=False,
     )  # fmt: skip
+    return with_extras(llama, tp)
+
+
+def with_extras(model: ModelSpec, tp: int) -> ModelSpec:
+    """``model``, sometimes with what Qwen3 and Gemma 2 have, or with fewer kv heads than ranks.
+
+    It depends on the model alone, so that the rest of a random case does not.
+    """
+    rng = random.Random(repr(model))
+    norms = {name: rng.random() < 0.2 for name in ("qk_norm", "post_norm", "scaled_embeddings")}
+    caps = {
+        name: 30.0 * (rng.random() < 0.15)
+        for name in ("attn_logit_softcapping", "final_logit_softcapping")
+    }
+    kv_heads = model.num_key_value_heads
+    if rng.random() < 0.2:
+        kv_heads = rng.choice([n for n in range(1, tp + 1) if tp % n == 0])
+    return replace(model, **norms, **caps, num_key_value_heads=kv_heads)  # type: ignore[arg-type]
 
 
 def random_cluster(rng: random.Random) -> ClusterSpec:
@@ -100,6 +118,10 @@ def random_case(rng: random.Random, *, layers: int, micros: int, cost: CostModel
         grad_accumulation=rng.randint(1, micros),
     )  # fmt: skip
     model = random_model(rng, cluster.tp, rng.randint(1, layers))
+    workload = replace(
+        workload, data_parallel=rng.choice(DATA_PARALLEL),
+        overlap_grad_reduce=rng.random() < 0.7, overlap_param_gather=rng.random() < 0.7,
+    )  # fmt: skip
     case = Case(model=model, workload=workload, cluster=cluster, profile=cost.profile)
     return with_cost(case, cost)
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.build import DP_BUCKET_PARAMETERS, build_schedule, check_layer_order
+from simulator.buckets import DP_BUCKET_PARAMETERS
+from simulator.build import build_schedule, check_layer_order
 from simulator.errors import InfeasiblePlanError, InputError, ScheduleError
 from simulator.issue_order import IssueOrder, LayerOrder, Token
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan

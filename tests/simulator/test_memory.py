@@ -8,7 +8,7 @@ import pytest
 
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.memory import live_peaks, peak_bytes, static_bytes
+from simulator.memory import live_peaks, peak_bytes, peak_memory, static_memory
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import order_of
 from simulator.presets import MODELS
@@ -40,8 +40,10 @@ def test_peak_is_the_brute_force_over_the_whole_stack(block: int) -> None:
 def test_static_memory_is_weights_gradients_and_adam(dtype: Dtype, per_parameter: int) -> None:
     case = gpt_case()
     case = replace(case, workload=replace(case.workload, dtype=dtype))
-    parameters = static_bytes(case, MEGATRON) // per_parameter
-    assert parameters * per_parameter == static_bytes(case, MEGATRON)
+    static = static_memory(case, MEGATRON)
+    assert static.buffers == 32 << 20
+    parameters = sum(static[:3]) // per_parameter
+    assert parameters * per_parameter == sum(static[:3])
     assert parameters == pytest.approx(case.model.parameters / 8, rel=0.02)
 
 
@@ -50,9 +52,18 @@ def test_saved_activations_of_a_layer_are_what_its_backward_reads() -> None:
     x, y with masks; two norms; qkv 3/8, core 1/8; fc1 4/8, before and after gelu."""
     case = gpt_case()
     deeper = replace(case, model=replace(case.model, num_hidden_layers=41))
-    live = [peak_bytes(c, MEGATRON) - static_bytes(c, MEGATRON) for c in (case, deeper)]
+    live = [peak_bytes(c, MEGATRON) - sum(static_memory(c, MEGATRON)) for c in (case, deeper)]
     unit = case.workload.tokens * case.model.hidden_size
     assert live[1] - live[0] == unit * (3 + 3 + 2 + 2 + 3 / 4 + 1 / 4 + 1 + 1)
+
+
+def test_the_peak_by_category() -> None:
+    """In the head all logits of this rank are alive, and what backward will read."""
+    found = peak_memory(gpt_case(), MEGATRON)
+    tokens, vocab = 8 * 1024, 51_200 // 8
+    assert found.logits == tokens * vocab * 2
+    assert sum(found) == peak_bytes(gpt_case(), MEGATRON)
+    assert found._replace(activations=0, logits=0) == static_memory(gpt_case(), MEGATRON)
 
 
 def test_accumulation_keeps_no_activations() -> None:
@@ -69,4 +80,4 @@ def backward_peak(plan: SlicePlan) -> int:
     """Peak of live values behind the head, in bytes."""
     case = gpt_case()
     schedule = build_schedule(case.model, case.workload, case.cluster, plan, order_of(case, plan))
-    return live_peaks(schedule)[2]
+    return live_peaks(schedule)[2].whole

@@ -10,7 +10,8 @@ from simulator.specs import ClusterSpec, Workload, check_shardable
 BILLIONS = {
     "gpt3-1.3b": 1.3, "gpt3-2.7b": 2.7, "gpt3-6.7b": 6.7, "gpt3-13b": 12.9, "gpt3-30b": 30.0,
     "gpt3-175b": 174.6, "llama2-7b": 6.7, "llama2-13b": 13.0, "llama2-70b": 69.0,
-    "llama3-8b": 8.0, "llama3-70b": 70.6, "llama3-405b": 405.9,
+    "llama3-8b": 8.0, "llama3-70b": 70.6, "llama3-405b": 405.9, "qwen3-8b": 8.2,
+    "qwen3-14b": 14.8, "qwen3-32b": 32.8,
 }  # fmt: skip
 
 
@@ -40,6 +41,9 @@ PUBLISHED = {
     "llama3-8b": Published(32, 4096, 32, 8, 128, 14336, 128256, 8192),
     "llama3-70b": Published(80, 8192, 64, 8, 128, 28672, 128256, 8192),
     "llama3-405b": Published(126, 16384, 128, 8, 128, 53248, 128256, 131072),
+    "qwen3-8b": Published(36, 4096, 32, 8, 128, 12288, 151936, 40960),
+    "qwen3-14b": Published(40, 5120, 40, 8, 128, 17408, 151936, 40960),
+    "qwen3-32b": Published(64, 5120, 64, 8, 128, 25600, 151936, 40960),
 }
 
 
@@ -72,6 +76,25 @@ def test_llama_has_its_structure(name: str, theta: float) -> None:
     assert (model.rope_theta, model.norm_eps) == (theta, 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("qwen3-8b", 8_190_735_360), ("qwen3-14b", 14_768_307_200), ("qwen3-32b", 32_762_123_264),
+    ],
+)  # fmt: skip
+def test_qwen3_is_a_llama_with_norms_of_queries_and_keys(name: str, parameters: int) -> None:
+    """Counted on transformers' Qwen3ForCausalLM, and as Qwen prints them."""
+    model = MODELS[name]
+    assert model.parameters == parameters
+    assert (model.qk_norm, model.head_dim, model.norm_eps, model.rope_theta) == (
+        True, 128, 1e-6, 1e6,
+    )  # fmt: skip
+    assert (model.attention_bias, model.mlp_bias, model.tie_word_embeddings) == (False,) * 3
+    assert {name for name in MODELS if MODELS[name].extras} == {
+        "qwen3-8b", "qwen3-14b", "qwen3-32b",
+    }  # fmt: skip
+
+
 def test_parameter_counts_are_the_published_ones() -> None:
     counts = {name: round(model.parameters / 1e9, 1) for name, model in MODELS.items()}
     assert counts == pytest.approx(BILLIONS, abs=0.11)
@@ -81,5 +104,6 @@ def test_parameter_counts_are_the_published_ones() -> None:
 def test_every_preset_shards_over_a_node(name: str) -> None:
     model = MODELS[name]
     assert model.name == name
-    assert model.attention_size == model.hidden_size
+    heads_of_their_own_size = {"qwen3-32b": 8192}
+    assert model.attention_size == heads_of_their_own_size.get(name, model.hidden_size)
     check_shardable(model, Workload(seq_length=1024, micro_batch_size=1), ClusterSpec(tp=8))

@@ -15,7 +15,7 @@ from domino_tune.store.profiles import load_profile
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.errors import InputError
-from simulator.memory import peak_bytes, static_bytes
+from simulator.memory import peak_bytes, static_memory
 from simulator.ops import Collective, Pointwise
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import predict, simulate
@@ -162,7 +162,7 @@ def test_a_layer_keeps_34_bytes_an_element_divided_by_tp() -> None:
     the softmax, which attention does not keep here either."""
     case = gpt_case()
     deeper = replace(case, model=replace(case.model, num_hidden_layers=41))
-    kept = [peak_bytes(c, SHARDED) - static_bytes(c, SHARDED) for c in (case, deeper)]
+    kept = [peak_bytes(c, SHARDED) - sum(static_memory(c, SHARDED)) for c in (case, deeper)]
     unit = case.workload.tokens * case.model.hidden_size
     assert kept[1] - kept[0] == unit * 34 // 8
 

@@ -46,7 +46,7 @@ def test_groups_of_the_all_reduces() -> None:
     shapes = shapes_of(model, replace(CUT, comm_ctas=5), tp=4, dp=4)
     assert shapes.tp_all_reduce(96) == Collective("all_reduce", 96, 1, 4, 5, "bf16")
     assert shapes.tp_all_reduce(96, "fp32") == Collective("all_reduce", 96, 1, 4, 5, "fp32")
-    assert shapes.dp_all_reduce(25) == Collective("all_reduce", 100, 2, 2, 0, "fp32")
+    assert shapes.dp_reduction(25) == Collective("all_reduce", 100, 2, 2, 0, "fp32")
 
 
 def test_biases_belong_to_their_block() -> None:

@@ -59,8 +59,10 @@ def test_gpt3_13b_needs_other_heads_above_one_node(tp: int) -> None:
 
 
 def test_what_does_not_shard_says_which_number() -> None:
-    with pytest.raises(InputError, match=r"num_key_value_heads = 8 .* tp = 16"):
-        check_shardable(LLAMA, WORK, ClusterSpec(tp=16))
+    wide = replace(LLAMA, num_attention_heads=96, head_dim=64, intermediate_size=24576)
+    allowed = r"num_key_value_heads = 8 is neither .* of tp = 12; nearest tp .*kv heads: 8 or 16\."
+    with pytest.raises(InputError, match=allowed):
+        check_shardable(wide, WORK, ClusterSpec(tp=12, ranks_per_node=4))
     with pytest.raises(InputError, match=r"intermediate_size = 28674 .* tp = 8"):
         check_shardable(replace(LLAMA, intermediate_size=28674), WORK, ClusterSpec(tp=8))
 
@@ -195,8 +197,37 @@ def test_heads_that_would_shard_are_offered_where_only_they_do_not() -> None:
     with pytest.raises(InputError, match=r"Or try --set num_attention_heads=32 or --set .*=40\.$"):
         check_shardable(odd, WORK, ClusterSpec(tp=8))
     for other in (replace(GPT, num_key_value_heads=20), replace(GPT, intermediate_size=20488)):
-        with pytest.raises(InputError, match=r"num_attention_heads = 40 .*ffn: \d+\.$"):
+        near = r"num_attention_heads = 40 .*heads and ffn[a-z, ]*: \d+( or \d+)?\.$"
+        with pytest.raises(InputError, match=near):
             check_shardable(other, WORK, node)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8, 16, 32, 64])
+def test_tp_above_the_kv_heads_is_a_multiple_of_them(tp: int) -> None:
+    check_shardable(LLAMA, WORK, ClusterSpec(tp=tp))
+    check_shardable(replace(LLAMA, num_key_value_heads=1), WORK, ClusterSpec(tp=tp))
+
+
+def test_a_sliding_window_may_not_be_shorter_than_the_sequence() -> None:
+    model = replace(LLAMA, sliding_window=1024)
+    check_shardable(model, replace(WORK, seq_length=1024), ClusterSpec(tp=8))
+    short = r"window of 1024 tokens.*--seq-length 1025.*Give --seq-length 1024.*sliding_window=0"
+    with pytest.raises(InputError, match=short):
+        check_shardable(model, replace(WORK, seq_length=1025), ClusterSpec(tp=8))
+    with pytest.raises(InputError, match="sliding_window must be a whole number"):
+        replace(LLAMA, sliding_window=-1)
+
+
+def test_what_qwen3_and_gemma2_have_is_counted_and_named() -> None:
+    """Norms of q and k have a weight a head element; norms behind blocks one a hidden element."""
+    h, plain = LLAMA.hidden_size, LLAMA.layer_parameters
+    assert replace(LLAMA, qk_norm=True).layer_parameters == plain + 2 * LLAMA.head_dim
+    assert replace(LLAMA, post_norm=True).layer_parameters == plain + 2 * h
+    both = replace(GPT, qk_norm=True, post_norm=True)
+    assert both.layer_parameters == GPT.layer_parameters + 2 * (2 * 128 + 2 * 5120)
+    assert LLAMA.extras == ()
+    capped = replace(both, final_logit_softcapping=30.0)
+    assert capped.extras == ("qk_norm", "post_norm", "final_logit_softcapping")
 
 
 def test_the_nearest_ffn_sizes_are_offered() -> None:

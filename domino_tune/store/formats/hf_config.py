@@ -5,6 +5,9 @@ Sources of names and defaults: the configuration classes of transformers 4.5x, b
 
 from __future__ import annotations
 
+import json
+import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, get_type_hints
@@ -32,6 +35,8 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "mlp_bias": ("enable_bias", "bias"),
 }
 """Names of one ModelSpec field in the configurations of the various families."""
+DEFAULT_WINDOW_LAYERS: Final = 28
+"""``max_window_layers`` of Qwen: so many layers, from the first, attend to the whole sequence."""
 LARGEST: Final = 10**9
 """Upper limit of every number of a model."""
 EXPERT_KEYS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -40,6 +45,10 @@ EXPERT_TYPES: Final = frozenset({
     "switch_transformers", "minimax",
 })  # fmt: skip
 """Mixtures of experts whose ``model_type`` does not contain ``moe``."""
+FP8: Final = re.compile("fp8|float8|e4m3|e5m2|float-quantized", re.IGNORECASE)
+"""What names 8-bit floats in a config's dtype and quantization_config."""
+NULLABLE: Final = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
+"""Fields that null or false turns off; without the key they have the family's default."""
 NESTED: Final = ("text_config", "llm_config", "language_config")
 """Keys under which multimodal models hold the config of their language model."""
 _HINTS: Final = get_type_hints(ModelSpec)
@@ -51,11 +60,13 @@ class Family:
     """The meaning of a ``model_type``: fixed fields, defaults of absent keys, known departures.
 
     ``departures`` maps a key to (values that are harmless, what is simulated otherwise).
+    ``window_switch``: the key without which a sliding window is not used.
     """
 
     fixed: Mapping[str, Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     departures: Mapping[str, tuple[tuple[Any, ...], str]] = field(default_factory=dict)
+    window_switch: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +78,23 @@ class HfModel:
     notes: tuple[str, ...]
 
 
-_GPT: Final = {"gated_mlp": False, "norm": "layernorm"}
-_LLAMA: Final = {"gated_mlp": True, "norm": "rmsnorm", "position_embedding": "rope"}
+_GPT: Final = {"gated_mlp": False, "norm": "layernorm", "sliding_window": 0}
+_ROPED: Final = {"gated_mlp": True, "norm": "rmsnorm", "position_embedding": "rope"}
+_LLAMA: Final = {**_ROPED, "sliding_window": 0}
 _LLAMA_DEFAULTS: Final = {
     "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
     "max_position_embeddings": 2048, "norm_eps": 1e-6, "hidden_dropout": 0.0,
     "attention_dropout": 0.0, "rope_theta": 10000.0,
 }  # fmt: skip
-_WINDOW: Final = {
-    "sliding_window": ((None, False, 0), "attention is simulated over the whole sequence")
+_GEMMA: Final = {"mlp_bias": False, "scaled_embeddings": True}
+_GEMMA_DEFAULTS: Final = {
+    **_LLAMA_DEFAULTS, "hidden_act": "gelu", "tie_word_embeddings": True, "head_dim": 256,
+    "max_position_embeddings": 8192,
+}  # fmt: skip
+_QWEN_DEFAULTS: Final = {
+    **_LLAMA_DEFAULTS,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
 }
 FAMILIES: Final[dict[str, Family]] = {
     "gpt2": Family(
@@ -121,26 +140,28 @@ FAMILIES: Final[dict[str, Family]] = {
     ),
     "llama": Family(fixed=_LLAMA, defaults=_LLAMA_DEFAULTS),
     "mistral": Family(
-        fixed={**_LLAMA, "attention_bias": False, "mlp_bias": False}, defaults=_LLAMA_DEFAULTS,
-        departures=_WINDOW,
+        fixed={**_ROPED, "attention_bias": False, "mlp_bias": False},
+        defaults={**_LLAMA_DEFAULTS, "sliding_window": 4096},
     ),
     "qwen2": Family(
-        fixed={**_LLAMA, "attention_bias": True, "mlp_bias": False}, defaults=_LLAMA_DEFAULTS,
-        departures={"use_sliding_window": ((False,), _WINDOW["sliding_window"][1])},
+        fixed={**_ROPED, "attention_bias": True, "mlp_bias": False}, defaults=_QWEN_DEFAULTS,
+        window_switch="use_sliding_window",
     ),
     "qwen3": Family(
-        fixed={**_LLAMA, "mlp_bias": False}, defaults={**_LLAMA_DEFAULTS, "head_dim": 128},
-        departures={"use_sliding_window": ((False,), _WINDOW["sliding_window"][1])},
+        fixed={**_ROPED, "mlp_bias": False, "qk_norm": True},
+        defaults={**_QWEN_DEFAULTS, "head_dim": 128}, window_switch="use_sliding_window",
     ),
-    "gemma": Family(
-        fixed={**_LLAMA, "mlp_bias": False},
+    "gemma": Family(fixed={**_LLAMA, **_GEMMA}, defaults=_GEMMA_DEFAULTS),
+    "gemma2": Family(
+        fixed={**_ROPED, **_GEMMA, "post_norm": True},
         defaults={
-            **_LLAMA_DEFAULTS, "hidden_act": "gelu", "tie_word_embeddings": True, "head_dim": 256,
+            **_GEMMA_DEFAULTS, "sliding_window": 4096, "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
         },
     ),
     "phi3": Family(
-        fixed={**_LLAMA, "attention_bias": False, "mlp_bias": False}, defaults=_LLAMA_DEFAULTS,
-        departures=_WINDOW,
+        fixed={**_ROPED, "attention_bias": False, "mlp_bias": False},
+        defaults={**_LLAMA_DEFAULTS, "max_position_embeddings": 4096, "norm_eps": 1e-5},
     ),
 }  # fmt: skip
 
@@ -161,12 +182,12 @@ def from_hf_config(config: Mapping[str, Any], *, name: str) -> HfModel:
     family = FAMILIES[model_type]
     reader = _Reader(config, name)
     values = reader.shape(family)
-    notes = tuple(
+    notes = (*_pricing(values, name), *(
         f"{name}: {key} = {value!r} is not modelled; {text}."
         for key, (harmless, text) in family.departures.items()
         if (value := config.get(key, family.defaults.get(key))) is not None
         and value not in harmless
-    )
+    ))  # fmt: skip
     used = {*reader.used, *family.departures, "model_type"}
     ignored = tuple(sorted(key for key in config if key not in used))
     return HfModel(spec=ModelSpec(name=name, **values), ignored=ignored, notes=notes)
@@ -182,6 +203,16 @@ def field_name(name: str) -> str:
             return ours
     aliases = {alias for names in ALIASES.values() for alias in names}
     raise unknown_name("model field", name, {*known, *aliases})
+
+
+def _pricing(values: Mapping[str, Any], name: str) -> list[str]:
+    """Return notes on what is priced by assumption."""
+    if not values.get("attn_logit_softcapping"):
+        return []
+    return [
+        f"{name}: attention is priced as it is without attn_logit_softcapping = "
+        f"{values['attn_logit_softcapping']:g}, and counts as assumed."
+    ]
 
 
 def _refuse_unsupported(config: Mapping[str, Any], name: str) -> None:
@@ -201,9 +232,17 @@ def _refuse_unsupported(config: Mapping[str, Any], name: str) -> None:
         experts.append(f"model_type = {model_type!r}")
     if experts:
         raise InputError(
-            f"{name}: mixture of experts is not supported ({', '.join(experts)}); "
-            "use a dense decoder-only model."
+            f"{name}: mixture of experts is not supported (got {', '.join(experts)}); use a dense "
+            f"decoder-only model, whose model_type is one of {', '.join(FAMILIES)}."
         )
+    for key in ("quantization_config", "torch_dtype", "dtype"):
+        found = json.dumps(config.get(key), default=str)
+        if FP8.search(found):
+            raise InputError(
+                f"{name}: FP8 is not supported (got {key} = {reprlib.repr(config[key])}); GEMMs "
+                f"are priced in bf16, fp16, fp32 or fp64. Take {key} out of the config, and choose "
+                "with --dtype."
+            )
     projected, hidden = config.get("word_embed_proj_dim"), config.get("hidden_size")
     if projected is not None and projected != hidden:
         raise InputError(
@@ -229,6 +268,8 @@ class _Reader:
             found = self._find(item.name)
             if item.name in family.fixed:
                 values[item.name] = family.fixed[item.name]
+            elif item.name in NULLABLE and not self.config.get(item.name, True):
+                values[item.name] = _HINTS[item.name](0)
             elif found is not None:
                 values[item.name] = self._typed(item.name, found)
             elif item.name in family.defaults:
@@ -237,7 +278,21 @@ class _Reader:
                 names = " or ".join((item.name, *ALIASES.get(item.name, ())))
                 raise InputError(f"{self.name}: the key {names} is missing; add it.")
         self._derive(values)
+        if self._has_no_window(family, values["num_hidden_layers"]):
+            values["sliding_window"] = 0
         return values
+
+    def _has_no_window(self, family: Family, layers: int) -> bool:
+        """Return whether no layer uses the sliding window that the config names."""
+        self.used.update(("layer_types", family.window_switch, "max_window_layers"))
+        kinds = self.config.get("layer_types")
+        if isinstance(kinds, list):
+            return "sliding_attention" not in kinds
+        if not family.window_switch:
+            return False
+        whole = self.config.get("max_window_layers", DEFAULT_WINDOW_LAYERS)
+        used = self.config.get(family.window_switch)
+        return not used or (isinstance(whole, int) and whole >= layers)
 
     def _find(self, field_: str) -> Any:
         for key in (field_, *ALIASES.get(field_, ())):
@@ -245,6 +300,10 @@ class _Reader:
                 self.used.add(key)
                 if self.config[key] is not None:
                     return self.config[key]
+        nested = self.config.get("rope_parameters")  # where transformers 5 keeps it
+        if field_ == "rope_theta" and isinstance(nested, Mapping):
+            self.used.add("rope_parameters")
+            return nested.get("rope_theta")
         return None
 
     def _typed(self, field_: str, value: Any) -> Any:

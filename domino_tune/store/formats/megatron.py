@@ -27,6 +27,13 @@ def megatron_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpe
             f"{'gated' if model.gated_mlp else 'not gated'}); it has GeLU and SwiGLU.",
             reason="target",
         )
+    missing = [name for name in model.extras if name != "qk_norm"]
+    if missing:
+        raise InfeasiblePlanError(
+            f"Megatron-LM's pretrain_gpt.py has no option for {model.name}'s {', '.join(missing)}; "
+            "export the plan of a model without.",
+            reason="target",
+        )
     batch = workload.micro_batch_size * workload.grad_accumulation * cluster.dp
     return [
         f"--tensor-model-parallel-size {cluster.tp}",
@@ -64,6 +71,8 @@ def _kind(model: ModelSpec) -> list[str]:
         arguments.append("--swiglu")
     if model.norm == "rmsnorm":
         arguments.append("--normalization RMSNorm")
+    if model.qk_norm:
+        arguments.append("--qk-layernorm")
     if model.position_embedding == "rope":
         arguments += ["--position-embedding-type rope", f"--rotary-base {model.rope_theta:.0f}"]
     elif model.position_embedding == "none":

@@ -43,7 +43,10 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     [
         ("domino-tune t", ["tune", "tokens"]),
         ("domino-tune profiles ", ["list", "show", "check", "import", "diff"]),
-        ("domino-tune tune --se", ["--seq-length", "--set", "--search", "--seed", "--server"]),
+        (
+            "domino-tune tune --se",
+            ["--seq-length", "--sequence-parallel", "--set", "--search", "--seed", "--server"],
+        ),
         ("domino-tune simulate --model llama3", ["llama3-405b", "llama3-70b", "llama3-8b"]),
         ("domino-tune tune --profile ", BUNDLED),
         ("domino-tune simulate --tp 8 --dtype bf", ["bf16"]),

@@ -97,7 +97,9 @@ def test_nothing_else_is_taken(local: TuneResult) -> None:
             continue
         taken.append(where)
     assert good == before
-    free = ("variants", "infeasible", "confidence_shares", "time_by_role_ms")  # keys of their own
+    free = (  # keys of their own
+        "variants", "infeasible", "confidence_shares", "time_by_role_ms", "memory_gib",
+    )  # fmt: skip
     assert [where for where in taken if not any(f"/{name}/" in where for name in free)] == []
 
 

@@ -119,6 +119,7 @@ class TestDeepSpeed:
             ({"gated_mlp": True}, "MLP"),
             ({"norm": "rmsnorm"}, "rmsnorm"),
             ({"num_key_value_heads": 4}, "grouped-query"),
+            ({"qk_norm": True, "post_norm": True}, "qk_norm, post_norm"),
         ],
     )
     def test_refuses_models_it_cannot_run(self, change: dict[str, object], culprit: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from domino_tune.store.formats.megatron import megatron_arguments
+from simulator.errors import InfeasiblePlanError
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
 from tests.domino_tune.runs import Runner
@@ -62,6 +64,15 @@ def test_llama_arguments() -> None:
         "--untie-embeddings-and-output-weights", "--global-batch-size 16",
     }  # fmt: skip
     assert wanted <= set(arguments)
+
+
+def test_qwen3_and_gemma2_arguments() -> None:
+    workload, cluster = Workload(seq_length=4096, micro_batch_size=2), ClusterSpec(tp=8)
+    arguments = megatron_arguments(MODELS["qwen3-32b"], workload, cluster)
+    assert {"--qk-layernorm", "--kv-channels 128", "--num-query-groups 8"} <= set(arguments)
+    gemma = replace(MODELS["llama3-8b"], post_norm=True, scaled_embeddings=True)
+    with pytest.raises(InfeasiblePlanError, match=r"no option .* post_norm, scaled_embeddings"):
+        megatron_arguments(gemma, workload, cluster)
 
 
 def test_models(run: Runner) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -30,13 +31,40 @@ def test_the_environment_may_not_ask_for_others() -> None:
 
 
 def test_attention_dropout_is_not_run() -> None:
-    check_runnable(MODELS["llama2-7b"])
+    check_runnable(MODELS["llama2-7b"], 8)
     gpt = MODELS["gpt3-13b"]
-    check_runnable(replace(gpt, attention_dropout=0.0))
+    check_runnable(replace(gpt, attention_dropout=0.0), 8)
     with pytest.raises(InputError, match=r"gpt3-13b has attention_dropout = 0\.1.*--set"):
-        check_runnable(gpt)
+        check_runnable(gpt, 8)
     with pytest.raises(InputError, match="Plan anew"):
-        check_runnable(gpt, "Plan anew.")
+        check_runnable(gpt, 8, "Plan anew.")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"qk_norm": True}, {"post_norm": True}, {"scaled_embeddings": True},
+        {"attn_logit_softcapping": 50.0}, {"final_logit_softcapping": 30.0},
+    ],
+)  # fmt: skip
+def test_what_the_runtime_does_not_play_is_named(extra: dict[str, Any]) -> None:
+    model = replace(MODELS["llama2-7b"], **extra)
+    with pytest.raises(
+        InputError, match=rf"llama2-7b has {next(iter(extra))}, .*without real runs"
+    ):
+        check_runnable(model, 8)
+
+
+def test_a_gated_gelu_is_not_played() -> None:
+    model = replace(MODELS["llama2-7b"], hidden_act="gelu")
+    with pytest.raises(InputError, match="has a gated MLP with gelu"):
+        check_runnable(model, 8)
+
+
+def test_key_value_heads_are_not_copied_on_real_ranks() -> None:
+    check_runnable(MODELS["llama3-8b"], 8)
+    with pytest.raises(InputError, match=r"num_key_value_heads = 8, fewer than tp = 16.*--tp 8"):
+        check_runnable(MODELS["llama3-8b"], 16)
 
 
 def test_patience_grows_with_what_is_predicted() -> None:

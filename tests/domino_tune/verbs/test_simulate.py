@@ -96,3 +96,52 @@ def test_many_micro_batches_are_counted_whole(run: Runner) -> None:
     assert found.timelines["chosen"].makespan_ns < sums.makespan_ns
     assert found.interval_ms.low < found.iteration_ms < found.interval_ms.high
     assert any(f"{MICROS_PLAYED} of {many} micro-batches" in text for text in found.warnings)
+
+
+def test_what_does_not_fit_is_an_answer(run: Runner) -> None:
+    """All numbers are there, and where the memory goes."""
+    found = simulate(run, "--micro-batch-size", "500000")
+    assert not found["fits"]
+    parts = found["memory_gib"]
+    assert list(parts) == [
+        "parameters", "gradients", "optimizer", "activations", "logits", "buffers"
+    ]  # fmt: skip
+    assert sum(parts.values()) == pytest.approx(found["peak_memory_gib"])
+    assert found["peak_memory_gib"] > 80
+    assert any("it could not run" in text for text in found["warnings"])
+    assert 0 < found["mfu"] < 1
+    assert simulate(run)["fits"]
+
+
+def test_speedups_are_over_the_baseline_with_sequence_parallelism(run: Runner) -> None:
+    on, off = (simulate(run, flag) for flag in ("--sequence-parallel", "--no-sequence-parallel"))
+    assert on["plan"]["sequence_parallel"]
+    assert not off["plan"]["sequence_parallel"]
+    assert on["baseline_ms"] == off["baseline_ms"]
+    assert on["baseline_no_sp_ms"] == off["baseline_no_sp_ms"] != on["baseline_ms"]
+    for found in (on, off):
+        assert found["speedup"] == pytest.approx(found["baseline_ms"] / found["iteration_ms"])
+        assert found["speedup_no_sp"] == pytest.approx(
+            found["baseline_no_sp_ms"] / found["iteration_ms"]
+        )
+    assert on["variants"]["baseline"]["label"] == "megatron sp"
+    assert on["variants"]["baseline_no_sp"]["label"] == "megatron"
+
+
+def test_flags_without_effect_are_accepted(run: Runner) -> None:
+    flags = (
+        "--data-parallel", "fsdp", "--no-overlap-grad-reduce", "--grad-dtype", "bf16",
+        "--no-overlap-param-gather", "--sequence-parallel",
+    )  # fmt: skip
+    found = simulate(run, "--tp", "1", *flags)
+    assert not found["plan"]["sequence_parallel"]
+    assert found["cluster"]["dp"] == 1
+
+
+def test_replicas_shard_the_optimizer_by_default(run: Runner) -> None:
+    found = simulate(run, "--dp", "2")
+    assert found["workload"]["data_parallel"] == "distributed-optimizer"
+    whole = simulate(run, "--dp", "2", "--data-parallel", "replicas")
+    assert found["memory_gib"]["optimizer"] == pytest.approx(
+        whole["memory_gib"]["optimizer"] / 2, rel=1e-6
+    )

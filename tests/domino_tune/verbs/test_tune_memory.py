@@ -47,7 +47,7 @@ def test_no_plan_needs_less_than_the_least(seed: int) -> None:
         order = order_of(case, plan)
         assert peak_bytes(case, plan, order) >= least, plan.label
         schedule = build_schedule(case.model, case.workload, case.cluster, plan, order)
-        heads[plan.row_slices].add(live_peaks(schedule)[HEAD])
+        heads[plan.row_slices].add(live_peaks(schedule)[HEAD].whole)
     assert {len(peaks) for peaks in heads.values()} == {1}
     by_rows = [peak for rows in sorted(heads) for peak in heads[rows]]
     assert by_rows == sorted(by_rows, reverse=True)

@@ -17,6 +17,27 @@ LLAMA: dict[str, Any] = {
     "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
     "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 128000,
 }  # fmt: skip
+QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,
+    "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 12288,
+    "max_position_embeddings": 40960, "max_window_layers": 36, "num_attention_heads": 32,
+    "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": None,
+    "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": False,
+    "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+GEMMA2: dict[str, Any] = {
+    "model_type": "gemma2", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 3584, "intermediate_size": 14336, "max_position_embeddings": 8192,
+    "num_attention_heads": 16, "num_hidden_layers": 42, "num_key_value_heads": 8,
+    "query_pre_attn_scalar": 256, "sliding_window": 4096, "vocab_size": 256000,
+}  # fmt: skip
+PHI3: dict[str, Any] = {
+    "model_type": "phi3", "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 8192,
+    "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 32, "original_max_position_embeddings": 4096, "rope_scaling": None,
+    "sliding_window": 2047, "tie_word_embeddings": False, "vocab_size": 32064,
+}  # fmt: skip
 
 
 def shape(config: dict[str, Any]) -> Any:
@@ -103,10 +124,117 @@ def test_published_sizes(config: dict[str, Any], billions: float) -> None:
     assert shape(config).parameters / 1e9 == pytest.approx(billions, rel=0.005)
 
 
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        ({**QWEN3, "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16,
+          "num_hidden_layers": 28, "tie_word_embeddings": True}, 596_049_920),
+        (QWEN3, 8_190_735_360),
+        ({**GEMMA2, "hidden_size": 2304, "intermediate_size": 9216, "num_attention_heads": 8,
+          "num_hidden_layers": 26, "num_key_value_heads": 4}, 2_614_341_888),
+        (GEMMA2, 9_241_705_984),
+        ({**GEMMA2, "hidden_size": 4608, "intermediate_size": 36864, "num_attention_heads": 32,
+          "num_hidden_layers": 46, "num_key_value_heads": 16, "head_dim": 128}, 27_227_128_320),
+        (PHI3, 3_821_079_552),
+        ({**PHI3, "hidden_size": 5120, "intermediate_size": 17920, "num_attention_heads": 40,
+          "num_hidden_layers": 40, "num_key_value_heads": 10}, 13_960_238_080),
+    ],
+    ids=["qwen3-0.6b", "qwen3-8b", "gemma2-2b", "gemma2-9b", "gemma2-27b", "phi3-mini",
+         "phi3-medium"],
+)  # fmt: skip
+def test_parameters_are_those_of_transformers(config: dict[str, Any], parameters: int) -> None:
+    """Counted on the models that transformers 5.23 makes of these configs, on the meta device."""
+    assert shape(config).parameters == parameters
+
+
+def test_qwen3_is_the_preset() -> None:
+    model = from_hf_config(QWEN3, name="qwen3-8b")
+    assert model.spec == MODELS["qwen3-8b"]
+    assert (model.notes, model.ignored) == ((), ("architectures", "rope_scaling"))
+
+
+def test_gemma2_has_its_norms_caps_and_factor() -> None:
+    found = from_hf_config(GEMMA2, name="it")
+    model = found.spec
+    assert model.extras == (
+        "post_norm", "scaled_embeddings", "attn_logit_softcapping", "final_logit_softcapping",
+    )  # fmt: skip
+    assert (model.hidden_act, model.gated_mlp, model.norm) == ("gelu", True, "rmsnorm")
+    assert (model.head_dim, model.tie_word_embeddings, model.sliding_window) == (256, True, 4096)
+    (note,) = found.notes
+    assert "priced as it is without attn_logit_softcapping = 50, and counts as assumed" in note
+    caps = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    assert shape({**GEMMA2, **caps}).extras == ("post_norm", "scaled_embeddings")
+    absent = {key: value for key, value in GEMMA2.items() if key not in caps}
+    assert shape(absent) == model
+    assert shape({**GEMMA2, "model_type": "gemma"}).post_norm is False
+
+
+@pytest.mark.parametrize(
+    ("change", "window"),
+    [
+        ({"model_type": "mistral", "sliding_window": 4096}, 4096),
+        ({"model_type": "mistral"}, 4096),
+        ({"model_type": "mistral", "sliding_window": None}, 0),
+        ({"model_type": "llama", "sliding_window": 4096}, 0),
+        ({"model_type": "phi3", "sliding_window": 2047}, 2047),
+        ({"model_type": "phi3", "sliding_window": 262144}, 262144),
+        ({"model_type": "phi3"}, 0),
+        ({"model_type": "qwen2", "sliding_window": 4096}, 0),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, 4096),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True,
+          "max_window_layers": 80}, 0),
+        ({"model_type": "qwen3", "sliding_window": 4096, "use_sliding_window": True,
+          "layer_types": ["full_attention"] * 80}, 0),
+        ({"model_type": "gemma2", "layer_types": ["sliding_attention", "full_attention"] * 40,
+          "sliding_window": 1024}, 1024),
+    ],
+)  # fmt: skip
+def test_sliding_windows(change: dict[str, Any], window: int) -> None:
+    assert shape({**LLAMA, **change}).sliding_window == window
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "factor": 2.0}, {"type": "dynamic", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+        {"type": "su", "short_factor": [1.0], "long_factor": [2.0]},
+    ],
+)  # fmt: skip
+def test_rope_scaling_changes_no_op(scaling: dict[str, Any]) -> None:
+    config = {**LLAMA, "rope_scaling": scaling, "max_position_embeddings": 131072}
+    assert shape(config) == shape({**LLAMA, "max_position_embeddings": 131072})
+
+
+def test_rope_parameters_of_transformers_5() -> None:
+    config = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
+    nested = {**config, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
+    assert from_hf_config(nested, name="it") == from_hf_config(LLAMA, name="it")
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        ({"torch_dtype": "float8_e4m3fn"}, r"torch_dtype = 'float8_e4m3fn'"),
+        ({"dtype": "float8_e5m2"}, r"dtype = 'float8_e5m2'"),
+        ({"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}},
+         r"quantization_config = .*'fp8'"),
+        ({"quantization_config": {"quant_method": "compressed-tensors",
+                                  "format": "float-quantized"}}, "quantization_config"),
+    ],
+)  # fmt: skip
+def test_fp8_is_refused(change: dict[str, Any], got: str) -> None:
+    with pytest.raises(InputError, match=rf"FP8 is not supported \(got {got}.*bf16, .*--dtype"):
+        shape({**LLAMA, **change})
+
+
 def test_departures_are_said() -> None:
-    config = {**LLAMA, "model_type": "mistral", "sliding_window": 4096}
-    assert "sliding_window = 4096" in from_hf_config(config, name="it").notes[0]
-    assert from_hf_config({**config, "sliding_window": None}, name="it").notes == ()
+    config = {**LLAMA, "model_type": "gpt_neox", "use_parallel_residual": True}
+    assert "use_parallel_residual = True" in from_hf_config(config, name="it").notes[0]
+    assert from_hf_config({**config, "use_parallel_residual": False}, name="it").notes == ()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -161,8 +289,15 @@ def test_a_nested_language_model_is_asked_for_by_itself() -> None:
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "deepseek_v3", "olmoe"])
 def test_mixtures_of_experts_are_named(model_type: str) -> None:
-    with pytest.raises(InputError, match="mixture of experts is not supported"):
+    message = rf"mixture of experts is not supported \(got model_type = '{model_type}'.*qwen3"
+    with pytest.raises(InputError, match=message):
         shape({**LLAMA, "model_type": model_type})
+
+
+@pytest.mark.parametrize("key", ["num_local_experts", "num_experts", "n_routed_experts"])
+def test_experts_are_named(key: str) -> None:
+    with pytest.raises(InputError, match=rf"mixture of experts .*got {key} = 8"):
+        shape({**LLAMA, key: 8})
 
 
 def test_projected_embeddings_are_refused() -> None:

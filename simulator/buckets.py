@@ -1,0 +1,99 @@
+"""Data-parallel buckets: collectives between replicas as tokens of a layer's order.
+
+``bucket`` reduces the gradients of a group of layers behind the last of them; ``gather``, and in
+backward ``gather_bwd``, collects the parameters of the next group ahead of its use.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from simulator.fragments import Fragments
+from simulator.issue_order import IssueOrder, Token
+from simulator.schedule import DP, OpTemplate, Ref
+from simulator.shapes import Shapes
+
+BUCKET: Final = "bucket"
+GATHERS: Final = {"gather": ("dp.ag", "params"), "gather_bwd": ("dp.ag_bwd", "params_bwd")}
+"""Fragment of a token -> role, and value of the parameters, of the group's first layer."""
+FIRST_USES: Final = {("attn", "norm"): "gather", ("mlp", "fc2_dgrad"): "gather_bwd"}
+"""The fragment with which a pass begins to use a layer's parameters -> how they were gathered."""
+DP_BUCKET_PARAMETERS: Final = 40_000_000
+"""Fewest parameters of one data-parallel bucket (Megatron-LM's default)."""
+
+
+def layers_per_bucket(shapes: Shapes, stride: int) -> int:
+    """Return the layers of one bucket, in whole repetitions of ``stride``: one with FSDP."""
+    if shapes.shards_parameters:
+        return stride
+    return math.ceil(math.ceil(DP_BUCKET_PARAMETERS / shapes.layer_parameters) / stride) * stride
+
+
+def with_buckets(order: IssueOrder, layers: int) -> IssueOrder:
+    """Return ``order`` over ``layers`` layers, with one bucket token for their gradients.
+
+    ``layers`` is a multiple of the order's stride. The bucket token stands right behind the last
+    issued gradient of the layer that comes last in the pass.
+    """
+    tokens = _copies(order, layers)
+    phase = layers - 1
+    gradients = [
+        (-token.offset, position)
+        for position, token in enumerate(tokens)
+        if token.offset % layers == phase and token.fragment.endswith(("_wgrad", "norm_bwd"))
+    ]
+    latest, position = max(gradients)
+    tokens.insert(position + 1, Token("", BUCKET, -1, offset=-latest))
+    return replace(order, tokens=tuple(tokens), stride=layers)
+
+
+def with_gathers(order: IssueOrder, layers: int, fragment: str) -> IssueOrder:
+    """Return ``order`` over ``layers`` layers, which begins with the gather of the next ones."""
+    tokens = order.tokens if order.stride == layers else tuple(_copies(order, layers))
+    return replace(order, tokens=(Token("", fragment, -1, offset=layers), *tokens), stride=layers)
+
+
+def _copies(order: IssueOrder, layers: int) -> list[Token]:
+    copies = range(layers // order.stride)
+    return [token.shifted(copy * order.stride) for copy in copies for token in order.tokens]
+
+
+def bucket(fragments: Fragments, token: Token, stride: int, gradients: list[str]) -> OpTemplate:
+    """Return the sum of ``stride`` layers' gradients over the replicas; it belongs to the last."""
+    shapes = fragments.shapes
+    reads = tuple(Ref(layer, name) for layer in range(stride) for name in gradients)
+    return reduction(fragments, "dp", stride * shapes.layer_parameters, reads, "grad.dp").shifted(
+        token.offset
+    )
+
+
+def reduction(
+    fragments: Fragments, prefix: str, parameters: int, reads: tuple[Ref, ...], write: str
+) -> OpTemplate:
+    """Return the sum of ``parameters`` gradients over the replicas."""
+    signature = fragments.shapes.dp_reduction(parameters)
+    suffix = "rs" if signature.op == "reduce_scatter" else "ar"
+    return fragments.op(f"{prefix}.{suffix}", -1, signature, reads, write, 0, lane=DP)
+
+
+def gather(fragments: Fragments, token: Token, layers: int) -> OpTemplate:
+    """Return the gather of the parameters of ``layers`` layers, of which ``token``'s is the first.
+
+    They have a place of their own: ``simulator.memory`` counts it.
+    """
+    shapes = fragments.shapes
+    signature = shapes.dp_gather(layers * shapes.layer_parameters)
+    role, write = GATHERS[token.fragment]
+    template = fragments.op(role, -1, signature, (), write, 0, lane=DP)
+    return template.shifted(token.offset)
+
+
+def awaiting(token: Token, layers: int, templates: list[OpTemplate]) -> list[OpTemplate]:
+    """Return ``token``'s templates; where it begins a group of ``layers``, they wait for it."""
+    gathered = FIRST_USES.get((token.block, token.fragment))
+    if gathered is None or token.offset % layers:
+        return templates
+    first, *rest = templates
+    return [first._replace(reads=(*first.reads, Ref(0, GATHERS[gathered][1]))), *rest]
