@@ -25,7 +25,8 @@ BENCHES: Final[dict[str, Bench]] = {
     name: _lazy(name)
     for name in (
         "baselines", "accuracy", "contention", "slices", "published", "upstream", "paper", "speed",
-        "greedy", "search", "properties", "h200", "agreement", "constants", "runtime", "tune_measure",
+        "greedy", "search", "properties", "h200", "agreement", "constants", "runtime",
+        "tune_measure",
     )
 }  # fmt: skip
 """Benchmarks by name, in the order in which all of them run."""
