@@ -21,7 +21,7 @@ from domino_tune.verbs.whatif import parse_changes, parse_sweep
 from simulator.case import Case
 from simulator.errors import InputError
 from simulator.plan import MAX_ROW_SLICES, SlicePlan
-from simulator.specs import ClusterSpec, DataParallel, ModelSpec
+from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 MOST_OPS: Final = 1_000_000
 """Ops of a schedule that a job plays in full: about 20 s and 1 GiB."""
@@ -148,9 +148,7 @@ def check_setup(
         _at_most(accumulation, COUNTS["grad_accumulation"], ("tune_also",), "grad_accumulation")
         size = max(one.workload.micro_batch_size, largest["micro_batch_size"])
         micros = min(accumulation, MICROS_PLAYED)
-        ops = schedule_ops(
-            case.model, reducing, plan or _most_sliced(size), micros, case.workload.data_parallel
-        )
+        ops = schedule_ops(case.model, reducing, plan or _most_sliced(size), micros, case.workload)
         _at_most(ops, most_ops, ("model",), "the number of ops to play")
     if plan is None:
         _at_most(search_size(case, tune_also), MOST_PLANS, ("tune_also",), "the number of plans")
@@ -191,7 +189,7 @@ def _most_sliced(micro_batch_size: int) -> SlicePlan:
 
 def schedule_ops(
     model: ModelSpec, cluster: ClusterSpec, plan: SlicePlan, micros: int,
-    data_parallel: DataParallel = "replicas",
+    workload: Workload,
 ) -> int:  # fmt: skip
     """Return the ops of ``micros`` micro-batches; at most one data-parallel bucket and one gather
     per layer too many."""
@@ -205,12 +203,16 @@ def schedule_ops(
     # norm_bwd, and with dropout residual_bwd. Norms of q and k, or behind blocks, are extra.
     row = 8 + 2 * (3 + (model.hidden_dropout > 0)) + 2 * rope + each * pieces + 6 * gathers
     row += 2 * model.qk_norm + 4 * model.post_norm
+    # Recomputed: the ops of forward, the attention core alone, or none.
+    whole = 8 + rope + model.qk_norm + 2 * model.post_norm + each * sum(plan.slices[1:3])
+    row += {"none": 0, "selective": 1, "full": whole + 2 * gathers}[workload.recompute]
     wgrads = 4 * (1 if plan.merge_wgrad else plan.row_slices)
     layer = plan.row_slices * row + wgrads
     capped = model.final_logit_softcapping > 0
     edges = plan.row_slices * (4 * each + 7 + 3 * gathers + 2 * capped)
     sums = talks * ((gathers or model.qk_norm) + (cluster.tp > model.num_key_value_heads))
-    kinds = {"replicas": 1, "distributed-optimizer": 2, "fsdp": 3 * micros}[data_parallel]
+    collectives = {"replicas": 1, "distributed-optimizer": 2, "fsdp": 3 * micros}
+    kinds = collectives[workload.data_parallel]
     buckets = kinds * (model.num_hidden_layers + 1) if reduces and cluster.dp > 1 else 0
     return micros * (model.num_hidden_layers * layer + edges) + buckets + each + sums + 1
 

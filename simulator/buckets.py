@@ -18,8 +18,11 @@ from simulator.shapes import Shapes
 BUCKET: Final = "bucket"
 GATHERS: Final = {"gather": ("dp.ag", "params"), "gather_bwd": ("dp.ag_bwd", "params_bwd")}
 """Fragment of a token -> role, and value of the parameters, of the group's first layer."""
-FIRST_USES: Final = {("attn", "norm"): "gather", ("mlp", "fc2_dgrad"): "gather_bwd"}
-"""The fragment with which a pass begins to use a layer's parameters -> how they were gathered."""
+FIRST_USES: Final = {
+    ("attn", "norm"): "gather", ("attn", "norm_again"): "gather_bwd",
+    ("mlp", "fc2_dgrad"): "gather_bwd",
+}  # fmt: skip
+"""The fragments with which a pass begins to use a layer's parameters -> how they were gathered."""
 DP_BUCKET_PARAMETERS: Final = 40_000_000
 """Fewest parameters of one data-parallel bucket (Megatron-LM's default)."""
 

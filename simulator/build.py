@@ -20,10 +20,10 @@ from simulator.edges import Edges
 from simulator.errors import ScheduleError
 from simulator.fragments import Fragments, gradient_name
 from simulator.issue_order import (
-    BACKWARD_FRAGMENTS,
     FORWARD_FRAGMENTS,
     IssueOrder,
     LayerOrder,
+    backward_fragments,
     check_issue_order,
     wgrad_chains,
 )
@@ -31,7 +31,7 @@ from simulator.plan import SlicePlan, check_plan_fits
 from simulator.schedule import OpTemplate, Ref, Repeat, Schedule, Segment, check_order
 from simulator.schedules import fixed_order
 from simulator.shapes import Shapes
-from simulator.specs import ClusterSpec, ModelSpec, Workload, check_shardable
+from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload, check_shardable
 
 MAX_SPAN: Final = 4
 """By how many repetitions a stored order may move a token."""
@@ -53,7 +53,7 @@ def build_schedule(
     check_shardable(model, workload, cluster)
     check_plan_fits(plan, model, workload, cluster)
     shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=plan)
-    return _Builder(shapes, order or _own_order(plan)).schedule()
+    return _Builder(shapes, order or _own_order(plan, workload.recompute)).schedule()
 
 
 def check_layer_order(
@@ -76,13 +76,13 @@ def check_layer_order(
     check_order(build_schedule(short, single, cluster, plan, order))
 
 
-def _own_order(plan: SlicePlan) -> LayerOrder:
+def _own_order(plan: SlicePlan, recompute: Recompute) -> LayerOrder:
     if plan.strategy == "domino" and plan.order == "greedy":
         raise ScheduleError(
             "A greedy plan needs its explicit order: plan it with simulator.greedy, or load it "
             "from the plan file."
         )
-    return fixed_order(plan)
+    return fixed_order(plan, recompute)
 
 
 class _Builder:
@@ -90,7 +90,8 @@ class _Builder:
 
     def __init__(self, shapes: Shapes, order: LayerOrder) -> None:
         check_issue_order(order.forward, shapes.plan, FORWARD_FRAGMENTS)
-        check_issue_order(order.backward, shapes.plan, BACKWARD_FRAGMENTS)
+        backward = backward_fragments(shapes.workload.recompute)
+        check_issue_order(order.backward, shapes.plan, backward)
         self.shapes = shapes
         self.order = order
         self.layers = shapes.model.num_hidden_layers

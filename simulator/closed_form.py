@@ -9,12 +9,13 @@ of a stretch's compute of family f and K that of its all-reduces, both run alone
 be the slowdowns of family f and of an all-reduce by each other, and x_f the time in which both are
 in flight. Then
     T ≥ Σ (W_f − x_f/φ_f) + Σ x_f + (K − Σ x_f/γ),   x_f ≤ φ_f·H_f,   Σ x_f ≤ γ·K,
-where H_f ≤ W_f is the compute that can run beside an all-reduce: all of it with several row slices,
-else later column pieces and wgrads; with sequence parallelism also the column-parallel dgrads,
-beside which a norm's output is gathered for the wgrad. The minimum fills x_f in rising order of
-1 − 1/φ_f − 1/γ, while that is negative. More lanes in flight only slow ops down further. Where a
-slowdown depends on how long an op takes or how large a message is, φ_f or γ is the least one:
-beside a slower one less work is done in the same time, so no term of T gets smaller.
+where H_f ≤ W_f is the compute that can run beside an all-reduce: all of it with several row slices
+or where layers are recomputed, else later column pieces and wgrads; with sequence parallelism also
+the column-parallel dgrads, beside which a norm's output is gathered for the wgrad. The minimum
+fills x_f in rising order of 1 − 1/φ_f − 1/γ, while that is negative. More lanes in flight only slow
+ops down further. Where a slowdown depends on how long an op takes or how large a message is, φ_f or
+γ is the least one: beside a slower one less work is done in the same time, so no term of T gets
+smaller.
 
 The estimate takes these sums and adds what each order exposes. It leaves out the all-reduces at the
 edges, waits between ranks, and links that two groups share, so it is mostly a little low.
@@ -32,13 +33,13 @@ from simulator.edges import Edges
 from simulator.fragments import Fragments
 from simulator.issue_order import (
     ALL_SLICES,
-    BACKWARD_FRAGMENTS,
     BLOCKS,
     COLUMN_PARALLEL,
     FORWARD_FRAGMENTS,
     ROW_PARALLEL,
     BlockFragments,
     Token,
+    backward_fragments,
     slice_tokens,
 )
 from simulator.ops import Gemm
@@ -133,10 +134,12 @@ class ClosedForm:
         return exposed
 
     def _stretches(self, plan: SlicePlan) -> tuple[Stretch, Stretch]:
-        rows, *pieces = plan.slices
+        rows, attn, mlp, *dgrads = plan.slices
+        recompute = self.case.workload.recompute
+        again = (attn, mlp) if recompute == "full" else ()
         return (
-            self._stretch(plan, FORWARD_FRAGMENTS, (rows, *pieces[:2])),
-            self._stretch(plan, BACKWARD_FRAGMENTS, (rows, *pieces[2:])),
+            self._stretch(plan, FORWARD_FRAGMENTS, (rows, attn, mlp)),
+            self._stretch(plan, backward_fragments(recompute), (rows, *dgrads, *again)),
         )
 
     def _stretch(
@@ -146,13 +149,15 @@ class ClosedForm:
         key = (_mode(plan), forward, slices, plan.merge_wgrad)
         if key not in self._stretched:
             blocks = tuple(self._block(plan, block, fragments) for block in BLOCKS)
-            self._stretched[key] = _stretch(plan, blocks, slices[1:])
+            self._stretched[key] = _stretch(plan, blocks, slices[1:3])
         return self._stretched[key]
 
     def _block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Work:
         kind = "col" if fragments is FORWARD_FRAGMENTS else "dgrad"
-        count = getattr(plan, f"{block}_{kind}_slices")
-        key = (_mode(plan), plan.row_slices, plan.merge_wgrad, block, kind, count)
+        counts = [getattr(plan, f"{block}_{kind}_slices")]
+        if kind == "dgrad" and self.case.workload.recompute == "full":
+            counts.append(getattr(plan, f"{block}_col_slices"))
+        key = (_mode(plan), plan.row_slices, plan.merge_wgrad, block, kind, *counts)
         if key not in self._layers:
             self._layers[key] = self._add_up(plan, self._templates(plan, block, fragments))
         return self._layers[key]
@@ -183,7 +188,7 @@ class ClosedForm:
             else:
                 last_ns = cost.duration_ns(op.signature)
                 comm_ns += last_ns
-                gather_ns += last_ns * (fragment in ("norm", "residual_bwd"))
+                gather_ns += last_ns * (fragment in ("norm", "norm_again", "residual_bwd"))
         return Work(families, fragments, comm_ns, gather_ns, last_ns, launch_ns)
 
     def _inline_ns(self, op: OpTemplate) -> int:
@@ -268,7 +273,8 @@ def _micro_edges(edges: Edges) -> list[OpTemplate]:
 def _stretch(plan: SlicePlan, blocks: tuple[Work, ...], pieces: tuple[int, ...]) -> Stretch:
     families = blocks[0].family_ns + blocks[1].family_ns
     hiding: dict[str, float] = dict(families)
-    if plan.row_slices == 1:
+    recomputes = "norm_again" in blocks[0].fragment_ns  # which needs nothing of backward
+    if plan.row_slices == 1 and not recomputes:
         gemm_ns = 0.0
         for block, work, count in zip(BLOCKS, blocks, pieces, strict=True):
             spent, first, last = work.fragment_ns, COLUMN_PARALLEL[block], ROW_PARALLEL[block]

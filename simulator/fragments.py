@@ -8,17 +8,30 @@ tokens; ``….ag`` is the same value gathered from all ranks, ``….rs`` a sum s
 ``s0.attn.qk`` are normalised queries and keys; values are still read from ``s0.attn.qkv``.
 Backward gathers a norm's output again for the wgrad (``….ag_bwd``), instead of keeping it whole.
 ``grad.attn.qkv.s1`` is the main gradient after slice 1 was added to it: the chain of writers fixes
-the order of accumulation.
+the order of accumulation. ``again.s0.attn.norm`` is a value that backward recomputed.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from typing import Final
 
-from simulator.issue_order import ALL_SLICES, COLUMN_PARALLEL, CORE, ROW_PARALLEL, Token
+from simulator.issue_order import (
+    AGAIN,
+    ALL_SLICES,
+    COLUMN_PARALLEL,
+    CORE,
+    FORWARD_FRAGMENTS,
+    ROW_PARALLEL,
+    Token,
+)
 from simulator.ops import Attention, Direction, Signature
 from simulator.schedule import COMPUTE, TP, OpTemplate, Ref
 from simulator.shapes import Shapes
+
+RECOMPUTED_PREFIX: Final = "again."
+_FORWARD_VALUE: Final = re.compile(r"s\d+\.")
 
 
 @dataclass(kw_only=True)
@@ -39,7 +52,7 @@ class Fragments:
     def templates(self, token: Token) -> list[OpTemplate]:
         """Return the op templates of ``token``, in issue order."""
         if token.fragment.endswith("_wgrad"):
-            return [self._wgrad(token)]
+            return [self._reading_again(self._wgrad(token), token.fragment)]
         plain = token._replace(offset=0)
         templates = self._cache.get(plain)
         if templates is None:
@@ -47,6 +60,14 @@ class Fragments:
         return [template.shifted(token.offset) for template in templates]
 
     def _build(self, token: Token) -> list[OpTemplate]:
+        if token.fragment.endswith(AGAIN):
+            return self._again(token._replace(fragment=token.fragment.removesuffix(AGAIN)))
+        built = self._plain(token)
+        if token.fragment in FORWARD_FRAGMENTS[token.block]:
+            return built
+        return [self._reading_again(template, token.fragment) for template in built]
+
+    def _plain(self, token: Token) -> list[OpTemplate]:
         build = {
             "norm": self._norm,
             "qkv": self._column_parallel, "fc1": self._column_parallel,
@@ -60,6 +81,36 @@ class Fragments:
             "norm_bwd": self._norm_bwd,
         }[token.fragment]  # fmt: skip
         return build(token.block, token.slice, token.piece)
+
+    # Recomputation ------------------------------------------------------------------------------
+
+    def _again(self, token: Token) -> list[OpTemplate]:
+        """Return the forward ops of ``token`` as backward recomputes them, from what it keeps."""
+        ops = self._plain(token)
+        whole = self.shapes.workload.recompute == "full"
+        if not whole:
+            ops = [op for op in ops if op.role == "attn.core_attn"]
+        again = []
+        for op in ops:
+            reads = tuple(_recomputed(ref) for ref in op.reads) if whole else op.reads
+            (written,) = op.writes
+            write = written._replace(name=f"{RECOMPUTED_PREFIX}{written.name}")
+            self.value_bytes[write.name] = self.value_bytes[written.name]
+            again.append(op._replace(role=f"{op.role}.again", reads=reads, writes=(write,)))
+        return again
+
+    def _reading_again(self, op: OpTemplate, fragment: str) -> OpTemplate:
+        """Return a backward op that reads what was recomputed instead of what forward wrote."""
+        recompute = self.shapes.workload.recompute
+        if recompute == "full":
+            return op._replace(reads=tuple(_recomputed(ref) for ref in op.reads))
+        if recompute == "selective" and fragment == "core_attn_bwd":
+            reads = (
+                _recomputed(ref) if ref.name.endswith(".attn.core_attn") else ref
+                for ref in op.reads
+            )
+            return op._replace(reads=tuple(reads))
+        return op
 
     def op(
         self, role: str, row: int, signature: Signature, reads: tuple[Ref, ...],
@@ -382,6 +433,14 @@ class Fragments:
         """Return the bytes of queries and keys, which RoPE rotates in place."""
         s = self.shapes
         return s.tokens(row) * (s.heads + s.kv_heads) * s.model.head_dim * s.element
+
+
+def _recomputed(ref: Ref) -> Ref:
+    """Return the recomputed value of ``ref``, if forward wrote it and it is no layer's input."""
+    kept = ref.name.endswith(".ag_bwd") or (ref.layer == 0 and ref.name.endswith(".x"))
+    if kept or not _FORWARD_VALUE.match(ref.name):
+        return ref
+    return ref._replace(name=f"{RECOMPUTED_PREFIX}{ref.name}")
 
 
 def gradient_name(token: Token) -> str:

@@ -24,14 +24,15 @@ from typing import Final
 from simulator.cost import CostModel
 from simulator.fragments import Fragments
 from simulator.issue_order import (
+    AGAIN,
     ALL_SLICES,
-    BACKWARD_FRAGMENTS,
     BLOCKS,
     FORWARD_FRAGMENTS,
     BlockFragments,
     IssueOrder,
     LayerOrder,
     Token,
+    backward_fragments,
     slice_tokens,
 )
 from simulator.ops import Signature
@@ -54,7 +55,9 @@ def plan_order(shapes: Shapes, cost: CostModel) -> LayerOrder:
     """Return the greedy order of ``shapes.plan`` on the machine that ``cost`` describes."""
     return LayerOrder(
         forward=_plan_issue_order(_graph(shapes, cost, FORWARD_FRAGMENTS, 1)),
-        backward=_plan_issue_order(_graph(shapes, cost, BACKWARD_FRAGMENTS, -1)),
+        backward=_plan_issue_order(
+            _graph(shapes, cost, backward_fragments(shapes.workload.recompute), -1)
+        ),
     )
 
 
@@ -149,7 +152,9 @@ class _ListScheduler:
         self.reduces = any(graph.comm_ns)
         self.paths = _paths(graph, depth)
         self.shifts = _shifts(graph)
-        self.urgent = [graph.gathers and token.fragment in SHORT for token in graph.tokens]
+        self.urgent = [
+            graph.gathers and token.fragment.removesuffix(AGAIN) in SHORT for token in graph.tokens
+        ]
         self.group = -2
         self.unissued = 0
         self.upcoming: dict[int, list[int]] = {}  # nodes of later groups
@@ -281,14 +286,16 @@ def _shifts(graph: _Graph) -> list[int]:
 
     The last fragments belong to the next layer's group. Where slices gather their tokens, those of
     all slices but the last one stay in their layer's group, with the next layer's first gathers:
-    so a slice's gather is in flight while the last slice computes.
+    so a slice's gather is in flight while the last slice computes. What those need is recomputed
+    before them.
     """
     last = max(token.slice for token in graph.tokens)
     shifts = []
     for token in graph.tokens:
         place = (token.block, token.fragment)
-        ahead = graph.gathers and token.slice < last
-        shifts.append((place in LAST) - ahead * (place in LAST | FIRST))
+        again = token.fragment.endswith(AGAIN)
+        ahead = graph.gathers and (again or (token.slice < last and place in LAST | FIRST))
+        shifts.append((place in LAST) - ahead)
     return shifts
 
 

@@ -6,7 +6,8 @@ token to another repetition. Tokens beyond the ends of the stack are dropped, so
 prologue and no epilogue.
 
 Fragments have Megatron-LM's names. ``qkv`` and ``fc1`` are column-parallel, ``proj`` and ``fc2``
-row-parallel; backward fragments end in ``_dgrad``, ``_wgrad`` or ``_bwd``.
+row-parallel; backward fragments end in ``_dgrad``, ``_wgrad`` or ``_bwd``, forward fragments that
+backward recomputes in ``_again``.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, NamedTuple
 
 from simulator.errors import ScheduleError
 from simulator.plan import SlicePlan
+from simulator.specs import Recompute
 
 BLOCKS: Final = ("attn", "mlp")
 COLUMN_PARALLEL: Final = {"attn": "qkv", "mlp": "fc1"}
@@ -40,6 +43,13 @@ BACKWARD_FRAGMENTS: Final[BlockFragments] = {
         "residual_bwd", "fc2_dgrad", "fc2_wgrad", "act_bwd", "fc1_dgrad", "fc1_wgrad", "norm_bwd",
     ),
 }  # fmt: skip
+AGAIN: Final = "_again"
+RECOMPUTED: Final[Mapping[Recompute, BlockFragments]] = {
+    "none": {"attn": (), "mlp": ()},
+    "selective": {"attn": ("core_attn",), "mlp": ()},
+    "full": FORWARD_FRAGMENTS,
+}
+"""What backward recomputes of each block."""
 ALL_SLICES: Final = -1
 _PATTERN: Final = re.compile(
     r"(?:(attn|mlp)\.)?([a-z_][a-z0-9_]*)(?:\.(\d+))?:(\d+|all)([+-]\d+)", re.ASCII
@@ -120,6 +130,16 @@ def parse_issue_order(tokens: Iterable[str], stride: int) -> IssueOrder:
     return IssueOrder(tokens=tuple(parse_token(text) for text in tokens), stride=stride)
 
 
+@cache
+def backward_fragments(recompute: Recompute) -> BlockFragments:
+    """Return the fragments of backward: those that it recomputes, then its own."""
+    again = RECOMPUTED[recompute]
+    return {
+        block: (*(f"{name}{AGAIN}" for name in again[block]), *BACKWARD_FRAGMENTS[block])
+        for block in BLOCKS
+    }
+
+
 def pieces(plan: SlicePlan, block: str, fragment: str) -> int:
     """Return the column pieces of a block's row-parallel GEMM or column-parallel dgrad."""
     kind = "dgrad" if fragment.endswith("_dgrad") else "col"
@@ -129,7 +149,8 @@ def pieces(plan: SlicePlan, block: str, fragment: str) -> int:
 
 def is_cut(block: str, fragment: str) -> bool:
     """Return whether this fragment may be cut into column pieces."""
-    return fragment in (ROW_PARALLEL[block], f"{COLUMN_PARALLEL[block]}_dgrad")
+    cut = (ROW_PARALLEL[block], f"{COLUMN_PARALLEL[block]}_dgrad")
+    return fragment.removesuffix(AGAIN) in cut
 
 
 def slice_tokens(plan: SlicePlan, block: str, fragments: Iterable[str], row: int) -> list[Token]:
@@ -183,6 +204,30 @@ def merge_wgrads(tokens: list[Token]) -> list[Token]:
                 for linear in (ROW_PARALLEL, COLUMN_PARALLEL)
             ]
     return merged
+
+
+def recomputing(
+    backward: Iterable[Token], forward: Iterable[Token], recompute: Recompute
+) -> tuple[Token, ...]:
+    """Return a backward order with the tokens of ``forward`` that it recomputes.
+
+    A layer is recomputed whole before its first backward token, wherever that stands; the attention
+    core right before its own backward.
+    """
+    tokens = list(backward)
+    again = [t._replace(fragment=f"{t.fragment}{AGAIN}") for t in forward]
+    if recompute == "full":
+        ahead = max(token.offset for token in tokens)
+        first = next(i for i, token in enumerate(tokens) if token.offset == ahead)
+        return (*tokens[:first], *(t.shifted(ahead) for t in again), *tokens[first:])
+    if recompute == "selective":
+        core = {t.slice: t for t in again if t.fragment == f"core_attn{AGAIN}"}
+        pairs = (
+            (core[t.slice].shifted(t.offset), t) if t.fragment == "core_attn_bwd" else (t,)
+            for t in tokens
+        )
+        return tuple(token for pair in pairs for token in pair)
+    return tuple(tokens)
 
 
 def place_wgrads(tokens: list[Token], plan: SlicePlan) -> tuple[Token, ...]:

@@ -152,6 +152,8 @@ class ModelSpec:
 
 DataParallel = Literal["replicas", "distributed-optimizer", "fsdp"]
 GradDtype = Literal["fp32", "bf16"]
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTE: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 DATA_PARALLEL: Final[tuple[DataParallel, ...]] = ("replicas", "distributed-optimizer", "fsdp")
 GRAD_DTYPES: Final[tuple[GradDtype, ...]] = ("fp32", "bf16")
 
@@ -166,6 +168,8 @@ class Workload:
     reduce-scattered, parameters all-gathered, in buckets. ``fsdp`` (PyTorch's FSDP2): all is
     sharded, and gathered layer by layer. ``overlap_grad_reduce``, ``overlap_param_gather``: beside
     compute, not at the iteration's end. ``grad_dtype``: of main gradients and their sums.
+    ``recompute``: what backward computes again instead of keeping it: each layer's whole forward
+    pass (``full``), or the attention core (``selective``).
     """
 
     seq_length: int
@@ -176,11 +180,14 @@ class Workload:
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     grad_dtype: GradDtype = "fp32"
+    recompute: Recompute = "none"
 
     def __post_init__(self) -> None:
         for name in ("seq_length", "micro_batch_size", "grad_accumulation"):
             require_positive_int("workload", name, getattr(self, name))
-        for name, known in (("data_parallel", DATA_PARALLEL), ("grad_dtype", GRAD_DTYPES)):
+        for name, known in (
+            ("data_parallel", DATA_PARALLEL), ("grad_dtype", GRAD_DTYPES), ("recompute", RECOMPUTE)
+        ):  # fmt: skip
             if getattr(self, name) not in known:
                 raise unknown_name(f"workload.{name}", str(getattr(self, name)), known)
         if self.dtype not in DTYPE_BYTES:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from domino_tune.requests.options import check_options, option
 from simulator.plan import ORDERS, STRATEGIES, WGRAD_PLACEMENTS
-from simulator.specs import DATA_PARALLEL, DTYPE_BYTES, GRAD_DTYPES
+from simulator.specs import DATA_PARALLEL, DTYPE_BYTES, GRAD_DTYPES, RECOMPUTE
 
 BACKENDS = ("gloo", "nccl")
 
@@ -78,6 +78,11 @@ class WorkloadFields(Request):
     grad_dtype: str | None = option(
         "Type of main gradients and of their sums (default fp32).",
         flag="--grad-dtype", choices=GRAD_DTYPES, default=None,
+    )  # fmt: skip
+    recompute: str | None = option(
+        "What backward computes again instead of keeping it: each layer, or the attention core, "
+        "which saves nothing with flash attention (default none).",
+        flag="--recompute", choices=RECOMPUTE, default=None,
     )  # fmt: skip
     sequence_parallel: bool | None = option(
         "Each rank holds 1/tp of the tokens between the blocks, as Megatron's flag does (default: "

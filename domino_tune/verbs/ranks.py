@@ -83,6 +83,7 @@ def check_played(sequence_parallel: bool | None, workload: Workload, remedy: str
         f"{workload.data_parallel} (--data-parallel replicas)": (
             workload.data_parallel != "replicas"
         ),
+        f"{workload.recompute} recomputation (--recompute none)": workload.recompute != "none",
         "bf16 gradients (--grad-dtype fp32)": workload.grad_dtype != "fp32",
     }
     found = [name for name, asked in missing.items() if asked]

@@ -23,6 +23,7 @@ from domino_tune.search import (
 from domino_tune.search.problem import go_on
 from domino_tune.search.simulated import CasePlans, SimulatedPlans
 from domino_tune.store.shelf import DISK, Shelf
+from domino_tune.verbs.fitting import smallest_change
 from domino_tune.verbs.landscape import contention_sensitivity, plan_grid
 from domino_tune.verbs.resolve import Chosen, resolve
 from domino_tune.verbs.simulate import simulate_plan
@@ -124,8 +125,8 @@ def _refuse_hopeless(plans: CasePlans) -> None:
             f"None of the {len(plans.space):,} plans fits in the memory of "
             f"{case.profile.machine.gpu}: each needs {least / GIB:.1f} GiB or more at its peak "
             f"({static / GIB:.1f} GiB of weights, gradients and optimizer state, the rest "
-            f"activations), but it has {case.capacity_bytes / GIB:.0f} GiB; lower "
-            "--micro-batch-size or --seq-length, or raise --tp.",
+            f"activations), but it has {case.capacity_bytes / GIB:.0f} GiB; "
+            f"{smallest_change(case)}",
             reason="memory",
         )
 

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
-from simulator.issue_order import LayerOrder
+from simulator.issue_order import LayerOrder, recomputing
 from simulator.plan import SlicePlan
 from simulator.schedules.inter import inter
 from simulator.schedules.intra import intra
 from simulator.schedules.paper import paper
+from simulator.specs import Recompute
 
 ISSUE_ORDERS: Final[dict[str, Callable[[SlicePlan], LayerOrder]]] = {
     "intra": intra,
@@ -21,7 +23,13 @@ ISSUE_ORDERS: Final[dict[str, Callable[[SlicePlan], LayerOrder]]] = {
 }
 
 
-def fixed_order(plan: SlicePlan) -> LayerOrder:
-    """Return the order of a plan that needs no planner (megatron, no_comm, intra, inter, paper)."""
+def fixed_order(plan: SlicePlan, recompute: Recompute = "none") -> LayerOrder:
+    """Return the order of a plan that needs no planner (megatron, no_comm, intra, inter, paper).
+
+    Layers are recomputed one by one, in the forward order of ``intra``.
+    """
     unsliced = plan.strategy != "domino" or plan.row_slices == 1
-    return ISSUE_ORDERS["intra" if unsliced else plan.order](plan)
+    order = ISSUE_ORDERS["intra" if unsliced else plan.order](plan)
+    again = intra(plan).forward.tokens
+    backward = recomputing(order.backward.tokens, again, recompute)
+    return replace(order, backward=replace(order.backward, tokens=backward))

@@ -33,7 +33,8 @@ def setup_of(**given: Any) -> Case:
     "given",
     [
         {}, {"tp": 1}, {"dp": 2, "data_parallel": "replicas"}, {"grad_accumulation": 3, "dp": 2},
-        {"grad_accumulation": 3, "dp": 2, "data_parallel": "fsdp"},
+        {"grad_accumulation": 3, "dp": 2, "data_parallel": "fsdp"}, {"recompute": "full"},
+        {"recompute": "selective"},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
@@ -50,8 +51,7 @@ def test_ops_are_those_of_the_schedule(model: str, given: dict[str, Any], plan: 
     case = replace(case, model=replace(case.model, num_hidden_layers=6))
     made = build_schedule(case.model, case.workload, case.cluster, plan, order_of(case, plan))
     work = case.workload
-    micros, shared = work.grad_accumulation, work.data_parallel
-    counted = bounds.schedule_ops(case.model, case.cluster, plan, micros, shared)
+    counted = bounds.schedule_ops(case.model, case.cluster, plan, work.grad_accumulation, work)
     assert len(made) <= counted <= len(made) + 2 * case.model.num_hidden_layers
 
 
@@ -66,7 +66,7 @@ def test_ops_are_those_of_the_schedule(model: str, given: dict[str, Any], plan: 
 def test_ops_of_other_models(tp: int, fields: tuple[str, ...], plan: SlicePlan) -> None:
     case = setup_of(tp=tp, overrides=fields)
     made = build_schedule(case.model, case.workload, case.cluster, plan, order_of(case, plan))
-    assert bounds.schedule_ops(case.model, case.cluster, plan, 1) == len(made)
+    assert bounds.schedule_ops(case.model, case.cluster, plan, 1, case.workload) == len(made)
 
 
 @pytest.mark.parametrize("given", [{}, {"tp": 8}, {"micro_batch_size": 16}])
@@ -120,7 +120,7 @@ def test_ops_are_those_of_all_that_is_looked_at() -> None:
     flat = setup_of(overrides=("num_hidden_layers=600",), tp=1, micro_batch_size=16)
     plan = SlicePlan(row_slices=16, attn_col_slices=4, mlp_col_slices=4)
     cluster = ClusterSpec(tp=2)
-    most = bounds.schedule_ops(flat.model, cluster, plan, 1) - 1
+    most = bounds.schedule_ops(flat.model, cluster, plan, 1, flat.workload) - 1
     bounds.check_setup(flat, plan, most_ops=most)
     for tp in ("tp=2", "tp=4x"):
         refused("#/model", flat, plan, changes=(tp,), most_ops=most)

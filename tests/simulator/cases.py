@@ -121,6 +121,7 @@ def random_case(rng: random.Random, *, layers: int, micros: int, cost: CostModel
     workload = replace(
         workload, data_parallel=rng.choice(DATA_PARALLEL),
         overlap_grad_reduce=rng.random() < 0.7, overlap_param_gather=rng.random() < 0.7,
+        recompute=rng.choice(("none", "none", "selective", "full")),
     )  # fmt: skip
     case = Case(model=model, workload=workload, cluster=cluster, profile=cost.profile)
     return with_cost(case, cost)

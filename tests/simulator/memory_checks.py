@@ -68,6 +68,7 @@ def _overwritten(value: str, role: str, reads: tuple[str, ...]) -> str | None:
     """What an op without memory of its own writes into: collectives, rope, backward of the norms of
     queries and keys, and gradients of logits work in place on the first value they read; gradients
     of weights are counted elsewhere."""
+    role = role.removesuffix(".again")
     in_place = role.endswith(".ar") or role in (
         "attn.rope", "attn.rope_bwd", "attn.qk_norm_bwd", "loss.grad", "head.softcap_bwd",
     )  # fmt: skip

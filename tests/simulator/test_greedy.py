@@ -15,7 +15,7 @@ from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.cost import CostModel
 from simulator.greedy import plan_order
-from simulator.issue_order import BACKWARD_FRAGMENTS, FORWARD_FRAGMENTS, check_issue_order
+from simulator.issue_order import FORWARD_FRAGMENTS, backward_fragments, check_issue_order
 from simulator.plan import SlicePlan
 from simulator.predict import order_of, predict, simulate
 from simulator.presets import MODELS
@@ -54,7 +54,8 @@ def test_orders_are_legal_and_whole_for_every_cut(block: int) -> None:
         order = order_of(case, plan)
         assert order.forward.stride == order.backward.stride == 1
         check_issue_order(order.forward, plan, FORWARD_FRAGMENTS)
-        check_issue_order(order.backward, plan, BACKWARD_FRAGMENTS)
+        backward = backward_fragments(case.workload.recompute)
+        check_issue_order(order.backward, plan, backward)
         check_order(build_schedule(case.model, case.workload, case.cluster, plan, order))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -17,12 +18,17 @@ _HIGH = (1e3, 1e3, 1e4, 1e5, 20.0)
 
 
 def fit_attention(
-    forward: Sequence[AttentionRow], pairs: Sequence[AttentionRow], *, sm_count: int
+    forward: Sequence[AttentionRow],
+    pairs: Sequence[AttentionRow],
+    *,
+    sm_count: int,
+    withheld_by: Callable[[AttentionRow], Any] = lambda row: row.seq,
 ) -> AttentionFit:
     """Fit the law to forward timings of one head size, its backward ratio to pairs of timings.
 
-    ``error`` is the mean error of shapes withheld by sequence length. Raise InputError where the
-    rows mix head sizes, or where a backward row of ``pairs`` has no forward row.
+    ``error`` is the mean error of shapes withheld in five folds of ``withheld_by``, by default the
+    sequence length. Raise InputError where the rows mix head sizes, or where a backward row of
+    ``pairs`` has no forward row.
     """
     head_dims = {row.head_dim for row in forward}
     if len(head_dims) != 1 or len(forward) < 10:
@@ -31,7 +37,7 @@ def fit_attention(
     ratio, ratio_error = _backward_ratio(pairs)
     return _law(
         parameters, forward, sm_count,
-        error=_withheld_error(forward, sm_count), ratio=ratio, ratio_error=ratio_error,
+        error=_withheld_error(forward, sm_count, withheld_by), ratio=ratio, ratio_error=ratio_error,
     )  # fmt: skip
 
 
@@ -82,15 +88,17 @@ def _solve(rows: Sequence[AttentionRow], sm_count: int) -> Floats:
     return np.asarray(found.x, dtype=np.float64)
 
 
-def _withheld_error(rows: Sequence[AttentionRow], sm_count: int) -> float:
-    """Return the mean error over five folds by sequence length."""
-    lengths = sorted({row.seq for row in rows})
+def _withheld_error(
+    rows: Sequence[AttentionRow], sm_count: int, by: Callable[[AttentionRow], Any]
+) -> float:
+    """Return the mean error over five folds of the rows' keys ``by``."""
+    keys = sorted({by(row) for row in rows})
     errors = []
     for fold in range(5):
-        out = set(lengths[fold::5])
-        law = _law(_solve([r for r in rows if r.seq not in out], sm_count), rows, sm_count)
+        out = set(keys[fold::5])
+        law = _law(_solve([r for r in rows if by(r) not in out], sm_count), rows, sm_count)
         errors += [
-            abs(sum(law.shares_us(r.signature)) / r.median_us - 1) for r in rows if r.seq in out
+            abs(sum(law.shares_us(r.signature)) / r.median_us - 1) for r in rows if by(r) in out
         ]
     return float(np.mean(errors))
 

@@ -91,7 +91,7 @@ def h200_profile(measurements: Path, h100: CollectiveSection) -> Profile:
                 f"network. There: {h100.provenance.note}",
             ),
         ),
-        contention=_contention(contention_records(measurements)),
+        contention=h200_contention(contention_records(measurements)),
         launch=_launch(records(measurements / "launch.jsonl.gz")),
     )
 
@@ -262,7 +262,8 @@ def gemm_fit(rows: Sequence[GemmRow], layout: str) -> GemmFit:
     return fit_gemm(shapes, SM_COUNT, layout=layout, accumulate=layout == "wgrad")
 
 
-def _contention(rows: Sequence[Mapping[str, Any]]) -> ContentionSection:
+def h200_contention(rows: Sequence[Mapping[str, Any]]) -> ContentionSection:
+    """Return the law of ops beside emulated collectives, fitted to these records."""
     cells = beside_cells(rows)
     collective = collective_slowdown(rows)
     fits = {

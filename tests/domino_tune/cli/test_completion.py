@@ -18,7 +18,7 @@ from domino_tune.requests.options import option_of
 from simulator.presets import MODELS
 from tests.domino_tune.cli.test_surface import HEAVY
 
-BUNDLED = ["a100-sxm", "h100-dgx", "h200-sxm"]
+BUNDLED = ["a100-sxm", "b200-sxm", "h100-dgx", "h200-sxm"]
 Ask = Callable[[str], list[str]]
 
 

@@ -28,7 +28,7 @@ from simulator.lookup.gemm import GemmRow
 from simulator.profile import GemmSection, Profile, Provenance
 
 FOLDER = Path(profiles.__file__).parent
-BUNDLED = ("a100-sxm", "h100-dgx", "h200-sxm")
+BUNDLED = ("a100-sxm", "b200-sxm", "h100-dgx", "h200-sxm")
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_the_committed_schema_is_in_step() -> None:
 
 def test_unknown_names_list_the_known_ones_and_the_near_miss() -> None:
     with pytest.raises(
-        InputError, match=r"Did you mean 'h100-dgx'\? Known: a100-sxm, h100-dgx, h200-sxm"
+        InputError, match=r"Did you mean 'h100-dgx'\? Known: a100-sxm, b200-sxm, h100-dgx, h200-sxm"
     ):
         load_profile("h100_dgx")
 
@@ -84,7 +84,7 @@ def test_a_users_profile_is_found_by_name_and_hides_a_bundled_one(h100: Profile)
     save_profile(mine, user_profiles_dir() / "h100-dgx.json")
     assert load_profile("h100-dgx") == mine
     origins = {summary.name: summary.origin for summary in list_profiles()}
-    assert origins == {"a100-sxm": "bundled", "h100-dgx": "user", "h200-sxm": "bundled"}
+    assert origins == {**dict.fromkeys(BUNDLED, "bundled"), "h100-dgx": "user"}
 
 
 def test_a_damaged_profile_is_listed_with_its_problem() -> None:

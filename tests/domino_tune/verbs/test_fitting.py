@@ -1,0 +1,63 @@
+"""The smallest change that fits: it does, it is possible, and the question before it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from domino_tune.requests import TuneRequest
+from domino_tune.verbs.fitting import smallest_change
+from domino_tune.verbs.resolve import resolve
+from domino_tune.verbs.tune import tune
+from simulator.errors import InfeasiblePlanError
+from simulator.memory import least_peak_bytes
+
+ASKED: dict[str, dict[str, Any]] = {
+    "--micro-batch-size 16 --grad-accumulation 8": {
+        "model": "gpt3-13b", "tp": 8, "seq_length": 2048, "micro_batch_size": 64,
+        "grad_accumulation": 2,
+    },
+    "--data-parallel distributed-optimizer": {
+        "model": "llama2-7b", "tp": 1, "dp": 4, "seq_length": 4096, "micro_batch_size": 1,
+        "data_parallel": "replicas",
+    },
+    "--tp 4": {"model": "gpt3-13b", "tp": 1, "seq_length": 2048, "micro_batch_size": 4},
+    "--dp 8 --micro-batch-size 1 --grad-accumulation 8 --data-parallel distributed-optimizer": {
+        "model": "llama3-70b", "tp": 8, "seq_length": 4096, "micro_batch_size": 4,
+        "grad_accumulation": 2,
+    },
+}  # fmt: skip
+
+
+def request(**given: Any) -> TuneRequest:
+    return TuneRequest(profile="h100-dgx", search="random", trials=1, **given)
+
+
+@pytest.mark.parametrize("options", ASKED)
+def test_what_it_names_fits_and_what_was_asked_does_not(options: str) -> None:
+    case = resolve(request(**ASKED[options]))
+    assert least_peak_bytes(case) > case.capacity_bytes
+    assert smallest_change(case) == f"the smallest change that fits: {options}."
+    words = options.split()
+    pairs = zip(words[::2], words[1::2], strict=True)
+    changes = {
+        flag[2:].replace("-", "_"): int(value) if value.isdecimal() else value
+        for flag, value in pairs
+    }
+    assert tune(request(**{**ASKED[options], **changes})).best.fits
+
+
+def test_tune_says_it() -> None:
+    with pytest.raises(InfeasiblePlanError, match=r"the smallest change that fits: --tp 4\.$"):
+        tune(request(**ASKED["--tp 4"]))
+
+
+def test_where_nothing_helps() -> None:
+    hopeless = resolve(
+        request(
+            model="gpt3-175b", tp=8, seq_length=1_000_000, micro_batch_size=1,
+            overrides=("max_position_embeddings=1000000",),
+        )
+    )  # fmt: skip
+    assert smallest_change(hopeless).startswith("no smaller micro-batch")

@@ -1,0 +1,110 @@
+"""Recomputation: what backward computes again, what it reads, and what need not be kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from simulator.build import build_schedule
+from simulator.case import Case
+from simulator.issue_order import AGAIN, FORWARD_FRAGMENTS, backward_fragments
+from simulator.memory import peak_memory
+from simulator.model_flops import model_flops
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.predict import order_of, predict
+from simulator.presets import MODELS
+from simulator.schedule import Op, check_order
+from simulator.specs import ClusterSpec, Recompute, Workload
+from tests.simulator.cases import bundled_profile
+from tests.simulator.small_models import CUT, GPT, LLAMA
+
+SHARDED = replace(MEGATRON, sequence_parallel=True)
+INTER = SlicePlan(order="inter", wgrad="eager", sequence_parallel=True)
+
+
+def ops_of(recompute: Recompute, plan: SlicePlan = SHARDED, model: Any = LLAMA) -> list[Op]:
+    """The ops of layer 1, of three."""
+    model = replace(model, max_position_embeddings=8)
+    work = Workload(seq_length=8, micro_batch_size=3, recompute=recompute)
+    schedule = build_schedule(model, work, ClusterSpec(tp=2), plan)
+    check_order(schedule)
+    return [op for op in schedule.ops() if op.layer == 1]
+
+
+@pytest.mark.parametrize("plan", [MEGATRON, SHARDED, INTER, CUT])
+@pytest.mark.parametrize("model", [GPT, LLAMA])
+def test_full_repeats_every_op_of_forward_with_its_collectives(plan: SlicePlan, model: Any) -> None:
+    plain = ops_of("none", plan, model)
+    names = {op.role for op in plain if not op.role.partition(".")[2].endswith(BACKWARD)}
+    forward = [op for op in plain if op.role in names]
+    again = [op for op in ops_of("full", plan, model) if op.role.endswith(".again")]
+    signatures = [(f"{op.role}.again", op.slice, op.piece, op.signature) for op in forward]
+    assert sorted(map(repr, signatures)) == sorted(
+        repr((op.role, op.slice, op.piece, op.signature)) for op in again
+    )
+
+
+BACKWARD = ("_bwd", "_dgrad", "_wgrad", "_bwd.ag", "_dgrad.ar", "_dgrad.rs", ".ag_bwd")
+
+
+def test_backward_reads_what_was_recomputed() -> None:
+    for op in ops_of("full", INTER, GPT):
+        kept = [name for name in op.reads if name.startswith("l1.s")]
+        if op.role.endswith(BACKWARD):
+            assert all(name.endswith((".x", ".ag_bwd")) for name in kept), op.name
+    core = next(op for op in ops_of("selective") if op.role == "attn.core_attn_bwd")
+    assert "l1.again.s0.attn.core_attn" in core.reads
+    assert "l1.s0.attn.qkv" in core.reads
+
+
+def test_selective_repeats_the_attention_core_before_its_backward() -> None:
+    roles = [op.role for op in ops_of("selective")]
+    assert [role for role in roles if role.endswith(".again")] == ["attn.core_attn.again"]
+    assert roles[roles.index("attn.core_attn.again") + 1] == "attn.core_attn_bwd"
+
+
+def case_of(recompute: Recompute, **given: Any) -> Case:
+    return Case(
+        model=MODELS["llama3-8b"],
+        workload=Workload(seq_length=4096, micro_batch_size=4, recompute=recompute),
+        cluster=ClusterSpec(tp=4), profile=bundled_profile(), **given,
+    )  # fmt: skip
+
+
+def test_full_keeps_a_layers_input_alone() -> None:
+    """One more layer: [tokens / tp, hidden] in bf16. The attention core alone saves nothing."""
+    kept = {}
+    for recompute in ("none", "selective", "full"):
+        case = case_of(recompute)
+        deeper = replace(case, model=replace(case.model, num_hidden_layers=33))
+        one, more = (peak_memory(c, SHARDED).activations for c in (case, deeper))
+        kept[recompute] = more - one
+    tokens = 4 * 4096
+    assert kept["full"] == tokens * 4096 * 2 // 4
+    assert kept["selective"] == kept["none"] > 10 * kept["full"]
+
+
+def test_it_takes_the_time_of_another_forward_pass_and_adds_no_model_flops() -> None:
+    times = {kind: predict(case_of(kind), SHARDED)[0] for kind in ("none", "selective", "full")}
+    assert times["none"] < times["selective"] < times["full"]
+    assert 1.2 < times["full"] / times["none"] < 1.4
+    assert model_flops(case_of("full")) == model_flops(case_of("none"))
+
+
+def test_greedy_plans_it_and_hides_it() -> None:
+    case, plan = case_of("full"), SlicePlan(sequence_parallel=True)
+    order = order_of(case, plan)
+    again = [t for t in order.backward.tokens if t.fragment.endswith(AGAIN)]
+    assert len(again) == 2 * sum(map(len, FORWARD_FRAGMENTS.values()))
+    found, base = predict(case, plan), predict(case, SHARDED)
+    assert found.exposed_ns < base.exposed_ns / 4
+
+
+def test_fragments_of_backward() -> None:
+    assert backward_fragments("selective")["attn"][0] == "core_attn_again"
+    assert backward_fragments("selective")["mlp"] == backward_fragments("none")["mlp"]
+    assert backward_fragments("full")["mlp"][:5] == tuple(
+        f"{name}_again" for name in FORWARD_FRAGMENTS["mlp"]
+    )
