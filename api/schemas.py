@@ -16,7 +16,7 @@ from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
 from domino_tune.requests.verbs import NOT_SERVED
 from domino_tune.results import ExportResult, SimulateResult, WhatIfResult
 from domino_tune.results import TuneResult as TuneAnswer
-from domino_tune.results.tune import SPEEDUPS, GridCell, TrialResult
+from domino_tune.results.tune import BEST, SPEEDUPS, GridCell, TrialResult
 from domino_tune.results.validate import ValidateResult
 from domino_tune.results.whatif import POINT_FIELDS
 from domino_tune.service.jobs.job import JobState
@@ -66,11 +66,13 @@ WhatIfResultShown = create_model(
 BestPlan = create_model(
     "BestPlan",
     __base__=Wire,
-    __doc__="The plan to use, its time, and the batch that it is for.",
-    plan=(shown(SlicePlan), ...),
-    iteration_ms=(float, ...),
-    micro_batch_size=(int, ...),
-    grad_accumulation=(int, ...),
+    __doc__="The plan to use, its numbers, and the batch that it is for.",
+    **{
+        "plan": (shown(SlicePlan), ...),
+        **shown_fields(SimulateResult, BEST),
+        "micro_batch_size": (int, ...),
+        "grad_accumulation": (int, ...),
+    },
 )
 TuneResultShown = create_model(
     "TuneResult",

@@ -20,6 +20,11 @@ SPEEDUPS: Final = (
     "baseline_ms", "no_comm_ms", "speedup", "baseline_no_sp_ms", "speedup_no_sp",
 )  # fmt: skip
 """Fields of the best plan's simulation that JSON repeats beside it."""
+BEST: Final = (
+    "iteration_ms", "fits", "peak_memory_gib", "memory_gib", "tokens_per_second_per_gpu",
+    "tflops_per_gpu", "mfu", *SPEEDUPS,
+)  # fmt: skip
+"""Those that JSON gives of the best plan itself, as ``simulate`` does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +135,7 @@ class Tuned(Shown):
         answer = {
             "best": {
                 "plan": to_json(best.plan),
-                "iteration_ms": to_json(best.iteration_ms),
+                **{name: to_json(getattr(best, name)) for name in BEST},
                 "micro_batch_size": best.workload.micro_batch_size,
                 "grad_accumulation": best.workload.grad_accumulation,
             },

@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 
 from domino_tune.runtime.launch_spec import LaunchSpec
-from domino_tune.verbs.ranks import PATIENCE, check_comm_ctas, check_runnable, patient
+from domino_tune.verbs.ranks import (
+    PATIENCE,
+    check_comm_ctas,
+    check_played,
+    check_runnable,
+    patient,
+)
 from simulator.errors import InputError
 from simulator.presets import MODELS
+from simulator.specs import Workload
 
 
 def test_gloo_has_no_ctas() -> None:
@@ -28,6 +35,24 @@ def test_the_environment_may_not_ask_for_others() -> None:
             check_comm_ctas([4], "nccl", {"NCCL_MIN_CTAS": "4", "NCCL_MAX_CTAS": value})
     with pytest.raises(InputError, match="comm_ctas = 4"):
         check_comm_ctas([4, 8], "nccl", {"NCCL_MIN_CTAS": "4"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "fields", "message"),
+    [
+        (True, {}, r"sequence parallelism \(--no-sequence-parallel\)"),
+        (False, {"data_parallel": "fsdp"}, r"fsdp \(--data-parallel replicas\)"),
+        (None, {"recompute": "full"}, r"full recomputation \(--recompute none\)"),
+        (None, {"grad_dtype": "bf16"}, r"bf16 gradients \(--grad-dtype fp32\)"),
+    ],
+)
+def test_what_the_runtime_does_not_play_is_named_with_the_option_that_it_does(
+    asked: bool | None, fields: dict[str, Any], message: str
+) -> None:
+    plain = Workload(seq_length=8, micro_batch_size=2)
+    check_played(None, plain, "Ask")
+    with pytest.raises(InputError, match=f"does not play {message} yet.*Ask with the options"):
+        check_played(asked, replace(plain, **fields), "Ask")
 
 
 def test_attention_dropout_is_not_run() -> None:
