@@ -15,7 +15,8 @@ the column-parallel dgrads, beside which a norm's output is gathered for the wgr
 fills x_f in rising order of 1 − 1/φ_f − 1/γ, while that is negative. More lanes in flight only slow
 ops down further. Where a slowdown depends on how long an op takes or how large a message is, φ_f or
 γ is the least one: beside a slower one less work is done in the same time, so no term of T gets
-smaller.
+smaller. In ``intra`` the op behind a block's first gather reads it, so that no compute runs beside
+it: these gathers are added whole, and K is the rest.
 
 The estimate takes these sums and adds what each order exposes. It leaves out the all-reduces at the
 edges, waits between ranks, and links that two groups share, so it is mostly a little low.
@@ -90,9 +91,9 @@ class ClosedForm:
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Return a bound that is never above ``predict(case, plan).makespan_ns``.
 
-        It is the same for all orders of the same slices.
+        It is the same for all orders of the same slices but ``intra``.
         """
-        key = (_mode(plan), plan.slices, plan.merge_wgrad)
+        key = (_mode(plan), plan.slices, plan.merge_wgrad, _waits_for_gathers(plan))
         if key not in self._bounds:
             self._bounds[key] = self._bound_ns(plan)
         return self._bounds[key]
@@ -100,7 +101,8 @@ class ClosedForm:
     def _bound_ns(self, plan: SlicePlan) -> int:
         stretches = self._stretches(plan)
         slow = self._slowdowns(plan)
-        device = sum(_least_ns(stretch, *slow) for stretch in stretches)
+        waits = _waits_for_gathers(plan)
+        device = sum(_least_ns(stretch, *slow, waits=waits) for stretch in stretches)
         host = sum(work.launch_ns for stretch in stretches for work in stretch.blocks)
         layers, micros = self.case.model.num_hidden_layers, self.case.workload.grad_accumulation
         edges = self._edge_ns(plan)
@@ -287,10 +289,19 @@ def _stretch(plan: SlicePlan, blocks: tuple[Work, ...], pieces: tuple[int, ...])
     return Stretch(blocks, hiding, families.total(), sum(work.comm_ns for work in blocks))
 
 
-def _least_ns(stretch: Stretch, slow: dict[str, float], slow_comm: float) -> float:
-    """Return the minimum of the module's docstring."""
+def _waits_for_gathers(plan: SlicePlan) -> bool:
+    """Return whether a block's first op waits for its gather, and nothing is issued between."""
+    unsliced = plan.strategy != "domino" or (plan.row_slices == 1 and plan.order != "greedy")
+    return plan.sequence_parallel and (unsliced or plan.order == "intra")
+
+
+def _least_ns(
+    stretch: Stretch, slow: dict[str, float], slow_comm: float, *, waits: bool = False
+) -> float:
+    """Return the minimum of the module's docstring; ``waits``: for the gathers, alone."""
     total = float(stretch.compute_ns + stretch.comm_ns)
-    room = slow_comm * stretch.comm_ns
+    gathers_ns = sum(work.gather_ns for work in stretch.blocks) if waits else 0
+    room = slow_comm * (stretch.comm_ns - gathers_ns)
     for family in sorted(stretch.hiding_ns, key=slow.__getitem__):
         gain = 1 / slow[family] + 1 / slow_comm - 1
         beside = min(room, slow[family] * stretch.hiding_ns[family])
