@@ -11,7 +11,8 @@ from domino_tune.verbs.fitting import smallest_change
 from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.tune import tune
 from simulator.errors import InfeasiblePlanError
-from simulator.memory import least_peak_bytes
+from simulator.memory import least_peak_bytes, peak_bytes
+from simulator.plan import SlicePlan
 
 ASKED: dict[str, dict[str, Any]] = {
     "--micro-batch-size 16 --grad-accumulation 8": {
@@ -45,7 +46,13 @@ def test_what_it_names_fits_and_what_was_asked_does_not(options: str) -> None:
         flag[2:].replace("-", "_"): int(value) if value.isdecimal() else value
         for flag, value in pairs
     }
-    assert tune(request(**{**ASKED[options], **changes})).best.fits
+    changed = resolve(request(**{**ASKED[options], **changes}))
+    rows = changed.workload.micro_batch_size
+    plans = [
+        SlicePlan(row_slices=rows, order="intra", wgrad="eager", sequence_parallel=mode)
+        for mode in changed.modes
+    ]
+    assert min(peak_bytes(changed, plan) for plan in plans) <= changed.capacity_bytes
 
 
 def test_tune_says_it() -> None:
