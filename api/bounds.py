@@ -203,24 +203,35 @@ def schedule_ops(
     # norm_bwd, and with dropout residual_bwd. Norms of q and k, or behind blocks, are extra.
     row = 8 + 2 * (3 + (model.hidden_dropout > 0)) + 2 * rope + each * pieces + 6 * gathers
     row += 2 * model.qk_norm + 4 * model.post_norm
+    how = workload.implementation
+    scores = 0 if how.flash_attention else 2 + (model.attention_dropout > 0)
+    row += 2 * scores + 3 * (scores > 0)
     # Recomputed: the ops of forward, the attention core alone, or none.
     whole = 8 + rope + model.qk_norm + 2 * model.post_norm + each * sum(plan.slices[1:3])
-    row += {"none": 0, "selective": 1, "full": whole + 2 * gathers}[workload.recompute]
-    wgrads = 4 * (1 if plan.merge_wgrad else plan.row_slices)
+    whole += scores + 2 * gathers
+    row += {"none": 0, "selective": scores or 1, "full": whole}[workload.recompute]
+    adds = 1 if how.gradient_accumulation_fusion else 2
+    wgrads = 4 * adds * (1 if plan.merge_wgrad else plan.row_slices)
     layer = plan.row_slices * row + wgrads
     capped = model.final_logit_softcapping > 0
-    edges = plan.row_slices * (4 * each + 7 + 3 * gathers + 2 * capped)
+    edges = plan.row_slices * (4 * each + 6 + adds + 3 * gathers + 2 * capped)
+    edges += how.dense_embedding_grad
     sums = talks * ((gathers or model.qk_norm) + (cluster.tp > model.num_key_value_heads))
     collectives = {"replicas": 1, "distributed-optimizer": 2, "fsdp": 3 * micros}
     kinds = collectives[workload.data_parallel]
-    buckets = kinds * (model.num_hidden_layers + 1) if reduces and cluster.dp > 1 else 0
-    return micros * (model.num_hidden_layers * layer + edges) + buckets + each + sums + 1
+    passes = how.check_for_nan_in_grad + how.scale_grads
+    buckets = (kinds + passes) * (model.num_hidden_layers + 1) if cluster.dp > 1 else passes
+    step = (
+        how.zero_grads + how.clip_grad + how.copy_parameters + how.log_params_norm
+        + how.log_num_zeros_in_grad
+    )  # fmt: skip
+    return micros * (model.num_hidden_layers * layer + edges) + buckets + each + sums + step + 1
 
 
 def search_size(case: Case, tune_also: Sequence[str]) -> int:
     """Return the combinations of a search of ``case``, over all micro-batch sizes that it tunes."""
     axes = {item.name: getattr(SpaceSpec(), item.name) for item in fields(SpaceSpec)}
-    axes["comm_ctas"] = case.profile.comm_ctas_choices(*case.cluster.tp_group)
+    axes["comm_ctas"] = case.comm_ctas_choices
     axes["sequence_parallels"] = case.modes
     del axes["row_slices"]
     # The columns and the dgrad pieces of two blocks each.

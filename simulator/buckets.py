@@ -10,10 +10,10 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from simulator.fragments import Fragments
 from simulator.issue_order import IssueOrder, Token
 from simulator.schedule import DP, OpTemplate, Ref
 from simulator.shapes import Shapes
+from simulator.templates import Templates
 
 BUCKET: Final = "bucket"
 GATHERS: Final = {"gather": ("dp.ag", "params"), "gather_bwd": ("dp.ag_bwd", "params_bwd")}
@@ -63,25 +63,46 @@ def _copies(order: IssueOrder, layers: int) -> list[Token]:
     return [token.shifted(copy * order.stride) for copy in copies for token in order.tokens]
 
 
-def bucket(fragments: Fragments, token: Token, stride: int, gradients: list[str]) -> OpTemplate:
+def bucket(t: Templates, token: Token, stride: int, gradients: list[str]) -> list[OpTemplate]:
     """Return the sum of ``stride`` layers' gradients over the replicas; it belongs to the last."""
-    shapes = fragments.shapes
     reads = tuple(Ref(layer, name) for layer in range(stride) for name in gradients)
-    return reduction(fragments, "dp", stride * shapes.layer_parameters, reads, "grad.dp").shifted(
-        token.offset
-    )
+    ops = reduction(t, "dp", stride * t.shapes.layer_parameters, reads, "grad.dp")
+    return [op.shifted(token.offset) for op in ops]
 
 
 def reduction(
-    fragments: Fragments, prefix: str, parameters: int, reads: tuple[Ref, ...], write: str
-) -> OpTemplate:
-    """Return the sum of ``parameters`` gradients over the replicas."""
-    signature = fragments.shapes.dp_reduction(parameters)
+    t: Templates, prefix: str, parameters: int, reads: tuple[Ref, ...], write: str
+) -> list[OpTemplate]:
+    """Return the sum of ``parameters`` gradients over the replicas, and what is before it."""
+    signature = t.shapes.dp_reduction(parameters)
     suffix = "rs" if signature.op == "reduce_scatter" else "ar"
-    return fragments.op(f"{prefix}.{suffix}", -1, signature, reads, write, 0, lane=DP)
+    passes = gradient_passes(t, prefix, parameters, reads)
+    reads = (*reads, *(ref for op in passes for ref in op.writes))
+    return [*passes, t.op(f"{prefix}.{suffix}", -1, signature, reads, write, 0, lane=DP)]
 
 
-def gather(fragments: Fragments, token: Token, layers: int) -> OpTemplate:
+def gradient_passes(
+    t: Templates, prefix: str, parameters: int, reads: tuple[Ref, ...]
+) -> list[OpTemplate]:
+    """Return the passes over ``parameters`` gradients before replicas sum them: a check by their
+    norm, and the division by the number of replicas."""
+    s, how = t.shapes, t.shapes.workload.implementation
+    size = parameters * s.grad_bytes
+    passes = {
+        "check_grads": (how.check_for_nan_in_grad, s.pointwise("grad_norm", size, 4)),
+        "scale_grads": (
+            how.scale_grads and s.cluster.dp > 1,
+            s.pointwise("grad_scale", size, size),
+        ),
+    }
+    return [
+        t.op(f"{prefix}.{name}", -1, signature, reads, f"{prefix}.{name}", 0)
+        for name, (asked, signature) in passes.items()
+        if asked
+    ]
+
+
+def gather(fragments: Templates, token: Token, layers: int) -> OpTemplate:
     """Return the gather of the parameters of ``layers`` layers, of which ``token``'s is the first.
 
     They have a place of their own: ``simulator.memory`` counts it.

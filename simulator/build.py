@@ -27,11 +27,13 @@ from simulator.issue_order import (
     check_issue_order,
     wgrad_chains,
 )
+from simulator.optimizer_step import optimizer_step, zero_grads
 from simulator.plan import SlicePlan, check_plan_fits
 from simulator.schedule import OpTemplate, Ref, Repeat, Schedule, Segment, check_order
 from simulator.schedules import fixed_order
 from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload, check_shardable
+from simulator.templates import Templates
 
 MAX_SPAN: Final = 4
 """By how many repetitions a stored order may move a token."""
@@ -97,6 +99,7 @@ class _Builder:
         self.layers = shapes.model.num_hidden_layers
         self.chains = wgrad_chains(order.backward)
         self.value_bytes: dict[str, int] = {}
+        self._templates = Templates(shapes=shapes, value_bytes=self.value_bytes)
 
     def schedule(self) -> Schedule:
         micros = self.shapes.workload.grad_accumulation
@@ -121,13 +124,14 @@ class _Builder:
             )
             if self.shapes.shards_parameters:
                 backward = with_gathers(backward, backward.stride, "gather_bwd")
+        cleared = zero_grads(self._templates) if first else []
         fragments = Fragments(
-            shapes=self.shapes, chains=wgrad_chains(backward), accumulate_first=not first,
-            value_bytes=self.value_bytes,
+            shapes=self.shapes, chains=wgrad_chains(backward), value_bytes=self.value_bytes,
+            accumulate_first=not first or bool(cleared),
         )  # fmt: skip
-        edges = Edges(fragments=fragments)
+        edges = Edges(templates=fragments)
         return [
-            Segment(templates=tuple(edges.embedding(gathers=gathers))),
+            Segment(templates=(*cleared, *edges.embedding(gathers=gathers))),
             *self._pass(fragments, forward, mirror=-1),
             Segment(templates=tuple(edges.head()), first=self.layers),
             *self._pass(fragments, backward, mirror=self.layers - 1),
@@ -170,7 +174,7 @@ class _Builder:
             if not 0 <= layer < self.layers:
                 continue
             if token.fragment == BUCKET:
-                ops.append(bucket(fragments, token, order.stride, self._final_gradients()))
+                ops += bucket(fragments, token, order.stride, self._final_gradients())
             elif token.fragment in GATHERS:
                 ops.append(gather(fragments, token, min(order.stride, self.layers - layer)))
             else:
@@ -203,7 +207,6 @@ class _Builder:
 
     def _step(self) -> Segment:
         shapes = self.shapes
-        edges = Edges(fragments=Fragments(shapes=shapes, value_bytes=self.value_bytes))
         per_bucket = self._bucket_layers(self.order.backward.stride) if self._reduces_early else 0
         rest = self.layers % per_bucket if per_bucket else self.layers
         names = self._final_gradients()
@@ -213,7 +216,8 @@ class _Builder:
         reads += [Ref(self.layers, f"grad.head.s{last}"), Ref(0, f"grad.embed.s{last}")]
         parameters = rest * shapes.layer_parameters + shapes.edge_parameters
         gathers = shapes.reduces and shapes.shards_optimizer and not self._gathers_early
-        return Segment(templates=tuple(edges.step(parameters, tuple(reads), gathers=gathers)))
+        ops = optimizer_step(self._templates, parameters, tuple(reads), gathers=gathers)
+        return Segment(templates=tuple(ops))
 
 
 def _micro_groups(micros: int) -> list[tuple[int, int]]:

@@ -54,6 +54,12 @@ class Case:
             return (False,)
         return (True, False) if self.sequence_parallel is None else (self.sequence_parallel,)
 
+    @property
+    def comm_ctas_choices(self) -> tuple[int, ...]:
+        """CTA counts of the tensor-parallel collectives that the profile knows; 0: the library's
+        choice."""
+        return self.profile.comm_ctas_choices(*self.cluster.tp_group, self.workload.tp_collectives)
+
     @cached_property
     def cost(self) -> CostModel:
         """Cost model of the changed machine; cached, so that each look-up is made once."""

@@ -44,8 +44,10 @@ from simulator.issue_order import (
     slice_tokens,
 )
 from simulator.ops import Gemm
+from simulator.optimizer_step import optimizer_step, zero_grads
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, OpTemplate
+from simulator.templates import Templates
 
 FAMILIES: Final = ("gemm", "attention", "pointwise")
 SAFETY: Final = 1e-9
@@ -182,7 +184,7 @@ class ClosedForm:
         comm_ns = gather_ns = last_ns = launch_ns = 0
         for fragment, op in ops:
             if cost.launch.mode == "async":
-                launch_ns += cost.launch.cost_ns.get(op.signature.kind, 0)
+                launch_ns += cost.launch.of(op.signature)
             if op.lane == COMPUTE:
                 spent_ns = self._compute_ns(plan, op) + self._inline_ns(op)
                 families[op.signature.kind] += spent_ns
@@ -195,7 +197,7 @@ class ClosedForm:
 
     def _inline_ns(self, op: OpTemplate) -> int:
         launch = self.case.cost.launch
-        return launch.cost_ns.get(op.signature.kind, 0) if launch.mode == "inline" else 0
+        return launch.of(op.signature) if launch.mode == "inline" else 0
 
     def _compute_ns(self, plan: SlicePlan, op: OpTemplate) -> int:
         """Return the duration; for a wgrad that may overwrite or add, the shorter of the two.
@@ -218,15 +220,16 @@ class ClosedForm:
         key = (_mode(plan), plan.row_slices)
         if key not in self._edges:
             shapes = self.case.shapes(plan)
+            cleared = self.case.workload.implementation.zero_grads
             first, later = (
-                Edges(fragments=Fragments(shapes=shapes, accumulate_first=adds))
-                for adds in (False, True)
+                Templates(shapes=shapes, accumulate_first=adds) for adds in (cleared, True)
             )
+            stepped = 1 if shapes.reduces else shapes.rank_parameters
             more = self.case.workload.grad_accumulation - 1
             self._edges[key] = (
-                self._sum_ns(plan, first.step(1, ()))
-                + self._sum_ns(plan, _micro_edges(first))
-                + more * self._sum_ns(plan, _micro_edges(later))
+                self._sum_ns(plan, [*zero_grads(first), *optimizer_step(first, stepped, ())])
+                + self._sum_ns(plan, _micro_edges(Edges(templates=first)))
+                + more * self._sum_ns(plan, _micro_edges(Edges(templates=later)))
             )
         return self._edges[key]
 

@@ -107,7 +107,7 @@ class _Path:
 def _inline_ns(op: OpTemplate, cost: CostModel) -> int:
     """Return the launch inside the op, in ns: where the host computes, too."""
     inline = cost.launch.mode == "inline" and op.lane == COMPUTE
-    return cost.launch.cost_ns.get(op.signature.kind, 0) if inline else 0
+    return cost.launch.of(op.signature) if inline else 0
 
 
 def _waited_ns(op: OpTemplate, cost: CostModel, alone_ns: int, stretched_ns: int) -> int:

@@ -89,6 +89,11 @@ class Launch:
     source: Source = "measured"
     error: float = 0.0
 
+    def of(self, signature: Signature) -> int:
+        """Return the ns that the host needs to launch an op, of all its kernels."""
+        kernels = signature.kernels if isinstance(signature, Pointwise) else 1
+        return kernels * self.cost_ns.get(signature.kind, 0)
+
 
 class CostModel:
     """Durations, contention and launch costs of one profile under one set of changes.

@@ -1,22 +1,26 @@
-"""Edges of an iteration: embedding, head and loss, gradient reduction and optimizer step."""
+"""Edges of the stack of layers: embedding, head and loss."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from simulator.buckets import reduction
-from simulator.fragments import Fragments
-from simulator.ops import Collective
-from simulator.schedule import DP, TP, OpTemplate, Ref
+from simulator.ops import Pointwise
+from simulator.schedule import DP, OpTemplate, Ref
 from simulator.shapes import GRAD_BYTES, Shapes
 from simulator.specs import padded_vocab_size
+from simulator.templates import Templates
 
-LOSS_BYTES = 4
+LOSS_BYTES: Final = 4
 """Bytes of one loss term: cross-entropy is computed in fp32."""
-ADAM_BYTES_READ = 3 * 4
-"""Per parameter: main parameter and both moments, in fp32; the main gradient is extra."""
-ADAM_BYTES_WRITTEN = 3 * 4
-"""Per parameter: main parameter and both moments, in fp32; the model's own copy is extra."""
+UNFUSED_LOSS: Final = {
+    "cross_entropy_max": (2, 6, 4),
+    "cross_entropy_sum": (4, 16, 12),
+    "cross_entropy_grad": (3, 12, 6),
+}
+"""Op -> kernels, and bytes read and written per logit, of Megatron-LM's cross-entropy in fp32
+(core/tensor_parallel/cross_entropy.py): to fp32, maximum; less it, exp, sum, over the sum; backward
+times the loss's gradient, and to the model's dtype. The logits are in 16 bits."""
 
 
 @dataclass(kw_only=True)
@@ -24,12 +28,12 @@ class Edges:
     """Builder of the ops before, between and behind the layers. Layer numbers are relative:
     0 is layer 0 for the embedding, and the number of layers for the head."""
 
-    fragments: Fragments
+    templates: Templates
 
     @property
     def shapes(self) -> Shapes:
-        """Shapes of the fragments."""
-        return self.fragments.shapes
+        """Shapes of the templates."""
+        return self.templates.shapes
 
     def embedding(self, *, gathers: bool = False) -> list[OpTemplate]:
         """Return the vocabulary-parallel embedding, its all-reduce, positions and dropout.
@@ -40,7 +44,7 @@ class Edges:
         looked_up = [op for row in rows for op in self._look_up(row)]
         if gathers:
             signature = self.shapes.dp_gather(self.shapes.edge_parameters)
-            own = self.fragments.op("embed.dp.ag", -1, signature, (), "params.edges", 0, lane=DP)
+            own = self.templates.op("embed.dp.ag", -1, signature, (), "params.edges", 0, lane=DP)
             first, *rest = looked_up
             waiting = first._replace(reads=(*first.reads, *own.writes))
             looked_up = [own, waiting, *rest]
@@ -48,16 +52,16 @@ class Edges:
 
     def _look_up(self, row: int) -> list[OpTemplate]:
         s, size = self.shapes, self.shapes.hidden_bytes(row)
-        produced = self.fragments.op(
+        produced = self.templates.op(
             "embed", row, s.pointwise("embedding", size, size), (), f"s{row}.embed", size,
             weights=("w.embed",),
         )  # fmt: skip
         # Positions are added to all tokens, before each rank takes its share.
-        sums = self.fragments.reduced if self._learns_positions else self.fragments.summed
+        sums = self.templates.reduced if self._learns_positions else self.templates.summed
         return sums(produced, size)
 
     def _embedding_post(self, row: int) -> OpTemplate:
-        s, f, output = self.shapes, self.fragments, self.shapes.residual_bytes(row)
+        s, f, output = self.shapes, self.templates, self.shapes.residual_bytes(row)
         # Without learned positions, dropout and a factor nothing moves.
         model = s.model
         works = self._learns_positions or model.hidden_dropout > 0 or model.scaled_embeddings
@@ -86,7 +90,7 @@ class Edges:
         return padded_vocab_size(self.shapes.model, self.shapes.cluster) // self.shapes.cluster.tp
 
     def _logits(self, row: int) -> list[OpTemplate]:
-        s, f = self.shapes, self.fragments
+        s, f = self.shapes, self.templates
         tokens, hidden, size = s.tokens(row), s.model.hidden_size, s.residual_bytes(row)
         logits_bytes = tokens * self._vocab() * s.element
         norm = f.op(
@@ -108,26 +112,50 @@ class Edges:
                 "head.softcap", row, signature, ops[0].writes, f"s{row}.logits", logits_bytes
             ))  # fmt: skip
         loss_bytes = tokens * LOSS_BYTES
-        signature = s.pointwise("cross_entropy_max", logits_bytes, loss_bytes)
+        signature = self._loss("cross_entropy_max", row, logits_bytes, loss_bytes)
         top = f.op("loss.max", row, signature, ops[-1].writes, f"s{row}.loss.max", loss_bytes)
-        return [norm, *gather, *ops, *f.reduced(top, loss_bytes, "fp32")]
+        reduced = f.reduced(top, loss_bytes, "fp32")
+        if self._own_logits:
+            f.value_bytes[f"s{row}.fp32.logits"] = tokens * self._vocab() * LOSS_BYTES
+            copied = top._replace(writes=(*top.writes, Ref(0, f"s{row}.fp32.logits")))
+            reduced = [copied, *reduced[1:]]
+        return [norm, *gather, *ops, *reduced]
+
+    @property
+    def _own_logits(self) -> bool:
+        """Whether the loss makes a copy of the logits in fp32."""
+        s = self.shapes
+        return not s.workload.implementation.cross_entropy_loss_fusion and s.element < LOSS_BYTES
+
+    def _loss(self, name: str, row: int, read: int, written: int) -> Pointwise:
+        """Return a pass over the logits, or the several passes that it takes in fp32."""
+        s = self.shapes
+        if s.workload.implementation.cross_entropy_loss_fusion:
+            return s.pointwise(name, read, written)
+        kernels, reads, writes = UNFUSED_LOSS[name]
+        logits = s.tokens(row) * self._vocab()
+        law = "unfused_cross_entropy"
+        return Pointwise(law, reads * logits, writes * logits, s.workload.dtype, kernels=kernels)
+
+    def _loss_input(self, row: int) -> Ref:
+        return Ref(0, f"s{row}.fp32.logits" if self._own_logits else f"s{row}.logits")
 
     def _loss_sum(self, row: int) -> list[OpTemplate]:
-        s, f, tokens = self.shapes, self.fragments, self.shapes.tokens(row)
+        s, f, tokens = self.shapes, self.templates, self.shapes.tokens(row)
         sums_bytes = 2 * tokens * LOSS_BYTES
         logits_bytes = tokens * self._vocab() * s.element
-        signature = s.pointwise("cross_entropy_sum", logits_bytes, sums_bytes)
-        reads = (Ref(0, f"s{row}.logits"), f.reduced_ref(0, f"s{row}.loss.max"))
+        signature = self._loss("cross_entropy_sum", row, logits_bytes, sums_bytes)
+        reads = (self._loss_input(row), f.reduced_ref(0, f"s{row}.loss.max"))
         sums = f.op("loss.sum", row, signature, reads, f"s{row}.loss.sum", sums_bytes)
         return f.reduced(sums, sums_bytes, "fp32")
 
     def _loss_grad(self, row: int) -> list[OpTemplate]:
-        s, f = self.shapes, self.fragments
+        s, f = self.shapes, self.templates
         tokens, hidden = s.tokens(row), s.model.hidden_size
         logits_bytes = tokens * self._vocab() * s.element
-        signature = s.pointwise("cross_entropy_grad", logits_bytes, logits_bytes)
+        signature = self._loss("cross_entropy_grad", row, logits_bytes, logits_bytes)
         reads = (
-            Ref(0, f"s{row}.logits"),
+            self._loss_input(row),
             f.reduced_ref(0, f"s{row}.loss.max"),
             f.reduced_ref(0, f"s{row}.loss.sum"),
         )
@@ -136,28 +164,34 @@ class Edges:
             signature = s.pointwise("softcap_bwd", 2 * logits_bytes, logits_bytes)
             sources = (*ops[0].writes, Ref(0, f"s{row}.uncapped"))
             ops.append(f.op("head.softcap_bwd", row, signature, sources, f"d.s{row}.uncapped", 0))
-        dgrad = f.op(
-            "head.logits_dgrad", row, s.gemm(tokens, hidden, self._vocab(), "dgrad"),
-            ops[-1].writes, f"d.s{row}.head.norm", s.hidden_bytes(row), weights=(self._table,),
-        )  # fmt: skip
         norm = f"s{row}.head.norm"
         again = f.gathered(row, "head.norm.ag_bwd", Ref(0, norm), f"{norm}.ag_bwd")
+        waits = again[-1].writes if again and f.waits_for_sums else ()
+        dgrad = f.op(
+            "head.logits_dgrad", row, s.gemm(tokens, hidden, self._vocab(), "dgrad"),
+            (*ops[-1].writes, *waits), f"d.s{row}.head.norm", s.hidden_bytes(row),
+            weights=(self._table,),
+        )  # fmt: skip
         wgrad = self._head_wgrad(row, ops[-1].writes)
-        return [*ops, *again, *f.summed(dgrad, s.hidden_bytes(row)), wgrad]
+        return [*ops, *again, *f.summed(dgrad, s.hidden_bytes(row)), *wgrad]
 
-    def _head_wgrad(self, row: int, grad: tuple[Ref, ...]) -> OpTemplate:
-        s, f = self.shapes, self.fragments
-        accumulate = f.accumulate_first or row > 0
-        signature = s.gemm(
-            self._vocab(), s.model.hidden_size, s.tokens(row), "wgrad", accumulate=accumulate
-        )
+    def _head_wgrad(self, row: int, grad: tuple[Ref, ...]) -> list[OpTemplate]:
+        s, f = self.shapes, self.templates
+        signature = s.gemm(self._vocab(), s.model.hidden_size, s.tokens(row), "wgrad")
         before = (Ref(0, f"grad.head.s{row - 1}"),) if row else ()
-        norm = f"s{row}.head.norm"
-        reads = (*grad, f.gathered_ref(Ref(0, norm), f"{norm}.ag_bwd"), *before)
-        return f.op("head.logits_wgrad", row, signature, reads, f"grad.head.s{row}", 0)
+        norm, name = f"s{row}.head.norm", f"grad.head.s{row}"
+        reads = (*grad, f.gathered_ref(Ref(0, norm), f"{norm}.ag_bwd"))
+        if f.waits_for_sums:
+            reads = (*reads, f.summed_ref(0, f"d.s{row}.head.norm"))
+        ops = f.accumulated("head.logits_wgrad", row, signature, reads, name, before)
+        if s.workload.implementation.dummy_wgrads:
+            dummy = Ref(0, f"{name}.dummy")
+            f.value_bytes[dummy.name] = signature.m * signature.n * s.element
+            ops[0] = ops[0]._replace(writes=(*ops[0].writes, dummy))
+        return ops
 
     def _head_norm_grad(self, row: int) -> list[OpTemplate]:
-        s, f, size = self.shapes, self.fragments, self.shapes.residual_bytes(row)
+        s, f, size = self.shapes, self.templates, self.shapes.residual_bytes(row)
         signature = s.pointwise(f"{s.model.norm}_bwd", 2 * size, size)
         reads = (f.summed_ref(0, f"d.s{row}.head.norm"), Ref(0, f"s{row}.x"))
         return [
@@ -177,9 +211,11 @@ class Edges:
 
         The first of a step clears the table's gradient, unless a tied head has written it.
         """
-        s, f = self.shapes, self.fragments
-        table = self._vocab() * s.model.hidden_size * GRAD_BYTES
-        clears = not (f.accumulate_first or s.model.tie_word_embeddings)
+        s, f = self.shapes, self.templates
+        dense = s.workload.implementation.dense_embedding_grad
+        elements = self._vocab() * s.model.hidden_size
+        table = elements * (s.element if dense else GRAD_BYTES)
+        clears = dense or not (f.accumulate_first or s.model.tie_word_embeddings)
         ops = []
         for row in range(s.plan.row_slices):
             size = s.hidden_bytes(row)
@@ -192,58 +228,14 @@ class Edges:
             local, whole = Ref(0, f"d.s{row}.x"), f"d.s{row}.embed.ag"
             ops += f.gathered(row, "embed_bwd.ag", local, whole)
             reads = (f.gathered_ref(local, whole), *before)
-            ops.append(f.op("embed_bwd", row, signature, reads, f"grad.embed.s{row}", 0))
+            last = row == s.plan.row_slices - 1
+            write = f"grad.embed.s{row}.dense" if dense and last else f"grad.embed.s{row}"
+            ops.append(f.op("embed_bwd", row, signature, reads, write, 0))
+        if dense:
+            reads = ops[-1].writes
+            write = f"grad.embed.s{s.plan.row_slices - 1}"
+            ops.append(f.op("embed_bwd.add", -1, s.gradient_sum(elements), reads, write, 0))
         return ops
-
-    def step(
-        self, last_bucket_parameters: int, reads: tuple[Ref, ...], *, gathers: bool = False
-    ) -> list[OpTemplate]:
-        """Return the last data-parallel bucket, the sums of partial gradients and of those of
-        copied key-value heads, the global gradient norm, and Adam.
-
-        ``gathers``: the updated parameters are gathered from the replicas at the end.
-        """
-        s, f = self.shapes, self.fragments
-        ops: list[OpTemplate] = []
-        if s.reduces:
-            ops.append(reduction(f, "step.dp", last_bucket_parameters, reads, "step.dp"))
-            reads = (*reads, *ops[-1].writes)
-        partial = s.tp_all_reduce(s.partial_parameters * GRAD_BYTES, "fp32")
-        sums = {"step.tp": partial} if s.partial_parameters else {}
-        if s.kv_copies > 1:
-            sums["step.kv"] = s.copies_all_reduce()
-        for name, signature in sums.items() if s.communicates else ():
-            last = (Ref(0, f"grad.embed.s{s.plan.row_slices - 1}"),)
-            ops.append(f.op(f"{name}.ar", -1, signature, last, name, 0, lane=TP))
-            reads = (*reads, *ops[-1].writes)
-        parameters = s.optimizer_parameters
-        read = s.grad_bytes * parameters
-        square = f.op(
-            "step.grad_norm", -1, s.pointwise("grad_norm", read, 4), reads, "step.norm", 4
-        )
-        norm, source = self._norm_over_ranks(square)
-        ops += norm
-        adam = s.pointwise(
-            "adam",
-            (ADAM_BYTES_READ + s.grad_bytes) * parameters,
-            (ADAM_BYTES_WRITTEN + s.element) * parameters,
-        )
-        done = f.op("step.adam", -1, adam, (source,), "step.done", 0)
-        ops.append(done)
-        if gathers:
-            whole = s.dp_gather(s.rank_parameters)
-            ops.append(f.op("step.dp.ag", -1, whole, done.writes, "step.params", 0, lane=DP))
-        return ops
-
-    def _norm_over_ranks(self, square: OpTemplate) -> tuple[list[OpTemplate], Ref]:
-        """Return the op ``square`` with the sum of its value over the ranks that hold other
-        parameters, and the value to read."""
-        s, f = self.shapes, self.fragments
-        if not (s.reduces and s.shards_optimizer):
-            return f.reduced(square, 4, "fp32"), f.reduced_ref(0, "step.norm")
-        signature = Collective("all_reduce", 4, *s.cluster.world_group, 0, "fp32")
-        summed = f.op("step.grad_norm.ar", -1, signature, square.writes, "step.norm.ar", 0, lane=DP)
-        return [square, summed], summed.writes[0]
 
     @property
     def _table(self) -> str:

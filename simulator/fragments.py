@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from simulator.core_attention import SCORES, core_attention, core_attention_bwd
 from simulator.issue_order import (
     AGAIN,
     ALL_SLICES,
@@ -26,25 +27,18 @@ from simulator.issue_order import (
     ROW_PARALLEL,
     Token,
 )
-from simulator.ops import Attention, Direction, Signature
-from simulator.schedule import COMPUTE, TP, OpTemplate, Ref
-from simulator.shapes import Shapes
+from simulator.schedule import OpTemplate, Ref
+from simulator.templates import Templates
 
 RECOMPUTED_PREFIX: Final = "again."
 _FORWARD_VALUE: Final = re.compile(r"s\d+\.")
 
 
 @dataclass(kw_only=True)
-class Fragments:
-    """Builder of tokens' op templates; ``value_bytes`` collects the sizes of written values.
+class Fragments(Templates):
+    """Builder of tokens' op templates."""
 
-    ``accumulate_first``: the micro-batch adds to the gradients of an earlier micro-batch.
-    """
-
-    shapes: Shapes
     chains: dict[Token, Token | None] = field(default_factory=dict)
-    accumulate_first: bool = False
-    value_bytes: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._cache: dict[Token, list[OpTemplate]] = {}
@@ -52,7 +46,7 @@ class Fragments:
     def templates(self, token: Token) -> list[OpTemplate]:
         """Return the op templates of ``token``, in issue order."""
         if token.fragment.endswith("_wgrad"):
-            return [self._reading_again(self._wgrad(token), token.fragment)]
+            return [self._reading_again(op, token.fragment) for op in self._wgrad(token)]
         plain = token._replace(offset=0)
         templates = self._cache.get(plain)
         if templates is None:
@@ -89,10 +83,11 @@ class Fragments:
         ops = self._plain(token)
         whole = self.shapes.workload.recompute == "full"
         if not whole:
-            ops = [op for op in ops if op.role == "attn.core_attn"]
+            ops = [op for op in ops if op.role in self._core_roles]
         again = []
         for op in ops:
-            reads = tuple(_recomputed(ref) for ref in op.reads) if whole else op.reads
+            again_of = _recomputed if whole else self._recomputed_core
+            reads = tuple(map(again_of, op.reads))
             (written,) = op.writes
             write = written._replace(name=f"{RECOMPUTED_PREFIX}{written.name}")
             self.value_bytes[write.name] = self.value_bytes[written.name]
@@ -105,76 +100,23 @@ class Fragments:
         if recompute == "full":
             return op._replace(reads=tuple(_recomputed(ref) for ref in op.reads))
         if recompute == "selective" and fragment == "core_attn_bwd":
-            reads = (
-                _recomputed(ref) if ref.name.endswith(".attn.core_attn") else ref
-                for ref in op.reads
-            )
-            return op._replace(reads=tuple(reads))
+            return op._replace(reads=tuple(map(self._recomputed_core, op.reads)))
         return op
 
-    def op(
-        self, role: str, row: int, signature: Signature, reads: tuple[Ref, ...],
-        write: str, size: int, *, lane: int = COMPUTE, weights: tuple[str, ...] = (),
-        piece: int = -1, layer: int = 0,
-    ) -> OpTemplate:  # fmt: skip
-        """Return a template that writes one value of ``size`` bytes (0: an alias of an input)."""
-        self.value_bytes[write] = size
-        return OpTemplate(
-            role, row, signature, lane, 0, reads, (Ref(layer, write),), weights, piece
-        )
+    def _recomputed_core(self, ref: Ref) -> Ref:
+        """Return the recomputed value of ``ref`` if the attention core gave it."""
+        return _recomputed(ref) if ref.name.endswith(self._core_roles) else ref
 
-    def reduced(self, produced: OpTemplate, size_bytes: int, dtype: str = "") -> list[OpTemplate]:
-        """Return ``produced``, followed by its value's all-reduce if ranks communicate."""
-        signature = self.shapes.tp_all_reduce(size_bytes, dtype)
-        return [produced, *self._collected(produced, signature, "ar", 0)]
-
-    def summed(self, produced: OpTemplate, size_bytes: int) -> list[OpTemplate]:
-        """Return ``produced``, followed by the sum of its value over the ranks: an all-reduce, or a
-        reduce-scatter with sequence parallelism."""
-        if not self.shapes.shards_tokens:
-            return self.reduced(produced, size_bytes)
-        signature = self.shapes.tp_collective("reduce_scatter", size_bytes)
-        share = size_bytes // self.shapes.cluster.tp
-        return [produced, *self._collected(produced, signature, "rs", share)]
-
-    def gathered(self, row: int, role: str, value: Ref, write: str) -> list[OpTemplate]:
-        """Return the all-gather of a [tokens / tp, hidden] value of slice ``row``, none where each
-        rank holds all tokens."""
-        s = self.shapes
-        if not (s.shards_tokens and s.communicates):
-            return []
-        size = s.hidden_bytes(row)
-        signature = s.tp_collective("all_gather", size)
-        return [self.op(role, row, signature, (value,), write, size, lane=TP)]
-
-    def _collected(
-        self, produced: OpTemplate, signature: Signature, suffix: str, size: int
-    ) -> list[OpTemplate]:
-        if not self.shapes.communicates:
-            return []
-        value = produced.writes[0]
-        return [
-            self.op(
-                f"{produced.role}.{suffix}", produced.slice, signature, (value,),
-                f"{value.name}.{suffix}", size, lane=TP, piece=produced.piece, layer=value.layer,
-            )
-        ]  # fmt: skip
-
-    def reduced_ref(self, layer: int, name: str) -> Ref:
-        """Return the value to read: the all-reduced one if ranks communicate."""
-        return Ref(layer, f"{name}.ar" if self.shapes.communicates else name)
-
-    def summed_ref(self, layer: int, name: str) -> Ref:
-        """Return the value to read: the one that ``summed`` gives."""
-        scattered = self.shapes.shards_tokens and self.shapes.communicates
-        return Ref(layer, f"{name}.rs") if scattered else self.reduced_ref(layer, name)
-
-    def gathered_ref(self, local: Ref, whole: str) -> Ref:
-        """Return the value to read: ``whole``, or ``local`` where each rank holds all tokens."""
-        gathers = self.shapes.shards_tokens and self.shapes.communicates
-        return Ref(0, whole) if gathers else local
+    @property
+    def _core_roles(self) -> tuple[str, ...]:
+        """Roles of what selective recomputation computes again; also their values' last words."""
+        fused = self.shapes.workload.implementation.flash_attention
+        return ("attn.core_attn",) if fused else SCORES
 
     # Forward ------------------------------------------------------------------------------------
+
+    def _core_attn(self, block: str, row: int, _: int) -> list[OpTemplate]:
+        return core_attention(self, row)
 
     def _norm(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, size = self.shapes, self.shapes.residual_bytes(row)
@@ -198,28 +140,11 @@ class Fragments:
             self.op(role, row, signature, reads, f"s{row}.{role}", size, weights=(f"w.{role}",))
         ]
 
-    def _core_attn(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        s, qkv, moved = self.shapes, Ref(0, f"s{row}.attn.qkv"), self._qk_bytes(row)
-        source, ops = qkv, []
-        if s.model.qk_norm:  # not in place: backward reads what it normalises
-            signature = s.pointwise(s.model.norm, moved, moved)
-            ops.append(
-                self.op("attn.qk_norm", row, signature, (qkv,), f"s{row}.attn.qk", moved,
-                        weights=("w.attn.qk_norm",))
-            )  # fmt: skip
-            source = ops[-1].writes[0]
-        if s.model.position_embedding == "rope":
-            signature = s.pointwise("rope", moved, moved)
-            ops.append(self.op("attn.rope", row, signature, (source,), f"{source.name}.rope", 0))
-            source = ops[-1].writes[0]
-        reads = (source, qkv) if s.model.qk_norm else (source,)
-        write, size = f"s{row}.attn.core_attn", self._width_bytes("core_attn", row)
-        ops.append(self.op("attn.core_attn", row, self._attention(row), reads, write, size))
-        return ops
-
     def _act(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        size = self._width_bytes("act", row)
-        signature = self.shapes.pointwise(self._activation, self._width_bytes("fc1", row), size)
+        size = self.shapes.width_bytes("act", row)
+        signature = self.shapes.pointwise(
+            self._activation, self.shapes.width_bytes("fc1", row), size
+        )
         return [
             self.op(
                 "mlp.act", row, signature, (Ref(0, f"s{row}.mlp.fc1"),), f"s{row}.mlp.act", size
@@ -315,38 +240,16 @@ class Fragments:
         signature = s.gemm(s.tokens(row), s.width(core), s.model.hidden_size, "dgrad")
         return [
             self.op(f"{role}_dgrad", row, signature, (self._row_parallel_grad(block, row),),
-                    f"d.s{row}.{block}.{core}", self._width_bytes(core, row),
+                    f"d.s{row}.{block}.{core}", self.shapes.width_bytes(core, row),
                     weights=(f"w.{role}",))
         ]  # fmt: skip
 
     def _core_attn_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        s, qkv, size = self.shapes, Ref(0, f"s{row}.attn.qkv"), self._width_bytes("qkv", row)
-        normed = f"d.{qkv.name}.qk_norm" if s.model.qk_norm else f"d.{qkv.name}"
-        rope = s.model.position_embedding == "rope"
-        first = f"{normed}.rope" if rope else normed
-        reads = (
-            Ref(0, f"d.s{row}.attn.core_attn"),
-            qkv,
-            *((Ref(0, f"s{row}.attn.qk"),) if s.model.qk_norm else ()),
-            Ref(0, f"s{row}.attn.core_attn"),
-        )
-        signature = self._attention(row, "backward")
-        ops = [self.op("attn.core_attn_bwd", row, signature, reads, first, size)]
-        moved = self._qk_bytes(row)
-        if rope:
-            rope_signature = s.pointwise("rope_bwd", moved, moved)
-            ops.append(self.op("attn.rope_bwd", row, rope_signature, (Ref(0, first),), normed, 0))
-        if s.model.qk_norm:
-            norm_signature = s.pointwise(f"{s.model.norm}_bwd", 2 * moved, moved)
-            ops.append(
-                self.op("attn.qk_norm_bwd", row, norm_signature, (Ref(0, normed), qkv),
-                        f"d.{qkv.name}", 0, weights=("w.attn.qk_norm",))
-            )  # fmt: skip
-        return ops
+        return core_attention_bwd(self, row)
 
     def _act_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        size = self._width_bytes("fc1", row)
-        read = size + self._width_bytes("act", row)
+        size = self.shapes.width_bytes("fc1", row)
+        read = size + self.shapes.width_bytes("act", row)
         signature = self.shapes.pointwise(f"{self._activation}_bwd", read, size)
         reads = (Ref(0, f"d.s{row}.mlp.act"), Ref(0, f"s{row}.mlp.fc1"))
         return [self.op("mlp.act_bwd", row, signature, reads, f"d.s{row}.mlp.fc1", size)]
@@ -357,11 +260,13 @@ class Fragments:
         width = s.model.hidden_size // count
         signature = s.gemm(s.tokens(row), width, s.width(first), "dgrad")
         size = s.hidden_bytes(row) // count
-        produced = self.op(
-            f"{block}.{first}_dgrad", row, signature, (Ref(0, f"d.s{row}.{block}.{first}"),),
-            f"d.s{row}.{block}.norm.{piece}", size, weights=(f"w.{block}.{first}",), piece=piece,
-        )  # fmt: skip
         norm = f"s{row}.{block}.norm"
+        waits = (Ref(0, f"{norm}.ag_bwd"),) if self.waits_for_sums and s.shards_tokens else ()
+        produced = self.op(
+            f"{block}.{first}_dgrad", row, signature,
+            (Ref(0, f"d.s{row}.{block}.{first}"), *waits), f"d.s{row}.{block}.norm.{piece}", size,
+            weights=(f"w.{block}.{first}",), piece=piece,
+        )  # fmt: skip
         again = (
             self.gathered(row, f"{block}.norm.ag_bwd", Ref(0, norm), f"{norm}.ag_bwd")
             if piece == 0 else []
@@ -382,7 +287,7 @@ class Fragments:
                     weights=(f"w.{block}.norm",))
         ]  # fmt: skip
 
-    def _wgrad(self, token: Token) -> OpTemplate:
+    def _wgrad(self, token: Token) -> list[OpTemplate]:
         s, block, linear = self.shapes, token.block, token.fragment.removesuffix("_wgrad")
         rows = range(s.plan.row_slices) if token.slice == ALL_SLICES else (token.slice,)
         hidden, tokens = s.model.hidden_size, s.tokens(token.slice)
@@ -400,39 +305,24 @@ class Fragments:
                 for i in rows
             ]
         reads = [ref for pair in pairs for ref in pair]
-        before = self.chains.get(token)
-        if before is not None:
-            reads.append(Ref(0, gradient_name(before)))
-        write = gradient_name(token)
-        self.value_bytes[write] = 0
-        accumulate = self.accumulate_first or before is not None
-        signature = s.gemm(m, n, tokens, "wgrad", accumulate=accumulate, bias=s.has_bias(block))
-        return OpTemplate(
-            f"{block}.{token.fragment}", token.slice, signature, COMPUTE, token.offset,
-            tuple(reads), (Ref(0, write),),
-        )  # fmt: skip
+        if linear == COLUMN_PARALLEL[block] and self.waits_for_sums:
+            count = getattr(s.plan, f"{block}_dgrad_slices")
+            reads += [
+                self.summed_ref(0, f"d.s{i}.{block}.norm.{j}") for i in rows for j in range(count)
+            ]
+        before, name = self.chains.get(token), gradient_name(token)
+        signature = s.gemm(m, n, tokens, "wgrad", bias=s.has_bias(block))
+        chained = () if before is None else (Ref(0, gradient_name(before)),)
+        ops = self.accumulated(
+            f"{block}.{token.fragment}", token.slice, signature, tuple(reads), name, chained
+        )
+        return [op.shifted(token.offset) for op in ops]
 
     # Signatures and sizes ----------------------------------------------------------------------
-
-    def _width_bytes(self, fragment: str, row: int) -> int:
-        """Return the bytes that ``fragment`` writes for slice ``row``."""
-        return self.shapes.tokens(row) * self.shapes.width(fragment) * self.shapes.element
 
     @property
     def _activation(self) -> str:
         return "swiglu" if self.shapes.model.gated_mlp else self.shapes.model.hidden_act
-
-    def _attention(self, row: int, direction: Direction = "forward") -> Attention:
-        s = self.shapes
-        return Attention(
-            s.rows[row], s.heads, s.kv_heads, s.workload.seq_length, s.model.head_dim, True,
-            direction, s.workload.dtype, s.model.attn_logit_softcapping > 0,
-        )  # fmt: skip
-
-    def _qk_bytes(self, row: int) -> int:
-        """Return the bytes of queries and keys, which RoPE rotates in place."""
-        s = self.shapes
-        return s.tokens(row) * (s.heads + s.kv_heads) * s.model.head_dim * s.element
 
 
 def _recomputed(ref: Ref) -> Ref:

@@ -17,6 +17,7 @@ from simulator.issue_order import LayerOrder
 from simulator.plan import MAX_ROW_SLICES, SlicePlan
 from simulator.predict import order_of
 from simulator.schedule import OpTemplate, Schedule, Segment
+from simulator.shapes import Shapes
 
 SHORT: Final = 4
 """Layers of the shorter stack; the other has one more. Orders span three layers at most."""
@@ -65,8 +66,15 @@ def static_memory(case: Case, plan: SlicePlan) -> Memory:
         parameters=parameters * element,
         gradients=gradients * shapes.grad_bytes,
         optimizer=shapes.optimizer_parameters * (main + MOMENT_BYTES),
-        buffers=WORKSPACE_BYTES if case.profile.machine.backend == "nccl" else 0,
+        buffers=_buffer_bytes(case, shapes),
     )
+
+
+def _buffer_bytes(case: Case, shapes: Shapes) -> int:
+    """Return the bytes of cuBLAS's workspace, and of an empty gradient of each shape in a layer."""
+    workspace = WORKSPACE_BYTES if case.profile.machine.backend == "nccl" else 0
+    kept = case.workload.implementation.dummy_wgrads * shapes.linear_parameters
+    return workspace + kept * shapes.element
 
 
 def peak_memory(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Memory:

@@ -5,11 +5,23 @@ A signature is hashable and small: it is the key of profiles, look-ups and cache
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
+
+from simulator.implementation import NcclAlgo
 
 Layout = Literal["forward", "dgrad", "wgrad"]
 Direction = Literal["forward", "backward"]
-CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "send_recv"]
+CollectiveKind = Literal[
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "send_recv",
+    "multimem_all_reduce", "multimem_reduce_scatter", "multimem_all_gather",
+]  # fmt: skip
+TpCollectives = Literal["nccl", "multimem"]
+MULTIMEM: Final[dict[CollectiveKind, CollectiveKind]] = {
+    "all_reduce": "multimem_all_reduce", "reduce_scatter": "multimem_reduce_scatter",
+    "all_gather": "multimem_all_gather",
+}  # fmt: skip
+"""NCCL's collective -> the kernel that stores to and loads from all GPUs of a node through NVSwitch
+(PTX's multimem instructions, PyTorch's symmetric memory)."""
 
 
 class Gemm(NamedTuple):
@@ -45,7 +57,8 @@ class Gemm(NamedTuple):
 class Attention(NamedTuple):
     """softmax(QKᵀ)V over ``batch`` sequences, ``heads`` query heads on this rank.
 
-    ``softcap``: scores go through c·tanh(score / c) before the softmax.
+    ``softcap``: scores go through c·tanh(score / c) before the softmax. ``deterministic``: backward
+    adds the queries' gradients in a fixed order.
     """
 
     batch: int
@@ -57,6 +70,7 @@ class Attention(NamedTuple):
     direction: Direction = "forward"
     dtype: str = "bf16"
     softcap: bool = False
+    deterministic: bool = False
 
     @property
     def kind(self) -> Literal["attention"]:
@@ -74,7 +88,8 @@ class Attention(NamedTuple):
 class Pointwise(NamedTuple):
     """A named memory-bound op, with the bytes that it reads and writes.
 
-    ``pieces``: number of column pieces of one operand.
+    ``pieces``: number of column pieces of one operand. ``kernels``: how many do it one by one; the
+    bytes are those of all.
     """
 
     name: str
@@ -82,6 +97,7 @@ class Pointwise(NamedTuple):
     bytes_written: int
     dtype: str = "bf16"
     pieces: int = 1
+    kernels: int = 1
 
     @property
     def kind(self) -> Literal["pointwise"]:
@@ -98,6 +114,7 @@ class Collective(NamedTuple):
     """A collective over ``nodes`` × ``per_node`` ranks.
 
     ``size_bytes`` is the full tensor (nccl-tests' "size"); ``ctas`` 0 leaves the choice to NCCL.
+    ``algo``: ring lets the GPUs add, not the switch.
     """
 
     op: CollectiveKind
@@ -106,6 +123,7 @@ class Collective(NamedTuple):
     per_node: int
     ctas: int = 0
     dtype: str = "bf16"
+    algo: NcclAlgo = "auto"
 
     @property
     def kind(self) -> Literal["collective"]:

@@ -28,8 +28,9 @@ from simulator.lookup.attention import AttentionFit, AttentionRow, AttentionTabl
 from simulator.lookup.collectives import CollectiveFit, CollectiveRow, CollectiveTable
 from simulator.lookup.expected import COLLECTIVE_TABLE, POINTWISE_TABLE
 from simulator.lookup.gemm import GemmFit, GemmRow, GemmTable
-from simulator.lookup.pointwise import PointwiseFit, PointwiseRow, PointwiseTable
+from simulator.lookup.pointwise import DEFAULT, PointwiseFit, PointwiseRow, PointwiseTable
 from simulator.lookup.roof import NO_ROOF, Roof
+from simulator.ops import MULTIMEM, TpCollectives
 from simulator.skew import SkewFit
 
 SCHEMA: Final = 3
@@ -344,13 +345,30 @@ class Profile:
         timed = {row.op for row in self.collectives.rows} | {f.op for f in self.collectives.fits}
         return {"all_gather", "reduce_scatter"} <= timed
 
-    def comm_ctas_choices(self, nodes: int, per_node: int) -> tuple[int, ...]:
-        """Return the CTA counts of timed all-reduces on this group, and 0 (NCCL's choice)."""
+    @property
+    def times_other_kernels(self) -> bool:
+        """Whether it has a law for pointwise ops of any name, not only for those of our runtime."""
+        section = self.pointwise
+        return section is not None and any(DEFAULT in fit.names for fit in section.fits)
+
+    @property
+    def times_multimem(self) -> bool:
+        """Whether the profile times multimem all-reduces."""
+        if self.collectives is None:
+            return False
+        timed = {row.op for row in self.collectives.rows} | {f.op for f in self.collectives.fits}
+        return MULTIMEM["all_reduce"] in timed
+
+    def comm_ctas_choices(
+        self, nodes: int, per_node: int, collectives: TpCollectives = "nccl"
+    ) -> tuple[int, ...]:
+        """Return the CTA counts of timed all-reduces on this group, and 0: the library's choice."""
         if self.collectives is None:
             return (0,)
         groups = [row.group for row in self.collectives.rows]
         groups += [fit.group for fit in self.collectives.fits]
-        counts = {c for op, n, p, c in groups if (op, n, p) == ("all_reduce", nodes, per_node)}
+        reduce = "all_reduce" if collectives == "nccl" else MULTIMEM["all_reduce"]
+        counts = {c for op, n, p, c in groups if (op, n, p) == (reduce, nodes, per_node)}
         return tuple(sorted({0, *counts}))
 
 

@@ -305,7 +305,7 @@ class _Compiler:
     def _numbers(self, signature: Signature) -> tuple[int, int, int]:
         family = self.families.setdefault(self.cost.family(signature), len(self.families))
         duration_ns = self.cost.duration_ns(signature)
-        launch_ns = self.launch.cost_ns.get(signature.kind, 0) if self.launch.mode != "none" else 0
+        launch_ns = self.launch.of(signature) if self.launch.mode != "none" else 0
         if self.launch.mode == "inline":
             duration_ns += launch_ns
         return duration_ns * WORK_UNIT, family, launch_ns

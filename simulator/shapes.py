@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from simulator.ops import Collective, CollectiveKind, Gemm, Layout, Pointwise
+from simulator.implementation import FUSED
+from simulator.ops import MULTIMEM, Collective, CollectiveKind, Gemm, Layout, Pointwise
 from simulator.plan import SlicePlan, row_slice_sizes
 from simulator.specs import DTYPE_BYTES, ClusterSpec, ModelSpec, Workload, padded_vocab_size
 
@@ -87,6 +88,22 @@ class Shapes:
         parallelism, else [tokens, hidden]."""
         return self.hidden_bytes(row) // (self.cluster.tp if self.shards_tokens else 1)
 
+    def width_bytes(self, fragment: str, row: int) -> int:
+        """Return the bytes that ``fragment`` writes for slice ``row``."""
+        return self.tokens(row) * self.width(fragment) * self.element
+
+    def qk_bytes(self, row: int) -> int:
+        """Return the bytes of queries and keys, which RoPE rotates in place."""
+        return self.tokens(row) * (self.heads + self.kv_heads) * self.model.head_dim * self.element
+
+    def score_bytes(self, row: int) -> int:
+        """Return the bytes of all scores of slice ``row``, where they are in memory."""
+        return self.tokens(row) * self.heads * self.workload.seq_length * self.element
+
+    def score_mask_bytes(self, row: int) -> int:
+        """Return the bytes of the scores' dropout mask; 0 without dropout."""
+        return self.score_bytes(row) // self.element if self.model.attention_dropout else 0
+
     def mask_bytes(self, row: int) -> int:
         """Return the bytes of the dropout mask of ``residual_bytes``; 0 without dropout."""
         return self.residual_bytes(row) // self.element if self.model.hidden_dropout else 0
@@ -98,13 +115,23 @@ class Shapes:
         """Return the signature of C[m, n] = A[m, k] · B[k, n] in the workload's dtype."""
         return Gemm(m, n, k, layout, self.workload.dtype, accumulate, bias=bias)
 
+    def gradient_sum(self, elements: int) -> Pointwise:
+        """Return the sum of ``elements`` gradients in the activations' dtype into main ones."""
+        read = elements * (self.element + self.grad_bytes)
+        return self.pointwise("grad_add", read, elements * self.grad_bytes)
+
     def has_bias(self, block: str) -> bool:
         """Return whether the linears of ``block`` (attn or mlp) have biases."""
         return self.model.attention_bias if block == "attn" else self.model.mlp_bias
 
     def pointwise(self, name: str, read: int, written: int, pieces: int = 1) -> Pointwise:
-        """Return a pointwise signature in the workload's dtype; ``read``, ``written`` in bytes."""
-        return Pointwise(name, read, written, self.workload.dtype, pieces)
+        """Return a pointwise signature in the workload's dtype; ``read``, ``written`` in bytes of
+        one fused kernel. The implementation may need more."""
+        made_of = self.workload.implementation.kernels(name)
+        if made_of is not FUSED:
+            name = made_of.law or name
+            read, written = round(read * made_of.read), round(written * made_of.written)
+        return Pointwise(name, read, written, self.workload.dtype, pieces, made_of.number)
 
     def tp_all_reduce(self, size_bytes: int, dtype: str = "") -> Collective:
         """Return an all-reduce of ``size_bytes`` over the tensor-parallel group."""
@@ -113,9 +140,12 @@ class Shapes:
     def tp_collective(self, op: CollectiveKind, size_bytes: int, dtype: str = "") -> Collective:
         """Return a collective over the tensor-parallel group; ``size_bytes`` is the full tensor."""
         nodes, per_node = self.cluster.tp_group
+        if self.workload.tp_collectives == "multimem":
+            op = MULTIMEM[op]
         return Collective(
-            op, size_bytes, nodes, per_node, self.plan.comm_ctas, dtype or self.workload.dtype
-        )
+            op, size_bytes, nodes, per_node, self.plan.comm_ctas, dtype or self.workload.dtype,
+            self.workload.implementation.nccl_algo,
+        )  # fmt: skip
 
     @cached_property
     def reduces(self) -> bool:
@@ -149,7 +179,8 @@ class Shapes:
         op: CollectiveKind = "reduce_scatter" if self.shards_optimizer else "all_reduce"
         nodes, per_node = self.cluster.dp_group
         size, dtype = parameters * self.grad_bytes, self.workload.grad_dtype
-        return Collective(op, size, nodes, per_node, 0, dtype)
+        algo = self.workload.implementation.nccl_algo
+        return Collective(op, size, nodes, per_node, 0, dtype, algo)
 
     def dp_gather(self, parameters: int) -> Collective:
         """Return the all-gather of ``parameters``, which the replicas hold in shards."""
@@ -160,12 +191,16 @@ class Shapes:
     @cached_property
     def layer_parameters(self) -> int:
         """Parameters of a layer on this rank; norms and row-parallel biases are not sharded."""
-        m, tp = self.model, self.cluster.tp
-        h = m.hidden_size
-        cut = h * (m.attention_size + m.fc1_size + m.intermediate_size) + m.fc1_size * m.mlp_bias
-        qkv = (h + m.attention_bias) * self.width("qkv")
+        m, h = self.model, self.model.hidden_size
+        sharded = self.width("qkv") * m.attention_bias + self.width("fc1") * m.mlp_bias
         norms = m.block_norm_parameters + m.qk_norm_parameters
-        return cut // tp + qkv + h * (m.attention_bias + m.mlp_bias) + norms
+        return self.linear_parameters + sharded + h * (m.attention_bias + m.mlp_bias) + norms
+
+    @cached_property
+    def linear_parameters(self) -> int:
+        """Elements of a layer's four weight matrices on this rank."""
+        outputs = sum(self.width(name) for name in ("qkv", "core_attn", "fc1", "act"))
+        return self.model.hidden_size * outputs
 
     @cached_property
     def partial_parameters(self) -> int:
@@ -198,8 +233,9 @@ class Shapes:
         per_node = copies if copies <= node else math.gcd(copies, node)
         size, dtype = self.copied_parameters * self.grad_bytes, self.workload.grad_dtype
         return Collective(
-            "all_reduce", size, copies // per_node, per_node, self.plan.comm_ctas, dtype
-        )
+            "all_reduce", size, copies // per_node, per_node, self.plan.comm_ctas, dtype,
+            self.workload.implementation.nccl_algo,
+        )  # fmt: skip
 
     @cached_property
     def edge_parameters(self) -> int:

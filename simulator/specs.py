@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, fields
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from simulator.errors import InputError, unknown_name
+from simulator.implementation import DOMINO_TUNE, Implementation
+from simulator.ops import TpCollectives
 
 Dtype = Literal["bf16", "fp16", "fp32", "fp64"]
 DTYPE_BYTES: Final[dict[str, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
@@ -152,6 +154,7 @@ class ModelSpec:
 
 DataParallel = Literal["replicas", "distributed-optimizer", "fsdp"]
 GradDtype = Literal["fp32", "bf16"]
+TP_COLLECTIVES: Final[tuple[TpCollectives, ...]] = get_args(TpCollectives)
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 DATA_PARALLEL: Final[tuple[DataParallel, ...]] = ("replicas", "distributed-optimizer", "fsdp")
@@ -169,7 +172,8 @@ class Workload:
     sharded, and gathered layer by layer. ``overlap_grad_reduce``, ``overlap_param_gather``: beside
     compute, not at the iteration's end. ``grad_dtype``: of main gradients and their sums.
     ``recompute``: what backward computes again instead of keeping it: each layer's whole forward
-    pass (``full``), or the attention core (``selective``).
+    pass (``full``), or the attention core (``selective``). ``implementation``: which kernels do it.
+    ``tp_collectives``: NCCL's, or multimem kernels inside a node.
     """
 
     seq_length: int
@@ -181,12 +185,15 @@ class Workload:
     overlap_param_gather: bool = True
     grad_dtype: GradDtype = "fp32"
     recompute: Recompute = "none"
+    implementation: Implementation = DOMINO_TUNE
+    tp_collectives: TpCollectives = "nccl"
 
     def __post_init__(self) -> None:
         for name in ("seq_length", "micro_batch_size", "grad_accumulation"):
             require_positive_int("workload", name, getattr(self, name))
         for name, known in (
-            ("data_parallel", DATA_PARALLEL), ("grad_dtype", GRAD_DTYPES), ("recompute", RECOMPUTE)
+            ("data_parallel", DATA_PARALLEL), ("grad_dtype", GRAD_DTYPES),
+            ("recompute", RECOMPUTE), ("tp_collectives", TP_COLLECTIVES),
         ):  # fmt: skip
             if getattr(self, name) not in known:
                 raise unknown_name(f"workload.{name}", str(getattr(self, name)), known)

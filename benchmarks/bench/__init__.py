@@ -24,8 +24,8 @@ def _lazy(name: str) -> Bench:
 BENCHES: Final[dict[str, Bench]] = {
     name: _lazy(name)
     for name in (
-        "baselines", "accuracy", "contention", "slices", "published", "upstream", "paper", "speed",
-        "greedy", "search", "properties", "h200", "agreement", "constants", "runtime",
+        "baselines", "accuracy", "contention", "slices", "published", "shares", "upstream", "paper",
+        "speed", "greedy", "search", "properties", "h200", "agreement", "constants", "runtime",
         "tune_measure",
     )
 }  # fmt: skip

@@ -84,7 +84,7 @@ def gain_of(case: Case) -> Gain:
 def cuts(case: Case, mode: bool) -> list[SlicePlan]:
     """Return the cuts that are worth trying: few slices, in greedy and in DeepSpeed's order."""
     rows = [r for r in (2, 3, 4) if r <= case.workload.micro_batch_size]
-    ctas = case.profile.comm_ctas_choices(*case.cluster.tp_group)
+    ctas = case.comm_ctas_choices
     greedy = [
         SlicePlan(
             row_slices=r, attn_col_slices=columns, mlp_col_slices=columns, attn_dgrad_slices=1,
@@ -101,7 +101,7 @@ def cuts(case: Case, mode: bool) -> list[SlicePlan]:
 
 
 def _baseline_ns(case: Case, mode: bool) -> int:
-    ctas = case.profile.comm_ctas_choices(*case.cluster.tp_group)
+    ctas = case.comm_ctas_choices
     return min(
         _time_ns(case, replace(MEGATRON, sequence_parallel=mode, comm_ctas=cta)) for cta in ctas
     )

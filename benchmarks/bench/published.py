@@ -1,145 +1,229 @@
-"""Published communication shares of GPT-3 13B beside predictions from the bundled H100 profile.
-
-Nothing is fitted to the published shares.
-"""
+"""Published runs of whole jobs beside predictions. Nothing is fitted to them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final
+from itertools import groupby
+from statistics import geometric_mean, mean
+from typing import Final, NamedTuple
 
-from benchmarks.bench.cases import make_case, with_heads
-from benchmarks.verdict import verdict
+from benchmarks.bench.runs import (
+    CI_KEYS,
+    CI_UNKNOWN,
+    Run,
+    b200_runs,
+    ci_run,
+    korthikanti_runs,
+    nemotron_run,
+)
+from benchmarks.verdict import Check, at_most, check_table, reported
 from domino_tune.base.tables import Table
-from simulator.case import Case
-from simulator.cost import Changes
-from simulator.plan import MEGATRON
-from simulator.predict import predict, simulate
-from simulator.presets import MODELS
-from simulator.units import MS_PER_NS
+from domino_tune.verbs.simulate import MICROS_PLAYED
+from simulator.confidence import confidence_of
+from simulator.memory import peak_bytes
+from simulator.plan import NO_COMM
+from simulator.predict import order_of, predict, programmed
+from simulator.record import record
+from simulator.units import GIB, MS_PER_NS
 
-MODEL: Final = with_heads(MODELS["gpt3-13b"], 64)
-SEQ_LENGTH: Final = 1024
-BATCH: Final = 16
-PUBLISHED_SHARES: Final = {8: 0.16, 16: 0.29, 32: 0.43}
-POINTS: Final = 0.05
-# Uncertainty of the tables (profiles/README.md): training clocks and software are 10–15 % slower
-# than the GEMM bursts; all-reduces of 32 ranks differ by 10–20 % between sites.
-SUSTAINED: Final = 1.15
-SITES: Final = 1.2
+HALF_WIDTH: Final = 0.15
+"""Largest half-width of an interval that still tells a user something."""
+
+
+class Found(NamedTuple):
+    """A run and its prediction; ``low`` and ``high``: the interval, over the prediction."""
+
+    run: Run
+    ms: float
+    gib: float
+    low: float
+    high: float
+
+    @property
+    def error(self) -> float:
+        """Return the relative error of the iteration time."""
+        return self.ms / self.run.measured_ms - 1
+
+    @property
+    def memory_error(self) -> float:
+        """Return the relative error of the peak memory."""
+        assert self.run.gib is not None
+        return self.gib / self.run.gib - 1
 
 
 def published() -> list[Table]:
-    """Return the exposed share for each TP degree, and what can explain its error."""
-    return [_shares(), _explained(), _scenarios()]
+    """Return each run, what is asked of each table, and whether intervals hold the truth."""
+    b200 = [_found(run) for run in b200_runs()]
+    ci = [_found(ci_run(gpu, _all_keys())) for gpu in ("h100", "a100")]
+    korthikanti = [_found(run) for run in korthikanti_runs()]
+    return [
+        _each([*b200, *ci, *korthikanti]),
+        _parts(b200),
+        _conditions(),
+        _checks(b200, ci, korthikanti),
+        _coverage([*b200, *ci, *korthikanti]),
+        _userbuffers(),
+    ]
 
 
-def _case(tp: int, changes: Changes | None = None) -> Case:
-    return make_case(MODEL, tp, SEQ_LENGTH, BATCH, changes or Changes())
-
-
-def _share(case: Case) -> float:
-    found = predict(case, MEGATRON)
-    return found.exposed_ns / found.makespan_ns
-
-
-def _shares() -> Table:
-    rows = []
-    for tp, target in PUBLISHED_SHARES.items():
-        share = _share(_case(tp))
-        gap = share - target
-        rows.append((
-            str(tp), f"{100 * target:.0f}%", f"{100 * share:.1f}%", f"{100 * gap:+.1f} points",
-            verdict(abs(gap) <= POINTS),
-        ))  # fmt: skip
-    return Table(
-        title="Megatron, GPT-3 13B, seq 1024, micro-batch 16: exposed share of an iteration",
-        columns=("tp", ">published", ">simulated", ">gap", "within 5 points"),
-        rows=rows,
-    )
-
-
-def _explained() -> Table:
-    """Return the parts of an iteration, and the one change that gives the published share."""
-    rows = []
-    for tp, target in PUBLISHED_SHARES.items():
-        case = _case(tp)
-        parts = simulate(case, MEGATRON).breakdown
-        size = case.workload.tokens * MODEL.hidden_size * case.workload.dtype_bytes
-        reduce_ns = case.cost.duration_ns(case.shapes(MEGATRON).tp_all_reduce(size))
-        link = _factor_for(lambda x, tp=tp: _share(_case(tp, _links(x))), target)  # type: ignore[misc]
-        gpu = _factor_for(lambda x, tp=tp: _share(_case(tp, _gpus(x))), target)  # type: ignore[misc]
-        rows.append((
-            str(tp), f"{parts.makespan_ns * MS_PER_NS:.1f}", f"{parts.comm_ns * MS_PER_NS:.1f}",
-            f"{parts.exposed_comm_ns * MS_PER_NS:.1f}",
-            f"{(parts.makespan_ns - parts.exposed_comm_ns) * MS_PER_NS:.1f}",
-            f"{reduce_ns / 1e3:.0f} us", f"{_busbw_gb_s(size, tp, reduce_ns):.0f}",
-            f"{_busbw_gb_s(size, tp, reduce_ns / link):.0f} (×{link:.2f})", f"×{1 / gpu:.2f}",
-        ))  # fmt: skip
-    return Table(
-        title="Causes of these shares (ms, simulated)",
-        columns=("tp", ">iteration", ">comm", ">exposed", ">rest", ">an all-reduce", ">busbw GB/s",
-                 ">busbw for published share", ">or compute slower by"),
-        rows=rows,
-        notes=[
-            f"An all-reduce moves {BATCH * SEQ_LENGTH * MODEL.hidden_size * 2 / 2**20:.0f} MiB, "
-            f"{4 * MODEL.num_hidden_layers} times an iteration. Each of the last two columns "
-            "changes one thing alone until the share is the published one.",
-        ],
+def _found(run: Run) -> Found:
+    case, plan = run.case, run.plan
+    micros = min(MICROS_PLAYED, case.workload.grad_accumulation)
+    shown = replace(case, workload=replace(case.workload, grad_accumulation=micros))
+    timeline = record(*programmed(shown, plan, order_of(shown, plan)))
+    interval = confidence_of(timeline, shown.cost)
+    return Found(
+        run, predict(case, plan).makespan_ns * MS_PER_NS, peak_bytes(case, plan) / GIB,
+        interval.low_ns / timeline.makespan_ns, interval.high_ns / timeline.makespan_ns,
     )  # fmt: skip
 
 
-def _links(factor: float) -> Changes:
-    return Changes(link_bandwidth=factor, link_latency=1 / factor)
+def _all_keys() -> tuple[str, ...]:
+    return tuple(key for keys in CI_KEYS.values() for key in keys)
 
 
-def _gpus(factor: float) -> Changes:
-    return Changes(gpu_flops=factor, memory_bandwidth=factor)
-
-
-def _factor_for(share_at: Callable[[float], float], target: float) -> float:
-    """Return the factor, 0.25 to 4, at which a monotone share equals ``target``."""
-    low, high = 0.25, 4.0
-    rising = share_at(high) > share_at(low)
-    for _ in range(14):
-        middle = math.sqrt(low * high)
-        if (share_at(middle) < target) == rising:
-            low = middle
-        else:
-            high = middle
-    return math.sqrt(low * high)
-
-
-def _busbw_gb_s(size_bytes: int, ranks: int, duration_ns: float) -> float:
-    return size_bytes * 2 * (ranks - 1) / ranks / duration_ns
-
-
-def _scenarios() -> Table:
-    """Return the shares with each known uncertainty of the tables, alone and together."""
-    slow = _gpus(1 / SUSTAINED)
-    near = {8: Changes(), 16: Changes(), 32: Changes(link_bandwidth=SITES)}
-    both = {tp: replace(slow, link_bandwidth=near[tp].link_bandwidth) for tp in near}
-    rows = []
-    for what, changes in (
-        ("as bundled", dict.fromkeys(near, Changes())),
-        (f"compute ×{SUSTAINED:g} slower (training, not bursts)", dict.fromkeys(near, slow)),
-        (f"32 ranks ×{SITES:g} faster (another site's network)", near),
-        ("both", both),
-        ("no contention", dict.fromkeys(near, Changes(contention=0.0))),
-    ):
-        shares = {tp: _share(_case(tp, changes[tp])) for tp in PUBLISHED_SHARES}
-        rows.append((what, *(f"{100 * shares[tp]:.1f}%" for tp in shares)))
-    rows.append(("published", *(f"{100 * share:.0f}%" for share in PUBLISHED_SHARES.values())))
+def _each(found: Sequence[Found]) -> Table:
+    rows = [
+        (
+            one.run.case.profile.name, one.run.label, f"{one.run.measured_ms:,.1f}",
+            f"{one.ms:,.1f}", f"{one.error:+.1%}",
+            f"{one.run.peer_ms / one.run.measured_ms - 1:+.1%}" if one.run.peer_ms else "",
+            f"{one.run.gib:.2f}" if one.run.gib else "", f"{one.gib:.2f}",
+            f"{one.memory_error:+.2%}" if one.run.gib else "",
+        )
+        for one in found
+    ]  # fmt: skip
     return Table(
-        title="Exposed share under the tables' known uncertainty (not fitted)",
-        columns=("", *(f">tp {tp}" for tp in PUBLISHED_SHARES)),
+        title="Published runs, ms and GiB; nothing fitted",
+        columns=(
+            "profile", "run, micro-batches", ">measured", ">predicted", ">error", ">SimuMax",
+            ">GiB", ">predicted", ">error",
+        ),
         rows=rows,
-        notes=[
-            "GEMM times are bursts at boost clock. The 32-rank all-reduce was timed on virtual "
-            "machines, where sites differ by 10–20%. Both factors are upper ends, chosen after the "
-            "miss was seen: they may explain it, they do not prove it. Each makes the share of "
-            "communication too large where compute is small."
-        ],
+    )  # fmt: skip
+
+
+class Line(NamedTuple):
+    """ms = fixed + slope · micro-batches, through a layout's least and most micro-batches."""
+
+    slope: float
+    fixed: float
+
+
+def _line(points: Iterable[tuple[int, float]]) -> Line:
+    ordered = sorted(points)
+    (few, low), (many, high) = ordered[0], ordered[-1]
+    slope = (high - low) / (many - few)
+    return Line(slope, low - few * slope)
+
+
+def _lines(found: Sequence[Found]) -> dict[str, tuple[Line, Line]]:
+    """Return measured and predicted lines by layout."""
+    lines = {}
+    for layout, group in groupby(
+        sorted(found, key=lambda one: one.run.layout), key=lambda one: one.run.layout
+    ):
+        some = [(one.run.case.workload.grad_accumulation, one) for one in group]
+        lines[layout] = (
+            _line((micros, one.run.measured_ms) for micros, one in some),
+            _line((micros, one.ms) for micros, one in some),
+        )
+    return lines
+
+
+def _parts(found: Sequence[Found]) -> Table:
+    rows = [
+        (
+            layout, f"{run.slope:.2f}", f"{ours.slope:.2f}", f"{ours.slope / run.slope - 1:+.1%}",
+            f"{run.fixed:.1f}", f"{ours.fixed:.1f}", f"{ours.fixed / run.fixed - 1:+.1%}",
+        )
+        for layout, (run, ours) in _lines(found).items()
+    ]  # fmt: skip
+    return Table(
+        title="B200: ms a micro-batch, and the rest of an iteration",
+        columns=(
+            "layout", ">slope", ">predicted", ">error", ">fixed", ">predicted", ">error",
+        ),
+        rows=rows,
+    )  # fmt: skip
+
+
+def _conditions() -> Table:
+    """Return what each condition of Megatron-LM's CI run adds, alone."""
+    rows = []
+    for gpu in ("h100", "a100"):
+        plain = ci_run(gpu, ())
+        usual = predict(plain.case, plain.plan).makespan_ns * MS_PER_NS
+        rows.append((gpu, "megatron-te without them", f"{usual:,.1f}", ""))
+        for condition, keys in CI_KEYS.items():
+            run = ci_run(gpu, keys)
+            more = predict(run.case, run.plan).makespan_ns * MS_PER_NS - usual
+            rows.append((gpu, condition, f"{more:+,.1f}", f"{more / run.measured_ms:+.1%}"))
+    return Table(
+        title="Conditions of Megatron-LM's CI run, each alone",
+        columns=("GPU", "condition", ">ms", ">of the run"),
+        rows=rows,
+        notes=[f"Without a source: {'; '.join(CI_UNKNOWN)}."],
     )
+
+
+def _checks(b200: Sequence[Found], ci: Sequence[Found], korthikanti: Sequence[Found]) -> Table:
+    errors = [abs(one.error) for one in b200]
+    lines = _lines(b200).values()
+    checks: list[Check] = [
+        at_most("B200, iteration: mean error", 0.04, mean(errors)),
+        at_most("B200, iteration: worst error", 0.08, max(errors)),
+        at_most(
+            "B200, ms a micro-batch: worst error", 0.04,
+            max(abs(ours.slope / run.slope - 1) for run, ours in lines),
+        ),
+        at_most(
+            "B200, the rest: worst error", 0.15,
+            max(abs(ours.fixed / run.fixed - 1) for run, ours in lines),
+        ),
+        at_most("B200, memory: mean error", 0.01, mean(abs(one.memory_error) for one in b200)),
+        *(at_most(f"{one.run.label}: iteration", 0.12, abs(one.error)) for one in ci),
+        *(at_most(f"{one.run.label}: memory", 0.03, abs(one.memory_error)) for one in ci),
+        *(at_most(f"{one.run.label}: iteration", 0.08, abs(one.error)) for one in korthikanti),
+    ]  # fmt: skip
+    return check_table("Published runs against their limits", checks)
+
+
+def _coverage(found: Sequence[Found]) -> Table:
+    """Return whether each machine's mean factor lies in the interval that is stated for it.
+
+    All rows of a table are one machine, whose factor moves them together.
+    """
+    checks = []
+    for name in dict.fromkeys(one.run.case.profile.name for one in found):
+        rows = [one for one in found if one.run.case.profile.name == name]
+        factor = geometric_mean(one.run.measured_ms / one.ms for one in rows)
+        low, high = (
+            mean(ends) for ends in zip(*((one.low, one.high) for one in rows), strict=True)
+        )
+        checks.append(
+            Check(
+                what=f"{name}, {len(rows)} rows: measured / predicted",
+                target=f"{low:.2f}–{high:.2f}", measured=f"{factor:.3f}",
+                ok=low <= factor <= high,
+            )
+        )  # fmt: skip
+        checks.append(at_most(f"{name}: half-width", HALF_WIDTH, (high - low) / 2))
+    return check_table("Coverage: one factor a machine", checks)
+
+
+def _userbuffers() -> Table:
+    """Return the run whose gathers TransformerEngine overlaps, between no overlap and no comm."""
+    run = nemotron_run()
+    times = {
+        "measured, userbuffers": run.measured_ms,
+        "predicted, none of it hidden but what Megatron hides": (
+            predict(run.case, run.plan).makespan_ns * MS_PER_NS
+        ),
+        "predicted, no tensor-parallel communication": (
+            predict(run.case, replace(NO_COMM, sequence_parallel=True)).makespan_ns * MS_PER_NS
+        ),
+    }
+    checks = [reported(what, f"{ms:,.0f} ms") for what, ms in times.items()]
+    return check_table(f"{run.label}: 16 H100s, ms", checks)

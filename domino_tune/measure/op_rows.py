@@ -3,6 +3,7 @@ that adding a report takes milliseconds of a core that a rank may be using."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from operator import attrgetter
@@ -59,12 +60,13 @@ def add_ops(
     for row in rows:
         signature = signature_from(row["signature"])
         timing = {name: row[name] for name in TIMING}
-        shape = signature._asdict()
-        shape.pop("softcap", None)  # real ranks play none, so rows do not have it
+        _, row_type, _ = SECTIONS[signature.kind]
+        known = inspect.signature(row_type).parameters  # real ranks play no softcap, no ring
+        shape = {name: value for name, value in signature._asdict().items() if name in known}
         plain[signature.kind].append({**shape, **timing})
     for kind, (section, row_type, key) in SECTIONS.items():
         if plain[kind]:
-            found = [row_type(**fields) for fields in plain[kind]]
+            found = [row_type(**row) for row in plain[kind]]
             by_key = [
                 {key(row): row for row in some}
                 for some in (_rows(profile, kind), _rows(before, kind), found)

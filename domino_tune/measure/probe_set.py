@@ -175,7 +175,7 @@ def compute_only(found: frozenset[Signature]) -> frozenset[Signature]:
 
 def collective_key(collective: Collective) -> tuple[str, int, int, int, int]:
     """Return the key of a collective in profiles, which ignore the dtype."""
-    op, size, nodes, per_node, ctas, _ = collective
+    op, size, nodes, per_node, ctas, *_ = collective
     return op, nodes, per_node, ctas, size
 
 

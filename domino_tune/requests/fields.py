@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from domino_tune.requests.options import check_options, option
+from simulator.implementation import KEYS, NAMES
 from simulator.plan import ORDERS, STRATEGIES, WGRAD_PLACEMENTS
-from simulator.specs import DATA_PARALLEL, DTYPE_BYTES, GRAD_DTYPES, RECOMPUTE
+from simulator.specs import DATA_PARALLEL, DTYPE_BYTES, GRAD_DTYPES, RECOMPUTE, TP_COLLECTIVES
 
 BACKENDS = ("gloo", "nccl")
 
@@ -83,6 +84,23 @@ class WorkloadFields(Request):
         "What backward computes again instead of keeping it: each layer, or the attention core, "
         "which saves nothing with flash attention (default none).",
         flag="--recompute", choices=RECOMPUTE, default=None,
+    )  # fmt: skip
+    implementation: str | None = option(
+        "Whose kernels train (default megatron-te; domino-tune where the profile times only the "
+        "kernels of this project's runtime).",
+        flag="--implementation", choices=NAMES, default=None,
+    )  # fmt: skip
+    implementation_set: tuple[str, ...] = option(
+        f"Change one key of the implementation; may be repeated. Keys: {', '.join(KEYS)}.",
+        flag="--implementation-set", metavar="KEY=VALUE", default=(),
+    )  # fmt: skip
+    tp_backward_overlap: bool | None = option(
+        "Without Domino, backward's gathers and sums run beside GEMMs (default by implementation).",
+        flag="--tp-backward-overlap", default=None,
+    )  # fmt: skip
+    tp_collectives: str | None = option(
+        "Kernels of tensor-parallel collectives inside a node (default nccl).",
+        flag="--tp-collectives", choices=TP_COLLECTIVES, default=None,
     )  # fmt: skip
     sequence_parallel: bool | None = option(
         "Each rank holds 1/tp of the tokens between the blocks, as Megatron's flag does (default: "

@@ -11,7 +11,7 @@ from simulator.specs import DTYPE_BYTES
 
 SEARCH_NAMES = ("exhaustive", "bayes", "random")
 TARGET_NAMES = ("deepspeed",)
-TUNE_ALSO = ("micro_batch_size",)
+TUNE_ALSO = ("micro_batch_size", "tp_collectives")
 EXPORT_FORMATS = ("megatron", "deepspeed", "env")
 OBJECTIVES = ("simulate", "measure")
 

@@ -16,6 +16,7 @@ from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.ops.state import State, Training
 from domino_tune.runtime.parameters import Parameters
 from simulator.build import build_schedule
+from simulator.implementation import Implementation
 from simulator.issue_order import LayerOrder
 from simulator.plan import SlicePlan
 from simulator.shapes import Shapes
@@ -47,7 +48,7 @@ class Session:
         return cls(
             context=context,
             model=ModelSpec(**payload["model"]),
-            workload=Workload(**payload["workload"]),
+            workload=_workload(payload["workload"]),
             cluster=ClusterSpec(**payload["cluster"]),
             training=Training(),
         )
@@ -99,3 +100,8 @@ class Session:
         drawn = torch.randint(0, self.model.vocab_size, shape, generator=generator)
         drawn = drawn.to(self.context.device)
         return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+
+
+def _workload(plain: Mapping[str, Any]) -> Workload:
+    """Return the workload from its JSON form."""
+    return Workload(**{**plain, "implementation": Implementation(**plain["implementation"])})

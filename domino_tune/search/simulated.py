@@ -78,10 +78,9 @@ class CasePlans:
 
 def space_of(case: Case, target: str | None) -> Space:
     """Return all plans of a case, with the CTA counts of its profile for the TP group."""
-    nodes, per_node = case.cluster.tp_group
     spec = SpaceSpec(
         row_slices=tuple(range(1, MAX_ROW_SLICES + 1)),
-        comm_ctas=case.profile.comm_ctas_choices(nodes, per_node),
+        comm_ctas=case.comm_ctas_choices,
         sequence_parallels=case.modes,
     )
     return enumerate_plans(

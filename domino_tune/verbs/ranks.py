@@ -15,6 +15,7 @@ from domino_tune.requests import RanksFields
 from domino_tune.runtime.launch_spec import CTA_SETTINGS, Backend, LaunchSpec
 from simulator.case import Case
 from simulator.errors import InputError
+from simulator.implementation import DOMINO_TUNE
 from simulator.profile import Machine
 from simulator.specs import ModelSpec, Workload
 
@@ -85,6 +86,10 @@ def check_played(sequence_parallel: bool | None, workload: Workload, remedy: str
         ),
         f"{workload.recompute} recomputation (--recompute none)": workload.recompute != "none",
         "bf16 gradients (--grad-dtype fp32)": workload.grad_dtype != "fp32",
+        "multimem collectives (--tp-collectives nccl)": workload.tp_collectives != "nccl",
+        f"the kernels of {workload.implementation.label} (--implementation domino-tune)": (
+            workload.implementation != DOMINO_TUNE
+        ),
     }
     found = [name for name, asked in missing.items() if asked]
     if found:

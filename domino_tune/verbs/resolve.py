@@ -13,6 +13,7 @@ from domino_tune.store.plans import PlanFile, ProfileRef, load_plan
 from domino_tune.store.shelf import DISK, Shelf
 from simulator.case import Case
 from simulator.errors import InputError
+from simulator.implementation import DOMINO_TUNE, IMPLEMENTATIONS, Implementation, changed
 from simulator.issue_order import LayerOrder
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import order_of, predict
@@ -51,7 +52,7 @@ def resolve(
     notes: list[str] = []
     model = _model(request, plan_file, shelf, notes)
     cluster = _cluster(request, plan_file, profile)
-    workload = _workload(request, plan_file.workload if plan_file else None, cluster)
+    workload = _workload(request, plan_file.workload if plan_file else None, cluster, profile)
     if plan_file and plan_file.profile != ProfileRef.of(profile):
         notes.append(
             f"The plan was made on another profile ({plan_file.profile.name}, "
@@ -171,7 +172,7 @@ def baseline_no_sp(case: Case) -> SlicePlan:
 
 def _fastest(case: Case, sequence_parallel: bool) -> SlicePlan:
     """Return the unsliced plan with the CTAs that suit it best; of equals, NCCL's choice."""
-    choices = case.profile.comm_ctas_choices(*case.cluster.tp_group)
+    choices = case.comm_ctas_choices
     plans = [
         replace(MEGATRON, sequence_parallel=sequence_parallel, comm_ctas=ctas) for ctas in choices
     ]
@@ -210,14 +211,48 @@ def _model(
     return loaded.spec
 
 
-def _workload(request: WorkloadFields, old: Workload | None, cluster: ClusterSpec) -> Workload:
+def _workload(
+    request: WorkloadFields, old: Workload | None, cluster: ClusterSpec, profile: Profile
+) -> Workload:
     """Return the request's workload; what it leaves out is as in ``old``, else as usual."""
     names = [item.name for item in fields(Workload)]
     given = {name: value for name in names if (value := getattr(request, name)) is not None}
+    given["implementation"] = _implementation(request, old, profile)
+    check_collectives(profile, request.tp_collectives or (old.tp_collectives if old else "nccl"))
     if old is not None:
         return replace(old, **given)
     usual = "distributed-optimizer" if cluster.dp > 1 else "replicas"
     return Workload(**{"data_parallel": usual, **given})
+
+
+def check_collectives(profile: Profile, kind: str) -> None:
+    """Raise InputError for multimem collectives where the profile times none."""
+    if kind == "multimem" and not profile.times_multimem:
+        raise InputError(
+            f"Profile {profile.name!r} times no multimem collectives; leave out --tp-collectives "
+            "multimem, or use h100-dgx, which has those of one node."
+        )
+
+
+def _implementation(
+    request: WorkloadFields, old: Workload | None, profile: Profile
+) -> Implementation:
+    """Return the request's implementation. Raise InputError where the profile cannot price it."""
+    changes = request.implementation_set
+    if request.tp_backward_overlap is not None:
+        changes = (*changes, f"tp_backward_overlap={str(request.tp_backward_overlap).lower()}")
+    if request.implementation is None and old is not None:
+        found = changed(old.implementation, changes)
+    else:
+        usual = "megatron-te" if profile.times_other_kernels else DOMINO_TUNE.name
+        found = changed(IMPLEMENTATIONS[request.implementation or usual], changes)
+    if found.name != DOMINO_TUNE.name and not profile.times_other_kernels:
+        raise InputError(
+            f"Profile {profile.name!r} times the kernels of this project's runtime alone, so it "
+            f"cannot price those of {found.name}. Use --implementation {DOMINO_TUNE.name}, or give "
+            "its pointwise section a law named 'default'."
+        )
+    return found
 
 
 def _cluster(request: WorkloadFields, plan_file: PlanFile | None, profile: Profile) -> ClusterSpec:

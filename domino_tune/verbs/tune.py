@@ -25,12 +25,13 @@ from domino_tune.search.simulated import CasePlans, SimulatedPlans
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.fitting import smallest_change
 from domino_tune.verbs.landscape import contention_sensitivity, plan_grid
-from domino_tune.verbs.resolve import Chosen, resolve
+from domino_tune.verbs.resolve import Chosen, check_collectives, resolve
 from domino_tune.verbs.simulate import simulate_plan
 from domino_tune.verbs.tune_measured import tune_measured
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.memory import least_peak_bytes, static_memory
+from simulator.specs import TP_COLLECTIVES
 from simulator.units import GIB, MS_PER_NS
 
 
@@ -215,18 +216,21 @@ def _trial(case: Case, trial: Trial) -> TrialResult:
 
 
 def cases_to_tune(case: Case, tune_also: Sequence[str]) -> list[Case]:
-    """Return the case; with ``micro_batch_size``, one case for each that keeps the global batch."""
-    if "micro_batch_size" not in tune_also:
-        return [case]
-    workload = case.workload
-    total = workload.micro_batch_size * workload.grad_accumulation
-    return [
-        replace(
-            case,
-            workload=replace(workload, micro_batch_size=size, grad_accumulation=total // size),
-        )
-        for size in _divisors(total)
-    ]
+    """Return the case; with ``micro_batch_size``, one case for each that keeps the global batch;
+    with ``tp_collectives``, one for each that the profile times."""
+    workloads = [case.workload]
+    if "micro_batch_size" in tune_also:
+        total = case.workload.micro_batch_size * case.workload.grad_accumulation
+        workloads = [
+            replace(case.workload, micro_batch_size=size, grad_accumulation=total // size)
+            for size in _divisors(total)
+        ]
+    if "tp_collectives" in tune_also:
+        check_collectives(case.profile, "multimem")
+        workloads = [
+            replace(work, tp_collectives=kind) for work in workloads for kind in TP_COLLECTIVES
+        ]
+    return [replace(case, workload=work) for work in workloads]
 
 
 def _divisors(value: int) -> list[int]:

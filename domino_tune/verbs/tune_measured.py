@@ -58,6 +58,7 @@ from domino_tune.verbs.resolve import Chosen, resolve
 from domino_tune.verbs.simulate import simulate_plan
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
+from simulator.implementation import DOMINO_TUNE
 from simulator.memory import peak_bytes
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.units import GIB, MS_PER_NS
@@ -193,7 +194,7 @@ def tune_measured(request: TuneRequest, progress: Progress = no_progress) -> Mea
     spec = launch_spec(request, tp=case.cluster.tp, dp=case.cluster.dp)
     check_ready(spec)
     differing = check_machine(case, spec, force=request.force)
-    check_comm_ctas(case.profile.comm_ctas_choices(*case.cluster.tp_group), spec.backend)
+    check_comm_ctas(case.comm_ctas_choices, spec.backend)
     question = question_of(case, spec)
     path = Path(request.evidence) if request.evidence else evidence_path(question)
     space = space_of(case, request.target)
@@ -210,12 +211,18 @@ def tune_measured(request: TuneRequest, progress: Progress = no_progress) -> Mea
 
 
 def _as_played(request: TuneRequest) -> Case:
-    """Return the case as the runtime plays it: whole tokens on each rank, and whole replicas.
+    """Return the case as the runtime plays it: its own kernels, whole tokens on each rank, and
+    whole replicas.
 
     Raise InputError where the request asks for something else.
     """
-    shared = request.data_parallel or "replicas"
-    case = resolve(replace(request, data_parallel=shared))
+    case = resolve(
+        replace(
+            request,
+            data_parallel=request.data_parallel or "replicas",
+            implementation=request.implementation or DOMINO_TUNE.name,
+        )
+    )
     check_played(request.sequence_parallel, case.workload, "Ask")
     return replace(case, sequence_parallel=False)
 

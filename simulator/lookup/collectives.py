@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, get_args
 
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.estimate import Estimate, Source
@@ -28,10 +28,10 @@ from simulator.lookup import (
     row_error,
     widened,
 )
-from simulator.ops import Collective, CollectiveKind
+from simulator.ops import MULTIMEM, Collective, CollectiveKind
 
 MIB: Final = 1 << 20
-COLLECTIVES: Final = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "send_recv")
+COLLECTIVES: Final = get_args(CollectiveKind)
 _ALL_LATENCY_BYTES: Final = 16 << 10
 GroupKey = tuple[str, int, int, int]  # op, nodes, per node, CTAs
 
@@ -185,6 +185,8 @@ class CollectiveTable:
     def _law(self, c: Collective) -> Law:
         if c.ranks == 1:
             return Law(0.0, 0.0, "measured", 0.0)
+        if c.algo == "ring":
+            return self._ring(c)
         known = self._known(c)
         if known is not None:
             return known
@@ -204,6 +206,26 @@ class CollectiveTable:
             f"{', '.join(f'{o} {n}×{p}' for o, n, p, _ in self.groups()) or 'none'}. Import some "
             f"with `profiles import`, or use a group it has."
         )
+
+    def _ring(self, c: Collective) -> Law:
+        """Return the law without NVSwitch's sums: a ring all-reduce is a scatter and a gather.
+
+        It has one latency. NCCL's own choice is not slower than a ring.
+        """
+        chosen = self._law(c._replace(algo="auto"))
+        if c.op != "all_reduce":
+            return chosen
+        halves = [
+            self._law(c._replace(op=op, algo="auto")) for op in ("reduce_scatter", "all_gather")
+        ]
+        if any(law.source == "assumed" for law in halves):  # taken from this all-reduce
+            return chosen.scaled(1.0, max(chosen.error, expected.COLLECTIVE_HALF.error))
+        transfer = sum(law.transfer_us for law in halves)
+        ring = Law(
+            max(law.latency_us for law in halves), transfer, "assumed",
+            max(expected.COLLECTIVE_RING.error, *(law.error for law in halves)),
+        )  # fmt: skip
+        return max(ring, chosen, key=lambda law: law.total_us)
 
     def _known(self, c: Collective) -> Law | None:
         """Return the law from rows or a fit of the same group."""
@@ -338,9 +360,11 @@ class CollectiveTable:
 
         Raise MissingSectionError where the all-reduce was not timed with these CTAs either.
         """
-        whole = c._replace(op="all_reduce")
+        multimem = c.op in MULTIMEM.values()
+        reduce: CollectiveKind = MULTIMEM["all_reduce"] if multimem else "all_reduce"
+        whole = c._replace(op=reduce)
         limited, free = self._known(whole), self._known(whole._replace(ctas=0))
-        if c.op not in ("all_gather", "reduce_scatter") or limited is None or free is None:
+        if not c.op.endswith(("all_gather", "reduce_scatter")) or limited is None or free is None:
             raise self._no_ctas(whole)
         law = self._law(c._replace(ctas=0))
         error = max(expected.COLLECTIVE_RELATED.error, law.error, limited.error)

@@ -72,6 +72,18 @@ ATTENTION_HEADS: Final = Expected(
     "assumed",
     "the law was fitted to heads of 128",
 )
+ATTENTION_DETERMINISTIC: Final = Expected(
+    "attention backward in a fixed order",
+    0.25,
+    "assumed",
+    "a later schedule of the same kernel takes 1.21 instead of 1.59 times (flash-attention #1893)",
+)
+COLLECTIVE_RING: Final = Expected(
+    "an all-reduce that NVSwitch may not sum, as a scatter and a gather",
+    0.1,
+    "assumed",
+    "until measured: see scripts/bench constants",
+)
 POINTWISE_DEFAULT: Final = Expected(
     "a pointwise op by the law of others", 0.3, "assumed", "ops of one size differ by as much"
 )
@@ -123,8 +135,9 @@ BANDWIDTH: Final = Expected(
 
 EXPECTED: Final = (
     SINGLE_RUN, LEAST, FAR, GEMM_DGRAD, GEMM_WGRAD, GEMM_ACCUMULATE, GEMM_STRIDES, GEMM_OCTAVE,
-    GEMM_ANALYTIC, ATTENTION_NEAREST, ATTENTION_HEADS, POINTWISE_DEFAULT, POINTWISE_TABLE,
-    COLLECTIVE_TABLE, COLLECTIVE_HALF, COLLECTIVE_RELATED, COLLECTIVE_GROUPS,
-    COLLECTIVE_ONE_GROUP, COLLECTIVE_WIRES, BANDWIDTH,
+    GEMM_ANALYTIC, ATTENTION_NEAREST, ATTENTION_HEADS, ATTENTION_DETERMINISTIC,
+    POINTWISE_DEFAULT, POINTWISE_TABLE, COLLECTIVE_TABLE, COLLECTIVE_HALF, COLLECTIVE_RELATED,
+    COLLECTIVE_GROUPS,
+    COLLECTIVE_ONE_GROUP, COLLECTIVE_RING, COLLECTIVE_WIRES, BANDWIDTH,
 )  # fmt: skip
 """All of them."""

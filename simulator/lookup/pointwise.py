@@ -122,6 +122,8 @@ class PointwiseTable:
         return self._roof.bounded(self._estimate(op), op.dtype, 0, moved)
 
     def _estimate(self, op: Pointwise) -> Estimate:
+        if op.kernels > 1:
+            return self._apart(op)
         row = self._exact.get(op)
         if row is not None:
             return Estimate(row.median_us, "measured", row_error(row))
@@ -138,6 +140,14 @@ class PointwiseTable:
         if op.name not in self._fits:
             source, error = "assumed", max(error, expected.POINTWISE_DEFAULT.error)
         return Estimate(fit.fixed_us + fit.memory_us(total), source, error)
+
+    def _apart(self, op: Pointwise) -> Estimate:
+        """Return the time of several kernels, which nobody timed together."""
+        one = op._replace(kernels=1)
+        fixed, _ = self.shares(one)
+        plain = self._estimate(one)
+        error = max(plain.error, expected.POINTWISE_DEFAULT.error)
+        return Estimate(plain.duration_us + (op.kernels - 1) * fixed, "assumed", error)
 
     def shares(self, op: Pointwise) -> tuple[float, float]:
         """Return (fixed, memory) in µs; they sum to the estimate's duration."""

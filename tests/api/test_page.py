@@ -212,6 +212,7 @@ def test_a_running_tune_is_cancelled(seen: Watched) -> None:
     seen.check()
 
 
+@pytest.mark.thorough
 def test_a_server_that_dies_comes_back_with_its_tunes(browser: Browser, tmp_path: Path) -> None:
     port = ("--port", str(free_port()))
     with served(tmp_path, *port) as server, watched(browser, server.url) as seen:

@@ -90,7 +90,7 @@ def test_an_expected_error_far_above_the_measured_one_is_a_miss_too(
 
 
 def test_published_shares_are_compared_with_ours() -> None:
-    shares, causes, _ = BENCHES["published"]()
+    shares, causes, _ = BENCHES["shares"]()
     assert [row[0] for row in shares.rows] == ["8", "16", "32"]
     assert len(causes.rows) == 3
 

@@ -22,7 +22,7 @@ PROGRESS = ("cli/show.py", "base/progress.py")
 REPORTS = ("verbs/tune.py", "report")
 """The verb's own line about a trial, which it hands to the search as progress."""
 REQUEST = TuneRequest(
-    model="llama2-7b", profile="h100-dgx", tp=8, seq_length=4096, micro_batch_size=4
+    model="llama2-7b", profile="h100-dgx", tp=8, seq_length=1024, micro_batch_size=2
 )
 
 

@@ -48,12 +48,15 @@ STREAMED: Final = (
     "rmsnorm", "rmsnorm_bwd", "rope", "rope_bwd", "swiglu", "swiglu_bwd",
 )  # fmt: skip
 """Ops of the table's rate ``default``: norms, activations, adds."""
-CROSS_ENTROPY: Final = ("cross_entropy_grad", "cross_entropy_max", "cross_entropy_sum")
-CROSS_ENTROPY_RATE: Final = "ce_fusion"
-"""TransformerEngine's fused cross entropy: SimuMax counts 8 bytes a logit for it, as our three ops
-move. Its rate ``ce`` is of Megatron-LM's own, for which it counts 52 bytes."""
+RATES: Final = (
+    (STREAMED, "default"),
+    (("fused_cross_entropy",), "ce_fusion"),
+    (("unfused_cross_entropy",), "ce"),
+)
+"""Ops -> name of their rate. TransformerEngine's fused cross entropy: SimuMax counts 8 bytes a
+logit for it, as our three passes move. Megatron-LM's own: it counts 52, we 56."""
 LIKE: Final = "copy"
-"""Op whose fixed cost and range on our H200 those of STREAMED and CROSS_ENTROPY get."""
+"""Op whose fixed cost and range on our H200 those of RATES get."""
 RANKS: Final = (2, 4, 8)
 COLLECTIVE_ERROR: Final = 0.16
 """Error of an all-reduce by the authors' way to fit a line, on the H100 points that their script
@@ -205,14 +208,11 @@ def rates_gb_s(tables: Path) -> dict[str, float]:
 def _pointwise(tables: Path, h200: Profile, machine: Machine) -> PointwiseSection:
     rates = rates_gb_s(tables)
     scaled = {law.names[0]: law for law in pointwise_laws(h200, machine)}
-    own = [
-        _streamed(names, rates[rate], scaled[LIKE])
-        for names, rate in ((STREAMED, "default"), (CROSS_ENTROPY, CROSS_ENTROPY_RATE))
-    ]
+    own = [_streamed(names, rates[rate], scaled[LIKE]) for names, rate in RATES]
     others = [
         replace(law, kind="assumed", error=max(law.error, ASSUMED_ERROR))
         for name, law in scaled.items()
-        if name not in (*STREAMED, *CROSS_ENTROPY)
+        if not any(name in names for names, _ in RATES)
     ]
     return PointwiseSection(
         fits=tuple(sorted((*own, *others), key=lambda law: law.names)),
@@ -220,9 +220,9 @@ def _pointwise(tables: Path, h200: Profile, machine: Machine) -> PointwiseSectio
             kind="fitted",
             source=f"memory-bound rates of {SIMUMAX}",
             error=POINTWISE_DEFAULT.error,
-            note=f"One rate for {', '.join(STREAMED)}; cross entropy as TransformerEngine's fused "
-            "one. The 30 us an op that SimuMax adds are not taken: it sets them for launches and "
-            "gaps, which a host that runs ahead hides, and the launch section has the host's time. "
+            note=f"One rate for {', '.join(STREAMED)}; one for cross entropy fused, one for not. "
+            "The 30 us an op that SimuMax adds are not taken: it sets them for launches and gaps, "
+            "which a host that runs ahead hides, and the launch section has the host's time. "
             f"{scaled[LIKE].fixed_us:.1f} us instead, a kernel's own start and end on our H200. "
             "error: assumed, as ops of one rate differ. Other ops: assumed, H200's by memory "
             "bandwidth.",

@@ -15,6 +15,7 @@ from domino_tune.measure.fits.h200 import (
     h200_ops,
 )
 from domino_tune.measure.fits.hopper import TRANSFER_ERROR, backward_gemms, pointwise_laws
+from domino_tune.measure.fits.multimem import multimem_collectives
 from domino_tune.measure.fits.parts import (
     AICONFIGURATOR,
     OVERLAP,
@@ -138,7 +139,10 @@ def _pointwise(h200: Profile, machine: Machine) -> PointwiseSection:
 def h100_collectives(data: Path) -> CollectiveSection:
     """Return collectives of one node (published tables) and of several (numbers fitted to some)."""
     node = node_collectives(data / "measured" / "h100_nccl_nvlink.csv")
-    fits = tuple(sorted((*node, *h100_nodes_all_reduce(data)), key=lambda fit: fit.group))
+    multimem = multimem_collectives(data / "measured" / "multimem")
+    fits = tuple(
+        sorted((*node, *h100_nodes_all_reduce(data), *multimem), key=lambda fit: fit.group)
+    )
     reduce = [fit.error for fit in fits if fit.op == "all_reduce"]
     return CollectiveSection(
         fits=fits,
@@ -147,7 +151,8 @@ def h100_collectives(data: Path) -> CollectiveSection:
         provenance=Provenance(
             kind="fitted",
             source=f"One node: NCCL 2.29.2, {AICONFIGURATOR}; 2, 4 and 8 nodes: all-reduce of "
-            "NVIDIA/nccl-tests issue 309, defaults",
+            "NVIDIA/nccl-tests issue 309, defaults; multimem on 8 GPUs: microsoft/tokenweave "
+            "@f483d1c (MIT), scatters and gathers at their best CTAs",
             error=float(f"{sum(reduce) / len(reduce):.2g}"),
             note="error: leave-one-out over the all-reduce laws, knots held. The node counts come "
             "from different sites, which differ by 10–20 % at 32 ranks. Over 8 nodes sizes below "

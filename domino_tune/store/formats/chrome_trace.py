@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from domino_tune.store.files import write_whole
 from simulator.errors import InputError
-from simulator.ops import Collective, Signature
+from simulator.ops import MULTIMEM, Collective, Signature
 from simulator.schedule import COMPUTE, LANES, Op
 from simulator.timeline import Timeline
 
@@ -29,6 +29,7 @@ NCCL_NAMES: Final = {
     "all_gather": "AllGather",
     "broadcast": "Broadcast",
     "send_recv": "SendRecv",
+    **{multimem: multimem for multimem in MULTIMEM.values()},
 }
 
 

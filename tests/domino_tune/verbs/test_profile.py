@@ -249,6 +249,7 @@ def test_a_damaged_file_is_not_overwritten(
     assert path.read_text() == "{"
 
 
+@pytest.mark.thorough
 def test_under_torchrun_rank_0_alone_answers(at_home: Path) -> None:
     words = ["--name", "torchrun", *for_model(at_home), *JOB, *FEW]
     for word in ("Complete, in", "nothing was left to measure"):

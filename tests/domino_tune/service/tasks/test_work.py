@@ -71,7 +71,13 @@ def paused_everywhere(
     return quantum, before
 
 
-@pytest.mark.parametrize("forget", [False, True], ids=["same worker", "another worker each time"])
+@pytest.mark.parametrize(
+    "forget",
+    [
+        pytest.param(False, id="same worker"),
+        pytest.param(True, id="another worker each time", marks=pytest.mark.thorough),
+    ],
+)
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_paused_after_every_quantum_it_gives_the_same(name: str, forget: bool) -> None:
     task = EVERYTHING[name]
@@ -82,7 +88,13 @@ def test_paused_after_every_quantum_it_gives_the_same(name: str, forget: bool) -
     assert last.artifacts == expected.artifacts
 
 
-@pytest.mark.parametrize("name", ["exhaustive", "bayes", "sweep of retuned"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bayes", pytest.param("exhaustive", marks=pytest.mark.thorough),
+        pytest.param("sweep of retuned", marks=pytest.mark.thorough),
+    ],
+)  # fmt: skip
 def test_in_another_process_with_other_hashes_too(name: str) -> None:
     expected = undisturbed(EVERYTHING[name])
     program = (

@@ -1,0 +1,172 @@
+"""Published runs of whole jobs (data/published), as cases that the simulator can be asked."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from benchmarks.bench.facts import REPOSITORY
+from domino_tune.store.profiles import load_profile
+from simulator.case import Case
+from simulator.implementation import IMPLEMENTATIONS, changed
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+
+PUBLISHED: Final = REPOSITORY / "data" / "published"
+LLAMA: Final[dict[str, Any]] = {
+    "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 8192, "hidden_act": "silu",
+    "gated_mlp": True, "norm": "rmsnorm", "position_embedding": "rope",
+    "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
+}  # fmt: skip
+WIDTHS: Final[dict[str, Any]] = {
+    "llama3_70b": {
+        "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+    },
+    "llama3_405b": {
+        "hidden_size": 16384, "intermediate_size": 53248, "num_attention_heads": 128,
+        "num_key_value_heads": 16,
+    },
+}  # fmt: skip
+CI_MODEL: Final = ModelSpec(
+    name="gpt3-7b-ci", num_hidden_layers=32, hidden_size=4096, num_attention_heads=32,
+    num_key_value_heads=8, head_dim=128, intermediate_size=16384, vocab_size=131073,
+    max_position_embeddings=8192, tie_word_embeddings=False, hidden_dropout=0.1,
+    attention_dropout=0.1,
+)  # fmt: skip
+CI_KEYS: Final = {
+    "deterministic mode": ("deterministic_attention=true",),
+    "no gradient-accumulation fusion": ("gradient_accumulation_fusion=false",),
+    "NCCL ring": ("nccl_algo=ring",),
+    "norm and zeros logged": ("log_params_norm=true", "log_num_zeros_in_grad=true"),
+    "cross entropy not fused (Megatron's default)": ("cross_entropy_loss_fusion=false",),
+}
+"""Condition of the run -> the keys that set it."""
+CI_UNKNOWN: Final = (
+    "which attention kernels ran in deterministic mode (cuDNN's or FlashAttention's)",
+    "the clock: op tables are bursts, the run lasts",
+    "whether biases exist (assumed: Megatron's default, yes)",
+)
+NEMOTRON: Final = ModelSpec(
+    name="nemotron4-15b", num_hidden_layers=32, hidden_size=6144, num_attention_heads=48,
+    num_key_value_heads=8, head_dim=128, intermediate_size=24576, vocab_size=256000,
+    max_position_embeddings=4096, hidden_act="relu", position_embedding="rope",
+    tie_word_embeddings=False, attention_bias=False, mlp_bias=False,
+)  # fmt: skip
+
+
+class Run(NamedTuple):
+    """One measured row. ``gib`` is None where its memory was not published."""
+
+    label: str
+    case: Case
+    plan: SlicePlan
+    measured_ms: float
+    gib: float | None = None
+    peer_ms: float | None = None
+
+    @property
+    def layout(self) -> str:
+        """The row without its number of micro-batches."""
+        return self.label.rpartition(", ")[0]
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    """Return the rows of a table of data/published."""
+    with (PUBLISHED / name).open(encoding="utf-8") as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def megatron(*, sequence_parallel: bool) -> SlicePlan:
+    """Return Megatron-LM's plan."""
+    return replace(MEGATRON, sequence_parallel=sequence_parallel)
+
+
+def _case(model: ModelSpec, profile: str, tp: int, dp: int, **workload: Any) -> Case:
+    return Case(
+        model=model,
+        workload=Workload(**workload),
+        cluster=ClusterSpec(tp=tp, dp=dp),
+        profile=load_profile(profile),
+    )
+
+
+def b200_runs() -> list[Run]:
+    """Return SimuMax's runs of Megatron-LM on one B200 node, without pipelines and contexts."""
+    runs = []
+    for row in rows("b200_megatron_steps.csv"):
+        if row["pp"] != "1" or row["cp"] != "1":
+            continue
+        tp, dp, micros = int(row["tp"]), int(row["dp"]), int(row["micro_batches"])
+        model = ModelSpec(
+            name=row["model"], num_hidden_layers=int(row["layers"]), **LLAMA, **WIDTHS[row["model"]]
+        )
+        case = _case(
+            model, "b200-sxm", tp, dp, seq_length=int(row["seq"]),
+            micro_batch_size=int(row["mbs"]), grad_accumulation=micros,
+            data_parallel="distributed-optimizer", overlap_grad_reduce=False,
+            overlap_param_gather=False, implementation=IMPLEMENTATIONS["megatron-te"],
+        )  # fmt: skip
+        runs.append(
+            Run(
+                f"{row['model']} tp {tp} dp {dp}, {micros}", case,
+                megatron(sequence_parallel=tp > 1), float(row["measured_ms"]),
+                float(row["measured_gib"]), float(row["simumax_ms"]),
+            )
+        )  # fmt: skip
+    return runs
+
+
+def ci_run(gpu: str, keys: tuple[str, ...]) -> Run:
+    """Return Megatron-LM's CI run of a 7B model at TP 4, with ``keys`` set."""
+    row = next(row for row in rows("megatron_ci_7b.csv") if row["gpu"] == gpu)
+    profile = {"h100": "h100-dgx", "a100": "a100-sxm"}[gpu]
+    case = _case(
+        CI_MODEL, profile, 4, 2, seq_length=8192, micro_batch_size=2, grad_accumulation=2,
+        data_parallel="distributed-optimizer",
+        implementation=changed(IMPLEMENTATIONS["megatron-te"], keys),
+    )  # fmt: skip
+    plan = megatron(sequence_parallel=False)
+    measured, gib = float(row["median_ms"]), float(row["max_allocated_gib"])
+    return Run(f"7B on {gpu}", case, plan, measured, gib)
+
+
+def korthikanti_runs() -> list[Run]:
+    """Return the runs without pipelines of arXiv 2205.05198, with full recomputation and with
+    sequence parallelism and selective recomputation."""
+    runs = []
+    for row in rows("korthikanti_a100.csv"):
+        if row["pp"] != "1":
+            continue
+        tp, mbs = int(row["tp"]), int(row["mbs"])
+        dp = int(row["dp"])
+        hidden, heads = int(row["hidden"]), int(row["heads"])
+        model = ModelSpec(
+            name=row["model"], num_hidden_layers=int(row["layers"]), hidden_size=hidden,
+            num_attention_heads=heads, num_key_value_heads=heads, head_dim=hidden // heads,
+            intermediate_size=4 * hidden, vocab_size=51200, max_position_embeddings=2048,
+            hidden_dropout=0.1, attention_dropout=0.1,
+        )  # fmt: skip
+        for recompute, column in (("full", "full_recompute_s"), ("selective", "sp_selective_s")):
+            case = _case(
+                model, "a100-sxm", tp, dp, seq_length=2048, micro_batch_size=mbs,
+                grad_accumulation=int(row["gbs"]) // (mbs * dp), dtype="fp16", recompute=recompute,
+                implementation=IMPLEMENTATIONS["megatron-2022"],
+            )  # fmt: skip
+            plan = megatron(sequence_parallel=recompute == "selective")
+            runs.append(Run(f"{row['model']}, {recompute}", case, plan, 1e3 * float(row[column])))
+    return runs
+
+
+def nemotron_run() -> Run:
+    """Return NVIDIA's step of a 15B model at TP 4, whose gathers TransformerEngine overlaps."""
+    row = next(row for row in rows("nvidia_h100_steps.csv") if row["case"] == "A3")
+    tp, dp, mbs = int(row["tp"]), int(row["dp"]), int(row["mbs"])
+    case = _case(
+        NEMOTRON, "h100-dgx", tp, dp, seq_length=int(row["seq"]), micro_batch_size=mbs,
+        grad_accumulation=int(row["gbs"]) // (mbs * dp), data_parallel="distributed-optimizer",
+        implementation=IMPLEMENTATIONS["megatron-te"],
+    )  # fmt: skip
+    seconds = float(row["seconds"])
+    return Run("nemotron4-15b, A3", case, megatron(sequence_parallel=True), 1e3 * seconds)

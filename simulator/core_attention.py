@@ -1,0 +1,136 @@
+"""The attention core's op templates: norms of queries and keys, RoPE, softmax(QKᵀ)V.
+
+softmax(QKᵀ)V is one kernel, or with ``flash_attention`` off GEMMs over scores that memory holds:
+[sequences · heads · seq_length, seq_length], priced as one GEMM of the same FLOPs. Backward keeps
+what the softmax and the dropout gave, 5 bytes per score in bf16 (arXiv 2205.05198, section 4.1).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulator.ops import Attention, Direction, Gemm
+from simulator.schedule import OpTemplate, Ref
+from simulator.templates import Templates
+
+SCORES: Final = ("attn.scores", "attn.softmax", "attn.attn_dropout")
+"""Roles of what the core computes before it meets the values, where it is not one kernel."""
+
+
+def core_attention(t: Templates, row: int) -> list[OpTemplate]:
+    """Return the forward ops of slice ``row``, from its qkv to the projection's input."""
+    s, qkv, moved = t.shapes, Ref(0, f"s{row}.attn.qkv"), t.shapes.qk_bytes(row)
+    source, ops = qkv, []
+    if s.model.qk_norm:  # not in place: backward reads what it normalises
+        signature = s.pointwise(s.model.norm, moved, moved)
+        ops.append(
+            t.op("attn.qk_norm", row, signature, (qkv,), f"s{row}.attn.qk", moved,
+                 weights=("w.attn.qk_norm",))
+        )  # fmt: skip
+        source = ops[-1].writes[0]
+    if s.model.position_embedding == "rope":
+        signature = s.pointwise("rope", moved, moved)
+        ops.append(t.op("attn.rope", row, signature, (source,), f"{source.name}.rope", 0))
+        source = ops[-1].writes[0]
+    inputs = (source, qkv) if s.model.qk_norm else (source,)
+    write, size = f"s{row}.attn.core_attn", s.width_bytes("core_attn", row)
+    if s.workload.implementation.flash_attention:
+        ops.append(t.op("attn.core_attn", row, _attention(t, row), inputs, write, size))
+        return ops
+    ops += _probabilities(t, row, inputs)
+    context = _gemm(t, row, s.model.head_dim, s.workload.seq_length)
+    reads = (*ops[-1].writes, qkv)
+    return [*ops, t.op("attn.core_attn", row, context, reads, write, size)]
+
+
+def _probabilities(t: Templates, row: int, inputs: tuple[Ref, ...]) -> list[OpTemplate]:
+    """Return the scores, their softmax and its dropout."""
+    s, size, mask = t.shapes, t.shapes.score_bytes(row), t.shapes.score_mask_bytes(row)
+    scores = t.op(
+        "attn.scores", row, _gemm(t, row, s.workload.seq_length, s.model.head_dim), inputs,
+        f"s{row}.attn.scores", size,
+    )  # fmt: skip
+    softmax = t.op(
+        "attn.softmax", row, s.pointwise("softmax", size, size), scores.writes,
+        f"s{row}.attn.softmax", size,
+    )  # fmt: skip
+    if not mask:
+        return [scores, softmax]
+    dropout = t.op(
+        "attn.attn_dropout", row, s.pointwise("dropout", size, size + mask), softmax.writes,
+        f"s{row}.attn.attn_dropout", size + mask,
+    )  # fmt: skip
+    return [scores, softmax, dropout]
+
+
+def core_attention_bwd(t: Templates, row: int) -> list[OpTemplate]:
+    """Return the backward ops of slice ``row``, from the core's gradient to that of its qkv."""
+    s, qkv, size = t.shapes, Ref(0, f"s{row}.attn.qkv"), t.shapes.width_bytes("qkv", row)
+    normed = f"d.{qkv.name}.qk_norm" if s.model.qk_norm else f"d.{qkv.name}"
+    rope = s.model.position_embedding == "rope"
+    first = f"{normed}.rope" if rope else normed
+    grad, inputs = Ref(0, f"d.s{row}.attn.core_attn"), _kept_inputs(t, row)
+    if s.workload.implementation.flash_attention:
+        reads = (grad, *inputs, Ref(0, f"s{row}.attn.core_attn"))
+        signature = _attention(t, row, "backward")
+        ops = [t.op("attn.core_attn_bwd", row, signature, reads, first, size)]
+    else:
+        ops = _unfused_bwd(t, row, grad, inputs, first)
+    moved = s.qk_bytes(row)
+    if rope:
+        rope_signature = s.pointwise("rope_bwd", moved, moved)
+        ops.append(t.op("attn.rope_bwd", row, rope_signature, (Ref(0, first),), normed, 0))
+    if s.model.qk_norm:
+        norm_signature = s.pointwise(f"{s.model.norm}_bwd", 2 * moved, moved)
+        ops.append(
+            t.op("attn.qk_norm_bwd", row, norm_signature, (Ref(0, normed), qkv),
+                 f"d.{qkv.name}", 0, weights=("w.attn.qk_norm",))
+        )  # fmt: skip
+    return ops
+
+
+def _unfused_bwd(
+    t: Templates, row: int, grad: Ref, inputs: tuple[Ref, ...], write: str
+) -> list[OpTemplate]:
+    """Return the gradients of values, probabilities, scores, queries and keys."""
+    s, size, mask = t.shapes, t.shapes.score_bytes(row), t.shapes.score_mask_bytes(row)
+    length, head_dim = s.workload.seq_length, s.model.head_dim
+    softmax = Ref(0, f"s{row}.attn.softmax")
+    probabilities = Ref(0, f"s{row}.attn.attn_dropout") if mask else softmax
+    to_scores, to_heads = _gemm(t, row, length, head_dim), _gemm(t, row, head_dim, length)
+    ops = [
+        t.op("attn.values_bwd", row, to_heads, (grad, probabilities), write,
+             s.width_bytes("qkv", row)),
+        t.op("attn.softmax_grad", row, to_scores, (grad, *inputs), f"d.s{row}.attn.softmax", size),
+    ]  # fmt: skip
+    if mask:
+        dropped = s.pointwise("dropout_bwd", size + mask, size)
+        reads = (*ops[-1].writes, probabilities)
+        ops.append(t.op("attn.attn_dropout_bwd", row, dropped, reads, f"d.s{row}.attn.dropped", 0))
+    signature = s.pointwise("softmax_bwd", 2 * size, size)
+    reads = (*ops[-1].writes, softmax)
+    ops.append(t.op("attn.softmax_bwd", row, signature, reads, f"d.s{row}.attn.scores", size))
+    reads = (*ops[-1].writes, *inputs, Ref(0, write))
+    ops.append(t.op("attn.queries_bwd", row, to_heads, reads, f"{write}.queries", 0))
+    reads = (*reads[:-1], *ops[-1].writes)
+    return [*ops, t.op("attn.keys_bwd", row, to_heads, reads, f"{write}.keys", 0)]
+
+
+def _kept_inputs(t: Templates, row: int) -> tuple[Ref, ...]:
+    qkv = Ref(0, f"s{row}.attn.qkv")
+    return (qkv, Ref(0, f"s{row}.attn.qk")) if t.shapes.model.qk_norm else (qkv,)
+
+
+def _gemm(t: Templates, row: int, n: int, k: int) -> Gemm:
+    """Return one head after the other as one GEMM: [sequences · heads · seq_length, n]."""
+    s = t.shapes
+    return s.gemm(s.tokens(row) * s.heads, n, k, "forward")
+
+
+def _attention(t: Templates, row: int, direction: Direction = "forward") -> Attention:
+    s = t.shapes
+    return Attention(
+        s.rows[row], s.heads, s.kv_heads, s.workload.seq_length, s.model.head_dim, True, direction,
+        s.workload.dtype, s.model.attn_logit_softcapping > 0,
+        direction == "backward" and s.workload.implementation.deterministic_attention,
+    )  # fmt: skip

@@ -1,0 +1,113 @@
+"""The end of an iteration: sums of gradients over ranks, their norm, Adam, new parameters."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulator.buckets import gradient_passes, reduction
+from simulator.ops import Collective
+from simulator.schedule import DP, TP, OpTemplate, Ref
+from simulator.shapes import GRAD_BYTES
+from simulator.templates import Templates
+
+ADAM_BYTES_READ: Final = 3 * 4
+"""Per parameter: main parameter and both moments, in fp32; the main gradient is extra."""
+ADAM_BYTES_WRITTEN: Final = 3 * 4
+"""Per parameter: main parameter and both moments, in fp32; the model's own copy is extra."""
+MAIN_BYTES: Final = 4
+"""Per parameter: the fp32 main parameter."""
+
+
+def zero_grads(t: Templates) -> list[OpTemplate]:
+    """Return the pass that clears the main gradients, where the implementation has one."""
+    s = t.shapes
+    if not s.workload.implementation.zero_grads:
+        return []
+    held = s.optimizer_parameters if s.shards_parameters else s.rank_parameters
+    cleared = s.pointwise("zero_grads", 0, held * s.grad_bytes)
+    return [t.op("step.zero_grads", -1, cleared, (), "grad.zeroed", 0)]
+
+
+def optimizer_step(
+    t: Templates, last_bucket_parameters: int, reads: tuple[Ref, ...], *, gathers: bool = False
+) -> list[OpTemplate]:
+    """Return the last data-parallel bucket, the sums of partial gradients and of those of copied
+    key-value heads, the global gradient norm, and Adam.
+
+    ``gathers``: the updated parameters are gathered from the replicas at the end.
+    """
+    s = t.shapes
+    if s.reduces:
+        ops = reduction(t, "step.dp", last_bucket_parameters, reads, "step.dp")
+    else:
+        ops = gradient_passes(t, "step", last_bucket_parameters, reads)
+    reads = (*reads, *(ref for op in ops[-1:] for ref in op.writes))
+    for op in _sums_over_ranks(t):
+        ops.append(op)
+        reads = (*reads, *op.writes)
+    ops += _norm(t, reads)
+    ops += _passes(t, ops[-1].writes)
+    ops += _update(t, ops[-1].writes)
+    if gathers:
+        whole = s.dp_gather(s.rank_parameters)
+        ops.append(t.op("step.dp.ag", -1, whole, ops[-1].writes, "step.params", 0, lane=DP))
+    return ops
+
+
+def _sums_over_ranks(t: Templates) -> list[OpTemplate]:
+    s = t.shapes
+    sums = {}
+    if s.partial_parameters:
+        sums["step.tp"] = s.tp_all_reduce(s.partial_parameters * GRAD_BYTES, "fp32")
+    if s.kv_copies > 1:
+        sums["step.kv"] = s.copies_all_reduce()
+    if not s.communicates:
+        return []
+    last = (Ref(0, f"grad.embed.s{s.plan.row_slices - 1}"),)
+    return [t.op(f"{name}.ar", -1, op, last, name, 0, lane=TP) for name, op in sums.items()]
+
+
+def _norm(t: Templates, reads: tuple[Ref, ...]) -> list[OpTemplate]:
+    """Return the sum of squares, and its sum over the ranks that hold other parameters."""
+    s = t.shapes
+    read = s.grad_bytes * s.optimizer_parameters
+    square = t.op("step.grad_norm", -1, s.pointwise("grad_norm", read, 4), reads, "step.norm", 4)
+    if not (s.reduces and s.shards_optimizer):
+        return t.reduced(square, 4, "fp32")
+    signature = Collective("all_reduce", 4, *s.cluster.world_group, 0, "fp32")
+    summed = t.op("step.grad_norm.ar", -1, signature, square.writes, "step.norm.ar", 0, lane=DP)
+    return [square, summed]
+
+
+def _passes(t: Templates, norm: tuple[Ref, ...]) -> list[OpTemplate]:
+    """Return the passes over gradients and parameters between their norm and Adam."""
+    s, how = t.shapes, t.shapes.workload.implementation
+    gradients = s.grad_bytes * s.optimizer_parameters
+    main = MAIN_BYTES * s.optimizer_parameters
+    passes = {
+        "step.clip_grad": (how.clip_grad, s.pointwise("grad_scale", gradients, gradients)),
+        "step.params_norm": (how.log_params_norm, s.pointwise("grad_norm", main, 4)),
+        "step.num_zeros": (how.log_num_zeros_in_grad, s.pointwise("grad_norm", gradients, 4)),
+    }
+    ops: list[OpTemplate] = []
+    for role, (asked, signature) in passes.items():
+        if asked:
+            ops.append(t.op(role, -1, signature, norm, role, 0))
+            norm = ops[-1].writes
+    return ops
+
+
+def _update(t: Templates, source: tuple[Ref, ...]) -> list[OpTemplate]:
+    """Return Adam, and the copies to the model's parameters where they are kernels of their own."""
+    s, parameters = t.shapes, t.shapes.optimizer_parameters
+    apart = s.workload.implementation.copy_parameters and s.element < MAIN_BYTES
+    adam = s.pointwise(
+        "adam",
+        (ADAM_BYTES_READ + s.grad_bytes) * parameters,
+        (ADAM_BYTES_WRITTEN + (0 if apart else s.element)) * parameters,
+    )
+    ops = [t.op("step.adam", -1, adam, source, "step.done", 0)]
+    if apart:
+        copies = s.pointwise("copy", MAIN_BYTES * parameters, s.element * parameters)
+        ops.append(t.op("step.copy_params", -1, copies, ops[-1].writes, "step.copied", 0))
+    return ops

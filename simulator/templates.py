@@ -1,0 +1,106 @@
+"""Templates: how op templates are made, and the sizes of the values that they write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from simulator.ops import Gemm, Signature
+from simulator.schedule import COMPUTE, TP, OpTemplate, Ref
+from simulator.shapes import Shapes
+
+
+@dataclass(kw_only=True)
+class Templates:
+    """Maker of op templates; ``value_bytes`` collects the sizes of written values.
+
+    ``accumulate_first``: the micro-batch adds to the gradients of an earlier micro-batch, or to
+    cleared ones.
+    """
+
+    shapes: Shapes
+    accumulate_first: bool = False
+    value_bytes: dict[str, int] = field(default_factory=dict)
+
+    def op(
+        self, role: str, row: int, signature: Signature, reads: tuple[Ref, ...],
+        write: str, size: int, *, lane: int = COMPUTE, weights: tuple[str, ...] = (),
+        piece: int = -1, layer: int = 0,
+    ) -> OpTemplate:  # fmt: skip
+        """Return a template that writes one value of ``size`` bytes (0: an alias of an input)."""
+        self.value_bytes[write] = size
+        return OpTemplate(
+            role, row, signature, lane, 0, reads, (Ref(layer, write),), weights, piece
+        )
+
+    @property
+    def waits_for_sums(self) -> bool:
+        """Whether backward's gathers and sums run beside no compute of their own layer."""
+        s = self.shapes
+        overlaps = s.plan.strategy == "domino" or s.workload.implementation.tp_backward_overlap
+        return s.communicates and not overlaps
+
+    def accumulated(
+        self, role: str, row: int, signature: Gemm, reads: tuple[Ref, ...], gradient: str,
+        before: tuple[Ref, ...],
+    ) -> list[OpTemplate]:  # fmt: skip
+        """Return the wgrad that makes ``gradient``, which is added to the one of ``before`` or of
+        an earlier micro-batch: by the GEMM itself, or behind it."""
+        s, accumulates = self.shapes, self.accumulate_first or bool(before)
+        if s.workload.implementation.gradient_accumulation_fusion or not accumulates:
+            signature = signature._replace(accumulate=accumulates)
+            return [self.op(role, row, signature, (*reads, *before), gradient, 0)]
+        elements = signature.m * signature.n
+        apart = self.op(role, row, signature, reads, f"{gradient}.apart", elements * s.element)
+        reads = (*apart.writes, *before)
+        return [apart, self.op(f"{role}.add", row, s.gradient_sum(elements), reads, gradient, 0)]
+
+    def reduced(self, produced: OpTemplate, size_bytes: int, dtype: str = "") -> list[OpTemplate]:
+        """Return ``produced``, followed by its value's all-reduce if ranks communicate."""
+        signature = self.shapes.tp_all_reduce(size_bytes, dtype)
+        return [produced, *self._collected(produced, signature, "ar", 0)]
+
+    def summed(self, produced: OpTemplate, size_bytes: int) -> list[OpTemplate]:
+        """Return ``produced``, followed by the sum of its value over the ranks: an all-reduce, or a
+        reduce-scatter with sequence parallelism."""
+        if not self.shapes.shards_tokens:
+            return self.reduced(produced, size_bytes)
+        signature = self.shapes.tp_collective("reduce_scatter", size_bytes)
+        share = size_bytes // self.shapes.cluster.tp
+        return [produced, *self._collected(produced, signature, "rs", share)]
+
+    def gathered(self, row: int, role: str, value: Ref, write: str) -> list[OpTemplate]:
+        """Return the all-gather of a [tokens / tp, hidden] value of slice ``row``, none where each
+        rank holds all tokens."""
+        s = self.shapes
+        if not (s.shards_tokens and s.communicates):
+            return []
+        size = s.hidden_bytes(row)
+        signature = s.tp_collective("all_gather", size)
+        return [self.op(role, row, signature, (value,), write, size, lane=TP)]
+
+    def _collected(
+        self, produced: OpTemplate, signature: Signature, suffix: str, size: int
+    ) -> list[OpTemplate]:
+        if not self.shapes.communicates:
+            return []
+        value = produced.writes[0]
+        return [
+            self.op(
+                f"{produced.role}.{suffix}", produced.slice, signature, (value,),
+                f"{value.name}.{suffix}", size, lane=TP, piece=produced.piece, layer=value.layer,
+            )
+        ]  # fmt: skip
+
+    def reduced_ref(self, layer: int, name: str) -> Ref:
+        """Return the value to read: the all-reduced one if ranks communicate."""
+        return Ref(layer, f"{name}.ar" if self.shapes.communicates else name)
+
+    def summed_ref(self, layer: int, name: str) -> Ref:
+        """Return the value to read: the one that ``summed`` gives."""
+        scattered = self.shapes.shards_tokens and self.shapes.communicates
+        return Ref(layer, f"{name}.rs") if scattered else self.reduced_ref(layer, name)
+
+    def gathered_ref(self, local: Ref, whole: str) -> Ref:
+        """Return the value to read: ``whole``, or ``local`` where each rank holds all tokens."""
+        gathers = self.shapes.shards_tokens and self.shapes.communicates
+        return Ref(0, whole) if gathers else local
