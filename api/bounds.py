@@ -220,7 +220,10 @@ def schedule_ops(
     collectives = {"replicas": 1, "distributed-optimizer": 2, "fsdp": 3 * micros}
     kinds = collectives[workload.data_parallel]
     passes = how.check_for_nan_in_grad + how.scale_grads
-    buckets = (kinds + passes) * (model.num_hidden_layers + 1) if cluster.dp > 1 else passes
+    rounds = micros if workload.data_parallel == "fsdp" else 1
+    buckets = (kinds + passes * rounds) * (model.num_hidden_layers + 1)
+    if cluster.dp == 1 or not reduces:
+        buckets = passes
     step = (
         how.zero_grads + how.clip_grad + how.copy_parameters + how.log_params_norm
         + how.log_num_zeros_in_grad

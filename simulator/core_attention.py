@@ -106,7 +106,9 @@ def _unfused_bwd(
     if mask:
         dropped = s.pointwise("dropout_bwd", size + mask, size)
         reads = (*ops[-1].writes, probabilities)
-        ops.append(t.op("attn.attn_dropout_bwd", row, dropped, reads, f"d.s{row}.attn.dropped", 0))
+        ops.append(
+            t.op("attn.attn_dropout_bwd", row, dropped, reads, f"d.s{row}.attn.dropped", size)
+        )
     signature = s.pointwise("softmax_bwd", 2 * size, size)
     reads = (*ops[-1].writes, softmax)
     ops.append(t.op("attn.softmax_bwd", row, signature, reads, f"d.s{row}.attn.scores", size))

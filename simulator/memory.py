@@ -8,7 +8,9 @@ peak of a deep one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Final, NamedTuple
 
 from simulator.build import build_schedule
@@ -95,19 +97,24 @@ def least_peak_bytes(case: Case) -> int:
 
     Every plan issues all of forward before the head and all of backward behind it. So in the head
     it holds what backward will read, which is the same bytes for every cut and order. Each stage of
-    the head runs over all slices before the next, so all logits are alive at once. What depends on
-    the slices there is the first gradient of a hidden state, of the first slice's size, and with
-    sequence parallelism what a slice gathers. Slices are as even as possible and the first is the
-    largest, so more row slices never make these larger. So the head's peak is least with the most
-    row slices, and no plan's peak is below its own head's.
+    the head runs over all slices before the next, so the head's peak depends on the row slices
+    alone, and no plan's peak is below its own head's.
     """
-    rows = min(MAX_ROW_SLICES, case.workload.micro_batch_size)
-    whole = SlicePlan(row_slices=rows, order="intra", wgrad="eager")
-    plans = [replace(whole, sequence_parallel=mode) for mode in case.modes]
-    return min(
-        sum(static_memory(case, plan)) + _peaks(case, plan, order_of(case, plan))[HEAD].whole
-        for plan in plans
-    )
+    return min(_head_bytes(case))
+
+
+def may_fit(case: Case) -> bool:
+    """Return whether ``least_peak_bytes`` fits a GPU; mostly the first look tells."""
+    return any(held <= case.capacity_bytes for held in _head_bytes(case))
+
+
+def _head_bytes(case: Case) -> Iterator[int]:
+    """Yield what is held in the head, for each number of row slices; most slices first."""
+    most = min(MAX_ROW_SLICES, case.workload.micro_batch_size)
+    for rows, mode in product(range(most, 0, -1), case.modes):
+        plan = SlicePlan(row_slices=rows, order="intra", wgrad="eager", sequence_parallel=mode)
+        head = _peaks(case, plan, order_of(case, plan))[HEAD]
+        yield sum(static_memory(case, plan)) + head.whole
 
 
 def _peaks(case: Case, plan: SlicePlan, order: LayerOrder) -> list[Live]:

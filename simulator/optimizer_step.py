@@ -25,7 +25,7 @@ def zero_grads(t: Templates) -> list[OpTemplate]:
         return []
     held = s.optimizer_parameters if s.shards_parameters else s.rank_parameters
     cleared = s.pointwise("zero_grads", 0, held * s.grad_bytes)
-    return [t.op("step.zero_grads", -1, cleared, (), "grad.zeroed", 0)]
+    return [t.op("zero_grads", -1, cleared, (), "grad.zeroed", 0)]
 
 
 def optimizer_step(

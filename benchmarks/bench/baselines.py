@@ -15,6 +15,7 @@ from domino_tune.base.tables import Table
 from domino_tune.store.profiles import list_profiles, load_profile
 from simulator.case import Case
 from simulator.confidence import Confidence, confidence_of
+from simulator.implementation import IMPLEMENTATIONS
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import order_of, predict, programmed
 from simulator.presets import MODELS
@@ -58,7 +59,11 @@ def case_of(profile: str, model: str, tp: int) -> Case:
     length = JOBS[model]
     return Case(
         model=MODELS[model],
-        workload=Workload(seq_length=length, micro_batch_size=TOKENS // length),
+        workload=Workload(
+            seq_length=length,
+            micro_batch_size=TOKENS // length,
+            implementation=IMPLEMENTATIONS["megatron-te"],
+        ),
         cluster=ClusterSpec(tp=tp),
         profile=load_profile(profile),
     )

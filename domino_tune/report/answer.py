@@ -63,6 +63,10 @@ def _figures(data: ReportData) -> Html:
         _figure("Iteration", ms_text(numbers.iteration_ms), "ms", _span(numbers)),
         _figure("Speedup", f"{numbers.speedup:.2f}", "×", _possible(numbers)),
         _figure(
+            "Tokens a second a GPU", f"{numbers.tokens_per_second_per_gpu:,.0f}", "",
+            _utilization(numbers),
+        ),
+        _figure(
             "Exposed communication", ns_as_ms(here.exposed_comm_ns), "ms",
             f"of {ns_as_ms(here.comm_ns)} ms in all",
         ),
@@ -87,6 +91,11 @@ def _assumed(numbers: Numbers) -> str:
     return (
         f"{percent_text(round(share, 2))} of the time is assumed" if share else "nothing is assumed"
     )
+
+
+def _utilization(numbers: Numbers) -> str:
+    rate = f"{numbers.tflops_per_gpu:,.0f} model TFLOP/s"
+    return rate if numbers.mfu is None else f"{rate}, MFU {percent_text(numbers.mfu)}"
 
 
 def _possible(numbers: Numbers) -> str:

@@ -33,16 +33,19 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """The result of ``simulate``; times in ms."""
+    """The result of ``simulate``; times in ms. ``mfu`` is None where no peak is known."""
 
     iteration_ms: float
     baseline_ms: float
     no_comm_ms: float
     peak_memory_gib: float
+    tokens_per_second_per_gpu: float
+    tflops_per_gpu: float
     low_ms: float
     high_ms: float
     confidence: str
     shares: dict[str, float]
+    mfu: float | None = None
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -55,6 +58,20 @@ class Numbers:
     def speedup(self) -> float:
         """Time of the baseline over that of the chosen plan."""
         return self.baseline_ms / self.iteration_ms if self.iteration_ms else math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Peak memory of one variant by category, in GiB."""
+
+    name: str
+    gib: dict[str, float]
+    chosen: bool = False
+
+    @property
+    def total_gib(self) -> float:
+        """Sum of all categories."""
+        return sum(self.gib.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +166,8 @@ class ReportData:
 
     ``title``: model, ranks and profile in one line. ``workload``: (name, value) pairs.
     ``commands``: (purpose, command) pairs. ``heat_note``: a sentence on the cells of the heat map.
-    ``tie``: why the chosen plan is not the fastest, or empty.
+    ``held``: memory of the variants, of ``capacity_gib`` a GPU. ``tie``: why the chosen plan is not
+    the fastest, or empty.
     """
 
     title: str
@@ -159,6 +177,8 @@ class ReportData:
     chosen: Shown
     bound: Shown
     numbers: Numbers
+    held: tuple[Held, ...] = ()
+    capacity_gib: float = 0.0
     heat: tuple[HeatCell, ...] = ()
     heat_note: str = ""
     plans: tuple[PlanRow, ...] = ()

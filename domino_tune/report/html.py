@@ -16,6 +16,7 @@ from domino_tune.report.data import ReportData
 from domino_tune.report.heat import heat_map
 from domino_tune.report.lanes import MAX_OPS, drawn_ops, lanes_json
 from domino_tune.report.markup import Html, section, tag, text
+from domino_tune.report.memory import where_memory_goes
 from domino_tune.store.files import write_whole
 
 SCRIPTS: Final = ("lanes_data.js", "lanes_view.js", "lanes.js")
@@ -35,7 +36,7 @@ def report_html(data: ReportData) -> str:
     """Return the page as text."""
     body = (
         masthead(data), answer(data), _lanes(data), heat_map(data), where_time_goes(data),
-        how_sure(data), sweeps(data), asked(data), again(data),
+        where_memory_goes(data), how_sure(data), sweeps(data), asked(data), again(data),
     )  # fmt: skip
     return string.Template(static("page.html")).substitute(
         title=text(data.title),
@@ -74,6 +75,6 @@ def _lanes(data: ReportData) -> Html:
         tag("div", "", id="lanes-views"),
         tag("noscript", tag("p", "The lanes need JavaScript; the tables below do not.")),
         cut if drawn < total else "",
-        lead="Upper lane: computation. Lower lane: all-reduces, in the colour of the slice they "
+        lead="Upper lane: computation. Lower lane: collectives, in the colour of the slice they "
         "belong to. Hatched red: computation stands still until one arrives.",
     )

@@ -39,10 +39,17 @@ def change_label(key: str) -> str:
     return CHANGE_WORDS.get(key, key.replace("_", " "))
 
 
+COLLECTIVES: Final = {
+    ".ar": "all-reduce", ".ag": "all-gather", ".ag_bwd": "all-gather", ".rs": "reduce-scatter",
+}  # fmt: skip
+"""Suffix of a collective's role -> the word for it."""
+
+
 def role_label(role: str) -> str:
     """Return a label: ``fc1 dgrad`` of ``mlp.fc1_dgrad``, ``all-reduce fc2`` of ``mlp.fc2.ar``."""
-    if role.endswith(".ar"):
-        return f"all-reduce {role_label(role.removesuffix('.ar'))}"
+    for suffix, word in COLLECTIVES.items():
+        if role.endswith(suffix):
+            return f"{word} {role_label(role.removesuffix(suffix))}"
     for suffix in BACKWARD_SUFFIXES:
         if role.endswith(suffix):
             return f"{role_label(role.removesuffix(suffix))} {suffix[1:]}"

@@ -9,7 +9,7 @@ from typing import Final
 
 from simulator.case import Case
 from simulator.errors import InputError
-from simulator.memory import least_peak_bytes
+from simulator.memory import may_fit
 from simulator.specs import DataParallel
 
 MOST_REPLICAS: Final = 1024
@@ -28,7 +28,7 @@ def smallest_change(case: Case) -> str:
     for changed in (
         *_smaller(case), *_sharded(case), again, *_larger(case), *_larger(one), *_more(one)
     ):  # fmt: skip
-        if least_peak_bytes(changed) <= changed.capacity_bytes:
+        if may_fit(changed):
             return f"the smallest change that fits: {_options(case, changed)}."
     return (
         "no smaller micro-batch, larger tp or more replicas make it fit: lower --seq-length, or "

@@ -25,6 +25,7 @@ from domino_tune.store.profiles import (
     save_profile,
     user_profiles_dir,
 )
+from domino_tune.verbs.resolve import usual_implementation
 from simulator.case import Case
 from simulator.confidence import confidence_of
 from simulator.errors import DominoTuneError, InputError, ProfileError
@@ -76,7 +77,11 @@ def _trust(profile: Profile, model: str, tp: int, seq_length: int, batch: int) -
     try:
         case = Case(
             model=MODELS[model],
-            workload=Workload(seq_length=seq_length, micro_batch_size=batch),
+            workload=Workload(
+                seq_length=seq_length,
+                micro_batch_size=batch,
+                implementation=usual_implementation(profile),
+            ),
             cluster=ClusterSpec(tp=tp, ranks_per_node=profile.machine.gpus_per_node),
             profile=profile,
         )

@@ -10,6 +10,7 @@ from domino_tune import requests
 from domino_tune.report.data import (
     Crossover,
     HeatCell,
+    Held,
     Numbers,
     PlanRow,
     ReportData,
@@ -20,6 +21,7 @@ from domino_tune.report.data import (
     Sweep,
 )
 from domino_tune.report.html import write_report
+from domino_tune.report.names import STRATEGY_NAMES
 from domino_tune.requests.command_line import command_line, simulate_request
 from domino_tune.requests.outputs import TuneOutputs
 from domino_tune.results import SimulateResult, TuneResult, WhatIfPoint, WhatIfResult
@@ -130,12 +132,24 @@ def _page(result: SimulateResult, commands: Sequence[tuple[str, str]]) -> Report
             baseline_ms=result.baseline_ms,
             no_comm_ms=result.no_comm_ms,
             peak_memory_gib=result.peak_memory_gib,
+            tokens_per_second_per_gpu=result.tokens_per_second_per_gpu,
+            tflops_per_gpu=result.tflops_per_gpu,
+            mfu=result.mfu,
             low_ms=result.interval_ms.low,
             high_ms=result.interval_ms.high,
             confidence=result.confidence,
             shares=result.confidence_shares,
             warnings=result.warnings,
         ),
+        held=tuple(
+            Held(
+                name=STRATEGY_NAMES[result.plans[name].strategy],
+                gib=result.variants[name].memory_gib,
+                chosen=name == CHOSEN,
+            )
+            for name in (BASELINE, CHOSEN)
+        ),
+        capacity_gib=result.case.profile.machine.gpu_memory_gib,
         sensitivity=tuple(s for nudge in NUDGES if (s := _nudge(result, *nudge)) is not None),
         sources=_sources(result),
         commands=tuple(commands),

@@ -234,6 +234,11 @@ def check_collectives(profile: Profile, kind: str) -> None:
         )
 
 
+def usual_implementation(profile: Profile) -> Implementation:
+    """Return Megatron-LM's, or our runtime's where the profile times its kernels alone."""
+    return IMPLEMENTATIONS["megatron-te"] if profile.times_other_kernels else DOMINO_TUNE
+
+
 def _implementation(
     request: WorkloadFields, old: Workload | None, profile: Profile
 ) -> Implementation:
@@ -244,8 +249,9 @@ def _implementation(
     if request.implementation is None and old is not None:
         found = changed(old.implementation, changes)
     else:
-        usual = "megatron-te" if profile.times_other_kernels else DOMINO_TUNE.name
-        found = changed(IMPLEMENTATIONS[request.implementation or usual], changes)
+        asked = request.implementation
+        usual = IMPLEMENTATIONS[asked] if asked else usual_implementation(profile)
+        found = changed(usual, changes)
     if found.name != DOMINO_TUNE.name and not profile.times_other_kernels:
         raise InputError(
             f"Profile {profile.name!r} times the kernels of this project's runtime alone, so it "

@@ -30,7 +30,7 @@ from domino_tune.verbs.simulate import simulate_plan
 from domino_tune.verbs.tune_measured import tune_measured
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.memory import least_peak_bytes, static_memory
+from simulator.memory import least_peak_bytes, may_fit, static_memory
 from simulator.specs import TP_COLLECTIVES
 from simulator.units import GIB, MS_PER_NS
 
@@ -115,12 +115,12 @@ def search(
 def _refuse_hopeless(plans: CasePlans) -> None:
     """Raise InfeasiblePlanError when no plan fits the memory, without looking at each of them.
 
-    Nothing is refused that could run: ``least_peak_bytes`` is below every plan's peak. The search
+    Nothing is refused that could run: ``least_peak_bytes`` is not above any plan's peak. The search
     itself looks at the plans of a space that is not refused.
     """
     case = plans.case
-    least = least_peak_bytes(case)
-    if least > case.capacity_bytes:
+    if not may_fit(case):
+        least = least_peak_bytes(case)
         static = sum(static_memory(case, plans.space[0]))
         raise InfeasiblePlanError(
             f"None of the {len(plans.space):,} plans fits in the memory of "

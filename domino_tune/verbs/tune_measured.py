@@ -189,7 +189,7 @@ def tune_measured(request: TuneRequest, progress: Progress = no_progress) -> Mea
     """
     began = time.perf_counter()
     check_measurable(request)
-    case = _as_played(request)
+    case = played_case(request)
     check_runnable(case.model, case.cluster.tp)
     spec = launch_spec(request, tp=case.cluster.tp, dp=case.cluster.dp)
     check_ready(spec)
@@ -210,7 +210,7 @@ def tune_measured(request: TuneRequest, progress: Progress = no_progress) -> Mea
         return _result(request, session, choice, found, differing, began)
 
 
-def _as_played(request: TuneRequest) -> Case:
+def played_case(request: TuneRequest) -> Case:
     """Return the case as the runtime plays it: its own kernels, whole tokens on each rank, and
     whole replicas.
 

@@ -52,7 +52,7 @@ def test_ops_are_those_of_the_schedule(model: str, given: dict[str, Any], plan: 
     made = build_schedule(case.model, case.workload, case.cluster, plan, order_of(case, plan))
     work = case.workload
     counted = bounds.schedule_ops(case.model, case.cluster, plan, work.grad_accumulation, work)
-    assert len(made) <= counted <= len(made) + 2 * case.model.num_hidden_layers
+    assert len(made) <= counted <= len(made) + 4 * (case.model.num_hidden_layers + 1)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,8 @@ def test_ops_are_those_of_the_schedule(model: str, given: dict[str, Any], plan: 
 def test_ops_of_other_models(tp: int, fields: tuple[str, ...], plan: SlicePlan) -> None:
     case = setup_of(tp=tp, overrides=fields)
     made = build_schedule(case.model, case.workload, case.cluster, plan, order_of(case, plan))
-    assert bounds.schedule_ops(case.model, case.cluster, plan, 1, case.workload) == len(made)
+    counted = bounds.schedule_ops(case.model, case.cluster, plan, 1, case.workload)
+    assert counted - case.workload.implementation.scale_grads == len(made)  # with one replica
 
 
 @pytest.mark.parametrize("given", [{}, {"tp": 8}, {"micro_batch_size": 16}])

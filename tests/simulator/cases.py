@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.contention import SizeContention
 from simulator.cost import Changes, CostModel
+from simulator.implementation import IMPLEMENTATIONS, KEYS, NAMES, Implementation
 from simulator.plan import MEGATRON, NO_COMM, Order, SlicePlan, WgradPlacement
 from simulator.profile import Profile, Provenance, SkewSection
 from simulator.skew import SkewFit, SkewRow
@@ -104,6 +105,20 @@ def with_extras(model: ModelSpec, tp: int) -> ModelSpec:
     return replace(model, **norms, **caps, num_key_value_heads=kv_heads)  # type: ignore[arg-type]
 
 
+def random_implementation(model: ModelSpec) -> Implementation:
+    """Our runtime's kernels, another framework's, or some keys turned. It depends on the model
+    alone, so that the rest of a random case does not."""
+    rng = random.Random(repr(model) + "implementation")
+    named = IMPLEMENTATIONS[rng.choice(("domino-tune", *NAMES))]
+    turned: dict[str, Any] = {
+        key: not getattr(named, key)
+        for key in KEYS
+        if isinstance(getattr(named, key), bool) and rng.random() < 0.1
+    }
+    algo = rng.choice((named.nccl_algo, "ring"))
+    return replace(named, nccl_algo=algo, **turned)
+
+
 def random_cluster(rng: random.Random) -> ClusterSpec:
     """One node, a part of it, or several; one replica or more."""
     tp, dp = rng.choice(((1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (1, 4), (8, 2), (16, 1)))
@@ -122,6 +137,7 @@ def random_case(rng: random.Random, *, layers: int, micros: int, cost: CostModel
         workload, data_parallel=rng.choice(DATA_PARALLEL),
         overlap_grad_reduce=rng.random() < 0.7, overlap_param_gather=rng.random() < 0.7,
         recompute=rng.choice(("none", "none", "selective", "full")),
+        implementation=random_implementation(model),
     )  # fmt: skip
     case = Case(model=model, workload=workload, cluster=cluster, profile=cost.profile)
     return with_cost(case, cost)

@@ -66,9 +66,11 @@ def _within_layer(value: str) -> str:
 
 def _overwritten(value: str, role: str, reads: tuple[str, ...]) -> str | None:
     """What an op without memory of its own writes into: collectives, rope, backward of the norms of
-    queries and keys, and gradients of logits work in place on the first value they read; gradients
-    of weights are counted elsewhere."""
+    queries and keys, and gradients of logits work in place, mostly on the first value they read;
+    gradients of weights are counted elsewhere."""
     role = role.removesuffix(".again")
+    if role == "loss.grad":  # of the logits, not of their copy in fp32
+        return value.replace(".d.", ".")
     in_place = role.endswith(".ar") or role in (
         "attn.rope", "attn.rope_bwd", "attn.qk_norm_bwd", "loss.grad", "head.softcap_bwd",
     )  # fmt: skip

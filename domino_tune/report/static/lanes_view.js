@@ -174,7 +174,8 @@ class View {
   label(op, left, y, right) {
     const pen = this.pen, room = right - left - 7, rows = op.slice >= 0 && op.line.slices > 1 ? sub(op.slice) : '';
     this.font(11, 560);
-    const short = op.kind === 'comm' ? op.label.replace('all-reduce', 'AR') : op.label;
+    const short = op.kind === 'comm' ? op.label.replace(/all-reduce|all-gather|reduce-scatter/,
+      word => word.split('-').map(part => part[0].toUpperCase()).join('')) : op.label;
     const fitting = [op.label + rows, short + rows, short].find(text => pen.measureText(text).width <= room);
     if (!fitting) return;
     pen.globalAlpha = this.here(op) ? 1 : .45;

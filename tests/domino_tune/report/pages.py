@@ -8,6 +8,7 @@ from functools import cache
 from domino_tune.report.data import (
     Crossover,
     HeatCell,
+    Held,
     Numbers,
     PlanRow,
     ReportData,
@@ -65,6 +66,9 @@ def report_data(on: Case, plan: SlicePlan = SLICED, **changes: object) -> Report
             baseline_ms=baseline.timeline.makespan_ns * MS_PER_NS,
             no_comm_ms=bound.timeline.makespan_ns * MS_PER_NS,
             peak_memory_gib=12.5,
+            tokens_per_second_per_gpu=6543.0,
+            tflops_per_gpu=321.0,
+            mfu=0.324,
             low_ms=confidence.low_ns * MS_PER_NS,
             high_ms=confidence.high_ns * MS_PER_NS,
             confidence=confidence.level,
@@ -83,6 +87,11 @@ def full_data(on: Case, said: str = "words") -> ReportData:
         profile=said,
         workload=((said, said),),
         numbers=replace(data.numbers, warnings=(said,)),
+        held=(
+            Held(name="Megatron-LM", gib={said: 1.5, "logits": 0.0}),
+            Held(name=said, gib={said: 1.25, "logits": 0.25}, chosen=True),
+        ),
+        capacity_gib=80.0,
         heat=(
             HeatCell(row_slices=1, col_slices=1, iteration_ms=30.0, note=said),
             HeatCell(row_slices=2, col_slices=1, iteration_ms=20.0, note=said),

@@ -108,6 +108,7 @@ def test_data_refuses_what_does_not_fit() -> None:
     with pytest.raises(InputError, match="baseline_ms must be finite"):
         Numbers(
             iteration_ms=1.0, baseline_ms=math.nan, no_comm_ms=1.0, peak_memory_gib=1.0,
+            tokens_per_second_per_gpu=1.0, tflops_per_gpu=1.0,
             low_ms=1.0, high_ms=1.0, confidence="high", shares={},
         )  # fmt: skip
 

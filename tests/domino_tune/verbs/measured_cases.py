@@ -30,10 +30,9 @@ def measured_request(folder: Path, **changes: object) -> TuneRequest:
 def launches(request: TuneRequest) -> list[LaunchRecord]:
     """What the request's evidence file holds."""
     from domino_tune.verbs.ranks import launch_spec
-    from domino_tune.verbs.resolve import resolve
-    from domino_tune.verbs.tune_measured import question_of
+    from domino_tune.verbs.tune_measured import played_case, question_of
 
-    case = resolve(request)
+    case = played_case(request)
     question = question_of(case, launch_spec(request, tp=case.cluster.tp))
     with Evidence(Path(str(request.evidence)), question) as evidence:
         return evidence.records

@@ -39,7 +39,7 @@ def random_space(seed: int) -> tuple[Case, Space]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_plan_needs_less_than_the_least(seed: int) -> None:
-    """And what that rests on: the head's memory depends on row slices alone and falls with them."""
+    """And what that rests on: the head's memory depends on row slices alone."""
     case, space = random_space(seed)
     least = least_peak_bytes(case)
     heads = defaultdict(set)
@@ -49,8 +49,6 @@ def test_no_plan_needs_less_than_the_least(seed: int) -> None:
         schedule = build_schedule(case.model, case.workload, case.cluster, plan, order)
         heads[plan.row_slices].add(live_peaks(schedule)[HEAD].whole)
     assert {len(peaks) for peaks in heads.values()} == {1}
-    by_rows = [peak for rows in sorted(heads) for peak in heads[rows]]
-    assert by_rows == sorted(by_rows, reverse=True)
 
 
 def with_memory(case: Case, capacity_bytes: int) -> Case:

@@ -150,7 +150,10 @@ def test_streaming_ops_have_the_published_rate_and_no_launch() -> None:
     assert rates["default"] == pytest.approx(8000 * 1.073741824 * 0.666, rel=1e-4)
     table = PROFILE.pointwise_table()
     size = 1 << 29
-    for name, rate in (("rmsnorm", "default"), ("cross_entropy_grad", "ce_fusion")):
+    for name, rate in (
+        ("rmsnorm", "default"), ("fused_cross_entropy", "ce_fusion"),
+        ("unfused_cross_entropy", "ce"),
+    ):  # fmt: skip
         us = table.estimate(Pointwise(name, size, size)).duration_us
         assert us - 2 * size / rates[rate] / 1e3 == pytest.approx(2.883, abs=0.1)
     assert table.estimate(Pointwise("adam", size, size)).source == "assumed"
