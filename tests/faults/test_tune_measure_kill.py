@@ -61,6 +61,7 @@ def finish(request: TuneRequest) -> dict[str, object]:
     return answer
 
 
+@pytest.mark.thorough
 def test_a_tuning_that_is_stopped_three_times_loses_nothing(request_: TuneRequest) -> None:
     """The same command runs four times. Each run continues where the one before was stopped."""
     tuning, ranks = start_run(request_, known=2)

@@ -132,6 +132,7 @@ def test_a_plan_short_of_memory_is_infeasible_and_the_others_continue(
     assert done.err == ""
 
 
+@pytest.mark.thorough
 def test_rounds_are_counted_anew_without_a_plan_short_of_memory(
     run: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_rounds_are_counted_anew_without_a_plan_short_of_memory(
     assert set(rounds) == {"round 1 of 3", "round 2 of 3", "round 3 of 3"}
 
 
+@pytest.mark.thorough
 def test_no_plan_left_is_an_error(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_runs, "JOB", "tests.faults.jobs:validate_short_of_memory")
     files = write_files(run.folder)

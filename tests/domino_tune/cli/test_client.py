@@ -197,6 +197,7 @@ def test_measured_results_are_reported(reports: Reports) -> None:
     assert reports.unsent() == []
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_sent_is_kept_and_can_be_sent_again(reports: Reports) -> None:
     before = len(reports.received())
     done = reports.validate(reports.url("http://127.0.0.1:9"), "--max-error", "1e6")

@@ -160,6 +160,7 @@ def test_the_same_command_twice_on_a_budget_counts_both(tmp_path: Path) -> None:
     assert any(both[op] > first[op] > 0 for op in first)
 
 
+@pytest.mark.thorough
 def test_messages_of_two_groups_go_over_their_own_lanes(tmp_path: Path) -> None:
     """With tp = dp both groups have two ranks, and only the place of these tells them apart."""
     cluster = ClusterSpec(tp=2, dp=2, ranks_per_node=2)

@@ -110,15 +110,20 @@ def test_it_gets_there_from_afar_where_random_plans_do_not(
     assert max(told.counts) <= TRIALS == max(drawn.counts)
 
 
+@pytest.fixture(scope="module")
+def machine() -> RealMachine:
+    return RealMachine(LINKS[0], WRONG[:2])
+
+
 class TestSearch:
     @pytest.fixture
-    def runs(self, machines: list[RealMachine]) -> Runs:
-        return Runs(machines[0].truths[1], np.random.default_rng(1))
+    def runs(self, machine: RealMachine) -> Runs:
+        return Runs(machine.truths[1], np.random.default_rng(1))
 
     def test_baseline_first_then_the_simulators_best(
-        self, machines: list[RealMachine], runs: Runs
+        self, machine: RealMachine, runs: Runs
     ) -> None:
-        pool = machines[0].pool
+        pool = machine.pool
         runs.search(pool, MeasuredOptions())
         assert runs.launches[0] == ()
         assert runs.launches[1] == (1 + int(np.argmin(pool.log_prior[1:])),)
@@ -128,17 +133,17 @@ class TestSearch:
         }
         assert len(cuts) == 3
 
-    def test_nothing_is_evaluated_twice(self, machines: list[RealMachine], runs: Runs) -> None:
-        result = runs.search(machines[0].pool, MeasuredOptions(method="random", trials=12))
+    def test_nothing_is_evaluated_twice(self, machine: RealMachine, runs: Runs) -> None:
+        result = runs.search(machine.pool, MeasuredOptions(method="random", trials=12))
         alone = runs.launches[: len(result.ratios)]
         assert len(set(alone)) == len(alone) == 12
 
     @pytest.mark.parametrize("method", ["bayes", "random", "exhaustive"])
-    def test_what_is_known_is_not_run_again(self, machines: list[RealMachine], method: str) -> None:
+    def test_what_is_known_is_not_run_again(self, machine: RealMachine, method: str) -> None:
         """Stopped after any launch and started again, the search makes the same choices."""
-        pool = machines[0].pool
+        pool = machine.pool
         options = MeasuredOptions(method=method, trials=6)  # type: ignore[arg-type]
-        whole = Runs(machines[0].truths[1], np.random.default_rng(1))
+        whole = Runs(machine.truths[1], np.random.default_rng(1))
         expected = whole.search(pool, options)
         for stop in range(1, len(whole.launches)):
             first, ratios = Runs(whole.truth, np.random.default_rng(1)), MeasuredRatios()
@@ -159,9 +164,9 @@ class TestSearch:
             assert first.launches + rest.launches == whole.launches
             assert result == expected
 
-    def test_a_plan_that_cannot_run_is_left_out(self, machines: list[RealMachine]) -> None:
-        pool = machines[0].pool
-        runs = Runs(machines[0].truths[0], np.random.default_rng(2))
+    def test_a_plan_that_cannot_run_is_left_out(self, machine: RealMachine) -> None:
+        pool = machine.pool
+        runs = Runs(machine.truths[0], np.random.default_rng(2))
         bad = 1 + int(np.argmin(pool.log_prior[1:]))
         result = search_measured(
             pool, lambda i: None if i == bad else runs.measure(i), runs.compare, MeasuredOptions()
@@ -170,39 +175,39 @@ class TestSearch:
         assert bad not in result.ratios
         assert result.best != bad
 
-    def test_baseline_wins_where_all_else_is_slower(self, machines: list[RealMachine]) -> None:
-        pool = machines[0].pool
+    def test_baseline_wins_where_all_else_is_slower(self, machine: RealMachine) -> None:
+        pool = machine.pool
         slow = np.full(len(pool.plans), 0.2)
         slow[0] = 0.0
         result = Runs(slow, np.random.default_rng(3)).search(pool, MeasuredOptions())
         assert result.best == 0
 
-    def test_all_of_a_small_pool(self, machines: list[RealMachine]) -> None:
-        whole = machines[0].pool
+    def test_all_of_a_small_pool(self, machine: RealMachine) -> None:
+        whole = machine.pool
         few = slice(0, 5)
         pool = type(whole)(
             plans=whole.plans[few], points=whole.points[few], log_prior=whole.log_prior[few],
             sensitivity=whole.sensitivity[few],
         )  # fmt: skip
-        runs = Runs(machines[0].truths[0][few], np.random.default_rng(4))
+        runs = Runs(machine.truths[0][few], np.random.default_rng(4))
         result = runs.search(pool, MeasuredOptions(method="exhaustive", trials=64))
         assert (result.stopped, len(result.ratios)) == ("all measured", 5)
         assert propose(pool, dict(result.ratios), MeasuredOptions()) is None
 
-    def test_a_budget_of_just_all_plans_measures_all(self, machines: list[RealMachine]) -> None:
-        whole = machines[0].pool
+    def test_a_budget_of_just_all_plans_measures_all(self, machine: RealMachine) -> None:
+        whole = machine.pool
         few = slice(0, 4)
         pool = type(whole)(
             plans=whole.plans[few], points=whole.points[few], log_prior=whole.log_prior[few],
             sensitivity=whole.sensitivity[few],
         )  # fmt: skip
         for trials, stopped in ((3, "trials"), (4, "all measured"), (5, "all measured")):
-            runs = Runs(machines[0].truths[0][few], np.random.default_rng(4))
+            runs = Runs(machine.truths[0][few], np.random.default_rng(4))
             options = MeasuredOptions(method="exhaustive", trials=trials)
             assert runs.search(pool, options).stopped == stopped
 
-    def test_bad_surprises_of_a_cut_warn_of_its_like(self, machines: list[RealMachine]) -> None:
-        pool = machines[0].pool
+    def test_bad_surprises_of_a_cut_warn_of_its_like(self, machine: RealMachine) -> None:
+        pool = machine.pool
         index = next(i for i, plan in enumerate(pool.plans) if plan.row_slices == 4)
         like = next(i for i, plan in enumerate(pool.plans) if plan.row_slices == 4 and i != index)
         simulated = pool.log_prior - pool.log_prior[0]

@@ -105,6 +105,7 @@ def test_every_verb_takes_the_profile(
     assert json.loads(doubled)["points"][0]["error"] is None
 
 
+@pytest.mark.thorough
 def test_the_next_run_measures_only_what_is_new(
     at_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
