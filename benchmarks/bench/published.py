@@ -15,14 +15,17 @@ from benchmarks.bench.runs import (
     b200_runs,
     ci_run,
     korthikanti_runs,
+    megatron,
     nemotron_run,
+    tokenweave_passes,
 )
 from benchmarks.verdict import Check, at_most, check_table, reported
 from domino_tune.base.tables import Table
 from domino_tune.verbs.simulate import MICROS_PLAYED
+from simulator.case import Case
 from simulator.confidence import confidence_of
 from simulator.memory import peak_bytes
-from simulator.plan import NO_COMM
+from simulator.plan import NO_COMM, SlicePlan
 from simulator.predict import order_of, predict, programmed
 from simulator.record import record
 from simulator.units import GIB, MS_PER_NS
@@ -64,6 +67,7 @@ def published() -> list[Table]:
         _checks(b200, ci, korthikanti),
         _coverage([*b200, *ci, *korthikanti]),
         _userbuffers(),
+        _forward(),
     ]
 
 
@@ -211,6 +215,45 @@ def _coverage(found: Sequence[Found]) -> Table:
         )  # fmt: skip
         checks.append(at_most(f"{name}: half-width", HALF_WIDTH, (high - low) / 2))
     return check_table("Coverage: one factor a machine", checks)
+
+
+def _forward() -> Table:
+    """Return forward passes with multimem all-reduces and without any. vLLM's eager kernels."""
+    rows = []
+    for one in tokenweave_passes():
+        with_them = _forward_ms(one.case, megatron(sequence_parallel=False))
+        without = _forward_ms(one.case, NO_COMM)
+        share = 1 - one.no_reduce_ms / one.baseline_ms
+        rows.append((
+            f"{one.tokens:,}", f"{one.baseline_ms:,.1f}", f"{with_them:,.1f}",
+            f"{with_them / one.baseline_ms - 1:+.1%}", f"{one.no_reduce_ms:,.1f}",
+            f"{without:,.1f}", f"{without / one.no_reduce_ms - 1:+.1%}", f"{share:.1%}",
+            f"{1 - without / with_them:.1%}",
+        ))  # fmt: skip
+    return Table(
+        title="Forward of Llama 70B at TP 8 on H100s, ms: with multimem all-reduces, and without",
+        columns=(
+            "tokens", ">measured", ">predicted", ">error", ">no AR", ">predicted", ">error",
+            ">share of AR", ">predicted",
+        ),
+        rows=rows,
+    )  # fmt: skip
+
+
+def _forward_ms(case: Case, plan: SlicePlan) -> float:
+    """Return the time until the last layer's forward ends."""
+    timeline = record(*programmed(case, plan, order_of(case, plan)))
+    head = next(
+        start
+        for op, start in zip(timeline.ops, timeline.start_ns, strict=True)
+        if op.role.startswith("head.")
+    )
+    cleared = sum(
+        end - start
+        for op, start, end in zip(timeline.ops, timeline.start_ns, timeline.end_ns, strict=True)
+        if op.role == "zero_grads"
+    )
+    return (head - cleared) * MS_PER_NS
 
 
 def _userbuffers() -> Table:

@@ -11,6 +11,7 @@ from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.implementation import IMPLEMENTATIONS, changed
 from simulator.plan import MEGATRON, SlicePlan
+from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 PUBLISHED: Final = REPOSITORY / "data" / "published"
@@ -157,6 +158,29 @@ def korthikanti_runs() -> list[Run]:
             plan = megatron(sequence_parallel=recompute == "selective")
             runs.append(Run(f"{row['model']}, {recompute}", case, plan, 1e3 * float(row[column])))
     return runs
+
+
+class Forward(NamedTuple):
+    """One measured forward pass of a prompt, with all-reduces and without."""
+
+    tokens: int
+    case: Case
+    baseline_ms: float
+    no_reduce_ms: float
+
+
+def tokenweave_passes() -> list[Forward]:
+    """Return the forward passes of Llama 70B over eight H100s, whose all-reduces are multimem."""
+    passes = []
+    for row in rows("tokenweave_forward_tp8.csv"):
+        tokens = int(row["tokens"])
+        case = _case(
+            MODELS["llama3-70b"], "h100-dgx", int(row["tp"]), 1, seq_length=tokens,
+            micro_batch_size=1, implementation=IMPLEMENTATIONS["megatron-te"],
+            tp_collectives="multimem",
+        )  # fmt: skip
+        passes.append(Forward(tokens, case, float(row["baseline_ms"]), float(row["no_ar_ms"])))
+    return passes
 
 
 def nemotron_run() -> Run:

@@ -37,9 +37,10 @@ def test_memory_is_told_to_half_a_percent(run: Run) -> None:
 
 
 def test_the_tables() -> None:
-    each, parts, conditions, checks, coverage, userbuffers = published()
+    each, parts, conditions, checks, coverage, userbuffers, forward = published()
     assert (len(each.rows), len(parts.rows)) == (16, 4)
     assert len(conditions.rows) == 2 * (1 + len(CI_KEYS))
     assert {row[-1] for row in checks.rows} <= {"ok", "MISS"}
     assert len(coverage.rows) == 2 * 3
     assert [row[-1] for row in userbuffers.rows] == ["-"] * 3
+    assert [row[0] for row in forward.rows] == [f"{1024 << power:,}" for power in range(7)]

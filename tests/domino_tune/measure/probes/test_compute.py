@@ -103,7 +103,7 @@ def test_a_collective_is_timed_burst_by_burst(context: RankContext) -> None:
 
 def test_all_reduces_that_outlast_the_step_say_nothing_of_themselves(context: RankContext) -> None:
     """None of them lies within the step, and none is taken for one that was not slowed."""
-    lane = emulated_lane(lambda size_bytes: Pace(200 * MS), context.device)
+    lane = emulated_lane(lambda size_bytes: Pace(600 * MS), context.device)
     session = Session(
         context=replace(context, lanes={TP: lane, DP: lane}), model=TINY,
         workload=Workload(seq_length=16, micro_batch_size=2, dtype="fp32"),
