@@ -26,13 +26,21 @@ from simulator.issue_order import (
     backward_fragments,
     check_issue_order,
     wgrad_chains,
+    without_recomputation,
 )
 from simulator.optimizer_step import optimizer_step, zero_grads
 from simulator.plan import SlicePlan, check_plan_fits
 from simulator.schedule import OpTemplate, Ref, Repeat, Schedule, Segment, check_order
 from simulator.schedules import fixed_order
 from simulator.shapes import Shapes
-from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload, check_shardable
+from simulator.specs import (
+    ClusterSpec,
+    ModelSpec,
+    Recompute,
+    Workload,
+    check_shardable,
+    recomputed_layers,
+)
 from simulator.templates import Templates
 
 MAX_SPAN: Final = 4
@@ -113,70 +121,97 @@ class _Builder:
         return Schedule(parts=tuple(parts), value_bytes=self.value_bytes, micros=micros)
 
     def _micro(self, *, first: bool, last: bool) -> list[Segment]:
-        forward, backward = self.order.forward, self.order.backward
-        if self._reduces_early and (last or self.shapes.shards_parameters):
-            backward = with_buckets(backward, self._bucket_layers(backward.stride))
+        forward = self.order.forward
         gathers = self._gathers_early and (first or self.shapes.shards_parameters)
         if gathers:
             stack = math.ceil(self.layers / forward.stride) * forward.stride
             forward = with_gathers(
                 forward, min(stack, self._bucket_layers(forward.stride)), "gather"
             )
-            if self.shapes.shards_parameters:
-                backward = with_gathers(backward, backward.stride, "gather_bwd")
         cleared = zero_grads(self._templates) if first else []
         fragments = Fragments(
-            shapes=self.shapes, chains=wgrad_chains(backward), value_bytes=self.value_bytes,
+            shapes=self.shapes, chains=self.chains, value_bytes=self.value_bytes,
             accumulate_first=not first or bool(cleared),
         )  # fmt: skip
         edges = Edges(templates=fragments)
         return [
             Segment(templates=(*cleared, *edges.embedding(gathers=gathers))),
-            *self._pass(fragments, forward, mirror=-1),
+            *self._pass(fragments, forward, range(self.layers), mirror=-1),
             Segment(templates=tuple(edges.head()), first=self.layers),
-            *self._pass(fragments, backward, mirror=self.layers - 1),
+            *self._backward(fragments, last=last),
             Segment(templates=tuple(edges.embedding_grad())),
         ]
 
-    def _pass(self, fragments: Fragments, order: IssueOrder, *, mirror: int) -> list[Segment]:
-        """Return the segments of an order along the stack: whole repetitions become a loop."""
+    def _backward(self, fragments: Fragments, *, last: bool) -> list[Segment]:
+        """Return the segments of backward: of the layers that forward kept, then of the others."""
+        segments = []
+        for layers, recomputes in self._stretches():
+            order, made = self.order.backward, fragments
+            if not recomputes:
+                order, made = without_recomputation(order), self._keeping(fragments)
+            if self._reduces_early and (last or self.shapes.shards_parameters):
+                order = with_buckets(order, self._bucket_layers(order.stride))
+            if self._gathers_early and self.shapes.shards_parameters:
+                order = with_gathers(order, order.stride, "gather_bwd")
+            made = replace(made, chains=wgrad_chains(order))
+            positions = range(self.layers - layers.stop, self.layers - layers.start)
+            segments += self._pass(made, order, positions, mirror=self.layers - 1)
+        return segments
+
+    def _stretches(self) -> list[tuple[range, bool]]:
+        """Return the layers of each stretch of backward, and whether it recomputes them."""
+        again = recomputed_layers(self.shapes.model, self.shapes.workload)
+        stretches = [(range(again, self.layers), False), (range(again), True)]
+        return [(layers, recomputes) for layers, recomputes in stretches if layers]
+
+    def _keeping(self, fragments: Fragments) -> Fragments:
+        """Return ``fragments`` of layers that are not recomputed."""
+        workload = replace(self.shapes.workload, recompute="none", recompute_layers=0)
+        return replace(fragments, shapes=replace(self.shapes, workload=workload))
+
+    def _pass(
+        self, fragments: Fragments, order: IssueOrder, positions: range, *, mirror: int
+    ) -> list[Segment]:
+        """Return the segments of an order along ``positions`` of a pass: whole repetitions become a
+        loop."""
         stride, offsets = order.stride, [t.offset for t in order.tokens]
         if any(token.fragment in GATHERS for token in order.tokens):
             offsets.append(2 * stride - 1)  # the last layer that a whole repetition gathers
-        low, high = min(offsets), max(offsets)
+        low, high, count = min(offsets), max(offsets), len(positions)
         first = -(high // stride)
-        last = (self.layers - 1 - low) // stride
-        whole = range(-(low // stride), (self.layers - 1 - high) // stride + 1)
+        last = (count - 1 - low) // stride
+        whole = range(-(low // stride), (count - 1 - high) // stride + 1)
         segments = []
         repetition = first
         while repetition <= last:
-            count = len(whole) if whole and repetition == whole.start else 1
-            inside = self._repetition(fragments, order, repetition * stride)
+            times = len(whole) if whole and repetition == whole.start else 1
+            start = positions.start + repetition * stride
+            inside = self._repetition(fragments, order, start, positions)
             if inside:
                 segments.append(
                     Segment(
-                        templates=inside, count=count, first=repetition * stride, stride=stride,
+                        templates=inside, count=times, first=start, stride=stride,
                         mirror=mirror,
                     )
                 )  # fmt: skip
-            repetition += count
+            repetition += times
         return segments
 
     def _repetition(
-        self, fragments: Fragments, order: IssueOrder, start: int
+        self, fragments: Fragments, order: IssueOrder, start: int, positions: range
     ) -> tuple[OpTemplate, ...]:
         """Return the ops of the repetition that begins with layer ``start`` of the pass, without
-        those of layers beyond the stack."""
+        those of layers beyond ``positions``."""
         gathers = any(token.fragment in GATHERS for token in order.tokens)
         ops: list[OpTemplate] = []
         for token in order.tokens:
             layer = start + token.offset
-            if not 0 <= layer < self.layers:
+            if layer not in positions:
                 continue
             if token.fragment == BUCKET:
                 ops += bucket(fragments, token, order.stride, self._final_gradients())
             elif token.fragment in GATHERS:
-                ops.append(gather(fragments, token, min(order.stride, self.layers - layer)))
+                ops.append(gather(fragments, token, min(order.stride, positions.stop - layer)))
             else:
                 templates = fragments.templates(token)
                 ops += awaiting(token, order.stride, templates) if gathers else templates
@@ -208,10 +243,13 @@ class _Builder:
     def _step(self) -> Segment:
         shapes = self.shapes
         per_bucket = self._bucket_layers(self.order.backward.stride) if self._reduces_early else 0
-        rest = self.layers % per_bucket if per_bucket else self.layers
         names = self._final_gradients()
-        reads = [Ref(layer, name) for layer in range(rest) for name in names]
-        reads += [Ref(layer, "grad.dp") for layer in range(rest, self.layers, per_bucket or 1)]
+        reads, rest = [], 0
+        for layers, _ in self._stretches():
+            left = len(layers) % per_bucket if per_bucket else len(layers)
+            rest += left
+            reads += [Ref(layer, name) for layer in layers[:left] for name in names]
+            reads += [Ref(layer, "grad.dp") for layer in layers[left :: per_bucket or 1]]
         last = shapes.plan.row_slices - 1
         reads += [Ref(self.layers, f"grad.head.s{last}"), Ref(0, f"grad.embed.s{last}")]
         parameters = rest * shapes.layer_parameters + shapes.edge_parameters

@@ -26,6 +26,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from simulator.case import Case
@@ -47,6 +49,7 @@ from simulator.ops import Gemm
 from simulator.optimizer_step import optimizer_step, zero_grads
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, OpTemplate
+from simulator.specs import recomputed_layers
 from simulator.templates import Templates
 
 FAMILIES: Final = ("gemm", "attention", "pointwise")
@@ -101,26 +104,41 @@ class ClosedForm:
         return self._bounds[key]
 
     def _bound_ns(self, plan: SlicePlan) -> int:
-        stretches = self._stretches(plan)
-        slow = self._slowdowns(plan)
-        waits = _waits_for_gathers(plan)
-        device = sum(_least_ns(stretch, *slow, waits=waits) for stretch in stretches)
-        host = sum(work.launch_ns for stretch in stretches for work in stretch.blocks)
-        layers, micros = self.case.model.num_hidden_layers, self.case.workload.grad_accumulation
-        edges = self._edge_ns(plan)
-        device = micros * layers * device + edges
-        return int(max(device, micros * layers * host) * (1 - SAFETY))
+        slow, micros = self._slowdowns(plan), self.case.workload.grad_accumulation
+        waits, device, host = _waits_for_gathers(plan), 0.0, 0
+        for layers, stretches in self._kinds(plan):
+            device += layers * sum(_least_ns(stretch, *slow, waits=waits) for stretch in stretches)
+            host += layers * _launch_ns(stretches)
+        device = micros * device + self._edge_ns(plan)
+        return int(max(device, micros * host) * (1 - SAFETY))
+
+    def _kinds(self, plan: SlicePlan) -> list[tuple[int, tuple[Stretch, Stretch]]]:
+        """Return the number of layers of each kind (recomputed, kept), and their passes."""
+        again = recomputed_layers(self.case.model, self.case.workload)
+        kept = self.case.model.num_hidden_layers - again
+        kinds = [(again, self)] if again else []
+        if kept:
+            kinds.append((kept, self._keeping if again else self))
+        return [(layers, one._stretches(plan)) for layers, one in kinds]
+
+    @cached_property
+    def _keeping(self) -> ClosedForm:
+        """The same of a stack that recomputes nothing."""
+        workload = replace(self.case.workload, recompute="none", recompute_layers=0)
+        return ClosedForm(replace(self.case, workload=workload))
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return an estimate (ns): all-reduces are hidden, except where the order exposes them."""
-        forward, backward = stretches = self._stretches(plan)
-        slow = self._slowdowns(plan)
-        forward_ns = _pass_ns(forward, _forward_exposed_ns(plan, forward), *slow)
-        backward_ns = _pass_ns(backward, _backward_exposed_ns(plan, backward), *slow)
-        host = sum(work.launch_ns for stretch in stretches for work in stretch.blocks)
-        layers, micros = self.case.model.num_hidden_layers, self.case.workload.grad_accumulation
-        exposed = self._exposed_buckets_ns(plan, layers * backward_ns)
-        return micros * layers * max(forward_ns + backward_ns, host) + self._edge_ns(plan) + exposed
+        slow, micros = self._slowdowns(plan), self.case.workload.grad_accumulation
+        passes = behind = 0.0
+        for layers, stretches in self._kinds(plan):
+            forward, backward = stretches
+            forward_ns = _pass_ns(forward, _forward_exposed_ns(plan, forward), *slow)
+            backward_ns = _pass_ns(backward, _backward_exposed_ns(plan, backward), *slow)
+            passes += layers * max(forward_ns + backward_ns, _launch_ns(stretches))
+            behind += layers * backward_ns
+        exposed = self._exposed_buckets_ns(plan, behind)
+        return micros * passes + self._edge_ns(plan) + exposed
 
     def _exposed_buckets_ns(self, plan: SlicePlan, backward_ns: float) -> float:
         """Return the data-parallel collectives that a pass does not hide, at least the edges'."""
@@ -264,6 +282,11 @@ class ClosedForm:
         rows = range(plan.row_slices)
         sizes = {shapes.hidden_bytes(row) // cut for row in rows for cut in cuts | whole}
         return {self.case.cost.family(shapes.tp_all_reduce(size)) for size in sizes}
+
+
+def _launch_ns(stretches: Iterable[Stretch]) -> int:
+    """Return the host's cost of a layer."""
+    return sum(work.launch_ns for stretch in stretches for work in stretch.blocks)
 
 
 def _mode(plan: SlicePlan) -> tuple[object, ...]:

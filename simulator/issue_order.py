@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -204,6 +204,12 @@ def merge_wgrads(tokens: list[Token]) -> list[Token]:
                 for linear in (ROW_PARALLEL, COLUMN_PARALLEL)
             ]
     return merged
+
+
+def without_recomputation(order: IssueOrder) -> IssueOrder:
+    """Return a backward order for layers that are not recomputed."""
+    kept = tuple(token for token in order.tokens if not token.fragment.endswith(AGAIN))
+    return replace(order, tokens=kept)
 
 
 def recomputing(

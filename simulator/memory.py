@@ -2,8 +2,8 @@
 
 A value lives from the op that writes it to the last op that reads it, in issue order. A value
 written in place takes no extra memory. Weights, main gradients and optimizer state always exist.
-Each layer of a stack adds the same to the peak of every phase, so two short stacks determine the
-peak of a deep one.
+Each layer of a kind (kept, or recomputed in backward) adds the same to the peak of every phase, so
+short stacks determine the peak of a deep one.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import Final, NamedTuple
 
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.issue_order import LayerOrder
+from simulator.issue_order import LayerOrder, without_recomputation
 from simulator.plan import MAX_ROW_SLICES, SlicePlan
 from simulator.predict import order_of
 from simulator.schedule import OpTemplate, Schedule, Segment
 from simulator.shapes import Shapes
+from simulator.specs import Recompute, recomputed_layers
 
 SHORT: Final = 4
-"""Layers of the shorter stack; the other has one more. Orders span three layers at most."""
+"""Layers of each kind in the shorter stack; others have one more. Orders span three at most."""
 HEAD: Final = 1
-"""Index of the head among the phases: forward, head, backward."""
+"""Index of the head among the phases: forward, head, backward, backward that recomputes."""
+AGAIN_ROLE: Final = ".again"
 WORKSPACE_BYTES: Final = 32 << 20
 """cuBLAS's workspace on Hopper and later, as PyTorch sets it (ATen/cuda/CublasHandlePool.cpp)."""
 GATHERED_LAYERS: Final = 2
@@ -119,32 +121,49 @@ def _head_bytes(case: Case) -> Iterator[int]:
 
 def _peaks(case: Case, plan: SlicePlan, order: LayerOrder) -> list[Live]:
     """Return the peaks of live values of the whole stack, one for each phase."""
-    layers = case.model.num_hidden_layers
-    if layers <= SHORT + 1:
-        return _phases(case, plan, order, layers)
-    short = _phases(case, plan, order, SHORT)
-    longer = _phases(case, plan, order, SHORT + 1)
-    more = layers - SHORT - 1
-    return [
-        Live(*(b + more * (b - a) for a, b in zip(before, after, strict=True)))
-        for before, after in zip(short, longer, strict=True)
-    ]
+    again = recomputed_layers(case.model, case.workload)
+    counts = (case.model.num_hidden_layers - again, again)
+    short = tuple(min(count, SHORT) for count in counts)
+    base = _phases(case, plan, order, *short)
+    peaks = base
+    for kind, count in enumerate(counts):
+        more = count - short[kind]
+        if more:
+            longer = list(short)
+            longer[kind] += 1
+            grown = _phases(case, plan, order, *longer)
+            peaks = [
+                Live(*(p + more * (b - a) for p, a, b in zip(peak, before, after, strict=True)))
+                for peak, before, after in zip(peaks, base, grown, strict=True)
+            ]
+    return peaks
 
 
-def _phases(case: Case, plan: SlicePlan, order: LayerOrder, layers: int) -> list[Live]:
-    """Return the peaks of live values in the forward pass, the head and backward."""
+def _phases(case: Case, plan: SlicePlan, order: LayerOrder, kept: int, again: int) -> list[Live]:
+    """Return the peaks of live values in the forward pass, the head, and backward of ``kept``
+    layers and of ``again`` recomputed ones."""
+    recompute: Recompute = case.workload.recompute if again else "none"
+    workload = replace(
+        case.workload, grad_accumulation=1, recompute=recompute,
+        recompute_layers=again if kept else 0,
+    )  # fmt: skip
     schedule = build_schedule(
-        replace(case.model, num_hidden_layers=layers),
-        replace(case.workload, grad_accumulation=1),
+        replace(case.model, num_hidden_layers=kept + again),
+        workload,
         case.cluster,
         plan,
-        order,
+        order if again or case.workload.recompute == "none" else _keeping(order),
     )
     return live_peaks(schedule)
 
 
+def _keeping(order: LayerOrder) -> LayerOrder:
+    return replace(order, backward=without_recomputation(order.backward))
+
+
 def live_peaks(schedule: Schedule) -> list[Live]:
-    """Return one micro-batch's peaks of live values: before, in and behind the head."""
+    """Return one micro-batch's peaks of live values: before, in and behind the head, and from the
+    first recomputed layer on."""
     placed = [
         (phase, template, layer)
         for phase, segment in _with_phases(schedule.parts[0].segments)
@@ -156,7 +175,7 @@ def live_peaks(schedule: Schedule) -> list[Live]:
             last_read[layer + ref.layer, _storage(ref.name)] = index
     freed: dict[int, list[tuple[int, int]]] = {}
     live = logits = 0
-    peaks = [Live(0, 0)] * 3
+    peaks = [Live(0, 0)] * 4
     sizes = schedule.value_bytes
     for index, (phase, template, layer) in enumerate(placed):
         for ref in template.writes:
@@ -189,6 +208,8 @@ def _with_phases(segments: tuple[Segment, ...]) -> list[tuple[int, Segment]]:
     for segment in segments:
         if segment.templates[0].role.startswith("head."):
             phase = 1
+        elif any(AGAIN_ROLE in template.role for template in segment.templates):
+            phase = 3
         elif phase == 1:
             phase = 2
         phased.append((phase, segment))

@@ -172,7 +172,8 @@ class Workload:
     sharded, and gathered layer by layer. ``overlap_grad_reduce``, ``overlap_param_gather``: beside
     compute, not at the iteration's end. ``grad_dtype``: of main gradients and their sums.
     ``recompute``: what backward computes again instead of keeping it: each layer's whole forward
-    pass (``full``), or the attention core (``selective``). ``implementation``: which kernels do it.
+    pass (``full``), or the attention core (``selective``). ``recompute_layers``: in so many of the
+    first layers; 0 means all. ``implementation``: which kernels do it.
     ``tp_collectives``: NCCL's, or multimem kernels inside a node.
     """
 
@@ -185,6 +186,7 @@ class Workload:
     overlap_param_gather: bool = True
     grad_dtype: GradDtype = "fp32"
     recompute: Recompute = "none"
+    recompute_layers: int = 0
     implementation: Implementation = DOMINO_TUNE
     tp_collectives: TpCollectives = "nccl"
 
@@ -197,6 +199,13 @@ class Workload:
         ):  # fmt: skip
             if getattr(self, name) not in known:
                 raise unknown_name(f"workload.{name}", str(getattr(self, name)), known)
+        if self.recompute_layers:
+            require_positive_int("workload", "recompute_layers", self.recompute_layers)
+            if self.recompute == "none":
+                raise InputError(
+                    "--recompute-layers needs --recompute full or selective: add one, or leave "
+                    "it out."
+                )
         if self.dtype not in DTYPE_BYTES:
             raise InputError(
                 f"workload.dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}."
@@ -318,6 +327,11 @@ def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
             f"{_tp_hint(model, cluster)}."
         )
     _check_length(model, workload)
+    if workload.recompute_layers > model.num_hidden_layers:
+        raise InputError(
+            f"--recompute-layers = {workload.recompute_layers}, but {model.name} has "
+            f"{model.num_hidden_layers} layers; give at most that many."
+        )
 
 
 def _tp_hint(model: ModelSpec, cluster: ClusterSpec) -> str:
@@ -325,6 +339,13 @@ def _tp_hint(model: ModelSpec, cluster: ClusterSpec) -> str:
     kv_heads = ", and is a divisor or a multiple of its kv heads"
     grouped = kv_heads if model.num_key_value_heads != model.num_attention_heads else ""
     return f"nearest tp that divides the model's heads and ffn{grouped}: {near}"
+
+
+def recomputed_layers(model: ModelSpec, workload: Workload) -> int:
+    """Return how many of the first layers backward computes again."""
+    if workload.recompute == "none":
+        return 0
+    return workload.recompute_layers or model.num_hidden_layers
 
 
 def _check_length(model: ModelSpec, workload: Workload) -> None:

@@ -85,6 +85,10 @@ class WorkloadFields(Request):
         "which saves nothing with flash attention (default none).",
         flag="--recompute", choices=RECOMPUTE, default=None,
     )  # fmt: skip
+    recompute_layers: int | None = option(
+        "Recompute in so many of the first layers only (default all).",
+        flag="--recompute-layers", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
     implementation: str | None = option(
         "Whose kernels train (default megatron-te; domino-tune where the profile times only the "
         "kernels of this project's runtime).",

@@ -105,6 +105,12 @@ def with_extras(model: ModelSpec, tp: int) -> ModelSpec:
     return replace(model, **norms, **caps, num_key_value_heads=kv_heads)  # type: ignore[arg-type]
 
 
+def random_layers(model: ModelSpec) -> int:
+    """How many layers are recomputed, 0 (all) for half of the models."""
+    rng = random.Random(repr(model) + "recompute_layers")
+    return rng.choice((0, rng.randint(1, model.num_hidden_layers)))
+
+
 def random_implementation(model: ModelSpec) -> Implementation:
     """Our runtime's kernels, another framework's, or some keys turned. It depends on the model
     alone, so that the rest of a random case does not."""
@@ -139,6 +145,8 @@ def random_case(rng: random.Random, *, layers: int, micros: int, cost: CostModel
         recompute=rng.choice(("none", "none", "selective", "full")),
         implementation=random_implementation(model),
     )  # fmt: skip
+    if workload.recompute != "none":
+        workload = replace(workload, recompute_layers=random_layers(model))
     case = Case(model=model, workload=workload, cluster=cluster, profile=cost.profile)
     return with_cost(case, cost)
 

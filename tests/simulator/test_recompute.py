@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 
 from simulator.build import build_schedule
 from simulator.case import Case
+from simulator.errors import InputError
 from simulator.issue_order import AGAIN, FORWARD_FRAGMENTS, backward_fragments
 from simulator.memory import peak_memory
 from simulator.model_flops import model_flops
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import order_of, predict
 from simulator.presets import MODELS
-from simulator.schedule import Op, check_order
+from simulator.schedule import DP, Op, check_order
 from simulator.specs import ClusterSpec, Recompute, Workload
 from tests.simulator.cases import bundled_profile
 from tests.simulator.small_models import CUT, GPT, LLAMA
@@ -108,3 +110,48 @@ def test_fragments_of_backward() -> None:
     assert backward_fragments("full")["mlp"][:5] == tuple(
         f"{name}_again" for name in FORWARD_FRAGMENTS["mlp"]
     )
+
+
+def partial_case(layers: int, recompute: Recompute = "full") -> Case:
+    case = case_of(recompute)
+    return replace(case, workload=replace(case.workload, recompute_layers=layers))
+
+
+@pytest.mark.parametrize("plan", [SHARDED, INTER, CUT])
+def test_the_first_layers_alone_are_recomputed(plan: SlicePlan) -> None:
+    model = replace(LLAMA, num_hidden_layers=5, max_position_embeddings=8)
+    work = Workload(seq_length=8, micro_batch_size=3, recompute="full", recompute_layers=2)
+    cluster = ClusterSpec(tp=2, dp=2)
+    schedule = build_schedule(model, work, cluster, plan)
+    check_order(schedule)
+    whole = build_schedule(model, replace(work, recompute_layers=0), cluster, plan)
+    none = build_schedule(model, replace(work, recompute="none", recompute_layers=0), cluster, plan)
+    for layer in range(5):
+        found, like = (
+            Counter(op.role for op in made.ops() if op.layer == layer and op.lane != DP)
+            for made in (schedule, whole if layer < 2 else none)
+        )
+        assert found == like
+
+
+def test_each_recomputed_layer_saves_as_much_and_costs_as_much() -> None:
+    cases = [partial_case(layers) for layers in (8, 16, 24)]
+    held = [peak_memory(case, SHARDED).activations for case in cases]
+    times = [predict(case, SHARDED).makespan_ns for case in cases]
+    assert held[0] - held[1] == held[1] - held[2] > 0
+    assert times[1] - times[0] == pytest.approx(times[2] - times[1], rel=1e-3)
+    assert predict(case_of("none"), SHARDED).makespan_ns < times[0]
+    assert times[2] < predict(case_of("full"), SHARDED).makespan_ns
+
+
+def test_all_layers_are_all_layers() -> None:
+    whole, counted = case_of("full"), partial_case(32)
+    assert predict(counted, SHARDED) == predict(whole, SHARDED)
+    assert peak_memory(counted, SHARDED) == peak_memory(whole, SHARDED)
+
+
+def test_layers_that_cannot_be() -> None:
+    with pytest.raises(InputError, match="--recompute-layers needs --recompute full or selective"):
+        Workload(seq_length=8, micro_batch_size=1, recompute_layers=2)
+    with pytest.raises(InputError, match="--recompute-layers = 33, but llama3-8b has 32 layers"):
+        partial_case(33)
