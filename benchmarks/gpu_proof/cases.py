@@ -63,7 +63,8 @@ class ProofCase:
         return WorkloadFields(
             model=str(model_file(self.model)), profile=str(profile), tp=self.tp,
             seq_length=work.seq_length, micro_batch_size=work.micro_batch_size, dtype=work.dtype,
-            cuda_graph=self.cuda_graph,
+            cuda_graph=self.cuda_graph, implementation=work.implementation.name,
+            sequence_parallel=False,
         )  # fmt: skip
 
     def inputs(self, profile_id: str) -> dict[str, Any]:
