@@ -32,6 +32,7 @@ from typing import Final, NamedTuple
 
 from simulator.case import Case
 from simulator.contention import SCALE, ComputeFamily, Family
+from simulator.cost import CostModel
 from simulator.edges import Edges
 from simulator.fragments import Fragments
 from simulator.issue_order import (
@@ -85,8 +86,9 @@ class Stretch(NamedTuple):
 class ClosedForm:
     """Bound and estimate for the plans of one case, all of strategy ``domino``."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, cost: CostModel | None = None) -> None:
         self.case = case
+        self.cost = cost or case.cost
         self._bounds: dict[tuple[object, ...], int] = {}
         self._stretched: dict[tuple[object, ...], Stretch] = {}
         self._layers: dict[tuple[object, ...], Work] = {}
@@ -125,7 +127,7 @@ class ClosedForm:
     def _keeping(self) -> ClosedForm:
         """The same of a stack that recomputes nothing."""
         workload = replace(self.case.workload, recompute="none", recompute_layers=0)
-        return ClosedForm(replace(self.case, workload=workload))
+        return ClosedForm(replace(self.case, workload=workload), self.cost)
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return an estimate (ns): all-reduces are hidden, except where the order exposes them."""
@@ -142,7 +144,7 @@ class ClosedForm:
 
     def _exposed_buckets_ns(self, plan: SlicePlan, backward_ns: float) -> float:
         """Return the data-parallel collectives that a pass does not hide, at least the edges'."""
-        shapes, duration_ns = self.case.shapes(plan), self.case.cost.duration_ns
+        shapes, duration_ns = self.case.shapes(plan), self.cost.duration_ns
         if not shapes.reduces:
             return 0.0
         passing = [(shapes.dp_reduction, self.case.workload.overlap_grad_reduce)]
@@ -197,7 +199,7 @@ class ClosedForm:
         return [(token.fragment, op) for token in tokens for op in builder.templates(token)]
 
     def _add_up(self, plan: SlicePlan, ops: Iterable[tuple[str, OpTemplate]]) -> Work:
-        cost = self.case.cost
+        cost = self.cost
         families, fragments = Counter[str](), Counter[str]()
         comm_ns = gather_ns = last_ns = launch_ns = 0
         for fragment, op in ops:
@@ -214,7 +216,7 @@ class ClosedForm:
         return Work(families, fragments, comm_ns, gather_ns, last_ns, launch_ns)
 
     def _inline_ns(self, op: OpTemplate) -> int:
-        launch = self.case.cost.launch
+        launch = self.cost.launch
         return launch.of(op.signature) if launch.mode == "inline" else 0
 
     def _compute_ns(self, plan: SlicePlan, op: OpTemplate) -> int:
@@ -223,8 +225,9 @@ class ClosedForm:
         The order decides which slice comes first and overwrites. With equal slices all choices
         cost the same, so slice 0 is taken.
         """
-        signature, cost = op.signature, self.case.cost
-        if not isinstance(signature, Gemm) or signature.layout != "wgrad":
+        signature, cost = op.signature, self.cost
+        adds = self.case.workload.implementation.gradient_accumulation_fusion
+        if not (isinstance(signature, Gemm) and signature.layout == "wgrad" and adds):
             return cost.duration_ns(signature)
         adding_ns = cost.duration_ns(signature._replace(accumulate=True))
         uneven = self.case.workload.micro_batch_size % plan.row_slices
@@ -264,10 +267,7 @@ class ClosedForm:
         key = (_mode(plan), rows, frozenset(cuts))
         if key not in self._slow:
             pairs = [
-                {
-                    f: self.case.cost.contention.slowdowns((ComputeFamily(f), family))
-                    for f in FAMILIES
-                }
+                {f: self.cost.contention.slowdowns((ComputeFamily(f), family)) for f in FAMILIES}
                 for family in self._collective_families(plan, set(cuts))
             ]
             compute = {f: min(pair[f][0] for pair in pairs) / SCALE for f in FAMILIES}
@@ -281,7 +281,7 @@ class ClosedForm:
         whole = {1} if shapes.shards_tokens else set[int]()
         rows = range(plan.row_slices)
         sizes = {shapes.hidden_bytes(row) // cut for row in rows for cut in cuts | whole}
-        return {self.case.cost.family(shapes.tp_all_reduce(size)) for size in sizes}
+        return {self.cost.family(shapes.tp_all_reduce(size)) for size in sizes}
 
 
 def _launch_ns(stretches: Iterable[Stretch]) -> int:
