@@ -35,7 +35,7 @@ HALF_WIDTH: Final = 0.15
 
 
 WHY_SHORT: Final = (
-    "The B200's micro-batches are too short by the same share, 9 to 12 %, at TP 2, 4 and 8: what is "
+    "The micro-batches of the B200 are too short by the same share, 9 to 12 %, at each TP: what is "
     "missing grows with compute, not with communication. The clock of its op tables is not known, "
     "and that of long runs is not modelled; nor is a collective that waits for a GEMM's CTAs. The "
     "rest of an iteration is right to 10 % where layers are few and large; 7 ms are missing where "

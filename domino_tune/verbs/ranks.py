@@ -99,6 +99,21 @@ def check_played(sequence_parallel: bool | None, workload: Workload, remedy: str
         )
 
 
+def with_own_kernels(workload: Workload) -> Workload:
+    """Return the workload as the runtime runs it."""
+    return replace(workload, implementation=DOMINO_TUNE)
+
+
+def kernel_notes(workload: Workload) -> list[str]:
+    """Return a note where a plan was made for other kernels than the runtime's."""
+    if workload.implementation == DOMINO_TUNE:
+        return []
+    return [
+        f"The plans were made for {workload.implementation.label}; they run with the kernels of "
+        "this project's runtime, and predictions are of those."
+    ]
+
+
 def check_comm_ctas(
     counts: Iterable[int], backend: Backend, env: Mapping[str, str] = os.environ
 ) -> None:

@@ -26,14 +26,15 @@ from domino_tune.verbs.ranks import (
     check_machine,
     check_played,
     check_runnable,
+    kernel_notes,
     launch_spec,
     patient,
+    with_own_kernels,
 )
 from domino_tune.verbs.simulate import BASELINE, BOUND
 from simulator.case import Case
 from simulator.cost import Changes, CostModel
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.implementation import DOMINO_TUNE
 from simulator.issue_order import LayerOrder
 from simulator.memory import peak_bytes
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
@@ -41,7 +42,6 @@ from simulator.predict import order_of
 from simulator.predict import simulate as play
 from simulator.profile import Profile
 from simulator.schedule import COMPUTE
-from simulator.specs import Workload
 from simulator.timeline import Timeline
 from simulator.units import GIB, MS_PER_NS
 
@@ -83,7 +83,8 @@ def validate(request: ValidateRequest, progress: Progress = no_progress) -> Vali
         case.model, case.cluster.tp, "Make the plan again with --set attention_dropout=0."
     )
     for one in files.values():
-        check_played(one.plan.sequence_parallel, _with_own_kernels(one), "Make the plan again")
+        played = with_own_kernels(one.workload)
+        check_played(one.plan.sequence_parallel, played, "Make the plan again")
     single_rank = request.emulate_collectives
     spec = launch_spec(request, tp=case.cluster.tp, dp=case.cluster.dp, single_rank=single_rank)
     check_ready(spec)
@@ -204,21 +205,11 @@ def _case_of(files: dict[str, PlanFile], profile: str | None) -> Case:
     """Return the case of the plan files, on ``profile`` or on the one that the first names."""
     first = next(iter(files.values()))
     predicting = load_profile(profile or first.profile.name)
-    notes = _profile_notes(files, predicting)
-    if first.workload.implementation != DOMINO_TUNE:
-        notes.append(
-            f"The plans were made for {first.workload.implementation.label}; they run with the "
-            "kernels of this project's runtime, and predictions are of those."
-        )
+    notes = (*_profile_notes(files, predicting), *kernel_notes(first.workload))
     return Case(
-        model=first.model, workload=_with_own_kernels(first), cluster=first.cluster,
-        profile=predicting, notes=tuple(notes),
+        model=first.model, workload=with_own_kernels(first.workload), cluster=first.cluster,
+        profile=predicting, notes=notes,
     )  # fmt: skip
-
-
-def _with_own_kernels(plan: PlanFile) -> Workload:
-    """Return the plan's workload as the runtime runs it."""
-    return replace(plan.workload, implementation=DOMINO_TUNE)
 
 
 def _profile_notes(files: dict[str, PlanFile], profile: Profile) -> list[str]:
