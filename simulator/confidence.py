@@ -2,6 +2,7 @@
 
 Errors of one section are assumed fully correlated (a GEMM table that is too slow is so for all
 shapes), sections independent. Of look-ups and launches only time on the critical path counts.
+A long run may keep a lower clock than the timings had: that only adds (``clock_slowdown``).
 What contention is uncertain by is found by playing the schedule again with slowdowns that are
 wrong by their expected error: a collective that is hidden may then be exposed.
 """
@@ -24,6 +25,8 @@ from simulator.timeline import Timeline
 LOW_SHARE: Final = 0.20
 """Confidence is low when more than this share of the time was extrapolated or assumed."""
 MEDIUM_SHARE: Final = 0.05
+COMPUTE_BOUND: Final = ("gemm", "attention")
+"""Kinds of ops that slow with the GPU's clock."""
 UNSURE: Final[tuple[Source, ...]] = ("extrapolated", "assumed")
 
 Level = Literal["high", "medium", "low"]
@@ -51,7 +54,7 @@ def confidence_of(timeline: Timeline, cost: CostModel) -> Confidence:
     shares = {source: time_ns / total for source, time_ns in path.spent.most_common()}
     return Confidence(
         low_ns=max(0, round(total - math.hypot(*path.unsure.values(), *down))),
-        high_ns=round(total + math.hypot(*path.unsure.values(), *up)),
+        high_ns=round(total + math.hypot(*path.unsure.values(), *up, path.throttled_ns)),
         level=_level(sum(shares.get(source, 0.0) for source in UNSURE)),
         shares=shares,
         warnings=tuple(
@@ -64,13 +67,15 @@ def confidence_of(timeline: Timeline, cost: CostModel) -> Confidence:
 
 
 class _Path:
-    """Time on the critical path (ns): by source, by how much it is unsure, far looked up."""
+    """Time on the critical path (ns): by source, by how much it is unsure, far looked up; and what
+    a long run's clock may add to it."""
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
         self.spent: Counter[str] = Counter()
         self.unsure: defaultdict[str, float] = defaultdict(float)
         self.far: Counter[str] = Counter()
+        self.throttled_ns = 0.0
 
     def add(self, op: OpTemplate, elapsed_ns: int) -> None:
         """Add an op: its look-up, a launch inside it, a wait for other ranks, and contention."""
@@ -81,6 +86,8 @@ class _Path:
         stretched_ns = elapsed_ns - alone_ns - launch_ns
         waited_ns = _waited_ns(op, cost, alone_ns, stretched_ns)
         self.unsure[kind] += alone_ns * estimate.error
+        if kind in COMPUTE_BOUND:
+            self.throttled_ns += alone_ns * cost.profile.machine.clock_slowdown
         self.unsure["launch"] += launch_ns * cost.launch.error
         if cost.skew is not None and op.lane == COMPUTE:  # the slowest rank's
             self.unsure["skew"] += elapsed_ns * cost.skew.error

@@ -52,6 +52,8 @@ class Machine:
 
     ``peak_tflops`` is dense, by dtype; ``memory_bandwidth_gb_s`` in 1e9 bytes per second.
     ``l2_mb``: size of the L2 cache where a data sheet gives the peaks; 0 where they were measured.
+    ``clock_slowdown``: by how much longer compute-bound ops may take at the clock that a long run
+    keeps than in the profile's timings (0.19: 19 %).
     """
 
     gpu: str
@@ -62,6 +64,7 @@ class Machine:
     memory_bandwidth_gb_s: float
     backend: str
     l2_mb: float = field(default=0.0, metadata=ABSENT_IF_EMPTY)
+    clock_slowdown: float = field(default=0.0, metadata=ABSENT_IF_EMPTY)
     details: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,7 +72,8 @@ class Machine:
             require_count("machine", name, getattr(self, name))
         for name in ("gpu_memory_gib", "memory_bandwidth_gb_s"):
             require_positive("machine", name, getattr(self, name))
-        require_number("machine", "l2_mb", self.l2_mb)
+        for name in ("l2_mb", "clock_slowdown"):
+            require_number("machine", name, getattr(self, name))
         for dtype, tflops in self.peak_tflops.items():
             require_positive("machine", f"peak_tflops[{dtype}]", tflops)
         check_numbers("machine", "machine", self)

@@ -37,6 +37,9 @@ def assumptions(profile: Profile) -> list[Assumption]:
                 Assumption(where=name, what=f"all: {source}", error=section.provenance.error)
             )
         found += _in_section(name, section)
+    if slower := profile.machine.clock_slowdown:
+        what = "at the clock of a long run compute-bound ops take as much longer, or less"
+        found.append(Assumption(where="machine", what=what, error=slower))
     look_ups = [one for one in EXPECTED if one.kind == "assumed"]
     return found + [
         Assumption(where="look-ups", what=f"{one.what} ({one.source})", error=one.error)

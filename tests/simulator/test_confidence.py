@@ -10,7 +10,7 @@ import pytest
 
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
-from simulator.confidence import LOW_SHARE, MEDIUM_SHARE, Confidence, confidence_of
+from simulator.confidence import COMPUTE_BOUND, LOW_SHARE, MEDIUM_SHARE, Confidence, confidence_of
 from simulator.contention import Contention, ContentionFit, Slowdown
 from simulator.cost import CostModel, Launch
 from simulator.estimate import Estimate, Source
@@ -33,7 +33,9 @@ class StatedCost(CostModel):
     """A cost model whose estimates are given."""
 
     def __init__(self, estimates: dict[Signature, Estimate]) -> None:
-        super().__init__(bundled_profile(), cuda_graph=True)
+        known = bundled_profile()
+        machine = replace(known.machine, clock_slowdown=0.0)
+        super().__init__(replace(known, machine=machine), cuda_graph=True)
         self.stated = estimates
         self.contention = Contention(None)
 
@@ -101,6 +103,18 @@ def test_skew_makes_compute_less_sure_and_nothing_else() -> None:
     found = confidence_of(SERIAL, cost)
     half = math.hypot(600 * 0.1 + 200 * 0.5, 200 * 0.2, 800 * 0.3)
     assert (found.low_ns, found.high_ns) == (round(1000 - half), round(1000 + half))
+
+
+def test_a_long_runs_clock_only_adds_and_to_compute_bound_ops_alone() -> None:
+    cost = costs()
+    machine = replace(cost.profile.machine, clock_slowdown=0.3)
+    cost.profile = replace(cost.profile, machine=machine)
+    sure, found = confidence_of(SERIAL, costs()), confidence_of(SERIAL, cost)
+    assert found.low_ns == sure.low_ns
+    bound_ns = sum(ns for op, ns in ((GEMM, 600), (OTHER, 200)) if op.kind in COMPUTE_BOUND)
+    assert bound_ns >= 600
+    half = math.hypot(600 * 0.1 + 200 * 0.5, 200 * 0.2, 0.3 * bound_ns)
+    assert found.high_ns == round(1000 + half)
 
 
 def test_an_interval_never_reaches_below_zero() -> None:

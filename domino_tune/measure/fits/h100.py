@@ -19,6 +19,7 @@ from domino_tune.measure.fits.multimem import multimem_collectives
 from domino_tune.measure.fits.parts import (
     AICONFIGURATOR,
     OVERLAP,
+    SUSTAINED_SLOWDOWN,
     contention_law,
     eager_launch,
     gemm_section,
@@ -96,6 +97,7 @@ def _machine() -> Machine:
         memory_bandwidth_gb_s=3350.0,
         backend="nccl",
         l2_mb=50.0,
+        clock_slowdown=SUSTAINED_SLOWDOWN,
         details={
             "node": "DGX H100: 8 GPUs on NVSwitch (NVLink SHARP)",
             "network": "8 x 400 Gb/s InfiniBand a node, one NIC a GPU",

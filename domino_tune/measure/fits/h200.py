@@ -19,7 +19,7 @@ from domino_tune.measure.contention_law import SHARED_LINKS
 from domino_tune.measure.fits.beside import Beside, BesideFit, fit_beside
 from domino_tune.measure.fits.common import rounded
 from domino_tune.measure.fits.gemm import fit_gemm
-from domino_tune.measure.fits.parts import LAUNCH_ERROR, OTHER_LINKS
+from domino_tune.measure.fits.parts import LAUNCH_ERROR, OTHER_LINKS, SUSTAINED_SLOWDOWN
 from domino_tune.measure.fits.pointwise import fit_pointwise
 from domino_tune.measure.op_rows import add_ops
 from simulator.contention import ContentionFit, Slowdown
@@ -161,6 +161,7 @@ def _machine() -> Machine:
         memory_bandwidth_gb_s=4800.0,
         backend="nccl",
         l2_mb=50.0,
+        clock_slowdown=SUSTAINED_SLOWDOWN,
         details={
             "measured": "one GPU; driver 580.159.04, CUDA 13.0, torch 2.11.0; 700 W",
             "clocks": "1980 MHz at rest; 1470 MHz, 690 W under lasting load (power cap)",
