@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import PATIENCE_S
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("api", "domino_tune", "profiles", "simulator")
 
@@ -165,7 +167,7 @@ def test_script_and_python_refuse_a_package_that_is_installed_before_ours(
         ([sys.executable, "-c", "from domino_tune import tune"], 1),
     ):
         done = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
+            command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
             env={**os.environ, "PYTHONPATH": before},
         )  # fmt: skip
         assert done.returncode == code

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -23,10 +22,9 @@ from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.jobs.job import Job
 from domino_tune.service.sql.database import open_database
 from tests.conftest import REPOSITORY
-from tests.processes import wait_until, wait_until_gone
+from tests.processes import PATIENCE_S, wait_until, wait_until_gone
 from tests.test_deploy_service import CONTAINER, IMAGE, PROMETHEUS
 
-TIMEOUT_S = 120
 DOCUMENT = REPOSITORY / "docs" / "service.md"
 METRICS = [
     "http_requests_total", "http_request_seconds", "http_requests_in_flight", "domino_tune_jobs",
@@ -34,12 +32,9 @@ METRICS = [
 ]  # fmt: skip
 
 
-until = partial(wait_until, timeout_s=TIMEOUT_S)
-
-
 @pytest.fixture
 def client() -> Iterator[httpx.Client]:
-    with httpx.Client(timeout=TIMEOUT_S) as client:
+    with httpx.Client(timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -97,17 +92,17 @@ def test_sigterm_requeues_running_jobs(tmp_path: Path, client: httpx.Client) -> 
     ended = threading.Event()
     with Service.start(tmp_path, "--workers", "2") as service:
         jobs = start_tunes(service, client, 3)
-        until(lambda: running(service, client, jobs) >= 2)
+        wait_until(lambda: running(service, client, jobs) >= 2)
         processes = process_tree(service.process.pid)
         watcher = threading.Thread(target=watch_ready, args=(service, statuses))
         reader = threading.Thread(target=read_events, args=(service, jobs[0], ended))
         watcher.start()
         reader.start()
-        until(lambda: bool(statuses))
+        wait_until(lambda: bool(statuses))
         service.process.send_signal(signal.SIGTERM)
-        code = service.process.wait(TIMEOUT_S)
-        watcher.join(TIMEOUT_S)
-        reader.join(TIMEOUT_S)
+        code = service.process.wait(PATIENCE_S)
+        watcher.join(PATIENCE_S)
+        reader.join(PATIENCE_S)
     assert code == 0, service.printed()
     assert statuses[-1] == 503
     assert ended.is_set()
@@ -123,12 +118,12 @@ def test_a_job_survives_any_number_of_restarts(tmp_path: Path, client: httpx.Cli
     for _ in range(4):
         with Service.start(tmp_path, "--workers", "1") as service:
             jobs = jobs or start_tunes(service, client, 1)
-            until(lambda: running(service, client, jobs) == 1)  # noqa: B023 (called at once)
+            wait_until(lambda: running(service, client, jobs) == 1)  # noqa: B023 (called at once)
             assert service.stop() == 0, service.printed()
     with Service.start(tmp_path, "--workers", "1") as service:
         answer = client.delete(f"{service.url}/v1/tunes/{jobs[0]}")
         assert answer.is_success
-        until(lambda: state(service, client, jobs[0]) == "cancelled")
+        wait_until(lambda: state(service, client, jobs[0]) == "cancelled")
 
 
 def test_deployments_use_existing_routes(tmp_path: Path) -> None:
@@ -190,7 +185,7 @@ def test_it_writes_to_its_folder_and_to_tmp_only(
     with Service.start(home) as service:
         small = {**bodies.tune(seed=0, trials=3), "model": "gpt3-1.3b", "micro_batch_size": 2}
         tuned = client.post(f"{service.url}/v1/tunes", json=small).json()["id"]
-        until(lambda: state(service, client, tuned) == "done")
+        wait_until(lambda: state(service, client, tuned) == "done")
         assert client.post(f"{service.url}/v1/simulations", json=bodies.CACHED).status_code == 200
         assert service.stop() == 0
     assert "WROTE" not in service.printed()

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 
 from domino_tune.requests import SimulateRequest, TuneRequest
 from tests.api.frozen import document
+from tests.processes import PATIENCE_S
 
 CELL: Final[dict[str, Any]] = {
     "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 4, "seq_length": 512,
@@ -23,7 +24,6 @@ LONG: Final = {**CELL, "micro_batch_size": 16, "search": "random", "trials": 100
 """A tune of many minutes."""
 TUNE: Final = TuneRequest(**SMALL)
 SIMULATION: Final = SimulateRequest(**CELL)
-PATIENCE_S: Final = 60.0
 description: Final = cache(document)
 
 

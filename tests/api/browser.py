@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-PATIENCE_MS: Final = 120_000
+PATIENCE_MS: Final = 900_000
 RESOURCE: Final = "Failed to load resource: the server responded with a status of "
 """How Chromium tells of every answer that is an error, expected or not."""
 

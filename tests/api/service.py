@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 
 from api.settings import VARIABLE, Settings
+from tests.processes import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-START_S = 60.0
 STOP_S = 30.0
 
 
@@ -73,7 +73,7 @@ def serving(folder: Path, **given: Any) -> Iterator[Service]:
 
 
 def _wait(service: Service) -> None:
-    end = time.monotonic() + START_S
+    end = time.monotonic() + PATIENCE_S
     while True:
         try:
             if httpx.get(f"{service.url}/readyz", timeout=5).status_code == 200:

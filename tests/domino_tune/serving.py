@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.processes import PATIENCE_S
 
 NEEDS = ("fastapi", "uvicorn", "sqlalchemy", "httpx", "prometheus_client")
 
@@ -42,7 +43,7 @@ def command(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess
     """A command line in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "domino_tune", *words], env=environment(home, **more),
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
 
 

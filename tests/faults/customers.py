@@ -17,8 +17,8 @@ from domino_tune.service.tasks import work
 from domino_tune.service.tasks.quantum import QuantumResult
 from domino_tune.service.tasks.task import Task
 from domino_tune.store.shelf import DISK
+from tests.processes import PATIENCE_S
 
-PATIENCE_S: Final = 300
 RETRIED: Final = (429, 503)
 TINY: Final[dict[str, Any]] = {
     "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 2, "seq_length": 256, "micro_batch_size": 2,

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from domino_tune.runtime import executor
+from domino_tune.runtime.lanes.call import all_reduce
 from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.ops.state import State
+from domino_tune.runtime.player import FUNCTIONS
 from domino_tune.runtime.validate_job import validate
 from simulator.schedule import DP, TP, Op
 
@@ -26,7 +27,7 @@ def describe(context: RankContext, payload: Payload) -> None:
     sums = []
     for lane in (TP, DP):
         tensor = torch.full((3,), float(context.rank))
-        handle = context.lanes[lane].issue("sum", tensor, "sum")
+        handle = context.lanes[lane].issue("sum", all_reduce(tensor))
         handle.wait()
         sums.append(tensor.tolist()[0])
     mine = {
@@ -53,7 +54,7 @@ def bandwidth(context: RankContext, payload: Payload) -> None:
     for _ in range(payload["times"] + 1):
         context.barrier()
         start = time.perf_counter()
-        context.lanes[TP].issue("ar", tensor, "sum").wait()
+        context.lanes[TP].issue("ar", all_reduce(tensor)).wait()
         context.report({"seconds": time.perf_counter() - start})
 
 
@@ -66,7 +67,7 @@ def _report_pids(context: RankContext, payload: Payload) -> bool:
 def _sum_forever(context: RankContext) -> None:
     tensor = torch.zeros(4)
     while True:
-        context.lanes[TP].issue("sum", tensor, "sum").wait()
+        context.lanes[TP].issue("sum", all_reduce(tensor)).wait()
         context.beat()
 
 
@@ -80,7 +81,7 @@ def raises(context: RankContext, payload: Payload) -> None:
 def raises_while_its_lane_works(context: RankContext, payload: Payload) -> None:
     """Raise on one rank while its own lane waits in a collective that the others never join."""
     if _report_pids(context, payload):
-        context.lanes[TP].issue("alone", torch.zeros(4), "sum")
+        context.lanes[TP].issue("alone", all_reduce(torch.zeros(4)))
         raise RuntimeError("the culprit's own words")
     while True:
         time.sleep(0.05)
@@ -138,14 +139,14 @@ def validate_crashing(context: RankContext, payload: Payload) -> None:
 def _validate_until_four_slices(
     context: RankContext, payload: Payload, fail: Callable[[], None]
 ) -> None:
-    activation = executor.FUNCTIONS["mlp.act"]
+    activation = FUNCTIONS["mlp.act"]
 
     def failing(state: State, op: Op) -> None:
         if state.shapes.plan.row_slices == 4 and context.rank == context.world_size - 1:
             fail()
         activation(state, op)
 
-    executor.FUNCTIONS["mlp.act"] = failing
+    FUNCTIONS["mlp.act"] = failing
     validate(context, payload)
 
 
@@ -156,7 +157,7 @@ def _run_out_of_memory() -> None:
 def validate_short_of_memory_later(context: RankContext, payload: Payload) -> None:
     """Run the validation job; plans of four row slices run out of memory in the second measured
     round."""
-    adam, steps = executor.FUNCTIONS["step.adam"], Counter[int]()
+    adam, steps = FUNCTIONS["step.adam"], Counter[int]()
 
     def failing(state: State, op: Op) -> None:
         steps[state.shapes.plan.row_slices] += 1
@@ -164,11 +165,11 @@ def validate_short_of_memory_later(context: RankContext, payload: Payload) -> No
             _run_out_of_memory()
         adam(state, op)
 
-    executor.FUNCTIONS["step.adam"] = failing
+    FUNCTIONS["step.adam"] = failing
     validate(context, payload)
 
 
 def validate_without_memory(context: RankContext, payload: Payload) -> None:
     """Run the validation job; all plans run out of memory."""
-    executor.FUNCTIONS["mlp.act"] = lambda state, op: _run_out_of_memory()
+    FUNCTIONS["mlp.act"] = lambda state, op: _run_out_of_memory()
     validate(context, payload)

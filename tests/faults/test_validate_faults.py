@@ -24,8 +24,8 @@ from domino_tune.runtime.plan_runs import BROKE, KILLED, OUT_OF_MEMORY, Measured
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.validate import validate
 from simulator.case import Case
+from simulator.ordering import order_of
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.predict import order_of
 from tests.conftest import REPOSITORY
 from tests.domino_tune.runs import Runner
 from tests.domino_tune.verbs.validation_cases import (

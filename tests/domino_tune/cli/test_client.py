@@ -16,6 +16,7 @@ import pytest
 from domino_tune.client import Client
 from tests.domino_tune.serving import Served, command, environment, served
 from tests.domino_tune.verbs.validation_cases import write_files
+from tests.processes import PATIENCE_S
 
 TUNE = (
     "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--tp", "2", "--seq-length", "256",
@@ -115,13 +116,13 @@ def test_ctrl_c_cancels_the_job(server: Served, tmp_path: Path) -> None:
     with Client(server.url) as client:
         before = {job.id for job in client.tunes().items}
         process = subprocess.Popen(words, env=environment(tmp_path), stderr=subprocess.PIPE)
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE_S
         while not (made := {job.id for job in client.tunes().items} - before):
             assert time.monotonic() < end
             time.sleep(0.1)
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=30)[1].endswith(b"error: interrupted.\n")
+        assert process.communicate(timeout=PATIENCE_S)[1].endswith(b"error: interrupted.\n")
         assert process.returncode == 130
         assert client.get_tune(made.pop()).state == "cancelled"
 

@@ -17,6 +17,7 @@ from domino_tune.cli.completion import ASKED, NAMES
 from domino_tune.requests.options import option_of
 from simulator.presets import MODELS
 from tests.domino_tune.cli.test_surface import HEAVY
+from tests.processes import PATIENCE_S
 
 BUNDLED = ["a100-sxm", "b200-sxm", "h100-dgx", "h200-sxm"]
 Ask = Callable[[str], list[str]]
@@ -96,11 +97,11 @@ def test_zsh_and_fish_get_the_help_too(
     monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "domino-tune simulate --row")
     monkeypatch.setenv(ASKED, "complete_zsh")
     assert main([]) == 0
-    assert '"--row-slices":"Slices of the batch (default 2)."' in capsys.readouterr().out
+    assert '"--row-slices":"Row slices of the micro-batch (default 2)."' in capsys.readouterr().out
     monkeypatch.setenv(ASKED, "complete_fish")
     monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
     assert main([]) == 0
-    assert capsys.readouterr().out == "--row-slices\tSlices of the batch (default 2).\n"
+    assert capsys.readouterr().out == "--row-slices\tRow slices of the micro-batch (default 2).\n"
 
 
 @pytest.mark.parametrize(("typed", "code"), [("simulate --model ", 0), ("plan show ", 1)])
@@ -124,7 +125,7 @@ def test_bash_itself_completes(tmp_path: Path) -> None:
         '_domino_tune_completion domino-tune; printf "%s\\n" "${COMPREPLY[@]}"'
     )
     done = subprocess.run(
-        ["bash", "--norc", "-c", script], capture_output=True, text=True, timeout=60,
+        ["bash", "--norc", "-c", script], capture_output=True, text=True, timeout=PATIENCE_S,
         env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -135,7 +136,9 @@ def test_bash_itself_completes(tmp_path: Path) -> None:
 
 def test_the_shell_that_asks_is_shown_its_script() -> None:
     command = f"{shlex.quote(sys.executable)} -m domino_tune --show-completion; exit $?"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0
     assert "complete -o default -F _domino_tune_completion domino-tune" in done.stdout
 

@@ -16,6 +16,7 @@ import pytest
 from domino_tune.requests import TuneRequest
 from tests.domino_tune.runs import Runner
 from tests.domino_tune.serving import Served, served
+from tests.processes import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_a_missing_extra_is_named(
         f"sys.exit(main({command!r}))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S,
         env={"DOMINO_TUNE_HOME": str(tmp_path), "PATH": ""},
     )  # fmt: skip
     assert done.returncode == 2, done
@@ -82,7 +83,7 @@ def test_the_address_is_printed_and_answers(server: Served) -> None:
 def test_signals_end_it_gracefully(tmp_path: Path, number: int) -> None:
     with served(tmp_path) as running:
         running.process.send_signal(number)
-        running.process.communicate(timeout=20)
+        running.process.communicate(timeout=PATIENCE_S)
     assert (running.process.returncode, running.log()) == (0, "")
 
 
@@ -100,6 +101,6 @@ def test_a_running_job_does_not_hold_the_end_up(tmp_path: Path) -> None:
             while client.get_tune(job.id).state == "queued":
                 time.sleep(0.1)
         running.process.send_signal(signal.SIGTERM)
-        running.process.communicate(timeout=20)
+        running.process.communicate(timeout=PATIENCE_S)
     assert running.process.returncode == 0
     assert f"{job.id}: given back" in running.log()

@@ -18,7 +18,7 @@ def test_the_python_runs(tmp_path: Path) -> None:
         code = code.replace("http://127.0.0.1:8000", running.url)
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", code],
-            env=environment(tmp_path), capture_output=True, text=True, timeout=120,
+            env=environment(tmp_path), capture_output=True, text=True, timeout=900,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^domino .* \d\.\d+$", done.stdout, re.MULTILINE)

@@ -24,6 +24,7 @@ from domino_tune.verbs.whatif import whatif
 from simulator.errors import InfeasiblePlanError, InputError
 from tests.domino_tune.client.cutting_proxy import cutting_proxy
 from tests.domino_tune.serving import Served, command, served
+from tests.processes import PATIENCE_S
 
 WORKLOAD: dict[str, Any] = {
     "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 2, "seq_length": 256, "micro_batch_size": 2,
@@ -203,7 +204,7 @@ def test_a_restart_goes_unnoticed(tmp_path: Path) -> None:
         with Client(running.url) as client:
             job = client.submit_tune(ASKED)
             running.process.send_signal(signal.SIGTERM)
-            running.process.wait(timeout=30)
+            running.process.wait(timeout=PATIENCE_S)
             found: list[Any] = []
             waiting = threading.Thread(target=lambda: found.append(client.wait(job)))
             waiting.start()

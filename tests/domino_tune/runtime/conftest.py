@@ -17,8 +17,7 @@ from tests.conftest import REPOSITORY
 from tests.domino_tune.runtime.cases import all_jobs
 from tests.domino_tune.runtime.jobs import RankResult
 from tests.domino_tune.runtime.ranks import WORLD
-
-SECONDS = 240
+from tests.processes import PATIENCE_S
 
 Results = dict[str, list[RankResult]]
 """Job name → what its ranks saw, in rank order."""
@@ -48,7 +47,7 @@ def _run_ranks(folder: Path) -> None:
     jobs = [job for kind in all_jobs().values() for job in kind]
     (folder / "jobs").write_bytes(pickle.dumps(jobs))
     ranks = [_start(rank, folder) for rank in range(WORLD)]
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE_S
     try:
         while any(rank.poll() is None for rank in ranks):
             dead = [i for i, rank in enumerate(ranks) if rank.poll() not in (None, 0)]

@@ -18,6 +18,7 @@ from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 from domino_tune.runtime.launch.launcher import find_launcher, first_host
 from simulator.errors import InputError
 from tests.conftest import REPOSITORY
+from tests.processes import PATIENCE_S
 
 RANK = """
 import json, sys
@@ -55,7 +56,7 @@ def test_torchrun_ranks_run_the_job_and_only_rank_0_goes_on() -> None:
             *(f"--master-port={free_port()}", "--no-python"),
             *(sys.executable, "-c", RANK, "count", '{"count": 3}'),
         ],
-        env=ENV, capture_output=True, text=True, timeout=120, check=False,
+        env=ENV, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     *told, last = done.stdout.splitlines()
@@ -65,19 +66,19 @@ def test_torchrun_ranks_run_the_job_and_only_rank_0_goes_on() -> None:
 
 def test_slurm_ranks_run_the_job() -> None:
     first, second = start_slurm("count", {"count": 2}, free_port())
-    out, err = first.communicate(timeout=120)
+    out, err = first.communicate(timeout=PATIENCE_S)
     assert (first.returncode, len(out.splitlines())) == (0, 3), err
-    out, err = second.communicate(timeout=120)
+    out, err = second.communicate(timeout=PATIENCE_S)
     assert (second.returncode, out) == (0, ""), err
 
 
 def test_a_rank_that_fails_under_slurm_says_why_and_ends_with_code_4() -> None:
     victim, culprit = start_slurm("raises", {"rank": 1}, free_port())
-    _, err = culprit.communicate(timeout=120)
+    _, err = culprit.communicate(timeout=PATIENCE_S)
     assert culprit.returncode == 4
     assert "Rank 1 failed:" in err
     assert "the culprit's own words" in err
-    _, err = victim.communicate(timeout=120)
+    _, err = victim.communicate(timeout=PATIENCE_S)
     assert victim.returncode == 4
     assert "Rank 0 failed:" in err
 
@@ -88,7 +89,7 @@ def test_a_port_in_use_is_said() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         rank = start_slurm("count", {"count": 1}, port)
-        _, err = rank[0].communicate(timeout=120)
+        _, err = rank[0].communicate(timeout=PATIENCE_S)
         rank[1].kill()
         rank[1].communicate()
     assert f"localhost:{port}" in err

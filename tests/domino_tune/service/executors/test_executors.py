@@ -20,9 +20,7 @@ from domino_tune.service.executors.slots import NICENESS, SlotExecutor
 from simulator.errors import InfeasiblePlanError, InputError
 from tests.conftest import REPOSITORY
 from tests.dask_cluster import dask_cluster
-from tests.processes import children, is_alive, wait_until
-
-PATIENCE_S = 60
+from tests.processes import PATIENCE_S, children, is_alive, wait_until
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from tests.conftest import REPOSITORY
 from tests.domino_tune.service.made import submit
 from tests.domino_tune.service.owner import SHORT_S
 from tests.domino_tune.service.owners import start, work_together
+from tests.processes import PATIENCE_S
 
 WRITES: dict[str, Callable[[Leases, Claimed], object]] = {
     "renew": lambda leases, claimed: leases.renew(claimed),
@@ -205,7 +206,7 @@ def test_a_stopped_process_finds_its_job_done(url: str, desk: JobDesk, database:
         assert stopped.stdout.readline() == f"claimed {job.id}\n"
         stopped.send_signal(signal.SIGSTOP)
         leases = Leases(database, "next")
-        until = time.monotonic() + 30
+        until = time.monotonic() + PATIENCE_S
         while (claimed := leases.claim()) is None and time.monotonic() < until:
             time.sleep(SHORT_S / 10)
         assert claimed

@@ -29,8 +29,8 @@ from domino_tune.service.tasks.quantum import QuantumResult
 from tests.dask_cluster import DaskCluster, dask_cluster
 from tests.domino_tune.service.tasks.examples import longer_task, sweep_task, tune_task, undisturbed
 from tests.postgres import Postgres
+from tests.processes import PATIENCE_S
 
-PATIENCE_S = 120
 POISON = b'"seed":666,'
 
 
@@ -366,7 +366,7 @@ def test_a_runner_that_was_stopped_past_its_lease_goes_on(
     database: Database, desk: JobDesk, slots: SlotExecutor
 ) -> None:
     """Its jobs are lost to it, and may be its own again: nothing is done twice, or forgotten."""
-    lease_s = 0.5
+    lease_s = 2.0
 
     async def play() -> None:
         runner = Runner(Leases(database, "one", lease_s), slots, 2, lease_s=lease_s, budget_s=0.0)
