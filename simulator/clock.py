@@ -1,0 +1,194 @@
+"""The clock of an iteration: the largest at which its passes' mean power stays under the cap.
+
+Play, find the clock, play again. A play at clock f₀ tells how long the passes take beside their
+compute, T(f₀) − C(f₀); with that, time and energy are known at every other clock,
+    T(f) = T(f₀) + C(f) − C(f₀),   mean power = idle + E(f) / T(f),
+where C adds up the compute alone and E what all ops draw above idle, both at f. At f₀ this is
+exact. The clock is found when a play gives the clock that it was played at; of clocks that lead to
+each other, the largest that keeps the cap. It is the largest of all, or within a step of it.
+
+Energy is counted by an op's duration alone: contention and waits make an op longer, and its work
+stays the same. So a schedule that hides communication has as much energy in less time.
+
+The optimizer's step is left out: GPUs average power over tens of milliseconds, less than a
+micro-batch takes, so a step that draws little cools no GEMM.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+from simulator.cost import CostModel
+from simulator.ops import Signature
+from simulator.power import FAMILIES, PowerSection
+from simulator.program import Program, compile_program, retimed
+from simulator.recurrence import Totals, totals
+from simulator.schedule import COMPUTE, Schedule
+from simulator.units import S_PER_NS
+
+Run = TypeVar("Run")
+
+
+class Power(NamedTuple):
+    """Clock, mean power and energy of an iteration on one GPU.
+
+    ``passes_w``: mean power of the passes, which the cap holds. ``unsure``: the relative error that
+    is expected of what is drawn above idle.
+    """
+
+    clock_mhz: int
+    passes_w: float
+    energy_j: float
+    unsure: float
+
+
+class Played(NamedTuple):
+    """A schedule at its clock, the fast engine's sums of it, and what it draws.
+
+    ``cost``: the costs at that clock. ``power`` is None where the profile has no law of power.
+    """
+
+    schedule: Schedule
+    program: Program
+    totals: Totals
+    cost: CostModel
+    power: Power | None
+
+
+def settle(
+    schedule: Schedule, cost: CostModel, law: PowerSection | None, most_mhz: int = 0
+) -> Played:
+    """Return ``schedule`` at its clock, at most ``most_mhz`` (0: boost)."""
+    if law is None:
+        program = compile_program(schedule, cost)
+        return Played(schedule, program, totals(program), cost, None)
+    burden = Burden(schedule, cost, law)
+    programs: list[Program] = []
+
+    def at(clock_mhz: int) -> Played:
+        own = cost.at_clock(clock_mhz)
+        made = retimed(programs[0], schedule, own) if programs else compile_program(schedule, own)
+        programs.append(made)
+        return Played(schedule, made, totals(made), own, None)
+
+    found, power = find_clock(burden, law.clocks(most_mhz), at, lambda one: one.totals.makespan_ns)
+    return found._replace(power=power)
+
+
+def find_clock(
+    burden: Burden, clocks: range, play_at: Callable[[int], Run], makespan_ns: Callable[[Run], int]
+) -> tuple[Run, Power]:
+    """Return the play at the clock that keeps the cap, and what it draws."""
+    clock = burden.clock(clocks, clocks[0], None)
+    tried: dict[int, tuple[Run, Power]] = {}
+    while clock not in tried:
+        run = play_at(clock)
+        tried[clock] = run, burden.power(clock, makespan_ns(run))
+        clock = burden.clock(clocks, clock, makespan_ns(run))
+    kept = [mhz for mhz, (_, power) in tried.items() if power.passes_w <= burden.law.cap_w]
+    return tried[max(kept, default=min(tried))]
+
+
+class Load(NamedTuple):
+    """Time of ops one after the other (ns), and their energy above idle by family (J)."""
+
+    alone_ns: int
+    drawn_j: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Burden:
+    """Compute and energy of a schedule, at any clock."""
+
+    schedule: Schedule
+    cost: CostModel
+    law: PowerSection
+    _loads: dict[tuple[int, bool], Load] = field(default_factory=dict)
+
+    @cached_property
+    def _counts(self) -> dict[bool, list[tuple[Signature, bool, int]]]:
+        """Return each signature, whether it computes, and how often it is played: in the passes
+        (False) and in the optimizer's step."""
+        split: dict[bool, list[tuple[Signature, bool, int]]] = {False: [], True: []}
+        for (signature, lane, in_step), count in self.schedule.counts().items():
+            split[in_step].append((signature, lane == COMPUTE, count))
+        return split
+
+    def load(self, clock_mhz: int, *, in_step: bool = False) -> Load:
+        """Return time and energy of the passes, or of the step. The time of the passes is that of
+        their compute; the step is one chain, so all its ops count."""
+        key = clock_mhz, in_step
+        if key not in self._loads:
+            self._loads[key] = self._sum(clock_mhz, in_step=in_step)
+        return self._loads[key]
+
+    def _sum(self, clock_mhz: int, *, in_step: bool) -> Load:
+        cost = self.cost.at_clock(clock_mhz)
+        alone_ns, drawn_j = 0, dict.fromkeys(FAMILIES, 0.0)
+        for signature, computes, count in self._counts[in_step]:
+            drawn_j[signature.kind] += count * cost.energy_j(signature)
+            if computes or in_step:
+                alone_ns += count * cost.duration_ns(signature)
+        return Load(alone_ns, drawn_j)
+
+    def clock(
+        self, clocks: range, played_mhz: int, makespan_ns: int | None, times: float = 1.0
+    ) -> int:
+        """Return the clock by a play at ``played_mhz`` (None: as if compute took all the time) if
+        ops draw ``times`` as much."""
+        beside_ns = 0
+        if makespan_ns is not None:
+            passes_ns = makespan_ns - self.load(played_mhz, in_step=True).alone_ns
+            beside_ns = passes_ns - self.load(played_mhz).alone_ns
+
+        def keeps(mhz: int) -> bool:
+            load = self.load(mhz)
+            watts = self.law.idle_w + times * _mean_w(load, load.alone_ns + beside_ns)
+            return watts <= self.law.cap_w
+
+        index = bisect_left(clocks, True, key=keeps)
+        return clocks[min(index, len(clocks) - 1)]
+
+    def power(self, clock_mhz: int, makespan_ns: int) -> Power:
+        """Return what an iteration draws that took ``makespan_ns`` at a clock."""
+        passes, step = (self.load(clock_mhz, in_step=part) for part in (False, True))
+        passes_j, step_j = (sum(load.drawn_j.values()) for load in (passes, step))
+        errors_j = (self.law.family(name).error * one for name, one in passes.drawn_j.items())
+        off_j = math.hypot(*errors_j)
+        energy_j = passes_j + step_j + self.law.idle_w * makespan_ns * S_PER_NS
+        return Power(
+            clock_mhz=clock_mhz,
+            passes_w=self.law.idle_w + _mean_w(passes, makespan_ns - step.alone_ns),
+            energy_j=energy_j,
+            unsure=off_j / max(1e-12, passes_j),
+        )
+
+
+def _mean_w(load: Load, elapsed_ns: int) -> float:
+    return sum(load.drawn_j.values()) / max(1, elapsed_ns) / S_PER_NS
+
+
+class UnsureClocks(NamedTuple):
+    """Clocks (MHz) if ops draw more, or less, than expected, and that of a node's slowest GPU."""
+
+    draws_more: int
+    draws_less: int
+    slowest: int
+
+
+def unsure_clocks(
+    found: Played, law: PowerSection | None, most_mhz: int = 0
+) -> UnsureClocks | None:
+    """Return the clocks that ``found`` may have instead; None without a law of power."""
+    if law is None or found.power is None:
+        return None
+    burden, clocks = Burden(found.schedule, found.cost, law), law.clocks(most_mhz)
+    clock, makespan_ns = found.power.clock_mhz, found.totals.makespan_ns
+    times = 1 + found.power.unsure
+    more, less = (burden.clock(clocks, clock, makespan_ns, by) for by in (times, 1 / times))
+    return UnsureClocks(more, less, max(1, round(clock * (1 - law.clock_spread))))

@@ -1,0 +1,104 @@
+"""Closed forms of plans whose clock is held by power.
+
+At clock f an iteration takes at least LB(f), the bound of ``closed_form`` at that clock, and, to
+keep the cap, at least step + E(f) / (cap − idle), where E is what its passes draw above idle. The
+first falls with f and the second rises, and the iteration has one clock, so it takes at least
+    min over f of max(LB(f), step + E(f) / (cap − idle)),
+which lies where the two cross. Energy rises with f because the law's exponent is at least 1,
+which no elasticity exceeds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Final
+
+from simulator.case import Case
+from simulator.closed_form import ClosedForm, bound_key
+from simulator.plan import SlicePlan
+from simulator.power import PowerSection
+from simulator.recipes import Recipes
+from simulator.units import S_PER_NS
+
+SAFETY: Final = 1e-6
+"""Relative margin for the rounding of durations to whole nanoseconds."""
+
+
+def closed_form(case: Case) -> ClosedForm | ClockedForm:
+    """Return bound and estimate for the plans of a case, at their clocks where power holds them."""
+    return ClosedForm(case) if case.power is None else ClockedForm(case, case.power)
+
+
+class ClockedForm:
+    """Bound and estimate for the plans of one case, all of strategy ``domino``."""
+
+    def __init__(self, case: Case, law: PowerSection) -> None:
+        self.case = case
+        self.law = law
+        self._recipes = Recipes(case)
+        self._forms: dict[int, ClosedForm] = {}
+        self._found: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._near = 0
+
+    def lower_bound_ns(self, plan: SlicePlan) -> int:
+        """Return a bound that is never above ``predict(case, plan).makespan_ns``."""
+        return self._crossing(plan)[1]
+
+    def prior_ns(self, plan: SlicePlan) -> float:
+        """Return an estimate (ns) at the clock that the bound finds."""
+        return self._form(self._crossing(plan)[0]).prior_ns(plan)
+
+    def _crossing(self, plan: SlicePlan) -> tuple[int, int]:
+        """Return the clock from which on the cap decides no longer, and the bound (ns)."""
+        key = bound_key(plan)
+        if key not in self._found:
+            clocks = self.law.clocks(self.case.cluster.clock_mhz)
+
+            def bound_decides(mhz: int) -> bool:
+                return self._energy_ns(plan, mhz) <= self._bound_ns(plan, mhz)
+
+            index = _first(clocks, bound_decides, near=self._near)
+            self._near = index
+            clock = clocks[min(index, len(clocks) - 1)]
+            bound_ns = self._bound_ns(plan, clock)
+            if 0 < index < len(clocks):
+                bound_ns = min(bound_ns, self._energy_ns(plan, clocks[index - 1]))
+            self._found[key] = clock, bound_ns
+        return self._found[key]
+
+    def _form(self, clock_mhz: int) -> ClosedForm:
+        if clock_mhz not in self._forms:
+            self._forms[clock_mhz] = ClosedForm(
+                self.case, self.case.cost.at_clock(clock_mhz), self._recipes
+            )
+        return self._forms[clock_mhz]
+
+    def _bound_ns(self, plan: SlicePlan, clock_mhz: int) -> int:
+        return self._form(clock_mhz).lower_bound_ns(plan)
+
+    def _energy_ns(self, plan: SlicePlan, clock_mhz: int) -> int:
+        """Return the time in which the passes' energy keeps the cap, and the step's at the highest
+        clock, where it is least."""
+        passes_j = self._form(clock_mhz).drawn_j(plan)
+        passes_ns = passes_j / (self.law.cap_w - self.law.idle_w) / S_PER_NS
+        highest = self.law.clocks(self.case.cluster.clock_mhz)[0]
+        return int((passes_ns + self._form(highest).edges(plan).step_ns) * (1 - SAFETY))
+
+
+def _first(clocks: range, holds: Callable[[int], bool], near: int) -> int:
+    """Return the first index whose clock holds, as all behind it do; look about ``near`` first."""
+    low, high, step = 0, len(clocks), 1
+    at = min(near, len(clocks) - 1)
+    while low < high:
+        if holds(clocks[at]):
+            high, at = at, max(low, at - step)
+            if high == low or at == high:
+                return high
+        else:
+            low, at = at + 1, min(high - 1, at + step)
+        if low <= at < high and step < high - low:
+            step *= 2
+            continue
+        return bisect_left(clocks, True, low, high, key=holds)
+    return low
