@@ -1,0 +1,153 @@
+"""Recipes: how often each signature occurs in a block's pass, or at the edges of an iteration.
+
+They depend on the case and on few numbers of a plan, not on the machine's clock: so they are
+made once and priced at many clocks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+from simulator.case import Case
+from simulator.edges import Edges
+from simulator.fragments import Fragments
+from simulator.issue_order import (
+    ALL_SLICES,
+    FORWARD_FRAGMENTS,
+    BlockFragments,
+    Token,
+    slice_tokens,
+)
+from simulator.ops import Gemm, Signature
+from simulator.optimizer_step import optimizer_step, zero_grads
+from simulator.plan import SlicePlan
+from simulator.schedule import COMPUTE, OpTemplate
+from simulator.templates import Templates
+
+
+class Part(NamedTuple):
+    """``times`` ops of a fragment with one of ``ways`` as their signature."""
+
+    fragment: str
+    ways: tuple[Signature, ...]
+    computes: bool
+    times: int
+
+
+class Recipe(NamedTuple):
+    """All ops of a pass; ``last``: its last collective."""
+
+    parts: tuple[Part, ...]
+    last: Signature | None
+
+
+class EdgeRecipes(NamedTuple):
+    """Compute outside the layers: of the first micro-batch, of each later one, and the step."""
+
+    first: Recipe
+    later: Recipe
+    step: Recipe
+
+
+class Recipes:
+    """Recipes of the plans of one case, each made once."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._blocks: dict[tuple[object, ...], Recipe] = {}
+        self._edges: dict[tuple[object, ...], EdgeRecipes] = {}
+
+    @cached_property
+    def keeping(self) -> Recipes:
+        """The recipes of a stack that recomputes nothing."""
+        workload = replace(self.case.workload, recompute="none", recompute_layers=0)
+        return Recipes(replace(self.case, workload=workload))
+
+    def block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Recipe:
+        """Return the recipe of a block's pass, all row slices."""
+        key = self.block_key(plan, block, fragments)
+        if key not in self._blocks:
+            self._blocks[key] = self._recipe(plan, self._templates(plan, block, fragments))
+        return self._blocks[key]
+
+    def block_key(
+        self, plan: SlicePlan, block: str, fragments: BlockFragments
+    ) -> tuple[object, ...]:
+        """Return what the recipe depends on."""
+        kind = "col" if fragments is FORWARD_FRAGMENTS else "dgrad"
+        counts = [getattr(plan, f"{block}_{kind}_slices")]
+        if kind == "dgrad" and self.case.workload.recompute == "full":
+            counts.append(getattr(plan, f"{block}_col_slices"))
+        return (mode_of(plan), plan.row_slices, plan.merge_wgrad, block, kind, *counts)
+
+    def edges(self, plan: SlicePlan) -> EdgeRecipes:
+        """Return the recipes outside the layers; later micro-batches add to the gradients that the
+        first one clears."""
+        key = (mode_of(plan), plan.row_slices)
+        if key not in self._edges:
+            shapes = self.case.shapes(plan)
+            cleared = self.case.workload.implementation.zero_grads
+            first, later = (
+                Templates(shapes=shapes, accumulate_first=adds) for adds in (cleared, True)
+            )
+            stepped = 1 if shapes.reduces else shapes.rank_parameters
+            ops = (
+                [*zero_grads(first), *_micro_edges(Edges(templates=first))],
+                _micro_edges(Edges(templates=later)),
+                optimizer_step(first, stepped, ()),
+            )
+            made = (self._recipe(plan, [("", op) for op in each]) for each in ops)
+            self._edges[key] = EdgeRecipes(*made)
+        return self._edges[key]
+
+    def _templates(
+        self, plan: SlicePlan, block: str, fragments: BlockFragments
+    ) -> list[tuple[str, OpTemplate]]:
+        """Return (fragment, op) of every slice."""
+        tokens: dict[Token, None] = {}
+        for row in range(plan.row_slices):
+            for token in slice_tokens(plan, block, fragments[block], row):
+                merged = plan.merge_wgrad and token.fragment.endswith("_wgrad")
+                tokens[token._replace(slice=ALL_SLICES) if merged else token] = None
+        builder = Fragments(shapes=self.case.shapes(plan))
+        return [(token.fragment, op) for token in tokens for op in builder.templates(token)]
+
+    def _recipe(self, plan: SlicePlan, ops: Iterable[tuple[str, OpTemplate]]) -> Recipe:
+        counts: Counter[tuple[str, tuple[Signature, ...], bool]] = Counter()
+        last: Signature | None = None
+        for fragment, op in ops:
+            counts[fragment, self._ways(plan, op), op.lane == COMPUTE] += 1
+            if op.lane != COMPUTE:
+                last = op.signature
+        return Recipe(tuple(Part(*key, count) for key, count in counts.items()), last)
+
+    def _ways(self, plan: SlicePlan, op: OpTemplate) -> tuple[Signature, ...]:
+        """Return the signatures that the op may have: a wgrad may overwrite or add.
+
+        The order decides which slice comes first and overwrites. With equal slices all choices
+        cost the same, so slice 0 is taken.
+        """
+        signature = op.signature
+        adds = self.case.workload.implementation.gradient_accumulation_fusion
+        if not (isinstance(signature, Gemm) and signature.layout == "wgrad" and adds):
+            return (signature,)
+        adding = signature._replace(accumulate=True)
+        shapes = self.case.shapes(plan)
+        uneven = len({shapes.tokens(row) for row in range(plan.row_slices)}) > 1
+        if op.slice > 0 and not uneven:
+            return (adding,)
+        return adding, signature._replace(accumulate=False)
+
+
+def mode_of(plan: SlicePlan) -> tuple[object, ...]:
+    """Return what decides a plan's ops, besides its counts of slices and what is merged."""
+    slicing = plan.slice_dim, plan.slice_balance
+    return plan.strategy, plan.comm_ctas, plan.sequence_parallel, *slicing
+
+
+def _micro_edges(edges: Edges) -> list[OpTemplate]:
+    return [*edges.embedding(), *edges.head(), *edges.head_grad(), *edges.embedding_grad()]

@@ -1,0 +1,128 @@
+"""Sums of one pass of a layer, and the times that follow: the least, and the usual one.
+
+``closed_form`` has the formulas.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from simulator.issue_order import BLOCKS, COLUMN_PARALLEL, ROW_PARALLEL
+from simulator.plan import SlicePlan
+
+
+class Work(NamedTuple):
+    """Times of a part of a layer or of an edge, all row slices, in ns run alone.
+
+    ``family_ns``, ``fragment_ns``: compute by kind of op, and by fragment; ``comm_ns``: its
+    collectives; ``gather_ns``: those that a block begins with; ``last_ns``: the last of all;
+    ``launch_ns``: the host's cost of issuing all ops; ``drawn_j``: their energy above idle, where
+    the costs are those at a clock.
+    """
+
+    family_ns: Counter[str]
+    fragment_ns: Counter[str]
+    comm_ns: int
+    gather_ns: int
+    last_ns: int
+    launch_ns: int
+    drawn_j: float
+
+
+class Stretch(NamedTuple):
+    """One pass of one layer. ``hiding_ns``: compute by family that can hide an all-reduce."""
+
+    blocks: tuple[Work, ...]
+    hiding_ns: dict[str, float]
+    compute_ns: int
+    comm_ns: int
+
+
+def stretch_of(plan: SlicePlan, blocks: tuple[Work, ...], pieces: tuple[int, ...]) -> Stretch:
+    """Return the pass of a layer; ``pieces``: of each block's column slices, or dgrads."""
+    families = blocks[0].family_ns + blocks[1].family_ns
+    hiding: dict[str, float] = dict(families)
+    recomputes = "norm_again" in blocks[0].fragment_ns  # which needs nothing of backward
+    if plan.row_slices == 1 and not recomputes:
+        gemm_ns = 0.0
+        for block, work, count in zip(BLOCKS, blocks, pieces, strict=True):
+            spent, first, last = work.fragment_ns, COLUMN_PARALLEL[block], ROW_PARALLEL[block]
+            gemm_ns += spent[f"{last}_wgrad"] + spent[f"{first}_wgrad"]
+            dgrad = f"{first}_dgrad" in spent
+            cut = spent[f"{first}_dgrad"] if dgrad else spent[last]
+            beside = count if dgrad and plan.sequence_parallel else count - 1
+            gemm_ns += cut * beside / count
+        hiding = {"gemm": gemm_ns}
+    return Stretch(blocks, hiding, families.total(), sum(work.comm_ns for work in blocks))
+
+
+def least_ns(
+    stretch: Stretch, slow: dict[str, float], slow_comm: float, *, waits: bool = False
+) -> float:
+    """Return the minimum of ``closed_form``; ``waits``: for the gathers, alone."""
+    total = float(stretch.compute_ns + stretch.comm_ns)
+    gathers_ns = sum(work.gather_ns for work in stretch.blocks) if waits else 0
+    room = slow_comm * (stretch.comm_ns - gathers_ns)
+    for family in sorted(stretch.hiding_ns, key=slow.__getitem__):
+        gain = 1 / slow[family] + 1 / slow_comm - 1
+        beside = min(room, slow[family] * stretch.hiding_ns[family])
+        total -= max(0.0, gain) * beside
+        room -= beside
+    return total
+
+
+def pass_ns(stretch: Stretch, exposed_ns: float, slow: dict[str, float], slow_comm: float) -> float:
+    """Return ``_usual_ns`` and what the order exposes, at most what compute would hide."""
+    usual_ns = _usual_ns(stretch, slow, slow_comm)
+    return max(usual_ns, min(usual_ns + exposed_ns, stretch.compute_ns + stretch.comm_ns))
+
+
+def _usual_ns(stretch: Stretch, slow: dict[str, float], slow_comm: float) -> float:
+    """Return the time of ``least_ns`` if an all-reduce runs beside all families equally."""
+    hiding = sum(stretch.hiding_ns.values())
+    slowed = sum(slow[family] * spent for family, spent in stretch.hiding_ns.items())
+    if not hiding:
+        return float(stretch.compute_ns + stretch.comm_ns)
+    beside = min(slow_comm * stretch.comm_ns, slowed)
+    gain = 1 / slow_comm - 1 + hiding / slowed
+    return stretch.compute_ns + stretch.comm_ns - gain * beside
+
+
+def forward_exposed_ns(plan: SlicePlan, stretch: Stretch) -> float:
+    """Return the exposed time of last all-reduces: the MLP's in ``intra``, both in ``paper``."""
+    if plan.row_slices == 1 or plan.order not in ("intra", "paper"):
+        return 0.0
+    attn, mlp = stretch.blocks
+    other = 1 - 1 / plan.row_slices
+    exposed = max(0.0, mlp.last_ns - other * mlp.fragment_ns["residual"])
+    exposed += _exposed_gathers_ns(plan, stretch)
+    if plan.order == "paper":
+        hidden = other * (attn.fragment_ns["residual"] + mlp.fragment_ns["norm"])
+        exposed += max(0.0, attn.last_ns - hidden)
+    return exposed
+
+
+def _exposed_gathers_ns(plan: SlicePlan, stretch: Stretch) -> float:
+    """Return the gathers that a block begins with: every slice's in ``intra``, the first one's in
+    ``paper``, where the others' are hidden behind it."""
+    gathers = sum(work.gather_ns for work in stretch.blocks)
+    return gathers / (plan.row_slices if plan.order == "paper" else 1)
+
+
+def backward_exposed_ns(plan: SlicePlan, stretch: Stretch) -> float:
+    """Return the same for backward, where the last slice's wgrads help to hide its all-reduce."""
+    if plan.order not in ("intra", "paper"):
+        return 0.0
+    waiting = list(zip(BLOCKS, stretch.blocks, strict=True))
+    if plan.order == "intra":
+        del waiting[1:]
+    if plan.row_slices == 1:
+        return 0.0
+    other, exposed = 1 - 1 / plan.row_slices, _exposed_gathers_ns(plan, stretch)
+    for block, work in waiting:
+        behind = work.fragment_ns[f"{COLUMN_PARALLEL[block]}_wgrad"]
+        behind += work.fragment_ns[f"{ROW_PARALLEL[block]}_wgrad"] * (plan.wgrad == "deferred")
+        share = 1.0 if plan.merge_wgrad else 1 / plan.row_slices
+        exposed += max(0.0, work.last_ns - share * behind - other * work.fragment_ns["norm_bwd"])
+    return exposed
