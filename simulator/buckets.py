@@ -88,30 +88,24 @@ def gradient_passes(
     norm, and the division by the number of replicas."""
     s, how = t.shapes, t.shapes.workload.implementation
     size = parameters * s.grad_bytes
-    passes = {
-        "check_grads": (how.check_for_nan_in_grad, s.pointwise("grad_norm", size, 4)),
-        "scale_grads": (
-            how.scale_grads and s.cluster.dp > 1,
-            s.pointwise("grad_scale", size, size),
-        ),
-    }
-    return [
-        t.op(f"{prefix}.{name}", -1, signature, reads, f"{prefix}.{name}", 0)
-        for name, (asked, signature) in passes.items()
-        if asked
-    ]
+    scales = how.scale_grads and s.cluster.replicas > 1
+    return t.passes(
+        {
+            f"{prefix}.check_grads": (how.check_for_nan_in_grad, s.pointwise("grad_norm", size, 4)),
+            f"{prefix}.scale_grads": (scales, s.pointwise("grad_scale", size, size)),
+        },
+        reads,
+    )
 
 
-def gather(fragments: Templates, token: Token, layers: int) -> OpTemplate:
+def gather(t: Templates, token: Token, layers: int) -> OpTemplate:
     """Return the gather of the parameters of ``layers`` layers, of which ``token``'s is the first.
 
     They have a place of their own: ``simulator.memory`` counts it.
     """
-    shapes = fragments.shapes
-    signature = shapes.dp_gather(layers * shapes.layer_parameters)
+    signature = t.shapes.dp_gather(layers * t.shapes.layer_parameters)
     role, write = GATHERS[token.fragment]
-    template = fragments.op(role, -1, signature, (), write, 0, lane=DP)
-    return template.shifted(token.offset)
+    return t.op(role, -1, signature, (), write, 0, lane=DP).shifted(token.offset)
 
 
 def awaiting(token: Token, layers: int, templates: list[OpTemplate]) -> list[OpTemplate]:

@@ -33,14 +33,8 @@ from simulator.plan import SlicePlan, check_plan_fits
 from simulator.schedule import OpTemplate, Ref, Repeat, Schedule, Segment, check_order
 from simulator.schedules import fixed_order
 from simulator.shapes import Shapes
-from simulator.specs import (
-    ClusterSpec,
-    ModelSpec,
-    Recompute,
-    Workload,
-    check_shardable,
-    recomputed_layers,
-)
+from simulator.sharding import check_shardable, recomputed_layers
+from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
 from simulator.templates import Templates
 
 MAX_SPAN: Final = 4
@@ -63,7 +57,7 @@ def build_schedule(
     check_shardable(model, workload, cluster)
     check_plan_fits(plan, model, workload, cluster)
     shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=plan)
-    return _Builder(shapes, order or _own_order(plan, workload.recompute)).schedule()
+    return Builder(shapes, order or _own_order(plan, workload.recompute)).schedule()
 
 
 def check_layer_order(
@@ -95,21 +89,26 @@ def _own_order(plan: SlicePlan, recompute: Recompute) -> LayerOrder:
     return fixed_order(plan, recompute)
 
 
-class _Builder:
-    """Builder of micro-batches from the layers' issue orders and the edges."""
+class Builder:
+    """Builder of micro-batches from the layers' issue orders and the edges.
 
-    def __init__(self, shapes: Shapes, order: LayerOrder) -> None:
+    ``in_pipeline``: data-parallel collectives are the pipeline's, not those of a pass.
+    """
+
+    def __init__(self, shapes: Shapes, order: LayerOrder, *, in_pipeline: bool = False) -> None:
         check_issue_order(order.forward, shapes.plan, FORWARD_FRAGMENTS)
         backward = backward_fragments(shapes.workload.recompute)
         check_issue_order(order.backward, shapes.plan, backward)
         self.shapes = shapes
         self.order = order
+        self.in_pipeline = in_pipeline
         self.layers = shapes.model.num_hidden_layers
         self.chains = wgrad_chains(order.backward)
         self.value_bytes: dict[str, int] = {}
         self._templates = Templates(shapes=shapes, value_bytes=self.value_bytes)
 
     def schedule(self) -> Schedule:
+        """Return the schedule of one optimizer step."""
         micros = self.shapes.workload.grad_accumulation
         parts = []
         for first_micro, count in _micro_groups(micros):
@@ -118,33 +117,45 @@ class _Builder:
             if last:
                 segments.append(self._step())
             parts.append(Repeat(segments=tuple(segments), count=count, first_micro=first_micro))
-        return Schedule(parts=tuple(parts), value_bytes=self.value_bytes, micros=micros)
+        return Schedule(
+            parts=tuple(parts), value_bytes=self.value_bytes, micros=micros,
+            launch_order=self.shapes.workload.implementation.launch_order,
+        )  # fmt: skip
 
     def _micro(self, *, first: bool, last: bool) -> list[Segment]:
-        forward = self.order.forward
-        gathers = self._gathers_early and (first or self.shapes.shards_parameters)
-        if gathers:
-            stack = math.ceil(self.layers / forward.stride) * forward.stride
-            forward = with_gathers(
-                forward, min(stack, self._bucket_layers(forward.stride)), "gather"
-            )
-        cleared = zero_grads(self._templates) if first else []
-        fragments = Fragments(
-            shapes=self.shapes, chains=self.chains, value_bytes=self.value_bytes,
-            accumulate_first=not first or bool(cleared),
-        )  # fmt: skip
-        edges = Edges(templates=fragments)
+        fragments = self.fragments(first=first)
         return [
-            Segment(templates=(*cleared, *edges.embedding(gathers=gathers))),
-            *self._pass(fragments, forward, range(self.layers), mirror=-1),
-            Segment(templates=tuple(edges.head()), first=self.layers),
-            *self._backward(fragments, last=last),
-            Segment(templates=tuple(edges.embedding_grad())),
+            *self.forward(fragments, first=first),
+            *self.backward(fragments, last=last),
         ]
 
-    def _backward(self, fragments: Fragments, *, last: bool) -> list[Segment]:
-        """Return the segments of backward: of the layers that forward kept, then of the others."""
-        segments = []
+    def fragments(self, *, first: bool) -> Fragments:
+        """Return the builder of a micro-batch's ops; ``first``: of the iteration."""
+        return Fragments(
+            shapes=self.shapes, chains=self.chains, value_bytes=self.value_bytes,
+            accumulate_first=not first or self.shapes.workload.implementation.zero_grads,
+        )  # fmt: skip
+
+    def forward(self, fragments: Fragments, *, first: bool) -> list[Segment]:
+        """Return the segments of a micro-batch's forward pass, up to the loss."""
+        order, shapes, edges = self.order.forward, self.shapes, Edges(templates=fragments)
+        gathers = self._gathers_early and (first or shapes.shards_parameters)
+        if gathers:
+            stack = math.ceil(self.layers / order.stride) * order.stride
+            order = with_gathers(order, min(stack, self._bucket_layers(order.stride)), "gather")
+        ahead = zero_grads(self._templates) if first else []
+        ahead += edges.embedding(gathers=gathers) if shapes.embedding else []
+        return [
+            *_segment(ahead),
+            *self._pass(fragments, order, range(self.layers), mirror=-1),
+            *_segment(edges.head() if shapes.head else [], self.layers),
+        ]
+
+    def backward(self, fragments: Fragments, *, last: bool) -> list[Segment]:
+        """Return the segments of a micro-batch's backward pass, from the loss: of the layers that
+        forward kept, then of the others. ``last``: of the iteration."""
+        edges = Edges(templates=fragments)
+        segments = _segment(edges.head_grad() if self.shapes.head else [], self.layers)
         for layers, recomputes in self._stretches():
             order, made = self.order.backward, fragments
             if not recomputes:
@@ -156,7 +167,7 @@ class _Builder:
             made = replace(made, chains=wgrad_chains(order))
             positions = range(self.layers - layers.stop, self.layers - layers.start)
             segments += self._pass(made, order, positions, mirror=self.layers - 1)
-        return segments
+        return segments + _segment(edges.embedding_grad() if self.shapes.embedding else [])
 
     def _stretches(self) -> list[tuple[range, bool]]:
         """Return the layers of each stretch of backward, and whether it recomputes them."""
@@ -224,13 +235,14 @@ class _Builder:
         """Whether backward reduces the gradients of its layers, in buckets."""
         overlaps = self.shapes.workload.overlap_grad_reduce or self.shapes.shards_parameters
         enough = self._bucket_layers(self.order.backward.stride) <= self.layers
-        return self.shapes.reduces and overlaps and enough
+        return self.shapes.reduces and overlaps and enough and not self.in_pipeline
 
     @property
     def _gathers_early(self) -> bool:
         """Whether passes gather the parameters of their layers."""
         overlaps = self.shapes.workload.overlap_param_gather or self.shapes.shards_parameters
-        return self.shapes.reduces and self.shapes.shards_optimizer and overlaps
+        sharded = self.shapes.reduces and self.shapes.shards_optimizer
+        return sharded and overlaps and not self.in_pipeline
 
     def _bucket_layers(self, stride: int) -> int:
         return layers_per_bucket(self.shapes, stride)
@@ -250,12 +262,17 @@ class _Builder:
             rest += left
             reads += [Ref(layer, name) for layer in layers[:left] for name in names]
             reads += [Ref(layer, "grad.dp") for layer in layers[left :: per_bucket or 1]]
-        last = shapes.plan.row_slices - 1
+        last = shapes.plan.rows_back[-1]
         reads += [Ref(self.layers, f"grad.head.s{last}"), Ref(0, f"grad.embed.s{last}")]
         parameters = rest * shapes.layer_parameters + shapes.edge_parameters
         gathers = shapes.reduces and shapes.shards_optimizer and not self._gathers_early
         ops = optimizer_step(self._templates, parameters, tuple(reads), gathers=gathers)
         return Segment(templates=tuple(ops))
+
+
+def _segment(ops: list[OpTemplate], layer: int = 0) -> list[Segment]:
+    """Return ``ops`` once, at ``layer``; no segment without ops."""
+    return [Segment(templates=tuple(ops), first=layer)] if ops else []
 
 
 def _micro_groups(micros: int) -> list[tuple[int, int]]:

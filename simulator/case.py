@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from simulator.cost import NO_CHANGES, Changes, CostModel
-from simulator.errors import InfeasiblePlanError
+from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import SlicePlan, check_plan_fits
+from simulator.power import PowerSection
 from simulator.profile import Profile
 from simulator.shapes import Shapes
-from simulator.specs import ClusterSpec, ModelSpec, Workload, check_shardable, require_divisible
+from simulator.sharding import check_pipeline, check_shardable
+from simulator.specs import ClusterSpec, ModelSpec, Workload, require_divisible
 from simulator.units import GIB
 
 
@@ -33,11 +35,13 @@ class Case:
 
     def __post_init__(self) -> None:
         check_shardable(self.model, self.workload, self.cluster)
+        check_pipeline(self.model, self.workload, self.cluster)
         if self.sequence_parallel:
             require_divisible(
                 "With --sequence-parallel, seq_length", self.workload.seq_length,
                 "tp", self.cluster.tp,
             )  # fmt: skip
+        check_limits(self.profile, self.cluster)
 
     @property
     def shards_tokens(self) -> bool:
@@ -55,6 +59,11 @@ class Case:
         return (True, False) if self.sequence_parallel is None else (self.sequence_parallel,)
 
     @property
+    def can_slice_sequences(self) -> bool:
+        """Whether the profile times what slices of sequences need: sums of gradients."""
+        return self.profile.pointwise_table().has("grad_add")
+
+    @property
     def comm_ctas_choices(self) -> tuple[int, ...]:
         """CTA counts of the tensor-parallel collectives that the profile knows; 0: the library's
         choice."""
@@ -64,6 +73,16 @@ class Case:
     def cost(self) -> CostModel:
         """Cost model of the changed machine; cached, so that each look-up is made once."""
         return CostModel(self.profile, changes=self.changes, cuda_graph=self.cluster.cuda_graph)
+
+    def cost_at(self, clock_mhz: int | None) -> CostModel:
+        """Return the costs at a clock; None: as they were timed."""
+        return self.cost if clock_mhz is None else self.cost.at_clock(clock_mhz)
+
+    @cached_property
+    def power(self) -> PowerSection | None:
+        """Law of power, under the cap that the GPUs are set to; None where the profile has none."""
+        law, cap_w = self.profile.power, self.cluster.power_cap_w
+        return replace(law, cap_w=cap_w) if law and cap_w else law
 
     @property
     def capacity_bytes(self) -> int:
@@ -92,3 +111,26 @@ class Case:
                 "--micro-batch-size or --seq-length, or raise --tp.",
                 reason="memory",
             )
+
+
+def check_limits(profile: Profile, cluster: ClusterSpec) -> None:
+    """Raise InputError for a power cap or a clock that the profile's GPU cannot have."""
+    law, cap_w, clock_mhz = profile.power, cluster.power_cap_w, cluster.clock_mhz
+    if not (cap_w or clock_mhz):
+        return
+    if law is None:
+        raise InputError(
+            f"Profile {profile.name!r} has no power section, so it cannot say what a power cap or "
+            "a clock changes; leave them out, or use a profile that has one."
+        )
+    if cap_w and cap_w <= law.idle_w:
+        raise InputError(
+            f"The power cap must be above the {law.idle_w:g} W that {profile.machine.gpu} draws "
+            f"idle, got {cap_w:g} W."
+        )
+    clocks = law.clocks()
+    if clock_mhz and not clocks[-1] <= clock_mhz <= clocks[0]:
+        raise InputError(
+            f"The clock must be from {clocks[-1]} to {clocks[0]} MHz on {profile.machine.gpu}, got "
+            f"{clock_mhz}."
+        )

@@ -2,9 +2,10 @@
 
 Errors of one section are assumed fully correlated (a GEMM table that is too slow is so for all
 shapes), sections independent. Of look-ups and launches only time on the critical path counts.
-A long run may keep a lower clock than the timings had: that only adds (``clock_slowdown``).
 What contention is uncertain by is found by playing the schedule again with slowdowns that are
-wrong by their expected error: a collective that is hidden may then be exposed.
+wrong by their expected error: a collective that is hidden may then be exposed. In the same way it
+is played at the clocks that follow if ops draw more or less power than the profile says, and at
+that of the node's slowest GPU, whose pace a tensor-parallel group keeps.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from simulator.clock import UnsureClocks
 from simulator.contention import Part
 from simulator.cost import SOURCE_OF, CostModel
 from simulator.estimate import Source
@@ -25,8 +27,6 @@ from simulator.timeline import Timeline
 LOW_SHARE: Final = 0.20
 """Confidence is low when more than this share of the time was extrapolated or assumed."""
 MEDIUM_SHARE: Final = 0.05
-COMPUTE_BOUND: Final = ("gemm", "attention")
-"""Kinds of ops that slow with the GPU's clock."""
 UNSURE: Final[tuple[Source, ...]] = ("extrapolated", "assumed")
 
 Level = Literal["high", "medium", "low"]
@@ -43,18 +43,24 @@ class Confidence:
     warnings: tuple[str, ...]
 
 
-def confidence_of(timeline: Timeline, cost: CostModel) -> Confidence:
-    """Return interval and level of ``timeline``, which was predicted with ``cost``."""
+def confidence_of(
+    timeline: Timeline, cost: CostModel, clocks: UnsureClocks | None = None
+) -> Confidence:
+    """Return interval and level of ``timeline``, which was predicted with ``cost``.
+
+    ``clocks``: those that the iteration may have instead, where power holds it.
+    """
     total = timeline.makespan_ns
     path = _Path(cost)
     for index in timeline.critical_path:
         path.add(timeline.templates[index], timeline.end_ns[index] - timeline.start_ns[index])
     path.wait(total - path.spent.total())
     up, down = (_contention_ns(timeline, cost, up=up) for up in (True, False))
+    power_up, power_down = _clock_ns(timeline, cost, clocks)
     shares = {source: time_ns / total for source, time_ns in path.spent.most_common()}
     return Confidence(
-        low_ns=max(0, round(total - math.hypot(*path.unsure.values(), *down))),
-        high_ns=round(total + math.hypot(*path.unsure.values(), *up, path.throttled_ns)),
+        low_ns=max(0, round(total - math.hypot(*path.unsure.values(), *down, *power_down))),
+        high_ns=round(total + math.hypot(*path.unsure.values(), *up, *power_up)),
         level=_level(sum(shares.get(source, 0.0) for source in UNSURE)),
         shares=shares,
         warnings=tuple(
@@ -67,15 +73,13 @@ def confidence_of(timeline: Timeline, cost: CostModel) -> Confidence:
 
 
 class _Path:
-    """Time on the critical path (ns): by source, by how much it is unsure, far looked up; and what
-    a long run's clock may add to it."""
+    """Time on the critical path (ns): by source, by how much it is unsure, and far looked up."""
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
         self.spent: Counter[str] = Counter()
         self.unsure: defaultdict[str, float] = defaultdict(float)
         self.far: Counter[str] = Counter()
-        self.throttled_ns = 0.0
 
     def add(self, op: OpTemplate, elapsed_ns: int) -> None:
         """Add an op: its look-up, a launch inside it, a wait for other ranks, and contention."""
@@ -86,12 +90,12 @@ class _Path:
         stretched_ns = elapsed_ns - alone_ns - launch_ns
         waited_ns = _waited_ns(op, cost, alone_ns, stretched_ns)
         self.unsure[kind] += alone_ns * estimate.error
-        if kind in COMPUTE_BOUND:
-            self.throttled_ns += alone_ns * cost.profile.machine.clock_slowdown
         self.unsure["launch"] += launch_ns * cost.launch.error
         if cost.skew is not None and op.lane == COMPUTE:  # the slowest rank's
             self.unsure["skew"] += elapsed_ns * cost.skew.error
-        self._spend(estimate.source, alone_ns)
+        slowed_ns, slowed_by = cost.slowed_ns(op.signature)
+        self._spend(estimate.source, alone_ns - slowed_ns)
+        self._spend(slowed_by, slowed_ns)
         self._spend(cost.launch.source, launch_ns)
         self._spend(_skew_source(cost), waited_ns)
         self._spend(_slowdown_source(op, cost), stretched_ns - waited_ns)
@@ -156,6 +160,20 @@ def _contention_ns(timeline: Timeline, cost: CostModel, *, up: bool) -> list[flo
         compile_program(timeline.schedule, cost.beside(fit.off(part, up=up))) for part in parts
     )
     return [abs(totals(program).makespan_ns - timeline.makespan_ns) for program in programs]
+
+
+def _clock_ns(
+    timeline: Timeline, cost: CostModel, clocks: UnsureClocks | None
+) -> tuple[list[float], list[float]]:
+    """Return by how much other clocks make the iteration longer, and shorter (ns)."""
+    if clocks is None:
+        return [], []
+
+    def off_ns(clock_mhz: int) -> float:
+        program = compile_program(timeline.schedule, cost.at_clock(clock_mhz))
+        return abs(totals(program).makespan_ns - timeline.makespan_ns)
+
+    return [off_ns(clocks.draws_more), off_ns(clocks.slowest)], [off_ns(clocks.draws_less)]
 
 
 def _level(unsure: float) -> Level:

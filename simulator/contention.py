@@ -6,6 +6,9 @@ min(1, u·C/T), with a, f and u by op family. u·C is the time lost in the op's 
 of any length; it is at most T. The slowdown of a collective is g while compute runs. Each other
 collective in flight adds to it: one amount on the same links (both inside a node, or both between
 nodes), another amount on other links.
+
+A GEMM's CTAs take all SMs and keep them until they retire. So an op of a family that ``fills`` the
+GPU lets no collective in before it ends (see ``simulator.recurrence``).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from simulator.lookup import (
     require_number,
     require_sorted,
 )
+from simulator.ops import CollectiveKind
 
 SCALE: Final = 1024  # slowdowns are integers in 1/1024
 _LEAST_SMS: Final = 0.1  # compute keeps at least this share of the SMs
@@ -61,12 +65,14 @@ class ComputeContention:
     """The law's numbers for one family of compute, and the expected relative error of a slowdown.
 
     ``sms_per_cta``, ``factor`` and ``us_per_cta`` are a, f and u of this module's docstring.
+    ``fills``: a collective that finds such an op in flight waits for its end.
     """
 
     family: str
     sms_per_cta: float
     factor: float
     us_per_cta: float = field(default=0.0, metadata=ABSENT_IF_EMPTY)
+    fills: bool = field(default=False, metadata=ABSENT_IF_EMPTY)
     kind: FitKind = "fitted"
     error: float
 
@@ -90,11 +96,13 @@ class ComputeContention:
 
 
 class SizeContention(NamedTuple):
-    """Slowdowns with collectives of ``bytes``: of compute by family, and of the collectives."""
+    """Slowdowns with collectives ``op`` of ``bytes``: of compute by family, and of the
+    collectives."""
 
     bytes: int
     compute: dict[str, float]
     collective_factor: float
+    op: CollectiveKind = "all_reduce"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +113,10 @@ class ContentionFit:
     family that ``compute`` does not list uses the law of the first one.
 
     ``by_size``: where collectives take a share of a CPU core, not of a GPU's SMs, the share depends
-    on their size. These rows then replace the law's factors: interpolated over the logarithm of the
-    size, constant beyond the ends. A family that is missing in some rows uses the other rows; a
-    family that is missing in all rows uses the mean of the other families.
+    on the operation and its size. These rows then replace the law's factors: interpolated over the
+    logarithm of the size, constant beyond the ends. A family that is missing in some rows uses the
+    other rows; a family that is missing in all rows uses the mean of the other families. An
+    operation without rows is like an all-reduce.
     """
 
     sm_count: int
@@ -129,7 +138,12 @@ class ContentionFit:
             require_count(owner, "number of by_size compute families", len(row.compute))
             for factor in row.compute.values():
                 require_number(owner, "by_size compute factor", factor, low=1.0)
-        require_sorted("contention by_size", [row.bytes for row in self.by_size])
+        require_sorted("contention by_size", [(row.op, row.bytes) for row in self.by_size])
+
+    def rows_of(self, op: CollectiveKind) -> list[SizeContention]:
+        """Return the rows by size of an operation; those of all-reduces where it has none."""
+        own = [row for row in self.by_size if row.op == op]
+        return own or [row for row in self.by_size if row.op == "all_reduce"]
 
     def law(self, family: str) -> ComputeContention:
         """Return the law of a compute family; that of the first one if it is not listed."""
@@ -184,13 +198,15 @@ class ComputeFamily(NamedTuple):
 class CollectiveFamily(NamedTuple):
     """Collectives that contention treats alike.
 
-    ``ctas`` 0 leaves the choice to NCCL; ``size_bytes`` is 0 if the law does not need it.
+    ``ctas`` 0 leaves the choice to NCCL; ``size_bytes`` is 0, and ``op`` an all-reduce, if the law
+    does not need them.
     """
 
     nodes: int
     per_node: int
     ctas: int = 0
     size_bytes: int = 0
+    op: CollectiveKind = "all_reduce"
 
     @property
     def between_nodes(self) -> bool:
@@ -266,6 +282,16 @@ class Contention:
             for index, flight in enumerate(flights)
         )
 
+    def fills(self, kind: str) -> bool:
+        """Return whether ops of this kind let no collective in before they end."""
+        return self.fit is not None and not self.is_off and self._law(kind).fills
+
+    @property
+    def admits_late(self) -> bool:
+        """Return whether some ops let no collective in before they end."""
+        fit = self.fit
+        return fit is not None and not self.is_off and any(law.fills for law in fit.compute)
+
     def depends_on_duration(self, kind: str) -> bool:
         """Return whether the slowdown of ops of this kind depends on their duration."""
         if self.fit is None or self.strength == 0 or self.fit.by_size:
@@ -283,13 +309,16 @@ class Contention:
             ctas = sum(map(self._ctas, flights))
             alone_us = family.alone_ns / 1000 or math.inf
             return self._law(family.kind).slowdown(ctas, self.fit.sm_count, alone_us)
-        rows = self._sizes(family.kind)
-        return 1.0 + sum(_at_size(flight.size_bytes, rows) - 1.0 for flight in flights)
+        return 1.0 + sum(
+            _at_size(flight.size_bytes, self._sizes(family.kind, flight.op)) - 1.0
+            for flight in flights
+        )
 
-    def _sizes(self, kind: str) -> list[tuple[int, float]]:
-        """Return (bytes, slowdown) of a compute kind, or the mean of all kinds if no row has it."""
+    def _sizes(self, kind: str, op: CollectiveKind) -> list[tuple[int, float]]:
+        """Return (bytes, slowdown) of a compute kind beside ``op``, or the mean of all kinds if no
+        row has it."""
         assert self.fit is not None
-        rows = self.fit.by_size
+        rows = self.fit.rows_of(op)
         own = [(row.bytes, row.compute[kind]) for row in rows if kind in row.compute]
         return own or [(row.bytes, fmean(row.compute.values())) for row in rows]
 
@@ -312,6 +341,6 @@ class Contention:
         if not computing:
             return factor
         if self.fit.by_size:
-            rows = [(row.bytes, row.collective_factor) for row in self.fit.by_size]
+            rows = [(row.bytes, row.collective_factor) for row in self.fit.rows_of(me.op)]
             return factor * _at_size(me.size_bytes, rows)
         return factor * self.fit.collective.factor

@@ -1,5 +1,10 @@
 """The attention core's op templates: norms of queries and keys, RoPE, softmax(QKᵀ)V.
 
+Where a row slice is positions [a, b) of all sequences, its queries meet the keys of positions below
+b: those of all slices before it, too. Backward adds what a slice's queries give to the keys and
+values before a to a sum in fp32 (``attn.kv_bwd``), to which all later slices have added when
+the slice of those keys comes: it adds the sum to what its own queries gave.
+
 softmax(QKᵀ)V is one kernel, or with ``flash_attention`` off GEMMs over scores that memory holds:
 [sequences · heads · seq_length, seq_length], priced as one GEMM of the same FLOPs. Backward keeps
 what the softmax and the dropout gave, 5 bytes per score in bf16 (arXiv 2205.05198, section 4.1).
@@ -11,6 +16,7 @@ from typing import Final
 
 from simulator.ops import Attention, Direction, Gemm
 from simulator.schedule import OpTemplate, Ref
+from simulator.shapes import GRAD_BYTES
 from simulator.templates import Templates
 
 SCORES: Final = ("attn.scores", "attn.softmax", "attn.attn_dropout")
@@ -32,22 +38,33 @@ def core_attention(t: Templates, row: int) -> list[OpTemplate]:
         signature = s.pointwise("rope", moved, moved)
         ops.append(t.op("attn.rope", row, signature, (source,), f"{source.name}.rope", 0))
         source = ops[-1].writes[0]
-    inputs = (source, qkv) if s.model.qk_norm else (source,)
+    own = (source, qkv) if s.model.qk_norm else (source,)
+    inputs = (*own, *_earlier(t, row))
     write, size = f"s{row}.attn.core_attn", s.width_bytes("core_attn", row)
     if s.workload.implementation.flash_attention:
         ops.append(t.op("attn.core_attn", row, _attention(t, row), inputs, write, size))
         return ops
     ops += _probabilities(t, row, inputs)
-    context = _gemm(t, row, s.model.head_dim, s.workload.seq_length)
+    context = _gemm(t, row, s.model.head_dim, s.spans[row].stop)
     reads = (*ops[-1].writes, qkv)
     return [*ops, t.op("attn.core_attn", row, context, reads, write, size)]
+
+
+def _earlier(t: Templates, row: int) -> tuple[Ref, ...]:
+    """Return keys and values of the slices before ``row`` in its sequences."""
+    if not t.shapes.plan.slices_sequences:
+        return ()
+    model = t.shapes.model
+    rope = ".rope" if model.position_embedding == "rope" else ""
+    names = ("qkv", f"qk{rope}") if model.qk_norm else (f"qkv{rope}",)
+    return tuple(Ref(0, f"s{i}.attn.{name}") for i in range(row) for name in names)
 
 
 def _probabilities(t: Templates, row: int, inputs: tuple[Ref, ...]) -> list[OpTemplate]:
     """Return the scores, their softmax and its dropout."""
     s, size, mask = t.shapes, t.shapes.score_bytes(row), t.shapes.score_mask_bytes(row)
     scores = t.op(
-        "attn.scores", row, _gemm(t, row, s.workload.seq_length, s.model.head_dim), inputs,
+        "attn.scores", row, _gemm(t, row, s.spans[row].stop, s.model.head_dim), inputs,
         f"s{row}.attn.scores", size,
     )  # fmt: skip
     softmax = t.op(
@@ -68,7 +85,8 @@ def core_attention_bwd(t: Templates, row: int) -> list[OpTemplate]:
     s, qkv, size = t.shapes, Ref(0, f"s{row}.attn.qkv"), t.shapes.width_bytes("qkv", row)
     normed = f"d.{qkv.name}.qk_norm" if s.model.qk_norm else f"d.{qkv.name}"
     rope = s.model.position_embedding == "rope"
-    first = f"{normed}.rope" if rope else normed
+    last = f"{normed}.rope" if rope else normed
+    first = f"{last}.own" if s.plan.slices_sequences else last
     grad, inputs = Ref(0, f"d.s{row}.attn.core_attn"), _kept_inputs(t, row)
     if s.workload.implementation.flash_attention:
         reads = (grad, *inputs, Ref(0, f"s{row}.attn.core_attn"))
@@ -76,10 +94,12 @@ def core_attention_bwd(t: Templates, row: int) -> list[OpTemplate]:
         ops = [t.op("attn.core_attn_bwd", row, signature, reads, first, size)]
     else:
         ops = _unfused_bwd(t, row, grad, inputs, first)
+    if s.plan.slices_sequences:
+        ops = _with_kv_grad(t, row, ops, last)
     moved = s.qk_bytes(row)
     if rope:
         rope_signature = s.pointwise("rope_bwd", moved, moved)
-        ops.append(t.op("attn.rope_bwd", row, rope_signature, (Ref(0, first),), normed, 0))
+        ops.append(t.op("attn.rope_bwd", row, rope_signature, (Ref(0, last),), normed, 0))
     if s.model.qk_norm:
         norm_signature = s.pointwise(f"{s.model.norm}_bwd", 2 * moved, moved)
         ops.append(
@@ -89,12 +109,37 @@ def core_attention_bwd(t: Templates, row: int) -> list[OpTemplate]:
     return ops
 
 
+def _with_kv_grad(t: Templates, row: int, ops: list[OpTemplate], write: str) -> list[OpTemplate]:
+    """Return the core's backward ops, and the one that sums the gradients of keys and values."""
+    s, last = t.shapes, t.shapes.plan.row_slices - 1
+    span, later = s.spans[row], row < last
+    before, own = (s.kv_elements(row, positions) for positions in (span.start, len(span)))
+    reads, total = [*ops[0].writes, *ops[-1].writes], "attn.kv_grad"
+    if later:
+        reads += [Ref(0, f"d.s{i}.{total}") for i in dict.fromkeys((row + 1, last))]
+    if before:
+        given = f"d.s{row}.attn.kv"
+        t.value_bytes[given] = before * s.element
+        ops[-1] = ops[-1]._replace(writes=(*ops[-1].writes, Ref(0, given)))
+        reads.append(Ref(0, given))
+    signature = s.pointwise(
+        "grad_add",
+        before * (s.element + GRAD_BYTES * later) + own * (s.element + GRAD_BYTES) * later,
+        before * GRAD_BYTES + own * s.element * later,
+    )
+    op = t.op("attn.kv_bwd", row, signature, tuple(dict.fromkeys(reads)), write, 0)
+    if before:
+        t.value_bytes[f"d.s{row}.{total}"] = 0 if later else before * GRAD_BYTES
+        op = op._replace(writes=(*op.writes, Ref(0, f"d.s{row}.{total}")))
+    return [*ops, op]
+
+
 def _unfused_bwd(
     t: Templates, row: int, grad: Ref, inputs: tuple[Ref, ...], write: str
 ) -> list[OpTemplate]:
     """Return the gradients of values, probabilities, scores, queries and keys."""
     s, size, mask = t.shapes, t.shapes.score_bytes(row), t.shapes.score_mask_bytes(row)
-    length, head_dim = s.workload.seq_length, s.model.head_dim
+    length, head_dim = s.spans[row].stop, s.model.head_dim
     softmax = Ref(0, f"s{row}.attn.softmax")
     probabilities = Ref(0, f"s{row}.attn.attn_dropout") if mask else softmax
     to_scores, to_heads = _gemm(t, row, length, head_dim), _gemm(t, row, head_dim, length)
@@ -119,8 +164,10 @@ def _unfused_bwd(
 
 
 def _kept_inputs(t: Templates, row: int) -> tuple[Ref, ...]:
-    qkv = Ref(0, f"s{row}.attn.qkv")
-    return (qkv, Ref(0, f"s{row}.attn.qk")) if t.shapes.model.qk_norm else (qkv,)
+    s, names = t.shapes, ("qkv", "qk") if t.shapes.model.qk_norm else ("qkv",)
+    first = 0 if s.plan.slices_sequences else row
+    rows = range(row, first - 1, -1)
+    return tuple(Ref(0, f"s{i}.attn.{name}") for i in rows for name in names)
 
 
 def _gemm(t: Templates, row: int, n: int, k: int) -> Gemm:
@@ -130,9 +177,10 @@ def _gemm(t: Templates, row: int, n: int, k: int) -> Gemm:
 
 
 def _attention(t: Templates, row: int, direction: Direction = "forward") -> Attention:
-    s = t.shapes
+    s, span = t.shapes, t.shapes.spans[row]
     return Attention(
-        s.rows[row], s.heads, s.kv_heads, s.workload.seq_length, s.model.head_dim, True, direction,
+        s.rows[row], s.heads, s.kv_heads, len(span), s.model.head_dim, True, direction,
         s.workload.dtype, s.model.attn_logit_softcapping > 0,
         direction == "backward" and s.workload.implementation.deterministic_attention,
+        span.stop if span.start else 0,
     )  # fmt: skip

@@ -18,13 +18,16 @@ from simulator.contention import (
 from simulator.errors import InputError, ProfileError
 from simulator.estimate import Estimate, Source
 from simulator.ops import Attention, Collective, Gemm, Pointwise, Signature
+from simulator.units import S_PER_NS
 
 if TYPE_CHECKING:
     from simulator.lookup.attention import AttentionTable
     from simulator.lookup.collectives import CollectiveTable
     from simulator.lookup.gemm import GemmTable
     from simulator.lookup.pointwise import PointwiseTable
-    from simulator.profile import LaunchMode, Profile, Provenance
+    from simulator.power import PowerSection
+    from simulator.profile import LaunchMode, Profile
+    from simulator.provenance import Provenance
 
 
 # No machine differs by more than these factors, and beyond them times overflow. A link may fall
@@ -98,8 +101,11 @@ class Launch:
 class CostModel:
     """Durations, contention and launch costs of one profile under one set of changes.
 
-    Raise MissingSectionError if an op needs a section that the profile lacks.
+    ``clock_mhz``: the GPU's clock; 0 for the durations as they were timed. Raise
+    MissingSectionError if an op needs a section that the profile lacks.
     """
+
+    clock_mhz: int = 0
 
     def __init__(
         self, profile: Profile, *, changes: Changes = NO_CHANGES, cuda_graph: bool = False
@@ -108,6 +114,7 @@ class CostModel:
         self.changes = changes
         self._estimates: dict[Signature, Estimate] = {}
         self._durations_ns: dict[Signature, int] = {}
+        self._at_clocks: dict[int, AtClock] = {}
         self.contention = Contention(_contention_fit(profile), strength=changes.contention)
         self.launch = _launch(profile, cuda_graph, changes.compute_speed)
         self.skew = profile.skew.fit if profile.skew else None
@@ -133,23 +140,40 @@ class CostModel:
             self._durations_ns[signature] = duration_ns
         return duration_ns
 
-    def wait_ns(self, compute_ns: int) -> int:
-        """Return the ns that a collective behind ``compute_ns`` of compute waits for all ranks."""
-        return 0 if self.skew is None else round(self.skew.wait_us(compute_ns / 1000) * 1000)
+    def slowed_ns(self, signature: Signature) -> tuple[int, Source]:
+        """Return by how much the clock makes the op longer than it was timed, and how that is
+        known."""
+        return 0, "measured"
+
+    def wait_ns(self, alone_ns: float, beside_ns: float = 0.0) -> int:
+        """Return the ns that a collective waits for all ranks behind ``alone_ns`` of compute alone
+        and ``beside_ns`` of compute beside collectives."""
+        if self.skew is None:
+            return 0
+        return round(self.skew.wait_us(alone_ns / 1000, beside_ns / 1000) * 1000)
 
     def family(self, signature: Signature) -> Family:
         """Return the contention family; duration and size are set only where the law needs them."""
         if isinstance(signature, Collective):
             fit = self.contention.fit
-            size_bytes = signature.size_bytes if fit and fit.by_size else 0
-            return CollectiveFamily(signature.nodes, signature.per_node, signature.ctas, size_bytes)
+            group = signature.nodes, signature.per_node, signature.ctas
+            if fit and fit.by_size:
+                return CollectiveFamily(*group, signature.size_bytes, signature.op)
+            return CollectiveFamily(*group)
         if self.contention.depends_on_duration(signature.kind):
             return ComputeFamily(signature.kind, self.duration_ns(signature))
         return ComputeFamily(signature.kind)
 
+    def at_clock(self, clock_mhz: int) -> AtClock:
+        """Return the same costs at a clock; the profile needs a power section."""
+        if clock_mhz not in self._at_clocks:
+            self._at_clocks[clock_mhz] = AtClock(self, clock_mhz)
+        return self._at_clocks[clock_mhz]
+
     def beside(self, fit: ContentionFit) -> CostModel:
         """Return the same costs under another law of contention."""
         other = copy.copy(self)
+        other._at_clocks = {}
         other.contention = Contention(fit, strength=self.changes.contention)
         return other
 
@@ -210,6 +234,49 @@ class CostModel:
     @cached_property
     def _collectives(self) -> CollectiveTable:
         return self.profile.collective_table()
+
+
+class AtClock(CostModel):
+    """The costs of ``timed``, stretched to a clock."""
+
+    def __init__(self, timed: CostModel, clock_mhz: int) -> None:
+        self.__dict__.update(timed.__dict__)
+        self.clock_mhz = clock_mhz
+        self._timed = timed
+        self._power: PowerSection = timed.profile.section("power")
+        self._estimates, self._durations_ns = {}, {}
+        self._energies_j: dict[Signature, float] = {}
+
+    def estimate(self, signature: Signature) -> Estimate:
+        """Return the duration alone at this clock."""
+        if signature not in self._estimates:
+            timed = self._timed.estimate(signature)
+            stretch = self._power.stretch(signature.kind, timed.duration_us, self.clock_mhz)
+            self._estimates[signature] = timed._replace(duration_us=timed.duration_us * stretch)
+        return self._estimates[signature]
+
+    def at_clock(self, clock_mhz: int) -> AtClock:
+        """Return the same costs at another clock."""
+        return self._timed.at_clock(clock_mhz)
+
+    def beside(self, fit: ContentionFit) -> CostModel:
+        """Return the same costs, at the same clock, under another law of contention."""
+        return self._timed.beside(fit).at_clock(self.clock_mhz)
+
+    def slowed_ns(self, signature: Signature) -> tuple[int, Source]:
+        """Return by how much the clock makes the op longer than it was timed."""
+        slowed_ns = self.duration_ns(signature) - self._timed.duration_ns(signature)
+        return slowed_ns, SOURCE_OF[self._power.family(signature.kind).kind]
+
+    def energy_j(self, signature: Signature) -> float:
+        """Return what the op draws above idle."""
+        energy_j = self._energies_j.get(signature)
+        if energy_j is None:
+            timed_us = self._timed.estimate(signature).duration_us
+            watts = self._power.draw_w(signature.kind, timed_us, self.clock_mhz)
+            energy_j = watts * self.duration_ns(signature) * S_PER_NS
+            self._energies_j[signature] = energy_j
+        return energy_j
 
 
 def _contention_fit(profile: Profile) -> ContentionFit | None:

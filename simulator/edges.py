@@ -8,7 +8,7 @@ from typing import Final
 from simulator.ops import Pointwise
 from simulator.schedule import DP, OpTemplate, Ref
 from simulator.shapes import GRAD_BYTES, Shapes
-from simulator.specs import padded_vocab_size
+from simulator.sharding import padded_vocab_size
 from simulator.templates import Templates
 
 LOSS_BYTES: Final = 4
@@ -77,14 +77,24 @@ class Edges:
         return self.shapes.model.position_embedding == "learned"
 
     def head(self) -> list[OpTemplate]:
-        """Return the final norm, LM head, cross-entropy and their gradients.
+        """Return the final norm, LM head and cross-entropy.
 
-        Each stage runs over all slices, so that another slice's work hides the small all-reduces
-        and the dgrad's. The loss of a slice has two (maximum; sum and target logit).
+        Each step runs over all slices, so that another slice's work hides the small all-reduces.
+        The loss of a slice has two (maximum; sum and target logit).
         """
         rows = range(self.shapes.plan.row_slices)
-        stages = (self._logits, self._loss_sum, self._loss_grad, self._head_norm_grad)
-        return [op for stage in stages for row in rows for op in stage(row)]
+        return [op for step in (self._logits, self._loss_sum) for row in rows for op in step(row)]
+
+    def head_grad(self) -> list[OpTemplate]:
+        """Return the gradients of ``head``; another slice's work hides the dgrad's collective."""
+        steps, rows = (self._loss_grad, self._head_norm_grad), self.shapes.plan.rows_back
+        return [op for step in steps for row in rows for op in step(row)]
+
+    def _before(self, table: str, row: int) -> tuple[Ref, ...]:
+        """Return the gradient of ``table`` that slice ``row`` adds to: that of the slice before."""
+        rows = self.shapes.plan.rows_back
+        index = rows.index(row)
+        return (Ref(0, f"grad.{table}.s{rows[index - 1]}"),) if index else ()
 
     def _vocab(self) -> int:
         return padded_vocab_size(self.shapes.model, self.shapes.cluster) // self.shapes.cluster.tp
@@ -178,7 +188,7 @@ class Edges:
     def _head_wgrad(self, row: int, grad: tuple[Ref, ...]) -> list[OpTemplate]:
         s, f = self.shapes, self.templates
         signature = s.gemm(self._vocab(), s.model.hidden_size, s.tokens(row), "wgrad")
-        before = (Ref(0, f"grad.head.s{row - 1}"),) if row else ()
+        before = self._before("head", row)
         norm, name = f"s{row}.head.norm", f"grad.head.s{row}"
         reads = (*grad, f.gathered_ref(Ref(0, norm), f"{norm}.ag_bwd"))
         if f.waits_for_sums:
@@ -216,24 +226,25 @@ class Edges:
         elements = self._vocab() * s.model.hidden_size
         table = elements * (s.element if dense else GRAD_BYTES)
         clears = dense or not (f.accumulate_first or s.model.tie_word_embeddings)
+        first, last = s.plan.rows_back[0], s.plan.rows_back[-1]
         ops = []
-        for row in range(s.plan.row_slices):
+        for row in s.plan.rows_back:
             size = s.hidden_bytes(row)
-            cleared = table if clears and row == 0 else 0
+            cleared = table if clears and row == first else 0
             scaled = size * s.model.scaled_embeddings
             signature = s.pointwise(
                 "embedding_bwd", size + s.mask_bytes(row) + scaled, size + cleared + scaled
             )
-            before = (Ref(0, f"grad.embed.s{row - 1}"),) if row else ()
+            before = self._before("embed", row)
             local, whole = Ref(0, f"d.s{row}.x"), f"d.s{row}.embed.ag"
             ops += f.gathered(row, "embed_bwd.ag", local, whole)
             reads = (f.gathered_ref(local, whole), *before)
-            last = row == s.plan.row_slices - 1
-            write = f"grad.embed.s{row}.dense" if dense and last else f"grad.embed.s{row}"
+            whole_sum = dense and row == last
+            write = f"grad.embed.s{row}.dense" if whole_sum else f"grad.embed.s{row}"
             ops.append(f.op("embed_bwd", row, signature, reads, write, 0))
         if dense:
             reads = ops[-1].writes
-            write = f"grad.embed.s{s.plan.row_slices - 1}"
+            write = f"grad.embed.s{last}"
             ops.append(f.op("embed_bwd.add", -1, s.gradient_sum(elements), reads, write, 0))
         return ops
 

@@ -49,8 +49,8 @@ class _Finish(simpy.Event):
 class _Lane:
     """A lane: its op in flight, and the queue in front of it."""
 
-    __slots__ = ("arrival", "done", "ends_at", "family", "finished", "issued", "queue", "rate",
-                 "reached", "target", "timer_at", "work")  # fmt: skip
+    __slots__ = ("admitted", "arrival", "done", "ends_at", "family", "finished", "issued", "queue",
+                 "rate", "reached", "target", "timer_at", "unstarted", "work")  # fmt: skip
 
     def __init__(self, env: simpy.Environment) -> None:
         self.work = 0
@@ -65,6 +65,8 @@ class _Lane:
         self.done = 0
         self.target = 0
         self.reached: simpy.Event | None = None
+        self.unstarted = 0
+        self.admitted: simpy.Event | None = None
 
 
 class _Engine:
@@ -80,6 +82,10 @@ class _Engine:
         self.compute_ends: list[int] = []
         self.compute_issued = 0
         self.issue_times: list[int] = []
+        self.order = program.launch_order
+        self.ready_at = [0] * len(self.steps)
+        self.filled_at = -1  # when the op in flight that fills the GPU started
+        self.all_started: simpy.Event | None = None
 
     def run(self) -> None:
         """Play to the end of every process; timers that are no longer needed may remain."""
@@ -110,13 +116,37 @@ class _Engine:
             if self.depth and self._issued_at(index) > env.now:
                 self._settle()
                 yield env.timeout(self._issued_at(index) - env.now)
+            while self.order == "ordered" and any(lane.unstarted for lane in lanes):
+                self.all_started = env.event()
+                self._settle()
+                yield self.all_started
+            self.filled_at = int(env.now) if step.fills else -1
             yield self._start(compute, index, step)
             ends[index] = now = int(env.now)
             self.compute_ends.append(now)
+            self._admit()
         self._settle()
+
+    def _admit(self) -> None:
+        """Wake the lanes that waited for the end of an op that filled the GPU."""
+        self.filled_at = -1
+        for lane in self.lanes:
+            if lane.admitted is not None:
+                lane.admitted.succeed()
+                lane.admitted = None
+
+    def _is_shut_out(self, index: int) -> bool:
+        """Return whether a collective cannot get in beside the op in flight."""
+        if self.filled_at < 0 or self.steps[index].resident:
+            return False
+        now = int(self.env.now)
+        late = self.ready_at[index] >= now if self.order == "free" else False
+        return self.filled_at < now or late
 
     def _hand_over(self, lane: _Lane, index: int) -> None:
         lane.issued += 1
+        lane.unstarted += not self.steps[index].resident
+        self.ready_at[index] = int(self.env.now)
         lane.queue.append(index)
         if lane.arrival is not None:
             lane.arrival.succeed()
@@ -133,6 +163,14 @@ class _Engine:
             if self.depth and self._issued_at(index) > env.now:
                 self._settle()
                 yield env.timeout(self._issued_at(index) - env.now)
+            while self._is_shut_out(index):
+                self._settle()
+                lane.admitted = env.event()
+                yield lane.admitted
+            lane.unstarted -= not self.steps[index].resident
+            if self.all_started is not None and not any(one.unstarted for one in self.lanes):
+                self.all_started.succeed()
+                self.all_started = None
             yield self._start(lane, index, self.steps[index])
             self.ends[index] = int(env.now)
             lane.done += 1

@@ -31,6 +31,8 @@ from simulator.schedule import OpTemplate, Ref
 from simulator.templates import Templates
 
 RECOMPUTED_PREFIX: Final = "again."
+RECOMPUTED_SUFFIX: Final = ".again"
+"""Begins the name of a recomputed value; ends the role of the op that recomputes it."""
 _FORWARD_VALUE: Final = re.compile(r"s\d+\.")
 
 
@@ -91,7 +93,9 @@ class Fragments(Templates):
             (written,) = op.writes
             write = written._replace(name=f"{RECOMPUTED_PREFIX}{written.name}")
             self.value_bytes[write.name] = self.value_bytes[written.name]
-            again.append(op._replace(role=f"{op.role}.again", reads=reads, writes=(write,)))
+            again.append(
+                op._replace(role=f"{op.role}{RECOMPUTED_SUFFIX}", reads=reads, writes=(write,))
+            )
         return again
 
     def _reading_again(self, op: OpTemplate, fragment: str) -> OpTemplate:
@@ -132,7 +136,8 @@ class Fragments(Templates):
     def _column_parallel(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, role = self.shapes, f"{block}.{COLUMN_PARALLEL[block]}"
         tokens, width = s.tokens(row), s.width(COLUMN_PARALLEL[block])
-        signature = s.gemm(tokens, width, s.model.hidden_size, "forward", bias=s.has_bias(block))
+        bias = s.model.has_bias(COLUMN_PARALLEL[block])
+        signature = s.gemm(tokens, width, s.model.hidden_size, "forward", bias=bias)
         norm = f"s{row}.{block}.norm"
         reads = (self.gathered_ref(Ref(0, norm), f"{norm}.ag"),)
         size = tokens * width * s.element
@@ -176,7 +181,11 @@ class Fragments(Templates):
             )  # fmt: skip
             parts = ops[0].writes
         layer, write = (0, f"s{row}.y") if block == "attn" else (1, f"s{row}.x")
-        name = "bias_dropout_add" if s.has_bias(block) or s.model.hidden_dropout else "add"
+        name = (
+            "bias_dropout_add"
+            if s.model.has_bias(ROW_PARALLEL[block]) or s.model.hidden_dropout
+            else "add"
+        )
         signature = s.pointwise(name, 2 * size, size + s.mask_bytes(row), len(parts))
         return [
             *ops,
@@ -311,7 +320,7 @@ class Fragments(Templates):
                 self.summed_ref(0, f"d.s{i}.{block}.norm.{j}") for i in rows for j in range(count)
             ]
         before, name = self.chains.get(token), gradient_name(token)
-        signature = s.gemm(m, n, tokens, "wgrad", bias=s.has_bias(block))
+        signature = s.gemm(m, n, tokens, "wgrad", bias=s.model.has_bias(linear))
         chained = () if before is None else (Ref(0, gradient_name(before)),)
         ops = self.accumulated(
             f"{block}.{token.fragment}", token.slice, signature, tuple(reads), name, chained

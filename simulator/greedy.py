@@ -8,6 +8,8 @@ it issues one of the ready fragments:
 3. else, where it would wait, a wgrad: the newest layer's first (so that the stack's first layers
    fill their own waits), and each at the latest before the layer after next begins (memory,
    data-parallel buckets). Without all-reduces there is no wait to fill: each is issued at once.
+   Where launches are ordered, compute behind a collective waits until that starts: so wgrads go
+   before a fragment whose collective would find its lane busy.
 
 Layers form groups. A group is a layer, but its last fragments (those that wait for its last
 all-reduces) belong to the next group. A group begins when all of the group before is issued. So one
@@ -53,11 +55,10 @@ SHORT: Final = frozenset({"norm", "residual", "norm_bwd", "residual_bwd"})
 
 def plan_order(shapes: Shapes, cost: CostModel) -> LayerOrder:
     """Return the greedy order of ``shapes.plan`` on the machine that ``cost`` describes."""
+    backward = backward_fragments(shapes.workload.recompute)
     return LayerOrder(
         forward=_plan_issue_order(_graph(shapes, cost, FORWARD_FRAGMENTS, 1)),
-        backward=_plan_issue_order(
-            _graph(shapes, cost, backward_fragments(shapes.workload.recompute), -1)
-        ),
+        backward=_plan_issue_order(_graph(shapes, cost, backward, -1)),
     )
 
 
@@ -66,7 +67,8 @@ class _Graph:
     """One layer's fragments and their dependencies.
 
     ``parents[i]``: (layers back, fragment, whether its all-reduce must be done); ``children[i]``
-    the same with layers ahead. ``compute_ns``, ``comm_ns``: durations.
+    the same with layers ahead. ``compute_ns``, ``comm_ns``: durations. ``gathers``: slices gather
+    their tokens. ``holds``: a collective that cannot start holds the compute behind it.
     """
 
     tokens: tuple[Token, ...]
@@ -76,6 +78,8 @@ class _Graph:
     children: tuple[tuple[tuple[int, int, bool], ...], ...]
     is_wgrad: tuple[bool, ...]
     gathers: bool
+    last_slice: int
+    holds: bool
 
 
 def _layer_tokens(shapes: Shapes, fragments: BlockFragments) -> tuple[Token, ...]:
@@ -93,6 +97,7 @@ def _layer_tokens(shapes: Shapes, fragments: BlockFragments) -> tuple[Token, ...
 
 def _graph(shapes: Shapes, cost: CostModel, fragments: BlockFragments, sign: int) -> _Graph:
     tokens = _layer_tokens(shapes, fragments)
+    ordered = shapes.workload.implementation.launch_order == "ordered"
     builder = Fragments(shapes=shapes)
     templates = [builder.templates(token) for token in tokens]
     durations: dict[Signature, int] = {}
@@ -126,6 +131,8 @@ def _graph(shapes: Shapes, cost: CostModel, fragments: BlockFragments, sign: int
         children=tuple(tuple((b, i, r) for (b, i), r in c.items()) for c in children),
         is_wgrad=tuple(token.fragment.endswith("_wgrad") for token in tokens),
         gathers=shapes.shards_tokens and shapes.communicates,
+        last_slice=shapes.plan.row_slices - 1 if sign > 0 else shapes.plan.rows_back[-1],
+        holds=ordered and cost.contention.admits_late,
     )
 
 
@@ -211,16 +218,16 @@ class _ListScheduler:
             chosen = self._continue_chunk(last)
         if chosen < 0 and self.ready:
             chosen = self.ready[0][1]
-        late = self._late_wgrad(chosen)
-        if late >= 0:
-            return late
+        earlier = self._earlier_wgrad(chosen)
+        if earlier >= 0:
+            return earlier
         if chosen >= 0:
             self.ready = [entry for entry in self.ready if entry[1] != chosen]
             heapq.heapify(self.ready)
             return chosen
-        fillers = [node for node in self.wgrads if self.ready_at[node] <= self.now]
-        if fillers:
-            return self._take_wgrad(min(fillers, key=lambda n: (-(n // self.count), n)))
+        filler = self._filler()
+        if filler >= 0:
+            return filler
         waiting = [node for _, node in self.waiting[:1]] + self.wgrads
         self.now = min(self.ready_at[node] for node in waiting)
         return self._pick(last)
@@ -247,13 +254,26 @@ class _ListScheduler:
         ]
         return min(same_slice)[1] if same_slice else -1
 
-    def _late_wgrad(self, chosen: int) -> int:
-        """Return a wgrad that must be issued before the layer of ``chosen`` begins, or −1."""
-        if chosen < 0 or not self.wgrads or not self.graph.compute_ns[chosen % self.count]:
-            return -1  # a fragment without ops does not begin a layer
+    def _earlier_wgrad(self, chosen: int) -> int:
+        """Return a wgrad that must be issued before the layer of ``chosen`` begins, or one that
+        passes the time while the collective of ``chosen`` could not start; or −1."""
+        if chosen < 0 or not self.wgrads:
+            return -1
+        compute_ns, comm_ns = (
+            spent[chosen % self.count] for spent in (self.graph.compute_ns, self.graph.comm_ns)
+        )
         oldest = min(self.wgrads)
         late = oldest // self.count < self._group_of(chosen) - 1
-        return self._take_wgrad(oldest) if late or not self.reduces else -1
+        if compute_ns and (late or not self.reduces):  # without ops it begins no layer
+            return self._take_wgrad(oldest)
+        busy = self.comm_free > self.now + compute_ns
+        return self._filler() if self.graph.holds and comm_ns and busy else -1
+
+    def _filler(self) -> int:
+        """Return a ready wgrad of the newest layer, or −1."""
+        ready = [node for node in self.wgrads if self.ready_at[node] <= self.now]
+        newest = min(ready, key=lambda n: (-(n // self.count), n), default=-1)
+        return -1 if newest < 0 else self._take_wgrad(newest)
 
     def _take_wgrad(self, node: int) -> int:
         self.wgrads.remove(node)
@@ -289,12 +309,13 @@ def _shifts(graph: _Graph) -> list[int]:
     so a slice's gather is in flight while the last slice computes. What those need is recomputed
     before them.
     """
-    last = max(token.slice for token in graph.tokens)
     shifts = []
     for token in graph.tokens:
         place = (token.block, token.fragment)
         again = token.fragment.endswith(AGAIN)
-        ahead = graph.gathers and (again or (token.slice < last and place in LAST | FIRST))
+        ahead = graph.gathers and (
+            again or (token.slice != graph.last_slice and place in LAST | FIRST)
+        )
         shifts.append((place in LAST) - ahead)
     return shifts
 

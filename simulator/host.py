@@ -16,6 +16,7 @@ In all other cases nothing is skipped.
 from __future__ import annotations
 
 from collections import deque
+from itertools import accumulate
 from typing import NamedTuple
 
 from simulator.schedule import COMPUTE
@@ -45,9 +46,6 @@ class Host:
     def issue(self, lane: int, cost_ns: int) -> int:
         """Issue the next op and return its issue time (ns). All compute before it has ended."""
         self.log.append((lane, cost_ns))
-        return self._issue(lane, cost_ns)
-
-    def _issue(self, lane: int, cost_ns: int) -> int:
         if lane == COMPUTE and len(self.ends) == self.depth and self.ends[0] > self.time_ns:
             self.time_ns = self.ends[0]
         self.time_ns += cost_ns
@@ -106,14 +104,32 @@ class Host:
         count = sum(lane == COMPUTE for lane, _ in period)
         ends = [self.ends[index - count] for index in range(count)]
         played = min(times, -(-self.depth // count) + 2)
-        for number in range(1, played + 1):
-            following = iter(ends)
-            for lane, cost_ns in period:
-                self._issue(lane, cost_ns)
-                if lane == COMPUTE:
-                    self.ended(next(following) + number * elapsed)
+        self._replay(period, ends, played, elapsed)
         if times > played:
             self._extrapolate(period, ends, times, played, elapsed)
+
+    def _replay(
+        self, period: list[tuple[int, int]], ends: list[int], times: int, elapsed: int
+    ) -> None:
+        """Issue ``times`` more periods, whose compute ops end ``elapsed`` later each.
+
+        An op is issued at the costs up to it and the latest of the times from which the host went
+        on without a wait: now, and whenever a place became free, less the costs before.
+        """
+        later = (end + number * elapsed for number in range(1, times + 1) for end in ends)
+        every = [*self.ends, *later]
+        once = list(accumulate((cost_ns for _, cost_ns in period), initial=0))
+        before = [spent for spent, (lane, _) in zip(once, period, strict=False) if lane == COMPUTE]
+        first = max(0, self.depth - len(self.ends))  # the first compute op that needs a place
+        went_on, place = self.time_ns, len(self.ends) + first - self.depth
+        for number in range(first // len(ends), times):
+            start = number * once[-1]
+            skipped = max(0, first - number * len(ends))
+            for spent in before[skipped:]:
+                went_on = max(went_on, every[place] - start - spent)
+                place += 1
+        self.time_ns = went_on + times * once[-1]
+        self.ends = deque(every, maxlen=self.depth)
 
     def _extrapolate(
         self, period: list[tuple[int, int]], ends: list[int], times: int, played: int, elapsed: int

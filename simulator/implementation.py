@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -10,6 +11,17 @@ from simulator.errors import InputError, unknown_name
 
 NcclAlgo = Literal["auto", "ring"]
 NCCL_ALGOS: Final[tuple[NcclAlgo, ...]] = get_args(NcclAlgo)
+LaunchOrder = Literal["ordered", "comm_first", "free"]
+LAUNCH_ORDERS: Final[tuple[LaunchOrder, ...]] = get_args(LaunchOrder)
+"""Who gets the SMs where a collective becomes ready just when the next compute op does.
+``ordered``: the device starts kernels in the order of their launch (one hardware queue,
+CUDA_DEVICE_MAX_CONNECTIONS=1), so a compute op waits until all collectives launched before it have
+begun. ``comm_first``: the collective, and nobody waits (an edge of a CUDA graph from a kernel's
+beginning). ``free``: the compute op, whose stream has no event to wait for."""
+CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "nccl_algo": NCCL_ALGOS, "launch_order": LAUNCH_ORDERS,
+}  # fmt: skip
+"""Keys that are words -> the words; the other keys are true or false."""
 BOOLEANS: Final = {"true": True, "false": False}
 
 
@@ -63,8 +75,9 @@ and whose cross-entropy is PyTorch's."""
 class Implementation:
     """What a framework runs beside the GEMMs; names are Megatron-LM's where it has one.
 
-    ``flash_attention``: one kernel, not GEMMs with the scores in memory. ``…_fusion``: one kernel
-    instead of PyTorch's several; for gradients, the wgrad adds to the main gradient by itself.
+    ``flash_attention``: one kernel instead of GEMMs that keep the scores in memory. ``…_fusion``:
+    one kernel instead of PyTorch's several; ``gradient_accumulation_fusion``: the wgrad adds to the
+    main gradient by itself.
     ``dense_embedding_grad``: a table's gradient is made whole in the dtype of activations, then
     added. ``zero_grads``: main gradients are cleared first, and every wgrad adds.
     ``check_for_nan_in_grad``, ``scale_grads``: passes over the gradients before replicas sum them.
@@ -73,7 +86,7 @@ class Implementation:
     ``log_num_zeros_in_grad``: passes before the step. ``dummy_wgrads``: a wgrad that adds to the
     main gradient also leaves autograd an empty tensor of its shape. ``nccl_algo``: ring keeps
     NVSwitch from summing. ``tp_backward_overlap``: without Domino, backward's gathers and sums run
-    beside the column-parallel dgrad and wgrad.
+    beside the column-parallel dgrad and wgrad. ``launch_order``: who is first on a GPU.
     """
 
     name: str = "domino-tune"
@@ -96,19 +109,27 @@ class Implementation:
     dummy_wgrads: bool = False
     nccl_algo: NcclAlgo = "auto"
     tp_backward_overlap: bool = True
+    launch_order: LaunchOrder = "ordered"
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:
             raise unknown_name("--implementation", self.name, NAMES)
-        if self.nccl_algo not in NCCL_ALGOS:
-            raise unknown_name("nccl_algo", self.nccl_algo, NCCL_ALGOS)
+        for key, known in CHOICES.items():
+            if getattr(self, key) not in known:
+                raise unknown_name(key, getattr(self, key), known)
 
     def kernels(self, op: str) -> Kernels:
         """Return what the pointwise op named ``op`` is made of."""
+        return self._kernels.get(op, FUSED)
+
+    @cached_property
+    def _kernels(self) -> dict[str, Kernels]:
+        """Ops that are other than the fused kernel of our runtime."""
+        made = {} if self.name == "domino-tune" else dict(OTHERS)
         for key, ops in UNFUSED.items():
-            if op in ops and not getattr(self, key):
-                return ops[op]
-        return FUSED if self.name == "domino-tune" else OTHERS.get(op, FUSED)
+            if not getattr(self, key):
+                made |= ops
+        return made
 
     @property
     def label(self) -> str:
@@ -167,7 +188,7 @@ def changed(implementation: Implementation, changes: tuple[str, ...]) -> Impleme
 
 
 def _value(key: str, text: str) -> bool | str:
-    if key == "nccl_algo":
+    if key in CHOICES:
         return text.lower()
     if text.lower() not in BOOLEANS:
         raise InputError(f"--implementation-set {key} must be true or false, got {text!r}.")

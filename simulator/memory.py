@@ -8,25 +8,30 @@ short stacks determine the peak of a deep one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from typing import Final, NamedTuple
 
 from simulator.build import build_schedule
 from simulator.case import Case
+from simulator.fragments import RECOMPUTED_SUFFIX
 from simulator.issue_order import LayerOrder, without_recomputation
-from simulator.plan import MAX_ROW_SLICES, SlicePlan
-from simulator.predict import order_of
+from simulator.ordering import order_of
+from simulator.plan import MAX_ROW_SLICES, SlicePlan, row_problem
 from simulator.schedule import OpTemplate, Schedule, Segment
 from simulator.shapes import Shapes
-from simulator.specs import Recompute, recomputed_layers
+from simulator.sharding import recomputed_layers
+from simulator.slicing import SEQUENCE_ROW_SLICES, searched_slicings
+from simulator.specs import Recompute
 
 SHORT: Final = 4
 """Layers of each kind in the shorter stack; others have one more. Orders span three at most."""
 HEAD: Final = 1
 """Index of the head among the phases: forward, head, backward, backward that recomputes."""
-AGAIN_ROLE: Final = ".again"
+IN_PLACE: Final = (".ar", ".rope", ".qk_norm", ".own")
+"""Ends of the names of values that are in their predecessor's memory, or it in theirs."""
 WORKSPACE_BYTES: Final = 32 << 20
 """cuBLAS's workspace on Hopper and later, as PyTorch sets it (ATen/cuda/CublasHandlePool.cpp)."""
 GATHERED_LAYERS: Final = 2
@@ -59,7 +64,12 @@ class Live(NamedTuple):
 
 def static_memory(case: Case, plan: SlicePlan) -> Memory:
     """Return what always exists: parameters, main gradients, optimizer state and workspaces."""
-    shapes, element = case.shapes(plan), case.workload.dtype_bytes
+    return held_parameters(case, case.shapes(plan))
+
+
+def held_parameters(case: Case, shapes: Shapes) -> Memory:
+    """Return the memory of a rank with these shapes that no schedule changes."""
+    element = case.workload.dtype_bytes
     parameters = gradients = shapes.rank_parameters
     main = MAIN_BYTES if element < MAIN_BYTES else 0
     if shapes.shards_parameters:
@@ -81,21 +91,17 @@ def _buffer_bytes(case: Case, shapes: Shapes) -> int:
     return workspace + kept * shapes.element
 
 
-def peak_memory(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Memory:
-    """Return one rank's memory at its peak."""
+def unpiped_memory(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Memory:
+    """Return the memory at its peak of a rank with all layers."""
     live = max(_peaks(case, plan, order or order_of(case, plan)))
     return static_memory(case, plan)._replace(
         activations=live.whole - live.logits, logits=live.logits
     )
 
 
-def peak_bytes(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> int:
-    """Return the sum of ``peak_memory``."""
-    return sum(peak_memory(case, plan, order))
-
-
 def least_peak_bytes(case: Case) -> int:
-    """Return bytes that no plan's peak is below; most plans of real models need little more.
+    """Return bytes that no searched plan's peak is below; most plans of real models need little
+    more.
 
     Every plan issues all of forward before the head and all of backward behind it. So in the head
     it holds what backward will read, which is the same bytes for every cut and order. Each stage of
@@ -112,9 +118,17 @@ def may_fit(case: Case) -> bool:
 
 def _head_bytes(case: Case) -> Iterator[int]:
     """Yield what is held in the head, for each number of row slices; most slices first."""
-    most = min(MAX_ROW_SLICES, case.workload.micro_batch_size)
-    for rows, mode in product(range(most, 0, -1), case.modes):
-        plan = SlicePlan(row_slices=rows, order="intra", wgrad="eager", sequence_parallel=mode)
+    batch = case.workload.micro_batch_size
+    rows = range(min(MAX_ROW_SLICES, batch), 0, -1)
+    along, *across = searched_slicings(batch)
+    cuts = [*product(rows, (along,)), *product(SEQUENCE_ROW_SLICES, across)]
+    for (count, (dim, balance)), mode in product(cuts, case.modes):
+        plan = SlicePlan(
+            row_slices=count, order="intra", wgrad="eager", sequence_parallel=mode, slice_dim=dim,
+            slice_balance=balance,
+        )  # fmt: skip
+        if row_problem(plan, case.workload, case.cluster):
+            continue
         head = _peaks(case, plan, order_of(case, plan))[HEAD]
         yield sum(static_memory(case, plan)) + head.whole
 
@@ -164,9 +178,24 @@ def _keeping(order: LayerOrder) -> LayerOrder:
 def live_peaks(schedule: Schedule) -> list[Live]:
     """Return one micro-batch's peaks of live values: before, in and behind the head, and from the
     first recomputed layer on."""
+    phases = _with_phases(schedule.parts[0].segments)
+    return [phase.peak for phase in lifetimes(phases, 4, schedule.value_bytes)]
+
+
+class Phase(NamedTuple):
+    """Live values of a part of a micro-batch: at its peak, and at its end."""
+
+    peak: Live
+    held: Live
+
+
+def lifetimes(
+    segments: list[tuple[int, Segment]], phases: int, sizes: Mapping[str, int]
+) -> list[Phase]:
+    """Return the live values of each phase of (phase, segment), in issue order."""
     placed = [
         (phase, template, layer)
-        for phase, segment in _with_phases(schedule.parts[0].segments)
+        for phase, segment in segments
         for template, layer in _expand(segment)
     ]
     last_read: dict[tuple[int, str], int] = {}
@@ -175,8 +204,7 @@ def live_peaks(schedule: Schedule) -> list[Live]:
             last_read[layer + ref.layer, _storage(ref.name)] = index
     freed: dict[int, list[tuple[int, int]]] = {}
     live = logits = 0
-    peaks = [Live(0, 0)] * 4
-    sizes = schedule.value_bytes
+    peaks, held = [Live(0, 0)] * phases, [Live(0, 0)] * phases
     for index, (phase, template, layer) in enumerate(placed):
         for ref in template.writes:
             size = sizes[ref.name]
@@ -188,17 +216,19 @@ def live_peaks(schedule: Schedule) -> list[Live]:
         peaks[phase] = max(peaks[phase], Live(live, logits))
         for size, of_logits in freed.pop(index, ()):
             live, logits = live - size, logits - of_logits
-    return peaks
+        held[phase] = Live(live, logits)
+    return [Phase(*both) for both in zip(peaks, held, strict=True)]
 
 
+@lru_cache(maxsize=1 << 16)
 def _storage(name: str) -> str:
-    """Return the value whose memory ``name`` uses: in-place results end in .ar, .rope or .qk_norm.
+    """Return the value whose memory ``name`` uses: in-place results end as IN_PLACE says.
 
     Gradients of logits overwrite them.
     """
     if name.startswith("d.") and name.endswith((".logits", ".uncapped")):
         name = f"{name[2:].rpartition('.')[0]}.logits"
-    while name.endswith((".ar", ".rope", ".qk_norm")):
+    while name.endswith(IN_PLACE):
         name = name.rpartition(".")[0]
     return name
 
@@ -206,9 +236,9 @@ def _storage(name: str) -> str:
 def _with_phases(segments: tuple[Segment, ...]) -> list[tuple[int, Segment]]:
     phase, phased = 0, []
     for segment in segments:
-        if segment.templates[0].role.startswith("head."):
+        if segment.templates[0].role.startswith(("head.", "loss.")):
             phase = 1
-        elif any(AGAIN_ROLE in template.role for template in segment.templates):
+        elif any(RECOMPUTED_SUFFIX in template.role for template in segment.templates):
             phase = 3
         elif phase == 1:
             phase = 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simulator.case import Case
-from simulator.specs import padded_vocab_size
+from simulator.sharding import padded_vocab_size
 
 PASSES = 3
 """Forward once, and backward twice as much."""
@@ -16,12 +16,9 @@ def model_flops(case: Case) -> int:
     computed again (``num_floating_point_operations`` in Megatron-LM's training.py).
     """
     model, length = case.model, case.workload.seq_length
-    linears = model.hidden_size * (
-        model.qkv_size + model.attention_size + model.fc1_size + model.intermediate_size
-    )
     scores = 2 * model.attention_size * length  # queries by keys, and probabilities by values
     head = model.hidden_size * padded_vocab_size(model, case.cluster)
-    per_token = model.num_hidden_layers * (linears + scores) + head
+    per_token = model.num_hidden_layers * (model.linear_parameters + scores) + head
     return PASSES * 2 * per_token * case.tokens
 
 

@@ -57,6 +57,8 @@ class Gemm(NamedTuple):
 class Attention(NamedTuple):
     """softmax(QKᵀ)V over ``batch`` sequences, ``heads`` query heads on this rank.
 
+    ``seq`` queries of each sequence meet as many keys, or the ``kv_seq`` keys that end with the
+    last query's: a causal query then sees all keys before the first query, too.
     ``softcap``: scores go through c·tanh(score / c) before the softmax. ``deterministic``: backward
     adds the queries' gradients in a fixed order.
     """
@@ -71,6 +73,7 @@ class Attention(NamedTuple):
     dtype: str = "bf16"
     softcap: bool = False
     deterministic: bool = False
+    kv_seq: int = 0
 
     @property
     def kind(self) -> Literal["attention"]:
@@ -78,10 +81,25 @@ class Attention(NamedTuple):
         return "attention"
 
     @property
+    def keys(self) -> int:
+        """Keys of each sequence."""
+        return self.kv_seq or self.seq
+
+    @property
+    def full_share(self) -> float:
+        """Share of the FLOPs in blocks of scores that no mask cuts: those before the first query.
+        1 if not causal."""
+        if not self.causal:
+            return 1.0
+        before = self.keys - self.seq
+        return before / (before + self.seq / 2)
+
+    @property
     def flops(self) -> int:
-        """4·b·h·s²·d forward, 2.5 times that backward, half if causal (FlashAttention's rule)."""
-        full = 4 * self.batch * self.heads * self.seq * self.seq * self.head_dim
-        forward = full // 2 if self.causal else full
+        """4·b·h·s·keys·d forward, 2.5 times that backward, of causal queries' own block half
+        (FlashAttention's rule)."""
+        twice = 2 * self.seq * self.keys - (self.seq * self.seq if self.causal else 0)
+        forward = 2 * self.batch * self.heads * twice * self.head_dim
         return forward if self.direction == "forward" else forward * 5 // 2
 
 

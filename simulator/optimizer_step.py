@@ -16,6 +16,8 @@ ADAM_BYTES_WRITTEN: Final = 3 * 4
 """Per parameter: main parameter and both moments, in fp32; the model's own copy is extra."""
 MAIN_BYTES: Final = 4
 """Per parameter: the fp32 main parameter."""
+WORLD_NORM: Final = "step.grad_norm.ar"
+"""Role of the gradient norm's sum over ranks: behind it none is ahead of another."""
 
 
 def zero_grads(t: Templates) -> list[OpTemplate]:
@@ -31,18 +33,27 @@ def zero_grads(t: Templates) -> list[OpTemplate]:
 def optimizer_step(
     t: Templates, last_bucket_parameters: int, reads: tuple[Ref, ...], *, gathers: bool = False
 ) -> list[OpTemplate]:
-    """Return the last data-parallel bucket, the sums of partial gradients and of those of copied
-    key-value heads, the global gradient norm, and Adam.
+    """Return the last data-parallel bucket, then ``update``.
 
     ``gathers``: the updated parameters are gathered from the replicas at the end.
     """
-    s = t.shapes
-    if s.reduces:
-        ops = reduction(t, "step.dp", last_bucket_parameters, reads, "step.dp")
-    else:
-        ops = gradient_passes(t, "step", last_bucket_parameters, reads)
+    ops = summed_gradients(t, last_bucket_parameters, reads)
     reads = (*reads, *(ref for op in ops[-1:] for ref in op.writes))
-    for op in _sums_over_ranks(t):
+    return ops + update(t, reads, gathers=gathers)
+
+
+def summed_gradients(t: Templates, parameters: int, reads: tuple[Ref, ...]) -> list[OpTemplate]:
+    """Return the sum of ``parameters`` gradients over the replicas, and the passes before it."""
+    if t.shapes.reduces:
+        return reduction(t, "step.dp", parameters, reads, "step.dp")
+    return gradient_passes(t, "step", parameters, reads)
+
+
+def update(t: Templates, reads: tuple[Ref, ...], *, gathers: bool) -> list[OpTemplate]:
+    """Return the sums of partial gradients and of those of copied key-value heads, the global
+    gradient norm, Adam, and the gather of the parameters."""
+    s, ops = t.shapes, []
+    for op in _sums_over_ranks(t, reads):
         ops.append(op)
         reads = (*reads, *op.writes)
     ops += _norm(t, reads)
@@ -54,28 +65,36 @@ def optimizer_step(
     return ops
 
 
-def _sums_over_ranks(t: Templates) -> list[OpTemplate]:
-    s = t.shapes
-    sums = {}
-    if s.partial_parameters:
-        sums["step.tp"] = s.tp_all_reduce(s.partial_parameters * GRAD_BYTES, "fp32")
-    if s.kv_copies > 1:
-        sums["step.kv"] = s.copies_all_reduce()
+def _sums_over_ranks(t: Templates, reads: tuple[Ref, ...]) -> list[OpTemplate]:
+    """Return the sums of partial gradients, which are copied together and back (Megatron-LM's
+    ``_allreduce_layernorm_grads``), and of those of copied key-value heads."""
+    s, ops = t.shapes, []
     if not s.communicates:
         return []
-    last = (Ref(0, f"grad.embed.s{s.plan.row_slices - 1}"),)
-    return [t.op(f"{name}.ar", -1, op, last, name, 0, lane=TP) for name, op in sums.items()]
+    if s.partial_parameters:
+        size = s.partial_parameters * GRAD_BYTES
+        copy, total = s.pointwise("copy", size, size), s.tp_all_reduce(size, "fp32")
+        pack = t.op("step.tp.pack", -1, copy, reads, "step.tp", size)
+        summed = t.op("step.tp.ar", -1, total, pack.writes, "step.tp.ar", 0, lane=TP)
+        back = t.op("step.tp.unpack", -1, copy, summed.writes, "step.tp.whole", 0)
+        ops += [pack, summed, back]
+    if s.kv_copies > 1:
+        last = (Ref(0, f"grad.embed.s{s.plan.rows_back[-1]}"),)
+        ops.append(t.op("step.kv.ar", -1, s.copies_all_reduce(), last, "step.kv", 0, lane=TP))
+    return ops
 
 
 def _norm(t: Templates, reads: tuple[Ref, ...]) -> list[OpTemplate]:
-    """Return the sum of squares, and its sum over the ranks that hold other parameters."""
+    """Return the sum of squares, and its sum over the ranks that hold other parameters: over all,
+    where optimizer state is sharded or layers are."""
     s = t.shapes
     read = s.grad_bytes * s.optimizer_parameters
     square = t.op("step.grad_norm", -1, s.pointwise("grad_norm", read, 4), reads, "step.norm", 4)
-    if not (s.reduces and s.shards_optimizer):
+    over_all = (s.reduces and s.shards_optimizer) or s.cluster.pp > 1
+    if s.plan.strategy == "no_comm" or not over_all:
         return t.reduced(square, 4, "fp32")
     signature = Collective("all_reduce", 4, *s.cluster.world_group, 0, "fp32")
-    summed = t.op("step.grad_norm.ar", -1, signature, square.writes, "step.norm.ar", 0, lane=DP)
+    summed = t.op(WORLD_NORM, -1, signature, square.writes, "step.norm.ar", 0, lane=DP)
     return [square, summed]
 
 
@@ -84,17 +103,16 @@ def _passes(t: Templates, norm: tuple[Ref, ...]) -> list[OpTemplate]:
     s, how = t.shapes, t.shapes.workload.implementation
     gradients = s.grad_bytes * s.optimizer_parameters
     main = MAIN_BYTES * s.optimizer_parameters
-    passes = {
-        "step.clip_grad": (how.clip_grad, s.pointwise("grad_scale", gradients, gradients)),
-        "step.params_norm": (how.log_params_norm, s.pointwise("grad_norm", main, 4)),
-        "step.num_zeros": (how.log_num_zeros_in_grad, s.pointwise("grad_norm", gradients, 4)),
-    }
-    ops: list[OpTemplate] = []
-    for role, (asked, signature) in passes.items():
-        if asked:
-            ops.append(t.op(role, -1, signature, norm, role, 0))
-            norm = ops[-1].writes
-    return ops
+    return t.passes(
+        {
+            "step.clip_grad": (how.clip_grad, s.pointwise("grad_scale", gradients, gradients)),
+            "step.params_norm": (how.log_params_norm, s.pointwise("grad_norm", main, 4)),
+            "step.num_zeros": (
+                how.log_num_zeros_in_grad, s.pointwise("grad_norm", gradients, 4),
+            ),
+        },
+        norm,
+    )  # fmt: skip
 
 
 def _update(t: Templates, source: tuple[Ref, ...]) -> list[OpTemplate]:

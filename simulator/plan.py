@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simulator.errors import InfeasiblePlanError, InputError, unknown_name
+from simulator.slicing import SLICE_BALANCES, SLICE_DIMS, SliceBalance, SliceDim
 from simulator.specs import ClusterSpec, ModelSpec, Workload, require_positive_int
 
 Strategy = Literal["megatron", "no_comm", "domino"]
@@ -23,7 +24,9 @@ MAX_COL_SLICES: Final = 16
 class SlicePlan:
     """The row slices, the column pieces and the order. Raise InputError for a bad value.
 
-    ``row_slices``: slices of the micro-batch, in whole sequences; they may be uneven.
+    ``row_slices``: slices of the micro-batch along ``slice_dim``: whole sequences (``batch``; they
+    may be uneven), or consecutive positions of all sequences (``sequence``), cut as
+    ``slice_balance`` says (``simulator.slicing``).
     ``attn_col_slices``, ``mlp_col_slices``: column pieces of the block's row-parallel GEMM.
     ``attn_dgrad_slices``, ``mlp_dgrad_slices``: column pieces of the block's column-parallel dgrad;
     0 means as many as the block's row-parallel GEMM has.
@@ -46,12 +49,16 @@ class SlicePlan:
     merge_wgrad: bool = False
     comm_ctas: int = 0
     sequence_parallel: bool = False
+    slice_dim: SliceDim = "batch"
+    slice_balance: SliceBalance = "balanced"
 
     def __post_init__(self) -> None:
         for kind, value, known in (
             ("strategy", self.strategy, STRATEGIES),
             ("order", self.order, ORDERS),
             ("wgrad placement", self.wgrad, WGRAD_PLACEMENTS),
+            ("slice_dim", self.slice_dim, SLICE_DIMS),
+            ("slice_balance", self.slice_balance, SLICE_BALANCES),
         ):
             if value not in known:
                 raise unknown_name(kind, str(value), known)
@@ -81,6 +88,11 @@ class SlicePlan:
             raise InputError(
                 f"strategy {self.strategy!r} is unsliced: use --strategy domino to slice."
             )
+        if self.slice_dim == "batch" and self.slice_balance != "balanced":
+            raise InputError(
+                f"slice_balance {self.slice_balance!r} is of slices of sequences: use --slice-dim "
+                "sequence, or leave out --slice-balance."
+            )
 
     def _check_order(self) -> None:
         if self.strategy != "domino":
@@ -91,6 +103,12 @@ class SlicePlan:
             raise InfeasiblePlanError(
                 f"order {self.order!r} exists for 2 row slices and 1 column slice only, got "
                 f"{self.cut}; use --order intra or --order greedy.",
+                reason="order",
+            )
+        if self.order == "paper" and self.slice_dim == "sequence":
+            raise InfeasiblePlanError(
+                "order 'paper' walks the slices of a sequence forward in backward, too, which "
+                "attention refutes; use another order, or --slice-dim batch.",
                 reason="order",
             )
         if (self.wgrad == "fill") != (self.order == "greedy"):
@@ -109,6 +127,18 @@ class SlicePlan:
         )  # fmt: skip
 
     @property
+    def slices_sequences(self) -> bool:
+        """Whether row slices are positions of all sequences."""
+        return self.slice_dim == "sequence" and self.row_slices > 1
+
+    @property
+    def rows_back(self) -> tuple[int, ...]:
+        """Row slices as backward walks them: positions of sequences from the last, since all later
+        queries add to the gradient of a key."""
+        rows = range(self.row_slices)
+        return tuple(reversed(rows)) if self.slices_sequences else tuple(rows)
+
+    @property
     def cut(self) -> str:
         """Short text of the counts: rows × attn/mlp columns, dgrad pieces where they differ."""
         text = f"{self.row_slices}x{self.attn_col_slices}/{self.mlp_col_slices}"
@@ -125,7 +155,13 @@ class SlicePlan:
         if self.strategy != "domino":
             return self.strategy + extras
         merged = " merged" if self.merge_wgrad else ""
-        return f"domino {self.cut} {self.order} wgrad={self.wgrad}{merged}{extras}"
+        return f"domino {self.cut}{self._slicing} {self.order} wgrad={self.wgrad}{merged}{extras}"
+
+    @property
+    def _slicing(self) -> str:
+        if self.slice_dim == "batch":
+            return ""
+        return " seq" + ("" if self.slice_balance == "balanced" else f"-{self.slice_balance}")
 
 
 _COUNTS: Final = (
@@ -133,12 +169,6 @@ _COUNTS: Final = (
 )  # fmt: skip
 MEGATRON: Final = SlicePlan(strategy="megatron", row_slices=1, order="intra", wgrad="eager")
 NO_COMM: Final = SlicePlan(strategy="no_comm", row_slices=1, order="intra", wgrad="eager")
-
-
-def row_slice_sizes(micro_batch_size: int, row_slices: int) -> tuple[int, ...]:
-    """Return the sequences in each row slice: as even as possible, larger slices first."""
-    small, extra = divmod(micro_batch_size, row_slices)
-    return tuple(small + (index < extra) for index in range(row_slices))
 
 
 def check_plan_fits(
@@ -152,13 +182,9 @@ def check_plan_fits(
             f"{workload.seq_length}; use --no-sequence-parallel, or another length.",
             reason="tokens",
         )
-    if plan.row_slices > workload.micro_batch_size:
-        raise InfeasiblePlanError(
-            f"row_slices = {plan.row_slices} needs at least as many sequences, but "
-            f"micro_batch_size = {workload.micro_batch_size}; use row_slices ≤ "
-            f"{workload.micro_batch_size} or a larger micro-batch.",
-            reason="rows",
-        )
+    problem = row_problem(plan, workload, cluster)
+    if problem:
+        raise InfeasiblePlanError(problem, reason="rows")
     for name in _COUNTS[1:]:
         pieces = getattr(plan, name)
         if model.hidden_size % pieces:
@@ -171,3 +197,25 @@ def check_plan_fits(
                 f"nearest that work: {below} and {above}.",
                 reason="hidden",
             )
+
+
+def slice_multiple(plan: SlicePlan, cluster: ClusterSpec) -> int:
+    """Return the number of which slices of a sequence have a multiple of positions."""
+    return cluster.tp if plan.sequence_parallel else 1
+
+
+def row_problem(plan: SlicePlan, workload: Workload, cluster: ClusterSpec) -> str:
+    """Return why a row slice would have no sequence, or no positions of them; or an empty text."""
+    rows, batch = plan.row_slices, workload.micro_batch_size
+    if plan.slice_dim == "batch" and rows > batch:
+        return (
+            f"row_slices = {rows} needs at least as many sequences, but micro_batch_size = "
+            f"{batch}; use row_slices ≤ {batch}, a larger micro-batch, or --slice-dim sequence."
+        )
+    multiple = slice_multiple(plan, cluster)
+    if plan.slice_dim == "sequence" and rows * multiple > workload.seq_length:
+        return (
+            f"row_slices = {rows} needs sequences of {rows * multiple} tokens or more, {multiple} "
+            f"a slice, but seq_length = {workload.seq_length}; use fewer."
+        )
+    return ""

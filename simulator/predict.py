@@ -2,44 +2,61 @@
 
 from __future__ import annotations
 
+from simulator import clock
 from simulator.build import build_schedule
 from simulator.case import Case
+from simulator.clock import Played, UnsureClocks, settle
+from simulator.cost import CostModel
 from simulator.engine import play
-from simulator.greedy import plan_order
 from simulator.issue_order import LayerOrder
+from simulator.ordering import order_of
+from simulator.pipeline.predict import busiest_schedule, played_pipeline
 from simulator.plan import SlicePlan
 from simulator.program import Program, compile_program
-from simulator.recurrence import Totals, totals
+from simulator.recurrence import Totals
 from simulator.schedule import Schedule
-from simulator.schedules import fixed_order
 from simulator.timeline import Timeline
 
 
-def order_of(case: Case, plan: SlicePlan) -> LayerOrder:
-    """Return the explicit order of a plan: the fixed one of its strategy, or the greedy one."""
-    if plan.strategy == "domino" and plan.order == "greedy":
-        return plan_order(case.shapes(plan), case.cost)
-    return fixed_order(plan, case.workload.recompute)
+def played(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Played:
+    """Return the schedule of ``plan`` at its clock, and what the fast engine says of it.
 
-
-def programmed(
-    case: Case, plan: SlicePlan, order: LayerOrder | None = None
-) -> tuple[Schedule, Program]:
-    """Return the schedule of ``plan`` and the program that the engines play.
-
-    ``order`` replays a stored order; without it the plan's own order is taken or planned.
+    ``order`` replays a stored order; without it the plan's own order is taken or planned. Of a
+    pipeline it is what the busiest rank plays, and the whole iteration's time.
     """
-    schedule = build_schedule(
-        case.model, case.workload, case.cluster, plan, order or order_of(case, plan)
-    )
-    return schedule, compile_program(schedule, case.cost)
+    if case.cluster.pp > 1:
+        return played_pipeline(case, plan, order).busiest
+    schedule = scheduled(case, plan, order)
+    return settle(schedule, case.cost, case.power, case.cluster.clock_mhz)
+
+
+def unsure_clocks(case: Case, found: Played) -> UnsureClocks | None:
+    """Return the clocks that ``found`` may have instead; None without a law of power."""
+    return clock.unsure_clocks(found, case.power, case.cluster.clock_mhz)
+
+
+def scheduled(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Schedule:
+    """Return the schedule of ``plan``; ``order`` as in ``played``."""
+    if case.cluster.pp > 1:
+        return busiest_schedule(case, plan, order)
+    chosen = order or order_of(case, plan)
+    return build_schedule(case.model, case.workload, case.cluster, plan, chosen)
+
+
+def scheduled_at(
+    case: Case, plan: SlicePlan, order: LayerOrder | None, cost: CostModel
+) -> tuple[Schedule, Program]:
+    """Return schedule and program of ``plan`` at the clock of ``cost``."""
+    schedule = scheduled(case, plan, order)
+    return schedule, compile_program(schedule, cost)
 
 
 def predict(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Totals:
-    """Return the fast engine's totals (ns), with its periodic shortcut; see ``programmed``."""
-    return totals(programmed(case, plan, order)[1])
+    """Return the fast engine's totals (ns), with its periodic shortcut; see ``played``."""
+    return played(case, plan, order).totals
 
 
 def simulate(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Timeline:
-    """Return the full timeline of the engine of record; see ``programmed``."""
-    return play(*programmed(case, plan, order))
+    """Return the full timeline of the engine of record; see ``played``."""
+    found = played(case, plan, order)
+    return play(found.schedule, found.program)

@@ -31,16 +31,16 @@ from simulator.lookup.gemm import GemmFit, GemmRow, GemmTable
 from simulator.lookup.pointwise import DEFAULT, PointwiseFit, PointwiseRow, PointwiseTable
 from simulator.lookup.roof import NO_ROOF, Roof
 from simulator.ops import MULTIMEM, TpCollectives
+from simulator.power import PowerSection
+from simulator.provenance import Provenance
 from simulator.skew import SkewFit
 
 SCHEMA: Final = 3
-ProvenanceKind = Literal["measured", "imported", "fitted", "assumed"]
 LaunchMode = Literal["async", "inline", "none"]
-PROVENANCE_KINDS: Final = ("measured", "imported", "fitted", "assumed")
 LAUNCH_MODES: Final = ("async", "inline", "none")
 LAUNCH_KINDS: Final = ("gemm", "attention", "pointwise", "collective")
 SECTIONS: Final = (
-    "gemm", "attention", "pointwise", "collectives", "contention", "launch", "skew",
+    "gemm", "attention", "pointwise", "collectives", "contention", "launch", "skew", "power",
 )  # fmt: skip
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}:\d{2}Z)?")
@@ -52,8 +52,6 @@ class Machine:
 
     ``peak_tflops`` is dense, by dtype; ``memory_bandwidth_gb_s`` in 1e9 bytes per second.
     ``l2_mb``: size of the L2 cache where a data sheet gives the peaks; 0 where they were measured.
-    ``clock_slowdown``: by how much longer compute-bound ops may take at the clock that a long run
-    keeps than in the profile's timings (0.19: 19 %).
     """
 
     gpu: str
@@ -64,7 +62,6 @@ class Machine:
     memory_bandwidth_gb_s: float
     backend: str
     l2_mb: float = field(default=0.0, metadata=ABSENT_IF_EMPTY)
-    clock_slowdown: float = field(default=0.0, metadata=ABSENT_IF_EMPTY)
     details: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,8 +69,7 @@ class Machine:
             require_count("machine", name, getattr(self, name))
         for name in ("gpu_memory_gib", "memory_bandwidth_gb_s"):
             require_positive("machine", name, getattr(self, name))
-        for name in ("l2_mb", "clock_slowdown"):
-            require_number("machine", name, getattr(self, name))
+        require_number("machine", "l2_mb", self.l2_mb)
         for dtype, tflops in self.peak_tflops.items():
             require_positive("machine", f"peak_tflops[{dtype}]", tflops)
         check_numbers("machine", "machine", self)
@@ -88,25 +84,6 @@ class Machine:
             bytes_per_us=1e3 * self.memory_bandwidth_gb_s,
             l2_bytes=round(1e6 * self.l2_mb),
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """Source of a section's numbers; ``error`` is their relative leave-out error.
-
-    ``clock``: at what clock the GPU ran while they were timed, as far as it is known.
-    """
-
-    kind: ProvenanceKind
-    source: str
-    error: float | None = None
-    clock: str = field(default="", metadata=ABSENT_IF_EMPTY)
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        require_choice("provenance", "kind", self.kind, PROVENANCE_KINDS)
-        if self.error is not None:
-            require_number("provenance", "error", self.error)
 
 
 def gemm_key(row: GemmRow) -> tuple[int | str | bool | tuple[int, int, int], ...]:
@@ -257,6 +234,7 @@ class Profile:
     contention: ContentionSection | None = None
     launch: LaunchSection | None = None
     skew: SkewSection | None = field(default=None, metadata=ABSENT_IF_EMPTY)
+    power: PowerSection | None = field(default=None, metadata=ABSENT_IF_EMPTY)
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:
@@ -344,10 +322,7 @@ class Profile:
     @property
     def times_gathers(self) -> bool:
         """Whether the profile times all-gathers and reduce-scatters, not only all-reduces."""
-        if self.collectives is None:
-            return False
-        timed = {row.op for row in self.collectives.rows} | {f.op for f in self.collectives.fits}
-        return {"all_gather", "reduce_scatter"} <= timed
+        return {"all_gather", "reduce_scatter"} <= self._timed_collectives
 
     @property
     def times_other_kernels(self) -> bool:
@@ -358,10 +333,14 @@ class Profile:
     @property
     def times_multimem(self) -> bool:
         """Whether the profile times multimem all-reduces."""
-        if self.collectives is None:
-            return False
-        timed = {row.op for row in self.collectives.rows} | {f.op for f in self.collectives.fits}
-        return MULTIMEM["all_reduce"] in timed
+        return MULTIMEM["all_reduce"] in self._timed_collectives
+
+    @property
+    def _timed_collectives(self) -> set[str]:
+        section = self.collectives
+        if section is None:
+            return set()
+        return {row.op for row in section.rows} | {fit.op for fit in section.fits}
 
     def comm_ctas_choices(
         self, nodes: int, per_node: int, collectives: TpCollectives = "nccl"

@@ -9,14 +9,16 @@ schedule's loops.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from simulator.contention import SCALE, Contention, Family
 from simulator.cost import CostModel, Launch
 from simulator.errors import ScheduleError
+from simulator.implementation import LaunchOrder
 from simulator.ops import Signature
 from simulator.schedule import COMPUTE, LANES, OpTemplate, Schedule, Segment
+from simulator.skew_count import Counted, SkewCount
 
 WORK_UNIT: Final = 1024
 """Units per ns: remaining work is an integer in 1/1024 ns of the op run alone."""
@@ -25,13 +27,18 @@ WORK_UNIT: Final = 1024
 class Step(NamedTuple):
     """One op, or a collective's wait for later ranks: ``family`` 0, because it occupies its lane
     but slows nothing. ``work`` in 1/1024 ns; ``waits`` as in the module's docstring; ``launch_ns``
-    is the host's cost of issuing the op."""
+    is the host's cost of issuing the op. ``fills``: a compute op that lets no collective in.
+    ``resident``: a collective that has its SMs already, from waiting for later ranks. ``number``:
+    that of its signature in the program, -1 for a wait."""
 
     lane: int
     work: int
     family: int
     waits: tuple[tuple[int, int], ...]
     launch_ns: int
+    fills: bool = False
+    resident: bool = False
+    number: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +67,8 @@ class Program:
     """Input of the engines. ``families[f]`` is the contention family with number f; 0 is idle.
 
     ``queue_depth``: how many compute ops the host may be ahead; 0 turns the host lane off.
+    ``launch_order``: who is first on a GPU (``simulator.implementation``). ``signatures``: of the
+    steps' numbers.
     """
 
     root: Loop
@@ -67,6 +76,8 @@ class Program:
     families: tuple[Family | None, ...]
     contention: Contention
     queue_depth: int
+    launch_order: LaunchOrder = "comm_first"
+    signatures: tuple[Signature, ...] = ()
 
 
 class Rates(dict[tuple[int, ...], tuple[int, ...]]):
@@ -107,6 +118,38 @@ def compile_program(schedule: Schedule, cost: CostModel) -> Program:
     return _Compiler(cost, max(schedule.lanes()) + 1).program(schedule)
 
 
+def retimed(program: Program, schedule: Schedule, cost: CostModel) -> Program:
+    """Return what ``compile_program`` makes of ``schedule``; ``program`` was made at another clock.
+
+    Waits for later ranks depend on durations: with them the schedule is compiled anew.
+    """
+    if cost.skew is not None:
+        return compile_program(schedule, cost)
+    compiler = _Compiler(cost, program.lanes)
+    numbers = [compiler.numbers_of(signature) for signature in program.signatures]
+
+    def again(loop: Loop) -> Loop:
+        body = tuple(
+            again(item)
+            if isinstance(item, Loop)
+            else item._replace(work=numbers[item.number].work, family=numbers[item.number].family)
+            for item in loop.body
+        )
+        return Loop(body=body, count=loop.count)  # type: ignore[arg-type]
+
+    return replace(program, root=again(program.root), families=tuple(compiler.families))
+
+
+class _Numbers(NamedTuple):
+    """The parts of a step that its signature decides."""
+
+    work: int
+    family: int
+    launch_ns: int
+    fills: bool
+    number: int
+
+
 class _Run(NamedTuple):
     """A value that ``times`` repetitions write: repetition n at layer + n·step, as collective
     number first + n·per of its lane."""
@@ -130,13 +173,13 @@ class _Compiler:
         self.lanes = lanes
         self.launch: Launch = cost.launch
         self.families: dict[Family | None, int] = {None: 0}
-        self.numbers: dict[Signature, tuple[int, int, int]] = {}
+        self.numbers: dict[Signature, _Numbers] = {}
         self.issued = [0] * lanes
         self.waited = [0] * lanes
         self.written: dict[tuple[int, str], tuple[int, int]] = {}
         self.runs: dict[str, list[_Run]] = {}
         self.comm_names: set[str] = set()
-        self.computed_ns = [0] * lanes
+        self.skew = SkewCount(cost, lanes)
 
     def program(self, schedule: Schedule) -> Program:
         parts = []
@@ -144,24 +187,31 @@ class _Compiler:
             self.written.clear()
             self.runs.clear()
             self.comm_names.clear()
-            self.computed_ns = [0] * self.lanes
+            self.skew = SkewCount(self.cost, self.lanes)
             loops = tuple(loop for segment in part.segments for loop in self._segment(segment))
             parts.append(Loop(body=loops, count=part.count))
+        admits_late = self.cost.contention.admits_late
         return Program(
             root=Loop(body=tuple(parts)),
             lanes=self.lanes,
             families=tuple(self.families),
             contention=self.cost.contention,
             queue_depth=self.launch.queue_depth if self.launch.mode == "async" else 0,
+            launch_order=schedule.launch_order if admits_late else "comm_first",
+            signatures=tuple(self.numbers),
         )
 
     def _segment(self, segment: Segment) -> list[Loop]:
         """Return single repetitions while their waits still differ, then one loop of the rest."""
         settled = min(segment.count, self._settled_after(segment))
-        head = [self._repetition(segment, r) for r in range(settled)]
+        head: list[tuple[Step, ...]] = []
+        state, counted = self.skew.state, self.skew.counted
+        while len(head) < segment.count and (len(head) < settled or state != self.skew.state):
+            state, counted = self.skew.state, self.skew.counted
+            head.append(self._repetition(segment, len(head)))
         rest = segment.count - len(head)
         if rest:
-            self._repeat_last(segment, len(head) - 1, rest, head[-1])
+            self._repeat_last(segment, len(head) - 1, rest, head[-1], counted)
         loops: list[Loop] = []
         for index, steps in enumerate(head):
             count = 1 + (rest if index == len(head) - 1 else 0)
@@ -201,9 +251,10 @@ class _Compiler:
         return latest + 2
 
     def _repeat_last(
-        self, segment: Segment, last: int, times: int, steps: tuple[Step, ...]
+        self, segment: Segment, last: int, times: int, steps: tuple[Step, ...], counted: Counted
     ) -> None:
-        """Record what ``times`` more repetitions like number ``last`` issue, write and wait for."""
+        """Record what ``times`` more repetitions like number ``last`` issue, write and wait for;
+        ``counted`` is the compute counted before it."""
         per = [0] * self.lanes
         for step in steps:
             per[step.lane] += 1
@@ -227,14 +278,7 @@ class _Compiler:
             self.issued[lane] += times * per[lane]
             if lane in waited:
                 self.waited[lane] += times * per[lane]
-        self._compute_more(times, steps, per)
-
-    def _compute_more(self, times: int, steps: tuple[Step, ...], per: list[int]) -> None:
-        """Add the compute of ``times`` repetitions to the lanes on which they issue nothing."""
-        once_ns = sum(step.work // WORK_UNIT for step in steps if step.lane == COMPUTE)
-        for lane in range(self.lanes):
-            if not per[lane]:
-                self.computed_ns[lane] += times * once_ns
+        self.skew.repeat(counted, times, [lane for lane in range(self.lanes) if not per[lane]])
 
     def _repetition(self, segment: Segment, repetition: int) -> tuple[Step, ...]:
         base, sign = segment.layer(repetition, 0), _sign(segment)
@@ -245,33 +289,21 @@ class _Compiler:
 
     def _steps(self, template: OpTemplate, layer: int) -> tuple[Step, ...]:
         lane = template.lane
-        numbers = self.numbers.get(template.signature)
-        if numbers is None:
-            numbers = self.numbers[template.signature] = self._numbers(template.signature)
         waits = self._waits(template, layer)
-        work, family, launch_ns = numbers
-        wait_ns = 0 if self.cost.skew is None else self._skew_ns(lane, work // WORK_UNIT)
+        work, family, launch_ns, fills, number = self.numbers_of(template.signature)
+        wait_ns = 0
+        if self.cost.skew is not None:
+            wait_ns = self.skew.add(
+                lane, work // WORK_UNIT, self.cost.family(template.signature), waits
+            )
         self.issued[lane] += 1 + (wait_ns > 0)
         if lane != COMPUTE:
             for ref in template.writes:
                 self.written[layer + ref.layer, ref.name] = (lane, self.issued[lane])
         if not wait_ns:
-            return (Step(lane, work, family, waits, launch_ns),)
+            return (Step(lane, work, family, waits, launch_ns, fills, number=number),)
         late = Step(lane, wait_ns * WORK_UNIT, 0, waits, launch_ns)
-        return late, Step(lane, work, family, (), 0)
-
-    def _skew_ns(self, lane: int, duration_ns: int) -> int:
-        """Return the ns that a collective waits for later ranks; 0 for a compute op.
-
-        The wait depends on the compute since the lane's collective before, where all ranks met.
-        The count restarts with each micro-batch, so that all middle ones are alike; compute behind
-        a lane's last collective of the micro-batch before is not counted.
-        """
-        if lane == COMPUTE:
-            self.computed_ns = [elapsed_ns + duration_ns for elapsed_ns in self.computed_ns]
-            return 0
-        elapsed_ns, self.computed_ns[lane] = self.computed_ns[lane], 0
-        return self.cost.wait_ns(elapsed_ns)
+        return late, Step(lane, work, family, (), 0, resident=True, number=number)
 
     def _waits(self, template: OpTemplate, layer: int) -> tuple[tuple[int, int], ...]:
         """Return the waits that no earlier op has done: only a value's first reader waits."""
@@ -302,10 +334,18 @@ class _Compiler:
                 return run.lane, run.first + repetition * run.per
         return None
 
-    def _numbers(self, signature: Signature) -> tuple[int, int, int]:
-        family = self.families.setdefault(self.cost.family(signature), len(self.families))
-        duration_ns = self.cost.duration_ns(signature)
-        launch_ns = self.launch.of(signature) if self.launch.mode != "none" else 0
-        if self.launch.mode == "inline":
-            duration_ns += launch_ns
-        return duration_ns * WORK_UNIT, family, launch_ns
+    def numbers_of(self, signature: Signature) -> _Numbers:
+        """Return the numbers of a signature, made at its first step."""
+        numbers = self.numbers.get(signature)
+        if numbers is None:
+            cost = self.cost
+            family = self.families.setdefault(cost.family(signature), len(self.families))
+            duration_ns = cost.duration_ns(signature)
+            launch_ns = self.launch.of(signature) if self.launch.mode != "none" else 0
+            if self.launch.mode == "inline":
+                duration_ns += launch_ns
+            fills = signature.kind != "collective" and cost.contention.fills(signature.kind)
+            numbers = self.numbers[signature] = _Numbers(
+                duration_ns * WORK_UNIT, family, launch_ns, fills, len(self.numbers)
+            )
+        return numbers

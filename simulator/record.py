@@ -33,14 +33,14 @@ class _Recorder(Machine):
         self.spans: list[list[Span]] = [[] for _ in range(program.lanes)]
         self._began = [0] * program.lanes
 
-    def _compute(self, work: int, family: int) -> None:
+    def _compute(self, work: int, family: int, fills: bool) -> None:
         start = self.now
-        super()._compute(work, family)
+        super()._compute(work, family, fills)
         self.spans[COMPUTE].append((start, self.now))
 
-    def _start(self) -> tuple[bool, int]:
+    def _start(self, before_ns: int | None = None) -> tuple[bool, int]:
         idle = [index for index, flight in enumerate(self.flights) if not flight.work]
-        started = super()._start()
+        started = super()._start(before_ns)
         for index in idle:
             if self.flights[index].work:
                 self._began[index] = self.now

@@ -5,6 +5,12 @@ starts when its lane is free. A compute op waits, where it stands, for the colle
 everything behind it waits too. The host issues ops one by one in the total order; none starts
 before it was issued.
 
+Admission. An op that fills the GPU lets no collective in before it ends, except one that waits for
+later ranks already (its kernel has its SMs). Where a collective is ready at the instant at which
+such an op starts, the program's launch order says who is first. ``comm_first``: the collective.
+``free``: the op, unless the collective was ready before that instant. ``ordered``: the op starts
+when all collectives issued before it have started.
+
 Contention. Between two instants at which any op starts or ends, rates are constant. At each such
 instant the work done is subtracted from every op in flight, rounded down to 1/1024 ns; the end of
 an op is rounded up to whole ns. Both engines use this rule, so they agree to the nanosecond.
@@ -52,6 +58,23 @@ def totals(program: Program, *, shortcut: bool = True) -> Totals:
     )
 
 
+class _Waiting(NamedTuple):
+    """A collective in front of its lane: ready at ``ready_ns``, issued by the host at
+    ``issued_at``."""
+
+    work: int
+    family: int
+    issued_at: int
+    ready_ns: int
+    resident: bool
+
+    def later(self, elapsed_ns: int) -> _Waiting:
+        """Return the same, some time later."""
+        return self._replace(
+            issued_at=self.issued_at + elapsed_ns, ready_ns=self.ready_ns + elapsed_ns
+        )
+
+
 class _Flight:
     """One comm lane: the collective in flight, and the queue behind it."""
 
@@ -62,7 +85,7 @@ class _Flight:
         self.family = 0
         self.issued = 0
         self.done = 0
-        self.queue: deque[tuple[int, int, int]] = deque()  # work, family, host's issue time
+        self.queue: deque[_Waiting] = deque()
 
 
 class Machine:
@@ -76,6 +99,8 @@ class Machine:
         self.flights = [_Flight() for _ in range(program.lanes)]
         self.rates = Rates(program)
         self.host = Host(program.queue_depth)
+        self.ordered = program.launch_order == "ordered"
+        self.free = program.launch_order == "free"
 
     def run(self, loop: Loop, *, nested: bool = False) -> None:
         """Play a loop; skip periods if the state repeats. ``nested``: an outer loop may skip."""
@@ -108,12 +133,12 @@ class Machine:
     def _play(self, steps: tuple[Step, ...]) -> None:
         flights, host = self.flights, self.host
         timed = host.depth > 0
-        for lane, work, family, waits, launch_ns in steps:
+        for lane, work, family, waits, launch_ns, fills, resident, _ in steps:
             issued_at = host.issue(lane, launch_ns) if timed else 0
             if lane:
                 flight = flights[lane]
                 flight.issued += 1
-                flight.queue.append((work, family, issued_at))
+                flight.queue.append(_Waiting(work, family, issued_at, self.now, resident))
                 continue
             for waited, behind in waits:
                 flight = flights[waited]
@@ -124,30 +149,46 @@ class Machine:
                 host.binds()
                 while self.now < issued_at:
                     self._idle(issued_at)
-            self._compute(work, family)
+            if self.ordered:
+                self._start_all()
+            self._compute(work, family, fills)
             if timed:
                 host.ended(self.now)
 
-    def _start(self) -> tuple[bool, int]:
-        """Start what can start; return whether a lane is in flight, and the next start (ns)."""
+    def _start_all(self) -> None:
+        """Wait, with compute idle, until every collective that was issued has started."""
+        self._start()
+        while any(not one.resident for flight in self.flights for one in flight.queue):
+            self._idle(None)
+            self._start()
+
+    def _start(self, before_ns: int | None = None) -> tuple[bool, int]:
+        """Start what can start; return whether a lane is in flight, and the next start (ns).
+
+        ``before_ns``: only collectives that were ready before, or have their SMs, can start.
+        """
         active, pending = False, 0
         for flight in self.flights:
             if not flight.work and flight.queue:
-                issued_at = flight.queue[0][2]
-                if issued_at > self.now:
+                first = flight.queue[0]
+                if first.issued_at > self.now:
                     self.host.binds()
-                    pending = min(pending or issued_at, issued_at)
-                else:
-                    flight.work, flight.family, _ = flight.queue.popleft()
+                    pending = min(pending or first.issued_at, first.issued_at)
+                elif before_ns is None or first.resident or first.ready_ns < before_ns:
+                    flight.work, flight.family = first.work, first.family
+                    flight.queue.popleft()
             if flight.work:
                 active = True
         return active, pending
 
-    def _compute(self, work: int, family: int) -> None:
+    def _compute(self, work: int, family: int, fills: bool) -> None:
         """Run one compute op while the comm lanes go on."""
         flights = self.flights
+        before_ns = self.now if fills and self.free else None
         while True:
-            active, _ = self._start()  # what waits for the host stands behind this op
+            active, _ = self._start(before_ns)  # what waits for the host stands behind this op
+            if fills:
+                before_ns = -1
             if not active:
                 elapsed = -(-work * SCALE >> _SHIFT)
                 self.now += elapsed
@@ -201,7 +242,8 @@ class Machine:
     def _state(self) -> tuple[object, ...]:
         return tuple(
             (f.work, f.work and f.family, f.issued - f.done,
-             tuple((w, k, max(0, at - self.now)) for w, k, at in f.queue))
+             tuple((w, k, max(0, at - self.now), ready < self.now, resident)
+                   for w, k, at, ready, resident in f.queue))
             for f in self.flights
         )  # fmt: skip
 
@@ -225,7 +267,7 @@ class Machine:
         for index, flight in enumerate(self.flights):
             flight.issued = grown[3 + lanes + index]
             flight.done = grown[3 + 2 * lanes + index]
-            flight.queue = deque((w, k, at + times * elapsed) for w, k, at in flight.queue)
+            flight.queue = deque(one.later(times * elapsed) for one in flight.queue)
         self.host.skip(mark.host, times, elapsed, nested=nested)
         self.now += times * elapsed
         return times * period

@@ -7,15 +7,19 @@ values relative to their layer; ``Schedule.ops`` yields the fully named ops.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from simulator.errors import ScheduleError
+from simulator.implementation import LaunchOrder
 from simulator.ops import Signature
 
 COMPUTE: Final = 0
 LANES: Final = ("compute", "tp", "dp")
+STEP: Final = "step."
+"""Prefix of the roles of the optimizer's step."""
 TP: Final = 1
 DP: Final = 2
 
@@ -97,12 +101,14 @@ class Schedule:
     """The whole iteration: groups of segments, in issue order.
 
     ``value_bytes`` maps a value's name to its size; 0 means that it aliases another value (an
-    all-reduce works in place) or is only an event. ``micros`` is the number of micro-batches.
+    all-reduce works in place) or is only an event. ``micros`` is the number of micro-batches;
+    ``launch_order`` says who is first on a GPU (``simulator.implementation``).
     """
 
     parts: tuple[Repeat, ...]
     value_bytes: dict[str, int] = field(hash=False, compare=False)
     micros: int = 1
+    launch_order: LaunchOrder = "comm_first"
 
     def __len__(self) -> int:
         return sum(
@@ -124,6 +130,16 @@ class Schedule:
             once = [t for s in part.segments for _ in range(s.count) for t in s.templates]
             for _ in range(part.count):
                 yield from once
+
+    def counts(self) -> Counter[tuple[Signature, int, bool]]:
+        """Return how often each (signature, lane, whether in the optimizer's step) is played."""
+        counts: Counter[tuple[Signature, int, bool]] = Counter()
+        for part in self.parts:
+            for segment in part.segments:
+                for t in segment.templates:
+                    key = (t.signature, t.lane, t.role.startswith(STEP))
+                    counts[key] += part.count * segment.count
+        return counts
 
     def lanes(self) -> tuple[int, ...]:
         """Return the lanes in use, compute first."""

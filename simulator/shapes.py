@@ -8,8 +8,10 @@ from functools import cached_property
 
 from simulator.implementation import FUSED
 from simulator.ops import MULTIMEM, Collective, CollectiveKind, Gemm, Layout, Pointwise
-from simulator.plan import SlicePlan, row_slice_sizes
-from simulator.specs import DTYPE_BYTES, ClusterSpec, ModelSpec, Workload, padded_vocab_size
+from simulator.plan import SlicePlan, slice_multiple
+from simulator.sharding import padded_vocab_size
+from simulator.slicing import batch_slice_sizes, sequence_spans
+from simulator.specs import DTYPE_BYTES, ClusterSpec, ModelSpec, Workload
 
 GRAD_BYTES = 4
 """Bytes of one main-gradient element: fp32 for every activation dtype."""
@@ -17,17 +19,33 @@ GRAD_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """A model's shard on one of ``cluster.tp`` ranks, sliced by ``plan``."""
+    """A model's shard on one of ``cluster.tp`` ranks, sliced by ``plan``.
+
+    ``embedding``, ``head``: whether the rank has the embedding, and the final norm, head and loss.
+    In a pipeline only the first and the last stage do, and ``model`` has the stage's layers.
+    """
 
     model: ModelSpec
     workload: Workload
     cluster: ClusterSpec
     plan: SlicePlan
+    embedding: bool = True
+    head: bool = True
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
         """Number of sequences in each row slice."""
-        return row_slice_sizes(self.workload.micro_batch_size, self.plan.row_slices)
+        batch, count = self.workload.micro_batch_size, self.plan.row_slices
+        return (batch,) * count if self.plan.slices_sequences else batch_slice_sizes(batch, count)
+
+    @cached_property
+    def spans(self) -> tuple[range, ...]:
+        """Positions of each row slice's sequences."""
+        length, plan = self.workload.seq_length, self.plan
+        if not plan.slices_sequences:
+            return (range(length),) * plan.row_slices
+        multiple = slice_multiple(plan, self.cluster)
+        return sequence_spans(self.model, length, plan.row_slices, multiple, plan.slice_balance)
 
     @cached_property
     def communicates(self) -> bool:
@@ -66,8 +84,14 @@ class Shapes:
 
     def tokens(self, row: int) -> int:
         """Return the number of tokens in row slice ``row``, or in all slices for −1."""
-        sequences = self.workload.micro_batch_size if row < 0 else self.rows[row]
-        return sequences * self.workload.seq_length
+        if row < 0:
+            return self.workload.micro_batch_size * self.workload.seq_length
+        return self.rows[row] * len(self.spans[row])
+
+    def kv_elements(self, row: int, positions: int) -> int:
+        """Return this rank's elements of the keys and values of ``positions`` of each sequence of
+        slice ``row``."""
+        return self.rows[row] * positions * 2 * self.kv_heads * self.model.head_dim
 
     def width(self, fragment: str) -> int:
         """Return this rank's output columns of ``fragment`` (qkv, core_attn, fc1 or act)."""
@@ -98,7 +122,7 @@ class Shapes:
 
     def score_bytes(self, row: int) -> int:
         """Return the bytes of all scores of slice ``row``, where they are in memory."""
-        return self.tokens(row) * self.heads * self.workload.seq_length * self.element
+        return self.tokens(row) * self.heads * self.spans[row].stop * self.element
 
     def score_mask_bytes(self, row: int) -> int:
         """Return the bytes of the scores' dropout mask; 0 without dropout."""
@@ -119,10 +143,6 @@ class Shapes:
         """Return the sum of ``elements`` gradients in the activations' dtype into main ones."""
         read = elements * (self.element + self.grad_bytes)
         return self.pointwise("grad_add", read, elements * self.grad_bytes)
-
-    def has_bias(self, block: str) -> bool:
-        """Return whether the linears of ``block`` (attn or mlp) have biases."""
-        return self.model.attention_bias if block == "attn" else self.model.mlp_bias
 
     def pointwise(self, name: str, read: int, written: int, pieces: int = 1) -> Pointwise:
         """Return a pointwise signature in the workload's dtype; ``read``, ``written`` in bytes of
@@ -150,17 +170,17 @@ class Shapes:
     @cached_property
     def reduces(self) -> bool:
         """Whether data-parallel collectives exist."""
-        return self.cluster.dp > 1 and self.plan.strategy != "no_comm"
+        return self.cluster.replicas > 1 and self.plan.strategy != "no_comm"
 
     @cached_property
     def shards_optimizer(self) -> bool:
         """Whether each replica updates its share of the parameters."""
-        return self.cluster.dp > 1 and self.workload.data_parallel != "replicas"
+        return self.cluster.replicas > 1 and self.workload.data_parallel != "replicas"
 
     @cached_property
     def shards_parameters(self) -> bool:
         """Whether replicas keep shards of the parameters and gather each layer's (FSDP)."""
-        return self.cluster.dp > 1 and self.workload.data_parallel == "fsdp"
+        return self.cluster.replicas > 1 and self.workload.data_parallel == "fsdp"
 
     @cached_property
     def grad_bytes(self) -> int:
@@ -170,7 +190,7 @@ class Shapes:
     @cached_property
     def optimizer_parameters(self) -> int:
         """Parameters that this rank's optimizer updates."""
-        shares = self.cluster.dp if self.shards_optimizer else 1
+        shares = self.cluster.replicas if self.shards_optimizer else 1
         return math.ceil(self.rank_parameters / shares)
 
     def dp_reduction(self, parameters: int) -> Collective:
@@ -194,7 +214,7 @@ class Shapes:
         m, h = self.model, self.model.hidden_size
         sharded = self.width("qkv") * m.attention_bias + self.width("fc1") * m.mlp_bias
         norms = m.block_norm_parameters + m.qk_norm_parameters
-        return self.linear_parameters + sharded + h * (m.attention_bias + m.mlp_bias) + norms
+        return self.linear_parameters + sharded + h * m.row_parallel_biases + norms
 
     @cached_property
     def linear_parameters(self) -> int:
@@ -212,9 +232,9 @@ class Shapes:
         m = self.model
         partial = m.num_hidden_layers * m.qk_norm_parameters
         if self.shards_tokens:
-            biases = m.hidden_size * (m.attention_bias + m.mlp_bias)
+            biases = m.hidden_size * m.row_parallel_biases
             partial += m.num_hidden_layers * (m.block_norm_parameters + biases)
-            partial += m.hidden_size * m.norm_vectors
+            partial += m.hidden_size * m.norm_vectors * self.head
         return partial
 
     @cached_property
@@ -241,10 +261,23 @@ class Shapes:
     def edge_parameters(self) -> int:
         """Parameters outside the layers on this rank: embeddings, positions, final norm."""
         m = self.model
-        tables = 1 if m.tie_word_embeddings else 2
-        vocab = padded_vocab_size(m, self.cluster) // self.cluster.tp
         positions = m.max_position_embeddings * (m.position_embedding == "learned")
-        return m.hidden_size * (tables * vocab + positions + m.norm_vectors)
+        ahead = positions * self.embedding
+        behind = m.norm_vectors * self.head
+        return self.tables * self.table_parameters + m.hidden_size * (ahead + behind)
+
+    @cached_property
+    def tables(self) -> int:
+        """Number of this rank's tables over the vocabulary: a tied head shares the embedding's."""
+        tied = self.model.tie_word_embeddings and self.embedding
+        return self.embedding + (self.head and not tied)
+
+    @cached_property
+    def table_parameters(self) -> int:
+        """Parameters of one table over the vocabulary on this rank."""
+        return (
+            padded_vocab_size(self.model, self.cluster) // self.cluster.tp * self.model.hidden_size
+        )
 
     @cached_property
     def rank_parameters(self) -> int:

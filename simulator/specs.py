@@ -47,9 +47,11 @@ class ModelSpec:
 
     ``gated_mlp`` means gate and up projections (SwiGLU, GeGLU), so fc1 has twice the outputs.
     ``hidden_dropout`` > 0 adds one mask byte per element to bias + dropout + residual.
-    ``qk_norm``: queries and keys are normalised per head. ``post_norm``: a norm behind each block,
-    too, before the residual is added. ``sliding_window``: tokens that a token attends to; 0 means
-    all. A ``…_logit_softcapping`` of 0 means none.
+    ``attention_bias``: qkv has a bias, and proj, too, unless ``proj_bias`` is off.
+    ``rope_scaling_factor`` above 1 stretches low rotary frequencies as Llama 3.1 does, by the three
+    numbers behind it. ``qk_norm``: queries and keys are normalised per head. ``post_norm``: a norm
+    behind each block, too, before the residual is added. ``sliding_window``: tokens that a token
+    attends to; 0 means all. A ``…_logit_softcapping`` of 0 means none.
     Raise InputError for values that no model can have.
     """
 
@@ -68,10 +70,15 @@ class ModelSpec:
     position_embedding: Literal["learned", "rope", "none"] = "learned"
     tie_word_embeddings: bool = True
     attention_bias: bool = True
+    proj_bias: bool = True
     mlp_bias: bool = True
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     rope_theta: float = 10000.0
+    rope_scaling_factor: float = 1.0
+    rope_low_freq_factor: float = 1.0
+    rope_high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
     norm_eps: float = 1e-5
     qk_norm: bool = False
     post_norm: bool = False
@@ -132,15 +139,31 @@ class ModelSpec:
         """Parameters of one layer's norms of queries and of keys, which all heads share."""
         return 2 * self.head_dim * self.norm_vectors * self.qk_norm
 
+    def has_bias(self, linear: str) -> bool:
+        """Return whether ``linear`` (qkv, proj, fc1 or fc2) has a bias."""
+        if linear in ("fc1", "fc2"):
+            return self.mlp_bias
+        return self.attention_bias and (linear == "qkv" or self.proj_bias)
+
+    @property
+    def row_parallel_biases(self) -> int:
+        """How many of a layer's two row-parallel linears have a bias."""
+        return self.has_bias("proj") + self.has_bias("fc2")
+
+    @property
+    def linear_parameters(self) -> int:
+        """Elements of one layer's four weight matrices, over all ranks."""
+        outputs = self.qkv_size + self.attention_size + self.fc1_size + self.intermediate_size
+        return self.hidden_size * outputs
+
     @property
     def layer_parameters(self) -> int:
         """Parameters of one layer, over all ranks."""
         h = self.hidden_size
         norms = self.block_norm_parameters + self.qk_norm_parameters
-        attention = h * self.qkv_size + self.attention_size * h
-        mlp = h * self.fc1_size + self.intermediate_size * h
-        bias = (self.qkv_size + h) * self.attention_bias + (self.fc1_size + h) * self.mlp_bias
-        return attention + mlp + bias + norms
+        bias = self.qkv_size * self.attention_bias + self.fc1_size * self.mlp_bias
+        bias += h * self.row_parallel_biases
+        return self.linear_parameters + bias + norms
 
     @property
     def parameters(self) -> int:
@@ -148,8 +171,8 @@ class ModelSpec:
         h = self.hidden_size
         tables = self.vocab_size * h * (1 if self.tie_word_embeddings else 2)
         positions = self.max_position_embeddings * h * (self.position_embedding == "learned")
-        final_norm = h * self.norm_vectors
-        return self.num_hidden_layers * self.layer_parameters + tables + positions + final_norm
+        edges = tables + positions + h * self.norm_vectors
+        return self.num_hidden_layers * self.layer_parameters + edges
 
 
 DataParallel = Literal["replicas", "distributed-optimizer", "fsdp"]
@@ -159,6 +182,10 @@ Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 DATA_PARALLEL: Final[tuple[DataParallel, ...]] = ("replicas", "distributed-optimizer", "fsdp")
 GRAD_DTYPES: Final[tuple[GradDtype, ...]] = ("fp32", "bf16")
+PipelineSchedule = Literal["1f1b", "gpipe", "zero-bubble"]
+PIPELINE_SCHEDULES: Final[tuple[PipelineSchedule, ...]] = get_args(PipelineSchedule)
+ContextComm = Literal["p2p", "all_gather", "a2a"]
+CP_COMM: Final[tuple[ContextComm, ...]] = get_args(ContextComm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +202,10 @@ class Workload:
     pass (``full``), or the attention core (``selective``). ``recompute_layers``: in so many of the
     first layers; 0 means all. ``implementation``: which kernels do it.
     ``tp_collectives``: NCCL's, or multimem kernels inside a node.
+    ``pp_schedule``: the order of a pipeline's forwards and backwards; ``1f1b`` with several virtual
+    stages a rank is Megatron-LM's interleaved one. ``pp_layers``: layers of each (virtual) stage,
+    where they are not equal. ``overlap_p2p``: messages between stages run beside compute.
+    ``cp_comm``: how ranks of a context-parallel group exchange keys and values.
     """
 
     seq_length: int
@@ -189,6 +220,10 @@ class Workload:
     recompute_layers: int = 0
     implementation: Implementation = DOMINO_TUNE
     tp_collectives: TpCollectives = "nccl"
+    pp_schedule: PipelineSchedule = "1f1b"
+    pp_layers: tuple[int, ...] = ()
+    overlap_p2p: bool = False
+    cp_comm: ContextComm = "p2p"
 
     def __post_init__(self) -> None:
         for name in ("seq_length", "micro_batch_size", "grad_accumulation"):
@@ -196,6 +231,7 @@ class Workload:
         for name, known in (
             ("data_parallel", DATA_PARALLEL), ("grad_dtype", GRAD_DTYPES),
             ("recompute", RECOMPUTE), ("tp_collectives", TP_COLLECTIVES),
+            ("pp_schedule", PIPELINE_SCHEDULES), ("cp_comm", CP_COMM),
         ):  # fmt: skip
             if getattr(self, name) not in known:
                 raise unknown_name(f"workload.{name}", str(getattr(self, name)), known)
@@ -224,31 +260,67 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
-    """Ranks and their nodes. Ranks fill nodes TP-first, ``ranks_per_node`` on each node.
+    """Ranks and their nodes. Ranks fill nodes in Megatron-LM's order: tp, cp, dp, pp, with
+    ``ranks_per_node`` on each node.
 
     A group is written as (nodes, per_node): the nodes that it spans and its ranks on each.
+    ``vpp``: virtual pipeline stages of a rank.
+    ``power_cap_w``, ``clock_mhz``: limits that the GPUs are set to; 0 leaves them as they are.
     """
 
     tp: int
     dp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    cp: int = 1
     ranks_per_node: int = 8
     cuda_graph: bool = False
+    power_cap_w: float = 0.0
+    clock_mhz: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("tp", "dp", "ranks_per_node"):
+        for name in ("tp", "dp", "pp", "vpp", "cp", "ranks_per_node"):
             require_positive_int("cluster", name, getattr(self, name))
+        for name in ("power_cap_w", "clock_mhz"):
+            limit = getattr(self, name)
+            if not 0 <= limit <= MOST:
+                raise InputError(f"cluster.{name} must be from 0 to {MOST:g}, got {limit!r}.")
+        if self.vpp > 1 and self.pp == 1:
+            raise InputError(f"vpp = {self.vpp} needs a pipeline: give --pp 2 or more.")
         if self.world_size > self.ranks_per_node:
-            require_divisible("tp × dp", self.world_size, "ranks per node", self.ranks_per_node)
-        if self.tp <= self.ranks_per_node:
-            if self.world_size > self.ranks_per_node:
-                require_divisible("ranks per node", self.ranks_per_node, "tp", self.tp)
-        else:
+            self._check_groups()
+        elif self.tp > self.ranks_per_node:
             require_divisible("tp", self.tp, "ranks per node", self.ranks_per_node)
+
+    def _check_groups(self) -> None:
+        """Raise InputError unless each group fills a part of a node, or whole nodes."""
+        node, size, name = self.ranks_per_node, 1, ""
+        require_divisible(self.levels, self.world_size, "ranks per node", node)
+        for level in ("tp", "cp", "dp"):
+            ranks = getattr(self, level)
+            size, name = size * ranks, f"{name} × {level}" if name else level
+            if ranks > 1 and size <= node:
+                require_divisible("ranks per node", node, name, size)
+            elif ranks > 1:
+                require_divisible(name, size, "ranks per node", node)
+
+    @property
+    def levels(self) -> str:
+        """Return the sizes as ``tp 8 × dp 2 × pp 4``; of cp and pp only where they divide."""
+        sizes = {name: getattr(self, name) for name in ("tp", "cp", "dp", "pp")}
+        return " × ".join(
+            f"{name} {size}" for name, size in sizes.items() if name in ("tp", "dp") or size > 1
+        )
 
     @property
     def world_size(self) -> int:
-        """Number of ranks: tp × dp."""
-        return self.tp * self.dp
+        """Number of ranks: tp × cp × dp × pp."""
+        return self.stage_ranks * self.pp
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of one pipeline stage: tp × cp × dp."""
+        return self.tp * self.cp * self.dp
 
     @property
     def nodes(self) -> int:
@@ -258,8 +330,7 @@ class ClusterSpec:
     @property
     def tp_group(self) -> tuple[int, int]:
         """(nodes, ranks per node) of one tensor-parallel group."""
-        per_node = min(self.tp, self.ranks_per_node)
-        return self.tp // per_node, per_node
+        return self._group(self.tp, 1)
 
     @property
     def world_group(self) -> tuple[int, int]:
@@ -267,108 +338,28 @@ class ClusterSpec:
         return self.nodes, self.world_size // self.nodes
 
     @property
+    def cp_group(self) -> tuple[int, int]:
+        """(nodes, ranks per node) of one context-parallel group: every ``tp``-th rank."""
+        return self._group(self.cp, self.tp)
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters: dp × cp."""
+        return self.dp * self.cp
+
+    @property
     def dp_group(self) -> tuple[int, int]:
-        """(nodes, ranks per node) of one data-parallel group: every ``tp``-th rank."""
-        per_node = min(self.dp, max(1, self.ranks_per_node // self.tp))
-        return self.dp // per_node, per_node
+        """(nodes, ranks per node) of the ranks that hold the same parameters."""
+        return self._group(self.replicas, self.tp)
 
+    def p2p_group(self, stage: int) -> tuple[int, int]:
+        """Return (nodes, ranks per node) of a rank of ``stage`` and its partner in the next stage;
+        the last stage's is in the first."""
+        node, ranks = self.ranks_per_node, self.stage_ranks
+        last = stage == self.pp - 1
+        crosses = self.nodes > 1 if last else ranks >= node or (stage + 1) * ranks % node == 0
+        return (2, 1) if crosses else (1, 2)
 
-def _nearest_tp(model: ModelSpec, cluster: ClusterSpec) -> list[int]:
-    """Return the tp that work, next to the cluster's, and fill part of a node or whole nodes."""
-    per_node, kv_heads = cluster.ranks_per_node, model.num_key_value_heads
-    common = math.gcd(model.num_attention_heads, model.intermediate_size)
-    whole = (n for n in range(1, common + 1) if n <= per_node or n % per_node == 0)
-    works = [n for n in whole if common % n == 0 and _shares_kv_heads(kv_heads, n)]
-    return [
-        *[n for n in works if n < cluster.tp][-1:],
-        *[n for n in works if n > cluster.tp][:1],
-    ]
-
-
-def _shares_kv_heads(kv_heads: int, tp: int) -> bool:
-    """Return whether each of ``tp`` ranks gets whole kv heads, or several ranks the same one."""
-    return kv_heads % tp == 0 or tp % kv_heads == 0
-
-
-def _heads_hint(model: ModelSpec, tp: int) -> str:
-    """Return a hint with head counts that shard, or "" where the heads are not all of the problem.
-
-    Where kv heads are equal to heads and tp divides the ffn, it is the heads that do not shard.
-    """
-    hidden = model.hidden_size
-    if model.num_key_value_heads != model.num_attention_heads or model.intermediate_size % tp:
-        return ""
-    works = [n for n in range(tp, hidden + 1, tp) if hidden % n == 0]
-    below = [n for n in works if n < model.num_attention_heads][-1:]
-    above = [n for n in works if n > model.num_attention_heads][:1]
-    options = " or ".join(f"--set num_attention_heads={n}" for n in below + above)
-    return f" Or try {options}." if options else ""
-
-
-def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:
-    """Raise InputError unless the model shards over tp ranks, and its sequences are not too long.
-
-    tp divides heads and ffn. It divides the kv heads, too, or is a multiple of them: then several
-    ranks hold the same kv head. The vocabulary needs no check: it is padded to a multiple of
-    128 × tp, as in Megatron-LM.
-    """
-    tp, kv_heads = cluster.tp, model.num_key_value_heads
-    for name in ("num_attention_heads", "intermediate_size"):
-        size = getattr(model, name)
-        if size % tp:
-            fix = _tp_hint(model, cluster)
-            if name == "intermediate_size":  # it may be any multiple of tp
-                fix += f"; nearest multiples: {size // tp * tp or tp} or {(size // tp + 1) * tp}"
-            hint = _heads_hint(model, tp)
-            raise InputError(f"{name} = {size} is not divisible by tp = {tp}; {fix}.{hint}")
-    if not _shares_kv_heads(kv_heads, tp):
-        raise InputError(
-            f"num_key_value_heads = {kv_heads} is neither a multiple nor a divisor of tp = {tp}; "
-            f"{_tp_hint(model, cluster)}."
-        )
-    _check_length(model, workload)
-    if workload.recompute_layers > model.num_hidden_layers:
-        raise InputError(
-            f"--recompute-layers = {workload.recompute_layers}, but {model.name} has "
-            f"{model.num_hidden_layers} layers; give at most that many."
-        )
-
-
-def _tp_hint(model: ModelSpec, cluster: ClusterSpec) -> str:
-    near = " or ".join(map(str, _nearest_tp(model, cluster)))
-    kv_heads = ", and is a divisor or a multiple of its kv heads"
-    grouped = kv_heads if model.num_key_value_heads != model.num_attention_heads else ""
-    return f"nearest tp that divides the model's heads and ffn{grouped}: {near}"
-
-
-def recomputed_layers(model: ModelSpec, workload: Workload) -> int:
-    """Return how many of the first layers backward computes again."""
-    if workload.recompute == "none":
-        return 0
-    return workload.recompute_layers or model.num_hidden_layers
-
-
-def _check_length(model: ModelSpec, workload: Workload) -> None:
-    """Raise InputError for sequences beyond the learned positions or the sliding window."""
-    if 0 < model.sliding_window < workload.seq_length:
-        raise InputError(
-            f"{model.name} has a sliding window of {model.sliding_window} tokens, shorter than "
-            f"--seq-length {workload.seq_length}; attention in a window is not simulated. Give "
-            f"--seq-length {model.sliding_window} or less, or --set sliding_window=0 to price "
-            "attention over the whole sequence."
-        )
-    if (
-        model.position_embedding == "learned"
-        and workload.seq_length > model.max_position_embeddings
-    ):
-        raise InputError(
-            f"seq_length = {workload.seq_length} is above max_position_embeddings = "
-            f"{model.max_position_embeddings}; lower it, or raise the model's with "
-            f"--set max_position_embeddings={workload.seq_length}."
-        )
-
-
-def padded_vocab_size(model: ModelSpec, cluster: ClusterSpec) -> int:
-    """Return the vocabulary size, rounded up to a multiple of 128 × tp (Megatron-LM's rule)."""
-    unit = 128 * cluster.tp
-    return math.ceil(model.vocab_size / unit) * unit
+    def _group(self, ranks: int, stride: int) -> tuple[int, int]:
+        per_node = min(ranks, max(1, self.ranks_per_node // stride))
+        return ranks // per_node, per_node

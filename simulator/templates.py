@@ -54,6 +54,17 @@ class Templates:
         reads = (*apart.writes, *before)
         return [apart, self.op(f"{role}.add", row, s.gradient_sum(elements), reads, gradient, 0)]
 
+    def passes(
+        self, asked: dict[str, tuple[bool, Signature]], reads: tuple[Ref, ...]
+    ) -> list[OpTemplate]:
+        """Return those of the passes, role -> (whether the implementation has it, signature), that
+        it has: ops in place, behind ``reads``."""
+        return [
+            self.op(role, -1, signature, reads, role, 0)
+            for role, (has, signature) in asked.items()
+            if has
+        ]
+
     def reduced(self, produced: OpTemplate, size_bytes: int, dtype: str = "") -> list[OpTemplate]:
         """Return ``produced``, followed by its value's all-reduce if ranks communicate."""
         signature = self.shapes.tp_all_reduce(size_bytes, dtype)

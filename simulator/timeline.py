@@ -64,7 +64,7 @@ class Timeline:
         """Sums over the iteration."""
         spans = list(zip(self.templates, self.start_ns, self.end_ns, strict=True))
         compute = _union((a, b) for op, a, b in spans if op.lane == COMPUTE)
-        comm = _union((a, b) for op, a, b in spans if op.lane != COMPUTE)
+        comm = self.comm_spans
         busy = _length(_union([*compute, *comm]))
         return Breakdown(
             makespan_ns=self.makespan_ns,
@@ -73,6 +73,12 @@ class Timeline:
             exposed_comm_ns=busy - _length(compute),
             idle_ns=self.makespan_ns - busy,
         )
+
+    @cached_property
+    def comm_spans(self) -> list[tuple[int, int]]:
+        """Disjoint (start, end), in ns and sorted: when collectives are in flight."""
+        spans = zip(self.templates, self.start_ns, self.end_ns, strict=True)
+        return _union((start, end) for op, start, end in spans if op.lane != COMPUTE)
 
     @cached_property
     def by_role(self) -> dict[str, int]:

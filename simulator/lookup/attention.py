@@ -2,7 +2,9 @@
 
 Law, forward (fitted): fixed + ‖work, longest tile‖ₚ. Work is FLOP/rate plus a cost per query row
 (prologue, softmax and epilogue, which do not grow with the keys). The longest tile is the 128 query
-rows that see all keys, alone on one SM. Backward takes the forward time times a ratio.
+rows that see all keys, alone on one SM. Backward takes the forward time times a ratio. Queries
+behind earlier keys, which nobody timed, take the share of the whole sequence's time that the law
+gives them: so slices of a sequence never take less than it.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class AttentionRow:
     causal: bool = True
     direction: Direction = "forward"
     dtype: str = "bf16"
+    kv_seq: int = 0
     median_us: float
     spread_us: float = 0.0
     samples: int = 1
@@ -58,6 +61,11 @@ class AttentionRow:
         owner = f"attention row {self.key}"
         for name in ("batch", "heads", "kv_heads", "seq", "head_dim", "samples"):
             require_count(owner, name, getattr(self, name))
+        if self.kv_seq and not (type(self.kv_seq) is int and self.kv_seq > self.seq):
+            raise ProfileError(
+                f"{owner}: kv_seq must be 0 (as many keys as queries) or more than seq = "
+                f"{self.seq}, got {self.kv_seq!r}."
+            )
         require_choice(owner, "direction", self.direction, DIRECTIONS)
         require_positive(owner, "median_us", self.median_us)
         require_number(owner, "spread_us", self.spread_us)
@@ -67,7 +75,7 @@ class AttentionRow:
         """The op that was timed."""
         return Attention(
             self.batch, self.heads, self.kv_heads, self.seq, self.head_dim,
-            self.causal, self.direction, self.dtype,
+            self.causal, self.direction, self.dtype, kv_seq=self.kv_seq,
         )  # fmt: skip
 
     @property
@@ -119,7 +127,7 @@ class AttentionFit:
         rate = self.tflops * 1e6 * min(1.0, math.sqrt(relative))
         rows_us = op.batch * op.heads * op.seq * self.row_ns * relative / 1e3
         flops_us = op._replace(direction="forward").flops / rate
-        tile_flops = 4 * min(TILE_ROWS, op.seq) * op.seq * op.head_dim
+        tile_flops = 4 * min(TILE_ROWS, op.seq) * op.keys * op.head_dim
         tile_us = (
             tile_flops * self.sm_count / (self.tile_tflops * 1e6 * min(1.0, math.sqrt(relative)))
         )
@@ -162,11 +170,13 @@ class AttentionTable:
         row = self._rows.get(op)
         if row is not None:
             return Estimate(row.median_us, "measured", row_error(row))
+        if op.kv_seq:
+            return self._behind_keys(op)
         if self._fit is None:
             return self._from_nearest_row(op)
         fit = self._fit
         error = fit.error + (fit.backward_error if op.direction == "backward" else 0.0)
-        source, error = widened(fit.kind, error, reach(op.seq, fit.min_seq, fit.max_seq))
+        source, error = widened(fit.kind, error, reach(op.keys, fit.min_seq, fit.max_seq))
         if op.head_dim != fit.head_dim or op.dtype not in HALF:
             source, error = "assumed", max(error, expected.ATTENTION_HEADS.error)
         return Estimate(sum(fit.shares_us(op)), source, error)
@@ -179,6 +189,16 @@ class AttentionTable:
         fixed, flops, memory = self._fit.shares_us(op)
         scale = total / (fixed + flops + memory)
         return fixed * scale, flops * scale, memory * scale
+
+    def _behind_keys(self, op: Attention) -> Estimate:
+        """Return the op's share of the whole sequence's estimate, by the law, or by FLOPs."""
+        whole = op._replace(seq=op.kv_seq, kv_seq=0)
+        known = self._estimate(whole)
+        share = op.flops / whole.flops
+        if self._fit is not None:
+            share = sum(self._fit.shares_us(op)) / sum(self._fit.shares_us(whole))
+        error = known.error + op.full_share * expected.ATTENTION_BEHIND.error
+        return Estimate(known.duration_us * share, "assumed", error)
 
     def _from_nearest_row(self, op: Attention) -> Estimate:
         """Return the row of nearest shape, in the same direction if possible, scaled by FLOPs."""
@@ -196,7 +216,7 @@ class AttentionTable:
 def _distance(row: AttentionRow, op: Attention) -> float:
     """Return the distance in shape. The sequence counts twice: it decides most about the rate."""
     return (
-        2 * abs(math.log(row.seq / op.seq))
+        2 * abs(math.log(row.signature.keys / op.keys))
         + abs(math.log(row.batch * row.heads / (op.batch * op.heads)))
         + abs(math.log(row.head_dim / op.head_dim))
     )

@@ -116,6 +116,10 @@ class PointwiseTable:
         self._table_error = table_error
         self._roof = roof
 
+    def has(self, name: str) -> bool:
+        """Return whether ops of this name can be looked up."""
+        return name in self._by_name or self._fit(name) is not None
+
     def estimate(self, op: Pointwise) -> Estimate:
         """Return the duration alone on the machine."""
         moved = op.bytes_read + op.bytes_written

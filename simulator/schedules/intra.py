@@ -41,7 +41,7 @@ def _forward(plan: SlicePlan) -> list[Token]:
 
 
 def _backward(plan: SlicePlan) -> list[Token]:
-    rows = range(plan.row_slices)
+    rows = plan.rows_back
     attn, mlp = (BACKWARD_FRAGMENTS[block][:-1] for block in BLOCKS)
     tokens = []
     for i in rows:

@@ -13,8 +13,10 @@ from simulator.contention import SizeContention
 from simulator.cost import Changes, CostModel
 from simulator.implementation import IMPLEMENTATIONS, KEYS, NAMES, Implementation
 from simulator.plan import MEGATRON, NO_COMM, Order, SlicePlan, WgradPlacement
-from simulator.profile import Profile, Provenance, SkewSection
+from simulator.profile import Profile, SkewSection
+from simulator.provenance import Provenance
 from simulator.skew import SkewFit, SkewRow
+from simulator.slicing import SLICE_BALANCES
 from simulator.specs import DATA_PARALLEL, ClusterSpec, ModelSpec, Workload
 
 KINDS: Final = (
@@ -26,8 +28,16 @@ KINDS: Final = (
 
 @cache
 def bundled_profile() -> Profile:
-    """The profile that random cases are costed with."""
-    return load_profile("h100-dgx")
+    """The profile that random cases are costed with; its power holds nothing."""
+    return replace(load_profile("h100-dgx"), power=None)
+
+
+@cache
+def hot_profile() -> Profile:
+    """The bundled profile on GPUs that power holds far below their boost clock."""
+    known = load_profile("h100-dgx")
+    assert known.power is not None
+    return replace(known, power=replace(known.power, cap_w=450.0))
 
 
 @cache
@@ -46,7 +56,8 @@ def uneven_profile() -> Profile:
     )
     law = replace(known.contention, fit=replace(known.contention.fit, by_size=by_size))
     rows = (SkewRow(20.0, 3.0), SkewRow(300.0, 9.0), SkewRow(5000.0, 50.0))
-    skew = SkewFit(slowest_factor=1.07, rows=rows, error=0.02)
+    beside = (SkewRow(60.0, 20.0), SkewRow(2000.0, 240.0))
+    skew = SkewFit(slowest_factor=1.07, rows=rows, beside=beside, error=0.02)
     section = SkewSection(fit=skew, provenance=Provenance(kind="assumed", source="a test"))
     return replace(known, contention=law, skew=section)
 
@@ -162,7 +173,18 @@ def random_plan(rng: random.Random, case: Case, kind: str) -> SlicePlan:
     those that can have sequence parallelism."""
     plan = _random_cut(rng, case, kind)
     can = case.workload.seq_length % case.cluster.tp == 0
-    return replace(plan, sequence_parallel=can and rng.random() < 0.5)
+    return along_sequences(replace(plan, sequence_parallel=can and rng.random() < 0.5), case)
+
+
+def along_sequences(plan: SlicePlan, case: Case) -> SlicePlan:
+    """``plan``, a third of the time with slices of sequences, where these are long enough."""
+    rng = random.Random(repr((plan, case.model, case.workload)))
+    most = case.workload.seq_length // (case.cluster.tp if plan.sequence_parallel else 1)
+    if plan.strategy != "domino" or plan.order == "paper" or most < 2 or rng.random() > 1 / 3:
+        return plan
+    rows = rng.randint(2, min(4, most)) if plan.order != "inter" else 2
+    balance = rng.choice(SLICE_BALANCES)
+    return replace(plan, row_slices=rows, slice_dim="sequence", slice_balance=balance)
 
 
 def _random_cut(rng: random.Random, case: Case, kind: str) -> SlicePlan:

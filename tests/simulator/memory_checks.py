@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.memory import live_peaks, peak_bytes, static_memory
-from simulator.predict import order_of
+from simulator.memory import live_peaks, static_memory
+from simulator.ordering import order_of
+from simulator.peak import peak_bytes
 from simulator.schedule import Schedule
 from tests.simulator.cases import KINDS, cost_model, random_case, random_plan
 
@@ -66,13 +67,15 @@ def _within_layer(value: str) -> str:
 
 def _overwritten(value: str, role: str, reads: tuple[str, ...]) -> str | None:
     """What an op without memory of its own writes into: collectives, rope, backward of the norms of
-    queries and keys, and gradients of logits work in place, mostly on the first value they read;
-    gradients of weights are counted elsewhere."""
+    queries and keys, sums of their gradients, and gradients of logits work in place, mostly on the
+    first value they read; gradients of weights are counted elsewhere, and later sums of the
+    gradients of keys and values are in the first one, which all of them read."""
     role = role.removesuffix(".again")
     if role == "loss.grad":  # of the logits, not of their copy in fp32
         return value.replace(".d.", ".")
     in_place = role.endswith(".ar") or role in (
-        "attn.rope", "attn.rope_bwd", "attn.qk_norm_bwd", "loss.grad", "head.softcap_bwd",
+        "attn.rope", "attn.rope_bwd", "attn.qk_norm_bwd", "attn.kv_bwd", "loss.grad",
+        "head.softcap_bwd",
     )  # fmt: skip
-    is_gradient = ".grad." in value or value.endswith(("step.dp", "step.tp", "step.kv"))
+    is_gradient = ".grad." in value or value.endswith(("step.dp", "step.tp", "step.kv", ".kv_grad"))
     return reads[0] if in_place and not is_gradient else None

@@ -7,7 +7,7 @@ import random
 from simulator.build import build_schedule
 from simulator.cost import CostModel, Launch
 from simulator.engine import play
-from simulator.predict import order_of
+from simulator.ordering import order_of
 from simulator.program import compile_program
 from simulator.recurrence import totals
 from tests.simulator.cases import KINDS, random_case, random_cost, random_plan

@@ -13,6 +13,7 @@ from simulator.contention import (
     SizeContention,
     Slowdown,
 )
+from simulator.implementation import LAUNCH_ORDERS
 from simulator.ops import Pointwise
 from simulator.program import WORK_UNIT, Loop, Program, Step
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
@@ -66,11 +67,14 @@ def random_sizes(rng: random.Random) -> tuple[SizeContention, ...]:
 
 def random_skew(rng: random.Random, unit_us: float) -> SkewFit:
     """Waits behind stretches of around ``unit_us`` of compute."""
-    rows = tuple(
-        SkewRow(unit_us * length, unit_us * rng.random())
-        for length in sorted(rng.sample((0.1, 0.5, 1.0, 3.0, 20.0), rng.randint(1, 4)))
+    rows, beside = (
+        tuple(
+            SkewRow(unit_us * length, unit_us * rng.random())
+            for length in sorted(rng.sample((0.1, 0.5, 1.0, 3.0, 20.0), rng.randint(least, 4)))
+        )
+        for least in (1, 0)
     )
-    return SkewFit(slowest_factor=1 + rng.random() / 5, rows=rows, error=0.02)
+    return SkewFit(slowest_factor=1 + rng.random() / 5, rows=rows, beside=beside, error=0.02)
 
 
 def random_steps(rng: random.Random, count: int, lanes: int, launch_ns: int) -> tuple[Step, ...]:
@@ -82,10 +86,12 @@ def random_steps(rng: random.Random, count: int, lanes: int, launch_ns: int) -> 
         cost = rng.randint(0, launch_ns)
         if lanes > 1 and rng.random() < 0.4:
             lane = rng.randrange(1, lanes)
+            alone = Step(lane, rng.randint(1, 300) * WORK_UNIT, rng.choice(COMM_FAMILIES), (), cost)
+            steps.append(alone)
             issued[lane] += 1
-            steps.append(
-                Step(lane, rng.randint(1, 300) * WORK_UNIT, rng.choice(COMM_FAMILIES), (), cost)
-            )
+            if rng.random() < 0.3:
+                steps.append(alone._replace(launch_ns=0, resident=True))
+                issued[lane] += 1
             continue
         waits = []
         for lane in range(1, lanes):
@@ -94,7 +100,12 @@ def random_steps(rng: random.Random, count: int, lanes: int, launch_ns: int) -> 
                 waits.append((lane, issued[lane] - waited[lane]))
         steps.append(
             Step(
-                0, rng.randint(1, 300) * WORK_UNIT, rng.choice(COMPUTE_FAMILIES), tuple(waits), cost
+                0,
+                rng.randint(1, 300) * WORK_UNIT,
+                rng.choice(COMPUTE_FAMILIES),
+                tuple(waits),
+                cost,
+                fills=rng.random() < 0.5,
             )
         )
     return tuple(steps)
@@ -123,6 +134,7 @@ def random_program(seed: int) -> Program:
     return Program(
         root=random_loop(rng, lanes, launch_ns), lanes=lanes, families=FAMILIES,
         contention=random_contention(rng), queue_depth=depth,
+        launch_order=rng.choice(LAUNCH_ORDERS),
     )  # fmt: skip
 
 

@@ -21,9 +21,9 @@ from simulator.profile import (
     Machine,
     PointwiseSection,
     Profile,
-    Provenance,
     SkewSection,
 )
+from simulator.provenance import Provenance
 from simulator.skew import SkewFit, SkewRow
 
 BY_HAND = Provenance(kind="fitted", source="this test")

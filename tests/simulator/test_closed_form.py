@@ -24,7 +24,7 @@ from simulator.case import Case
 from simulator.closed_form import ClosedForm
 from simulator.cost import Changes
 from simulator.plan import Order, SlicePlan, WgradPlacement
-from simulator.predict import predict, programmed
+from simulator.predict import played, predict
 from simulator.profile import Profile
 from simulator.recurrence import totals
 from simulator.specs import ClusterSpec, ModelSpec, Workload
@@ -56,7 +56,7 @@ def short_ops_profile() -> Profile:
 PROFILES: Final[dict[str, Callable[[], Profile]]] = {
     "h100": bundled_profile,
     "uneven ranks, contention by size": uneven_profile,
-    "h200, contention by duration": lambda: load_profile("h200-sxm"),
+    "h200, contention by duration": lambda: replace(load_profile("h200-sxm"), power=None),
     "short ops": short_ops_profile,
     "contention by size": lambda: replace(uneven_profile(), skew=None),
 }
@@ -127,7 +127,8 @@ class Look(NamedTuple):
 
 def look(case: Case, plan: SlicePlan) -> Look:
     closed_form = ClosedForm(case)
-    schedule, program = programmed(case, plan)
+    found = played(case, plan)
+    schedule, program = found.schedule, found.program
     launch = case.cost.launch
     alone_ns = sum(
         case.cost.duration_ns(op.signature) + launch.cost_ns.get(op.signature.kind, 0)

@@ -10,20 +10,22 @@ import pytest
 
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
-from simulator.confidence import COMPUTE_BOUND, LOW_SHARE, MEDIUM_SHARE, Confidence, confidence_of
+from simulator.confidence import LOW_SHARE, MEDIUM_SHARE, Confidence, confidence_of
 from simulator.contention import Contention, ContentionFit, Slowdown
 from simulator.cost import CostModel, Launch
+from simulator.engine import play
 from simulator.estimate import Estimate, Source
 from simulator.ops import Collective, Gemm, Signature
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.predict import predict, simulate
+from simulator.predict import played, predict, simulate, unsure_clocks
 from simulator.presets import MODELS
-from simulator.profile import Profile, Provenance, ProvenanceKind, SkewSection
+from simulator.profile import Profile, SkewSection
+from simulator.provenance import Provenance, ProvenanceKind
 from simulator.schedule import COMPUTE, TP, OpTemplate, Repeat, Schedule, Segment
 from simulator.skew import SkewFit
 from simulator.specs import ClusterSpec, Workload
 from simulator.timeline import Timeline
-from tests.simulator.cases import bundled_profile, cost_model, with_cost
+from tests.simulator.cases import bundled_profile, cost_model, hot_profile, with_cost
 
 GEMM, OTHER, REDUCE = Gemm(1, 1, 1), Gemm(2, 2, 2), Collective("all_reduce", 8, 1, 8)
 SLICED = SlicePlan(row_slices=2)
@@ -33,9 +35,7 @@ class StatedCost(CostModel):
     """A cost model whose estimates are given."""
 
     def __init__(self, estimates: dict[Signature, Estimate]) -> None:
-        known = bundled_profile()
-        machine = replace(known.machine, clock_slowdown=0.0)
-        super().__init__(replace(known, machine=machine), cuda_graph=True)
+        super().__init__(bundled_profile(), cuda_graph=True)
         self.stated = estimates
         self.contention = Contention(None)
 
@@ -105,16 +105,23 @@ def test_skew_makes_compute_less_sure_and_nothing_else() -> None:
     assert (found.low_ns, found.high_ns) == (round(1000 - half), round(1000 + half))
 
 
-def test_a_long_runs_clock_only_adds_and_to_compute_bound_ops_alone() -> None:
-    cost = costs()
-    machine = replace(cost.profile.machine, clock_slowdown=0.3)
-    cost.profile = replace(cost.profile, machine=machine)
-    sure, found = confidence_of(SERIAL, costs()), confidence_of(SERIAL, cost)
-    assert found.low_ns == sure.low_ns
-    bound_ns = sum(ns for op, ns in ((GEMM, 600), (OTHER, 200)) if op.kind in COMPUTE_BOUND)
-    assert bound_ns >= 600
-    half = math.hypot(600 * 0.1 + 200 * 0.5, 200 * 0.2, 0.3 * bound_ns)
-    assert found.high_ns == round(1000 + half)
+def test_clocks_that_may_be_lower_or_higher_widen_the_interval_and_count_by_their_kind() -> None:
+    case = Case(
+        model=MODELS["llama2-7b"], workload=Workload(seq_length=2048, micro_batch_size=4),
+        cluster=ClusterSpec(tp=8), profile=hot_profile(),
+    )  # fmt: skip
+    run = played(case, SLICED)
+    timeline = play(run.schedule, run.program)
+    clocks = unsure_clocks(case, run)
+    assert clocks is not None
+    assert run.power is not None
+    assert clocks.draws_more < run.power.clock_mhz < clocks.draws_less
+    assert clocks.slowest < run.power.clock_mhz
+    alone, found = (confidence_of(timeline, run.cost, each) for each in (None, clocks))
+    assert found.low_ns < alone.low_ns
+    assert found.high_ns > alone.high_ns
+    timed = confidence_of(simulate(replace(case, profile=bundled_profile()), SLICED), case.cost)
+    assert found.shares["assumed"] > timed.shares["assumed"]
 
 
 def test_an_interval_never_reaches_below_zero() -> None:

@@ -14,8 +14,8 @@ FC2 = (10, 10)
 RESIDUAL = (4, 4)
 
 
-def graph(comm_ns: int, fc2: tuple[int, int] = FC2) -> _Graph:
-    """The layer, with all-reduces of ``comm_ns``."""
+def graph(comm_ns: int, fc2: tuple[int, int] = FC2, *, holds: bool = False) -> _Graph:
+    """The layer, with all-reduces of ``comm_ns``; ``holds`` where launches are ordered."""
     names = ("fc2", "residual", "fc1_wgrad")
     return _Graph(
         tokens=tuple(Token("mlp", name, row) for name in names for row in (0, 1)),
@@ -31,6 +31,8 @@ def graph(comm_ns: int, fc2: tuple[int, int] = FC2) -> _Graph:
         ),
         is_wgrad=(False, False, False, False, True, True),
         gathers=False,
+        last_slice=1,
+        holds=holds,
     )  # fmt: skip
 
 
@@ -68,6 +70,16 @@ def test_weight_gradients_that_fill_nothing_come_before_the_layer_after_next() -
         "mlp.fc1_wgrad:0-2", "mlp.fc1_wgrad:1-2", "mlp.residual:0-1", "mlp.fc2:0+0",
         "mlp.residual:1-1", "mlp.fc2:1+0",
     ]  # fmt: skip
+
+
+def test_a_weight_gradient_goes_before_a_collective_that_could_not_start() -> None:
+    """Slice 0's all-reduce lasts from 10 to 35, so that of slice 1 would hold what is behind it:
+    slice 0's weight gradient goes first, and slice 1's fc2 follows at 16. Its own weight gradient
+    fills from 35, beside its all-reduce, until slice 0 goes on."""
+    played = _ListScheduler(graph(25, holds=True)).issue_all()
+    assert played[:3] == [(0, 0, 0), (0, 0, 4), (0, 0, 1)]
+    free = _ListScheduler(graph(5, holds=True)).issue_all()
+    assert free == _ListScheduler(graph(5)).issue_all()
 
 
 def test_where_nothing_is_reduced_weight_gradients_come_at_once() -> None:

@@ -19,10 +19,11 @@ from simulator.implementation import (
     changed,
 )
 from simulator.lookup.attention import DETERMINISTIC
-from simulator.memory import peak_memory
 from simulator.ops import Attention, Collective, Gemm, Pointwise
+from simulator.ordering import order_of
+from simulator.peak import peak_memory
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.predict import order_of, predict
+from simulator.predict import predict
 from simulator.presets import MODELS
 from simulator.schedule import COMPUTE, Op, check_order
 from simulator.specs import ClusterSpec, Recompute, Workload
@@ -269,7 +270,8 @@ def test_each_key_of_megatron_te_does_something() -> None:
 
     usual = measured(TE)
     for key in KEYS:
-        value: Any = "ring" if key == "nccl_algo" else not getattr(TE, key)
+        others = {"nccl_algo": "ring", "launch_order": "free"}
+        value: Any = others.get(key, not getattr(TE, key))
         assert measured(replace(TE, **{key: value})) != usual, key
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.memory import live_peaks, peak_bytes, peak_memory, static_memory
+from simulator.memory import live_peaks, static_memory
+from simulator.ordering import order_of
+from simulator.peak import peak_bytes, peak_memory
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.predict import order_of
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Dtype, Workload
 from tests.simulator.cases import bundled_profile, cost_model, with_cost

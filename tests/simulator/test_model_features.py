@@ -8,8 +8,8 @@ import pytest
 
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.memory import peak_bytes
 from simulator.ops import Attention, Collective, Gemm, Pointwise
+from simulator.peak import peak_bytes
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.presets import MODELS
 from simulator.schedule import Op
@@ -83,6 +83,7 @@ class TestNormsOfQueriesAndKeys:
         gradient = plain.pop("d.s0.attn.qkv.rope")
         assert normed.pop("d.s0.attn.qkv.qk_norm.rope") == gradient
         assert normed.pop("s0.attn.qk") == QK
+        assert normed.pop("step.tp") == 3 * 2 * 8 * 4  # gradients, copied together to be summed
         assert normed == plain
 
     @pytest.mark.parametrize("plan", [MEGATRON, SHARDED])

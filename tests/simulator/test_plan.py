@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.plan import MEGATRON, NO_COMM, SlicePlan, check_plan_fits, row_slice_sizes
+from simulator.plan import MEGATRON, NO_COMM, SlicePlan, check_plan_fits
 from simulator.presets import MODELS
+from simulator.slicing import batch_slice_sizes
 from simulator.specs import ClusterSpec, Workload
 
 CLUSTER = ClusterSpec(tp=2)
@@ -69,7 +70,7 @@ def test_labels_name_the_plan() -> None:
 
 @given(st.integers(1, 64), st.integers(1, 16))
 def test_rows_are_as_even_as_can_be(batch: int, rows: int) -> None:
-    sizes = row_slice_sizes(batch, rows)
+    sizes = batch_slice_sizes(batch, rows)
     assert (len(sizes), sum(sizes)) == (rows, batch)
     assert max(sizes) - min(sizes) <= 1
     assert list(sizes) == sorted(sizes, reverse=True)

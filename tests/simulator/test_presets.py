@@ -5,7 +5,8 @@ from typing import NamedTuple
 import pytest
 
 from simulator.presets import MODELS
-from simulator.specs import ClusterSpec, Workload, check_shardable
+from simulator.sharding import check_shardable
+from simulator.specs import ClusterSpec, Workload
 
 BILLIONS = {
     "gpt3-1.3b": 1.3, "gpt3-2.7b": 2.7, "gpt3-6.7b": 6.7, "gpt3-13b": 12.9, "gpt3-30b": 30.0,

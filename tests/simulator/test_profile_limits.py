@@ -23,10 +23,10 @@ from simulator.profile import (
     Machine,
     PointwiseSection,
     Profile,
-    Provenance,
     SkewSection,
     to_plain,
 )
+from simulator.provenance import Provenance
 from simulator.skew import SkewFit
 
 BY_HAND = Provenance(kind="measured", source="this test")

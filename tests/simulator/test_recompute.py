@@ -12,10 +12,11 @@ from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.errors import InputError
 from simulator.issue_order import AGAIN, FORWARD_FRAGMENTS, backward_fragments
-from simulator.memory import peak_memory
 from simulator.model_flops import model_flops
+from simulator.ordering import order_of
+from simulator.peak import peak_memory
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.predict import order_of, predict
+from simulator.predict import predict
 from simulator.presets import MODELS
 from simulator.schedule import DP, Op, check_order
 from simulator.specs import ClusterSpec, Recompute, Workload

@@ -15,8 +15,10 @@ from domino_tune.store.profiles import load_profile
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.errors import InputError
-from simulator.memory import peak_bytes, static_memory
+from simulator.implementation import DOMINO_TUNE
+from simulator.memory import static_memory
 from simulator.ops import Collective, Pointwise
+from simulator.peak import peak_bytes
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import predict, simulate
 from simulator.presets import MODELS
@@ -170,7 +172,8 @@ def test_a_layer_keeps_34_bytes_an_element_divided_by_tp() -> None:
 def test_slices_hide_gathers_and_scatters() -> None:
     """Greedy issues a slice's next gather while the last slice computes: more is hidden than the
     order ``intra`` can, whose gathers begin their blocks."""
-    case = gpt_case(seq_length=2048, micro_batch_size=4)
+    how = replace(DOMINO_TUNE, launch_order="comm_first")
+    case = gpt_case(seq_length=2048, micro_batch_size=4, implementation=how)
     greedy = simulate(case, SlicePlan(sequence_parallel=True)).breakdown
     intra = SlicePlan(order="intra", wgrad="eager", sequence_parallel=True)
     assert greedy.hidden_comm_fraction > 0.9

@@ -50,8 +50,13 @@ def test_groups_of_the_all_reduces() -> None:
 
 
 def test_biases_belong_to_their_block() -> None:
-    assert (shapes_of(GPT).has_bias("attn"), shapes_of(GPT).has_bias("mlp")) == (True, False)
-    assert (shapes_of(LLAMA).has_bias("attn"), shapes_of(LLAMA).has_bias("mlp")) == (False, True)
+    def biases(model: ModelSpec) -> list[str]:
+        return [name for name in ("qkv", "proj", "fc1", "fc2") if model.has_bias(name)]
+
+    assert biases(GPT) == ["qkv", "proj"]
+    assert biases(LLAMA) == ["fc1", "fc2"]
+    assert biases(replace(GPT, proj_bias=False)) == ["qkv"]  # as in Qwen2
+    assert biases(replace(LLAMA, proj_bias=False)) == ["fc1", "fc2"]
 
 
 def test_a_layers_parameters_on_a_rank() -> None:

@@ -12,7 +12,8 @@ from simulator.errors import ProfileError
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import predict, simulate
 from simulator.presets import MODELS
-from simulator.profile import Provenance, SkewSection, to_plain
+from simulator.profile import SkewSection, to_plain
+from simulator.provenance import Provenance
 from simulator.schedule import COMPUTE
 from simulator.skew import SkewFit, SkewRow
 from simulator.specs import ClusterSpec, Workload

@@ -8,6 +8,7 @@ import pytest
 
 from simulator.contention import CollectiveFamily, ComputeFamily, Contention
 from simulator.engine import play
+from simulator.implementation import LaunchOrder
 from simulator.program import WORK_UNIT, Loop, Program, Step, spans_of_ops
 from simulator.record import record
 from simulator.recurrence import Totals, totals
@@ -98,6 +99,42 @@ def test_a_wait_for_ranks_belongs_to_the_op_behind_it() -> None:
     )  # fmt: skip
     made = program(*steps)
     assert totals(made).makespan_ns == 51
+
+
+FULL = step(COMPUTE, 10)._replace(fills=True)
+
+
+@pytest.mark.parametrize(
+    ("order", "reduced", "ops", "exposed"),
+    [
+        ("comm_first", [(10, 16), (20, 26)], [(0, 10), (10, 20), (20, 30), (30, 40)], 0),
+        ("ordered", [(10, 16), (16, 22)], [(0, 10), (16, 26), (26, 36), (36, 46)], 6),
+        ("free", [(20, 26), (30, 36)], [(0, 10), (10, 20), (20, 30), (30, 40)], 0),
+    ],
+)
+def test_who_is_first_on_a_gpu_that_an_op_fills(
+    order: LaunchOrder, reduced: list[tuple[int, int]], ops: list[tuple[int, int]], exposed: int
+) -> None:
+    """Two all-reduces of 6 ns are ready at 10, when the second of four ops of 10 ns is, too. The
+    second one is next at 16, amid an op, and gets in at that op's end, unless the op waited."""
+    made = replace(program(FULL, step(TP, 6), step(TP, 6), FULL, FULL, FULL), launch_order=order)
+    end = ops[-1][1]
+    spans = [ops[0], *reduced, *ops[1:]]
+    check(made, spans, Totals(end, 40, 12, exposed, (0, 12, 0)))
+
+
+def test_a_collective_that_waits_for_later_ranks_has_its_sms() -> None:
+    """It is launched at 10 beside an op of 10 ns and moves its bytes from 17 on, amid that op."""
+    late, moving = Step(TP, 7 * WORK_UNIT, 0, (), 0), step(TP, 30)._replace(resident=True)
+    made = program(FULL, late, moving, FULL, step(COMPUTE, 4, (TP, 0)))
+    assert totals(made).makespan_ns == 51
+
+
+def test_an_op_that_does_not_fill_lets_a_collective_in() -> None:
+    """The first op's all-reduce ends at 16; the next one starts at once beside a pointwise op."""
+    made = program(FULL, step(TP, 6), step(TP, 6), step(COMPUTE, 20))
+    spans = [(0, 10), (10, 16), (16, 22), (10, 30)]
+    check(made, spans, Totals(30, 30, 12, 0, (0, 12, 0)))
 
 
 @pytest.mark.parametrize("launch", [0, 2])

@@ -11,14 +11,8 @@ from hypothesis import strategies as st
 
 from simulator.errors import InputError
 from simulator.presets import MODELS
-from simulator.specs import (
-    DTYPE_BYTES,
-    ClusterSpec,
-    Workload,
-    check_shardable,
-    padded_vocab_size,
-    require_divisible,
-)
+from simulator.sharding import check_shardable, padded_vocab_size
+from simulator.specs import DTYPE_BYTES, ClusterSpec, Workload, require_divisible
 
 GPT = MODELS["gpt3-13b"]
 LLAMA = MODELS["llama2-70b"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.errors import MissingSectionError, ProfileError
+from simulator.lookup import row_error
 from simulator.lookup.attention import AttentionFit, AttentionRow, AttentionTable
+from simulator.lookup.expected import ATTENTION_BEHIND
 from simulator.ops import Attention
 
 LAW = AttentionFit(
@@ -75,3 +79,84 @@ def test_an_empty_section_is_missing() -> None:
 def test_an_impossible_row_is_refused() -> None:
     with pytest.raises(ProfileError, match="median_us"):
         AttentionRow(batch=1, heads=1, kv_heads=1, seq=1, head_dim=1, median_us=float("nan"))
+
+
+BEHIND = OP._replace(kv_seq=8192)
+
+
+def test_the_longest_tile_of_an_offset_block_sees_all_keys() -> None:
+    """One tile of 128 queries behind 8,064 keys: rows, its pairs at the rate of all SMs, and its
+    whole rectangle at that of one."""
+    op = Attention(1, 1, 1, 128, 128, kv_seq=8192)
+    work = 128 * 0.56e-3 + 4 * 128 * 128 * (8064 + 64) / 630e6
+    tile = 4 * 128 * 128 * 8192 * 132 / 3000e6
+    assert sum(LAW.shares_us(op)) == pytest.approx(14.0 + (work**1.2 + tile**1.2) ** (1 / 1.2))
+
+
+def test_keys_decide_whether_an_offset_block_is_extrapolated() -> None:
+    table = AttentionTable(fit=LAW)
+    short = OP._replace(seq=128, kv_seq=4096)
+    near, far = table.estimate(short), table.estimate(short._replace(kv_seq=65_536))
+    assert near.source == far.source == "assumed"
+    assert far.error > near.error > LAW.error
+
+
+def test_behind_keys_the_law_gives_the_share_of_the_whole_sequences_row() -> None:
+    """A row that is twice as slow as the law is so for its slices, too."""
+    plain = AttentionTable(fit=LAW)
+    whole = OP._replace(seq=8192)
+    us = 2 * plain.estimate(whole).duration_us
+    row = AttentionRow(batch=4, heads=8, kv_heads=8, seq=8192, head_dim=128, median_us=us)
+    found = AttentionTable([row], LAW).estimate(BEHIND)
+    assert found.duration_us == pytest.approx(2 * plain.estimate(BEHIND).duration_us)
+    assert found.source == "assumed"
+    assert found.error == pytest.approx(row_error(row) + ATTENTION_BEHIND.error * 6144 / 7168)
+
+
+@given(st.integers(1, 64), st.integers(64, 16384), st.integers(2, 6), st.booleans())
+def test_slices_never_take_less_than_the_sequence(
+    heads: int, length: int, slices: int, back: bool
+) -> None:
+    """No cut makes attention cheaper: hiding communication is all that slices can gain."""
+    whole = Attention(1, heads, heads, length, 128, direction="backward" if back else "forward")
+    cuts = [length * index // slices for index in range(slices + 1)]
+    spans = list(pairwise(cuts))
+    parts = [whole._replace(seq=b - a, kv_seq=b if a else 0) for a, b in spans]
+    assert sum(part.flops for part in parts) == whole.flops
+    together = sum(sum(LAW.shares_us(part)) for part in parts)
+    assert together >= sum(LAW.shares_us(whole)) * (1 - 1e-9)
+
+
+def test_slices_of_a_sequence_take_as_long_as_it_but_for_rows_that_fill_no_gpu() -> None:
+    table = AttentionTable(fit=LAW)
+    whole = Attention(1, 64, 64, 16384, 128)
+    halves = (whole._replace(seq=8192), whole._replace(seq=8192, kv_seq=16384))
+    assert sum(half.flops for half in halves) == whole.flops
+    together = sum(table.estimate(half).duration_us for half in halves)
+    assert together == pytest.approx(table.estimate(whole).duration_us, rel=0.02)
+
+
+def test_rows_alone_give_the_share_of_the_whole_sequence() -> None:
+    row = AttentionRow(batch=4, heads=8, kv_heads=8, seq=8192, head_dim=128, median_us=1600.0)
+    found = AttentionTable([row]).estimate(BEHIND)
+    whole = OP._replace(seq=8192)
+    assert found.duration_us == pytest.approx(1600.0 * BEHIND.flops / whole.flops)
+    assert BEHIND.flops / whole.flops == pytest.approx(2048 * (8192 - 1024) / (8192 * 8192 / 2))
+    assert found.source == "assumed"
+    own = AttentionTable([row]).estimate(whole).error
+    assert found.error == pytest.approx(own + 6144 / 7168 * ATTENTION_BEHIND.error)
+
+
+def test_rows_of_other_lengths_are_scaled_to_the_whole_sequence_first() -> None:
+    row = AttentionRow(batch=4, heads=8, kv_heads=8, seq=4096, head_dim=128, median_us=400.0)
+    found = AttentionTable([row]).estimate(BEHIND)
+    assert found.duration_us == pytest.approx(400.0 * BEHIND.flops / row.signature.flops)
+    assert found.source == "assumed"
+
+
+def test_a_row_behind_keys_is_its_own() -> None:
+    values = {"batch": 4, "heads": 8, "kv_heads": 8, "seq": 2048, "head_dim": 128}
+    row = AttentionRow(**values, kv_seq=8192, median_us=77.0)  # type: ignore[arg-type]
+    assert AttentionTable([row], LAW).estimate(BEHIND)[:2] == (77.0, "measured")
+    with pytest.raises(ProfileError, match="kv_seq must be 0"):
+        AttentionRow(**values, kv_seq=2048, median_us=77.0)  # type: ignore[arg-type]

@@ -1,0 +1,320 @@
+"""From a case and a plan to the pipeline's program: chunks are played, messages priced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final, Literal, NamedTuple
+
+from simulator.buckets import gradient_passes, layers_per_bucket
+from simulator.build import Builder
+from simulator.case import Case
+from simulator.cost import CostModel
+from simulator.issue_order import LayerOrder
+from simulator.ops import Collective
+from simulator.optimizer_step import WORLD_NORM, summed_gradients, update
+from simulator.pipeline.chunks import Chunk, chunks_of_ranks, joined
+from simulator.pipeline.orders import Action, orders_of
+from simulator.pipeline.program import Message, PipelineProgram, Task
+from simulator.plan import SlicePlan
+from simulator.program import compile_program
+from simulator.recurrence import Totals, totals
+from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
+from simulator.shapes import Shapes
+from simulator.templates import Templates
+
+Pass = Literal["forward", "backward", "dgrad", "wgrad"]
+NOTHING: Final = Totals(0, 0, 0, 0, (0,))
+NORMS: Final = (WORLD_NORM, "step.adam")
+"""Roles of the first op that no rank begins before all others have come so far; without
+communication Adam stands for it."""
+
+
+class Piece(NamedTuple):
+    """A pass of a chunk; ``first``: of the iteration's first micro-batch."""
+
+    chunk: Chunk
+    part: Pass
+    first: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """The passes of a plan's chunks as schedules, each made once."""
+
+    case: Case
+    plan: SlicePlan
+    order: LayerOrder
+    _made: dict[Piece, Schedule] = field(default_factory=dict)
+
+    @cached_property
+    def whole(self) -> Shapes:
+        """Shapes of the whole model."""
+        return self.case.shapes(self.plan)
+
+    @cached_property
+    def ranks(self) -> tuple[tuple[Chunk, ...], ...]:
+        """The chunks of each rank."""
+        return chunks_of_ranks(self.case.model, self.case.workload, self.case.cluster)
+
+    @cached_property
+    def actions(self) -> list[list[Action]]:
+        """The actions of each rank."""
+        return orders_of(self.case.workload, self.case.cluster)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether ranks exchange data at all: not in the bound."""
+        return self.plan.strategy != "no_comm"
+
+    @cached_property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are passes of their own."""
+        return any(action.kind == "W" for action in self.actions[0])
+
+    def first_layer(self, rank: int, number: int) -> int:
+        """Return how many layers of the model are before a rank's chunk."""
+        pp = len(self.ranks)
+        stages = [self.ranks[k % pp][k // pp] for k in range(number * pp + rank)]
+        return sum(stage.layers for stage in stages)
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of what a stage sends the next one of a micro-batch."""
+        return self.whole.residual_bytes(-1)
+
+    def piece(self, rank: int, action: Action) -> Piece:
+        """Return the pass that an action plays."""
+        chunk = self.ranks[rank][action.chunk]
+        parts: dict[str, Pass] = {
+            "F": "forward", "B": "dgrad" if self.splits_backward else "backward", "W": "wgrad",
+        }  # fmt: skip
+        part = parts[action.kind]
+        clears = part == "forward" and action.chunk == 0
+        return Piece(chunk, part, action.micro == 0 and (clears or part != "forward"))
+
+    def schedule(self, piece: Piece) -> Schedule:
+        """Return the ops of a pass."""
+        if piece not in self._made:
+            self._made[piece] = self._schedule(piece)
+        return self._made[piece]
+
+    def _schedule(self, piece: Piece) -> Schedule:
+        shapes = piece.chunk.of(self.whole)
+        builder = Builder(shapes, self.order, in_pipeline=True)
+        fragments = builder.fragments(first=piece.first)
+        if piece.part == "forward":
+            segments = builder.forward(fragments, first=piece.first)
+        else:
+            segments = builder.backward(fragments, last=False)
+            if piece.part != "backward":
+                segments = _only(segments, wgrads=piece.part == "wgrad")
+        return Schedule(
+            parts=(Repeat(segments=tuple(segments)),), value_bytes=builder.value_bytes,
+            launch_order=builder.shapes.workload.implementation.launch_order,
+        )  # fmt: skip
+
+    def step(self, rank: int) -> tuple[Schedule, Schedule]:
+        """Return a rank's ops up to the norm's sum over all ranks, and from there on."""
+        shapes = self.step_shapes(rank)
+        t, work = Templates(shapes=shapes), self.case.workload
+        ops: list[OpTemplate] = []
+        if not (shapes.reduces and work.overlap_grad_reduce):
+            ops += summed_gradients(t, shapes.rank_parameters, ())
+        gathers = shapes.reduces and shapes.shards_optimizer and not work.overlap_param_gather
+        ops += update(t, tuple(ref for op in ops[-1:] for ref in op.writes), gathers=gathers)
+        cut = next(index for index, op in enumerate(ops) if op.role in NORMS)
+        return self._ops(ops[:cut], t), self._ops(ops[cut:], t)
+
+    def step_shapes(self, rank: int) -> Shapes:
+        """Return the shapes of all chunks of a rank."""
+        return joined(self.ranks[rank]).of(self.whole)
+
+    def passes(self, parameters: int) -> Schedule:
+        """Return the passes over a bucket's gradients before its sum."""
+        t = Templates(shapes=self.whole)
+        return self._ops(gradient_passes(t, "dp", parameters, ()), t)
+
+    def _ops(self, ops: list[OpTemplate], t: Templates) -> Schedule:
+        segments = [Segment(templates=tuple(ops))] if ops else []
+        return Schedule(parts=(Repeat(segments=tuple(segments)),), value_bytes=t.value_bytes)
+
+
+def _only(segments: Iterable[Segment], *, wgrads: bool) -> list[Segment]:
+    """Return the gradients of weights, or all else; collectives are not gradients of weights."""
+    kept = []
+    for segment in segments:
+        templates = tuple(t for t in segment.templates if _is_wgrad(t) == wgrads)
+        if templates:
+            kept.append(replace(segment, templates=templates))
+    return kept
+
+
+def _is_wgrad(template: OpTemplate) -> bool:
+    return "_wgrad" in template.role
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineBuilder:
+    """Builder of a plan's pipeline at the clock of ``cost``."""
+
+    pieces: Pieces
+    cost: CostModel
+    _played: dict[Piece, Totals] = field(default_factory=dict)
+
+    def program(self) -> PipelineProgram:
+        """Return the pipeline's program."""
+        work, links = self.pieces.case.workload, _Links(self)
+        interleaved = self.pieces.case.cluster.vpp > 1
+        overlaps = work.overlap_p2p or work.pp_schedule == "zero-bubble"
+        ranks = tuple(
+            tuple(self._tasks(rank, actions, links))
+            for rank, actions in enumerate(self.pieces.actions)
+        )
+        steps = [self.step(rank) for rank in range(len(ranks))]
+        return PipelineProgram(
+            ranks=ranks,
+            messages=tuple(links.messages),
+            blocking=not overlaps,
+            rendezvous=not overlaps and not interleaved,
+            summed_ns=tuple(ahead.makespan_ns for ahead, _ in steps),
+            updated_ns=tuple(behind.makespan_ns for _, behind in steps),
+            tied_ns=self._tied_ns(),
+        )
+
+    def played(self, piece: Piece) -> Totals:
+        """Return the sums of a pass that is played alone."""
+        if piece not in self._played:
+            self._played[piece] = self._alone(self.pieces.schedule(piece))
+        return self._played[piece]
+
+    def step(self, rank: int) -> list[Totals]:
+        """Return the sums of a rank's way to the norm over all ranks, and from there on."""
+        return [self._alone(schedule) for schedule in self.pieces.step(rank)]
+
+    def _alone(self, schedule: Schedule) -> Totals:
+        if not len(schedule):
+            return NOTHING
+        return totals(compile_program(schedule, self.cost))
+
+    def _tasks(self, rank: int, actions: list[Action], links: _Links) -> Iterator[Task]:
+        last_micros = {action.chunk: action for action in actions if action.kind != "F"}
+        seen: set[int] = set()
+        for action in actions:
+            starts = action.kind == "F" and action.chunk not in seen
+            seen.add(action.chunk)
+            ends = last_micros[action.chunk] == action
+            yield Task(
+                action,
+                self.played(self.pieces.piece(rank, action)).makespan_ns,
+                reads=links.read(rank, action),
+                sends=links.sent(rank, action),
+                gathers_ns=self._gathers_ns(rank, action.chunk) if starts else (),
+                buckets_ns=self._buckets_ns(rank, action.chunk) if ends else (),
+            )
+
+    # Data parallelism ---------------------------------------------------------------------------
+
+    def _buckets_ns(self, rank: int, number: int) -> tuple[int, ...]:
+        """Return the times of the sums of a chunk's gradients over the replicas."""
+        if not (self.pieces.whole.reduces and self.pieces.case.workload.overlap_grad_reduce):
+            return ()
+        return tuple(
+            self._alone(self.pieces.passes(size)).makespan_ns
+            + self.cost.duration_ns(self.pieces.whole.dp_reduction(size))
+            for size in self._bucket_sizes(rank, number)
+        )
+
+    def _gathers_ns(self, rank: int, number: int) -> tuple[int, ...]:
+        """Return the times of the gathers of a chunk's parameters, which an iteration begins
+        with."""
+        whole, work = self.pieces.whole, self.pieces.case.workload
+        if not (whole.reduces and whole.shards_optimizer and work.overlap_param_gather):
+            return ()
+        sizes = self._bucket_sizes(rank, number)
+        return tuple(self.cost.duration_ns(whole.dp_gather(size)) for size in reversed(sizes))
+
+    def _bucket_sizes(self, rank: int, number: int) -> list[int]:
+        """Return the parameters of each bucket of a chunk, in the order in which backward completes
+        them. Only the first chunk of the first rank has several, as in Megatron-LM."""
+        shapes = self.pieces.ranks[rank][number].of(self.pieces.whole)
+        if rank or number:
+            return [shapes.rank_parameters]
+        layers = shapes.model.num_hidden_layers
+        each = min(layers, layers_per_bucket(shapes, 1))
+        sizes = [each * shapes.layer_parameters] * (layers // each)
+        rest = layers % each * shapes.layer_parameters + shapes.edge_parameters
+        return [*sizes, rest] if rest else sizes
+
+    def _tied_ns(self) -> int:
+        """Return the time of the sum of a tied table's gradient over the first and last stage."""
+        case, whole = self.pieces.case, self.pieces.whole
+        if not (case.model.tie_word_embeddings and self.pieces.communicates):
+            return 0
+        nodes, per_node = case.cluster.p2p_group(case.cluster.pp - 1)
+        size, work = whole.table_parameters * whole.grad_bytes, case.workload
+        algo = work.implementation.nccl_algo
+        return self.cost.duration_ns(
+            Collective("all_reduce", size, nodes, per_node, 0, work.grad_dtype, algo)
+        )
+
+
+class _Links:
+    """Messages of a pipeline, numbered as they are first named."""
+
+    def __init__(self, builder: PipelineBuilder) -> None:
+        self.builder = builder
+        self.messages: list[Message] = []
+        self._numbers: dict[tuple[str, int, int], int] = {}
+        self._pairs: dict[tuple[int, int], int] = {}
+
+    def read(self, rank: int, action: Action) -> int:
+        """Return the number of the message that the action reads, −1 for none."""
+        stage = self._stage(rank, action)
+        if action.kind == "F":
+            return self._number("F", stage - 1, action.micro) if stage else -1
+        last = stage == self._stages - 1
+        return -1 if action.kind == "W" or last else self._number("B", stage + 1, action.micro)
+
+    def sent(self, rank: int, action: Action) -> int:
+        """Return the number of the message that the action sends, −1 for none."""
+        stage = self._stage(rank, action)
+        if action.kind == "F":
+            last = stage == self._stages - 1
+            return -1 if last else self._number("F", stage, action.micro)
+        return self._number("B", stage, action.micro) if action.kind == "B" and stage else -1
+
+    @property
+    def _pp(self) -> int:
+        return self.builder.pieces.case.cluster.pp
+
+    @property
+    def _stages(self) -> int:
+        return self._pp * self.builder.pieces.case.cluster.vpp
+
+    def _stage(self, rank: int, action: Action) -> int:
+        return action.chunk * self._pp + rank
+
+    def _number(self, kind: str, stage: int, micro: int) -> int:
+        """Return the number of what virtual ``stage`` sends of a micro-batch."""
+        key = kind, stage, micro
+        if key not in self._numbers:
+            self._numbers[key] = len(self.messages)
+            sender = stage % self._pp
+            receiver = (stage + (1 if kind == "F" else -1)) % self._pp
+            link = self._pairs.setdefault((sender, receiver), len(self._pairs))
+            lower = sender if kind == "F" else receiver
+            self.messages.append(Message(self._duration_ns(lower), link, sender, receiver))
+        return self._numbers[key]
+
+    def _duration_ns(self, lower: int) -> int:
+        """Return the time of a message between rank ``lower`` and the next one."""
+        pieces = self.builder.pieces
+        if not pieces.communicates:
+            return 0
+        nodes, per_node = pieces.case.cluster.p2p_group(lower)
+        dtype = pieces.case.workload.dtype
+        return self.builder.cost.duration_ns(
+            Collective("send_recv", pieces.message_bytes, nodes, per_node, 0, dtype)
+        )

@@ -1,0 +1,51 @@
+"""Chunks: the layers of a model, divided among the virtual stages of a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from simulator.shapes import Shapes
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+
+
+class Chunk(NamedTuple):
+    """The layers of one virtual stage, and whether it has the embedding, and the head and loss."""
+
+    layers: int
+    embedding: bool
+    head: bool
+
+    def of(self, shapes: Shapes) -> Shapes:
+        """Return the shapes of the chunk, from those of the whole model."""
+        workload = shapes.workload
+        most = min(workload.recompute_layers, self.layers)
+        return replace(
+            shapes,
+            model=replace(shapes.model, num_hidden_layers=self.layers),
+            workload=replace(workload, recompute_layers=most),
+            embedding=self.embedding,
+            head=self.head,
+        )
+
+
+def chunks_of_ranks(
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec
+) -> tuple[tuple[Chunk, ...], ...]:
+    """Return the chunks of each rank of the pipeline, in the order of the model.
+
+    Virtual stage k is chunk k // pp of rank k % pp, as in Megatron-LM.
+    """
+    stages = cluster.pp * cluster.vpp
+    layers = workload.pp_layers or (model.num_hidden_layers // stages,) * stages
+    chunks = [Chunk(count, k == 0, k == stages - 1) for k, count in enumerate(layers)]
+    return tuple(tuple(chunks[rank :: cluster.pp]) for rank in range(cluster.pp))
+
+
+def joined(chunks: tuple[Chunk, ...]) -> Chunk:
+    """Return all layers of a rank as one chunk."""
+    return Chunk(
+        sum(chunk.layers for chunk in chunks),
+        any(chunk.embedding for chunk in chunks),
+        any(chunk.head for chunk in chunks),
+    )

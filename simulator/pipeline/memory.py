@@ -1,0 +1,68 @@
+"""Peak memory of each rank of a pipeline: what its chunks hold for the micro-batches in flight."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simulator.memory import Live, Memory, Phase, held_parameters, lifetimes
+from simulator.pipeline.build import Pass, Piece, Pieces
+from simulator.pipeline.chunks import Chunk
+from simulator.schedule import Segment
+
+
+class Held(NamedTuple):
+    """Live values of a chunk's passes: of ``F``, ``B`` and, where it is apart, ``W``."""
+
+    phases: dict[str, Phase]
+
+
+def piped_memory(pieces: Pieces) -> tuple[Memory, ...]:
+    """Return each rank's memory at its peak."""
+    chunks = {chunk: _held(pieces, chunk) for rank in pieces.ranks for chunk in rank}
+    return tuple(_rank_memory(pieces, rank, chunks) for rank in range(len(pieces.ranks)))
+
+
+def _rank_memory(pieces: Pieces, rank: int, chunks: dict[Chunk, Held]) -> Memory:
+    live = peak = Live(0, 0)
+    before = {"F": "", "B": "F", "W": "B"}
+    for action in pieces.actions[rank]:
+        phases = chunks[pieces.ranks[rank][action.chunk]].phases
+        own = phases[before[action.kind]].held if before[action.kind] else Live(0, 0)
+        others = Live(live.whole - own.whole, live.logits - own.logits)
+        phase = phases[action.kind]
+        peak = max(peak, _sum(others, phase.peak))
+        live = _sum(others, phase.held)
+    static = held_parameters(pieces.case, pieces.step_shapes(rank))
+    return static._replace(activations=peak.whole - peak.logits, logits=peak.logits)
+
+
+def _sum(one: Live, other: Live) -> Live:
+    return Live(one.whole + other.whole, one.logits + other.logits)
+
+
+def _held(pieces: Pieces, chunk: Chunk) -> Held:
+    """Return what a chunk holds during and behind each pass; a message that it got lives as long as
+    the values that it stands for."""
+    parts: dict[str, Pass] = (
+        {"F": "forward", "B": "dgrad", "W": "wgrad"}
+        if pieces.splits_backward
+        else {"F": "forward", "B": "backward"}
+    )
+    segments: list[tuple[int, Segment]] = []
+    sizes: dict[str, int] = {}
+    for number, part in enumerate(parts.values()):
+        schedule = pieces.schedule(Piece(chunk, part, False))
+        segments += [(number, segment) for segment in schedule.parts[0].segments]
+        sizes |= schedule.value_bytes
+    phases = dict(zip(parts, lifetimes(segments, len(parts), sizes), strict=True))
+    received = pieces.whole.residual_bytes(-1)
+    if not chunk.embedding:
+        phases["F"] = _more(phases["F"], received, received)
+        phases["B"] = _more(phases["B"], received, 0)
+    if not chunk.head:
+        phases["B"] = _more(phases["B"], received, 0)
+    return Held(phases)
+
+
+def _more(phase: Phase, at_peak: int, at_end: int) -> Phase:
+    return Phase(_sum(phase.peak, Live(at_peak, 0)), _sum(phase.held, Live(at_end, 0)))

@@ -1,0 +1,166 @@
+"""Predictions of pipelines: the program at its clock, its times, and where they go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import NamedTuple
+
+from simulator.case import Case
+from simulator.clock import Burden, Played, find_clock
+from simulator.cost import CostModel
+from simulator.issue_order import LayerOrder
+from simulator.ordering import order_of
+from simulator.pipeline.build import Pieces, PipelineBuilder
+from simulator.pipeline.chunks import joined
+from simulator.pipeline.program import PipelineProgram, PipelineRun
+from simulator.pipeline.recurrence import play
+from simulator.plan import SlicePlan
+from simulator.program import compile_program
+from simulator.recurrence import Totals
+from simulator.schedule import Repeat, Schedule, Segment
+
+
+class RankTimes(NamedTuple):
+    """Where a rank's time goes, in ns. ``comm_ns``: its collectives and the messages that it waits
+    for; ``exposed_ns``: their part with compute idle, ``messages_ns`` of it for messages;
+    ``bubble_ns``: it waits for other ranks. What is left, it waits for its host."""
+
+    compute_ns: int
+    comm_ns: int
+    exposed_ns: int
+    messages_ns: int
+    bubble_ns: int
+
+
+class PlayedPipeline(NamedTuple):
+    """A plan's pipeline at its clock.
+
+    ``busiest``: what the busiest rank plays, without its waits; ``totals`` are of the iteration.
+    """
+
+    program: PipelineProgram
+    run: PipelineRun
+    ranks: tuple[RankTimes, ...]
+    busiest: Played
+
+
+def played_pipeline(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> PlayedPipeline:
+    """Return the pipeline of ``plan`` at its clock: the one that its busiest rank can have."""
+    pieces = Pieces(case, plan, order or order_of(case, plan))
+    schedule = rank_schedule(pieces, busiest_rank(pieces))
+
+    def at(cost: CostModel) -> PlayedPipeline:
+        builder = PipelineBuilder(pieces, cost)
+        program = builder.program()
+        run = play(program)
+        ranks = rank_times(builder, program, run)
+        one = ranks[busiest_rank(pieces)]
+        sums = Totals(run.makespan_ns, one.compute_ns, one.comm_ns, one.exposed_ns, (0,))
+        busiest = Played(schedule, compile_program(schedule, cost), sums, cost, None)
+        return PlayedPipeline(program, run, ranks, busiest)
+
+    if case.power is None:
+        return at(case.cost)
+    found, power = find_clock(
+        Burden(schedule, case.cost, case.power),
+        case.power.clocks(case.cluster.clock_mhz),
+        lambda clock: at(case.cost.at_clock(clock)),
+        lambda one: one.run.makespan_ns,
+    )
+    return found._replace(busiest=found.busiest._replace(power=power))
+
+
+def busiest_rank(pieces: Pieces) -> int:
+    """Return the rank with the most layers; of equals, the one with the head."""
+    chunks = [joined(chunks) for chunks in pieces.ranks]
+    return max(range(len(chunks)), key=lambda rank: (chunks[rank].layers, chunks[rank].head))
+
+
+def busiest_schedule(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Schedule:
+    """Return all ops of the busiest rank in the order of its passes."""
+    pieces = Pieces(case, plan, order or order_of(case, plan))
+    rank = busiest_rank(pieces)
+    parts = [
+        Repeat(
+            segments=tuple(
+                moved(segment, pieces.first_layer(rank, action.chunk))
+                for segment in pieces.schedule(pieces.piece(rank, action)).parts[0].segments
+            ),
+            first_micro=action.micro,
+        )
+        for action in pieces.actions[rank]
+    ]
+    micros = case.workload.grad_accumulation
+    parts += [
+        replace(part, first_micro=micros - 1)
+        for schedule in pieces.step(rank)
+        for part in schedule.parts
+    ]
+    launch_order = case.workload.implementation.launch_order
+    return Schedule(parts=tuple(parts), value_bytes={}, micros=micros, launch_order=launch_order)
+
+
+def moved(segment: Segment, layers: int) -> Segment:
+    """Return the segment so many layers further up."""
+    if segment.mirror < 0:
+        return replace(segment, first=segment.first + layers)
+    return replace(segment, mirror=segment.mirror + layers)
+
+
+def rank_schedule(pieces: Pieces, rank: int) -> Schedule:
+    """Return all ops of a rank, without its waits for others: what it computes and draws."""
+    counts = Counter(pieces.piece(rank, action) for action in pieces.actions[rank])
+    parts = [
+        Repeat(segments=pieces.schedule(piece).parts[0].segments, count=count)
+        for piece, count in counts.items()
+    ]
+    parts += [part for schedule in pieces.step(rank) for part in schedule.parts]
+    launch_order = pieces.case.workload.implementation.launch_order
+    return Schedule(parts=tuple(parts), value_bytes={}, launch_order=launch_order)
+
+
+def rank_times(
+    builder: PipelineBuilder, program: PipelineProgram, run: PipelineRun
+) -> tuple[RankTimes, ...]:
+    """Return where each rank's time goes."""
+    return tuple(_times_of(rank, builder, program, run) for rank in range(len(program.ranks)))
+
+
+def _times_of(
+    rank: int, builder: PipelineBuilder, program: PipelineProgram, run: PipelineRun
+) -> RankTimes:
+    tasks, spans = program.ranks[rank], run.tasks[rank]
+    sums = [builder.played(builder.pieces.piece(rank, task.action)) for task in tasks]
+    sums += builder.step(rank)
+    messages = _waits(program, run, rank)
+    played = sum(end - start for start, end in spans)
+    replicas = played - sum(task.duration_ns for task in tasks)
+    replicas += run.gradients_at[rank] - spans[-1][1]
+    replicas += program.tied_ns if rank in (0, len(program.ranks) - 1) else 0
+    lane = sum(sum(task.gathers_ns) + sum(task.buckets_ns) for task in tasks)
+    alone = sum(one.makespan_ns for one in sums)
+    return RankTimes(
+        compute_ns=sum(one.compute_ns for one in sums),
+        comm_ns=sum(one.comm_ns for one in sums) + max(lane, replicas) + messages,
+        exposed_ns=sum(one.exposed_ns for one in sums) + replicas + messages,
+        messages_ns=messages,
+        bubble_ns=max(0, run.makespan_ns - alone - replicas - messages),
+    )
+
+
+def _waits(program: PipelineProgram, run: PipelineRun, rank: int) -> int:
+    """Return the time in which the rank plays nothing while a message of its own is in flight."""
+    waited, free = 0, 0
+    for index, (task, (start, end)) in enumerate(
+        zip(program.ranks[rank], run.tasks[rank], strict=True)
+    ):
+        numbers = [task.reads]
+        if program.blocking and index:
+            numbers.append(program.ranks[rank][index - 1].sends)
+        spans = [run.messages[number] for number in numbers if number >= 0]
+        waited += max(
+            (max(0, min(start, over) - max(free, begun)) for begun, over in spans), default=0
+        )
+        free = end
+    return waited

@@ -1,0 +1,133 @@
+"""How a model and a batch fit on ranks: what must divide what, and what is padded."""
+
+from __future__ import annotations
+
+import math
+
+from simulator.errors import InputError
+from simulator.specs import ClusterSpec, ModelSpec, Workload, require_divisible
+
+
+def _nearest_tp(model: ModelSpec, cluster: ClusterSpec) -> list[int]:
+    """Return the tp that work, next to the cluster's, and fill part of a node or whole nodes."""
+    per_node, kv_heads = cluster.ranks_per_node, model.num_key_value_heads
+    common = math.gcd(model.num_attention_heads, model.intermediate_size)
+    whole = (n for n in range(1, common + 1) if n <= per_node or n % per_node == 0)
+    works = [n for n in whole if common % n == 0 and _shares_kv_heads(kv_heads, n)]
+    return [*[n for n in works if n < cluster.tp][-1:], *[n for n in works if n > cluster.tp][:1]]
+
+
+def _shares_kv_heads(kv_heads: int, tp: int) -> bool:
+    """Return whether each of ``tp`` ranks gets whole kv heads, or several ranks the same one."""
+    return kv_heads % tp == 0 or tp % kv_heads == 0
+
+
+def _heads_hint(model: ModelSpec, tp: int) -> str:
+    """Return a hint with head counts that shard, or "" where the heads are not all of the problem.
+
+    Where kv heads are equal to heads and tp divides the ffn, it is the heads that do not shard.
+    """
+    hidden = model.hidden_size
+    if model.num_key_value_heads != model.num_attention_heads or model.intermediate_size % tp:
+        return ""
+    works = [n for n in range(tp, hidden + 1, tp) if hidden % n == 0]
+    below = [n for n in works if n < model.num_attention_heads][-1:]
+    above = [n for n in works if n > model.num_attention_heads][:1]
+    options = " or ".join(f"--set num_attention_heads={n}" for n in below + above)
+    return f" Or try {options}." if options else ""
+
+
+def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:
+    """Raise InputError unless the model shards over tp ranks, and its sequences are not too long.
+
+    tp divides heads and ffn. It divides the kv heads, too, or is a multiple of them: then several
+    ranks hold the same kv head. The vocabulary needs no check: it is padded to a multiple of
+    128 × tp, as in Megatron-LM.
+    """
+    tp, kv_heads = cluster.tp, model.num_key_value_heads
+    for name in ("num_attention_heads", "intermediate_size"):
+        size = getattr(model, name)
+        if size % tp:
+            fix = _tp_hint(model, cluster)
+            if name == "intermediate_size":  # it may be any multiple of tp
+                fix += f"; nearest multiples: {size // tp * tp or tp} or {(size // tp + 1) * tp}"
+            hint = _heads_hint(model, tp)
+            raise InputError(f"{name} = {size} is not divisible by tp = {tp}; {fix}.{hint}")
+    if not _shares_kv_heads(kv_heads, tp):
+        raise InputError(
+            f"num_key_value_heads = {kv_heads} is neither a multiple nor a divisor of tp = {tp}; "
+            f"{_tp_hint(model, cluster)}."
+        )
+    _check_length(model, workload)
+    if workload.recompute_layers > model.num_hidden_layers:
+        raise InputError(
+            f"--recompute-layers = {workload.recompute_layers}, but {model.name} has "
+            f"{model.num_hidden_layers} layers; give at most that many."
+        )
+
+
+def _tp_hint(model: ModelSpec, cluster: ClusterSpec) -> str:
+    near = " or ".join(map(str, _nearest_tp(model, cluster)))
+    kv_heads = ", and is a divisor or a multiple of its kv heads"
+    grouped = kv_heads if model.num_key_value_heads != model.num_attention_heads else ""
+    return f"nearest tp that divides the model's heads and ffn{grouped}: {near}"
+
+
+def recomputed_layers(model: ModelSpec, workload: Workload) -> int:
+    """Return how many of the first layers backward computes again."""
+    if workload.recompute == "none":
+        return 0
+    return workload.recompute_layers or model.num_hidden_layers
+
+
+def _check_length(model: ModelSpec, workload: Workload) -> None:
+    """Raise InputError for sequences beyond the learned positions or the sliding window."""
+    if 0 < model.sliding_window < workload.seq_length:
+        raise InputError(
+            f"{model.name} has a sliding window of {model.sliding_window} tokens, shorter than "
+            f"--seq-length {workload.seq_length}; attention in a window is not simulated. Give "
+            f"--seq-length {model.sliding_window} or less, or --set sliding_window=0 to price "
+            "attention over the whole sequence."
+        )
+    learns = model.position_embedding == "learned"
+    if learns and workload.seq_length > model.max_position_embeddings:
+        raise InputError(
+            f"seq_length = {workload.seq_length} is above max_position_embeddings = "
+            f"{model.max_position_embeddings}; lower it, or raise the model's with "
+            f"--set max_position_embeddings={workload.seq_length}."
+        )
+
+
+def padded_vocab_size(model: ModelSpec, cluster: ClusterSpec) -> int:
+    """Return the vocabulary size, rounded up to a multiple of 128 × tp (Megatron-LM's rule)."""
+    unit = 128 * cluster.tp
+    return math.ceil(model.vocab_size / unit) * unit
+
+
+def check_pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:
+    """Raise InputError unless the model and the micro-batches fit the pipeline."""
+    pp, vpp, given = cluster.pp, cluster.vpp, workload.pp_layers
+    if pp == 1:
+        if given:
+            raise InputError("--pp-layers divides the layers of a pipeline: give --pp 2 or more.")
+        return
+    if not given:
+        require_divisible(
+            "num_hidden_layers", model.num_hidden_layers, "pp × vpp" if vpp > 1 else "pp", pp * vpp
+        )
+    elif len(given) != pp * vpp or sum(given) != model.num_hidden_layers or min(given) < 1:
+        raise InputError(
+            f"--pp-layers must give {pp * vpp} counts, each 1 or more, whose sum is the model's "
+            f"{model.num_hidden_layers} layers; got {','.join(map(str, given))}."
+        )
+    if vpp > 1 and workload.pp_schedule != "1f1b":
+        raise InputError(
+            f"--pp-schedule {workload.pp_schedule} has one stage a rank, got vpp = {vpp}; use "
+            "--vpp 1, or --pp-schedule 1f1b."
+        )
+    if vpp > 1:
+        require_divisible("With --vpp, grad_accumulation", workload.grad_accumulation, "pp", pp)
+    if workload.data_parallel == "fsdp":
+        raise InputError(
+            "--data-parallel fsdp with a pipeline is not simulated; use distributed-optimizer."
+        )
