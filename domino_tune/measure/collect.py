@@ -99,6 +99,7 @@ def _add_skew(profile: Profile, message: Message, before: Profile | None) -> Pro
     fit = SkewFit(
         slowest_factor=message["slowest"],
         rows=tuple(SkewRow(*row) for row in message["rows"]),
+        beside=tuple(SkewRow(*row) for row in message["beside"]),
         error=message["error"],
         samples=message["samples"],
     )

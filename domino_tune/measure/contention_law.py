@@ -1,8 +1,8 @@
 """Builds the contention section from measured slowdowns: by size on CPU, by CTA count on GPUs.
 
-A row holds how much each family of compute slows while all-reduces of one size and CTA count run,
-and how much these slow. (``fits.contention`` fits the same law to iterations in which both overlap
-only partly; here they overlap all the time.)
+A row holds how much each family of compute slows while collectives of one operation, size and CTA
+count run, and how much these slow. (``fits.contention`` fits the same law to iterations in which
+both overlap only partly; here they overlap all the time.)
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ Points = Sequence[tuple[int, float]]
 def contention_fit(
     rows: Sequence[Row], *, sm_count: int, lanes: Row | None = None
 ) -> ContentionFit:
-    """Return the fit of a message's rows (size_bytes, ctas, compute by family, collective, spread).
+    """Return the fit of a message's rows (op, size_bytes, ctas, compute by family, collective,
+    spread).
 
     Rows with a CTA count give the law. A row of NCCL's own choice (ctas 0) then shows which CTA
     count that choice is like. Without CTA counts, as on gloo, slowdowns are stored by size.
@@ -70,13 +71,15 @@ def assumptions(rows: Sequence[Row], lanes: Row | None) -> str:
 
 
 def with_earlier_sizes(fit: ContentionFit, earlier: ContentionFit) -> ContentionFit:
-    """Return ``fit`` with an earlier run's slowdowns by size; the mean where both have a size."""
+    """Return ``fit`` with an earlier run's slowdowns by operation and size; the mean where both
+    have one."""
     if not fit.by_size:
         return fit
-    rows = {row.bytes: row for row in earlier.by_size}
+    rows = {(row.op, row.bytes): row for row in earlier.by_size}
     for row in fit.by_size:
-        rows[row.bytes] = _mean(row, rows[row.bytes]) if row.bytes in rows else row
-    return replace(fit, by_size=tuple(rows[size] for size in sorted(rows)))
+        key = row.op, row.bytes
+        rows[key] = _mean(row, rows[key]) if key in rows else row
+    return replace(fit, by_size=tuple(rows[key] for key in sorted(rows)))
 
 
 def _mean(one: SizeContention, other: SizeContention) -> SizeContention:
@@ -165,11 +168,12 @@ def _like(laws: Mapping[str, tuple[float, float]], chosen: Sequence[Row], sm_cou
 def _by_size(rows: Sequence[Row]) -> ContentionFit:
     by_size = tuple(
         SizeContention(
+            op=row["op"],
             bytes=row["size_bytes"],
             compute={family: max(1.0, row["compute"][family]) for family in sorted(row["compute"])},
             collective_factor=_beside_compute(row, rows),
         )
-        for row in sorted(rows, key=lambda row: row["size_bytes"])
+        for row in sorted(rows, key=lambda row: (row["op"], row["size_bytes"]))
     )
     error = max(LEAST_ERROR, _spread(rows))
     known = any("collective" in row for row in rows)
@@ -197,12 +201,16 @@ def _by_size(rows: Sequence[Row]) -> ContentionFit:
 
 
 def _beside_compute(row: Row, rows: Sequence[Row]) -> float:
-    """Return the slowdown of collectives of the row's size; where none of them ran wholly during a
-    step, that of the nearest measured size."""
+    """Return the slowdown of the row's collectives; where none of them ran wholly during a step,
+    that of the nearest measured size, of the same operation if there is one."""
     known = [other for other in rows if "collective" in other]
     if not known:
         return 1.0
-    nearest = min(known, key=lambda other: abs(math.log(other["size_bytes"] / row["size_bytes"])))
+
+    def far(other: Row) -> tuple[bool, float]:
+        return other["op"] != row["op"], abs(math.log(other["size_bytes"] / row["size_bytes"]))
+
+    nearest = min(known, key=far)
     return max(1.0, float(nearest["collective"]))
 
 

@@ -8,8 +8,9 @@ slice's size, two per iteration, contain both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Final
 
 from domino_tune.measure.probe_set import (
@@ -23,10 +24,11 @@ from domino_tune.measure.probe_set import (
 from domino_tune.runtime.launch_spec import CTA_SETTINGS
 from domino_tune.search.space import SpaceSpec
 from simulator.errors import InfeasiblePlanError
-from simulator.ops import Collective, Gemm, Signature
-from simulator.plan import MEGATRON, Order, SlicePlan, row_slice_sizes
+from simulator.ops import Collective, CollectiveKind, Gemm, Signature
+from simulator.plan import MEGATRON, Order, SlicePlan, row_problem
 from simulator.profile import Machine
 from simulator.shapes import Shapes
+from simulator.slicing import searched_slicings
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 PROBE_LAYERS: Final = 2
@@ -34,6 +36,8 @@ PROBE_LAYERS: Final = 2
 PROBE_FULL: Final = 4
 CONTENTION_CUTS: Final = (1, 4, 8, 16)
 """Messages during which compute is timed, as parts of the largest."""
+SHARDED: Final[tuple[CollectiveKind, ...]] = ("reduce_scatter", "all_gather")
+"""Collectives of sequence parallelism."""
 CTAS: Final = (1, 2, 4, 8, 16, 32)
 CTA_CUTS: Final = (1, 4, 16)
 """Messages that are timed with every CTA count, as parts of the largest."""
@@ -66,8 +70,8 @@ def coverage(
     out. ``memory_bytes`` is the memory of a rank. ``ctas`` are the CTA counts to measure besides
     the backend's choice. Raise InputError where the model does not shard.
     """
-    spec = spec or SpaceSpec()
-    cuts = list(_cuts(spec, model, workload))
+    spec = spec or usual_space(workload, cluster)
+    cuts = list(_cuts(spec, model, workload, cluster))
     target = _target(model, workload, cluster, cuts)
     lacking = set(compute_only(target))
     cases, found_ops = [], set(lacking)
@@ -84,8 +88,18 @@ def coverage(
     return ProbeSet(
         cases=tuple(cases),
         collectives=with_ctas(_collectives(model, workload, cluster, cuts), cluster, ctas),
-        contention=contention_of(model, workload, cluster, ctas),
+        contention=contention_of(model, workload, cluster, spec.sequence_parallels, ctas),
         ops=frozenset(found_ops),
+    )
+
+
+def usual_space(workload: Workload, cluster: ClusterSpec) -> SpaceSpec:
+    """Return the space of a tune: with sequence parallelism and without, where tp divides the
+    sequences, and with slices of sequences, where the micro-batch is one."""
+    shards = cluster.tp > 1 and workload.seq_length % cluster.tp == 0
+    return SpaceSpec(
+        sequence_parallels=(True, False) if shards else (False,),
+        slicings=searched_slicings(workload.micro_batch_size),
     )
 
 
@@ -98,47 +112,75 @@ def cta_counts(machine: Machine) -> tuple[int, ...]:
 def with_ctas(
     collectives: tuple[Collective, ...], cluster: ClusterSpec, ctas: tuple[int, ...]
 ) -> tuple[Collective, ...]:
-    """Return ``collectives``, then those of each CTA count: the tensor-parallel group's largest
-    message, parts of it, and its smallest. Times of other sizes lie on lines between them."""
-    mine = [c for c in collectives if (c.nodes, c.per_node) == cluster.tp_group]
-    if not mine:
-        return collectives
-    largest, least = (pick(mine, key=lambda c: c.size_bytes) for pick in (max, min))
-    parts = [*(largest.size_bytes // cut for cut in CTA_CUTS), least.size_bytes]
-    sizes = [size for size in dict.fromkeys(parts) if size >= least.size_bytes]
-    by_ctas = [largest._replace(size_bytes=size, ctas=count) for size in sizes for count in ctas]
+    """Return ``collectives``, then those of each CTA count: of each kind the tensor-parallel
+    group's largest message, parts of it, and its smallest. Times of other sizes lie on lines
+    between them."""
+    kinds: dict[str, list[Collective]] = {}
+    for one in collectives:
+        if (one.nodes, one.per_node) == cluster.tp_group:
+            kinds.setdefault(one.op, []).append(one)
+    by_ctas = []
+    for mine in kinds.values():
+        largest, least = (pick(mine, key=lambda c: c.size_bytes) for pick in (max, min))
+        parts = [*(largest.size_bytes // cut for cut in CTA_CUTS), least.size_bytes]
+        sizes = [size for size in dict.fromkeys(parts) if size >= least.size_bytes]
+        by_ctas += [largest._replace(size_bytes=s, ctas=count) for s in sizes for count in ctas]
     return (*collectives, *by_ctas)
 
 
 def contention_of(
-    model: ModelSpec, workload: Workload, cluster: ClusterSpec, ctas: tuple[int, ...] = ()
+    model: ModelSpec,
+    workload: Workload,
+    cluster: ClusterSpec,
+    sequence_parallels: Collection[bool],
+    ctas: tuple[int, ...] = (),
 ) -> ContentionProbe | None:
     """Return two row slices to time with messages of their size and of their column pieces; with
-    ``ctas``, with the largest at each count, the backend's choice last. None at TP 1."""
+    ``ctas``, with the largest at each count, the backend's choice last. None at TP 1.
+
+    On CPU scatters and gathers take another share of the core than all-reduces, so they are timed,
+    too; on a GPU what counts is the CTAs that they hold.
+    """
     if cluster.tp == 1:
         return None
-    two = workload.micro_batch_size > 1
-    plan = SlicePlan(row_slices=2, order="intra", wgrad="eager") if two else MEGATRON
+    plan = SlicePlan(row_slices=2, order="intra", wgrad="eager")
+    if workload.micro_batch_size == 1:
+        plan = replace(plan, slice_dim="sequence") if workload.seq_length > 1 else MEGATRON
     shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=plan)
-    size = shapes.hidden_bytes(0)
+    whole = Collective(
+        "all_reduce", shapes.hidden_bytes(0), *cluster.tp_group, dtype=workload.dtype
+    )
     if ctas:
-        return ContentionProbe(case=0, plan=plan, sizes=(size,), ctas=(*ctas, 0))
-    return ContentionProbe(case=0, plan=plan, sizes=tuple(size // cut for cut in CONTENTION_CUTS))
+        counts = (*ctas, 0)
+        return ContentionProbe(
+            case=0, plan=plan, messages=tuple(whole._replace(ctas=count) for count in counts)
+        )
+    parts = [whole._replace(size_bytes=whole.size_bytes // cut) for cut in CONTENTION_CUTS]
+    if True in sequence_parallels:
+        parts += [part._replace(op=op) for op in SHARDED for part in tuple(parts)]
+    return ContentionProbe(case=0, plan=plan, messages=tuple(parts))
 
 
-def _cuts(spec: SpaceSpec, model: ModelSpec, workload: Workload) -> Iterator[SlicePlan]:
+def _cuts(
+    spec: SpaceSpec, model: ModelSpec, workload: Workload, cluster: ClusterSpec
+) -> Iterator[SlicePlan]:
     """Yield plans with equal cuts everywhere, unsliced first."""
-    yield MEGATRON
-    for columns in sorted({*spec.col_slices, *spec.dgrad_slices}):
-        for rows in _useful_first(spec.row_slices):
-            if rows <= workload.micro_batch_size and model.hidden_size % columns == 0:
-                yield SlicePlan(
-                    row_slices=rows,
-                    attn_col_slices=columns,
-                    mlp_col_slices=columns,
-                    order="intra",
-                    wgrad="eager",
-                )
+    for sharded in spec.sequence_parallels:
+        yield replace(MEGATRON, sequence_parallel=sharded)
+    columns = sorted({*spec.col_slices, *spec.dgrad_slices})
+    rows = _useful_first(spec.row_slices)
+    slices = [(count, slicing) for count in rows for slicing in spec.slicings_for(count)]
+    for cut, (count, (dim, balance)), sharded in product(columns, slices, spec.sequence_parallels):
+        plan = SlicePlan(
+            row_slices=count, attn_col_slices=cut, mlp_col_slices=cut, order="intra",
+            wgrad="eager", sequence_parallel=sharded, slice_dim=dim, slice_balance=balance,
+        )  # fmt: skip
+        if not row_problem(plan, workload, cluster) and model.hidden_size % cut == 0:
+            yield plan
+
+
+def _unsliced(cuts: Iterable[SlicePlan]) -> tuple[SlicePlan, ...]:
+    return tuple(plan for plan in cuts if plan.strategy == "megatron")
 
 
 def _useful_first(row_slices: Iterable[int]) -> list[int]:
@@ -153,7 +195,7 @@ def _target(
     found: set[Signature] = set()
     for micros in (1, 2):
         job = replace(workload, grad_accumulation=micros)
-        for plan in cuts if micros == 1 else (MEGATRON,):
+        for plan in cuts if micros == 1 else _unsliced(cuts):
             found |= signatures(model, job, cluster, plan)
     for signature in list(found):
         if isinstance(signature, Gemm) and signature.layout == "wgrad":
@@ -171,16 +213,20 @@ def _candidates(
     """Yield the batch itself; two micro-batches of it and of each slice's size; all layers."""
     probe = probe_model(model)
     yield ProbeCase(model=probe, workload=workload, cluster=cluster, plans=tuple(cuts))
-    batch = workload.micro_batch_size
-    sizes = {size for plan in cuts for size in row_slice_sizes(batch, plan.row_slices)}
-    for size in sorted(sizes, reverse=True):
-        job = replace(workload, micro_batch_size=size, grad_accumulation=2)
+    sizes = {
+        (shapes.rows[row], len(shapes.spans[row]))
+        for plan in cuts
+        for shapes in [Shapes(model=model, workload=workload, cluster=cluster, plan=plan)]
+        for row in range(plan.row_slices)
+    }
+    for batch, length in sorted(sizes, reverse=True):
+        job = replace(workload, micro_batch_size=batch, seq_length=length, grad_accumulation=2)
         yield ProbeCase(model=probe, workload=job, cluster=cluster, plans=(MEGATRON,))
     shallow = replace(
         workload, micro_batch_size=1, seq_length=min(DEEP_TOKENS, workload.seq_length)
     )
     if probe != model and _is_quick(model, shallow, cluster, memory_bytes):
-        yield ProbeCase(model=model, workload=shallow, cluster=cluster, plans=(MEGATRON,))
+        yield ProbeCase(model=model, workload=shallow, cluster=cluster, plans=_unsliced(cuts))
 
 
 def _is_quick(

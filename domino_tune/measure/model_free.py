@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from domino_tune.measure.coverage import contention_of, cta_counts, with_ctas
 from domino_tune.measure.probe_set import ProbeCase, ProbeSet, compute_only
 from simulator.errors import InputError
-from simulator.ops import Collective
+from simulator.ops import Collective, CollectiveKind
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import llama_model
 from simulator.profile import Profile
@@ -64,7 +64,7 @@ def model_free_probes(grid: Grid, cluster: ClusterSpec, dtype: Dtype, profile: P
                 model=model,
                 workload=Workload(seq_length=seq, micro_batch_size=batch, dtype=dtype),
                 cluster=cluster,
-                plans=_plans(batch),
+                plans=_plans(batch, sharded=cluster.tp > 1 and seq % cluster.tp == 0),
             )
         ).peak_bytes(profile)
         <= capacity
@@ -79,16 +79,19 @@ def model_free_probes(grid: Grid, cluster: ClusterSpec, dtype: Dtype, profile: P
     return ProbeSet(
         cases=cases,
         collectives=with_ctas(_messages(grid, cluster, dtype), cluster, ctas),
-        contention=contention_of(cases[0].model, cases[0].workload, cluster, ctas),
+        contention=contention_of(
+            cases[0].model, cases[0].workload, cluster, (cluster.tp > 1,), ctas
+        ),
         ops=compute_only(frozenset().union(*played)),
     )
 
 
-def _plans(batch: int) -> tuple[SlicePlan, ...]:
-    """Return plans for token counts by row slices, then for column pieces."""
+def _plans(batch: int, *, sharded: bool) -> tuple[SlicePlan, ...]:
+    """Return plans for token counts by row slices, for column pieces, for slices of sequences, and
+    where asked for with sequence parallelism."""
     rows = [1 << power for power in range(1, batch.bit_length())]
     cuts = [(count, 1) for count in rows] + [(1, 4), (2, 2)]
-    return (
+    whole = (
         MEGATRON,
         *(
             SlicePlan(
@@ -97,7 +100,11 @@ def _plans(batch: int) -> tuple[SlicePlan, ...]:
             )
             for count, columns in cuts
         ),
+        SlicePlan(order="intra", wgrad="eager", slice_dim="sequence", slice_balance="even"),
     )  # fmt: skip
+    if not sharded:
+        return whole
+    return (*whole, *(replace(plan, sequence_parallel=True) for plan in (whole[0], whole[-1])))
 
 
 def _gpt(grid: Grid, hidden: int, seq: int, tp: int) -> ModelSpec:
@@ -131,13 +138,18 @@ def _rounded(value: float, unit: int) -> int:
 
 
 def _messages(grid: Grid, cluster: ClusterSpec, dtype: Dtype) -> tuple[Collective, ...]:
-    """Return all-reduces of powers of two for every group: every third power first."""
+    """Return messages of powers of two for every group: every third power first. Tensor-parallel
+    ranks also gather and scatter."""
     powers = range(SMALLEST_MESSAGE.bit_length() - 1, grid.largest_message.bit_length())
     coarse_first = sorted(powers, key=lambda power: (power - powers[0]) % 3 != 0)
-    groups = dict.fromkeys((cluster.tp_group, cluster.dp_group))
+    kinds: dict[tuple[CollectiveKind, tuple[int, int]], None] = {}
+    for group in (cluster.tp_group, cluster.dp_group):
+        kinds["all_reduce", group] = None
+    for op in ("all_gather", "reduce_scatter"):
+        kinds[op, cluster.tp_group] = None
     return tuple(
-        Collective("all_reduce", 1 << power, nodes, per_node, 0, dtype)
+        Collective(op, 1 << power, *group, 0, dtype)
         for power in coarse_first
-        for nodes, per_node in groups
-        if nodes * per_node > 1
+        for op, group in kinds
+        if math.prod(group) > 1
     )

@@ -14,14 +14,8 @@ from simulator.lookup.attention import AttentionRow
 from simulator.lookup.gemm import GemmRow
 from simulator.lookup.pointwise import PointwiseRow
 from simulator.ops import Attention, Collective, Gemm, Pointwise, Signature
-from simulator.profile import (
-    AttentionSection,
-    GemmSection,
-    PointwiseSection,
-    Profile,
-    Provenance,
-    gemm_key,
-)
+from simulator.profile import AttentionSection, GemmSection, PointwiseSection, Profile, gemm_key
+from simulator.provenance import Provenance
 
 KINDS: Final[Mapping[str, type[Any]]] = {
     "gemm": Gemm, "attention": Attention, "pointwise": Pointwise, "collective": Collective,

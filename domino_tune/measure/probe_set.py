@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.memory import peak_bytes
 from simulator.ops import Collective, Gemm, Signature
+from simulator.peak import peak_bytes
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload
@@ -58,13 +58,11 @@ class ProbeCase:
 
 @dataclass(frozen=True, kw_only=True)
 class ContentionProbe:
-    """``plan`` of case number ``case``, to time while collectives of each of ``sizes``, in bytes,
-    run with each of ``ctas`` CTAs; 0 is the backend's choice."""
+    """``plan`` of case number ``case``, to time while each of ``messages`` runs back to back."""
 
     case: int
     plan: SlicePlan
-    sizes: tuple[int, ...]
-    ctas: tuple[int, ...] = (0,)
+    messages: tuple[Collective, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +147,7 @@ class ProbeSet:
         return {
             "case": found.case,
             "plan": asdict(found.plan),
-            "sizes": list(found.sizes),
-            "ctas": list(found.ctas),
+            "messages": [list(message) for message in found.messages],
         }
 
 

@@ -26,7 +26,7 @@ BUILDERS: Final[dict[str, Callable[[argparse.Namespace], Profile]]] = {
     "a100-sxm": lambda given: a100_profile(given.data, given.measurements / "h200-sxm"),
     "b200-sxm": lambda given: b200_profile(given.data, given.measurements / "h200-sxm"),
     "h200-sxm": lambda given: h200_profile(
-        given.measurements / "h200-sxm", h100_collectives(given.data)
+        given.data, given.measurements / "h200-sxm", h100_collectives(given.data)
     ),
 }
 """Name → the function that makes the profile from the given folders."""

@@ -18,12 +18,13 @@ from domino_tune.measure.fits.parts import (
     eager_launch,
     gemm_section,
 )
+from domino_tune.measure.fits.power import a100_power
 from domino_tune.measure.fits.unshipped import (
     A100_SMS,
     a100_all_reduce_by_ctas,
     a100_overlap,
 )
-from domino_tune.measure.importers.tables import collectives_csv
+from domino_tune.measure.importers.tables import collectives_csv, gemm_csv
 from simulator.profile import (
     AttentionSection,
     CollectiveSection,
@@ -31,8 +32,8 @@ from simulator.profile import (
     Machine,
     PointwiseSection,
     Profile,
-    Provenance,
 )
+from simulator.provenance import Provenance
 
 PEAK_TFLOPS = 312.0
 MEMORY_GB_S = 2039.0
@@ -41,8 +42,6 @@ H100_MEMORY_GB_S = 3350.0
 NCCL_CTAS = 24
 NIC_GB_S = 21.25
 NIC_LATENCY_US = 9.5
-CLOCK_SLOWDOWN = 0.08
-"""1,410 MHz of boost over the 1,305 that NVIDIA takes for HPL (data/measured/power_points.csv)."""
 
 
 def a100_profile(data: Path, measurements: Path) -> Profile:
@@ -52,7 +51,7 @@ def a100_profile(data: Path, measurements: Path) -> Profile:
         created=CREATED,
         machine=_machine(),
         gemm=gemm_section(
-            data / "measured" / "a100_gemm_bf16.csv.gz",
+            _gemms(data),
             A100_SMS,
             clock="boost at first, not recorded: short bursts under a CUDA graph",
             note="dgrad is assumed to cost what the forward GEMM of its shape does, wgrad that and "
@@ -63,7 +62,12 @@ def a100_profile(data: Path, measurements: Path) -> Profile:
         collectives=_collectives(data),
         contention=_contention(data),
         launch=eager_launch(),
+        power=a100_power(data, gemm_csv(_gemms(data).read_bytes()).rows),
     )
+
+
+def _gemms(data: Path) -> Path:
+    return data / "measured" / "a100_gemm_bf16.csv.gz"
 
 
 def _machine() -> Machine:
@@ -76,7 +80,6 @@ def _machine() -> Machine:
         memory_bandwidth_gb_s=MEMORY_GB_S,
         backend="nccl",
         l2_mb=40.0,
-        clock_slowdown=CLOCK_SLOWDOWN,
         details={
             "node": "8 GPUs on NVSwitch",
             "network": "8 x 200 Gb/s InfiniBand a node, one NIC a GPU (assumed)",

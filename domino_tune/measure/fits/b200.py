@@ -12,7 +12,8 @@ from domino_tune.measure.fits.common import rounded
 from domino_tune.measure.fits.h100 import CREATED, NIC_LATENCY_US
 from domino_tune.measure.fits.h200 import contention_records, h200_contention, h200_ops
 from domino_tune.measure.fits.hopper import pointwise_laws
-from domino_tune.measure.fits.parts import ASSUMED_ERROR, SUSTAINED_SLOWDOWN, eager_launch
+from domino_tune.measure.fits.parts import ASSUMED_ERROR, eager_launch
+from domino_tune.measure.fits.power import b200_power
 from domino_tune.measure.importers.tables import Line, count, microseconds, number, records
 from simulator.lookup.attention import AttentionFit, AttentionRow
 from simulator.lookup.collectives import MIB, CollectiveFit
@@ -27,8 +28,8 @@ from simulator.profile import (
     Machine,
     PointwiseSection,
     Profile,
-    Provenance,
 )
+from simulator.provenance import Provenance
 
 SIMUMAX: Final = "MooreThreads/SimuMax @4dcaae5 (Apache-2.0)"
 SM_COUNT: Final = 148
@@ -83,6 +84,7 @@ def b200_profile(data: Path, measurements: Path) -> Profile:
         collectives=_collectives(tables),
         contention=_contention(measurements),
         launch=eager_launch(),
+        power=b200_power(data, gemm_rows(tables)),
     )
 
 
@@ -96,7 +98,6 @@ def _machine() -> Machine:
         memory_bandwidth_gb_s=MEMORY_GB_S,
         backend="nccl",
         l2_mb=126.0,
-        clock_slowdown=SUSTAINED_SLOWDOWN,
         details={
             "node": "8 GPUs on NVSwitch, NVLink 5",
             "memory": "178.35 GiB, 126 MB L2 and 148 SMs as the driver reports them (pytorch/ao, "

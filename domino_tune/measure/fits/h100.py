@@ -19,14 +19,14 @@ from domino_tune.measure.fits.multimem import multimem_collectives
 from domino_tune.measure.fits.parts import (
     AICONFIGURATOR,
     OVERLAP,
-    SUSTAINED_SLOWDOWN,
     contention_law,
     eager_launch,
     gemm_section,
     node_collectives,
 )
+from domino_tune.measure.fits.power import hopper_power
 from domino_tune.measure.fits.unshipped import a100_overlap, h100_nodes_all_reduce
-from domino_tune.measure.importers.tables import attention_csv, attention_pair_csv
+from domino_tune.measure.importers.tables import attention_csv, attention_pair_csv, gemm_csv
 from simulator.contention import Slowdown
 from simulator.lookup.attention import AttentionFit
 from simulator.profile import (
@@ -37,8 +37,8 @@ from simulator.profile import (
     Machine,
     PointwiseSection,
     Profile,
-    Provenance,
 )
+from simulator.provenance import Provenance
 
 SM_COUNT = 132
 CREATED = "2026-11-20"  # the newest date in the sources
@@ -60,12 +60,17 @@ def h100_profile(data: Path, measurements: Path) -> Profile:
         collectives=h100_collectives(data),
         contention=_contention(data, collective_slowdown(contention_records(measurements))),
         launch=eager_launch(),
+        power=hopper_power(data, measured=False, rows=gemm_csv(_gemms(data).read_bytes()).rows),
     )
+
+
+def _gemms(data: Path) -> Path:
+    return data / "measured" / "h100_gemm_bf16.csv.gz"
 
 
 def _gemm(data: Path, h200: Profile, machine: Machine) -> GemmSection:
     section = gemm_section(
-        data / "measured" / "h100_gemm_bf16.csv.gz",
+        _gemms(data),
         SM_COUNT,
         clock="boost at first, not recorded: short bursts under a CUDA graph. Long GEMMs are "
         "slower by FLOP than middle ones: the power cap, in the law.",
@@ -97,7 +102,6 @@ def _machine() -> Machine:
         memory_bandwidth_gb_s=3350.0,
         backend="nccl",
         l2_mb=50.0,
-        clock_slowdown=SUSTAINED_SLOWDOWN,
         details={
             "node": "DGX H100: 8 GPUs on NVSwitch (NVLink SHARP)",
             "network": "8 x 400 Gb/s InfiniBand a node, one NIC a GPU",

@@ -16,24 +16,27 @@ from pathlib import Path
 from typing import Any, Final
 
 from domino_tune.measure.contention_law import SHARED_LINKS
+from domino_tune.measure.fits.attention import fit_attention
 from domino_tune.measure.fits.beside import Beside, BesideFit, fit_beside
 from domino_tune.measure.fits.common import rounded
 from domino_tune.measure.fits.gemm import fit_gemm
-from domino_tune.measure.fits.parts import LAUNCH_ERROR, OTHER_LINKS, SUSTAINED_SLOWDOWN
+from domino_tune.measure.fits.parts import LAUNCH_ERROR, OTHER_LINKS
 from domino_tune.measure.fits.pointwise import fit_pointwise
+from domino_tune.measure.fits.power import hopper_power
 from domino_tune.measure.op_rows import add_ops
 from simulator.contention import ContentionFit, Slowdown
 from simulator.lookup.gemm import GemmFit, GemmRow
 from simulator.lookup.pointwise import DEFAULT, PointwiseFit, PointwiseRow
 from simulator.profile import (
+    AttentionSection,
     CollectiveSection,
     ContentionSection,
     LaunchSection,
     Machine,
     PointwiseSection,
     Profile,
-    Provenance,
 )
+from simulator.provenance import Provenance
 
 SM_COUNT: Final = 132
 CREATED: Final = "2026-11-20"
@@ -45,6 +48,7 @@ SOURCE: Final = "scripts/gpu-profile on one H200: measurements/h200-sxm"
 FULL_RATE: Final = 40.0
 """Bytes/ns that a CTA moves through HBM in the cells of the law; in others it moves none."""
 NVLS_CTAS: Final = 16
+LAW_HEAD_DIM: Final = 128
 ASSUMED_COLLECTIVE_US: Final = 15.0
 ASSUMED_COLLECTIVES: Final = 0.1
 """Expected error of an H100's collective on an H200."""
@@ -76,15 +80,21 @@ ALIKE: Final[dict[str, tuple[str, float]]] = {
 """Ops that were never measured -> the op that streams as they do, and how much longer they take.
 Both cross-entropies by their rates on a B200 beside that of streams, SimuMax's ce_fusion and ce
 (data/measured/b200/memory_bound.csv)."""
+FILLING: Final = ("gemm", "attention")
+"""Families beside which a collective lasted as long as the ops that it met: it got in when they
+ended. Beside pointwise ops it took as long as alone."""
 ASSUMED_ERROR: Final = 0.3
 ONE_KERNEL: Final = ("attn.norm", "mlp.norm", "mlp.act", "mlp.act_bwd")
 """Pointwise ops of a GPT that were one kernel when launches were timed."""
 
 
-def h200_profile(measurements: Path, h100: CollectiveSection) -> Profile:
-    """Build it from the records in ``measurements``; ``h100``: what one GPU cannot show."""
+def h200_profile(data: Path, measurements: Path, h100: CollectiveSection) -> Profile:
+    """Build it from ``data`` and our records in ``measurements``; ``h100``: what one GPU cannot
+    show."""
+    ops = h200_ops(measurements)
     return replace(
-        h200_ops(measurements),
+        ops,
+        attention=_with_law(ops.section("attention")),
         collectives=replace(
             h100,
             provenance=replace(
@@ -97,7 +107,15 @@ def h200_profile(measurements: Path, h100: CollectiveSection) -> Profile:
         ),
         contention=h200_contention(contention_records(measurements)),
         launch=_launch(records(measurements / "launch.jsonl.gz")),
+        power=hopper_power(data, measured=True),
     )
+
+
+def _with_law(section: AttentionSection) -> AttentionSection:
+    """Return ``section`` with the law of its rows of one head size."""
+    rows = [row for row in section.rows if row.head_dim == LAW_HEAD_DIM]
+    forward = [row for row in rows if row.direction == "forward"]
+    return replace(section, fit=fit_attention(forward, rows, sm_count=SM_COUNT))
 
 
 @cache
@@ -127,27 +145,34 @@ def beside_cells(rows: Iterable[Mapping[str, Any]]) -> list[Beside]:
             alone_us=row["alone_again_ns"] / 1000,
             slowdown=cell["op_mean_ns"] / row["alone_again_ns"],
         )
-        for row, cell in _full_cells(rows)
+        for row, cell in full_cells(rows)
     ]  # fmt: skip
 
 
-def _full_cells(
+def full_cells(
     rows: Iterable[Mapping[str, Any]],
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield (op, cell) of the cells whose collective was first, had the higher priority and moved
+    bytes."""
     for row in rows:
         for cell in row["cells"]:
             if cell["rate"] == FULL_RATE and cell["collective_first"] and cell["priority"] < 0:
                 yield row, cell
 
 
-def collective_slowdown(rows: Iterable[Mapping[str, Any]]) -> Slowdown:
-    """Return the assumed factor, with its mean error on collectives launched beside GEMMs."""
-    measured = [
+def emulated_factors(rows: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Return by how much emulated collectives slow beside pointwise ops, which let them in."""
+    return [
         cell["collective_ns"] / cell["collective_alone_ns"]
-        for row, cell in _full_cells(rows)
-        if row["family"] == "gemm"
+        for row, cell in full_cells(rows)
+        if row["family"] not in FILLING
     ]
-    error = statistics.fmean(abs(ratio / COLLECTIVE_FACTOR - 1) for ratio in measured)
+
+
+def collective_slowdown(rows: Iterable[Mapping[str, Any]]) -> Slowdown:
+    """Return A100's factor of NCCL's collectives, with its mean error on emulated ones."""
+    factors = emulated_factors(rows)
+    error = statistics.fmean(abs(COLLECTIVE_FACTOR / factor - 1) for factor in factors)
     return Slowdown(factor=COLLECTIVE_FACTOR, kind="assumed", error=rounded(error, 2))
 
 
@@ -161,7 +186,6 @@ def _machine() -> Machine:
         memory_bandwidth_gb_s=4800.0,
         backend="nccl",
         l2_mb=50.0,
-        clock_slowdown=SUSTAINED_SLOWDOWN,
         details={
             "measured": "one GPU; driver 580.159.04, CUDA 13.0, torch 2.11.0; 700 W",
             "clocks": "1980 MHz at rest; 1470 MHz, 690 W under lasting load (power cap)",
@@ -280,7 +304,7 @@ def h200_contention(rows: Sequence[Mapping[str, Any]]) -> ContentionSection:
         fit=ContentionFit(
             sm_count=SM_COUNT,
             default_ctas=NVLS_CTAS,
-            compute=tuple(fit.law for fit in fits.values()),
+            compute=tuple(replace(fit.law, fills=name in FILLING) for name, fit in fits.items()),
             collective=collective,
             same_links=SHARED_LINKS,
             other_links=OTHER_LINKS,
@@ -296,9 +320,11 @@ def _note(fits: Mapping[str, BesideFit], collective: Slowdown) -> str:
     return (
         "Ops beside an emulated collective (C CTAs that stream through HBM), C = 1 to 32. Errors "
         f"with each op left out: {errors}. A GEMM loses the same time by a CTA however long it is: "
-        "its last wave. Assumed: that this holds below 70 us; the collective's own factor, A100's, "
-        f"which is {collective.error:.0%} off on average where these collectives met GEMMs; two "
-        "collectives sharing links half speed each, not sharing them 1.1 times."
+        "its last wave. Beside GEMMs and attention these collectives lasted as long as the ops "
+        "that they met: they get in when such an op ends. Assumed: that this holds below 70 us; "
+        f"the collective's own factor, A100's, which is {collective.error:.0%} off on average "
+        "beside pointwise ops; two collectives sharing links half speed each, not sharing them "
+        "1.1 times."
     )
 
 

@@ -13,15 +13,13 @@ from domino_tune.measure.importers.tables import collectives_csv, gemm_csv
 from simulator.contention import ComputeContention, ContentionFit, Slowdown
 from simulator.lookup import FitKind
 from simulator.lookup.collectives import CollectiveFit
-from simulator.profile import GemmSection, LaunchSection, Provenance
+from simulator.profile import GemmSection, LaunchSection
+from simulator.provenance import Provenance
 
 AICONFIGURATOR = "ai-dynamo/aiconfigurator @095f58a (Apache-2.0)"
 OVERLAP = "Evansika959/aiconfigurator_overlap_exp @0488800"
 
 ASSUMED_ERROR = 0.25
-SUSTAINED_SLOWDOWN = 0.19
-"""GEMMs of our H200 ran at 790 TFLOP/s in the first 20 ms after rest, and at 666 in a long run
-(data/measured/power_points.csv). Other parts that are held by their power: assumed to be alike."""
 LAUNCH_ERROR = 0.5
 """Launch costs differ by a factor of two from plan to plan and from host to host."""
 ASSUMED_SLOWDOWN = 0.15
@@ -59,10 +57,11 @@ def node_collectives(table: Path) -> tuple[CollectiveFit, ...]:
 def contention_law(
     fit: OverlapFit, *, sm_count: int, default_ctas: int, kind: FitKind, error: float
 ) -> ContentionFit:
-    """Return the law of GEMMs. Assumed: attention loses SMs as they do, pointwise ops bandwidth."""
+    """Return the law of GEMMs. Assumed: attention loses SMs as they do, pointwise ops bandwidth;
+    both let no collective in before they end, as on our H200."""
     gemm = ComputeContention(
-        family="gemm", sms_per_cta=fit.sms_per_cta, factor=fit.compute_factor, kind=kind,
-        error=error,
+        family="gemm", sms_per_cta=fit.sms_per_cta, factor=fit.compute_factor, fills=True,
+        kind=kind, error=error,
     )  # fmt: skip
     return ContentionFit(
         sm_count=sm_count,

@@ -34,7 +34,8 @@ from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.store.profiles import load_profile, save_profile
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
-from simulator.profile import LaunchSection, Profile, Provenance
+from simulator.profile import LaunchSection, Profile
+from simulator.provenance import Provenance
 from simulator.specs import ClusterSpec, Workload
 
 SOURCE: Final = "domino_tune gpu-profile: one GPU, the runtime's own ops on a single rank's shard"

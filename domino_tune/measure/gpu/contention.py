@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from domino_tune.runtime.head_start import HeadStart
+from domino_tune.runtime.lanes.call import all_reduce
 from domino_tune.runtime.lanes.emulated import EmulatedStreamLane, Wire
 from domino_tune.runtime.lanes.pace import MOVED_PER_BYTE, Pace
 from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamHandle
@@ -233,7 +234,7 @@ class Arena:
         if lane is None:
             return []
         handles = []
-        pace = lane.pace_of(0)
+        pace = lane.pace_of(all_reduce(torch.empty(0)))
         stream = lane.queue.stream
         stream.wait_event(after)
         for _ in range(count):

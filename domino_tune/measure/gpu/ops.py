@@ -22,6 +22,7 @@ from simulator.ops import Collective, Signature
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
 from simulator.schedule import COMPUTE
+from simulator.slicing import SEQUENCE_ROW_SLICES
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.units import GIB
 
@@ -80,7 +81,8 @@ def ops_cases() -> Iterator[OpsCase]:
 
 
 def slice_plans(batch: int) -> tuple[SlicePlan, ...]:
-    """Return plans with one to eight row slices, then with column pieces."""
+    """Return plans with one to eight row slices, then with column pieces, with slices of sequences,
+    and with sequence parallelism."""
     rows = [count for count in (2, 4, 1, 3, 8, 5, 6, 7) if count <= batch]
     cuts = [(count, 1) for count in rows] + [(2, 2), (1, 2), (1, 4), (2, 4)]
     sliced = [
@@ -91,7 +93,15 @@ def slice_plans(batch: int) -> tuple[SlicePlan, ...]:
         for count, columns in cuts
         if count <= batch
     ]  # fmt: skip
-    return (MEGATRON, *sliced)
+    along = [
+        SlicePlan(
+            row_slices=count, order="intra", wgrad="eager", slice_dim="sequence",
+            slice_balance="even",
+        )
+        for count in SEQUENCE_ROW_SLICES
+    ]  # fmt: skip
+    sharded = [replace(plan, sequence_parallel=True) for plan in (MEGATRON, *sliced[:1], along[0])]
+    return (MEGATRON, *sliced, *along, *sharded)
 
 
 def fits_in_memory(case: OpsCase) -> bool:

@@ -34,8 +34,8 @@ from simulator.profile import (
     GemmSection,
     PointwiseSection,
     Profile,
-    Provenance,
 )
+from simulator.provenance import Provenance
 
 __all__ = [
     "IMPORTERS", "NO_HINTS", "Hints", "Imported", "Importer", "descriptions", "import_into",

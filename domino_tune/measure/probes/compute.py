@@ -11,23 +11,24 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
-from typing import Any, Final
+from itertools import accumulate, compress, pairwise
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from domino_tune.base.medians import half_spread
-from domino_tune.measure.probes.traffic import zeros_of
+from domino_tune.measure.probes.traffic import call_of
 from domino_tune.runtime.clock import empty_ns, probing_clock, was_late
 from domino_tune.runtime.lanes.lane import Lane
 from domino_tune.runtime.lanes.silent import meeting_lanes
 from domino_tune.runtime.launch.context import RankContext
-from domino_tune.runtime.session import DTYPES, Session
+from domino_tune.runtime.session import Session
 from simulator.ops import Collective, Signature
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, DP, TP
 from simulator.schedules import fixed_order
 from simulator.specs import ClusterSpec
+from simulator.timeline import Timeline
 
 Samples = dict[Signature, list[int]]
 Message = dict[str, Any]
@@ -66,20 +67,27 @@ class PlanProbe:
         played = self.step.play()
         if played is None:
             return
-        mine, host_ns = played
-        for op, duration_ns in zip(self.step.ops, mine, strict=True):
+        for op, duration_ns in zip(self.step.ops, played.compute_ns, strict=True):
             self.found[op.signature].append(duration_ns)
         if self.step.session.context.device.type != "cuda":  # there, LaunchProbe measures launches
-            self.overhead_ns.append(host_ns / len(self.step.executor.ops))
+            self.overhead_ns.append(played.host_ns / len(self.step.executor.ops))
+
+
+class PlayedStep(NamedTuple):
+    """A step on one rank: durations of its compute ops, which of them mostly ran beside a
+    collective, and the host's other time. In ns."""
+
+    compute_ns: list[int]
+    beside: list[bool]
+    host_ns: int = 0
 
 
 class StepProbe:
-    """Plays a plan as in training. ``steps`` holds, for each step, every rank's durations of the
-    compute ops, ns."""
+    """Plays a plan as in training. ``steps`` holds every rank's part of each step."""
 
     def __init__(self, session: Session, plan: SlicePlan) -> None:
         self.step = _Step(session, plan)
-        self.steps: list[list[list[int]]] = []
+        self.steps: list[list[PlayedStep]] = []
 
     def warm_up(self) -> None:
         """Play once, unmeasured."""
@@ -89,7 +97,7 @@ class StepProbe:
         """Time one step."""
         played = self.step.play()
         if played is not None:
-            self.steps.append(self.step.session.context.all_gather_objects(played[0]))
+            self.steps.append(self.step.session.context.all_gather_objects(played))
 
 
 class _Step:
@@ -107,8 +115,8 @@ class _Step:
         """Play once, unmeasured."""
         self._play()
 
-    def play(self) -> tuple[list[int], int] | None:
-        """Return this rank's durations of a step's compute ops, and the host's other time, ns.
+    def play(self) -> PlayedStep | None:
+        """Return this rank's part of a step.
 
         On a GPU it is the first step that all ranks launched in time; None, on all ranks, if there
         was none in TRIES.
@@ -120,14 +128,25 @@ class _Step:
                 return played
         return None
 
-    def _play(self) -> tuple[list[int], int]:
+    def _play(self) -> PlayedStep:
         context = self.session.context
         context.barrier()
         timeline = self.executor.run_step(*self.session.batch).timeline
         empty = empty_ns(context.device)
-        mine = [max(SHORTEST_NS, end - start - empty) for _, start, end in timeline.lane(COMPUTE)]
+        spans = [(start, end) for _, start, end in timeline.lane(COMPUTE)]
+        mine = [max(SHORTEST_NS, end - start - empty) for start, end in spans]
         meeting_ns = timeline.breakdown.exposed_comm_ns
-        return mine, timeline.makespan_ns - sum(mine) - meeting_ns
+        host_ns = timeline.makespan_ns - sum(mine) - meeting_ns
+        return PlayedStep(mine, _beside(spans, timeline), host_ns)
+
+
+def _beside(spans: Sequence[tuple[int, int]], timeline: Timeline) -> list[bool]:
+    """Return, for each span, whether collectives are in flight during at least half of it."""
+    flights = timeline.comm_spans
+    return [
+        2 * sum(max(0, min(end, b) - max(start, a)) for a, b in flights) >= max(1, end - start)
+        for start, end in spans
+    ]
 
 
 class CollectiveProbe:
@@ -140,8 +159,7 @@ class CollectiveProbe:
         self.context = context
         self.collective = collective
         self.lane = context.lanes_for(collective.ctas)[lane]
-        dtype = DTYPES[collective.dtype]
-        self.tensor = zeros_of(collective.size_bytes, dtype, context.device)
+        self.call = call_of(collective, context.device)
         self.clock = probing_clock(context.device)
         self.square = torch.randn(256, 256)
         self.spans_ns: list[int] = []
@@ -173,7 +191,7 @@ class CollectiveProbe:
             self._compute()
             self.clock.start()
             issued = self.clock.tick()
-            handle = self.lane.issue("probe", self.tensor, "sum")
+            handle = self.lane.issue("probe", self.call)
             handle.wait()
             resumed = self.clock.tick()
             self.clock.stop()
@@ -248,10 +266,28 @@ def _rows(context: RankContext, found: Samples) -> list[Message]:
 
 
 def skew_message(probes: Sequence[StepProbe]) -> Message:
-    """Return how much slower the slowest rank is: over a step, and more so in short stretches."""
+    """Return how much slower the slowest rank is: over a step, and more so in short stretches, of
+    compute alone and of compute beside collectives."""
     steps = [step for probe in probes for step in probe.steps]
-    factors = [_ahead([sum(rank) for rank in step])[1] for step in steps]
+    factors = [_ahead([sum(rank.compute_ns) for rank in step])[1] for step in steps]
     slowest = statistics.fmean(factors)
+    error = max(LEAST_SKEW_ERROR, half_spread(factors) / slowest)
+    return {
+        "kind": "skew", "slowest": slowest, "error": error, "samples": len(steps),
+        "rows": _skew_rows([_durations(step, beside=False) for step in steps], slowest),
+        "beside": _skew_rows([_durations(step, beside=True) for step in steps], slowest),
+    }  # fmt: skip
+
+
+def _durations(step: Sequence[PlayedStep], *, beside: bool) -> list[list[int]]:
+    """Return each rank's durations of the ops that ran beside collectives on all ranks, or of the
+    others."""
+    chosen = [all(flags) == beside for flags in zip(*(rank.beside for rank in step), strict=True)]
+    return [list(compress(rank.compute_ns, chosen)) for rank in step]
+
+
+def _skew_rows(steps: Sequence[list[list[int]]], slowest: float) -> list[tuple[float, float]]:
+    """Return (length, mean wait) in µs, for stretches of doubled lengths."""
     stretches: dict[int, list[float]] = defaultdict(list)
     for step in steps:
         sums = [[0, *accumulate(rank)] for rank in step]
@@ -259,15 +295,11 @@ def skew_message(probes: Sequence[StepProbe]) -> Message:
         while length_us * 2000 < sums[0][-1]:
             stretches[length_us] += _waits(sums, length_us * 1000, slowest)
             length_us *= 2
-    rows = [
+    return [
         (float(length_us), max(0.0, statistics.fmean(waits) / 1e3))
         for length_us, waits in sorted(stretches.items())
         if waits
     ]
-    error = max(LEAST_SKEW_ERROR, half_spread(factors) / slowest)
-    return {
-        "kind": "skew", "slowest": slowest, "rows": rows, "error": error, "samples": len(steps),
-    }  # fmt: skip
 
 
 def _ahead(times: Sequence[int]) -> tuple[float, float]:

@@ -1,7 +1,7 @@
-"""Probes of contention: a step alone, then while all-reduces run back to back.
+"""Probes of contention: a step alone, then while a collective runs back to back.
 
-On CPU the all-reduces are issued ahead. On CUDA a step runs in chunks, each after a head start for
-the host (``runtime.head_start``) and with its own all-reduces. Ops and all-reduces count only while
+On CPU the collectives are issued ahead. On CUDA a step runs in chunks, each after a head start for
+the host (``runtime.head_start``) and with its own all-reduces. Ops and collectives count only while
 the other kind runs all the time.
 """
 
@@ -17,13 +17,14 @@ from typing import Any, Final, NamedTuple, Protocol
 from domino_tune.base.medians import half_spread
 from domino_tune.measure.probes.compute import BURST, TRIES
 from domino_tune.measure.probes.lanes import LanesProbe
-from domino_tune.measure.probes.traffic import Traffic
+from domino_tune.measure.probes.traffic import Traffic, call_of
 from domino_tune.runtime.clock import Clock, DeviceClock, HostClock, Tick, empty_ns
 from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.head_start import CHUNK_OPS, HeadStart
 from domino_tune.runtime.lanes.lane import Handle
 from domino_tune.runtime.lanes.silent import silent_lanes
-from domino_tune.runtime.session import DTYPES, Session
+from domino_tune.runtime.session import Session
+from simulator.ops import Collective
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, TP
 from simulator.schedules import fixed_order
@@ -41,7 +42,7 @@ MOST_PER_CHUNK: Final = 150
 
 
 class ContentionProbe(Protocol):
-    """Compute and concurrent all-reduces of one size and CTA count."""
+    """Compute and concurrent collectives of one operation, size and CTA count."""
 
     samples: int
 
@@ -50,7 +51,7 @@ class ContentionProbe(Protocol):
         ...
 
     def measure(self) -> None:
-        """Time one pair of steps: alone, and with all-reduces."""
+        """Time one pair of steps: alone, and with collectives."""
         ...
 
     def row(self) -> Message:
@@ -58,13 +59,11 @@ class ContentionProbe(Protocol):
         ...
 
 
-def contention_probe(
-    session: Session, plan: SlicePlan, size_bytes: int, ctas: int
-) -> ContentionProbe:
-    """Return the probe for the session's device. ``ctas`` 0 is the backend's choice."""
+def contention_probe(session: Session, plan: SlicePlan, collective: Collective) -> ContentionProbe:
+    """Return the probe for the session's device; ``collective`` is of the tensor-parallel group."""
     if session.context.device.type == "cuda":
-        return StreamContentionProbe(session, plan, size_bytes, ctas)
-    return HostContentionProbe(session, plan, size_bytes, ctas)
+        return StreamContentionProbe(session, plan, collective)
+    return HostContentionProbe(session, plan, collective)
 
 
 def silent_executor(session: Session, plan: SlicePlan, clock: Clock) -> Executor:
@@ -75,7 +74,8 @@ def silent_executor(session: Session, plan: SlicePlan, clock: Clock) -> Executor
 def contention_message(
     probes: Sequence[ContentionProbe], both_lanes: Sequence[LanesProbe] = ()
 ) -> Message:
-    """Return a row per message size and CTA count; under ``lanes``, two concurrent collectives."""
+    """Return a row per operation, message size and CTA count; under ``lanes``, two concurrent
+    collectives."""
     rows = [probe.row() for probe in probes if probe.samples]
     message = {"kind": "contention", "rows": [row for row in rows if row["compute"]]}
     found = [probe.row() for probe in both_lanes if probe.factors]
@@ -85,21 +85,23 @@ def contention_message(
 class _Probe:
     """The common part of both devices' probes: samples, each the mean of all ranks."""
 
-    def __init__(self, session: Session, size_bytes: int, ctas: int) -> None:
+    def __init__(self, session: Session, collective: Collective) -> None:
         self.session = session
-        self.size_bytes = size_bytes
-        self.ctas = ctas
-        self.lane = session.context.lanes_for(ctas)[TP]
-        self.dtype = DTYPES[session.workload.dtype]
+        self.message = collective
+        self.lane = session.context.lanes_for(collective.ctas)[TP]
         self.compute: dict[str, list[float]] = defaultdict(list)
         self.collective: list[float] = []
         self.samples = 0
 
+    def _traffic(self) -> Traffic:
+        return Traffic(self.lane, call_of(self.message, self.session.context.device))
+
     def row(self) -> Message:
         """Return the results so far; no ``collective`` where none ran wholly during compute."""
         row: Message = {
-            "size_bytes": self.size_bytes,
-            "ctas": self.ctas,
+            "op": self.message.op,
+            "size_bytes": self.message.size_bytes,
+            "ctas": self.message.ctas,
             "compute": {kind: statistics.median(found) for kind, found in self.compute.items()},
             "spread": _relative_spread(self.compute.values()),
             "samples": self.samples,
@@ -156,8 +158,8 @@ def _factors(ops: Iterable[tuple[TimedOp, TimedOp, Span]]) -> dict[str, float]:
 class HostContentionProbe(_Probe):
     """On CPU: compute and all-reduces are timed by one clock, the host's."""
 
-    def __init__(self, session: Session, plan: SlicePlan, size_bytes: int, ctas: int) -> None:
-        super().__init__(session, size_bytes, ctas)
+    def __init__(self, session: Session, plan: SlicePlan, collective: Collective) -> None:
+        super().__init__(session, collective)
         self.executor = silent_executor(session, plan, HostClock())
 
     def warm_up(self) -> None:
@@ -168,9 +170,9 @@ class HostContentionProbe(_Probe):
         """Time one pair of steps."""
         context = self.session.context
         alone, alone_ns = self._play()
-        one_ns = self._all_reduce_ns()
+        one_ns = self._collective_ns()
         needed = max(1, math.ceil(TRAFFIC_FACTOR * (alone_ns[1] - alone_ns[0]) / one_ns))
-        traffic = Traffic(self.lane, self.size_bytes, context.device, self.dtype)
+        traffic = self._traffic()
         traffic.issue(context.all_gather_objects(needed)[0])
         time.sleep(BEGIN_S)
         slowed, (begin, end) = self._play(in_step=False)
@@ -182,11 +184,10 @@ class HostContentionProbe(_Probe):
             statistics.fmean(during) / one_ns if during else None,
         )
 
-    def _all_reduce_ns(self) -> float:
-        """Return the mean time of all-reduces back to back while nothing else runs, ns."""
+    def _collective_ns(self) -> float:
+        """Return the mean time of collectives back to back while nothing else runs, ns."""
         self.session.context.barrier()
-        device = self.session.context.device
-        traffic = Traffic(self.lane, self.size_bytes, device, self.dtype)
+        traffic = self._traffic()
         traffic.issue(1 + BURST)
         traffic.drain()
         return statistics.fmean([end - start for start, end in _host_spans(traffic)][1:])
@@ -239,10 +240,9 @@ class TrafficStart(HeadStart):
 class StreamContentionProbe(_Probe):
     """On CUDA: compute and all-reduces are timed by events, which a device's streams share."""
 
-    def __init__(self, session: Session, plan: SlicePlan, size_bytes: int, ctas: int) -> None:
-        super().__init__(session, size_bytes, ctas)
-        traffic = Traffic(self.lane, size_bytes, session.context.device, self.dtype)
-        self.start = TrafficStart(traffic)
+    def __init__(self, session: Session, plan: SlicePlan, collective: Collective) -> None:
+        super().__init__(session, collective)
+        self.start = TrafficStart(self._traffic())
         self.clock = DeviceClock(self.start)
         self.executor = silent_executor(session, plan, self.clock)
         self.empty_ns = empty_ns(session.context.device)

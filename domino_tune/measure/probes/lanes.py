@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Final
 
-from domino_tune.measure.probes.traffic import Traffic
+from domino_tune.measure.probes.traffic import Traffic, zeros_of
 from domino_tune.runtime.clock import clock_for
+from domino_tune.runtime.lanes.call import all_reduce
 from domino_tune.runtime.session import DTYPES, Session
 from simulator.schedule import DP, TP
 
@@ -58,7 +59,9 @@ class LanesProbe:
         context = self.session.context
         dtype = DTYPES[self.session.workload.dtype]
         traffic = {
-            lane: Traffic(context.lanes[lane], self.size_bytes, context.device, dtype)
+            lane: Traffic(
+                context.lanes[lane], all_reduce(zeros_of(self.size_bytes, dtype, context.device))
+            )
             for lane in counts
         }
         context.barrier()

@@ -13,6 +13,7 @@ from domino_tune.runtime.clock import DeviceClock, HostClock, WholeClock, empty_
 from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.graphs import CapturedExecutor
 from domino_tune.runtime.head_start import HeadStart
+from domino_tune.runtime.lanes.call import all_reduce
 from domino_tune.runtime.lanes.lane import Lane
 from domino_tune.runtime.lanes.silent import silent_lanes
 from domino_tune.runtime.session import Session
@@ -93,7 +94,7 @@ def issue_us(lane: Lane, device: torch.device) -> float:
     times = []
     for _ in range(WARM_UP + ISSUES):
         begun = time.perf_counter_ns()
-        lane.issue("launch", tensor, "sum").wait()
+        lane.issue("launch", all_reduce(tensor)).wait()
         times.append(time.perf_counter_ns() - begun)
     torch.cuda.synchronize()
     return statistics.median(times[WARM_UP:]) / 1e3

@@ -41,10 +41,6 @@ MOST_USEFUL: Final = 3
 """Plans that are played before collectives and contention: where time runs out, other plans can be
 interpolated, but collectives and contention cannot."""
 
-SKEWED: Final = 2
-"""Plans that are also played with their communication, for skew: ranks lose more time to each other
-where they wait for each other."""
-
 
 class Probe(Protocol):
     """One thing to measure."""
@@ -62,8 +58,8 @@ def profile(context: RankContext, payload: Mapping[str, Any]) -> None:
     """Measure in rounds what the payload asks for, within its budget.
 
     Payload: cases (each with fields of the specs under model, workload and cluster, plans, and
-    rounds: how often to play them), collectives, contention (a case's number, a plan, sizes, CTA
-    counts; or None), seconds (the budget, or None). With the first case run the collectives and
+    rounds: how often to play them), collectives, contention (a case's number, a plan, messages;
+    or None), seconds (the budget, or None). With the first case run the collectives and
     what depends on no signature: skew and the executor's own cost.
     """
     payload = context.all_gather_objects(payload)[0]  # under a launcher each rank made its own
@@ -154,17 +150,17 @@ class _Case:
         )
         probes.plans = [PlanProbe(session, plan, probes.found) for plan in plans]
         if self.number == 0 and self.context.world_size > 1:
-            probes.steps = [StepProbe(session, plan) for plan in plans[:SKEWED]]
+            probes.steps = [StepProbe(session, plan) for plan in _skewed(plans, contention)]
         if self.context.device.type == "cuda" and self.number == 0:
             probes.launches = [LaunchProbe(session, plans[0] if plans else MEGATRON)]
         if contention is not None:
+            messages = [Collective(*message) for message in contention["messages"]]
             probes.contention = [
-                contention_probe(session, SlicePlan(**contention["plan"]), int(size), int(ctas))
-                for ctas in contention["ctas"]
-                for size in contention["sizes"]
+                contention_probe(session, SlicePlan(**contention["plan"]), message)
+                for message in messages
             ]
             if self.context.dp > 1:
-                probes.both_lanes = [LanesProbe(session, int(contention["sizes"][0]))]
+                probes.both_lanes = [LanesProbe(session, messages[0].size_bytes)]
         return probes
 
     def _report(self, probes: _Probes) -> None:
@@ -185,6 +181,13 @@ class _Case:
             context.report(contention_message(probes.contention, probes.both_lanes))
         if context.device.type != "cuda":
             time.sleep(SETTLE_S)
+
+
+def _skewed(plans: list[SlicePlan], contention: Mapping[str, Any] | None) -> list[SlicePlan]:
+    """Return the plans that are also played with their communication, for skew: the first one,
+    where ranks wait for each other, and a sliced one, which computes beside its collectives."""
+    sliced = [SlicePlan(**contention["plan"])] if contention else plans[1:2]
+    return [*plans[:1], *sliced]
 
 
 @dataclass(kw_only=True)

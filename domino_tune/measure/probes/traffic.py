@@ -1,11 +1,14 @@
-"""All-reduces back to back, to time what runs at the same time."""
+"""Messages to time, and collectives back to back, to time what runs at the same time."""
 
 from __future__ import annotations
 
 import torch
 
 from domino_tune.runtime.clock import Tick
+from domino_tune.runtime.lanes.call import Call, all_gather, all_reduce, reduce_scatter
 from domino_tune.runtime.lanes.lane import Handle, Lane
+from domino_tune.runtime.session import DTYPES
+from simulator.ops import Collective
 
 
 def zeros_of(size_bytes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -13,22 +16,31 @@ def zeros_of(size_bytes: int, dtype: torch.dtype, device: torch.device) -> torch
     return torch.zeros(max(1, size_bytes // dtype.itemsize), dtype=dtype, device=device)
 
 
+def call_of(collective: Collective, device: torch.device) -> Call:
+    """Return the collective on zeros."""
+    ranks, dtype = collective.ranks, DTYPES[collective.dtype]
+    each = max(1, collective.size_bytes // ranks // dtype.itemsize)
+    if collective.op == "all_gather":
+        return all_gather(torch.zeros(each, dtype=dtype, device=device), ranks)
+    if collective.op == "reduce_scatter":
+        return reduce_scatter(torch.zeros(each * ranks, dtype=dtype, device=device), ranks)
+    return all_reduce(zeros_of(collective.size_bytes, dtype, device))
+
+
 class Traffic:
-    """All-reduces of one size, back to back on a lane, while the caller does something else.
+    """A collective, back to back on a lane, while the caller does something else.
 
     All ranks must issue the same number.
     """
 
-    def __init__(
-        self, lane: Lane, size_bytes: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, lane: Lane, call: Call) -> None:
         self.lane = lane
-        self.buffer = zeros_of(size_bytes, dtype, device)
+        self.call = call
         self.handles: list[Handle] = []
 
     def issue(self, count: int) -> None:
         """Issue ``count`` more, after those in flight."""
-        self.handles += [self.lane.issue("traffic", self.buffer, "sum") for _ in range(count)]
+        self.handles += [self.lane.issue("traffic", self.call) for _ in range(count)]
 
     def drain(self) -> None:
         """Wait for all."""

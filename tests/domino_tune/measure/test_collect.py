@@ -70,8 +70,8 @@ def test_contention_by_cta_count_is_of_the_machines_sms() -> None:
     profile = Profile(name="here", created="2026-11-20", machine=machine)
     assert add_message(profile, {"kind": "contention", "rows": []}) is profile
     rows = [
-        {"size_bytes": 1 << 26, "ctas": ctas, "compute": {"gemm": 132 / (132 - ctas)},
-         "collective": 1.1, "spread": 0.01, "samples": 2}
+        {"op": "all_reduce", "size_bytes": 1 << 26, "ctas": ctas,
+         "compute": {"gemm": 132 / (132 - ctas)}, "collective": 1.1, "spread": 0.01, "samples": 2}
         for ctas in (1, 8, 32)
     ]  # fmt: skip
     profile = add_message(profile, {"kind": "contention", "rows": rows})
@@ -99,7 +99,14 @@ def test_timings_of_an_earlier_run_count() -> None:
 
 def test_what_hangs_on_no_signature_gives_way_only_to_more_samples() -> None:
     """A later run may have but a few plans and collectives left, unlike those before."""
-    skew = {"kind": "skew", "slowest": 1.02, "rows": [[128.0, 2.0]], "error": 0.01, "samples": 9}
+    skew = {
+        "kind": "skew",
+        "slowest": 1.02,
+        "rows": [[128.0, 2.0]],
+        "beside": [],
+        "error": 0.01,
+        "samples": 9,
+    }
     before = empty()
     for message in (PLAN, COLLECTIVE, skew):
         before = add_message(before, message)

@@ -26,11 +26,13 @@ CTAS = (1, 2, 4, 8, 16, 32)
 LAWS = {"attention": (0.6, 1.02), "gemm": (1.2, 1.08), "pointwise": (0.0, 1.15)}
 
 
-def row(ctas: int, like: int = 0, *, size_bytes: int = 1 << 26, **more: Any) -> dict[str, Any]:
+def row(
+    ctas: int, like: int = 0, *, size_bytes: int = 1 << 26, op: str = "all_reduce", **more: Any
+) -> dict[str, Any]:
     """A row as ranks report it, of ``ctas``, slowed as by ``like`` of them."""
     compute = {family: compute_slowdown(*law, like or ctas, SMS) for family, law in LAWS.items()}
     return {
-        "size_bytes": size_bytes, "ctas": ctas, "compute": compute, "collective": 1.1,
+        "op": op, "size_bytes": size_bytes, "ctas": ctas, "compute": compute, "collective": 1.1,
         "spread": 0.01, "samples": 3, **more,
     }  # fmt: skip
 

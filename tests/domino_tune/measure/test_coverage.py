@@ -16,8 +16,8 @@ from simulator.case import Case
 from simulator.cost import CostModel
 from simulator.errors import InputError
 from simulator.ops import Collective, Gemm
+from simulator.ordering import order_of
 from simulator.plan import MEGATRON
-from simulator.predict import order_of
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from tests.domino_tune.measure.probes.probing import LLAMA, TINY, empty, timed
 
@@ -81,7 +81,9 @@ def test_what_is_cut_short_by_time_is_interpolated() -> None:
 def test_the_plans_that_win_come_first_and_none_adds_nothing() -> None:
     probes = coverage(TINY, job(8), ON_TWO, memory_bytes=MEMORY)
     first = probes.cases[0].plans
-    assert [p.slices[:2] for p in first[:4]] == [(1, 1), (2, 1), (4, 1), (8, 1)]
+    plain = [p for p in first if not p.sequence_parallel]
+    assert [p.slices[:2] for p in plain[:4]] == [(1, 1), (2, 1), (4, 1), (8, 1)]
+    assert [p.sequence_parallel for p in first[:4]] == [True, False, True, False]
     seen: set[object] = set()
     for case in probes.cases:
         for plan in case.plans:
@@ -174,8 +176,12 @@ def test_payload_is_what_ranks_read() -> None:
     assert payload["cases"][0]["rounds"] == probes.cases[0].rounds(7)
     assert payload["cases"][0]["model"]["hidden_size"] == 64
     assert payload["cases"][0]["plans"][0]["strategy"] == "megatron"
-    assert payload["contention"]["sizes"] == [32 * 64 * 4 // cut for cut in CONTENTION_CUTS]
-    assert payload["contention"]["ctas"] == [0]
+    size = 32 * 64 * 4
+    messages = [Collective(*message) for message in payload["contention"]["messages"]]
+    for op in ("all_reduce", "reduce_scatter", "all_gather"):
+        found = [m.size_bytes for m in messages if m.op == op]
+        assert found == [size // cut for cut in CONTENTION_CUTS]
+    assert {m.ctas for m in messages} == {0}
     alone = probes.without_collectives().payload(7, None)
     assert (alone["collectives"], alone["contention"]) == ([], None)
 
@@ -194,16 +200,17 @@ def test_every_cta_count_is_asked_of_the_tensor_parallel_group() -> None:
     asked = probes.collectives[len(known) :]
     assert {(c.nodes, c.per_node) for c in asked} == {ON_FOUR.tp_group}
     assert {c.ctas for c in asked} == set(CTAS)
+    assert {c.op for c in asked} == {"all_reduce", "all_gather", "reduce_scatter"}
     largest = max(c.size_bytes for c in known if (c.nodes, c.per_node) == ON_FOUR.tp_group)
     least = min(c.size_bytes for c in known if (c.nodes, c.per_node) == ON_FOUR.tp_group)
     for count in CTAS:
-        sizes = [c.size_bytes for c in asked if c.ctas == count]
+        sizes = [c.size_bytes for c in asked if c.ctas == count and c.op == "all_reduce"]
         assert sizes[0] == largest
         assert sizes[-1] == least
         assert len(set(sizes)) == len(sizes) == 4
     assert probes.contention is not None
-    assert probes.contention.ctas == (*CTAS, 0)
-    assert len(probes.contention.sizes) == 1
+    assert [message.ctas for message in probes.contention.messages] == [*CTAS, 0]
+    assert {message.op for message in probes.contention.messages} == {"all_reduce"}
     assert probes.lacking(timed(probes), 20, 2).is_empty
     found = sources(TINY, job(4), ON_FOUR, probes)
     assert set(found) == {"measured"}

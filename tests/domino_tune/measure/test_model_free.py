@@ -9,7 +9,8 @@ import pytest
 from domino_tune.measure.model_free import CPU, GPU, model_free_probes
 from simulator.errors import InputError
 from simulator.ops import Attention, Gemm
-from simulator.specs import ClusterSpec, check_shardable
+from simulator.sharding import check_shardable
+from simulator.specs import ClusterSpec
 from tests.domino_tune.measure.probes.probing import empty
 
 
@@ -32,8 +33,11 @@ def test_messages_are_log_spaced_for_every_group() -> None:
     sizes = {c.size_bytes for c in probes.collectives}
     assert sizes == {1 << power for power in range(12, 27)}
     assert {(c.nodes, c.per_node) for c in probes.collectives} == {(1, 2), (2, 2)}
-    assert len(probes.collectives) == 2 * len(sizes)
-    coarse = [c.size_bytes for c in probes.collectives[:10:2]]
+    kinds = {(c.op, c.nodes, c.per_node) for c in probes.collectives}
+    gathers = {("all_gather", 1, 2), ("reduce_scatter", 1, 2)}
+    assert kinds == {("all_reduce", 1, 2), ("all_reduce", 2, 2), *gathers}
+    assert len(probes.collectives) == len(kinds) * len(sizes)
+    coarse = [c.size_bytes for c in probes.collectives[: 5 * len(kinds) : len(kinds)]]
     assert coarse == [4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20]
 
 
@@ -45,7 +49,8 @@ def test_token_counts_are_log_spaced() -> None:
     probes = model_free_probes(CPU, ClusterSpec(tp=1), "fp32", empty())
     gemms = {op.m for op in probes.ops if isinstance(op, Gemm) and op.layout == "forward"}
     assert {128, 256, 512, 1024} <= gemms
-    assert {op.seq for op in probes.ops if isinstance(op, Attention)} == {128, 512}
+    cores = {(op.seq, op.kv_seq) for op in probes.ops if isinstance(op, Attention)}
+    assert cores == {(128, 0), (512, 0), (64, 0), (64, 128), (256, 0), (256, 512)}
 
 
 def test_what_does_not_fit_is_left_out() -> None:
@@ -69,4 +74,4 @@ def test_over_nccl_cta_counts_are_measured_too() -> None:
     probes = model_free_probes(CPU, ClusterSpec(tp=2), "fp32", on_gpus)
     assert {c.ctas for c in probes.collectives} == {0, 1, 2, 4, 8, 16, 32}
     assert probes.contention is not None
-    assert probes.contention.ctas == (1, 2, 4, 8, 16, 32, 0)
+    assert [message.ctas for message in probes.contention.messages] == [1, 2, 4, 8, 16, 32, 0]

@@ -24,8 +24,6 @@ from tests.domino_tune.measure.probes.probing import TINY, collective_message, e
 
 pytest.importorskip("torch")
 
-from domino_tune.measure.probes.rank_job import SKEWED
-
 JOB = Workload(seq_length=16, micro_batch_size=2, dtype="fp32")
 PROBES = coverage(TINY, JOB, ClusterSpec(tp=2, ranks_per_node=2), memory_bytes=1 << 33)
 OPS = sorted(PROBES.ops, key=repr)
@@ -129,7 +127,7 @@ def test_ranks_measure_all_probes(measured: tuple[Path, list[Mapping[str, Any]]]
     assert profile.contention is not None
     assert "Assumed: two collectives at once" in profile.contention.provenance.note
     assert profile.skew is not None
-    assert profile.skew.fit.samples == SKEWED * PROBES.cases[0].rounds(3)
+    assert profile.skew.fit.samples == 2 * PROBES.cases[0].rounds(3)
     assert heard[-1] == {"kind": "end", "complete": True}
     assert [m["round"] for m in heard if m["kind"] == "progress"] == list(
         range(1, 1 + sum(m["kind"] == "progress" for m in heard))

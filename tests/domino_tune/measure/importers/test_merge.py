@@ -16,7 +16,8 @@ from simulator.lookup.attention import AttentionRow
 from simulator.lookup.gemm import GemmRow
 from simulator.lookup.pointwise import PointwiseRow
 from simulator.ops import Collective
-from simulator.profile import AttentionSection, GemmSection, PointwiseSection, Profile, Provenance
+from simulator.profile import AttentionSection, GemmSection, PointwiseSection, Profile
+from simulator.provenance import Provenance
 
 PAIR = b"num_workers,bytes,us\n2,1048576,12\n"
 OF_EIGHT = Collective("all_reduce", 50 << 20, 1, 8)

@@ -47,8 +47,8 @@ def collective_message(collective: Collective, samples: int) -> dict[str, Any]:
 def contention_message() -> dict[str, Any]:
     compute = {"gemm": 1.1, "attention": 1.1, "pointwise": 1.2}
     row = {
-        "size_bytes": 1024, "ctas": 0, "compute": compute, "collective": 1.1, "spread": 0.01,
-        "samples": 3,
+        "op": "all_reduce", "size_bytes": 1024, "ctas": 0, "compute": compute,
+        "collective": 1.1, "spread": 0.01, "samples": 3,
     }  # fmt: skip
     return {"kind": "contention", "rows": [row]}
 

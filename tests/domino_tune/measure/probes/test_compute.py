@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,13 +19,15 @@ from domino_tune.measure.probes.compute import (
     BURST,
     LEAST_SKEW_ERROR,
     CollectiveProbe,
+    PlayedStep,
     StepProbe,
+    _beside,
     lane_of,
     skew_message,
 )
 from domino_tune.measure.probes.contention import contention_probe
 from domino_tune.measure.probes.rank_job import Budget
-from domino_tune.measure.probes.traffic import zeros_of
+from domino_tune.measure.probes.traffic import call_of, zeros_of
 from domino_tune.runtime.lanes.emulated import emulated_lane
 from domino_tune.runtime.lanes.groups import GroupLanes
 from domino_tune.runtime.lanes.pace import Pace
@@ -32,10 +35,11 @@ from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.runtime.ops.state import Training
 from domino_tune.runtime.session import Session
-from simulator.ops import Collective
+from simulator.ops import Collective, CollectiveKind
 from simulator.plan import MEGATRON
 from simulator.schedule import DP, TP
 from simulator.specs import ClusterSpec, Workload
+from simulator.timeline import Timeline
 from tests.domino_tune.measure.probes.probing import TINY
 
 MS = 1_000_000
@@ -76,10 +80,21 @@ def test_a_collective_is_timed_on_the_lane_that_lies_as_it_does(
 @pytest.mark.parametrize(("dtype", "elements"), [("fp32", 250), ("bf16", 500), ("fp64", 125)])
 def test_a_collective_reduces_what_it_says(context: RankContext, dtype: str, elements: int) -> None:
     probe = CollectiveProbe(context, Collective("all_reduce", 1000, 1, 1, 0, dtype), TP)
-    assert probe.tensor.numel() == elements
-    assert probe.tensor.nbytes == 1000
+    assert probe.call.target.numel() == elements
+    assert probe.call.target.nbytes == 1000
     assert probe.lane is context.lanes[TP]
     assert CollectiveProbe(context, probe.collective, DP).lane is context.lanes[DP]
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes"), [("all_gather", (32, 128)), ("reduce_scatter", (128, 32))]
+)
+def test_a_gather_and_a_scatter_have_the_full_tensor_on_one_side(
+    op: CollectiveKind, shapes: tuple[int, int]
+) -> None:
+    call = call_of(Collective(op, 512, 2, 2), torch.device("cpu"))
+    assert (call.source.numel(), call.target.numel()) == tuple(2 * n for n in shapes)
+    assert call.size_bytes == 512
 
 
 def test_a_message_has_one_element_at_least() -> None:
@@ -103,13 +118,13 @@ def test_a_collective_is_timed_burst_by_burst(context: RankContext) -> None:
 
 def test_all_reduces_that_outlast_the_step_say_nothing_of_themselves(context: RankContext) -> None:
     """None of them lies within the step, and none is taken for one that was not slowed."""
-    lane = emulated_lane(lambda size_bytes: Pace(600 * MS), context.device)
+    lane = emulated_lane(lambda call: Pace(600 * MS), context.device)
     session = Session(
         context=replace(context, lanes={TP: lane, DP: lane}), model=TINY,
         workload=Workload(seq_length=16, micro_batch_size=2, dtype="fp32"),
         cluster=ClusterSpec(tp=1), training=Training(),
     )  # fmt: skip
-    probe = contention_probe(session, MEGATRON, 1024, 0)
+    probe = contention_probe(session, MEGATRON, Collective("all_reduce", 1024, 1, 1, 0, "fp32"))
     probe.warm_up()
     probe.measure()
     lane.close()
@@ -120,10 +135,14 @@ def test_all_reduces_that_outlast_the_step_say_nothing_of_themselves(context: Ra
 
 
 class _Played:
-    """Stands for a probe: every rank's durations of each step, in ns."""
+    """Stands for a probe: every rank's durations of each step, in ns, the last ``beside`` of them
+    of ops beside collectives."""
 
-    def __init__(self, *steps: list[list[int]]) -> None:
-        self.steps = list(steps)
+    def __init__(self, *steps: list[list[int]], beside: int = 0) -> None:
+        self.steps = [
+            [PlayedStep(rank, [i >= len(rank) - beside for i in range(len(rank))]) for rank in step]
+            for step in steps
+        ]
 
 
 def skew(*steps: list[list[int]]) -> dict[str, Any]:
@@ -153,6 +172,22 @@ def test_ranks_that_are_slow_in_turn_wait_though_no_step_is_longer() -> None:
     assert rows[1024.0] == pytest.approx(100 * 1024 / 1200, rel=0.01)
     assert rows[2048.0] == pytest.approx(0.0, abs=1e-6)  # two ops: both ranks had one of each
     assert list(rows) == sorted(rows)
+
+
+def test_compute_beside_collectives_has_rows_of_its_own() -> None:
+    """Ops of 1 ms each, equally fast; then ops of 1.1 and 1.3 ms in turn beside collectives."""
+    in_turn = [MS * 11 // 10, MS * 13 // 10] * 20
+    ranks = [[MS] * 40 + in_turn, [MS] * 40 + in_turn[1:] + in_turn[:1]]
+    found = skew_message([cast("StepProbe", _Played(ranks, beside=40))])
+    assert {wait_us for _, wait_us in found["rows"]} == {0.0}
+    assert dict(found["beside"])[1024.0] == pytest.approx(100 * 1024 / 1200, rel=0.01)
+    assert found["slowest"] == 1.0
+
+
+def test_an_op_counts_as_beside_where_collectives_run_for_half_of_it() -> None:
+    timeline = cast("Timeline", SimpleNamespace(comm_spans=[(100, 200), (250, 300)]))
+    spans = [(0, 100), (90, 130), (150, 250), (140, 300), (60, 139), (300, 300)]
+    assert _beside(spans, timeline) == [False, True, True, True, False, False]
 
 
 def test_the_error_of_skew_is_what_steps_differ_by() -> None:

@@ -20,6 +20,7 @@ from domino_tune.measure.probes.contention import (
 )
 from domino_tune.runtime.head_start import CHUNK_OPS
 from domino_tune.runtime.session import Session
+from simulator.ops import Collective
 from simulator.schedule import TP
 
 
@@ -50,7 +51,7 @@ def test_a_sample_holds_what_all_ranks_saw() -> None:
     ranks: list[tuple[dict[str, float], float | None]] = []
     context = SimpleNamespace(lanes_for=lambda ctas: {TP: None}, all_gather_objects=lambda _: ranks)
     session = SimpleNamespace(context=context, workload=SimpleNamespace(dtype="fp32"))
-    probe = _Probe(cast(Session, session), 4096, 0)
+    probe = _Probe(cast(Session, session), Collective("all_reduce", 4096, 1, 2))
 
     ranks[:] = [({"gemm": 2.0, "pointwise": 1.5}, None), ({"gemm": 4.0}, 1.2)]
     probe._add_sample(*ranks[0])
