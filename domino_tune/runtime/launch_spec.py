@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from simulator.errors import InputError
-from simulator.specs import require_positive_int
+from simulator.specs import ClusterSpec, require_positive_int
 
 Backend = Literal["gloo", "nccl"]
 Message = dict[str, object]
@@ -25,7 +25,8 @@ class LaunchSpec:
     ``emulate_link_bits_per_s`` puts the ranks on two emulated hosts with a link of that speed.
     ``nproc_per_node`` is the number of ranks to start here; None means all. ``single_rank`` starts
     rank 0 only; its job emulates the collectives with the other ranks. The run ends when no rank
-    makes progress for ``hang_timeout_s`` seconds.
+    makes progress for ``hang_timeout_s`` seconds. ``kernels_in_order``: a GPU starts kernels in the
+    order of their launch (one hardware queue), so that a collective is before the op behind it.
     Raise InputError for a launch that is impossible on every machine.
     """
 
@@ -37,6 +38,7 @@ class LaunchSpec:
     nproc_per_node: int | None = None
     hang_timeout_s: float = 40
     single_rank: bool = False
+    kernels_in_order: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tp", "dp", "threads_per_rank"):
@@ -68,3 +70,12 @@ class LaunchSpec:
     def world_size(self) -> int:
         """Return the number of ranks that are started."""
         return 1 if self.single_rank else self.tp * self.dp
+
+
+def check_one_stage(cluster: ClusterSpec, remedy: str) -> None:
+    """Raise InputError for a pipeline or context parallelism, which real ranks do not play."""
+    if cluster.pp > 1 or cluster.cp > 1:
+        raise InputError(
+            f"The runtime plays tensor and data parallelism, got {cluster.levels}. {remedy} with "
+            "--pp 1 and --cp 1, or use simulate or whatif, which predict the rest."
+        )

@@ -45,7 +45,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 def step_peak_bytes(executor: Executor, batch: tuple[torch.Tensor, torch.Tensor]) -> int:
     """Return the most bytes alive during one step, parameters included: of live tensors on CPU,
     the allocator's figure on CUDA. Counting slows the step on CPU: do not time it."""
-    if executor.state.parameters.main.is_cuda:
+    if executor.state.parameters.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         executor.run_step(*batch)
         return int(torch.cuda.max_memory_allocated())
@@ -55,7 +55,7 @@ def step_peak_bytes(executor: Executor, batch: tuple[torch.Tensor, torch.Tensor]
         executor.run_step(*batch)
     finally:
         executor.state.values = plain
-    return parameter_bytes(executor.state.parameters) + watched.all_peak
+    return parameter_bytes(executor.state.trained) + watched.all_peak
 
 
 def parameter_bytes(p: Parameters) -> int:

@@ -1,50 +1,17 @@
-"""A rank's parameters: shards of full matrices, views into one flat buffer.
-
-The flat order is edges, layer 0, layer 1, … So the gradients of neighbouring layers are one
-contiguous range, and a data-parallel bucket needs no copy. Within an owner, parameters that tensor
-parallelism cuts come before replicated ones, which the gradient norm must count only once.
-"""
+"""A rank's parameters as the runtime draws and updates them: shards with their Adam state."""
 
 from __future__ import annotations
 
 import math
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Final, Literal
 
 import torch
 
+from domino_tune.runtime.shards import EDGES, INIT_STD, ParameterSpec, Shards, main_dtype_of
 from simulator.issue_order import COLUMN_PARALLEL, ROW_PARALLEL
-from simulator.specs import ClusterSpec, ModelSpec, padded_vocab_size
-
-Cut = Literal["rows", "columns", "none"]
-INIT_STD: Final = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParameterSpec:
-    """One parameter. ``shape`` is the full shape. ``groups`` are the heights of stacked matrices
-    that are cut separately (q, k and v; gate and up)."""
-
-    name: str
-    owner: int
-    shape: tuple[int, ...]
-    cut: Cut = "none"
-    groups: tuple[int, ...] = ()
-    init: float = INIT_STD
-    constant: float | None = None
-
-    def local_shape(self, tp: int) -> tuple[int, ...]:
-        """Return the shape of one rank's shard."""
-        if self.cut == "rows":
-            return (self.shape[0] // tp, *self.shape[1:])
-        if self.cut == "columns":
-            return (self.shape[0], self.shape[1] // tp)
-        return self.shape
-
-
-EDGES: Final = -1
+from simulator.sharding import padded_vocab_size
+from simulator.specs import ClusterSpec, ModelSpec
 
 
 def parameter_specs(model: ModelSpec, cluster: ClusterSpec) -> list[ParameterSpec]:
@@ -80,10 +47,10 @@ def _layer(model: ModelSpec, layer: int) -> Iterator[ParameterSpec]:
     ffn = model.intermediate_size
     stacked = (ffn, ffn) if model.gated_mlp else (ffn,)
     blocks = (
-        ("attn", (queries, keys, keys), queries, model.attention_bias),
-        ("mlp", stacked, ffn, model.mlp_bias),
+        ("attn", (queries, keys, keys), queries),
+        ("mlp", stacked, ffn),
     )
-    for block, groups, inner, bias in blocks:
+    for block, groups, inner in blocks:
         first = f"{prefix}{block}.{COLUMN_PARALLEL[block]}"
         last = f"{prefix}{block}.{ROW_PARALLEL[block]}"
         height = sum(groups)
@@ -94,12 +61,17 @@ def _layer(model: ModelSpec, layer: int) -> Iterator[ParameterSpec]:
         yield ParameterSpec(
             name=last, owner=layer, shape=(hidden, inner), cut="columns", init=scaled
         )
-        if bias:
+        if model.has_bias(COLUMN_PARALLEL[block]):
             yield ParameterSpec(
                 name=f"{first}.bias", owner=layer, shape=(height,), cut="rows", groups=groups
             )
+        if model.has_bias(ROW_PARALLEL[block]):
             yield ParameterSpec(name=f"{last}.bias", owner=layer, shape=(hidden,))
         yield from _norm(model, f"{prefix}{block}.norm", layer)
+    if model.qk_norm:
+        shape = (2, model.head_dim)
+        name = f"{prefix}attn.qk_norm"
+        yield ParameterSpec(name=name, owner=layer, shape=shape, constant=1.0)
 
 
 def full_tensor(spec: ParameterSpec, seed: int, vocab_size: int) -> torch.Tensor:
@@ -129,10 +101,9 @@ def cut_shard(full: torch.Tensor, spec: ParameterSpec, tp: int, tp_rank: int) ->
     return torch.cat([part.chunk(tp)[tp_rank] for part in torch.split(full, list(heights))])
 
 
-class Parameters:
+class Parameters(Shards):
     """A rank's weights, main gradients and Adam state, all views of flat buffers.
 
-    ``weights[name]`` has the compute dtype, ``grads[name]`` is fp32 (fp64 when computing in fp64).
     ``steps`` counts the optimizer steps of all plans; ``step_count`` is the same number on the
     device, where captured graphs read it. With ``exact`` off, weights are drawn on the device, fast
     but different for each TP degree: for timing only. Replicated ones are equal on all ranks.
@@ -144,41 +115,26 @@ class Parameters:
         dtype: torch.dtype, device: torch.device, seed: int = 0, exact: bool = True,
         beat: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        self.specs = parameter_specs(model, cluster)
-        self.tp = cluster.tp
-        self.step_count = torch.zeros(1, device=device)
-        self.steps = 0
-        main_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        sizes = [math.prod(s.local_shape(cluster.tp)) for s in self.specs]
-        total = sum(sizes)
+        specs, tp = parameter_specs(model, cluster), cluster.tp
+        total = sum(spec.local_size(tp) for spec in specs)
+        main_dtype = main_dtype_of(dtype)
         self.main = torch.empty(total, dtype=main_dtype, device=device)
-        self.grad = torch.zeros(total, dtype=main_dtype, device=device)
+        same = dtype == main_dtype
+        copy = self.main if same else torch.empty(total, dtype=dtype, device=device)
+        super().__init__(specs, tp, copy, torch.zeros_like(self.main))
         self.moment1 = torch.zeros_like(self.main)
         self.moment2 = torch.zeros_like(self.main)
-        same = dtype == main_dtype
-        self.model_copy = self.main if same else torch.empty(total, dtype=dtype, device=device)
-        self.weights: dict[str, torch.Tensor] = {}
-        self.grads: dict[str, torch.Tensor] = {}
-        self.owner_end: dict[int, int] = {}
-        self.whole: list[tuple[int, int]] = []
-        start = 0
-        for spec, size in zip(self.specs, sizes, strict=True):
+        self.step_count = torch.zeros(1, device=device)
+        self.steps = 0
+        for spec, (start, end) in zip(specs, self.ranges, strict=True):
             beat()
-            shape, end = spec.local_shape(cluster.tp), start + size
-            self.weights[spec.name] = self.model_copy[start:end].view(shape)
-            self.grads[spec.name] = self.grad[start:end].view(shape)
             if exact:
                 full = full_tensor(spec, seed, model.vocab_size)
-                shard = cut_shard(full, spec, cluster.tp, tp_rank)
+                shard = cut_shard(full, spec, tp, tp_rank)
                 self.main[start:end].copy_(shard.reshape(-1))
             else:
                 place = tp_rank if spec.cut != "none" else -1
                 _draw_fast(self.main[start:end], spec, f"{seed}/{spec.name}/{place}")
-            if spec.cut == "none":
-                self._add_whole(start, end)
-            self.owner_end[spec.owner] = start = end
-        added = (".bias", ".norm", "w.positions")
-        self._added = [grad for name, grad in self.grads.items() if name.endswith(added)]
         if not same:
             self.model_copy.copy_(self.main)
 
@@ -191,21 +147,6 @@ class Parameters:
     def steps(self, count: int) -> None:
         self._steps = count
         self.step_count.fill_(count)
-
-    def _add_whole(self, start: int, end: int) -> None:
-        if self.whole and self.whole[-1][1] == start:
-            start = self.whole.pop()[0]
-        self.whole.append((start, end))
-
-    def clear_added(self) -> None:
-        """Zero the gradients that ops only add to: those of norms, biases and positions. The first
-        weight gradient of a step overwrites those of matrices."""
-        torch._foreach_zero_(self._added)
-
-    def gradient_range(self, first: int, last: int) -> torch.Tensor:
-        """Return the flat main gradients of owners ``first`` … ``last``; EDGES is −1."""
-        start = 0 if first == EDGES else self.owner_end[first - 1]
-        return self.grad[start : self.owner_end[last]]
 
     def squared_norm(self) -> torch.Tensor:
         """Return this rank's share of the squared gradient norm; replicated ones count 1/tp."""

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, cast
 
 from domino_tune.base.errors import RankKilledError, RunError
@@ -96,10 +96,11 @@ class Runs:
     def run(self, spec: LaunchSpec, on_step: OnStep = ignore) -> None:
         """Play ``rounds`` rounds in one launch. Where a plan runs out of memory, launch again
         without it. Raise what run_job raises."""
+        in_order = replace(spec, kernels_in_order=True)
         while len(self.failed) < len(self.plans):
             self.steps, self.ends, self.playing = {}, {}, None
             try:
-                run_job(JOB, self._payload(), spec, on_message=lambda m: self._take(m, on_step))
+                run_job(JOB, self._payload(), in_order, on_message=lambda m: self._take(m, on_step))
                 return
             except RunError as error:
                 if not self._can_restart(error):

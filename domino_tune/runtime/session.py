@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -22,7 +22,7 @@ from simulator.plan import SlicePlan
 from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
-DTYPES = {
+DTYPES: Final[Mapping[str, torch.dtype]] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "fp32": torch.float32,

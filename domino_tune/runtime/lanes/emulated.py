@@ -1,8 +1,8 @@
 """Emulated collectives: each takes the time and the resources that a real one would.
 
-For a single rank of a group whose other ranks do not exist. No data arrives: a tensor stays as it
-is. The durations are inputs, so a run does not prove them; it shows how collectives and compute
-slow each other.
+For a single rank of a group whose other ranks do not exist. No data arrives: what is reduced in
+place stays as it is. The durations are inputs, so a run does not prove them; it shows how
+collectives and compute slow each other.
 
 On CUDA a kernel of C CTAs of 512 threads streams bytes through HBM at a limited rate and then ends:
 it reads two buffers, adds them and writes a third, all larger than the L2 cache. A Hopper GEMM
@@ -14,10 +14,12 @@ cannot request. On CPU the lane's thread waits.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Final
 
 import torch
 
+from domino_tune.runtime.lanes.call import Call, pretend
 from domino_tune.runtime.lanes.lane import HostLane, Lane
 from domino_tune.runtime.lanes.pace import ELEMENT_BYTES, MOVED_PER_BYTE, Chunks, Pace, PaceOf
 from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamHandle, StreamQueue
@@ -30,11 +32,12 @@ def emulated_lane(pace_of: PaceOf, device: torch.device, name: str = "emulated")
     """Return a lane for ``device`` whose collectives keep the pace that ``pace_of`` returns."""
     if device.type == "cuda":
         return EmulatedStreamLane(pace_of)
-    return HostLane(name, lambda tensor, _: _wait(pace_of(tensor.nbytes).duration_ns))
+    return HostLane(name, partial(_keep_pace, pace_of))
 
 
-def _wait(duration_ns: int) -> None:
-    until = time.perf_counter_ns() + duration_ns
+def _keep_pace(pace_of: PaceOf, call: Call) -> None:
+    until = time.perf_counter_ns() + pace_of(call).duration_ns
+    pretend(call)
     while (left := until - time.perf_counter_ns()) > 0:
         time.sleep(left / 1e9)
 
@@ -67,10 +70,10 @@ class EmulatedStreamLane:
         self.wire = wire or Wire()
         self.queue = StreamQueue(priority)
 
-    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> StreamHandle:
-        """Launch an emulated all-reduce of ``tensor``, which stays as it is."""
-        pace, moved = self.pace_of(tensor.nbytes), MOVED_PER_BYTE * tensor.nbytes
-        return self.queue.launch(name, tensor, lambda: self.wire.carry(moved, pace))
+    def issue(self, name: str, call: Call) -> StreamHandle:
+        """Launch an emulated collective; its target holds nothing of use."""
+        pace, moved = self.pace_of(call), MOVED_PER_BYTE * call.size_bytes
+        return self.queue.launch(name, call, lambda: self.wire.carry(moved, pace))
 
     def close(self) -> None:
         """Wait for the collectives in flight."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from domino_tune.runtime.lanes.emulated import emulated_lane
 from domino_tune.runtime.lanes.lane import Lane
 from domino_tune.runtime.lanes.pace import Pace
-from domino_tune.runtime.lanes.pace_rows import PaceRow
+from domino_tune.runtime.lanes.pace_rows import PaceRow, reshapes
 from domino_tune.runtime.priority import for_new_threads
 from simulator.schedule import LANES
 
@@ -17,7 +18,7 @@ from simulator.schedule import LANES
 class EmulatedLanes:
     """Lanes of a single rank, by the CTA count of a plan; made at the first call with a count."""
 
-    def __init__(self, rows: Sequence[Sequence[int]], device: torch.device) -> None:
+    def __init__(self, rows: Sequence[Sequence[Any]], device: torch.device) -> None:
         self._rows = [PaceRow(*row) for row in rows]
         self._device = device
         self._made: dict[int, Mapping[int, Lane]] = {}
@@ -37,9 +38,13 @@ class EmulatedLanes:
 
     def _lane(self, number: int, comm_ctas: int) -> Lane:
         paces = {
-            row.size_bytes: Pace(row.duration_ns, row.ctas)
+            (row.reshapes, row.size_bytes): Pace(row.duration_ns, row.ctas)
             for row in self._rows
             if (row.lane, row.plan_ctas) == (number, comm_ctas)
         }
         with for_new_threads():
-            return emulated_lane(paces.__getitem__, self._device, f"emulated-{LANES[number]}")
+            return emulated_lane(
+                lambda call: paces[reshapes(call), call.size_bytes],
+                self._device,
+                f"emulated-{LANES[number]}",
+            )

@@ -11,14 +11,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
-import torch
 import torch.distributed as dist
 
 from domino_tune.runtime.clock import Tick
-
-REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+from domino_tune.runtime.lanes.call import Call, perform
 
 
 class Handle(Protocol):
@@ -56,8 +55,8 @@ class ThreadHandle:
 class Lane(Protocol):
     """A FIFO of collectives over one process group."""
 
-    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> Handle:
-        """Reduce ``tensor`` in place, after all collectives and compute issued before."""
+    def issue(self, name: str, call: Call) -> Handle:
+        """Run ``call`` after all collectives and compute issued before."""
         ...
 
     def close(self) -> None:
@@ -66,36 +65,34 @@ class Lane(Protocol):
 
 
 class HostLane:
-    """A lane on CPU: one thread that calls ``work`` (tensor, reduction) for each collective, in
-    issue order."""
+    """A lane on CPU: one thread that calls ``work`` for each collective, in issue order."""
 
-    def __init__(self, name: str, work: Callable[[torch.Tensor, str], object]) -> None:
-        self._reduce = work
-        self._queue: queue.SimpleQueue[tuple[ThreadHandle, torch.Tensor, str] | None] = (
-            queue.SimpleQueue()
-        )
+    def __init__(self, name: str, work: Callable[[Call], object]) -> None:
+        self._perform = work
+        self._queue: queue.SimpleQueue[tuple[ThreadHandle, Call] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"comm-{name}", daemon=True)
         self._thread.start()
 
-    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> ThreadHandle:
-        """Queue a collective on ``tensor``, which must be contiguous: gloo reduces column views
-        wrongly, without an error."""
-        assert tensor.is_contiguous(), f"{name}: collectives take contiguous tensors"
+    def issue(self, name: str, call: Call) -> ThreadHandle:
+        """Queue a collective, whose tensors must be contiguous: gloo reduces column views wrongly,
+        without an error."""
+        for tensor in (call.source, call.target):
+            assert tensor.is_contiguous(), f"{name}: collectives take contiguous tensors"
         handle = ThreadHandle(name)
-        self._queue.put((handle, tensor, reduction))
+        self._queue.put((handle, call))
         return handle
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
-            handle, tensor, reduction = item
+            handle, call = item
             start = time.perf_counter_ns()
             try:
-                self._reduce(tensor, reduction)
+                self._perform(call)
             except BaseException as error:  # raised again in the waiting main thread
                 handle.error = error
             handle.span_ns = (start, time.perf_counter_ns())
             handle.done.set()
-            del item, tensor  # an idle lane must hold no buffer
+            del item, call  # an idle lane must hold no buffer
 
     def close(self) -> None:
         """End the thread."""
@@ -104,11 +101,8 @@ class HostLane:
 
 
 class ThreadLane(HostLane):
-    """A lane over a gloo group: blocking all-reduces."""
+    """A lane over a gloo group: blocking collectives."""
 
     def __init__(self, group: dist.ProcessGroup, name: str) -> None:
         self.group = group
-        super().__init__(name, self._all_reduce)
-
-    def _all_reduce(self, tensor: torch.Tensor, reduction: str) -> None:
-        dist.all_reduce(tensor, op=REDUCTIONS[reduction], group=self.group)
+        super().__init__(name, partial(perform, group=group))

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from domino_tune.runtime.lanes.call import Call
+
 ELEMENT_BYTES: Final = 4
 MOVED_PER_BYTE: Final = 3
 """Bytes through HBM for each byte of a collective: two reads and a write, as in a reduction."""
@@ -21,8 +23,8 @@ class Pace(NamedTuple):
     ctas: int = 1
 
 
-PaceOf = Callable[[int], Pace]
-"""Maps a collective's size in bytes to its pace."""
+PaceOf = Callable[[Call], Pace]
+"""Maps a collective to its pace."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from domino_tune.runtime.lanes.call import Call, pretend
 from domino_tune.runtime.lanes.lane import Handle, Lane, ThreadHandle
 from domino_tune.runtime.lanes.streams import SilentStreamLane
 from simulator.schedule import DP, TP
@@ -20,10 +21,13 @@ MEETING_BYTES: Final = 64
 class SilentLane:
     """A lane whose collectives are done at once, at one moment of the host's clock."""
 
-    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> ThreadHandle:
-        """Return a handle that is done; reduce nothing."""
-        now = time.perf_counter_ns()
-        handle = ThreadHandle(name, span_ns=(now, now))
+    def issue(self, name: str, call: Call) -> ThreadHandle:
+        """Return a handle that is done; see ``pretend``."""
+        start = end = time.perf_counter_ns()
+        if call.target is not call.source:
+            pretend(call)
+            end = time.perf_counter_ns()
+        handle = ThreadHandle(name, span_ns=(start, end))
         handle.done.set()
         return handle
 
@@ -39,10 +43,10 @@ class MeetingLane:
     real: Lane
     silent: Lane
 
-    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> Handle:
-        """Reduce ``tensor`` if it has a few bytes, else do nothing."""
-        lane = self.real if tensor.nbytes <= MEETING_BYTES else self.silent
-        return lane.issue(name, tensor, reduction)
+    def issue(self, name: str, call: Call) -> Handle:
+        """Run a collective of a few bytes, no other."""
+        lane = self.real if call.size_bytes <= MEETING_BYTES else self.silent
+        return lane.issue(name, call)
 
     def close(self) -> None:
         """Do nothing: both lanes belong to others."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from domino_tune.runtime.clock import Tick
-from domino_tune.runtime.lanes.lane import REDUCTIONS
+from domino_tune.runtime.lanes.call import Call, perform, pretend
 
 HIGH_PRIORITY = -1
 
@@ -26,12 +27,12 @@ class StreamHandle:
     name: str
     start: torch.cuda.Event
     end: torch.cuda.Event
-    tensor: torch.Tensor | None
+    call: Call | None
 
     def wait(self) -> None:
         """Make the compute stream wait for the collective."""
         torch.cuda.current_stream().wait_event(self.end)
-        self.tensor = None
+        self.call = None
 
     def ticks(self) -> tuple[Tick, Tick]:
         """Return the two events."""
@@ -44,15 +45,16 @@ class StreamQueue:
     def __init__(self, priority: int = HIGH_PRIORITY) -> None:
         self.stream = torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
 
-    def launch(self, name: str, tensor: torch.Tensor, work: Callable[[], object]) -> StreamHandle:
-        """Have ``work`` issue kernels that use ``tensor``, after everything issued so far."""
+    def launch(self, name: str, call: Call, work: Callable[[], object]) -> StreamHandle:
+        """Have ``work`` issue kernels that use the tensors of ``call``, after everything issued so
+        far."""
         start, end = _event(), _event()
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             start.record()
             work()
             end.record()
-        return StreamHandle(name, start, end, tensor)
+        return StreamHandle(name, start, end, call)
 
     def close(self) -> None:
         """Wait for the collectives in flight."""
@@ -70,14 +72,11 @@ class StreamLane:
         self.group = group
         self._queue = StreamQueue()
 
-    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> StreamHandle:
-        """Launch an all-reduce of ``tensor`` after everything issued so far."""
-        assert tensor.is_contiguous(), f"{name}: collectives take contiguous tensors"
-
-        def work() -> None:
-            dist.all_reduce(tensor, op=REDUCTIONS[reduction], group=self.group)
-
-        return self._queue.launch(name, tensor, work)
+    def issue(self, name: str, call: Call) -> StreamHandle:
+        """Launch a collective after everything issued so far."""
+        for tensor in (call.source, call.target):
+            assert tensor.is_contiguous(), f"{name}: collectives take contiguous tensors"
+        return self._queue.launch(name, call, partial(perform, call, self.group))
 
     def close(self) -> None:
         """Wait for the collectives in flight."""
@@ -88,8 +87,9 @@ class SilentStreamLane:
     """A lane on CUDA whose collectives are done at once: a moment on the compute stream, and
     nothing to wait for."""
 
-    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> SilentHandle:
-        """Return a handle that is done; reduce nothing."""
+    def issue(self, name: str, call: Call) -> SilentHandle:
+        """Return a handle that is done; see ``pretend``."""
+        pretend(call)
         moment = _event()
         moment.record()
         return SilentHandle(moment)

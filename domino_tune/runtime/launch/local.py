@@ -96,8 +96,10 @@ class Ranks:
         self.network = network
         self.processes: list[subprocess.Popen[bytes]] = []
         self.beats = Heartbeats(folder / "beats", spec.world_size)
-        self.inbox, outbox = os.pipe()
-        self._outbox: int | None = outbox
+        inbox, outbox = os.pipe()
+        # File objects close once, wherever Ctrl-C interrupts.
+        self._inbox = open(inbox, "rb", buffering=0)  # noqa: SIM115
+        self._outbox = open(outbox, "wb", buffering=0)  # noqa: SIM115
         self._unread = b""
         self._progress_ns = time.monotonic_ns()
         (folder / "job.json").write_text(
@@ -127,23 +129,18 @@ class Ranks:
                         stdout=stderr,
                         stderr=stderr,
                         env=self._environment(),
-                        pass_fds=(self._outbox,) if self._outbox and rank == 0 else (),
+                        pass_fds=(self._outbox.fileno(),) if rank == 0 else (),
                         start_new_session=True,
                     )
                 )
-        self._close_outbox()
-
-    def _close_outbox(self) -> None:
-        """Close this copy of the pipe's write end, to notice when rank 0 closes its own."""
-        if self._outbox is not None:
-            os.close(self._outbox)
-            self._outbox = None
+        self._outbox.close()  # this copy of the write end, to notice when rank 0 closes its own
 
     def _environment(self) -> dict[str, str]:
         """Return the parent's environment with its import path, so that ranks run the same code."""
         threads = str(self.spec.threads_per_rank)
         return {
             **os.environ,
+            **({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if self.spec.kernels_in_order else {}),
             "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
             "GLOO_SOCKET_IFNAME": self.network.interface,
             "OMP_NUM_THREADS": threads,
@@ -174,10 +171,10 @@ class Ranks:
 
     def _listen(self, on_message: Callable[[Message], None]) -> bool:
         """Wait up to POLL_S for messages and pass them on; return False once rank 0 closed."""
-        ready, _, _ = select.select([self.inbox], [], [], POLL_S)
+        ready, _, _ = select.select([self._inbox], [], [], POLL_S)
         if not ready:
             return True
-        received = os.read(self.inbox, 1 << 16)
+        received = os.read(self._inbox.fileno(), 1 << 16)
         *lines, self._unread = (self._unread + received).split(b"\n")
         for line in lines:
             on_message(json.loads(line))
@@ -252,6 +249,6 @@ class Ranks:
     def close(self) -> None:
         """End the ranks that still run; close the pipe and the map."""
         self.end()
-        self._close_outbox()
-        os.close(self.inbox)
+        self._outbox.close()
+        self._inbox.close()
         self.beats.close()

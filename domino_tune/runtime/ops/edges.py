@@ -24,32 +24,35 @@ def embed_post(state: State, op: Op) -> None:
     """Add learned positions and apply dropout."""
     x = state.read(op, 0)
     positions = state.parameters.weights.get("w.positions")
-    seq = state.shapes.workload.seq_length
+    span = state.positions(op)
     if positions is not None:
-        x = (x.view(-1, seq, x.shape[1]) + positions[:seq]).view_as(x)
+        x = (x.view(-1, span.stop - span.start, x.shape[1]) + positions[span]).view_as(x)
+    x = state.mine(x, op)
     mask = state.dropout_mask(op, "embed")
     if mask is not None:
-        state.saved[op.writes[0]] = mask
         # Dropout's derivative is dropout by the same mask.
-        x = state.pointwise.dropout_grad(x, mask, 1 - state.shapes.model.hidden_dropout)
+        keep = 1 - state.shapes.model.hidden_dropout
+        x = state.pointwise.dropout_grad(x, state.mine(mask, op), keep)
+        state.saved[op.writes[0]] = mask
     state.write(op, x)
 
 
 def embed_bwd(state: State, op: Op) -> None:
     """Scatter-add into the table's gradient; sum into the positions' gradient."""
-    gradient = state.read(op, 0)
+    gradient = state.whole(state.read(op, 0), state.shapes.tokens(op.slice))
     prefix = op.reads[0].partition("d.")[0]
     mask = state.saved.pop(f"{prefix}s{op.slice}.x", None)
     if mask is not None:
         keep = 1 - state.shapes.model.hidden_dropout
         gradient = state.pointwise.dropout_grad(gradient, mask, keep)
-    grads, seq = state.parameters.grads, state.shapes.workload.seq_length
-    if op.slice == 0 and op.micro == 0 and not state.shapes.model.tie_word_embeddings:
+    grads, span = state.parameters.grads, state.positions(op)
+    first = op.slice == state.shapes.plan.rows_back[0]
+    if first and op.micro == 0 and not state.shapes.model.tie_word_embeddings:
         grads["w.embed"].zero_()
     _scatter_rows(grads["w.embed"], state.token_ids(op) - state.vocab_start, gradient)
     if "w.positions" in grads:
-        positions = grads["w.positions"][:seq]
-        by_sequence = gradient.view(-1, seq, gradient.shape[1])
+        positions = grads["w.positions"][span]
+        by_sequence = gradient.view(-1, span.stop - span.start, gradient.shape[1])
         positions.add_(by_sequence.sum(0, dtype=positions.dtype))
     state.write(op, gradient)
 
@@ -70,7 +73,8 @@ def _scatter_rows(table: torch.Tensor, ids: torch.Tensor, gradient: torch.Tensor
 
 def logits(state: State, op: Op) -> None:
     """Write this rank's logits; −inf for columns that pad the vocabulary."""
-    logits = F.linear(state.read(op, 0), state.weight(op.reads[-1]))
+    x = state.whole(state.read(op, 0), state.shapes.tokens(op.slice))
+    logits = F.linear(x, state.weight(op.reads[-1]))
     logits[:, state.vocab_valid :] = float("-inf")
     state.write(op, logits)
 
@@ -113,21 +117,40 @@ def logits_wgrad(state: State, op: Op) -> None:
     """Write the gradient of the table; with tied embeddings, embed_bwd adds to it later."""
     model = state.shapes.model
     name = "w.embed" if model.tie_word_embeddings else "w.head.logits"
+    gradient = state.read(op, 0)
     add_product(
         state.parameters.grads[name],
-        [(state.read(op, 0), state.read(op, 1))],
+        [(gradient, state.whole(state.read(op, 1), len(gradient)))],
         accumulate=op.signature.accumulate,  # type: ignore[union-attr]
     )
 
 
+def pack_partial(state: State, op: Op) -> None:
+    """Write gradients of which each rank has its tokens' part of the sum, one after the other."""
+    state.write(op, torch.cat([grad.reshape(-1) for grad in _partial_grads(state)]))
+
+
+def unpack_partial(state: State, op: Op) -> None:
+    """Put the sums over the ranks back."""
+    grads, packed = _partial_grads(state), state.read(op, 0)
+    parts = torch.split(packed, [grad.numel() for grad in grads])
+    for grad, part in zip(grads, parts, strict=True):
+        grad.copy_(part.view_as(grad))
+    state.write(op, packed)
+
+
+def _partial_grads(state: State) -> list[torch.Tensor]:
+    return state.parameters.partial_grads(shards_tokens=state.shapes.shards_tokens)
+
+
 def grad_norm(state: State, op: Op) -> None:
     """Write this rank's share of the squared gradient norm."""
-    state.write(op, state.parameters.squared_norm() / state.loss_scale**2)
+    state.write(op, state.trained.squared_norm() / state.loss_scale**2)
 
 
 def adam(state: State, op: Op) -> None:
     """Clip, step, copy to the compute dtype, and zero the gradients that ops only add to."""
-    p = state.parameters
+    p = state.trained
     state.saved["grad_norm"] = state.read(op, 0)
     if p.main.is_cuda:
         _fused_adam(state, state.read(op, 0))
@@ -139,7 +162,7 @@ def adam(state: State, op: Op) -> None:
 
 
 def _adam(state: State, square: torch.Tensor) -> None:
-    p, t = state.parameters, state.training
+    p, t = state.trained, state.training
     if t.clip_norm:
         p.grad.mul_((t.clip_norm / (square.sqrt() + 1e-6)).clamp(max=1.0) / state.loss_scale)
     elif state.loss_scale != 1:
@@ -154,7 +177,7 @@ def _adam(state: State, square: torch.Tensor) -> None:
 
 def _fused_adam(state: State, square: torch.Tensor) -> None:
     """Do the same in one pass over memory; the step count stays on the device."""
-    p, t = state.parameters, state.training
+    p, t = state.trained, state.training
     scale = None
     if t.clip_norm:
         clip = ((square.sqrt() + 1e-6) / t.clip_norm).clamp(min=1.0).float()

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from domino_tune.runtime.ops.state import State
-from simulator.issue_order import ROW_PARALLEL
+from simulator.fragments import RECOMPUTED_PREFIX
+from simulator.issue_order import ALL_SLICES, ROW_PARALLEL
 from simulator.schedule import Op
 
 
@@ -23,10 +24,10 @@ def norm(state: State, op: Op) -> None:
         bias = state.weight(f"{op.reads[-1]}.bias")
         eps = state.shapes.model.norm_eps
         y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
-        state.saved[op.writes[0]] = (mean, rstd)
+        state.save(op, (mean, rstd))
     else:
         y, rstd = state.pointwise.rms_norm(x, weight, state.shapes.model.norm_eps)
-        state.saved[op.writes[0]] = (rstd,)
+        state.save(op, (rstd,))
     state.write(op, y)
 
 
@@ -37,11 +38,12 @@ def norm_bwd(state: State, op: Op) -> None:
     """
     has_residual = not op.role.startswith("head.")
     values = op.reads[:-1]
-    pieces = [state.values[name] for name in values[: len(values) - 1 - has_residual]]
+    parts = values[: len(values) - 1 - has_residual]
+    pieces = [state.mine(state.values[name], op) for name in parts]
     x = state.values[values[len(pieces)]]
     dy = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
     name = op.reads[-1]
-    saved = state.saved.pop(_forward_norm(op))
+    saved = state.saved.pop(_forward_norm(state, op))
     residual = state.values[values[-1]] if has_residual else None
     if state.shapes.model.norm == "layernorm":
         dx = _layer_norm_grad(state, name, x, dy, saved)
@@ -52,10 +54,13 @@ def norm_bwd(state: State, op: Op) -> None:
     state.write(op, dx)
 
 
-def _forward_norm(op: Op) -> str:
-    """Return the value that the forward norm wrote: ``….attn.norm`` for ``….attn.norm_bwd``."""
+def _forward_norm(state: State, op: Op) -> str:
+    """Return the value that the forward norm wrote, the last time that it was played:
+    ``….attn.norm`` for ``….attn.norm_bwd``."""
     prefix = op.writes[0].partition("d.")[0]
-    return f"{prefix}s{op.slice}.{op.role.removesuffix('_bwd')}"
+    plain = f"s{op.slice}.{op.role.removesuffix('_bwd')}"
+    again = f"{prefix}{RECOMPUTED_PREFIX}{plain}"
+    return again if again in state.saved else f"{prefix}{plain}"
 
 
 def _layer_norm_grad(
@@ -74,9 +79,15 @@ def _layer_norm_grad(
 def column_parallel(state: State, op: Op) -> None:
     """Write the output of a column-parallel GEMM: x·Wᵀ (+ bias)."""
     name = op.reads[-1]
-    x, weight = state.read(op, 0), state.weight(name)
-    bias = state.parameters.weights.get(f"{name}.bias")
-    state.write(op, F.linear(x, weight, bias))
+    x = state.whole(state.read(op, 0), state.shapes.tokens(op.slice))
+    weight, bias = state.weight(name), state.parameters.weights.get(f"{name}.bias")
+    place = state.place(op, len(weight), x)
+    if place is None:
+        state.write(op, F.linear(x, weight, bias))
+    elif bias is None:
+        state.write(op, torch.mm(x, weight.t(), out=place))
+    else:
+        state.write(op, torch.addmm(bias, x, weight.t(), out=place))
 
 
 def row_parallel(state: State, op: Op) -> None:
@@ -97,13 +108,14 @@ def _piece(weight: torch.Tensor, op: Op, state: State, kind: str) -> torch.Tenso
 
 def residual(state: State, op: Op) -> None:
     """Write residual + dropout(row-parallel output + bias), piece by piece."""
-    parts = [state.values[name] for name in op.reads[:-1]]
+    parts = [state.mine(state.values[name], op) for name in op.reads[:-1]]
     skipped = state.values[op.reads[-1]]
     block = op.role.partition(".")[0]
     bias = state.parameters.weights.get(f"l{op.layer}.w.{block}.{ROW_PARALLEL[block]}.bias")
     mask = state.dropout_mask(op, f"l{op.layer}.{block}")
     if mask is not None:
-        state.saved[op.writes[0]] = mask
+        mask = state.mine(mask, op)
+        state.save(op, mask)
     keep = 1 - state.shapes.model.hidden_dropout
     width = parts[0].shape[1]
     result = torch.empty_like(skipped)
@@ -129,7 +141,8 @@ def residual_bwd(state: State, op: Op) -> None:
 
 def row_parallel_dgrad(state: State, op: Op) -> None:
     """Write the gradient of the GEMM's input: dy·W."""
-    state.write(op, state.read(op, 0) @ state.weight(op.reads[-1]))
+    dy = state.whole(state.read(op, 0), state.shapes.tokens(op.slice))
+    state.write(op, dy @ state.weight(op.reads[-1]))
 
 
 def column_parallel_dgrad(state: State, op: Op) -> None:
@@ -171,18 +184,25 @@ def wgrad(state: State, op: Op) -> None:
 
     Reads pairs (dy, x), one per row slice; a merged op has several, which are concatenated.
     """
-    name = f"l{op.layer}.w.{op.role.removesuffix('_wgrad')}"
-    pairs = [op.reads[i : i + 2] for i in range(0, len(op.reads) - 1, 2)]
+    linear = op.role.removesuffix("_wgrad")
+    name, plan = f"l{op.layer}.w.{linear}", state.shapes.plan
+    rows = plan.row_slices if op.slice == ALL_SLICES else 1
+    pairs = [_same_tokens(state, *op.reads[2 * i : 2 * i + 2]) for i in range(rows)]
     accumulate = op.signature.accumulate  # type: ignore[union-attr]
-    add_product(
-        state.parameters.grads[name],
-        [(state.values[dy], state.values[x]) for dy, x in pairs],
-        accumulate=accumulate,
-    )
+    add_product(state.parameters.grads[name], pairs, accumulate=accumulate)
     bias = state.parameters.grads.get(f"{name}.bias")
     if bias is not None:
         for dy, _ in pairs:
-            bias.add_(state.values[dy].sum(0, dtype=bias.dtype))
+            # Every rank has the whole gradient behind a gather, and adds its tokens' share.
+            shared = state.shapes.shards_tokens and linear.endswith(tuple(ROW_PARALLEL.values()))
+            own = dy.chunk(state.shapes.cluster.tp)[state.tp_rank] if shared else dy
+            bias.add_(own.sum(0, dtype=bias.dtype))
+
+
+def _same_tokens(state: State, dy: str, x: str) -> tuple[torch.Tensor, torch.Tensor]:
+    first, second = state.values[dy], state.values[x]
+    tokens = max(len(first), len(second))
+    return state.whole(first, tokens), state.whole(second, tokens)
 
 
 def add_product(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +11,11 @@ import torch
 from domino_tune.runtime.ops.dropout import keep_mask
 from domino_tune.runtime.ops.pointwise import pointwise_for
 from domino_tune.runtime.parameters import Parameters
+from domino_tune.runtime.shards import Shards
 from simulator.errors import InputError
 from simulator.schedule import Op
 from simulator.shapes import Shapes
-from simulator.specs import padded_vocab_size
+from simulator.sharding import padded_vocab_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +33,11 @@ class Training:
 @dataclass(kw_only=True)
 class State:
     """One rank's state. ``values`` maps value names to tensors. ``saved`` holds what an op saves
-    for its backward op, under the name of the value it wrote."""
+    for its backward op, under the name of the value it wrote; those that are ``recomputed`` save
+    nothing the first time."""
 
     shapes: Shapes
-    parameters: Parameters
+    parameters: Shards
     training: Training
     tp_rank: int = 0
     dp_rank: int = 0
@@ -44,6 +47,7 @@ class State:
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     saved: dict[str, Any] = field(default_factory=dict)
     losses: list[torch.Tensor] = field(default_factory=list)
+    recomputed: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         model, cluster = self.shapes.model, self.shapes.cluster
@@ -52,22 +56,65 @@ class State:
                 f"attention_dropout = {model.attention_dropout} is not supported: slicing would "
                 "change the masks of attention. Use --set attention_dropout=0."
             )
-        self.pointwise = pointwise_for(self.parameters.main.device)
+        self.pointwise = pointwise_for(self.parameters.device)
         self.vocab = padded_vocab_size(model, cluster) // cluster.tp
         self.vocab_start = self.tp_rank * self.vocab
         self.vocab_valid = max(0, min(self.vocab, model.vocab_size - self.vocab_start))
-        starts = [0]
-        for size in self.shapes.rows:
-            starts.append(starts[-1] + size)
-        self.row_starts = starts
+        self._starts = [0, *itertools.accumulate(self.shapes.rows)]
+        self._scratch: dict[tuple[int, ...], torch.Tensor] = {}
+        self._shared: dict[str, tuple[torch.Tensor, int]] = {}
+
+    @property
+    def trained(self) -> Parameters:
+        """Return the parameters with what the runtime's own optimizer needs."""
+        assert isinstance(self.parameters, Parameters)
+        return self.parameters
 
     def read(self, op: Op, index: int) -> torch.Tensor:
         """Return the value of the op's ``index``-th read."""
         return self.values[op.reads[index]]
 
-    def write(self, op: Op, tensor: torch.Tensor) -> None:
-        """Set the value that the op writes."""
-        self.values[op.writes[0]] = tensor
+    def write(self, op: Op, tensor: torch.Tensor, index: int = 0) -> None:
+        """Set the op's ``index``-th value."""
+        self.values[op.writes[index]] = tensor
+
+    def save(self, op: Op, found: Any) -> None:
+        """Keep what the backward op of ``op`` needs, unless ``op`` is played again before it."""
+        if op.name not in self.recomputed:
+            self.saved[op.writes[0]] = found
+
+    def whole(self, tensor: torch.Tensor, tokens: int) -> torch.Tensor:
+        """Return a tensor of ``tokens`` rows: ``tensor``, or zeros where nothing was gathered."""
+        shape = (tokens, *tensor.shape[1:])
+        if tensor.shape == shape:
+            return tensor
+        if shape not in self._scratch:
+            self._scratch[shape] = tensor.new_zeros(shape)
+        return self._scratch[shape]
+
+    def place(self, op: Op, width: int, like: torch.Tensor) -> torch.Tensor | None:
+        """Return where the op shall write: its rows of a tensor of all positions, if slices are
+        positions of one sequence and attention will read them all; else None."""
+        shapes = self.shapes
+        packs = op.role.startswith("attn.qkv") and shapes.plan.slices_sequences
+        if not packs or shapes.rows[op.slice] > 1:
+            return None
+        key = op.writes[0].rpartition(f"s{op.slice}.")[0]
+        length = shapes.workload.seq_length
+        buffer, left = self._shared.pop(key, (None, shapes.plan.row_slices))
+        if buffer is None:
+            buffer = like.new_empty((length, width))
+        if left > 1:
+            self._shared[key] = buffer, left - 1
+        return buffer[self.positions(op)]
+
+    def mine(self, tensor: torch.Tensor, op: Op) -> torch.Tensor:
+        """Return this rank's share of the tokens of ``tensor``: itself, or a part of it where
+        nothing was scattered."""
+        tp = self.shapes.cluster.tp
+        if self.shapes.shards_tokens and len(tensor) == self.shapes.tokens(op.slice):
+            return tensor.chunk(tp)[self.tp_rank]
+        return tensor
 
     def weight(self, name: str) -> torch.Tensor:
         """Return a weight by its name in the schedule, e.g. ``l3.w.attn.qkv``."""
@@ -76,32 +123,41 @@ class State:
     def micro_rows(self, op: Op) -> slice:
         """Return the sequences of the op's slice, as indices into this replica's batch."""
         offset = op.micro * self.shapes.workload.micro_batch_size
-        return slice(offset + self.row_starts[op.slice], offset + self.row_starts[op.slice + 1])
+        first = 0 if self.shapes.plan.slices_sequences else self._starts[op.slice]
+        return slice(offset + first, offset + first + self.shapes.rows[op.slice])
+
+    def positions(self, op: Op) -> slice:
+        """Return the positions of the op's slice in its sequences."""
+        span = self.shapes.spans[op.slice]
+        return slice(span.start, span.stop)
 
     def dropout_mask(self, op: Op, site: str) -> torch.Tensor | None:
-        """Return the keep-mask of the op's rows; None in evaluation and without dropout."""
+        """Return the keep-mask of all tokens of the op's slice; None in evaluation and without
+        dropout."""
         rate = self.shapes.model.hidden_dropout
         if not rate or not self.train:
             return None
-        rows, device = self.micro_rows(op), self.parameters.main.device
+        rows, device = self.micro_rows(op), self.parameters.device
         replica = self.dp_rank * len(self.tokens)
-        return keep_mask(
+        length, hidden = self.shapes.workload.seq_length, self.shapes.model.hidden_size
+        mask = keep_mask(
             range(replica + rows.start, replica + rows.stop),
-            (self.shapes.workload.seq_length, self.shapes.model.hidden_size),
+            (length, hidden),
             rate,
             seed=self.training.seed,
             step=self.parameters.step_count if device.type == "cuda" else self.parameters.steps,
             site=site,
             device=device,
         )
+        return mask.view(-1, length, hidden)[:, self.positions(op)].reshape(-1, hidden)
 
     def token_ids(self, op: Op) -> torch.Tensor:
         """Return the token ids of the op's rows, flat."""
-        return self.tokens[self.micro_rows(op)].reshape(-1)
+        return self.tokens[self.micro_rows(op), self.positions(op)].reshape(-1)
 
     def target_ids(self, op: Op) -> torch.Tensor:
         """Return the targets of the op's rows, flat."""
-        return self.targets[self.micro_rows(op)].reshape(-1)
+        return self.targets[self.micro_rows(op), self.positions(op)].reshape(-1)
 
     @property
     def loss_scale(self) -> float:

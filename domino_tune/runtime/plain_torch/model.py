@@ -20,33 +20,12 @@ import torch.nn.functional as F
 
 from domino_tune.runtime.ops.layers import add_product
 from domino_tune.runtime.ops.pointwise import PointwiseFunctions
+from domino_tune.runtime.ops.rotary import rotary_speeds
+from domino_tune.runtime.plain_torch.parallel import column_parallel, summed
 from domino_tune.runtime.plain_torch.pointwise import dropout_add, norm_branch, rotate, swiglu
 from simulator.specs import ModelSpec
 
 Tensor = torch.Tensor
-
-
-class _ColumnParallel(torch.autograd.Function):
-    """x·Wᵀ + b with rows of W on this rank; its backward contains Megatron's f operator."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.group, ctx.has_bias = group, bias is not None
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        dy = gradients[0]
-        dx = dy @ weight
-        work = dist.all_reduce(dx, group=ctx.group, async_op=True)
-        dweight = dy.t() @ x
-        dbias = dy.sum(0) if ctx.has_bias else None
-        work.wait()
-        return dx, dweight, dbias, None
 
 
 class _ToMainGrad(torch.autograd.Function):
@@ -66,20 +45,6 @@ class _ToMainGrad(torch.autograd.Function):
         dy = gradients[0]
         add_product(ctx.main_grad, [(dy, x)], accumulate=False)
         return dy @ weight, None, dy.sum(0) if ctx.has_bias else None, None
-
-
-class _AllReduce(torch.autograd.Function):
-    """Megatron's g operator: forward a sum over the group, in place; backward the identity."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.mark_dirty(x)
-        dist.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
 
 
 def no_dropout(x: Tensor, site: str) -> Tensor:
@@ -132,7 +97,7 @@ class PlainModel:
         else:
             normed = self._norm(x, f"{name}.norm")
         if name.endswith("attn"):
-            row_input = self._attention(self._column(normed, f"{name}.qkv"), seq_length)
+            row_input = self._attention(self._column(normed, f"{name}.qkv"), seq_length, name)
             last = f"{name}.proj"
         else:
             row_input = self._activation(self._column(normed, f"{name}.fc1"))
@@ -153,14 +118,11 @@ class PlainModel:
         weight, bias = self.weights[name], self.weights.get(f"{name}.bias")
         if self.group is None:
             return self._linear(x, name, bias)
-        y: Tensor = _ColumnParallel.apply(x, weight, bias, self.group)  # type: ignore[no-untyped-call]
-        return y
+        return column_parallel(x, weight, bias, self.group)
 
     def _row(self, x: Tensor, name: str) -> Tensor:
         y = self._linear(x, name, None)
-        if self.group is not None:
-            y = _AllReduce.apply(y, self.group)  # type: ignore[no-untyped-call]
-        return y
+        return y if self.group is None else summed(y, self.group)
 
     def _linear(self, x: Tensor, name: str, bias: Tensor | None) -> Tensor:
         if self.main_grads is None:
@@ -170,14 +132,12 @@ class PlainModel:
         )
         return y
 
-    def _attention(self, packed: Tensor, seq_length: int) -> Tensor:
+    def _attention(self, packed: Tensor, seq_length: int, prefix: str) -> Tensor:
         model, tp = self.model, self.tp if self.group is None else self.group.size()
         heads, kv_heads = model.num_attention_heads // tp, model.num_key_value_heads // tp
         rope = model.position_embedding == "rope"
         if rope and self.pointwise is not None:
-            tables = _half_angles(
-                seq_length, model.head_dim, model.rope_theta, packed.dtype, packed.device
-            )
+            tables = _half_angles(model, seq_length, packed.dtype, packed.device)
             packed = rotate(self.pointwise, packed, heads + kv_heads, *tables)
         sizes = (heads, kv_heads, kv_heads)
         parts = torch.split(packed, [size * model.head_dim for size in sizes], dim=1)
@@ -185,6 +145,12 @@ class PlainModel:
             part.view(-1, seq_length, size, model.head_dim).transpose(1, 2)
             for part, size in zip(parts, sizes, strict=True)
         )
+        if model.qk_norm:
+            weights = self.weights[f"{prefix}.qk_norm"]
+            query, key = (
+                F.rms_norm(x, x.shape[-1:], weight, model.norm_eps)
+                for x, weight in zip((query, key), weights, strict=True)
+            )
         if rope and self.pointwise is None:
             query, key = self._rotate(query), self._rotate(key)
         mixed = F.scaled_dot_product_attention(
@@ -194,7 +160,7 @@ class PlainModel:
 
     def _rotate(self, x: Tensor) -> Tensor:
         """Apply rotary embedding; halves are paired as in Hugging Face's models."""
-        cosine, sine = _angles(*x.shape[-2:], self.model.rope_theta, x.dtype, x.device)
+        cosine, sine = _angles(self.model, x.shape[-2], x.dtype, x.device)
         first, second = x.chunk(2, dim=-1)
         return x * cosine + torch.cat((-second, first), dim=-1) * sine
 
@@ -211,19 +177,19 @@ class PlainModel:
 
 @cache
 def _angles(
-    seq_length: int, size: int, theta: float, dtype: torch.dtype, device: torch.device
+    model: ModelSpec, seq_length: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of every position's angles, [seq_length, size]."""
-    exponents = torch.arange(0, size, 2, dtype=torch.float64, device=device) / size
+    """Return cos and sin of every position's angles, [seq_length, head_dim]."""
     positions = torch.arange(seq_length, dtype=torch.float64, device=device)
-    angles = torch.outer(positions, theta**-exponents).repeat(1, 2)
+    angles = torch.outer(positions, rotary_speeds(model).to(device)).repeat(1, 2)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 @cache
 def _half_angles(
-    seq_length: int, size: int, theta: float, dtype: torch.dtype, device: torch.device
+    model: ModelSpec, seq_length: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the same for one half of a head, [seq_length, 1, size / 2]."""
-    cosine, sine = _angles(seq_length, size, theta, dtype, device)
+    """Return the same for one half of a head, [seq_length, 1, head_dim / 2]."""
+    size = model.head_dim
+    cosine, sine = _angles(model, seq_length, dtype, device)
     return cosine[:, None, : size // 2].contiguous(), sine[:, None, : size // 2].contiguous()

@@ -14,7 +14,9 @@ from simulator.greedy import plan_order
 from simulator.issue_order import LayerOrder
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.shapes import Shapes
-from tests.domino_tune.runtime.jobs import GPT, LLAMA, ODD, TRAINING, Job
+from simulator.slicing import SLICE_BALANCES
+from simulator.specs import RECOMPUTE
+from tests.domino_tune.runtime.jobs import GPT, LLAMA, ODD, QWEN, TRAINING, Job
 from tests.domino_tune.runtime.models import random_job
 from tests.domino_tune.runtime.orders import random_order
 
@@ -52,8 +54,9 @@ def all_jobs() -> dict[str, list[Job]]:
     """Kind → jobs; names are unique."""
     kinds = {
         "orders": _orders(), "fp32": _fp32(), "replicas": _replicas(), "options": _options(),
-        "shuffled": _shuffled(), "random": _random(), "half": _half(), "no_comm": _no_comm(),
-        "plain": _plain(),
+        "sharded": _sharded(), "sequences": _sequences(), "recomputed": _recomputed(),
+        "normed": _normed(), "shuffled": _shuffled(), "random": _random(), "half": _half(),
+        "no_comm": _no_comm(), "plain": _plain(),
     }  # fmt: skip
     named = {
         kind: [
@@ -123,12 +126,95 @@ def _options() -> Iterator[Job]:
         yield Job(name="", model=ODD, tp=tp, plan=SLICED)
 
 
+def _sharded() -> Iterator[Job]:
+    """With sequence parallelism, all orders: gathers and scatters, and sums of norms' gradients."""
+    for index, plan in enumerate(PLANS):
+        model, tp = MODELS[index % 2], 4 if index % 3 == 2 else 2
+        model = model if tp == 2 else replace(model, num_hidden_layers=2)
+        sharded = replace(plan, sequence_parallel=True)
+        yield Job(name="", model=model, tp=tp, plan=sharded, seq_length=8)
+    for model in MODELS:
+        for micros, bucket in ((1, 9_000), (2, 10**9)):
+            yield Job(
+                name="", model=model, tp=2, dp=2, sequences=3, seq_length=8,
+                grad_accumulation=micros, plan=replace(GREEDY, sequence_parallel=True),
+                bucket_parameters=bucket,
+            )  # fmt: skip
+
+
+def _sequences() -> Iterator[Job]:
+    """Slices of sequences: uneven ones, several sequences, with sequence parallelism or without."""
+    cuts = (
+        (GREEDY, "balanced", 1),
+        (replace(SLICED, slice_dim="sequence"), "front", 2),
+        (SlicePlan(order="inter", wgrad="deferred"), "even", 1),
+        (SlicePlan(row_slices=4, order="intra", wgrad="eager", merge_wgrad=True), "balanced", 3),
+        (SlicePlan(row_slices=3, mlp_col_slices=2, merge_wgrad=True), "balanced", 1),
+    )
+    for index, (plan, balance, sequences) in enumerate(cuts):
+        along = replace(plan, slice_dim="sequence", slice_balance=balance)  # type: ignore[arg-type]
+        for model in MODELS:
+            for tp in (1, 2):
+                sharded = tp == 2 and index % 2 == 0
+                yield Job(
+                    name="", model=model, tp=tp, sequences=sequences, seq_length=9 - (tp == 2),
+                    plan=replace(along, sequence_parallel=sharded),
+                )  # fmt: skip
+        model = replace(MODELS[index % 2], num_hidden_layers=2)
+        yield Job(
+            name="", model=model, tp=2, dp=2, sequences=1, seq_length=8, grad_accumulation=2,
+            plan=replace(along, sequence_parallel=index % 2 == 1), bucket_parameters=1,
+        )  # fmt: skip
+    four = SlicePlan(slice_dim="sequence", sequence_parallel=True)
+    yield Job(name="", model=LLAMA, tp=4, sequences=1, seq_length=8, plan=four)
+
+
+def _recomputed() -> Iterator[Job]:
+    """Backward computes again: all layers, or the first of them; batch and sequence slices."""
+    along = SlicePlan(row_slices=3, slice_dim="sequence")
+    for recompute in RECOMPUTE[1:]:
+        for index, plan in enumerate((MEGATRON, PLANS[1], SLICED, along, PLANS[5])):
+            for layers in (0, 2):
+                sharded = (index + layers // 2) % 2 == 0
+                yield Job(
+                    name="", model=MODELS[(index + layers // 2) % 2], tp=2, seq_length=8,
+                    plan=replace(plan, sequence_parallel=sharded), recompute=recompute,
+                    recompute_layers=layers, grad_accumulation=1 + index % 2, sequences=3,
+                )  # fmt: skip
+
+
+def _normed() -> Iterator[Job]:
+    """Norms of queries and keys, whose gradients every rank has a part of."""
+    along = SlicePlan(row_slices=3, slice_dim="sequence")
+    for tp in (1, 2):
+        for plan in (MEGATRON, SLICED, PLANS[5]):
+            yield Job(name="", model=QWEN, tp=tp, plan=plan, grad_accumulation=tp)
+    for sharded in (False, True):
+        for sequences in (1, 2):
+            plan = replace(along, sequence_parallel=sharded)
+            yield Job(name="", model=QWEN, tp=2, plan=plan, sequences=sequences, seq_length=8)
+        plan = replace(GREEDY, sequence_parallel=sharded)
+        for recompute in RECOMPUTE[1:]:
+            yield Job(name="", model=QWEN, tp=2, plan=plan, seq_length=8, recompute=recompute)
+    yield Job(name="", model=QWEN, tp=4, plan=replace(GREEDY, sequence_parallel=True), seq_length=8)
+
+
 def _shuffled() -> Iterator[Job]:
     teams = ((2, 1), (4, 1), (2, 1), (1, 1), (2, 1), (2, 2))
     for seed in range(12):
         rng = random.Random(seed)
         tp, dp = teams[seed % 6]
         job = Job(name="", model=MODELS[seed % 4 // 2], tp=tp, dp=dp, plan=SHUFFLED)
+        yield replace(job, order=random_order(_shapes(job), rng), bucket_parameters=1)
+    for seed in range(12, 24):
+        rng = random.Random(seed)
+        plan = replace(SHUFFLED, sequence_parallel=seed % 3 > 0)
+        if seed % 2:
+            plan = replace(plan, slice_dim="sequence", slice_balance=rng.choice(SLICE_BALANCES))
+        job = Job(
+            name="", model=MODELS[seed % 4 // 2], tp=2, dp=1 + (seed % 5 == 0), plan=plan,
+            sequences=3, seq_length=8,
+        )  # fmt: skip
         yield replace(job, order=random_order(_shapes(job), rng), bucket_parameters=1)
 
 
@@ -147,6 +233,8 @@ def _half() -> Iterator[Job]:
     for model in MODELS:
         for dtype in ("bf16", "fp16"):
             yield Job(name="", model=model, tp=2, plan=SLICED, dtype=dtype)
+        along = SlicePlan(slice_dim="sequence", sequence_parallel=True)
+        yield Job(name="", model=model, tp=2, plan=along, dtype="bf16", seq_length=8)
 
 
 def _no_comm() -> Iterator[Job]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from domino_tune.runtime.lanes.call import all_reduce
 from domino_tune.runtime.launch.context import RankContext
 from simulator.schedule import TP
 
@@ -14,7 +15,7 @@ from simulator.schedule import TP
 def reduce(context: RankContext, payload: Mapping[str, Any]) -> None:
     """One all-reduce through the tensor-parallel lane."""
     tensor = torch.ones(4, device=context.device)
-    context.lanes[TP].issue("ones", tensor, "sum").wait()
+    context.lanes[TP].issue("ones", all_reduce(tensor)).wait()
     context.report({"sum": float(tensor.sum()), "device": str(context.device)})
 
 
@@ -23,7 +24,7 @@ def reduce_with_few_ctas(context: RankContext, payload: Mapping[str, Any]) -> No
     sums = []
     for ctas in payload["ctas"]:
         tensor = torch.ones(4, device=context.device)
-        context.lanes_for(ctas)[TP].issue("ones", tensor, "sum").wait()
+        context.lanes_for(ctas)[TP].issue("ones", all_reduce(tensor)).wait()
         sums.append(float(tensor.sum()))
     distinct = {id(context.lanes_for(ctas)[TP]) for ctas in payload["ctas"]}
     context.report({"sums": sums, "lanes": len(distinct)})

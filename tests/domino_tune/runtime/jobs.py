@@ -12,7 +12,7 @@ from domino_tune.runtime.ops.state import Training
 from simulator.buckets import DP_BUCKET_PARAMETERS
 from simulator.issue_order import LayerOrder
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.specs import ClusterSpec, ModelSpec, Workload
+from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
 
 TRAINING: Final = Training(seed=5, learning_rate=1e-2, clip_norm=0.25)
 """Steps are large and clipping bites (gradient norms are near 1)."""
@@ -39,12 +39,15 @@ class Job:
     steps: int = STEPS
     train: bool = True
     bucket_parameters: int = DP_BUCKET_PARAMETERS
+    recompute: Recompute = "none"
+    recompute_layers: int = 0
 
     @property
     def workload(self) -> Workload:
         return Workload(
             seq_length=self.seq_length, micro_batch_size=self.sequences,
             grad_accumulation=self.grad_accumulation, dtype=self.dtype,  # type: ignore[arg-type]
+            recompute=self.recompute, recompute_layers=self.recompute_layers,
         )  # fmt: skip
 
     @property
@@ -60,7 +63,8 @@ class Job:
         """What every cut of this job must equal: one process, one batch, fp64."""
         return replace(
             self, name="", tp=1, dp=1, sequences=self.global_sequences, grad_accumulation=1,
-            dtype="fp64", plan=MEGATRON, order=None, bucket_parameters=0,
+            dtype="fp64", plan=MEGATRON, order=None, bucket_parameters=0, recompute="none",
+            recompute_layers=0,
         )  # fmt: skip
 
 
@@ -95,6 +99,11 @@ LLAMA: Final = ModelSpec(
     position_embedding="rope", tie_word_embeddings=False, attention_bias=False, mlp_bias=False,
     **{**_SHARED, "num_attention_heads": 8},
 )  # fmt: skip
+QWEN: Final = replace(
+    LLAMA, name="qwen", qk_norm=True, attention_bias=True, proj_bias=False,
+    rope_scaling_factor=8.0, original_max_position_embeddings=32,
+)  # fmt: skip
+"""Norms of queries and keys, a bias of qkv alone, and angles that are scaled as in Llama 3.1."""
 ODD: Final = ModelSpec(
     name="odd", num_key_value_heads=4, hidden_act="relu", norm="rmsnorm", mlp_bias=False,
     position_embedding="none", tie_word_embeddings=False, **{**_SHARED, "num_hidden_layers": 1},

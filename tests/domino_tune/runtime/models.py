@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Literal
 
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.specs import ModelSpec
@@ -13,6 +14,7 @@ def random_model(rng: random.Random, tp: int) -> ModelSpec:
     """Any mix of what a ModelSpec can say, in sizes that divide by ``tp``."""
     kv_heads = tp * rng.choice((1, 2))
     tied = rng.random() < 0.5
+    norm: Literal["layernorm", "rmsnorm"] = rng.choice(("layernorm", "rmsnorm"))
     return ModelSpec(
         name="random",
         num_hidden_layers=rng.randint(1, 4),
@@ -25,7 +27,9 @@ def random_model(rng: random.Random, tp: int) -> ModelSpec:
         max_position_embeddings=rng.choice((7, 12)),
         hidden_act=rng.choice(("gelu", "silu", "relu")),
         gated_mlp=rng.random() < 0.5,
-        norm=rng.choice(("layernorm", "rmsnorm")),
+        norm=norm,
+        qk_norm=norm == "rmsnorm" and rng.random() < 0.4,
+        proj_bias=rng.random() < 0.5,
         position_embedding=rng.choice(("learned", "rope", "none")),
         tie_word_embeddings=tied,
         attention_bias=rng.random() < 0.5,

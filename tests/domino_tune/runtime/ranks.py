@@ -18,12 +18,13 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from domino_tune.runtime.executor import FUNCTIONS, Executor, StepResult
+from domino_tune.runtime.executor import Executor, StepResult
 from domino_tune.runtime.lanes.lane import ThreadLane
 from domino_tune.runtime.live_memory import PERSISTENT
 from domino_tune.runtime.ops.state import State
 from domino_tune.runtime.parameters import Parameters
 from domino_tune.runtime.plain_torch.model import PlainModel
+from domino_tune.runtime.player import FUNCTIONS
 from simulator.build import build_schedule
 from simulator.schedule import COMPUTE, DP, TP, Op
 from simulator.shapes import Shapes
@@ -100,7 +101,7 @@ def play_job(place: Place, groups: Groups) -> RankResult:
         result.problems += _problems(state, seen, executor.ops)
     for lane in lanes.values():
         lane.close()
-    result.parameters = shards_of(state, state.parameters.main)
+    result.parameters = shards_of(state, state.trained.main)
     return result
 
 

@@ -20,9 +20,10 @@ import torch.distributed as dist
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.machine import this_machine
 from domino_tune.runtime.clock import DeviceClock, HostClock, WholeClock, empty_span_ns
-from domino_tune.runtime.executor import FUNCTIONS, Executor
+from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.graphs import CapturedExecutor
 from domino_tune.runtime.head_start import HeadStart, spin
+from domino_tune.runtime.lanes.call import Call
 from domino_tune.runtime.lanes.groups import nccl_options
 from domino_tune.runtime.lanes.lane import Lane, ThreadHandle
 from domino_tune.runtime.lanes.silent import silent_lanes
@@ -33,6 +34,7 @@ from domino_tune.runtime.ops.dropout import keep_mask
 from domino_tune.runtime.ops.layers import add_product, widening_gemm
 from domino_tune.runtime.parameters import Parameters
 from domino_tune.runtime.plan_runs import run_plans
+from domino_tune.runtime.player import FUNCTIONS
 from simulator.build import build_schedule
 from simulator.ops import Collective
 from simulator.plan import MEGATRON, SlicePlan
@@ -78,13 +80,13 @@ class HalvingLane:
     def __init__(self) -> None:
         self._queue = StreamQueue()
 
-    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> StreamHandle:
+    def issue(self, name: str, call: Call) -> StreamHandle:
         def work() -> None:
             spin(100_000)
-            tensor.mul_(0.5)
+            call.target.mul_(0.5)
             spin(25_000)
 
-        return self._queue.launch(name, tensor, work)
+        return self._queue.launch(name, call, work)
 
     def close(self) -> None:
         self._queue.close()
@@ -93,9 +95,9 @@ class HalvingLane:
 class HostHalvingLane:
     """The same on CPU, at once."""
 
-    def issue(self, name: str, tensor: torch.Tensor, reduction: str) -> ThreadHandle:
+    def issue(self, name: str, call: Call) -> ThreadHandle:
         handle = ThreadHandle(name)
-        tensor.mul_(0.5)
+        call.target.mul_(0.5)
         handle.done.set()
         return handle
 
@@ -132,7 +134,7 @@ def train(
             result.problems.append(f"step {step}: values outlive it")
         if not set(executor.state.saved) <= PERSISTENT:
             result.problems.append(f"step {step}: saved tensors outlive it")
-    result.parameters = shards_of(executor.state, executor.state.parameters.main)
+    result.parameters = shards_of(executor.state, executor.state.trained.main)
     return result
 
 

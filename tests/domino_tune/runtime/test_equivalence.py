@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
-from domino_tune.runtime.parameters import ParameterSpec, parameter_specs
+from domino_tune.runtime.parameters import parameter_specs
 from domino_tune.runtime.plain_torch.model import PlainModel
+from domino_tune.runtime.shards import ParameterSpec
 from tests.domino_tune.runtime.cases import all_jobs
 from tests.domino_tune.runtime.conftest import Results
 from tests.domino_tune.runtime.jobs import Job, RankResult
@@ -16,7 +17,10 @@ from tests.domino_tune.runtime.ranks import plain_pass
 from tests.domino_tune.runtime.reference import full_weights, trained
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "bf16": 0.03, "fp16": 0.003}
-EXACT_KINDS = ("orders", "fp32", "replicas", "options", "shuffled", "random")
+EXACT_KINDS = (
+    "orders", "fp32", "replicas", "options", "sharded", "sequences", "recomputed", "normed",
+    "shuffled", "random",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", EXACT_KINDS)

@@ -10,16 +10,17 @@ import pytest
 import torch
 
 from domino_tune.runtime.parameters import (
-    EDGES,
     Parameters,
     cut_shard,
     full_tensor,
     parameter_specs,
 )
+from domino_tune.runtime.shards import EDGES
 from simulator.plan import MEGATRON
 from simulator.presets import MODELS
 from simulator.shapes import Shapes
-from simulator.specs import ClusterSpec, ModelSpec, Workload, padded_vocab_size
+from simulator.sharding import padded_vocab_size
+from simulator.specs import ClusterSpec, ModelSpec, Workload
 from tests.domino_tune.runtime.jobs import GPT, LLAMA
 from tests.domino_tune.runtime.models import random_model
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from domino_tune.runtime.executor import Executor
+from domino_tune.runtime.lanes.call import all_reduce
 from domino_tune.runtime.lanes.emulated import BUFFER_BYTES, emulated_lane
 from domino_tune.runtime.lanes.pace import ELEMENT_BYTES, MOVED_PER_BYTE, Chunks, Pace
 from simulator.build import build_schedule
@@ -18,9 +19,9 @@ CPU = torch.device("cpu")
 
 
 def test_a_collective_takes_at_least_its_time_and_the_next_one_follows_it() -> None:
-    lane = emulated_lane(lambda size: Pace(size * 1000), CPU)
+    lane = emulated_lane(lambda call: Pace(call.size_bytes * 1000), CPU)
     tensors = [torch.full((size,), 7.0) for size in (500, 250)]
-    handles = [lane.issue("x", tensor, "sum") for tensor in tensors]
+    handles = [lane.issue("x", all_reduce(tensor)) for tensor in tensors]
     handles[1].wait()
     lane.close()
     (first, first_end), (second, second_end) = (handle.ticks() for handle in handles)
@@ -37,7 +38,7 @@ def test_a_collective_takes_at_least_its_time_and_the_next_one_follows_it() -> N
 def test_an_executor_plays_on_it() -> None:
     job = Job(name="", model=LLAMA, tp=4, plan=SLICED, dtype="fp32")
     schedule = build_schedule(job.model, job.workload, job.cluster, job.plan, greedy_order(job))
-    lane = emulated_lane(lambda size: Pace(100_000), CPU)
+    lane = emulated_lane(lambda call: Pace(100_000), CPU)
     executor = Executor(schedule, new_state(job), {TP: lane, DP: lane})
     timeline = executor.run_step(*batch(job, 0)).timeline
     lane.close()

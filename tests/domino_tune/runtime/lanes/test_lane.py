@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from domino_tune.runtime.lanes.call import all_reduce
 from domino_tune.runtime.lanes.lane import ThreadLane
 
 
@@ -24,7 +25,7 @@ def lane(tmp_path: Path) -> Iterator[ThreadLane]:
 
 def test_spans_follow_each_other(lane: ThreadLane) -> None:
     tensors = [torch.full((1000,), float(i)) for i in range(20)]
-    handles = [lane.issue(str(i), tensor, "sum") for i, tensor in enumerate(tensors)]
+    handles = [lane.issue(str(i), all_reduce(tensor)) for i, tensor in enumerate(tensors)]
     handles[-1].wait()
     ends = 0
     for handle in handles:
@@ -34,8 +35,8 @@ def test_spans_follow_each_other(lane: ThreadLane) -> None:
 
 
 def test_an_error_is_raised_where_the_result_is_read(lane: ThreadLane) -> None:
-    bad = lane.issue("bad", torch.ones(2, dtype=torch.int16), "sum")
-    good = lane.issue("good", torch.ones(2), "sum")
+    bad = lane.issue("bad", all_reduce(torch.ones(2, dtype=torch.int16)))
+    good = lane.issue("good", all_reduce(torch.ones(2)))
     with pytest.raises(RuntimeError, match="Invalid scalar type"):
         bad.wait()
     good.wait()
@@ -43,4 +44,4 @@ def test_an_error_is_raised_where_the_result_is_read(lane: ThreadLane) -> None:
 
 def test_column_views_are_refused(lane: ThreadLane) -> None:
     with pytest.raises(AssertionError, match="piece: collectives take contiguous tensors"):
-        lane.issue("piece", torch.ones(4, 4)[:, :2], "sum")
+        lane.issue("piece", all_reduce(torch.ones(4, 4)[:, :2]))

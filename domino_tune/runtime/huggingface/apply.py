@@ -1,0 +1,131 @@
+"""``apply``: a model of ``transformers`` whose decoder stack plays a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from domino_tune.base.errors import RunError
+from domino_tune.runtime.huggingface.checks import (
+    as_played,
+    check_arguments,
+    check_same_model,
+    family_of,
+)
+from domino_tune.runtime.huggingface.edges import shard_edges
+from domino_tune.runtime.huggingface.embedding_dropout import drop_alike
+from domino_tune.runtime.huggingface.fused import split_fused
+from domino_tune.runtime.huggingface.replicas import Replicas
+from domino_tune.runtime.huggingface.saving import save_pretrained
+from domino_tune.runtime.huggingface.shard import ShardedStack, replace_at
+from domino_tune.runtime.huggingface.stack import Stack, StackPlayer
+from domino_tune.runtime.lanes.groups import GroupLanes
+from domino_tune.runtime.lanes.lane import Lane
+from domino_tune.runtime.launch_spec import LaunchSpec, check_one_stage
+from domino_tune.runtime.ops.state import Training
+from domino_tune.runtime.shards import main_dtype_of
+from domino_tune.store.plans import PlanFile, load_plan
+from simulator.errors import InputError
+from simulator.schedule import TP
+from simulator.specs import ClusterSpec
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def apply(
+    model: Model, plan: PlanFile | str | Path, *, seed: int = 0, main_grads: bool = False
+) -> Model:
+    """Return ``model``, whose decoder stack plays ``plan`` from now on; call it on every rank.
+
+    ``model`` is a Hugging Face Llama, Mistral, Qwen2, Qwen3 or GPT-2 with its head, whole, on this
+    rank's device; ``plan`` a plan file or its path. Ranks are those of torch.distributed, rank =
+    dp_rank · tp + tp_rank. With tp > 1 the parameters become DTensors, so make the optimizer after
+    this call. GPT-2's fused c_attn becomes c_attn.q, .k and .v, until it is saved. Gradients are
+    averaged over replicas behind backward; ``model.no_sync()`` leaves that out, for all but the
+    last micro-batch. ``model.save_pretrained`` saves whole weights, and all ranks must call it.
+    ``seed`` draws dropout masks. ``main_grads``: gradients of 16-bit weights are fp32, and add up
+    so.
+
+    Raise InputError for a model, a plan or a world that do not fit; the message says what to do.
+    """
+    plan_file = plan if isinstance(plan, PlanFile) else load_plan(plan)
+    check_one_stage(plan_file.cluster, "Make a plan")
+    family, spec = family_of(model)
+    check_same_model(spec, plan_file.model)
+    played = replace(plan_file, model=as_played(spec, plan_file.model))
+    device = next(model.parameters()).device
+    mesh = _mesh(played.cluster, device)
+    tp_mesh = mesh["tp"] if mesh is not None and played.cluster.tp > 1 else None
+    tp_rank = tp_mesh.get_local_rank() if tp_mesh is not None else 0
+    dp_rank = mesh["dp"].get_local_rank() if mesh is not None else 0
+    split_fused(model, family)
+    stack = ShardedStack(model, family, played.model, played.cluster, tp_mesh)
+    if tp_mesh is not None:
+        shard_edges(model, family, tp_mesh)
+    if main_grads:
+        _ask_for_main_grads(model)
+    player = StackPlayer(
+        plan=played, stack=stack, lanes=_lanes(played, device), tp_rank=tp_rank, dp_rank=dp_rank,
+        training=Training(seed=seed),
+    )  # fmt: skip
+    if mesh is not None:
+        replicas = Replicas(model, mesh["dp"].get_group())
+        player.behind_backward = replicas.behind_backward
+        model.no_sync = replicas.no_sync  # type: ignore[assignment]
+    layers = model.get_submodule(family.stack)
+    replace_at(model, family.stack, Stack(layers, player))  # type: ignore[arg-type]
+    if family.embedding_dropout:
+        drop_alike(model.get_submodule(family.embedding_dropout), seed, dp_rank)
+    body, _, _ = family.stack.rpartition(".")
+    model.get_submodule(body).register_forward_pre_hook(check_arguments, with_kwargs=True)
+    model.supports_gradient_checkpointing = False  # type: ignore[assignment]
+    model.save_pretrained = partial(save_pretrained, model, family)  # type: ignore[assignment]
+    return model
+
+
+def _mesh(cluster: ClusterSpec, device: torch.device) -> DeviceMesh | None:
+    """Return the mesh of all ranks, (dp, tp); None for one process without a group."""
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    if ranks % cluster.tp:
+        raise InputError(
+            f"The plan is for tp {cluster.tp}, and torch.distributed has {ranks} ranks; start a "
+            f"multiple of {cluster.tp}: torchrun --nproc-per-node {cluster.tp} … and call "
+            "torch.distributed.init_process_group first."
+        )
+    if not dist.is_initialized():
+        return None
+    return init_device_mesh(
+        device.type, (ranks // cluster.tp, cluster.tp), mesh_dim_names=("dp", "tp")
+    )
+
+
+def _lanes(plan: PlanFile, device: torch.device) -> dict[int, Lane]:
+    """Return the lanes of the plan's collectives: that of tensor parallelism."""
+    cluster = plan.cluster
+    if cluster.tp == 1:
+        return {}
+    spec = LaunchSpec(
+        tp=cluster.tp, dp=dist.get_world_size() // cluster.tp,
+        backend="nccl" if device.type == "cuda" else "gloo",
+    )  # fmt: skip
+    lanes = GroupLanes(spec, dist.get_rank())
+    ctas = plan.plan.comm_ctas if device.type == "cuda" else 0
+    return {TP: lanes.tp_lane(ctas)}
+
+
+def _ask_for_main_grads(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if not hasattr(parameter, "grad_dtype"):
+            raise RunError(
+                f"main_grads=True needs a torch whose tensors have grad_dtype, got "
+                f"{torch.__version__}; take a newer one, or fp32 weights under torch.autocast."
+            )
+        if parameter.dtype in (torch.bfloat16, torch.float16):
+            parameter.grad_dtype = main_dtype_of(parameter.dtype)

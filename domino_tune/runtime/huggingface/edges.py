@@ -1,0 +1,185 @@
+"""Embedding, norm behind the stack, head and loss of the user's model, over tensor-parallel ranks.
+
+The embedding and the head are cut along the vocabulary, as in Megatron-LM (arXiv 1909.08053); the
+rest is whole on every rank. In training the logits are a DTensor, of which the loss needs this
+rank's part only; in evaluation they are whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from domino_tune.runtime.huggingface.families import Family
+from domino_tune.runtime.huggingface.shard import distributed, replace_at
+from domino_tune.runtime.ops.pointwise_formulas import wide
+from domino_tune.runtime.plain_torch.parallel import column_parallel, summed
+
+Tensor = torch.Tensor
+
+
+def shard_edges(model: nn.Module, family: Family, mesh: DeviceMesh) -> None:
+    """Cut embedding and head over ``mesh``; make the rest DTensors that every rank holds whole."""
+    embedding, head = model.get_submodule(family.embedding), model.get_submodule("lm_head")
+    tied = head.weight is embedding.weight
+    _shard_rows(embedding, mesh)
+    if tied:
+        replace_at(head, "weight", embedding.weight)
+    else:
+        _shard_rows(head, mesh)
+    group = mesh.get_group()
+    start = _rows(embedding.weight, mesh).start  # type: ignore[arg-type]
+    embedding.forward = MethodType(_embedding(start, group), embedding)
+    head.forward = MethodType(_head(mesh), head)
+    for path in family.replicated:
+        _replicate(model.get_submodule(path), mesh)
+    unsharded: Any = model
+    unsharded.loss_function = _loss(unsharded.loss_function, start, group)
+
+
+def _rows(weight: Tensor, mesh: DeviceMesh) -> range:
+    """Return this rank's rows of a table: torch cuts it into equal parts, but for the last."""
+    each = -(-weight.shape[0] // mesh.size())
+    first = min(weight.shape[0], mesh.get_local_rank() * each)
+    return range(first, min(weight.shape[0], first + each))
+
+
+def _shard_rows(module: nn.Module, mesh: DeviceMesh) -> None:
+    old: nn.Parameter = module.weight  # type: ignore[assignment]
+    rows = _rows(old, mesh)
+    local = old.detach()[rows.start : rows.stop].clone()
+    whole = distributed(local, mesh, (Shard(0),), old)
+    replace_at(module, "weight", nn.Parameter(whole, requires_grad=old.requires_grad))
+
+
+def _replicate(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Make the module's parameters DTensors, and let it compute with this rank's copies."""
+    names = [name for name, _ in module.named_parameters(recurse=False)]
+    for name in names:
+        old = module.get_parameter(name)
+        whole = distributed(old.detach(), mesh, (Replicate(),), old)
+        replace_at(module, name, nn.Parameter(whole, requires_grad=old.requires_grad))
+    kept: dict[str, nn.Parameter | None] = {}
+
+    def enter(entered: nn.Module, _: Any) -> None:
+        for name in names:
+            kept[name] = entered._parameters[name]
+            entered._parameters[name] = local_part(entered.get_parameter(name))  # type: ignore[assignment]
+
+    def leave(left: nn.Module, _: Any, __: Any) -> None:
+        left._parameters.update(kept)
+
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(leave, always_call=True)
+
+
+def local_part(parameter: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor; gradients of it become the DTensor's."""
+    assert isinstance(parameter, DTensor)
+    return parameter.to_local()
+
+
+def _embedding(start: int, group: dist.ProcessGroup) -> Callable[[Any, Tensor], Tensor]:
+    def forward(module: nn.Embedding, ids: Tensor) -> Tensor:
+        weight = local_part(module.weight)
+        local = ids - start
+        mine = (local >= 0) & (local < len(weight))
+        padding = module.padding_idx
+        if padding is not None:
+            padding = padding - start if 0 <= padding - start < len(weight) else None
+        found = F.embedding(local.clamp(0, len(weight) - 1), weight, padding)
+        return summed(found * mine[..., None], group)
+
+    return forward
+
+
+def _head(mesh: DeviceMesh) -> Callable[[Any, Tensor], Tensor]:
+    group = mesh.get_group()
+
+    def forward(module: nn.Linear, x: Tensor) -> Tensor:
+        weight = local_part(module.weight)
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, weight = x.to(dtype), weight.to(dtype)
+        local = column_parallel(x, weight, None, group)
+        shape = torch.Size((*x.shape[:-1], module.weight.shape[0]))
+        stride = torch.empty(shape, device="meta").stride()
+        logits = DTensor.from_local(
+            local, mesh, (Shard(x.dim() - 1),), run_check=False, shape=shape, stride=stride
+        )
+        return logits if torch.is_grad_enabled() else logits.full_tensor()
+
+    return forward
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Each token's cross-entropy, of logits that ranks hold in parts; 0 for ignored tokens."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, start: int, ignored: int,
+        group: dist.ProcessGroup,
+    ) -> Tensor:  # fmt: skip
+        terms = wide(logits)
+        top = terms.amax(dim=1)
+        dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
+        shifted = terms - top[:, None]
+        local = targets - start
+        mine = (local >= 0) & (local < shifted.shape[1]) & (targets != ignored)
+        local = torch.where(mine, local, 0)
+        found = shifted.gather(1, local[:, None])[:, 0] * mine
+        exponentials = shifted.exp_()
+        sums = torch.stack((exponentials.sum(dim=1), found))
+        dist.all_reduce(sums, group=group)
+        ctx.save_for_backward(exponentials.div_(sums[0][:, None]), local, mine, targets != ignored)
+        ctx.dtype = logits.dtype
+        losses: Tensor = sums[0].log() - sums[1]
+        return losses * (targets != ignored)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        shares, local, mine, counts = ctx.saved_tensors
+        gradient = shares.scatter_add(1, local[:, None], -mine[:, None].to(shares.dtype))
+        gradient *= (gradients[0] * counts)[:, None]
+        return gradient.to(ctx.dtype), None, None, None, None
+
+
+def _loss(
+    whole_loss: Callable[..., Tensor], start: int, group: dist.ProcessGroup
+) -> Callable[..., Tensor]:
+    """Return the model's loss (``transformers``' ForCausalLMLoss) of whole or of cut logits."""
+
+    def loss(
+        logits: Tensor, labels: Tensor | None, vocab_size: int, *,
+        num_items_in_batch: Tensor | int | None = None, ignore_index: int = -100,
+        shift_labels: Tensor | None = None, **other: Any,
+    ) -> Tensor:  # fmt: skip
+        if not isinstance(logits, DTensor):
+            return whole_loss(
+                logits=logits, labels=labels, vocab_size=vocab_size,
+                num_items_in_batch=num_items_in_batch, ignore_index=ignore_index,
+                shift_labels=shift_labels, **other,
+            )  # fmt: skip
+        if shift_labels is None:
+            assert labels is not None
+            shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+        targets = shift_labels.reshape(-1).to(logits.device)
+        local = logits.to_local()
+        losses: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+            local.reshape(-1, local.shape[-1]), targets, start, ignore_index, group
+        )
+        counted = (targets != ignore_index).sum()
+        items = counted if num_items_in_batch is None else num_items_in_batch
+        if isinstance(items, Tensor):
+            items = items.to(losses.device)
+        return losses.sum() / items
+
+    return loss

@@ -1,0 +1,60 @@
+"""Data parallelism of a model that plays a plan: gradients are averaged behind backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+BUCKET_BYTES: Final = 64 << 20
+
+
+class Replicas:
+    """Averages the gradients of ``model`` over ``group`` when a backward pass has ended, as DDP
+    does; within ``no_sync``, which DDP and FSDP have too, they only add up."""
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
+        self.model = model
+        self.group = group
+        self.synchronises = True
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Leave gradients as they are within this context: for all but the last micro-batch."""
+        before, self.synchronises = self.synchronises, False
+        try:
+            yield
+        finally:
+            self.synchronises = before
+
+    def behind_backward(self) -> None:
+        """Average all gradients, unless within ``no_sync``."""
+        if self.group.size() == 1 or not self.synchronises:
+            return
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        for bucket in _buckets([g.to_local() if isinstance(g, DTensor) else g for g in grads]):
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+            dist.all_reduce(flat, group=self.group)
+            flat /= self.group.size()
+            parts = torch.split(flat, [gradient.numel() for gradient in bucket])
+            for gradient, part in zip(bucket, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+
+def _buckets(gradients: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield the gradients in groups of one dtype and about BUCKET_BYTES."""
+    bucket: list[torch.Tensor] = []
+    held = 0
+    for gradient in gradients:
+        if bucket and (held >= BUCKET_BYTES or bucket[0].dtype != gradient.dtype):
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(gradient)
+        held += gradient.nbytes
+    if bucket:
+        yield bucket

@@ -1,0 +1,147 @@
+"""Parameters of a stack as this rank's shards: views into the runtime's flat tensor.
+
+With tensor parallelism a parameter becomes a DTensor over the tensor-parallel ranks, so that torch
+knows what it holds: norms, clipping, optimizers and checkpoints then count every element once. Its
+local part stays the runtime's own memory, and what an optimizer writes is what the plan reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from domino_tune.runtime.huggingface.families import Family, Place, places
+from domino_tune.runtime.parameters import cut_shard, parameter_specs
+from domino_tune.runtime.shards import EDGES, ParameterSpec, Shards
+from simulator.specs import ClusterSpec, ModelSpec
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A parameter of the model, and where it is in the tensor ``weight`` of the runtime's:
+    ``rows`` of it (None: all), ``transposed`` or not."""
+
+    parameter: nn.Parameter
+    weight: str
+    rows: slice | int | None
+    transposed: bool
+    placements: tuple[Placement, ...]
+
+    def view(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return this rank's part of the parameter, or of its gradient, as a view."""
+        found = tensors[self.weight]
+        if self.rows is not None:
+            found = found[self.rows]
+        return found.t() if self.transposed else found
+
+
+class ShardedStack:
+    """The parameters of a stack: ``shards`` under the runtime's names, ``held`` in the model's
+    order. Replaces the model's parameters; ``mesh`` None leaves them plain tensors."""
+
+    def __init__(
+        self, model: nn.Module, family: Family, spec: ModelSpec, cluster: ClusterSpec,
+        mesh: DeviceMesh | None,
+    ) -> None:  # fmt: skip
+        found = places(family, model)
+        first = found[0].parameter
+        specs = [one for one in parameter_specs(spec, cluster) if one.owner != EDGES]
+        total = sum(one.local_size(cluster.tp) for one in specs)
+        flat = torch.empty(total, dtype=first.dtype, device=first.device)
+        self.mesh = mesh
+        self.shards = Shards(specs, cluster.tp, flat)
+        rank = mesh.get_local_rank() if mesh else 0
+        by_weight: dict[str, list[Place]] = {}
+        for place in found:
+            by_weight.setdefault(place.weight, []).append(place)
+        held = {}
+        for one in specs:
+            parts = by_weight[one.name]
+            shard = cut_shard(_whole(parts, family), one, cluster.tp, rank)
+            self.shards.weights[one.name].copy_(shard)
+            for place in parts:
+                held[place.name] = self._hold(model, place, one, family)
+        self.held = tuple(held[place.name] for place in found)
+
+    def _hold(self, model: nn.Module, place: Place, spec: ParameterSpec, family: Family) -> Held:
+        rows = _rows(place, spec, self.shards.tp)
+        transposed = family.transposed and len(spec.shape) == 2
+        stub = Held(
+            parameter=place.parameter, weight=spec.name, rows=rows, transposed=transposed,
+            placements=_placements(spec, transposed=transposed),
+        )  # fmt: skip
+        local, old = stub.view(self.shards.weights), place.parameter
+        if self.mesh is None:
+            old.data = local
+            return stub
+        whole = distributed(local, self.mesh, stub.placements, old)
+        parameter = nn.Parameter(whole, requires_grad=old.requires_grad)
+        replace_at(model, place.name, parameter)
+        return replace(stub, parameter=parameter)
+
+    def gradients(self, shards: Shards, needed: Sequence[bool]) -> list[Tensor | None]:
+        """Return the gradients in ``shards`` as those of the parameters, in the order of ``held``;
+        None where not ``needed``. They are views where the dtypes are equal."""
+        dtype = self.shards.model_copy.dtype
+        flat = shards.grad if shards.grad.dtype == dtype else shards.grad.to(dtype)
+        grads = shards.grads if flat is shards.grad else shards.with_gradients(flat).grads
+        return [
+            self._gradient(one, grads) if wanted else None
+            for one, wanted in zip(self.held, needed, strict=True)
+        ]
+
+    def _gradient(self, held: Held, grads: Mapping[str, Tensor]) -> Tensor:
+        local = held.view(grads)
+        if self.mesh is None:
+            return local
+        return distributed(local, self.mesh, held.placements, held.parameter)
+
+
+def distributed(
+    local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], like: Tensor
+) -> DTensor:
+    """Return a DTensor of the shape of ``like`` around this rank's part of it."""
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def replace_at(model: nn.Module, path: str, part: object) -> None:
+    """Replace the module or parameter at ``path``."""
+    parent, _, last = path.rpartition(".")
+    setattr(model.get_submodule(parent), last, part)
+
+
+def _whole(parts: Sequence[Place], family: Family) -> Tensor:
+    """Return the runtime's full tensor of the parameters that it is made of."""
+    tensors = [place.parameter.detach() for place in parts]
+    if family.transposed and tensors[0].dim() == 2:
+        tensors = [tensor.t() for tensor in tensors]
+    if parts[0].weight.endswith(".qk_norm"):
+        return torch.stack(tensors)
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def _rows(place: Place, spec: ParameterSpec, tp: int) -> slice | int | None:
+    if place.parts == 1:
+        return None
+    if not spec.groups:
+        return place.part
+    heights = [height // tp for height in spec.groups]
+    start = sum(heights[: place.part])
+    return slice(start, start + heights[place.part])
+
+
+def _placements(spec: ParameterSpec, *, transposed: bool) -> tuple[Placement, ...]:
+    if spec.cut == "none":
+        return (Replicate(),)
+    dim = 0 if spec.cut == "rows" else 1
+    dim = 1 - dim if transposed else dim
+    return (Shard(dim),)

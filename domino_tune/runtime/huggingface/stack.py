@@ -1,0 +1,208 @@
+"""A decoder stack that plays a plan: one autograd function, whose halves are the schedule's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, get_args
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from domino_tune.base.errors import RunError
+from domino_tune.runtime import player
+from domino_tune.runtime.clock import NoClock
+from domino_tune.runtime.huggingface.checks import check_call
+from domino_tune.runtime.huggingface.cut import Cut, cut_of
+from domino_tune.runtime.huggingface.shard import ShardedStack
+from domino_tune.runtime.lanes.call import all_gather
+from domino_tune.runtime.lanes.lane import Lane
+from domino_tune.runtime.ops.state import State, Training
+from domino_tune.runtime.session import DTYPES
+from domino_tune.runtime.shards import main_dtype_of
+from domino_tune.store.plans import PlanFile
+from simulator.schedule import TP
+from simulator.shapes import Shapes
+from simulator.specs import Dtype, Workload
+
+Tensor = torch.Tensor
+DTYPE_NAMES: Final[Mapping[torch.dtype, Dtype]] = {DTYPES[name]: name for name in get_args(Dtype)}
+
+
+@dataclass(kw_only=True)
+class StackPlayer:
+    """Plays ``plan`` on this rank for batches of any shape. ``forwards`` counts micro-batches: the
+    dropout masks of each are drawn from it and the seed. ``behind_backward`` is called when all
+    gradients of a backward pass are there."""
+
+    plan: PlanFile
+    stack: ShardedStack
+    lanes: Mapping[int, Lane]
+    tp_rank: int
+    dp_rank: int
+    training: Training
+    forwards: int = 0
+    behind_backward: Callable[[], None] = lambda: None
+    _cuts: dict[tuple[int, int, torch.dtype], Cut] = field(default_factory=dict)
+
+    def cut(self, sequences: int, seq_length: int, dtype: torch.dtype) -> Cut:
+        """Return the plan's ops for a batch of that shape, made once."""
+        key = sequences, seq_length, dtype
+        if key not in self._cuts:
+            planned = self.plan.workload
+            workload = Workload(  # whose kernels the plan was priced with does not matter here
+                seq_length=seq_length, micro_batch_size=sequences, dtype=DTYPE_NAMES[dtype],
+                recompute=planned.recompute, recompute_layers=planned.recompute_layers,
+            )  # fmt: skip
+            self._cuts[key] = cut_of(
+                self.plan.model, workload, self.plan.cluster, self.plan.plan, self.plan.order
+            )
+        return self._cuts[key]
+
+    def state(self, cut: Cut, dtype: torch.dtype, *, train: bool, keeps: bool) -> State:
+        """Return the state of one micro-batch, whose weights have ``dtype``; ``keeps``: what
+        backward needs."""
+        shards = self.stack.shards
+        shards = shards.with_weights(shards.model_copy.to(dtype))
+        shards.steps = self.forwards
+        shards.step_count = torch.full((1,), float(self.forwards), device=shards.device)
+        sequences = cut.shapes.workload.micro_batch_size
+        return State(
+            shapes=cut.shapes, parameters=shards, training=self.training, tp_rank=self.tp_rank,
+            dp_rank=self.dp_rank, train=train, recomputed=cut.recomputed if keeps else cut.names,
+            tokens=torch.empty(sequences, 0, dtype=torch.long),
+        )  # fmt: skip
+
+    def play(self, state: State, *passages: player.Passage) -> None:
+        """Play ops on a state, in its own dtype."""
+        with torch.autocast(state.parameters.device.type, enabled=False):
+            for played in passages:
+                player.play(state, self.lanes, played, NoClock())
+
+    def output(self, cut: Cut, state: State, hidden: Tensor, played: player.Passage) -> Tensor:
+        """Play a forward passage; return the stack's output for ``hidden``."""
+        slices = self.slices(cut, hidden.to(state.parameters.model_copy.dtype))
+        state.values.update(zip(cut.inputs, slices, strict=True))
+        self.play(state, played)
+        return self.joined(cut, [state.values[name] for name in cut.outputs]).to(hidden.dtype)
+
+    def slices(self, cut: Cut, whole: Tensor) -> list[Tensor]:
+        """Return this rank's tokens of each slice of [sequences, seq_length, hidden]."""
+        shapes = cut.shapes
+        parts = torch.split(whole, *_cuts(shapes))
+        tokens = [part.reshape(-1, whole.shape[-1]) for part in parts]
+        if not shapes.shards_tokens:
+            return tokens
+        return [one.chunk(shapes.cluster.tp)[self.tp_rank] for one in tokens]
+
+    def joined(self, cut: Cut, parts: list[Tensor]) -> Tensor:
+        """Return [sequences, seq_length, hidden] of what ``slices`` returned, from all ranks."""
+        shapes = cut.shapes
+        if shapes.shards_tokens:
+            calls = [all_gather(part.contiguous(), shapes.cluster.tp) for part in parts]
+            handles = [self.lanes[TP].issue("stack", call) for call in calls]
+            for handle in handles:
+                handle.wait()
+            parts = [call.target for call in calls]
+        hidden = parts[0].shape[-1]
+        split = [
+            part.view(shapes.rows[row], len(shapes.spans[row]), hidden)
+            for row, part in enumerate(parts)
+        ]
+        return torch.cat(split, dim=_cuts(shapes)[1])
+
+
+def _cuts(shapes: Shapes) -> tuple[list[int], int]:
+    """Return the sizes of the slices, and the dimension that they cut: sequences or positions."""
+    if shapes.plan.slices_sequences:
+        return [len(span) for span in shapes.spans], 1
+    return list(shapes.rows), 0
+
+
+class _Play(torch.autograd.Function):
+    """Forward and backward of a stack. Inputs: hidden states and all parameters."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, one: StackPlayer, cut: Cut, state: State, hidden: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        ctx.player, ctx.cut, ctx.state, ctx.dtype = one, cut, state, hidden.dtype
+        return one.output(cut, state, hidden, cut.forward)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        one, cut, state = ctx.player, ctx.cut, ctx.state
+        if state is None:
+            raise RunError(
+                "backward ran twice through a stack that plays a plan: the first one consumed what "
+                "forward kept. Leave out retain_graph=True, and run forward again."
+            )
+        ctx.state = None
+        torch.autograd.Variable._execution_engine.queue_callback(one.behind_backward)
+        shards = state.parameters
+        dtype = shards.model_copy.dtype
+        flat = torch.empty(
+            shards.model_copy.shape, dtype=main_dtype_of(dtype), device=shards.device
+        )
+        state.parameters = shards.with_gradients(flat)
+        state.parameters.clear_added()
+        slices = one.slices(cut, gradient.to(dtype))
+        state.values.update(zip(cut.output_grads, slices, strict=True))
+        one.play(state, cut.backward, cut.sums)
+        hidden = None
+        if ctx.needs_input_grad[3]:
+            parts = [state.values[name] for name in cut.input_grads]
+            hidden = one.joined(cut, parts).to(ctx.dtype)
+        grads = one.stack.gradients(state.parameters, ctx.needs_input_grad[4:])
+        return None, None, None, hidden, *grads
+
+
+class Stack(nn.ModuleList):
+    """The layers of a model, whose parameters keep their names. Who goes through it meets one
+    layer: the stack itself, which plays the plan."""
+
+    def __init__(self, layers: nn.ModuleList, one: StackPlayer) -> None:
+        super().__init__(layers)
+        self.player = one
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter([self])
+
+    def __getitem__(self, index: Any) -> Any:
+        return [self] if isinstance(index, slice) else super().__getitem__(index)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        *unused: Any,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **other: Any,
+    ) -> Tensor:
+        """Return the last layer's output, [sequences, seq_length, hidden].
+
+        Raise InputError for what a plan does not play: masks that are not causal alone, a cache.
+        """
+        one = self.player
+        check_call(one.plan.model, hidden_states, attention_mask, past_key_values)
+        kind = hidden_states.device.type
+        dtype = hidden_states.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+        sequences, seq_length = hidden_states.shape[:2]
+        cut = one.cut(sequences, seq_length, dtype)
+        one.forwards += self.training
+        keeps = torch.is_grad_enabled()
+        state = one.state(cut, dtype, train=self.training, keeps=keeps)
+        if position_embeddings is not None:
+            half = one.plan.model.head_dim // 2
+            cosine, sine = (t[0, :, None, :half].to(dtype) for t in position_embeddings)
+            state.saved["rope"] = (cosine.contiguous(), sine.contiguous())
+        if keeps:
+            parameters = [held.parameter for held in one.stack.held]
+            played: Tensor = _Play.apply(one, cut, state, hidden_states, *parameters)  # type: ignore[no-untyped-call]
+            return played
+        return one.output(cut, state, hidden_states, cut.evaluate)

@@ -1,0 +1,105 @@
+"""Call: one collective on tensors, and how a process group performs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+Operation = Literal["sum", "max", "gather", "scatter"]
+
+
+class Call(NamedTuple):
+    """A collective that writes ``target``.
+
+    ``sum`` and ``max`` reduce it in place, and ``source`` is the same tensor. ``gather`` writes the
+    ``source`` of all ranks, one after the other; ``scatter`` this rank's part of their sum.
+    """
+
+    operation: Operation
+    source: torch.Tensor
+    target: torch.Tensor
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the full tensor (nccl-tests' "size")."""
+        return max(self.source.nbytes, self.target.nbytes)
+
+
+def all_reduce(tensor: torch.Tensor, operation: Operation = "sum") -> Call:
+    """Return the reduction of ``tensor`` in place."""
+    return Call(operation, tensor, tensor)
+
+
+def all_gather(source: torch.Tensor, ranks: int) -> Call:
+    """Return the gather of [n, …] tensors into a new one, [n · ranks, …]."""
+    return Call("gather", source, source.new_empty((source.shape[0] * ranks, *source.shape[1:])))
+
+
+def reduce_scatter(source: torch.Tensor, ranks: int) -> Call:
+    """Return the sum of [n, …] tensors, of which each rank gets [n / ranks, …], a new tensor."""
+    return Call("scatter", source, source.new_empty((source.shape[0] // ranks, *source.shape[1:])))
+
+
+def perform(call: Call, group: dist.ProcessGroup) -> None:
+    """Run ``call`` on ``group``, on NCCL asynchronously on the current stream.
+
+    gloo has no reduce-scatter of its own: torch's takes as long as an all-reduce or longer. Ranks
+    that exchange their parts and add them up send half as much.
+    """
+    if call.operation == "gather":
+        _gather(call, group)
+    elif call.operation == "scatter":
+        _scatter(call, group)
+    else:
+        reduction = dist.ReduceOp.MAX if call.operation == "max" else dist.ReduceOp.SUM
+        dist.all_reduce(call.target, op=reduction, group=group)
+
+
+def _gather(call: Call, group: dist.ProcessGroup) -> None:
+    parts = call.target.chunk(group.size())
+    if call.target.is_cuda:
+        dist.all_gather(list(parts), call.source, group=group)
+    else:
+        _exchange(parts, [call.source] * group.size(), group)
+
+
+def _scatter(call: Call, group: dist.ProcessGroup) -> None:
+    sent = call.source.chunk(group.size())
+    if call.target.is_cuda:
+        dist.reduce_scatter(call.target, list(sent), group=group)
+        return
+    parts = call.target.new_empty((group.size(), *call.target.shape))
+    _exchange(parts.unbind(), sent, group)
+    torch.sum(parts, 0, out=call.target)
+
+
+def _exchange(
+    received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], group: dist.ProcessGroup
+) -> None:
+    """Send a tensor to each rank of a gloo group and receive one from each.
+
+    Receive first: gloo tells a peer that it may send in a message that waits behind data which is
+    already on its way to that peer. gloo's own gather and all-to-all send first. So where one rank
+    is later than the other, their data goes one way after the other and takes twice as long.
+    """
+    peers = [rank for rank in range(group.size()) if rank != group.rank()]
+    works = [group.recv([received[peer]], peer, 0) for peer in peers]
+    works += [group.send([sent[peer]], peer, 0) for peer in peers]
+    received[group.rank()].copy_(sent[group.rank()])
+    for work in works:
+        work.wait()
+
+
+def pretend(call: Call) -> None:
+    """Fill ``target`` as if all ranks had this one's ``source``; leave what is in place as it is.
+
+    Ops behind a collective that does not run then meet ordinary numbers.
+    """
+    if call.operation == "gather":
+        for part in call.target.chunk(len(call.target) // len(call.source)):
+            part.copy_(call.source)
+    elif call.operation == "scatter":
+        call.target.copy_(call.source[: call.target.shape[0]])
