@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from api.problems import bad_body
 from domino_tune.base.units import parse_quantity
-from domino_tune.search import SpaceSpec
+from domino_tune.search import SpaceSpec, slicings_of
 from domino_tune.store.formats.hf_config import field_name
 from domino_tune.verbs.simulate import MICROS_PLAYED
 from domino_tune.verbs.tune import cases_to_tune
@@ -148,7 +148,8 @@ def check_setup(
         _at_most(accumulation, COUNTS["grad_accumulation"], ("tune_also",), "grad_accumulation")
         size = max(one.workload.micro_batch_size, largest["micro_batch_size"])
         micros = min(accumulation, MICROS_PLAYED)
-        ops = schedule_ops(case.model, reducing, plan or _most_sliced(size), micros, case.workload)
+        played = plan or _most_sliced(size)
+        ops = schedule_ops(case.model, reducing, played, micros, case.workload)
         _at_most(ops, most_ops, ("model",), "the number of ops to play")
     if plan is None:
         _at_most(search_size(case, tune_also), MOST_PLANS, ("tune_also",), "the number of plans")
@@ -179,11 +180,11 @@ def _check_changes(case: Case, changes: Sequence[str], sweep: str | None) -> dic
 
 
 def _most_sliced(micro_batch_size: int) -> SlicePlan:
-    """Return the plan of a search that has most ops."""
-    columns = max(SpaceSpec().col_slices)
+    """Return a plan with no fewer ops than any of a search."""
+    columns, most = max(SpaceSpec().col_slices), max(SpaceSpec().sequence_row_slices)
     return SlicePlan(
-        row_slices=min(MAX_ROW_SLICES, micro_batch_size), attn_col_slices=columns,
-        mlp_col_slices=columns,
+        row_slices=max(min(MAX_ROW_SLICES, micro_batch_size), most), attn_col_slices=columns,
+        mlp_col_slices=columns, slice_dim="sequence",
     )  # fmt: skip
 
 
@@ -205,7 +206,7 @@ def schedule_ops(
     row += 2 * model.qk_norm + 4 * model.post_norm
     how = workload.implementation
     scores = 0 if how.flash_attention else 2 + (model.attention_dropout > 0)
-    row += 2 * scores + 3 * (scores > 0)
+    row += 2 * scores + 3 * (scores > 0) + plan.slices_sequences
     # Recomputed: the ops of forward, the attention core alone, or none.
     whole = 8 + rope + model.qk_norm + 2 * model.post_norm + each * sum(plan.slices[1:3])
     whole += scores + 2 * gathers
@@ -216,7 +217,8 @@ def schedule_ops(
     capped = model.final_logit_softcapping > 0
     edges = plan.row_slices * (4 * each + 6 + adds + 3 * gathers + 2 * capped)
     edges += how.dense_embedding_grad
-    sums = talks * ((gathers or model.qk_norm) + (cluster.tp > model.num_key_value_heads))
+    # A sum of partial gradients is copied together before, and back.
+    sums = talks * (3 * (gathers or model.qk_norm) + (cluster.tp > model.num_key_value_heads))
     collectives = {"replicas": 1, "distributed-optimizer": 2, "fsdp": 3 * micros}
     kinds = collectives[workload.data_parallel]
     passes = how.check_for_nan_in_grad + how.scale_grads
@@ -236,10 +238,13 @@ def search_size(case: Case, tune_also: Sequence[str]) -> int:
     axes = {item.name: getattr(SpaceSpec(), item.name) for item in fields(SpaceSpec)}
     axes["comm_ctas"] = case.comm_ctas_choices
     axes["sequence_parallels"] = case.modes
-    del axes["row_slices"]
+    along = len(axes["sequence_row_slices"])
+    for name in ("row_slices", "slicings", "sequence_row_slices"):
+        del axes[name]
     # The columns and the dgrad pieces of two blocks each.
     each = math.prod(map(len, axes.values())) * len(axes["col_slices"]) * len(axes["dgrad_slices"])
-    return each * MAX_ROW_SLICES * len(cases_to_tune(case, tune_also))
+    slicings = [len(slicings_of(one)) for one in cases_to_tune(case, tune_also)]
+    return each * sum(MAX_ROW_SLICES + along * (count - 1) for count in slicings)
 
 
 def _at_most(value: Any, most: int, place: tuple[str | int, ...], what: str = "") -> None:

@@ -95,7 +95,7 @@ PlanFileShown = create_model(
     "PlanFile",
     __base__=Wire,
     __doc__="A plan with all that it was made for; give it back as `plan`, or save it to a file.",
-    schema_=(Literal[2], Field(alias="schema")),
+    schema_=(Literal[4], Field(alias="schema")),
     checksum=(str, ...),
     model=(shown(ModelSpec), ...),
     workload=(shown(Workload), ...),

@@ -25,7 +25,7 @@ def printed(page: Path, folder: Path) -> list[str]:
     home = {"DOMINO_TUNE_HOME": str(folder / "home"), "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program], cwd=folder,
-        env={**os.environ, **home}, capture_output=True, text=True, timeout=300,
+        env={**os.environ, **home}, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout.split(f"{MARK}\n")[:-1]

@@ -1,4 +1,4 @@
-"""Quantities as users write them: ``2x``, ``1gbit``, ``400GB/s``, ``5us``, ``80GiB``."""
+"""Quantities as users write them: ``2x``, ``1gbit``, ``400GB/s``, ``5us``, ``80GiB``, ``500W``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 
 from simulator.errors import InputError
 
-Dimension = Literal["factor", "number", "bytes", "bytes/s", "s", "flop/s"]
+Dimension = Literal["factor", "number", "bytes", "bytes/s", "s", "flop/s", "W"]
 _NUMBER: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*(\S*)\s*")
 _PREFIXES: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _BINARY: Final = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
@@ -30,6 +30,7 @@ def _units() -> dict[str, tuple[float, Dimension]]:
     found: dict[str, tuple[float, Dimension]] = {
         "": (1.0, "number"), "x": (1.0, "factor"), "×": (1.0, "factor"), "%": (0.01, "factor"),
         "ns": (1e-9, "s"), "us": (1e-6, "s"), "µs": (1e-6, "s"), "ms": (1e-3, "s"), "s": (1.0, "s"),
+        "W": (1.0, "W"), "w": (1.0, "W"), "kW": (1e3, "W"),
     }  # fmt: skip
     for prefix, scale in {**_PREFIXES, **_BINARY}.items():
         for written in {prefix, prefix.upper(), prefix.capitalize()}:
@@ -46,7 +47,7 @@ def _units() -> dict[str, tuple[float, Dimension]]:
 UNITS: Final = _units()
 EXAMPLES: Final[dict[Dimension, str]] = {
     "factor": "2x", "number": "16", "bytes": "80GiB", "bytes/s": "400GB/s or 1gbit", "s": "5us",
-    "flop/s": "900TFLOPS",
+    "flop/s": "900TFLOPS", "W": "500W",
 }  # fmt: skip
 
 

@@ -71,9 +71,17 @@ def _figures(data: ReportData) -> Html:
             f"of {ns_as_ms(here.comm_ns)} ms in all",
         ),
         _figure("Peak memory", f"{numbers.peak_memory_gib:.1f}", "GiB", "a GPU, predicted"),
+        *_clock(numbers),
         _figure("Confidence", numbers.confidence, "", _assumed(numbers), level=numbers.confidence),
     ]  # fmt: skip
     return tag("dl", *items, class_="figures")
+
+
+def _clock(numbers: Numbers) -> tuple[Html, ...]:
+    if numbers.clock_mhz is None:
+        return ()
+    note = f"{numbers.power_w:,.0f} W a GPU; Megatron-LM {numbers.baseline_clock_mhz:,} MHz"
+    return (_figure("Clock", f"{numbers.clock_mhz:,}", "MHz", note),)
 
 
 def _figure(name: str, value: str, unit: str, note: str, *, level: str = "") -> Html:

@@ -7,6 +7,7 @@ from typing import Final
 from domino_tune.report.data import ReportData, Shown
 from domino_tune.report.markup import Html, section, table, tag
 from domino_tune.report.names import STRATEGY_NAMES, ns_as_ms, op_kind, role_label
+from domino_tune.report.stacks import Legend, Stack, stack_rows, stacked
 from simulator.schedule import COMPUTE, is_layer_role
 
 PARTS: Final = {
@@ -19,6 +20,7 @@ PARTS: Final = {
     "exposed": "Exposed communication",
     "idle": "Waiting for the host",
 }
+LEGEND: Final = Legend(PARTS, {key: f"part-{key}" for key in PARTS}, "ms", ns_as_ms)
 LEAST: Final = 0.005
 """Roles below this share of the longest iteration are left out of the table."""
 
@@ -49,15 +51,15 @@ def where_time_goes(data: ReportData) -> Html:
     names = tuple(STRATEGY_NAMES[item.plan.strategy] for item in shown)
     found = [parts_ns(item) for item in shown]
     longest = max(1, *(sum(parts.values()) for parts in found))
-    bars = [
-        _bar(name, parts, longest, chosen=index == 1)
+    stacks = [
+        Stack(name, parts, chosen=index == 1)
         for index, (name, parts) in enumerate(zip(names, found, strict=True))
     ]
     return section(
         "time",
         "Where the time goes",
-        tag("div", *bars, class_="stacks", aria_hidden="true"),
-        table(("ms an iteration", *names), _rows(found), class_="parts"),
+        stacked(stacks, LEGEND, longest),
+        table(("ms an iteration", *names), stack_rows(stacks, LEGEND), class_="parts"),
         tag(
             "details",
             tag("summary", "By operation, with time hidden behind other lanes"),
@@ -79,35 +81,6 @@ def _lead(data: ReportData, found: list[dict[str, int]]) -> str:
         return f"{gain}; smaller pieces and overlap cost nothing."
     slowed = f", {ns_as_ms(overlap)} ms of it by overlap" if 0 < overlap <= paid else ""
     return f"{gain}; smaller pieces and slower operations cost {ns_as_ms(paid)} ms{slowed}."
-
-
-def _bar(name: str, parts: dict[str, int], longest: int, *, chosen: bool) -> Html:
-    pieces = [
-        tag(
-            "i",
-            tag("b", ns_as_ms(value)) if value > 0.06 * longest else "",
-            class_=f"part-{key}",
-            style=f"width:{100 * value / longest:.3f}%",
-            title=f"{PARTS[key]}: {ns_as_ms(value)} ms",
-        )
-        for key, value in parts.items()
-        if value
-    ]
-    label = tag("span", name, class_="name")
-    return tag("div", label, tag("span", *pieces, class_="track"),
-               class_="stack chosen" if chosen else "stack")  # fmt: skip
-
-
-def _rows(found: list[dict[str, int]]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for key, name in PARTS.items():
-        values = [parts[key] for parts in found]
-        if any(values):
-            swatch = tag("i", "", class_=f"swatch part-{key}")
-            label = tag("span", swatch, name)
-            rows.append((label, *(ns_as_ms(value) if value else "–" for value in values)))
-    sums = (ns_as_ms(sum(parts.values())) for parts in found)
-    return [*rows, ("All", *sums)]
 
 
 def _role_rows(shown: tuple[Shown, ...], longest: int) -> list[tuple[str, ...]]:

@@ -33,7 +33,8 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """The result of ``simulate``; times in ms. ``mfu`` is None where no peak is known."""
+    """The result of ``simulate``; times in ms. ``mfu`` is None where no peak is known, clocks (of
+    the plan and of the baseline) and mean power where the profile has no law of power."""
 
     iteration_ms: float
     baseline_ms: float
@@ -46,6 +47,9 @@ class Numbers:
     confidence: str
     shares: dict[str, float]
     mfu: float | None = None
+    clock_mhz: int | None = None
+    baseline_clock_mhz: int | None = None
+    power_w: float | None = None
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -113,8 +113,8 @@ def views(shown: Iterable[Shown]) -> list[dict[str, Any]]:
     """
     timelines = [item.timeline for item in shown]
     ops = timelines[0].ops
-    layers = 1 + max((op.layer for op in ops if is_layer_role(op.role)), default=0)
-    layer, micro = layers // 2, (timelines[0].schedule.micros - 1) // 2
+    layers = sorted({op.layer for op in ops if is_layer_role(op.role)})
+    layer, micro = layers[len(layers) // 2], (timelines[0].schedule.micros - 1) // 2
     found = [
         _layer_view(timelines, layer, layers, micro, backward=backward)
         for backward in (False, True)
@@ -135,7 +135,7 @@ def views(shown: Iterable[Shown]) -> list[dict[str, Any]]:
 
 
 def _layer_view(
-    timelines: list[Timeline], layer: int, layers: int, micro: int, *, backward: bool
+    timelines: list[Timeline], layer: int, layers: list[int], micro: int, *, backward: bool
 ) -> dict[str, Any]:
     spans = [_layer_spans(timeline, micro, backward=backward) for timeline in timelines]
     each = [_pitch(by_layer, layers) for by_layer in spans]
@@ -164,9 +164,14 @@ def _layer_spans(timeline: Timeline, micro: int, *, backward: bool) -> dict[int,
     return spans
 
 
-def _pitch(spans: dict[int, tuple[int, int]], layers: int) -> int:
-    """Return the time from one layer to the next in ns, over the middle half of the stack."""
-    low, high = layers // 4, (3 * layers) // 4
+def _pitch(spans: dict[int, tuple[int, int]], layers: list[int]) -> int:
+    """Return the time from one layer to the next in ns, over the middle half of the stack.
+
+    ``layers``: those of a rank; of a pipeline with virtual stages, the stack is the middle one.
+    """
+    middle = layers[len(layers) // 2]
+    stack = [layer for layer in layers if layer - layers.index(layer) == middle - len(layers) // 2]
+    low, high = stack[len(stack) // 4], stack[(3 * len(stack)) // 4]
     if high == low:
         return spans[low][1] - spans[low][0]
     return round(abs(spans[high][0] - spans[low][0]) / (high - low))

@@ -26,6 +26,9 @@ ORDER_WORDS: Final = {
     "intra": "order inside the layer (intra)",
     "paper": "the paper's order",
 }
+BALANCE_WORDS: Final = {
+    "balanced": "of equal work", "even": "of equal length", "front": "more work in the first",
+}  # fmt: skip
 WGRAD_WORDS: Final = {
     "fill": "weight gradients fill the waits",
     "eager": "weight gradients at once",
@@ -79,8 +82,9 @@ def shape_text(signature: Signature) -> str:
         return f"{size_text(signature.size_bytes)} over {where}"
     if isinstance(signature, Pointwise):
         return f"{size_text(signature.bytes_read + signature.bytes_written)} moved"
+    keys = f" to {signature.keys:,} keys" if signature.kv_seq else ""
     return (
-        f"{signature.batch} × {signature.seq:,} tokens · {signature.heads} heads of "
+        f"{signature.batch} × {signature.seq:,} tokens{keys} · {signature.heads} heads of "
         f"{signature.head_dim}"
     )
 
@@ -129,6 +133,8 @@ def plan_text(plan: SlicePlan) -> str:
 def slices_text(plan: SlicePlan) -> str:
     """Return the slices: ``2 row slices``, with column slices and dgrad pieces if there are any."""
     rows = f"{plan.row_slices} row slice{'s' * (plan.row_slices > 1)}"
+    if plan.slices_sequences:
+        rows += f" of each sequence, {BALANCE_WORDS[plan.slice_balance]}"
     attn, mlp = plan.attn_col_slices, plan.mlp_col_slices
     if (attn, mlp) != (1, 1):
         count = f"{attn}" if attn == mlp else f"{attn}/{mlp}"

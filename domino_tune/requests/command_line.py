@@ -36,6 +36,8 @@ def simulate_request(
     return replace(
         base,
         row_slices=plan.row_slices,
+        slice_dim=plan.slice_dim if plan.slice_dim != "batch" else None,
+        slice_balance=plan.slice_balance if plan.slice_balance != "balanced" else None,
         attn_col_slices=_unless(plan.attn_col_slices, 1),
         mlp_col_slices=_unless(plan.mlp_col_slices, 1),
         attn_dgrad_slices=_unless(plan.attn_dgrad_slices, plan.attn_col_slices),

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from domino_tune.requests.options import check_options, option
 from simulator.implementation import KEYS, NAMES
 from simulator.plan import ORDERS, STRATEGIES, WGRAD_PLACEMENTS
-from simulator.specs import DATA_PARALLEL, DTYPE_BYTES, GRAD_DTYPES, RECOMPUTE, TP_COLLECTIVES
+from simulator.slicing import SLICE_BALANCES, SLICE_DIMS
+from simulator.specs import (
+    CP_COMM,
+    DATA_PARALLEL,
+    DTYPE_BYTES,
+    GRAD_DTYPES,
+    PIPELINE_SCHEDULES,
+    RECOMPUTE,
+    TP_COLLECTIVES,
+)
 
 BACKENDS = ("gloo", "nccl")
 
@@ -42,8 +51,35 @@ class WorkloadFields(Request):
     dp: int | None = option(
         "Data-parallel replicas (default 1).", flag="--dp", metavar="N", default=None, minimum=1
     )
+    pp: int | None = option(
+        "Pipeline stages (default 1).", flag="--pp", metavar="N", default=None, minimum=1
+    )
+    vpp: int | None = option(
+        "Virtual pipeline stages of a rank, interleaved (default 1).",
+        flag="--vpp", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    pp_schedule: str | None = option(
+        "Order of a pipeline's passes (default 1f1b; interleaved with --vpp).",
+        flag="--pp-schedule", choices=PIPELINE_SCHEDULES, default=None,
+    )  # fmt: skip
+    pp_layers: str | None = option(
+        "Layers of each (virtual) stage, like 10,10,9,9 (default: equal).",
+        flag="--pp-layers", metavar="N,N,…", default=None,
+    )  # fmt: skip
+    overlap_p2p: bool | None = option(
+        "Messages between stages run beside compute (default: as Megatron's schedule has it).",
+        flag="--overlap-p2p", default=None,
+    )  # fmt: skip
+    cp: int | None = option(
+        "Context-parallel ranks, which share each sequence (default 1).",
+        flag="--cp", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    cp_comm: str | None = option(
+        "How context-parallel ranks exchange keys and values (default p2p, a ring).",
+        flag="--cp-comm", choices=CP_COMM, default=None,
+    )  # fmt: skip
     nodes: int | None = option(
-        "Nodes of the ranks, TP first (default: as few as possible).",
+        "Nodes of the ranks, in Megatron's order tp, cp, dp, pp (default: as few as possible).",
         flag="--nodes", metavar="N", default=None, minimum=1,
     )  # fmt: skip
     seq_length: int | None = option(
@@ -64,6 +100,14 @@ class WorkloadFields(Request):
     cuda_graph: bool = option(
         "Launches take no time, as under CUDA graphs.", flag="--cuda-graph", default=False
     )
+    power_cap: str | None = option(
+        "Power limit that the GPUs are set to (default the profile's); it decides their clock.",
+        flag="--power-cap", metavar="WATTS", default=None,
+    )  # fmt: skip
+    clock_mhz: int | None = option(
+        "Clock that the GPUs are locked to; under the power limit it may be lower.",
+        flag="--clock-mhz", metavar="MHZ", default=None, minimum=1,
+    )  # fmt: skip
     data_parallel: str | None = option(
         "What replicas share (default distributed-optimizer; replicas with objective measure).",
         flag="--data-parallel", choices=DATA_PARALLEL, default=None,
@@ -129,8 +173,18 @@ class PlanFields(WorkloadFields):
         "How to overlap (default domino).", flag="--strategy", choices=STRATEGIES, default=None
     )
     row_slices: int | None = option(
-        "Slices of the batch (default 2).",
+        "Row slices of the micro-batch (default 2).",
         flag="--row-slices", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    slice_dim: str | None = option(
+        "What a row slice is: whole sequences (batch), or positions of all of them (sequence) "
+        "(default batch; `tune` tries both where the micro-batch is one sequence).",
+        flag="--slice-dim", choices=SLICE_DIMS, default=None,
+    )  # fmt: skip
+    slice_balance: str | None = option(
+        "Slices of sequences: of equal work, of equal length, or with more work in the first ones "
+        "(default balanced).",
+        flag="--slice-balance", choices=SLICE_BALANCES, default=None,
     )  # fmt: skip
     col_slices: int | None = option(
         "Column slices of both blocks (default 1).",

@@ -1,6 +1,7 @@
 """Results: what the verbs return, as JSON, tables and DataFrames. May import store and below."""
 
 from domino_tune.results.json_form import to_json
+from domino_tune.results.pipeline import Pipeline, Stage
 from domino_tune.results.plan import ExportResult, ModelsResult, PlanResult
 from domino_tune.results.profile import ProfilingResult
 from domino_tune.results.profiles import (
@@ -18,7 +19,7 @@ from domino_tune.results.whatif import WhatIfPoint, WhatIfResult
 
 __all__ = [
     "CheckResult", "DiffResult", "ExportResult", "ImportResult", "Interval", "MeasuredTuneResult",
-    "ModelsResult", "PlanResult", "ProfileResult", "ProfilesResult", "ProfilingResult",
-    "SimulateResult", "Simulated", "TuneResult", "Tuned", "ValidateResult", "Variant",
+    "ModelsResult", "Pipeline", "PlanResult", "ProfileResult", "ProfilesResult", "ProfilingResult",
+    "SimulateResult", "Simulated", "Stage", "TuneResult", "Tuned", "ValidateResult", "Variant",
     "WhatIfPoint", "WhatIfResult", "to_json",
 ]  # fmt: skip

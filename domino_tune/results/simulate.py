@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.results.json_form import HIDDEN, LabelledPlan
+from domino_tune.results.pipeline import Pipeline, stages_table
 from domino_tune.results.shown import Shown, frame
 from domino_tune.results.texts import ms, share
 from domino_tune.store.plans import PlanFile, Predicted, ProfileRef
@@ -27,7 +28,9 @@ class Variant:
     """One plan's prediction, times in ms; ``comm_ms``: time with a collective in flight.
 
     ``memory_gib``: the peak by category. ``tflops_per_gpu`` and ``mfu`` count model FLOPs; ``mfu``
-    is None where the profile has no peak of the dtype.
+    is None where the profile has no peak of the dtype. ``clock_mhz``, ``power_w`` (of a GPU in
+    forward and backward, which the cap holds) and ``joules_per_token`` (of all GPUs) are None where
+    it has no law of power.
     """
 
     label: str
@@ -44,6 +47,9 @@ class Variant:
     tokens_per_second_per_gpu: float
     tflops_per_gpu: float
     mfu: float | None
+    clock_mhz: int | None
+    power_w: float | None
+    joules_per_token: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +68,8 @@ class Simulated(Shown):
     is possible; ``baseline_no_sp_ms`` and ``speedup_no_sp`` are of Megatron without it.
     ``confidence`` is high, medium or low.
     ``confidence_shares``: share of the time by the source of its look-ups.
+    ``bubble_ms``: how long the busiest stage of a pipeline waits for others. ``pipeline`` is None
+    without one; ``stage_memory_gib``: the peak of each stage.
     """
 
     iteration_ms: float
@@ -79,6 +87,9 @@ class Simulated(Shown):
     tokens_per_second_per_gpu: float
     tflops_per_gpu: float
     mfu: float | None
+    clock_mhz: int | None
+    power_w: float | None
+    joules_per_token: float | None
     interval_ms: Interval
     confidence: str
     confidence_shares: dict[str, float]
@@ -88,6 +99,9 @@ class Simulated(Shown):
     model: ModelSpec
     workload: Workload
     cluster: ClusterSpec
+    bubble_ms: float
+    pipeline: Pipeline | None
+    stage_memory_gib: tuple[float, ...]
     variants: dict[str, Variant]
     time_by_role_ms: dict[str, float]
 
@@ -104,14 +118,18 @@ class Simulated(Shown):
                 for name, variant in self.variants.items()
             ],
             marked=(list(self.variants).index("chosen"),),
-            notes=(_memory_line(self), _confidence_line(self)),
+            notes=(_memory_line(self), *_power_line(self), _confidence_line(self)),
             narrow=(
                 "idle", "compute", "comm", "TFLOP/s/GPU", "hidden", "exposed", "tokens/s/GPU",
                 "memory", "plan",
             ),
             below="plan",
         )  # fmt: skip
-        return (table,)
+        return (
+            (table,)
+            if self.pipeline is None
+            else (table, stages_table(self.pipeline, self.stage_memory_gib))
+        )
 
     def alerts(self) -> Sequence[str]:
         """Return the warnings of the prediction."""
@@ -163,7 +181,8 @@ class SimulateResult(Simulated):
 def workload_line(model: ModelSpec, workload: Workload, cluster: ClusterSpec, profile: str) -> str:
     """Return one line that names model, profile, ranks and batch."""
     parts = [
-        f"{model.name} on {profile}", f"tp {cluster.tp}", f"dp {cluster.dp}",
+        f"{model.name} on {profile}", *cluster.levels.split(" × "),
+        *([f"vpp {cluster.vpp}"] if cluster.vpp > 1 else []),
         f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}",
         f"seq {workload.seq_length}", f"micro-batch {workload.micro_batch_size}",
         f"grad accumulation {workload.grad_accumulation}", workload.dtype,
@@ -191,6 +210,17 @@ def _memory_line(result: Simulated) -> str:
     parts = ", ".join(f"{name} {gib:.1f}" for name, gib in result.memory_gib.items() if gib)
     verdict = "" if result.fits else ": it does not fit"
     return f"Memory of the chosen plan, GiB a GPU: {parts}{verdict}."
+
+
+def _power_line(result: Simulated) -> tuple[str, ...]:
+    if result.clock_mhz is None:
+        return ()
+    baseline = result.variants["baseline"]
+    return (
+        f"Clock {result.clock_mhz:,} MHz (baseline {baseline.clock_mhz:,}), as power allows; "
+        f"{result.power_w:,.0f} W a GPU (baseline {baseline.power_w:,.0f}); "
+        f"{result.joules_per_token:.3g} J a token.",
+    )
 
 
 def _confidence_line(result: Simulated) -> str:

@@ -21,11 +21,12 @@ from domino_tune.search.problem import (
     choose_best,
 )
 from domino_tune.search.random_sample import search_random
+from domino_tune.search.simulated import slicings_of
 from domino_tune.search.space import Space, SpaceSpec, enumerate_plans
 
 __all__ = [
     "DEFAULT_TRIALS", "SEARCHES", "Evaluation", "Problem", "Record", "SearchOptions",
-    "SearchResult", "Space", "SpaceSpec", "Trial", "choose_best", "enumerate_plans",
+    "SearchResult", "Space", "SpaceSpec", "Trial", "choose_best", "enumerate_plans", "slicings_of",
 ]  # fmt: skip
 
 Search = Callable[[Problem, SearchOptions], SearchResult]

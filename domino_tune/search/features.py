@@ -65,4 +65,4 @@ def _raw(plan: SlicePlan) -> tuple[float | str, ...]:
     counts = [math.log2(count) for count in plan.slices]
     ctas = math.log2(plan.comm_ctas) if plan.comm_ctas else -1.0
     flags = (float(plan.merge_wgrad), float(plan.sequence_parallel))
-    return (*counts, ctas, *flags, plan.order, plan.wgrad)
+    return (*counts, ctas, *flags, plan.order, plan.wgrad, f"{plan.slice_dim} {plan.slice_balance}")

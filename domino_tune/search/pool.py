@@ -74,6 +74,11 @@ def choose_pool(
     return ChosenPool(pool=pool, space=space, whole=whole)
 
 
+def baseline_of(case: Case) -> SlicePlan:
+    """Return the unsliced plan that others are measured beside."""
+    return replace(MEGATRON, sequence_parallel=case.shards_tokens)
+
+
 def measured_pool(
     problem: SimulatedPlans,
     plans: Sequence[SlicePlan],
@@ -84,7 +89,7 @@ def measured_pool(
     Raise InfeasiblePlanError when none fits.
     """
     fitting = _fitting(problem, plans)
-    plans = tuple(dict.fromkeys((MEGATRON, *fitting)))
+    plans = tuple(dict.fromkeys((baseline_of(problem.case), *fitting)))
     progress(f"simulating {len(plans)} plans in {len(CHANGED) + 1} ways")
     log_prior = _log_times(problem, problem.case, plans)
     return Pool(
@@ -105,7 +110,8 @@ def _promising(problem: SimulatedPlans) -> list[SlicePlan]:
     of_cut: dict[tuple[object, ...], SlicePlan] = {}
     for plan in ranked:
         if prior[plan] <= SLOWER * prior[ranked[0]]:
-            of_cut.setdefault((*plan.slices[:3], plan.order, plan.merge_wgrad), plan)
+            cut = (*plan.slices[:3], plan.slice_dim, plan.order, plan.merge_wgrad)
+            of_cut.setdefault(cut, plan)
     picked += list(of_cut.values())[: POOL // 2]
     return list(dict.fromkeys([*picked, *ranked]))[:POOL]
 

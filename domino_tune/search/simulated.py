@@ -10,11 +10,13 @@ from typing import cast
 from domino_tune.search.problem import Evaluation
 from domino_tune.search.space import Space, SpaceSpec, Target, enumerate_plans
 from simulator.case import Case
-from simulator.closed_form import ClosedForm
+from simulator.clocked_form import closed_form
 from simulator.issue_order import LayerOrder
-from simulator.memory import peak_bytes
+from simulator.ordering import order_of
+from simulator.peak import peak_bytes
 from simulator.plan import MAX_ROW_SLICES, SlicePlan
-from simulator.predict import order_of, predict
+from simulator.predict import predict
+from simulator.slicing import Slicing, searched_slicings
 
 
 @dataclass(kw_only=True)
@@ -27,7 +29,7 @@ class SimulatedPlans:
     evaluated: dict[SlicePlan, Evaluation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        closed = ClosedForm(self.case)
+        closed = closed_form(self.case)
         self._bound_ns, self._prior_ns = cache(closed.lower_bound_ns), cache(closed.prior_ns)
 
     def order(self, plan: SlicePlan) -> LayerOrder:
@@ -76,13 +78,21 @@ class CasePlans:
         return SimulatedPlans(case=self.case, plans=self.space)
 
 
+def slicings_of(case: Case) -> tuple[Slicing, ...]:
+    """Return the ways to cut row slices that are searched, as far as the profile can price them."""
+    searched = searched_slicings(case.workload.micro_batch_size)
+    return searched if case.can_slice_sequences else searched[:1]
+
+
 def space_of(case: Case, target: str | None) -> Space:
     """Return all plans of a case, with the CTA counts of its profile for the TP group."""
     spec = SpaceSpec(
         row_slices=tuple(range(1, MAX_ROW_SLICES + 1)),
         comm_ctas=case.comm_ctas_choices,
         sequence_parallels=case.modes,
+        slicings=slicings_of(case),
     )
     return enumerate_plans(
-        case.model, case.workload, spec=spec, target=cast("Target | None", target)
-    )
+        case.model, case.workload, tp=case.cluster.tp, spec=spec,
+        target=cast("Target | None", target),
+    )  # fmt: skip

@@ -21,6 +21,7 @@ from simulator.plan import (
     SlicePlan,
     WgradPlacement,
 )
+from simulator.slicing import SEQUENCE_ROW_SLICES, SLICINGS, Slicing
 from simulator.specs import ModelSpec, Workload
 
 Target = Literal["deepspeed"]
@@ -34,8 +35,9 @@ TWO_ROWS: Final[Cut] = (2, 1, 1, 1, 1)
 class SpaceSpec:
     """The choices of each axis, in the order in which plans are listed.
 
-    With empty ``dgrad_slices``, each block has as many dgrad pieces as column slices. Raise
-    InputError on an empty axis or a repeated choice.
+    Slices of sequences are as many as ``sequence_row_slices`` says: more never paid. With empty
+    ``dgrad_slices``, each block has as many dgrad pieces as column slices. Raise InputError on an
+    empty axis or a repeated choice.
     """
 
     row_slices: tuple[int, ...] = tuple(range(1, MAX_ROW_SLICES + 1))
@@ -46,6 +48,8 @@ class SpaceSpec:
     merge_wgrads: tuple[bool, ...] = (False, True)
     comm_ctas: tuple[int, ...] = (0,)
     sequence_parallels: tuple[bool, ...] = (False,)
+    slicings: tuple[Slicing, ...] = SLICINGS[:1]
+    sequence_row_slices: tuple[int, ...] = SEQUENCE_ROW_SLICES
 
     def __post_init__(self) -> None:
         for name, choices in vars(self).items():
@@ -63,13 +67,22 @@ class SpaceSpec:
         two = (self.col_slices, self.col_slices, self.dgrad_slices, self.dgrad_slices)
         return list(product(self.row_slices, *two))
 
-    @property
-    def variants(self) -> list[Variant]:
+    def slicings_for(self, row_slices: int) -> list[Slicing]:
+        """Return the ways in which so many row slices are cut."""
+        along = row_slices in self.sequence_row_slices
+        return [one for one in self.slicings if along or one[0] == "batch"]
+
+    def variants(self, row_slices: int) -> list[Variant]:
         """Return all combinations of the choices that are not the cut."""
         return [
-            Variant(order, wgrad, merge, ctas, sharded)
-            for sharded, order, wgrad, merge, ctas in product(
-                self.sequence_parallels, self.orders, self.wgrads, self.merge_wgrads, self.comm_ctas
+            Variant(order, wgrad, merge, ctas, sharded, slicing)
+            for slicing, sharded, order, wgrad, merge, ctas in product(
+                self.slicings_for(row_slices),
+                self.sequence_parallels,
+                self.orders,
+                self.wgrads,
+                self.merge_wgrads,
+                self.comm_ctas,
             )
         ]
 
@@ -82,6 +95,7 @@ class Variant(NamedTuple):
     merge_wgrad: bool
     comm_ctas: int
     sequence_parallel: bool
+    slicing: Slicing
 
 
 class Space(Sequence[SlicePlan]):
@@ -120,31 +134,34 @@ def enumerate_plans(
     model: ModelSpec,
     workload: Workload,
     *,
+    tp: int = 1,
     spec: SpaceSpec | None = None,
     target: Target | None = None,
 ) -> Space:
     """Return the space of ``spec`` for this model and workload, or the part ``target`` can run.
 
-    Raise InputError for an unknown target, InfeasiblePlanError (``target``) when the target cannot
-    run this model or batch at all.
+    ``tp``: with sequence parallelism a slice of sequences has a multiple of it of positions. Raise
+    InputError for an unknown target, InfeasiblePlanError (``target``) when the target cannot run
+    this model or batch at all.
     """
     spec = restrict(spec or SpaceSpec(), model, workload, target)
-    variants = spec.variants
     pool: list[tuple[Cut, Variant]] = []
     infeasible: Counter[str] = Counter()
-    splits: dict[Cut, tuple[list[Variant], Counter[str]]] = {}
+    splits: dict[tuple[Cut, bool], tuple[list[Variant], Counter[str]]] = {}
     for cut in spec.cuts:
-        kind = _kind(cut)
+        kind = _kind(cut), cut[0] in spec.sequence_row_slices
         if kind not in splits:
-            splits[kind] = _split(kind, variants)
+            splits[kind] = _split(kind[0], spec.variants(cut[0]))
         feasible, left_out = splits[kind]
-        reason = _cut_reason(cut, model, workload)
         infeasible.update(left_out)
-        if reason:  # its twin cannot run either, so there are no duplicates
-            infeasible[reason] += len(feasible) + left_out["duplicate"]
+        runs = [variant for variant in feasible if _has_rows(cut[0], variant, workload, tp)]
+        infeasible["rows"] += len(feasible) - len(runs)
+        if any(model.hidden_size % pieces for pieces in cut[1:]):
+            # Its twin cannot run either, so there are no duplicates.
+            infeasible["hidden"] += len(runs) + left_out["duplicate"]
             infeasible["duplicate"] -= left_out["duplicate"]
         else:
-            pool.extend((cut, variant) for variant in feasible)
+            pool.extend((cut, variant) for variant in runs)
     return Space(pool, +infeasible)
 
 
@@ -171,6 +188,7 @@ def restrict(
     return replace(
         spec, row_slices=(2,), col_slices=(1,), dgrad_slices=(1,), orders=("inter", "intra"),
         wgrads=("eager",), merge_wgrads=(False,), sequence_parallels=(False,),
+        slicings=SLICINGS[:1],
     )  # fmt: skip
 
 
@@ -216,6 +234,8 @@ def _variant_reason(cut: Cut, variant: Variant, variants: list[Variant]) -> str:
     """Return why this variant is left out, or an empty text. A duplicate's twin is in the space."""
     if variant.order in ("inter", "paper") and cut not in (UNSLICED, TWO_ROWS):
         return "order"
+    if variant.order == "paper" and variant.slicing[0] == "sequence":
+        return "order"
     if (variant.wgrad == "fill") != (variant.order == "greedy"):
         return "wgrad"
     twin = variant
@@ -231,13 +251,13 @@ def _first_fixed_order(variants: list[Variant]) -> Order:
     return "intra" if "intra" in orders else next(order for order in orders if order != "greedy")
 
 
-def _cut_reason(cut: Cut, model: ModelSpec, workload: Workload) -> str:
-    """Return the reason of ``simulator.plan.check_plan_fits`` without a plan, or an empty text."""
-    if cut[0] > workload.micro_batch_size:
-        return "rows"
-    if any(model.hidden_size % pieces for pieces in cut[1:]):
-        return "hidden"
-    return ""
+def _has_rows(rows: int, variant: Variant, workload: Workload, tp: int) -> bool:
+    """Return whether every row slice has sequences, or positions: ``simulator.plan.row_problem``
+    without a plan."""
+    dim, _ = variant.slicing
+    if dim == "batch":
+        return rows <= workload.micro_batch_size
+    return rows * (tp if variant.sequence_parallel else 1) <= workload.seq_length
 
 
 def _build(cut: Cut, variant: Variant) -> SlicePlan:
@@ -253,4 +273,6 @@ def _build(cut: Cut, variant: Variant) -> SlicePlan:
         merge_wgrad=variant.merge_wgrad,
         comm_ctas=variant.comm_ctas,
         sequence_parallel=variant.sequence_parallel,
+        slice_dim=variant.slicing[0],
+        slice_balance=variant.slicing[1],
     )

@@ -12,6 +12,7 @@ from simulator.lookup.collectives import CollectiveFit
 from simulator.lookup.expected import EXPECTED
 from simulator.lookup.gemm import GemmFit
 from simulator.lookup.pointwise import PointwiseFit
+from simulator.power import PowerSection
 from simulator.profile import SECTIONS, Profile
 
 
@@ -37,9 +38,6 @@ def assumptions(profile: Profile) -> list[Assumption]:
                 Assumption(where=name, what=f"all: {source}", error=section.provenance.error)
             )
         found += _in_section(name, section)
-    if slower := profile.machine.clock_slowdown:
-        what = "at the clock of a long run compute-bound ops take as much longer, or less"
-        found.append(Assumption(where="machine", what=what, error=slower))
     look_ups = [one for one in EXPECTED if one.kind == "assumed"]
     return found + [
         Assumption(where="look-ups", what=f"{one.what} ({one.source})", error=one.error)
@@ -59,6 +57,8 @@ def _in_section(name: str, section: Any) -> Iterator[Assumption]:
         ]
         if costs:
             yield Assumption(where=name, what=", ".join(costs), error=section.provenance.error)
+    elif name == "power":
+        yield from _power(section)
     elif name == "collectives" and section.nic_gb_s is not None:
         what = (
             f"groups over nodes without timings: {section.nic_gb_s:g} GB/s a NIC, "
@@ -70,6 +70,17 @@ def _in_section(name: str, section: Any) -> Iterator[Assumption]:
         if isinstance(law, AttentionFit) and law.kind == "assumed":
             yield Assumption(where=name, what="the law between rows", error=law.error)
         yield from _fits(name, getattr(section, "fits", ()))
+
+
+def _power(law: PowerSection) -> Iterator[Assumption]:
+    for number, kind in law.kinds.items():
+        if kind == "assumed":
+            what = f"{number} {getattr(law, number):g}"
+            yield Assumption(where="power", what=what, error=None)
+    for one in law.families:
+        if one.kind == "assumed":
+            what = f"{one.family}: {one.draw_w:g} W above idle, elasticity {one.elasticity:g}"
+            yield Assumption(where="power", what=what, error=one.error)
 
 
 def _fits(name: str, fits: Iterable[Any]) -> Iterator[Assumption]:

@@ -23,9 +23,15 @@ from simulator.errors import DominoTuneError
 from simulator.issue_order import LayerOrder, parse_issue_order
 from simulator.plan import SlicePlan, check_plan_fits
 from simulator.profile import Profile
-from simulator.specs import ClusterSpec, ModelSpec, Workload, check_shardable
+from simulator.sharding import check_shardable
+from simulator.specs import ClusterSpec, ModelSpec, Workload
 
-SCHEMA: Final = 2
+SCHEMA: Final = 4
+OLDER: Final[dict[object, str]] = {
+    1: "ops had Megatron's names", 2: "plans said whose kernels and which limits they are for",
+    3: "models said which linears have biases and how rotary angles are scaled",
+}  # fmt: skip
+"""Older schema -> what came after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +155,10 @@ def _tampered(source: str, checksum: object) -> PlanFileError:
 def _check_schema(schema: object, source: str) -> None:
     if schema == SCHEMA:
         return
-    if schema == 1:
+    if schema in OLDER:
         reason = (
-            "is from before ops had Megatron's names; make the plan again with `domino-tune tune "
-            "--out FILE`"
+            f"is from before {OLDER[schema]}; make the plan again with `domino-tune tune --out "
+            "FILE`"
         )
     elif isinstance(schema, int) and schema > SCHEMA:
         reason = f"is newer than {SCHEMA}, the newest this program reads; upgrade domino_tune"

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from domino_tune.results.tune import ContentionPoint, ContentionSensitivity, GridCell
 from domino_tune.search import Trial
 from domino_tune.search.problem import ties
+from domino_tune.search.simulated import slicings_of
+from domino_tune.search.space import SpaceSpec
 from domino_tune.verbs.resolve import Chosen, baseline_plan
 from simulator.case import Case
+from simulator.clocked_form import closed_form
 from simulator.errors import InfeasiblePlanError
 from simulator.issue_order import LayerOrder
-from simulator.memory import peak_bytes
+from simulator.ordering import order_of
+from simulator.peak import peak_bytes
 from simulator.plan import Order, SlicePlan
-from simulator.predict import order_of, predict
+from simulator.predict import predict
+from simulator.slicing import Slicing
 from simulator.units import MS_PER_NS
 
 ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -43,24 +48,27 @@ def plan_grid(case: Case, known_peak_bytes: int) -> tuple[GridCell, ...]:
     Slices hardly change the memory, so it is checked for each cell only where it is nearly full.
     """
     near_full = known_peak_bytes > NEAR_FULL * case.capacity_bytes
-    batch = case.workload.micro_batch_size
+    bound_ns = closed_form(case).lower_bound_ns
     return tuple(
-        _cell(case, rows, columns, near_full)
+        _cell(case, rows, columns, bound_ns, near_full)
         for rows in ROWS
-        if rows <= batch
+        if any(_slicings(case, rows))
         for columns in COLUMNS
     )
 
 
-def _cell(case: Case, rows: int, columns: int, near_full: bool) -> GridCell:
+def _slicings(case: Case, rows: int) -> Iterator[Slicing]:
+    """Yield the ways in which the search cuts ``rows`` slices."""
+    for slicing in SpaceSpec(slicings=slicings_of(case)).slicings_for(rows):
+        if slicing[0] == "sequence" or rows <= case.workload.micro_batch_size:
+            yield slicing
+
+
+def _cell(
+    case: Case, rows: int, columns: int, bound_ns: Callable[[SlicePlan], int], near_full: bool
+) -> GridCell:
     try:
-        plans = [
-            replace(plan, sequence_parallel=mode)
-            for mode in case.modes
-            for plan in _variants(rows, columns)
-        ]
-        times = {plan: predict(case, plan).makespan_ns for plan in plans}
-        best = min(times, key=times.__getitem__)
+        best, best_ns = _fastest(case, rows, columns, bound_ns)
         if near_full:
             case.check_memory(best, peak_bytes(case, best, order_of(case, best)))
     except InfeasiblePlanError as error:
@@ -68,8 +76,26 @@ def _cell(case: Case, rows: int, columns: int, near_full: bool) -> GridCell:
             row_slices=rows, col_slices=columns, iteration_ms=None, plan=None, reason=error.reason
         )
     return GridCell(
-        row_slices=rows, col_slices=columns, iteration_ms=times[best] * MS_PER_NS, plan=best
+        row_slices=rows, col_slices=columns, iteration_ms=best_ns * MS_PER_NS, plan=best
     )
+
+
+def _fastest(
+    case: Case, rows: int, columns: int, bound_ns: Callable[[SlicePlan], int]
+) -> tuple[SlicePlan, int]:
+    """Return the fastest variant of a cut and its time (ns); of equal ones the first."""
+    plans = [
+        replace(plan, sequence_parallel=mode, slice_dim=dim, slice_balance=balance)
+        for plan in _variants(rows, columns)
+        for mode in case.modes
+        for dim, balance in _slicings(case, rows)
+        if dim == "batch" or plan.order != "paper"
+    ]
+    found: dict[SlicePlan, int] = {}
+    for plan in sorted(plans, key=bound_ns):
+        if not found or bound_ns(plan) <= min(found.values()):
+            found[plan] = predict(case, plan).makespan_ns
+    return min(found.items(), key=lambda item: (item[1], plans.index(item[0])))
 
 
 def _variants(rows: int, columns: int) -> Iterator[SlicePlan]:

@@ -22,6 +22,12 @@ def export_plan(plan_file: PlanFile, to: str) -> ExportResult:
     arguments: list[str] = []
     settings: dict[str, bool] = {}
     notes: list[str] = []
+    launch_order = plan_file.workload.implementation.launch_order
+    if launch_order == "comm_first":
+        notes.append(
+            "Collectives first: edges of a CUDA graph from the beginning of each collective; no "
+            "environment variable makes it so."
+        )
     if to == "megatron":
         arguments = megatron_arguments(plan_file.model, plan_file.workload, plan_file.cluster)
         if plan_file.plan.strategy == "domino":
@@ -37,7 +43,7 @@ def export_plan(plan_file: PlanFile, to: str) -> ExportResult:
         to=to,
         arguments=tuple(arguments),
         settings=settings,
-        environment=environment(plan_file.plan),
+        environment=environment(plan_file.plan, launch_order),
         notes=tuple(notes),
     )
 

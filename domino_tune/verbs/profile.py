@@ -31,7 +31,8 @@ from domino_tune.store.profiles import bundled_names, load_profile, user_profile
 from domino_tune.verbs.ranks import check_runnable, launch_spec
 from simulator.errors import InputError, ProfileError
 from simulator.profile import SECTIONS, Profile
-from simulator.specs import ClusterSpec, Dtype, Workload, check_shardable
+from simulator.sharding import check_shardable
+from simulator.specs import ClusterSpec, Dtype, Workload
 from simulator.units import GIB
 
 FOR_MODEL: Final = ("seq_length", "micro_batch_size")
@@ -263,7 +264,7 @@ def _section(before: Profile, after: Profile, left: ProbeSet, name: str) -> Meas
         lacking = len(left.collectives)
     elif name == "contention":
         probes = left.contention
-        lacking = 0 if probes is None else len(probes.sizes) * len(probes.ctas)
+        lacking = 0 if probes is None else len(probes.messages)
     now, old = getattr(after, name), getattr(before, name)
     if now is not None and not hasattr(now, "rows"):
         return MeasuredSection(section=name, rows=None, new=int(now != old), left=lacking)

@@ -30,9 +30,10 @@ from simulator.case import Case
 from simulator.confidence import confidence_of
 from simulator.errors import DominoTuneError, InputError, ProfileError
 from simulator.plan import SlicePlan
-from simulator.predict import simulate
+from simulator.predict import played, unsure_clocks
 from simulator.presets import MODELS
 from simulator.profile import SECTIONS, Profile
+from simulator.record import record
 from simulator.specs import ClusterSpec, Workload
 from simulator.units import MS_PER_NS
 
@@ -85,10 +86,11 @@ def _trust(profile: Profile, model: str, tp: int, seq_length: int, batch: int) -
             cluster=ClusterSpec(tp=tp, ranks_per_node=profile.machine.gpus_per_node),
             profile=profile,
         )
-        timeline = simulate(case, SlicePlan(row_slices=2))
+        run = played(case, SlicePlan(row_slices=2))
     except DominoTuneError as reason:
         return Trust(case=name, level=None, note=str(reason))
-    found = confidence_of(timeline, case.cost)
+    timeline = record(run.schedule, run.program)
+    found = confidence_of(timeline, run.cost, unsure_clocks(case, run))
     return Trust(
         case=name,
         level=found.level,

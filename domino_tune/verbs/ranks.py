@@ -12,7 +12,7 @@ from domino_tune.base.units import parse_quantity
 from domino_tune.measure.machine import machine_of, ranks_per_node
 from domino_tune.measure.same_machine import differences
 from domino_tune.requests import RanksFields
-from domino_tune.runtime.launch_spec import CTA_SETTINGS, Backend, LaunchSpec
+from domino_tune.runtime.launch_spec import CTA_SETTINGS, Backend, LaunchSpec, check_one_stage
 from simulator.case import Case
 from simulator.errors import InputError
 from simulator.implementation import DOMINO_TUNE
@@ -60,7 +60,7 @@ def check_runnable(
             f"{model.name} has attention_dropout = {model.attention_dropout}, which real ranks do "
             f"not run: sliced attention would need masks that slicing does not change. {remedy}"
         )
-    unplayed = list(model.extras)
+    unplayed = [name for name in model.extras if name != "qk_norm" or model.norm != "rmsnorm"]
     if model.gated_mlp and model.hidden_act != "silu":
         unplayed.append(f"a gated MLP with {model.hidden_act}")
     if unplayed:
@@ -77,14 +77,14 @@ def check_runnable(
         )
 
 
-def check_played(sequence_parallel: bool | None, workload: Workload, remedy: str) -> None:
+def check_played(case: Case, remedy: str) -> None:
     """Raise InputError for what the runtime does not play; ``remedy`` begins with what to do."""
+    check_one_stage(case.cluster, remedy)
+    workload = case.workload
     missing = {
-        "sequence parallelism (--no-sequence-parallel)": bool(sequence_parallel),
         f"{workload.data_parallel} (--data-parallel replicas)": (
             workload.data_parallel != "replicas"
         ),
-        f"{workload.recompute} recomputation (--recompute none)": workload.recompute != "none",
         "bf16 gradients (--grad-dtype fp32)": workload.grad_dtype != "fp32",
         "multimem collectives (--tp-collectives nccl)": workload.tp_collectives != "nccl",
         f"the kernels of {workload.implementation.label} (--implementation domino-tune)": (

@@ -135,6 +135,9 @@ def _page(result: SimulateResult, commands: Sequence[tuple[str, str]]) -> Report
             tokens_per_second_per_gpu=result.tokens_per_second_per_gpu,
             tflops_per_gpu=result.tflops_per_gpu,
             mfu=result.mfu,
+            clock_mhz=result.clock_mhz,
+            baseline_clock_mhz=result.variants[BASELINE].clock_mhz,
+            power_w=result.power_w,
             low_ms=result.interval_ms.low,
             high_ms=result.interval_ms.high,
             confidence=result.confidence,
@@ -157,7 +160,8 @@ def _page(result: SimulateResult, commands: Sequence[tuple[str, str]]) -> Report
 
 
 def _shown(result: SimulateResult, name: str) -> Shown:
-    cost, timeline = result.case.cost, result.timelines[name]
+    cost = result.case.cost_at(result.variants[name].clock_mhz)
+    timeline = result.timelines[name]
     alone = tuple(cost.duration_ns(op.signature) for op in timeline.ops)
     return Shown(plan=result.plans[name], timeline=timeline, alone_ns=alone)
 

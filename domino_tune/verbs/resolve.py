@@ -4,9 +4,11 @@ baseline to compare it with."""
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from domino_tune.base.units import QuantityError, parse_quantity
 from domino_tune.requests import PlanFields, WorkloadFields
 from domino_tune.store.models import override
 from domino_tune.store.plans import PlanFile, ProfileRef, load_plan
@@ -15,8 +17,9 @@ from simulator.case import Case
 from simulator.errors import InputError
 from simulator.implementation import DOMINO_TUNE, IMPLEMENTATIONS, Implementation, changed
 from simulator.issue_order import LayerOrder
+from simulator.ordering import order_of
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
-from simulator.predict import order_of, predict
+from simulator.predict import predict
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
@@ -104,7 +107,7 @@ def place(cluster: ClusterSpec, profile: Profile, nodes: int | None) -> ClusterS
     least = math.ceil(world / per_node)
     if nodes < least:
         raise InputError(
-            f"{world} ranks (tp {cluster.tp} × dp {cluster.dp}) do not fit on --nodes {nodes} of "
+            f"{world} ranks ({cluster.levels}) do not fit on --nodes {nodes} of "
             f"{per_node} GPUs; use --nodes {least} or more."
         )
     if world % nodes:
@@ -153,6 +156,8 @@ def plan_of(request: PlanFields, plan_file: PlanFile | None, case: Case) -> Slic
         "merge_wgrad": request.merge_wgrad,
         "comm_ctas": request.comm_ctas or 0,
         "sequence_parallel": case.modes[0],
+        "slice_dim": request.slice_dim or "batch",
+        "slice_balance": request.slice_balance or "balanced",
     }
     return SlicePlan(**fields)
 
@@ -183,8 +188,9 @@ def _fastest(case: Case, sequence_parallel: bool) -> SlicePlan:
 
 def _given_plan_options(request: PlanFields) -> set[str]:
     names = (
-        "strategy", "row_slices", "col_slices", "attn_col_slices", "mlp_col_slices",
-        "attn_dgrad_slices", "mlp_dgrad_slices", "order", "wgrad", "merge_wgrad", "comm_ctas",
+        "strategy", "row_slices", "slice_dim", "slice_balance", "col_slices", "attn_col_slices",
+        "mlp_col_slices", "attn_dgrad_slices", "mlp_dgrad_slices", "order", "wgrad", "merge_wgrad",
+        "comm_ctas",
     )  # fmt: skip
     given = {name for name in names if getattr(request, name) not in (None, False)}
     if request.plan and request.sequence_parallel is not None:
@@ -218,11 +224,20 @@ def _workload(
     names = [item.name for item in fields(Workload)]
     given = {name: value for name in names if (value := getattr(request, name)) is not None}
     given["implementation"] = _implementation(request, old, profile)
+    if request.pp_layers is not None:
+        given["pp_layers"] = _layer_counts(request.pp_layers)
     check_collectives(profile, request.tp_collectives or (old.tp_collectives if old else "nccl"))
     if old is not None:
         return replace(old, **given)
     usual = "distributed-optimizer" if cluster.dp > 1 else "replicas"
     return Workload(**{"data_parallel": usual, **given})
+
+
+def _layer_counts(text: str) -> tuple[int, ...]:
+    """Return the numbers of ``10,10,9,9``."""
+    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):
+        raise InputError(f"--pp-layers must be whole numbers like 10,10,9,9, got {text!r}.")
+    return tuple(int(count) for count in text.split(","))
 
 
 def check_collectives(profile: Profile, kind: str) -> None:
@@ -243,15 +258,13 @@ def _implementation(
     request: WorkloadFields, old: Workload | None, profile: Profile
 ) -> Implementation:
     """Return the request's implementation. Raise InputError where the profile cannot price it."""
-    changes = request.implementation_set
-    if request.tp_backward_overlap is not None:
-        changes = (*changes, f"tp_backward_overlap={str(request.tp_backward_overlap).lower()}")
-    if request.implementation is None and old is not None:
-        found = changed(old.implementation, changes)
+    if request.implementation is not None:
+        found = IMPLEMENTATIONS[request.implementation]
     else:
-        asked = request.implementation
-        usual = IMPLEMENTATIONS[asked] if asked else usual_implementation(profile)
-        found = changed(usual, changes)
+        found = old.implementation if old else usual_implementation(profile)
+    found = changed(found, request.implementation_set)
+    if request.tp_backward_overlap is not None:
+        found = replace(found, tp_backward_overlap=request.tp_backward_overlap)
     if found.name != DOMINO_TUNE.name and not profile.times_other_kernels:
         raise InputError(
             f"Profile {profile.name!r} times the kernels of this project's runtime alone, so it "
@@ -263,12 +276,37 @@ def _implementation(
 
 def _cluster(request: WorkloadFields, plan_file: PlanFile | None, profile: Profile) -> ClusterSpec:
     old = plan_file.cluster if plan_file else None
-    if old and not (request.tp or request.dp or request.nodes or request.profile):
-        return replace(old, cuda_graph=old.cuda_graph or request.cuda_graph)
+    names = ("tp", "dp", "pp", "vpp", "cp", "nodes", "profile")
+    moved = [name for name in names if getattr(request, name)]
+    if old and not moved:
+        return _limited(replace(old, cuda_graph=old.cuda_graph or request.cuda_graph), request)
     cluster = ClusterSpec(
         tp=request.tp or (old.tp if old else 0),
         dp=request.dp or (old.dp if old else 1),
+        cp=request.cp or (old.cp if old else 1),
+        pp=request.pp or (old.pp if old else 1),
+        vpp=request.vpp or (old.vpp if old else 1),
         ranks_per_node=2**30,  # one large node, until ``place`` sets the nodes
         cuda_graph=request.cuda_graph or bool(old and old.cuda_graph),
+        power_cap_w=old.power_cap_w if old and not request.profile else 0.0,
+        clock_mhz=old.clock_mhz if old and not request.profile else 0,
     )
-    return place(cluster, profile, request.nodes)
+    return place(_limited(cluster, request), profile, request.nodes)
+
+
+def _limited(cluster: ClusterSpec, request: WorkloadFields) -> ClusterSpec:
+    """Return ``cluster`` with the limits that the request sets its GPUs to."""
+    limits: dict[str, Any] = {}
+    if request.power_cap is not None:
+        limits["power_cap_w"] = power_cap_w("--power-cap", request.power_cap)
+    if request.clock_mhz is not None:
+        limits["clock_mhz"] = request.clock_mhz
+    return replace(cluster, **limits)
+
+
+def power_cap_w(name: str, text: str) -> float:
+    """Return the watts of ``500W`` or ``500``; raise QuantityError for what is no power > 0."""
+    watts = parse_quantity(name, f"{text}W" if text.strip().isdigit() else text, ("W",)).value
+    if not watts:
+        raise QuantityError(f"{name} must be above 0, got {text!r}; write it like 500W.")
+    return watts

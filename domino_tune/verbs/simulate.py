@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Final
 
 from domino_tune.requests import SimulateRequest
-from domino_tune.results import Interval, SimulateResult, Variant
+from domino_tune.results import Interval, Pipeline, SimulateResult, Stage, Variant
 from domino_tune.store.plans import PlanFile, ProfileRef
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.resolve import (
@@ -20,14 +20,17 @@ from domino_tune.verbs.resolve import (
     resolve,
 )
 from simulator.case import Case
+from simulator.clock import Played
 from simulator.confidence import Confidence, confidence_of
 from simulator.engine import play
-from simulator.memory import Memory, peak_memory
+from simulator.memory import Memory
 from simulator.model_flops import flops_per_gpu, mfu
+from simulator.peak import stage_memory
+from simulator.pipeline.build import Pieces
+from simulator.pipeline.predict import PlayedPipeline, busiest_rank, played_pipeline
 from simulator.plan import NO_COMM, SlicePlan
-from simulator.predict import programmed
+from simulator.predict import played, scheduled_at, unsure_clocks
 from simulator.record import record
-from simulator.recurrence import Totals, totals
 from simulator.timeline import Timeline
 from simulator.units import GIB, MS_PER_NS
 
@@ -84,24 +87,44 @@ def simulate_plan(case: Case, chosen: Chosen) -> SimulateResult:
     }
     if plans[BASELINE] == plans[BASELINE_NO_SP]:
         del plans[BASELINE_NO_SP]
-    peaks = {name: peak_memory(case, one.plan, one.order) for name, one in plans.items()}
+    peaks = {name: stage_memory(case, one.plan, one.order) for name, one in plans.items()}
     shown = _shortened(case)
-    variants, drawn = {}, {}
-    for name, one in plans.items():
-        made = programmed(case, one.plan, one.order)
-        variants[name] = _variant(case, one.plan.label, totals(made[1]), peaks[name])
-        drawn[name] = made if shown is case else programmed(shown, one.plan, one.order)
+    piped = {
+        name: played_pipeline(case, one.plan, one.order)
+        for name, one in plans.items()
+        if case.cluster.pp > 1
+    }
+    runs = {
+        name: piped[name].busiest if piped else played(case, one.plan, one.order)
+        for name, one in plans.items()
+    }
+    variants = {
+        name: _variant(case, one.plan.label, runs[name], max(peaks[name], key=sum))
+        for name, one in plans.items()
+    }
+    drawn = {
+        name: (run.schedule, run.program)
+        if shown is case
+        else scheduled_at(shown, plans[name].plan, plans[name].order, run.cost)
+        for name, run in runs.items()
+    }
     timelines = Timelines({name: partial(play, *made) for name, made in drawn.items()})
     made_plans = {name: one.plan for name, one in plans.items()}
-    return _result(case, chosen, variants, made_plans, timelines, record(*drawn[CHOSEN]))
+    timeline = record(*drawn[CHOSEN])
+    confidence = confidence_of(timeline, runs[CHOSEN].cost, unsure_clocks(case, runs[CHOSEN]))
+    return _result(
+        case, chosen, variants, made_plans, timelines, timeline, confidence,
+        _pipeline(case, chosen, piped.get(CHOSEN)), peaks[CHOSEN],
+    )  # fmt: skip
 
 
 def _shortened(case: Case) -> Case:
     """Return the case with at most MICROS_PLAYED micro-batches: those in the middle are alike."""
     workload = case.workload
-    if workload.grad_accumulation <= MICROS_PLAYED:
+    least = max(MICROS_PLAYED, case.cluster.pp if case.cluster.vpp > 1 else 1)
+    if workload.grad_accumulation <= least:
         return case
-    return replace(case, workload=replace(workload, grad_accumulation=MICROS_PLAYED))
+    return replace(case, workload=replace(workload, grad_accumulation=least))
 
 
 def _result(
@@ -111,11 +134,15 @@ def _result(
     plans: dict[str, SlicePlan],
     timelines: Timelines,
     timeline: Timeline,
+    confidence: Confidence,
+    pipeline: Pipeline | None,
+    memory: tuple[Memory, ...],
 ) -> SimulateResult:
     mine, baseline, bound = (variants[name] for name in (CHOSEN, BASELINE, BOUND))
     no_sp = variants.get(BASELINE_NO_SP, baseline)
-    confidence = confidence_of(timeline, case.cost)
     longer = mine.iteration_ms / timeline.makespan_ns
+    waits_ms = pipeline.busiest.waits_ms if pipeline else 0.0
+    more = (mine.iteration_ms - waits_ms) / timeline.makespan_ns
     return SimulateResult(
         iteration_ms=mine.iteration_ms,
         baseline_ms=baseline.iteration_ms,
@@ -132,6 +159,9 @@ def _result(
         tokens_per_second_per_gpu=mine.tokens_per_second_per_gpu,
         tflops_per_gpu=mine.tflops_per_gpu,
         mfu=mine.mfu,
+        clock_mhz=mine.clock_mhz,
+        power_w=mine.power_w,
+        joules_per_token=mine.joules_per_token,
         interval_ms=Interval(low=confidence.low_ns * longer, high=confidence.high_ns * longer),
         confidence=confidence.level,
         confidence_shares=confidence.shares,
@@ -141,8 +171,11 @@ def _result(
         model=case.model,
         workload=case.workload,
         cluster=case.cluster,
+        bubble_ms=pipeline.busiest.bubble_ms if pipeline else 0.0,
+        pipeline=pipeline,
+        stage_memory_gib=tuple(sum(held) / GIB for held in memory),
         variants=variants,
-        time_by_role_ms={role: time_ns * longer for role, time_ns in timeline.by_role.items()},
+        time_by_role_ms={role: time_ns * more for role, time_ns in timeline.by_role.items()},
         plans=plans,
         timelines=timelines,
         order=chosen.order,
@@ -150,8 +183,34 @@ def _result(
     )
 
 
-def _variant(case: Case, label: str, sums: Totals, peak: Memory) -> Variant:
+def _pipeline(case: Case, chosen: Chosen, run: PlayedPipeline | None) -> Pipeline | None:
+    """Return where the stages' time goes; None without a pipeline."""
+    if run is None:
+        return None
+    pieces = Pieces(case, chosen.plan, chosen.order)
+    stages = tuple(
+        Stage(
+            layers=tuple(chunk.layers for chunk in pieces.ranks[rank]),
+            compute_ms=times.compute_ns * MS_PER_NS,
+            exposed_comm_ms=(times.exposed_ns - times.messages_ns) * MS_PER_NS,
+            p2p_wait_ms=times.messages_ns * MS_PER_NS,
+            bubble_ms=times.bubble_ns * MS_PER_NS,
+        )
+        for rank, times in enumerate(run.ranks)
+    )
+    message = max(message.duration_ns for message in run.program.messages)
+    return Pipeline(
+        schedule=case.workload.pp_schedule,
+        busiest_stage=busiest_rank(pieces),
+        message_mib=pieces.message_bytes / 2**20,
+        message_ms=message * MS_PER_NS,
+        stages=stages,
+    )
+
+
+def _variant(case: Case, label: str, run: Played, peak: Memory) -> Variant:
     """Return the numbers of the whole iteration, which equal the full timeline's to the ns."""
+    sums, power = run.totals, run.power
     tokens_per_s = case.tokens / (sums.makespan_ns * 1e-9)
     hidden = 1.0 - sums.exposed_ns / sums.comm_ns if sums.comm_ns else 1.0
     return Variant(
@@ -169,13 +228,45 @@ def _variant(case: Case, label: str, sums: Totals, peak: Memory) -> Variant:
         tokens_per_second_per_gpu=tokens_per_s / case.cluster.world_size,
         tflops_per_gpu=flops_per_gpu(case, sums.makespan_ns) * 1e-12,
         mfu=mfu(case, sums.makespan_ns),
+        clock_mhz=power.clock_mhz if power else None,
+        power_w=power.passes_w if power else None,
+        joules_per_token=power.energy_j * case.cluster.world_size / case.tokens if power else None,
     )
+
+
+def _shown_in_part(case: Case) -> list[str]:
+    """Return what traces and pages leave out."""
+    micros, shown = case.workload.grad_accumulation, _shortened(case).workload.grad_accumulation
+    found = []
+    if case.cluster.pp > 1:
+        found.append(
+            "Trace and page show the passes of the pipeline's busiest rank, one behind the other."
+        )
+    if micros > shown:
+        found.append(
+            f"Trace and page show {shown} of {micros} micro-batches; the numbers are of the whole "
+            "iteration."
+        )
+    return found
+
+
+def _above_cap(case: Case, variants: Sequence[Variant]) -> list[str]:
+    """Return a warning where the lowest clock does not keep the cap."""
+    law = case.power
+    above = [one for one in variants if law and one.power_w and one.power_w > law.cap_w]
+    if law is None or not above:
+        return []
+    return [
+        f"The cap of {law.cap_w:,.0f} W cannot be kept: {above[0].label} draws "
+        f"{above[0].power_w:,.0f} W at {above[0].clock_mhz:,} MHz, the lowest clock that is looked "
+        "at. Raise --power-cap."
+    ]
 
 
 def _warnings(
     case: Case, confidence: Confidence, mine: Variant, baseline: Variant
 ) -> tuple[str, ...]:
-    found = [*case.notes, *confidence.warnings]
+    found = [*case.notes, *confidence.warnings, *_above_cap(case, (mine, baseline))]
     if case.profile.contention is None:
         found.append(
             f"Profile {case.profile.name!r} has no contention section: overlap is simulated "
@@ -194,11 +285,7 @@ def _warnings(
             f"The baseline would need {baseline.peak_memory_gib:.1f} GiB, more than a GPU's "
             f"{capacity_gib:.0f} GiB: it could not run."
         )
-    if case.workload.grad_accumulation > MICROS_PLAYED:
-        found.append(
-            f"Trace and page show {MICROS_PLAYED} of {case.workload.grad_accumulation} "
-            "micro-batches; the numbers are of the whole iteration."
-        )
+    found += _shown_in_part(case)
     if confidence.level == "low":
         unsure = sum(confidence.shares.get(source, 0.0) for source in ("extrapolated", "assumed"))
         found.append(f"Low confidence: {unsure:.0%} of the time was extrapolated or assumed.")

@@ -40,7 +40,7 @@ from domino_tune.search.measured import (
     MeasuredSearch,
     search_measured,
 )
-from domino_tune.search.pool import EXHAUSTIVE, ChosenPool, choose_pool
+from domino_tune.search.pool import EXHAUSTIVE, ChosenPool, baseline_of, choose_pool
 from domino_tune.search.ratios import BASELINE_RATIO, Ratio, pooled, ratio_of
 from domino_tune.search.simulated import SimulatedPlans, space_of
 from domino_tune.store.evidence import Evidence, LaunchRecord, PlanRun, Question, evidence_path
@@ -59,8 +59,8 @@ from domino_tune.verbs.simulate import simulate_plan
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.implementation import DOMINO_TUNE
-from simulator.memory import peak_bytes
-from simulator.plan import MEGATRON, SlicePlan
+from simulator.peak import peak_bytes
+from simulator.plan import SlicePlan
 from simulator.units import GIB, MS_PER_NS
 
 ROUNDS: Final = 10
@@ -125,7 +125,7 @@ class MeasuringSession:
         return max((run.peak_bytes or 0 for run in runs if run.plan == plan), default=0) or None
 
     def _launch(self, kind: Any, others: Sequence[int], rounds: int) -> LaunchRecord:
-        plans = [MEGATRON, *(self.pool.plans[index] for index in others)]
+        plans = [self.pool.plans[index] for index in (BASELINE, *others)]
         measured = run_plans(
             self.case.model, self.case.workload, self.case.cluster,
             [(plan, self.problem.order(plan)) for plan in plans], rounds,
@@ -211,8 +211,7 @@ def tune_measured(request: TuneRequest, progress: Progress = no_progress) -> Mea
 
 
 def played_case(request: TuneRequest) -> Case:
-    """Return the case as the runtime plays it: its own kernels, whole tokens on each rank, and
-    whole replicas.
+    """Return the case as the runtime plays it: its own kernels, and whole replicas.
 
     Raise InputError where the request asks for something else.
     """
@@ -223,8 +222,8 @@ def played_case(request: TuneRequest) -> Case:
             implementation=request.implementation or DOMINO_TUNE.name,
         )
     )
-    check_played(request.sequence_parallel, case.workload, "Ask")
-    return replace(case, sequence_parallel=False)
+    check_played(case, "Ask")
+    return case
 
 
 def check_measurable(request: TuneRequest) -> None:
@@ -244,7 +243,8 @@ def check_measurable(request: TuneRequest) -> None:
 
 
 def question_of(case: Case, spec: LaunchSpec) -> Question:
-    """Return all that measured times depend on, and the profile, on which greedy orders depend."""
+    """Return all that measured times depend on, the profile, on which greedy orders depend, and
+    the baseline, which every launch plays."""
     model = {name: value for name, value in asdict(case.model).items() if name != "name"}
     return {
         "model": model,
@@ -252,6 +252,7 @@ def question_of(case: Case, spec: LaunchSpec) -> Question:
         "cluster": asdict(case.cluster),
         "profile": asdict(ProfileRef.of(case.profile)),
         "machine": compared_fields(machine_of(spec)),
+        "baseline": asdict(baseline_of(case)),
     }
 
 

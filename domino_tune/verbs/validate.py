@@ -15,12 +15,18 @@ from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import ValidateRequest
 from domino_tune.results import Interval
 from domino_tune.results.validate import Iteration, RoleTimes, ValidatedPlan, ValidateResult
-from domino_tune.runtime.lanes.pace_rows import PaceRow, paces_of
 from domino_tune.runtime.launch.launch import check_ready
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.runtime.plan_runs import Measured, Runs, graph_notes, loss_problems
 from domino_tune.store.plans import PlanFile, ProfileRef, load_plan
 from domino_tune.store.profiles import load_profile
+from domino_tune.verbs.here_and_now import (
+    Candidate,
+    as_emulated,
+    at_speed,
+    plan_paces,
+    present_speed,
+)
 from domino_tune.verbs.ranks import (
     check_comm_ctas,
     check_machine,
@@ -31,33 +37,21 @@ from domino_tune.verbs.ranks import (
     patient,
     with_own_kernels,
 )
+from domino_tune.verbs.resolve import baseline_plan
 from domino_tune.verbs.simulate import BASELINE, BOUND
 from simulator.case import Case
-from simulator.cost import Changes, CostModel
+from simulator.engine import play
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.issue_order import LayerOrder
-from simulator.memory import peak_bytes
-from simulator.plan import MEGATRON, NO_COMM, SlicePlan
-from simulator.predict import order_of
-from simulator.predict import simulate as play
+from simulator.ordering import order_of
+from simulator.peak import peak_bytes
+from simulator.plan import NO_COMM
+from simulator.predict import played
 from simulator.profile import Profile
-from simulator.schedule import COMPUTE
 from simulator.timeline import Timeline
 from simulator.units import GIB, MS_PER_NS
 
-LEAST_NS: Final = 10_000
-"""Times of shorter ops do not show the speed: clock and interpreter are too large a part."""
 INTERVAL_ROUNDS: Final = 6
 """Fewer rounds give no interval of 95 %."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A plan to run, its issue order, and its name in tables and traces."""
-
-    name: str
-    plan: SlicePlan
-    order: LayerOrder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +76,7 @@ def validate(request: ValidateRequest, progress: Progress = no_progress) -> Vali
     check_runnable(
         case.model, case.cluster.tp, "Make the plan again with --set attention_dropout=0."
     )
-    for one in files.values():
-        played = with_own_kernels(one.workload)
-        check_played(one.plan.sequence_parallel, played, "Make the plan again")
+    check_played(case, "Make the plan again")
     single_rank = request.emulate_collectives
     spec = launch_spec(request, tp=case.cluster.tp, dp=case.cluster.dp, single_rank=single_rank)
     check_ready(spec)
@@ -92,28 +84,26 @@ def validate(request: ValidateRequest, progress: Progress = no_progress) -> Vali
     check_comm_ctas((one.plan.comm_ctas for one in files.values()), spec.backend)
     reference, case = ProfileRef.of(case.profile), as_emulated(case, spec) if single_rank else case
     candidates = _candidates(case, files)
-    timelines = [play(case, one.plan, one.order) for one in candidates]
+    predicted = [played(case, one.plan, one.order) for one in candidates]
+    timelines = [play(run.schedule, run.program) for run in predicted]
     plans = [one.plan for one in candidates]
-    paces = plan_paces(case, plans, timelines) if single_rank else None
+    paces = plan_paces(predicted[0].cost, plans, timelines) if single_rank else None
     runs = Runs(
         model=case.model, workload=case.workload, cluster=case.cluster,
         plans=[(one.plan, one.order) for one in candidates], rounds=request.rounds,
         paces=paces,
     )  # fmt: skip
-    longest_ns = max(timeline.makespan_ns for timeline in timelines)
+    longest_ns = max(run.totals.makespan_ns for run in predicted)
     interrupted = _run(runs, patient(spec, longest_ns), progress)
     measured = runs.measured()
-    speed = present_speed(case.cost, measured[1])
-    now = replace(case, changes=Changes(compute_speed=speed)) if speed else None
+    speed = present_speed(predicted[1].cost, measured[1])
     compared = [
         Compared(
-            candidate=one,
-            predicted=timeline,
-            present=play(now, one.plan, one.order) if now else None,
-            measured=found,
+            candidate=one, predicted=drawn, measured=found,
+            present=at_speed(case, one, run, speed) if speed else None,
         )
-        for one, timeline, found in zip(candidates, timelines, measured, strict=True)
-    ]
+        for one, run, drawn, found in zip(candidates, predicted, timelines, measured, strict=True)
+    ]  # fmt: skip
     return ValidateResult(
         plans=tuple(_validated(case, one, compared[0]) for one in compared),
         max_error=limit,
@@ -223,9 +213,11 @@ def _profile_notes(files: dict[str, PlanFile], profile: Profile) -> list[str]:
 
 def _candidates(case: Case, files: dict[str, PlanFile]) -> list[Candidate]:
     """Return baseline, bound, and the given plans with the orders of their files."""
+    baseline = baseline_plan(case)
+    bound = replace(NO_COMM, sequence_parallel=baseline.sequence_parallel)
     ours = [
         Candidate(name=name, plan=plan, order=order_of(case, plan))
-        for name, plan in ((BASELINE, MEGATRON), (BOUND, NO_COMM))
+        for name, plan in ((BASELINE, baseline), (BOUND, bound))
     ]
     return ours + [
         Candidate(name=name, plan=one.plan, order=one.order) for name, one in files.items()
@@ -362,37 +354,3 @@ def _timelines(compared: Sequence[Compared]) -> dict[str, Timeline]:
         if one.measured.timeline is not None:
             found[f"{one.candidate.name} measured"] = one.measured.timeline
     return found
-
-
-def as_emulated(case: Case, spec: LaunchSpec) -> Case:
-    """Return the case of a single rank: no skew, and on CPU no contention, as collectives wait."""
-    alone = replace(case.profile, skew=None)
-    return replace(
-        case, profile=replace(alone, contention=None) if spec.backend == "gloo" else alone
-    )
-
-
-def plan_paces(
-    case: Case, plans: Sequence[SlicePlan], timelines: Sequence[Timeline]
-) -> list[PaceRow]:
-    """Return the times that the collectives of ``plans`` take alone, by the profile."""
-    schedules = [
-        (plan.comm_ctas, timeline.schedule) for plan, timeline in zip(plans, timelines, strict=True)
-    ]
-    return paces_of(case.cost, schedules)
-
-
-def present_speed(cost: CostModel, bound: Measured) -> float | None:
-    """Return the machine's speed relative to its profile; None without the bound's timeline.
-
-    It is the median over the bound's compute ops of profiled over measured duration.
-    """
-    if bound.timeline is None or bound.typical_ns is None:
-        return None
-    pairs = [
-        (cost.duration_ns(op.signature), measured_ns)
-        for op, measured_ns in zip(bound.timeline.ops, bound.typical_ns, strict=True)
-        if op.lane == COMPUTE and measured_ns > 0
-    ]
-    long = [pair for pair in pairs if pair[1] >= LEAST_NS] or pairs
-    return statistics.median(profiled / measured for profiled, measured in long)

@@ -16,7 +16,14 @@ from domino_tune.search.problem import go_on
 from domino_tune.search.simulated import CasePlans
 from domino_tune.store.plans import PlanFile
 from domino_tune.store.shelf import DISK, Shelf
-from domino_tune.verbs.resolve import Chosen, place, plan_of, read_plan_file, resolve
+from domino_tune.verbs.resolve import (
+    Chosen,
+    place,
+    plan_of,
+    power_cap_w,
+    read_plan_file,
+    resolve,
+)
 from domino_tune.verbs.simulate import simulate_plan
 from domino_tune.verbs.tune import search
 from simulator.case import Case
@@ -121,12 +128,24 @@ def _cuda_graph(case: Case, text: str) -> Case:
     return replace(case, cluster=replace(case.cluster, cuda_graph=text == "on"))
 
 
+def _power_cap(case: Case, text: str) -> Case:
+    cluster = replace(case.cluster, power_cap_w=power_cap_w("power_cap", text))
+    return replace(case, cluster=cluster)
+
+
+def _clock_mhz(case: Case, text: str) -> Case:
+    old = case.cluster.clock_mhz or (case.power.boost_mhz if case.power else 1)
+    return replace(case, cluster=replace(case.cluster, clock_mhz=_count("clock_mhz", text, old)))
+
+
 KEYS: Final[dict[str, Apply]] = {
     "tp": _tp,
     "nodes": _nodes,
     "micro_batch_size": _workload("micro_batch_size"),
     "seq_length": _workload("seq_length"),
     "cuda_graph": _cuda_graph,
+    "power_cap": _power_cap,
+    "clock_mhz": _clock_mhz,
     "link_bandwidth": _machine("link_bandwidth", "bytes/s", link_bandwidth),
     "link_latency": _machine("link_latency", "s", link_latency),
     "gpu_flops": _machine("gpu_flops", "flop/s", _peak_flops),

@@ -13,10 +13,11 @@ from api.problems import ProblemError
 from domino_tune.requests import TuneRequest
 from domino_tune.search.simulated import space_of
 from domino_tune.verbs.resolve import resolve
+from domino_tune.verbs.tune import cases_to_tune
 from simulator.build import build_schedule
 from simulator.case import Case
+from simulator.ordering import order_of
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
-from simulator.predict import order_of
 from simulator.specs import ClusterSpec
 
 
@@ -41,6 +42,7 @@ def setup_of(**given: Any) -> Case:
     "plan",
     [
         MEGATRON, NO_COMM, SlicePlan(), SlicePlan(row_slices=4, merge_wgrad=True),
+        SlicePlan(row_slices=3, slice_dim="sequence"),
         SlicePlan(row_slices=3, attn_col_slices=4, mlp_col_slices=2, mlp_dgrad_slices=8),
         SlicePlan(row_slices=2, order="inter", wgrad="eager"),
         SlicePlan(row_slices=3, sequence_parallel=True),
@@ -78,8 +80,9 @@ def test_a_search_is_counted_as_it_is_enumerated(given: dict[str, int]) -> None:
 
 def test_every_micro_batch_size_counts() -> None:
     case = setup_of(grad_accumulation=16)
-    sizes = bounds.search_size(case, ("micro_batch_size",)) // bounds.search_size(case, ())
-    assert sizes == len((1, 2, 4, 8, 16, 32, 64))
+    sizes = [space_of(one, None).size for one in cases_to_tune(case, ("micro_batch_size",))]
+    assert bounds.search_size(case, ("micro_batch_size",)) == sum(sizes)
+    assert len(sizes) == len((1, 2, 4, 8, 16, 32, 64))
 
 
 def test_what_users_ask_for_is_allowed() -> None:
@@ -112,7 +115,7 @@ def test_questions_that_are_too_large() -> None:
 
 def test_ops_are_those_of_all_that_is_looked_at() -> None:
     deep = setup_of(
-        overrides=("num_hidden_layers=600",), tp=1, grad_accumulation=32, micro_batch_size=2
+        overrides=("num_hidden_layers=300",), tp=1, grad_accumulation=32, micro_batch_size=2
     )
     bounds.check_setup(deep)
     refused("#/model", deep, tune_also=("micro_batch_size",))

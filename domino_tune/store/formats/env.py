@@ -5,18 +5,19 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
+from simulator.implementation import LaunchOrder
 from simulator.plan import SlicePlan
 
 
-def environment(plan: SlicePlan) -> dict[str, str]:
+def environment(plan: SlicePlan, launch_order: LaunchOrder) -> dict[str, str]:
     """Return the variables for every rank.
 
-    ``CUDA_DEVICE_MAX_CONNECTIONS=1``: one hardware queue, so that the device sees kernels in the
-    order of the schedule. ``TORCH_NCCL_HIGH_PRIORITY=1``: PyTorch runs NCCL on a high-priority
-    stream, so that a collective gets its SMs at once.
+    ``CUDA_DEVICE_MAX_CONNECTIONS=1``, where the launch order is ``ordered``: one hardware queue, so
+    that the device starts kernels in the order of the schedule. ``TORCH_NCCL_HIGH_PRIORITY=1``:
+    PyTorch runs NCCL on a high-priority stream, so that a collective that waits gets the next SMs.
     ``NCCL_MIN_CTAS`` and ``NCCL_MAX_CTAS`` (NCCL ≥ 2.17): the plan's CTAs, where it chose some.
     """
-    found = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    found = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if launch_order == "ordered" else {}
     if plan.strategy == "domino":
         found["TORCH_NCCL_HIGH_PRIORITY"] = "1"
     if plan.comm_ctas:

@@ -51,6 +51,13 @@ NULLABLE: Final = ("attn_logit_softcapping", "final_logit_softcapping", "sliding
 """Fields that null or false turns off; without the key they have the family's default."""
 NESTED: Final = ("text_config", "llm_config", "language_config")
 """Keys under which multimodal models hold the config of their language model."""
+SCALING: Final = {
+    "factor": "rope_scaling_factor",
+    "low_freq_factor": "rope_low_freq_factor",
+    "high_freq_factor": "rope_high_freq_factor",
+    "original_max_position_embeddings": "original_max_position_embeddings",
+}
+"""Keys of Llama 3.1's ``rope_scaling`` -> fields."""
 _HINTS: Final = get_type_hints(ModelSpec)
 REQUIRED: Final = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
@@ -144,7 +151,8 @@ FAMILIES: Final[dict[str, Family]] = {
         defaults={**_LLAMA_DEFAULTS, "sliding_window": 4096},
     ),
     "qwen2": Family(
-        fixed={**_ROPED, "attention_bias": True, "mlp_bias": False}, defaults=_QWEN_DEFAULTS,
+        fixed={**_ROPED, "attention_bias": True, "proj_bias": False, "mlp_bias": False},
+        defaults=_QWEN_DEFAULTS,
         window_switch="use_sliding_window",
     ),
     "qwen3": Family(
@@ -182,7 +190,7 @@ def from_hf_config(config: Mapping[str, Any], *, name: str) -> HfModel:
     family = FAMILIES[model_type]
     reader = _Reader(config, name)
     values = reader.shape(family)
-    notes = (*_pricing(values, name), *(
+    notes = (*_pricing(values, name), *reader.scale_angles(values), *(
         f"{name}: {key} = {value!r} is not modelled; {text}."
         for key, (harmless, text) in family.departures.items()
         if (value := config.get(key, family.defaults.get(key))) is not None
@@ -260,10 +268,10 @@ class _Reader:
         self.used: set[str] = set()
 
     def shape(self, family: Family) -> dict[str, Any]:
-        """Return the arguments of ModelSpec except the name."""
+        """Return the arguments of ModelSpec except the name and ``scale_angles``'."""
         values: dict[str, Any] = {}
         for item in fields(ModelSpec):
-            if item.name == "name":
+            if item.name == "name" or item.name in SCALING.values():
                 continue
             found = self._find(item.name)
             if item.name in family.fixed:
@@ -316,6 +324,25 @@ class _Reader:
         if typed > LARGEST:
             raise InputError(f"{source} must be at most {LARGEST}, got more.")
         return typed
+
+    def scale_angles(self, values: dict[str, Any]) -> list[str]:
+        """Fill in how rotary angles are scaled; return a note where real ranks do not scale so."""
+        scaling = self.config.get("rope_scaling") or self.config.get("rope_parameters")
+        if not isinstance(scaling, Mapping):
+            return []
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        if kind == "default":
+            return []
+        if kind != "llama3":
+            return [
+                f"{self.name}: rotary angles scaled by {kind!r} take the same time; real ranks "
+                "play them unscaled."
+            ]
+        self.used.add("rope_scaling")
+        for key, field_ in SCALING.items():
+            if scaling.get(key) is not None:
+                values[field_] = self._typed(field_, scaling[key])
+        return []
 
     def _derive(self, values: dict[str, Any]) -> None:
         """Fill in the fields that follow from the heads and the hidden size."""

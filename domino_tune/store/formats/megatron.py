@@ -75,6 +75,9 @@ def _kind(model: ModelSpec) -> list[str]:
         arguments.append("--qk-layernorm")
     if model.position_embedding == "rope":
         arguments += ["--position-embedding-type rope", f"--rotary-base {model.rope_theta:.0f}"]
+        if model.rope_scaling_factor > 1:
+            scale = f"--rope-scaling-factor {model.rope_scaling_factor:g}"
+            arguments += ["--use-rope-scaling", scale]
     elif model.position_embedding == "none":
         arguments.append("--position-embedding-type none")
     if not model.mlp_bias:

@@ -100,7 +100,8 @@ def test_one_that_runs_tells_and_can_be_called_off(client: httpx.Client) -> None
 
 def test_a_tune_that_cannot_be_fails_with_its_problem(client: httpx.Client) -> None:
     asked = {**CELL, "model": "gpt3-175b", "tp": 1, "search": "random", "trials": 2}
-    job = good(client.post("/v1/tunes", json=asked, headers={"Prefer": "wait=30"}))
+    made = good(client.post("/v1/tunes", json=asked), 202)
+    job = ended(client, made["links"]["self"])
     assert job["state"] == "failed"
     assert (job["error"]["title"], job["error"]["status"]) == ("Infeasible plan", 422)
 

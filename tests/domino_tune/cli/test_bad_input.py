@@ -166,7 +166,7 @@ class TestPlanFiles:
         assert "Unknown key 'more'" in self.refuse(run, plan, self.edited(plan, more=1))
         message = self.refuse(run, plan, self.edited(plan, prediction=1))
         assert "Did you mean 'predicted'? Known: cluster, model" in message
-        twice = plan.read_text().replace('"schema": 2,', '"schema": 2, "schema": 2,', 1)
+        twice = plan.read_text().replace('"schema": 4,', '"schema": 4, "schema": 4,', 1)
         assert "twice" in self.refuse(run, plan, twice)
         content = json.loads(plan.read_text())
         del content["workload"]
@@ -179,11 +179,12 @@ class TestPlanFiles:
         assert "workload: the key 'dtype' is missing" in message
 
     def test_other_schemas(self, run: Runner, plan: Path) -> None:
-        assert "newer" in self.refuse(run, plan, self.edited(plan, schema=3))
-        older = self.refuse(run, plan, self.edited(plan, schema=1))
-        assert "schema 1" in older
-        assert "make the plan again with `domino-tune tune --out FILE`" in older
-        assert "'2' is not 2" in self.refuse(run, plan, self.edited(plan, schema="2"))
+        assert "newer" in self.refuse(run, plan, self.edited(plan, schema=5))
+        for schema in (1, 2, 3):
+            older = self.refuse(run, plan, self.edited(plan, schema=schema))
+            assert f"schema {schema} is from before" in older
+            assert "make the plan again with `domino-tune tune --out FILE`" in older
+        assert "'4' is not 4" in self.refuse(run, plan, self.edited(plan, schema="4"))
 
     def test_content_that_no_plan_has(self, run: Runner, plan: Path) -> None:
         content = json.loads(plan.read_text())

@@ -9,12 +9,19 @@ import pytest
 from domino_tune.base.progress import no_progress
 from domino_tune.requests import TuneRequest
 from domino_tune.search import Space, SpaceSpec, enumerate_plans
-from domino_tune.search.pool import POOL, SLOWER, ChosenPool, _promising, choose_pool
+from domino_tune.search.pool import (
+    POOL,
+    SLOWER,
+    ChosenPool,
+    _promising,
+    baseline_of,
+    choose_pool,
+)
 from domino_tune.search.simulated import SimulatedPlans
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.errors import InputError
-from simulator.plan import MEGATRON, SlicePlan
+from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, Workload
 from tests.domino_tune.search.real_machine import MODEL
 
@@ -41,7 +48,8 @@ def test_a_small_space_is_taken_whole_behind_the_baseline() -> None:
     for search in ("bayes", "exhaustive"):
         found = chosen(search, FEW)
         assert found.whole
-        assert found.pool.plans == (MEGATRON, *found.space)
+        assert found.pool.plans == (baseline_of(CASE), *found.space)
+        assert found.pool.plans[0].sequence_parallel
 
 
 def test_an_exhaustive_search_measures_as_many_as_it_may() -> None:

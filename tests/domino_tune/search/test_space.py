@@ -8,7 +8,8 @@ import pytest
 
 from domino_tune.search import SEARCHES, SearchOptions, SpaceSpec, enumerate_plans
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.plan import SlicePlan, check_plan_fits
+from simulator.plan import ORDERS, SlicePlan, check_plan_fits
+from simulator.slicing import SLICINGS
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from tests.domino_tune.search.bumpy import MODEL, SMALL, BumpyProblem, space_of
 
@@ -20,14 +21,20 @@ ODD_WIDTH = replace(MODEL, hidden_size=1020)
 def brute_force(model: ModelSpec, workload: Workload, spec: SpaceSpec) -> tuple[int, Counter[str]]:
     """Feasible plans, duplicates included, and reasons, by the simulator's own checks."""
     feasible, reasons = 0, Counter[str]()
-    axes = (spec.orders, spec.wgrads, spec.merge_wgrads, spec.comm_ctas, spec.sequence_parallels)
+    axes = (
+        spec.orders, spec.wgrads, spec.merge_wgrads, spec.comm_ctas, spec.sequence_parallels,
+        spec.slicings,
+    )  # fmt: skip
     for (rows, attn, mlp, attn_d, mlp_d), choice in product(spec.cuts, product(*axes)):
-        order, wgrad, merge_wgrad, comm_ctas, sequence_parallel = choice
+        order, wgrad, merge_wgrad, comm_ctas, sequence_parallel, (dim, balance) = choice
+        if dim == "sequence" and rows not in spec.sequence_row_slices:
+            continue
         try:
             plan = SlicePlan(
                 row_slices=rows, attn_col_slices=attn, mlp_col_slices=mlp,
                 attn_dgrad_slices=attn_d, mlp_dgrad_slices=mlp_d, order=order, wgrad=wgrad,
                 merge_wgrad=merge_wgrad, comm_ctas=comm_ctas, sequence_parallel=sequence_parallel,
+                slice_dim=dim, slice_balance=balance,
             )  # fmt: skip
             check_plan_fits(plan, model, workload, CLUSTER)
             feasible += 1
@@ -44,11 +51,12 @@ def brute_force(model: ModelSpec, workload: Workload, spec: SpaceSpec) -> tuple[
         SpaceSpec(row_slices=(1, 2, 7), col_slices=(1, 3), dgrad_slices=(1, 8), comm_ctas=(0, 8)),
         SpaceSpec(row_slices=(2, 8), orders=("inter", "paper"), wgrads=("eager",)),
         replace(SMALL, sequence_parallels=(True, False)),
+        replace(SMALL, orders=ORDERS, slicings=SLICINGS, sequence_row_slices=(2, 8)),
     ],
 )
 def test_counts_agree_with_the_simulators_checks(model: ModelSpec, spec: SpaceSpec) -> None:
     feasible, reasons = brute_force(model, WORKLOAD, spec)
-    space = enumerate_plans(model, WORKLOAD, spec=spec)
+    space = enumerate_plans(model, WORKLOAD, tp=CLUSTER.tp, spec=spec)
     duplicates = space.infeasible["duplicate"]
     assert len(space) + duplicates == feasible
     assert space.infeasible - Counter(duplicate=duplicates) == reasons

@@ -25,7 +25,8 @@ from domino_tune.store.profiles import (
 )
 from simulator.errors import DominoTuneError, InputError, ProfileError
 from simulator.lookup.gemm import GemmRow
-from simulator.profile import GemmSection, Profile, Provenance
+from simulator.profile import GemmSection, Profile
+from simulator.provenance import Provenance
 
 FOLDER = Path(profiles.__file__).parent
 BUNDLED = ("a100-sxm", "b200-sxm", "h100-dgx", "h200-sxm")
@@ -176,7 +177,7 @@ def test_diff_names_the_places(h100: Profile) -> None:
 def test_check_says_each_sections_error(h100: Profile) -> None:
     checks = {check.section: check for check in check_profile(h100)}
     assert list(checks) == [
-        "gemm", "attention", "pointwise", "collectives", "contention", "launch",
+        "gemm", "attention", "pointwise", "collectives", "contention", "launch", "power",
     ]  # fmt: skip
     assert checks["collectives"].error is not None
     assert checks["collectives"].error <= 0.03

@@ -36,6 +36,19 @@ def test_export_env(run: Runner, plan: Path) -> None:
     assert done.out == "export CUDA_DEVICE_MAX_CONNECTIONS=1\nexport TORCH_NCCL_HIGH_PRIORITY=1\n"
 
 
+@pytest.mark.parametrize(("order", "said"), [("free", ""), ("comm_first", "CUDA graph")])
+def test_one_hardware_queue_only_where_the_launch_order_needs_it(
+    run: Runner, order: str, said: str
+) -> None:
+    path = run.folder / f"{order}.json"
+    words = ("--implementation-set", f"launch_order={order}", "--out", str(path))
+    search = ("--search", "random", "--trials", "2")
+    assert run("tune", *run.workload, *search, *words).code == 0
+    done = run("plan", "export", str(path), "--to", "env")
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in done.out
+    assert said in done.out
+
+
 def test_export_megatron_to_a_file(run: Runner, plan: Path) -> None:
     path = run.folder / "args.sh"
     assert run("plan", "export", str(plan), "--to", "megatron", "--out", str(path)).out == ""

@@ -13,7 +13,8 @@ import pytest
 from domino_tune.measure.importers import IMPORTERS
 from domino_tune.store.files import only_user
 from domino_tune.store.profiles import load_profile, save_profile, user_profiles_dir
-from simulator.profile import LaunchSection, Profile, Provenance
+from simulator.profile import LaunchSection, Profile
+from simulator.provenance import Provenance
 from tests.domino_tune.measure.importers.machines import H100
 from tests.domino_tune.runs import Done, Runner
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.runtime.launch_spec import LaunchSpec, check_one_stage
+from domino_tune.store.shelf import DISK
 from domino_tune.verbs.ranks import (
     PATIENCE,
     check_comm_ctas,
@@ -15,9 +16,10 @@ from domino_tune.verbs.ranks import (
     check_runnable,
     patient,
 )
+from simulator.case import Case
 from simulator.errors import InputError
 from simulator.presets import MODELS
-from simulator.specs import Workload
+from simulator.specs import ClusterSpec, Workload
 
 
 def test_gloo_has_no_ctas() -> None:
@@ -38,21 +40,30 @@ def test_the_environment_may_not_ask_for_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "fields", "message"),
+    ("fields", "message"),
     [
-        (True, {}, r"sequence parallelism \(--no-sequence-parallel\)"),
-        (False, {"data_parallel": "fsdp"}, r"fsdp \(--data-parallel replicas\)"),
-        (None, {"recompute": "full"}, r"full recomputation \(--recompute none\)"),
-        (None, {"grad_dtype": "bf16"}, r"bf16 gradients \(--grad-dtype fp32\)"),
+        ({"data_parallel": "fsdp"}, r"fsdp \(--data-parallel replicas\)"),
+        ({"tp_collectives": "multimem"}, r"multimem collectives \(--tp-collectives nccl\)"),
+        ({"grad_dtype": "bf16"}, r"bf16 gradients \(--grad-dtype fp32\)"),
     ],
 )
 def test_what_the_runtime_does_not_play_is_named_with_the_option_that_it_does(
-    asked: bool | None, fields: dict[str, Any], message: str
+    fields: dict[str, Any], message: str
 ) -> None:
     plain = Workload(seq_length=8, micro_batch_size=2)
-    check_played(None, plain, "Ask")
+    case = Case(
+        model=MODELS["gpt3-13b"], workload=plain, cluster=ClusterSpec(tp=2),
+        profile=DISK.profile("h100-dgx"),
+    )  # fmt: skip
+    check_played(replace(case, workload=replace(plain, recompute="full")), "Ask")
     with pytest.raises(InputError, match=f"does not play {message} yet.*Ask with the options"):
-        check_played(asked, replace(plain, **fields), "Ask")
+        check_played(replace(case, workload=replace(plain, **fields)), "Ask")
+
+
+@pytest.mark.parametrize("fields", [{"pp": 2}, {"cp": 2}])
+def test_pipelines_and_context_parallelism_are_not_played(fields: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"got tp 2 × .*Ask with --pp 1 and --cp 1"):
+        check_one_stage(ClusterSpec(tp=2, **fields), "Ask")
 
 
 def test_attention_dropout_is_not_run() -> None:
@@ -68,7 +79,7 @@ def test_attention_dropout_is_not_run() -> None:
 @pytest.mark.parametrize(
     "extra",
     [
-        {"qk_norm": True}, {"post_norm": True}, {"scaled_embeddings": True},
+        {"qk_norm": True, "norm": "layernorm"}, {"post_norm": True}, {"scaled_embeddings": True},
         {"attn_logit_softcapping": 50.0}, {"final_logit_softcapping": 30.0},
     ],
 )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from domino_tune.requests import TuneRequest
+from domino_tune.search.simulated import space_of
 from domino_tune.store.plans import load_plan
 from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.tune import cases_to_tune, tune_cases
@@ -100,10 +101,11 @@ def test_micro_batches_that_do_not_fit_are_counted() -> None:
         model="gpt3-13b", profile="h100-dgx", tp=4, seq_length=2048, micro_batch_size=16,
         search="random", trials=2, tune_also=("micro_batch_size",),
     )  # fmt: skip
-    result = tune_cases(cases_to_tune(resolve(request), request.tune_also), request)
+    cases = cases_to_tune(resolve(request), request.tune_also)
+    result = tune_cases(cases, request)
     fitting = {trial.micro_batch_size for trial in result.trials}
     assert len(fitting) < 5
-    assert result.space_size == 5 * 2 * 98_304
+    assert result.space_size == sum(space_of(case, None).size for case in cases)
     assert result.infeasible["memory"] >= 20_000
 
 

@@ -30,6 +30,8 @@ from tests.domino_tune.runs import Runner
 from tests.domino_tune.verbs.measured_cases import launches, measured_request
 from tests.domino_tune.verbs.validation_cases import FOUR
 
+BASELINE = replace(MEGATRON, sequence_parallel=True)
+
 
 @pytest.fixture(scope="module")
 def request_(tmp_path_factory: pytest.TempPathFactory) -> TuneRequest:
@@ -72,7 +74,7 @@ def test_the_baseline_first_then_each_plan_beside_it(
 ) -> None:
     evaluations = [one for one in launches(request_) if one.kind == "evaluation"]
     assert [len(one.runs) for one in evaluations] == [1, 2, 2]
-    assert {one.runs[0].plan for one in evaluations} == {MEGATRON}
+    assert {one.runs[0].plan for one in evaluations} == {BASELINE}
     assert all(len(run.makespans_ns) == ROUNDS for one in evaluations for run in one.runs)
     assert [one.plan for one in result.measured] == [one.runs[-1].plan for one in evaluations]
     assert (result.evaluations, result.new_runs, result.optimality) == (3, 3, "all_measured")
@@ -167,11 +169,11 @@ def test_a_baseline_that_ran_out_of_memory_is_an_answer_and_no_evidence(
             tune(asked)
     assert caught.value.reason == "memory"
     assert launches(asked) == []
-    failed = PlanRun(plan=MEGATRON, makespans_ns=(), peak_bytes=None, failed="out of memory")
+    failed = PlanRun(plan=BASELINE, makespans_ns=(), peak_bytes=None, failed="out of memory")
     write_down(asked, LaunchRecord(kind="evaluation", runs=(failed,)))
     found = tune(asked)
     assert isinstance(found, MeasuredTuneResult)
-    assert (found.new_runs, found.chosen.plan) == (1, MEGATRON)
+    assert (found.new_runs, found.chosen.plan) == (1, BASELINE)
 
 
 def test_evidence_of_plans_that_the_target_cannot_run_is_passed_over(

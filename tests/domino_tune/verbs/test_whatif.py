@@ -69,7 +69,10 @@ def test_workload_and_ranks(run: Runner) -> None:
     point = result["points"][0]
     assert point["workload"]["seq_length"] == 512
     assert point["workload"]["micro_batch_size"] == 4
-    assert point["cluster"] == {"tp": 4, "dp": 1, "ranks_per_node": 2, "cuda_graph": True}
+    assert point["cluster"] == {
+        "tp": 4, "dp": 1, "pp": 1, "vpp": 1, "cp": 1, "ranks_per_node": 2, "cuda_graph": True,
+        "power_cap_w": 0, "clock_mhz": 0,
+    }  # fmt: skip
 
 
 def test_a_sweeps_impossible_points_are_told_with_the_reason(run: Runner) -> None:
@@ -137,7 +140,7 @@ def test_the_profile_is_not_touched(run: Runner) -> None:
 def test_every_key_is_in_the_issues_list() -> None:
     assert set(KEYS) == {
         "link_bandwidth", "link_latency", "gpu_flops", "memory_bandwidth", "tp", "nodes",
-        "micro_batch_size", "seq_length", "cuda_graph", "contention",
+        "micro_batch_size", "seq_length", "cuda_graph", "contention", "power_cap", "clock_mhz",
     }  # fmt: skip
 
 

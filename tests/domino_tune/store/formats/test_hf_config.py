@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from domino_tune.store.formats.hf_config import FAMILIES, from_hf_config
+from domino_tune.store.formats.hf_config import FAMILIES, SCALING, from_hf_config
 from simulator.errors import InputError
 from simulator.presets import MODELS
 
@@ -206,7 +207,41 @@ def test_sliding_windows(change: dict[str, Any], window: int) -> None:
 )  # fmt: skip
 def test_rope_scaling_changes_no_op(scaling: dict[str, Any]) -> None:
     config = {**LLAMA, "rope_scaling": scaling, "max_position_embeddings": 131072}
-    assert shape(config) == shape({**LLAMA, "max_position_embeddings": 131072})
+    plain = shape({**LLAMA, "max_position_embeddings": 131072})
+    same = {name: getattr(plain, name) for name in SCALING.values()}
+    assert replace(shape(config), **same) == plain
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_the_angles_of_llama_3_1(key: str) -> None:
+    scaling = {
+        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192, "rope_theta": 500000.0,
+    }  # fmt: skip
+    found = from_hf_config({**LLAMA, key: scaling}, name="it")
+    assert found.notes == ()
+    assert [getattr(found.spec, name) for name in SCALING.values()] == [32.0, 1.0, 4.0, 8192]
+    assert found.spec.rope_theta == 500000.0
+
+
+def test_angles_that_real_ranks_do_not_scale_are_told() -> None:
+    found = from_hf_config({**LLAMA, "rope_scaling": {"type": "yarn", "factor": 4.0}}, name="it")
+    assert found.spec == from_hf_config(LLAMA, name="it").spec
+    assert ["'yarn'" in note for note in found.notes] == [True]
+
+
+def test_qwen2_has_a_bias_of_qkv_alone() -> None:
+    """Qwen/Qwen2-0.5B has 494,032,768 parameters (its model card on huggingface.co)."""
+    config = {
+        "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864,
+        "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+        "vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 131072,
+    }  # fmt: skip
+    model = shape(config)
+    assert [model.has_bias(name) for name in ("qkv", "proj", "fc1", "fc2")] == [
+        True, False, False, False,
+    ]  # fmt: skip
+    assert model.parameters == 494_032_768
 
 
 def test_rope_parameters_of_transformers_5() -> None:

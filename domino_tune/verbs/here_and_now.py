@@ -1,0 +1,74 @@
+"""The machine that plans run on, as it is: with emulated collectives, and as fast as it is now."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from domino_tune.runtime.lanes.pace_rows import PaceRow, paces_of
+from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.runtime.plan_runs import Measured
+from simulator.case import Case
+from simulator.clock import Played
+from simulator.cost import Changes, CostModel
+from simulator.engine import play
+from simulator.issue_order import LayerOrder
+from simulator.plan import SlicePlan
+from simulator.predict import scheduled_at
+from simulator.schedule import COMPUTE
+from simulator.timeline import Timeline
+
+LEAST_NS: Final = 10_000
+"""Times of shorter ops do not show the speed: clock and interpreter are too large a part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A plan to run, its issue order, and its name in tables and traces."""
+
+    name: str
+    plan: SlicePlan
+    order: LayerOrder
+
+
+def as_emulated(case: Case, spec: LaunchSpec) -> Case:
+    """Return the case of a single rank: no skew, and on CPU no contention, as collectives wait."""
+    alone = replace(case.profile, skew=None)
+    return replace(
+        case, profile=replace(alone, contention=None) if spec.backend == "gloo" else alone
+    )
+
+
+def at_speed(case: Case, one: Candidate, run: Played, speed: float) -> Timeline:
+    """Return the timeline of a machine whose compute has ``speed``, at the predicted clock."""
+    now = replace(case, changes=Changes(compute_speed=speed))
+    cost = now.cost_at(run.power.clock_mhz if run.power else None)
+    return play(*scheduled_at(now, one.plan, one.order, cost))
+
+
+def plan_paces(
+    cost: CostModel, plans: Sequence[SlicePlan], timelines: Sequence[Timeline]
+) -> list[PaceRow]:
+    """Return the times that the collectives of ``plans`` take alone, by the profile."""
+    schedules = [
+        (plan.comm_ctas, timeline.schedule) for plan, timeline in zip(plans, timelines, strict=True)
+    ]
+    return paces_of(cost, schedules)
+
+
+def present_speed(cost: CostModel, bound: Measured) -> float | None:
+    """Return the machine's speed relative to its profile; None without the bound's timeline.
+
+    It is the median over the bound's compute ops of profiled over measured duration.
+    """
+    if bound.timeline is None or bound.typical_ns is None:
+        return None
+    pairs = [
+        (cost.duration_ns(op.signature), measured_ns)
+        for op, measured_ns in zip(bound.timeline.ops, bound.typical_ns, strict=True)
+        if op.lane == COMPUTE and measured_ns > 0
+    ]
+    long = [pair for pair in pairs if pair[1] >= LEAST_NS] or pairs
+    return statistics.median(profiled / measured for profiled, measured in long)
