@@ -12,10 +12,11 @@ Bench = Callable[[], list[Table]]
 
 
 def _lazy(name: str) -> Bench:
-    """Return the function ``name`` of the module ``name``. A call imports the module first."""
+    """Return the function of the module of that name. A call imports the module first."""
+    module = name.replace("-", "_")
 
     def run() -> list[Table]:
-        bench: Bench = getattr(import_module(f"benchmarks.bench.{name}"), name)
+        bench: Bench = getattr(import_module(f"benchmarks.bench.{module}"), module)
         return bench()
 
     return run
@@ -24,8 +25,9 @@ def _lazy(name: str) -> Bench:
 BENCHES: Final[dict[str, Bench]] = {
     name: _lazy(name)
     for name in (
-        "baselines", "accuracy", "contention", "slices", "published", "shares", "upstream", "paper",
-        "speed", "greedy", "search", "properties", "h200", "agreement", "constants", "runtime",
+        "baselines", "power", "admission", "sequence-slices", "accuracy", "contention",
+        "slices", "published", "shares", "upstream", "paper", "speed", "greedy", "search",
+        "properties", "h200", "agreement", "constants", "runtime", "applied",
         "tune_measure",
     )
 }  # fmt: skip

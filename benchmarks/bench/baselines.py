@@ -6,18 +6,19 @@ what papers compare with. Memory is not looked at: pipelines and replicas decide
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
+from operator import itemgetter
 from statistics import median
 from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table
 from domino_tune.store.profiles import list_profiles, load_profile
+from domino_tune.verbs.resolve import baseline_no_sp, baseline_plan
 from simulator.case import Case
 from simulator.confidence import Confidence, confidence_of
 from simulator.implementation import IMPLEMENTATIONS
-from simulator.plan import MEGATRON, SlicePlan
-from simulator.predict import order_of, predict, programmed
+from simulator.plan import SlicePlan
+from simulator.predict import played, predict, unsure_clocks
 from simulator.presets import MODELS
 from simulator.record import record
 from simulator.specs import ClusterSpec, Workload
@@ -71,18 +72,17 @@ def case_of(profile: str, model: str, tp: int) -> Case:
 
 def gain_of(case: Case) -> Gain:
     """Return what the best of the usual cuts gains; each mode has its own baseline."""
-    base_ns = {mode: _baseline_ns(case, mode) for mode in (True, False)}
-    best = {mode: min((_time_ns(case, plan), i) for i, plan in enumerate(cuts(case, mode)))
-            for mode in (True, False)}  # fmt: skip
-    mode = min(best, key=lambda mode: best[mode][0])
-    plan = cuts(case, mode)[best[mode][1]]
-    timeline = record(*programmed(case, plan, order_of(case, plan)))
+    base_ns = [_time_ns(case, plan) for plan in (baseline_plan(case), baseline_no_sp(case))]
+    sharded, whole = (_fastest(case, mode) for mode in (True, False))
+    best_ns, plan = min(sharded, whole, key=itemgetter(0))
+    found = played(case, plan)
+    timeline = record(found.schedule, found.program)
     return Gain(
-        sharded=base_ns[True] / best[True][0],
-        whole=base_ns[False] / best[False][0],
-        overall=min(base_ns.values()) / best[mode][0],
+        sharded=base_ns[0] / sharded[0],
+        whole=base_ns[1] / whole[0],
+        overall=min(base_ns) / best_ns,
         plan=plan,
-        confidence=confidence_of(timeline, case.cost),
+        confidence=confidence_of(timeline, found.cost, unsure_clocks(case, found)),
     )
 
 
@@ -105,11 +105,9 @@ def cuts(case: Case, mode: bool) -> list[SlicePlan]:
     return [*greedy, inter, *columns]
 
 
-def _baseline_ns(case: Case, mode: bool) -> int:
-    ctas = case.comm_ctas_choices
-    return min(
-        _time_ns(case, replace(MEGATRON, sequence_parallel=mode, comm_ctas=cta)) for cta in ctas
-    )
+def _fastest(case: Case, mode: bool) -> tuple[int, SlicePlan]:
+    """Return the time and the plan of the first of the fastest cuts."""
+    return min(((_time_ns(case, plan), plan) for plan in cuts(case, mode)), key=itemgetter(0))
 
 
 def _time_ns(case: Case, plan: SlicePlan) -> int:

@@ -11,7 +11,8 @@ from benchmarks.verdict import SkippedError
 from domino_tune.measure.importers import read_table
 from domino_tune.measure.importers.imported import NO_HINTS, Hints, Imported
 from simulator.lookup.gemm import GemmFit, GemmRow
-from simulator.profile import GemmSection, Machine, Profile, Provenance
+from simulator.profile import GemmSection, Machine, Profile
+from simulator.provenance import Provenance
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 MEASURED: Final = REPOSITORY / "data" / "measured"

@@ -24,9 +24,9 @@ from domino_tune.base.tables import Table
 from domino_tune.verbs.simulate import MICROS_PLAYED
 from simulator.case import Case
 from simulator.confidence import confidence_of
-from simulator.memory import peak_bytes
+from simulator.peak import peak_bytes
 from simulator.plan import NO_COMM, SlicePlan
-from simulator.predict import order_of, predict, programmed
+from simulator.predict import played, predict, unsure_clocks
 from simulator.record import record
 from simulator.units import GIB, MS_PER_NS
 
@@ -35,11 +35,10 @@ HALF_WIDTH: Final = 0.15
 
 
 WHY_SHORT: Final = (
-    "The micro-batches of the B200 are too short by the same share, 9 to 12 %, at each TP: what is "
-    "missing grows with compute, not with communication. The clock of its op tables is not known, "
-    "and that of long runs is not modelled; nor is a collective that waits for a GEMM's CTAs. The "
-    "rest of an iteration is right to 10 % where layers are few and large; 7 ms are missing where "
-    "they are 12."
+    "The micro-batches of the B200 are too short by the same share, 9 to 11 %, at each TP: what is "
+    "missing grows with compute, not with communication. It is not the clock of its GEMM rows: "
+    "long ones were timed at the cap themselves. A GPU that is hotter after minutes, or the "
+    "slowest of eight, would explain it; nobody has published either."
 )
 
 
@@ -84,8 +83,9 @@ def _found(run: Run) -> Found:
     case, plan = run.case, run.plan
     micros = min(MICROS_PLAYED, case.workload.grad_accumulation)
     shown = replace(case, workload=replace(case.workload, grad_accumulation=micros))
-    timeline = record(*programmed(shown, plan, order_of(shown, plan)))
-    interval = confidence_of(timeline, shown.cost)
+    found = played(shown, plan)
+    timeline = record(found.schedule, found.program)
+    interval = confidence_of(timeline, found.cost, unsure_clocks(shown, found))
     return Found(
         run, predict(case, plan).makespan_ns * MS_PER_NS, peak_bytes(case, plan) / GIB,
         interval.low_ns / timeline.makespan_ns, interval.high_ns / timeline.makespan_ns,
@@ -251,18 +251,10 @@ def _forward() -> Table:
 
 def _forward_ms(case: Case, plan: SlicePlan) -> float:
     """Return the time until the last layer's forward ends."""
-    timeline = record(*programmed(case, plan, order_of(case, plan)))
-    head = next(
-        start
-        for op, start in zip(timeline.ops, timeline.start_ns, strict=True)
-        if op.role.startswith("head.")
-    )
-    cleared = sum(
-        end - start
-        for op, start, end in zip(timeline.ops, timeline.start_ns, timeline.end_ns, strict=True)
-        if op.role == "zero_grads"
-    )
-    return (head - cleared) * MS_PER_NS
+    found = played(case, plan)
+    timeline = record(found.schedule, found.program)
+    ops = zip(timeline.ops, timeline.start_ns, strict=True)
+    return next(start for op, start in ops if op.role.startswith("head.")) * MS_PER_NS
 
 
 def _userbuffers() -> Table:

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from benchmarks.bench.facts import REPOSITORY
+from domino_tune.measure.importers.tables import Line, records
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
+from simulator.cost import Changes
 from simulator.implementation import IMPLEMENTATIONS, changed
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 PUBLISHED: Final = REPOSITORY / "data" / "published"
-LLAMA: Final[dict[str, Any]] = {
-    "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 8192, "hidden_act": "silu",
-    "gated_mlp": True, "norm": "rmsnorm", "position_embedding": "rope",
-    "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
-}  # fmt: skip
-WIDTHS: Final[dict[str, Any]] = {
-    "llama3_70b": {
-        "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-    },
-    "llama3_405b": {
-        "hidden_size": 16384, "intermediate_size": 53248, "num_attention_heads": 128,
-        "num_key_value_heads": 16,
-    },
-}  # fmt: skip
+LLAMA: Final = {
+    "llama3_70b": MODELS["llama3-70b"],
+    "llama3_405b": replace(MODELS["llama3-405b"], num_key_value_heads=16),
+}
+"""Model of SimuMax's runs -> its layers."""
 CI_MODEL: Final = ModelSpec(
     name="gpt3-7b-ci", num_hidden_layers=32, hidden_size=4096, num_attention_heads=32,
     num_key_value_heads=8, head_dim=128, intermediate_size=16384, vocab_size=131073,
@@ -46,7 +37,7 @@ CI_KEYS: Final = {
 """Condition of the run -> the keys that set it."""
 CI_UNKNOWN: Final = (
     "which attention kernels ran in deterministic mode (cuDNN's or FlashAttention's)",
-    "the clock: op tables are bursts, the run lasts",
+    "what an H100's and an A100's ops draw: assumed to be as our H200's",
     "whether biases exist (assumed: Megatron's default, yes)",
 )
 NEMOTRON: Final = ModelSpec(
@@ -73,10 +64,9 @@ class Run(NamedTuple):
         return self.label.rpartition(", ")[0]
 
 
-def rows(name: str) -> list[dict[str, str]]:
+def rows(name: str) -> list[Line]:
     """Return the rows of a table of data/published."""
-    with (PUBLISHED / name).open(encoding="utf-8") as file:
-        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+    return [row for _, row in records((PUBLISHED / name).read_bytes(), ())]
 
 
 def megatron(*, sequence_parallel: bool) -> SlicePlan:
@@ -100,9 +90,7 @@ def b200_runs() -> list[Run]:
         if row["pp"] != "1" or row["cp"] != "1":
             continue
         tp, dp, micros = int(row["tp"]), int(row["dp"]), int(row["micro_batches"])
-        model = ModelSpec(
-            name=row["model"], num_hidden_layers=int(row["layers"]), **LLAMA, **WIDTHS[row["model"]]
-        )
+        model = replace(LLAMA[row["model"]], num_hidden_layers=int(row["layers"]))
         case = _case(
             model, "b200-sxm", tp, dp, seq_length=int(row["seq"]),
             micro_batch_size=int(row["mbs"]), grad_accumulation=micros,
@@ -160,6 +148,28 @@ def korthikanti_runs() -> list[Run]:
     return runs
 
 
+def async_tp_runs() -> list[Run]:
+    """Return torchtitan's run of Llama 3.1 8B on 64 H100s of 500 W and 2.4 TB/s, twice: it saves
+    every second GEMM's result, which lies between no recomputation and full."""
+    row = rows("asynctp_h100.csv")[0]
+    tp, dp, mbs = int(row["tp"]), int(row["fsdp"]), int(row["local_batch"])
+    runs = []
+    for recompute in ("none", "full"):
+        case = _case(
+            MODELS["llama3-8b"], "h100-dgx", tp, dp, seq_length=8192, micro_batch_size=mbs,
+            data_parallel="fsdp", recompute=recompute, implementation=IMPLEMENTATIONS["torch"],
+        )  # fmt: skip
+        slower = replace(
+            case,
+            changes=Changes(memory_bandwidth=2400 / case.profile.machine.memory_bandwidth_gb_s),
+            cluster=replace(case.cluster, power_cap_w=500.0),
+        )
+        measured = 1e3 * slower.tokens / (tp * dp) / float(row["tp_tokens_s"])
+        label = f"llama3-8b, 64 H100s of 500 W, recompute {recompute}"
+        runs.append(Run(label, slower, megatron(sequence_parallel=True), measured))
+    return runs
+
+
 class Forward(NamedTuple):
     """One measured forward pass of a prompt, with all-reduces and without."""
 
@@ -176,8 +186,8 @@ def tokenweave_passes() -> list[Forward]:
         tokens = int(row["tokens"])
         case = _case(
             MODELS["llama3-70b"], "h100-dgx", int(row["tp"]), 1, seq_length=tokens,
-            micro_batch_size=1, implementation=IMPLEMENTATIONS["megatron-te"],
-            tp_collectives="multimem",
+            micro_batch_size=1, tp_collectives="multimem",
+            implementation=replace(IMPLEMENTATIONS["megatron-te"], zero_grads=False),
         )  # fmt: skip
         passes.append(Forward(tokens, case, float(row["baseline_ms"]), float(row["no_ar_ms"])))
     return passes

@@ -21,8 +21,9 @@ from simulator.estimate import Estimate
 from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.pointwise import PointwiseRow
 from simulator.ops import Collective, Gemm, Pointwise, Signature
-from simulator.profile import CollectiveSection, PointwiseSection, Profile, Provenance
+from simulator.profile import CollectiveSection, PointwiseSection, Profile
 from simulator.program import compile_program
+from simulator.provenance import Provenance
 from simulator.schedule import COMPUTE, TP, OpTemplate, Ref, Repeat, Schedule, Segment
 
 TOKENS: Final = 4096

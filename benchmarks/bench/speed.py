@@ -19,8 +19,9 @@ from domino_tune.base.tables import Table
 from domino_tune.search import SEARCHES, SearchOptions, SearchResult, SpaceSpec, enumerate_plans
 from domino_tune.search.simulated import SimulatedPlans
 from simulator.case import Case
+from simulator.ordering import order_of
 from simulator.plan import SlicePlan
-from simulator.predict import order_of, predict, simulate
+from simulator.predict import predict, simulate
 from simulator.presets import MODELS
 
 PLAN: Final = SlicePlan(row_slices=4, attn_col_slices=4, mlp_col_slices=4)

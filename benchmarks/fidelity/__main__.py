@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.fidelity.page import checks, markdown, tables, to_json
 from benchmarks.fidelity.records import read_setting, write_setting
 from benchmarks.fidelity.scores import Setting
-from benchmarks.fidelity.settings import LINKS, MODELS
+from benchmarks.fidelity.settings import KINDS, LINKS, MODELS
 from domino_tune.base.tables import print_line, print_table
 from domino_tune.measure.machine import cpu_name
 from domino_tune.store.files import write_whole
@@ -30,18 +30,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["DOMINO_TUNE_HOME"] = str(folder.resolve())
     settings = []
-    for name in options.models:
+    for name in options.models or KINDS[options.kind].models:
         for link in options.links:
             settings.append(_setting(folder, name, link, options))
             _write(settings, options)
-    for table in tables(settings):
+    for table in tables(settings, KINDS[options.kind].title):
         print_table(table)
     return int(any(check.ok is False for check in checks(settings)))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/fidelity", description=__doc__)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME|FILE",
+    parser.add_argument("--kind", choices=list(KINDS), default="plain",
+                        help="plans without sequence parallelism, with it, or slices of single "
+                             "sequences (default: plain)")  # fmt: skip
+    parser.add_argument("--models", nargs="+", default=None, metavar="NAME|FILE",
                         help=f"models (default: {' '.join(MODELS)})")  # fmt: skip
     parser.add_argument("--links", nargs="+", default=list(LINKS), metavar="RATE",
                         help=f"links (default: {' '.join(LINKS)})")  # fmt: skip
@@ -67,7 +70,8 @@ def _setting(folder: Path, name: str, link: str, options: argparse.Namespace) ->
     from benchmarks.fidelity.loop import run_setting
 
     model, workload = _model(name, options)
-    path = folder / f"setting-{model.name}-{link}.json"
+    kind = "" if options.kind == "plain" else f"{options.kind}-"
+    path = folder / f"setting-{kind}{model.name}-{link}.json"
     inputs = {
         "model": asdict(model), "workload": asdict(workload),
         "rounds": options.rounds, "samples": options.samples, "minutes": options.minutes,
@@ -75,15 +79,18 @@ def _setting(folder: Path, name: str, link: str, options: argparse.Namespace) ->
     if path.exists():
         return read_setting(path, inputs)
     print_line(f"{model.name} on {link} ...", sys.stderr)
-    setting = run_setting(model, workload, link, rounds=options.rounds, samples=options.samples,
-                          minutes=options.minutes)  # fmt: skip
+    setting = run_setting(
+        model, workload, link, KINDS[options.kind], rounds=options.rounds,
+        samples=options.samples, minutes=options.minutes,
+    )  # fmt: skip
     write_setting(path, setting, inputs)
     return setting
 
 
 def _model(name: str, options: argparse.Namespace) -> tuple[ModelSpec, Workload]:
-    if name in MODELS:
-        return MODELS[name]
+    known = KINDS[options.kind].models
+    if name in known:
+        return known[name]
     workload = Workload(
         seq_length=options.seq_length, micro_batch_size=options.micro_batch_size, dtype="fp32"
     )
@@ -93,7 +100,7 @@ def _model(name: str, options: argparse.Namespace) -> tuple[ModelSpec, Workload]
 def _write(settings: Sequence[Setting], options: argparse.Namespace) -> None:
     machine = f"{cpu_name()}, {os.cpu_count()} cores"
     if options.page:
-        write_whole(options.page, markdown(settings, machine))
+        write_whole(options.page, markdown(settings, machine, KINDS[options.kind].title))
     if options.json:
         write_whole(options.json, to_json(settings, machine))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.fidelity.scores import Cell, Setting
-from benchmarks.fidelity.settings import PLANS, TUNED
+from benchmarks.fidelity.settings import TUNED, Kind
 from domino_tune.base.units import parse_quantity
 from domino_tune.requests import ProfileRequest, TuneRequest, WorkloadFields
 from domino_tune.runtime.lanes.pace_rows import PaceRow
@@ -19,10 +19,10 @@ from domino_tune.runtime.plan_runs import Measured, run_plans
 from domino_tune.store.files import write_whole
 from domino_tune.store.formats.model_file import dump_model
 from domino_tune.store.profiles import user_profiles_dir
+from domino_tune.verbs.here_and_now import as_emulated, plan_paces
 from domino_tune.verbs.profile import profile
 from domino_tune.verbs.resolve import Chosen, resolve
 from domino_tune.verbs.tune import tune
-from domino_tune.verbs.validate import as_emulated, plan_paces
 from simulator.case import Case
 from simulator.cost import Changes
 from simulator.plan import NO_COMM
@@ -38,13 +38,14 @@ def run_setting(
     model: ModelSpec,
     workload: Workload,
     link: str,
+    kind: Kind,
     *,
     rounds: int,
     samples: int,
     minutes: int | None,
 ) -> Setting:
     """Run one setting. The profile is finished, and its id taken, before the first plan runs."""
-    name = f"{model.name}-{link}"
+    name = f"{model.name}-{workload.micro_batch_size}x{workload.seq_length}-{link}"
     began = time.monotonic()
     profiled = profile(
         ProfileRequest(
@@ -57,9 +58,10 @@ def run_setting(
     fields = WorkloadFields(
         model=str(model_file(model)), profile=name, tp=2, seq_length=workload.seq_length,
         micro_batch_size=workload.micro_batch_size, dtype=workload.dtype,
+        sequence_parallel=kind.sequence_parallel,
     )  # fmt: skip
     case = resolve(fields)
-    chosen = plans_of(case, fields)
+    chosen = plans_of(case, fields, kind)
     spec = LaunchSpec(tp=2, emulate_link_bits_per_s=_bits_per_s(link))
     launches = [_run(case, chosen, rounds, spec) for _ in range(2)]
     single_rank = replace(spec, single_rank=True, emulate_link_bits_per_s=None)
@@ -82,14 +84,15 @@ def _bits_per_s(link: str) -> int:
     return round(parse_quantity("link", link, ("bytes/s",)).value * 8)
 
 
-def plans_of(case: Case, fields: WorkloadFields) -> dict[str, Chosen]:
+def plans_of(case: Case, fields: WorkloadFields, kind: Kind) -> dict[str, Chosen]:
     """Return the plans of the report, the tuned plan and the plan without communication by name."""
     request = TuneRequest(
         **{name: getattr(fields, name) for name in WorkloadFields.__dataclass_fields__},
         search="bayes",
     )
     tuned = tune(request).best.plan_file
-    named = {name: Chosen.of(case, plan) for name, plan in {**PLANS, BOUND: NO_COMM}.items()}
+    bound = replace(NO_COMM, sequence_parallel=bool(kind.sequence_parallel))
+    named = {name: Chosen.of(case, plan) for name, plan in {**kind.plans, BOUND: bound}.items()}
     return {**named, TUNED: Chosen(plan=tuned.plan, order=tuned.order)}
 
 
@@ -110,7 +113,7 @@ def run_emulated(
 ) -> dict[str, Measured]:
     """Run the plans on one rank, with collectives that take the profile's durations."""
     timelines = [simulate(case, one.plan, one.order) for one in chosen.values()]
-    paces = plan_paces(case, [one.plan for one in chosen.values()], timelines)
+    paces = plan_paces(case.cost, [one.plan for one in chosen.values()], timelines)
     return _run(case, chosen, rounds, single_rank, paces)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
@@ -13,6 +14,7 @@ from benchmarks.verdict import Check, at_most, check_table, reported
 from domino_tune.base.tables import Table
 
 ERROR: Final = 0.03
+LEAN: Final = 0.015
 REGRET: Final = 0.02
 CONCORDANCE: Final = 0.95
 HIDDEN: Final = 0.80
@@ -28,6 +30,7 @@ def checks(settings: Sequence[Setting]) -> list[Check]:
         reported("cells (plans of a model on a link)", str(total.cells)),
         reported("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
         at_most("iteration time, mean absolute error", ERROR, total.error),
+        within("the same with its sign", LEAN, lean(settings)),
         reported("the same at the machine's speed while plans ran", f"{total.steady_error:.2%}"),
         reported("the same on one rank with emulated collectives", f"{total.emulated_error:.2%}"),
         *worst_errors(total),
@@ -45,6 +48,18 @@ def checks(settings: Sequence[Setting]) -> list[Check]:
                 )
             )
     return found
+
+
+def lean(settings: Sequence[Setting]) -> float:
+    """Return the mean error of all cells, with its sign: which way predictions lean."""
+    return statistics.fmean(cell.error for setting in settings for cell in setting.cells)
+
+
+def within(what: str, limit: float, value: float) -> Check:
+    """Return the check that a signed number is at most ``limit`` away from zero."""
+    return Check(
+        what=what, target=f"within ±{limit:.1%}", measured=f"{value:+.2%}", ok=abs(value) <= limit
+    )
 
 
 def worst_errors(total: Score) -> list[Check]:
@@ -84,9 +99,9 @@ def _regret(worst: float | None) -> str:
     return NO_SETTING if worst is None else f"{worst:.1%}"
 
 
-def tables(settings: Sequence[Setting]) -> list[Table]:
+def tables(settings: Sequence[Setting], title: str) -> list[Table]:
     """Return the table of checks, the table of settings and the table of cells."""
-    return [check_table("Fidelity", checks(settings)), *detail(settings)]
+    return [check_table(title, checks(settings)), *detail(settings)]
 
 
 def detail(settings: Sequence[Setting]) -> list[Table]:
@@ -129,9 +144,9 @@ def _cells(settings: Sequence[Setting]) -> Table:
     return Table(title="Cells", columns=columns, rows=rows)
 
 
-def markdown(settings: Sequence[Setting], machine: str) -> str:
+def markdown(settings: Sequence[Setting], machine: str, title: str) -> str:
     """Return the report as a Markdown page."""
-    return page(_HEAD.format(machine=machine), tables(settings))
+    return page(_HEAD.format(machine=machine, title=title), tables(settings, title))
 
 
 def page(head: str, shown: Sequence[Table]) -> str:
@@ -158,7 +173,7 @@ def to_json(settings: Sequence[Setting], machine: str) -> str:
     return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
 
-_HEAD: Final = """# Fidelity
+_HEAD: Final = """# {title}
 
 Written by `scripts/fidelity`. Machine: {machine}, two ranks on two emulated hosts.
 

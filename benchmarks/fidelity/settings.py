@@ -1,8 +1,12 @@
-"""Settings: the models, links and plans that the report covers by default."""
+"""Settings: the models, links and plans that a report covers by default.
+
+There are three kinds: without sequence parallelism, with it, and slices of single sequences.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import llama_model
@@ -49,6 +53,43 @@ PLANS: Final[dict[str, SlicePlan]] = {
     "hybrid": SlicePlan(row_slices=2, attn_col_slices=2, mlp_col_slices=2),
 }
 """Plans that run for each model and link, beside the plan that `tune` chooses."""
+SHARDED: Final = {
+    name: replace(PLANS[name], sequence_parallel=True)
+    for name in ("baseline", "inter", "intra", "rows", "hybrid")
+}
+ALONG: Final[dict[str, SlicePlan]] = {
+    "baseline": MEGATRON,
+    "inter": SlicePlan(order="inter", wgrad="eager", slice_dim="sequence"),
+    "two": SlicePlan(slice_dim="sequence"),
+    "three": SlicePlan(row_slices=3, merge_wgrad=True, slice_dim="sequence", slice_balance="even"),
+    "two sp": SlicePlan(slice_dim="sequence", sequence_parallel=True),
+}
+
+
+class Kind(NamedTuple):
+    """One report. ``sequence_parallel``: what `tune` is asked for; None leaves it the choice."""
+
+    title: str
+    models: dict[str, tuple[ModelSpec, Workload]]
+    plans: dict[str, SlicePlan]
+    sequence_parallel: bool | None
+
+
+def _single(job: tuple[ModelSpec, Workload]) -> tuple[ModelSpec, Workload]:
+    """Return the same tokens as one sequence."""
+    spec, work = job
+    length = work.seq_length * work.micro_batch_size
+    return spec, replace(work, seq_length=length, micro_batch_size=1)
+
+
+KINDS: Final[dict[str, Kind]] = {
+    "plain": Kind("Fidelity", MODELS, PLANS, False),
+    "sharded": Kind("Fidelity with sequence parallelism", MODELS, SHARDED, True),
+    "sequences": Kind(
+        "Fidelity of slices of one sequence",
+        {name: _single(job) for name, job in MODELS.items()}, ALONG, None,
+    ),
+}  # fmt: skip
 ALWAYS_TWO: Final = "inter"
 """The plan of DeepSpeed's Domino on every machine."""
 TUNED: Final = "tuned"

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from benchmarks.fidelity.loop import model_file, plans_of, run_emulated, setting_of
 from benchmarks.fidelity.scores import Setting
+from benchmarks.fidelity.settings import KINDS
 from domino_tune.requests import WorkloadFields
 from domino_tune.runtime.launch_spec import Backend, LaunchSpec
+from domino_tune.verbs.here_and_now import as_emulated
 from domino_tune.verbs.resolve import resolve
-from domino_tune.verbs.validate import as_emulated
 from simulator.presets import MODELS
 from simulator.specs import ModelSpec, Workload
 
@@ -91,7 +92,7 @@ def run_case(proof: ProofCase, profile: Path | str) -> Setting:
     fields, began = proof.fields(profile), time.monotonic()
     profiled = resolve(fields)
     case = as_emulated(profiled, proof.spec)
-    chosen = plans_of(case, fields)
+    chosen = plans_of(case, fields, KINDS["plain"])
     launches = [run_emulated(case, chosen, proof.rounds, proof.spec) for _ in range(2)]
     return setting_of(
         case, case, chosen, launches, launches[0],

@@ -22,7 +22,8 @@ from domino_tune.measure.op_rows import SECTIONS, add_ops, measured_ops
 from domino_tune.runtime.launch.launch import run_job
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.store.files import write_whole
-from simulator.profile import LaunchSection, Profile, Provenance
+from simulator.profile import LaunchSection, Profile
+from simulator.provenance import Provenance
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 NAME: Final = "this-gpu"

@@ -16,9 +16,12 @@ from benchmarks.bench.constants import MEASURED, near_stated
 from benchmarks.bench.greedy import greedy
 from benchmarks.bench.properties import PROPERTIES, Property, properties
 from benchmarks.bench.search import search
+from benchmarks.bench.sequence_slices import best, case_of, sequence_slices
 from benchmarks.bench.upstream import LEFT_OVER, RUN_MS, _left_over
 from benchmarks.verdict import at_most, check_table, count_verdicts, reported
+from domino_tune.verbs.resolve import baseline_plan
 from simulator.lookup.expected import EXPECTED, GEMM_DGRAD, SINGLE_RUN
+from simulator.predict import predict
 
 QUICK = tuple(case for case in SEARCH_CASES if case.label.startswith("llama2-7b tp8 b1 "))
 
@@ -35,8 +38,11 @@ def test_targets_on_measurements_are_met(name: str, request: pytest.FixtureReque
 def test_the_upstream_gap_is_reported() -> None:
     (table,) = BENCHES["upstream"]()
     rows = {row[0]: row[1] for row in table.rows}
-    simulated, *parts = (float(rows[name].strip()) for name in list(rows)[:5])
+    before, clock, admission, simulated, *parts = (
+        float(rows[name].strip()) for name in list(rows)[:7]
+    )
     together = float(rows["together"])
+    assert simulated == pytest.approx(before + clock + admission, abs=0.2)
     assert together == pytest.approx(simulated + sum(parts), abs=0.3)
     low, high = (float(ms) for ms in rows[LEFT_OVER].split(" to "))
     assert (low, high) == pytest.approx([run - together for run in RUN_MS], abs=0.6)
@@ -116,6 +122,25 @@ def test_the_searches_find_the_proven_optimum_of_one_case() -> None:
     for bench in (greedy, search):
         _, cases = bench(QUICK)
         assert [row[-1] for row in cases.rows] == ["ok"]
+
+
+def test_slices_of_one_sequence_hide_what_columns_cannot() -> None:
+    job = ("h100-dgx", "llama3-8b", 8_192)
+    case = case_of(*job)
+    base, found = predict(case, baseline_plan(case)), best(case)
+    assert found.plan.slices_sequences
+    assert found.plan.sequence_parallel
+    assert base.makespan_ns == found.baseline_ns
+    assert found.along == base.makespan_ns / predict(case, found.plan).makespan_ns
+    assert found.along > max(found.columns, 1.0)
+    assert found.exposed[0] == base.exposed_ns / base.makespan_ns > found.exposed[1]
+    assert 0.02 < found.width < 0.5
+    summary, jobs = sequence_slices([job])
+    gains = tuple(f"{gain:.3f}x" for gain in (found.columns, found.along))
+    assert [list(row) for row in summary.rows] == [["h100-dgx", *[gains[1]] * 3]]
+    assert jobs.rows[0][:3] == ("h100-dgx", "llama3-8b", "8,192")
+    assert jobs.rows[0][5:7] == gains
+    assert jobs.rows[0][-1] == found.plan.label
 
 
 def test_missing_facts_skip_and_say_so(

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.bench.published import _line, published
 from benchmarks.bench.runs import CI_KEYS, Run, b200_runs, ci_run, korthikanti_runs, nemotron_run
 from simulator.implementation import IMPLEMENTATIONS
-from simulator.memory import peak_bytes
+from simulator.peak import peak_bytes
 from simulator.units import GIB
 
 

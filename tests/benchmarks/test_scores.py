@@ -144,7 +144,9 @@ def test_the_page_in_docs_says_what_its_numbers_give() -> None:
     settings = [setting_from(one) for one in plain["settings"]]
     assert to_json(settings, plain["machine"]) == text
     page = (docs / "fidelity.md").read_text().splitlines()
-    rows = [f"| {' | '.join(row)} |" for table in tables(settings) for row in table.rows]
+    rows = [
+        f"| {' | '.join(row)} |" for table in tables(settings, "Fidelity") for row in table.rows
+    ]
     assert [row for row in rows if row not in page] == []
     assert len([line for line in page if line.startswith("|")]) == len(rows) + 2 * 3
 
@@ -152,8 +154,9 @@ def test_the_page_in_docs_says_what_its_numbers_give() -> None:
 def test_the_page_shows_missed_targets() -> None:
     verdicts = {check.what: check.verdict for check in checks([MEASURED])}
     assert verdicts["iteration time, mean absolute error"] == "MISS"
+    assert verdicts["the same with its sign"] == "ok"
     assert verdicts["communication hidden by the tuned plan, m, 1gbit"] == "ok"
-    page = markdown([MEASURED], "a machine")
+    page = markdown([MEASURED], "a machine", "Fidelity")
     assert "| m | 1gbit | baseline | 110.0 | 100.0 | +10.0% |" in page
     plain = json.loads(to_json([MEASURED], "a machine"))
     assert plain["score"]["error"] == score([MEASURED]).error
