@@ -11,7 +11,7 @@ from simulator.plan import SlicePlan, check_plan_fits
 from simulator.power import PowerSection
 from simulator.profile import Profile
 from simulator.shapes import Shapes
-from simulator.sharding import check_pipeline, check_shardable
+from simulator.sharding import check_context, check_pipeline, check_shardable
 from simulator.specs import ClusterSpec, ModelSpec, Workload, require_divisible
 from simulator.units import GIB
 
@@ -36,10 +36,11 @@ class Case:
     def __post_init__(self) -> None:
         check_shardable(self.model, self.workload, self.cluster)
         check_pipeline(self.model, self.workload, self.cluster)
+        check_context(self.model, self.workload, self.cluster)
         if self.sequence_parallel:
             require_divisible(
                 "With --sequence-parallel, seq_length", self.workload.seq_length,
-                "tp", self.cluster.tp,
+                "tp × cp", self.cluster.tp * self.cluster.cp,
             )  # fmt: skip
         check_limits(self.profile, self.cluster)
 
@@ -47,7 +48,7 @@ class Case:
     def shards_tokens(self) -> bool:
         """Whether Megatron-LM would train with sequence parallelism here, as far as the profile
         can tell: tp divides the sequences, and gathers and scatters were timed."""
-        tp, length = self.cluster.tp, self.workload.seq_length
+        tp, length = self.cluster.tp, self.workload.seq_length // self.cluster.cp
         can = tp > 1 and length % tp == 0
         return can and (self.profile.times_gathers or self.sequence_parallel is True)
 
@@ -60,8 +61,9 @@ class Case:
 
     @property
     def can_slice_sequences(self) -> bool:
-        """Whether the profile times what slices of sequences need: sums of gradients."""
-        return self.profile.pointwise_table().has("grad_add")
+        """Whether slices of sequences are simulated: the profile must time sums of gradients, and
+        no ranks may share the sequences."""
+        return self.cluster.cp == 1 and self.profile.pointwise_table().has("grad_add")
 
     @property
     def comm_ctas_choices(self) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simulator.context import context_attention, context_attention_bwd
 from simulator.ops import Attention, Direction, Gemm
 from simulator.schedule import OpTemplate, Ref
 from simulator.shapes import GRAD_BYTES
@@ -41,6 +42,8 @@ def core_attention(t: Templates, row: int) -> list[OpTemplate]:
     own = (source, qkv) if s.model.qk_norm else (source,)
     inputs = (*own, *_earlier(t, row))
     write, size = f"s{row}.attn.core_attn", s.width_bytes("core_attn", row)
+    if s.cluster.cp > 1:
+        return [*ops, *context_attention(t, row, inputs, write)]
     if s.workload.implementation.flash_attention:
         ops.append(t.op("attn.core_attn", row, _attention(t, row), inputs, write, size))
         return ops
@@ -88,7 +91,9 @@ def core_attention_bwd(t: Templates, row: int) -> list[OpTemplate]:
     last = f"{normed}.rope" if rope else normed
     first = f"{last}.own" if s.plan.slices_sequences else last
     grad, inputs = Ref(0, f"d.s{row}.attn.core_attn"), _kept_inputs(t, row)
-    if s.workload.implementation.flash_attention:
+    if s.cluster.cp > 1:
+        ops = context_attention_bwd(t, row, grad, inputs, first)
+    elif s.workload.implementation.flash_attention:
         reads = (grad, *inputs, Ref(0, f"s{row}.attn.core_attn"))
         signature = _attention(t, row, "backward")
         ops = [t.op("attn.core_attn_bwd", row, signature, reads, first, size)]

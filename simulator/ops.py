@@ -12,7 +12,7 @@ from simulator.implementation import NcclAlgo
 Layout = Literal["forward", "dgrad", "wgrad"]
 Direction = Literal["forward", "backward"]
 CollectiveKind = Literal[
-    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "send_recv",
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "send_recv", "all_to_all",
     "multimem_all_reduce", "multimem_reduce_scatter", "multimem_all_gather",
 ]  # fmt: skip
 TpCollectives = Literal["nccl", "multimem"]
@@ -131,7 +131,8 @@ class Pointwise(NamedTuple):
 class Collective(NamedTuple):
     """A collective over ``nodes`` × ``per_node`` ranks.
 
-    ``size_bytes`` is the full tensor (nccl-tests' "size"); ``ctas`` 0 leaves the choice to NCCL.
+    ``size_bytes`` is the full tensor (nccl-tests' "size"), of an all-to-all what one rank has;
+    ``ctas`` 0 leaves the choice to NCCL.
     ``algo``: ring lets the GPUs add, not the switch.
     """
 

@@ -212,6 +212,11 @@ def row_problem(plan: SlicePlan, workload: Workload, cluster: ClusterSpec) -> st
             f"row_slices = {rows} needs at least as many sequences, but micro_batch_size = "
             f"{batch}; use row_slices ≤ {batch}, a larger micro-batch, or --slice-dim sequence."
         )
+    if plan.slice_dim == "sequence" and cluster.cp > 1:
+        return (
+            "Slices of sequences are not simulated with context parallelism; use --slice-dim batch "
+            "or --cp 1."
+        )
     multiple = slice_multiple(plan, cluster)
     if plan.slice_dim == "sequence" and rows * multiple > workload.seq_length:
         return (

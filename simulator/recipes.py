@@ -25,7 +25,7 @@ from simulator.issue_order import (
 from simulator.ops import Gemm, Signature
 from simulator.optimizer_step import optimizer_step, zero_grads
 from simulator.plan import SlicePlan
-from simulator.schedule import COMPUTE, OpTemplate
+from simulator.schedule import COMPUTE, CP, OpTemplate
 from simulator.templates import Templates
 
 
@@ -120,6 +120,8 @@ class Recipes:
         counts: Counter[tuple[str, tuple[Signature, ...], bool]] = Counter()
         last: Signature | None = None
         for fragment, op in ops:
+            if op.lane == CP:  # it may run beside the other lanes, so it adds nothing for sure
+                continue
             counts[fragment, self._ways(plan, op), op.lane == COMPUTE] += 1
             if op.lane != COMPUTE:
                 last = op.signature

@@ -17,11 +17,12 @@ from simulator.implementation import LaunchOrder
 from simulator.ops import Signature
 
 COMPUTE: Final = 0
-LANES: Final = ("compute", "tp", "dp")
+LANES: Final = ("compute", "tp", "dp", "cp")
 STEP: Final = "step."
 """Prefix of the roles of the optimizer's step."""
 TP: Final = 1
 DP: Final = 2
+CP: Final = 3
 
 
 class Ref(NamedTuple):

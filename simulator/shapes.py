@@ -40,8 +40,9 @@ class Shapes:
 
     @cached_property
     def spans(self) -> tuple[range, ...]:
-        """Positions of each row slice's sequences."""
-        length, plan = self.workload.seq_length, self.plan
+        """Positions of each row slice's sequences; with context parallelism as many as this rank
+        has of them."""
+        length, plan = self.workload.seq_length // self.cluster.cp, self.plan
         if not plan.slices_sequences:
             return (range(length),) * plan.row_slices
         multiple = slice_multiple(plan, self.cluster)
@@ -56,6 +57,11 @@ class Shapes:
     def shards_tokens(self) -> bool:
         """Whether each rank holds 1/tp of the tokens of every slice between the blocks."""
         return self.cluster.tp > 1 and self.plan.sequence_parallel
+
+    @cached_property
+    def exchanges_context(self) -> bool:
+        """Whether ranks of a context-parallel group exchange keys and values."""
+        return self.cluster.cp > 1 and self.plan.strategy != "no_comm"
 
     @cached_property
     def has_residual_bwd(self) -> bool:
@@ -85,13 +91,17 @@ class Shapes:
     def tokens(self, row: int) -> int:
         """Return the number of tokens in row slice ``row``, or in all slices for −1."""
         if row < 0:
-            return self.workload.micro_batch_size * self.workload.seq_length
+            return self.workload.micro_batch_size * self.workload.seq_length // self.cluster.cp
         return self.rows[row] * len(self.spans[row])
 
     def kv_elements(self, row: int, positions: int) -> int:
         """Return this rank's elements of the keys and values of ``positions`` of each sequence of
         slice ``row``."""
         return self.rows[row] * positions * 2 * self.kv_heads * self.model.head_dim
+
+    def kv_bytes(self, row: int) -> int:
+        """Return the bytes of the keys and values of this rank's tokens of slice ``row``."""
+        return self.kv_elements(row, len(self.spans[row])) * self.element
 
     def width(self, fragment: str) -> int:
         """Return this rank's output columns of ``fragment`` (qkv, core_attn, fc1 or act)."""

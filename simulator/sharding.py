@@ -131,3 +131,23 @@ def check_pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -
         raise InputError(
             "--data-parallel fsdp with a pipeline is not simulated; use distributed-optimizer."
         )
+
+
+def check_context(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:
+    """Raise InputError unless the sequences and the attention core fit context parallelism."""
+    cp, tp = cluster.cp, cluster.tp
+    if cp == 1:
+        return
+    require_divisible("seq_length", workload.seq_length, "2 × cp", 2 * cp)
+    heads = max(1, model.num_key_value_heads // tp)
+    if workload.cp_comm == "a2a" and (heads % cp or model.num_attention_heads // tp % cp):
+        raise InputError(
+            f"--cp-comm a2a gives each of cp = {cp} ranks a part of the heads, but a rank has "
+            f"{heads} key-value heads at tp = {tp}; use --cp {heads} or less, or --cp-comm p2p."
+        )
+    if workload.recompute == "selective" or not workload.implementation.flash_attention:
+        raise InputError(
+            "Context parallelism is simulated with one attention kernel, whose core nobody "
+            "recomputes; use --recompute none or full, and an implementation with "
+            "flash_attention=true."
+        )

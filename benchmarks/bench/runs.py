@@ -48,6 +48,12 @@ NEMOTRON: Final = ModelSpec(
 )  # fmt: skip
 
 
+NVIDIA: Final = {
+    "nemotron4-15b": NEMOTRON,
+    "gpt3-175b": replace(MODELS["gpt3-175b"], hidden_dropout=0.0, attention_dropout=0.0),
+}
+
+
 class Run(NamedTuple):
     """One measured row. ``gib`` is None where its memory was not published."""
 
@@ -74,33 +80,34 @@ def megatron(*, sequence_parallel: bool) -> SlicePlan:
     return replace(MEGATRON, sequence_parallel=sequence_parallel)
 
 
-def _case(model: ModelSpec, profile: str, tp: int, dp: int, **workload: Any) -> Case:
+def _case(model: ModelSpec, profile: str, cluster: ClusterSpec, **workload: Any) -> Case:
     return Case(
-        model=model,
-        workload=Workload(**workload),
-        cluster=ClusterSpec(tp=tp, dp=dp),
-        profile=load_profile(profile),
+        model=model, workload=Workload(**workload), cluster=cluster, profile=load_profile(profile)
     )
 
 
+def _ranks(row: Line) -> ClusterSpec:
+    """Return the ranks of a row; columns that a table has not are 1."""
+    tp, pp, cp, dp = (int(row.get(name) or 1) for name in ("tp", "pp", "cp", "dp"))
+    return ClusterSpec(tp=tp, pp=pp, cp=cp, dp=dp, vpp=int(row.get("vpp") or row.get("vp") or 1))
+
+
 def b200_runs() -> list[Run]:
-    """Return SimuMax's runs of Megatron-LM on one B200 node, without pipelines and contexts."""
+    """Return SimuMax's runs of Megatron-LM on one B200 node."""
     runs = []
     for row in rows("b200_megatron_steps.csv"):
-        if row["pp"] != "1" or row["cp"] != "1":
-            continue
-        tp, dp, micros = int(row["tp"]), int(row["dp"]), int(row["micro_batches"])
+        cluster, micros = _ranks(row), int(row["micro_batches"])
         model = replace(LLAMA[row["model"]], num_hidden_layers=int(row["layers"]))
         case = _case(
-            model, "b200-sxm", tp, dp, seq_length=int(row["seq"]),
-            micro_batch_size=int(row["mbs"]), grad_accumulation=micros,
+            model, "b200-sxm", cluster, seq_length=int(row["seq"]),
+            micro_batch_size=int(row["mbs"]), grad_accumulation=micros, cp_comm="a2a",
             data_parallel="distributed-optimizer", overlap_grad_reduce=False,
             overlap_param_gather=False, implementation=IMPLEMENTATIONS["megatron-te"],
         )  # fmt: skip
         runs.append(
             Run(
-                f"{row['model']} tp {tp} dp {dp}, {micros}", case,
-                megatron(sequence_parallel=tp > 1), float(row["measured_ms"]),
+                f"{row['model']} {cluster.levels}, {micros}", case,
+                megatron(sequence_parallel=cluster.tp > 1), float(row["measured_ms"]),
                 float(row["measured_gib"]), float(row["simumax_ms"]),
             )
         )  # fmt: skip
@@ -112,8 +119,8 @@ def ci_run(gpu: str, keys: tuple[str, ...]) -> Run:
     row = next(row for row in rows("megatron_ci_7b.csv") if row["gpu"] == gpu)
     profile = {"h100": "h100-dgx", "a100": "a100-sxm"}[gpu]
     case = _case(
-        CI_MODEL, profile, 4, 2, seq_length=8192, micro_batch_size=2, grad_accumulation=2,
-        data_parallel="distributed-optimizer",
+        CI_MODEL, profile, ClusterSpec(tp=4, dp=2), seq_length=8192, micro_batch_size=2,
+        grad_accumulation=2, data_parallel="distributed-optimizer",
         implementation=changed(IMPLEMENTATIONS["megatron-te"], keys),
     )  # fmt: skip
     plan = megatron(sequence_parallel=False)
@@ -122,41 +129,64 @@ def ci_run(gpu: str, keys: tuple[str, ...]) -> Run:
 
 
 def korthikanti_runs() -> list[Run]:
-    """Return the runs without pipelines of arXiv 2205.05198, with full recomputation and with
-    sequence parallelism and selective recomputation."""
+    """Return the runs of arXiv 2205.05198, with full recomputation and with sequence parallelism
+    and selective recomputation."""
     runs = []
     for row in rows("korthikanti_a100.csv"):
-        if row["pp"] != "1":
-            continue
-        tp, mbs = int(row["tp"]), int(row["mbs"])
-        dp = int(row["dp"])
-        hidden, heads = int(row["hidden"]), int(row["heads"])
-        model = ModelSpec(
-            name=row["model"], num_hidden_layers=int(row["layers"]), hidden_size=hidden,
-            num_attention_heads=heads, num_key_value_heads=heads, head_dim=hidden // heads,
-            intermediate_size=4 * hidden, vocab_size=51200, max_position_embeddings=2048,
-            hidden_dropout=0.1, attention_dropout=0.1,
-        )  # fmt: skip
+        cluster, mbs = _ranks(row), int(row["mbs"])
+        model = _gpt(row["model"], row, vocab_size=51200)
         for recompute, column in (("full", "full_recompute_s"), ("selective", "sp_selective_s")):
             case = _case(
-                model, "a100-sxm", tp, dp, seq_length=2048, micro_batch_size=mbs,
-                grad_accumulation=int(row["gbs"]) // (mbs * dp), dtype="fp16", recompute=recompute,
-                implementation=IMPLEMENTATIONS["megatron-2022"],
+                model, "a100-sxm", cluster, seq_length=2048, micro_batch_size=mbs, dtype="fp16",
+                grad_accumulation=int(row["gbs"]) // (mbs * cluster.dp), recompute=recompute,
+                implementation=IMPLEMENTATIONS["megatron-2022"], overlap_p2p=cluster.vpp > 1,
             )  # fmt: skip
             plan = megatron(sequence_parallel=recompute == "selective")
             runs.append(Run(f"{row['model']}, {recompute}", case, plan, 1e3 * float(row[column])))
     return runs
 
 
+def vtrain_runs() -> list[Run]:
+    """Return vTrain's runs of Megatron-DeepSpeed on A100s, with full recomputation."""
+    runs = []
+    for table in ("single", "multi"):
+        for row in rows(f"vtrain_a100_{table}_sample.csv"):
+            cluster, mbs = _ranks(row), int(row["micro_batch"])
+            model = _gpt("gpt", row, vocab_size=50257)
+            case = _case(
+                model, "a100-sxm", cluster, seq_length=int(row["seq"]), micro_batch_size=mbs,
+                grad_accumulation=int(row["global_batch"]) // (mbs * cluster.dp), dtype="fp16",
+                recompute="full", implementation=IMPLEMENTATIONS["megatron-2022"],
+            )  # fmt: skip
+            label = (
+                f"{row['hidden']} x {row['layers']}, {cluster.levels}, micro-batch {mbs}, "
+                f"{case.workload.grad_accumulation}"
+            )
+            plan = megatron(sequence_parallel=False)
+            runs.append(Run(label, case, plan, float(row["iteration_ms"])))
+    return runs
+
+
+def _gpt(name: str, row: Line, *, vocab_size: int) -> ModelSpec:
+    """Return a GPT with dropout and learned positions of 2,048 tokens."""
+    hidden, heads = int(row["hidden"]), int(row["heads"])
+    return ModelSpec(
+        name=name, num_hidden_layers=int(row["layers"]), hidden_size=hidden,
+        num_attention_heads=heads, num_key_value_heads=heads, head_dim=hidden // heads,
+        intermediate_size=4 * hidden, vocab_size=vocab_size, max_position_embeddings=2048,
+        hidden_dropout=0.1, attention_dropout=0.1,
+    )  # fmt: skip
+
+
 def async_tp_runs() -> list[Run]:
     """Return torchtitan's run of Llama 3.1 8B on 64 H100s of 500 W and 2.4 TB/s, twice: it saves
     every second GEMM's result, which lies between no recomputation and full."""
     row = rows("asynctp_h100.csv")[0]
-    tp, dp, mbs = int(row["tp"]), int(row["fsdp"]), int(row["local_batch"])
+    cluster, mbs = ClusterSpec(tp=int(row["tp"]), dp=int(row["fsdp"])), int(row["local_batch"])
     runs = []
     for recompute in ("none", "full"):
         case = _case(
-            MODELS["llama3-8b"], "h100-dgx", tp, dp, seq_length=8192, micro_batch_size=mbs,
+            MODELS["llama3-8b"], "h100-dgx", cluster, seq_length=8192, micro_batch_size=mbs,
             data_parallel="fsdp", recompute=recompute, implementation=IMPLEMENTATIONS["torch"],
         )  # fmt: skip
         slower = replace(
@@ -164,7 +194,7 @@ def async_tp_runs() -> list[Run]:
             changes=Changes(memory_bandwidth=2400 / case.profile.machine.memory_bandwidth_gb_s),
             cluster=replace(case.cluster, power_cap_w=500.0),
         )
-        measured = 1e3 * slower.tokens / (tp * dp) / float(row["tp_tokens_s"])
+        measured = 1e3 * slower.tokens / cluster.world_size / float(row["tp_tokens_s"])
         label = f"llama3-8b, 64 H100s of 500 W, recompute {recompute}"
         runs.append(Run(label, slower, megatron(sequence_parallel=True), measured))
     return runs
@@ -185,7 +215,7 @@ def tokenweave_passes() -> list[Forward]:
     for row in rows("tokenweave_forward_tp8.csv"):
         tokens = int(row["tokens"])
         case = _case(
-            MODELS["llama3-70b"], "h100-dgx", int(row["tp"]), 1, seq_length=tokens,
+            MODELS["llama3-70b"], "h100-dgx", ClusterSpec(tp=int(row["tp"])), seq_length=tokens,
             micro_batch_size=1, tp_collectives="multimem",
             implementation=replace(IMPLEMENTATIONS["megatron-te"], zero_grads=False),
         )  # fmt: skip
@@ -193,14 +223,18 @@ def tokenweave_passes() -> list[Forward]:
     return passes
 
 
-def nemotron_run() -> Run:
-    """Return NVIDIA's step of a 15B model at TP 4, whose gathers TransformerEngine overlaps."""
-    row = next(row for row in rows("nvidia_h100_steps.csv") if row["case"] == "A3")
-    tp, dp, mbs = int(row["tp"]), int(row["dp"]), int(row["mbs"])
-    case = _case(
-        NEMOTRON, "h100-dgx", tp, dp, seq_length=int(row["seq"]), micro_batch_size=mbs,
-        grad_accumulation=int(row["gbs"]) // (mbs * dp), data_parallel="distributed-optimizer",
-        implementation=IMPLEMENTATIONS["megatron-te"],
-    )  # fmt: skip
-    seconds = float(row["seconds"])
-    return Run("nemotron4-15b, A3", case, megatron(sequence_parallel=True), 1e3 * seconds)
+def userbuffers_runs() -> list[Run]:
+    """Return NVIDIA's steps at TP 4, whose gathers and scatters TransformerEngine overlaps."""
+    runs = []
+    for row in rows("nvidia_h100_steps.csv"):
+        cluster, mbs = _ranks(row), int(row["mbs"])
+        case = _case(
+            NVIDIA[row["model"]], "h100-dgx", cluster, seq_length=int(row["seq"]),
+            micro_batch_size=mbs, grad_accumulation=int(row["gbs"]) // (mbs * cluster.dp),
+            data_parallel="distributed-optimizer", overlap_p2p=cluster.vpp > 1,
+            implementation=IMPLEMENTATIONS["megatron-te"],
+        )  # fmt: skip
+        label = f"{row['model']}, {row['case']}"
+        seconds = float(row["seconds"])
+        runs.append(Run(label, case, megatron(sequence_parallel=True), 1e3 * seconds))
+    return runs

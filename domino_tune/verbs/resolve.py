@@ -229,7 +229,7 @@ def _workload(
     check_collectives(profile, request.tp_collectives or (old.tp_collectives if old else "nccl"))
     if old is not None:
         return replace(old, **given)
-    usual = "distributed-optimizer" if cluster.dp > 1 else "replicas"
+    usual = "distributed-optimizer" if cluster.replicas > 1 else "replicas"
     return Workload(**{"data_parallel": usual, **given})
 
 

@@ -88,7 +88,7 @@ def simulate_plan(case: Case, chosen: Chosen) -> SimulateResult:
     if plans[BASELINE] == plans[BASELINE_NO_SP]:
         del plans[BASELINE_NO_SP]
     peaks = {name: stage_memory(case, one.plan, one.order) for name, one in plans.items()}
-    shown = _shortened(case)
+    shown = shortened(case)
     piped = {
         name: played_pipeline(case, one.plan, one.order)
         for name, one in plans.items()
@@ -118,7 +118,7 @@ def simulate_plan(case: Case, chosen: Chosen) -> SimulateResult:
     )  # fmt: skip
 
 
-def _shortened(case: Case) -> Case:
+def shortened(case: Case) -> Case:
     """Return the case with at most MICROS_PLAYED micro-batches: those in the middle are alike."""
     workload = case.workload
     least = max(MICROS_PLAYED, case.cluster.pp if case.cluster.vpp > 1 else 1)
@@ -236,7 +236,7 @@ def _variant(case: Case, label: str, run: Played, peak: Memory) -> Variant:
 
 def _shown_in_part(case: Case) -> list[str]:
     """Return what traces and pages leave out."""
-    micros, shown = case.workload.grad_accumulation, _shortened(case).workload.grad_accumulation
+    micros, shown = case.workload.grad_accumulation, shortened(case).workload.grad_accumulation
     found = []
     if case.cluster.pp > 1:
         found.append(

@@ -268,11 +268,12 @@ class CollectiveTable:
         return widened("fitted", self._table_error, how_far)
 
     def _from_sibling_op(self, c: Collective) -> Law | None:
-        """Return gather, scatter, broadcast or send from another op of the same group (assumed).
+        """Return gather, scatter, broadcast, exchange or send from another op (assumed).
 
         A ring all-reduce is a reduce-scatter and an all-gather, so each is half of it. A broadcast
-        moves n/(n − 1) of the bytes of an all-gather of the same tensor. Sending B bytes from one
-        rank to another equals an all-gather of 2B between two ranks.
+        moves n/(n − 1) of the bytes of an all-gather of the same tensor. In an all-to-all a rank
+        sends and receives (n − 1)/n of what it has, as in an all-gather of that size. Sending B
+        bytes from one rank to another equals an all-gather of 2B between two ranks.
         """
         if c.op in ("all_gather", "reduce_scatter"):
             law = self._known(c._replace(op="all_reduce"))
@@ -282,6 +283,9 @@ class CollectiveTable:
             return law.scaled(
                 c.ranks / (c.ranks - 1), max(expected.COLLECTIVE_RELATED.error, law.error)
             )
+        if c.op == "all_to_all" and c.nodes == 1:
+            law = self._law(c._replace(op="all_gather"))
+            return law.scaled(1.0, max(expected.COLLECTIVE_RELATED.error, law.error))
         if c.op == "send_recv":
             pair = (1, 2) if c.nodes == 1 else (2, 1)
             law = self._law(Collective("all_gather", 2 * c.size_bytes, *pair))
@@ -342,13 +346,14 @@ class CollectiveTable:
 
         Each rank has its own NIC, and each doubling of the nodes adds a NIC latency. A ring over n
         nodes sends 2(n − 1)/n of the tensor through the group's NICs in a node (all-reduce; half of
-        that for a gather or scatter).
+        that for a gather or scatter). In an all-to-all each rank sends (n − 1)/n of what it has.
         """
         if self._nic_gb_s is None or self._nic_latency_us is None or c.nodes == 1:
             return None
         inside = self._law(c._replace(nodes=1))
         passes = 2.0 if c.op == "all_reduce" else 1.0
-        wire_bytes = passes * (c.nodes - 1) / c.nodes * c.size_bytes / c.per_node
+        nics = 1 if c.op == "all_to_all" else c.per_node
+        wire_bytes = passes * (c.nodes - 1) / c.nodes * c.size_bytes / nics
         wire_us = wire_bytes / (self._nic_gb_s * 1e3)
         latency = inside.latency_us + self._nic_latency_us * math.log2(c.nodes)
         return Law(

@@ -12,7 +12,7 @@ from domino_tune.runtime.lanes.lane import Lane
 from domino_tune.runtime.lanes.pace import Pace
 from domino_tune.runtime.lanes.pace_rows import PaceRow, reshapes
 from domino_tune.runtime.priority import for_new_threads
-from simulator.schedule import LANES
+from simulator.schedule import DP, LANES, TP
 
 
 class EmulatedLanes:
@@ -26,7 +26,7 @@ class EmulatedLanes:
     def of(self, comm_ctas: int) -> Mapping[int, Lane]:
         """Return every comm lane number with its lane, for plans of ``comm_ctas`` CTAs."""
         if comm_ctas not in self._made:
-            numbers = range(1, len(LANES))
+            numbers = (TP, DP)
             self._made[comm_ctas] = {number: self._lane(number, comm_ctas) for number in numbers}
         return self._made[comm_ctas]
 

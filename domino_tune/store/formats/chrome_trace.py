@@ -21,14 +21,15 @@ from simulator.schedule import COMPUTE, LANES, Op
 from simulator.timeline import Timeline
 
 Event = dict[str, Any]
-STREAMS: Final = (7, 20, 24)
-"""Stream of each lane: compute on the stream that PyTorch profiles usually show, then TP, DP."""
+STREAMS: Final = (7, 20, 24, 28)
+"""Stream of each lane: compute on that which PyTorch profiles usually show, then TP, DP, CP."""
 NCCL_NAMES: Final = {
     "all_reduce": "AllReduce_Sum",
     "reduce_scatter": "ReduceScatter_Sum",
     "all_gather": "AllGather",
     "broadcast": "Broadcast",
     "send_recv": "SendRecv",
+    "all_to_all": "SendRecv",
     **{multimem: multimem for multimem in MULTIMEM.values()},
 }
 
