@@ -40,7 +40,7 @@ class Case:
         if self.sequence_parallel:
             require_divisible(
                 "With --sequence-parallel, seq_length", self.workload.seq_length,
-                "tp × cp", self.cluster.tp * self.cluster.cp,
+                "tp × cp" if self.cluster.cp > 1 else "tp", self.cluster.tp * self.cluster.cp,
             )  # fmt: skip
         check_limits(self.profile, self.cluster)
 

@@ -72,49 +72,29 @@ def gpipe(pp: int, vpp: int, micros: int) -> Orders:
 
 
 def zero_bubble(pp: int, vpp: int, micros: int) -> Orders:
-    """Return an order that fills waits with gradients of weights, in 1F1B's memory: what arXiv
-    2401.10241 calls ZB-H1.
+    """Return 1F1B with gradients of weights apart, which fill waits: ZB-H1 of arXiv 2401.10241.
 
-    It is the order in which ranks would play if all three passes took the same time: a backward
-    where one is ready, else a forward, else a gradient of weights. Rank p holds at most pp − p
-    micro-batches that lack their backward, and p more that lack the gradients of weights.
+    Rank p puts off p of them, so that it holds as much as the first rank of 1F1B; while the
+    pipeline drains, one fills the wait behind each backward.
     """
-    del vpp  # always 1
-    orders: Orders = [[] for _ in range(pp)]
-    done: dict[tuple[str, int, int], int] = {}
-    time = 0
-    while any(len(order) < 3 * micros for order in orders):
-        for rank, order in enumerate(orders):
-            kind = _next_kind(rank, pp, micros, order, done, time)
-            if kind is not None:
-                action = Action(kind, sum(one.kind == kind for one in order), 0)
-                order.append(action)
-                done[kind, action.micro, rank] = time + 1
-        time += 1
-    return orders
+    return [
+        _with_weights(rank, order)
+        for rank, order in enumerate(one_forward_one_backward(pp, vpp, micros))
+    ]
 
 
-def _next_kind(
-    rank: int, pp: int, micros: int, order: list[Action], done: dict[tuple[str, int, int], int],
-    time: int,
-) -> ActionKind | None:  # fmt: skip
-    """Return what the rank plays at ``time``, or None where it waits."""
-    kinds = [action.kind for action in order]
-    forwards, backwards, weights = (kinds.count(kind) for kind in ("F", "B", "W"))
-
-    def ready(kind: str, micro: int, other: int) -> bool:
-        return done.get((kind, micro, other), time + 1) <= time
-
-    last = rank == pp - 1
-    may_go_back = backwards < forwards and (last or ready("B", backwards, rank + 1))
-    may_go_ahead = forwards < micros and forwards - backwards < pp - rank
-    if may_go_ahead and rank:
-        may_go_ahead = ready("F", forwards, rank - 1)
-    if backwards - weights > rank or (backwards > weights and not (may_go_back or may_go_ahead)):
-        return "W"
-    if may_go_back:
-        return "B"
-    return "F" if may_go_ahead else None
+def _with_weights(rank: int, order: list[Action]) -> list[Action]:
+    forwards, backwards, weights = sum(action.kind == "F" for action in order), 0, 0
+    made = []
+    for action in order:
+        made.append(action)
+        forwards -= action.kind == "F"
+        backwards += action.kind == "B"
+        drains = action.kind == "B" and not forwards
+        if backwards - weights > rank or (drains and backwards > weights):
+            made.append(Action("W", weights, 0))
+            weights += 1
+    return made + [Action("W", micro, 0) for micro in range(weights, backwards)]
 
 
 ORDERS: Final[dict[PipelineSchedule, Callable[[int, int, int], Orders]]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
@@ -11,13 +12,14 @@ from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.contention import SizeContention
 from simulator.cost import Changes, CostModel
+from simulator.errors import InputError
 from simulator.implementation import IMPLEMENTATIONS, KEYS, NAMES, Implementation
 from simulator.plan import MEGATRON, NO_COMM, Order, SlicePlan, WgradPlacement
 from simulator.profile import Profile, SkewSection
 from simulator.provenance import Provenance
 from simulator.skew import SkewFit, SkewRow
 from simulator.slicing import SLICE_BALANCES
-from simulator.specs import DATA_PARALLEL, ClusterSpec, ModelSpec, Workload
+from simulator.specs import CP_COMM, DATA_PARALLEL, ClusterSpec, ModelSpec, Workload
 
 KINDS: Final = (
     "megatron", "no_comm", "intra eager", "intra deferred", "inter eager", "inter deferred",
@@ -159,7 +161,20 @@ def random_case(rng: random.Random, *, layers: int, micros: int, cost: CostModel
     if workload.recompute != "none":
         workload = replace(workload, recompute_layers=random_layers(model))
     case = Case(model=model, workload=workload, cluster=cluster, profile=cost.profile)
-    return with_cost(case, cost)
+    return with_cost(in_context(case), cost)
+
+
+def in_context(case: Case) -> Case:
+    """``case``, a fifth of the time with context parallelism, where that fits it."""
+    rng = random.Random(repr((case.model, case.workload)) + "context")
+    cp, how = rng.choice((2, 4)), rng.choice(CP_COMM)
+    if rng.random() > 0.2:
+        return case
+    with suppress(InputError):
+        return replace(
+            case, cluster=replace(case.cluster, cp=cp), workload=replace(case.workload, cp_comm=how)
+        )
+    return case
 
 
 def random_cost(rng: random.Random) -> CostModel:
@@ -172,13 +187,15 @@ def random_plan(rng: random.Random, case: Case, kind: str) -> SlicePlan:
     """A plan of ``kind`` that fits the case; unsliced where the batch is one sequence. Half of
     those that can have sequence parallelism."""
     plan = _random_cut(rng, case, kind)
-    can = case.workload.seq_length % case.cluster.tp == 0
+    can = case.workload.seq_length // case.cluster.cp % case.cluster.tp == 0
     return along_sequences(replace(plan, sequence_parallel=can and rng.random() < 0.5), case)
 
 
 def along_sequences(plan: SlicePlan, case: Case) -> SlicePlan:
     """``plan``, a third of the time with slices of sequences, where these are long enough."""
     rng = random.Random(repr((plan, case.model, case.workload)))
+    if case.cluster.cp > 1:
+        return plan
     most = case.workload.seq_length // (case.cluster.tp if plan.sequence_parallel else 1)
     if plan.strategy != "domino" or plan.order == "paper" or most < 2 or rng.random() > 1 / 3:
         return plan
