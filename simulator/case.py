@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from simulator.chunks import Chunk, chunks_of_ranks, joined
 from simulator.cost import NO_CHANGES, Changes, CostModel
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import SlicePlan, check_plan_fits
@@ -21,6 +22,7 @@ class Case:
     """Input of a prediction, except the plan. ``notes`` are remarks for the user.
 
     ``sequence_parallel``: the plans that are asked for; None means both with and without.
+    ``chunk``: the part of the model that a rank of a pipeline has; None means all of it.
     Raise InputError if the model does not shard over ``cluster.tp`` ranks, or its sequences do not
     where that is asked for.
     """
@@ -32,6 +34,7 @@ class Case:
     changes: Changes = NO_CHANGES
     notes: tuple[str, ...] = ()
     sequence_parallel: bool | None = None
+    chunk: Chunk | None = None
 
     def __post_init__(self) -> None:
         check_shardable(self.model, self.workload, self.cluster)
@@ -102,7 +105,32 @@ class Case:
         Raise InfeasiblePlanError if the plan does not fit the model or the batch.
         """
         check_plan_fits(plan, self.model, self.workload, self.cluster)
-        return Shapes(model=self.model, workload=self.workload, cluster=self.cluster, plan=plan)
+        shapes = Shapes(model=self.model, workload=self.workload, cluster=self.cluster, plan=plan)
+        return self.chunk.of(shapes) if self.chunk else shapes
+
+    @cached_property
+    def chunks(self) -> tuple[tuple[Chunk, ...], ...]:
+        """The chunks of each rank of the pipeline."""
+        return chunks_of_ranks(self.model, self.workload, self.cluster)
+
+    @cached_property
+    def busiest_rank(self) -> int:
+        """The rank of the pipeline with the most layers; of equals, the one with the head."""
+        ranks = [joined(chunks) for chunks in self.chunks]
+        return max(range(len(ranks)), key=lambda rank: (ranks[rank].layers, ranks[rank].head))
+
+    @cached_property
+    def busiest(self) -> Case:
+        """What the busiest rank plays, as a case of its own without a pipeline."""
+        chunk = joined(self.chunks[self.busiest_rank])
+        again = min(self.workload.recompute_layers, chunk.layers)
+        return replace(
+            self,
+            model=replace(self.model, num_hidden_layers=chunk.layers),
+            workload=replace(self.workload, pp_layers=(), recompute_layers=again),
+            cluster=replace(self.cluster, pp=1, vpp=1),
+            chunk=chunk,
+        )
 
     def check_memory(self, plan: SlicePlan, peak_bytes: int) -> None:
         """Raise InfeasiblePlanError if ``peak_bytes`` exceeds the memory of a GPU."""

@@ -16,6 +16,7 @@ from typing import Final
 
 from simulator.case import Case
 from simulator.closed_form import ClosedForm, bound_key
+from simulator.pipeline.closed_form import PipelineForm
 from simulator.plan import SlicePlan
 from simulator.power import PowerSection
 from simulator.recipes import Recipes
@@ -25,9 +26,17 @@ SAFETY: Final = 1e-6
 """Relative margin for the rounding of durations to whole nanoseconds."""
 
 
-def closed_form(case: Case) -> ClosedForm | ClockedForm:
+Form = ClosedForm | PipelineForm
+
+
+def closed_form(case: Case) -> Form | ClockedForm:
     """Return bound and estimate for the plans of a case, at their clocks where power holds them."""
-    return ClosedForm(case) if case.power is None else ClockedForm(case, case.power)
+    return form_of(case)(case) if case.power is None else ClockedForm(case, case.power)
+
+
+def form_of(case: Case) -> type[Form]:
+    """Return the form of one clock: that of a pipeline, or of a rank with all layers."""
+    return PipelineForm if case.cluster.pp > 1 else ClosedForm
 
 
 class ClockedForm:
@@ -36,8 +45,8 @@ class ClockedForm:
     def __init__(self, case: Case, law: PowerSection) -> None:
         self.case = case
         self.law = law
-        self._recipes = Recipes(case)
-        self._forms: dict[int, ClosedForm] = {}
+        self._recipes = Recipes(case.busiest if case.cluster.pp > 1 else case)
+        self._forms: dict[int, Form] = {}
         self._found: dict[tuple[object, ...], tuple[int, int]] = {}
         self._near = 0
 
@@ -67,9 +76,9 @@ class ClockedForm:
             self._found[key] = clock, bound_ns
         return self._found[key]
 
-    def _form(self, clock_mhz: int) -> ClosedForm:
+    def _form(self, clock_mhz: int) -> Form:
         if clock_mhz not in self._forms:
-            self._forms[clock_mhz] = ClosedForm(
+            self._forms[clock_mhz] = form_of(self.case)(
                 self.case, self.case.cost.at_clock(clock_mhz), self._recipes
             )
         return self._forms[clock_mhz]

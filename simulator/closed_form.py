@@ -113,6 +113,16 @@ class ClosedForm:
         device = micros * device + edges.micro_ns + edges.step_ns
         return int(max(device, micros * host) * (1 - SAFETY))
 
+    def least_pass_ns(self, plan: SlicePlan) -> tuple[float, float]:
+        """Return the least times of a layer's forward and backward."""
+        slow, waits = self._slowdowns(plan), _waits_for_gathers(plan)
+        kinds = [stretches for _, stretches in self._kinds(plan)]
+        forward, backward = (
+            min(least_ns(stretches[which], *slow, waits=waits) for stretches in kinds)
+            for which in (0, 1)
+        )
+        return forward, backward
+
     def _kinds(self, plan: SlicePlan) -> list[tuple[int, tuple[Stretch, Stretch]]]:
         """Return the number of layers of each kind (recomputed, kept), and their passes."""
         again = recomputed_layers(self.case.model, self.case.workload)

@@ -62,11 +62,6 @@ class Live(NamedTuple):
     logits: int
 
 
-def static_memory(case: Case, plan: SlicePlan) -> Memory:
-    """Return what always exists: parameters, main gradients, optimizer state and workspaces."""
-    return held_parameters(case, case.shapes(plan))
-
-
 def held_parameters(case: Case, shapes: Shapes) -> Memory:
     """Return the memory of a rank with these shapes that no schedule changes."""
     element = case.workload.dtype_bytes
@@ -94,30 +89,19 @@ def _buffer_bytes(case: Case, shapes: Shapes) -> int:
 def unpiped_memory(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Memory:
     """Return the memory at its peak of a rank with all layers."""
     live = max(_peaks(case, plan, order or order_of(case, plan)))
-    return static_memory(case, plan)._replace(
+    return held_parameters(case, case.shapes(plan))._replace(
         activations=live.whole - live.logits, logits=live.logits
     )
 
 
-def least_peak_bytes(case: Case) -> int:
-    """Return bytes that no searched plan's peak is below; most plans of real models need little
-    more.
+def head_bytes(case: Case) -> Iterator[int]:
+    """Yield, for each number of row slices, most first, bytes that no such plan's peak is below.
 
     Every plan issues all of forward before the head and all of backward behind it. So in the head
     it holds what backward will read, which is the same bytes for every cut and order. Each stage of
     the head runs over all slices before the next, so the head's peak depends on the row slices
     alone, and no plan's peak is below its own head's.
     """
-    return min(_head_bytes(case))
-
-
-def may_fit(case: Case) -> bool:
-    """Return whether ``least_peak_bytes`` fits a GPU; mostly the first look tells."""
-    return any(held <= case.capacity_bytes for held in _head_bytes(case))
-
-
-def _head_bytes(case: Case) -> Iterator[int]:
-    """Yield what is held in the head, for each number of row slices; most slices first."""
     batch = case.workload.micro_batch_size
     rows = range(min(MAX_ROW_SLICES, batch), 0, -1)
     along, *across = searched_slicings(batch)
@@ -130,7 +114,7 @@ def _head_bytes(case: Case) -> Iterator[int]:
         if row_problem(plan, case.workload, case.cluster):
             continue
         head = _peaks(case, plan, order_of(case, plan))[HEAD]
-        yield sum(static_memory(case, plan)) + head.whole
+        yield sum(held_parameters(case, case.shapes(plan))) + head.whole
 
 
 def _peaks(case: Case, plan: SlicePlan, order: LayerOrder) -> list[Live]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from simulator.case import Case
+from simulator.chunks import joined
 from simulator.issue_order import LayerOrder
-from simulator.memory import Memory, unpiped_memory
+from simulator.memory import Memory, head_bytes, held_parameters, unpiped_memory
 from simulator.ordering import order_of
 from simulator.pipeline.build import Pieces
 from simulator.pipeline.memory import piped_memory
-from simulator.plan import SlicePlan
+from simulator.plan import MEGATRON, SlicePlan
 
 
 def stage_memory(
@@ -28,3 +31,30 @@ def peak_memory(case: Case, plan: SlicePlan, order: LayerOrder | None = None) ->
 def peak_bytes(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> int:
     """Return the sum of ``peak_memory``."""
     return sum(peak_memory(case, plan, order))
+
+
+def least_peak_bytes(case: Case) -> int:
+    """Return bytes that no searched plan's peak is below; most plans of real models need little
+    more. Of a pipeline it is what its fullest stage always holds."""
+    return min(_least_bytes(case))
+
+
+def may_fit(case: Case) -> bool:
+    """Return whether ``least_peak_bytes`` fits a GPU; mostly the first look tells."""
+    return any(held <= case.capacity_bytes for held in _least_bytes(case))
+
+
+def static_memory(case: Case, plan: SlicePlan) -> Memory:
+    """Return what always exists on the fullest stage: parameters, main gradients, optimizer state
+    and workspaces."""
+    whole = case.shapes(plan)
+    if case.cluster.pp == 1:
+        return held_parameters(case, whole)
+    stages = (held_parameters(case, joined(chunks).of(whole)) for chunks in case.chunks)
+    return max(stages, key=sum)
+
+
+def _least_bytes(case: Case) -> Iterator[int]:
+    if case.cluster.pp == 1:
+        return head_bytes(case)
+    return iter([sum(static_memory(case, MEGATRON))])

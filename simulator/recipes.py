@@ -96,8 +96,8 @@ class Recipes:
             )
             stepped = 1 if shapes.reduces else shapes.rank_parameters
             ops = (
-                [*zero_grads(first), *_micro_edges(Edges(templates=first))],
-                _micro_edges(Edges(templates=later)),
+                [*zero_grads(first), *_micro_edges(first)],
+                _micro_edges(later),
                 optimizer_step(first, stepped, ()),
             )
             made = (self._recipe(plan, [("", op) for op in each]) for each in ops)
@@ -151,5 +151,7 @@ def mode_of(plan: SlicePlan) -> tuple[object, ...]:
     return plan.strategy, plan.comm_ctas, plan.sequence_parallel, *slicing
 
 
-def _micro_edges(edges: Edges) -> list[OpTemplate]:
-    return [*edges.embedding(), *edges.head(), *edges.head_grad(), *edges.embedding_grad()]
+def _micro_edges(templates: Templates) -> list[OpTemplate]:
+    edges, shapes = Edges(templates=templates), templates.shapes
+    ops = [*edges.embedding(), *edges.embedding_grad()] if shapes.embedding else []
+    return [*ops, *edges.head(), *edges.head_grad()] if shapes.head else ops

@@ -9,7 +9,7 @@ from typing import Final
 
 from simulator.case import Case
 from simulator.errors import InputError
-from simulator.memory import may_fit
+from simulator.peak import may_fit
 from simulator.specs import DataParallel
 
 MOST_REPLICAS: Final = 1024

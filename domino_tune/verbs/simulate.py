@@ -27,7 +27,7 @@ from simulator.memory import Memory
 from simulator.model_flops import flops_per_gpu, mfu
 from simulator.peak import stage_memory
 from simulator.pipeline.build import Pieces
-from simulator.pipeline.predict import PlayedPipeline, busiest_rank, played_pipeline
+from simulator.pipeline.predict import PlayedPipeline, played_pipeline
 from simulator.plan import NO_COMM, SlicePlan
 from simulator.predict import played, scheduled_at, unsure_clocks
 from simulator.record import record
@@ -201,7 +201,7 @@ def _pipeline(case: Case, chosen: Chosen, run: PlayedPipeline | None) -> Pipelin
     message = max(message.duration_ns for message in run.program.messages)
     return Pipeline(
         schedule=case.workload.pp_schedule,
-        busiest_stage=busiest_rank(pieces),
+        busiest_stage=case.busiest_rank,
         message_mib=pieces.message_bytes / 2**20,
         message_ms=message * MS_PER_NS,
         stages=stages,

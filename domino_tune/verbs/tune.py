@@ -30,7 +30,7 @@ from domino_tune.verbs.simulate import simulate_plan
 from domino_tune.verbs.tune_measured import tune_measured
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.memory import least_peak_bytes, may_fit, static_memory
+from simulator.peak import least_peak_bytes, may_fit, static_memory
 from simulator.specs import TP_COLLECTIVES
 from simulator.units import GIB, MS_PER_NS
 

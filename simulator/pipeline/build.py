@@ -10,11 +10,11 @@ from typing import Final, Literal, NamedTuple
 from simulator.buckets import gradient_passes, layers_per_bucket
 from simulator.build import Builder
 from simulator.case import Case
+from simulator.chunks import Chunk, joined
 from simulator.cost import CostModel
 from simulator.issue_order import LayerOrder
 from simulator.ops import Collective
 from simulator.optimizer_step import WORLD_NORM, summed_gradients, update
-from simulator.pipeline.chunks import Chunk, chunks_of_ranks, joined
 from simulator.pipeline.orders import Action, orders_of
 from simulator.pipeline.program import Message, PipelineProgram, Task
 from simulator.plan import SlicePlan
@@ -53,10 +53,10 @@ class Pieces:
         """Shapes of the whole model."""
         return self.case.shapes(self.plan)
 
-    @cached_property
+    @property
     def ranks(self) -> tuple[tuple[Chunk, ...], ...]:
         """The chunks of each rank."""
-        return chunks_of_ranks(self.case.model, self.case.workload, self.case.cluster)
+        return self.case.chunks
 
     @cached_property
     def actions(self) -> list[list[Action]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from simulator.chunks import Chunk
 from simulator.memory import Live, Memory, Phase, held_parameters, lifetimes
 from simulator.pipeline.build import Pass, Piece, Pieces
-from simulator.pipeline.chunks import Chunk
 from simulator.schedule import Segment
 
 

@@ -12,7 +12,6 @@ from simulator.cost import CostModel
 from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
 from simulator.pipeline.build import Pieces, PipelineBuilder
-from simulator.pipeline.chunks import joined
 from simulator.pipeline.program import PipelineProgram, PipelineRun
 from simulator.pipeline.recurrence import play
 from simulator.plan import SlicePlan
@@ -48,14 +47,14 @@ class PlayedPipeline(NamedTuple):
 def played_pipeline(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> PlayedPipeline:
     """Return the pipeline of ``plan`` at its clock: the one that its busiest rank can have."""
     pieces = Pieces(case, plan, order or order_of(case, plan))
-    schedule = rank_schedule(pieces, busiest_rank(pieces))
+    schedule = rank_schedule(pieces, case.busiest_rank)
 
     def at(cost: CostModel) -> PlayedPipeline:
         builder = PipelineBuilder(pieces, cost)
         program = builder.program()
         run = play(program)
         ranks = rank_times(builder, program, run)
-        one = ranks[busiest_rank(pieces)]
+        one = ranks[case.busiest_rank]
         sums = Totals(run.makespan_ns, one.compute_ns, one.comm_ns, one.exposed_ns, (0,))
         busiest = Played(schedule, compile_program(schedule, cost), sums, cost, None)
         return PlayedPipeline(program, run, ranks, busiest)
@@ -71,16 +70,10 @@ def played_pipeline(case: Case, plan: SlicePlan, order: LayerOrder | None = None
     return found._replace(busiest=found.busiest._replace(power=power))
 
 
-def busiest_rank(pieces: Pieces) -> int:
-    """Return the rank with the most layers; of equals, the one with the head."""
-    chunks = [joined(chunks) for chunks in pieces.ranks]
-    return max(range(len(chunks)), key=lambda rank: (chunks[rank].layers, chunks[rank].head))
-
-
 def busiest_schedule(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Schedule:
     """Return all ops of the busiest rank in the order of its passes."""
     pieces = Pieces(case, plan, order or order_of(case, plan))
-    rank = busiest_rank(pieces)
+    rank = case.busiest_rank
     parts = [
         Repeat(
             segments=tuple(

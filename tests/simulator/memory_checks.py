@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.memory import live_peaks, static_memory
+from simulator.memory import live_peaks
 from simulator.ordering import order_of
-from simulator.peak import peak_bytes
+from simulator.peak import peak_bytes, static_memory
 from simulator.schedule import Schedule
 from tests.simulator.cases import KINDS, cost_model, random_case, random_plan
 

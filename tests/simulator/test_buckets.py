@@ -10,8 +10,8 @@ import pytest
 from simulator.buckets import DP_BUCKET_PARAMETERS
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.memory import static_memory
 from simulator.ops import Collective, Pointwise
+from simulator.peak import static_memory
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS

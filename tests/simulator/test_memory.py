@@ -8,9 +8,9 @@ import pytest
 
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.memory import live_peaks, static_memory
+from simulator.memory import live_peaks
 from simulator.ordering import order_of
-from simulator.peak import peak_bytes, peak_memory
+from simulator.peak import peak_bytes, peak_memory, static_memory
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Dtype, Workload

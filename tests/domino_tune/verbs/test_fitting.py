@@ -11,8 +11,7 @@ from domino_tune.verbs.fitting import smallest_change
 from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.tune import tune
 from simulator.errors import InfeasiblePlanError
-from simulator.memory import least_peak_bytes
-from simulator.peak import peak_bytes
+from simulator.peak import least_peak_bytes, peak_bytes
 from simulator.plan import SlicePlan
 
 ASKED: dict[str, dict[str, Any]] = {

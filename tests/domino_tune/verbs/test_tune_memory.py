@@ -16,9 +16,9 @@ from domino_tune.verbs.tune import tune_cases
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError
-from simulator.memory import HEAD, least_peak_bytes, live_peaks
+from simulator.memory import HEAD, live_peaks
 from simulator.ordering import order_of
-from simulator.peak import peak_bytes
+from simulator.peak import least_peak_bytes, peak_bytes
 from simulator.units import GIB
 from tests.simulator.cases import cost_model, random_case
 

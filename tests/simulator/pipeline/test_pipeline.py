@@ -16,7 +16,7 @@ from simulator.ordering import order_of
 from simulator.peak import peak_bytes, stage_memory
 from simulator.pipeline import engine
 from simulator.pipeline.build import Pieces
-from simulator.pipeline.predict import busiest_rank, played_pipeline, rank_schedule
+from simulator.pipeline.predict import played_pipeline, rank_schedule
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import predict, scheduled
 from simulator.presets import MODELS
@@ -127,7 +127,7 @@ def test_only_the_first_chunk_has_several_buckets() -> None:
 def test_the_busiest_rank_has_the_head() -> None:
     case = piped()
     pieces = Pieces(case, SP, order_of(case, SP))
-    assert busiest_rank(pieces) == 3
+    assert case.busiest_rank == 3
     roles = {t.role for t in rank_schedule(pieces, 3).templates()}
     assert "head.logits" in roles
     assert "embed" not in roles

@@ -25,7 +25,7 @@ from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.tune import tune
 from domino_tune.verbs.whatif import whatif
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.memory import least_peak_bytes
+from simulator.peak import least_peak_bytes
 from simulator.units import GIB
 from tests.conftest import REPOSITORY
 from tests.domino_tune.service.tasks.examples import (

@@ -1,0 +1,52 @@
+"""Bound and estimate of pipelines, from those of the busiest rank's own work.
+
+A rank of a pipeline plays all its passes and its step. Before its first forward, a micro-batch
+passes the first chunks of all ranks before it; behind its last backward it goes back through them.
+So an iteration takes at least the rank's own work and these passes. With gradients of weights
+apart, a rank may play its own while the others end, so only the way there counts.
+"""
+
+from __future__ import annotations
+
+from simulator.case import Case
+from simulator.closed_form import ClosedForm, EdgeWork
+from simulator.cost import CostModel
+from simulator.plan import SlicePlan
+from simulator.recipes import Recipes
+
+
+class PipelineForm:
+    """Bound and estimate for the plans of a case with a pipeline."""
+
+    def __init__(
+        self, case: Case, cost: CostModel | None = None, recipes: Recipes | None = None
+    ) -> None:
+        self.case = case
+        self.rank = ClosedForm(case.busiest, cost, recipes)
+        self._layers_before = sum(chunks[0].layers for chunks in case.chunks[: case.busiest_rank])
+
+    def lower_bound_ns(self, plan: SlicePlan) -> int:
+        """Return a bound that is never above ``predict(case, plan).makespan_ns``."""
+        return self.rank.lower_bound_ns(plan) + int(self._fill_ns(plan))
+
+    def prior_ns(self, plan: SlicePlan) -> float:
+        """Return an estimate (ns)."""
+        cluster, micros = self.case.cluster, self.case.workload.grad_accumulation
+        bubble = (cluster.pp - 1) / (cluster.vpp * micros)
+        if self.case.workload.pp_schedule == "zero-bubble":
+            bubble /= 3
+        return self.rank.prior_ns(plan) * (1 + bubble)
+
+    def drawn_j(self, plan: SlicePlan) -> float:
+        """Return the least energy above idle of the busiest rank's passes."""
+        return self.rank.drawn_j(plan)
+
+    def edges(self, plan: SlicePlan) -> EdgeWork:
+        """Return the busiest rank's compute outside the layers."""
+        return self.rank.edges(plan)
+
+    def _fill_ns(self, plan: SlicePlan) -> float:
+        forward, backward = self.rank.least_pass_ns(plan)
+        if self.case.workload.pp_schedule == "zero-bubble":
+            backward = 0.0
+        return self._layers_before * (forward + backward)
