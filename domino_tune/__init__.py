@@ -14,6 +14,7 @@ from domino_tune.base.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from domino_tune.results import (
+        LayoutsResult,
         ProfilingResult,
         SimulateResult,
         TuneResult,
@@ -22,18 +23,21 @@ if TYPE_CHECKING:
     )
     from domino_tune.store.plans import PlanFile, load_plan, save_plan
     from domino_tune.store.profiles import load_profile, save_profile
-    from domino_tune.verbs.calls import profile, simulate, tune, validate, whatif
+    from domino_tune.verbs.calls import profile, simulate, tune, tune_layouts, validate, whatif
     from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
     from simulator.profile import Profile
     from simulator.specs import ModelSpec
 
 _PLACES: Final = {
     "domino_tune.results": (
-        "ProfilingResult", "SimulateResult", "TuneResult", "ValidateResult", "WhatIfResult",
+        "LayoutsResult", "ProfilingResult", "SimulateResult", "TuneResult", "ValidateResult",
+        "WhatIfResult",
     ),
     "domino_tune.store.plans": ("PlanFile", "load_plan", "save_plan"),
     "domino_tune.store.profiles": ("load_profile", "save_profile"),
-    "domino_tune.verbs.calls": ("profile", "simulate", "tune", "validate", "whatif"),
+    "domino_tune.verbs.calls": (
+        "profile", "simulate", "tune", "tune_layouts", "validate", "whatif",
+    ),
     "simulator.errors": ("DominoTuneError", "InfeasiblePlanError", "InputError"),
     "simulator.profile": ("Profile",),
     "simulator.specs": ("ModelSpec",),
@@ -41,10 +45,11 @@ _PLACES: Final = {
 _NEEDED: Final = ("simulator", "profiles")
 
 __all__ = [
-    "DominoTuneError", "InfeasiblePlanError", "InputError", "ModelSpec", "PlanFile", "Profile",
-    "ProfilingResult", "SimulateResult", "TuneResult", "ValidateResult", "WhatIfResult",
+    "DominoTuneError", "InfeasiblePlanError", "InputError", "LayoutsResult", "ModelSpec",
+    "PlanFile", "Profile", "ProfilingResult", "SimulateResult", "TuneResult", "ValidateResult",
+    "WhatIfResult",
     "__version__", "load_plan", "load_profile", "profile", "save_plan", "save_profile", "simulate",
-    "tune", "validate", "whatif",
+    "tune", "tune_layouts", "validate", "whatif",
 ]  # fmt: skip
 
 

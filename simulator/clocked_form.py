@@ -29,23 +29,52 @@ SAFETY: Final = 1e-6
 Form = ClosedForm | PipelineForm
 
 
-def closed_form(case: Case) -> Form | ClockedForm:
-    """Return bound and estimate for the plans of a case, at their clocks where power holds them."""
-    return form_of(case)(case) if case.power is None else ClockedForm(case, case.power)
+class Layers:
+    """What bounds of cases with the same layers and micro-batches share: recipes, and a form at
+    each clock (0: that of the timings)."""
+
+    def __init__(self) -> None:
+        self._recipes: Recipes | None = None
+        self._forms: dict[int, ClosedForm] = {}
+
+    def recipes(self, case: Case) -> Recipes:
+        """Return the recipes of a case's busiest rank."""
+        made = Recipes(case.busiest if case.cluster.pp > 1 else case, self._recipes)
+        self._recipes = self._recipes or made
+        return made
+
+    def form(self, case: Case, recipes: Recipes, clock_mhz: int = 0) -> Form:
+        """Return the form of a case at a clock: that of a pipeline, or of a rank with all
+        layers."""
+        made: Form
+        like, cost = self._forms.get(clock_mhz), case.cost_at(clock_mhz or None)
+        if case.cluster.pp > 1:
+            made = PipelineForm(case, cost, recipes, like)
+        else:
+            made = ClosedForm(case, cost, recipes, like)
+        self._forms.setdefault(clock_mhz, made.rank if isinstance(made, PipelineForm) else made)
+        return made
 
 
-def form_of(case: Case) -> type[Form]:
-    """Return the form of one clock: that of a pipeline, or of a rank with all layers."""
-    return PipelineForm if case.cluster.pp > 1 else ClosedForm
+def closed_form(case: Case, layers: Layers | None = None) -> Form | ClockedForm:
+    """Return bound and estimate for the plans of a case, at their clocks where power holds them.
+
+    ``layers``: of cases that differ in the numbers of layers, micro-batches, stages and replicas.
+    """
+    shared = layers or Layers()
+    if case.power is None:
+        return shared.form(case, shared.recipes(case))
+    return ClockedForm(case, case.power, shared)
 
 
 class ClockedForm:
     """Bound and estimate for the plans of one case, all of strategy ``domino``."""
 
-    def __init__(self, case: Case, law: PowerSection) -> None:
+    def __init__(self, case: Case, law: PowerSection, layers: Layers) -> None:
         self.case = case
         self.law = law
-        self._recipes = Recipes(case.busiest if case.cluster.pp > 1 else case)
+        self._layers = layers
+        self._recipes = layers.recipes(case)
         self._forms: dict[int, Form] = {}
         self._found: dict[tuple[object, ...], tuple[int, int]] = {}
         self._near = 0
@@ -78,9 +107,7 @@ class ClockedForm:
 
     def _form(self, clock_mhz: int) -> Form:
         if clock_mhz not in self._forms:
-            self._forms[clock_mhz] = form_of(self.case)(
-                self.case, self.case.cost.at_clock(clock_mhz), self._recipes
-            )
+            self._forms[clock_mhz] = self._layers.form(self.case, self._recipes, clock_mhz)
         return self._forms[clock_mhz]
 
     def _bound_ns(self, plan: SlicePlan, clock_mhz: int) -> int:

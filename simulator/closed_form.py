@@ -66,20 +66,31 @@ class EdgeWork(NamedTuple):
 
 
 class ClosedForm:
-    """Bound and estimate for the plans of one case, all of strategy ``domino``."""
+    """Bound and estimate for the plans of one case.
+
+    ``like``: a form of a case with the same layers and micro-batches, of which it may have other
+    numbers, at the same clock.
+    """
 
     def __init__(
-        self, case: Case, cost: CostModel | None = None, recipes: Recipes | None = None
+        self,
+        case: Case,
+        cost: CostModel | None = None,
+        recipes: Recipes | None = None,
+        like: ClosedForm | None = None,
     ) -> None:
         self.case = case
         self.cost = cost or case.cost
         self.recipes = recipes or Recipes(case)
         self._bounds: dict[tuple[object, ...], int] = {}
         self._drawn_j: dict[tuple[object, ...], float] = {}
-        self._stretched: dict[tuple[object, ...], Stretch] = {}
-        self._layers: dict[tuple[object, ...], Work] = {}
+        self._like = like
+        self._stretched: dict[tuple[object, ...], Stretch] = like._stretched if like else {}
+        self._layers: dict[tuple[object, ...], Work] = like._layers if like else {}
         self._edges: dict[tuple[object, ...], EdgeWork] = {}
-        self._slow: dict[tuple[object, ...], tuple[dict[str, float], float]] = {}
+        self._slow: dict[tuple[object, ...], tuple[dict[str, float], float]] = (
+            like._slow if like else {}
+        )
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Return a bound that is never above ``predict(case, plan).makespan_ns``.
@@ -136,7 +147,7 @@ class ClosedForm:
     def _keeping(self) -> ClosedForm:
         """The same of a stack that recomputes nothing."""
         recipes = self.recipes.keeping
-        return ClosedForm(recipes.case, self.cost, recipes)
+        return ClosedForm(recipes.case, self.cost, recipes, self._like and self._like._keeping)
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return an estimate (ns): all-reduces are hidden, except where the order exposes them."""

@@ -53,6 +53,8 @@ def scheduled_at(
 
 def predict(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Totals:
     """Return the fast engine's totals (ns), with its periodic shortcut; see ``played``."""
+    if case.cluster.pp > 1:
+        return played_pipeline(case, plan, order).totals
     return played(case, plan, order).totals
 
 

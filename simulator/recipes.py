@@ -54,18 +54,20 @@ class EdgeRecipes(NamedTuple):
 
 
 class Recipes:
-    """Recipes of the plans of one case, each made once."""
+    """Recipes of the plans of one case, each made once; ``like``: of a case with the same layers
+    and micro-batches, of which it may have other numbers."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, like: Recipes | None = None) -> None:
         self.case = case
-        self._blocks: dict[tuple[object, ...], Recipe] = {}
+        self._like = like
+        self._blocks: dict[tuple[object, ...], Recipe] = like._blocks if like else {}
         self._edges: dict[tuple[object, ...], EdgeRecipes] = {}
 
     @cached_property
     def keeping(self) -> Recipes:
         """The recipes of a stack that recomputes nothing."""
         workload = replace(self.case.workload, recompute="none", recompute_layers=0)
-        return Recipes(replace(self.case, workload=workload))
+        return Recipes(replace(self.case, workload=workload), self._like and self._like.keeping)
 
     def block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Recipe:
         """Return the recipe of a block's pass, all row slices."""

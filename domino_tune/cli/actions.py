@@ -59,6 +59,9 @@ def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     from domino_tune.verbs.tune import tune as run
     from domino_tune.verbs.tune_measured import TuningInterrupted
 
+    if request.gpus or request.global_batch_size:
+        _tune_layouts(request, outputs)
+        return
     try:
         measures = request.objective == "measure"
         with show.still_progress() if measures else show.progress() as progress:
@@ -71,6 +74,23 @@ def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     _write_trace(outputs.trace, result.best)
     if outputs.report:
         report.report_tuning(outputs.report, request, outputs, result)
+    answer(result, outputs.json, show.tables)
+
+
+def _tune_layouts(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
+    """Find the best layouts; the files are of the best one."""
+    from domino_tune.cli import show
+    from domino_tune.store.plans import save_plan
+    from domino_tune.verbs import report
+    from domino_tune.verbs.layouts import tune_layouts
+
+    with show.progress() as progress:
+        result = tune_layouts(request, progress)
+    if outputs.out:
+        save_plan(result.best.plan_file, outputs.out)
+    _write_trace(outputs.trace, result.best)
+    if outputs.report:
+        report.report_layouts(outputs.report, request, outputs, result)
     answer(result, outputs.json, show.tables)
 
 

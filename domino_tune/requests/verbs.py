@@ -56,6 +56,15 @@ class TuneRequest(WorkloadFields, RanksFields):
         "Search only plans that this framework can run.",
         flag="--target", choices=TARGET_NAMES, default=None,
     )  # fmt: skip
+    gpus: int | None = option(
+        "Find the best layout of so many GPUs: tp, pp, vpp, cp, dp, micro-batch and recomputation, "
+        "of which those that are given stay.",
+        flag="--gpus", metavar="N", default=None, minimum=1, maximum=1 << 16,
+    )  # fmt: skip
+    global_batch_size: int | None = option(
+        "Sequences of one iteration, over all replicas; needed with --gpus.",
+        flag="--global-batch-size", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
     tune_also: tuple[str, ...] = option(
         "Tune this too; the global batch does not change.",
         flag="--tune-also", choices=TUNE_ALSO, default=(),
@@ -174,5 +183,9 @@ class ModelsRequest(Request):
     """List the presets."""
 
 
-NOT_SERVED: Final = (*RanksFields.__dataclass_fields__, "objective", "evidence", "force")
-"""Fields of a tune that a server refuses: they start ranks, or name files of this machine."""
+NOT_SERVED: Final = (
+    *RanksFields.__dataclass_fields__, "objective", "evidence", "force", "gpus",
+    "global_batch_size",
+)  # fmt: skip
+"""Fields of a tune that a server refuses: they start ranks, name files of this machine, or search
+layouts."""

@@ -1,6 +1,7 @@
 """Results: what the verbs return, as JSON, tables and DataFrames. May import store and below."""
 
 from domino_tune.results.json_form import to_json
+from domino_tune.results.layouts import LayoutResult, LayoutsResult
 from domino_tune.results.pipeline import Pipeline, Stage
 from domino_tune.results.plan import ExportResult, ModelsResult, PlanResult
 from domino_tune.results.profile import ProfilingResult
@@ -18,8 +19,9 @@ from domino_tune.results.validate import ValidateResult
 from domino_tune.results.whatif import WhatIfPoint, WhatIfResult
 
 __all__ = [
-    "CheckResult", "DiffResult", "ExportResult", "ImportResult", "Interval", "MeasuredTuneResult",
-    "ModelsResult", "Pipeline", "PlanResult", "ProfileResult", "ProfilesResult", "ProfilingResult",
+    "CheckResult", "DiffResult", "ExportResult", "ImportResult", "Interval", "LayoutResult",
+    "LayoutsResult", "MeasuredTuneResult", "ModelsResult", "Pipeline", "PlanResult",
+    "ProfileResult", "ProfilesResult", "ProfilingResult",
     "SimulateResult", "Simulated", "Stage", "TuneResult", "Tuned", "ValidateResult", "Variant",
     "WhatIfPoint", "WhatIfResult", "to_json",
 ]  # fmt: skip

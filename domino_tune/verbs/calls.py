@@ -36,6 +36,7 @@ from domino_tune.requests import (
 from domino_tune.requests.options import option_of
 from domino_tune.requests.problems import in_wire_words
 from domino_tune.results import (
+    LayoutsResult,
     ProfilingResult,
     SimulateResult,
     TuneResult,
@@ -45,6 +46,7 @@ from domino_tune.results import (
 from domino_tune.store.models import LoadedModel, load_model, override
 from domino_tune.store.plans import PlanFile
 from domino_tune.store.profiles import load_profile
+from domino_tune.verbs import layouts as layouts_verb
 from domino_tune.verbs import profile as profile_verb
 from domino_tune.verbs import simulate as simulate_verb
 from domino_tune.verbs import tune as tune_verb
@@ -202,6 +204,10 @@ def _tune(request: TuneRequest, loaded: Loaded, progress: Progress) -> TuneResul
     return tune_verb.tune(request, progress, shelf=loaded)
 
 
+def _tune_layouts(request: TuneRequest, loaded: Loaded, progress: Progress) -> LayoutsResult:
+    return layouts_verb.tune_layouts(request, progress, shelf=loaded)
+
+
 def _whatif(request: WhatIfRequest, loaded: Loaded, progress: Progress) -> WhatIfResult:
     return whatif_verb.whatif(request, progress, plan_file=loaded.plan_file, shelf=loaded)
 
@@ -223,6 +229,7 @@ def _profile(request: ProfileRequest, loaded: Loaded, progress: Progress) -> Pro
 
 simulate: Final = _verb(SimulateRequest, _simulate)
 tune: Final = _verb(TuneRequest, _tune)
+tune_layouts: Final = _verb(TuneRequest, _tune_layouts)
 whatif: Final = _verb(WhatIfRequest, _whatif)
 validate: Final = _verb(ValidateRequest, _validate)
 profile: Final = _verb(ProfileRequest, _profile)

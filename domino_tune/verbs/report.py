@@ -24,7 +24,7 @@ from domino_tune.report.html import write_report
 from domino_tune.report.names import STRATEGY_NAMES
 from domino_tune.requests.command_line import command_line, simulate_request
 from domino_tune.requests.outputs import TuneOutputs
-from domino_tune.results import SimulateResult, TuneResult, WhatIfPoint, WhatIfResult
+from domino_tune.results import LayoutsResult, SimulateResult, TuneResult, WhatIfPoint, WhatIfResult
 from domino_tune.results.simulate import workload_line
 from domino_tune.results.tune import found_words
 from domino_tune.search.problem import piece_count
@@ -100,6 +100,22 @@ def tuning_page(
             infeasible=result.infeasible,
         ),
     )
+
+
+def report_layouts(
+    path: str, request: requests.TuneRequest, outputs: TuneOutputs, result: LayoutsResult
+) -> None:
+    """Write the page of the best layout, with the others in the table of plans."""
+    again = command_line("tune", request, replace(outputs, json=False))
+    rows = tuple(
+        PlanRow(
+            label=f"{one.label}: {one.plan.label}",
+            iteration_ms=one.iteration_ms,
+            peak_memory_gib=one.peak_memory_gib,
+        )
+        for one in result.layouts
+    )
+    write_report(path, replace(_page(result.best, [("Tune again", again)]), plans=rows))
 
 
 def report_whatif(path: str, request: requests.WhatIfRequest, result: WhatIfResult) -> None:

@@ -51,7 +51,14 @@ def tune(
 
 
 def check_simulated(request: TuneRequest) -> None:
-    """Raise InputError for options of real ranks that a simulation would ignore."""
+    """Raise InputError for options of real ranks, or of layouts, that a simulation of one layout
+    would ignore."""
+    if request.gpus or request.global_batch_size:
+        raise InputError(
+            "--gpus and --global-batch-size ask for layouts, which `tune` finds on the command "
+            "line, and domino_tune.tune_layouts in Python; not with --objective measure, and not "
+            "at a server."
+        )
     given = [
         flag
         for flag, value in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Final, Literal, NamedTuple
 
 from simulator.buckets import gradient_passes, layers_per_bucket
@@ -18,7 +18,7 @@ from simulator.optimizer_step import WORLD_NORM, summed_gradients, update
 from simulator.pipeline.orders import Action, orders_of
 from simulator.pipeline.program import Message, PipelineProgram, Task
 from simulator.plan import SlicePlan
-from simulator.program import compile_program
+from simulator.program import Program, compile_program, retimed
 from simulator.recurrence import Totals, totals
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
 from simulator.shapes import Shapes
@@ -47,6 +47,7 @@ class Pieces:
     plan: SlicePlan
     order: LayerOrder
     _made: dict[Piece, Schedule] = field(default_factory=dict)
+    _compiled: dict[Piece, Program] = field(default_factory=dict)
 
     @cached_property
     def whole(self) -> Shapes:
@@ -91,14 +92,27 @@ class Pieces:
             "F": "forward", "B": "dgrad" if self.splits_backward else "backward", "W": "wgrad",
         }  # fmt: skip
         part = parts[action.kind]
-        clears = part == "forward" and action.chunk == 0
-        return Piece(chunk, part, action.micro == 0 and (clears or part != "forward"))
+        differs = action.chunk == 0 if part == "forward" else not self._clears
+        return Piece(chunk, part, action.micro == 0 and differs)
+
+    @cached_property
+    def _clears(self) -> bool:
+        """Whether gradients are cleared, so that the first micro-batch adds as all others do."""
+        return self.case.workload.implementation.zero_grads
 
     def schedule(self, piece: Piece) -> Schedule:
         """Return the ops of a pass."""
         if piece not in self._made:
             self._made[piece] = self._schedule(piece)
         return self._made[piece]
+
+    def program(self, piece: Piece, cost: CostModel) -> Program:
+        """Return the program of a pass, which is compiled once, with the times of ``cost``."""
+        schedule = self.schedule(piece)
+        if piece not in self._compiled:
+            self._compiled[piece] = compile_program(schedule, cost)
+            return self._compiled[piece]
+        return retimed(self._compiled[piece], schedule, cost)
 
     def _schedule(self, piece: Piece) -> Schedule:
         shapes = piece.chunk.of(self.whole)
@@ -186,7 +200,7 @@ class PipelineBuilder:
     def played(self, piece: Piece) -> Totals:
         """Return the sums of a pass that is played alone."""
         if piece not in self._played:
-            self._played[piece] = self._alone(self.pieces.schedule(piece))
+            self._played[piece] = totals(self.pieces.program(piece, self.cost))
         return self._played[piece]
 
     def step(self, rank: int) -> list[Totals]:
@@ -268,6 +282,7 @@ class _Links:
         self.messages: list[Message] = []
         self._numbers: dict[tuple[str, int, int], int] = {}
         self._pairs: dict[tuple[int, int], int] = {}
+        self._duration_ns = cache(self._priced)
 
     def read(self, rank: int, action: Action) -> int:
         """Return the number of the message that the action reads, −1 for none."""
@@ -308,7 +323,7 @@ class _Links:
             self.messages.append(Message(self._duration_ns(lower), link, sender, receiver))
         return self._numbers[key]
 
-    def _duration_ns(self, lower: int) -> int:
+    def _priced(self, lower: int) -> int:
         """Return the time of a message between rank ``lower`` and the next one."""
         pieces = self.builder.pieces
         if not pieces.communicates:

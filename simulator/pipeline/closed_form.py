@@ -16,13 +16,17 @@ from simulator.recipes import Recipes
 
 
 class PipelineForm:
-    """Bound and estimate for the plans of a case with a pipeline."""
+    """Bound and estimate for the plans of a case with a pipeline; ``like`` as in ClosedForm."""
 
     def __init__(
-        self, case: Case, cost: CostModel | None = None, recipes: Recipes | None = None
+        self,
+        case: Case,
+        cost: CostModel | None = None,
+        recipes: Recipes | None = None,
+        like: ClosedForm | None = None,
     ) -> None:
         self.case = case
-        self.rank = ClosedForm(case.busiest, cost, recipes)
+        self.rank = ClosedForm(case.busiest, cost, recipes, like)
         self._layers_before = sum(chunks[0].layers for chunks in case.chunks[: case.busiest_rank])
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from simulator.case import Case
-from simulator.clock import Burden, Played, find_clock
+from simulator.clock import Burden, Played, Power, find_clock
 from simulator.cost import CostModel
 from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
@@ -33,15 +33,22 @@ class RankTimes(NamedTuple):
 
 
 class PlayedPipeline(NamedTuple):
-    """A plan's pipeline at its clock.
-
-    ``busiest``: what the busiest rank plays, without its waits; ``totals`` are of the iteration.
-    """
+    """A plan's pipeline at the clock of ``cost``. ``schedule``: all ops of the busiest rank, whose
+    times are in ``totals``, of the whole iteration."""
 
     program: PipelineProgram
     run: PipelineRun
     ranks: tuple[RankTimes, ...]
-    busiest: Played
+    schedule: Schedule
+    totals: Totals
+    cost: CostModel
+    power: Power | None
+
+    @property
+    def busiest(self) -> Played:
+        """What the busiest rank plays, without its waits."""
+        program = compile_program(self.schedule, self.cost)
+        return Played(self.schedule, program, self.totals, self.cost, self.power)
 
 
 def played_pipeline(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> PlayedPipeline:
@@ -56,8 +63,7 @@ def played_pipeline(case: Case, plan: SlicePlan, order: LayerOrder | None = None
         ranks = rank_times(builder, program, run)
         one = ranks[case.busiest_rank]
         sums = Totals(run.makespan_ns, one.compute_ns, one.comm_ns, one.exposed_ns, (0,))
-        busiest = Played(schedule, compile_program(schedule, cost), sums, cost, None)
-        return PlayedPipeline(program, run, ranks, busiest)
+        return PlayedPipeline(program, run, ranks, schedule, sums, cost, None)
 
     if case.power is None:
         return at(case.cost)
@@ -67,7 +73,7 @@ def played_pipeline(case: Case, plan: SlicePlan, order: LayerOrder | None = None
         lambda clock: at(case.cost.at_clock(clock)),
         lambda one: one.run.makespan_ns,
     )
-    return found._replace(busiest=found.busiest._replace(power=power))
+    return found._replace(power=power)
 
 
 def busiest_schedule(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Schedule:

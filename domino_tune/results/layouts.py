@@ -1,0 +1,158 @@
+"""Result of tune --gpus: the best layouts, and what Domino adds to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from domino_tune.base.tables import Table
+from domino_tune.results.json_form import LabelledPlan, to_json
+from domino_tune.results.shown import Shown, frame
+from domino_tune.results.simulate import Simulated, SimulateResult
+from domino_tune.results.texts import ms, share
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutResult:
+    """A layout with its best plan.
+
+    ``domino_gain``: the time of the best layout without Domino over this one's;
+    ``domino_gain_here``: that of this layout without Domino. None where that does not fit.
+    """
+
+    tp: int
+    pp: int
+    vpp: int
+    cp: int
+    dp: int
+    micro_batch_size: int
+    grad_accumulation: int
+    recompute: str
+    plan: LabelledPlan
+    iteration_ms: float
+    tokens_per_second_per_gpu: float
+    mfu: float | None
+    peak_memory_gib: float
+    domino_gain: float | None
+    domino_gain_here: float | None
+
+    @property
+    def label(self) -> str:
+        """The layout in a few words: ``tp 4, pp 2, dp 8, micro-batch 1``."""
+        sizes = {"tp": self.tp, "pp": self.pp, "vpp": self.vpp, "cp": self.cp, "dp": self.dp}
+        shown = [
+            f"{name} {size}" for name, size in sizes.items() if name in ("tp", "dp") or size > 1
+        ]
+        shown.append(f"micro-batch {self.micro_batch_size}")
+        return ", ".join([*shown, *(["recomputed"] if self.recompute != "none" else [])])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layouts(Shown):
+    """The best layouts, fastest first, and how they were found.
+
+    ``best``: the first one, simulated in full. ``best_without_domino``: the fastest layout whose
+    plan slices nothing. ``frontier``: layouts that no other beats in both time and memory, of those
+    that were looked at. ``candidates``: layouts whose weights fit, with ``plans`` in all;
+    ``evaluations``: plans that were simulated. ``infeasible`` counts layouts by reason.
+    """
+
+    best: Simulated
+    gpus: int
+    global_batch_size: int
+    layouts: tuple[LayoutResult, ...]
+    best_without_domino: LayoutResult | None
+    frontier: tuple[LayoutResult, ...]
+    optimality: str
+    candidates: int
+    plans: int
+    evaluations: int
+    infeasible: dict[str, int]
+    seconds: float
+
+    def tables(self) -> Sequence[Table]:
+        """Return the best layouts, the frontier, and the best one's simulation."""
+        return (*self.best.tables(), _frontier(self), _layouts(self))
+
+    def alerts(self) -> Sequence[str]:
+        """Return the warnings of the best layout's prediction."""
+        return self.best.alerts()
+
+    def to_frame(self) -> DataFrame:
+        """Return one row a layout, fastest first."""
+        rows = [{**asdict(one), "plan": one.plan.label} for one in self.layouts]
+        return frame(rows, [item.name for item in fields(LayoutResult)])
+
+    def to_json(self) -> Any:
+        """Return the layouts first, and the simulation of the best one last."""
+        names = [item.name for item in fields(self) if item.name != "best"]
+        answer = {name: to_json(getattr(self, name)) for name in ("layouts", *names)}
+        return {**answer, "simulation": to_json(self.best)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutsResult(Layouts):
+    """The same where it was computed."""
+
+    best: SimulateResult
+
+
+def _row(one: LayoutResult) -> tuple[str, ...]:
+    return (
+        str(one.tp), str(one.pp), str(one.vpp), str(one.cp), str(one.dp),
+        str(one.micro_batch_size), one.recompute, one.plan.label,
+        f"{one.tokens_per_second_per_gpu:,.0f}", share(one.mfu), ms(one.iteration_ms),
+        f"{one.peak_memory_gib:.1f} GiB", _gain(one.domino_gain), _gain(one.domino_gain_here),
+    )  # fmt: skip
+
+
+def _gain(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.3f}x"
+
+
+COLUMNS: Final = (
+    ">tp", ">pp", ">vpp", ">cp", ">dp", ">micro-batch", "recompute", "plan", ">tokens/s/GPU",
+    ">MFU", ">iteration", ">memory", ">gain", ">gain here",
+)  # fmt: skip
+
+
+def _layouts(result: Layouts) -> Table:
+    without = result.best_without_domino
+    rival = (
+        f"Without Domino the best is {without.label}: {ms(without.iteration_ms)}, "
+        f"{without.tokens_per_second_per_gpu:,.0f} tokens/s/GPU."
+        if without
+        else "No layout fits without Domino."
+    )
+    infeasible = ", ".join(f"{count:,} {reason}" for reason, count in result.infeasible.items())
+    return Table(
+        title=f"The best layouts of {result.best.model.name} on {result.gpus} GPUs, "
+        f"{result.global_batch_size} sequences an iteration",
+        columns=COLUMNS,
+        rows=[_row(one) for one in result.layouts],
+        marked=(0,),
+        notes=(
+            rival,
+            "gain: over that layout; gain here: over the same layout without Domino.",
+            f"{result.optimality}: {result.candidates:,} layouts with {result.plans:,} plans, "
+            f"{result.evaluations:,} simulated, the rest ruled out by a bound; layouts that cannot "
+            f"run: {infeasible or 'none'}; {result.seconds:.1f} s.",
+        ),
+        narrow=("vpp", "cp", "iteration", "MFU", "gain here"),
+        below="plan",
+    )  # fmt: skip
+
+
+def _frontier(result: Layouts) -> Table:
+    return Table(
+        title="Less memory for more time: layouts that no other one looked at beats in both",
+        columns=COLUMNS,
+        rows=[_row(one) for one in result.frontier],
+        marked=(0,),
+        narrow=("vpp", "cp", "MFU", "gain", "gain here"),
+        below="plan",
+    )

@@ -1,0 +1,257 @@
+"""tune --gpus: the best layouts of a model for so many GPUs and a global batch."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Final, NamedTuple
+
+from domino_tune.base.progress import Progress, no_progress
+from domino_tune.requests import TuneRequest
+from domino_tune.results.layouts import LayoutResult, LayoutsResult
+from domino_tune.search.layouts import Candidate, LayoutSearch, Timed
+from domino_tune.search.simulated import slicings_of
+from domino_tune.store.shelf import DISK, Shelf
+from domino_tune.verbs.resolve import Chosen, place, resolve
+from domino_tune.verbs.simulate import simulate_plan
+from simulator.case import Case
+from simulator.clocked_form import Layers
+from simulator.errors import InfeasiblePlanError, InputError
+from simulator.model_flops import mfu
+from simulator.ordering import order_of
+from simulator.peak import may_fit
+from simulator.plan import MEGATRON, SlicePlan, row_problem
+from simulator.specs import DataParallel, Recompute
+from simulator.units import GIB, MS_PER_NS
+
+MOST_MICRO_BATCH: Final = 16
+MOST_VPP: Final = 8
+LEAST_CHUNK_TOKENS: Final = 1024
+"""Context parallelism is looked at while its chunks of a sequence have so many tokens."""
+ROW_SLICES: Final = (1, 2, 3, 4)
+COL_SLICES: Final = (1, 2, 4)
+
+
+class Layout(NamedTuple):
+    """How the model and the batch are divided among the GPUs."""
+
+    tp: int
+    cp: int
+    pp: int
+    vpp: int
+    dp: int
+    micro_batch_size: int
+    recompute: Recompute
+
+
+def tune_layouts(
+    request: TuneRequest, progress: Progress = no_progress, *, shelf: Shelf = DISK
+) -> LayoutsResult:
+    """Return the best layouts of the request's model on its GPUs.
+
+    Raise InputError for an option that does not go with ``--gpus``, and InfeasiblePlanError where
+    no layout fits the memory.
+    """
+    began = time.perf_counter()
+    base = _base(request, shelf)
+    candidates, infeasible = _candidates(base, request)
+    progress(f"{len(candidates):,} layouts that may fit")
+    search = LayoutSearch(candidates, progress)
+    search.run()
+    kept = search.kept()
+    if not kept:
+        raise InfeasiblePlanError(
+            f"No layout of {base.model.name} on {request.gpus} GPUs fits the memory of "
+            f"{base.profile.machine.gpu}; give more --gpus, or a lower --seq-length.",
+            reason="memory",
+        )
+    best = kept[0].best()
+    assert best is not None
+    rival = search.best_unsliced()
+    rival_ns = rival.best_ns(rival.unsliced) if rival else None
+    chosen = Chosen(plan=best.plan, order=order_of(kept[0].case, best.plan))
+    looked = Counter("memory" for one in candidates if one.timed and one.best() is None)
+    return LayoutsResult(
+        best=simulate_plan(kept[0].case, chosen),
+        gpus=base.cluster.world_size,
+        global_batch_size=_batch(request),
+        layouts=tuple(_result(one, one.best(), rival_ns) for one in kept),
+        best_without_domino=(
+            _result(rival, rival.best(rival.unsliced), rival_ns) if rival else None
+        ),
+        frontier=_frontier(search, rival_ns),
+        optimality="proven",
+        candidates=len(candidates),
+        plans=sum(len(one.bounds_ns) for one in candidates),
+        evaluations=search.evaluations,
+        infeasible=dict(sorted((infeasible + looked).items())),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _base(request: TuneRequest, shelf: Shelf) -> Case:
+    """Return the request's case on as many replicas as there are GPUs."""
+    if not request.gpus or not request.global_batch_size:
+        raise InputError(
+            "Layouts need both: give --gpus N and --global-batch-size B, in sequences."
+        )
+    given = {
+        "--grad-accumulation": request.grad_accumulation, "--pp-layers": request.pp_layers,
+        "--tune-also": request.tune_also, "--target": request.target, "--search": request.search,
+        "--trials": request.trials, "--recompute-layers": request.recompute_layers,
+    }  # fmt: skip
+    found = [name for name, value in given.items() if value]
+    if found:
+        raise InputError(f"With --gpus the layout is searched; leave out {', '.join(found)}.")
+    asked = replace(
+        request, tp=1, dp=None, pp=None, vpp=None, cp=None, nodes=None, sequence_parallel=None,
+        micro_batch_size=request.micro_batch_size or 1,
+    )  # fmt: skip
+    case = resolve(asked, shelf=shelf)
+    if request.objective != "simulate":
+        raise InputError("Layouts are searched by simulation: leave out --objective measure.")
+    cluster = place(replace(case.cluster, dp=request.gpus), case.profile, request.nodes)
+    return replace(case, cluster=cluster, sequence_parallel=request.sequence_parallel)
+
+
+def _batch(request: TuneRequest) -> int:
+    return request.global_batch_size or 0
+
+
+def _candidates(base: Case, request: TuneRequest) -> tuple[list[Candidate], Counter[str]]:
+    """Return the layouts that may fit, and why others do not, counted."""
+    found, infeasible = [], Counter[str]()
+    shared: dict[tuple[object, ...], Layers] = defaultdict(Layers)
+    for layout in layouts_of(base, request):
+        try:
+            case = _case(base, request, layout)
+        except InputError:
+            infeasible["shape"] += 1
+            continue
+        if not may_fit(case):
+            infeasible["memory"] += 1
+            continue
+        key = layout.tp, layout.cp, layout.micro_batch_size, layout.recompute
+        found.append(
+            Candidate(
+                case=case,
+                sliced=tuple(_cuts(case)),
+                unsliced=tuple(replace(MEGATRON, sequence_parallel=mode) for mode in case.modes),
+                layers=shared[key],
+            )
+        )
+    return found, infeasible
+
+
+def layouts_of(base: Case, request: TuneRequest) -> Iterator[Layout]:
+    """Yield every layout of the request; what it gives is fixed."""
+    gpus, length = base.cluster.world_size, base.workload.seq_length
+    node, layers = base.profile.machine.gpus_per_node, base.model.num_hidden_layers
+    for tp in _choices(request.tp, (n for n in _divisors(gpus) if n <= node)):
+        chunks = (n for n in _divisors(gpus) if length >= 2 * n * LEAST_CHUNK_TOKENS or n == 1)
+        for cp in _choices(request.cp, chunks):
+            for pp in _choices(request.pp, (n for n in _divisors(gpus) if n <= layers)):
+                dp, rest = divmod(gpus, tp * cp * pp)
+                if rest or not dp or (request.dp and request.dp != dp):
+                    continue
+                for vpp in _choices(request.vpp, _virtual(pp, layers)):
+                    yield from _batches(request, Layout(tp, cp, pp, vpp, dp, 0, "none"))
+
+
+def _batches(request: TuneRequest, layout: Layout) -> Iterator[Layout]:
+    """Yield the layout with every micro-batch size, with and without recomputation."""
+    each, rest = divmod(_batch(request), layout.dp)
+    if rest or not each:
+        return
+    sizes = (n for n in _divisors(each) if n <= MOST_MICRO_BATCH)
+    recompute: tuple[Recompute, ...] = ("none", "full")
+    if request.recompute is not None:
+        recompute = (request.recompute,)  # type: ignore[assignment]  # checked by its option
+    for size, again in product(_choices(request.micro_batch_size, sizes), recompute):
+        if each % size == 0:
+            yield layout._replace(micro_batch_size=size, recompute=again)
+
+
+def _choices(given: int | None, usual: Iterator[int]) -> list[int]:
+    return [given] if given else list(usual)
+
+
+def _virtual(pp: int, layers: int) -> Iterator[int]:
+    yield 1
+    if pp > 1 and layers % pp == 0:
+        yield from (n for n in _divisors(layers // pp) if 1 < n <= MOST_VPP)
+
+
+def _divisors(value: int) -> list[int]:
+    return [n for n in range(1, value + 1) if value % n == 0]
+
+
+def _case(base: Case, request: TuneRequest, layout: Layout) -> Case:
+    """Return the layout as a case. Raise InputError where it does not fit the model."""
+    usual: DataParallel = "distributed-optimizer" if layout.dp * layout.cp > 1 else "replicas"
+    overlap = layout.vpp > 1 if request.overlap_p2p is None else request.overlap_p2p
+    workload = replace(
+        base.workload, micro_batch_size=layout.micro_batch_size, recompute=layout.recompute,
+        grad_accumulation=_batch(request) // layout.dp // layout.micro_batch_size,
+        data_parallel=base.workload.data_parallel if request.data_parallel else usual,
+        overlap_p2p=overlap,
+    )  # fmt: skip
+    cluster = replace(
+        base.cluster, tp=layout.tp, cp=layout.cp, pp=layout.pp, vpp=layout.vpp, dp=layout.dp
+    )
+    return replace(base, workload=workload, cluster=cluster)
+
+
+def _cuts(case: Case) -> Iterator[SlicePlan]:
+    """Yield the plans that are looked at: the planner's orders of a few cuts."""
+    if case.cluster.tp == 1:
+        return
+    hidden = case.model.hidden_size
+    for (dim, balance), rows, columns, mode in product(
+        slicings_of(case), ROW_SLICES, COL_SLICES, case.modes
+    ):
+        if (rows, columns) == (1, 1) or hidden % columns or (dim == "sequence" and rows == 1):
+            continue
+        for merged in {False, rows > 1}:
+            plan = SlicePlan(
+                row_slices=rows, attn_col_slices=columns, mlp_col_slices=columns,
+                merge_wgrad=merged, sequence_parallel=mode, slice_dim=dim, slice_balance=balance,
+            )  # fmt: skip
+            if not row_problem(plan, case.workload, case.cluster):
+                yield plan
+
+
+def _result(one: Candidate, found: Timed | None, rival_ns: int | None) -> LayoutResult:
+    assert found is not None
+    case, work, cluster = one.case, one.case.workload, one.case.cluster
+    here = one.best(one.unsliced)
+    seconds = found.iteration_ns * 1e-9
+    return LayoutResult(
+        tp=cluster.tp, pp=cluster.pp, vpp=cluster.vpp, cp=cluster.cp, dp=cluster.dp,
+        micro_batch_size=work.micro_batch_size, grad_accumulation=work.grad_accumulation,
+        recompute=work.recompute, plan=found.plan, iteration_ms=found.iteration_ns * MS_PER_NS,
+        tokens_per_second_per_gpu=case.tokens / seconds / cluster.world_size,
+        mfu=mfu(case, found.iteration_ns), peak_memory_gib=found.peak_bytes / GIB,
+        domino_gain=rival_ns / found.iteration_ns if rival_ns else None,
+        domino_gain_here=here.iteration_ns / found.iteration_ns if here else None,
+    )  # fmt: skip
+
+
+def _frontier(search: LayoutSearch, rival_ns: int | None) -> tuple[LayoutResult, ...]:
+    """Return the evaluated layouts that no other beats in both time and memory."""
+    timed = [
+        (found, one)
+        for one in search.candidates
+        for found in one.timed.values()
+        if found is not None
+    ]
+    best: list[LayoutResult] = []
+    least = None
+    for found, one in sorted(timed, key=lambda item: (item[0].iteration_ns, item[0].peak_bytes)):
+        if least is None or found.peak_bytes < least:
+            least = found.peak_bytes
+            best.append(_result(one, found, rival_ns))
+    return tuple(best)
