@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, Final
 
 from api.problems import bad_body
 from domino_tune.base.units import parse_quantity
 from domino_tune.search import SpaceSpec, slicings_of
 from domino_tune.store.formats.hf_config import field_name
-from domino_tune.verbs.simulate import MICROS_PLAYED
+from domino_tune.verbs.simulate import shortened
 from domino_tune.verbs.tune import cases_to_tune
 from domino_tune.verbs.whatif import parse_changes, parse_sweep
 from simulator.case import Case
@@ -30,6 +30,8 @@ MOST_OPS_AT_ONCE: Final = 250_000
 MOST_PLANS: Final = 4_000_000
 """Combinations of a search, of all micro-batch sizes together."""
 MOST_RANKS: Final = 1 << 20
+MOST_PASSES: Final = 1 << 20
+"""Passes of all stages of a pipeline in an iteration: about 10 s."""
 MOST_SEQUENCES: Final = 1 << 20
 """Sequences of one replica's step: micro-batch size × accumulation."""
 MOST_POINTS: Final = 256
@@ -39,6 +41,9 @@ LONGEST_TOKEN: Final = 64
 COUNTS: Final = {
     "tp": 1 << 16,
     "dp": MOST_RANKS,
+    "pp": 1 << 10,
+    "vpp": 1 << 8,
+    "cp": 1 << 10,
     "nodes": MOST_RANKS,
     "seq_length": 1 << 24,
     "micro_batch_size": 1 << 16,
@@ -63,8 +68,8 @@ def check_fields(body: object) -> None:
     """Refuse a body whose numbers alone are too large. Raise ProblemError 422."""
     for name, most in COUNTS.items():
         _at_most(getattr(body, name, None), most, (name,))
-    ranks = (getattr(body, "tp", None) or 1) * (getattr(body, "dp", None) or 1)
-    _at_most(ranks, MOST_RANKS, ("dp",), "tp × dp")
+    ranks = math.prod(getattr(body, name, None) or 1 for name in ("tp", "dp", "pp", "cp"))
+    _at_most(ranks, MOST_RANKS, ("dp",), "the number of ranks")
     for index, text in enumerate(getattr(body, "overrides", None) or ()):
         _check_override(text, ("overrides", index))
     plan = getattr(body, "plan", None)
@@ -105,7 +110,9 @@ def check_plan_object(plain: Mapping[str, Any]) -> None:
             _check_line(line, ("plan", "order", name))
 
 
-_CLUSTER: Final = {"tp": COUNTS["tp"], "dp": MOST_RANKS, "ranks_per_node": 1 << 30}
+_CLUSTER: Final = {
+    **{name: COUNTS[name] for name in ("tp", "dp", "pp", "vpp", "cp")}, "ranks_per_node": 1 << 30,
+}  # fmt: skip
 
 
 def _check_line(line: Mapping[str, Any], place: tuple[str, ...]) -> None:
@@ -135,19 +142,24 @@ def check_setup(
     """
     check_model(case.model)
     cluster, workload = case.cluster, case.workload
-    _at_most(cluster.world_size, MOST_RANKS, ("dp",), "tp × dp")
+    _at_most(cluster.world_size, MOST_RANKS, ("dp",), "the number of ranks")
+    passes = cluster.pp * cluster.vpp * workload.grad_accumulation
+    _at_most(passes, MOST_PASSES, ("grad_accumulation",), "pp × vpp × grad_accumulation")
     for name in ("seq_length", "micro_batch_size", "grad_accumulation"):
         _at_most(getattr(workload, name), COUNTS[name], (name,))
     sequences = workload.micro_batch_size * workload.grad_accumulation
     _at_most(sequences, MOST_SEQUENCES, ("grad_accumulation",), "the batch of a replica")
     largest = _check_changes(case, changes, sweep)
     # A schedule has more ops with all-reduces than without; the number of ranks does not matter.
-    reducing = replace(cluster, tp=min(largest["tp"], 2), ranks_per_node=2 * cluster.dp)
+    ranks = cluster.replicas
+    reducing = ClusterSpec(
+        tp=min(largest["tp"], 2), dp=cluster.dp, cp=cluster.cp, ranks_per_node=2 * ranks
+    )
     for one in cases_to_tune(case, tune_also):
         accumulation = one.workload.grad_accumulation
         _at_most(accumulation, COUNTS["grad_accumulation"], ("tune_also",), "grad_accumulation")
         size = max(one.workload.micro_batch_size, largest["micro_batch_size"])
-        micros = min(accumulation, MICROS_PLAYED)
+        micros = shortened(one).workload.grad_accumulation
         played = plan or _most_sliced(size)
         ops = schedule_ops(case.model, reducing, played, micros, case.workload)
         _at_most(ops, most_ops, ("model",), "the number of ops to play")
@@ -211,6 +223,9 @@ def schedule_ops(
     whole = 8 + rope + model.qk_norm + 2 * model.post_norm + each * sum(plan.slices[1:3])
     whole += scores + 2 * gathers
     row += {"none": 0, "selective": scores or 1, "full": whole}[workload.recompute]
+    if cluster.cp > 1:
+        forward, backward = _context_ops(cluster.cp, workload.cp_comm, exchanges=reduces)
+        row += forward * (1 + (workload.recompute == "full")) + backward
     adds = 1 if how.gradient_accumulation_fusion else 2
     wgrads = 4 * adds * (1 if plan.merge_wgrad else plan.row_slices)
     layer = plan.row_slices * row + wgrads
@@ -224,13 +239,24 @@ def schedule_ops(
     passes = how.check_for_nan_in_grad + how.scale_grads
     rounds = micros if workload.data_parallel == "fsdp" else 1
     buckets = (kinds + passes * rounds) * (model.num_hidden_layers + 1)
-    if cluster.dp == 1 or not reduces:
+    if cluster.replicas == 1 or not reduces:
         buckets = passes
     step = (
         how.zero_grads + how.clip_grad + how.copy_parameters + how.log_params_norm
         + how.log_num_zeros_in_grad
     )  # fmt: skip
     return micros * (model.num_hidden_layers * layer + edges) + buckets + each + sums + step + 1
+
+
+def _context_ops(cp: int, how: str, *, exchanges: bool) -> tuple[int, int]:
+    """Return how many ops more the attention core has, forward and backward, where ranks share
+    sequences."""
+    moves = int(exchanges)
+    return {
+        "p2p": ((cp - 1) * (2 + moves), (cp - 1) * (2 + 2 * moves)),
+        "all_gather": (2 + moves, 3 + 2 * moves),
+        "a2a": (8 + 4 * moves, 8 + 4 * moves),
+    }[how]
 
 
 def search_size(case: Case, tune_also: Sequence[str]) -> int:

@@ -102,6 +102,10 @@ class ClosedForm:
             self._bounds[key] = self._bound_ns(plan)
         return self._bounds[key]
 
+    def coarse_bound_ns(self, plan: SlicePlan) -> int:
+        """Return ``lower_bound_ns``: at one clock there is nothing to leave out."""
+        return self.lower_bound_ns(plan)
+
     def drawn_j(self, plan: SlicePlan) -> float:
         """Return the least energy above idle of the passes; 0 where no clock is set."""
         key = bound_key(plan)

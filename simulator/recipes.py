@@ -84,7 +84,8 @@ class Recipes:
         counts = [getattr(plan, f"{block}_{kind}_slices")]
         if kind == "dgrad" and self.case.workload.recompute == "full":
             counts.append(getattr(plan, f"{block}_col_slices"))
-        return (mode_of(plan), plan.row_slices, plan.merge_wgrad, block, kind, *counts)
+        merged = kind == "dgrad" and plan.merge_wgrad
+        return (mode_of(plan), plan.row_slices, merged, block, kind, *counts)
 
     def edges(self, plan: SlicePlan) -> EdgeRecipes:
         """Return the recipes outside the layers; later micro-batches add to the gradients that the

@@ -26,9 +26,9 @@ BENCHES: Final[dict[str, Bench]] = {
     name: _lazy(name)
     for name in (
         "baselines", "power", "admission", "sequence-slices", "accuracy", "contention",
-        "slices", "published", "vtrain", "shares", "upstream", "paper", "speed", "greedy", "search",
-        "properties", "h200", "agreement", "constants", "runtime", "applied",
-        "tune_measure",
+        "slices", "published", "vtrain", "layouts", "host", "shares", "upstream", "paper",
+        "speed", "greedy", "search", "properties", "h200", "agreement", "constants", "runtime",
+        "applied", "tune_measure",
     )
 }  # fmt: skip
 """Benchmarks by name, in the order in which all of them run."""

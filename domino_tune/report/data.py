@@ -79,6 +79,26 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pass:
+    """A pass of a stage: forward (F), backward (B) or gradients of weights (W) of a micro-batch."""
+
+    kind: str
+    micro: int
+    chunk: int
+    start_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelinePicture:
+    """The passes of each stage; ``end_ms``: when the iteration ends."""
+
+    title: str
+    stages: tuple[tuple[Pass, ...], ...]
+    end_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class HeatCell:
     """The best plan of a cut; ``iteration_ms`` None: no plan is feasible, or none was tried.
 
@@ -170,6 +190,7 @@ class ReportData:
 
     ``title``: model, ranks and profile in one line. ``workload``: (name, value) pairs.
     ``commands``: (purpose, command) pairs. ``heat_note``: a sentence on the cells of the heat map.
+    ``pipelines``: of the baseline and of the plan.
     ``held``: memory of the variants, of ``capacity_gib`` a GPU. ``tie``: why the chosen plan is not
     the fastest, or empty.
     """
@@ -183,6 +204,7 @@ class ReportData:
     numbers: Numbers
     held: tuple[Held, ...] = ()
     capacity_gib: float = 0.0
+    pipelines: tuple[PipelinePicture, ...] = ()
     heat: tuple[HeatCell, ...] = ()
     heat_note: str = ""
     plans: tuple[PlanRow, ...] = ()

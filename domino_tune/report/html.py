@@ -17,6 +17,7 @@ from domino_tune.report.heat import heat_map
 from domino_tune.report.lanes import MAX_OPS, drawn_ops, lanes_json
 from domino_tune.report.markup import Html, section, tag, text
 from domino_tune.report.memory import where_memory_goes
+from domino_tune.report.pipeline import pipeline_picture
 from domino_tune.store.files import write_whole
 
 SCRIPTS: Final = ("lanes_data.js", "lanes_view.js", "lanes.js")
@@ -35,8 +36,9 @@ def write_report(path: str | Path, data: ReportData) -> None:
 def report_html(data: ReportData) -> str:
     """Return the page as text."""
     body = (
-        masthead(data), answer(data), _lanes(data), heat_map(data), where_time_goes(data),
-        where_memory_goes(data), how_sure(data), sweeps(data), asked(data), again(data),
+        masthead(data), answer(data), pipeline_picture(data), _lanes(data), heat_map(data),
+        where_time_goes(data), where_memory_goes(data), how_sure(data), sweeps(data), asked(data),
+        again(data),
     )  # fmt: skip
     return string.Template(static("page.html")).substitute(
         title=text(data.title),

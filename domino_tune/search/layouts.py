@@ -14,10 +14,12 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from simulator.case import Case
-from simulator.clocked_form import Layers, closed_form
+from simulator.clocked_form import ClockedForm, Layers, closed_form
+from simulator.closed_form import ClosedForm
 from simulator.errors import InfeasiblePlanError
 from simulator.ordering import order_of
 from simulator.peak import peak_bytes
+from simulator.pipeline.closed_form import PipelineForm
 from simulator.plan import SlicePlan
 from simulator.predict import predict
 
@@ -48,15 +50,24 @@ class Candidate:
     timed: dict[SlicePlan, Timed | None] = field(default_factory=dict)
 
     @cached_property
+    def _form(self) -> ClosedForm | PipelineForm | ClockedForm:
+        return closed_form(self.case, self.layers)
+
+    @cached_property
+    def coarse_ns(self) -> dict[SlicePlan, int]:
+        """A quick bound of each plan."""
+        plans = (*self.sliced, *self.unsliced)
+        return {plan: self._form.coarse_bound_ns(plan) for plan in plans}
+
+    @cached_property
     def bounds_ns(self) -> dict[SlicePlan, int]:
         """The proven bound of each plan, least first."""
-        form = closed_form(self.case, self.layers)
-        bounds = {plan: form.lower_bound_ns(plan) for plan in (*self.sliced, *self.unsliced)}
+        bounds = {plan: self._form.lower_bound_ns(plan) for plan in self.coarse_ns}
         return dict(sorted(bounds.items(), key=lambda item: item[1]))
 
-    def bound_ns(self, plans: Iterable[SlicePlan]) -> int:
-        """Return the least bound of ``plans``."""
-        return min((self.bounds_ns[plan] for plan in plans), default=FOREVER_NS)
+    def coarse_bound_ns(self, plans: Iterable[SlicePlan]) -> int:
+        """Return the least quick bound of ``plans``."""
+        return min((self.coarse_ns[plan] for plan in plans), default=FOREVER_NS)
 
     def best(self, plans: Iterable[SlicePlan] | None = None) -> Timed | None:
         """Return the fastest of the evaluated ``plans``, or of all."""
@@ -93,18 +104,21 @@ class LayoutSearch:
 
     def run(self) -> None:
         """Find the KEPT best layouts, and the best without slices; time each kept one unsliced."""
-        for one in sorted(self.candidates, key=lambda one: one.bound_ns(one.bounds_ns)):
-            limit = self.times_ns()[KEPT - 1]
-            if one.bound_ns(one.bounds_ns) > limit:
-                break
-            self._look(one, one.bounds_ns, limit)
-        for one in sorted(self.candidates, key=lambda one: one.bound_ns(one.unsliced)):
-            limit = min(other.best_ns(other.unsliced) for other in self.candidates)
-            if one.bound_ns(one.unsliced) > limit:
-                break
-            self._look(one, one.unsliced, limit)
+        self._search(lambda one: one.coarse_ns, lambda: self.times_ns()[KEPT - 1])
+        self._search(lambda one: one.unsliced, self._best_unsliced_ns)
         for one in self.kept():
             self._look(one, one.unsliced, FOREVER_NS)
+
+    def _search(
+        self, plans_of: Callable[[Candidate], Iterable[SlicePlan]], limit_ns: Callable[[], int]
+    ) -> None:
+        """Look at the candidates in the order of their quick bounds, until these are above the
+        limit."""
+        bounds = {one: one.coarse_bound_ns(plans_of(one)) for one in self.candidates}
+        for one in sorted(self.candidates, key=bounds.__getitem__):
+            if bounds[one] > limit_ns():
+                return
+            self._look(one, plans_of(one), limit_ns())
 
     def _look(self, one: Candidate, plans: Iterable[SlicePlan], limit_ns: int) -> None:
         """Time those of ``plans`` that may be faster than the best of them, and ``limit_ns``."""
@@ -114,7 +128,10 @@ class LayoutSearch:
                 return
             if plan in asked and plan not in one.timed:
                 one.evaluate(plan)
-                self._pause(plan.label)
+                self._pause(f"{one.case.cluster.levels}: {plan.label}")
+
+    def _best_unsliced_ns(self) -> int:
+        return min((one.best_ns(one.unsliced) for one in self.candidates), default=FOREVER_NS)
 
     def times_ns(self) -> list[int]:
         """Return the best times of the candidates, least first, and FOREVER_NS for want of more."""

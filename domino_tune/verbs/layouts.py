@@ -56,8 +56,8 @@ def tune_layouts(
     no layout fits the memory.
     """
     began = time.perf_counter()
-    base = _base(request, shelf)
-    candidates, infeasible = _candidates(base, request)
+    base = base_of(request, shelf)
+    candidates, infeasible = candidates_of(base, request)
     progress(f"{len(candidates):,} layouts that may fit")
     search = LayoutSearch(candidates, progress)
     search.run()
@@ -85,14 +85,14 @@ def tune_layouts(
         frontier=_frontier(search, rival_ns),
         optimality="proven",
         candidates=len(candidates),
-        plans=sum(len(one.bounds_ns) for one in candidates),
+        plans=sum(len(one.coarse_ns) for one in candidates),
         evaluations=search.evaluations,
         infeasible=dict(sorted((infeasible + looked).items())),
         seconds=time.perf_counter() - began,
     )
 
 
-def _base(request: TuneRequest, shelf: Shelf) -> Case:
+def base_of(request: TuneRequest, shelf: Shelf) -> Case:
     """Return the request's case on as many replicas as there are GPUs."""
     if not request.gpus or not request.global_batch_size:
         raise InputError(
@@ -121,7 +121,7 @@ def _batch(request: TuneRequest) -> int:
     return request.global_batch_size or 0
 
 
-def _candidates(base: Case, request: TuneRequest) -> tuple[list[Candidate], Counter[str]]:
+def candidates_of(base: Case, request: TuneRequest) -> tuple[list[Candidate], Counter[str]]:
     """Return the layouts that may fit, and why others do not, counted."""
     found, infeasible = [], Counter[str]()
     shared: dict[tuple[object, ...], Layers] = defaultdict(Layers)
@@ -206,22 +206,21 @@ def _case(base: Case, request: TuneRequest, layout: Layout) -> Case:
 
 
 def _cuts(case: Case) -> Iterator[SlicePlan]:
-    """Yield the plans that are looked at: the planner's orders of a few cuts."""
+    """Yield the plans that are looked at: a few cuts in the planner's order, with one wgrad for all
+    row slices. Slices of sequences are balanced."""
     if case.cluster.tp == 1:
         return
-    hidden = case.model.hidden_size
-    for (dim, balance), rows, columns, mode in product(
-        slicings_of(case), ROW_SLICES, COL_SLICES, case.modes
-    ):
-        if (rows, columns) == (1, 1) or hidden % columns or (dim == "sequence" and rows == 1):
+    dims = dict.fromkeys(dim for dim, _ in slicings_of(case))
+    for dim, rows, columns, mode in product(dims, ROW_SLICES, COL_SLICES, case.modes):
+        if (rows, columns) == (1, 1) or (dim == "sequence" and rows == 1):
             continue
-        for merged in {False, rows > 1}:
-            plan = SlicePlan(
-                row_slices=rows, attn_col_slices=columns, mlp_col_slices=columns,
-                merge_wgrad=merged, sequence_parallel=mode, slice_dim=dim, slice_balance=balance,
-            )  # fmt: skip
-            if not row_problem(plan, case.workload, case.cluster):
-                yield plan
+        plan = SlicePlan(
+            row_slices=rows, attn_col_slices=columns, mlp_col_slices=columns, slice_dim=dim,
+            merge_wgrad=rows > 1, sequence_parallel=mode,
+        )  # fmt: skip
+        fits = case.model.hidden_size % columns == 0
+        if fits and not row_problem(plan, case.workload, case.cluster):
+            yield plan
 
 
 def _result(one: Candidate, found: Timed | None, rival_ns: int | None) -> LayoutResult:

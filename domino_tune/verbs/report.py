@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -12,6 +12,8 @@ from domino_tune.report.data import (
     HeatCell,
     Held,
     Numbers,
+    Pass,
+    PipelinePicture,
     PlanRow,
     ReportData,
     Search,
@@ -32,6 +34,8 @@ from domino_tune.verbs.landscape import NOTE
 from domino_tune.verbs.simulate import BASELINE, BOUND, CHOSEN
 from domino_tune.verbs.whatif import changed
 from simulator.errors import DominoTuneError
+from simulator.pipeline.orders import orders_of
+from simulator.pipeline.predict import played_pipeline
 from simulator.predict import predict
 from simulator.profile import SECTIONS
 from simulator.units import MS_PER_NS
@@ -169,10 +173,37 @@ def _page(result: SimulateResult, commands: Sequence[tuple[str, str]]) -> Report
             for name in (BASELINE, CHOSEN)
         ),
         capacity_gib=result.case.profile.machine.gpu_memory_gib,
+        pipelines=tuple(_pipelines(result)),
         sensitivity=tuple(s for nudge in NUDGES if (s := _nudge(result, *nudge)) is not None),
         sources=_sources(result),
         commands=tuple(commands),
     )
+
+
+def _pipelines(result: SimulateResult) -> Iterator[PipelinePicture]:
+    """Yield the pipelines of baseline and plan, with at most two rounds of micro-batches."""
+    cluster, workload = result.cluster, result.workload
+    micros = min(workload.grad_accumulation, 2 * cluster.pp)
+    shown = replace(result.case, workload=replace(workload, grad_accumulation=micros))
+    left_out = f", {micros} of {workload.grad_accumulation} micro-batches"
+    for name in (BASELINE, CHOSEN) if cluster.pp > 1 else ():
+        plan = result.plans[name]
+        run = played_pipeline(shown, plan, result.order if name == CHOSEN else None).run
+        orders = orders_of(shown.workload, cluster)
+        yield PipelinePicture(
+            title=plan.label + (left_out if micros < workload.grad_accumulation else ""),
+            stages=tuple(
+                tuple(
+                    Pass(
+                        kind=action.kind, micro=action.micro, chunk=action.chunk,
+                        start_ms=start * MS_PER_NS, end_ms=end * MS_PER_NS,
+                    )
+                    for action, (start, end) in zip(actions, spans, strict=True)
+                )
+                for actions, spans in zip(orders, run.tasks, strict=True)
+            ),
+            end_ms=run.makespan_ns * MS_PER_NS,
+        )  # fmt: skip
 
 
 def _shown(result: SimulateResult, name: str) -> Shown:

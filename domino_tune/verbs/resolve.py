@@ -230,7 +230,7 @@ def _workload(
     if old is not None:
         return replace(old, **given)
     usual = "distributed-optimizer" if cluster.replicas > 1 else "replicas"
-    return Workload(**{"data_parallel": usual, **given})
+    return Workload(**{"data_parallel": usual, "overlap_p2p": cluster.vpp > 1, **given})
 
 
 def _layer_counts(text: str) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.ordering import order_of
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
-from simulator.specs import ClusterSpec
+from simulator.specs import CP_COMM, ClusterSpec
 
 
 def setup_of(**given: Any) -> Case:
@@ -55,6 +55,24 @@ def test_ops_are_those_of_the_schedule(model: str, given: dict[str, Any], plan: 
     work = case.workload
     counted = bounds.schedule_ops(case.model, case.cluster, plan, work.grad_accumulation, work)
     assert len(made) <= counted <= len(made) + 4 * (case.model.num_hidden_layers + 1)
+
+
+@pytest.mark.parametrize("how", CP_COMM)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("plan", [MEGATRON, NO_COMM, SlicePlan(sequence_parallel=True)])
+def test_ops_where_ranks_share_sequences(how: str, recompute: str, plan: SlicePlan) -> None:
+    case = setup_of(cp=4, cp_comm=how, recompute=recompute)
+    made = build_schedule(case.model, case.workload, case.cluster, plan, order_of(case, plan))
+    counted = bounds.schedule_ops(case.model, case.cluster, plan, 1, case.workload)
+    assert len(made) <= counted <= len(made) + 4 * (case.model.num_hidden_layers + 1)
+
+
+def test_pipelines_that_are_too_long() -> None:
+    bounds.check_setup(setup_of(pp=8, vpp=3, grad_accumulation=4096))
+    deep = ("num_hidden_layers=192",)
+    long = setup_of(pp=64, tp=1, grad_accumulation=8192, overrides=deep)
+    bounds.check_setup(long, MEGATRON)
+    refused("#/grad_accumulation", replace(long, cluster=replace(long.cluster, pp=192)), MEGATRON)
 
 
 @pytest.mark.parametrize(
