@@ -88,6 +88,9 @@ class ClosedForm:
         self._stretched: dict[tuple[object, ...], Stretch] = like._stretched if like else {}
         self._layers: dict[tuple[object, ...], Work] = like._layers if like else {}
         self._edges: dict[tuple[object, ...], EdgeWork] = {}
+        self._micro_edges: dict[tuple[object, ...], tuple[Work, ...]] = (
+            like._micro_edges if like else {}
+        )
         self._slow: dict[tuple[object, ...], tuple[dict[str, float], float]] = (
             like._slow if like else {}
         )
@@ -230,14 +233,19 @@ class ClosedForm:
 
     def edges(self, plan: SlicePlan) -> EdgeWork:
         """Return an iteration's compute outside the layers."""
-        key = (mode_of(plan), plan.row_slices)
+        key = mode_of(plan), plan.row_slices
         if key not in self._edges:
-            first, later, step = map(self._add_up, self.recipes.edges(plan))
+            recipes, shared = self.recipes.edges(plan), self.recipes.edge_key(plan)
+            if shared not in self._micro_edges:
+                self._micro_edges[shared] = tuple(map(self._add_up, recipes[:2]))
+            first, later = self._micro_edges[shared]
+            clears, step = map(self._add_up, recipes[2:])
             more = self.case.workload.grad_accumulation - 1
             self._edges[key] = EdgeWork(
-                first.family_ns.total() + more * later.family_ns.total(),
+                sum(one.family_ns.total() for one in (clears, first))
+                + more * later.family_ns.total(),
                 step.family_ns.total(),
-                first.drawn_j + more * later.drawn_j,
+                clears.drawn_j + first.drawn_j + more * later.drawn_j,
             )
         return self._edges[key]
 

@@ -46,10 +46,12 @@ class Recipe(NamedTuple):
 
 
 class EdgeRecipes(NamedTuple):
-    """Compute outside the layers: of the first micro-batch, of each later one, and the step."""
+    """Compute outside the layers: of the first micro-batch, of each later one, what clears the
+    gradients, and the step."""
 
     first: Recipe
     later: Recipe
+    clears: Recipe
     step: Recipe
 
 
@@ -61,7 +63,10 @@ class Recipes:
         self.case = case
         self._like = like
         self._blocks: dict[tuple[object, ...], Recipe] = like._blocks if like else {}
-        self._edges: dict[tuple[object, ...], EdgeRecipes] = {}
+        self._micro_edges: dict[tuple[object, ...], tuple[Recipe, Recipe]] = (
+            like._micro_edges if like else {}
+        )
+        self._steps: dict[tuple[object, ...], tuple[Recipe, Recipe]] = {}
 
     @cached_property
     def keeping(self) -> Recipes:
@@ -90,22 +95,37 @@ class Recipes:
     def edges(self, plan: SlicePlan) -> EdgeRecipes:
         """Return the recipes outside the layers; later micro-batches add to the gradients that the
         first one clears."""
-        key = (mode_of(plan), plan.row_slices)
-        if key not in self._edges:
+        return EdgeRecipes(*self._micros(plan), *self._once(plan))
+
+    def edge_key(self, plan: SlicePlan) -> tuple[object, ...]:
+        """Return what a micro-batch's recipe outside the layers depends on."""
+        chunk = self.case.chunk
+        ends = (chunk.embedding, chunk.head) if chunk else (True, True)
+        return (mode_of(plan), plan.row_slices, *ends)
+
+    def _micros(self, plan: SlicePlan) -> tuple[Recipe, Recipe]:
+        key = self.edge_key(plan)
+        if key not in self._micro_edges:
             shapes = self.case.shapes(plan)
             cleared = self.case.workload.implementation.zero_grads
             first, later = (
-                Templates(shapes=shapes, accumulate_first=adds) for adds in (cleared, True)
+                self._listed(plan, _micro_edges(Templates(shapes=shapes, accumulate_first=adds)))
+                for adds in (cleared, True)
             )
-            stepped = 1 if shapes.reduces else shapes.rank_parameters
-            ops = (
-                [*zero_grads(first), *_micro_edges(first)],
-                _micro_edges(later),
-                optimizer_step(first, stepped, ()),
-            )
-            made = (self._recipe(plan, [("", op) for op in each]) for each in ops)
-            self._edges[key] = EdgeRecipes(*made)
-        return self._edges[key]
+            self._micro_edges[key] = first, later
+        return self._micro_edges[key]
+
+    def _once(self, plan: SlicePlan) -> tuple[Recipe, Recipe]:
+        key = mode_of(plan)
+        if key not in self._steps:
+            shapes = self.case.shapes(plan)
+            t, stepped = Templates(shapes=shapes), 1 if shapes.reduces else shapes.rank_parameters
+            clears, step = zero_grads(t), optimizer_step(t, stepped, ())
+            self._steps[key] = self._listed(plan, clears), self._listed(plan, step)
+        return self._steps[key]
+
+    def _listed(self, plan: SlicePlan, ops: Iterable[OpTemplate]) -> Recipe:
+        return self._recipe(plan, (("", op) for op in ops))
 
     def _templates(
         self, plan: SlicePlan, block: str, fragments: BlockFragments

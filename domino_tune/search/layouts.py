@@ -20,6 +20,7 @@ from simulator.errors import InfeasiblePlanError
 from simulator.ordering import order_of
 from simulator.peak import peak_bytes
 from simulator.pipeline.closed_form import PipelineForm
+from simulator.pipeline.memory import KeptBytes
 from simulator.plan import SlicePlan
 from simulator.predict import predict
 
@@ -40,13 +41,15 @@ class Timed(NamedTuple):
 class Candidate:
     """A layout as a case, with the plans that slice it and those that do not.
 
-    ``layers``: what its bounds share with those of other layouts. ``timed``: what was found.
+    ``layers``, ``kept``: what its bounds share with those of other layouts. ``timed``: what was
+    found.
     """
 
     case: Case
     sliced: Sequence[SlicePlan]
     unsliced: Sequence[SlicePlan]
     layers: Layers
+    kept: KeptBytes
     timed: dict[SlicePlan, Timed | None] = field(default_factory=dict)
 
     @cached_property
@@ -80,8 +83,23 @@ class Candidate:
         found = self.best(plans)
         return found.iteration_ns if found else FOREVER_NS
 
+    @cached_property
+    def _least_bytes(self) -> dict[bool, int]:
+        """Bytes that no plan needs less than, with and without sequence parallelism."""
+        return {
+            plan.sequence_parallel: self.kept.least_bytes(self.case, plan) for plan in self.unsliced
+        }
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether a plan may fit."""
+        return min(self._least_bytes.values()) <= self.case.capacity_bytes
+
     def evaluate(self, plan: SlicePlan) -> None:
         """Time ``plan``, unless it does not fit."""
+        if self._least_bytes[plan.sequence_parallel] > self.case.capacity_bytes:
+            self.timed[plan] = None
+            return
         order = order_of(self.case, plan)
         peak = peak_bytes(self.case, plan, order)
         try:

@@ -22,7 +22,8 @@ from simulator.clocked_form import Layers
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.model_flops import mfu
 from simulator.ordering import order_of
-from simulator.peak import may_fit
+from simulator.peak import static_memory
+from simulator.pipeline.memory import KeptBytes
 from simulator.plan import MEGATRON, SlicePlan, row_problem
 from simulator.specs import DataParallel, Recompute
 from simulator.units import GIB, MS_PER_NS
@@ -124,25 +125,26 @@ def _batch(request: TuneRequest) -> int:
 def candidates_of(base: Case, request: TuneRequest) -> tuple[list[Candidate], Counter[str]]:
     """Return the layouts that may fit, and why others do not, counted."""
     found, infeasible = [], Counter[str]()
-    shared: dict[tuple[object, ...], Layers] = defaultdict(Layers)
+    layers: dict[tuple[object, ...], Layers] = defaultdict(Layers)
+    kept: dict[tuple[object, ...], KeptBytes] = defaultdict(KeptBytes)
     for layout in layouts_of(base, request):
         try:
             case = _case(base, request, layout)
         except InputError:
             infeasible["shape"] += 1
             continue
-        if not may_fit(case):
-            infeasible["memory"] += 1
-            continue
         key = layout.tp, layout.cp, layout.micro_batch_size, layout.recompute
-        found.append(
-            Candidate(
-                case=case,
-                sliced=tuple(_cuts(case)),
-                unsliced=tuple(replace(MEGATRON, sequence_parallel=mode) for mode in case.modes),
-                layers=shared[key],
-            )
+        one = Candidate(
+            case=case,
+            sliced=tuple(_cuts(case)),
+            unsliced=tuple(replace(MEGATRON, sequence_parallel=mode) for mode in case.modes),
+            layers=layers[key],
+            kept=kept[key],
         )
+        if sum(static_memory(case, MEGATRON)) > case.capacity_bytes or not one.may_fit:
+            infeasible["memory"] += 1
+        else:
+            found.append(one)
     return found, infeasible
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
 from simulator.buckets import gradient_passes, layers_per_bucket
@@ -17,6 +18,7 @@ from simulator.ops import Collective
 from simulator.optimizer_step import WORLD_NORM, summed_gradients, update
 from simulator.pipeline.orders import Action, orders_of
 from simulator.pipeline.program import Message, PipelineProgram, Task
+from simulator.pipeline.wires import Wired, wiring
 from simulator.plan import SlicePlan
 from simulator.program import Program, compile_program, retimed
 from simulator.recurrence import Totals, totals
@@ -48,6 +50,7 @@ class Pieces:
     order: LayerOrder
     _made: dict[Piece, Schedule] = field(default_factory=dict)
     _compiled: dict[Piece, Program] = field(default_factory=dict)
+    _counts: dict[int, Counter[Piece]] = field(default_factory=dict)
 
     @cached_property
     def whole(self) -> Shapes:
@@ -99,6 +102,12 @@ class Pieces:
     def _clears(self) -> bool:
         """Whether gradients are cleared, so that the first micro-batch adds as all others do."""
         return self.case.workload.implementation.zero_grads
+
+    def counts(self, rank: int) -> Counter[Piece]:
+        """Return how often a rank plays each pass."""
+        if rank not in self._counts:
+            self._counts[rank] = Counter(self.piece(rank, action) for action in self.actions[rank])
+        return self._counts[rank]
 
     def schedule(self, piece: Piece) -> Schedule:
         """Return the ops of a pass."""
@@ -179,19 +188,19 @@ class PipelineBuilder:
 
     def program(self) -> PipelineProgram:
         """Return the pipeline's program."""
-        work, links = self.pieces.case.workload, _Links(self)
-        interleaved = self.pieces.case.cluster.vpp > 1
+        work, cluster = self.pieces.case.workload, self.pieces.case.cluster
         overlaps = work.overlap_p2p or work.pp_schedule == "zero-bubble"
-        ranks = tuple(
-            tuple(self._tasks(rank, actions, links))
-            for rank, actions in enumerate(self.pieces.actions)
-        )
-        steps = [self.step(rank) for rank in range(len(ranks))]
+        wires = wiring(work.pp_schedule, cluster.pp, cluster.vpp, work.grad_accumulation)
+        times_ns = [self._message_ns(lower) for lower in range(cluster.pp)]
+        steps = [self.step(rank) for rank in range(cluster.pp)]
         return PipelineProgram(
-            ranks=ranks,
-            messages=tuple(links.messages),
+            ranks=tuple(self._tasks(rank, wired) for rank, wired in enumerate(wires.ranks)),
+            messages=tuple(
+                Message(times_ns[one.lower], one.link, one.sender, one.receiver)
+                for one in wires.messages
+            ),
             blocking=not overlaps,
-            rendezvous=not overlaps and not interleaved,
+            rendezvous=not overlaps and cluster.vpp == 1,
             summed_ns=tuple(ahead.makespan_ns for ahead, _ in steps),
             updated_ns=tuple(behind.makespan_ns for _, behind in steps),
             tied_ns=self._tied_ns(),
@@ -212,21 +221,27 @@ class PipelineBuilder:
             return NOTHING
         return totals(compile_program(schedule, self.cost))
 
-    def _tasks(self, rank: int, actions: list[Action], links: _Links) -> Iterator[Task]:
-        last_micros = {action.chunk: action for action in actions if action.kind != "F"}
-        seen: set[int] = set()
-        for action in actions:
-            starts = action.kind == "F" and action.chunk not in seen
-            seen.add(action.chunk)
-            ends = last_micros[action.chunk] == action
-            yield Task(
-                action,
-                self.played(self.pieces.piece(rank, action)).makespan_ns,
-                reads=links.read(rank, action),
-                sends=links.sent(rank, action),
-                gathers_ns=self._gathers_ns(rank, action.chunk) if starts else (),
-                buckets_ns=self._buckets_ns(rank, action.chunk) if ends else (),
-            )
+    def _tasks(self, rank: int, wired: tuple[Wired, ...]) -> tuple[Task, ...]:
+        times_ns: dict[tuple[str, int, bool], int] = {}
+        tasks = []
+        for action, reads, sends, starts, ends in wired:
+            key = action.kind, action.chunk, action.micro == 0
+            if key not in times_ns:
+                times_ns[key] = self.played(self.pieces.piece(rank, action)).makespan_ns
+            gathers = self._gathers_ns(rank, action.chunk) if starts else ()
+            buckets = self._buckets_ns(rank, action.chunk) if ends else ()
+            tasks.append(Task(action, times_ns[key], reads, sends, gathers, buckets))
+        return tuple(tasks)
+
+    def _message_ns(self, lower: int) -> int:
+        """Return the time of a message between rank ``lower`` and the next one."""
+        if not self.pieces.communicates:
+            return 0
+        nodes, per_node = self.pieces.case.cluster.p2p_group(lower)
+        dtype = self.pieces.case.workload.dtype
+        return self.cost.duration_ns(
+            Collective("send_recv", self.pieces.message_bytes, nodes, per_node, 0, dtype)
+        )
 
     # Data parallelism ---------------------------------------------------------------------------
 
@@ -271,65 +286,4 @@ class PipelineBuilder:
         algo = work.implementation.nccl_algo
         return self.cost.duration_ns(
             Collective("all_reduce", size, nodes, per_node, 0, work.grad_dtype, algo)
-        )
-
-
-class _Links:
-    """Messages of a pipeline, numbered as they are first named."""
-
-    def __init__(self, builder: PipelineBuilder) -> None:
-        self.builder = builder
-        self.messages: list[Message] = []
-        self._numbers: dict[tuple[str, int, int], int] = {}
-        self._pairs: dict[tuple[int, int], int] = {}
-        self._duration_ns = cache(self._priced)
-
-    def read(self, rank: int, action: Action) -> int:
-        """Return the number of the message that the action reads, −1 for none."""
-        stage = self._stage(rank, action)
-        if action.kind == "F":
-            return self._number("F", stage - 1, action.micro) if stage else -1
-        last = stage == self._stages - 1
-        return -1 if action.kind == "W" or last else self._number("B", stage + 1, action.micro)
-
-    def sent(self, rank: int, action: Action) -> int:
-        """Return the number of the message that the action sends, −1 for none."""
-        stage = self._stage(rank, action)
-        if action.kind == "F":
-            last = stage == self._stages - 1
-            return -1 if last else self._number("F", stage, action.micro)
-        return self._number("B", stage, action.micro) if action.kind == "B" and stage else -1
-
-    @property
-    def _pp(self) -> int:
-        return self.builder.pieces.case.cluster.pp
-
-    @property
-    def _stages(self) -> int:
-        return self._pp * self.builder.pieces.case.cluster.vpp
-
-    def _stage(self, rank: int, action: Action) -> int:
-        return action.chunk * self._pp + rank
-
-    def _number(self, kind: str, stage: int, micro: int) -> int:
-        """Return the number of what virtual ``stage`` sends of a micro-batch."""
-        key = kind, stage, micro
-        if key not in self._numbers:
-            self._numbers[key] = len(self.messages)
-            sender = stage % self._pp
-            receiver = (stage + (1 if kind == "F" else -1)) % self._pp
-            link = self._pairs.setdefault((sender, receiver), len(self._pairs))
-            lower = sender if kind == "F" else receiver
-            self.messages.append(Message(self._duration_ns(lower), link, sender, receiver))
-        return self._numbers[key]
-
-    def _priced(self, lower: int) -> int:
-        """Return the time of a message between rank ``lower`` and the next one."""
-        pieces = self.builder.pieces
-        if not pieces.communicates:
-            return 0
-        nodes, per_node = pieces.case.cluster.p2p_group(lower)
-        dtype = pieces.case.workload.dtype
-        return self.builder.cost.duration_ns(
-            Collective("send_recv", pieces.message_bytes, nodes, per_node, 0, dtype)
         )

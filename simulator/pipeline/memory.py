@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simulator.chunks import Chunk
+from simulator.case import Case
+from simulator.chunks import Chunk, joined
 from simulator.memory import Live, Memory, Phase, held_parameters, lifetimes
+from simulator.ordering import order_of
 from simulator.pipeline.build import Pass, Piece, Pieces
+from simulator.pipeline.orders import held_by_first
+from simulator.plan import SlicePlan
 from simulator.schedule import Segment
 
 
@@ -18,7 +22,8 @@ class Held(NamedTuple):
 
 def piped_memory(pieces: Pieces) -> tuple[Memory, ...]:
     """Return each rank's memory at its peak."""
-    chunks = {chunk: _held(pieces, chunk) for rank in pieces.ranks for chunk in rank}
+    every = {chunk for rank in pieces.ranks for chunk in rank}
+    chunks = {chunk: _held(pieces, chunk) for chunk in every}
     return tuple(_rank_memory(pieces, rank, chunks) for rank in range(len(pieces.ranks)))
 
 
@@ -34,6 +39,33 @@ def _rank_memory(pieces: Pieces, rank: int, chunks: dict[Chunk, Held]) -> Memory
         live = _sum(others, phase.held)
     static = held_parameters(pieces.case, pieces.step_shapes(rank))
     return static._replace(activations=peak.whole - peak.logits, logits=peak.logits)
+
+
+class KeptBytes:
+    """What layers keep for backward, for cases with the same layers and micro-batches."""
+
+    def __init__(self) -> None:
+        self._of_layers: dict[SlicePlan, tuple[int, int]] = {}
+
+    def least_bytes(self, case: Case, plan: SlicePlan) -> int:
+        """Return bytes that no plan with the mode of ``plan``, which is unsliced, needs less than.
+
+        Before backward begins, the first stage holds what backward will read, for all micro-batches
+        in flight; that is the same for every cut and order.
+        """
+        if plan not in self._of_layers:
+            pieces = Pieces(case, plan, order_of(case, plan))
+            one, two = (
+                _held(pieces, Chunk(layers, False, False)).phases["F"].held.whole
+                for layers in (1, 2)
+            )
+            self._of_layers[plan] = two - one, 2 * one - two
+        each, more = self._of_layers[plan]
+        first = case.chunks[0]
+        layers = min(chunk.layers for chunk in first)
+        whole = case.shapes(plan)
+        static = sum(held_parameters(case, joined(first).of(whole)))
+        return static + held_by_first(case.workload, case.cluster) * (layers * each + min(0, more))
 
 
 def _sum(one: Live, other: Live) -> Live:

@@ -40,12 +40,7 @@ def one_forward_one_backward(pp: int, vpp: int, micros: int) -> Orders:
 
 
 def _alternating(rank: int, pp: int, vpp: int, micros: int) -> list[Action]:
-    total = micros * vpp
-    if vpp == 1:
-        warm_up = pp - rank - 1
-    else:
-        warm_up = total if micros == pp else 2 * (pp - rank - 1) + (vpp - 1) * pp
-    warm_up = min(warm_up, total)
+    total, warm_up = micros * vpp, _warm_up(rank, pp, vpp, micros)
     forwards = [_virtual("F", number, pp, vpp) for number in range(total)]
     backwards = [_virtual("B", number, pp, vpp) for number in range(total)]
     steady = [
@@ -61,6 +56,22 @@ def _virtual(kind: ActionKind, number: int, pp: int, vpp: int) -> Action:
     group, within = divmod(number, pp * vpp)
     chunk = within // pp
     return Action(kind, group * pp + within % pp, chunk if kind == "F" else vpp - 1 - chunk)
+
+
+def held_by_first(workload: Workload, cluster: ClusterSpec) -> int:
+    """Return how many forward passes the first rank holds at once, of all its chunks."""
+    pp, vpp, micros = cluster.pp, cluster.vpp, workload.grad_accumulation
+    if workload.pp_schedule == "gpipe" and pp > 1:
+        return micros
+    return min(micros * vpp, _warm_up(0, pp, vpp, micros) + 1)
+
+
+def _warm_up(rank: int, pp: int, vpp: int, micros: int) -> int:
+    """Return how many forwards a rank plays before its first backward, less one."""
+    total = micros * vpp
+    if vpp == 1:
+        return min(total, pp - rank - 1)
+    return min(total, total if micros == pp else 2 * (pp - rank - 1) + (vpp - 1) * pp)
 
 
 def gpipe(pp: int, vpp: int, micros: int) -> Orders:

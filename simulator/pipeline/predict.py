@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -33,42 +32,46 @@ class RankTimes(NamedTuple):
 
 
 class PlayedPipeline(NamedTuple):
-    """A plan's pipeline at the clock of ``cost``. ``schedule``: all ops of the busiest rank, whose
-    times are in ``totals``, of the whole iteration."""
+    """A plan's pipeline at the clock of ``builder``."""
 
+    builder: PipelineBuilder
     program: PipelineProgram
     run: PipelineRun
-    ranks: tuple[RankTimes, ...]
-    schedule: Schedule
-    totals: Totals
-    cost: CostModel
     power: Power | None
 
     @property
+    def ranks(self) -> tuple[RankTimes, ...]:
+        """Where each rank's time goes."""
+        return tuple(_times_of(rank, self) for rank in range(len(self.program.ranks)))
+
+    @property
+    def totals(self) -> Totals:
+        """The iteration's time, and the sums of the busiest rank."""
+        one = _times_of(self.builder.pieces.case.busiest_rank, self)
+        return Totals(self.run.makespan_ns, one.compute_ns, one.comm_ns, one.exposed_ns, (0,))
+
+    @property
     def busiest(self) -> Played:
-        """What the busiest rank plays, without its waits."""
-        program = compile_program(self.schedule, self.cost)
-        return Played(self.schedule, program, self.totals, self.cost, self.power)
+        """What the busiest rank plays, without its waits; ``totals`` are of the iteration."""
+        pieces, cost = self.builder.pieces, self.builder.cost
+        schedule = rank_schedule(pieces, pieces.case.busiest_rank)
+        program = compile_program(schedule, cost)
+        return Played(schedule, program, self.totals, cost, self.power)
 
 
 def played_pipeline(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> PlayedPipeline:
     """Return the pipeline of ``plan`` at its clock: the one that its busiest rank can have."""
     pieces = Pieces(case, plan, order or order_of(case, plan))
-    schedule = rank_schedule(pieces, case.busiest_rank)
 
     def at(cost: CostModel) -> PlayedPipeline:
         builder = PipelineBuilder(pieces, cost)
         program = builder.program()
-        run = play(program)
-        ranks = rank_times(builder, program, run)
-        one = ranks[case.busiest_rank]
-        sums = Totals(run.makespan_ns, one.compute_ns, one.comm_ns, one.exposed_ns, (0,))
-        return PlayedPipeline(program, run, ranks, schedule, sums, cost, None)
+        return PlayedPipeline(builder, program, play(program), None)
 
     if case.power is None:
         return at(case.cost)
     found, power = find_clock(
-        Burden(schedule, case.cost, case.power),
+        Burden(rank_schedule(pieces, case.busiest_rank), case.cost, case.power),
         case.power.clocks(case.cluster.clock_mhz),
         lambda clock: at(case.cost.at_clock(clock)),
         lambda one: one.run.makespan_ns,
@@ -109,40 +112,31 @@ def moved(segment: Segment, layers: int) -> Segment:
 
 def rank_schedule(pieces: Pieces, rank: int) -> Schedule:
     """Return all ops of a rank, without its waits for others: what it computes and draws."""
-    counts = Counter(pieces.piece(rank, action) for action in pieces.actions[rank])
     parts = [
         Repeat(segments=pieces.schedule(piece).parts[0].segments, count=count)
-        for piece, count in counts.items()
+        for piece, count in pieces.counts(rank).items()
     ]
     parts += [part for schedule in pieces.step(rank) for part in schedule.parts]
     launch_order = pieces.case.workload.implementation.launch_order
     return Schedule(parts=tuple(parts), value_bytes={}, launch_order=launch_order)
 
 
-def rank_times(
-    builder: PipelineBuilder, program: PipelineProgram, run: PipelineRun
-) -> tuple[RankTimes, ...]:
-    """Return where each rank's time goes."""
-    return tuple(_times_of(rank, builder, program, run) for rank in range(len(program.ranks)))
-
-
-def _times_of(
-    rank: int, builder: PipelineBuilder, program: PipelineProgram, run: PipelineRun
-) -> RankTimes:
+def _times_of(rank: int, found: PlayedPipeline) -> RankTimes:
+    builder, program, run = found.builder, found.program, found.run
     tasks, spans = program.ranks[rank], run.tasks[rank]
-    sums = [builder.played(builder.pieces.piece(rank, task.action)) for task in tasks]
-    sums += builder.step(rank)
+    sums = [(builder.played(piece), count) for piece, count in builder.pieces.counts(rank).items()]
+    sums += [(one, 1) for one in builder.step(rank)]
     messages = _waits(program, run, rank)
     played = sum(end - start for start, end in spans)
     replicas = played - sum(task.duration_ns for task in tasks)
     replicas += run.gradients_at[rank] - spans[-1][1]
     replicas += program.tied_ns if rank in (0, len(program.ranks) - 1) else 0
     lane = sum(sum(task.gathers_ns) + sum(task.buckets_ns) for task in tasks)
-    alone = sum(one.makespan_ns for one in sums)
+    alone = sum(one.makespan_ns * count for one, count in sums)
     return RankTimes(
-        compute_ns=sum(one.compute_ns for one in sums),
-        comm_ns=sum(one.comm_ns for one in sums) + max(lane, replicas) + messages,
-        exposed_ns=sum(one.exposed_ns for one in sums) + replicas + messages,
+        compute_ns=sum(one.compute_ns * count for one, count in sums),
+        comm_ns=sum(one.comm_ns * count for one, count in sums) + max(lane, replicas) + messages,
+        exposed_ns=sum(one.exposed_ns * count for one, count in sums) + replicas + messages,
         messages_ns=messages,
         bubble_ns=max(0, run.makespan_ns - alone - replicas - messages),
     )
