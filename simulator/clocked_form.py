@@ -32,12 +32,13 @@ Form = ClosedForm | PipelineForm
 
 
 class Layers:
-    """What bounds of cases with the same layers and micro-batches share: recipes, and a form at
-    each clock (0: that of the timings)."""
+    """What bounds of cases with the same layers and micro-batches share: recipes, a form at each
+    clock (0: that of the timings), and which clock was found last (``near``)."""
 
     def __init__(self) -> None:
         self._recipes: Recipes | None = None
         self._forms: dict[int, ClosedForm] = {}
+        self.near = 0
 
     def recipes(self, case: Case) -> Recipes:
         """Return the recipes of a case's busiest rank."""
@@ -91,13 +92,18 @@ class ClockedForm:
         Between two clocks an iteration takes at least LB at the higher and E at the lower one.
         """
         clocks = self.law.clocks(self.case.cluster.clock_mhz)[::COARSE]
-        before = None
-        for clock in clocks:
-            bound_ns, energy_ns = self._bound_ns(plan, clock), self._energy_ns(plan, clock)
-            if energy_ns <= bound_ns:
-                return bound_ns if before is None else max(before, energy_ns)
-            before = bound_ns
-        return before or 0
+
+        def bound_decides(mhz: int) -> bool:
+            return self._energy_ns(plan, mhz) <= self._bound_ns(plan, mhz)
+
+        index = _first(clocks, bound_decides, near=self._layers.near)
+        self._layers.near = index
+        if index == 0:
+            return self._bound_ns(plan, clocks[0])
+        higher_ns = self._bound_ns(plan, clocks[index - 1])
+        if index == len(clocks):
+            return higher_ns
+        return max(higher_ns, self._energy_ns(plan, clocks[index]))
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return an estimate (ns) at the clock that the bound finds."""

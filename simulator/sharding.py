@@ -133,6 +133,15 @@ def check_pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -
         )
 
 
+def spread_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """Return the layers of each virtual stage, where they do not divide: one less on the first and
+    on the last stage, which also have the embedding and the head, and on more from the ends."""
+    each, left_over = divmod(layers, stages)
+    lacking = (stages - left_over) % stages
+    less = set(sorted(range(stages), key=lambda k: min(k, stages - 1 - k))[:lacking])
+    return tuple(each + (left_over > 0) - (k in less) for k in range(stages))
+
+
 def check_context(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:
     """Raise InputError unless the sequences and the attention core fit context parallelism."""
     cp, tp = cluster.cp, cluster.tp

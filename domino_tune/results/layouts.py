@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class LayoutResult:
     """A layout with its best plan.
 
+    ``pp_layers``: of each virtual stage, where they are not equal.
     ``domino_gain``: the time of the best layout without Domino over this one's;
     ``domino_gain_here``: that of this layout without Domino. None where that does not fit.
     """
@@ -29,6 +30,7 @@ class LayoutResult:
     vpp: int
     cp: int
     dp: int
+    pp_layers: tuple[int, ...]
     micro_batch_size: int
     grad_accumulation: int
     recompute: str

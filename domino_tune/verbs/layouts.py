@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Final, NamedTuple
 
+from domino_tune.base.garbage import rare_collections
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import TuneRequest
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
@@ -25,6 +26,7 @@ from simulator.ordering import order_of
 from simulator.peak import static_memory
 from simulator.pipeline.memory import KeptBytes
 from simulator.plan import MEGATRON, SlicePlan, row_problem
+from simulator.sharding import spread_layers
 from simulator.specs import DataParallel, Recompute
 from simulator.units import GIB, MS_PER_NS
 
@@ -56,6 +58,11 @@ def tune_layouts(
     Raise InputError for an option that does not go with ``--gpus``, and InfeasiblePlanError where
     no layout fits the memory.
     """
+    with rare_collections():
+        return _search(request, progress, shelf)
+
+
+def _search(request: TuneRequest, progress: Progress, shelf: Shelf) -> LayoutsResult:
     began = time.perf_counter()
     base = base_of(request, shelf)
     candidates, infeasible = candidates_of(base, request)
@@ -182,9 +189,12 @@ def _choices(given: int | None, usual: Iterator[int]) -> list[int]:
 
 
 def _virtual(pp: int, layers: int) -> Iterator[int]:
+    """Yield the virtual stages that leave no stage, or only the first and the last, uneven."""
     yield 1
-    if pp > 1 and layers % pp == 0:
-        yield from (n for n in _divisors(layers // pp) if 1 < n <= MOST_VPP)
+    for vpp in range(2, MOST_VPP + 1) if pp > 1 else ():
+        stages = pp * vpp
+        if stages <= layers and (layers % stages == 0 or (layers + 2) % stages == 0):
+            yield vpp
 
 
 def _divisors(value: int) -> list[int]:
@@ -195,8 +205,10 @@ def _case(base: Case, request: TuneRequest, layout: Layout) -> Case:
     """Return the layout as a case. Raise InputError where it does not fit the model."""
     usual: DataParallel = "distributed-optimizer" if layout.dp * layout.cp > 1 else "replicas"
     overlap = layout.vpp > 1 if request.overlap_p2p is None else request.overlap_p2p
+    stages, layers = layout.pp * layout.vpp, base.model.num_hidden_layers
     workload = replace(
-        base.workload, micro_batch_size=layout.micro_batch_size, recompute=layout.recompute,
+        base.workload, pp_layers=spread_layers(layers, stages) if layers % stages else (),
+ micro_batch_size=layout.micro_batch_size, recompute=layout.recompute,
         grad_accumulation=_batch(request) // layout.dp // layout.micro_batch_size,
         data_parallel=base.workload.data_parallel if request.data_parallel else usual,
         overlap_p2p=overlap,
@@ -232,6 +244,7 @@ def _result(one: Candidate, found: Timed | None, rival_ns: int | None) -> Layout
     seconds = found.iteration_ns * 1e-9
     return LayoutResult(
         tp=cluster.tp, pp=cluster.pp, vpp=cluster.vpp, cp=cluster.cp, dp=cluster.dp,
+        pp_layers=work.pp_layers,
         micro_batch_size=work.micro_batch_size, grad_accumulation=work.grad_accumulation,
         recompute=work.recompute, plan=found.plan, iteration_ms=found.iteration_ns * MS_PER_NS,
         tokens_per_second_per_gpu=case.tokens / seconds / cluster.world_size,
