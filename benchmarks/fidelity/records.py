@@ -44,6 +44,7 @@ def write_record(path: Path, result: Mapping[str, Any], inputs: Mapping[str, Any
 def read_record(path: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the result in a file. Raise InputError where its inputs are not ``inputs``."""
     record = json.loads(path.read_text())
+    inputs = json.loads(json.dumps(inputs))
     if record["inputs"] != inputs:
         differing = sorted(name for name in inputs if record["inputs"].get(name) != inputs[name])
         raise InputError(

@@ -52,8 +52,7 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "if self.world_size >= self.ranks_per_node:",
     ): "ranks that fill one node divide it, and so does tp",
     (
-        "simulator/specs.py", "if self.tp <= self.ranks_per_node:",
-        "if self.tp < self.ranks_per_node:",
-    ): "tp equal to the ranks of a node divides it either way",
+        "simulator/specs.py", "if ranks > 1 and size <= node:", "if ranks > 1 and size < node:",
+    ): "a group of a node's size fills it either way",
 }  # fmt: skip
 """The reason, by file, line without the fault and line with it (as `Fault.change` gives them)."""

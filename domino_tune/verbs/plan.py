@@ -30,6 +30,7 @@ def export_plan(plan_file: PlanFile, to: str) -> ExportResult:
         )
     if to == "megatron":
         arguments = megatron_arguments(plan_file.model, plan_file.workload, plan_file.cluster)
+        arguments += ["--sequence-parallel"] if plan_file.plan.sequence_parallel else []
         if plan_file.plan.strategy == "domino":
             notes.append(
                 f"Megatron-LM has no option for row and column slices: it runs this workload "

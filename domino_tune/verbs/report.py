@@ -38,6 +38,7 @@ from simulator.pipeline.orders import orders_of
 from simulator.pipeline.predict import played_pipeline
 from simulator.predict import predict
 from simulator.profile import SECTIONS
+from simulator.specs import ClusterSpec
 from simulator.units import MS_PER_NS
 
 PLANS_LISTED: Final = 12
@@ -137,7 +138,7 @@ def _page(result: SimulateResult, commands: Sequence[tuple[str, str]]) -> Report
     """Return the data of every page."""
     workload, cluster = result.workload, result.cluster
     return ReportData(
-        title=f"{result.model.name}, tp {cluster.tp}, on {result.profile.name}",
+        title=f"{result.model.name}, {_ranks(cluster)}, on {result.profile.name}",
         workload=(
             ("asked", workload_line(result.model, workload, cluster, result.profile.name)),
             ("parameters", f"{result.model.parameters / 1e9:.2f} B"),
@@ -178,6 +179,12 @@ def _page(result: SimulateResult, commands: Sequence[tuple[str, str]]) -> Report
         sources=_sources(result),
         commands=tuple(commands),
     )
+
+
+def _ranks(cluster: ClusterSpec) -> str:
+    """Return ``tp 4, pp 2``: tp, and what else divides the model."""
+    sizes = {name: getattr(cluster, name) for name in ("tp", "pp", "vpp", "cp")}
+    return ", ".join(f"{name} {n}" for name, n in sizes.items() if name == "tp" or n > 1)
 
 
 def _pipelines(result: SimulateResult) -> Iterator[PipelinePicture]:

@@ -37,7 +37,9 @@ def megatron_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpe
     batch = workload.micro_batch_size * workload.grad_accumulation * cluster.dp
     return [
         f"--tensor-model-parallel-size {cluster.tp}",
-        "--pipeline-model-parallel-size 1",
+        *_pipeline(model, workload, cluster),
+        *_context(workload, cluster),
+        *_recomputation(workload),
         f"--seq-length {workload.seq_length}",
         f"--micro-batch-size {workload.micro_batch_size}",
         f"--global-batch-size {batch}",
@@ -45,6 +47,50 @@ def megatron_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpe
         *_shape(model),
         *_kind(model),
     ]
+
+
+def _pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[str]:
+    """Return the pipeline's options. Uneven stages are a layout: E the embedding, t a layer, L the
+    head and loss, | between stages (Megatron-LM: pipeline_parallel_layer_layout.py)."""
+    arguments = [f"--pipeline-model-parallel-size {cluster.pp}"]
+    if cluster.pp == 1:
+        return arguments
+    if workload.pp_schedule != "1f1b":
+        raise InfeasiblePlanError(
+            f"Megatron-LM has no option for --pp-schedule {workload.pp_schedule}; make the plan "
+            "with 1f1b.",
+            reason="target",
+        )
+    if workload.pp_layers:
+        stages = "|".join("t" * count for count in workload.pp_layers)
+        arguments.append(f"--pipeline-model-parallel-layout 'E{stages}L'")
+    elif cluster.vpp > 1:
+        each = model.num_hidden_layers // (cluster.pp * cluster.vpp)
+        arguments.append(f"--num-layers-per-virtual-pipeline-stage {each}")
+    if cluster.vpp > 1 and not workload.overlap_p2p:
+        arguments.append("--no-overlap-p2p-communication")
+    return arguments
+
+
+def _context(workload: Workload, cluster: ClusterSpec) -> list[str]:
+    if cluster.cp == 1:
+        return []
+    return [f"--context-parallel-size {cluster.cp}", f"--cp-comm-type {workload.cp_comm}"]
+
+
+def _recomputation(workload: Workload) -> list[str]:
+    if workload.recompute == "none":
+        return []
+    if workload.recompute == "selective":
+        return ["--recompute-granularity selective"]
+    if not workload.recompute_layers:
+        way, layers = "uniform", 1
+    else:
+        way, layers = "block", workload.recompute_layers
+    return [
+        "--recompute-granularity full", f"--recompute-method {way}",
+        f"--recompute-num-layers {layers}",
+    ]  # fmt: skip
 
 
 def _shape(model: ModelSpec) -> list[str]:

@@ -22,8 +22,9 @@ from tests.domino_tune.runtime.orders import random_order
 
 DEGREES: Final = (1, 2, 4)
 MODELS: Final = (GPT, LLAMA)
-SMOOTH: Final = replace(TRAINING, adam_eps=1e-6)
-"""Adam divides gradients that should be zero (of key biases) by rounding noise: 1e-8 shows it."""
+SMOOTH: Final = replace(TRAINING, adam_eps=1e-5)
+"""Adam divides small gradients, and those that should be zero (of key biases), by their size, and
+so their rounding noise: 1e-8 shows it, and how much depends on the CPU."""
 GREEDY: Final = SlicePlan(row_slices=2)
 SLICED: Final = SlicePlan(
     row_slices=3, attn_col_slices=2, mlp_col_slices=4, attn_dgrad_slices=3, mlp_dgrad_slices=1,

@@ -126,6 +126,7 @@ def _wholes(spec: ParameterSpec, shards: list[torch.Tensor]) -> list[torch.Tenso
 
 
 def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative error in the norm; the floor keeps gradients that are zero comparable."""
+    """Relative error in the norm. The floor is for gradients that are zero in exact arithmetic (of
+    norms of queries and keys where a sequence is one token): terms of 0.1 cancel to 1e-18."""
     difference = float((got.double() - expected).norm())
-    return difference / max(float(expected.norm()), 1e-8)
+    return difference / max(float(expected.norm()), 1e-7)

@@ -21,8 +21,9 @@ from simulator.errors import InfeasiblePlanError, InputError
 from tests.domino_tune.runs import Runner
 
 SMALL = TuneRequest(
-    model="gpt3-1.3b", profile="h100-dgx", seq_length=2048, gpus=4, global_batch_size=8
-)
+    model="gpt3-1.3b", profile="h100-dgx", seq_length=2048, gpus=4, global_batch_size=4,
+    overrides=("num_hidden_layers=4",),
+)  # fmt: skip
 
 
 @cache
@@ -57,8 +58,8 @@ def test_numbers_of_a_layout_agree_with_each_other() -> None:
     assert rival.domino_gain == rival.domino_gain_here == 1.0
     for one in result.layouts:
         assert one.tp * one.pp * one.cp * one.dp == 4
-        assert one.dp * one.micro_batch_size * one.grad_accumulation == 8
-        assert one.tokens_per_second_per_gpu == pytest.approx(8 * 2048 / 4 / one.iteration_ms * 1e3)
+        assert one.dp * one.micro_batch_size * one.grad_accumulation == 4
+        assert one.tokens_per_second_per_gpu == pytest.approx(4 * 2048 / 4 / one.iteration_ms * 1e3)
         assert one.domino_gain == pytest.approx(rival.iteration_ms / one.iteration_ms)
         assert one.domino_gain_here is None or one.domino_gain_here >= 1
     memory = [one.peak_memory_gib for one in result.frontier]
@@ -105,13 +106,13 @@ def test_one_layout_is_not_searched_for_layouts() -> None:
 
 def test_a_model_that_fits_nowhere() -> None:
     with pytest.raises(InfeasiblePlanError, match="give more --gpus"):
-        tune_layouts(replace(SMALL, model="gpt3-175b"))
+        tune_layouts(replace(SMALL, model="gpt3-175b", overrides=()))
 
 
 def test_the_command_prints_layouts_and_writes_the_best_plan(run: Runner, tmp_path: Path) -> None:
     words = (
         "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--seq-length", "2048",
-        "--gpus", "4", "--global-batch-size", "8",
+        "--gpus", "4", "--global-batch-size", "4", "--set", "num_hidden_layers=4",
     )  # fmt: skip
     plan, page, trace = (tmp_path / name for name in ("plan.json", "page.html", "trace.json"))
     done = run(*words, "--json", "--out", str(plan), "--report", str(page), "--trace", str(trace))
@@ -128,5 +129,5 @@ def test_the_command_prints_layouts_and_writes_the_best_plan(run: Runner, tmp_pa
     assert "micro-batch" in page.read_text("utf-8")
     assert trace.stat().st_size
     text = run(*words).out
-    assert "The best layouts of gpt3-1.3b on 4 GPUs, 8 sequences an iteration" in text
+    assert "(num_hidden_layers=4) on 4 GPUs, 4 sequences an iteration" in text
     assert "Without Domino the best is" in text

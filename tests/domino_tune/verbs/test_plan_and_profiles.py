@@ -79,6 +79,30 @@ def test_llama_arguments() -> None:
     assert wanted <= set(arguments)
 
 
+def test_arguments_of_layouts() -> None:
+    workload = Workload(
+        seq_length=8192, micro_batch_size=1, grad_accumulation=16, recompute="full",
+        overlap_p2p=True, cp_comm="a2a",
+    )  # fmt: skip
+    cluster = ClusterSpec(tp=8, pp=4, vpp=5, cp=2)
+    arguments = megatron_arguments(MODELS["llama3-70b"], workload, cluster)
+    wanted = {
+        "--pipeline-model-parallel-size 4", "--num-layers-per-virtual-pipeline-stage 4",
+        "--context-parallel-size 2", "--cp-comm-type a2a", "--recompute-granularity full",
+        "--recompute-method uniform", "--recompute-num-layers 1",
+    }  # fmt: skip
+    assert wanted <= set(arguments)
+    assert "--no-overlap-p2p-communication" not in arguments
+    uneven = replace(workload, pp_layers=(3, 2), overlap_p2p=False, recompute_layers=2)
+    five = replace(MODELS["llama3-8b"], num_hidden_layers=5)
+    arguments = megatron_arguments(five, uneven, ClusterSpec(tp=1, pp=2))
+    wanted = {"--pipeline-model-parallel-layout 'Ettt|ttL'", "--recompute-method block"}
+    assert wanted <= set(arguments)
+    gpipe = replace(workload, pp_schedule="gpipe")
+    with pytest.raises(InfeasiblePlanError, match="no option for --pp-schedule gpipe"):
+        megatron_arguments(MODELS["llama3-70b"], gpipe, ClusterSpec(tp=8, pp=4))
+
+
 def test_qwen3_and_gemma2_arguments() -> None:
     workload, cluster = Workload(seq_length=4096, micro_batch_size=2), ClusterSpec(tp=8)
     arguments = megatron_arguments(MODELS["qwen3-32b"], workload, cluster)

@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from simulator.pipeline.orders import ORDERS, Action
 from simulator.pipeline.program import Message, PipelineProgram, Task
+from simulator.pipeline.wires import wiring
 from simulator.specs import PIPELINE_SCHEDULES, PipelineSchedule
 
 
@@ -16,40 +16,18 @@ def program_of(
     message_ns: int = 0,
 ) -> PipelineProgram:  # fmt: skip
     """The program of a schedule whose passes take ``times_ns`` each, F, B and perhaps W."""
-    wires = _Wires(pp, pp * vpp, message_ns)
+    wires = wiring(schedule, pp, vpp, micros)
     ranks = tuple(
-        tuple(Task(action, times_ns[action.kind], *wires.ends(rank, action)) for action in actions)
-        for rank, actions in enumerate(ORDERS[schedule](pp, vpp, micros))
+        tuple(Task(one.action, times_ns[one.action.kind], one.reads, one.sends) for one in wired)
+        for wired in wires.ranks
+    )
+    messages = tuple(
+        Message(message_ns, one.link, one.sender, one.receiver) for one in wires.messages
     )
     return PipelineProgram(
-        ranks=ranks, messages=tuple(wires.messages), rendezvous=False, blocking=False,
+        ranks=ranks, messages=messages, rendezvous=False, blocking=False,
         summed_ns=(0,) * pp, updated_ns=(0,) * pp,
     )  # fmt: skip
-
-
-class _Wires:
-    def __init__(self, pp: int, stages: int, message_ns: int) -> None:
-        self.pp, self.stages, self.message_ns = pp, stages, message_ns
-        self.messages: list[Message] = []
-        self.numbers: dict[tuple[str, int, int], int] = {}
-
-    def ends(self, rank: int, action: Action) -> tuple[int, int]:
-        """The messages that the action reads and sends."""
-        kind, micro, stage = action.kind, action.micro, action.chunk * self.pp + rank
-        if kind == "W":
-            return -1, -1
-        step, first, last = (1, 0, self.stages - 1) if kind == "F" else (-1, self.stages - 1, 0)
-        reads = -1 if stage == first else self._number(kind, stage - step, step, micro)
-        return reads, -1 if stage == last else self._number(kind, stage, step, micro)
-
-    def _number(self, kind: str, stage: int, step: int, micro: int) -> int:
-        key = kind, stage, micro
-        if key not in self.numbers:
-            self.numbers[key] = len(self.messages)
-            sender, receiver = stage % self.pp, (stage + step) % self.pp
-            link = sender * self.pp + receiver
-            self.messages.append(Message(self.message_ns, link, sender, receiver))
-        return self.numbers[key]
 
 
 def random_program(seed: int) -> PipelineProgram:
