@@ -52,6 +52,7 @@ def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
 
 def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     """Find the best plan on this machine; when interrupted, print how to go on."""
+    from domino_tune.base.garbage import rare_collections
     from domino_tune.base.tables import print_line
     from domino_tune.cli import show
     from domino_tune.store.plans import save_plan
@@ -64,7 +65,8 @@ def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
         return
     try:
         measures = request.objective == "measure"
-        with show.still_progress() if measures else show.progress() as progress:
+        shown = show.still_progress() if measures else show.progress()
+        with shown as progress, rare_collections():
             result = run(request, progress)
     except TuningInterrupted as interrupt:
         print_line(str(interrupt), sys.stderr)
@@ -79,12 +81,13 @@ def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
 
 def _tune_layouts(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     """Find the best layouts; the files are of the best one."""
+    from domino_tune.base.garbage import rare_collections
     from domino_tune.cli import show
     from domino_tune.store.plans import save_plan
     from domino_tune.verbs import report
     from domino_tune.verbs.layouts import tune_layouts
 
-    with show.progress() as progress:
+    with show.progress() as progress, rare_collections():
         result = tune_layouts(request, progress)
     if outputs.out:
         save_plan(result.best.plan_file, outputs.out)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import product
 from typing import Final, NamedTuple
 
-from domino_tune.base.garbage import rare_collections
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import TuneRequest
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
@@ -58,11 +57,6 @@ def tune_layouts(
     Raise InputError for an option that does not go with ``--gpus``, and InfeasiblePlanError where
     no layout fits the memory.
     """
-    with rare_collections():
-        return _search(request, progress, shelf)
-
-
-def _search(request: TuneRequest, progress: Progress, shelf: Shelf) -> LayoutsResult:
     began = time.perf_counter()
     base = base_of(request, shelf)
     candidates, infeasible = candidates_of(base, request)
