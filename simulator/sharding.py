@@ -148,11 +148,12 @@ def check_context(model: ModelSpec, workload: Workload, cluster: ClusterSpec) ->
     if cp == 1:
         return
     require_divisible("seq_length", workload.seq_length, "2 × cp", 2 * cp)
-    heads = max(1, model.num_key_value_heads // tp)
-    if workload.cp_comm == "a2a" and (heads % cp or model.num_attention_heads // tp % cp):
+    heads = math.gcd(max(1, model.num_key_value_heads // tp), model.num_attention_heads // tp)
+    if workload.cp_comm == "a2a" and heads % cp:
+        fix = f"a --cp that divides {heads}, or " if heads > 1 else ""
         raise InputError(
-            f"--cp-comm a2a gives each of cp = {cp} ranks a part of the heads, but a rank has "
-            f"{heads} key-value heads at tp = {tp}; use --cp {heads} or less, or --cp-comm p2p."
+            f"--cp-comm a2a gives each of cp = {cp} ranks a part of the heads, but at tp = {tp} a "
+            f"rank's query and key-value heads divide by {heads} at most; use {fix}--cp-comm p2p."
         )
     if workload.recompute == "selective" or not workload.implementation.flash_attention:
         raise InputError(

@@ -95,6 +95,11 @@ class Candidate:
         """Whether a plan may fit."""
         return min(self._least_bytes.values()) <= self.case.capacity_bytes
 
+    @property
+    def fits_not(self) -> bool:
+        """Whether no plan fits, of which each was looked at."""
+        return len(self.timed) == len(self.coarse_ns) and self.best() is None
+
     def evaluate(self, plan: SlicePlan) -> None:
         """Time ``plan``, unless it does not fit."""
         if self._least_bytes[plan.sequence_parallel] > self.case.capacity_bytes:

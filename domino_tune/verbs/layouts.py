@@ -60,6 +60,12 @@ def tune_layouts(
     began = time.perf_counter()
     base = base_of(request, shelf)
     candidates, infeasible = candidates_of(base, request)
+    if not candidates and not infeasible["memory"]:
+        raise InputError(
+            f"No layout divides {request.gpus} GPUs and {request.global_batch_size} sequences as "
+            "asked: tp, pp and cp must divide the GPUs and the model, dp × --micro-batch-size the "
+            "batch. Leave out fixed flags, or give other numbers."
+        )
     progress(f"{len(candidates):,} layouts that may fit")
     search = LayoutSearch(candidates, progress)
     search.run()
@@ -75,7 +81,7 @@ def tune_layouts(
     rival = search.best_unsliced()
     rival_ns = rival.best_ns(rival.unsliced) if rival else None
     chosen = Chosen(plan=best.plan, order=order_of(kept[0].case, best.plan))
-    looked = Counter("memory" for one in candidates if one.timed and one.best() is None)
+    looked = Counter("memory" for one in candidates if one.fits_not)
     return LayoutsResult(
         best=simulate_plan(kept[0].case, chosen),
         gpus=base.cluster.world_size,

@@ -9,7 +9,7 @@ from domino_tune.results import ExportResult, PlanResult
 from domino_tune.search.space import enumerate_plans
 from domino_tune.store.formats.deepspeed import deepspeed_arguments
 from domino_tune.store.formats.env import environment, export_lines
-from domino_tune.store.formats.megatron import megatron_arguments
+from domino_tune.store.formats.megatron import megatron_arguments, training_arguments
 from domino_tune.store.plans import PlanFile, load_plan
 from simulator.errors import InfeasiblePlanError
 
@@ -30,7 +30,10 @@ def export_plan(plan_file: PlanFile, to: str) -> ExportResult:
         )
     if to == "megatron":
         arguments = megatron_arguments(plan_file.model, plan_file.workload, plan_file.cluster)
-        arguments += ["--sequence-parallel"] if plan_file.plan.sequence_parallel else []
+        arguments += training_arguments(
+            plan_file.workload, plan_file.cluster,
+            sequence_parallel=plan_file.plan.sequence_parallel,
+        )  # fmt: skip
         if plan_file.plan.strategy == "domino":
             notes.append(
                 f"Megatron-LM has no option for row and column slices: it runs this workload "

@@ -95,12 +95,20 @@ class Pieces:
             "F": "forward", "B": "dgrad" if self.splits_backward else "backward", "W": "wgrad",
         }  # fmt: skip
         part = parts[action.kind]
-        differs = action.chunk == 0 if part == "forward" else not self._clears
-        return Piece(chunk, part, action.micro == 0 and differs)
+        differs = (part == "forward") == self._clears
+        return Piece(chunk, part, differs and self.is_first(action))
+
+    def is_first(self, action: Action) -> bool:
+        """Return whether no other pass of its kind and chunk is before it. GPipe goes back from the
+        last micro-batch."""
+        work = self.case.workload
+        backwards = action.kind != "F" and work.pp_schedule == "gpipe"
+        return action.micro == (work.grad_accumulation - 1 if backwards else 0)
 
     @cached_property
     def _clears(self) -> bool:
-        """Whether gradients are cleared, so that the first micro-batch adds as all others do."""
+        """Whether each chunk's first forward clears its gradients, so that the first backward adds
+        as all others do."""
         return self.case.workload.implementation.zero_grads
 
     def counts(self, rank: int) -> Counter[Piece]:
@@ -225,7 +233,7 @@ class PipelineBuilder:
         times_ns: dict[tuple[str, int, bool], int] = {}
         tasks = []
         for action, reads, sends, starts, ends in wired:
-            key = action.kind, action.chunk, action.micro == 0
+            key = action.kind, action.chunk, self.pieces.is_first(action)
             if key not in times_ns:
                 times_ns[key] = self.played(self.pieces.piece(rank, action)).makespan_ns
             gathers = self._gathers_ns(rank, action.chunk) if starts else ()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from simulator.case import Case
 from simulator.chunks import Chunk, joined
 from simulator.memory import Live, Memory, Phase, held_parameters, lifetimes
@@ -13,11 +11,8 @@ from simulator.pipeline.orders import held_by_first
 from simulator.plan import SlicePlan
 from simulator.schedule import Segment
 
-
-class Held(NamedTuple):
-    """Live values of a chunk's passes: of ``F``, ``B`` and, where it is apart, ``W``."""
-
-    phases: dict[str, Phase]
+Phases = dict[str, Phase]
+"""Live values of a chunk's passes: of ``F``, ``B`` and, where it is apart, ``W``."""
 
 
 def piped_memory(pieces: Pieces) -> tuple[Memory, ...]:
@@ -27,11 +22,11 @@ def piped_memory(pieces: Pieces) -> tuple[Memory, ...]:
     return tuple(_rank_memory(pieces, rank, chunks) for rank in range(len(pieces.ranks)))
 
 
-def _rank_memory(pieces: Pieces, rank: int, chunks: dict[Chunk, Held]) -> Memory:
+def _rank_memory(pieces: Pieces, rank: int, chunks: dict[Chunk, Phases]) -> Memory:
     live = peak = Live(0, 0)
     before = {"F": "", "B": "F", "W": "B"}
     for action in pieces.actions[rank]:
-        phases = chunks[pieces.ranks[rank][action.chunk]].phases
+        phases = chunks[pieces.ranks[rank][action.chunk]]
         own = phases[before[action.kind]].held if before[action.kind] else Live(0, 0)
         others = Live(live.whole - own.whole, live.logits - own.logits)
         phase = phases[action.kind]
@@ -56,8 +51,7 @@ class KeptBytes:
         if plan not in self._of_layers:
             pieces = Pieces(case, plan, order_of(case, plan))
             one, two = (
-                _held(pieces, Chunk(layers, False, False)).phases["F"].held.whole
-                for layers in (1, 2)
+                _held(pieces, Chunk(layers, False, False))["F"].held.whole for layers in (1, 2)
             )
             self._of_layers[plan] = two - one, 2 * one - two
         each, more = self._of_layers[plan]
@@ -72,7 +66,7 @@ def _sum(one: Live, other: Live) -> Live:
     return Live(one.whole + other.whole, one.logits + other.logits)
 
 
-def _held(pieces: Pieces, chunk: Chunk) -> Held:
+def _held(pieces: Pieces, chunk: Chunk) -> Phases:
     """Return what a chunk holds during and behind each pass; a message that it got lives as long as
     the values that it stands for."""
     parts: dict[str, Pass] = (
@@ -93,7 +87,7 @@ def _held(pieces: Pieces, chunk: Chunk) -> Held:
         phases["B"] = _more(phases["B"], received, 0)
     if not chunk.head:
         phases["B"] = _more(phases["B"], received, 0)
-    return Held(phases)
+    return phases
 
 
 def _more(phase: Phase, at_peak: int, at_end: int) -> Phase:

@@ -71,7 +71,7 @@ def _warm_up(rank: int, pp: int, vpp: int, micros: int) -> int:
     total = micros * vpp
     if vpp == 1:
         return min(total, pp - rank - 1)
-    return min(total, total if micros == pp else 2 * (pp - rank - 1) + (vpp - 1) * pp)
+    return min(total, 2 * (pp - rank - 1) + (vpp - 1) * pp)
 
 
 def gpipe(pp: int, vpp: int, micros: int) -> Orders:

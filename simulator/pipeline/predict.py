@@ -129,7 +129,7 @@ def _times_of(rank: int, found: PlayedPipeline) -> RankTimes:
     messages = _waits(program, run, rank)
     played = sum(end - start for start, end in spans)
     replicas = played - sum(task.duration_ns for task in tasks)
-    replicas += run.gradients_at[rank] - spans[-1][1]
+    replicas += run.gradients_at[rank] - spans[-1][1] + _late_starts(program, run, rank)
     replicas += program.tied_ns if rank in (0, len(program.ranks) - 1) else 0
     lane = sum(sum(task.gathers_ns) + sum(task.buckets_ns) for task in tasks)
     alone = sum(one.makespan_ns * count for one, count in sums)
@@ -140,6 +140,19 @@ def _times_of(rank: int, found: PlayedPipeline) -> RankTimes:
         messages_ns=messages,
         bubble_ns=max(0, run.makespan_ns - alone - replicas - messages),
     )
+
+
+def _late_starts(program: PipelineProgram, run: PipelineRun, rank: int) -> int:
+    """Return by how much gathers of parameters put off the starts of tasks."""
+    late, free = 0, 0
+    for task, (start, end) in zip(program.ranks[rank], run.tasks[rank], strict=True):
+        if task.gathers_ns:
+            arrived = run.messages[task.reads][1] if task.reads >= 0 else 0
+            late += max(0, start - max(free, arrived))
+        free = end
+        if program.blocking and task.sends >= 0:
+            free = max(free, run.messages[task.sends][1])
+    return late
 
 
 def _waits(program: PipelineProgram, run: PipelineRun, rank: int) -> int:

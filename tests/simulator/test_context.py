@@ -103,7 +103,10 @@ def test_gradients_are_summed_over_dp_and_cp() -> None:
     ("given", "message"),
     [
         ({"cp": 3}, "seq_length = 8192 is not divisible by 2 × cp = 6"),
-        ({"cp": 8, "how": "a2a"}, "4 key-value heads at tp = 2; use --cp 4 or less"),
+        (
+            {"cp": 8, "how": "a2a"},
+            "divide by 4 at most; use a --cp that divides 4, or --cp-comm p2p",
+        ),
         ({"cp": 2, "recompute": "selective"}, "use --recompute none or full"),
     ],
 )

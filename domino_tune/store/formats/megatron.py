@@ -49,6 +49,24 @@ def megatron_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpe
     ]
 
 
+def training_arguments(
+    workload: Workload, cluster: ClusterSpec, *, sequence_parallel: bool
+) -> list[str]:
+    """Return Megatron-LM's own options of what ranks share, which its forks do not all have."""
+    arguments = ["--sequence-parallel"] if sequence_parallel else []
+    if cluster.replicas == 1:
+        return arguments
+    if workload.data_parallel == "fsdp":
+        return [*arguments, "--use-torch-fsdp2"]
+    if workload.data_parallel == "distributed-optimizer":
+        arguments.append("--use-distributed-optimizer")
+    if workload.overlap_grad_reduce:
+        arguments.append("--overlap-grad-reduce")
+        if workload.overlap_param_gather and workload.data_parallel != "replicas":
+            arguments.append("--overlap-param-gather")
+    return arguments
+
+
 def _pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[str]:
     """Return the pipeline's options. Uneven stages are a layout: E the embedding, t a layer, L the
     head and loss, | between stages (Megatron-LM: pipeline_parallel_layer_layout.py)."""
@@ -59,6 +77,15 @@ def _pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> lis
         raise InfeasiblePlanError(
             f"Megatron-LM has no option for --pp-schedule {workload.pp_schedule}; make the plan "
             "with 1f1b.",
+            reason="target",
+        )
+    if (workload.overlap_p2p and cluster.vpp == 1) or (
+        cluster.vpp > 1 and cluster.pp == 2 and not workload.overlap_p2p
+    ):
+        raise InfeasiblePlanError(
+            "Megatron-LM overlaps messages between stages with virtual stages only, and needs to "
+            "where two stages have some; make the plan "
+            + ("without --overlap-p2p." if workload.overlap_p2p else "with --overlap-p2p."),
             reason="target",
         )
     if workload.pp_layers:
@@ -81,6 +108,12 @@ def _context(workload: Workload, cluster: ClusterSpec) -> list[str]:
 def _recomputation(workload: Workload) -> list[str]:
     if workload.recompute == "none":
         return []
+    if workload.recompute == "selective" and workload.recompute_layers:
+        raise InfeasiblePlanError(
+            "Megatron-LM recomputes the attention core in all layers or in none; make the plan "
+            "without --recompute-layers.",
+            reason="target",
+        )
     if workload.recompute == "selective":
         return ["--recompute-granularity selective"]
     if not workload.recompute_layers:

@@ -92,6 +92,8 @@ def test_long_sequences_are_shared() -> None:
         ({"grad_accumulation": 2}, "leave out --grad-accumulation"),
         ({"search": "bayes", "trials": 3}, "leave out --search, --trials"),
         ({"objective": "measure"}, "leave out --objective measure"),
+        ({"dp": 4, "global_batch_size": 6}, "No layout divides 4 GPUs and 6 sequences as asked"),
+        ({"tp": 3}, "No layout divides 4 GPUs"),
     ],
 )
 def test_what_does_not_go_with_layouts_is_refused(fields: dict[str, Any], message: str) -> None:

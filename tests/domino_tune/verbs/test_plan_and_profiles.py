@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from domino_tune.store.formats.megatron import megatron_arguments
+from domino_tune.store.formats.megatron import megatron_arguments, training_arguments
 from simulator.errors import InfeasiblePlanError
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
@@ -93,14 +94,33 @@ def test_arguments_of_layouts() -> None:
     }  # fmt: skip
     assert wanted <= set(arguments)
     assert "--no-overlap-p2p-communication" not in arguments
+    shared = training_arguments(
+        replace(workload, data_parallel="distributed-optimizer"), cluster, sequence_parallel=True
+    )
+    assert shared == [
+        "--sequence-parallel", "--use-distributed-optimizer", "--overlap-grad-reduce",
+        "--overlap-param-gather",
+    ]  # fmt: skip
     uneven = replace(workload, pp_layers=(3, 2), overlap_p2p=False, recompute_layers=2)
     five = replace(MODELS["llama3-8b"], num_hidden_layers=5)
     arguments = megatron_arguments(five, uneven, ClusterSpec(tp=1, pp=2))
     wanted = {"--pipeline-model-parallel-layout 'Ettt|ttL'", "--recompute-method block"}
     assert wanted <= set(arguments)
-    gpipe = replace(workload, pp_schedule="gpipe")
-    with pytest.raises(InfeasiblePlanError, match="no option for --pp-schedule gpipe"):
-        megatron_arguments(MODELS["llama3-70b"], gpipe, ClusterSpec(tp=8, pp=4))
+
+
+@pytest.mark.parametrize(
+    ("fields", "vpp", "message"),
+    [
+        ({"pp_schedule": "gpipe"}, 1, "no option for --pp-schedule gpipe"),
+        ({"overlap_p2p": True}, 1, "make the plan without --overlap-p2p"),
+        ({}, 2, "make the plan with --overlap-p2p"),
+        ({"recompute": "selective", "recompute_layers": 2}, 1, "without --recompute-layers"),
+    ],
+)
+def test_layouts_that_megatron_does_not_run(fields: dict[str, Any], vpp: int, message: str) -> None:
+    workload = Workload(seq_length=8192, micro_batch_size=1, grad_accumulation=16, **fields)
+    with pytest.raises(InfeasiblePlanError, match=message):
+        megatron_arguments(MODELS["llama3-70b"], workload, ClusterSpec(tp=8, pp=2, vpp=vpp))
 
 
 def test_qwen3_and_gemma2_arguments() -> None:

@@ -12,6 +12,8 @@ import pytest
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.errors import InputError
+from simulator.implementation import IMPLEMENTATIONS
+from simulator.ops import Pointwise
 from simulator.ordering import order_of
 from simulator.peak import peak_bytes, stage_memory
 from simulator.pipeline import engine
@@ -122,6 +124,40 @@ def test_only_the_first_chunk_has_several_buckets() -> None:
     counts = [max(len(task.buckets_ns) for task in tasks) for tasks in program.ranks]
     assert counts[0] > 1
     assert counts[1:] == [1, 1, 1]
+
+
+def test_each_chunk_clears_its_gradients_once() -> None:
+    case = piped(vpp=2, tp=1, implementation=IMPLEMENTATIONS["megatron-te"])
+    pieces = Pieces(case, MEGATRON, order_of(case, MEGATRON))
+    for rank in range(4):
+        cleared = [
+            t.signature.bytes_written
+            for t in rank_schedule(pieces, rank).templates()
+            if t.role == "zero_grads" and isinstance(t.signature, Pointwise)
+        ]
+        assert len(cleared) == 2
+        assert sum(cleared) == 4 * pieces.step_shapes(rank).rank_parameters
+
+
+def test_the_first_backward_overwrites_gradients_that_nothing_clears() -> None:
+    for schedule, first in (("1f1b", 0), ("gpipe", 7)):
+        case = piped(pp_schedule=schedule)
+        pieces = Pieces(case, MEGATRON, order_of(case, MEGATRON))
+        firsts = [
+            action.micro
+            for action in pieces.actions[1]
+            if action.kind == "B" and pieces.piece(1, action).first
+        ]
+        assert firsts == [first]
+
+
+def test_waits_for_gathers_are_communication_and_no_bubble() -> None:
+    usual = {"dp": 16, "data_parallel": "distributed-optimizer"}
+    early, late = (
+        played_pipeline(piped(**usual, overlap_param_gather=overlaps), SP)
+        for overlaps in (True, False)
+    )
+    assert early.ranks[0].bubble_ns == pytest.approx(late.ranks[0].bubble_ns, rel=0.01)
 
 
 def test_the_busiest_rank_has_the_head() -> None:
