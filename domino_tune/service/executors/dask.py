@@ -76,7 +76,8 @@ class DaskExecutor(Executor):
     def _open(self) -> Executor:
         """Return the client's executor, which tries a call once and never reuses an old result."""
         with self._lock:
-            if self._client is None or self._client.status not in ("running", "connecting"):
+            # A client that reconnects by itself keeps calls for later, and may lose them.
+            if self._client is None or self._client.status != "running":
                 self._reconnect()
             return self._pool
 
