@@ -55,7 +55,6 @@ def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     from domino_tune.base.garbage import rare_collections
     from domino_tune.base.tables import print_line
     from domino_tune.cli import show
-    from domino_tune.store.plans import save_plan
     from domino_tune.verbs import report
     from domino_tune.verbs.tune import tune as run
     from domino_tune.verbs.tune_measured import TuningInterrupted
@@ -71,9 +70,7 @@ def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     except TuningInterrupted as interrupt:
         print_line(str(interrupt), sys.stderr)
         raise
-    if outputs.out:
-        save_plan(result.best.plan_file, outputs.out)
-    _write_trace(outputs.trace, result.best)
+    _write_best(outputs, result.best)
     if outputs.report:
         report.report_tuning(outputs.report, request, outputs, result)
     answer(result, outputs.json, show.tables)
@@ -83,15 +80,12 @@ def _tune_layouts(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     """Find the best layouts; the files are of the best one."""
     from domino_tune.base.garbage import rare_collections
     from domino_tune.cli import show
-    from domino_tune.store.plans import save_plan
     from domino_tune.verbs import report
     from domino_tune.verbs.layouts import tune_layouts
 
     with show.progress() as progress, rare_collections():
         result = tune_layouts(request, progress)
-    if outputs.out:
-        save_plan(result.best.plan_file, outputs.out)
-    _write_trace(outputs.trace, result.best)
+    _write_best(outputs, result.best)
     if outputs.report:
         report.report_layouts(outputs.report, request, outputs, result)
     answer(result, outputs.json, show.tables)
@@ -175,6 +169,15 @@ def _check_places(outputs: Outputs) -> None:
 
     for path in outputs.files().values():
         check_writable(path)
+
+
+def _write_best(outputs: TuneOutputs, best: SimulateResult) -> None:
+    """Write the plan file and the trace of a search's best plan."""
+    if outputs.out:
+        from domino_tune.store.plans import save_plan
+
+        save_plan(best.plan_file, outputs.out)
+    _write_trace(outputs.trace, best)
 
 
 def _write_trace(path: str | None, result: SimulateResult) -> None:

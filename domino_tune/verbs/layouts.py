@@ -15,8 +15,9 @@ from domino_tune.results.layouts import LayoutResult, LayoutsResult
 from domino_tune.search.layouts import Candidate, LayoutSearch, Timed
 from domino_tune.search.simulated import slicings_of
 from domino_tune.store.shelf import DISK, Shelf
-from domino_tune.verbs.resolve import Chosen, place, resolve
+from domino_tune.verbs.resolve import Chosen, place, resolve, usual_sharing
 from domino_tune.verbs.simulate import simulate_plan
+from domino_tune.verbs.tune import divisors
 from simulator.case import Case
 from simulator.clocked_form import Layers
 from simulator.errors import InfeasiblePlanError, InputError
@@ -26,7 +27,7 @@ from simulator.peak import static_memory
 from simulator.pipeline.memory import KeptBytes
 from simulator.plan import MEGATRON, SlicePlan, row_problem
 from simulator.sharding import spread_layers
-from simulator.specs import DataParallel, Recompute
+from simulator.specs import Recompute
 from simulator.units import GIB, MS_PER_NS
 
 MOST_MICRO_BATCH: Final = 16
@@ -159,10 +160,10 @@ def layouts_of(base: Case, request: TuneRequest) -> Iterator[Layout]:
     """Yield every layout of the request; what it gives is fixed."""
     gpus, length = base.cluster.world_size, base.workload.seq_length
     node, layers = base.profile.machine.gpus_per_node, base.model.num_hidden_layers
-    for tp in _choices(request.tp, (n for n in _divisors(gpus) if n <= node)):
-        chunks = (n for n in _divisors(gpus) if length >= 2 * n * LEAST_CHUNK_TOKENS or n == 1)
+    for tp in _choices(request.tp, (n for n in divisors(gpus) if n <= node)):
+        chunks = (n for n in divisors(gpus) if length >= 2 * n * LEAST_CHUNK_TOKENS or n == 1)
         for cp in _choices(request.cp, chunks):
-            for pp in _choices(request.pp, (n for n in _divisors(gpus) if n <= layers)):
+            for pp in _choices(request.pp, (n for n in divisors(gpus) if n <= layers)):
                 dp, rest = divmod(gpus, tp * cp * pp)
                 if rest or not dp or (request.dp and request.dp != dp):
                     continue
@@ -175,7 +176,7 @@ def _batches(request: TuneRequest, layout: Layout) -> Iterator[Layout]:
     each, rest = divmod(_batch(request), layout.dp)
     if rest or not each:
         return
-    sizes = (n for n in _divisors(each) if n <= MOST_MICRO_BATCH)
+    sizes = (n for n in divisors(each) if n <= MOST_MICRO_BATCH)
     recompute: tuple[Recompute, ...] = ("none", "full")
     if request.recompute is not None:
         recompute = (request.recompute,)  # type: ignore[assignment]  # checked by its option
@@ -197,24 +198,24 @@ def _virtual(pp: int, layers: int) -> Iterator[int]:
             yield vpp
 
 
-def _divisors(value: int) -> list[int]:
-    return [n for n in range(1, value + 1) if value % n == 0]
-
-
 def _case(base: Case, request: TuneRequest, layout: Layout) -> Case:
     """Return the layout as a case. Raise InputError where it does not fit the model."""
-    usual: DataParallel = "distributed-optimizer" if layout.dp * layout.cp > 1 else "replicas"
-    overlap = layout.vpp > 1 if request.overlap_p2p is None else request.overlap_p2p
-    stages, layers = layout.pp * layout.vpp, base.model.num_hidden_layers
-    workload = replace(
-        base.workload, pp_layers=spread_layers(layers, stages) if layers % stages else (),
- micro_batch_size=layout.micro_batch_size, recompute=layout.recompute,
-        grad_accumulation=_batch(request) // layout.dp // layout.micro_batch_size,
-        data_parallel=base.workload.data_parallel if request.data_parallel else usual,
-        overlap_p2p=overlap,
-    )  # fmt: skip
     cluster = replace(
         base.cluster, tp=layout.tp, cp=layout.cp, pp=layout.pp, vpp=layout.vpp, dp=layout.dp
+    )
+    shared = {
+        name: usual
+        for name, usual in usual_sharing(cluster).items()
+        if getattr(request, name) is None
+    }
+    stages, layers = layout.pp * layout.vpp, base.model.num_hidden_layers
+    workload = replace(
+        base.workload,
+        pp_layers=spread_layers(layers, stages) if layers % stages else (),
+        micro_batch_size=layout.micro_batch_size,
+        recompute=layout.recompute,
+        grad_accumulation=_batch(request) // layout.dp // layout.micro_batch_size,
+        **shared,
     )
     return replace(base, workload=workload, cluster=cluster)
 

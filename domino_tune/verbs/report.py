@@ -34,7 +34,6 @@ from domino_tune.verbs.landscape import NOTE
 from domino_tune.verbs.simulate import BASELINE, BOUND, CHOSEN
 from domino_tune.verbs.whatif import changed
 from simulator.errors import DominoTuneError
-from simulator.pipeline.orders import orders_of
 from simulator.pipeline.predict import played_pipeline
 from simulator.predict import predict
 from simulator.profile import SECTIONS
@@ -195,21 +194,20 @@ def _pipelines(result: SimulateResult) -> Iterator[PipelinePicture]:
     left_out = f", {micros} of {workload.grad_accumulation} micro-batches"
     for name in (BASELINE, CHOSEN) if cluster.pp > 1 else ():
         plan = result.plans[name]
-        run = played_pipeline(shown, plan, result.order if name == CHOSEN else None).run
-        orders = orders_of(shown.workload, cluster)
+        found = played_pipeline(shown, plan, result.order if name == CHOSEN else None)
         yield PipelinePicture(
             title=plan.label + (left_out if micros < workload.grad_accumulation else ""),
             stages=tuple(
                 tuple(
                     Pass(
-                        kind=action.kind, micro=action.micro, chunk=action.chunk,
+                        kind=task.action.kind, micro=task.action.micro, chunk=task.action.chunk,
                         start_ms=start * MS_PER_NS, end_ms=end * MS_PER_NS,
                     )
-                    for action, (start, end) in zip(actions, spans, strict=True)
+                    for task, (start, end) in zip(tasks, spans, strict=True)
                 )
-                for actions, spans in zip(orders, run.tasks, strict=True)
+                for tasks, spans in zip(found.program.ranks, found.run.tasks, strict=True)
             ),
-            end_ms=run.makespan_ns * MS_PER_NS,
+            end_ms=found.run.makespan_ns * MS_PER_NS,
         )  # fmt: skip
 
 

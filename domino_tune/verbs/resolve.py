@@ -229,8 +229,14 @@ def _workload(
     check_collectives(profile, request.tp_collectives or (old.tp_collectives if old else "nccl"))
     if old is not None:
         return replace(old, **given)
+    return Workload(**{**usual_sharing(cluster), **given})
+
+
+def usual_sharing(cluster: ClusterSpec) -> dict[str, Any]:
+    """Return what replicas share, and whether messages between stages overlap, where a request does
+    not say: as Megatron-LM's users do."""
     usual = "distributed-optimizer" if cluster.replicas > 1 else "replicas"
-    return Workload(**{"data_parallel": usual, "overlap_p2p": cluster.vpp > 1, **given})
+    return {"data_parallel": usual, "overlap_p2p": cluster.vpp > 1}
 
 
 def _layer_counts(text: str) -> tuple[int, ...]:

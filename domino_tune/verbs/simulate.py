@@ -26,7 +26,6 @@ from simulator.engine import play
 from simulator.memory import Memory
 from simulator.model_flops import flops_per_gpu, mfu
 from simulator.peak import stage_memory
-from simulator.pipeline.build import Pieces
 from simulator.pipeline.predict import PlayedPipeline, played_pipeline
 from simulator.plan import NO_COMM, SlicePlan
 from simulator.predict import played, scheduled_at, unsure_clocks
@@ -114,7 +113,7 @@ def simulate_plan(case: Case, chosen: Chosen) -> SimulateResult:
     confidence = confidence_of(timeline, runs[CHOSEN].cost, unsure_clocks(case, runs[CHOSEN]))
     return _result(
         case, chosen, variants, made_plans, timelines, timeline, confidence,
-        _pipeline(case, chosen, piped.get(CHOSEN)), peaks[CHOSEN],
+        _pipeline(case, piped.get(CHOSEN)), peaks[CHOSEN],
     )  # fmt: skip
 
 
@@ -183,11 +182,11 @@ def _result(
     )
 
 
-def _pipeline(case: Case, chosen: Chosen, run: PlayedPipeline | None) -> Pipeline | None:
+def _pipeline(case: Case, run: PlayedPipeline | None) -> Pipeline | None:
     """Return where the stages' time goes; None without a pipeline."""
     if run is None:
         return None
-    pieces = Pieces(case, chosen.plan, chosen.order)
+    pieces = run.builder.pieces
     stages = tuple(
         Stage(
             layers=tuple(chunk.layers for chunk in pieces.ranks[rank]),

@@ -230,7 +230,7 @@ def cases_to_tune(case: Case, tune_also: Sequence[str]) -> list[Case]:
         total = case.workload.micro_batch_size * case.workload.grad_accumulation
         workloads = [
             replace(case.workload, micro_batch_size=size, grad_accumulation=total // size)
-            for size in _divisors(total)
+            for size in divisors(total)
         ]
     if "tp_collectives" in tune_also:
         check_collectives(case.profile, "multimem")
@@ -240,6 +240,7 @@ def cases_to_tune(case: Case, tune_also: Sequence[str]) -> list[Case]:
     return [replace(case, workload=work) for work in workloads]
 
 
-def _divisors(value: int) -> list[int]:
+def divisors(value: int) -> list[int]:
+    """Return the divisors of a number, least first."""
     small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
     return sorted({*small, *(value // d for d in small)})

@@ -16,9 +16,9 @@ from simulator.cost import CostModel
 from simulator.issue_order import LayerOrder
 from simulator.ops import Collective
 from simulator.optimizer_step import WORLD_NORM, summed_gradients, update
-from simulator.pipeline.orders import Action, orders_of
+from simulator.pipeline.orders import Action
 from simulator.pipeline.program import Message, PipelineProgram, Task
-from simulator.pipeline.wires import Wired, wiring
+from simulator.pipeline.wires import Wired, Wiring, wiring
 from simulator.plan import SlicePlan
 from simulator.program import Program, compile_program, retimed
 from simulator.recurrence import Totals, totals
@@ -63,9 +63,15 @@ class Pieces:
         return self.case.chunks
 
     @cached_property
+    def wires(self) -> Wiring:
+        """The passes of each rank, and the messages between them."""
+        work, cluster = self.case.workload, self.case.cluster
+        return wiring(work.pp_schedule, cluster.pp, cluster.vpp, work.grad_accumulation)
+
+    @cached_property
     def actions(self) -> list[list[Action]]:
         """The actions of each rank."""
-        return orders_of(self.case.workload, self.case.cluster)
+        return [[wired.action for wired in rank] for rank in self.wires.ranks]
 
     @property
     def communicates(self) -> bool:
@@ -198,7 +204,7 @@ class PipelineBuilder:
         """Return the pipeline's program."""
         work, cluster = self.pieces.case.workload, self.pieces.case.cluster
         overlaps = work.overlap_p2p or work.pp_schedule == "zero-bubble"
-        wires = wiring(work.pp_schedule, cluster.pp, cluster.vpp, work.grad_accumulation)
+        wires = self.pieces.wires
         times_ns = [self._message_ns(lower) for lower in range(cluster.pp)]
         steps = [self.step(rank) for rank in range(cluster.pp)]
         return PipelineProgram(

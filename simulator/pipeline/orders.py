@@ -25,11 +25,6 @@ class Action(NamedTuple):
 Orders = list[list[Action]]
 
 
-def orders_of(workload: Workload, cluster: ClusterSpec) -> Orders:
-    """Return the actions of each rank, in order."""
-    return ORDERS[workload.pp_schedule](cluster.pp, cluster.vpp, workload.grad_accumulation)
-
-
 def one_forward_one_backward(pp: int, vpp: int, micros: int) -> Orders:
     """Return 1F1B (arXiv 2104.04473): after a warm-up, forwards and backwards take turns.
 

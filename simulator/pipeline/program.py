@@ -65,14 +65,14 @@ class PipelineProgram:
         """Number of directed links."""
         return 1 + max((message.link for message in self.messages), default=-1)
 
-    def step_ends(self, gradients_at: list[int]) -> tuple[list[int], int]:
-        """Return when each rank's norm is ready for the others, and when all have new parameters;
-        ``gradients_at``: when each has its gradients."""
+    def step_end(self, gradients_at: list[int]) -> int:
+        """Return when all ranks have new parameters; ``gradients_at``: when each has its
+        gradients."""
         ready = list(gradients_at)
         if self.tied_ns:
             ready[0] = ready[-1] = max(ready[0], ready[-1]) + self.tied_ns
         ready = [at + summed for at, summed in zip(ready, self.summed_ns, strict=True)]
-        return ready, max(ready) + max(self.updated_ns)
+        return max(ready) + max(self.updated_ns)
 
 
 class PipelineRun(NamedTuple):

@@ -118,10 +118,9 @@ class _Player:
             sends = tasks[-1].sends if self.program.blocking else -1
             sent = self.arrived[sends] if sends >= 0 else 0
             ends.append(max(self.free[rank], self.lane_free[rank], sent))
-        _, makespan_ns = self.program.step_ends(ends)
         return PipelineRun(
             tuple(tuple(rank) for rank in self.spans),
             tuple(zip(self.started, self.arrived, strict=True)),
             tuple(ends),
-            makespan_ns,
+            self.program.step_end(ends),
         )
