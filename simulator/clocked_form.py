@@ -33,12 +33,14 @@ Form = ClosedForm | PipelineForm
 
 class Layers:
     """What bounds of cases with the same layers and micro-batches share: recipes, a form at each
-    clock (0: that of the timings), and which clock was found last (``near``)."""
+    clock (0: that of the timings), which clock was found last (``near``), and one that was found
+    (``clock_mhz``)."""
 
     def __init__(self) -> None:
         self._recipes: Recipes | None = None
         self._forms: dict[int, ClosedForm] = {}
         self.near = 0
+        self.clock_mhz: int | None = None
 
     def recipes(self, case: Case) -> Recipes:
         """Return the recipes of a case's busiest rank."""
@@ -104,6 +106,21 @@ class ClockedForm:
         if index == len(clocks):
             return higher_ns
         return max(higher_ns, self._energy_ns(plan, clocks[index]))
+
+    def quick_bound_ns(self, plan: SlicePlan) -> int:
+        """Return a lower bound that is not above ``lower_bound_ns``, from one clock, at which
+        another plan of these layers had its own.
+
+        An iteration takes at least E of this clock if its own is higher, else LB.
+        """
+        highest = self.law.clocks(self.case.cluster.clock_mhz)[0]
+        if self._layers.clock_mhz is None:
+            self._layers.clock_mhz = self._crossing(plan)[0]
+        clock_mhz = min(self._layers.clock_mhz, highest)
+        bound_ns = self._bound_ns(plan, clock_mhz)
+        if clock_mhz == highest:
+            return bound_ns
+        return min(bound_ns, self._energy_ns(plan, clock_mhz))
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return an estimate (ns) at the clock that the bound finds."""

@@ -61,6 +61,10 @@ class _Blind(_Watched):
         """Return 0: nothing is ruled out."""
         return 0
 
+    def quick_bound_ns(self, plan: SlicePlan) -> int:
+        """Return 0, too."""
+        return 0
+
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return the same for every plan."""
         return self.goal_ns

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
+from heapq import heapify, heappop, heapreplace
+from typing import NamedTuple
+
 from domino_tune.search.ledger import Ledger
-from domino_tune.search.problem import Problem, SearchOptions, SearchResult
+from domino_tune.search.problem import Problem, SearchOptions, SearchResult, outcome
 
 
 def search_exhaustive(problem: Problem, options: SearchOptions) -> SearchResult:
@@ -14,14 +19,38 @@ def search_exhaustive(problem: Problem, options: SearchOptions) -> SearchResult:
     run.
     """
     ledger = Ledger(problem, options, trials=options.trials)
-    bounds = [problem.lower_bound_ns(plan) for plan in ledger.plans]
-    ascending = sorted(range(len(bounds)), key=bounds.__getitem__)
-    for evaluated, index in enumerate(ascending):
-        if index in ledger.record.history:
-            continue
-        if ledger.ruled_out(bounds[index]):
-            return ledger.result(pruned=len(bounds) - evaluated)
-        if ledger.spent:
-            break
-        ledger.evaluate(index)
+    known = set(ledger.record.history)
+    looks = options.ahead(
+        lambda look: outcome(problem, ledger.plans[look.number]),
+        (look for look in by_bound(problem) if look.number not in known),
+    )
+    with closing(looks):  # type: ignore[type-var]  # both ways to look ahead are generators
+        for look, cost in looks:
+            if ledger.ruled_out(look.bound_ns):
+                return ledger.result(pruned=len(ledger.plans) - ledger.evaluations)
+            if ledger.spent:
+                break
+            ledger.record_outcome(look.number, cost())
     return ledger.result()
+
+
+class Look(NamedTuple):
+    """A plan's lower bound (ns), whether it is the exact one, and the plan's number."""
+
+    bound_ns: int
+    exact: bool
+    number: int
+
+
+def by_bound(problem: Problem) -> Iterator[Look]:
+    """Yield the plans in ascending order of their exact bounds, which are computed when quick ones
+    are not enough to tell."""
+    looks = [Look(problem.quick_bound_ns(p), False, i) for i, p in enumerate(problem.plans)]
+    heapify(looks)
+    while looks:
+        first = looks[0]
+        if first.exact:
+            yield heappop(looks)
+        else:
+            bound_ns = problem.lower_bound_ns(problem.plans[first.number])
+            heapreplace(looks, Look(bound_ns, True, first.number))

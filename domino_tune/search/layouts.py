@@ -8,11 +8,13 @@ are proven to be the fastest among all candidates and plans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
+from domino_tune.base.cores import Ahead, in_turn
 from simulator.case import Case
 from simulator.clocked_form import ClockedForm, Layers, closed_form
 from simulator.closed_form import ClosedForm
@@ -56,21 +58,26 @@ class Candidate:
     def _form(self) -> ClosedForm | PipelineForm | ClockedForm:
         return closed_form(self.case, self.layers)
 
+    @property
+    def plans(self) -> tuple[SlicePlan, ...]:
+        """All plans."""
+        return (*self.sliced, *self.unsliced)
+
+    @cached_property
+    def quick_ns(self) -> dict[SlicePlan, int]:
+        """A bound of each plan from one clock."""
+        return {plan: self._form.quick_bound_ns(plan) for plan in self.plans}
+
     @cached_property
     def coarse_ns(self) -> dict[SlicePlan, int]:
-        """A quick bound of each plan."""
-        plans = (*self.sliced, *self.unsliced)
-        return {plan: self._form.coarse_bound_ns(plan) for plan in plans}
+        """A bound of each plan from few clocks."""
+        return {plan: self._form.coarse_bound_ns(plan) for plan in self.plans}
 
     @cached_property
     def bounds_ns(self) -> dict[SlicePlan, int]:
         """The proven bound of each plan, least first."""
-        bounds = {plan: self._form.lower_bound_ns(plan) for plan in self.coarse_ns}
+        bounds = {plan: self._form.lower_bound_ns(plan) for plan in self.plans}
         return dict(sorted(bounds.items(), key=lambda item: item[1]))
-
-    def coarse_bound_ns(self, plans: Iterable[SlicePlan]) -> int:
-        """Return the least quick bound of ``plans``."""
-        return min((self.coarse_ns[plan] for plan in plans), default=FOREVER_NS)
 
     def best(self, plans: Iterable[SlicePlan] | None = None) -> Timed | None:
         """Return the fastest of the evaluated ``plans``, or of all."""
@@ -98,67 +105,108 @@ class Candidate:
     @property
     def fits_not(self) -> bool:
         """Whether no plan fits, of which each was looked at."""
-        return len(self.timed) == len(self.coarse_ns) and self.best() is None
+        return len(self.timed) == len(self.plans) and self.best() is None
 
-    def evaluate(self, plan: SlicePlan) -> None:
-        """Time ``plan``, unless it does not fit."""
+    def time(self, plan: SlicePlan) -> Timed | None:
+        """Return time and memory of ``plan``, None where it does not fit."""
         if self._least_bytes[plan.sequence_parallel] > self.case.capacity_bytes:
-            self.timed[plan] = None
-            return
+            return None
         order = order_of(self.case, plan)
         peak = peak_bytes(self.case, plan, order)
         try:
             self.case.check_memory(plan, peak)
         except InfeasiblePlanError:
-            self.timed[plan] = None
-        else:
-            sums = predict(self.case, plan, order)
-            self.timed[plan] = Timed(plan, sums.makespan_ns, peak)
+            return None
+        return Timed(plan, predict(self.case, plan, order).makespan_ns, peak)
+
+
+class Look(NamedTuple):
+    """A plan of a candidate (by number) that may be worth an engine, and its bound (ns)."""
+
+    number: int
+    plan: SlicePlan
+    bound_ns: int
+
+
+Plans = Callable[[Candidate], Sequence[SlicePlan]]
 
 
 class LayoutSearch:
     """The candidates, and what is found. ``evaluations``: plans that were timed, or do not fit."""
 
     def __init__(
-        self, candidates: Sequence[Candidate], pause: Callable[[str], None] = lambda _: None
+        self,
+        candidates: Sequence[Candidate],
+        pause: Callable[[str], None] = lambda _: None,
+        ahead: Ahead = in_turn,
     ) -> None:
         self.candidates = candidates
         self._pause = pause
+        self._ahead = ahead
+        self._best_ns: dict[int, int] = {}
 
     def run(self) -> None:
         """Find the KEPT best layouts, and the best without slices; time each kept one unsliced."""
-        self._search(lambda one: one.coarse_ns, lambda: self.times_ns()[KEPT - 1])
-        self._search(lambda one: one.unsliced, self._best_unsliced_ns)
-        for one in self.kept():
-            self._look(one, one.unsliced, FOREVER_NS)
+        numbers = range(len(self.candidates))
+        self._search(numbers, lambda one: one.plans, self._last_kept_ns)
+        self._search(numbers, lambda one: one.unsliced, self._best_unsliced_ns)
+        kept = [self.candidates.index(one) for one in self.kept()]
+        self._search(kept, lambda one: one.unsliced, lambda: FOREVER_NS)
 
     def _search(
-        self, plans_of: Callable[[Candidate], Iterable[SlicePlan]], limit_ns: Callable[[], int]
+        self, numbers: Iterable[int], plans_of: Plans, limit_ns: Callable[[], int]
     ) -> None:
-        """Look at the candidates in the order of their quick bounds, until these are above the
-        limit."""
-        bounds = {one: one.coarse_bound_ns(plans_of(one)) for one in self.candidates}
-        for one in sorted(self.candidates, key=bounds.__getitem__):
-            if bounds[one] > limit_ns():
-                return
-            self._look(one, plans_of(one), limit_ns())
+        """Time the plans that may be faster than their candidate's best of them, and the limit."""
 
-    def _look(self, one: Candidate, plans: Iterable[SlicePlan], limit_ns: int) -> None:
-        """Time those of ``plans`` that may be faster than the best of them, and ``limit_ns``."""
-        asked = set(plans)
-        for plan, bound_ns in one.bounds_ns.items():
-            if bound_ns > min(limit_ns, one.best_ns(asked)):
+        def useful(look: Look) -> bool:
+            one = self.candidates[look.number]
+            return look.bound_ns <= min(limit_ns(), one.best_ns(plans_of(one)))
+
+        looks = (look for look in self._looks(numbers, plans_of, limit_ns) if useful(look))
+        for look, timed in self._ahead(self._time, looks):
+            if useful(look):  # still, with what was found since it was taken ahead
+                self._record(look, timed())
+
+    def _time(self, look: Look) -> Timed | None:
+        return self.candidates[look.number].time(look.plan)
+
+    def _record(self, look: Look, timed: Timed | None) -> None:
+        one = self.candidates[look.number]
+        one.timed[look.plan] = timed
+        self._best_ns[look.number] = one.best_ns()
+        self._pause(f"{one.case.cluster.levels}: {look.plan.label}")
+
+    def _looks(
+        self, numbers: Iterable[int], plans_of: Plans, limit_ns: Callable[[], int]
+    ) -> Iterator[Look]:
+        """Yield the plans that were not timed, by the coarse bounds of their candidates and then by
+        their own, up to the limit. Coarse bounds are computed where quick ones do not tell."""
+        heap = [
+            (min(one.quick_ns[plan] for plan in plans), False, number)
+            for number in numbers
+            if (plans := plans_of(one := self.candidates[number]))
+        ]
+        heapify(heap)
+        while heap:
+            bound_ns, coarse, number = heappop(heap)
+            if bound_ns > limit_ns():
                 return
-            if plan in asked and plan not in one.timed:
-                one.evaluate(plan)
-                self._pause(f"{one.case.cluster.levels}: {plan.label}")
+            one = self.candidates[number]
+            asked = set(plans_of(one))
+            if not coarse:
+                heappush(heap, (min(one.coarse_ns[plan] for plan in asked), True, number))
+                continue
+            for plan, exact_ns in one.bounds_ns.items():
+                if plan in asked and plan not in one.timed:
+                    yield Look(number, plan, exact_ns)
+
+    def _last_kept_ns(self) -> int:
+        """Return the time of the last layout that is kept so far."""
+        return [*sorted(self._best_ns.values()), *[FOREVER_NS] * KEPT][KEPT - 1]
 
     def _best_unsliced_ns(self) -> int:
-        return min((one.best_ns(one.unsliced) for one in self.candidates), default=FOREVER_NS)
-
-    def times_ns(self) -> list[int]:
-        """Return the best times of the candidates, least first, and FOREVER_NS for want of more."""
-        return [*sorted(one.best_ns() for one in self.candidates), *[FOREVER_NS] * KEPT]
+        timed = (self.candidates[number] for number in self._best_ns)
+        return min((one.best_ns(one.unsliced) for one in timed), default=FOREVER_NS)
 
     def kept(self) -> list[Candidate]:
         """Return the best candidates, fastest first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from domino_tune.search.problem import (
+    Evaluation,
     Optimality,
     Problem,
     Record,
@@ -12,6 +13,7 @@ from domino_tune.search.problem import (
     SearchResult,
     Trial,
     choose_best,
+    outcome,
     ties,
 )
 from simulator.errors import InfeasiblePlanError, InputError
@@ -51,11 +53,13 @@ class Ledger:
 
     def evaluate(self, index: int) -> int | None:
         """Evaluate plan ``index``; return its time in ns, or None when it cannot run."""
+        return self.record_outcome(index, outcome(self._problem, self.plans[index]))
+
+    def record_outcome(self, index: int, cost: Evaluation | InfeasiblePlanError) -> int | None:
+        """Record what evaluating plan ``index`` gave; return as ``evaluate`` does."""
         plan = self.plans[index]
-        try:
-            cost = self._problem.evaluate(plan)
-        except InfeasiblePlanError as error:
-            self.record.history[index] = error
+        if isinstance(cost, InfeasiblePlanError):
+            self.record.history[index] = cost
             self._pause()
             return None
         trial = Trial(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
+from domino_tune.base.cores import Ahead, in_turn
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import SlicePlan
 from simulator.specs import require_positive_int
@@ -34,9 +35,9 @@ class Evaluation:
 
 
 class Problem(Protocol):
-    """Plans, and three functions of one of them, the most expensive first.
+    """Plans, and four functions of one of them, the most expensive first.
 
-    All three are pure: the same plan always gives the same value.
+    All four are pure: the same plan always gives the same value.
     """
 
     @property
@@ -52,9 +53,21 @@ class Problem(Protocol):
         """Return a proven bound: never above ``evaluate(plan).iteration_ns``."""
         ...
 
+    def quick_bound_ns(self, plan: SlicePlan) -> int:
+        """Return a bound that costs less to compute and is not above ``lower_bound_ns``."""
+        ...
+
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return a closed-form estimate > 0 of the iteration time."""
         ...
+
+
+def outcome(problem: Problem, plan: SlicePlan) -> Evaluation | InfeasiblePlanError:
+    """Return time and memory of ``plan``, or why it cannot run."""
+    try:
+        return problem.evaluate(plan)
+    except InfeasiblePlanError as error:
+        return error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +122,7 @@ class SearchOptions:
     search (``exhaustive``: all that bounds leave; others: DEFAULT_TRIALS). ``seed``: of ``random``.
     ``progress`` is called after each evaluation that gave a time, ``pause`` after each one. An
     exception of theirs ends the search; another search with the same ``record`` goes on from there.
+    ``ahead``: how ``exhaustive`` computes what it will look at next.
     """
 
     trials: int | None = None
@@ -116,6 +130,7 @@ class SearchOptions:
     progress: Callable[[Trial], None] | None = None
     pause: Callable[[], None] = go_on
     record: Record | None = None
+    ahead: Ahead = in_turn
 
     def __post_init__(self) -> None:
         if self.trials is not None:

@@ -31,6 +31,7 @@ class SimulatedPlans:
     def __post_init__(self) -> None:
         closed = closed_form(self.case)
         self._bound_ns, self._prior_ns = cache(closed.lower_bound_ns), cache(closed.prior_ns)
+        self._quick_bound_ns = closed.quick_bound_ns
 
     def order(self, plan: SlicePlan) -> LayerOrder:
         """Return the plan's explicit order."""
@@ -54,6 +55,10 @@ class SimulatedPlans:
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Return a proven bound, without an engine."""
         return self._bound_ns(plan)
+
+    def quick_bound_ns(self, plan: SlicePlan) -> int:
+        """Return a bound at a single clock."""
+        return self._quick_bound_ns(plan)
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return a closed-form estimate, without an engine."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
+from domino_tune.base.cores import Ahead, in_turn
 from domino_tune.results.tune import ContentionPoint, ContentionSensitivity, GridCell
 from domino_tune.search import Trial
 from domino_tune.search.problem import ties
-from domino_tune.search.simulated import slicings_of
+from domino_tune.search.simulated import SimulatedPlans, slicings_of
 from domino_tune.search.space import SpaceSpec
 from domino_tune.verbs.resolve import Chosen, baseline_plan
 from simulator.case import Case
-from simulator.clocked_form import closed_form
 from simulator.errors import InfeasiblePlanError
 from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
@@ -42,19 +42,24 @@ NOTE: Final = (
 )
 
 
-def plan_grid(case: Case, known_peak_bytes: int) -> tuple[GridCell, ...]:
-    """Return one cell a cut. ``known_peak_bytes`` is the peak memory of any plan of the case.
+def plan_grid(
+    problem: SimulatedPlans,
+    known_peak_bytes: int,
+    trials: Sequence[Trial] = (),
+    ahead: Ahead = in_turn,
+) -> tuple[GridCell, ...]:
+    """Return one cell a cut. ``known_peak_bytes`` is the peak memory of any plan of the case,
+    ``trials`` those whose times are known.
 
     Slices hardly change the memory, so it is checked for each cell only where it is nearly full.
     """
+    case = problem.case
     near_full = known_peak_bytes > NEAR_FULL * case.capacity_bytes
-    bound_ns = closed_form(case).lower_bound_ns
-    return tuple(
-        _cell(case, rows, columns, bound_ns, near_full)
-        for rows in ROWS
-        if any(_slicings(case, rows))
-        for columns in COLUMNS
-    )
+    known_ns = {trial.plan: trial.iteration_ns for trial in trials}
+    fastest = _Fastest(case, known_ns, problem.lower_bound_ns)
+    cuts = [(rows, columns) for rows in ROWS if any(_slicings(case, rows)) for columns in COLUMNS]
+    cells = ahead(lambda cut: _cell(fastest, *cut, near_full=near_full), cuts)
+    return tuple(cell() for _, cell in cells)
 
 
 def _slicings(case: Case, rows: int) -> Iterator[Slicing]:
@@ -64,11 +69,34 @@ def _slicings(case: Case, rows: int) -> Iterator[Slicing]:
             yield slicing
 
 
-def _cell(
-    case: Case, rows: int, columns: int, bound_ns: Callable[[SlicePlan], int], near_full: bool
-) -> GridCell:
+class _Fastest(NamedTuple):
+    """Finds the fastest variant of a cut, by simulation of what bounds leave."""
+
+    case: Case
+    known_ns: Mapping[SlicePlan, int]
+    bound_ns: Callable[[SlicePlan], int]
+
+    def of(self, rows: int, columns: int) -> tuple[SlicePlan, int]:
+        """Return the variant and its time (ns); of equal ones the first."""
+        plans = [
+            replace(plan, sequence_parallel=mode, slice_dim=dim, slice_balance=balance)
+            for plan in _variants(rows, columns)
+            for mode in self.case.modes
+            for dim, balance in _slicings(self.case, rows)
+            if dim == "batch" or plan.order != "paper"
+        ]
+        found: dict[SlicePlan, int] = {}
+        for plan in sorted(plans, key=self.bound_ns):
+            if not found or self.bound_ns(plan) <= min(found.values()):
+                known_ns = self.known_ns.get(plan)
+                found[plan] = known_ns or predict(self.case, plan).makespan_ns
+        return min(found.items(), key=lambda item: (item[1], plans.index(item[0])))
+
+
+def _cell(fastest: _Fastest, rows: int, columns: int, *, near_full: bool) -> GridCell:
+    case = fastest.case
     try:
-        best, best_ns = _fastest(case, rows, columns, bound_ns)
+        best, best_ns = fastest.of(rows, columns)
         if near_full:
             case.check_memory(best, peak_bytes(case, best, order_of(case, best)))
     except InfeasiblePlanError as error:
@@ -78,24 +106,6 @@ def _cell(
     return GridCell(
         row_slices=rows, col_slices=columns, iteration_ms=best_ns * MS_PER_NS, plan=best
     )
-
-
-def _fastest(
-    case: Case, rows: int, columns: int, bound_ns: Callable[[SlicePlan], int]
-) -> tuple[SlicePlan, int]:
-    """Return the fastest variant of a cut and its time (ns); of equal ones the first."""
-    plans = [
-        replace(plan, sequence_parallel=mode, slice_dim=dim, slice_balance=balance)
-        for plan in _variants(rows, columns)
-        for mode in case.modes
-        for dim, balance in _slicings(case, rows)
-        if dim == "batch" or plan.order != "paper"
-    ]
-    found: dict[SlicePlan, int] = {}
-    for plan in sorted(plans, key=bound_ns):
-        if not found or bound_ns(plan) <= min(found.values()):
-            found[plan] = predict(case, plan).makespan_ns
-    return min(found.items(), key=lambda item: (item[1], plans.index(item[0])))
 
 
 def _variants(rows: int, columns: int) -> Iterator[SlicePlan]:
@@ -115,7 +125,7 @@ def _variants(rows: int, columns: int) -> Iterator[SlicePlan]:
 
 
 def contention_sensitivity(
-    case: Case, chosen: Chosen, trials: Sequence[Trial]
+    case: Case, chosen: Chosen, trials: Sequence[Trial], ahead: Ahead = in_turn
 ) -> ContentionSensitivity | None:
     """Return who wins, the chosen plan or a rival, at each contention.
 
@@ -125,7 +135,7 @@ def contention_sensitivity(
     if case.profile.contention is None:
         return None
     race = _Race(case, chosen, _rivals(trials, chosen.plan))
-    points = tuple(race.point(factor) for factor in FACTORS)
+    points = tuple(point() for _, point in ahead(race.point, FACTORS))
     crossovers = [points[0]]
     for before, after in itertools.pairwise(points):
         if after.winner != before.winner:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Final, NamedTuple
 
+from domino_tune.base.cores import on_all_cores
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import TuneRequest
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
@@ -68,7 +69,7 @@ def tune_layouts(
             "batch. Leave out fixed flags, or give other numbers."
         )
     progress(f"{len(candidates):,} layouts that may fit")
-    search = LayoutSearch(candidates, progress)
+    search = LayoutSearch(candidates, progress, on_all_cores)
     search.run()
     kept = search.kept()
     if not kept:
@@ -94,7 +95,7 @@ def tune_layouts(
         frontier=_frontier(search, rival_ns),
         optimality="proven",
         candidates=len(candidates),
-        plans=sum(len(one.coarse_ns) for one in candidates),
+        plans=sum(len(one.plans) for one in candidates),
         evaluations=search.evaluations,
         infeasible=dict(sorted((infeasible + looked).items())),
         seconds=time.perf_counter() - began,

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from domino_tune.base.cores import Ahead, in_turn, on_all_cores
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import TuneRequest
 from domino_tune.results import TuneResult
@@ -99,6 +100,7 @@ def search(
     *,
     record: Record | None = None,
     pause: Callable[[], None] = go_on,
+    ahead: Ahead = in_turn,
 ) -> Searched:
     """Search the plans of one case; go on from ``record``.
 
@@ -113,8 +115,9 @@ def search(
         progress(f"{trial.plan.label}: {trial.iteration_ns * MS_PER_NS:,.1f} ms")
 
     options = SearchOptions(
-        trials=request.trials, seed=request.seed, progress=report, pause=pause, record=record
-    )
+        trials=request.trials, seed=request.seed, progress=report, pause=pause, record=record,
+        ahead=ahead,
+    )  # fmt: skip
     found = SEARCHES[request.method](plans.problem, options).within(space)
     return Searched(case=case, problem=plans.problem, found=found)
 
@@ -148,7 +151,8 @@ def tune_cases(
     """
     began = time.perf_counter()
     plans = [CasePlans(case=case, target=request.target) for case in cases]
-    result = conclude(search_all(plans, request, progress), request, progress)
+    found = search_all(plans, request, progress, ahead=on_all_cores)
+    result = conclude(found, request, progress, ahead=on_all_cores)
     return replace(result, seconds=time.perf_counter() - began)
 
 
@@ -159,6 +163,7 @@ def search_all(
     *,
     records: Sequence[Record] = (),
     pause: Callable[[], None] = go_on,
+    ahead: Ahead = in_turn,
 ) -> AllSearched:
     """Search every case; go on from ``records``, one a case.
 
@@ -167,7 +172,9 @@ def search_all(
     made, failed = [], []
     for plans, record in zip(cases, records or [Record() for _ in cases], strict=True):
         try:
-            made.append(search(plans, request, progress, record=record, pause=pause))
+            made.append(
+                search(plans, request, progress, record=record, pause=pause, ahead=ahead)
+            )
         except InfeasiblePlanError as error:
             failed.append((plans, error))
     if not made:
@@ -176,7 +183,11 @@ def search_all(
 
 
 def conclude(
-    searched: AllSearched, request: TuneRequest, progress: Progress = no_progress
+    searched: AllSearched,
+    request: TuneRequest,
+    progress: Progress = no_progress,
+    *,
+    ahead: Ahead = in_turn,
 ) -> TuneResult:
     """Simulate the best plan of all, its rivals and the grid of cuts; ``seconds`` is 0."""
     made = searched.made
@@ -184,9 +195,9 @@ def conclude(
     best = next(one for one in made if one.found.best is best_trial)
     chosen = Chosen(plan=best_trial.plan, order=best.problem.order(best_trial.plan))
     simulated = simulate_plan(best.case, chosen)
-    sensitivity = contention_sensitivity(best.case, chosen, best.found.trials)
+    sensitivity = contention_sensitivity(best.case, chosen, best.found.trials, ahead)
     progress("simulating the grid of cuts")
-    grid = plan_grid(best.case, best_trial.peak_bytes)
+    grid = plan_grid(best.problem, best_trial.peak_bytes, best.found.trials, ahead)
     infeasible: Counter[str] = Counter()
     for one in made:
         infeasible.update(one.found.infeasible)

@@ -313,7 +313,7 @@ def _result(
         pruned=0,
         infeasible=dict(sorted(infeasible.items())),
         trials=tuple(_trial(session, index) for index in found.ratios),
-        grid=plan_grid(case, round(best.peak_memory_gib * GIB)),
+        grid=plan_grid(SimulatedPlans(case=case, plans=()), round(best.peak_memory_gib * GIB)),
         contention=None,
         seconds=time.perf_counter() - began,
         chosen=measured[found.best],

@@ -105,11 +105,15 @@ class Pieces:
         return Piece(chunk, part, differs and self.is_first(action))
 
     def is_first(self, action: Action) -> bool:
-        """Return whether no other pass of its kind and chunk is before it. GPipe goes back from the
-        last micro-batch."""
+        """Return whether no other pass of its kind and chunk is before it."""
+        return action.micro == self.first_micro(action.kind)
+
+    def first_micro(self, kind: str) -> int:
+        """Return the micro-batch whose pass of this kind is the first of a chunk. GPipe goes back
+        from the last one."""
         work = self.case.workload
-        backwards = action.kind != "F" and work.pp_schedule == "gpipe"
-        return action.micro == (work.grad_accumulation - 1 if backwards else 0)
+        backwards = kind != "F" and work.pp_schedule == "gpipe"
+        return work.grad_accumulation - 1 if backwards else 0
 
     @cached_property
     def _clears(self) -> bool:
@@ -236,15 +240,19 @@ class PipelineBuilder:
         return totals(compile_program(schedule, self.cost))
 
     def _tasks(self, rank: int, wired: tuple[Wired, ...]) -> tuple[Task, ...]:
+        pieces = self.pieces
         times_ns: dict[tuple[str, int, bool], int] = {}
+        first_micros = {kind: pieces.first_micro(kind) for kind in ("F", "B", "W")}
         tasks = []
         for action, reads, sends, starts, ends in wired:
-            key = action.kind, action.chunk, self.pieces.is_first(action)
-            if key not in times_ns:
-                times_ns[key] = self.played(self.pieces.piece(rank, action)).makespan_ns
-            gathers = self._gathers_ns(rank, action.chunk) if starts else ()
-            buckets = self._buckets_ns(rank, action.chunk) if ends else ()
-            tasks.append(Task(action, times_ns[key], reads, sends, gathers, buckets))
+            kind, micro, chunk = action
+            key = kind, chunk, micro == first_micros[kind]
+            time_ns = times_ns.get(key)
+            if time_ns is None:
+                time_ns = times_ns[key] = self.played(pieces.piece(rank, action)).makespan_ns
+            gathers = self._gathers_ns(rank, chunk) if starts else ()
+            buckets = self._buckets_ns(rank, chunk) if ends else ()
+            tasks.append(Task(action, time_ns, reads, sends, gathers, buckets))
         return tuple(tasks)
 
     def _message_ns(self, lower: int) -> int:

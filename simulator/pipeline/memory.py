@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from simulator.case import Case
 from simulator.chunks import Chunk, joined
 from simulator.memory import Live, Memory, Phase, held_parameters, lifetimes
@@ -23,17 +25,35 @@ def piped_memory(pieces: Pieces) -> tuple[Memory, ...]:
 
 
 def _rank_memory(pieces: Pieces, rank: int, chunks: dict[Chunk, Phases]) -> Memory:
-    live = peak = Live(0, 0)
-    before = {"F": "", "B": "F", "W": "B"}
-    for action in pieces.actions[rank]:
-        phases = chunks[pieces.ranks[rank][action.chunk]]
-        own = phases[before[action.kind]].held if before[action.kind] else Live(0, 0)
-        others = Live(live.whole - own.whole, live.logits - own.logits)
-        phase = phases[action.kind]
-        peak = max(peak, _sum(others, phase.peak))
-        live = _sum(others, phase.held)
+    changes = {
+        (kind, number): _change(chunks[chunk], kind)
+        for number, chunk in enumerate(pieces.ranks[rank])
+        for kind in chunks[chunk]
+    }
+    whole = logits = 0
+    peak = 0, 0
+    for kind, _, number in pieces.actions[rank]:
+        change = changes[kind, number]
+        peak = max(peak, (whole + change.at_peak.whole, logits + change.at_peak.logits))
+        whole += change.at_end.whole
+        logits += change.at_end.logits
     static = held_parameters(pieces.case, pieces.step_shapes(rank))
-    return static._replace(activations=peak.whole - peak.logits, logits=peak.logits)
+    return static._replace(activations=peak[0] - peak[1], logits=peak[1])
+
+
+class _Change(NamedTuple):
+    """By what a pass changes the bytes that its rank holds: at its peak, and behind it."""
+
+    at_peak: Live
+    at_end: Live
+
+
+def _change(phases: Phases, kind: str) -> _Change:
+    """Return the change of a pass, which takes over what the pass before it left."""
+    before = {"F": "", "B": "F", "W": "B"}[kind]
+    own = phases[before].held if before else Live(0, 0)
+    taken = Live(-own.whole, -own.logits)
+    return _Change(_sum(taken, phases[kind].peak), _sum(taken, phases[kind].held))
 
 
 class KeptBytes:

@@ -11,10 +11,12 @@ _UNKNOWN = -1
 def play(program: PipelineProgram) -> PipelineRun:
     """Return the times of ``program``. Raise ScheduleError where ranks wait for each other."""
     player = _Player(program)
-    ready = list(range(len(program.ranks)))
+    ready = dict.fromkeys(range(len(program.ranks)))  # first come, first served, each once
     while ready:
-        rank = ready.pop()
-        ready += player.advance(rank)
+        rank = next(iter(ready))
+        del ready[rank]
+        for woken in player.advance(rank):
+            ready[woken] = None
     return player.run()
 
 
@@ -46,20 +48,27 @@ class _Player:
 
     def advance(self, rank: int) -> list[int]:
         """Play the rank's next tasks; return the ranks that may go on now."""
-        tasks, spans, woken = self.program.ranks[rank], self.spans[rank], []
-        while len(spans) < len(tasks):
-            task = tasks[len(spans)]
+        tasks, spans, arrived = self.program.ranks[rank], self.spans[rank], self.arrived
+        blocking, woken = self.program.blocking, list[int]()
+        last_sends = tasks[len(spans) - 1].sends if spans else -1
+        for index in range(len(spans), len(tasks)):
+            task = tasks[index]
             if not self.posted[rank]:
                 self.posted[rank] = True
                 woken += self._posts(rank, task)
-            before = self._before(rank, task)
-            if before is None:
-                return woken
-            spans.append(self._play(rank, len(spans), task, before))
+            start = self.free[rank]
+            for message in (task.reads, last_sends if blocking else -1):
+                if message >= 0:
+                    if arrived[message] == _UNKNOWN:
+                        return woken
+                    start = max(start, arrived[message])
+            span = self._play(rank, index, task, start)
+            spans.append(span)
             self.posted[rank] = False
-            if task.sends >= 0:
-                self.sent[task.sends] = spans[-1][1]
-                woken += self._deliver(task.sends)
+            last_sends = task.sends
+            if last_sends >= 0:
+                self.sent[last_sends] = span[1]
+                woken += self._deliver(last_sends)
         return woken
 
     def _posts(self, rank: int, task: Task) -> list[int]:
@@ -79,26 +88,12 @@ class _Player:
         self.arrived[number] = self.link_free[message.link] = start + message.duration_ns
         return [message.receiver, message.sender]
 
-    def _before(self, rank: int, task: Task) -> int | None:
-        """Return the time at which the rank can start ``task``, None while that is unknown."""
-        start = self.free[rank]
-        done = len(self.spans[rank])
-        if self.program.blocking and done:
-            sends = self.program.ranks[rank][done - 1].sends
-            if sends >= 0:
-                if self.arrived[sends] == _UNKNOWN:
-                    return None
-                start = max(start, self.arrived[sends])
-        if task.reads >= 0:
-            if self.arrived[task.reads] == _UNKNOWN:
-                return None
-            start = max(start, self.arrived[task.reads])
-        return start
-
     def _play(self, rank: int, index: int, task: Task, start: int) -> tuple[int, int]:
-        first, last = self.gathered[rank].get(index, (0, 0))
-        start = max(start, first)
-        end = max(start + task.duration_ns, last)
+        end = start + task.duration_ns
+        if task.gathers_ns:
+            first, last = self.gathered[rank][index]
+            start = max(start, first)
+            end = max(start + task.duration_ns, last)
         self.free[rank] = end
         for number, bucket_ns in enumerate(task.buckets_ns, 1):
             ready = start + task.duration_ns * number // len(task.buckets_ns)

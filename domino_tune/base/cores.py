@@ -1,0 +1,157 @@
+"""The other cores of this machine: results of the items that will be asked for next."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import count
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Final, Generic, Protocol, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+MOST_WORKERS: Final = 8
+"""More would mostly compute what is not asked for: the first results rule the rest out."""
+AHEAD: Final = 2
+"""Items that a worker has at a time."""
+
+
+class Ahead(Protocol):
+    """Give each item with a function that returns its result, or raises what computing it raised.
+
+    Items may be taken, and their results computed, before their turn; not before they are needed.
+    """
+
+    def __call__(
+        self, function: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Iterator[tuple[Item, Callable[[], Result]]]:
+        """Go through ``items`` in order."""
+        ...
+
+
+def in_turn(
+    function: Callable[[Item], Result], items: Iterable[Item]
+) -> Iterator[tuple[Item, Callable[[], Result]]]:
+    """Compute each result when it is asked for."""
+    for item in items:
+        yield item, lambda item=item: function(item)  # type: ignore[misc]
+
+
+def on_all_cores(
+    function: Callable[[Item], Result], items: Iterable[Item]
+) -> Iterator[tuple[Item, Callable[[], Result]]]:
+    """Compute results ahead in copies of this process, one a core, where it may be copied.
+
+    ``function`` must be pure; items and results must be picklable. Copies end with this process.
+    """
+    cores = min(MOST_WORKERS, _cores())
+    if cores < 2 or not _may_fork():
+        yield from in_turn(function, items)
+        return
+    with warnings.catch_warnings():
+        # Python 3.12 warns of native threads; the only ones here are BLAS's, which handle a fork.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        workers: list[_Worker[Item, Result]] = []
+        for _ in range(cores):
+            workers.append(_Worker(function, [one.connection for one in workers]))
+    try:
+        yield from _in_order(workers, items)
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+
+
+def _may_fork() -> bool:
+    """Return whether no other thread could hold a lock that the copy would wait for."""
+    return sys.platform == "linux" and threading.active_count() == 1
+
+
+class _Worker(Generic[Item, Result]):
+    """A copy of this process, which answers items one after the other."""
+
+    def __init__(self, function: Callable[[Item], Result], others: list[Connection]) -> None:
+        context = get_context("fork")
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(function, theirs, [*others, self.connection]), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    def send(self, item: Item) -> None:
+        """Hand over an item; its result comes after those of the items before it."""
+        self.connection.send(item)
+
+    def result(self) -> Result:
+        """Return the next result. Raise what computing it raised."""
+        failed, value = self.connection.recv()
+        if failed:
+            raise value
+        found: Result = value
+        return found
+
+    def end(self) -> None:
+        """End the copy, whatever it does."""
+        self._process.kill()
+        self._process.join()
+        self.connection.close()
+
+
+def _serve(
+    function: Callable[[Item], Result], connection: Connection, others: list[Connection]
+) -> None:
+    """Answer items until the parent, whose ends are not kept open here, is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    for other in others:
+        other.close()
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            item = connection.recv()
+            try:
+                answer: tuple[bool, object] = False, function(item)
+            except Exception as error:  # noqa: BLE001 (raised again where the result is asked for)
+                answer = True, error
+            connection.send(answer)
+
+
+def _in_order(
+    workers: list[_Worker[Item, Result]], items: Iterable[Item]
+) -> Iterator[tuple[Item, Callable[[], Result]]]:
+    """Keep every worker busy, each in its turn, and give the results in the order of items."""
+    waiting: deque[tuple[Item, _Worker[Item, Result]]] = deque()
+    numbers, coming = count(), iter(items)
+    while True:
+        while len(waiting) < AHEAD * len(workers):
+            for item in coming:
+                worker = workers[next(numbers) % len(workers)]
+                worker.send(item)
+                waiting.append((item, worker))
+                break
+            else:
+                break
+        if not waiting:
+            return
+        item, worker = waiting.popleft()
+        taken: list[bool] = []
+
+        def result(worker: _Worker[Item, Result] = worker, taken: list[bool] = taken) -> Result:
+            taken.append(True)
+            return worker.result()
+
+        yield item, result
+        if not taken:
+            with suppress(Exception):
+                worker.result()
