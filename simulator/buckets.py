@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from simulator.issue_order import IssueOrder, Token
-from simulator.schedule import DP, OpTemplate, Ref
+from simulator.schedule import COMPUTE, DP, OpTemplate, Ref
 from simulator.shapes import Shapes
 from simulator.templates import Templates
 
@@ -109,9 +109,12 @@ def gather(t: Templates, token: Token, layers: int) -> OpTemplate:
 
 
 def awaiting(token: Token, layers: int, templates: list[OpTemplate]) -> list[OpTemplate]:
-    """Return ``token``'s templates; where it begins a group of ``layers``, they wait for it."""
+    """Return ``token``'s templates; where it begins a group of ``layers``, their compute waits for
+    its parameters."""
     gathered = FIRST_USES.get((token.block, token.fragment))
     if gathered is None or token.offset % layers:
         return templates
-    first, *rest = templates
-    return [first._replace(reads=(*first.reads, Ref(0, GATHERS[gathered][1]))), *rest]
+    first = next(index for index, op in enumerate(templates) if op.lane == COMPUTE)
+    waits = Ref(0, GATHERS[gathered][1])
+    late = templates[first]._replace(reads=(*templates[first].reads, waits))
+    return [*templates[:first], late, *templates[first + 1 :]]

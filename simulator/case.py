@@ -7,6 +7,7 @@ from functools import cached_property
 
 from simulator.chunks import Chunk, chunks_of_ranks, joined
 from simulator.cost import NO_CHANGES, Changes, CostModel
+from simulator.draws import NOMINAL, Draw
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import SlicePlan, check_plan_fits
 from simulator.power import PowerSection
@@ -23,6 +24,7 @@ class Case:
 
     ``sequence_parallel``: the plans that are asked for; None means both with and without.
     ``chunk``: the part of the model that a rank of a pipeline has; None means all of it.
+    ``draw``: by how much the machine is other than the profile says.
     Raise InputError if the model does not shard over ``cluster.tp`` ranks, or its sequences do not
     where that is asked for.
     """
@@ -35,6 +37,7 @@ class Case:
     notes: tuple[str, ...] = ()
     sequence_parallel: bool | None = None
     chunk: Chunk | None = None
+    draw: Draw = NOMINAL
 
     def __post_init__(self) -> None:
         check_shardable(self.model, self.workload, self.cluster)
@@ -79,6 +82,12 @@ class Case:
         """Cost model of the changed machine; cached, so that each look-up is made once."""
         return CostModel(self.profile, changes=self.changes, cuda_graph=self.cluster.cuda_graph)
 
+    def drawn(self, draw: Draw) -> Case:
+        """Return the case on a machine that is as ``draw`` says; look-ups are made once for all."""
+        other = replace(self, draw=draw)
+        other.__dict__["cost"] = self.cost.drawn(draw)
+        return other
+
     def cost_at(self, clock_mhz: int | None) -> CostModel:
         """Return the costs at a clock; None: as they were timed."""
         return self.cost if clock_mhz is None else self.cost.at_clock(clock_mhz)
@@ -87,6 +96,7 @@ class Case:
     def power(self) -> PowerSection | None:
         """Law of power, under the cap that the GPUs are set to; None where the profile has none."""
         law, cap_w = self.profile.power, self.cluster.power_cap_w
+        law = law and self.draw.power(law)
         return replace(law, cap_w=cap_w) if law and cap_w else law
 
     @property

@@ -157,7 +157,8 @@ def _contention_ns(timeline: Timeline, cost: CostModel, *, up: bool) -> list[flo
     if any(op.lane > TP for op in timeline.templates):
         parts.append("links")
     programs = (
-        compile_program(timeline.schedule, cost.beside(fit.off(part, up=up))) for part in parts
+        compile_program(timeline.schedule, cost.beside(fit.off(part, 1.0 if up else -1.0)))
+        for part in parts
     )
     return [abs(totals(program).makespan_ns - timeline.makespan_ns) for program in programs]
 

@@ -55,9 +55,9 @@ class Slowdown:
         require_choice("contention", "kind", self.kind, FIT_KINDS)
         require_number("contention", "error", self.error)
 
-    def off(self, *, up: bool) -> Slowdown:
-        """Return the factor, wrong by its error."""
-        return replace(self, factor=_off(self.factor, self.error, up=up))
+    def off(self, times: float) -> Slowdown:
+        """Return the factor, wrong by ``times`` its error."""
+        return replace(self, factor=_off(self.factor, self.error, times))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +83,10 @@ class ComputeContention:
         require_number(f"contention {self.family}", "factor", self.factor, low=1.0)
         require_number(f"contention {self.family}", "us_per_cta", self.us_per_cta)
 
-    def off(self, *, up: bool) -> ComputeContention:
-        """Return the law with slowdowns that are wrong by their error."""
-        lost = 1 + self.error if up else 1 / (1 + self.error)
-        factor = _off(self.factor, self.error, up=up)
+    def off(self, times: float) -> ComputeContention:
+        """Return the law with slowdowns that are wrong by ``times`` their error."""
+        lost = (1 + self.error) ** times
+        factor = _off(self.factor, self.error, times)
         return replace(self, factor=factor, us_per_cta=self.us_per_cta * lost)
 
     def slowdown(self, ctas: int, sm_count: int, alone_us: float) -> float:
@@ -149,29 +149,31 @@ class ContentionFit:
         """Return the law of a compute family; that of the first one if it is not listed."""
         return next((law for law in self.compute if law.family == family), self.compute[0])
 
-    def off(self, part: Part, *, up: bool) -> ContentionFit:
-        """Return the law with the slowdowns of ``part`` wrong by their errors, up or down."""
+    def off(self, part: Part, times: float) -> ContentionFit:
+        """Return the law with the slowdowns of ``part`` wrong by ``times`` their errors."""
         if part == "links":
             return replace(
-                self, same_links=self.same_links.off(up=up), other_links=self.other_links.off(up=up)
+                self,
+                same_links=self.same_links.off(times),
+                other_links=self.other_links.off(times),
             )
         if part == "collectives":
             error = self.collective.error
             rows = [
-                row._replace(collective_factor=_off(row.collective_factor, error, up=up))
+                row._replace(collective_factor=_off(row.collective_factor, error, times))
                 for row in self.by_size
             ]
-            return replace(self, collective=self.collective.off(up=up), by_size=tuple(rows))
+            return replace(self, collective=self.collective.off(times), by_size=tuple(rows))
         rows = [
             row._replace(
                 compute={
-                    family: _off(factor, self.law(family).error, up=up)
+                    family: _off(factor, self.law(family).error, times)
                     for family, factor in row.compute.items()
                 }
             )
             for row in self.by_size
         ]
-        compute = tuple(law.off(up=up) for law in self.compute)
+        compute = tuple(law.off(times) for law in self.compute)
         return replace(self, compute=compute, by_size=tuple(rows))
 
     def as_assumed(self, error: float) -> ContentionFit:
@@ -199,7 +201,7 @@ class CollectiveFamily(NamedTuple):
     """Collectives that contention treats alike.
 
     ``ctas`` 0 leaves the choice to NCCL; ``size_bytes`` is 0, and ``op`` an all-reduce, if the law
-    does not need them.
+    does not need them. A ``peer_copy`` takes no SMs.
     """
 
     nodes: int
@@ -219,9 +221,9 @@ InFlight = tuple[Family | None, ...]
 """Families in flight together: compute first, then every comm lane; None is an idle lane."""
 
 
-def _off(factor: float, error: float, *, up: bool) -> float:
-    """Return a slowdown that is wrong by its relative error, at least 1."""
-    return factor * (1 + error) if up else max(1.0, factor / (1 + error))
+def _off(factor: float, error: float, times: float) -> float:
+    """Return a slowdown that is wrong by ``times`` its relative error, at least 1."""
+    return max(1.0, factor * math.pow(1 + error, times))
 
 
 def _as_assumed(known: Known, error: float) -> Known:
@@ -300,7 +302,7 @@ class Contention:
 
     def _ctas(self, flight: CollectiveFamily) -> int:
         assert self.fit is not None
-        return flight.ctas or self.fit.default_ctas
+        return 0 if flight.op == "peer_copy" else flight.ctas or self.fit.default_ctas
 
     def _compute_factor(self, family: ComputeFamily, flights: list[CollectiveFamily]) -> float:
         """Return an op's slowdown by all collectives in flight; ``alone_ns`` 0 is a long op."""

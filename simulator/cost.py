@@ -15,9 +15,12 @@ from simulator.contention import (
     ContentionFit,
     Family,
 )
+from simulator.draws import NOMINAL, Draw
 from simulator.errors import InputError, ProfileError
 from simulator.estimate import Estimate, Source
-from simulator.ops import Attention, Collective, Gemm, Pointwise, Signature
+from simulator.lookup.expected import TILE_FUSED
+from simulator.lookup.fused import SM_COUNT, gathered_us, scattered_us
+from simulator.ops import Attention, Collective, Fused, Gemm, Pointwise, Signature
 from simulator.units import S_PER_NS
 
 if TYPE_CHECKING:
@@ -108,14 +111,20 @@ class CostModel:
     clock_mhz: int = 0
 
     def __init__(
-        self, profile: Profile, *, changes: Changes = NO_CHANGES, cuda_graph: bool = False
+        self,
+        profile: Profile,
+        *,
+        changes: Changes = NO_CHANGES,
+        cuda_graph: bool = False,
     ) -> None:
         self.profile = profile
         self.changes = changes
+        self.draw = NOMINAL
         self._estimates: dict[Signature, Estimate] = {}
         self._durations_ns: dict[Signature, int] = {}
         self._at_clocks: dict[int, AtClock] = {}
-        self.contention = Contention(_contention_fit(profile), strength=changes.contention)
+        fit = _contention_fit(profile)
+        self.contention = Contention(fit, strength=changes.contention)
         self.launch = _launch(profile, cuda_graph, changes.compute_speed)
         self.skew = profile.skew.fit if profile.skew else None
 
@@ -156,9 +165,12 @@ class CostModel:
         """Return the contention family; duration and size are set only where the law needs them."""
         if isinstance(signature, Collective):
             fit = self.contention.fit
-            group = signature.nodes, signature.per_node, signature.ctas
+            ctas = signature.reserved_sms or signature.ctas
+            group = signature.nodes, signature.per_node, ctas
             if fit and fit.by_size:
                 return CollectiveFamily(*group, signature.size_bytes, signature.op)
+            if signature.op == "peer_copy":
+                return CollectiveFamily(*group, op=signature.op)
             return CollectiveFamily(*group)
         if self.contention.depends_on_duration(signature.kind):
             return ComputeFamily(signature.kind, self.duration_ns(signature))
@@ -177,6 +189,10 @@ class CostModel:
         other.contention = Contention(fit, strength=self.changes.contention)
         return other
 
+    def drawn(self, draw: Draw) -> CostModel:
+        """Return the costs of a machine that is as ``draw`` says."""
+        return Drawn(self, draw)
+
     def _as_known(self, signature: Signature, estimate: Estimate) -> Estimate:
         """Return ``estimate``, as assumed and with the section's error where the section is."""
         provenance: Provenance = self.profile.section(SECTION_OF[signature.kind]).provenance
@@ -187,6 +203,8 @@ class CostModel:
         )
 
     def _estimate(self, signature: Signature) -> Estimate:
+        if isinstance(signature, Fused):
+            return self._fused(signature)
         if isinstance(signature, Gemm):
             gemms = self._gemms
             return self._compute(gemms.estimate(signature), gemms.shares(signature))
@@ -198,6 +216,23 @@ class CostModel:
             fixed, memory = points.shares(signature)
             return self._compute(points.estimate(signature), (fixed, 0.0, memory))
         return self._collective(signature)
+
+    def _fused(self, signature: Fused) -> Estimate:
+        """Return the duration of a tile-fused kernel, from those of its GEMM, of copies or an
+        exchange, and of the sum of what came."""
+        fit = self.contention.fit
+        gemm, collective = self.estimate(signature.gemm), signature.collective
+        gathers = collective.op == "all_gather"
+        moved = collective._replace(op="peer_copy" if gathers else "all_to_all")
+        if gathers:
+            moved = moved._replace(size_bytes=collective.size_bytes // collective.ranks)
+        transfer = self.estimate(moved)
+        kernel = (gathered_us if gathers else scattered_us)(
+            signature.gemm, gemm.duration_us, transfer.duration_us, collective.ranks,
+            fit.sm_count if fit else SM_COUNT,
+        )  # fmt: skip
+        error = max(gemm.error, transfer.error, TILE_FUSED.error)
+        return Estimate(kernel, "assumed", error)
 
     def _compute(self, base: Estimate, shares: tuple[float, float, float]) -> Estimate:
         """Return ``base`` on the slowest rank, each share of it scaled by the share's change."""
@@ -236,6 +271,33 @@ class CostModel:
         return self.profile.collective_table()
 
 
+class Drawn(CostModel):
+    """The costs of ``nominal`` on a machine that is off as ``draw`` says."""
+
+    def __init__(self, nominal: CostModel, draw: Draw) -> None:
+        self.__dict__.update(nominal.__dict__)
+        self.draw = draw
+        self._nominal = nominal
+        self._estimates, self._durations_ns, self._at_clocks = {}, {}, {}
+        fit = nominal.contention.fit
+        self.contention = Contention(
+            fit and draw.contention(fit), strength=nominal.changes.contention
+        )
+        self.launch = draw.launch(nominal.launch)
+
+    def estimate(self, signature: Signature) -> Estimate:
+        """Return the duration alone on this machine."""
+        if isinstance(signature, Fused):  # of its parts on this machine
+            return self._fused(signature)
+        estimate = self._estimates.get(signature)
+        if estimate is None:
+            estimate = self._nominal.estimate(signature)
+            off = self.draw.of(signature, estimate.error)
+            estimate = estimate._replace(duration_us=estimate.duration_us * off)
+            self._estimates[signature] = estimate
+        return estimate
+
+
 class AtClock(CostModel):
     """The costs of ``timed``, stretched to a clock."""
 
@@ -243,12 +305,15 @@ class AtClock(CostModel):
         self.__dict__.update(timed.__dict__)
         self.clock_mhz = clock_mhz
         self._timed = timed
-        self._power: PowerSection = timed.profile.section("power")
+        law: PowerSection = timed.profile.section("power")
+        self._power = timed.draw.power(law)
         self._estimates, self._durations_ns = {}, {}
         self._energies_j: dict[Signature, float] = {}
 
     def estimate(self, signature: Signature) -> Estimate:
         """Return the duration alone at this clock."""
+        if isinstance(signature, Fused):  # of its parts at this clock
+            return self._fused(signature)
         if signature not in self._estimates:
             timed = self._timed.estimate(signature)
             stretch = self._power.stretch(signature.kind, timed.duration_us, self.clock_mhz)
@@ -271,6 +336,8 @@ class AtClock(CostModel):
     def energy_j(self, signature: Signature) -> float:
         """Return what the op draws above idle."""
         energy_j = self._energies_j.get(signature)
+        if isinstance(signature, Fused):  # waiting for tiles draws little
+            return self.energy_j(signature.gemm) + self.energy_j(signature.collective)
         if energy_j is None:
             timed_us = self._timed.estimate(signature).duration_us
             watts = self._power.draw_w(signature.kind, timed_us, self.clock_mhz)
@@ -295,8 +362,8 @@ def _launch(profile: Profile, cuda_graph: bool, compute_speed: float) -> Launch:
     if cuda_graph or section is None or section.mode == "none":
         return Launch(mode="none")
     speed = compute_speed if section.mode == "inline" else 1.0
-    costs = {kind: round(us * 1000 / speed) for kind, us in section.cost_us.items()}
     provenance = section.provenance
+    costs = {kind: round(us * 1000 / speed) for kind, us in section.cost_us.items()}
     return Launch(
         mode=section.mode,
         cost_ns=costs,

@@ -27,6 +27,9 @@ from simulator.issue_order import (
     ROW_PARALLEL,
     Token,
 )
+from simulator.ops import Gemm
+from simulator.overlap import Overlap, overlap_of
+from simulator.overlapped import Linear, gather_gemm, reserved, sum_gemm
 from simulator.schedule import OpTemplate, Ref
 from simulator.templates import Templates
 
@@ -90,13 +93,16 @@ class Fragments(Templates):
         for op in ops:
             again_of = _recomputed if whole else self._recomputed_core
             reads = tuple(map(again_of, op.reads))
-            (written,) = op.writes
-            write = written._replace(name=f"{RECOMPUTED_PREFIX}{written.name}")
-            self.value_bytes[write.name] = self.value_bytes[written.name]
+            writes = tuple(map(self._recomputed_write, op.writes))
             again.append(
-                op._replace(role=f"{op.role}{RECOMPUTED_SUFFIX}", reads=reads, writes=(write,))
+                op._replace(role=f"{op.role}{RECOMPUTED_SUFFIX}", reads=reads, writes=writes)
             )
         return again
+
+    def _recomputed_write(self, written: Ref) -> Ref:
+        write = written._replace(name=f"{RECOMPUTED_PREFIX}{written.name}")
+        self.value_bytes[write.name] = self.value_bytes[written.name]
+        return write
 
     def _reading_again(self, op: OpTemplate, fragment: str) -> OpTemplate:
         """Return a backward op that reads what was recomputed instead of what forward wrote."""
@@ -131,19 +137,46 @@ class Fragments(Templates):
             weights=(f"w.{block}.norm",),
         )  # fmt: skip
         whole = f"s{row}.{block}.norm.ag"
+        if self.overlap(COLUMN_PARALLEL[block], "fprop").method != "none":
+            return [norm]  # the GEMM gathers
         return [norm, *self.gathered(row, f"{block}.norm.ag", norm.writes[0], whole)]
 
     def _column_parallel(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, role = self.shapes, f"{block}.{COLUMN_PARALLEL[block]}"
         tokens, width = s.tokens(row), s.width(COLUMN_PARALLEL[block])
         bias = s.model.has_bias(COLUMN_PARALLEL[block])
-        signature = s.gemm(tokens, width, s.model.hidden_size, "forward", bias=bias)
-        norm = f"s{row}.{block}.norm"
-        reads = (self.gathered_ref(Ref(0, norm), f"{norm}.ag"),)
-        size = tokens * width * s.element
+
+        def gemm(tokens: int) -> Gemm:
+            return s.gemm(tokens, width, s.model.hidden_size, "forward", bias=bias)
+
+        norm, size = f"s{row}.{block}.norm", tokens * width * s.element
+        linear = Linear(role, row, gemm, tokens, f"s{row}.{role}", size, (f"w.{role}",))
+        how = self.overlap(COLUMN_PARALLEL[block], "fprop")
+        return self._gathering(how, linear, Ref(0, norm), f"{norm}.ag")
+
+    def overlap(self, linear: str, way: str) -> Overlap:
+        """Return how the plan hides the collective of a GEMM."""
+        return overlap_of(self.shapes.plan, f"{linear}_{way}")
+
+    def _gathering(self, how: Overlap, linear: Linear, local: Ref, whole: str) -> list[OpTemplate]:
+        """Return a GEMM on all tokens' value, which was gathered before, or arrives meanwhile."""
+        if how.method != "none":
+            return gather_gemm(self, how, linear, local, whole)
+        reads = (self.gathered_ref(local, whole),)
         return [
-            self.op(role, row, signature, reads, f"s{row}.{role}", size, weights=(f"w.{role}",))
-        ]
+            self.op(linear.role, linear.row, linear.gemm(linear.tokens), reads, linear.write,
+                    linear.size, weights=linear.weights)
+        ]  # fmt: skip
+
+    def _summing(self, how: Overlap, linear: Linear, reads: tuple[Ref, ...]) -> list[OpTemplate]:
+        """Return a GEMM and the sum of its value over the ranks, behind it or meanwhile."""
+        if how.method != "none":
+            return sum_gemm(self, how, linear, reads)
+        produced = self.op(
+            linear.role, linear.row, linear.gemm(linear.tokens), reads, linear.write, linear.size,
+            weights=linear.weights, piece=linear.piece,
+        )  # fmt: skip
+        return self.summed(produced, linear.size)
 
     def _act(self, block: str, row: int, _: int) -> list[OpTemplate]:
         size = self.shapes.width_bytes("act", row)
@@ -160,13 +193,13 @@ class Fragments(Templates):
         s, role, core = self.shapes, f"{block}.{ROW_PARALLEL[block]}", CORE[block]
         count = getattr(s.plan, f"{block}_col_slices")
         width = s.model.hidden_size // count
-        signature = s.gemm(s.tokens(row), width, s.width(core), "forward")
-        size = s.hidden_bytes(row) // count
-        produced = self.op(
-            role, row, signature, (Ref(0, f"s{row}.{block}.{core}"),),
-            f"s{row}.{role}.{piece}", size, weights=(f"w.{role}",), piece=piece,
+        linear = Linear(
+            role, row, lambda tokens: s.gemm(tokens, width, s.width(core), "forward"),
+            s.tokens(row), f"s{row}.{role}.{piece}", s.hidden_bytes(row) // count, (f"w.{role}",),
+            piece,
         )  # fmt: skip
-        return self.summed(produced, size)
+        how = self.overlap(ROW_PARALLEL[block], "fprop")
+        return self._summing(how, linear, (Ref(0, f"s{row}.{block}.{core}"),))
 
     def _residual(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, size = self.shapes, self.shapes.residual_bytes(row)
@@ -242,16 +275,19 @@ class Fragments(Templates):
                         weights=(f"w.{block}.post_norm",))
             )  # fmt: skip
         local = self._local_grad(block, row)
+        if self.overlap(ROW_PARALLEL[block], "dgrad").method != "none":
+            return ops  # the GEMM gathers
         return [*ops, *self.gathered(row, f"{role}.ag", local, f"{branch}.residual.ag")]
 
     def _row_parallel_dgrad(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, role, core = self.shapes, f"{block}.{ROW_PARALLEL[block]}", CORE[block]
-        signature = s.gemm(s.tokens(row), s.width(core), s.model.hidden_size, "dgrad")
-        return [
-            self.op(f"{role}_dgrad", row, signature, (self._row_parallel_grad(block, row),),
-                    f"d.s{row}.{block}.{core}", self.shapes.width_bytes(core, row),
-                    weights=(f"w.{role}",))
-        ]  # fmt: skip
+        linear = Linear(
+            f"{role}_dgrad", row,
+            lambda tokens: s.gemm(tokens, s.width(core), s.model.hidden_size, "dgrad"),
+            s.tokens(row), f"d.s{row}.{block}.{core}", s.width_bytes(core, row), (f"w.{role}",),
+        )  # fmt: skip
+        how, whole = self.overlap(ROW_PARALLEL[block], "dgrad"), f"d.s{row}.{block}.residual.ag"
+        return self._gathering(how, linear, self._local_grad(block, row), whole)
 
     def _core_attn_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
         return core_attention_bwd(self, row)
@@ -267,20 +303,23 @@ class Fragments(Templates):
         s, first = self.shapes, COLUMN_PARALLEL[block]
         count = getattr(s.plan, f"{block}_dgrad_slices")
         width = s.model.hidden_size // count
-        signature = s.gemm(s.tokens(row), width, s.width(first), "dgrad")
-        size = s.hidden_bytes(row) // count
         norm = f"s{row}.{block}.norm"
         waits = (Ref(0, f"{norm}.ag_bwd"),) if self.waits_for_sums and s.shards_tokens else ()
-        produced = self.op(
-            f"{block}.{first}_dgrad", row, signature,
-            (Ref(0, f"d.s{row}.{block}.{first}"), *waits), f"d.s{row}.{block}.norm.{piece}", size,
-            weights=(f"w.{block}.{first}",), piece=piece,
+        how = self.overlap(first, "dgrad")
+        linear = Linear(
+            f"{block}.{first}_dgrad", row,
+            lambda tokens: s.gemm(tokens, width, s.width(first), "dgrad"), s.tokens(row),
+            f"d.s{row}.{block}.norm.{piece}", s.hidden_bytes(row) // count,
+            (f"w.{block}.{first}",), piece,
         )  # fmt: skip
         again = (
             self.gathered(row, f"{block}.norm.ag_bwd", Ref(0, norm), f"{norm}.ag_bwd")
             if piece == 0 else []
         )  # fmt: skip
-        return [*again, *self.summed(produced, size)]
+        if how.method == "bulk":
+            again = [op._replace(signature=reserved(op.signature, how.num_sm)) for op in again]
+        reads = (Ref(0, f"d.s{row}.{block}.{first}"), *waits)
+        return [*again, *self._summing(how, linear, reads)]
 
     def _norm_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, size = self.shapes, self.shapes.residual_bytes(row)

@@ -13,7 +13,7 @@ Layout = Literal["forward", "dgrad", "wgrad"]
 Direction = Literal["forward", "backward"]
 CollectiveKind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "send_recv", "all_to_all",
-    "multimem_all_reduce", "multimem_reduce_scatter", "multimem_all_gather",
+    "multimem_all_reduce", "multimem_reduce_scatter", "multimem_all_gather", "peer_copy",
 ]  # fmt: skip
 TpCollectives = Literal["nccl", "multimem"]
 MULTIMEM: Final[dict[CollectiveKind, CollectiveKind]] = {
@@ -133,7 +133,9 @@ class Collective(NamedTuple):
 
     ``size_bytes`` is the full tensor (nccl-tests' "size"), of an all-to-all what one rank has;
     ``ctas`` 0 leaves the choice to NCCL.
-    ``algo``: ring lets the GPUs add, not the switch.
+    ``algo``: ring lets the GPUs add, not the switch. ``peer_copy``: copy engines bring
+    ``size_bytes`` to another rank while they do so for all others.
+    ``reserved_sms``: SMs that ops beside it leave free for it, so that it starts when it is ready.
     """
 
     op: CollectiveKind
@@ -143,6 +145,12 @@ class Collective(NamedTuple):
     ctas: int = 0
     dtype: str = "bf16"
     algo: NcclAlgo = "auto"
+    reserved_sms: int = 0
+
+    @property
+    def needs_no_room(self) -> bool:
+        """Whether it starts although a GEMM holds all other SMs."""
+        return self.op == "peer_copy" or self.reserved_sms > 0
 
     @property
     def kind(self) -> Literal["collective"]:
@@ -160,4 +168,22 @@ class Collective(NamedTuple):
         return 0
 
 
-Signature = Gemm | Attention | Pointwise | Collective
+class Fused(NamedTuple):
+    """A GEMM in one kernel with the collective of its input (all_gather) or output
+    (reduce_scatter), tile by tile."""
+
+    gemm: Gemm
+    collective: Collective
+
+    @property
+    def kind(self) -> Literal["gemm"]:
+        """Key of profiles' sections and launch costs."""
+        return "gemm"
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the GEMM."""
+        return self.gemm.flops
+
+
+Signature = Gemm | Attention | Pointwise | Collective | Fused

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simulator.errors import InfeasiblePlanError, InputError, unknown_name
+from simulator.overlap import RIVALS, check_overlaps
 from simulator.slicing import SLICE_BALANCES, SLICE_DIMS, SliceBalance, SliceDim
 from simulator.specs import ClusterSpec, ModelSpec, Workload, require_positive_int
 
-Strategy = Literal["megatron", "no_comm", "domino"]
+Strategy = Literal["megatron", "no_comm", "domino", "userbuffers", "async-tp", "fused"]
 Order = Literal["greedy", "inter", "intra", "paper"]
 WgradPlacement = Literal["eager", "deferred", "fill"]
 
-STRATEGIES: Final = ("megatron", "no_comm", "domino")
+STRATEGIES: Final = ("megatron", "no_comm", "domino", *RIVALS)
 ORDERS: Final = ("greedy", "inter", "intra", "paper")
 WGRAD_PLACEMENTS: Final = ("eager", "deferred", "fill")
 MAX_ROW_SLICES: Final = 16
@@ -36,6 +37,8 @@ class SlicePlan:
     ``comm_ctas``: NCCL CTAs for TP collectives; 0 leaves the choice to NCCL.
     ``sequence_parallel``: between the blocks each rank holds 1/tp of every slice's tokens, so that
     an all-gather and a reduce-scatter take the place of each all-reduce (Megatron-LM).
+    ``tp_comm_overlap``: of a rival strategy, GEMM=METHOD where it is not the usual one
+    (``simulator.overlap``).
     """
 
     strategy: Strategy = "domino"
@@ -51,6 +54,7 @@ class SlicePlan:
     sequence_parallel: bool = False
     slice_dim: SliceDim = "batch"
     slice_balance: SliceBalance = "balanced"
+    tp_comm_overlap: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for kind, value, known in (
@@ -77,6 +81,12 @@ class SlicePlan:
             )
         self._check_ranges()
         self._check_order()
+        check_overlaps(self.strategy, self.tp_comm_overlap)
+        if self.strategy in RIVALS and not self.sequence_parallel:
+            raise InputError(
+                f"strategy {self.strategy!r} hides gathers and scatters: it needs "
+                "--sequence-parallel."
+            )
 
     def _check_ranges(self) -> None:
         if self.row_slices > MAX_ROW_SLICES:
@@ -153,7 +163,8 @@ class SlicePlan:
         extras = f" ctas={self.comm_ctas}" if self.comm_ctas else ""
         extras += " sp" if self.sequence_parallel else ""
         if self.strategy != "domino":
-            return self.strategy + extras
+            told = "".join(f" {text}" for text in self.tp_comm_overlap)
+            return self.strategy + told + extras
         merged = " merged" if self.merge_wgrad else ""
         return f"domino {self.cut}{self._slicing} {self.order} wgrad={self.wgrad}{merged}{extras}"
 
@@ -185,6 +196,12 @@ def check_plan_fits(
     problem = row_problem(plan, workload, cluster)
     if problem:
         raise InfeasiblePlanError(problem, reason="rows")
+    if plan.strategy in RIVALS and (cluster.tp == 1 or cluster.tp_group[0] > 1):
+        raise InfeasiblePlanError(
+            f"Strategy {plan.strategy!r} needs a tensor-parallel group inside one node, got tp = "
+            f"{cluster.tp}; use --tp 2 … {cluster.ranks_per_node}.",
+            reason="strategy",
+        )
     for name in _COUNTS[1:]:
         pieces = getattr(plan, name)
         if model.hidden_size % pieces:

@@ -16,7 +16,7 @@ from simulator.contention import SCALE, Contention, Family
 from simulator.cost import CostModel, Launch
 from simulator.errors import ScheduleError
 from simulator.implementation import LaunchOrder
-from simulator.ops import Signature
+from simulator.ops import Collective, Signature
 from simulator.schedule import COMPUTE, LANES, OpTemplate, Schedule, Segment
 from simulator.skew_count import Counted, SkewCount
 
@@ -28,8 +28,9 @@ class Step(NamedTuple):
     """One op, or a collective's wait for later ranks: ``family`` 0, because it occupies its lane
     but slows nothing. ``work`` in 1/1024 ns; ``waits`` as in the module's docstring; ``launch_ns``
     is the host's cost of issuing the op. ``fills``: a compute op that lets no collective in.
-    ``resident``: a collective that has its SMs already, from waiting for later ranks. ``number``:
-    that of its signature in the program, -1 for a wait."""
+    ``resident``: a collective that has its SMs already, from waiting for later ranks or because
+    they are kept free, or that needs none. ``number``: that of its signature in the program, -1
+    for a wait."""
 
     lane: int
     work: int
@@ -138,6 +139,10 @@ def retimed(program: Program, schedule: Schedule, cost: CostModel) -> Program:
         return Loop(body=body, count=loop.count)  # type: ignore[arg-type]
 
     return replace(program, root=again(program.root), families=tuple(compiler.families))
+
+
+def _needs_no_room(signature: Signature) -> bool:
+    return isinstance(signature, Collective) and signature.needs_no_room
 
 
 class _Numbers(NamedTuple):
@@ -301,7 +306,8 @@ class _Compiler:
             for ref in template.writes:
                 self.written[layer + ref.layer, ref.name] = (lane, self.issued[lane])
         if not wait_ns:
-            return (Step(lane, work, family, waits, launch_ns, fills, number=number),)
+            resident = lane != COMPUTE and _needs_no_room(template.signature)
+            return (Step(lane, work, family, waits, launch_ns, fills, resident, number),)
         late = Step(lane, wait_ns * WORK_UNIT, 0, waits, launch_ns)
         return late, Step(lane, work, family, (), 0, resident=True, number=number)
 

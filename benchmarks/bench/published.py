@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import groupby
 from statistics import geometric_mean, mean
 from typing import Final, NamedTuple
@@ -17,9 +16,8 @@ from benchmarks.bench.runs import (
     korthikanti_runs,
     megatron,
     tokenweave_passes,
-    userbuffers_runs,
 )
-from benchmarks.verdict import Check, at_most, check_table, reported
+from benchmarks.verdict import Check, at_most, check_table
 from domino_tune.base.tables import Table
 from domino_tune.verbs.simulate import shortened
 from simulator.case import Case
@@ -74,7 +72,6 @@ def published() -> list[Table]:
         _conditions(),
         _checks(b200, ci, korthikanti),
         _coverage([*b200, *ci, *korthikanti]),
-        *map(_userbuffers, userbuffers_runs()),
         _forward(),
     ]
 
@@ -266,18 +263,3 @@ def _forward_ms(case: Case, plan: SlicePlan) -> float:
     timeline = record(found.schedule, found.program)
     ops = zip(timeline.ops, timeline.start_ns, strict=True)
     return next(start for op, start in ops if op.role.startswith("head.")) * MS_PER_NS
-
-
-def _userbuffers(run: Run) -> Table:
-    """Return a run whose gathers TransformerEngine overlaps, between no overlap and no comm."""
-    times = {
-        "measured, userbuffers": run.measured_ms,
-        "predicted, none of it hidden but what Megatron hides": (
-            predict(run.case, run.plan).makespan_ns * MS_PER_NS
-        ),
-        "predicted, no communication": (
-            predict(run.case, replace(NO_COMM, sequence_parallel=True)).makespan_ns * MS_PER_NS
-        ),
-    }
-    checks = [reported(what, f"{ms:,.0f} ms") for what, ms in times.items()]
-    return check_table(f"{run.label}: {run.case.cluster.world_size} H100s, ms", checks)

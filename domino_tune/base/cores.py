@@ -122,7 +122,7 @@ def _serve(
             item = connection.recv()
             try:
                 answer: tuple[bool, object] = False, function(item)
-            except Exception as error:  # noqa: BLE001 (raised again where the result is asked for)
+            except Exception as error:
                 answer = True, error
             connection.send(answer)
 

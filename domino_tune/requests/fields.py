@@ -220,6 +220,11 @@ class PlanFields(WorkloadFields):
         "NCCL CTAs of tensor-parallel collectives (default: NCCL's choice).",
         flag="--comm-ctas", metavar="N", default=None, minimum=0,
     )  # fmt: skip
+    tp_comm_overlap: tuple[str, ...] = option(
+        "How strategy userbuffers, async-tp or fused hides a GEMM's collective, like "
+        "fc2_fprop=pipeline:8:16 (chunks, SMs) or proj_dgrad=none; may be repeated.",
+        flag="--tp-comm-overlap", metavar="GEMM=METHOD", default=(),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

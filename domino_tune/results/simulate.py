@@ -12,6 +12,7 @@ from domino_tune.results.json_form import HIDDEN, LabelledPlan
 from domino_tune.results.pipeline import Pipeline, stages_table
 from domino_tune.results.shown import Shown, frame
 from domino_tune.results.texts import ms, share
+from domino_tune.results.verdict import Verdict
 from domino_tune.store.plans import PlanFile, Predicted, ProfileRef
 from simulator.case import Case
 from simulator.issue_order import LayerOrder
@@ -68,7 +69,8 @@ class Simulated(Shown):
     is possible; ``baseline_no_sp_ms`` and ``speedup_no_sp`` are of Megatron without it.
     ``confidence`` is high, medium or low.
     ``confidence_shares``: share of the time by the source of its look-ups.
-    ``bubble_ms``: how long the busiest stage of a pipeline waits for others. ``pipeline`` is None
+    ``verdict``: the strategies beside each other, and how sure that is; None where it was not asked
+    for. ``bubble_ms``: how long the busiest stage of a pipeline waits for others. ``pipeline`` is None
     without one; ``stage_memory_gib``: the peak of each stage.
     """
 
@@ -104,9 +106,11 @@ class Simulated(Shown):
     stage_memory_gib: tuple[float, ...]
     variants: dict[str, Variant]
     time_by_role_ms: dict[str, float]
+    verdict: Verdict | None
 
     def tables(self) -> Sequence[Table]:
-        """Return one table: baselines, chosen plan and bound, one row each; then the confidence."""
+        """Return the verdict, then baselines, chosen plan and bound, one row each, with the
+        confidence, and the stages of a pipeline."""
         table = Table(
             title=workload_line(self.model, self.workload, self.cluster, self.profile.name),
             columns=(
@@ -126,9 +130,9 @@ class Simulated(Shown):
             below="plan",
         )  # fmt: skip
         return (
-            (table,)
-            if self.pipeline is None
-            else (table, stages_table(self.pipeline, self.stage_memory_gib))
+            *((self.verdict.table(),) if self.verdict else ()),
+            table,
+            *((stages_table(self.pipeline, self.stage_memory_gib),) if self.pipeline else ()),
         )
 
     def alerts(self) -> Sequence[str]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from simulator.errors import InputError
+from simulator.overlap import RIVALS, RUNS_IN
+from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, require_positive_int
 
 Backend = Literal["gloo", "nccl"]
@@ -70,6 +72,15 @@ class LaunchSpec:
     def world_size(self) -> int:
         """Return the number of ranks that are started."""
         return 1 if self.single_rank else self.tp * self.dp
+
+
+def check_own_strategy(plan: SlicePlan, remedy: str) -> None:
+    """Raise InputError for a strategy of another framework."""
+    if plan.strategy in RIVALS:
+        raise InputError(
+            f"The runtime does not play strategy {plan.strategy!r}; that runs in "
+            f"{RUNS_IN[plan.strategy]}. {remedy} with --strategy domino or megatron."
+        )
 
 
 def check_one_stage(cluster: ClusterSpec, remedy: str) -> None:

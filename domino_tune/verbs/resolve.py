@@ -18,7 +18,7 @@ from simulator.errors import InputError
 from simulator.implementation import DOMINO_TUNE, IMPLEMENTATIONS, Implementation, changed
 from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
-from simulator.plan import MEGATRON, NO_COMM, SlicePlan
+from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload
@@ -133,13 +133,13 @@ def plan_of(request: PlanFields, plan_file: PlanFile | None, case: Case) -> Slic
         return plan_file.plan
     strategy = request.strategy or "domino"
     if strategy != "domino":
-        if given - {"--strategy"}:
-            sliced = ", ".join(sorted(given - {"--strategy"}))
+        unsuited = given - {"--strategy", "--tp-comm-overlap"}
+        if unsuited:
+            sliced = ", ".join(sorted(unsuited))
             raise InputError(
                 f"--strategy {strategy} is unsliced; leave out {sliced}, or use --strategy domino."
             )
-        unsliced = MEGATRON if strategy == "megatron" else NO_COMM
-        return replace(unsliced, sequence_parallel=case.modes[0])
+        return unsliced(strategy, request.tp_comm_overlap, case.modes[0])
     if request.col_slices and (request.attn_col_slices or request.mlp_col_slices):
         raise InputError(
             "--col-slices sets both blocks; give it, or --attn-col-slices and --mlp-col-slices."
@@ -158,8 +158,19 @@ def plan_of(request: PlanFields, plan_file: PlanFile | None, case: Case) -> Slic
         "sequence_parallel": case.modes[0],
         "slice_dim": request.slice_dim or "batch",
         "slice_balance": request.slice_balance or "balanced",
+        "tp_comm_overlap": request.tp_comm_overlap,
     }
     return SlicePlan(**fields)
+
+
+def unsliced(strategy: str, told: tuple[str, ...], sequence_parallel: bool) -> SlicePlan:
+    """Return the plan of a strategy that slices nothing."""
+    return replace(
+        MEGATRON,
+        strategy=strategy,  # type: ignore[arg-type]  # the plan checks it
+        tp_comm_overlap=told,
+        sequence_parallel=sequence_parallel,
+    )
 
 
 def baseline_plan(case: Case) -> SlicePlan:
@@ -190,9 +201,9 @@ def _given_plan_options(request: PlanFields) -> set[str]:
     names = (
         "strategy", "row_slices", "slice_dim", "slice_balance", "col_slices", "attn_col_slices",
         "mlp_col_slices", "attn_dgrad_slices", "mlp_dgrad_slices", "order", "wgrad", "merge_wgrad",
-        "comm_ctas",
+        "comm_ctas", "tp_comm_overlap",
     )  # fmt: skip
-    given = {name for name in names if getattr(request, name) not in (None, False)}
+    given = {name for name in names if getattr(request, name) not in (None, False, ())}
     if request.plan and request.sequence_parallel is not None:
         given.add("sequence_parallel")
     return {"--" + name.replace("_", "-") for name in given}

@@ -7,8 +7,10 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Final
 
+from domino_tune.base.cores import Ahead, in_turn
 from domino_tune.requests import SimulateRequest
 from domino_tune.results import Interval, Pipeline, SimulateResult, Stage, Variant
+from domino_tune.results.verdict import Verdict
 from domino_tune.store.plans import PlanFile, ProfileRef
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.resolve import (
@@ -19,6 +21,7 @@ from domino_tune.verbs.resolve import (
     read_plan_file,
     resolve,
 )
+from domino_tune.verbs.verdict import verdict_of
 from simulator.case import Case
 from simulator.clock import Played
 from simulator.confidence import Confidence, confidence_of
@@ -70,13 +73,13 @@ def simulate(
     case = resolve(request, plan_file, shelf)
     plan = plan_of(request, plan_file, case)
     order = plan_file.order if plan_file else None
-    return simulate_plan(case, Chosen.of(case, plan, order))
+    return simulate_plan(case, Chosen.of(case, plan, order), judged=in_turn)
 
 
-def simulate_plan(case: Case, chosen: Chosen) -> SimulateResult:
+def simulate_plan(case: Case, chosen: Chosen, *, judged: Ahead | None = None) -> SimulateResult:
     """Predict the variants; timelines show at most MICROS_PLAYED micro-batches.
 
-    A plan that does not fit a GPU is an answer (``fits``), and so is such a baseline.
+    ``judged``: also give the verdict over all strategies, computed in this way. A plan that does not fit a GPU is an answer (``fits``), and so is such a baseline.
     """
     plans = {
         BASELINE: Chosen.of(case, baseline_plan(case)),
@@ -114,6 +117,7 @@ def simulate_plan(case: Case, chosen: Chosen) -> SimulateResult:
     return _result(
         case, chosen, variants, made_plans, timelines, timeline, confidence,
         _pipeline(case, piped.get(CHOSEN)), peaks[CHOSEN],
+        verdict_of(case, chosen, judged) if judged else None,
     )  # fmt: skip
 
 
@@ -136,6 +140,7 @@ def _result(
     confidence: Confidence,
     pipeline: Pipeline | None,
     memory: tuple[Memory, ...],
+    verdict: Verdict | None,
 ) -> SimulateResult:
     mine, baseline, bound = (variants[name] for name in (CHOSEN, BASELINE, BOUND))
     no_sp = variants.get(BASELINE_NO_SP, baseline)
@@ -175,6 +180,7 @@ def _result(
         stage_memory_gib=tuple(sum(held) / GIB for held in memory),
         variants=variants,
         time_by_role_ms={role: time_ns * more for role, time_ns in timeline.by_role.items()},
+        verdict=verdict,
         plans=plans,
         timelines=timelines,
         order=chosen.order,

@@ -57,8 +57,8 @@ def check_simulated(request: TuneRequest) -> None:
     if request.gpus or request.global_batch_size:
         raise InputError(
             "--gpus and --global-batch-size ask for layouts, which `tune` finds on the command "
-            "line, and domino_tune.tune_layouts in Python; not with --objective measure, and not "
-            "at a server."
+            "line, domino_tune.tune_layouts in Python, and Client.layouts and /v1/layouts at a "
+            "server; not with --objective measure."
         )
     given = [
         flag
@@ -172,9 +172,7 @@ def search_all(
     made, failed = [], []
     for plans, record in zip(cases, records or [Record() for _ in cases], strict=True):
         try:
-            made.append(
-                search(plans, request, progress, record=record, pause=pause, ahead=ahead)
-            )
+            made.append(search(plans, request, progress, record=record, pause=pause, ahead=ahead))
         except InfeasiblePlanError as error:
             failed.append((plans, error))
     if not made:
@@ -194,7 +192,7 @@ def conclude(
     best_trial = choose_best([one.found.best for one in made])
     best = next(one for one in made if one.found.best is best_trial)
     chosen = Chosen(plan=best_trial.plan, order=best.problem.order(best_trial.plan))
-    simulated = simulate_plan(best.case, chosen)
+    simulated = simulate_plan(best.case, chosen, judged=ahead)
     sensitivity = contention_sensitivity(best.case, chosen, best.found.trials, ahead)
     progress("simulating the grid of cuts")
     grid = plan_grid(best.problem, best_trial.peak_bytes, best.found.trials, ahead)

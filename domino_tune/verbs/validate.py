@@ -16,7 +16,7 @@ from domino_tune.requests import ValidateRequest
 from domino_tune.results import Interval
 from domino_tune.results.validate import Iteration, RoleTimes, ValidatedPlan, ValidateResult
 from domino_tune.runtime.launch.launch import check_ready
-from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.runtime.launch_spec import LaunchSpec, check_own_strategy
 from domino_tune.runtime.plan_runs import Measured, Runs, graph_notes, loss_problems
 from domino_tune.store.plans import PlanFile, ProfileRef, load_plan
 from domino_tune.store.profiles import load_profile
@@ -167,6 +167,7 @@ def _plan_files(paths: Sequence[str]) -> dict[str, PlanFile]:
     named: dict[str, PlanFile] = {}
     for path in paths:
         loaded = load_plan(path)
+        check_own_strategy(loaded.plan, "Make a plan")
         stem = Path(path).stem
         same = sum(name.partition("#")[0] == stem for name in (BASELINE, BOUND, *named))
         named[f"{stem}#{same + 1}" if same else stem] = loaded

@@ -32,6 +32,11 @@ from simulator.ops import MULTIMEM, Collective, CollectiveKind
 
 MIB: Final = 1 << 20
 COLLECTIVES: Final = get_args(CollectiveKind)
+EXCHANGE: Final = 1.13
+"""Time of an all-to-all over that of an all-gather with as many bytes: the efficiencies of both on
+a B200 node, 0.6735 and 0.5968 (SimuMax @4dcaae5, data/measured/b200)."""
+PEER_COPY_LATENCY_US: Final = 5.0
+"""Of one copy to another GPU of the node, with the signals before and behind it (assumed)."""
 _ALL_LATENCY_BYTES: Final = 16 << 10
 GroupKey = tuple[str, int, int, int]  # op, nodes, per node, CTAs
 
@@ -272,8 +277,11 @@ class CollectiveTable:
 
         A ring all-reduce is a reduce-scatter and an all-gather, so each is half of it. A broadcast
         moves n/(n − 1) of the bytes of an all-gather of the same tensor. In an all-to-all a rank
-        sends and receives (n − 1)/n of what it has, as in an all-gather of that size. Sending B
-        bytes from one rank to another equals an all-gather of 2B between two ranks.
+        sends and receives (n − 1)/n of what it has, as in an all-gather of that size, but not as
+        fast. Sending B
+        bytes from one rank to another equals an all-gather of 2B between two ranks. Copy engines
+        that bring B bytes from each rank to another one, all at once, are as fast as a step of
+        an all-gather; each copy has a latency of its own.
         """
         if c.op in ("all_gather", "reduce_scatter"):
             law = self._known(c._replace(op="all_reduce"))
@@ -285,7 +293,12 @@ class CollectiveTable:
             )
         if c.op == "all_to_all" and c.nodes == 1:
             law = self._law(c._replace(op="all_gather"))
-            return law.scaled(1.0, max(expected.COLLECTIVE_RELATED.error, law.error))
+            return law.scaled(EXCHANGE, max(expected.COLLECTIVE_RELATED.error, law.error))
+        if c.op == "peer_copy":
+            whole = self._law(c._replace(op="all_gather", size_bytes=c.size_bytes * c.ranks))
+            step_us = whole.transfer_us / (c.ranks - 1)
+            error = max(expected.PEER_COPY.error, whole.error)
+            return Law(PEER_COPY_LATENCY_US, step_us, "assumed", error)
         if c.op == "send_recv":
             pair = (1, 2) if c.nodes == 1 else (2, 1)
             law = self._law(Collective("all_gather", 2 * c.size_bytes, *pair))

@@ -115,6 +115,15 @@ COLLECTIVE_HALF: Final = Expected(
 COLLECTIVE_RELATED: Final = Expected(
     "a broadcast or a send from a gather", 0.3, "assumed", "no table has them"
 )
+PEER_COPY: Final = Expected(
+    "copies by copy engines from a gather",
+    0.2,
+    "assumed",
+    "copy engines and NCCL both come near NVLink's rate; no table has both",
+)
+TILE_FUSED: Final = Expected(
+    "a tile-fused GEMM from waves of tiles", 0.12, "assumed", "the tile of other kernels differs"
+)
 COLLECTIVE_GROUPS: Final = Expected(
     "a collective of a group between or beside timed ones",
     0.12,
@@ -144,7 +153,7 @@ EXPECTED: Final = (
     SINGLE_RUN, LEAST, FAR, GEMM_DGRAD, GEMM_WGRAD, GEMM_ACCUMULATE, GEMM_STRIDES, GEMM_OCTAVE,
     GEMM_ANALYTIC, ATTENTION_NEAREST, ATTENTION_HEADS, ATTENTION_BEHIND, ATTENTION_DETERMINISTIC,
     POINTWISE_DEFAULT, POINTWISE_TABLE, COLLECTIVE_TABLE, COLLECTIVE_HALF, COLLECTIVE_RELATED,
-    COLLECTIVE_GROUPS,
+    PEER_COPY, TILE_FUSED, COLLECTIVE_GROUPS,
     COLLECTIVE_ONE_GROUP, COLLECTIVE_RING, COLLECTIVE_WIRES, BANDWIDTH,
 )  # fmt: skip
 """All of them."""

@@ -18,7 +18,7 @@ from simulator.case import Case
 from simulator.closed_form import ClosedForm
 from simulator.cost import CostModel
 from simulator.issue_order import IssueOrder, LayerOrder, parse_issue_order
-from simulator.ops import Collective
+from simulator.ops import Collective, Fused
 from simulator.ordering import order_of
 from simulator.plan import MEGATRON, Order, SlicePlan
 from simulator.predict import predict, simulate
@@ -222,9 +222,10 @@ def longest_chain_ns(ops: tuple[Op, ...], cost: CostModel) -> int:
 def _flops(ops: tuple[Op, ...]) -> Counter[str]:
     sums: Counter[str] = Counter()
     for op in ops:
-        if op.signature.flops:
-            way = getattr(op.signature, "layout", None) or getattr(op.signature, "direction", "")
-            sums[f"{op.signature.kind} {way}"] += op.signature.flops
+        signature = op.signature.gemm if isinstance(op.signature, Fused) else op.signature
+        if signature.flops:
+            way = getattr(signature, "layout", None) or getattr(signature, "direction", "")
+            sums[f"{signature.kind} {way}"] += signature.flops
     return sums
 
 

@@ -233,7 +233,7 @@ def test_a_hidden_collective_that_may_be_exposed_widens_the_interval() -> None:
 def predict_error(case: Case, fit: ContentionFit, error: float) -> int:
     """By how much longer the sliced plan takes with collectives slower by ``error``, in ns."""
     slow = replace(fit.collective, error=error)
-    worse = replace(fit, collective=slow).off("collectives", up=True)
+    worse = replace(fit, collective=slow).off("collectives", 1.0)
     there = with_cost(case, case.cost.beside(worse))
     return predict(there, SLICED).makespan_ns - predict(case, SLICED).makespan_ns
 

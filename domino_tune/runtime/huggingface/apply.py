@@ -28,7 +28,7 @@ from domino_tune.runtime.huggingface.shard import ShardedStack, replace_at
 from domino_tune.runtime.huggingface.stack import Stack, StackPlayer
 from domino_tune.runtime.lanes.groups import GroupLanes
 from domino_tune.runtime.lanes.lane import Lane
-from domino_tune.runtime.launch_spec import LaunchSpec, check_one_stage
+from domino_tune.runtime.launch_spec import LaunchSpec, check_one_stage, check_own_strategy
 from domino_tune.runtime.ops.state import Training
 from domino_tune.runtime.shards import main_dtype_of
 from domino_tune.store.plans import PlanFile, load_plan
@@ -57,6 +57,7 @@ def apply(
     """
     plan_file = plan if isinstance(plan, PlanFile) else load_plan(plan)
     check_one_stage(plan_file.cluster, "Make a plan")
+    check_own_strategy(plan_file.plan, "Make a plan")
     family, spec = family_of(model)
     check_same_model(spec, plan_file.model)
     played = replace(plan_file, model=as_played(spec, plan_file.model))

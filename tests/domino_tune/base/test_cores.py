@@ -94,7 +94,8 @@ def test_a_process_with_threads_is_not_copied() -> None:
     printed = _script(
         "import threading\n"
         "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
-        "print({result()[1] for _, result in cores.on_all_cores(square, range(4))} == {os.getpid()})"
+        "pids = {result()[1] for _, result in cores.on_all_cores(square, range(4))}\n"
+        "print(pids == {os.getpid()})\n"
     )
     assert printed.split() == ["True"]
 

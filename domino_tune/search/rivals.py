@@ -1,0 +1,80 @@
+"""The rivals' plans: what each GEMM's collective is hidden by, chosen by simulation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from simulator.case import Case
+from simulator.errors import InfeasiblePlanError
+from simulator.overlap import CHOICES, GEMMS, RIVALS, gemms_of
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.predict import predict
+
+SHORT_LAYERS: Final = 4
+"""Layers of the stack on which methods are compared; all layers are alike."""
+
+
+def has_rivals(case: Case) -> bool:
+    """Return whether the strategies of ``RIVALS`` can run: on GPUs of one node, with tokens
+    sharded. The baseline's own gathers must be timed, since theirs follow from them."""
+    inside = case.cluster.tp > 1 and case.cluster.tp_group[0] == 1
+    return inside and True in case.modes and case.profile.machine.backend == "nccl"
+
+
+def rival_plans(case: Case) -> dict[str, SlicePlan]:
+    """Return each rival's best plan by name of its strategy; none where ``has_rivals`` is false."""
+    if not has_rivals(case):
+        return {}
+    found = {}
+    for strategy in RIVALS:
+        try:
+            found[strategy] = tuned_rival(case, strategy)
+        except InfeasiblePlanError:  # tokens that no chunks divide
+            continue
+    return found
+
+
+def tuned_rival(case: Case, strategy: str) -> SlicePlan:
+    """Return the plan of a strategy whose GEMMs each have the fastest method, one after the other.
+
+    Raise InfeasiblePlanError where the strategy cannot run the workload.
+    """
+    plan = replace(MEGATRON, strategy=strategy, sequence_parallel=True)  # type: ignore[arg-type]
+    short = _short(case)
+    best_ns = predict(short, plan).makespan_ns
+    told: dict[str, str] = {}
+    for gemm in GEMMS:
+        for kind, how in CHOICES[strategy]:
+            if gemm not in gemms_of(kind) or how == RIVALS[strategy][gemm]:
+                continue
+            tried = replace(plan, tp_comm_overlap=_texts({**told, gemm: how.text}))
+            try:
+                tried_ns = predict(short, tried).makespan_ns
+            except InfeasiblePlanError:
+                continue
+            if tried_ns < best_ns:
+                best_ns, told[gemm] = tried_ns, how.text
+    tuned = replace(plan, tp_comm_overlap=_texts(told))
+    # What helps a short stack need not help the whole one: its clock is another.
+    return min((plan, tuned), key=lambda one: predict(case, one).makespan_ns)
+
+
+def _texts(told: dict[str, str]) -> tuple[str, ...]:
+    return tuple(f"{gemm}={how}" for gemm, how in told.items())
+
+
+def _short(case: Case) -> Case:
+    """Return one micro-batch of a few layers of the case, on one replica."""
+    layers = min(SHORT_LAYERS, case.model.num_hidden_layers)
+    again = min(layers, case.workload.recompute_layers)
+    return replace(
+        case,
+        model=replace(case.model, num_hidden_layers=layers),
+        workload=replace(
+            case.workload, grad_accumulation=1, pp_layers=(), recompute_layers=again,
+            overlap_p2p=False, pp_schedule="1f1b", data_parallel="replicas",
+            overlap_param_gather=False,
+        ),
+        cluster=replace(case.cluster, pp=1, vpp=1, dp=1),
+    )  # fmt: skip

@@ -1,0 +1,186 @@
+"""The verdict: the chosen plan, the baseline and the rivals on the same draws of the machine."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from domino_tune.base.cores import Ahead, in_turn
+from domino_tune.results.verdict import Contestant, Verdict, verdict_text
+from domino_tune.search.rivals import rival_plans
+from domino_tune.verbs.resolve import Chosen, baseline_plan
+from simulator.case import Case
+from simulator.clock import Played
+from simulator.draws import FAMILIES, OWN_SHARE, Draw, Family, family_of
+from simulator.ops import Fused, Signature
+from simulator.overlap import RUNS_IN
+from simulator.peak import peak_bytes
+from simulator.predict import played, predict
+from simulator.units import MS_PER_NS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DRAWS: Final = 2000
+SEED: Final = 0
+TAIL: Final = 10
+"""Percent of the draws below ``low``, and above ``high``."""
+MICROS: Final = 2
+"""Most micro-batches that sensitivities are taken from: the first and the last."""
+Contestants = Mapping[str, Chosen]
+
+
+def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
+    """Return which strategy is the fastest on machines that are off by the profile's errors.
+
+    Each family of errors is put off by one standard error, all plans are played again, and the
+    logarithm of a plan's time is taken to be linear in the families' normal numbers; what is a
+    signature's own adds by its share of the time.
+    """
+    plans = contestants_of(case, chosen)
+    nominal = {name: predict(case, one.plan, one.order).makespan_ns for name, one in plans.items()}
+    logs = _draw_logs(case, plans, ahead)
+    fits = {
+        name: peak_bytes(case, one.plan, one.order) <= case.capacity_bytes
+        for name, one in plans.items()
+    }
+    baseline, *_ = plans
+    offsets = {name: math.log(nominal[name]) + logs.of[name] for name in plans}
+    running = [name for name in plans if fits[name]]
+    fastest = Counter[str]()
+    if running:
+        times = np.stack([offsets[name] for name in running])
+        fastest.update(running[index] for index in times.argmin(axis=0))
+    contestants = tuple(
+        _contestant(
+            one, name, nominal[baseline] / nominal[name] , nominal[name],
+            np.exp(offsets[baseline] - offsets[name]), fastest[name] / DRAWS, fits[name],
+        )
+        for name, one in plans.items()
+    )  # fmt: skip
+    mine = "domino" if "domino" in plans else baseline
+    return Verdict(
+        text=verdict_text(contestants),
+        contestants=contestants,
+        draws=DRAWS,
+        seed=SEED,
+        unsure=logs.unsure(mine, baseline),
+    )
+
+
+def contestants_of(case: Case, chosen: Chosen) -> dict[str, Chosen]:
+    """Return the plans that are compared, by strategy: the baseline first, the chosen plan, and the
+    rivals."""
+    plans = {"megatron": Chosen.of(case, baseline_plan(case))}
+    if chosen.plan.strategy not in ("megatron", "no_comm"):
+        plans[chosen.plan.strategy] = chosen
+    for strategy, plan in rival_plans(case).items():
+        plans.setdefault(strategy, Chosen.of(case, plan))
+    return plans
+
+
+def _contestant(
+    one: Chosen, name: str, speedup: float, iteration_ns: int, drawn: NDArray[np.float64],
+    chance: float, fits: bool,
+) -> Contestant:  # fmt: skip
+    low, high = np.percentile(drawn, [TAIL, 100 - TAIL])
+    return Contestant(
+        strategy=name,
+        plan=one.plan,
+        iteration_ms=iteration_ns * MS_PER_NS,
+        speedup=speedup,
+        low=float(low),
+        high=float(high),
+        chance=chance,
+        fits=fits,
+        runs_in=RUNS_IN[name],
+    )
+
+
+class _DrawnLogs:
+    """By what the logarithm of each plan's time changes: at one standard error of each family
+    (``families``), and in each draw (``of``)."""
+
+    def __init__(
+        self,
+        families: dict[Family, dict[str, float]],
+        own: dict[str, dict[Signature, float]],
+    ) -> None:
+        random = np.random.default_rng(SEED)
+        self.families = families
+        z = random.standard_normal((max(1, len(families)), DRAWS))
+        signatures = {signature: None for shares in own.values() for signature in shares}
+        numbers = {signature: number for number, signature in enumerate(signatures)}
+        own_z = random.standard_normal((len(numbers), DRAWS))
+        self.of: dict[str, NDArray[np.float64]] = {}
+        for name, shares in own.items():
+            changes = np.array([family[name] for family in families.values()] or [0.0])
+            weights = np.zeros(len(numbers))
+            for signature, share in shares.items():
+                weights[numbers[signature]] = share
+            self.of[name] = changes @ z + weights @ own_z
+
+    def unsure(self, mine: str, baseline: str) -> dict[str, float]:
+        """Return by how much a standard error of each family moves the speed-up of ``mine``."""
+        moved = {
+            family: abs(changes[mine] - changes[baseline])
+            for family, changes in self.families.items()
+        }
+        ranked = sorted(moved.items(), key=lambda item: -item[1])
+        return {family: change for family, change in ranked if change}
+
+
+def _draw_logs(case: Case, plans: Contestants, ahead: Ahead) -> _DrawnLogs:
+    short = _short(case)
+    runs = {name: played(short, one.plan, one.order) for name, one in plans.items()}
+    asked = [(family, name) for name, run in runs.items() for family in _families(short, run)]
+    found = ahead(lambda item: _time_ns(short, plans[item[1]], item[0]), asked)
+    families: dict[Family, dict[str, float]] = {}
+    for (family, name), time_ns in found:
+        changes = families.setdefault(family, dict.fromkeys(plans, 0.0))
+        changes[name] = math.log(time_ns() / runs[name].totals.makespan_ns)
+    return _DrawnLogs(families, {name: _own_shares(run) for name, run in runs.items()})
+
+
+def _families(case: Case, run: Played) -> list[Family]:
+    """Return the families whose errors may move a plan's time."""
+    fit, signatures = run.cost.contention.fit, [one for one, _, _ in run.schedule.counts()]
+    parts = [part for one in signatures if isinstance(one, Fused) for part in one]
+    found: set[Family] = {family_of(one) for one in (*signatures, *parts)}
+    if fit is not None and not run.cost.contention.is_off:
+        found |= {"contention", "contention_of_collectives"}
+    if run.cost.launch.mode != "none":
+        found.add("launch")
+    if case.power is not None:
+        found.add("power")
+    return [family for family in FAMILIES if family in found]
+
+
+def _short(case: Case) -> Case:
+    """Return what the busiest rank plays of a few micro-batches."""
+    one = case.busiest if case.cluster.pp > 1 else case
+    micros = min(MICROS, one.workload.grad_accumulation)
+    return replace(one, workload=replace(one.workload, grad_accumulation=micros))
+
+
+def _time_ns(case: Case, one: Chosen, family: Family) -> int:
+    """Return the time on a machine whose ``family`` is one standard error off."""
+    return predict(case.drawn(Draw({family: 1.0})), one.plan, one.order).makespan_ns
+
+
+def _own_shares(found: Played) -> dict[Signature, float]:
+    """Return by how much the own error of each signature moves the logarithm of the time."""
+    spent = {
+        signature: count * found.cost.duration_ns(signature)
+        for (signature, _, _), count in found.schedule.counts().items()
+    }
+    total = max(1, found.totals.makespan_ns)
+    return {
+        signature: OWN_SHARE * found.cost.estimate(signature).error * time_ns / total
+        for signature, time_ns in spent.items()
+    }

@@ -1,0 +1,91 @@
+"""Draws of a machine: how it may be, if the profile is wrong by its errors.
+
+Errors of look-ups live in families: a GEMM table that is too slow is so for all forward GEMMs. A
+draw gives each family a number z of standard errors, so that each look-up of the family takes
+(1 + its own error)^z times as long. All plans that are compared are played on the same draw, since
+they would run on the same machine. ``signature_errors`` has what is left to each signature alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal, get_args
+
+from simulator.ops import Collective, Fused, Gemm, Signature
+
+if TYPE_CHECKING:
+    from simulator.contention import ContentionFit, Part
+    from simulator.cost import Launch
+    from simulator.power import PowerSection
+
+Family = Literal[
+    "gemm_forward", "gemm_dgrad", "gemm_wgrad", "attention", "pointwise", "collective",
+    "peer_copy", "collective_between_nodes", "contention", "contention_of_collectives", "launch",
+    "power",
+]  # fmt: skip
+FAMILIES: Final[tuple[Family, ...]] = get_args(Family)
+OWN_SHARE: Final = 0.3
+"""Part of a look-up's error that is its signature's own (assumed; the families have the rest)."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Standard errors by which each family is off; 0 where none is given."""
+
+    z: Mapping[Family, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    def factor(self, family: Family, error: float) -> float:
+        """Return by what a duration of the family is multiplied."""
+        z = self.z.get(family, 0.0)
+        return (1 + error) ** z if z else 1.0
+
+    def of(self, signature: Signature, error: float) -> float:
+        """Return by what a signature's duration is multiplied."""
+        return self.factor(family_of(signature), error)
+
+    def contention(self, fit: ContentionFit) -> ContentionFit:
+        """Return the law of contention on this machine."""
+        parts: tuple[tuple[Family, Part], ...] = (
+            ("contention", "compute"), ("contention_of_collectives", "collectives"),
+        )  # fmt: skip
+        for family, part in parts:
+            if self.z.get(family):
+                fit = fit.off(part, times=self.z[family])
+        return fit
+
+    def launch(self, launch: Launch) -> Launch:
+        """Return the host's costs on this machine."""
+        off = self.factor("launch", launch.error)
+        costs = {kind: round(cost_ns * off) for kind, cost_ns in launch.cost_ns.items()}
+        return replace(launch, cost_ns=costs)
+
+    def power(self, law: PowerSection) -> PowerSection:
+        """Return the law of power on this machine."""
+        if not self.z.get("power"):
+            return law
+        families = tuple(
+            replace(one, draw_w=one.draw_w * self.factor("power", one.error))
+            for one in law.families
+        )
+        return replace(law, families=families)
+
+
+NOMINAL: Final = Draw()
+
+
+def family_of(signature: Signature) -> Family:
+    """Return the family of a signature's error."""
+    if isinstance(signature, Collective):
+        if signature.op == "peer_copy":
+            return "peer_copy"
+        return "collective_between_nodes" if signature.nodes > 1 else "collective"
+    if isinstance(signature, Gemm):
+        families: dict[str, Family] = {
+            "forward": "gemm_forward", "dgrad": "gemm_dgrad", "wgrad": "gemm_wgrad",
+        }  # fmt: skip
+        return families[signature.layout]
+    if isinstance(signature, Fused):
+        return family_of(signature.gemm)
+    return "attention" if signature.kind == "attention" else "pointwise"

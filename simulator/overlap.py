@@ -1,0 +1,176 @@
+"""How a framework hides the collective of each tensor-parallel GEMM, without slicing the batch.
+
+A *gather* GEMM needs all tokens of an input of which each rank holds its share; a *sum* GEMM's
+outputs are added over the ranks and each keeps its share. Names are TransformerEngine's
+(``initialize_ub`` in transformer_engine/pytorch/module/base.py).
+
+- ``ring_exchange``: the input arrives in tp chunks by copy engines; the GEMM runs chunk by chunk.
+- ``pipeline``: the GEMM runs in ``num_splits`` chunks of rows; the sum of each runs beside the next
+  one on ``num_sm`` SMs, which are kept free for it.
+- ``bulk``: the whole collective runs beside a GEMM that does not need it, on ``num_sm`` SMs.
+- ``push``: the GEMM runs in tp chunks, each of which copy engines bring to its rank; a kernel adds
+  up what came (PyTorch: torch/distributed/_symmetric_memory).
+- ``fused``: one kernel waits for, or sends, tiles (Flux, arXiv 2406.06858).
+- ``none``: NCCL, before or behind the GEMM.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
+
+from simulator.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from simulator.plan import SlicePlan
+
+Method = Literal["ring_exchange", "pipeline", "bulk", "push", "fused", "none"]
+GATHERS: Final = ("qkv_fprop", "fc1_fprop", "proj_dgrad", "fc2_dgrad")
+SUMS: Final = ("proj_fprop", "fc2_fprop", "qkv_dgrad", "fc1_dgrad")
+GEMMS: Final = (*GATHERS, *SUMS)
+MOST_SPLITS: Final = 32
+MOST_SMS: Final = 64
+
+
+class Overlap(NamedTuple):
+    """The method of one GEMM. ``num_splits``: chunks of ``pipeline``; ``num_sm``: SMs that
+    ``pipeline`` and ``bulk`` keep free for the collective."""
+
+    method: Method
+    num_splits: int = 0
+    num_sm: int = 0
+
+    @property
+    def text(self) -> str:
+        """The method, and its numbers where it has some: ``pipeline:4:16``."""
+        numbers = {"pipeline": (self.num_splits, self.num_sm), "bulk": (self.num_sm,)}
+        return ":".join([self.method, *map(str, numbers.get(self.method, ()))])
+
+
+NONE: Final = Overlap("none")
+RING: Final = Overlap("ring_exchange")
+_FORWARD: Final = ("proj_fprop", "fc2_fprop")
+_BACKWARD: Final = ("qkv_dgrad", "fc1_dgrad")
+
+
+def _strategy(gather: Overlap, forward: Overlap, backward: Overlap) -> dict[str, Overlap]:
+    return {
+        **dict.fromkeys(GATHERS, gather),
+        **dict.fromkeys(_FORWARD, forward),
+        **dict.fromkeys(_BACKWARD, backward),
+    }
+
+
+RIVALS: Final = MappingProxyType(
+    {
+        "userbuffers": _strategy(RING, Overlap("pipeline", 4, 16), Overlap("bulk", 0, 16)),
+        "async-tp": _strategy(RING, Overlap("push"), Overlap("push")),
+        "fused": _strategy(Overlap("fused"), Overlap("fused"), Overlap("fused")),
+    }
+)
+"""Strategy -> the method of each GEMM, as the framework has it unless told otherwise."""
+CHOICES: Final = MappingProxyType(
+    {
+        "userbuffers": (
+            *(("gather", one) for one in (RING, NONE)),
+            *(
+                ("forward", Overlap("pipeline", splits, sms))
+                for splits in (2, 4, 8)
+                for sms in (8, 16)
+            ),
+            ("forward", NONE),
+            *(("backward", Overlap("bulk", 0, sms)) for sms in (8, 16)),
+            ("backward", NONE),
+        ),
+        "async-tp": (
+            *(("gather", one) for one in (RING, NONE)),
+            *(("forward", one) for one in (Overlap("push"), NONE)),
+            *(("backward", one) for one in (Overlap("push"), NONE)),
+        ),
+        "fused": (
+            *(("gather", one) for one in (Overlap("fused"), NONE)),
+            *(("forward", one) for one in (Overlap("fused"), NONE)),
+            *(("backward", one) for one in (Overlap("fused"), NONE)),
+        ),
+    }
+)
+"""Strategy -> what each kind of GEMM can be told, for tuning."""
+RUNS_IN: Final = MappingProxyType(
+    {
+        "megatron": "Megatron-LM, NeMo, torchtitan, DeepSpeed, domino_tune's runtime",
+        "domino": "domino_tune's runtime",
+        "userbuffers": "Megatron-LM and NeMo with TransformerEngine (--tp-comm-overlap)",
+        "async-tp": "torchtitan and PyTorch's DTensor, compiled (enable_async_tensor_parallel)",
+        "fused": "no training framework by itself: kernels like Flux's in your own model",
+    }
+)
+"""Strategy -> where it can be run. Domino with sequence parallelism runs nowhere else."""
+
+
+def gemms_of(kind: str) -> tuple[str, ...]:
+    """Return the GEMMs of a kind: ``gather``, or the sums of ``forward`` or ``backward``."""
+    return {"gather": GATHERS, "forward": _FORWARD, "backward": _BACKWARD}[kind]
+
+
+def overlap_of(plan: SlicePlan, gemm: str) -> Overlap:
+    """Return how ``plan`` hides the collective of a GEMM; NONE where it is no rival's."""
+    if plan.strategy not in RIVALS:
+        return NONE
+    return _overlaps(plan.strategy, plan.tp_comm_overlap)[gemm]
+
+
+def check_overlaps(strategy: str, texts: tuple[str, ...]) -> None:
+    """Raise InputError unless each text is GEMM=METHOD with numbers that the strategy can have."""
+    if texts and strategy not in RIVALS:
+        raise InputError(
+            f"tp_comm_overlap is of strategies {', '.join(RIVALS)}, got strategy {strategy!r}; "
+            "leave it out, or choose one of these."
+        )
+    if strategy in RIVALS:
+        _overlaps(strategy, texts)
+
+
+@lru_cache(maxsize=256)
+def _overlaps(strategy: str, texts: tuple[str, ...]) -> dict[str, Overlap]:
+    made = dict(RIVALS[strategy])
+    known = {one.method for one in (*made.values(), NONE)}
+    for text in texts:
+        gemm, _, told = text.partition("=")
+        if gemm not in GEMMS:
+            raise unknown_name("GEMM of tp_comm_overlap", gemm, GEMMS)
+        overlap = _parsed(told, made[gemm])
+        fits = overlap.method not in (("pipeline", "push", "bulk") if gemm in GATHERS else
+                                      ("ring_exchange",))  # fmt: skip
+        if overlap.method not in known or not fits:
+            raise InputError(
+                f"Strategy {strategy!r} cannot run {gemm} by {overlap.method!r}; it has "
+                f"{made[gemm].method} and none there."
+            )
+        made[gemm] = overlap
+    return made
+
+
+def _parsed(text: str, usual: Overlap) -> Overlap:
+    """Return the overlap of a text like ``pipeline:8:16``; numbers left out are the usual ones."""
+    method, *numbers = text.split(":")
+    if method not in get_args(Method):
+        raise unknown_name("method of tp_comm_overlap", method, get_args(Method))
+    wanted = {"pipeline": 2, "bulk": 1}.get(method, 0)
+    if len(numbers) > wanted or not all(n.isascii() and n.isdigit() for n in numbers):
+        raise InputError(
+            f"{text!r} must be {method} with at most {wanted} numbers behind colons; pipeline has "
+            "chunks and SMs, bulk has SMs."
+        )
+    given = [int(n) for n in numbers]
+    if method == "pipeline":
+        splits, sms = [*given, *(usual.num_splits or 4, usual.num_sm or 16)[len(given) :]]
+        if not (1 <= splits <= MOST_SPLITS and 1 <= sms <= MOST_SMS):
+            raise InputError(f"pipeline has 1 … {MOST_SPLITS} chunks, 1 … {MOST_SMS} SMs: {text!r}")
+        return Overlap("pipeline", splits, sms)
+    if method == "bulk":
+        sms = (given or [usual.num_sm or 16])[0]
+        if not 1 <= sms <= MOST_SMS:
+            raise InputError(f"bulk has 1 … {MOST_SMS} SMs, got {text!r}.")
+        return Overlap("bulk", 0, sms)
+    return Overlap(method)  # type: ignore[arg-type]  # checked above
