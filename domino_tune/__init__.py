@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from domino_tune.results import (
         LayoutsResult,
         ProfilingResult,
+        ScaleResult,
         SimulateResult,
         TuneResult,
         ValidateResult,
@@ -23,20 +24,28 @@ if TYPE_CHECKING:
     )
     from domino_tune.store.plans import PlanFile, load_plan, save_plan
     from domino_tune.store.profiles import load_profile, save_profile
-    from domino_tune.verbs.calls import profile, simulate, tune, tune_layouts, validate, whatif
+    from domino_tune.verbs.calls import (
+        profile,
+        simulate,
+        tune,
+        tune_layouts,
+        tune_scale,
+        validate,
+        whatif,
+    )
     from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
     from simulator.profile import Profile
     from simulator.specs import ModelSpec
 
 _PLACES: Final = {
     "domino_tune.results": (
-        "LayoutsResult", "ProfilingResult", "SimulateResult", "TuneResult", "ValidateResult",
-        "WhatIfResult",
+        "LayoutsResult", "ProfilingResult", "ScaleResult", "SimulateResult", "TuneResult",
+        "ValidateResult", "WhatIfResult",
     ),
     "domino_tune.store.plans": ("PlanFile", "load_plan", "save_plan"),
     "domino_tune.store.profiles": ("load_profile", "save_profile"),
     "domino_tune.verbs.calls": (
-        "profile", "simulate", "tune", "tune_layouts", "validate", "whatif",
+        "profile", "simulate", "tune", "tune_layouts", "tune_scale", "validate", "whatif",
     ),
     "simulator.errors": ("DominoTuneError", "InfeasiblePlanError", "InputError"),
     "simulator.profile": ("Profile",),
@@ -46,10 +55,10 @@ _NEEDED: Final = ("simulator", "profiles")
 
 __all__ = [
     "DominoTuneError", "InfeasiblePlanError", "InputError", "LayoutsResult", "ModelSpec",
-    "PlanFile", "Profile", "ProfilingResult", "SimulateResult", "TuneResult", "ValidateResult",
-    "WhatIfResult",
+    "PlanFile", "Profile", "ProfilingResult", "ScaleResult", "SimulateResult", "TuneResult",
+    "ValidateResult", "WhatIfResult",
     "__version__", "load_plan", "load_profile", "profile", "save_plan", "save_profile", "simulate",
-    "tune", "tune_layouts", "validate", "whatif",
+    "tune", "tune_layouts", "tune_scale", "validate", "whatif",
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from simulator.chunks import Chunk, chunks_of_ranks, joined
 from simulator.cost import NO_CHANGES, Changes, CostModel
-from simulator.draws import NOMINAL, Draw
+from simulator.draws import Draw
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import SlicePlan, check_plan_fits
 from simulator.power import PowerSection
@@ -24,7 +24,6 @@ class Case:
 
     ``sequence_parallel``: the plans that are asked for; None means both with and without.
     ``chunk``: the part of the model that a rank of a pipeline has; None means all of it.
-    ``draw``: by how much the machine is other than the profile says.
     Raise InputError if the model does not shard over ``cluster.tp`` ranks, or its sequences do not
     where that is asked for.
     """
@@ -37,7 +36,6 @@ class Case:
     notes: tuple[str, ...] = ()
     sequence_parallel: bool | None = None
     chunk: Chunk | None = None
-    draw: Draw = NOMINAL
 
     def __post_init__(self) -> None:
         check_shardable(self.model, self.workload, self.cluster)
@@ -80,11 +78,19 @@ class Case:
     @cached_property
     def cost(self) -> CostModel:
         """Cost model of the changed machine; cached, so that each look-up is made once."""
-        return CostModel(self.profile, changes=self.changes, cuda_graph=self.cluster.cuda_graph)
+        cost = CostModel(self.profile, changes=self.changes, cuda_graph=self.cluster.cuda_graph)
+        told = self.profile.calibration
+        return cost.drawn(told.as_draw()) if told else cost
+
+    @property
+    def constant_ns(self) -> int:
+        """What every iteration takes beside the schedule, as calibrated."""
+        told = self.profile.calibration
+        return round(1e6 * told.constant_ms) if told else 0
 
     def drawn(self, draw: Draw) -> Case:
         """Return the case on a machine that is as ``draw`` says; look-ups are made once for all."""
-        other = replace(self, draw=draw)
+        other = replace(self)
         other.__dict__["cost"] = self.cost.drawn(draw)
         return other
 
@@ -95,8 +101,7 @@ class Case:
     @cached_property
     def power(self) -> PowerSection | None:
         """Law of power, under the cap that the GPUs are set to; None where the profile has none."""
-        law, cap_w = self.profile.power, self.cluster.power_cap_w
-        law = law and self.draw.power(law)
+        law, cap_w = self.cost.power, self.cluster.power_cap_w
         return replace(law, cap_w=cap_w) if law and cap_w else law
 
     @property

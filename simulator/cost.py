@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -100,6 +100,11 @@ class Launch:
         kernels = signature.kernels if isinstance(signature, Pointwise) else 1
         return kernels * self.cost_ns.get(signature.kind, 0)
 
+    def off(self, factor: float, error: float) -> Launch:
+        """Return the host's costs times ``factor``, as well known as before or up to ``error``."""
+        costs = {kind: round(cost_ns * factor) for kind, cost_ns in self.cost_ns.items()}
+        return replace(self, cost_ns=costs, error=min(error, self.error))
+
 
 class CostModel:
     """Durations, contention and launch costs of one profile under one set of changes.
@@ -127,6 +132,7 @@ class CostModel:
         self.contention = Contention(fit, strength=changes.contention)
         self.launch = _launch(profile, cuda_graph, changes.compute_speed)
         self.skew = profile.skew.fit if profile.skew else None
+        self.power = profile.power
 
     def estimate(self, signature: Signature) -> Estimate:
         """Return the duration alone on the changed machine; raise ProfileError if it is invalid."""
@@ -283,7 +289,10 @@ class Drawn(CostModel):
         self.contention = Contention(
             fit and draw.contention(fit), strength=nominal.changes.contention
         )
-        self.launch = draw.launch(nominal.launch)
+        self.launch = nominal.launch.off(
+            draw.factor("launch", nominal.launch.error), draw.errors.get("launch", math.inf)
+        )
+        self.power = nominal.power and draw.power(nominal.power)
 
     def estimate(self, signature: Signature) -> Estimate:
         """Return the duration alone on this machine."""
@@ -291,9 +300,7 @@ class Drawn(CostModel):
             return self._fused(signature)
         estimate = self._estimates.get(signature)
         if estimate is None:
-            estimate = self._nominal.estimate(signature)
-            off = self.draw.of(signature, estimate.error)
-            estimate = estimate._replace(duration_us=estimate.duration_us * off)
+            estimate = self.draw.estimate(signature, self._nominal.estimate(signature))
             self._estimates[signature] = estimate
         return estimate
 
@@ -305,8 +312,7 @@ class AtClock(CostModel):
         self.__dict__.update(timed.__dict__)
         self.clock_mhz = clock_mhz
         self._timed = timed
-        law: PowerSection = timed.profile.section("power")
-        self._power = timed.draw.power(law)
+        self._power: PowerSection = timed.power or timed.profile.section("power")
         self._estimates, self._durations_ns = {}, {}
         self._energies_j: dict[Signature, float] = {}
 

@@ -1,4 +1,5 @@
-"""Draws of a machine: how it may be, if the profile is wrong by its errors.
+"""Draws of a machine: how it may be, if the profile is wrong by its errors; or how it is, as
+measured iterations told (``calibration``).
 
 Errors of look-ups live in families: a GEMM table that is too slow is so for all forward GEMMs. A
 draw gives each family a number z of standard errors, so that each look-up of the family takes
@@ -8,6 +9,7 @@ they would run on the same machine. ``signature_errors`` has what is left to eac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -17,7 +19,7 @@ from simulator.ops import Collective, Fused, Gemm, Signature
 
 if TYPE_CHECKING:
     from simulator.contention import ContentionFit, Part
-    from simulator.cost import Launch
+    from simulator.estimate import Estimate
     from simulator.power import PowerSection
 
 Family = Literal[
@@ -32,18 +34,28 @@ OWN_SHARE: Final = 0.3
 
 @dataclass(frozen=True)
 class Draw:
-    """Standard errors by which each family is off; 0 where none is given."""
+    """How each family is off: by ``z`` standard errors, and by ``factors``.
+
+    ``errors``: what is unsure of a factor, where it takes the place of the look-ups' errors.
+    """
 
     z: Mapping[Family, float] = field(default_factory=lambda: MappingProxyType({}))
+    factors: Mapping[Family, float] = field(default_factory=lambda: MappingProxyType({}))
+    errors: Mapping[Family, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def factor(self, family: Family, error: float) -> float:
         """Return by what a duration of the family is multiplied."""
-        z = self.z.get(family, 0.0)
-        return (1 + error) ** z if z else 1.0
+        z, known = self.z.get(family, 0.0), self.factors.get(family, 1.0)
+        return known * (1 + error) ** z if z else known
 
-    def of(self, signature: Signature, error: float) -> float:
-        """Return by what a signature's duration is multiplied."""
-        return self.factor(family_of(signature), error)
+    def estimate(self, signature: Signature, nominal: Estimate) -> Estimate:
+        """Return a look-up on this machine."""
+        family = family_of(signature)
+        error = nominal.error
+        if family in self.errors:
+            error = math.hypot(self.errors[family], OWN_SHARE * error)
+        off = self.factor(family, nominal.error)
+        return nominal._replace(duration_us=nominal.duration_us * off, error=error)
 
     def contention(self, fit: ContentionFit) -> ContentionFit:
         """Return the law of contention on this machine."""
@@ -55,18 +67,16 @@ class Draw:
                 fit = fit.off(part, times=self.z[family])
         return fit
 
-    def launch(self, launch: Launch) -> Launch:
-        """Return the host's costs on this machine."""
-        off = self.factor("launch", launch.error)
-        costs = {kind: round(cost_ns * off) for kind, cost_ns in launch.cost_ns.items()}
-        return replace(launch, cost_ns=costs)
-
     def power(self, law: PowerSection) -> PowerSection:
         """Return the law of power on this machine."""
-        if not self.z.get("power"):
+        if "power" not in {**self.z, **self.factors}:
             return law
         families = tuple(
-            replace(one, draw_w=one.draw_w * self.factor("power", one.error))
+            replace(
+                one,
+                draw_w=one.draw_w * self.factor("power", one.error),
+                error=self.errors.get("power", one.error),
+            )
             for one in law.families
         )
         return replace(law, families=families)

@@ -156,7 +156,8 @@ class Fragments(Templates):
 
     def overlap(self, linear: str, way: str) -> Overlap:
         """Return how the plan hides the collective of a GEMM."""
-        return overlap_of(self.shapes.plan, f"{linear}_{way}")
+        plan = self.shapes.plan
+        return overlap_of(plan.strategy, plan.tp_comm_overlap, f"{linear}_{way}")
 
     def _gathering(self, how: Overlap, linear: Linear, local: Ref, whole: str) -> list[OpTemplate]:
         """Return a GEMM on all tokens' value, which was gathered before, or arrives meanwhile."""

@@ -18,12 +18,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from simulator.errors import InputError, unknown_name
-
-if TYPE_CHECKING:
-    from simulator.plan import SlicePlan
 
 Method = Literal["ring_exchange", "pipeline", "bulk", "push", "fused", "none"]
 GATHERS: Final = ("qkv_fprop", "fc1_fprop", "proj_dgrad", "fc2_dgrad")
@@ -113,11 +110,10 @@ def gemms_of(kind: str) -> tuple[str, ...]:
     return {"gather": GATHERS, "forward": _FORWARD, "backward": _BACKWARD}[kind]
 
 
-def overlap_of(plan: SlicePlan, gemm: str) -> Overlap:
-    """Return how ``plan`` hides the collective of a GEMM; NONE where it is no rival's."""
-    if plan.strategy not in RIVALS:
-        return NONE
-    return _overlaps(plan.strategy, plan.tp_comm_overlap)[gemm]
+def overlap_of(strategy: str, told: tuple[str, ...], gemm: str) -> Overlap:
+    """Return how a strategy hides the collective of a GEMM, where ``told`` does not say otherwise;
+    NONE where it is no rival."""
+    return _overlaps(strategy, told)[gemm] if strategy in RIVALS else NONE
 
 
 def check_overlaps(strategy: str, texts: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ from simulator.ordering import order_of
 from simulator.pipeline.predict import busiest_schedule, played_pipeline
 from simulator.plan import SlicePlan
 from simulator.program import Program, compile_program
-from simulator.recurrence import Totals
+from simulator.recurrence import Totals, longer
 from simulator.schedule import Schedule
 from simulator.timeline import Timeline
 
@@ -27,7 +27,8 @@ def played(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Play
     if case.cluster.pp > 1:
         return played_pipeline(case, plan, order).busiest
     schedule = scheduled(case, plan, order)
-    return settle(schedule, case.cost, case.power, case.cluster.clock_mhz)
+    found = settle(schedule, case.cost, case.power, case.cluster.clock_mhz)
+    return found._replace(totals=longer(found.totals, case.constant_ns))
 
 
 def unsure_clocks(case: Case, found: Played) -> UnsureClocks | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Final, Literal
 
+from simulator.calibration import Calibration
 from simulator.contention import ContentionFit
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.limits import check_numbers
@@ -235,6 +236,7 @@ class Profile:
     launch: LaunchSection | None = None
     skew: SkewSection | None = field(default=None, metadata=ABSENT_IF_EMPTY)
     power: PowerSection | None = field(default=None, metadata=ABSENT_IF_EMPTY)
+    calibration: Calibration | None = field(default=None, metadata=ABSENT_IF_EMPTY)
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:

@@ -59,6 +59,9 @@ def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     from domino_tune.verbs.tune import tune as run
     from domino_tune.verbs.tune_measured import TuningInterrupted
 
+    if request.sweep is not None:
+        _tune_scale(request, outputs)
+        return
     if request.gpus or request.global_batch_size:
         _tune_layouts(request, outputs)
         return
@@ -88,6 +91,26 @@ def _tune_layouts(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     _write_best(outputs, result.best)
     if outputs.report:
         report.report_layouts(outputs.report, request, outputs, result)
+    answer(result, outputs.json, show.tables)
+
+
+def _tune_scale(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
+    """Find the best layout at each number of GPUs. Raise InputError for the files of one layout."""
+    from domino_tune.base.garbage import rare_collections
+    from domino_tune.cli import show
+    from domino_tune.verbs import report
+    from domino_tune.verbs.scale import tune_scale
+    from simulator.errors import InputError
+
+    if outputs.out or outputs.trace:
+        raise InputError(
+            "--out and --trace write files of one layout, and --sweep finds many; leave them out, "
+            "or give one number as --gpus N."
+        )
+    with show.progress() as progress, rare_collections():
+        result = tune_scale(request, progress)
+    if outputs.report:
+        report.report_scale(outputs.report, request, outputs, result)
     answer(result, outputs.json, show.tables)
 
 
@@ -144,6 +167,17 @@ def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
         path = profile.profile_path(request.name)
         show_profile.interrupted(path, profile.resume_command(request))
         raise
+    answer(result, outputs.json, show.tables)
+
+
+def calibrate(request: requests.CalibrateRequest, outputs: JsonOutputs) -> None:
+    """Fit a profile to measured iterations, save it and print what was learnt."""
+    from domino_tune.base.garbage import rare_collections
+    from domino_tune.cli import show
+    from domino_tune.verbs.calibrate import calibrate as run
+
+    with show.progress() as progress, rare_collections():
+        result = run(request, progress)
     answer(result, outputs.json, show.tables)
 
 

@@ -12,7 +12,9 @@ from domino_tune.requests import service as requests
 from domino_tune.requests.outputs import Outputs, TuneOutputs
 
 if TYPE_CHECKING:
+    from domino_tune.client.jobs import Search
     from domino_tune.results import Tuned
+    from domino_tune.results.layouts import Layouts
 
 
 def serve(request: requests.ServeRequest, outputs: Outputs) -> None:
@@ -33,8 +35,8 @@ def tokens_revoke(request: requests.TokensRevokeRequest, outputs: Outputs) -> No
     print(f"Token {request.name} is revoked.")
 
 
-def tune_there(request: TuneRequest, outputs: TuneOutputs, server: str) -> Tuned:
-    """Tune at a server; write the files asked for, as the server made them."""
+def tune_there(request: TuneRequest, outputs: TuneOutputs, server: str) -> Tuned | Layouts:
+    """Tune, or search layouts, at a server; write the files asked for, as the server made them."""
     from domino_tune.cli import show
     from domino_tune.client import Client
     from domino_tune.client.tokens import find_token
@@ -42,15 +44,17 @@ def tune_there(request: TuneRequest, outputs: TuneOutputs, server: str) -> Tuned
     from domino_tune.store.formats.chrome_trace import write_trace_bytes
 
     with Client(server, token=find_token(outputs.token_file)) as client:
+        kind: Search = "layout" if request.gpus or request.global_batch_size else "tune"
+        search = client.layouts if kind == "layout" else client.tune
         with show.progress() as progress:
-            tuned = client.tune(request, progress)
+            found = search(request, progress)
         if outputs.out:
-            write_whole(outputs.out, client.plan(tuned.id))
+            write_whole(outputs.out, client.plan(found.id, kind))
         if outputs.trace:
-            write_trace_bytes(outputs.trace, client.trace(tuned.id))
+            write_trace_bytes(outputs.trace, client.trace(found.id, kind))
         if outputs.report:
-            write_whole(outputs.report, client.report(tuned.id))
-    return tuned.result
+            write_whole(outputs.report, client.report(found.id, kind))
+    return found.result
 
 
 def send(request: requests.SendRequest, outputs: Outputs) -> None:

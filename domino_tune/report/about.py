@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from domino_tune.report.data import ReportData, Search
 from domino_tune.report.markup import Html, join, section, tag
 from domino_tune.report.names import change_label
-from domino_tune.report.plot import sweep_svg
+from domino_tune.report.plot import sweep_figure
 
 
 def sweeps(data: ReportData) -> Html:
@@ -13,10 +15,8 @@ def sweeps(data: ReportData) -> Html:
     if not data.sweeps:
         return Html("")
     pictures = [
-        tag(
-            "figure",
-            tag("figcaption", f"Iteration by {change_label(sweep.x_label)}"),
-            tag("div", Html(sweep_svg(sweep.x_label, sweep.xs, sweep.series)), class_="scroll"),
+        sweep_figure(
+            f"Iteration by {change_label(sweep.x_label)}", sweep.x_label, sweep.xs, sweep.series
         )
         for sweep in data.sweeps
     ]
@@ -25,13 +25,14 @@ def sweeps(data: ReportData) -> Html:
 
 def asked(data: ReportData) -> Html:
     """Return the section of the workload and the search."""
-    facts = _pairs(data.workload)
-    found = _pairs(_search(data.search)) if data.search else Html("")
+    facts = facts_list(data.workload)
+    found = facts_list(_search(data.search)) if data.search else Html("")
     return section("asked", "What was asked", tag("div", facts, found, class_="pair"))
 
 
-def _pairs(pairs: tuple[tuple[str, str], ...]) -> Html:
-    rows = [tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs]
+def facts_list(facts: Sequence[tuple[str, str]]) -> Html:
+    """Return names with their values, one a line."""
+    rows = [tag("div", tag("dt", name), tag("dd", value)) for name, value in facts]
     return tag("dl", *rows, class_="facts")
 
 
@@ -47,12 +48,12 @@ def _search(search: Search) -> tuple[tuple[str, str], ...]:
     )
 
 
-def again(data: ReportData) -> Html:
-    """Return the commands that make this page, its plan and its trace again."""
-    if not data.commands:
+def again(commands: Sequence[tuple[str, str]]) -> Html:
+    """Return the commands that make this page, its plan and its trace again, by purpose."""
+    if not commands:
         return Html("")
     parts = [
         join(tag("p", what), tag("pre", tag("code", command), tabindex="0"))
-        for what, command in data.commands
+        for what, command in commands
     ]
     return section("again", "Do it again", *parts)

@@ -140,11 +140,11 @@ def _bar(item: Shown, longest: int, role: str) -> Html:
     )
 
 
-def masthead(data: ReportData) -> Html:
+def masthead(profile: str) -> Html:
     """Return the first line of the page: the program and the profile."""
     return tag(
         "nav",
         tag("strong", "domino_tune"),
-        tag("span", join("predicted from profile ", tag("code", data.profile))),
+        tag("span", join("predicted from profile ", tag("code", profile))),
         class_="mast",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from domino_tune.results.layouts import Layouts
 from simulator.errors import InputError
 from simulator.plan import SlicePlan
 from simulator.timeline import Timeline
@@ -190,7 +191,7 @@ class ReportData:
 
     ``title``: model, ranks and profile in one line. ``workload``: (name, value) pairs.
     ``commands``: (purpose, command) pairs. ``heat_note``: a sentence on the cells of the heat map.
-    ``pipelines``: of the baseline and of the plan.
+    ``layouts``: the best of so many GPUs; ``pipelines``: of the baseline and of the plan.
     ``held``: memory of the variants, of ``capacity_gib`` a GPU. ``tie``: why the chosen plan is not
     the fastest, or empty.
     """
@@ -204,6 +205,7 @@ class ReportData:
     numbers: Numbers
     held: tuple[Held, ...] = ()
     capacity_gib: float = 0.0
+    layouts: Layouts | None = None
     pipelines: tuple[PipelinePicture, ...] = ()
     heat: tuple[HeatCell, ...] = ()
     heat_note: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -15,9 +16,12 @@ from domino_tune.report.confidence import how_sure
 from domino_tune.report.data import ReportData
 from domino_tune.report.heat import heat_map
 from domino_tune.report.lanes import MAX_OPS, drawn_ops, lanes_json
+from domino_tune.report.layouts import layouts_picture
 from domino_tune.report.markup import Html, section, tag, text
 from domino_tune.report.memory import where_memory_goes
 from domino_tune.report.pipeline import pipeline_picture
+from domino_tune.report.scale import scale_parts
+from domino_tune.results import ScaleResult
 from domino_tune.store.files import write_whole
 
 SCRIPTS: Final = ("lanes_data.js", "lanes_view.js", "lanes.js")
@@ -36,16 +40,30 @@ def write_report(path: str | Path, data: ReportData) -> None:
 def report_html(data: ReportData) -> str:
     """Return the page as text."""
     body = (
-        masthead(data), answer(data), pipeline_picture(data), _lanes(data), heat_map(data),
-        where_time_goes(data), where_memory_goes(data), how_sure(data), sweeps(data), asked(data),
-        again(data),
+        masthead(data.profile), answer(data), layouts_picture(data), pipeline_picture(data),
+        _lanes(data), heat_map(data), where_time_goes(data), where_memory_goes(data),
+        how_sure(data), sweeps(data), asked(data), again(data.commands),
     )  # fmt: skip
+    scripts = string.Template(static("lanes.html")).substitute(
+        lanes=lanes_json(data), script=lanes_script()
+    )
+    return _page(data.title, body, scripts)
+
+
+def write_scale(path: str | Path, result: ScaleResult, commands: Sequence[tuple[str, str]]) -> None:
+    """Write the page of a sweep over numbers of GPUs; ``commands`` as in ReportData.
+
+    Raise InputError when ``path`` cannot be written.
+    """
+    write_whole(path, _page(result.asked, [*scale_parts(result), again(commands)]))
+
+
+def _page(title: str, body: Iterable[Html], scripts: str = "") -> str:
     return string.Template(static("page.html")).substitute(
-        title=text(data.title),
+        title=text(title),
         style=static("page.css"),
         body="\n".join(part for part in body if part),
-        lanes=lanes_json(data),
-        script=lanes_script(),
+        scripts=scripts,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulator.ops import Collective, Gemm, Pointwise, Signature
+from simulator.ops import Collective, Fused, Gemm, Pointwise, Signature
 from simulator.plan import SlicePlan
 from simulator.schedule import Op
 from simulator.units import MS_PER_NS
@@ -19,6 +19,7 @@ LABELS: Final = {
 BACKWARD_SUFFIXES: Final = ("_dgrad", "_wgrad", "_bwd")
 STRATEGY_NAMES: Final = {
     "megatron": "Megatron-LM", "no_comm": "No communication", "domino": "Domino",
+    "userbuffers": "userbuffers", "async-tp": "async-TP", "fused": "tile fusion",
 }  # fmt: skip
 ORDER_WORDS: Final = {
     "greedy": "greedy order",
@@ -82,6 +83,9 @@ def shape_text(signature: Signature) -> str:
         return f"{size_text(signature.size_bytes)} over {where}"
     if isinstance(signature, Pointwise):
         return f"{size_text(signature.bytes_read + signature.bytes_written)} moved"
+    if isinstance(signature, Fused):
+        op = signature.collective.op.replace("_", "-")
+        return f"{shape_text(signature.gemm)}, in one kernel with its {op}"
     keys = f" to {signature.keys:,} keys" if signature.kv_seq else ""
     return (
         f"{signature.batch} × {signature.seq:,} tokens{keys} · {signature.heads} heads of "
@@ -115,6 +119,11 @@ def percent_text(fraction: float) -> str:
     return f"{text} %"
 
 
+def times_text(ratio: float | None) -> str:
+    """Return a ratio as text: ``1.014×``; a dash for none."""
+    return "–" if ratio is None else f"{ratio:.3f}×"
+
+
 def plan_text(plan: SlicePlan) -> str:
     """Return a plan in words."""
     sharded = ", sequence parallel" if plan.sequence_parallel else ""
@@ -122,6 +131,9 @@ def plan_text(plan: SlicePlan) -> str:
         return f"one slice, nothing hides forward communication{sharded}"
     if plan.strategy == "no_comm":
         return "the same compute with communication for free"
+    if plan.strategy != "domino":
+        told = ", ".join(plan.tp_comm_overlap) or "every GEMM as usual"
+        return f"one slice, communication hidden GEMM by GEMM ({told}){sharded}"
     parts = [slices_text(plan), ORDER_WORDS[plan.order], WGRAD_WORDS[plan.wgrad]]
     if plan.merge_wgrad:
         parts.append("weight gradients merged over slices")

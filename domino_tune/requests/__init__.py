@@ -1,5 +1,6 @@
 """Requests: every question, validated once. May import base and the simulator."""
 
+from domino_tune.requests.calibrate import CalibrateRequest
 from domino_tune.requests.fields import PlanFields, RanksFields, Request, WorkloadFields
 from domino_tune.requests.profiles import (
     ProfilesCheckRequest,
@@ -27,8 +28,8 @@ from domino_tune.requests.verbs import (
 )
 
 __all__ = [
-    "ModelsRequest", "PlanExportRequest", "PlanFields", "PlanShowRequest", "ProfileRequest",
-    "ProfilesCheckRequest", "ProfilesDiffRequest", "ProfilesImportRequest",
+    "CalibrateRequest", "ModelsRequest", "PlanExportRequest", "PlanFields", "PlanShowRequest",
+    "ProfileRequest", "ProfilesCheckRequest", "ProfilesDiffRequest", "ProfilesImportRequest",
     "ProfilesListRequest", "ProfilesShowRequest", "RanksFields", "Request", "SendRequest",
     "ServeRequest", "SimulateRequest", "TokensAddRequest", "TokensListRequest",
     "TokensRevokeRequest", "TuneRequest", "ValidateRequest", "WhatIfRequest", "WorkloadFields",

@@ -62,8 +62,12 @@ class TuneRequest(WorkloadFields, RanksFields):
         flag="--gpus", metavar="N", default=None, minimum=1, maximum=1 << 16,
     )  # fmt: skip
     global_batch_size: int | None = option(
-        "Sequences of one iteration, over all replicas; needed with --gpus.",
+        "Sequences of one iteration, over all replicas; needed with --gpus and --sweep.",
         flag="--global-batch-size", metavar="N", default=None, minimum=1,
+    )  # fmt: skip
+    sweep: str | None = option(
+        "Find the best layout at each of these numbers of GPUs; the global batch stays the same.",
+        flag="--sweep", metavar="gpus=A,B,C", default=None,
     )  # fmt: skip
     tune_also: tuple[str, ...] = option(
         "Tune this too; the global batch does not change.",
@@ -183,9 +187,19 @@ class ModelsRequest(Request):
     """List the presets."""
 
 
+LAYOUT_FIELDS: Final = ("gpus", "global_batch_size")
+"""Fields that ask for layouts; a search of layouts needs both."""
+NOT_OF_LAYOUTS: Final = (
+    "grad_accumulation", "pp_layers", "tune_also", "target", "search", "trials", "seed",
+    "recompute_layers",
+)  # fmt: skip
+"""Fields of one layout, or of another search, that a search of layouts refuses."""
 NOT_SERVED: Final = (
-    *RanksFields.__dataclass_fields__, "objective", "evidence", "force", "gpus",
-    "global_batch_size",
+    *RanksFields.__dataclass_fields__, "objective", "evidence", "force", *LAYOUT_FIELDS, "sweep",
 )  # fmt: skip
 """Fields of a tune that a server refuses: they start ranks, name files of this machine, or search
 layouts."""
+LAYOUTS_NOT_SERVED: Final = (
+    *(name for name in NOT_SERVED if name not in LAYOUT_FIELDS), *NOT_OF_LAYOUTS,
+)  # fmt: skip
+"""Fields of a search of layouts that a server refuses."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import MISSING
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
+from domino_tune.results.layouts import Layouts
 from domino_tune.results.simulate import Simulated
 from domino_tune.results.tune import Tuned
 from domino_tune.store.parsing import parse
 from simulator.errors import InputError
+
+Found = TypeVar("Found", Tuned, Layouts)
 
 
 def simulated_from_json(value: Any) -> Simulated:
@@ -22,18 +25,28 @@ def tuned_from_json(value: Any, *, seconds: float) -> Tuned:
     ``seconds`` is how long the caller waited. Raise InputError for anything else, and where the
     summary is not that of the simulation.
     """
-    content = parse(dict[str, Any], value, source="tune result", error=InputError)
+    return _found(Tuned, value, seconds, "tune result")
+
+
+def layouts_from_json(value: Any, *, seconds: float) -> Layouts:
+    """Return the result that ``tune --gpus --json`` prints, as ``tuned_from_json`` does."""
+    return _found(Layouts, value, seconds, "result of layouts")
+
+
+def _found(result: type[Found], value: Any, seconds: float, source: str) -> Found:
+    """Return what a search found: its fields, and the simulation of the best one."""
+    content = parse(dict[str, Any], value, source=source, error=InputError)
     parsed = {
         name: parse(kind, content.get(name), source=name, error=InputError)
-        for name, kind in get_type_hints(Tuned, include_extras=True).items()
+        for name, kind in get_type_hints(result, include_extras=True).items()
         if name not in ("best", "seconds")
     }
     best = simulated_from_json(content.get("simulation"))
-    tuned = Tuned(best=best, seconds=seconds, **parsed)
-    again = tuned.to_json()
+    found = result(best=best, seconds=seconds, **parsed)
+    again = found.to_json()
     del again["seconds"]
     keys = {**again, **content}
     differing = [key for key in keys if again.get(key, MISSING) != content.get(key, MISSING)]
     if differing:
-        raise InputError(f"A tune result contradicts itself in: {', '.join(differing)}.")
-    return tuned
+        raise InputError(f"A {source} contradicts itself in: {', '.join(differing)}.")
+    return found

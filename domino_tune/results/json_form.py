@@ -17,7 +17,7 @@ HIDDEN: Final = {"json": False}
 def to_json(value: Any) -> Any:
     """Return ``value`` as JSON: results by ``to_json``, dataclasses as objects, tuples as lists."""
     if isinstance(value, SlicePlan):
-        return {"label": value.label, **asdict(value)}
+        return {"label": value.label, **{k: to_json(v) for k, v in asdict(value).items()}}
     if hasattr(value, "to_json"):
         return value.to_json()
     if hasattr(value, "__dataclass_fields__"):

@@ -69,9 +69,9 @@ class Simulated(Shown):
     is possible; ``baseline_no_sp_ms`` and ``speedup_no_sp`` are of Megatron without it.
     ``confidence`` is high, medium or low.
     ``confidence_shares``: share of the time by the source of its look-ups.
-    ``verdict``: the strategies beside each other, and how sure that is; None where it was not asked
-    for. ``bubble_ms``: how long the busiest stage of a pipeline waits for others. ``pipeline`` is None
-    without one; ``stage_memory_gib``: the peak of each stage.
+    ``verdict``: the strategies beside each other, and how sure that is; None where it was not
+    asked for. ``bubble_ms``: how long the busiest stage of a pipeline waits for others.
+    ``pipeline`` is None without one; ``stage_memory_gib``: the peak of each stage.
     """
 
     iteration_ms: float

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from simulator.errors import DominoTuneError, InputError
 
 MAX_JSON_BYTES = 64 << 20
+MAX_TEXT_BYTES = 64 << 20
 STALE_S = 60
 """Age in seconds above which a temporary file was left by a writer that was killed."""
 
@@ -151,6 +152,34 @@ def _mode(path: Path) -> int | None:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """Return a table's bytes, at most one more than it may have: a device may never end.
+
+    Raise InputError where the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return file.read(MAX_TEXT_BYTES + 1)
+    except FileNotFoundError:
+        raise InputError(f"File {str(path)!r} does not exist; check the path.") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"File {str(path)!r} cannot be read: {reason}.") from None
+
+
+def read_text(path: str | Path) -> str:
+    """Return a text file. Raise InputError where it cannot be read, is too long, or no UTF-8."""
+    data = read_bytes(path)
+    if len(data) > MAX_TEXT_BYTES:
+        raise InputError(
+            f"File {str(path)!r} has more than {MAX_TEXT_BYTES >> 20} MiB; give a shorter one."
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"File {str(path)!r} is not text in UTF-8; save it as such.") from None
 
 
 def read_json(path: str | Path, *, what: str, error: type[DominoTuneError]) -> dict[str, Any]:

@@ -52,8 +52,14 @@ def without(key: str) -> BeforeValidator:
     """Return a mark for ``Annotated``: the type's JSON object has ``key`` besides the fields."""
 
     def drop(value: Any) -> Any:
-        is_object = isinstance(value, dict)
-        return {name: value[name] for name in value if name != key} if is_object else value
+        if not isinstance(value, dict):
+            return value
+        # Past this point pydantic takes the value for Python's, where a list is no tuple.
+        return {
+            name: tuple(item) if isinstance(item, list) else item
+            for name, item in value.items()
+            if name != key
+        }
 
     return BeforeValidator(drop)
 

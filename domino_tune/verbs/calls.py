@@ -38,6 +38,7 @@ from domino_tune.requests.problems import in_wire_words
 from domino_tune.results import (
     LayoutsResult,
     ProfilingResult,
+    ScaleResult,
     SimulateResult,
     TuneResult,
     ValidateResult,
@@ -48,6 +49,7 @@ from domino_tune.store.plans import PlanFile
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs import layouts as layouts_verb
 from domino_tune.verbs import profile as profile_verb
+from domino_tune.verbs import scale as scale_verb
 from domino_tune.verbs import simulate as simulate_verb
 from domino_tune.verbs import tune as tune_verb
 from domino_tune.verbs import validate as validate_verb
@@ -199,13 +201,25 @@ def _simulate(request: SimulateRequest, loaded: Loaded, progress: Progress) -> S
 
 
 def _tune(request: TuneRequest, loaded: Loaded, progress: Progress) -> TuneResult:
+    _refuse_sweep(request)
     if request.objective == "measure":
         loaded.refuse("objective='measure'")
     return tune_verb.tune(request, progress, shelf=loaded)
 
 
 def _tune_layouts(request: TuneRequest, loaded: Loaded, progress: Progress) -> LayoutsResult:
+    _refuse_sweep(request)
     return layouts_verb.tune_layouts(request, progress, shelf=loaded)
+
+
+def _tune_scale(request: TuneRequest, loaded: Loaded, progress: Progress) -> ScaleResult:
+    return scale_verb.tune_scale(request, progress, shelf=loaded)
+
+
+def _refuse_sweep(request: TuneRequest) -> None:
+    """Raise InputError for numbers of GPUs, which only ``tune_scale`` goes through."""
+    if request.sweep is not None:
+        raise InputError("--sweep asks for many numbers of GPUs: call tune_scale, or leave it out.")
 
 
 def _whatif(request: WhatIfRequest, loaded: Loaded, progress: Progress) -> WhatIfResult:
@@ -230,6 +244,7 @@ def _profile(request: ProfileRequest, loaded: Loaded, progress: Progress) -> Pro
 simulate: Final = _verb(SimulateRequest, _simulate)
 tune: Final = _verb(TuneRequest, _tune)
 tune_layouts: Final = _verb(TuneRequest, _tune_layouts)
+tune_scale: Final = _verb(TuneRequest, _tune_scale)
 whatif: Final = _verb(WhatIfRequest, _whatif)
 validate: Final = _verb(ValidateRequest, _validate)
 profile: Final = _verb(ProfileRequest, _profile)

@@ -9,12 +9,11 @@ from typing import Any, Final
 
 from domino_tune import requests
 from domino_tune.measure.importers import Hints, Imported, import_into, not_from, read_table
-from domino_tune.measure.importers.imported import MAX_TEXT_BYTES
 from domino_tune.results import CheckResult, DiffResult, ImportResult, ProfileResult, ProfilesResult
 from domino_tune.results.profiles import SectionResult, Trust
 from domino_tune.results.simulate import Interval
 from domino_tune.store.assumptions import assumptions
-from domino_tune.store.files import check_writable, make_folder, only_user
+from domino_tune.store.files import check_writable, make_folder, only_user, read_bytes
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.profile_check import check_profile
 from domino_tune.store.profiles import (
@@ -111,7 +110,7 @@ def profiles_import(request: requests.ProfilesImportRequest) -> ImportResult:
             f"{request.name!r} is the name of a bundled profile, which an import may not replace; "
             "give another --name."
         )
-    data = _read_bytes(request.file)
+    data = read_bytes(request.file)
     base = replace(load_profile(request.into), name=request.name)
     imported = _imported(request, base, data)
     path = user_profiles_dir() / f"{base.name}.json"
@@ -230,15 +229,3 @@ def _section(profile: Profile, name: str) -> SectionResult:
         clock=provenance.clock,
         note=provenance.note,
     )
-
-
-def _read_bytes(path: str) -> bytes:
-    """Return the file's bytes, at most one more than a table may have: a device may never end."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(MAX_TEXT_BYTES + 1)
-    except FileNotFoundError:
-        raise InputError(f"File {path!r} does not exist; check the path.") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"File {path!r} cannot be read: {reason}.") from None

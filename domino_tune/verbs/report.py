@@ -22,11 +22,18 @@ from domino_tune.report.data import (
     Source,
     Sweep,
 )
-from domino_tune.report.html import write_report
+from domino_tune.report.html import write_report, write_scale
 from domino_tune.report.names import STRATEGY_NAMES
 from domino_tune.requests.command_line import command_line, simulate_request
 from domino_tune.requests.outputs import TuneOutputs
-from domino_tune.results import LayoutsResult, SimulateResult, TuneResult, WhatIfPoint, WhatIfResult
+from domino_tune.results import (
+    LayoutsResult,
+    ScaleResult,
+    SimulateResult,
+    TuneResult,
+    WhatIfPoint,
+    WhatIfResult,
+)
 from domino_tune.results.simulate import workload_line
 from domino_tune.results.tune import found_words
 from domino_tune.search.problem import piece_count
@@ -109,17 +116,32 @@ def tuning_page(
 def report_layouts(
     path: str, request: requests.TuneRequest, outputs: TuneOutputs, result: LayoutsResult
 ) -> None:
-    """Write the page of the best layout, with the others in the table of plans."""
+    """Write the page of the best layout, with the others as a picture."""
+    write_report(path, layouts_page(request, outputs, result))
+
+
+def layouts_page(
+    request: requests.TuneRequest, outputs: TuneOutputs, result: LayoutsResult
+) -> ReportData:
+    """Return the page of the best layout, with the others as a picture."""
     again = command_line("tune", request, replace(outputs, json=False))
-    rows = tuple(
-        PlanRow(
-            label=f"{one.label}: {one.plan.label}",
-            iteration_ms=one.iteration_ms,
-            peak_memory_gib=one.peak_memory_gib,
-        )
-        for one in result.layouts
-    )
-    write_report(path, replace(_page(result.best, [("Tune again", again)]), plans=rows))
+    return replace(_page(result.best, [("Tune again", again)]), layouts=result)
+
+
+def report_scale(
+    path: str, request: requests.TuneRequest, outputs: TuneOutputs, result: ScaleResult
+) -> None:
+    """Write the page of a sweep over numbers of GPUs."""
+    last = result.found[-1][0].gpus
+    alone = replace(request, sweep=None, gpus=last)
+    commands = [
+        ("Ask again", command_line("tune", request, replace(outputs, json=False))),
+        (
+            f"The layouts of {last:,} GPUs, and the plan of the best",
+            command_line("tune", alone, TuneOutputs(out="plan.json")),
+        ),
+    ]
+    write_scale(path, result, commands)
 
 
 def report_whatif(path: str, request: requests.WhatIfRequest, result: WhatIfResult) -> None:

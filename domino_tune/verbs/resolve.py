@@ -56,6 +56,11 @@ def resolve(
     model = _model(request, plan_file, shelf, notes)
     cluster = _cluster(request, plan_file, profile)
     workload = _workload(request, plan_file.workload if plan_file else None, cluster, profile)
+    if profile.calibration is not None:
+        told = profile.calibration
+        notes.append(
+            f"Profile {profile.name} is {told.base}, calibrated to {told.runs} measured iterations."
+        )
     if plan_file and plan_file.profile != ProfileRef.of(profile):
         notes.append(
             f"The plan was made on another profile ({plan_file.profile.name}, "

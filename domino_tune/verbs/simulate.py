@@ -79,7 +79,8 @@ def simulate(
 def simulate_plan(case: Case, chosen: Chosen, *, judged: Ahead | None = None) -> SimulateResult:
     """Predict the variants; timelines show at most MICROS_PLAYED micro-batches.
 
-    ``judged``: also give the verdict over all strategies, computed in this way. A plan that does not fit a GPU is an answer (``fits``), and so is such a baseline.
+    ``judged``: also give the verdict over all strategies, computed in this way. A plan that does
+    not fit a GPU is an answer (``fits``), and so is such a baseline.
     """
     plans = {
         BASELINE: Chosen.of(case, baseline_plan(case)),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from domino_tune.base.cores import Ahead, in_turn
-from domino_tune.results.verdict import Contestant, Verdict, verdict_text
+from domino_tune.results.verdict import Contestant, Verdict
 from domino_tune.search.rivals import rival_plans
 from domino_tune.verbs.resolve import Chosen, baseline_plan
 from simulator.case import Case
@@ -20,6 +20,7 @@ from simulator.draws import FAMILIES, OWN_SHARE, Draw, Family, family_of
 from simulator.ops import Fused, Signature
 from simulator.overlap import RUNS_IN
 from simulator.peak import peak_bytes
+from simulator.plan import SlicePlan
 from simulator.predict import played, predict
 from simulator.units import MS_PER_NS
 
@@ -32,6 +33,13 @@ TAIL: Final = 10
 """Percent of the draws below ``low``, and above ``high``."""
 MICROS: Final = 2
 """Most micro-batches that sensitivities are taken from: the first and the last."""
+NAMES: Final[Mapping[str, str]] = {
+    "megatron": "Megatron", "domino": "Domino", "userbuffers": "userbuffers",
+    "async-tp": "async-TP", "fused": "tile fusion",
+}  # fmt: skip
+"""Strategy -> its name in a sentence."""
+CLEAR: Final = 0.6
+"""Chance from which on a strategy is called the fastest."""
 Contestants = Mapping[str, Chosen]
 
 
@@ -65,7 +73,7 @@ def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
     )  # fmt: skip
     mine = "domino" if "domino" in plans else baseline
     return Verdict(
-        text=verdict_text(contestants),
+        text=_text(contestants),
         contestants=contestants,
         draws=DRAWS,
         seed=SEED,
@@ -91,6 +99,7 @@ def _contestant(
     low, high = np.percentile(drawn, [TAIL, 100 - TAIL])
     return Contestant(
         strategy=name,
+        name=_name(one.plan),
         plan=one.plan,
         iteration_ms=iteration_ns * MS_PER_NS,
         speedup=speedup,
@@ -184,3 +193,41 @@ def _own_shares(found: Played) -> dict[Signature, float]:
         signature: OWN_SHARE * found.cost.estimate(signature).error * time_ns / total
         for signature, time_ns in spent.items()
     }
+
+
+def _name(plan: SlicePlan) -> str:
+    """Return the strategy, with what makes it another Megatron than most train with."""
+    name = NAMES.get(plan.strategy, plan.strategy)
+    sharded = plan.strategy == "megatron" and plan.sequence_parallel
+    return name + " with sequence parallelism" * sharded
+
+
+def _times(one: Contestant) -> str:
+    return f"{one.speedup:.2f}x ({one.low:.2f}–{one.high:.2f})"
+
+
+def _text(contestants: Sequence[Contestant]) -> str:
+    """Return the answer in words: the strategy that is most often the fastest, Domino where that is
+    another one, and the next."""
+    baseline, *others = contestants
+    fit = [one for one in contestants if one.fits]
+    if not fit:
+        return "No plan fits the memory."
+    best = max(fit, key=lambda one: one.chance)
+    rest = sorted((one for one in others if one is not best and one.fits), key=_by_chance)
+    over = f" over {baseline.name}" if baseline.fits else f"; {baseline.name} does not fit"
+    first = "Not here" if best is baseline else f"{best.name} {_times(best)}{over}"
+    told = [one for one in rest if one.strategy == "domino"]
+    told += [one for one in rest if one not in told][: 2 - len(told)]
+    next_ones = "; ".join(f"{one.name} {one.speedup:.2f}x ({one.chance:.0%})" for one in told)
+    if best.chance >= CLEAR:
+        sure = f"fastest with {best.chance:.0%}"
+    else:
+        sure = f"who is fastest is open ({best.chance:.0%})"
+    if best is baseline:
+        sure = sure.replace("fastest", f"{baseline.name} is fastest", 1)
+    return f"{first}; {sure}" + (f"; {next_ones}." if next_ones else ".")
+
+
+def _by_chance(one: Contestant) -> tuple[float, float]:
+    return -one.chance, -one.speedup

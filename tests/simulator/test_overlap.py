@@ -178,7 +178,7 @@ def test_methods_are_of_rivals_alone() -> None:
         replace(MEGATRON, tp_comm_overlap=("fc1_fprop=none",))
     with pytest.raises(InputError, match="needs --sequence-parallel"):
         replace(MEGATRON, strategy="async-tp")
-    assert overlap_of(MEGATRON, "fc1_fprop") == Overlap("none")
+    assert overlap_of("megatron", (), "fc1_fprop") == Overlap("none")
 
 
 @pytest.mark.parametrize("tp", [1, 16])

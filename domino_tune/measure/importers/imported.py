@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from domino_tune.measure.importers.preset_shapes import unknown_shapes
 from domino_tune.measure.importers.rates import UNITS, check_rates, lifted_rows
+from domino_tune.store.files import MAX_TEXT_BYTES
 from simulator.errors import InputError
 from simulator.lookup.gemm import GemmRow
 from simulator.profile import Machine, gemm_key
@@ -22,7 +23,6 @@ Placed = Sequence[tuple[str, Any]]
 """Rows, each behind its place in the file, such as ``line 3``."""
 Found = tuple[Placed, str]
 """Rows, and a note that names what was left out."""
-MAX_TEXT_BYTES: Final = 64 << 20
 """No table of timings is larger; an unpacked zip bomb is."""
 MAX_LINES: Final = 1_000_000
 MAX_LINE: Final = 1 << 16

@@ -93,6 +93,7 @@ def test_the_same_exit_code(server: Served, tmp_path: Path, wrong: tuple[str, ..
     ("more", "said"),
     [
         (("--objective", "measure", "--server", "http://h:1"), "--objective cannot be asked of"),
+        (("--sweep", "gpus=2,4", "--server", "http://h:1"), "--sweep cannot be asked of"),
         (("--model", "a/config.json", "--server", "http://h:1"), "is a file"),
         (("--server", "h:1"), "no server's URL"),
         (("--server", "http://h:1", "--token-file", "/none"), "cannot be read"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import cast
 
 from domino_tune.report.data import (
     Crossover,
@@ -18,6 +19,8 @@ from domino_tune.report.data import (
     Source,
     Sweep,
 )
+from domino_tune.results import LayoutResult, SimulateResult
+from domino_tune.results.layouts import Layouts
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.confidence import confidence_of
@@ -78,6 +81,25 @@ def report_data(on: Case, plan: SlicePlan = SLICED, **changes: object) -> Report
     return replace(data, **changes)  # type: ignore[arg-type]
 
 
+def layout(rate: float, plan: SlicePlan = SLICED, **changes: object) -> LayoutResult:
+    """A layout that trains ``rate`` tokens a second a GPU; ``changes`` are fields of it."""
+    made = LayoutResult(
+        tp=4, pp=2, vpp=1, cp=1, dp=2, pp_layers=(), micro_batch_size=1, grad_accumulation=8,
+        recompute="none", plan=plan, iteration_ms=1e6 / rate, tokens_per_second_per_gpu=rate,
+        mfu=0.5, peak_memory_gib=60.0, domino_gain=1.02, domino_gain_here=1.05,
+    )  # fmt: skip
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def layouts(*ranked: LayoutResult, rival: LayoutResult | None = None) -> Layouts:
+    """The best layouts of 16 GPUs, which are all on the frontier, too; without a simulation."""
+    return Layouts(
+        best=cast("SimulateResult", None), gpus=16, global_batch_size=64, layouts=ranked,
+        best_without_domino=rival, frontier=ranked, optimality="proven", candidates=9, plans=90,
+        evaluations=5, infeasible={}, seconds=1.0,
+    )  # fmt: skip
+
+
 def full_data(on: Case, said: str = "words") -> ReportData:
     """A page with every part; ``said`` stands wherever text of the user's can stand."""
     data = report_data(on)
@@ -92,6 +114,7 @@ def full_data(on: Case, said: str = "words") -> ReportData:
             Held(name=said, gib={said: 1.25, "logits": 0.25}, chosen=True),
         ),
         capacity_gib=80.0,
+        layouts=layouts(layout(1000.0), layout(900.0, MEGATRON, domino_gain_here=1.0)),
         heat=(
             HeatCell(row_slices=1, col_slices=1, iteration_ms=30.0, note=said),
             HeatCell(row_slices=2, col_slices=1, iteration_ms=20.0, note=said),

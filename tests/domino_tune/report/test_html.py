@@ -14,7 +14,7 @@ from simulator.plan import MEGATRON, SlicePlan
 from tests.domino_tune.report.pages import case, full_data, report_data
 
 VOID = {"meta", "br"}
-SECTIONS = ("lanes", "cuts", "time", "confidence", "whatif", "asked", "again")
+SECTIONS = ("layouts", "lanes", "cuts", "time", "confidence", "whatif", "asked", "again")
 
 
 class Reader(HTMLParser):

@@ -19,7 +19,7 @@ from domino_tune.report.names import (
     shape_text,
     size_text,
 )
-from domino_tune.report.plot import sweep_svg
+from domino_tune.report.plot import Axis, sweep_svg
 from simulator.errors import InputError
 from simulator.ops import Attention, Collective, Gemm, Pointwise
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
@@ -86,6 +86,19 @@ def test_sweep_is_one_drawing_with_a_line_a_series() -> None:
     assert "a <b> & c" in [t.text for t in drawing.findall("text")]
     places = [float(str(t.get("y"))) for t in drawing.findall("text[@class='name']")]
     assert abs(places[0] - places[1]) >= 15
+
+
+def test_sweep_leaves_out_points_without_a_value_and_names_that_are_too_close() -> None:
+    xs = [f"{n:,}" for n in range(1000, 1032)]
+    axis = Axis("Tokens", "t", "{:.1f}".format)
+    drawing = ElementTree.fromstring(sweep_svg("GPUs", xs, {"a": [None, *[5000.0] * 31]}, axis))
+    assert len(str(drawing.find("polyline").get("points")).split()) == 31  # type: ignore[union-attr]
+    assert drawing.findtext("g/title") == "a: 5000.0 t"
+    said = [t.text for t in drawing.findall("text")]
+    assert "1,000" in said
+    assert "1,001" not in said
+    assert "6,000" in said
+    ElementTree.fromstring(sweep_svg("GPUs", (1, 2), {"a": (None, None)}))
 
 
 @pytest.mark.parametrize("values", [(1.0,), (1.0, math.nan)])

@@ -98,7 +98,7 @@ def test_nothing_else_is_taken(local: TuneResult) -> None:
         taken.append(where)
     assert good == before
     free = (  # keys of their own
-        "variants", "infeasible", "confidence_shares", "time_by_role_ms", "memory_gib",
+        "variants", "infeasible", "confidence_shares", "time_by_role_ms", "memory_gib", "unsure",
     )  # fmt: skip
     assert [where for where in taken if not any(f"/{name}/" in where for name in free)] == []
 

@@ -110,7 +110,7 @@ def test_html_says_the_same_and_escapes_it(shown: Shown) -> None:
 
 
 def test_a_long_table_is_folded(tuned: TuneResult) -> None:
-    (table,) = tuned.best.tables()
+    *_, table = tuned.best.tables()
 
     class Long(Shown):
         def tables(self) -> Any:
@@ -161,6 +161,7 @@ def test_sections_as_a_frame(profiled: ProfilingResult) -> None:
 @pytest.mark.parametrize("name", ["tuned", "swept", "profiled"])
 def test_names_of_columns_have_units(name: str, request: pytest.FixtureRequest) -> None:
     columns = " ".join(request.getfixturevalue(name).to_frame().columns)
+    columns = columns.replace("tp_comm_overlap", "")  # Megatron-LM's own word
     assert (
         re.search(r"iteration(?!_ms)|memory(?!_gib)|comm(?!_ms|_fraction|_ctas)", columns) is None
     )

@@ -1,0 +1,137 @@
+"""Result of tune --sweep: the best layout at each number of GPUs, for the same global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Final
+
+from domino_tune.base.tables import Table
+from domino_tune.results.layouts import LayoutResult
+from domino_tune.results.shown import Shown, frame
+from domino_tune.results.texts import factor, ms, share
+from domino_tune.store.plans import ProfileRef
+from simulator.specs import ModelSpec
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalePoint:
+    """One number of GPUs: its best layout, or ``error``, why there is none.
+
+    ``tokens_per_second`` is that of all GPUs. ``scaling_efficiency``: tokens/s/GPU over those at
+    the first number with a layout. ``best_without_domino`` is None where no layout fits without it.
+    ``optimality`` and ``warnings`` are the search's and the prediction's.
+    """
+
+    gpus: int
+    layout: LayoutResult | None = None
+    tokens_per_second: float | None = None
+    scaling_efficiency: float | None = None
+    best_without_domino: LayoutResult | None = None
+    optimality: str | None = None
+    warnings: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleResult(Shown):
+    """The best layout at each number of GPUs; ``global_batch_size`` is that of all numbers."""
+
+    points: tuple[ScalePoint, ...]
+    model: ModelSpec
+    profile: ProfileRef
+    seq_length: int
+    global_batch_size: int
+    seconds: float
+
+    @property
+    def found(self) -> tuple[tuple[ScalePoint, LayoutResult], ...]:
+        """The points that have a layout, with it."""
+        return tuple((point, point.layout) for point in self.points if point.layout)
+
+    @property
+    def asked(self) -> str:
+        """The question in a few words: model, machine and batch."""
+        return (
+            f"{self.model.name} on {self.profile.name}, {self.global_batch_size:,} sequences of "
+            f"{self.seq_length:,} tokens an iteration"
+        )
+
+    def tables(self) -> Sequence[Table]:
+        """Return one table: one row a number of GPUs."""
+        table = Table(
+            title=f"The best layout at each number of GPUs: {self.asked}",
+            columns=COLUMNS,
+            rows=[_row(point) for point in self.points],
+            notes=tuple(_notes(self)),
+            narrow=(
+                "iteration", "memory", "MFU", "tokens/s", "gain", "plan", "layout",
+            ),
+            below="layout",
+        )  # fmt: skip
+        return (table,)
+
+    def alerts(self) -> Sequence[str]:
+        """Return each warning once, after its numbers of GPUs."""
+        about: dict[str, list[str]] = {}
+        for point in self.points:
+            for text in point.warnings:
+                about.setdefault(text, []).append(f"{point.gpus:,}")
+        return [f"{', '.join(numbers)} GPUs: {text}" for text, numbers in about.items()]
+
+    def to_frame(self) -> DataFrame:
+        """Return one row a number of GPUs; where no layout is found, ``error`` says why."""
+        names = [item.name for item in fields(LayoutResult)]
+        rows = []
+        for point in self.points:
+            layout = point.layout
+            rows.append(
+                {
+                    "gpus": point.gpus, **(asdict(layout) if layout else {}),
+                    "layout": layout.label if layout else "",
+                    "plan": layout.plan.label if layout else "",
+                    "tokens_per_second": point.tokens_per_second,
+                    "scaling_efficiency": point.scaling_efficiency, "error": point.error or "",
+                }
+            )  # fmt: skip
+        return frame(
+            rows, ["gpus", "layout", *names, "tokens_per_second", "scaling_efficiency", "error"]
+        )
+
+
+COLUMNS: Final = (
+    ">GPUs", "layout", "plan", ">tokens/s/GPU", ">tokens/s", ">MFU", ">iteration", ">memory",
+    ">gain", ">efficiency",
+)  # fmt: skip
+
+
+def _row(point: ScalePoint) -> tuple[str, ...]:
+    one = point.layout
+    if one is None or point.tokens_per_second is None:
+        return (f"{point.gpus:,}", "not possible", *[""] * (len(COLUMNS) - 2))
+    return (
+        f"{point.gpus:,}", one.label, one.plan.label, f"{one.tokens_per_second_per_gpu:,.0f}",
+        f"{point.tokens_per_second:,.0f}", share(one.mfu), ms(one.iteration_ms),
+        f"{one.peak_memory_gib:.1f} GiB", factor(one.domino_gain), share(point.scaling_efficiency),
+    )  # fmt: skip
+
+
+def _notes(result: ScaleResult) -> Iterator[str]:
+    """Yield why a number has no layout, what the columns mean, and how the answer was found."""
+    for point in result.points:
+        if point.error:
+            yield f"{point.gpus:,} GPUs: {point.error}"
+    first = result.found[0][0].gpus
+    yield (
+        f"All numbers train the same global batch of {result.global_batch_size:,} sequences "
+        "(strong scaling)."
+    )
+    yield (
+        f"efficiency: tokens/s/GPU over those at {first:,} GPUs; gain: over the best layout "
+        "without Domino at the same number."
+    )
+    kinds = {point.optimality for point, _ in result.found}
+    yield f"{', '.join(sorted(kind for kind in kinds if kind))}; {result.seconds:.1f} s."

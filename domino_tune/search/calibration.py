@@ -1,0 +1,227 @@
+"""Factors of a machine from measured iterations: the most likely ones, and what they leave open.
+
+Unknown are the logarithms of the factors of ``simulator.calibration.PARTS`` and the constant of an
+iteration. Their priors are the errors of the profile's look-ups; a measured iteration is off by
+NOISE. The maximum of the posterior is found by least squares, and its width by the Jacobian there
+(Laplace).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from domino_tune.base.cores import Ahead, in_turn
+from simulator.calibration import PARTS
+from simulator.case import Case
+from simulator.draws import Draw, family_of
+from simulator.plan import SlicePlan
+from simulator.predict import played, predict
+from simulator.units import MS_PER_NS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NOISE: Final = 0.02
+"""By which a measured iteration may be off (assumed: runs of one job differ by about so much)."""
+LAUNCH_ERROR: Final = 2.0
+"""Least prior error of launch costs (assumed): hosts differ by more than a profile knows."""
+CONSTANT_SHARE: Final = 0.05
+"""Prior width of the constant, as a share of the shortest run (assumed)."""
+SLOW_HOSTS: Final = (4.0, 12.0)
+"""Factors of launch costs from which the search begins, too."""
+LEAST_ERROR: Final = 0.01
+STEP: Final = 0.03
+"""Of the Jacobian's differences, in logarithms; times are whole nanoseconds."""
+MOST_STEPS: Final = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """An iteration that was measured, as a case and a plan."""
+
+    label: str
+    case: Case
+    plan: SlicePlan
+    measured_ms: float
+
+
+class Learnt(NamedTuple):
+    """A part's factor; its relative error before (``prior``) and behind the runs."""
+
+    factor: float
+    prior: float
+    error: float
+
+
+class Fitted(NamedTuple):
+    """What was learnt; times in ms. ``left_out_ms``: each run's prediction by all others."""
+
+    parts: dict[str, Learnt]
+    constant_ms: float
+    constant_prior_ms: float
+    constant_error_ms: float
+    before_ms: tuple[float, ...]
+    after_ms: tuple[float, ...]
+    left_out_ms: tuple[float, ...]
+
+
+def fit_runs(runs: Sequence[MeasuredRun], ahead: Ahead = in_turn) -> Fitted:
+    """Return the factors by which the profile of ``runs`` explains them best."""
+    from scipy.optimize import least_squares
+
+    problem = _Problem(runs, ahead)
+    starts = problem.starts()
+    lower = np.full(len(starts[0]), -np.inf)
+    lower[-1] = -1e-9  # the constant is time that is spent, not gained
+    found = min(
+        (
+            least_squares(
+                problem.residuals, start, jac=problem.jacobian, bounds=(lower, np.inf),
+                max_nfev=MOST_STEPS, xtol=1e-3, ftol=1e-3, gtol=1e-6,
+            )
+            for start in starts
+        ),
+        key=lambda one: float(one.cost),
+    )  # fmt: skip
+    x, jacobian = found.x, problem.jacobian(found.x)
+    widths = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))
+    parts = {
+        name: Learnt(
+            math.exp(x[number] * problem.widths[name]), math.expm1(problem.widths[name]),
+            math.expm1(widths[number] * problem.widths[name]),
+        )
+        for number, name in enumerate(problem.names)
+    }  # fmt: skip
+    scale_ms = problem.constant_ms
+    return Fitted(
+        parts=parts,
+        constant_ms=max(0.0, x[-1]) * scale_ms,
+        constant_prior_ms=scale_ms,
+        constant_error_ms=float(widths[-1]) * scale_ms,
+        before_ms=tuple(problem.times_ms(starts[0])),
+        after_ms=tuple(problem.times_ms(x)),
+        left_out_ms=problem.left_out_ms(x, jacobian),
+    )
+
+
+def predicted_ms(
+    runs: Sequence[MeasuredRun], fitted: Fitted, ahead: Ahead = in_turn
+) -> list[float]:
+    """Return the times of ``runs`` with what was learnt of others."""
+    factors = {name: math.log(one.factor) for name, one in fitted.parts.items()}
+    items = [(number, factors, fitted.constant_ms) for number in range(len(runs))]
+    found = ahead(lambda item: _time_ms(runs[item[0]], *item[1:]), items)
+    return [time_ms() for _, time_ms in found]
+
+
+def _time_ms(run: MeasuredRun, logs: Mapping[str, float], constant_ms: float) -> float:
+    draw = Draw(
+        factors={family: math.exp(log) for name, log in logs.items() for family in PARTS[name]}
+    )
+    return predict(run.case.drawn(draw), run.plan).makespan_ns * MS_PER_NS + constant_ms
+
+
+class _Problem:
+    """Residuals of runs and priors, each over its width; unknowns are over their prior widths."""
+
+    def __init__(self, runs: Sequence[MeasuredRun], ahead: Ahead) -> None:
+        self.runs = runs
+        self.widths = _prior_widths(runs)
+        self.names = tuple(self.widths)
+        self.constant_ms = CONSTANT_SHARE * min(run.measured_ms for run in runs)
+        self._ahead = ahead
+        self._times: dict[tuple[float, ...], NDArray[np.float64]] = {}
+
+    def starts(self) -> list[NDArray[np.float64]]:
+        """Return where to begin: at the profile, and with slower hosts. Where no iteration waits
+        for its host, no small step tells that a slow one would explain it."""
+        made = [np.zeros(len(self.names) + 1)]
+        for factor in SLOW_HOSTS if "launch" in self.names else ():
+            slow = made[0].copy()
+            slow[self.names.index("launch")] = math.log(factor) / self.widths["launch"]
+            made.append(slow)
+        return made
+
+    def times_ms(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the time of each run at ``x``."""
+        self._compute([x])
+        return self._times[tuple(x)]
+
+    def _compute(self, points: Sequence[NDArray[np.float64]]) -> None:
+        """Compute the times at the points that are not known, all at once."""
+        new = [point for point in points if tuple(point) not in self._times]
+        items = [
+            (number, {n: x[i] * self.widths[n] for i, n in enumerate(self.names)},
+             x[-1] * self.constant_ms)
+            for x in new
+            for number in range(len(self.runs))
+        ]  # fmt: skip
+        found = self._ahead(lambda item: _time_ms(self.runs[item[0]], *item[1:]), items)
+        times = np.array([time_ms() for _, time_ms in found]).reshape(len(new), len(self.runs))
+        self._times.update({tuple(x): row for x, row in zip(new, times, strict=True)})
+
+    def _logs(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        measured = np.array([run.measured_ms for run in self.runs])
+        logs: NDArray[np.float64] = np.log(self.times_ms(x) / measured) / NOISE
+        return logs
+
+    def residuals(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the runs' errors, then the unknowns."""
+        return np.concatenate([self._logs(x), x])
+
+    def jacobian(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the derivatives of the residuals."""
+        steps = [STEP / self.widths[name] for name in self.names] + [0.1]
+        points = [x + step * unit for step, unit in zip(steps, np.eye(len(x)), strict=True)]
+        self._compute([x, *points])
+        base = self._logs(x)
+        columns = [
+            (self._logs(point) - base) / step for point, step in zip(points, steps, strict=True)
+        ]
+        return np.vstack([np.stack(columns, axis=1), np.eye(len(x))])
+
+    def left_out_ms(
+        self, x: NDArray[np.float64], jacobian: NDArray[np.float64]
+    ) -> tuple[float, ...]:
+        """Return each run's time by what the others tell, from ``x`` by one step of Newton's."""
+        residuals, found = self.residuals(x), []
+        for number in range(len(self.runs)):
+            kept = np.arange(len(residuals)) != number
+            some, rest = jacobian[kept], residuals[kept]
+            moved = x - np.linalg.solve(some.T @ some, some.T @ rest)
+            moved[-1] = max(0.0, moved[-1])
+            logs = {n: moved[i] * self.widths[n] for i, n in enumerate(self.names)}
+            found.append(_time_ms(self.runs[number], logs, moved[-1] * self.constant_ms))
+        return tuple(found)
+
+
+def _prior_widths(runs: Sequence[MeasuredRun]) -> dict[str, float]:
+    """Return the prior width of each part's logarithm: of its look-ups' errors, by their time."""
+    spent, unsure = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
+    part_of = {family: part for part, families in PARTS.items() for family in families}
+    launches = 0.0
+    laws = [run.case.power for run in runs if run.case.power is not None]
+    for run in runs:
+        found = played(run.case, run.plan)
+        for (signature, _, _), count in found.schedule.counts().items():
+            part = part_of[family_of(signature)]
+            time_ns = count * found.cost.duration_ns(signature)
+            spent[part] += time_ns
+            unsure[part] += time_ns * found.cost.estimate(signature).error
+        if found.cost.launch.mode != "none":
+            launches = max(launches, LAUNCH_ERROR, found.cost.launch.error)
+    widths = {
+        part: math.log1p(max(LEAST_ERROR, unsure[part] / spent[part]))
+        for part in PARTS
+        if spent[part]
+    }
+    if launches:
+        widths["launch"] = math.log1p(launches)
+    if laws:
+        widths["power"] = math.log1p(max(one.family("gemm").error for one in laws))
+    return widths

@@ -1,0 +1,65 @@
+"""Tables of measured runs: one row a job, whose columns are options of simulate."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import Final, NamedTuple
+
+from simulator.errors import InputError
+
+MEASURED: Final = "measured_ms"
+LABEL: Final = "label"
+MOST_RUNS: Final = 10_000
+
+
+class RunRow(NamedTuple):
+    """A run: a name for people, its options as texts, and the median iteration in ms."""
+
+    label: str
+    options: dict[str, str]
+    measured_ms: float
+
+
+def read_runs(text: str, source: str) -> list[RunRow]:
+    """Return the rows of a CSV table; lines that begin with ``#`` are remarks.
+
+    A column ``label`` names the run. Raise InputError for a table without ``measured_ms``, and for
+    a time that is not a positive number.
+    """
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    reader = csv.DictReader(io.StringIO("\n".join(lines)), skipinitialspace=True)
+    names = [name.strip() for name in reader.fieldnames or ()]
+    if MEASURED not in names:
+        raise InputError(
+            f"{source} has no column {MEASURED}; it has {', '.join(names) or 'none'}. Give the "
+            "median time of an iteration in ms there."
+        )
+    found = []
+    for number, row in enumerate(reader, 1):
+        if None in row or None in row.values():
+            raise InputError(
+                f"Run {number} of {source} has another number of cells than the header has; "
+                "correct it."
+            )
+        cells = {name.strip(): (cell or "").strip() for name, cell in row.items()}
+        measured = checked_ms(cells.pop(MEASURED), f"Run {number} of {source}")
+        label = cells.pop(LABEL, "") or f"run {number}"
+        found.append(RunRow(label, cells, measured))
+        if len(found) > MOST_RUNS:
+            raise InputError(f"{source} has more than {MOST_RUNS:,} runs; give fewer.")
+    return found
+
+
+def checked_ms(text: str, source: str) -> float:
+    """Return a positive time. Raise InputError for anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(
+            f"{source}: {MEASURED} must be a number above 0, got {text!r}; correct it."
+        )
+    return value

@@ -1,0 +1,114 @@
+"""tune --sweep: the best layout at each number of GPUs, for the same global batch."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+from domino_tune.base.progress import Progress, no_progress
+from domino_tune.requests import TuneRequest
+from domino_tune.results import LayoutsResult, ScalePoint, ScaleResult
+from domino_tune.store.shelf import DISK, Shelf
+from domino_tune.verbs.layouts import tune_layouts
+from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
+
+FEWEST: Final = 2
+MOST: Final = 32
+DRAWN: Final = "Trace and page show"
+"""How warnings begin that are of drawings, which a sweep has not."""
+NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
+
+
+def tune_scale(
+    request: TuneRequest, progress: Progress = no_progress, *, shelf: Shelf = DISK
+) -> ScaleResult:
+    """Return the best layout of the request's model at each number of GPUs of its sweep.
+
+    A number without a layout holds its error itself. Raise InputError for an option that does not
+    go with ``--sweep``, and the error of the last number where none has a layout.
+    """
+    began = time.perf_counter()
+    points: list[ScalePoint] = []
+    errors: dict[str, DominoTuneError] = {}
+    first: LayoutsResult | None = None
+    for asked in _requests(request):
+        gpus = asked.gpus or 0
+        try:
+            answer = tune_layouts(asked, _told(progress, gpus), shelf=shelf)
+        except DominoTuneError as error:
+            errors[str(error)] = error
+            points.append(ScalePoint(gpus=gpus, error=str(error)))
+        else:
+            first = first or answer
+            points.append(_point(gpus, answer, first))
+    if first is None:
+        raise _no_layout(errors)
+    return ScaleResult(
+        points=tuple(points),
+        model=first.best.model,
+        profile=first.best.profile,
+        seq_length=first.best.workload.seq_length,
+        global_batch_size=first.global_batch_size,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def gpus_of(sweep: str) -> tuple[int, ...]:
+    """Return the numbers of GPUs of ``gpus=A,B,C``. Raise InputError for any other text."""
+    key, _, listed = sweep.partition("=")
+    texts = [text.strip() for text in listed.split(",")]
+    numbers = tuple(int(text) for text in texts if NUMBER.fullmatch(text))
+    rising = all(low < high for low, high in pairwise(numbers))
+    whole = len(numbers) == len(texts) and FEWEST <= len(numbers) <= MOST
+    if key.strip() != "gpus" or not whole or not rising:
+        raise InputError(
+            f"--sweep of tune needs gpus=A,B,C: {FEWEST} to {MOST} rising whole numbers ≥ 1, got "
+            f"{sweep!r}; write it like gpus=8,16,32."
+        )
+    return numbers
+
+
+def _requests(request: TuneRequest) -> list[TuneRequest]:
+    """Return the request of each number. Raise InputError for what does not go with a sweep."""
+    numbers = gpus_of(request.sweep or "")
+    if request.gpus:
+        raise InputError("--sweep has the numbers of GPUs; leave out --gpus, or give it alone.")
+    if request.objective != "simulate":
+        raise InputError("Layouts are searched by simulation: leave out --objective measure.")
+    if not request.global_batch_size:
+        raise InputError("--sweep also needs --global-batch-size B, in sequences; give both.")
+    return [replace(request, sweep=None, gpus=gpus) for gpus in numbers]
+
+
+def _told(progress: Progress, gpus: int) -> Progress:
+    return lambda message: progress(f"{gpus:,} GPUs: {message}")
+
+
+def _point(gpus: int, answer: LayoutsResult, first: LayoutsResult) -> ScalePoint:
+    """Return a number's answer; ``first`` is that of the first number with a layout."""
+    layout = answer.layouts[0]
+    each = layout.tokens_per_second_per_gpu
+    return ScalePoint(
+        gpus=gpus,
+        layout=layout,
+        tokens_per_second=each * gpus,
+        scaling_efficiency=each / first.layouts[0].tokens_per_second_per_gpu,
+        best_without_domino=answer.best_without_domino,
+        optimality=answer.optimality,
+        warnings=tuple(text for text in answer.best.warnings if not text.startswith(DRAWN)),
+    )
+
+
+def _no_layout(errors: Mapping[str, DominoTuneError]) -> DominoTuneError:
+    """Return the error of a sweep without a layout: the last number's."""
+    text, last = list(errors.items())[-1]
+    if len(errors) == 1:
+        return last
+    message = f"No number of GPUs in --sweep has a layout; the last: {text}"
+    if isinstance(last, InfeasiblePlanError):
+        return InfeasiblePlanError(message, reason=last.reason)
+    return InputError(message)

@@ -1,0 +1,70 @@
+"""Calibration: by how much a machine's families of look-ups differ from its profile, as measured
+iterations of whole jobs told.
+
+A family's durations are multiplied by its factor, and every iteration takes a constant more. What
+the runs left open about a family takes the place of its look-ups' errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from simulator.draws import Draw, Family
+from simulator.errors import ProfileError
+from simulator.lookup import require_count, require_number, require_positive
+from simulator.provenance import Provenance
+
+PARTS: Final[dict[str, tuple[Family, ...]]] = {
+    "gemm": ("gemm_forward", "gemm_dgrad", "gemm_wgrad"),
+    "attention": ("attention",),
+    "pointwise": ("pointwise",),
+    "collective": ("collective", "peer_copy"),
+    "collective_between_nodes": ("collective_between_nodes",),
+    "launch": ("launch",),
+    "power": ("power",),
+}
+"""What a calibration has a factor of -> the families of errors that it moves together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratedPart:
+    """The factor of a part's durations, and its relative standard error."""
+
+    part: str
+    factor: float
+    error: float
+
+    def __post_init__(self) -> None:
+        if self.part not in PARTS:
+            raise ProfileError(f"calibration has no part {self.part!r}; it has {', '.join(PARTS)}.")
+        require_positive("calibration", f"factor of {self.part}", self.factor)
+        require_number("calibration", f"error of {self.part}", self.error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Factors of the parts, each at most once, and the constant of an iteration.
+
+    ``runs``: measured iterations that told. ``base``: the profile that they differ from.
+    """
+
+    parts: tuple[CalibratedPart, ...]
+    constant_ms: float
+    runs: int
+    base: str
+    provenance: Provenance
+
+    def __post_init__(self) -> None:
+        require_number("calibration", "constant_ms", self.constant_ms)
+        require_count("calibration", "runs", self.runs)
+        names = [one.part for one in self.parts]
+        if names != sorted(set(names)):
+            raise ProfileError("calibration.parts must be sorted by part, each once.")
+
+    def as_draw(self) -> Draw:
+        """Return how the machine differs from the profile."""
+        return Draw(
+            factors={name: one.factor for one in self.parts for name in PARTS[one.part]},
+            errors={name: one.error for one in self.parts for name in PARTS[one.part]},
+        )
