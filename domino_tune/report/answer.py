@@ -23,6 +23,7 @@ def answer(data: ReportData) -> Html:
         "header",
         tag("p", data.title, class_="eyebrow"),
         tag("h1", *_sentence(data)),
+        *((tag("p", data.verdict.text, class_="lead verdict"),) if data.verdict else ()),
         tag("p", _reason(data), class_="lead"),
         *((tag("p", data.tie, class_="note"),) if data.tie else ()),
         _figures(data),

@@ -21,6 +21,7 @@ from domino_tune.report.markup import Html, section, tag, text
 from domino_tune.report.memory import where_memory_goes
 from domino_tune.report.pipeline import pipeline_picture
 from domino_tune.report.scale import scale_parts
+from domino_tune.report.verdict import verdict_part
 from domino_tune.results import ScaleResult
 from domino_tune.store.files import write_whole
 
@@ -40,8 +41,8 @@ def write_report(path: str | Path, data: ReportData) -> None:
 def report_html(data: ReportData) -> str:
     """Return the page as text."""
     body = (
-        masthead(data.profile), answer(data), layouts_picture(data), pipeline_picture(data),
-        _lanes(data), heat_map(data), where_time_goes(data), where_memory_goes(data),
+        masthead(data.profile), answer(data), verdict_part(data), layouts_picture(data),
+        pipeline_picture(data), _lanes(data), heat_map(data), where_time_goes(data), where_memory_goes(data),
         how_sure(data), sweeps(data), asked(data), again(data.commands),
     )  # fmt: skip
     scripts = string.Template(static("lanes.html")).substitute(
