@@ -7,20 +7,31 @@ piece of every layer: sizes that no machine has would keep a server busy for hou
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import islice
 from typing import Any, Final
 
 from api.problems import bad_body
 from domino_tune.base.units import parse_quantity
+from domino_tune.requests import TuneRequest
 from domino_tune.search import SpaceSpec, slicings_of
 from domino_tune.store.formats.hf_config import field_name
-from domino_tune.verbs.simulate import shortened
+from domino_tune.verbs.layouts import (
+    COL_SLICES,
+    ROW_SLICES,
+    Layout,
+    case_of,
+    layouts_of,
+    weights_fit,
+)
+from domino_tune.verbs.resolve import usual_sharing
+from domino_tune.verbs.simulate import MICROS_PLAYED, shortened
 from domino_tune.verbs.tune import cases_to_tune
 from domino_tune.verbs.whatif import parse_changes, parse_sweep
 from simulator.case import Case
 from simulator.errors import InputError
-from simulator.plan import MAX_ROW_SLICES, SlicePlan
+from simulator.plan import MAX_ROW_SLICES, MEGATRON, SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 MOST_OPS: Final = 1_000_000
@@ -29,6 +40,8 @@ MOST_OPS_AT_ONCE: Final = 250_000
 """Ops of a schedule that a caller waits for: about 4 s."""
 MOST_PLANS: Final = 4_000_000
 """Combinations of a search, of all micro-batch sizes together."""
+MOST_LAYOUTS: Final = 1 << 13
+"""Layouts of a search: the first bounds of so many take about a minute, in one quantum."""
 MOST_RANKS: Final = 1 << 20
 MOST_PASSES: Final = 1 << 20
 """Passes of all stages of a pipeline in an iteration: about 10 s."""
@@ -45,6 +58,8 @@ COUNTS: Final = {
     "vpp": 1 << 8,
     "cp": 1 << 10,
     "nodes": MOST_RANKS,
+    "gpus": 1 << 16,
+    "global_batch_size": MOST_SEQUENCES,
     "seq_length": 1 << 24,
     "micro_batch_size": 1 << 16,
     "grad_accumulation": 1 << 13,
@@ -167,6 +182,77 @@ def check_setup(
         _at_most(search_size(case, tune_also), MOST_PLANS, ("tune_also",), "the number of plans")
 
 
+def check_layouts(case: Case, request: TuneRequest) -> None:
+    """Refuse a search of layouts that would take too long. Raise ProblemError 422.
+
+    ``case`` is what the layouts of ``request`` divide.
+    """
+    check_model(case.model)
+    found = list(islice(layouts_of(case, request), MOST_LAYOUTS + 1))
+    if len(found) > MOST_LAYOUTS:
+        raise bad_body(
+            f"There are more than {MOST_LAYOUTS:,} layouts, which is the most here; fix some of "
+            "tp, cp, pp, vpp, micro_batch_size and recompute, or ask for fewer gpus.",
+            place=("gpus",),
+        )
+    batch = request.global_batch_size or 0
+    passes = max((one.pp * one.vpp * one.micros(batch) for one in found), default=0)
+    if passes > MOST_PASSES:
+        raise bad_body(
+            f"pp × vpp × micro-batches may be at most {MOST_PASSES:,} here, and a layout has "
+            f"{passes:,}; give a smaller global_batch_size, a smaller pp, or a larger dp or "
+            "micro_batch_size.",
+            place=("global_batch_size",),
+        )
+    _check_ops_of_layouts(case, request, found)
+
+
+def _check_ops_of_layouts(case: Case, request: TuneRequest, layouts: Iterable[Layout]) -> None:
+    """Refuse layouts that take long to play in full; those that do not fit are not played."""
+    counted: dict[tuple[Any, ...], int] = {}
+    for one in layouts:
+        shown = max(MICROS_PLAYED, one.pp if one.vpp > 1 else 1)  # as ``shortened`` leaves them
+        micros = min(one.micros(request.global_batch_size or 0), shown)
+        key = one.tp > 1, one.cp, one.pp, one.vpp, one.recompute, micros
+        if key not in counted:
+            counted[key] = layout_ops(case, request, one, micros)
+        if counted[key] > MOST_OPS and _may_run(case, request, one):
+            raise bad_body(
+                f"The number of ops to play may be at most {MOST_OPS:,} here, and a layout has "
+                f"{counted[key]:,}; give a larger pp, a smaller cp, or a model with fewer layers.",
+                place=("model",),
+            )
+
+
+def layout_ops(case: Case, request: TuneRequest, layout: Layout, micros: int) -> int:
+    """Return the ops of ``micros`` micro-batches on the rank with the most layers; no plan that a
+    search of layouts tries has more."""
+    layers = math.ceil(case.model.num_hidden_layers / (layout.pp * layout.vpp)) * layout.vpp
+    model = replace(case.model, num_hidden_layers=layers)
+    shared = case.workload.data_parallel
+    if request.data_parallel is None:
+        shared = usual_sharing(case.cluster)["data_parallel"]
+    workload = replace(case.workload, recompute=layout.recompute, data_parallel=shared)
+    cluster = ClusterSpec(tp=min(layout.tp, 2), dp=2, cp=layout.cp, ranks_per_node=4 * layout.cp)
+    plan = _MOST_SLICED_LAYOUT if layout.tp > 1 else MEGATRON
+    return schedule_ops(model, cluster, plan, micros, workload)
+
+
+def _may_run(case: Case, request: TuneRequest, layout: Layout) -> bool:
+    """Return whether the layout divides the model, and its weights fit."""
+    try:
+        return weights_fit(case_of(case, request, layout))
+    except InputError:
+        return False
+
+
+_MOST_SLICED_LAYOUT: Final = SlicePlan(
+    row_slices=max(ROW_SLICES), attn_col_slices=max(COL_SLICES), mlp_col_slices=max(COL_SLICES),
+    slice_dim="sequence", merge_wgrad=True, sequence_parallel=True,
+)  # fmt: skip
+"""A plan with no fewer ops than any that a search of layouts tries."""
+
+
 def _check_changes(case: Case, changes: Sequence[str], sweep: str | None) -> dict[str, int]:
     """Return the largest value of each count in a what-if, the unchanged case included."""
     key, values = parse_sweep(sweep)
@@ -241,11 +327,13 @@ def schedule_ops(
     buckets = (kinds + passes * rounds) * (model.num_hidden_layers + 1)
     if cluster.replicas == 1 or not reduces:
         buckets = passes
+    sharded = reduces and cluster.replicas > 1 and workload.data_parallel != "replicas"
+    norm = 1 + (talks or sharded)  # and its all-reduce, among ranks that hold different gradients
     step = (
         how.zero_grads + how.clip_grad + how.copy_parameters + how.log_params_norm
         + how.log_num_zeros_in_grad
     )  # fmt: skip
-    return micros * (model.num_hidden_layers * layer + edges) + buckets + each + sums + step + 1
+    return micros * (model.num_hidden_layers * layer + edges) + buckets + norm + sums + step + 1
 
 
 def _context_ops(cp: int, how: str, *, exchanges: bool) -> tuple[int, int]:

@@ -44,15 +44,25 @@ class Wire(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-def wire_body(name: str, request: type[Request], *, without: Collection[str] = ()) -> type[Wire]:
-    """Return the strict body of ``request``: its fields with their bounds, except ``without``."""
+def wire_body(
+    name: str,
+    request: type[Request],
+    *,
+    without: Collection[str] = (),
+    required: Collection[str] = (),
+    doc: str = "",
+) -> type[Wire]:
+    """Return the strict body of ``request``: its fields with their bounds, except ``without``.
+
+    Those that are ``required`` must be given. ``doc`` is by default that of the request.
+    """
     hints = hints_of(request)
     made: dict[str, Any] = {
-        item.name: _body_field(item, hints[item.name])
+        item.name: _body_field(item, hints[item.name], required=item.name in required)
         for item in fields(request)
         if item.name not in without
     }
-    return create_model(name, __base__=Wire, __doc__=inspect.getdoc(request), **made)
+    return create_model(name, __base__=Wire, __doc__=doc or inspect.getdoc(request), **made)
 
 
 def to_request(body: Wire, kind: type[Asked]) -> Asked:
@@ -61,7 +71,7 @@ def to_request(body: Wire, kind: type[Asked]) -> Asked:
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
 
 
-def _body_field(item: Field[Any], hint: Any) -> tuple[Any, Any]:
+def _body_field(item: Field[Any], hint: Any, *, required: bool) -> tuple[Any, Any]:
     """Return (type, field) of one option."""
     option = option_of(item)
     optional = NoneType in get_args(hint)
@@ -70,7 +80,7 @@ def _body_field(item: Field[Any], hint: Any) -> tuple[Any, Any]:
     if get_origin(core) is tuple:
         wire = Annotated[wire, pydantic.Field(max_length=MOST_ENTRIES)]
         return wire, pydantic.Field(default_factory=list, description=option.help)
-    if item.default is MISSING:
+    if required or item.default is MISSING:
         return wire, pydantic.Field(description=option.help)
     default = pydantic.Field(default=item.default, description=option.help)
     return (wire | None if optional else wire), default

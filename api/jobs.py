@@ -1,4 +1,4 @@
-"""What tunes and sweeps share: submitting, waiting, and the JSON of a job."""
+"""What jobs of all kinds share: submitting, waiting, and their JSON."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ RETRY_S: Final = 1
 LINKS: Final[Mapping[JobKind, tuple[str, ...]]] = {
     "tune": ("events", "plan", "report", "trace", "validations"),
     "sweep": ("events", "points"),
+    "layout": ("events", "plan", "report", "trace"),
 }
 _WAIT: Final = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?([0-9]{1,6})\"?\s*(?=$|[,;])", re.ASCII)
 

@@ -13,13 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 from api.generate import Slug, Wire, shown, shown_fields, wire_body
 from api.problems import Problem
 from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
-from domino_tune.requests.verbs import NOT_SERVED
+from domino_tune.requests.verbs import LAYOUT_FIELDS, LAYOUTS_NOT_SERVED, NOT_SERVED
 from domino_tune.results import ExportResult, SimulateResult, WhatIfResult
 from domino_tune.results import TuneResult as TuneAnswer
+from domino_tune.results.layouts import Layouts
 from domino_tune.results.tune import BEST, SPEEDUPS, GridCell, TrialResult
 from domino_tune.results.validate import ValidateResult
 from domino_tune.results.whatif import POINT_FIELDS
-from domino_tune.service.jobs.job import JobState
+from domino_tune.service.jobs.job import JobKind, JobState
 from domino_tune.store.plans import Predicted, ProfileRef
 from domino_tune.store.profiles import ProfileSummary
 from simulator.plan import SlicePlan
@@ -31,6 +32,14 @@ SLOW: Final = frozenset({"retune", "sweep"})
 """Fields of a what-if that make it a sweep, which is a job."""
 
 TuneBody = wire_body("TuneBody", TuneRequest, without=NOT_SERVED)
+LayoutBody = wire_body(
+    "LayoutBody",
+    TuneRequest,
+    without=LAYOUTS_NOT_SERVED,
+    required=LAYOUT_FIELDS,
+    doc="Find the best layouts of so many GPUs for a global batch. Of tp, pp, vpp, cp, dp, "
+    "micro_batch_size and recompute those that are given stay; the others are searched.",
+)
 SimulateBody = wire_body("SimulateBody", SimulateRequest)
 WhatIfBody = wire_body("WhatIfBody", WhatIfRequest, without=SLOW)
 SweepBody = wire_body("SweepBody", WhatIfRequest)
@@ -91,6 +100,19 @@ TuneResultShown = create_model(
         "trials": (list[shown(TrialResult)], ...),  # type: ignore[misc]
     },
 )
+LayoutsResultShown = create_model(
+    "LayoutsResult",
+    __base__=Wire,
+    __doc__=Layouts.__doc__,
+    **{
+        **{
+            name: item
+            for name, item in shown_fields(Layouts).items()
+            if name not in ("best", "seconds")
+        },
+        "simulation": (SimulateResultShown, ...),
+    },
+)
 PlanFileShown = create_model(
     "PlanFile",
     __base__=Wire,
@@ -121,7 +143,7 @@ class JobHead(Wire):
     """What lists and events tell of a job; times are RFC 3339, UTC."""
 
     id: str
-    kind: Literal["tune", "sweep"]
+    kind: JobKind
     state: JobState
     request: dict[str, Any]
     progress: Progress
@@ -143,6 +165,12 @@ class Sweep(JobHead):
     """A sweep; ``result`` is there when it is done, its points are there one by one before."""
 
     result: WhatIfResultShown | None  # type: ignore[valid-type]
+
+
+class LayoutSearch(JobHead):
+    """A search of layouts; ``result`` is there when it is done."""
+
+    result: LayoutsResultShown | None  # type: ignore[valid-type]
 
 
 class JobPage(Wire):
@@ -245,7 +273,7 @@ class ModelPage(Wire):
     next: str | None
 
 
-# Files of a tune -------------------------------------------------------------------------------
+# Files of a search -----------------------------------------------------------------------------
 
 Export = create_model(
     "Export",

@@ -9,17 +9,17 @@ from cachetools import LRUCache, cached
 from starlette.requests import Request
 
 from api.auth import Caller
-from api.bounds import MOST_OPS, MOST_OPS_AT_ONCE, check_setup
+from api.bounds import MOST_OPS, MOST_OPS_AT_ONCE, check_layouts, check_setup
 from api.generate import Wire, to_request
 from api.wire import in_thread, parts_of, run_quick
 from domino_tune.requests import PlanFields, TuneRequest, WhatIfRequest, WorkloadFields
 from domino_tune.service.encoding import json_bytes, sha256_hex
 from domino_tune.service.jobs.job import JobKind, NewJob
 from domino_tune.service.library import Library
-from domino_tune.service.tasks.task import REQUESTS, Task
+from domino_tune.service.tasks.task import REQUESTS, Task, case_of
 from domino_tune.store.models import LoadedModel
 from domino_tune.store.plans import PlanFile, plan_from_json
-from domino_tune.verbs.resolve import plan_of, resolve
+from domino_tune.verbs.resolve import plan_of
 from domino_tune.verbs.whatif import parse_changes, parse_sweep
 
 STORED_BYTES: Final = 8 << 20
@@ -72,9 +72,12 @@ def _check(
     kind: str, request: WorkloadFields, plan_file: PlanFile | None, library: Library
 ) -> None:
     """Refuse what would take too long, before anything is built from it."""
-    case = resolve(request, plan_file, library.shelf())
+    case = case_of(kind, request, plan_file, library.shelf())
     if isinstance(request, TuneRequest):
-        check_setup(case, tune_also=request.tune_also)
+        if kind == "layout":
+            check_layouts(case, request)
+        else:
+            check_setup(case, tune_also=request.tune_also)
         return
     assert isinstance(request, PlanFields)
     plan = plan_of(request, plan_file, case)

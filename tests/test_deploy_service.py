@@ -251,8 +251,8 @@ def test_proxy_passes_events_on_as_they_come() -> None:
     inside = location(f"~ {found[1]}")
     assert "proxy_buffering off;" in inside
     assert seconds("proxy_read_timeout", inside) >= 3600
-    for path in ("/v1/tunes/job_0/events", "/v1/sweeps/job_0/events"):
-        assert re.match(found[1], path)
+    for kind in ("tunes", "sweeps", "layouts"):
+        assert re.match(found[1], f"/v1/{kind}/job_0/events")
     assert not re.match(found[1], "/v1/tunes/job_0/plan")
 
 

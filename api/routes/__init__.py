@@ -7,6 +7,7 @@ from typing import Final
 from api.routes import (
     events,
     health,
+    layouts,
     metrics,
     models,
     page,
@@ -22,6 +23,7 @@ from api.wire import Routes
 ALL: Final[tuple[Routes, ...]] = (
     tunes.routes,
     sweeps.routes,
+    layouts.routes,
     events.routes,
     validations.routes,
     simulations.routes,

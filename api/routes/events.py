@@ -21,7 +21,7 @@ from api.parts import Parts
 from api.problems import ProblemError
 from api.wire import JobId, Me, Routes, in_thread, parts_of
 from domino_tune.service.encoding import json_bytes
-from domino_tune.service.jobs.job import Job
+from domino_tune.service.jobs.job import Job, JobKind
 from simulator.errors import DominoTuneError
 
 routes: Final = Routes("events")
@@ -44,8 +44,7 @@ async def get_tune_events(
     request: Request, caller: Me, job_id: JobId, last_event_id: LastEventId = None
 ) -> Response:
     """The tune at each change, as server-sent events named by its state; ends when it does."""
-    job = await find_job(request, caller, "tune", job_id)
-    return _events(request, caller, job, last_event_id)
+    return await _events(request, caller, "tune", job_id, last_event_id)
 
 
 @routes.route(
@@ -55,12 +54,24 @@ async def get_sweep_events(
     request: Request, caller: Me, job_id: JobId, last_event_id: LastEventId = None
 ) -> Response:
     """The sweep at each change, as server-sent events named by its state; ends when it does."""
-    job = await find_job(request, caller, "sweep", job_id)
-    return _events(request, caller, job, last_event_id)
+    return await _events(request, caller, "sweep", job_id, last_event_id)
 
 
-def _events(request: Request, caller: Caller, job: Job, last: str | None) -> Response:
-    parts = parts_of(request)
+@routes.route(
+    "GET", "/v1/layouts/{job_id}/events", scope="read", media_type=MEDIA_TYPE, also={204: None}
+)
+async def get_layout_events(
+    request: Request, caller: Me, job_id: JobId, last_event_id: LastEventId = None
+) -> Response:
+    """The search of layouts at each change, as server-sent events named by its state; ends when it
+    does."""
+    return await _events(request, caller, "layout", job_id, last_event_id)
+
+
+async def _events(
+    request: Request, caller: Caller, kind: JobKind, job_id: str, last: str | None
+) -> Response:
+    parts, job = parts_of(request), await find_job(request, caller, kind, job_id)
     if job.ended and last == str(job.version):
         return Response(status_code=204)
     if parts.streams[caller.key] >= MOST_STREAMS:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
-from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.files import To, plan_response, report_response, trace_response
 from api.jobs import (
     Cursor,
     Limit,
@@ -16,22 +15,13 @@ from api.jobs import (
     cancel_job,
     find_job,
     job_response,
-    json_response,
     page_of_jobs,
     submit_job,
 )
 from api.schemas import JobPage, PlanAnswer, Trace, Tune, TuneBody
-from api.wire import REPORT_CSP, IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
-from domino_tune.results import to_json
-from domino_tune.service.encoding import json_bytes
-from domino_tune.store.plans import plan_from_json
-from domino_tune.verbs.plan import export_plan, export_text
+from api.wire import IdempotencyKey, JobId, Me, Routes, body_of
 
 routes: Final = Routes("tunes")
-To = Annotated[
-    Literal["megatron", "deepspeed", "env"] | None,
-    Query(description="For this framework; none: the plan file itself."),
-]
 
 
 @routes.route("POST", "/v1/tunes", scope="tune", status=202, returns=Tune, also={200: Tune})
@@ -73,30 +63,16 @@ async def cancel_tune(request: Request, caller: Me, job_id: JobId) -> Response:
 async def get_tune_plan(request: Request, caller: Me, job_id: JobId, to: To = None) -> Response:
     """The best plan of a tune that is done, as a plan file; with `to` what makes a framework run
     it, whose `text` is for a shell to source."""
-    data = await _artifact(request, caller, job_id, "plan")
-    return json_response(data if to is None else await in_thread(_exported, data, to))
+    return await plan_response(request, caller, "tune", job_id, to)
 
 
 @routes.route("GET", "/v1/tunes/{job_id}/report", scope="read", media_type="text/html")
 async def get_tune_report(request: Request, caller: Me, job_id: JobId) -> Response:
     """The page of a tune that is done, with everything inside."""
-    data = await _artifact(request, caller, job_id, "report")
-    return Response(
-        data, media_type="text/html; charset=utf-8", headers={"Content-Security-Policy": REPORT_CSP}
-    )
+    return await report_response(request, caller, "tune", job_id)
 
 
 @routes.route("GET", "/v1/tunes/{job_id}/trace", scope="read", returns=Trace)
 async def get_tune_trace(request: Request, caller: Me, job_id: JobId) -> Response:
     """The timelines of a tune that is done, as a Chrome trace for Perfetto."""
-    return json_response(await _artifact(request, caller, job_id, "trace"))
-
-
-async def _artifact(request: Request, caller: Me, job_id: str, name: str) -> bytes:
-    job = await find_job(request, caller, "tune", job_id)
-    return await in_thread(parts_of(request).jobs.artifact, job.id, name)
-
-
-def _exported(data: bytes, to: str) -> bytes:
-    made = export_plan(plan_from_json(json.loads(data), source="The tune's plan"), to)
-    return json_bytes({**to_json(made), "text": export_text(made)})
+    return await trace_response(request, caller, "tune", job_id)

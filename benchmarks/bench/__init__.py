@@ -26,7 +26,8 @@ BENCHES: Final[dict[str, Bench]] = {
     name: _lazy(name)
     for name in (
         "baselines", "power", "admission", "sequence-slices", "accuracy", "contention",
-        "slices", "published", "vtrain", "rivals", "calibrate", "layouts", "host", "shares", "upstream", "paper",
+        "slices", "published", "vtrain", "rivals", "calibrate", "layouts", "host", "shares",
+        "upstream", "paper",
         "speed", "greedy", "search", "properties", "h200", "agreement", "constants", "runtime",
         "applied", "tune_measure",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import mean, median
 from typing import Final
 
@@ -66,7 +66,7 @@ def _vtrain() -> Table:
     for seed in range(DRAWS):
         drawn = random.Random(seed)
         ends = [number * len(runs) // PICKED for number in range(PICKED + 1)]
-        picked = {drawn.randrange(low, high) for low, high in zip(ends, ends[1:], strict=False)}
+        picked = {drawn.randrange(low, high) for low, high in pairwise(ends)}
         fitted = fit_runs([runs[number] for number in sorted(picked)], on_all_cores)
         others = [run for number, run in enumerate(runs) if number not in picked]
         errors.append(_error(others, fitted))

@@ -16,7 +16,7 @@ from domino_tune.base.extras import needed_for
 
 with needed_for("domino_tune.client"):
     from domino_tune.client.asynchronous import AsyncClient
-    from domino_tune.client.jobs import Job, JobPage, TuneAnswer
+    from domino_tune.client.jobs import Job, JobPage, LayoutsAnswer, TuneAnswer
     from domino_tune.client.sync import Client
 
-__all__ = ["AsyncClient", "Client", "Job", "JobPage", "TuneAnswer"]
+__all__ = ["AsyncClient", "Client", "Job", "JobPage", "LayoutsAnswer", "TuneAnswer"]

@@ -10,7 +10,12 @@ from typing import Any, Final
 
 from domino_tune.requests import PlanFields, Request, TuneRequest, WhatIfRequest
 from domino_tune.requests.options import option_of
-from domino_tune.requests.verbs import NOT_SERVED
+from domino_tune.requests.verbs import (
+    LAYOUT_FIELDS,
+    LAYOUTS_NOT_SERVED,
+    NOT_OF_LAYOUTS,
+    NOT_SERVED,
+)
 from domino_tune.store.plans import load_plan
 from simulator.errors import InputError
 
@@ -19,7 +24,16 @@ NAMES: Final = ("model", "profile")
 
 def tune_body(request: TuneRequest) -> bytes:
     """Return the body of a tune. Raise InputError for options that a server cannot follow."""
+    _given(request, without=LAYOUT_FIELDS, why="that asks for layouts: call `layouts`")
     return _encoded(_given(request, without=NOT_SERVED, why="a server starts no ranks"))
+
+
+def layouts_body(request: TuneRequest) -> bytes:
+    """Return the body of a search of layouts. Raise InputError for options that it, or a server,
+    cannot follow."""
+    _given(request, without=NOT_OF_LAYOUTS, why="with --gpus the layout is searched")
+    why = "it starts no ranks, and searches layouts of one number of GPUs"
+    return _encoded(_given(request, without=LAYOUTS_NOT_SERVED, why=why))
 
 
 def plan_body(request: PlanFields) -> bytes:

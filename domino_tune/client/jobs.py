@@ -1,26 +1,31 @@
-"""Jobs: tunes and sweeps as the server describes them."""
+"""Jobs: tunes, sweeps and searches of layouts as the server describes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, cast, get_args
+from functools import partial
+from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 from domino_tune.base.errors import ServiceError
 from domino_tune.client.address import segment
 from domino_tune.client.answers import error_of
 from domino_tune.results import Tuned
-from domino_tune.results.from_json import tuned_from_json
+from domino_tune.results.from_json import layouts_from_json, tuned_from_json
+from domino_tune.results.layouts import Layouts
 from simulator.errors import InputError
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 STATES: Final = get_args(State)
 ENDED: Final = ("done", "failed", "cancelled")
+Search = Literal["tune", "layout"]
+"""Kinds of jobs that have files: a plan, a report and a trace."""
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A tune or sweep at a server.
+    """A tune, a sweep or a search of layouts at a server.
 
     ``done`` of ``total`` steps are finished; ``total`` is None while it is not known. ``plain`` is
     the job's whole JSON.
@@ -69,6 +74,15 @@ class TuneAnswer:
     result: Tuned
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayoutsAnswer:
+    """A finished search of layouts: its result, and the id of its job, which its files are asked
+    by."""
+
+    id: str
+    result: Layouts
+
+
 def path_of(job: Job) -> str:
     """Return the path of a job at its server."""
     return f"/v1/{job.kind}s/{segment(job.id)}"
@@ -104,8 +118,17 @@ def tune_answer(job: Job, *, seconds: float) -> TuneAnswer:
 
     Raise as ``Job.result`` does, and ServiceError for a result that this version cannot read.
     """
+    return TuneAnswer(id=job.id, result=_read(job, partial(tuned_from_json, seconds=seconds)))
+
+
+def layouts_answer(job: Job, *, seconds: float) -> LayoutsAnswer:
+    """Return what an ended search of layouts found, as ``tune_answer`` does."""
+    return LayoutsAnswer(id=job.id, result=_read(job, partial(layouts_from_json, seconds=seconds)))
+
+
+def _read(job: Job, read: Callable[[Any], Found]) -> Found:
     try:
-        return TuneAnswer(id=job.id, result=tuned_from_json(job.result(), seconds=seconds))
+        return read(job.result())
     except InputError as error:
         if job.state != "done":
             raise

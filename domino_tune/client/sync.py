@@ -17,9 +17,20 @@ from domino_tune.base.progress import Progress, no_progress
 from domino_tune.client import transport
 from domino_tune.client.address import segment
 from domino_tune.client.answers import BUSY, Json, check, json_of, retry_after_s
-from domino_tune.client.bodies import plan_body, tune_body, whatif_body
+from domino_tune.client.bodies import layouts_body, plan_body, tune_body, whatif_body
 from domino_tune.client.events import EventReader
-from domino_tune.client.jobs import Job, JobPage, TuneAnswer, job_of, page_of, path_of, tune_answer
+from domino_tune.client.jobs import (
+    Job,
+    JobPage,
+    LayoutsAnswer,
+    Search,
+    TuneAnswer,
+    job_of,
+    layouts_answer,
+    page_of,
+    path_of,
+    tune_answer,
+)
 from domino_tune.client.tokens import Token
 from domino_tune.client.transport import JSON_HEADERS, PAUSES_S, new_key
 from domino_tune.results import Simulated
@@ -52,23 +63,24 @@ class Client:
     def tune(self, request: requests.TuneRequest, progress: Progress = no_progress) -> TuneAnswer:
         """Ask for the best plan and wait for it. Cancel the job if that is interrupted."""
         start_s = perf_counter()
-        body, key = tune_body(request), new_key()
-        job: Job | None = None
-        try:
-            job = job_of(self._post("/v1/tunes", body, key=key))
-            job = self.wait(job, progress)
-        except KeyboardInterrupt:
-            with suppress(DominoTuneError):
-                # The server may know a job whose answer did not arrive. Sent again with the same
-                # key, the request returns that job.
-                job = job or job_of(self._post("/v1/tunes", body, key=key, pauses_s=()))
-                self._job("DELETE", job, pauses_s=())
-            raise
+        job = self._ended("/v1/tunes", tune_body(request), progress)
         return tune_answer(job, seconds=perf_counter() - start_s)
 
     def submit_tune(self, request: requests.TuneRequest) -> Job:
         """Ask for the best plan and do not wait for it."""
         return job_of(self._post("/v1/tunes", tune_body(request), key=new_key()))
+
+    def layouts(
+        self, request: requests.TuneRequest, progress: Progress = no_progress
+    ) -> LayoutsAnswer:
+        """Ask for the best layouts and wait for them. Cancel the job if that is interrupted."""
+        start_s = perf_counter()
+        job = self._ended("/v1/layouts", layouts_body(request), progress)
+        return layouts_answer(job, seconds=perf_counter() - start_s)
+
+    def submit_layouts(self, request: requests.TuneRequest) -> Job:
+        """Ask for the best layouts and do not wait for them."""
+        return job_of(self._post("/v1/layouts", layouts_body(request), key=new_key()))
 
     def sweep(self, request: requests.WhatIfRequest, progress: Progress = no_progress) -> Job:
         """Ask for a sweep and wait for it. Leave it running if that is interrupted."""
@@ -100,6 +112,10 @@ class Client:
         """Return a sweep as it is now."""
         return job_of(self._get(f"/v1/sweeps/{segment(name)}"))
 
+    def get_layouts(self, name: str) -> Job:
+        """Return a search of layouts as it is now."""
+        return job_of(self._get(f"/v1/layouts/{segment(name)}"))
+
     def cancel(self, job: Job) -> Job:
         """Cancel a job."""
         return self._job("DELETE", job)
@@ -112,25 +128,29 @@ class Client:
         """Return a page of the caller's sweeps, newest first."""
         return page_of(self._get("/v1/sweeps", cursor=cursor, limit=limit))
 
+    def layout_jobs(self, cursor: str | None = None, limit: int | None = None) -> JobPage:
+        """Return a page of the caller's searches of layouts, newest first."""
+        return page_of(self._get("/v1/layouts", cursor=cursor, limit=limit))
+
     def points(self, name: str, cursor: str | None = None, limit: int | None = None) -> Json:
         """Return a page of a sweep's points."""
         return self._get(f"/v1/sweeps/{segment(name)}/points", cursor=cursor, limit=limit)
 
-    def plan(self, name: str) -> bytes:
-        """Return a tune's plan file."""
-        return self._file(f"/v1/tunes/{segment(name)}/plan")
+    def plan(self, name: str, kind: Search = "tune") -> bytes:
+        """Return the plan file of a tune, or of another ``kind`` of search."""
+        return self._file(f"/v1/{kind}s/{segment(name)}/plan")
 
-    def export(self, name: str, to: str) -> Json:
-        """Return a tune's plan in the form ``to`` of a training framework."""
-        return self._get(f"/v1/tunes/{segment(name)}/plan", to=to)
+    def export(self, name: str, to: str, kind: Search = "tune") -> Json:
+        """Return a search's plan in the form ``to`` of a training framework."""
+        return self._get(f"/v1/{kind}s/{segment(name)}/plan", to=to)
 
-    def report(self, name: str) -> bytes:
-        """Return a tune's report, an HTML page."""
-        return self._file(f"/v1/tunes/{segment(name)}/report")
+    def report(self, name: str, kind: Search = "tune") -> bytes:
+        """Return a search's report, an HTML page."""
+        return self._file(f"/v1/{kind}s/{segment(name)}/report")
 
-    def trace(self, name: str) -> bytes:
-        """Return a tune's Chrome trace."""
-        return self._file(f"/v1/tunes/{segment(name)}/trace")
+    def trace(self, name: str, kind: Search = "tune") -> bytes:
+        """Return a search's Chrome trace."""
+        return self._file(f"/v1/{kind}s/{segment(name)}/trace")
 
     def validations(self, name: str) -> Json:
         """Return the measured results of a tune's plan."""
@@ -175,6 +195,21 @@ class Client:
     def add_model(self, name: str, config: bytes) -> Json:
         """Store the model of a Hugging Face config.json."""
         return self._post(f"/v1/models?{urlencode({'name': name})}", config, key=new_key())
+
+    def _ended(self, path: str, body: bytes, progress: Progress) -> Job:
+        """Submit a job and return it when it has ended. Cancel it if that is interrupted."""
+        key = new_key()
+        job: Job | None = None
+        try:
+            job = job_of(self._post(path, body, key=key))
+            return self.wait(job, progress)
+        except KeyboardInterrupt:
+            with suppress(DominoTuneError):
+                # The server may know a job whose answer did not arrive. Sent again with the same
+                # key, the request returns that job.
+                job = job or job_of(self._post(path, body, key=key, pauses_s=()))
+                self._job("DELETE", job, pauses_s=())
+            raise
 
     def _job(self, method: str, job: Job, pauses_s: Sequence[float] = PAUSES_S) -> Job:
         """Send a request to the job's own path. Return the job."""

@@ -193,8 +193,8 @@ class ReportData:
     ``title``: model, ranks and profile in one line. ``workload``: (name, value) pairs.
     ``commands``: (purpose, command) pairs. ``heat_note``: a sentence on the cells of the heat map.
     ``verdict``: all strategies. ``layouts``: the best of so many GPUs; ``pipelines``: of the
-    baseline and of the plan. ``held``: memory of the variants, of ``capacity_gib`` a GPU. ``tie``: why the chosen plan is not
-    the fastest, or empty.
+    baseline and of the plan. ``held``: memory of the variants, of ``capacity_gib`` a GPU.
+    ``tie``: why the chosen plan is not the fastest, or empty.
     """
 
     title: str

@@ -15,6 +15,8 @@ from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from domino_tune.base.cores import Ahead, in_turn
+from domino_tune.base.progress import Progress, no_progress
+from domino_tune.search.problem import go_on
 from simulator.case import Case
 from simulator.clocked_form import ClockedForm, Layers, closed_form
 from simulator.closed_form import ClosedForm
@@ -44,7 +46,7 @@ class Candidate:
     """A layout as a case, with the plans that slice it and those that do not.
 
     ``layers``, ``kept``: what its bounds share with those of other layouts. ``timed``: what was
-    found.
+    found, in order of evaluation, None where a plan does not fit.
     """
 
     case: Case
@@ -132,18 +134,28 @@ Plans = Callable[[Candidate], Sequence[SlicePlan]]
 
 
 class LayoutSearch:
-    """The candidates, and what is found. ``evaluations``: plans that were timed, or do not fit."""
+    """The candidates, and what is found. ``evaluations``: plans that were timed, or do not fit.
+
+    ``progress`` and then ``pause`` are called after each evaluation. An exception of theirs ends
+    the search; another search of the same candidates goes on from what they hold, and looks at the
+    same plans in the same order as if it had never been interrupted.
+    """
 
     def __init__(
         self,
         candidates: Sequence[Candidate],
-        pause: Callable[[str], None] = lambda _: None,
+        progress: Progress = no_progress,
         ahead: Ahead = in_turn,
+        *,
+        pause: Callable[[], None] = go_on,
     ) -> None:
         self.candidates = candidates
-        self._pause = pause
+        self._progress = progress
         self._ahead = ahead
-        self._best_ns: dict[int, int] = {}
+        self._pause = pause
+        self._best_ns = {
+            number: one.best_ns() for number, one in enumerate(candidates) if one.timed
+        }
 
     def run(self) -> None:
         """Find the KEPT best layouts, and the best without slices; time each kept one unsliced."""
@@ -153,9 +165,7 @@ class LayoutSearch:
         kept = [self.candidates.index(one) for one in self.kept()]
         self._search(kept, lambda one: one.unsliced, lambda: FOREVER_NS)
 
-    def _search(
-        self, numbers: Iterable[int], plans_of: Plans, limit_ns: Callable[[], int]
-    ) -> None:
+    def _search(self, numbers: Iterable[int], plans_of: Plans, limit_ns: Callable[[], int]) -> None:
         """Time the plans that may be faster than their candidate's best of them, and the limit."""
 
         def useful(look: Look) -> bool:
@@ -174,7 +184,8 @@ class LayoutSearch:
         one = self.candidates[look.number]
         one.timed[look.plan] = timed
         self._best_ns[look.number] = one.best_ns()
-        self._pause(f"{one.case.cluster.levels}: {look.plan.label}")
+        self._progress(f"{one.case.cluster.levels}: {look.plan.label}")
+        self._pause()
 
     def _looks(
         self, numbers: Iterable[int], plans_of: Plans, limit_ns: Callable[[], int]

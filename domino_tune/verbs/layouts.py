@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Final, NamedTuple
 
-from domino_tune.base.cores import on_all_cores
+from domino_tune.base.cores import Ahead, in_turn, on_all_cores
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import TuneRequest
+from domino_tune.requests.options import option_of
+from domino_tune.requests.verbs import NOT_OF_LAYOUTS
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
 from domino_tune.search.layouts import Candidate, LayoutSearch, Timed
 from domino_tune.search.simulated import slicings_of
@@ -50,6 +52,23 @@ class Layout(NamedTuple):
     micro_batch_size: int
     recompute: Recompute
 
+    def micros(self, batch: int) -> int:
+        """Return the micro-batches of one iteration of ``batch`` sequences."""
+        return batch // self.dp // self.micro_batch_size
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayoutSpace:
+    """The layouts of a request that may fit, and why others do not, counted.
+
+    ``base``: the case of one layout, which the others differ from in how they divide it.
+    """
+
+    request: TuneRequest
+    base: Case
+    candidates: Sequence[Candidate]
+    infeasible: Counter[str]
+
 
 def tune_layouts(
     request: TuneRequest, progress: Progress = no_progress, *, shelf: Shelf = DISK
@@ -60,6 +79,16 @@ def tune_layouts(
     no layout fits the memory.
     """
     began = time.perf_counter()
+    space = space_of(request, shelf)
+    progress(f"{len(space.candidates):,} layouts that may fit")
+    search = LayoutSearch(space.candidates, progress, on_all_cores)
+    search.run()
+    return replace(conclude(space, search, on_all_cores), seconds=time.perf_counter() - began)
+
+
+def space_of(request: TuneRequest, shelf: Shelf = DISK) -> LayoutSpace:
+    """Return what the request's search goes through. Raise InputError where no layout divides the
+    GPUs and the batch."""
     base = base_of(request, shelf)
     candidates, infeasible = candidates_of(base, request)
     if not candidates and not infeasible["memory"]:
@@ -68,13 +97,16 @@ def tune_layouts(
             "asked: tp, pp and cp must divide the GPUs and the model, dp × --micro-batch-size the "
             "batch. Leave out fixed flags, or give other numbers."
         )
-    progress(f"{len(candidates):,} layouts that may fit")
-    search = LayoutSearch(candidates, progress, on_all_cores)
-    search.run()
-    kept = search.kept()
+    return LayoutSpace(request=request, base=base, candidates=candidates, infeasible=infeasible)
+
+
+def conclude(space: LayoutSpace, search: LayoutSearch, ahead: Ahead = in_turn) -> LayoutsResult:
+    """Return the answer of a search that has ended, with the best layout simulated beside its
+    rivals; ``seconds`` is 0. Raise InfeasiblePlanError where no layout fits the memory."""
+    base, candidates, kept = space.base, space.candidates, search.kept()
     if not kept:
         raise InfeasiblePlanError(
-            f"No layout of {base.model.name} on {request.gpus} GPUs fits the memory of "
+            f"No layout of {base.model.name} on {space.request.gpus} GPUs fits the memory of "
             f"{base.profile.machine.gpu}; give more --gpus, or a lower --seq-length.",
             reason="memory",
         )
@@ -85,9 +117,9 @@ def tune_layouts(
     chosen = Chosen(plan=best.plan, order=order_of(kept[0].case, best.plan))
     looked = Counter("memory" for one in candidates if one.fits_not)
     return LayoutsResult(
-        best=simulate_plan(kept[0].case, chosen),
+        best=simulate_plan(kept[0].case, chosen, judged=ahead),
         gpus=base.cluster.world_size,
-        global_batch_size=_batch(request),
+        global_batch_size=_batch(space.request),
         layouts=tuple(_result(one, one.best(), rival_ns) for one in kept),
         best_without_domino=(
             _result(rival, rival.best(rival.unsliced), rival_ns) if rival else None
@@ -97,9 +129,16 @@ def tune_layouts(
         candidates=len(candidates),
         plans=sum(len(one.plans) for one in candidates),
         evaluations=search.evaluations,
-        infeasible=dict(sorted((infeasible + looked).items())),
-        seconds=time.perf_counter() - began,
+        infeasible=dict(sorted((space.infeasible + looked).items())),
+        seconds=0.0,
     )
+
+
+def best_so_far(search: LayoutSearch) -> LayoutResult | None:
+    """Return the fastest layout of a search that goes on, without Domino's gain over the best
+    layout that does without: that one is not known yet. None where nothing fits so far."""
+    kept = search.kept()
+    return _result(kept[0], kept[0].best(), None) if kept else None
 
 
 def base_of(request: TuneRequest, shelf: Shelf) -> Case:
@@ -108,12 +147,11 @@ def base_of(request: TuneRequest, shelf: Shelf) -> Case:
         raise InputError(
             "Layouts need both: give --gpus N and --global-batch-size B, in sequences."
         )
-    given = {
-        "--grad-accumulation": request.grad_accumulation, "--pp-layers": request.pp_layers,
-        "--tune-also": request.tune_also, "--target": request.target, "--search": request.search,
-        "--trials": request.trials, "--recompute-layers": request.recompute_layers,
-    }  # fmt: skip
-    found = [name for name, value in given.items() if value]
+    found = [
+        option_of(item).flag
+        for item in fields(request)
+        if item.name in NOT_OF_LAYOUTS and getattr(request, item.name)
+    ]
     if found:
         raise InputError(f"With --gpus the layout is searched; leave out {', '.join(found)}.")
     asked = replace(
@@ -138,7 +176,7 @@ def candidates_of(base: Case, request: TuneRequest) -> tuple[list[Candidate], Co
     kept: dict[tuple[object, ...], KeptBytes] = defaultdict(KeptBytes)
     for layout in layouts_of(base, request):
         try:
-            case = _case(base, request, layout)
+            case = case_of(base, request, layout)
         except InputError:
             infeasible["shape"] += 1
             continue
@@ -150,11 +188,16 @@ def candidates_of(base: Case, request: TuneRequest) -> tuple[list[Candidate], Co
             layers=layers[key],
             kept=kept[key],
         )
-        if sum(static_memory(case, MEGATRON)) > case.capacity_bytes or not one.may_fit:
+        if not weights_fit(case) or not one.may_fit:
             infeasible["memory"] += 1
         else:
             found.append(one)
     return found, infeasible
+
+
+def weights_fit(case: Case) -> bool:
+    """Return whether weights, gradients and optimizer state alone fit a GPU."""
+    return sum(static_memory(case, MEGATRON)) <= case.capacity_bytes
 
 
 def layouts_of(base: Case, request: TuneRequest) -> Iterator[Layout]:
@@ -199,7 +242,7 @@ def _virtual(pp: int, layers: int) -> Iterator[int]:
             yield vpp
 
 
-def _case(base: Case, request: TuneRequest, layout: Layout) -> Case:
+def case_of(base: Case, request: TuneRequest, layout: Layout) -> Case:
     """Return the layout as a case. Raise InputError where it does not fit the model."""
     cluster = replace(
         base.cluster, tp=layout.tp, cp=layout.cp, pp=layout.pp, vpp=layout.vpp, dp=layout.dp
@@ -215,7 +258,7 @@ def _case(base: Case, request: TuneRequest, layout: Layout) -> Case:
         pp_layers=spread_layers(layers, stages) if layers % stages else (),
         micro_batch_size=layout.micro_batch_size,
         recompute=layout.recompute,
-        grad_accumulation=_batch(request) // layout.dp // layout.micro_batch_size,
+        grad_accumulation=layout.micros(_batch(request)),
         **shared,
     )
     return replace(base, workload=workload, cluster=cluster)

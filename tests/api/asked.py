@@ -22,6 +22,11 @@ SMALL: Final = {**CELL, "search": "random", "trials": 4}
 """A tune of a second."""
 LONG: Final = {**CELL, "micro_batch_size": 16, "search": "random", "trials": 100_000}
 """A tune of many minutes."""
+LAYOUTS: Final[dict[str, Any]] = {
+    "model": "gpt3-1.3b", "profile": "h100-dgx", "seq_length": 512, "gpus": 4,
+    "global_batch_size": 4, "overrides": ["num_hidden_layers=4"],
+}  # fmt: skip
+"""A search of layouts of a few seconds."""
 TUNE: Final = TuneRequest(**SMALL)
 SIMULATION: Final = SimulateRequest(**CELL)
 description: Final = cache(document)

@@ -25,7 +25,7 @@ checks.ensure_resource_availability.enabled = false
 
 [[operations]]
 # DELETE calls a job off, and leaves it to be looked at.
-include-path-regex = "^/v1/(tunes|sweeps)"
+include-path-regex = "^/v1/(tunes|sweeps|layouts)"
 checks.use_after_free.enabled = false
 """
 

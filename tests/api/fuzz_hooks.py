@@ -9,21 +9,27 @@ from typing import Any, Final
 import schemathesis
 
 ANSWERABLE: Final[dict[str, dict[str, Any]]] = {
-    "tune": {"search": "random", "trials": 2, "tune_also": []},
+    "tune": {
+        "search": "random", "trials": 2, "tune_also": [], "target": None, "grad_accumulation": 1,
+    },
     "simulate": {"plan": None},
     "what_if": {"plan": None, "change": ["link_bandwidth=2x"]},
+    "layout_search": {
+        "gpus": 4, "global_batch_size": 4, "pp": None, "vpp": None, "cp": None,
+        "overrides": ["num_hidden_layers=4"],
+    },
     "sweep": {"plan": None, "change": [], "sweep": "link_bandwidth=1x,2x", "retune": False},
-}
+}  # fmt: skip
 """Fields of a body, by the start or end of its operation's name."""
 WORKLOAD: Final = {
     "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 4, "dp": 1, "nodes": None, "dtype": "bf16",
-    "seq_length": 512, "micro_batch_size": 4, "grad_accumulation": 1, "overrides": [],
-    "target": None,
+    "seq_length": 512, "micro_batch_size": 4, "overrides": [],
 }  # fmt: skip
 CUT: Final = dict.fromkeys((
     "strategy", "row_slices", "col_slices", "attn_col_slices", "mlp_col_slices",
-    "attn_dgrad_slices", "mlp_dgrad_slices", "order", "wgrad", "comm_ctas",
+    "attn_dgrad_slices", "mlp_dgrad_slices", "order", "wgrad", "comm_ctas", "grad_accumulation",
 ))  # fmt: skip
+SEARCHES: Final = ("tune", "layout_search")
 CONFIG: Final = {
     "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4,
     "intermediate_size": 512, "vocab_size": 1024,
@@ -45,8 +51,6 @@ def map_case(context: schemathesis.HookContext, case: Any) -> Any:
         case.body = json.loads((resources.files("profiles") / "h100-dgx.json").read_bytes())
     for part, fields in ANSWERABLE.items():
         if name.endswith(part):
-            merge = {} if part == "tune" else {**CUT, "merge_wgrad": False}
-            case.body = {**case.body, **WORKLOAD, **merge, **fields}
-            if part != "tune":
-                case.body.pop("target")
+            cut = {} if part in SEARCHES else {**CUT, "merge_wgrad": False}
+            case.body = {**case.body, **WORKLOAD, **cut, **fields}
     return case

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from api.app import route_table
 from api.wire import Declared
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.jobs.job import NewJob
+from domino_tune.service.jobs.job import JobKind, NewJob
 from domino_tune.service.sql.database import open_database
 from domino_tune.service.tokens import SCOPES, TokenDesk
 from tests.api.service import Service, serving
@@ -44,8 +44,8 @@ class World:
 
     def path(self, route: Declared) -> str:
         """The path with all its parameters."""
-        kind = "sweep" if "/sweeps" in route.path else "tune"
-        path = route.path.replace("{job_id}", self.jobs[kind])
+        kinds = (kind for kind in self.jobs if route.path.startswith(f"/v1/{kind}s"))
+        path = route.path.replace("{job_id}", self.jobs[next(kinds, "tune")])
         return path.replace("{name}", "nobody-has-this")
 
 
@@ -60,7 +60,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     }
     jobs = {
         kind: desk.submit(NewJob(kind=kind, owner="other", request={}, task=b"{}"))[0].id
-        for kind in ("tune", "sweep")
+        for kind in get_args(JobKind)
     }
     database.close()
     with serving(folder, tokens_required=True, workers=0, burst=100_000) as service:
@@ -146,7 +146,7 @@ def without_ids(plain: Any) -> Any:
 
 
 def test_lists_hold_ones_own_jobs_only(world: World) -> None:
-    for path in ("/v1/tunes", "/v1/sweeps"):
+    for path in ("/v1/tunes", "/v1/sweeps", "/v1/layouts"):
         headers = {"Authorization": f"Bearer {world.secrets['admin']}"}
         with world.service.client(headers=headers) as client:
             assert client.get(path).json()["items"] == []

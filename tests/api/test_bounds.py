@@ -12,12 +12,16 @@ from api import bounds
 from api.problems import ProblemError
 from domino_tune.requests import TuneRequest
 from domino_tune.search.simulated import space_of
+from domino_tune.store.shelf import DISK
+from domino_tune.verbs.layouts import Layout, base_of, candidates_of
 from domino_tune.verbs.resolve import resolve
+from domino_tune.verbs.simulate import shortened
 from domino_tune.verbs.tune import cases_to_tune
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.ordering import order_of
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
+from simulator.predict import scheduled
 from simulator.specs import CP_COMM, ClusterSpec
 
 
@@ -33,7 +37,8 @@ def setup_of(**given: Any) -> Case:
 @pytest.mark.parametrize(
     "given",
     [
-        {}, {"tp": 1}, {"dp": 2, "data_parallel": "replicas"}, {"grad_accumulation": 3, "dp": 2},
+        {}, {"tp": 1}, {"tp": 1, "dp": 2}, {"dp": 2, "data_parallel": "replicas"},
+        {"grad_accumulation": 3, "dp": 2},
         {"grad_accumulation": 3, "dp": 2, "data_parallel": "fsdp"}, {"recompute": "full"},
         {"recompute": "selective"},
     ],
@@ -131,6 +136,73 @@ def test_questions_that_are_too_large() -> None:
     refused("#/tune_also", batch, tune_also=("micro_batch_size",))
 
 
+def layouts_of(**given: Any) -> tuple[Case, TuneRequest]:
+    """A search of layouts, and the case that they divide."""
+    asked: dict[str, Any] = {
+        "model": "gpt3-1.3b", "profile": "h100-dgx", "seq_length": 1024, "gpus": 8,
+        "global_batch_size": 16, **given,
+    }  # fmt: skip
+    request = TuneRequest(**asked)
+    return base_of(request, DISK), request
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {}, {"gpus": 1, "global_batch_size": 1 << 20}, {"gpus": 8, "global_batch_size": 1 << 13},
+        {"model": "llama3-70b", "gpus": 512, "global_batch_size": 2048, "seq_length": 4096},
+        {"model": "llama3-405b", "gpus": 16384, "global_batch_size": 2048, "seq_length": 8192},
+        {"model": "llama3-405b", "gpus": 16384, "global_batch_size": 128, "seq_length": 1 << 17},
+        {"model": "llama3-405b", "gpus": 1 << 16, "global_batch_size": 1 << 16,
+         "seq_length": 8192},
+    ],
+)  # fmt: skip
+def test_layouts_that_users_ask_for_are_allowed(given: dict[str, Any]) -> None:
+    bounds.check_layouts(*layouts_of(**given))
+
+
+MANY = {
+    "model": "llama3-405b", "gpus": 55440, "global_batch_size": 55440, "seq_length": 1 << 17,
+}  # fmt: skip
+DEEP = ("num_hidden_layers=4096", "hidden_size=256")
+
+
+@pytest.mark.parametrize(
+    ("given", "pointer", "instead", "allowed"),
+    [
+        (MANY, "#/gpus", "fix some of tp, cp, pp", {"tp": 8, "cp": 1, "pp": 63}),
+        (
+            {"global_batch_size": 1 << 16}, "#/global_batch_size", "a smaller global_batch_size",
+            {"dp": 4},
+        ),
+        ({"overrides": DEEP}, "#/model", "a larger pp", {"pp": 8}),
+        ({"overrides": ("vocab_size=999999999",)}, "#/model", "ask for less", {"overrides": ()}),
+    ],
+)  # fmt: skip
+def test_layouts_that_take_too_long(
+    given: dict[str, Any], pointer: str, instead: str, allowed: dict[str, Any]
+) -> None:
+    with pytest.raises(ProblemError, match=instead) as caught:
+        bounds.check_layouts(*layouts_of(**given))
+    assert caught.value.status == 422
+    assert [fault.pointer for fault in caught.value.faults] == [pointer]
+    bounds.check_layouts(*layouts_of(**{**given, **allowed}))
+
+
+def test_no_layout_has_more_ops_than_are_counted() -> None:
+    base, request = layouts_of(gpus=4, global_batch_size=8, overrides=("num_hidden_layers=6",))
+    for one in candidates_of(base, request)[0]:
+        case = shortened(one.case)
+        for plan in one.plans:
+            cluster, work = case.cluster, case.workload
+            layout = Layout(
+                cluster.tp, cluster.cp, cluster.pp, cluster.vpp, cluster.dp, work.micro_batch_size,
+                work.recompute,
+            )  # fmt: skip
+            counted = bounds.layout_ops(base, request, layout, work.grad_accumulation)
+            assert len(scheduled(case, plan)) <= counted
+
+
 def test_ops_are_those_of_all_that_is_looked_at() -> None:
     deep = setup_of(
         overrides=("num_hidden_layers=300",), tp=1, grad_accumulation=32, micro_batch_size=2
@@ -178,6 +250,8 @@ def test_changes_that_are_too_large(
         ({"nodes": 10**9}, "#/nodes"),
         ({"seq_length": 10**9}, "#/seq_length"),
         ({"micro_batch_size": 10**9}, "#/micro_batch_size"),
+        ({"gpus": 10**9}, "#/gpus"),
+        ({"global_batch_size": 10**9}, "#/global_batch_size"),
         ({"grad_accumulation": 10**9}, "#/grad_accumulation"),
         ({"overrides": ["vocab_size=1000", "n_embd=1000000000000"]}, "#/overrides/1"),
         ({"overrides": ["hidden_size=1_000_000_000"]}, "#/overrides/0"),

@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from api.generate import MOST_ENTRIES, SPECIAL, Wire, shown, to_request, wire_body
-from api.schemas import SLOW, SimulateBody, SweepBody, TuneBody, WhatIfBody
+from api.schemas import SLOW, LayoutBody, SimulateBody, SweepBody, TuneBody, WhatIfBody
 from domino_tune.requests import Request, SimulateRequest, TuneRequest, WhatIfRequest
 from domino_tune.requests.options import option, option_of
-from domino_tune.requests.verbs import NOT_SERVED
+from domino_tune.requests.verbs import LAYOUT_FIELDS, LAYOUTS_NOT_SERVED, NOT_SERVED
 from domino_tune.results import to_json
 from domino_tune.results.json_form import HIDDEN
 from domino_tune.store.plans import ProfileRef
@@ -20,6 +20,7 @@ from simulator.plan import SlicePlan
 
 BODIES: list[tuple[type[Wire], type[Request], frozenset[str]]] = [
     (TuneBody, TuneRequest, frozenset(NOT_SERVED)),
+    (LayoutBody, TuneRequest, frozenset(LAYOUTS_NOT_SERVED)),
     (SimulateBody, SimulateRequest, frozenset()),
     (WhatIfBody, WhatIfRequest, SLOW),
     (SweepBody, WhatIfRequest, frozenset()),
@@ -71,6 +72,16 @@ def test_a_new_field_needs_no_line() -> None:
 def test_nothing_is_coerced_and_nothing_unknown_is_taken(bad: str) -> None:
     with pytest.raises(ValidationError):
         TuneBody.model_validate_json(bad)
+
+
+def test_layouts_need_what_asks_for_them() -> None:
+    assert not set(LAYOUT_FIELDS) & set(TuneBody.model_fields)
+    whole: dict[str, Any] = {"gpus": 8, "global_batch_size": 16}
+    assert to_request(LayoutBody.model_validate(whole), TuneRequest) == TuneRequest(**whole)
+    for name in LAYOUT_FIELDS:
+        for bad in ({k: v for k, v in whole.items() if k != name}, {**whole, name: None}):
+            with pytest.raises(ValidationError):
+                LayoutBody.model_validate(bad)
 
 
 def test_lists_and_texts_are_bounded() -> None:

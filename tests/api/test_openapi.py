@@ -66,7 +66,7 @@ def test_an_import_takes_all_that_its_request_has(made: dict[str, Any]) -> None:
 
 def test_it_names_no_file_of_a_server(made: dict[str, Any]) -> None:
     bodies = {name: one for name, one in made["components"]["schemas"].items() if "Body" in name}
-    assert set(bodies) == {"TuneBody", "SimulateBody", "WhatIfBody", "SweepBody"}
+    assert set(bodies) == {"TuneBody", "LayoutBody", "SimulateBody", "WhatIfBody", "SweepBody"}
     for body in bodies.values():
         assert body["additionalProperties"] is False
         assert not {"evidence", "objective", "backend", "emulate_link"} & set(body["properties"])

@@ -16,7 +16,7 @@ from domino_tune.base.errors import NotFoundError
 from domino_tune.service.encoding import json_text, sha256_hex
 from simulator.errors import InputError
 
-JobKind = Literal["tune", "sweep"]
+JobKind = Literal["tune", "sweep", "layout"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: Final[frozenset[JobState]] = frozenset({"done", "failed", "cancelled"})
 OPEN: Final[frozenset[JobState]] = frozenset({"queued", "running"})

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
 
 from domino_tune.requests import TuneRequest, WhatIfRequest
 from domino_tune.requests.outputs import TuneOutputs
-from domino_tune.results import TuneResult
+from domino_tune.results import LayoutsResult, TuneResult
 from domino_tune.search.simulated import CasePlans
 from domino_tune.service.tasks.task import Task
 from domino_tune.store.plans import dump_plan
+from domino_tune.verbs.layouts import LayoutSpace, space_of
 from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.tune import cases_to_tune
 from domino_tune.verbs.whatif import Question, ask
@@ -19,14 +23,19 @@ from simulator.case import Case
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TaskContext:
-    """A task with the cases and plans of a tune, or the question of a sweep."""
+    """A task with the cases and plans of a tune, the layouts of a search, or the question of a
+    sweep.
+
+    ``alone``: held by a quantum that changes what they share, the layouts with what was found.
+    """
 
     task: Task
+    alone: Lock = field(default_factory=Lock)
     _point_plans: list[CasePlans] = field(default_factory=list)
 
     @property
     def tuning(self) -> TuneRequest:
-        """Return the request of a tune."""
+        """Return the request of a tune, or of a search of layouts."""
         assert isinstance(self.task.request, TuneRequest)
         return self.task.request
 
@@ -40,6 +49,11 @@ class TaskContext:
         ]
 
     @cached_property
+    def layouts(self) -> LayoutSpace:
+        """Return what a search of layouts goes through."""
+        return space_of(self.tuning, self.task.shelf)
+
+    @cached_property
     def question(self) -> Question:
         """Return what a sweep asks."""
         assert isinstance(self.task.request, WhatIfRequest)
@@ -51,15 +65,23 @@ class TaskContext:
             self._point_plans[:] = [CasePlans(case=case)]
         return self._point_plans[0]
 
-    def artifacts(self, result: TuneResult) -> dict[str, bytes]:
-        """Return the files of a tune by name: plan file, report page and timeline."""
-        from domino_tune.report.html import report_html
+    def artifacts(self, result: TuneResult | LayoutsResult) -> dict[str, bytes]:
+        """Return the files of a search by name: plan file, report page and timeline."""
         from domino_tune.store.formats.chrome_trace import trace_bytes
-        from domino_tune.verbs.report import tuning_page
 
-        page = tuning_page(self.tuning, TuneOutputs(), result)
         return {
             "plan": dump_plan(result.best.plan_file).encode(),
-            "report": report_html(page).encode(),
+            "report": self._page(result),
             "trace": trace_bytes(result.best.timelines),
         }
+
+    def _page(self, result: TuneResult | LayoutsResult) -> bytes:
+        from domino_tune.report.html import report_html
+        from domino_tune.verbs.report import report_layouts, tuning_page
+
+        if isinstance(result, TuneResult):
+            return report_html(tuning_page(self.tuning, TuneOutputs(), result)).encode()
+        with TemporaryDirectory() as folder:
+            page = Path(folder) / "report.html"
+            report_layouts(str(page), self.tuning, TuneOutputs(), result)
+            return page.read_bytes()

@@ -1,4 +1,4 @@
-"""A search's record as JSON, from which the next quantum goes on in any process."""
+"""What searches found, as JSON, from which the next quantum goes on in any process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from domino_tune.search import Record, Trial
+from domino_tune.search.layouts import Candidate, Timed
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import SlicePlan
 
@@ -41,3 +42,24 @@ def record_from_json(parsed: Mapping[str, Any], plans: Sequence[SlicePlan]) -> R
                 plan=plans[index], iteration_ns=iteration_ns, peak_bytes=peak_bytes, index=index
             )
     return record
+
+
+def layouts_to_json(candidates: Sequence[Candidate]) -> list[list[int | None]]:
+    """Return the evaluated plans in their order, each as the numbers of its candidate and of the
+    plan, then time in ns and peak in bytes, or None where it does not fit."""
+    found: list[list[int | None]] = []
+    for number, one in enumerate(candidates):
+        plans = {plan: index for index, plan in enumerate(one.plans)} if one.timed else {}
+        for plan, timed in one.timed.items():
+            cost = [None] if timed is None else [timed.iteration_ns, timed.peak_bytes]
+            found.append([number, plans[plan], *cost])
+    return found
+
+
+def restore_layouts(found: Sequence[Sequence[Any]], candidates: Sequence[Candidate]) -> None:
+    """Make the candidates hold what ``layouts_to_json`` gave, and nothing else."""
+    for one in candidates:
+        one.timed.clear()
+    for number, index, *cost in found:
+        plan = candidates[number].plans[index]
+        candidates[number].timed[plan] = None if cost == [None] else Timed(plan, *cost)

@@ -17,12 +17,15 @@ from domino_tune.store.models import LoadedModel
 from domino_tune.store.plans import PlanFile, plan_from_json
 from domino_tune.store.profiles import dump_profile, parse_profile
 from domino_tune.store.shelf import Pinned, Shelf
+from domino_tune.verbs.layouts import base_of
 from domino_tune.verbs.resolve import resolve
+from simulator.case import Case
 from simulator.errors import unknown_name
 from simulator.profile import Profile
 
 REQUESTS: Final[dict[str, type[WorkloadFields]]] = {
     "tune": TuneRequest,
+    "layout": TuneRequest,
     "sweep": WhatIfRequest,
     "simulate": SimulateRequest,
     "whatif": WhatIfRequest,
@@ -52,7 +55,7 @@ class Task:
         not fit together."""
         if kind not in REQUESTS:
             raise unknown_name("kind of task", kind, REQUESTS)
-        case = resolve(request, plan_file, shelf)
+        case = case_of(kind, request, plan_file, shelf)
         model = LoadedModel(spec=case.model)
         if request.model is not None:
             model = shelf.model(request.model)
@@ -93,6 +96,15 @@ class Task:
             ),
             plan_file=plan_from_json(plan_file, source="The task's plan") if plan_file else None,
         )
+
+
+def case_of(kind: str, request: WorkloadFields, plan_file: PlanFile | None, shelf: Shelf) -> Case:
+    """Return the case of a request; of a search of layouts, the one that they divide. Raise
+    InputError for what is unknown or missing, or does not fit together."""
+    if kind == "layout":
+        assert isinstance(request, TuneRequest)
+        return base_of(request, shelf)
+    return resolve(request, plan_file, shelf)
 
 
 def _request(kind: type[WorkloadFields], parsed: Mapping[str, Any]) -> WorkloadFields:

@@ -17,19 +17,30 @@ from typing import Any, Final
 from cachetools import LRUCache, cached
 
 from domino_tune.requests import WhatIfRequest
-from domino_tune.results import to_json
+from domino_tune.results import LayoutsResult, TuneResult, to_json
 from domino_tune.search import DEFAULT_TRIALS, Record, choose_best
+from domino_tune.search.layouts import LayoutSearch
 from domino_tune.service.encoding import json_bytes, sha256_hex
 from domino_tune.service.tasks.context import TaskContext
 from domino_tune.service.tasks.quantum import PausedError, Quantum, QuantumResult
-from domino_tune.service.tasks.search_state import record_from_json, record_to_json
+from domino_tune.service.tasks.search_state import (
+    layouts_to_json,
+    record_from_json,
+    record_to_json,
+    restore_layouts,
+)
 from domino_tune.service.tasks.task import Task
+from domino_tune.verbs.layouts import best_so_far
+from domino_tune.verbs.layouts import conclude as conclude_layouts
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.tune import AllSearched, conclude, search_all
 from domino_tune.verbs.whatif import Question, ask, best_plan, check_points
 from simulator.case import Case
 from simulator.errors import unknown_name
 from simulator.units import MS_PER_NS
+
+GAINS: Final = ("domino_gain", "domino_gain_here")
+"""What is not known of a layout before the search has ended."""
 
 
 class LastProgress:
@@ -104,14 +115,18 @@ def _tune(context: TaskContext, state: dict[str, Any], quantum: Quantum) -> Quan
             best=_best_so_far(context, records),
             state=json_bytes({"records": [record_to_json(record) for record in records]}),
         )
-    result = conclude(searched, request, progress)
+    return _found(context, conclude(searched, request, progress), done)
+
+
+def _found(context: TaskContext, result: TuneResult | LayoutsResult, done: int) -> QuantumResult:
+    """Return the last quantum of a search, after ``done`` evaluations."""
     answer = to_json(result)
     del answer["seconds"]  # of this run, not of the task
     return QuantumResult(
         done=done,
         total=done,
         text="done",
-        best=answer["best"],
+        best=answer["best"] if isinstance(result, TuneResult) else answer["layouts"][0],
         result=json_bytes(answer),
         artifacts=context.artifacts(result),
     )
@@ -134,6 +149,25 @@ def _best_so_far(context: TaskContext, records: list[Record]) -> dict[str, Any] 
         "micro_batch_size": workload.micro_batch_size,
         "grad_accumulation": workload.grad_accumulation,
     }
+
+
+def _layout(context: TaskContext, state: dict[str, Any], quantum: Quantum) -> QuantumResult:
+    with context.alone:
+        space, progress, ended = context.layouts, LastProgress(), False
+        restore_layouts(state.get("layouts", []), space.candidates)
+        search = LayoutSearch(space.candidates, progress, pause=quantum)
+        with suppress(PausedError):
+            search.run()
+            ended = True
+        if ended and not (quantum.over and quantum.steps):
+            return _found(context, conclude_layouts(space, search), search.evaluations)
+        best = to_json(best_so_far(search))
+        return QuantumResult(
+            done=search.evaluations,
+            text=progress.text,
+            best=best and {name: best[name] for name in best if name not in GAINS},
+            state=json_bytes({"layouts": layouts_to_json(space.candidates)}),
+        )
 
 
 def _sweep(context: TaskContext, state: dict[str, Any], quantum: Quantum) -> QuantumResult:
@@ -213,6 +247,7 @@ def _base(task: bytes, question: Question) -> Any:
 
 JOBS: Final[dict[str, Callable[[TaskContext, dict[str, Any], Quantum], QuantumResult]]] = {
     "tune": _tune,
+    "layout": _layout,
     "sweep": _sweep,
 }
 QUICK: Final[dict[str, Callable[[Task], Any]]] = {"simulate": _simulate, "whatif": _whatif}

@@ -9,7 +9,19 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tests.api.hostile.exchange import Part
-from tests.api.hostile.made import JSON, MIB, TUNE, chunked, deep, drops, number, post, send, tune
+from tests.api.hostile.made import (
+    JSON,
+    MIB,
+    TUNE,
+    chunked,
+    deep,
+    drops,
+    layouts,
+    number,
+    post,
+    send,
+    tune,
+)
 
 
 class Hostile(NamedTuple):
@@ -62,6 +74,7 @@ def _not_json() -> Mapping[str, Sequence[Part]]:
         "a what-if that is no JSON": post(b"[", "/v1/what-ifs"),
         "a sweep that is no JSON": post(b"]", "/v1/sweeps"),
         "a simulation that is no JSON": post(b"\x80", "/v1/simulations"),
+        "layouts that are no JSON": post(b"{'gpus': 8}", "/v1/layouts"),
     }
 
 
@@ -127,6 +140,14 @@ def _beyond_bounds() -> Mapping[str, Sequence[Part]]:
         ),
         "a megabyte of name": tune(model="m" * (MIB // 2)),
         "100,000 overrides": tune(overrides=["a=1"] * 100_000),
+        "layouts of 10^9 GPUs": layouts(gpus=10**9),
+        "layouts of 10^12 sequences": layouts(global_batch_size=10**12),
+        "layouts of half a day": layouts(global_batch_size=1 << 20),
+        "layouts without number": layouts(
+            model="llama3-405b", gpus=55440, global_batch_size=55440, seq_length=1 << 24
+        ),
+        "layouts of 4,096 layers": layouts(overrides=["num_hidden_layers=4096", "hidden_size=256"]),
+        "layouts of one search in another": layouts(search="random", trials=1),
     }  # fmt: skip
 
 

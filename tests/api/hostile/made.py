@@ -12,6 +12,10 @@ JSON: Final = "application/json"
 TUNE: Final[dict[str, Any]] = {
     "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 4, "seq_length": 1024, "micro_batch_size": 4,
 }  # fmt: skip
+LAYOUTS: Final[dict[str, Any]] = {
+    "model": "gpt3-1.3b", "profile": "h100-dgx", "seq_length": 1024, "gpus": 8,
+    "global_batch_size": 16,
+}  # fmt: skip
 MIB: Final = 1 << 20
 
 
@@ -36,6 +40,11 @@ def tune(**changed: Any) -> list[Part]:
     """A tune with other fields; None leaves one out."""
     asked = {key: value for key, value in {**TUNE, **changed}.items() if value is not None}
     return post(json.dumps(asked).encode())
+
+
+def layouts(**changed: Any) -> list[Part]:
+    """A search of layouts with other fields."""
+    return post(json.dumps({**LAYOUTS, **changed}).encode(), "/v1/layouts")
 
 
 def chunked(chunks: Iterable[bytes], path: str = "/v1/tunes") -> Iterator[bytes]:

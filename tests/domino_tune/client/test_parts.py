@@ -22,7 +22,7 @@ from domino_tune.base.errors import (
 from domino_tune.client import AsyncClient, Client
 from domino_tune.client.address import base_url, is_loopback, validations_of
 from domino_tune.client.answers import check, error_of, json_of, retry_after_s
-from domino_tune.client.bodies import plan_body, tune_body, whatif_body
+from domino_tune.client.bodies import layouts_body, plan_body, tune_body, whatif_body
 from domino_tune.client.events import EventReader
 from domino_tune.client.jobs import job_of
 from domino_tune.client.tokens import Token, find_token
@@ -147,6 +147,29 @@ def test_bodies_hold_what_was_given() -> None:
 def test_what_a_server_cannot_do_is_refused_here(options: dict[str, Any], flag: str) -> None:
     with pytest.raises(InputError, match=flag):
         tune_body(TuneRequest(**options))
+
+
+def test_bodies_of_layouts() -> None:
+    asked = TuneRequest(model="gpt-2.7b", gpus=8, global_batch_size=64, pp=2)
+    plain = {"model": "gpt-2.7b", "gpus": 8, "global_batch_size": 64, "pp": 2}
+    assert json.loads(layouts_body(asked)) == plain
+    with pytest.raises(InputError, match=r"--gpus, --global-batch-size cannot .* call `layouts`"):
+        tune_body(asked)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"search": "bayes", "trials": 3}, "--search, --trials cannot .* the layout is searched"),
+        ({"seed": 3}, "--seed cannot .* the layout is searched"),
+        ({"backend": "gloo"}, "--backend cannot .* it starts no ranks"),
+        ({"objective": "measure"}, "--objective cannot .* it starts no ranks"),
+        ({"profile": "mine.json"}, r"--profile 'mine\.json' is a file"),
+    ],
+)
+def test_what_layouts_at_a_server_cannot_do(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        layouts_body(TuneRequest(gpus=8, global_batch_size=64, **options))
 
 
 def test_a_slow_what_if_is_a_sweep() -> None:

@@ -17,7 +17,8 @@ from domino_tune.client import AsyncClient, Client
 from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
 from domino_tune.results import TuneResult, to_json
 from domino_tune.store.formats.chrome_trace import trace_bytes
-from domino_tune.store.plans import save_plan
+from domino_tune.store.plans import load_plan, save_plan
+from domino_tune.verbs.layouts import tune_layouts
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.tune import tune
 from domino_tune.verbs.whatif import whatif
@@ -31,6 +32,10 @@ WORKLOAD: dict[str, Any] = {
     "overrides": ("num_hidden_layers=4",),
 }  # fmt: skip
 ASKED = TuneRequest(**WORKLOAD, search="random", trials=4)
+LAYOUTS = TuneRequest(
+    model="gpt3-1.3b", profile="h100-dgx", seq_length=256, overrides=("num_hidden_layers=4",),
+    gpus=4, global_batch_size=4,
+)  # fmt: skip
 LONG = TuneRequest(
     model="gpt3-13b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=8,
     tune_also=("micro_batch_size",), search="bayes", trials=400,
@@ -72,6 +77,49 @@ def test_a_tune_is_what_it_is_locally(client: Client, local: TuneResult, tmp_pat
     assert client.report(answer.id).startswith(b"<!doctype html>")
     assert client.export(answer.id, "env")["environment"] is not None
     assert answer.id in [job.id for job in client.tunes().items]
+
+
+def test_layouts_are_what_they_are_locally(client: Client, tmp_path: Path) -> None:
+    texts: list[str] = []
+    answer, local = client.layouts(LAYOUTS, texts.append), tune_layouts(LAYOUTS)
+    assert less_seconds(answer.result) == less_seconds(local)
+    assert str(answer.result.tables()[0]) == str(local.tables()[0])
+    assert list(answer.result.to_frame()["tp"]) == [one.tp for one in local.layouts]
+    assert texts
+    save_plan(local.best.plan_file, tmp_path / "plan.json")
+    assert client.plan(answer.id, "layout") == (tmp_path / "plan.json").read_bytes()
+    assert client.trace(answer.id, "layout") == trace_bytes(local.best.timelines)
+    assert client.report(answer.id, "layout").startswith(b"<!doctype html>")
+    assert client.export(answer.id, "env", "layout")["environment"] is not None
+    assert answer.id in [job.id for job in client.layout_jobs().items]
+    assert (
+        client.get_layouts(answer.id).result()
+        == client.wait(client.submit_layouts(LAYOUTS)).result()
+    )
+    with pytest.raises(NotFoundError):
+        client.plan(answer.id)
+
+
+def test_the_command_line_asks_for_layouts(server: Served, tmp_path: Path) -> None:
+    words = (
+        "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--seq-length", "256",
+        "--set", "num_hidden_layers=4", "--gpus", "4", "--global-batch-size", "4", "--json",
+    )  # fmt: skip
+    plan, page, trace = (tmp_path / name for name in ("plan.json", "page.html", "trace.json"))
+    files = ("--out", str(plan), "--report", str(page), "--trace", str(trace))
+    here = command(tmp_path, *words)
+    there = command(tmp_path, *words, *files, "--server", server.url)
+    assert (there.returncode, there.stderr) == (0, here.stderr)
+    shown = [json.loads(one.stdout) for one in (here, there)]
+    assert all(one.pop("seconds") > 0 for one in shown)
+    assert shown[0] == shown[1]
+    assert load_plan(str(plan)).cluster.world_size == 4
+    assert page.read_text("utf-8").startswith("<!doctype html>")
+    assert json.loads(trace.read_bytes())["traceEvents"]
+    for wrong in (("--trials", "3"), ("--grad-accumulation", "2"), ("--tp", "3")):
+        refused = command(tmp_path, *words, *wrong, "--server", server.url)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert refused.stderr.startswith("error: ")
 
 
 def test_asyncio_gets_the_same(server: Served, local: TuneResult) -> None:
@@ -163,6 +211,20 @@ def test_cancelled_by_another(client: Client) -> None:
     assert ended.state == "cancelled"
     with pytest.raises(ServiceError, match="cancelled"):
         ended.result()
+
+
+def test_cancelled_layouts_cancel_their_job(server: Served, client: Client) -> None:
+    asked = TuneRequest(
+        model="llama3-8b", profile="h100-dgx", seq_length=4096, gpus=16, global_batch_size=256
+    )
+
+    async def broken_off() -> None:
+        async with AsyncClient(server.url) as waiting, asyncio.timeout(1.5):
+            await waiting.layouts(asked)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(broken_off())
+    assert client.layout_jobs().items[0].state == "cancelled"
 
 
 def test_a_cancelled_task_cancels_its_job(server: Served, client: Client) -> None:

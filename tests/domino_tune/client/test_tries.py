@@ -24,6 +24,7 @@ from tests.domino_tune.client.scripted_server import (
     lost,
 )  # fmt: skip
 
+LAYOUTS: Final = TuneRequest(model="m", profile="p", seq_length=8, gpus=4, global_batch_size=8)
 ASKED: Final = TuneRequest(model="m", profile="p", tp=2, seq_length=8, micro_batch_size=2)
 EVENTS: Final = Asked("GET", "/v1/tunes/job_1/events")
 
@@ -167,6 +168,16 @@ def test_an_interrupt_cancels_the_job(play: Play, then: Reply) -> None:
     assert play.asked[1:] == [EVENTS, Asked("DELETE", "/v1/tunes/job_1")]
 
 
+def test_an_interrupt_cancels_a_search_of_layouts(play: Play) -> None:
+    queued = answer(job("queued", kind="layout"), 202)
+    with pytest.raises(KeyboardInterrupt):
+        play("layouts", LAYOUTS, replies=(queued, interrupt, answer(job("cancelled"))))
+    assert [(one.method, one.path) for one in play.asked] == [
+        ("POST", "/v1/layouts"), ("GET", "/v1/layouts/job_1/events"),
+        ("DELETE", "/v1/layouts/job_1"),
+    ]  # fmt: skip
+
+
 def test_an_interrupt_during_submission_cancels_the_job(play: Play) -> None:
     with pytest.raises(KeyboardInterrupt):
         play(
@@ -196,5 +207,6 @@ def test_an_interrupt_leaves_a_sweep_running(play: Play) -> None:
 
 
 def test_a_result_of_another_version_is_the_servers_fault(play: Play) -> None:
-    with pytest.raises(ServiceError, match="another version"):
-        play("tune", ASKED, replies=(answer(job("done", result={"new": 1})),))
+    for verb, asked in (("tune", ASKED), ("layouts", LAYOUTS)):
+        with pytest.raises(ServiceError, match="another version"):
+            play(verb, asked, replies=(answer(job("done", result={"new": 1})),))

@@ -12,10 +12,18 @@ import pytest
 
 from domino_tune.requests import TuneRequest
 from domino_tune.results import LayoutsResult
-from domino_tune.search.layouts import KEPT
+from domino_tune.search.layouts import KEPT, LayoutSearch
 from domino_tune.store.plans import load_plan
 from domino_tune.store.shelf import DISK
-from domino_tune.verbs.layouts import base_of, candidates_of, layouts_of, tune_layouts
+from domino_tune.verbs.layouts import (
+    base_of,
+    best_so_far,
+    candidates_of,
+    conclude,
+    layouts_of,
+    space_of,
+    tune_layouts,
+)
 from domino_tune.verbs.tune import tune
 from simulator.errors import InfeasiblePlanError, InputError
 from tests.domino_tune.runs import Runner
@@ -48,6 +56,28 @@ def test_the_answer_is_that_of_looking_at_every_plan() -> None:
             assert one.quick_ns[plan] <= bound_ns
             assert one.coarse_ns[plan] <= bound_ns
             assert timed is None or bound_ns <= timed.iteration_ns
+
+
+def test_an_interrupted_search_goes_on_to_the_same_answer() -> None:
+    space, times = space_of(SMALL), [float("inf")]
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    assert best_so_far(LayoutSearch(space.candidates)) is None
+    while True:
+        search = LayoutSearch(space.candidates, pause=stop)
+        try:
+            search.run()
+        except KeyboardInterrupt:
+            assert search.evaluations == len(times)
+            best = best_so_far(search)
+            assert best is not None
+            times.append(best.iteration_ms)
+        else:
+            break
+    assert times == sorted(times, reverse=True)
+    assert replace(conclude(space, search), seconds=found().seconds) == found()
 
 
 def test_numbers_of_a_layout_agree_with_each_other() -> None:
@@ -92,6 +122,7 @@ def test_long_sequences_are_shared() -> None:
         ({"gpus": None}, "give --gpus N and --global-batch-size B"),
         ({"grad_accumulation": 2}, "leave out --grad-accumulation"),
         ({"search": "bayes", "trials": 3}, "leave out --search, --trials"),
+        ({"seed": 3}, "leave out --seed"),
         ({"objective": "measure"}, "leave out --objective measure"),
         ({"dp": 4, "global_batch_size": 6}, "No layout divides 4 GPUs and 6 sequences as asked"),
         ({"tp": 3}, "No layout divides 4 GPUs"),

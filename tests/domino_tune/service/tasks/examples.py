@@ -31,6 +31,14 @@ def longer_task(seed: int = 0) -> bytes:
     return tune_task(search="random", trials=40, seed=seed)
 
 
+def layout_task(**options: Any) -> bytes:
+    """A search of a tiny model's layouts on two GPUs."""
+    one = ("tp", "micro_batch_size")
+    asked = {name: value for name, value in WORKLOAD.items() if name not in one}
+    request = TuneRequest(**{**asked, "gpus": 2, "global_batch_size": 4, **options})
+    return Task.of("layout", request, SHELF).to_bytes()
+
+
 def sweep_task(**options: Any) -> bytes:
     """A sweep of a tiny model over four link speeds."""
     asked = {**WORKLOAD, "sweep": "link_bandwidth=0.25x,0.5x,2x,4x", **options}

@@ -20,6 +20,7 @@ from domino_tune.service.tasks.quantum import QuantumResult
 from domino_tune.service.tasks.task import Task
 from domino_tune.store.profiles import load_profile
 from domino_tune.store.shelf import DISK, Pinned
+from domino_tune.verbs.layouts import tune_layouts
 from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.tune import tune
@@ -32,6 +33,7 @@ from tests.domino_tune.service.tasks.examples import (
     SHELF,
     WORKLOAD,
     finish,
+    layout_task,
     sweep_task,
     tune_task,
     undisturbed,
@@ -55,7 +57,16 @@ SWEEPS = {
         retune=True, sweep="link_bandwidth=0.5x", micro_batch_size=1, row_slices=1
     ),
 }
-EVERYTHING = TUNES | {f"sweep of {name}": task for name, task in SWEEPS.items()}
+LAYOUTS = {
+    "two GPUs": layout_task(),
+    "a fixed tp": layout_task(tp=2, gpus=4, recompute="none"),
+    "no tp": layout_task(tp=1, gpus=4, recompute="none"),
+}
+EVERYTHING = (
+    TUNES
+    | {f"sweep of {name}": task for name, task in SWEEPS.items()}
+    | {f"layouts of {name}": task for name, task in LAYOUTS.items()}
+)
 
 
 def paused_everywhere(
@@ -93,6 +104,7 @@ def test_paused_after_every_quantum_it_gives_the_same(name: str, forget: bool) -
     [
         "bayes", pytest.param("exhaustive", marks=pytest.mark.thorough),
         pytest.param("sweep of retuned", marks=pytest.mark.thorough),
+        pytest.param("layouts of two GPUs", marks=pytest.mark.thorough),
     ],
 )  # fmt: skip
 def test_in_another_process_with_other_hashes_too(name: str) -> None:
@@ -123,6 +135,49 @@ def test_a_tune_gives_what_the_service_gives(name: str) -> None:
     quantum = undisturbed(TUNES[name])
     assert json.loads(quantum.result or b"") == json.loads(json.dumps(answer))
     assert set(quantum.artifacts) == {"plan", "report", "trace"}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_search_of_layouts_gives_what_the_service_gives(name: str) -> None:
+    task = Task.from_bytes(LAYOUTS[name])
+    assert isinstance(task.request, TuneRequest)
+    answer = to_json(tune_layouts(task.request, shelf=SHELF))
+    del answer["seconds"]
+    quantum = undisturbed(LAYOUTS[name])
+    assert json.loads(quantum.result or b"") == json.loads(json.dumps(answer))
+    assert set(quantum.artifacts) == {"plan", "report", "trace"}
+
+
+def test_layouts_go_on_from_any_state_in_any_order() -> None:
+    """A worker that went further, for another runner, takes up an older state as it is."""
+    task = LAYOUTS["two GPUs"]
+    expected = undisturbed(task)
+    _, before = paused_everywhere(task, work.resume(), forget=False)
+    assert [quantum.done for quantum in before] == list(range(1, len(before) + 1))
+    for older in (before[len(before) // 2], before[0], before[-1]):
+        found = finish(task, older.state, 1e9)
+        assert (found.result, found.artifacts) == (expected.result, expected.artifacts)
+        assert found.done == expected.done
+
+
+def test_the_best_layout_so_far_is_told() -> None:
+    last, before = paused_everywhere(LAYOUTS["two GPUs"], work.resume(), forget=False)
+    times = [quantum.best["iteration_ms"] for quantum in before if quantum.best]
+    assert len(times) == len(before)
+    assert times == sorted(times, reverse=True)
+    assert all(quantum.text and quantum.total is None for quantum in before)
+    best = json.loads(last.result or b"")["layouts"][0]
+    assert json.loads(json.dumps(before[-1].best)).items() <= best.items()
+    assert json.loads(json.dumps(last.best)) == best
+    assert last.total == last.done
+
+
+def test_layouts_that_fit_nowhere_fail_the_same_however_they_are_cut() -> None:
+    task = layout_task(overrides=("num_hidden_layers=4096", "hidden_size=8192"))
+    for budget_s in (0.0, 1e9):
+        work.forget()
+        with pytest.raises(InfeasiblePlanError, match="give more --gpus"):
+            finish(task, work.resume(), budget_s)
 
 
 @pytest.mark.parametrize("name", SWEEPS)
