@@ -19,7 +19,7 @@ from domino_tune.store.plans import plan_from_json
 from domino_tune.verbs.plan import export_plan, export_text
 
 To = Annotated[
-    Literal["megatron", "deepspeed", "env"] | None,
+    Literal["megatron", "deepspeed", "env", "te-userbuffers", "torchtitan", "nemo"] | None,
     Query(description="For this framework; none: the plan file itself."),
 ]
 

@@ -14,6 +14,7 @@ from domino_tune.base.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from domino_tune.results import (
+        CalibrateResult,
         LayoutsResult,
         ProfilingResult,
         ScaleResult,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from domino_tune.store.plans import PlanFile, load_plan, save_plan
     from domino_tune.store.profiles import load_profile, save_profile
     from domino_tune.verbs.calls import (
+        calibrate,
         profile,
         simulate,
         tune,
@@ -39,13 +41,14 @@ if TYPE_CHECKING:
 
 _PLACES: Final = {
     "domino_tune.results": (
-        "LayoutsResult", "ProfilingResult", "ScaleResult", "SimulateResult", "TuneResult",
-        "ValidateResult", "WhatIfResult",
+        "CalibrateResult", "LayoutsResult", "ProfilingResult", "ScaleResult", "SimulateResult",
+        "TuneResult", "ValidateResult", "WhatIfResult",
     ),
     "domino_tune.store.plans": ("PlanFile", "load_plan", "save_plan"),
     "domino_tune.store.profiles": ("load_profile", "save_profile"),
     "domino_tune.verbs.calls": (
-        "profile", "simulate", "tune", "tune_layouts", "tune_scale", "validate", "whatif",
+        "calibrate", "profile", "simulate", "tune", "tune_layouts", "tune_scale", "validate",
+        "whatif",
     ),
     "simulator.errors": ("DominoTuneError", "InfeasiblePlanError", "InputError"),
     "simulator.profile": ("Profile",),
@@ -54,11 +57,11 @@ _PLACES: Final = {
 _NEEDED: Final = ("simulator", "profiles")
 
 __all__ = [
-    "DominoTuneError", "InfeasiblePlanError", "InputError", "LayoutsResult", "ModelSpec",
-    "PlanFile", "Profile", "ProfilingResult", "ScaleResult", "SimulateResult", "TuneResult",
-    "ValidateResult", "WhatIfResult",
-    "__version__", "load_plan", "load_profile", "profile", "save_plan", "save_profile", "simulate",
-    "tune", "tune_layouts", "tune_scale", "validate", "whatif",
+    "CalibrateResult", "DominoTuneError", "InfeasiblePlanError", "InputError", "LayoutsResult",
+    "ModelSpec", "PlanFile", "Profile", "ProfilingResult", "ScaleResult", "SimulateResult",
+    "TuneResult", "ValidateResult", "WhatIfResult",
+    "__version__", "calibrate", "load_plan", "load_profile", "profile", "save_plan", "save_profile",
+    "simulate", "tune", "tune_layouts", "tune_scale", "validate", "whatif",
 ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from simulator.draws import Draw, Family
 from simulator.errors import ProfileError
-from simulator.lookup import require_count, require_number, require_positive
+from simulator.lookup import require_count, require_number
 from simulator.provenance import Provenance
 
 PARTS: Final[dict[str, tuple[Family, ...]]] = {
@@ -25,6 +25,10 @@ PARTS: Final[dict[str, tuple[Family, ...]]] = {
     "power": ("power",),
 }
 """What a calibration has a factor of -> the families of errors that it moves together."""
+MOST_FACTOR: Final = 100.0
+"""No machine differs from its profile by more than this factor, or by less than one over it."""
+MOST_ERROR: Final = 10.0
+MOST_CONSTANT_MS: Final = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +42,8 @@ class CalibratedPart:
     def __post_init__(self) -> None:
         if self.part not in PARTS:
             raise ProfileError(f"calibration has no part {self.part!r}; it has {', '.join(PARTS)}.")
-        require_positive("calibration", f"factor of {self.part}", self.factor)
-        require_number("calibration", f"error of {self.part}", self.error)
+        _require_within(f"factor of {self.part}", self.factor, 1 / MOST_FACTOR, MOST_FACTOR)
+        _require_within(f"error of {self.part}", self.error, 0.0, MOST_ERROR)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,7 @@ class Calibration:
     provenance: Provenance
 
     def __post_init__(self) -> None:
-        require_number("calibration", "constant_ms", self.constant_ms)
+        _require_within("constant_ms", self.constant_ms, 0.0, MOST_CONSTANT_MS)
         require_count("calibration", "runs", self.runs)
         names = [one.part for one in self.parts]
         if names != sorted(set(names)):
@@ -67,4 +71,13 @@ class Calibration:
         return Draw(
             factors={name: one.factor for one in self.parts for name in PARTS[one.part]},
             errors={name: one.error for one in self.parts for name in PARTS[one.part]},
+        )
+
+
+def _require_within(name: str, value: float, low: float, high: float) -> None:
+    """Raise ProfileError unless ``value`` is from ``low`` to ``high``: no time then overflows."""
+    require_number("calibration", name, value)
+    if not low <= value <= high:
+        raise ProfileError(
+            f"calibration: {name} must be from {low:g} to {high:g}, got {value!r}; calibrate again."
         )

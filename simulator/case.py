@@ -139,13 +139,15 @@ class Case:
         """What the busiest rank plays, as a case of its own without a pipeline."""
         chunk = joined(self.chunks[self.busiest_rank])
         again = min(self.workload.recompute_layers, chunk.layers)
-        return replace(
+        made = replace(
             self,
             model=replace(self.model, num_hidden_layers=chunk.layers),
             workload=replace(self.workload, pp_layers=(), recompute_layers=again),
             cluster=replace(self.cluster, pp=1, vpp=1),
             chunk=chunk,
         )
+        made.__dict__["cost"] = self.cost  # which may be drawn
+        return made
 
     def check_memory(self, plan: SlicePlan, peak_bytes: int) -> None:
         """Raise InfeasiblePlanError if ``peak_bytes`` exceeds the memory of a GPU."""

@@ -99,3 +99,11 @@ def family_of(signature: Signature) -> Family:
     if isinstance(signature, Fused):
         return family_of(signature.gemm)
     return "attention" if signature.kind == "attention" else "pointwise"
+
+
+def families_of(signature: Signature) -> tuple[Family, ...]:
+    """Return the families whose errors move a signature: of a fused kernel those of its parts."""
+    if not isinstance(signature, Fused):
+        return (family_of(signature),)
+    gathers = signature.collective.op == "all_gather"  # by copy engines, see ``CostModel``
+    return family_of(signature.gemm), "peer_copy" if gathers else family_of(signature.collective)

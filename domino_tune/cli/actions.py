@@ -14,7 +14,7 @@ from domino_tune.requests.outputs import (
     FileOutputs,
     JsonOutputs,
     Outputs,
-    PictureOutputs,
+    PlanOutputs,
     ReportOutputs,
     TuneOutputs,
     ValidateOutputs,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from domino_tune.results import SimulateResult
 
 
-def simulate(request: requests.SimulateRequest, outputs: PictureOutputs) -> None:
+def simulate(request: requests.SimulateRequest, outputs: PlanOutputs) -> None:
     """Predict one plan and print it."""
     from domino_tune.cli import show
     from domino_tune.verbs import report
@@ -32,7 +32,7 @@ def simulate(request: requests.SimulateRequest, outputs: PictureOutputs) -> None
 
     _check_places(outputs)
     result = run(request)
-    _write_trace(outputs.trace, result)
+    _write_files(outputs, result)
     if outputs.report:
         report.report_simulation(outputs.report, request, result)
     answer(result, outputs.json, show.tables)
@@ -73,7 +73,7 @@ def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     except TuningInterrupted as interrupt:
         print_line(str(interrupt), sys.stderr)
         raise
-    _write_best(outputs, result.best)
+    _write_files(outputs, result.best)
     if outputs.report:
         report.report_tuning(outputs.report, request, outputs, result)
     answer(result, outputs.json, show.tables)
@@ -88,7 +88,7 @@ def _tune_layouts(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
 
     with show.progress() as progress, rare_collections():
         result = tune_layouts(request, progress)
-    _write_best(outputs, result.best)
+    _write_files(outputs, result.best)
     if outputs.report:
         report.report_layouts(outputs.report, request, outputs, result)
     answer(result, outputs.json, show.tables)
@@ -205,8 +205,8 @@ def _check_places(outputs: Outputs) -> None:
         check_writable(path)
 
 
-def _write_best(outputs: TuneOutputs, best: SimulateResult) -> None:
-    """Write the plan file and the trace of a search's best plan."""
+def _write_files(outputs: PlanOutputs, best: SimulateResult) -> None:
+    """Write the plan file and the trace of a plan."""
     if outputs.out:
         from domino_tune.store.plans import save_plan
 

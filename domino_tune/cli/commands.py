@@ -51,7 +51,7 @@ class Verb:
 
 
 VERBS: Final = (
-    Verb("simulate", requests.SimulateRequest, outputs.PictureOutputs, actions.simulate),
+    Verb("simulate", requests.SimulateRequest, outputs.PlanOutputs, actions.simulate),
     Verb("tune", requests.TuneRequest, outputs.TuneOutputs, actions.tune),
     Verb("whatif", requests.WhatIfRequest, outputs.ReportOutputs, actions.whatif),
     Verb("validate", requests.ValidateRequest, outputs.ValidateOutputs, actions.validate),

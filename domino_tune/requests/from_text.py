@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final, TypeVar, get_args, get_type_hints
@@ -10,12 +11,24 @@ from domino_tune.requests.fields import Request
 from simulator.errors import InputError, unknown_name
 
 Asked = TypeVar("Asked", bound=Request)
+_WHOLE: Final = re.compile(r"-?[0-9]{1,18}")
 BOOLEANS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 def field_name(column: str) -> str:
     """Return the field of an option that is written like ``--micro-batch-size``."""
     return column.strip().removeprefix("--").replace("-", "_")
+
+
+def by_field(row: Mapping[str, str]) -> dict[str, str]:
+    """Return the cells of a row by field. Raise InputError for two columns of one field."""
+    cells: dict[str, str] = {}
+    for column, cell in row.items():
+        name = field_name(column)
+        if name in cells:
+            raise InputError(f"{name} has two columns; keep one of them.")
+        cells[name] = cell.strip()
+    return cells
 
 
 def request_from_text(kind: type[Asked], row: Mapping[str, str]) -> Asked:
@@ -26,12 +39,11 @@ def request_from_text(kind: type[Asked], row: Mapping[str, str]) -> Asked:
     hints = get_type_hints(kind)
     known = [item.name for item in fields(kind)]
     values: dict[str, Any] = {}
-    for column, cell in row.items():
-        name, text = field_name(column), cell.strip()
+    for name, text in by_field(row).items():
         if name not in known:
-            raise unknown_name("column", column, known)
+            raise unknown_name("column", name, known)
         if text:
-            values[name] = _value(column, hints[name], text)
+            values[name] = _value(name, hints[name], text)
     return kind(**values)
 
 
@@ -44,7 +56,7 @@ def _value(column: str, hint: Any, text: str) -> Any:
             raise InputError(f"{column} must be true or false, got {text!r}; correct it.")
         return BOOLEANS[text.lower()]
     if int in kinds:
-        if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit():
-            raise InputError(f"{column} must be a whole number, got {text!r}; correct it.")
+        if not _WHOLE.fullmatch(text):
+            raise InputError(f"{column} must be a whole number, got {text[:40]!r}; correct it.")
         return int(text)
     return text

@@ -85,12 +85,18 @@ class PictureOutputs(TraceOutputs, ReportOutputs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneOutputs(PictureOutputs):
-    """Also a plan file; all files may come from a server."""
+class PlanOutputs(PictureOutputs):
+    """Also a plan file."""
 
     out: str | None = option(
-        "Write the best plan to this file.", flag="--out", metavar=FILE, default=None
+        "Write the plan to this file.", flag="--out", metavar=FILE, default=None
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOutputs(PlanOutputs):
+    """The best plan's files, which may come from a server."""
+
     server: str | None = option(
         "Tune at this server: http://HOST:PORT; model and profile are names that it knows.",
         flag="--server", metavar="URL", default=None,

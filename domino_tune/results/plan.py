@@ -36,10 +36,12 @@ class ExportResult:
     """What makes a framework run a plan.
 
     ``arguments`` are for its script, ``settings`` for its code, ``environment`` for its ranks.
-    ``notes``: what cannot be set in this way.
+    ``document``: the text of a file that it reads; empty where it reads none. ``notes``: what
+    cannot be set in this way.
     """
 
     to: str
+    document: str
     arguments: tuple[str, ...]
     settings: dict[str, bool]
     environment: dict[str, str]

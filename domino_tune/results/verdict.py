@@ -56,7 +56,7 @@ class Verdict:
             rows=[_row(one) for one in self.contestants],
             marked=tuple(
                 i for i, one in enumerate(self.contestants)
-                if one.chance == max(other.chance for other in self.contestants)
+                if one.fits and one.chance == max(other.chance for other in self.contestants)
             ),
             notes=(
                 f"{self.draws:,} machines drawn from the profile's errors; what makes the "

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from domino_tune.base.cores import Ahead, in_turn
-from simulator.calibration import PARTS
+from simulator.calibration import MOST_FACTOR, PARTS
 from simulator.case import Case
 from simulator.draws import Draw, family_of
+from simulator.ops import Fused
 from simulator.plan import SlicePlan
 from simulator.predict import played, predict
 from simulator.units import MS_PER_NS
@@ -78,16 +79,18 @@ def fit_runs(runs: Sequence[MeasuredRun], ahead: Ahead = in_turn) -> Fitted:
     starts = problem.starts()
     lower = np.full(len(starts[0]), -np.inf)
     lower[-1] = -1e-9  # the constant is time that is spent, not gained
-    found = min(
-        (
-            least_squares(
-                problem.residuals, start, jac=problem.jacobian, bounds=(lower, np.inf),
-                max_nfev=MOST_STEPS, xtol=1e-3, ftol=1e-3, gtol=1e-6,
-            )
-            for start in starts
-        ),
-        key=lambda one: float(one.cost),
-    )  # fmt: skip
+    found = None
+    for start in starts:
+        begins = float(0.5 * (problem.residuals(start) ** 2).sum())
+        if found is not None and begins >= found.cost:
+            continue  # another host would explain the runs worse than what was found
+        tried = least_squares(
+            problem.residuals, start, jac=problem.jacobian, bounds=(lower, np.inf),
+            max_nfev=MOST_STEPS, xtol=1e-3, ftol=1e-3, gtol=1e-6,
+        )  # fmt: skip
+        if found is None or tried.cost < found.cost:
+            found = tried
+    assert found is not None
     x, jacobian = found.x, problem.jacobian(found.x)
     widths = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))
     parts = {
@@ -147,6 +150,14 @@ class _Problem:
             made.append(slow)
         return made
 
+    def logs(self, x: NDArray[np.float64]) -> dict[str, float]:
+        """Return the logarithms of the factors at ``x``, as far as a factor may be off."""
+        most = math.log(MOST_FACTOR)
+        return {
+            name: min(most, max(-most, float(x[number]) * self.widths[name]))
+            for number, name in enumerate(self.names)
+        }
+
     def times_ms(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the time of each run at ``x``."""
         self._compute([x])
@@ -156,32 +167,31 @@ class _Problem:
         """Compute the times at the points that are not known, all at once."""
         new = [point for point in points if tuple(point) not in self._times]
         items = [
-            (number, {n: x[i] * self.widths[n] for i, n in enumerate(self.names)},
-             x[-1] * self.constant_ms)
+            (number, self.logs(x), x[-1] * self.constant_ms)
             for x in new
             for number in range(len(self.runs))
-        ]  # fmt: skip
+        ]
         found = self._ahead(lambda item: _time_ms(self.runs[item[0]], *item[1:]), items)
         times = np.array([time_ms() for _, time_ms in found]).reshape(len(new), len(self.runs))
         self._times.update({tuple(x): row for x, row in zip(new, times, strict=True)})
 
-    def _logs(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _errors(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         measured = np.array([run.measured_ms for run in self.runs])
-        logs: NDArray[np.float64] = np.log(self.times_ms(x) / measured) / NOISE
-        return logs
+        errors: NDArray[np.float64] = np.log(self.times_ms(x) / measured) / NOISE
+        return errors
 
     def residuals(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the runs' errors, then the unknowns."""
-        return np.concatenate([self._logs(x), x])
+        return np.concatenate([self._errors(x), x])
 
     def jacobian(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the derivatives of the residuals."""
         steps = [STEP / self.widths[name] for name in self.names] + [0.1]
         points = [x + step * unit for step, unit in zip(steps, np.eye(len(x)), strict=True)]
         self._compute([x, *points])
-        base = self._logs(x)
+        base = self._errors(x)
         columns = [
-            (self._logs(point) - base) / step for point, step in zip(points, steps, strict=True)
+            (self._errors(point) - base) / step for point, step in zip(points, steps, strict=True)
         ]
         return np.vstack([np.stack(columns, axis=1), np.eye(len(x))])
 
@@ -195,8 +205,8 @@ class _Problem:
             some, rest = jacobian[kept], residuals[kept]
             moved = x - np.linalg.solve(some.T @ some, some.T @ rest)
             moved[-1] = max(0.0, moved[-1])
-            logs = {n: moved[i] * self.widths[n] for i, n in enumerate(self.names)}
-            found.append(_time_ms(self.runs[number], logs, moved[-1] * self.constant_ms))
+            constant_ms = moved[-1] * self.constant_ms
+            found.append(_time_ms(self.runs[number], self.logs(moved), constant_ms))
         return tuple(found)
 
 
@@ -209,10 +219,10 @@ def _prior_widths(runs: Sequence[MeasuredRun]) -> dict[str, float]:
     for run in runs:
         found = played(run.case, run.plan)
         for (signature, _, _), count in found.schedule.counts().items():
-            part = part_of[family_of(signature)]
-            time_ns = count * found.cost.duration_ns(signature)
-            spent[part] += time_ns
-            unsure[part] += time_ns * found.cost.estimate(signature).error
+            for one in signature if isinstance(signature, Fused) else (signature,):
+                part, estimate = part_of[family_of(one)], found.cost.estimate(one)
+                spent[part] += count * estimate.duration_us
+                unsure[part] += count * estimate.duration_us * estimate.error
         if found.cost.launch.mode != "none":
             launches = max(launches, LAUNCH_ERROR, found.cost.launch.error)
     widths = {
@@ -223,5 +233,5 @@ def _prior_widths(runs: Sequence[MeasuredRun]) -> dict[str, float]:
     if launches:
         widths["launch"] = math.log1p(launches)
     if laws:
-        widths["power"] = math.log1p(max(one.family("gemm").error for one in laws))
+        widths["power"] = math.log1p(max(LEAST_ERROR, *(one.family("gemm").error for one in laws)))
     return widths

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Final
@@ -11,18 +11,20 @@ from typing import Final
 from domino_tune.base.cores import on_all_cores
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import CalibrateRequest, SimulateRequest
-from domino_tune.requests.from_text import request_from_text
+from domino_tune.requests.from_text import by_field, request_from_text
 from domino_tune.results.calibrate import CalibratedRun, CalibrateResult, LearntPart
 from domino_tune.search.calibration import NOISE, Fitted, MeasuredRun, fit_runs
-from domino_tune.store.files import make_folder, read_text
+from domino_tune.store.files import check_writable, make_folder, read_text
 from domino_tune.store.formats.megatron_log import read_megatron_log
 from domino_tune.store.formats.run_table import RunRow, read_runs
+from domino_tune.store.models import LoadedModel
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.profiles import bundled_names, load_profile, save_profile, user_profiles_dir
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.resolve import plan_of, resolve
 from simulator.calibration import CalibratedPart, Calibration
-from simulator.errors import InputError
+from simulator.errors import DominoTuneError, InputError
+from simulator.predict import predict
 from simulator.profile import Profile
 from simulator.provenance import Provenance
 
@@ -37,31 +39,66 @@ def calibrate(
 ) -> CalibrateResult:
     """Fit the profile's factors to the runs, and save the calibrated profile.
 
-    Raise InputError for runs that contradict each other or the machine, and where the name is
-    taken by a bundled profile.
+    Names are looked up on ``shelf``. Raise InputError for runs that contradict each other or the
+    machine, and where the name is taken by a profile that is not calibrated.
     """
-    if request.name in bundled_names():
-        raise InputError(
-            f"{request.name!r} is the name of a bundled profile, which stays as it is; give "
-            "another --name."
-        )
-    profile = load_profile(request.profile)
+    profile = shelf.profile(request.profile)
     if profile.calibration is not None:
         raise InputError(
             f"Profile {profile.name!r} is calibrated already; start from {profile.calibration.base}"
             ", and give all runs together."
         )
-    runs = [_run(row, request.profile, shelf) for row in _rows(request)]
+    path = _path(profile, request.name)
+    runs = [_run(row, request.profile, OneProfile(profile, shelf)) for row in _rows(request)]
     progress(f"{len(runs)} runs")
     fitted = fit_runs(runs, on_all_cores)
     _refuse_contradictions(runs, fitted)
     made = replace(
         profile, name=request.name, calibration=_calibration(profile, fitted, runs, request)
     )
-    path = user_profiles_dir() / f"{request.name}.json"
-    make_folder(path.parent, "choose another home with $DOMINO_TUNE_HOME")
     save_profile(made, path)
     return _result(made, str(path), fitted, runs)
+
+
+@dataclass(frozen=True)
+class OneProfile:
+    """The profile of all runs, beside the models of ``shelf``."""
+
+    start: Profile
+    shelf: Shelf
+
+    def profile(self, name: str) -> Profile:
+        """Return the profile, whose look-ups all runs share."""
+        return self.start
+
+    def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
+        """Return the model of ``shelf``."""
+        return self.shelf.model(name, overrides)
+
+
+def _path(profile: Profile, name: str) -> Path:
+    """Return where the calibrated profile goes, before the long fit starts.
+
+    Raise InputError for a name that is no name, or of a profile that would be lost.
+    """
+    if name in bundled_names():
+        raise InputError(
+            f"{name!r} is the name of a bundled profile, which stays as it is; give another --name."
+        )
+    replace(profile, name=name)  # raises for what is no name
+    if name == profile.name:
+        raise InputError(
+            f"{name!r} is the profile to start from, which stays as it is; give another --name."
+        )
+    path = user_profiles_dir() / f"{name}.json"
+    if path.is_file() and load_profile(path).calibration is None:
+        raise InputError(
+            f"{name!r} is a profile of yours that is not calibrated; give another --name, so that "
+            "it is not lost."
+        )
+    make_folder(path.parent, "choose another home with $DOMINO_TUNE_HOME")
+    check_writable(path)
+    return path
 
 
 def _rows(request: CalibrateRequest) -> list[RunRow]:
@@ -76,31 +113,36 @@ def _rows(request: CalibrateRequest) -> list[RunRow]:
 
 
 def _run(row: RunRow, profile: str, shelf: Shelf) -> MeasuredRun:
-    options = {"strategy": "megatron", **{k: v for k, v in row.options.items() if v}}
-    given = options.pop("profile", profile)
-    if given != profile:
-        raise InputError(f"{row.label} is of profile {given!r}; calibrate one at a time.")
     try:
-        request = request_from_text(SimulateRequest, {**options, "profile": profile})
+        options = by_field(row.options)
+        given = options.pop("profile", "") or profile
+        if given != profile:
+            raise InputError(f"it is of profile {given!r}; calibrate one at a time.")
+        if options.get("plan"):
+            raise InputError("it gives a plan file; give the plan's options instead.")
+        usual = {} if options.get("strategy") else {"strategy": "megatron"}
+        asked = {**options, **usual, "profile": profile}
+        request = request_from_text(SimulateRequest, asked)
         case = resolve(request, shelf=shelf)
         plan = plan_of(request, None, case)
-    except InputError as error:
+        predict(case, plan)
+    except DominoTuneError as error:
         raise InputError(f"{row.label}: {error}") from None
     return MeasuredRun(label=row.label, case=case, plan=plan, measured_ms=row.measured_ms)
 
 
 def _refuse_contradictions(runs: Sequence[MeasuredRun], fitted: Fitted) -> None:
     """Raise InputError for a run that no factors explain beside the others."""
-    left = {
-        run.label: after_ms / run.measured_ms - 1
+    left = [
+        (after_ms / run.measured_ms - 1, run.label)
         for run, after_ms in zip(runs, fitted.after_ms, strict=True)
-    }
-    worst = max(left, key=lambda label: abs(left[label]))
-    if abs(left[worst]) > MOST_LEFT:
+    ]
+    off, worst = max(left, key=lambda one: abs(one[0]))
+    if abs(off) > MOST_LEFT:
         raise InputError(
             f"The runs contradict each other: with the factors that explain them best, {worst} is "
-            f"predicted {left[worst]:+.0%} off, of which more than {MOST_LEFT:.0%} is refused. "
-            "Check its options and its time, or leave it out."
+            f"predicted {off:+.0%} off, of which more than {MOST_LEFT:.0%} is refused. Check its "
+            "options and its time, or leave it out."
         )
 
 
@@ -167,7 +209,7 @@ def _warnings(fitted: Fitted) -> list[str]:
         most = (1 + one.prior) ** FAR
         if not 1 / most <= one.factor <= most:
             found.append(
-                f"{name} takes {one.factor:.2f} times what {one.prior:.0%} of error would allow: "
-                "measure that part of the profile again, or check the runs."
+                f"The factor of {name} is {one.factor:.2f}, which an error of {one.prior:.0%} "
+                "hardly explains: measure that part of the profile again, or check the runs."
             )
     return found

@@ -1,7 +1,7 @@
 """The verbs as Python functions, whose keyword arguments are the fields of their requests.
 
-A request checks its fields, here as on the command line. In place of a name, ``simulate``, ``tune``
-and ``whatif`` also take what is already loaded: a ModelSpec, a Profile, a PlanFile.
+A request checks its fields, here as on the command line. In place of a name, verbs that run
+nothing on ranks also take what is already loaded: a ModelSpec, a Profile, a PlanFile.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import (
 
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import (
+    CalibrateRequest,
     ProfileRequest,
     Request,
     SimulateRequest,
@@ -36,6 +37,7 @@ from domino_tune.requests import (
 from domino_tune.requests.options import option_of
 from domino_tune.requests.problems import in_wire_words
 from domino_tune.results import (
+    CalibrateResult,
     LayoutsResult,
     ProfilingResult,
     ScaleResult,
@@ -47,6 +49,7 @@ from domino_tune.results import (
 from domino_tune.store.models import LoadedModel, load_model, override
 from domino_tune.store.plans import PlanFile
 from domino_tune.store.profiles import load_profile
+from domino_tune.verbs import calibrate as calibrate_verb
 from domino_tune.verbs import layouts as layouts_verb
 from domino_tune.verbs import profile as profile_verb
 from domino_tune.verbs import scale as scale_verb
@@ -241,6 +244,10 @@ def _profile(request: ProfileRequest, loaded: Loaded, progress: Progress) -> Pro
     return profile_verb.profile(request, progress)
 
 
+def _calibrate(request: CalibrateRequest, loaded: Loaded, progress: Progress) -> CalibrateResult:
+    return calibrate_verb.calibrate(request, progress, shelf=loaded)
+
+
 simulate: Final = _verb(SimulateRequest, _simulate)
 tune: Final = _verb(TuneRequest, _tune)
 tune_layouts: Final = _verb(TuneRequest, _tune_layouts)
@@ -248,3 +255,4 @@ tune_scale: Final = _verb(TuneRequest, _tune_scale)
 whatif: Final = _verb(WhatIfRequest, _whatif)
 validate: Final = _verb(ValidateRequest, _validate)
 profile: Final = _verb(ProfileRequest, _profile)
+calibrate: Final = _verb(CalibrateRequest, _calibrate)

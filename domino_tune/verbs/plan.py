@@ -1,62 +1,97 @@
-"""plan show, plan export: a plan file, and its arguments and environment for a framework."""
+"""plan show, plan export: a plan file, and what makes a framework run it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
 
 from domino_tune.requests import PlanExportRequest, PlanShowRequest
 from domino_tune.results import ExportResult, PlanResult
-from domino_tune.search.space import enumerate_plans
+from domino_tune.search.space import TWO_ROWS, enumerate_plans
 from domino_tune.store.formats.deepspeed import deepspeed_arguments
 from domino_tune.store.formats.env import environment, export_lines
-from domino_tune.store.formats.megatron import megatron_arguments, training_arguments
+from domino_tune.store.formats.megatron import (
+    megatron_arguments,
+    megatron_notes,
+    shards_parameters,
+    training_arguments,
+    userbuffers_arguments,
+)
+from domino_tune.store.formats.nemo import nemo_notes, nemo_overrides
+from domino_tune.store.formats.te_userbuffers import userbuffers_notes, userbuffers_yaml
+from domino_tune.store.formats.torchtitan import torchtitan_notes, torchtitan_toml
 from domino_tune.store.plans import PlanFile, load_plan
-from simulator.errors import InfeasiblePlanError
+from domino_tune.store.shelf import DISK, Shelf
+from simulator.case import Case
+from simulator.errors import DominoTuneError, InfeasiblePlanError
+from simulator.overlap import RUNS_IN
+from simulator.plan import SlicePlan
+from simulator.predict import predict
+from simulator.units import MS_PER_NS
+
+DOCUMENTS: Final = ("te-userbuffers", "torchtitan")
+"""Formats that are a file which the framework reads."""
+RUNS: Final = MappingProxyType(
+    {
+        "megatron": ("Megatron-LM", ("megatron", "userbuffers", "domino")),
+        "te-userbuffers": ("TransformerEngine's userbuffers", ("userbuffers",)),
+        "torchtitan": ("torchtitan", ("megatron", "async-tp", "domino")),
+        "nemo": ("NeMo", ("megatron", "userbuffers")),
+    }
+)
+"""Format -> the framework, and the strategies that are exported to it."""
 
 
-def export_plan(plan_file: PlanFile, to: str) -> ExportResult:
-    """Return arguments, settings and environment that make framework ``to`` run the plan.
+@dataclass
+class _Export:
+    """What an export has so far."""
+
+    arguments: list[str] = field(default_factory=list)
+    settings: dict[str, bool] = field(default_factory=dict)
+    document: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def export_plan(plan_file: PlanFile, to: str, *, shelf: Shelf = DISK) -> ExportResult:
+    """Return what makes framework ``to`` run the plan; the plan's profile is looked up on
+    ``shelf``.
 
     Raise InfeasiblePlanError (``target``) for a plan or model that it cannot run.
     """
-    arguments: list[str] = []
-    settings: dict[str, bool] = {}
-    notes: list[str] = []
-    launch_order = plan_file.workload.implementation.launch_order
-    if launch_order == "comm_first":
-        notes.append(
-            "Collectives first: edges of a CUDA graph from the beginning of each collective; no "
-            "environment variable makes it so."
-        )
-    if to == "megatron":
-        arguments = megatron_arguments(plan_file.model, plan_file.workload, plan_file.cluster)
-        arguments += training_arguments(
-            plan_file.workload, plan_file.cluster,
-            sequence_parallel=plan_file.plan.sequence_parallel,
-        )  # fmt: skip
-        if plan_file.plan.strategy == "domino":
-            notes.append(
-                f"Megatron-LM has no option for row and column slices: it runs this workload "
-                f"unsliced, not {plan_file.plan.label}."
-            )
-    elif to == "deepspeed":
-        check_deepspeed(plan_file)
-        arguments, settings = deepspeed_arguments(plan_file)
-        notes.append("Set the fields of `settings` on the config of DominoTransformer.")
+    how = plan_file.workload.implementation
+    made = _Export(notes=_common_notes(plan_file))
+    if to in RUNS:
+        _check_strategy(plan_file.plan, to)
+    if to == "deepspeed":
+        _deepspeed(plan_file, made, shelf)
+    elif to in _MAKERS:
+        _MAKERS[to](plan_file, made)
+    variables = environment(plan_file.plan, how)
+    if to == "megatron" and shards_parameters(plan_file.workload, plan_file.cluster):
+        variables.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)  # a note says so
     return ExportResult(
         to=to,
-        arguments=tuple(arguments),
-        settings=settings,
-        environment=environment(plan_file.plan, launch_order),
-        notes=tuple(notes),
+        document=made.document,
+        arguments=tuple(made.arguments),
+        settings=made.settings,
+        environment=variables,
+        notes=tuple(made.notes),
     )
 
 
 def export_text(result: ExportResult) -> str:
-    """Return a shell file to source: exports, and the arguments in DOMINO_TUNE_ARGS."""
+    """Return a shell file to source: exports, and the arguments in DOMINO_TUNE_ARGS; or the
+    framework's own file, in which what does not belong there is a comment."""
     lines = [f"# {note}" for note in result.notes]
     lines += [f"# setting: {name} = {value}" for name, value in result.settings.items()]
-    lines += export_lines(result.environment)
+    exports = export_lines(result.environment)
+    if result.to in DOCUMENTS:
+        return "".join(f"{line}\n" for line in [*lines, *(f"# {one}" for one in exports)]) + (
+            result.document
+        )
+    lines += exports
     if result.arguments:
         lines += ["DOMINO_TUNE_ARGS=(", *(f"    {entry}" for entry in result.arguments), ")"]
     return "\n".join(lines) + "\n"
@@ -72,17 +107,140 @@ def plan_export(request: PlanExportRequest) -> ExportResult:
     return export_plan(load_plan(request.file), request.to)
 
 
-def check_deepspeed(plan_file: PlanFile) -> None:
-    """Raise InfeasiblePlanError (``target``) unless DeepSpeed at edaa722 can run the plan.
+def deepspeed_plan(plan_file: PlanFile) -> SlicePlan:
+    """Return the plan as DeepSpeed at edaa722 runs it: two slices in another order are run in its
+    own, inter.
 
     DeepSpeed runs GPT models with two equal row slices, no column slices, order inter or intra, and
     each weight gradient beside its dgrad: the plans that ``tune --target deepspeed`` searches.
+    Raise InfeasiblePlanError (``target``) for all other plans.
     """
-    runnable = enumerate_plans(plan_file.model, plan_file.workload, target="deepspeed")
-    if replace(plan_file.plan, comm_ctas=0) in runnable:
-        return
+    try:
+        runnable = enumerate_plans(plan_file.model, plan_file.workload, target="deepspeed")
+    except InfeasiblePlanError as error:
+        # A search says which option to leave out; nobody gave it here.
+        problem, _, _ = str(error).partition("; leave out")
+        raise InfeasiblePlanError(
+            f"{problem}; export the plan of a model and a batch that it can run.", reason="target"
+        ) from None
+    plan = plan_file.plan
+    if plan.strategy == "domino" and plan.slices == TWO_ROWS:
+        own = replace(plan, order="inter", wgrad="eager", merge_wgrad=False)
+        for one in (plan, own):
+            if replace(one, comm_ctas=0) in runnable:
+                return one
     raise InfeasiblePlanError(
-        f"DeepSpeed cannot run {plan_file.plan.label}: it needs 2 row slices, 1 column slice, "
-        "order inter or intra, wgrad eager. Find its best plan with `tune --target deepspeed`.",
+        f"DeepSpeed cannot run {plan.label}: it needs 2 row slices, 1 column slice, no sequence "
+        "parallelism. Find its best plan with `tune --target deepspeed`.",
         reason="target",
     )
+
+
+def _deepspeed(plan_file: PlanFile, made: _Export, shelf: Shelf) -> None:
+    plan = deepspeed_plan(plan_file)
+    made.arguments, made.settings = deepspeed_arguments(plan_file, plan)
+    if plan != plan_file.plan:
+        made.notes.append(_order_note(plan_file, plan, _predicted_ms(plan_file, plan, shelf)))
+    made.notes.append("Set the fields of `settings` on the config of DominoTransformer.")
+
+
+def _order_note(plan_file: PlanFile, own: SlicePlan, own_ms: float | None) -> str:
+    """Return in which order DeepSpeed runs the slices, and what that costs where it is known."""
+    note = (
+        f"DeepSpeed runs the two slices in its own order ({own.order}, wgrad {own.wgrad}), not "
+        f"{plan_file.plan.order}"
+    )
+    if own_ms is None:
+        return f"{note}."
+    planned = plan_file.predicted.iteration_ms
+    return f"{note}: {own_ms:,.1f} ms predicted, {planned:,.1f} ms as planned."
+
+
+def _predicted_ms(plan_file: PlanFile, plan: SlicePlan, shelf: Shelf) -> float | None:
+    """Return the predicted iteration of a plan in place of the file's; None where the file's
+    profile is not at hand, or the plan does not run on it."""
+    try:
+        profile = shelf.profile(plan_file.profile.name)
+        if profile.content_id != plan_file.profile.content_id:
+            return None
+        case = Case(
+            model=plan_file.model, workload=plan_file.workload, cluster=plan_file.cluster,
+            profile=profile,
+        )  # fmt: skip
+        return predict(case, plan).makespan_ns * MS_PER_NS
+    except DominoTuneError:
+        return None
+
+
+def _megatron(plan_file: PlanFile, made: _Export) -> None:
+    model, workload, cluster = plan_file.model, plan_file.workload, plan_file.cluster
+    plan = plan_file.plan
+    made.arguments = megatron_arguments(model, workload, cluster)
+    made.arguments += training_arguments(
+        workload, cluster, sequence_parallel=plan.sequence_parallel
+    )
+    if plan.strategy == "userbuffers":
+        made.arguments += userbuffers_arguments(plan, workload.implementation)
+    made.notes += [*_unsliced_notes(plan_file, "megatron"), *megatron_notes(plan_file)]
+
+
+def _te_userbuffers(plan_file: PlanFile, made: _Export) -> None:
+    made.document = userbuffers_yaml(plan_file.plan)
+    made.notes += userbuffers_notes(plan_file.plan)
+
+
+def _torchtitan(plan_file: PlanFile, made: _Export) -> None:
+    made.document = torchtitan_toml(plan_file)
+    made.notes += [*_unsliced_notes(plan_file, "torchtitan"), *torchtitan_notes(plan_file)]
+
+
+def _nemo(plan_file: PlanFile, made: _Export) -> None:
+    made.arguments = nemo_overrides(plan_file)
+    made.notes += nemo_notes(plan_file)
+
+
+_MAKERS: Final[dict[str, Callable[[PlanFile, _Export], None]]] = {
+    "megatron": _megatron, "te-userbuffers": _te_userbuffers, "torchtitan": _torchtitan,
+    "nemo": _nemo,
+}  # fmt: skip
+
+
+def _check_strategy(plan: SlicePlan, to: str) -> None:
+    """Raise InfeasiblePlanError (``target``) for a strategy that is not exported to ``to``."""
+    framework, strategies = RUNS[to]
+    if plan.strategy in strategies:
+        return
+    where = RUNS_IN.get(plan.strategy)
+    runs = f"it runs in {where}" if where else "it is a bound, which nothing runs"
+    raise InfeasiblePlanError(
+        f"{framework} cannot run strategy {plan.strategy!r}: {runs}. Export a plan of strategy "
+        f"{' or '.join(strategies)}.",
+        reason="target",
+    )
+
+
+def _common_notes(plan_file: PlanFile) -> list[str]:
+    """Return what no framework sets: CUDA graphs for collectives first, and limits of GPUs."""
+    cluster, notes = plan_file.cluster, []
+    if plan_file.workload.implementation.launch_order == "comm_first":
+        notes.append(
+            "Collectives first: edges of a CUDA graph from the beginning of each collective; no "
+            "environment variable makes it so."
+        )
+    if cluster.power_cap_w:
+        notes.append(f"Predicted for GPUs limited to {cluster.power_cap_w:g} W (nvidia-smi -pl).")
+    if cluster.clock_mhz:
+        notes.append(f"Predicted for GPUs locked to {cluster.clock_mhz} MHz (nvidia-smi -lgc).")
+    return notes
+
+
+def _unsliced_notes(plan_file: PlanFile, to: str) -> list[str]:
+    """Return what a framework without slices gives up of a Domino plan."""
+    if plan_file.plan.strategy != "domino":
+        return []
+    predicted = plan_file.predicted
+    return [
+        f"{RUNS[to][0]} has no option for row and column slices: it runs this workload unsliced, "
+        f"not {plan_file.plan.label}. Predicted: {predicted.iteration_ms:,.1f} ms as planned, "
+        f"{predicted.baseline_ms:,.1f} ms unsliced."
+    ]

@@ -18,6 +18,7 @@ from simulator.errors import InputError
 from simulator.implementation import DOMINO_TUNE, IMPLEMENTATIONS, Implementation, changed
 from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
+from simulator.overlap import RIVALS
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict
 from simulator.profile import Profile
@@ -144,7 +145,8 @@ def plan_of(request: PlanFields, plan_file: PlanFile | None, case: Case) -> Slic
             raise InputError(
                 f"--strategy {strategy} is unsliced; leave out {sliced}, or use --strategy domino."
             )
-        return unsliced(strategy, request.tp_comm_overlap, case.modes[0])
+        sharded = case.modes[0] or (strategy in RIVALS and case.sequence_parallel is not False)
+        return unsliced(strategy, request.tp_comm_overlap, sharded)
     if request.col_slices and (request.attn_col_slices or request.mlp_col_slices):
         raise InputError(
             "--col-slices sets both blocks; give it, or --attn-col-slices and --mlp-col-slices."

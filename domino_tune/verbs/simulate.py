@@ -279,7 +279,8 @@ def _warnings(
             "without slowdowns, which favours too many slices."
         )
     if mine.label != baseline.label and mine.iteration_ms >= baseline.iteration_ms:
-        found.append(f"Do not use Domino here: {mine.label} is not faster than {baseline.label}.")
+        what = "Domino" if mine.label.startswith("domino") else "it"
+        found.append(f"Do not use {what} here: {mine.label} is not faster than {baseline.label}.")
     capacity_gib = case.capacity_bytes / GIB
     if not mine.fits:
         found.append(

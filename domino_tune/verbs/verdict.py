@@ -16,8 +16,8 @@ from domino_tune.search.rivals import rival_plans
 from domino_tune.verbs.resolve import Chosen, baseline_plan
 from simulator.case import Case
 from simulator.clock import Played
-from simulator.draws import FAMILIES, OWN_SHARE, Draw, Family, family_of
-from simulator.ops import Fused, Signature
+from simulator.draws import FAMILIES, OWN_SHARE, Draw, Family, families_of
+from simulator.ops import Signature
 from simulator.overlap import RUNS_IN
 from simulator.peak import peak_bytes
 from simulator.plan import SlicePlan
@@ -52,7 +52,7 @@ def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
     """
     plans = contestants_of(case, chosen)
     nominal = {name: predict(case, one.plan, one.order).makespan_ns for name, one in plans.items()}
-    logs = _draw_logs(case, plans, ahead)
+    logs = _draw_logs(case, plans, nominal, ahead)
     fits = {
         name: peak_bytes(case, one.plan, one.order) <= case.capacity_bytes
         for name, one in plans.items()
@@ -71,7 +71,7 @@ def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
         )
         for name, one in plans.items()
     )  # fmt: skip
-    mine = "domino" if "domino" in plans else baseline
+    mine = chosen.plan.strategy if chosen.plan.strategy in plans else baseline
     return Verdict(
         text=_text(contestants),
         contestants=contestants,
@@ -144,23 +144,35 @@ class _DrawnLogs:
         return {family: change for family, change in ranked if change}
 
 
-def _draw_logs(case: Case, plans: Contestants, ahead: Ahead) -> _DrawnLogs:
+def _draw_logs(
+    case: Case, plans: Contestants, nominal: Mapping[str, int], ahead: Ahead
+) -> _DrawnLogs:
+    # The constant of an iteration is no part of what errors stretch, and a short one would have too
+    # much of it.
+    running = {name: _running_ns(case, time_ns) / time_ns for name, time_ns in nominal.items()}
     short = _short(case)
     runs = {name: played(short, one.plan, one.order) for name, one in plans.items()}
+    alone_ns = {name: _running_ns(short, run.totals.makespan_ns) for name, run in runs.items()}
     asked = [(family, name) for name, run in runs.items() for family in _families(short, run)]
     found = ahead(lambda item: _time_ns(short, plans[item[1]], item[0]), asked)
     families: dict[Family, dict[str, float]] = {}
     for (family, name), time_ns in found:
         changes = families.setdefault(family, dict.fromkeys(plans, 0.0))
-        changes[name] = math.log(time_ns() / runs[name].totals.makespan_ns)
-    return _DrawnLogs(families, {name: _own_shares(run) for name, run in runs.items()})
+        changed = _running_ns(short, time_ns()) / alone_ns[name] - 1
+        changes[name] = math.log1p(running[name] * changed)
+    own = {name: _own_shares(run, running[name] / alone_ns[name]) for name, run in runs.items()}
+    return _DrawnLogs(families, own)
+
+
+def _running_ns(case: Case, makespan_ns: int) -> int:
+    """Return the time in which an iteration's ops run, without its constant; at least 1."""
+    return max(1, makespan_ns - case.constant_ns)
 
 
 def _families(case: Case, run: Played) -> list[Family]:
     """Return the families whose errors may move a plan's time."""
-    fit, signatures = run.cost.contention.fit, [one for one, _, _ in run.schedule.counts()]
-    parts = [part for one in signatures if isinstance(one, Fused) for part in one]
-    found: set[Family] = {family_of(one) for one in (*signatures, *parts)}
+    fit = run.cost.contention.fit
+    found = {family for one, _, _ in run.schedule.counts() for family in families_of(one)}
     if fit is not None and not run.cost.contention.is_off:
         found |= {"contention", "contention_of_collectives"}
     if run.cost.launch.mode != "none":
@@ -182,15 +194,14 @@ def _time_ns(case: Case, one: Chosen, family: Family) -> int:
     return predict(case.drawn(Draw({family: 1.0})), one.plan, one.order).makespan_ns
 
 
-def _own_shares(found: Played) -> dict[Signature, float]:
+def _own_shares(found: Played, share_per_ns: float) -> dict[Signature, float]:
     """Return by how much the own error of each signature moves the logarithm of the time."""
     spent = {
         signature: count * found.cost.duration_ns(signature)
         for (signature, _, _), count in found.schedule.counts().items()
     }
-    total = max(1, found.totals.makespan_ns)
     return {
-        signature: OWN_SHARE * found.cost.estimate(signature).error * time_ns / total
+        signature: OWN_SHARE * found.cost.estimate(signature).error * time_ns * share_per_ns
         for signature, time_ns in spent.items()
     }
 
@@ -215,18 +226,22 @@ def _text(contestants: Sequence[Contestant]) -> str:
         return "No plan fits the memory."
     best = max(fit, key=lambda one: one.chance)
     rest = sorted((one for one in others if one is not best and one.fits), key=_by_chance)
-    over = f" over {baseline.name}" if baseline.fits else f"; {baseline.name} does not fit"
-    first = "Not here" if best is baseline else f"{best.name} {_times(best)}{over}"
     told = [one for one in rest if one.strategy == "domino"]
     told += [one for one in rest if one not in told][: 2 - len(told)]
-    next_ones = "; ".join(f"{one.name} {one.speedup:.2f}x ({one.chance:.0%})" for one in told)
-    if best.chance >= CLEAR:
-        sure = f"fastest with {best.chance:.0%}"
-    else:
-        sure = f"who is fastest is open ({best.chance:.0%})"
+    next_ones = "".join(f"; {one.name} {one.speedup:.2f}x ({one.chance:.0%})" for one in told)
+    return f"{_first(best, baseline)}{next_ones}."
+
+
+def _first(best: Contestant, baseline: Contestant) -> str:
+    """Return what is most often the fastest, and how sure that is."""
+    clear, chance = best.chance >= CLEAR, f"{best.chance:.0%}"
+    if best is baseline and clear:
+        return f"Not here; {best.name} is fastest with {chance}"
+    sure = f"fastest with {chance}" if clear else f"who is fastest is open ({chance})"
     if best is baseline:
-        sure = sure.replace("fastest", f"{baseline.name} is fastest", 1)
-    return f"{first}; {sure}" + (f"; {next_ones}." if next_ones else ".")
+        return f"{best.name} leads; {sure}"
+    over = f" over {baseline.name}" if baseline.fits else f"; {baseline.name} does not fit"
+    return f"{best.name} {_times(best)}{over}; {sure}"
 
 
 def _by_chance(one: Contestant) -> tuple[float, float]:

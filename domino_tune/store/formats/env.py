@@ -5,23 +5,29 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from simulator.implementation import LaunchOrder
+from simulator.implementation import Implementation
 from simulator.plan import SlicePlan
 
 
-def environment(plan: SlicePlan, launch_order: LaunchOrder) -> dict[str, str]:
+def environment(plan: SlicePlan, implementation: Implementation) -> dict[str, str]:
     """Return the variables for every rank.
 
     ``CUDA_DEVICE_MAX_CONNECTIONS=1``, where the launch order is ``ordered``: one hardware queue, so
     that the device starts kernels in the order of the schedule. ``TORCH_NCCL_HIGH_PRIORITY=1``:
     PyTorch runs NCCL on a high-priority stream, so that a collective that waits gets the next SMs.
     ``NCCL_MIN_CTAS`` and ``NCCL_MAX_CTAS`` (NCCL ≥ 2.17): the plan's CTAs, where it chose some.
+    ``NCCL_ALGO=Ring``, and ``NVTE_ALLOW_NONDETERMINISTIC_ALGO=0`` (TransformerEngine's attention),
+    where the implementation says so.
     """
-    found = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if launch_order == "ordered" else {}
+    found = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if implementation.launch_order == "ordered" else {}
     if plan.strategy == "domino":
         found["TORCH_NCCL_HIGH_PRIORITY"] = "1"
     if plan.comm_ctas:
         found |= {"NCCL_MIN_CTAS": str(plan.comm_ctas), "NCCL_MAX_CTAS": str(plan.comm_ctas)}
+    if implementation.nccl_algo == "ring":
+        found["NCCL_ALGO"] = "Ring"
+    if implementation.deterministic_attention:
+        found["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
     return found
 
 

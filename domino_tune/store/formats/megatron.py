@@ -1,13 +1,58 @@
-"""Megatron-LM's command-line arguments for a model, a workload and a cluster."""
+"""Megatron-LM's command-line arguments for a model, a workload, a cluster and a plan.
+
+Names and what excludes what: megatron/training/arguments.py at 000c4ac, and the configs of
+megatron-core 0.16.1 (core/model_parallel_config.py, core/transformer/transformer_config.py).
+"""
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Final
 
+from domino_tune.store.formats.te_userbuffers import (
+    CONFIG_FILE,
+    userbuffers_config,
+    userbuffers_notes,
+    userbuffers_switches,
+)
+from domino_tune.store.plans import PlanFile
 from simulator.errors import InfeasiblePlanError
+from simulator.implementation import IMPLEMENTATIONS, KEYS, Implementation
+from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 DTYPE_FLAGS: Final = {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": []}
+ROPE_SCALING: Final = (1.0, 4.0, 8192)
+"""Low and high frequency factor and original length that Megatron-LM scales angles by, always
+(core/models/common/embeddings/rotary_pos_embedding.py)."""
+_KERNEL_FLAGS: Final = MappingProxyType(
+    {
+        "flash_attention": (False, ["--attention-backend unfused"]),
+        "cross_entropy_loss_fusion": (
+            True,
+            ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl te"],
+        ),
+        "rope_fusion": (False, ["--no-rope-fusion"]),
+        "swiglu_fusion": (False, ["--no-bias-swiglu-fusion"]),
+        "bias_dropout_fusion": (False, ["--no-bias-dropout-fusion"]),
+        "gradient_accumulation_fusion": (False, ["--no-gradient-accumulation-fusion"]),
+        "check_for_nan_in_grad": (False, ["--no-check-for-nan-in-loss-and-grad"]),
+        "clip_grad": (False, ["--clip-grad 0"]),
+        "log_params_norm": (True, ["--log-params-norm"]),
+        "log_num_zeros_in_grad": (True, ["--log-num-zeros-in-grad"]),
+    }
+)
+"""Key of an Implementation -> the value that Megatron-LM does not have by itself, its options."""
+_ENVIRONMENT_KEYS: Final = ("deterministic_attention", "nccl_algo", "launch_order")
+_SWITCHES: Final = MappingProxyType(
+    {
+        "tp_comm_overlap_ag": "--disable-tp-comm-overlap-ag",
+        "tp_comm_overlap_rs": "--disable-tp-comm-overlap-rs",
+        "tp_comm_overlap_rs_dgrad": "--tp-comm-overlap-rs-dgrad",
+        "tp_comm_bulk_dgrad": "--disable-tp-comm-bulk-dgrad",
+        "tp_comm_bulk_wgrad": "--disable-tp-comm-bulk-wgrad",
+    }
+)
 
 
 def megatron_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[str]:
@@ -16,6 +61,84 @@ def megatron_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpe
     The user adds data, learning rate and checkpoints. Raise InfeasiblePlanError (``target``) for
     what Megatron-LM cannot run.
     """
+    check_model(model, workload)
+    if shards_parameters(workload, cluster) and model.tie_word_embeddings:
+        raise InfeasiblePlanError(
+            f"Megatron-LM's FSDP2 does not go with tied embeddings, which {model.name} has; make "
+            "the plan with --data-parallel distributed-optimizer.",
+            reason="target",
+        )
+    batch = workload.micro_batch_size * workload.grad_accumulation * cluster.dp
+    return [
+        f"--tensor-model-parallel-size {cluster.tp}",
+        *_pipeline(model, workload, cluster),
+        *_context(workload, cluster),
+        *_recomputation(workload),
+        f"--seq-length {workload.seq_length}",
+        f"--micro-batch-size {workload.micro_batch_size}",
+        f"--global-batch-size {batch}",
+        *DTYPE_FLAGS[workload.dtype],
+        *_shape(model, workload),
+        *_kind(model),
+    ]
+
+
+def training_arguments(
+    workload: Workload, cluster: ClusterSpec, *, sequence_parallel: bool
+) -> list[str]:
+    """Return Megatron-LM's own options, which its forks do not all have: what ranks share, kernels
+    and CUDA graphs. Raise InfeasiblePlanError (``target``) for what excludes each other there."""
+    arguments = ["--sequence-parallel"] if sequence_parallel else []
+    arguments += _gradients(workload)
+    arguments += _replicas(workload, cluster)
+    arguments += _graphs(workload, cluster)
+    arguments += _kernels(workload.implementation)
+    return list(dict.fromkeys(arguments))
+
+
+def userbuffers_arguments(plan: SlicePlan, how: Implementation) -> list[str]:
+    """Return the options of a plan of strategy userbuffers; none where no GEMM overlaps.
+
+    Raise InfeasiblePlanError (``target``) as the switches do, and without TransformerEngine.
+    """
+    switches = [_SWITCHES[name] for name in userbuffers_switches(plan)]
+    if not userbuffers_config(plan):
+        return []
+    if how.name == "megatron-2022":
+        raise InfeasiblePlanError(
+            "Userbuffers are TransformerEngine's, which --implementation megatron-2022 lacks; make "
+            "the plan with --implementation megatron-te.",
+            reason="target",
+        )
+    return ["--tp-comm-overlap", f"--tp-comm-overlap-cfg {CONFIG_FILE}", *switches]
+
+
+def megatron_notes(plan_file: PlanFile) -> list[str]:
+    """Return what was assumed and no option says."""
+    model, workload, cluster = plan_file.model, plan_file.workload, plan_file.cluster
+    how = workload.implementation
+    notes = []
+    if plan_file.plan.strategy == "userbuffers" and userbuffers_config(plan_file.plan):
+        notes.append(
+            f"{CONFIG_FILE} is of the same plan: `plan export --to te-userbuffers --out "
+            f"{CONFIG_FILE}`."
+        )
+        notes += userbuffers_notes(plan_file.plan)
+    if model.rope_scaling_factor > 1 and _scaling(model) != ROPE_SCALING:
+        notes.append(
+            f"Megatron-LM scales rotary angles by {ROPE_SCALING} (low, high, original length), "
+            f"{model.name} by {_scaling(model)}: as fast, but another model."
+        )
+    if workload.tp_collectives != "nccl":
+        notes.append(f"Megatron-LM has no {workload.tp_collectives} collectives; NCCL's run.")
+    notes += _kernel_notes(how)
+    if cluster.cuda_graph and how.check_for_nan_in_grad:
+        notes.append("Its CUDA graph needs checks for NaN off; the prediction has them.")
+    return notes + _queue_notes(workload, cluster)
+
+
+def check_model(model: ModelSpec, workload: Workload) -> None:
+    """Raise InfeasiblePlanError (``target``) for a model or dtype that Megatron-LM cannot train."""
     if workload.dtype not in DTYPE_FLAGS:
         raise InfeasiblePlanError(
             f"Megatron-LM does not train in {workload.dtype}; use --dtype bf16, fp16 or fp32.",
@@ -34,30 +157,42 @@ def megatron_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpe
             "export the plan of a model without.",
             reason="target",
         )
-    batch = workload.micro_batch_size * workload.grad_accumulation * cluster.dp
-    return [
-        f"--tensor-model-parallel-size {cluster.tp}",
-        *_pipeline(model, workload, cluster),
-        *_context(workload, cluster),
-        *_recomputation(workload),
-        f"--seq-length {workload.seq_length}",
-        f"--micro-batch-size {workload.micro_batch_size}",
-        f"--global-batch-size {batch}",
-        *DTYPE_FLAGS[workload.dtype],
-        *_shape(model),
-        *_kind(model),
-    ]
+    biased = [name for name in ("qkv", "proj", "fc1", "fc2") if model.has_bias(name)]
+    if biased not in ([], ["qkv"], ["qkv", "proj", "fc1", "fc2"]):
+        raise InfeasiblePlanError(
+            f"Megatron-LM has biases on all linears, on qkv, or on none; {model.name} has them on "
+            f"{', '.join(biased)}: export the plan of a model that fits.",
+            reason="target",
+        )
 
 
-def training_arguments(
-    workload: Workload, cluster: ClusterSpec, *, sequence_parallel: bool
-) -> list[str]:
-    """Return Megatron-LM's own options of what ranks share, which its forks do not all have."""
-    arguments = ["--sequence-parallel"] if sequence_parallel else []
+def _gradients(workload: Workload) -> list[str]:
+    """Return the dtype of main gradients, where it is not Megatron-LM's usual one."""
+    if workload.dtype == "fp32" and workload.grad_dtype != "fp32":
+        raise InfeasiblePlanError(
+            "Megatron-LM keeps gradients of fp32 weights in fp32; make the plan with --grad-dtype "
+            "fp32.",
+            reason="target",
+        )
+    if workload.dtype == "bf16" and workload.grad_dtype == "bf16":
+        return ["--grad-reduce-in-bf16"]
+    if workload.dtype == "fp16" and workload.grad_dtype == "fp32":
+        return ["--accumulate-allreduce-grads-in-fp32"]
+    return []
+
+
+def _replicas(workload: Workload, cluster: ClusterSpec) -> list[str]:
     if cluster.replicas == 1:
-        return arguments
+        return []
     if workload.data_parallel == "fsdp":
-        return [*arguments, "--use-torch-fsdp2"]
+        if workload.dtype == "fp16":
+            raise InfeasiblePlanError(
+                "Megatron-LM's FSDP2 does not go with fp16; make the plan with --dtype bf16, or "
+                "with --data-parallel distributed-optimizer.",
+                reason="target",
+            )
+        return ["--use-torch-fsdp2", "--no-gradient-accumulation-fusion"]
+    arguments = []
     if workload.data_parallel == "distributed-optimizer":
         arguments.append("--use-distributed-optimizer")
     if workload.overlap_grad_reduce:
@@ -65,6 +200,75 @@ def training_arguments(
         if workload.overlap_param_gather and workload.data_parallel != "replicas":
             arguments.append("--overlap-param-gather")
     return arguments
+
+
+def _graphs(workload: Workload, cluster: ClusterSpec) -> list[str]:
+    if not cluster.cuda_graph:
+        return []
+    if workload.recompute == "full":
+        raise InfeasiblePlanError(
+            "Megatron-LM has no CUDA graph of full recomputation; make the plan without "
+            "--cuda-graph, or with another --recompute.",
+            reason="target",
+        )
+    return [
+        "--cuda-graph-impl local", "--cuda-graph-scope full_iteration",
+        "--no-check-for-nan-in-loss-and-grad",
+    ]  # fmt: skip
+
+
+def _kernels(how: Implementation) -> list[str]:
+    """Return the options of the kernels and passes; of another framework's there are none."""
+    if not how.name.startswith("megatron"):
+        return []
+    layers = "transformer_engine" if how.name == "megatron-te" else "local"
+    arguments = [f"--transformer-impl {layers}"]
+    for key, (unusual, options) in _KERNEL_FLAGS.items():
+        if getattr(how, key) is unusual:
+            arguments += options
+    return arguments
+
+
+def _kernel_notes(how: Implementation) -> list[str]:
+    if not how.name.startswith("megatron"):
+        return [
+            f"Predicted with the kernels of {how.label}, not Megatron-LM's (--implementation "
+            "megatron-te)."
+        ]
+    usual = IMPLEMENTATIONS[how.name]
+    silent = [
+        f"{key}={str(getattr(how, key)).lower()}"
+        for key in KEYS
+        if getattr(how, key) != getattr(usual, key)
+        and key not in _KERNEL_FLAGS and key not in _ENVIRONMENT_KEYS
+    ]  # fmt: skip
+    if not silent:
+        return []
+    return [f"Predicted with {', '.join(silent)}, for which Megatron-LM has no option."]
+
+
+def _queue_notes(workload: Workload, cluster: ClusterSpec) -> list[str]:
+    """Return where Megatron-LM insists on another launch order than the prediction has."""
+    ordered = workload.implementation.launch_order == "ordered"
+    if shards_parameters(workload, cluster):
+        told = "Megatron-LM refuses CUDA_DEVICE_MAX_CONNECTIONS=1 with FSDP2, so it is left out"
+        return [f"{told}; the prediction has one launch queue."] if ordered else []
+    if ordered or (cluster.tp == 1 and cluster.cp == 1):
+        return []
+    return [
+        "On GPUs before Blackwell Megatron-LM starts only with CUDA_DEVICE_MAX_CONNECTIONS=1 "
+        f"here; the prediction has launch_order={workload.implementation.launch_order}."
+    ]
+
+
+def shards_parameters(workload: Workload, cluster: ClusterSpec) -> bool:
+    """Return whether replicas share the parameters, too (FSDP2)."""
+    return cluster.replicas > 1 and workload.data_parallel == "fsdp"
+
+
+def _scaling(model: ModelSpec) -> tuple[float, float, int]:
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    return low, high, model.original_max_position_embeddings
 
 
 def _pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[str]:
@@ -126,13 +330,15 @@ def _recomputation(workload: Workload) -> list[str]:
     ]  # fmt: skip
 
 
-def _shape(model: ModelSpec) -> list[str]:
+def _shape(model: ModelSpec, workload: Workload) -> list[str]:
+    # Megatron-LM refuses sequences above the positions, though rotary ones have no end.
+    positions = max(model.max_position_embeddings, workload.seq_length)
     arguments = [
         f"--num-layers {model.num_hidden_layers}",
         f"--hidden-size {model.hidden_size}",
         f"--ffn-hidden-size {model.intermediate_size}",
         f"--num-attention-heads {model.num_attention_heads}",
-        f"--max-position-embeddings {model.max_position_embeddings}",
+        f"--max-position-embeddings {positions}",
         f"--hidden-dropout {model.hidden_dropout:g}",
         f"--attention-dropout {model.attention_dropout:g}",
         f"--norm-epsilon {model.norm_eps:g}",

@@ -12,6 +12,8 @@ from simulator.errors import InputError
 MEASURED: Final = "measured_ms"
 LABEL: Final = "label"
 MOST_RUNS: Final = 10_000
+LEAST_MS: Final = 1e-3
+MOST_MS: Final = 1e9
 
 
 class RunRow(NamedTuple):
@@ -26,11 +28,20 @@ def read_runs(text: str, source: str) -> list[RunRow]:
     """Return the rows of a CSV table; lines that begin with ``#`` are remarks.
 
     A column ``label`` names the run. Raise InputError for a table without ``measured_ms``, and for
-    a time that is not a positive number.
+    a time that no iteration can take.
     """
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    reader = csv.DictReader(io.StringIO("\n".join(lines)), skipinitialspace=True)
+    try:
+        return _rows(csv.DictReader(io.StringIO("\n".join(lines)), skipinitialspace=True), source)
+    except csv.Error as error:
+        raise InputError(f"{source} is no table of commas: {error}; correct it.") from None
+
+
+def _rows(reader: csv.DictReader[str], source: str) -> list[RunRow]:
     names = [name.strip() for name in reader.fieldnames or ()]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"{source} has the column {', '.join(twice)} twice; keep one.")
     if MEASURED not in names:
         raise InputError(
             f"{source} has no column {MEASURED}; it has {', '.join(names) or 'none'}. Give the "
@@ -53,13 +64,14 @@ def read_runs(text: str, source: str) -> list[RunRow]:
 
 
 def checked_ms(text: str, source: str) -> float:
-    """Return a positive time. Raise InputError for anything else."""
+    """Return the time of an iteration. Raise InputError for what is none."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
+    if not LEAST_MS <= value <= MOST_MS:  # nor is it NaN
         raise InputError(
-            f"{source}: {MEASURED} must be a number above 0, got {text!r}; correct it."
+            f"{source}: {MEASURED} must be a number from {LEAST_MS:g} to {MOST_MS:g}, got "
+            f"{text[:40]!r}; correct it."
         )
     return value

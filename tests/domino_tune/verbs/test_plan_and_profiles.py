@@ -9,11 +9,31 @@ from typing import Any
 
 import pytest
 
+from domino_tune.requests.verbs import EXPORT_FORMATS
 from domino_tune.store.formats.megatron import megatron_arguments, training_arguments
+from domino_tune.store.models import LoadedModel
+from domino_tune.store.plans import save_plan
+from domino_tune.store.profiles import load_profile
+from domino_tune.store.shelf import Pinned
+from domino_tune.verbs.plan import DOCUMENTS, RUNS, export_plan
+from simulator.case import Case
 from simulator.errors import InfeasiblePlanError
+from simulator.plan import SlicePlan
+from simulator.predict import predict
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
+from simulator.units import MS_PER_NS
 from tests.domino_tune.runs import Runner
+from tests.domino_tune.store.formats.plans import (
+    DOMINO,
+    SHARDED,
+    USERBUFFERS,
+    WORKLOAD,
+    plan_file,
+    profile,
+)
+
+TWO_SLICES = replace(DOMINO, sequence_parallel=False)
 
 
 @pytest.fixture
@@ -64,6 +84,74 @@ def test_a_plan_that_deepspeed_cannot_run_is_never_exported_to_it(run: Runner, p
     assert "tune --target deepspeed" in message
     assert not path.exists()
     assert "Did you mean" in run.refused("plan", "export", str(plan), "--to", "megatrn")
+
+
+def test_what_deepspeed_cannot_run_is_no_advice_to_leave_out_an_option(run: Runner) -> None:
+    """Nobody gave --target; the search would say to leave it out."""
+    gated = plan_file(DOMINO, workload=replace(WORKLOAD, seq_length=2048))
+    with pytest.raises(InfeasiblePlanError, match="cannot run llama3-8b's MLP") as caught:
+        export_plan(gated, "deepspeed")
+    assert "--target" not in str(caught.value)
+    message = run.refused("tune", *run.workload, "--micro-batch-size", "1", "--target", "deepspeed")
+    assert "leave out --target deepspeed" in message
+
+
+@pytest.mark.parametrize("at_hand", [True, False])
+def test_deepspeed_says_what_its_own_order_costs(at_hand: bool) -> None:
+    """The cost is what simulating the plan in that order gives."""
+    workload = replace(WORKLOAD, seq_length=2048)
+    greedy = plan_file(TWO_SLICES, MODELS["gpt3-2.7b"], workload)
+    shelf = (
+        Pinned(profile(), LoadedModel(spec=MODELS["gpt3-2.7b"]))
+        if at_hand
+        else Pinned(load_profile("a100-sxm"), LoadedModel(spec=MODELS["gpt3-2.7b"]))
+    )
+    made = export_plan(greedy, "deepspeed", shelf=shelf)
+    assert made.settings == {"domino_intra_layer_overlap": False}
+    note = made.notes[0]
+    assert "in its own order (inter, wgrad eager), not greedy" in note
+    inter = replace(greedy.plan, order="inter", wgrad="eager")
+    case = Case(model=greedy.model, workload=workload, cluster=greedy.cluster, profile=profile())
+    cost = f"{predict(case, inter).makespan_ns * MS_PER_NS:,.1f} ms predicted"
+    assert (cost in note) == at_hand
+    assert ("1,234.6 ms as planned" in note) == at_hand
+
+
+@pytest.mark.parametrize("order", ["inter", "intra"])
+def test_deepspeed_runs_its_own_orders_as_planned(order: Any) -> None:
+    plan = replace(TWO_SLICES, order=order, wgrad="eager", comm_ctas=16)
+    made = export_plan(
+        plan_file(plan, MODELS["gpt3-2.7b"], replace(WORKLOAD, seq_length=2048)), "deepspeed"
+    )
+    assert made.settings == {"domino_intra_layer_overlap": order == "intra"}
+    assert made.notes == ("Set the fields of `settings` on the config of DominoTransformer.",)
+
+
+@pytest.mark.parametrize("plan", [replace(TWO_SLICES, sequence_parallel=True), SHARDED])
+def test_deepspeed_cannot_run_other_cuts(plan: SlicePlan) -> None:
+    file = plan_file(plan, MODELS["gpt3-2.7b"], replace(WORKLOAD, seq_length=2048))
+    with pytest.raises(InfeasiblePlanError, match="needs 2 row slices"):
+        export_plan(file, "deepspeed")
+
+
+def test_every_format_writes_what_the_verb_and_json_say(run: Runner) -> None:
+    path = run.folder / "rival.json"
+    for plan, formats in (
+        (USERBUFFERS, ("megatron", "env", "te-userbuffers", "nemo")),
+        (SHARDED, ("torchtitan",)),
+    ):
+        save_plan(plan_file(plan), path)
+        for to in formats:
+            out = run.folder / f"{to}.out"
+            assert run("plan", "export", str(path), "--to", to, "--out", str(out)).code == 0
+            told = json.loads(run("plan", "export", str(path), "--to", to, "--json").out)
+            assert (told["document"] != "") == (to in DOCUMENTS)
+            assert told["document"] in out.read_text()
+            assert all(entry in out.read_text() for entry in told["arguments"])
+            assert "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" in out.read_text()
+    assert {*RUNS, "deepspeed", "env"} == set(EXPORT_FORMATS)
+    assert "it runs in Megatron-LM" in run.refused("plan", "export", str(path), "--to",
+                                                   "te-userbuffers")  # fmt: skip
 
 
 def test_llama_arguments() -> None:

@@ -1,0 +1,200 @@
+"""torchtitan's configuration: sections of its TOML file.
+
+Names: torchtitan 0.2.2 (torchtitan/config/job_config.py: Training, Parallelism,
+ActivationCheckpoint, Compile; distributed/pipeline_parallel.py for modules of stages). 0.3 reads no
+TOML; its Python configs of training and parallelism have these names (config/configs.py).
+"""
+
+from __future__ import annotations
+
+import json
+from types import MappingProxyType
+from typing import Final
+
+from domino_tune.store.plans import PlanFile
+from simulator.errors import InfeasiblePlanError
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+
+Value = str | int | bool | list[str] | list[list[str]]
+Sections = dict[str, dict[str, Value]]
+DTYPES: Final = MappingProxyType({"bf16": "bfloat16", "fp32": "float32"})
+_ROTATE: Final = MappingProxyType({"p2p": "alltoall", "all_gather": "allgather"})
+"""How keys travel -> its name: ``alltoall`` passes shares on in a ring, by all-to-alls."""
+_FUSIONS: Final = ("norm_fusion", "rope_fusion", "swiglu_fusion", "bias_dropout_fusion")
+
+
+def torchtitan_toml(plan_file: PlanFile) -> str:
+    """Return the file's text. Raise InfeasiblePlanError (``target``) for what it cannot say."""
+    lines: list[str] = []
+    for name, section in torchtitan_sections(plan_file).items():
+        # A TOML value of these types is written as JSON writes it.
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def torchtitan_sections(plan_file: PlanFile) -> Sections:
+    """Return the sections; raise as ``torchtitan_toml``."""
+    _check(plan_file)
+    model, workload, cluster = plan_file.model, plan_file.workload, plan_file.cluster
+    compiled = plan_file.plan.strategy == "async-tp" or all(
+        getattr(workload.implementation, name) for name in _FUSIONS
+    )
+    return {
+        "training": _training(workload, cluster),
+        "parallelism": {
+            **_replicas(workload, cluster),
+            "tensor_parallel_degree": cluster.tp,
+            "enable_async_tensor_parallel": plan_file.plan.strategy == "async-tp",
+            **_pipeline(model, workload, cluster),
+            **_context(workload, cluster),
+        },
+        "activation_checkpoint": {"mode": workload.recompute},
+        "compile": {"enable": compiled, "components": ["model", "loss"]},
+    }
+
+
+def torchtitan_notes(plan_file: PlanFile) -> list[str]:
+    """Return what was assumed and the file cannot say."""
+    workload, cluster = plan_file.workload, plan_file.cluster
+    notes = [
+        "For torchtitan 0.2, behind [model] with the name and flavor of yours. From 0.3 on its "
+        "configs are Python: training and parallelism have the same names, but "
+        "enable_async_tensor_parallel is one of compile."
+    ]
+    if plan_file.plan.tp_comm_overlap:
+        notes.append(
+            f"PyTorch chooses itself which GEMMs overlap; the prediction has "
+            f"{', '.join(plan_file.plan.tp_comm_overlap)}."
+        )
+    if cluster.replicas > 1 and workload.data_parallel == "distributed-optimizer":
+        notes.append(
+            "torchtitan has no distributed optimizer, which the prediction has: FSDP that keeps "
+            "gathered parameters is nearest."
+        )
+    if cluster.cp > 1 and workload.data_parallel == "replicas":
+        notes.append("With context parallelism torchtitan shards parameters; the prediction not.")
+    if not _mixes(workload, cluster) and workload.dtype == "bf16":
+        notes.append(
+            "torchtitan mixes precision with FSDP only: dtype makes all bf16, and there are no "
+            "fp32 weights, which the prediction has."
+        )
+    elif workload.grad_dtype == "bf16":
+        notes.append("torchtitan's FSDP sums gradients in fp32; the prediction in bf16.")
+    if cluster.cuda_graph:
+        notes.append("torchtitan 0.2 has no option for CUDA graphs, which the prediction has.")
+    if workload.tp_collectives != "nccl":
+        notes.append(f"torchtitan has no {workload.tp_collectives} collectives; NCCL's run.")
+    if workload.implementation.name != "torch":
+        notes.append(
+            f"Predicted with the kernels of {workload.implementation.label}, not PyTorch's "
+            "(--implementation torch)."
+        )
+    return notes
+
+
+def _check(plan_file: PlanFile) -> None:
+    """Raise InfeasiblePlanError (``target``) for what torchtitan does not run."""
+    workload, cluster, plan = plan_file.workload, plan_file.cluster, plan_file.plan
+    unsharded = cluster.tp > 1 and plan.strategy == "megatron" and not plan.sequence_parallel
+    problems = (
+        (
+            workload.dtype not in DTYPES,
+            f"{workload.dtype} weights; make the plan with --dtype bf16 or fp32",
+        ),
+        (
+            unsharded,
+            "tensor parallelism without sequence parallelism; make the plan with "
+            "--sequence-parallel",
+        ),
+        (
+            workload.recompute == "selective",
+            "recomputation of the attention core alone; make the plan with --recompute none or "
+            "full",
+        ),
+        (
+            workload.recompute_layers > 0,
+            "recomputation of the first layers alone; make the plan without --recompute-layers",
+        ),
+        (
+            cluster.cp > 1 and workload.cp_comm not in _ROTATE,
+            f"context parallelism by {workload.cp_comm}; make the plan with --cp-comm p2p or "
+            "all_gather",
+        ),
+        (
+            cluster.pp > 1 and workload.pp_schedule == "zero-bubble",
+            "a zero-bubble schedule of one stage a rank; make the plan with --pp-schedule 1f1b",
+        ),
+    )
+    for found, what in problems:
+        if found:
+            raise InfeasiblePlanError(f"torchtitan does not run {what}.", reason="target")
+
+
+def _training(workload: Workload, cluster: ClusterSpec) -> dict[str, Value]:
+    """Return the batch, and the dtype. A pipeline takes its micro-batches in one step."""
+    micros = workload.grad_accumulation
+    rows = workload.micro_batch_size * (micros if cluster.pp > 1 else 1)
+    training: dict[str, Value] = {
+        "local_batch_size": rows,
+        "global_batch_size": workload.micro_batch_size * micros * cluster.dp,
+        "seq_len": workload.seq_length,
+    }
+    if _mixes(workload, cluster):
+        training["mixed_precision_param"] = DTYPES[workload.dtype]
+    else:
+        training["dtype"] = DTYPES[workload.dtype]
+    return training
+
+
+def _mixes(workload: Workload, cluster: ClusterSpec) -> bool:
+    """Return whether torchtitan shards weights, without which it does not mix precision beside
+    tensor parallelism (maybe_enable_amp in distributed/utils.py)."""
+    shards = cluster.dp > 1 and workload.data_parallel != "replicas"
+    return shards or cluster.cp > 1 or cluster.tp * cluster.pp == 1
+
+
+def _replicas(workload: Workload, cluster: ClusterSpec) -> dict[str, Value]:
+    shards = workload.data_parallel != "replicas"
+    found: dict[str, Value] = {
+        "data_parallel_replicate_degree": 1 if shards else cluster.dp,
+        "data_parallel_shard_degree": cluster.dp if shards else 1,
+    }
+    if shards and cluster.replicas > 1:
+        keeps = workload.data_parallel == "distributed-optimizer"
+        found["fsdp_reshard_after_forward"] = "never" if keeps else "always"
+    return found
+
+
+def _pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> dict[str, Value]:
+    found: dict[str, Value] = {"pipeline_parallel_degree": cluster.pp}
+    if cluster.pp == 1:
+        return found
+    single = {"1f1b": "1F1B", "gpipe": "GPipe"}[workload.pp_schedule]
+    found["pipeline_parallel_schedule"] = "Interleaved1F1B" if cluster.vpp > 1 else single
+    found["pipeline_parallel_microbatch_size"] = workload.micro_batch_size
+    if workload.pp_layers:
+        return {**found, "module_fqns_per_model_part": _modules(workload.pp_layers)}
+    # Its usual stages have a layer less beside the embedding and beside the head.
+    return {
+        **found,
+        "pipeline_parallel_layers_per_stage": model.num_hidden_layers // (cluster.pp * cluster.vpp),
+        "pipeline_parallel_first_stage_less_layers": 0,
+        "pipeline_parallel_last_stage_less_layers": 0,
+    }
+
+
+def _modules(counts: tuple[int, ...]) -> list[list[str]]:
+    """Return the modules of each stage, by their names in torchtitan's models."""
+    stages, layer = [], 0
+    for count in counts:
+        stages.append([f"layers.{layer + i}" for i in range(count)])
+        layer += count
+    return [["tok_embeddings", *stages[0]], *stages[1:-1], [*stages[-1], "norm", "output"]]
+
+
+def _context(workload: Workload, cluster: ClusterSpec) -> dict[str, Value]:
+    found: dict[str, Value] = {"context_parallel_degree": cluster.cp}
+    if cluster.cp > 1:
+        found["context_parallel_rotate_method"] = _ROTATE[workload.cp_comm]
+    return found
