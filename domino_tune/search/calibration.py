@@ -81,8 +81,7 @@ def fit_runs(runs: Sequence[MeasuredRun], ahead: Ahead = in_turn) -> Fitted:
     lower[-1] = -1e-9  # the constant is time that is spent, not gained
     found = None
     for start in starts:
-        begins = float(0.5 * (problem.residuals(start) ** 2).sum())
-        if found is not None and begins >= found.cost:
+        if found is not None and problem.likely_cost(start) >= found.cost:
             continue  # another host would explain the runs worse than what was found
         tried = least_squares(
             problem.residuals, start, jac=problem.jacobian, bounds=(lower, np.inf),
@@ -95,10 +94,10 @@ def fit_runs(runs: Sequence[MeasuredRun], ahead: Ahead = in_turn) -> Fitted:
     widths = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))
     parts = {
         name: Learnt(
-            math.exp(x[number] * problem.widths[name]), math.expm1(problem.widths[name]),
+            math.exp(log), math.expm1(problem.widths[name]),
             math.expm1(widths[number] * problem.widths[name]),
         )
-        for number, name in enumerate(problem.names)
+        for number, (name, log) in enumerate(problem.logs(x).items())
     }  # fmt: skip
     scale_ms = problem.constant_ms
     return Fitted(
@@ -183,6 +182,13 @@ class _Problem:
     def residuals(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the runs' errors, then the unknowns."""
         return np.concatenate([self._errors(x), x])
+
+    def likely_cost(self, x: NDArray[np.float64]) -> float:
+        """Return what half the squares of the residuals come to, one step of Newton's from ``x``,
+        if they are linear."""
+        residuals, jacobian = self.residuals(x), self.jacobian(x)
+        step = np.linalg.lstsq(jacobian, -residuals, rcond=None)[0]
+        return 0.5 * float(((residuals + jacobian @ step) ** 2).sum())
 
     def jacobian(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the derivatives of the residuals."""
