@@ -48,8 +48,9 @@ def calibrate(
             f"Profile {profile.name!r} is calibrated already; start from {profile.calibration.base}"
             ", and give all runs together."
         )
+    rows = _rows(request)
     path = _path(profile, request.name)
-    runs = [_run(row, request.profile, OneProfile(profile, shelf)) for row in _rows(request)]
+    runs = [_run(row, request.profile, OneProfile(profile, shelf)) for row in rows]
     progress(f"{len(runs)} runs")
     fitted = fit_runs(runs, on_all_cores)
     _refuse_contradictions(runs, fitted)

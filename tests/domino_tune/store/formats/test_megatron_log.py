@@ -45,6 +45,7 @@ LLAMA: Final[dict[str, Any]] = {
 }  # fmt: skip
 TIMES: Final = (31234.5, 925.1, 618.4, 617.9, 640.0)
 FOUND_MS: Final = 618.4
+SIZE: Final = 50257
 
 
 def log(arguments: dict[str, Any], *, times: tuple[float, ...] = TIMES, padded: int = 50304) -> str:
@@ -66,7 +67,8 @@ def log(arguments: dict[str, Any], *, times: tuple[float, ...] = TIMES, padded: 
             "INFO:megatron.core.num_microbatches_calculator:setting number of microbatches to "
             "constant 4",
             "> building GPT2BPETokenizer tokenizer ...",
-            f" > padded vocab (size: 50257) with {padded - 50257} dummy tokens (new size: {padded})",
+            f" > padded vocab (size: {SIZE}) with {padded - SIZE} dummy tokens "
+            f"(new size: {padded})",
             "[after megatron is initialized] datetime: 2025-11-13 16:26:06 ",
             *iterations,
         ]
@@ -237,7 +239,7 @@ def test_short_runs_count_from_their_first_iteration() -> None:
 
 
 def test_a_log_without_iterations_is_refused() -> None:
-    with pytest.raises(InputError, match="run.log has no line with `elapsed time per iteration"):
+    with pytest.raises(InputError, match="has no line with `elapsed time per iter"):
         read_megatron_log(log(GPT, times=()), "run.log")
     with pytest.raises(InputError, match="has no line"):
         read_megatron_log("", "run.log")
@@ -311,7 +313,7 @@ def test_shapes_that_are_none_are_refused(name: str, value: str) -> None:
     [
         ({"world_size": 6}, "world_size = 6 does not divide by tp × pp × cp = 4"),
         ({"world_size": 2}, "world_size = 2 does not divide by"),
-        ({"global_batch_size": 6}, "global_batch_size = 6 does not divide by dp × micro_batch_size"),
+        ({"global_batch_size": 6}, "global_batch_size = 6 does not divide by dp × micro_batch"),
         (
             {
                 "pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 5,
@@ -332,11 +334,8 @@ def test_counts_that_do_not_fit_each_other_are_refused(told: dict[str, Any], sai
     assert said in str(refused.value)
 
 
-@pytest.mark.parametrize("time", ["...", "nan", "-5.0", "1e5x", "9" * 400, "0.0"])
+@pytest.mark.parametrize("time", ["...", "nan", "-5.0", "9" * 400, "0.0"])
 def test_iterations_that_take_no_time_are_refused(time: str) -> None:
     text = log(GPT, times=()) + f"\n | elapsed time per iteration (ms): {time} |"
-    if time == "1e5x":  # read as far as it is a number
-        assert read_megatron_log(text, "run.log").measured_ms == 1.0
-        return
     with pytest.raises(InputError):
         read_megatron_log(text, "run.log")
