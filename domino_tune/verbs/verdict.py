@@ -51,12 +51,13 @@ def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
     signature's own adds by its share of the time.
     """
     plans = contestants_of(case, chosen)
-    nominal = {name: predict(case, one.plan, one.order).makespan_ns for name, one in plans.items()}
-    logs = _draw_logs(case, plans, nominal, ahead)
-    fits = {
-        name: peak_bytes(case, one.plan, one.order) <= case.capacity_bytes
-        for name, one in plans.items()
+    known = {
+        name: found()
+        for name, found in ahead(lambda name: _time_and_peak(case, plans[name]), plans)
     }
+    nominal = {name: time_ns for name, (time_ns, _) in known.items()}
+    logs = _draw_logs(case, plans, nominal, ahead)
+    fits = {name: peak <= case.capacity_bytes for name, (_, peak) in known.items()}
     baseline, *_ = plans
     offsets = {name: math.log(nominal[name]) + logs.of[name] for name in plans}
     running = [name for name in plans if fits[name]]
@@ -90,6 +91,12 @@ def contestants_of(case: Case, chosen: Chosen) -> dict[str, Chosen]:
     for strategy, plan in rival_plans(case).items():
         plans.setdefault(strategy, Chosen.of(case, plan))
     return plans
+
+
+def _time_and_peak(case: Case, one: Chosen) -> tuple[int, int]:
+    return (
+        predict(case, one.plan, one.order).makespan_ns, peak_bytes(case, one.plan, one.order),
+    )  # fmt: skip
 
 
 def _contestant(
