@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.fidelity.scores import Cell, Setting
-from benchmarks.fidelity.settings import TUNED, Kind
+from benchmarks.fidelity.settings import BASELINE, TUNED, Kind
 from domino_tune.base.units import parse_quantity
 from domino_tune.requests import ProfileRequest, TuneRequest, WorkloadFields
 from domino_tune.runtime.lanes.pace_rows import PaceRow
@@ -23,6 +23,7 @@ from domino_tune.verbs.here_and_now import as_emulated, plan_paces
 from domino_tune.verbs.profile import profile
 from domino_tune.verbs.resolve import Chosen, resolve
 from domino_tune.verbs.tune import tune
+from domino_tune.verbs.verdict import drawn_times_ns, middle_of
 from simulator.case import Case
 from simulator.cost import Changes
 from simulator.plan import NO_COMM
@@ -130,11 +131,11 @@ def setting_of(
 ) -> Setting:
     """Return measurements beside their predictions. ``emulated_case`` predicts ``emulated``."""
     speed = _predicted_ms(case, chosen[BOUND]) / _measured_ms(launches[0][BOUND])
+    running = {name: one for name, one in chosen.items() if name != BOUND}
+    drawn_ns = drawn_times_ns(case, running)
     steady_case = replace(case, changes=Changes(gpu_flops=speed, memory_bandwidth=speed))
     cells = []
-    for name, one in chosen.items():
-        if name == BOUND:
-            continue
+    for name, one in running.items():
         first, second = (launch[name] for launch in launches)
         parts = [launch.timeline.breakdown for launch in (first, second) if launch.timeline]
         exposed_ns = statistics.mean(part.exposed_comm_ns for part in parts)
@@ -152,6 +153,7 @@ def setting_of(
                 exposed_ms=exposed_ns * MS_PER_NS,
                 predicted_exposed_ms=predicted.exposed_comm_ns * MS_PER_NS,
                 hidden=statistics.mean(part.hidden_comm_fraction for part in parts),
+                drawn=None if name == BASELINE else middle_of(drawn_ns[BASELINE] / drawn_ns[name]),
             )
         )
     return Setting(

@@ -17,6 +17,9 @@ ERROR: Final = 0.03
 LEAN: Final = 0.015
 REGRET: Final = 0.02
 CONCORDANCE: Final = 0.95
+INTERVAL: Final = 0.80
+"""Part of the draws that the verdict's interval holds."""
+OFF: Final = 0.08
 HIDDEN: Final = 0.80
 HIDDEN_LINK: Final = "1gbit"
 NO_SETTING: Final = "no such setting"
@@ -35,6 +38,7 @@ def checks(settings: Sequence[Setting]) -> list[Check]:
         reported("the same on one rank with emulated collectives", f"{total.emulated_error:.2%}"),
         *worst_errors(total),
         *choice_checks(total, REGRET),
+        *_coverage(settings),
     ]
     for setting in settings:
         if setting.link == HIDDEN_LINK:
@@ -60,6 +64,21 @@ def within(what: str, limit: float, value: float) -> Check:
     return Check(
         what=what, target=f"within ±{limit:.1%}", measured=f"{value:+.2%}", ok=abs(value) <= limit
     )
+
+
+def _coverage(settings: Sequence[Setting]) -> list[Check]:
+    """Return the check that the verdict's intervals hold as many speed-ups as they say."""
+    held = [found for setting in settings for found in setting.covered()]
+    if not held:
+        return []
+    share = statistics.fmean(held)
+    check = Check(
+        what=f"speed-ups over the baseline within the verdict's interval, of {len(held)}",
+        target=f"{INTERVAL:.0%} ± {OFF:.0%}",
+        measured=f"{share:.1%}",
+        ok=abs(share - INTERVAL) <= OFF,
+    )
+    return [check]
 
 
 def worst_errors(total: Score) -> list[Check]:
@@ -100,13 +119,13 @@ def _regret(worst: float | None) -> str:
 
 
 def tables(settings: Sequence[Setting], title: str) -> list[Table]:
-    """Return the table of checks, the table of settings and the table of cells."""
+    """Return the table of checks, and the tables of ``detail``."""
     return [check_table(title, checks(settings)), *detail(settings)]
 
 
 def detail(settings: Sequence[Setting]) -> list[Table]:
-    """Return the table of settings and the table of cells."""
-    return [_settings(settings), _cells(settings)]
+    """Return the tables of settings, of cells and of drawn speed-ups."""
+    return [_settings(settings), _cells(settings), *_speedups(settings)]
 
 
 def _settings(settings: Sequence[Setting]) -> Table:
@@ -131,7 +150,8 @@ def _cells(settings: Sequence[Setting]) -> Table:
             s.model, s.link, c.plan, f"{c.predicted_ms:.1f}", f"{c.first_ms:.1f}",
             f"{c.error:+.1%}", f"{c.steady_error:+.1%}", f"{c.second_ms:.1f}", f"{c.noise:+.1%}",
             f"{c.predicted_emulated_ms:.1f}", f"{c.emulated_ms:.1f}", f"{c.emulated_error:+.1%}",
-            f"{c.predicted_exposed_ms:.1f}", f"{c.exposed_ms:.1f}", f"{c.hidden:.0%}", c.label,
+            f"{c.predicted_exposed_ms:.1f}", f"{c.exposed_ms:.1f}", f"{c.hidden:.0%}",
+            c.label,
         )
         for s in settings
         for c in s.cells
@@ -142,6 +162,18 @@ def _cells(settings: Sequence[Setting]) -> Table:
         ">exposed, predicted", ">measured", ">hidden", "cut",
     )  # fmt: skip
     return Table(title="Cells", columns=columns, rows=rows)
+
+
+def _speedups(settings: Sequence[Setting]) -> list[Table]:
+    """Return the table of speed-ups beside the verdict's intervals, if it was asked."""
+    rows = [
+        (s.model, s.link, c.plan, f"{s.speedup(c.plan):.3f}", "{:.3f}–{:.3f}".format(*c.drawn))
+        for s in settings
+        for c in s.cells
+        if c.drawn is not None
+    ]
+    columns = ("model", "link", "plan", ">speed-up", ">drawn before it ran")
+    return [Table(title="Speed-ups over the baseline", columns=columns, rows=rows)] if rows else []
 
 
 def markdown(settings: Sequence[Setting], machine: str, title: str) -> str:

@@ -9,13 +9,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from benchmarks.fidelity.scores import Cell, Setting
 from domino_tune.store.files import write_whole
 from simulator.errors import InputError
-
-ROUNDS: Final = ("first", "second", "emulated")
 
 
 def write_setting(path: Path, setting: Setting, inputs: Mapping[str, Any]) -> None:
@@ -30,10 +28,15 @@ def read_setting(path: Path, inputs: Mapping[str, Any]) -> Setting:
 
 def setting_from(plain: Mapping[str, Any]) -> Setting:
     """Return the setting that ``asdict`` made ``plain`` of, read from JSON."""
-    cells = tuple(
-        Cell(**{**cell, **{name: tuple(cell[name]) for name in ROUNDS}}) for cell in plain["cells"]
-    )
+    cells = tuple(_cell(cell) for cell in plain["cells"])
     return Setting(**{**plain, "cells": cells})
+
+
+def _cell(plain: Mapping[str, Any]) -> Cell:
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()
+    }
+    return Cell(**values)
 
 
 def write_record(path: Path, result: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:

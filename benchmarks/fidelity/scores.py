@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
-from benchmarks.fidelity.settings import ALWAYS_TWO, TUNED
+from benchmarks.fidelity.settings import ALWAYS_TWO, BASELINE, TUNED
 
 MIN_SPREAD: Final = 0.05
 """Settings whose plans spread by less do not count for regret: any choice is good there."""
@@ -38,6 +38,8 @@ class Cell:
     ``emulated``: rounds on one rank whose collectives take the durations of the profile.
     ``predicted_emulated_ms``: the prediction for these, without waits for other ranks.
     ``hidden``: the measured share of communication that compute hides.
+    ``drawn``: the speed-up over the setting's baseline that the verdict gives: low and high; None
+    of the baseline itself, and where it was not asked.
     """
 
     plan: str
@@ -51,6 +53,7 @@ class Cell:
     exposed_ms: float
     predicted_exposed_ms: float
     hidden: float
+    drawn: tuple[float, float] | None = None
 
     @property
     def first_ms(self) -> float:
@@ -118,6 +121,18 @@ class Setting:
         """Return slowest plan / fastest plan − 1, as measured."""
         logs = self._relative_logs(0, 1).values()
         return math.exp(max(logs) - min(logs)) - 1
+
+    def speedup(self, plan: str) -> float:
+        """Return the measured speed-up of a plan over the baseline, of both launches."""
+        logs = self._relative_logs(0, 1)
+        return math.exp(logs[BASELINE] - logs[plan])
+
+    def covered(self) -> Iterator[bool]:
+        """Yield for each plan with a drawn interval: does it hold the measured speed-up?"""
+        for cell in self.cells:
+            if cell.drawn is not None:
+                low, high = cell.drawn
+                yield low <= self.speedup(cell.plan) <= high
 
     def regret(self, plan: str) -> float:
         """Return how much slower a plan is than the best measured one, as a fraction.

@@ -93,3 +93,4 @@ KINDS: Final[dict[str, Kind]] = {
 ALWAYS_TWO: Final = "inter"
 """The plan of DeepSpeed's Domino on every machine."""
 TUNED: Final = "tuned"
+BASELINE: Final = "baseline"

@@ -44,12 +44,7 @@ Contestants = Mapping[str, Chosen]
 
 
 def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
-    """Return which strategy is the fastest on machines that are off by the profile's errors.
-
-    Each family of errors is put off by one standard error, all plans are played again, and the
-    logarithm of a plan's time is taken to be linear in the families' normal numbers; what is a
-    signature's own adds by its share of the time.
-    """
+    """Return which strategy is the fastest on machines that are off by the profile's errors."""
     plans = contestants_of(case, chosen)
     known = {
         name: found()
@@ -59,16 +54,16 @@ def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
     logs = _draw_logs(case, plans, nominal, ahead)
     fits = {name: peak <= case.capacity_bytes for name, (_, peak) in known.items()}
     baseline, *_ = plans
-    offsets = {name: math.log(nominal[name]) + logs.of[name] for name in plans}
+    drawn = {name: nominal[name] * np.exp(logs.of[name]) for name in plans}
     running = [name for name in plans if fits[name]]
     fastest = Counter[str]()
     if running:
-        times = np.stack([offsets[name] for name in running])
+        times = np.stack([drawn[name] for name in running])
         fastest.update(running[index] for index in times.argmin(axis=0))
     contestants = tuple(
         _contestant(
             one, name, nominal[baseline] / nominal[name] , nominal[name],
-            np.exp(offsets[baseline] - offsets[name]), fastest[name] / DRAWS, fits[name],
+            drawn[baseline] / drawn[name], fastest[name] / DRAWS, fits[name],
         )
         for name, one in plans.items()
     )  # fmt: skip
@@ -80,6 +75,19 @@ def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
         seed=SEED,
         unsure=logs.unsure(mine, baseline),
     )
+
+
+def drawn_times_ns(case: Case, plans: Contestants) -> dict[str, NDArray[np.float64]]:
+    """Return each plan's iteration time on each drawn machine, in ns: the same machines for all."""
+    nominal = {name: predict(case, one.plan, one.order).makespan_ns for name, one in plans.items()}
+    logs = _draw_logs(case, plans, nominal, in_turn)
+    return {name: nominal[name] * np.exp(logs.of[name]) for name in plans}
+
+
+def middle_of(drawn: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the ends of the interval that holds all draws but ``TAIL`` percent on each side."""
+    low, high = np.percentile(drawn, [TAIL, 100 - TAIL])
+    return float(low), float(high)
 
 
 def contestants_of(case: Case, chosen: Chosen) -> dict[str, Chosen]:
@@ -103,15 +111,15 @@ def _contestant(
     one: Chosen, name: str, speedup: float, iteration_ns: int, drawn: NDArray[np.float64],
     chance: float, fits: bool,
 ) -> Contestant:  # fmt: skip
-    low, high = np.percentile(drawn, [TAIL, 100 - TAIL])
+    low, high = middle_of(drawn)
     return Contestant(
         strategy=name,
         name=_name(one.plan),
         plan=one.plan,
         iteration_ms=iteration_ns * MS_PER_NS,
         speedup=speedup,
-        low=float(low),
-        high=float(high),
+        low=low,
+        high=high,
         chance=chance,
         fits=fits,
         runs_in=RUNS_IN[name],
@@ -120,7 +128,11 @@ def _contestant(
 
 class _DrawnLogs:
     """By what the logarithm of each plan's time changes: at one standard error of each family
-    (``families``), and in each draw (``of``)."""
+    (``families``), and in each draw (``of``).
+
+    The logarithm is taken to be linear in the families' normal numbers; what is a signature's own
+    adds by its share of the time.
+    """
 
     def __init__(
         self,

@@ -136,6 +136,20 @@ def test_the_worst_setting_and_the_worst_cell_are_named() -> None:
     assert shown["largest error of a cell, m, slow, tuned"] == "-30.00%"
 
 
+def test_intervals_are_held_against_speedups_within_rounds() -> None:
+    """The baseline is 5 % slower in the second launch, and so is the plan: 1.25 in both."""
+    held = replace(cell("inter", 1.0, 80.0, 84.0), drawn=(1.2, 1.3))
+    wrong = replace(cell("tuned", 1.0, 50.0, 52.5), drawn=(1.2, 1.3))
+    asked = setting(cell("baseline", 1.0, 100.0, 105.0), held, wrong)
+    assert asked.speedup("inter") == pytest.approx(1.25)
+    assert asked.speedup("tuned") == pytest.approx(2.0)
+    assert list(asked.covered()) == [True, False]
+    (check,) = (one for one in checks([asked]) if one.what.startswith("speed-ups"))
+    assert (check.target, check.measured, check.ok) == ("80% ± 8%", "50.0%", False)
+    assert "| m | 1gbit | inter | 1.250 | 1.200–1.300 |" in markdown([asked], "here", "Fidelity")
+    assert not any(one.what.startswith("speed-ups") for one in checks([MEASURED]))
+
+
 def test_the_page_in_docs_says_what_its_numbers_give() -> None:
     """docs/fidelity.md and the scores of docs/fidelity.json follow from the measured rounds."""
     docs = REPOSITORY / "docs"
