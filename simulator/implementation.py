@@ -79,14 +79,15 @@ class Implementation:
     one kernel instead of PyTorch's several; ``gradient_accumulation_fusion``: the wgrad adds to the
     main gradient by itself.
     ``dense_embedding_grad``: a table's gradient is made whole in the dtype of activations, then
-    added. ``zero_grads``: main gradients are cleared first, and every wgrad adds.
-    ``check_for_nan_in_grad``, ``scale_grads``: passes over the gradients before replicas sum them.
-    ``clip_grad``: one more behind their norm. ``copy_parameters``: the optimizer's fp32 parameters
-    are copied to the model's by kernels of their own. ``log_params_norm``,
-    ``log_num_zeros_in_grad``: passes before the step. ``dummy_wgrads``: a wgrad that adds to the
-    main gradient also leaves autograd an empty tensor of its shape. ``nccl_algo``: ring keeps
-    NVSwitch from summing. ``tp_backward_overlap``: without Domino, backward's gathers and sums run
-    beside the column-parallel dgrad and wgrad. ``launch_order``: who is first on a GPU.
+    added to the main gradient. ``zero_grads``: the step begins by clearing main gradients, so every
+    wgrad adds. ``check_for_nan_in_grad``, ``scale_grads``: each is a pass over all gradients before
+    data-parallel ranks sum them. ``clip_grad``: a pass that scales the gradients by their norm.
+    ``copy_parameters``: own kernels copy the optimizer's fp32 parameters to the model's.
+    ``log_params_norm``, ``log_num_zeros_in_grad``: each is a pass before the step.
+    ``dummy_wgrads``: a wgrad that adds to the main gradient also makes autograd an unused tensor of
+    its shape. ``nccl_algo``: ``ring`` keeps NVSwitch from summing. ``tp_backward_overlap``: without
+    Domino, backward's gathers and sums run beside the column-parallel dgrad and wgrad.
+    ``launch_order``: who gets the SMs first, see ``LAUNCH_ORDERS``.
     """
 
     name: str = "domino-tune"

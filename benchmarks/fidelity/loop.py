@@ -153,7 +153,9 @@ def setting_of(
                 exposed_ms=exposed_ns * MS_PER_NS,
                 predicted_exposed_ms=predicted.exposed_comm_ns * MS_PER_NS,
                 hidden=statistics.mean(part.hidden_comm_fraction for part in parts),
-                drawn=None if name == BASELINE else middle_of(drawn_ns[BASELINE] / drawn_ns[name]),
+                drawn=None
+                if one == chosen[BASELINE]
+                else middle_of(drawn_ns[BASELINE] / drawn_ns[name]),
             )
         )
     return Setting(

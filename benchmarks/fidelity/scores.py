@@ -39,7 +39,7 @@ class Cell:
     ``predicted_emulated_ms``: the prediction for these, without waits for other ranks.
     ``hidden``: the measured share of communication that compute hides.
     ``drawn``: the speed-up over the setting's baseline that the verdict gives: low and high; None
-    of the baseline itself, and where it was not asked.
+    where the plan is the baseline, and where it was not asked.
     """
 
     plan: str

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from domino_tune.base.cores import Ahead, in_turn
-from domino_tune.results.verdict import Contestant, Verdict
+from domino_tune.results.verdict import CLEAR, Contestant, Verdict
 from domino_tune.search.rivals import rival_plans
 from domino_tune.verbs.resolve import Chosen, baseline_plan
 from simulator.case import Case
 from simulator.clock import Played
-from simulator.draws import FAMILIES, OWN_SHARE, Draw, Family, families_of
+from simulator.draws import FAMILIES, OWN_SHARE, PLAN_ERROR, Draw, Family, families_of
 from simulator.ops import Signature
 from simulator.overlap import RUNS_IN
 from simulator.peak import peak_bytes
@@ -38,8 +38,6 @@ NAMES: Final[Mapping[str, str]] = {
     "async-tp": "async-TP", "fused": "tile fusion",
 }  # fmt: skip
 """Strategy -> its name in a sentence."""
-CLEAR: Final = 0.6
-"""Chance from which on a strategy is called the fastest."""
 Contestants = Mapping[str, Chosen]
 
 
@@ -131,11 +129,12 @@ class _DrawnLogs:
     (``families``), and in each draw (``of``).
 
     The logarithm is taken to be linear in the families' normal numbers; what is a signature's own
-    adds by its share of the time.
+    adds by its share of the time, and what is the simulator's own is drawn a plan.
     """
 
     def __init__(
         self,
+        plans: Contestants,
         families: dict[Family, dict[str, float]],
         own: dict[str, dict[Signature, float]],
     ) -> None:
@@ -145,13 +144,16 @@ class _DrawnLogs:
         signatures = {signature: None for shares in own.values() for signature in shares}
         numbers = {signature: number for number, signature in enumerate(signatures)}
         own_z = random.standard_normal((len(numbers), DRAWS))
+        distinct = list(dict.fromkeys(plans.values()))
+        plan_z = random.standard_normal((len(distinct), DRAWS))
         self.of: dict[str, NDArray[np.float64]] = {}
         for name, shares in own.items():
             changes = np.array([family[name] for family in families.values()] or [0.0])
             weights = np.zeros(len(numbers))
             for signature, share in shares.items():
                 weights[numbers[signature]] = share
-            self.of[name] = changes @ z + weights @ own_z
+            of_plan = PLAN_ERROR * plan_z[distinct.index(plans[name])]
+            self.of[name] = changes @ z + weights @ own_z + of_plan
 
     def unsure(self, mine: str, baseline: str) -> dict[str, float]:
         """Return by how much a standard error of each family moves the speed-up of ``mine``."""
@@ -180,7 +182,7 @@ def _draw_logs(
         changed = _running_ns(short, time_ns()) / alone_ns[name] - 1
         changes[name] = math.log1p(running[name] * changed)
     own = {name: _own_shares(run, running[name] / alone_ns[name]) for name, run in runs.items()}
-    return _DrawnLogs(families, own)
+    return _DrawnLogs(plans, families, own)
 
 
 def _running_ns(case: Case, makespan_ns: int) -> int:

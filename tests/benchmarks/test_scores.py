@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -19,6 +21,7 @@ from benchmarks.fidelity.page import (
 )
 from benchmarks.fidelity.records import setting_from
 from benchmarks.fidelity.scores import Cell, Setting, score
+from simulator.draws import PLAN_ERROR
 from tests.conftest import REPOSITORY
 
 
@@ -148,6 +151,23 @@ def test_intervals_are_held_against_speedups_within_rounds() -> None:
     assert (check.target, check.measured, check.ok) == ("80% ± 8%", "50.0%", False)
     assert "| m | 1gbit | inter | 1.250 | 1.200–1.300 |" in markdown([asked], "here", "Fidelity")
     assert not any(one.what.startswith("speed-ups") for one in checks([MEASURED]))
+
+
+def test_the_simulators_own_error_is_what_real_ranks_showed() -> None:
+    """Half of normal numbers are within 0.6745 standard errors; a speed-up has those of two plans."""
+    plain = json.loads((REPOSITORY / "docs" / "fidelity.json").read_text())
+    errors = []
+    for one in map(setting_from, plain["settings"]):
+        baseline = one.cell("baseline")
+        predicted = {cell.plan: baseline.predicted_ms / cell.predicted_ms for cell in one.cells}
+        errors += [
+            abs(math.log(speedup / one.speedup(plan)))
+            for plan, speedup in predicted.items()
+            if plan != "baseline"
+        ]
+    assert len(errors) == 112
+    measured = statistics.median(errors) / 0.6745 / math.sqrt(2)
+    assert round(measured, 3) == PLAN_ERROR
 
 
 def test_the_page_in_docs_says_what_its_numbers_give() -> None:

@@ -8,8 +8,7 @@ missing wait or a buffer used again too early gives wrong numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
-from datetime import timedelta
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,31 +16,23 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from domino_tune.measure.collect import add_message
-from domino_tune.measure.machine import this_machine
 from domino_tune.runtime.clock import DeviceClock, HostClock, WholeClock, empty_span_ns
 from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.graphs import CapturedExecutor
 from domino_tune.runtime.head_start import HeadStart, spin
 from domino_tune.runtime.lanes.call import Call
-from domino_tune.runtime.lanes.groups import nccl_options
 from domino_tune.runtime.lanes.lane import Lane, ThreadHandle
 from domino_tune.runtime.lanes.silent import silent_lanes
 from domino_tune.runtime.lanes.streams import StreamHandle, StreamLane, StreamQueue
-from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 from domino_tune.runtime.live_memory import PERSISTENT
 from domino_tune.runtime.ops.dropout import keep_mask
 from domino_tune.runtime.ops.layers import add_product, widening_gemm
 from domino_tune.runtime.parameters import Parameters
-from domino_tune.runtime.plan_runs import run_plans
 from domino_tune.runtime.player import FUNCTIONS
 from simulator.build import build_schedule
-from simulator.ops import Collective
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.profile import Profile
 from simulator.schedule import COMPUTE, DP, TP
-from simulator.schedules import fixed_order
-from simulator.specs import ClusterSpec, Workload
+from simulator.specs import ClusterSpec
 from tests.domino_tune.runtime.cases import GREEDY, PLANS, SLICED, SMOOTH, greedy_order
 from tests.domino_tune.runtime.jobs import GPT, LLAMA, Job, RankResult, batch
 from tests.domino_tune.runtime.ranks import new_state, recording_adam, shards_of
@@ -304,85 +295,6 @@ def test_weight_gradients_add_up_in_fp32() -> None:
     assert error(gradient, expected) < 1e-5
     add_product(gradient, [(dy, x)], accumulate=False)
     assert error(gradient, dy.double().t() @ x.double()) < 1e-5
-
-
-def test_a_job_runs_over_nccl() -> None:
-    """The launcher's own path: a rank process, an NCCL lane, a report."""
-    found: list[dict[str, object]] = []
-    run_job(
-        "tests.domino_tune.runtime.cuda_jobs:reduce", {}, LaunchSpec(tp=1, backend="nccl"),
-        on_message=found.append,
-    )  # fmt: skip
-    assert found == [{"sum": 4.0, "device": "cuda:0"}]
-
-
-def test_lanes_by_cta_count_are_made_once_each() -> None:
-    found: list[dict[str, object]] = []
-    run_job(
-        "tests.domino_tune.runtime.cuda_jobs:reduce_with_few_ctas", {"ctas": [0, 4, 1, 4, 0]},
-        LaunchSpec(tp=1, backend="nccl"), on_message=found.append,
-    )  # fmt: skip
-    assert found == [{"sums": [4.0] * 5, "lanes": 3}]
-
-
-def test_options_of_a_group_hold_its_ctas() -> None:
-    options = nccl_options(4, timedelta(seconds=50))
-    assert (options.config.min_ctas, options.config.max_ctas) == (4, 4)
-    assert options._timeout == timedelta(seconds=50)
-
-
-def test_a_rank_measures_ops_collectives_launches_and_contention() -> None:
-    """A group of one sends nothing, so what is beside nothing may have no rows."""
-    case = {
-        "model": asdict(replace(DRY_GPT, name="probe")),
-        "workload": {"seq_length": 6, "micro_batch_size": 4, "dtype": "bf16"},
-        "cluster": {"tp": 1},
-        "plans": [asdict(MEGATRON), asdict(TWO)],
-        "rounds": 3,
-    }
-    payload = {
-        "cases": [case],
-        "collectives": [list(Collective("all_reduce", 1 << 20, 1, 1, ctas)) for ctas in (0, 4)],
-        "contention": {"case": 0, "plan": asdict(TWO), "sizes": [1 << 20], "ctas": [4, 0]},
-        "seconds": None,
-    }
-    heard: list[dict[str, Any]] = []
-    run_job(
-        "domino_tune.measure.probes.rank_job:profile", payload, LaunchSpec(tp=1, backend="nccl"),
-        on_message=heard.append,
-    )  # fmt: skip
-    kinds = {message["kind"] for message in heard}
-    assert {"plan", "launch", "collective", "contention", "progress", "end"} <= kinds
-    machine = replace(this_machine(1, "nccl", {}), sm_count=132)
-    profile = Profile(name="here", created="2026-11-20", machine=machine)
-    for message in heard:
-        if message["kind"] not in ("machine", "progress", "end"):
-            profile = add_message(profile, message)
-    assert profile.launch is not None
-    assert profile.launch.mode == "async"
-    assert set(profile.launch.cost_us) == {"gemm", "attention", "pointwise", "collective"}
-    assert all(0.1 < cost < 10_000 for cost in profile.launch.cost_us.values())
-    assert profile.comm_ctas_choices(1, 1) == (0, 4)
-    assert profile.gemm is not None
-    assert all(row.median_us < 10_000 for row in profile.gemm.rows)
-
-
-@pytest.mark.parametrize("cuda_graph", [False, True])
-def test_plans_are_validated_as_wholes_and_their_ops_apart(cuda_graph: bool) -> None:
-    workload = Workload(seq_length=6, micro_batch_size=4, dtype="bf16")
-    cluster = ClusterSpec(tp=1, cuda_graph=cuda_graph)
-    plans = [(plan, fixed_order(plan)) for plan in (MEGATRON, TWO)]
-    spec = LaunchSpec(tp=1, backend="nccl")
-    for found in run_plans(DRY_GPT, workload, cluster, plans, 4, spec):
-        assert found.captured == cuda_graph, found.why_not_captured
-        assert found.why_not_captured == ""
-        assert len(found.makespans_ns) == 4
-        assert min(found.makespans_ns) > 0
-        assert found.timeline is not None
-        assert found.timeline.makespan_ns > 0
-        assert found.typical_ns is not None
-        assert all(time_ns > 0 for time_ns in found.typical_ns)
-        assert found.losses == pytest.approx([found.losses[0]] * 4, rel=1e-3)
 
 
 def test_graphs_share_their_memory() -> None:
