@@ -101,8 +101,13 @@ class Launch:
         return kernels * self.cost_ns.get(signature.kind, 0)
 
     def off(self, factor: float, error: float) -> Launch:
-        """Return the host's costs times ``factor``, as well known as before or up to ``error``."""
-        costs = {kind: round(cost_ns * factor) for kind, cost_ns in self.cost_ns.items()}
+        """Return the costs of another host, as well known as before or up to ``error``.
+
+        A slower host spends the same more on every kernel, whatever its kind: its framework's share
+        of a launch. ``factor`` is that of the cheapest kind.
+        """
+        more_ns = round((factor - 1) * min(self.cost_ns.values(), default=0))
+        costs = {kind: cost_ns + more_ns for kind, cost_ns in self.cost_ns.items()}
         return replace(self, cost_ns=costs, error=min(error, self.error))
 
 

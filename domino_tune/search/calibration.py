@@ -1,8 +1,9 @@
 """Factors of a machine from measured iterations: the most likely ones, and what they leave open.
 
 Unknown are the logarithms of the factors of ``simulator.calibration.PARTS`` and the constant of an
-iteration. Their priors are the errors of the profile's look-ups; a measured iteration is off by
-NOISE. The maximum of the posterior is found by least squares, and its width by the Jacobian there
+iteration. Their priors are the errors of the profile's look-ups; a measured iteration is off by a
+noise that starts at NOISE and is learnt with them, since runs may be of what no part explains. The
+maximum of the posterior is found by least squares, and its width by the Jacobian there
 (Laplace).
 """
 
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 
 NOISE: Final = 0.02
 """By which a measured iteration may be off (assumed: runs of one job differ by about so much)."""
+NOISE_RUNS: Final = 4
+"""Weight of NOISE beside the measured runs, in runs (assumed)."""
+MOST_ROUNDS: Final = 4
+SETTLED: Final = 0.1
+"""Relative change of the noise from which on factors are fitted again."""
 LAUNCH_ERROR: Final = 2.0
 """Least prior error of launch costs (assumed): hosts differ by more than a profile knows."""
 CONSTANT_SHARE: Final = 0.05
@@ -60,12 +66,14 @@ class Learnt(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """What was learnt; times in ms. ``left_out_ms``: each run's prediction by all others."""
+    """What was learnt; times in ms. ``noise``: what the runs are off by, relative;
+    ``left_out_ms``: each run's prediction by all others."""
 
     parts: dict[str, Learnt]
     constant_ms: float
     constant_prior_ms: float
     constant_error_ms: float
+    noise: float
     before_ms: tuple[float, ...]
     after_ms: tuple[float, ...]
     left_out_ms: tuple[float, ...]
@@ -73,24 +81,45 @@ class Fitted(NamedTuple):
 
 def fit_runs(runs: Sequence[MeasuredRun], ahead: Ahead = in_turn) -> Fitted:
     """Return the factors by which the profile of ``runs`` explains them best."""
-    from scipy.optimize import least_squares
-
     problem = _Problem(runs, ahead)
     starts = problem.starts()
-    lower = np.full(len(starts[0]), -np.inf)
-    lower[-1] = -1e-9  # the constant is time that is spent, not gained
-    found = None
-    for start in starts:
-        if found is not None and problem.likely_cost(start) >= found.cost:
+    x = _best(problem, starts)
+    for _ in range(MOST_ROUNDS):
+        if not problem.learn_noise(x):
+            break
+        x, _ = _least_squares(problem, x)
+    return _fitted(problem, starts[0], x)
+
+
+def _best(problem: _Problem, starts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return the most likely unknowns found from any of ``starts``."""
+    found, cost = _least_squares(problem, starts[0])
+    for start in starts[1:]:
+        if problem.likely_cost(start) >= cost:
             continue  # another host would explain the runs worse than what was found
-        tried = least_squares(
-            problem.residuals, start, jac=problem.jacobian, bounds=(lower, np.inf),
-            max_nfev=MOST_STEPS, xtol=1e-3, ftol=1e-3, gtol=1e-6,
-        )  # fmt: skip
-        if found is None or tried.cost < found.cost:
-            found = tried
-    assert found is not None
-    x, jacobian = found.x, problem.jacobian(found.x)
+        tried, tried_cost = _least_squares(problem, start)
+        if tried_cost < cost:
+            found, cost = tried, tried_cost
+    return found
+
+
+def _least_squares(
+    problem: _Problem, start: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], float]:
+    """Return the most likely unknowns near ``start``, and half the squares of their residuals."""
+    from scipy.optimize import least_squares
+
+    lower = np.full(len(start), -np.inf)
+    lower[-1] = -1e-9  # the constant is time that is spent, not gained
+    found = least_squares(
+        problem.residuals, start, jac=problem.jacobian, bounds=(lower, np.inf),
+        max_nfev=MOST_STEPS, xtol=1e-3, ftol=1e-3, gtol=1e-6,
+    )  # fmt: skip
+    return found.x, float(found.cost)
+
+
+def _fitted(problem: _Problem, before: NDArray[np.float64], x: NDArray[np.float64]) -> Fitted:
+    jacobian = problem.jacobian(x)
     widths = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))
     parts = {
         name: Learnt(
@@ -105,7 +134,8 @@ def fit_runs(runs: Sequence[MeasuredRun], ahead: Ahead = in_turn) -> Fitted:
         constant_ms=max(0.0, x[-1]) * scale_ms,
         constant_prior_ms=scale_ms,
         constant_error_ms=float(widths[-1]) * scale_ms,
-        before_ms=tuple(problem.times_ms(starts[0])),
+        noise=problem.noise,
+        before_ms=tuple(problem.times_ms(before)),
         after_ms=tuple(problem.times_ms(x)),
         left_out_ms=problem.left_out_ms(x, jacobian),
     )
@@ -136,6 +166,7 @@ class _Problem:
         self.widths = _prior_widths(runs)
         self.names = tuple(self.widths)
         self.constant_ms = CONSTANT_SHARE * min(run.measured_ms for run in runs)
+        self.noise = NOISE
         self._ahead = ahead
         self._times: dict[tuple[float, ...], NDArray[np.float64]] = {}
 
@@ -176,8 +207,24 @@ class _Problem:
 
     def _errors(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         measured = np.array([run.measured_ms for run in self.runs])
-        errors: NDArray[np.float64] = np.log(self.times_ms(x) / measured) / NOISE
+        errors: NDArray[np.float64] = np.log(self.times_ms(x) / measured) / self.noise
         return errors
+
+    def learn_noise(self, x: NDArray[np.float64]) -> bool:
+        """Take the noise that the runs show at ``x``; return whether it is another one.
+
+        As many runs as the unknowns can explain by themselves (the trace of the hat matrix) tell
+        nothing of it.
+        """
+        jacobian, count = self.jacobian(x), len(self.runs)
+        errors = self._errors(x) * self.noise
+        told = jacobian[:count]
+        explained = float(np.trace(told @ np.linalg.inv(jacobian.T @ jacobian) @ told.T))
+        squares = NOISE_RUNS * NOISE**2 + float(errors @ errors)
+        noise = math.sqrt(squares / (NOISE_RUNS + max(0.0, count - explained)))
+        changed = abs(noise / self.noise - 1) > SETTLED
+        self.noise = noise
+        return changed
 
     def residuals(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the runs' errors, then the unknowns."""
@@ -205,15 +252,15 @@ class _Problem:
         self, x: NDArray[np.float64], jacobian: NDArray[np.float64]
     ) -> tuple[float, ...]:
         """Return each run's time by what the others tell, from ``x`` by one step of Newton's."""
-        residuals, found = self.residuals(x), []
+        residuals, items = self.residuals(x), []
         for number in range(len(self.runs)):
             kept = np.arange(len(residuals)) != number
             some, rest = jacobian[kept], residuals[kept]
             moved = x - np.linalg.solve(some.T @ some, some.T @ rest)
             moved[-1] = max(0.0, moved[-1])
-            constant_ms = moved[-1] * self.constant_ms
-            found.append(_time_ms(self.runs[number], self.logs(moved), constant_ms))
-        return tuple(found)
+            items.append((number, self.logs(moved), moved[-1] * self.constant_ms))
+        found = self._ahead(lambda item: _time_ms(self.runs[item[0]], *item[1:]), items)
+        return tuple(time_ms() for _, time_ms in found)
 
 
 def _prior_widths(runs: Sequence[MeasuredRun]) -> dict[str, float]:

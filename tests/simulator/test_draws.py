@@ -124,13 +124,15 @@ def _fit(cost: CostModel) -> ContentionFit:
     return cost.contention.fit
 
 
-def test_a_draw_of_launches_moves_every_launch() -> None:
+def test_a_slower_host_spends_as_much_more_on_every_launch() -> None:
     nominal = CostModel(H100)
     drawn = nominal.drawn(Draw({"launch": -2.0})).launch
     times = (1 + nominal.launch.error) ** -2.0
     assert times < 1
+    less_ns = round((1 - times) * min(nominal.launch.cost_ns.values()))
+    assert less_ns > 0
     assert drawn.cost_ns == {
-        kind: round(cost_ns * times) for kind, cost_ns in nominal.launch.cost_ns.items()
+        kind: cost_ns - less_ns for kind, cost_ns in nominal.launch.cost_ns.items()
     }
     assert (drawn.mode, drawn.error) == (nominal.launch.mode, nominal.launch.error)
 
@@ -257,7 +259,9 @@ def test_a_calibration_multiplies_durations_and_replaces_errors() -> None:
             assert told.error == pytest.approx(math.hypot(0.03, OWN_SHARE * known.error))
             assert told.source == known.source
     launch, law = case.cost.launch, case.power
-    assert launch.cost_ns == {kind: 2 * cost_ns for kind, cost_ns in plain.launch.cost_ns.items()}
+    usual_ns = plain.launch.cost_ns
+    least_ns = min(usual_ns.values())
+    assert launch.cost_ns == {kind: cost_ns + least_ns for kind, cost_ns in usual_ns.items()}
     assert launch.error == 0.03
     assert law is not None
     assert H100.power is not None

@@ -17,6 +17,7 @@ from domino_tune.search.calibration import (
     CONSTANT_SHARE,
     LAUNCH_ERROR,
     LEAST_ERROR,
+    NOISE,
     Fitted,
     MeasuredRun,
     fit_runs,
@@ -109,6 +110,20 @@ def test_factors_that_the_runs_tell_are_near_the_truth() -> None:
         width = one.error if name in told else one.prior
         assert abs(np.log(one.factor / TRUTH[name])) < np.log1p(width), name
     assert abs(fitted().constant_ms - CONSTANT_MS) < fitted().constant_error_ms
+
+
+def test_what_runs_are_off_by_is_learnt_with_the_factors() -> None:
+    """Runs that no part explains leave the parts less sure than runs that the parts explain."""
+    assert fitted().noise < NOISE
+    off = [
+        replace(run, measured_ms=run.measured_ms * (1.15 if number % 2 else 1 / 1.15))
+        for number, run in enumerate(runs()[:TOLD])
+    ]
+    found = fit_runs(off)
+    assert 0.06 < found.noise < 0.2
+    for name in ("gemm", "pointwise"):
+        assert found.parts[name].error > fitted().parts[name].error
+        assert found.parts[name].error <= found.parts[name].prior
 
 
 def test_runs_never_make_a_part_less_sure() -> None:
