@@ -15,7 +15,9 @@ from api.wire import REPORT_CSP, in_thread, parts_of
 from domino_tune.results import to_json
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.jobs.job import JobKind
+from domino_tune.service.jobs.leases import PROFILE
 from domino_tune.store.plans import plan_from_json
+from domino_tune.store.shelf import Shelf
 from domino_tune.verbs.plan import export_plan, export_text
 
 To = Annotated[
@@ -32,7 +34,10 @@ async def plan_response(
     Raise NotFoundError, and as ``export_plan`` does.
     """
     data = await _artifact(request, caller, kind, job_id, "plan")
-    return json_response(data if to is None else await in_thread(_exported, data, to))
+    if to is None:
+        return json_response(data)
+    shelf = parts_of(request).library.shelf()
+    return json_response(await in_thread(_exported, data, to, shelf))
 
 
 async def report_response(request: Request, caller: Caller, kind: JobKind, job_id: str) -> Response:
@@ -48,6 +53,13 @@ async def trace_response(request: Request, caller: Caller, kind: JobKind, job_id
     return json_response(await _artifact(request, caller, kind, job_id, "trace"))
 
 
+async def profile_response(
+    request: Request, caller: Caller, kind: JobKind, job_id: str
+) -> Response:
+    """Answer with the profile that a job made. Raise NotFoundError."""
+    return json_response(await _artifact(request, caller, kind, job_id, PROFILE))
+
+
 async def _artifact(
     request: Request, caller: Caller, kind: JobKind, job_id: str, name: str
 ) -> bytes:
@@ -55,6 +67,6 @@ async def _artifact(
     return await in_thread(parts_of(request).jobs.artifact, job.id, name)
 
 
-def _exported(data: bytes, to: str) -> bytes:
-    made = export_plan(plan_from_json(json.loads(data), source="The job's plan"), to)
+def _exported(data: bytes, to: str, shelf: Shelf) -> bytes:
+    made = export_plan(plan_from_json(json.loads(data), source="The job's plan"), to, shelf=shelf)
     return json_bytes({**to_json(made), "text": export_text(made)})

@@ -1,18 +1,92 @@
-"""Arguments that make DeepSpeed's Domino run a plan (training/DeepSpeed-Domino in its examples)."""
+"""Arguments that make DeepSpeed's Domino run a plan (training/DeepSpeed-Domino in its examples).
+
+The example takes the options of its own Megatron-LM, of August 2023 (pretrain_gpt3_13b.sh at
+9478a6f), and ``domino_intra_layer_overlap`` from domino/language_model.py (at 379f572). Its layers
+are DeepSpeed's (deepspeed/runtime/domino/transformer.py, since 0.16.6).
+"""
 
 from __future__ import annotations
 
+from types import MappingProxyType
+from typing import Final
+
 from domino_tune.store.formats.megatron import megatron_arguments
 from domino_tune.store.plans import PlanFile
+from simulator.errors import InfeasiblePlanError
 from simulator.plan import SlicePlan
+
+_USUAL: Final = MappingProxyType({"--norm-epsilon": "1e-05", "--rotary-base": "10000"})
+"""Options that a Megatron-LM of 2023 lacks, or has by another name -> what it computes with."""
 
 
 def deepspeed_arguments(plan_file: PlanFile, plan: SlicePlan) -> tuple[list[str], dict[str, bool]]:
     """Return arguments of its pretrain_gpt.py, and fields of the Domino config to set in code.
 
-    ``plan``: the file's, in an order that DeepSpeed has. Raise InfeasiblePlanError as
-    ``megatron_arguments``.
+    ``plan``: the file's, in an order that DeepSpeed has. Raise InfeasiblePlanError (``target``) as
+    ``megatron_arguments``, and for what Domino's example runs otherwise or not at all.
     """
-    arguments = megatron_arguments(plan_file.model, plan_file.workload, plan_file.cluster)
+    _check(plan_file)
+    arguments = []
+    for entry in megatron_arguments(plan_file.model, plan_file.workload, plan_file.cluster):
+        name, _, value = entry.partition(" ")
+        if name not in _USUAL:
+            arguments.append(entry)
+        elif value != _USUAL[name]:
+            raise InfeasiblePlanError(
+                f"DeepSpeed's Domino has no option {name}: it computes with {_USUAL[name]}, not "
+                f"{plan_file.model.name}'s {value}; export the plan of a model that fits.",
+                reason="target",
+            )
+    if plan_file.cluster.replicas > 1 and plan_file.workload.data_parallel != "replicas":
+        arguments.append("--use-distributed-optimizer")
     intra = plan.order == "intra"
     return [*arguments, "--no-gradient-accumulation-fusion"], {"domino_intra_layer_overlap": intra}
+
+
+def deepspeed_notes(plan_file: PlanFile) -> list[str]:
+    """Return what was assumed and no option says."""
+    workload, cluster = plan_file.workload, plan_file.cluster
+    notes = [
+        "The setting is no option: write it into domino/language_model.py of DeepSpeed's example, "
+        "which has config.domino_intra_layer_overlap = False."
+    ]
+    if cluster.replicas > 1 and workload.overlap_grad_reduce:
+        notes.append(
+            "Domino's example sums gradients of replicas after the backward pass; the prediction "
+            "beside it (--no-overlap-grad-reduce has them after it, too)."
+        )
+    if cluster.cuda_graph:
+        notes.append("Domino's example makes no CUDA graph, which the prediction has.")
+    if workload.implementation.name != "torch":
+        notes.append(
+            f"Predicted with the kernels of {workload.implementation.label}, not PyTorch's "
+            "(--implementation torch)."
+        )
+    return notes
+
+
+def _check(plan_file: PlanFile) -> None:
+    """Raise InfeasiblePlanError (``target``) for what Domino's example has no code for."""
+    model, workload, cluster = plan_file.model, plan_file.workload, plan_file.cluster
+    biases = {model.has_bias(name) for name in ("qkv", "proj", "fc1", "fc2")}
+    problems = (
+        (cluster.pp > 1, "pipeline stages; make the plan with --pp 1"),
+        (cluster.cp > 1, "context parallelism; make the plan with --cp 1"),
+        (workload.recompute != "none", "recomputation; make the plan with --recompute none"),
+        (
+            cluster.replicas > 1 and workload.data_parallel == "fsdp",
+            "FSDP; make the plan with --data-parallel distributed-optimizer or replicas",
+        ),
+        (
+            model.position_embedding == "none",
+            f"{model.name}'s lack of position embeddings; export the plan of a model that has some",
+        ),
+        (
+            len(biases) > 1,
+            f"{model.name}'s biases on some linears only; export the plan of a model that has them "
+            "on all or on none",
+        ),
+    )
+    for found, what in problems:
+        if found:
+            raise InfeasiblePlanError(f"DeepSpeed's Domino does not run {what}.", reason="target")

@@ -133,7 +133,10 @@ def megatron_notes(plan_file: PlanFile) -> list[str]:
         notes.append(f"Megatron-LM has no {workload.tp_collectives} collectives; NCCL's run.")
     notes += _kernel_notes(how)
     if cluster.cuda_graph and how.check_for_nan_in_grad:
-        notes.append("Its CUDA graph needs checks for NaN off; the prediction has them.")
+        notes.append(
+            "Megatron-LM's CUDA graph of an iteration needs checks for NaN off; the prediction has "
+            "them."
+        )
     return notes + _queue_notes(workload, cluster)
 
 

@@ -1,4 +1,4 @@
-"""NeMo's Hydra overrides ``model.…`` of a GPT on Megatron's core.
+"""NeMo's Hydra overrides ``model.…`` and ``trainer.…`` of a GPT on Megatron's core.
 
 Names: NeMo 2.2.1 (nemo/collections/nlp/models/language_modeling/megatron_gpt_model.py and
 megatron_base_model.py: what ``cfg`` is asked for), and the fields of megatron-core's
@@ -30,7 +30,7 @@ POSITIONS: Final = {"learned": "learned_absolute", "rope": "rope", "none": "none
 def nemo_overrides(plan_file: PlanFile) -> list[str]:
     """Return one override an entry. Raise InfeasiblePlanError (``target``) for what NeMo lacks."""
     settings = nemo_settings(plan_file)
-    return [f"++model.{key}={value}" for key, value in settings.items()]
+    return [*_trainer(plan_file), *(f"++model.{key}={value}" for key, value in settings.items())]
 
 
 def nemo_settings(plan_file: PlanFile) -> Settings:
@@ -61,12 +61,7 @@ def nemo_settings(plan_file: PlanFile) -> Settings:
 def nemo_notes(plan_file: PlanFile) -> list[str]:
     """Return what was assumed and no override says."""
     workload, cluster = plan_file.workload, plan_file.cluster
-    precision = {"bf16": "bf16", "fp32": "32"}[workload.dtype]
-    devices = min(cluster.ranks_per_node, cluster.world_size)
-    notes = [
-        f"Beside them: trainer.precision={precision} trainer.devices={devices} "
-        f"trainer.num_nodes={cluster.nodes}."
-    ]
+    notes = []
     if plan_file.plan.strategy == "userbuffers" and userbuffers_config(plan_file.plan):
         notes += userbuffers_notes(plan_file.plan)
     if cluster.replicas > 1 and workload.data_parallel == "replicas":
@@ -82,6 +77,17 @@ def nemo_notes(plan_file: PlanFile) -> list[str]:
             "(--implementation megatron-te)."
         )
     return notes
+
+
+def _trainer(plan_file: PlanFile) -> list[str]:
+    """Return the overrides of Lightning's trainer: its ranks, and the type of the layers."""
+    workload, cluster = plan_file.workload, plan_file.cluster
+    precision = {"bf16": "bf16", "fp32": "32"}[workload.dtype]
+    return [
+        f"trainer.precision={precision}",
+        f"trainer.devices={min(cluster.ranks_per_node, cluster.world_size)}",
+        f"trainer.num_nodes={cluster.nodes}",
+    ]
 
 
 def _check(workload: Workload, cluster: ClusterSpec) -> None:

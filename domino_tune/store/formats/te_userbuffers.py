@@ -108,8 +108,9 @@ def userbuffers_notes(plan: SlicePlan) -> list[str]:
         return []
     where = ", ".join(_ATTRIBUTES[gemm] for gemm in alone)
     return [
-        f"The plan has no overlap for {', '.join(alone)}, which Megatron-LM switches only together "
-        f"with others, and TransformerEngine overlaps as usual. Set to False in code: {where}."
+        f"The plan has no overlap for {', '.join(alone)}. Megatron's configs switch them off only "
+        "together with others, and TransformerEngine overlaps them as usual. Set to False in code: "
+        f"{where}."
     ]
 
 

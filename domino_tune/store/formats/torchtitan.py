@@ -58,9 +58,10 @@ def torchtitan_notes(plan_file: PlanFile) -> list[str]:
     """Return what was assumed and the file cannot say."""
     workload, cluster = plan_file.workload, plan_file.cluster
     notes = [
-        "For torchtitan 0.2, behind [model] with the name and flavor of yours. From 0.3 on its "
-        "configs are Python: training and parallelism have the same names, but "
-        "enable_async_tensor_parallel is one of compile."
+        "For torchtitan 0.2. Add your own sections: [model] with the name and flavor of "
+        f"{plan_file.model.name}, [optimizer] and so on. From 0.3 on its configs are Python: "
+        "training and parallelism have the same names, but enable_async_tensor_parallel is one of "
+        "compile."
     ]
     if plan_file.plan.tp_comm_overlap:
         notes.append(
