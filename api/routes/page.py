@@ -5,7 +5,6 @@ A file is looked up by name in a dict of packaged files: no name from outside be
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -37,20 +36,15 @@ routes: Final = Routes("page")
 
 @dataclass(frozen=True, kw_only=True)
 class Asset:
-    """One file as it is served; ``etag`` is a hash of its content."""
+    """One file as it is served."""
 
     body: bytes
     media_type: str
-    etag: str
 
     @classmethod
     def of(cls, name: str, body: bytes) -> Asset:
         """Return the file ``name`` with this content."""
-        return cls(
-            body=body,
-            media_type=MEDIA_TYPES[PurePosixPath(name).suffix],
-            etag=f'"{hashlib.sha256(body).hexdigest()[:32]}"',
-        )
+        return cls(body=body, media_type=MEDIA_TYPES[PurePosixPath(name).suffix])
 
 
 @cache
@@ -68,19 +62,25 @@ def assets() -> dict[str, Asset]:
     return {name: Asset.of(name, body) for name, body in {**own, **shared}.items()}
 
 
-@routes.route("GET", "/", scope=None, media_type="text/html", also={304: None})
+@routes.route("GET", "/", scope=None, media_type="text/html")
 async def page(request: Request) -> Response:
     """The page: choose model, cluster and batch, tune, look at what comes out."""
     return _answer(request, "index.html")
 
 
-@routes.route("GET", "/docs", scope=None, media_type="text/html", also={304: None})
+@routes.route("GET", "/docs", scope=None, media_type="text/html")
 async def docs(request: Request) -> Response:
     """The API's documentation, drawn from /openapi.json by a script of this server."""
     return _answer(request, "docs.html")
 
 
-@routes.route("GET", "/static/{name}", scope=None, media_type="*/*", also={304: None})
+@routes.route("GET", "/docs/problems", scope=None, media_type="text/html")
+async def docs_of_problems(request: Request) -> Response:
+    """What each type of problem means, and what to do about it."""
+    return _answer(request, "problems.html")
+
+
+@routes.route("GET", "/static/{name}", scope=None, media_type="*/*")
 async def static_file(request: Request, name: str) -> Response:
     """A file of the page; 404 for a name that is none."""
     return _answer(request, name)
@@ -90,13 +90,4 @@ def _answer(request: Request, name: str) -> Response:
     asset = assets().get(name)
     if asset is None:
         raise ProblemError(404, "There is no such file.")
-    headers = {**HEADERS, "ETag": asset.etag}
-    if _unchanged(request.headers.getlist("if-none-match"), asset.etag):
-        return Response(status_code=304, headers=headers)
-    return Response(asset.body, media_type=asset.media_type, headers=headers)
-
-
-def _unchanged(given: list[str], etag: str) -> bool:
-    """Return whether the client has this content already (RFC 9110, section 13.1.2)."""
-    tags = [tag.strip().removeprefix("W/") for line in given for tag in line.split(",")]
-    return etag in tags or "*" in tags
+    return Response(asset.body, media_type=asset.media_type, headers=HEADERS)

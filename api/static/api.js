@@ -3,9 +3,9 @@ import { askToken, token } from './token.js';
 
 /** An error with the server's problem; `status` 0: no answer. */
 export class Problem extends Error {
-  constructor(status, { title = '', detail = '', errors = [] } = {}, retryAfter = 0) {
+  constructor(status, { title = '', detail = '', errors = [], change = null } = {}, retryAfter = 0) {
     super(detail || title || `The server answered ${status}.`);
-    Object.assign(this, { status, title, errors, retryAfter });
+    Object.assign(this, { status, title, errors, change, retryAfter });
   }
 }
 

@@ -1,10 +1,13 @@
 // The page: the view of each address, and what all views share.
 import { get, Problem } from './api.js';
+import { askForm } from './ask.js';
+import { comparison } from './compare.js';
 import { button, h } from './dom.js';
-import { tuneForm } from './form.js';
-import { jobList } from './jobs.js';
+import { history } from './history.js';
+import { showJob } from './job.js';
+import { jobList, KINDS } from './jobs.js';
+import { library } from './library.js';
 import { forgetToken, mayAskAgain, token } from './token.js';
-import { showTune } from './tune.js';
 
 const host = document.getElementById('content'), account = document.getElementById('account');
 let leave = new AbortController();
@@ -24,31 +27,43 @@ const arrive = place => {
   if (target) target.scrollIntoView(); else scrollTo(0, 0);
 };
 
+const begin = job => { location.hash = `#/${job.kind}s/${job.id}`; };
+const jobView = kind => async (signal, id, place) => {
+  if (!id) { location.replace('#/history'); return; }
+  host.replaceChildren(h('p', { class: 'note' }, 'Loading …'));
+  await showJob({ kind, id, host, signal, fail, begin, arrived: () => arrive(place) });
+};
+const titled = (title, text, ...children) => {
+  document.title = `${title} · domino_tune`;
+  host.replaceChildren(h('h1', { tabindex: '-1' }, title), text ? h('p', { class: 'lead' }, text) : '', ...children);
+  arrive();
+};
+
 const views = {
-  async new(signal, id) {
+  async new(signal, kind, id) {
     document.title = 'domino_tune';
     const form = h('div', {}, h('p', { class: 'note' }, 'Loading …'));
     host.replaceChildren(
-      h('h1', { tabindex: '-1' }, 'Which cut is fastest?'),
+      h('h1', { tabindex: '-1' }, 'Which layout, and does Domino pay?'),
       h('p', { class: 'lead' },
-        'Slicing the batch and the weights hides tensor-parallel communication behind computation. '
-        + 'Say what is trained and where; every cut is predicted, the best one shown.'),
+        'Say what is trained and where. Every layout and every cut of it is predicted; the best are shown, with the chance '
+        + 'that each strategy is the fastest.'),
       h('div', { class: 'home' }, form, h('section', { class: 'recent', 'aria-labelledby': 'recent' },
-        h('h2', { id: 'recent' }, 'Tunes'),
-        jobList({ limit: 12, signal, fail: (problem, place) => problem.status === 401 || fail(problem, place) }))));
+        h('h2', { id: 'recent' }, 'Asked lately'),
+        jobList({ limit: 12, signal, fail: (problem, place) => problem.status === 401 || fail(problem, place) }).element)));
     arrive();
-    const from = id ? (await get(`v1/tunes/${encodeURIComponent(id)}`, { signal })).request : null;
-    form.replaceChildren(await tuneForm({ from, signal, begin: job => { location.hash = `#/tunes/${job.id}`; } }));
+    const from = KINDS.includes(kind) && id
+      ? { kind, request: (await get(`v1/${kind}/${encodeURIComponent(id)}`, { signal })).request } : null;
+    form.replaceChildren(await askForm({ from, signal, begin }));
   },
-  async tunes(signal, id, place) {
-    if (id) {
-      host.replaceChildren(h('p', { class: 'note' }, 'Loading …'));
-      await showTune({ id, host, signal, fail, arrived: () => arrive(place) });
-      return;
-    }
-    document.title = 'Tunes · domino_tune';
-    host.replaceChildren(h('h1', { tabindex: '-1' }, 'Tunes'), jobList({ signal, fail }));
-    arrive();
+  tunes: jobView('tunes'),
+  layouts: jobView('layouts'),
+  async history(signal) { titled('History', null, history({ signal, fail })); },
+  async library(signal) {
+    titled('Library', 'What can be trained, and on which machines.', library({ signal, fail }));
+  },
+  async compare(signal, one, other) {
+    titled('Side by side', null, await comparison([one, other], signal));
   },
 };
 
@@ -62,9 +77,10 @@ const mark = view => {
 
 let here = '';
 const show = async () => {
-  const [first, id = '', place = ''] = parts(), view = first in views ? first : 'new';
-  if (here === `${view}/${id}` && place) { arrive(place); return; }
-  here = `${view}/${id}`;
+  const [first, id = '', place = ''] = parts(), view = Object.hasOwn(views, first) ? first : 'new';
+  const isJob = KINDS.includes(view), now = isJob ? `${view}/${id}` : [view, id, place].join('/');
+  if (isJob && here === now && place) { arrive(place); return; }
+  here = now;
   mayAskAgain();
   leave.abort();
   leave = new AbortController();

@@ -1,6 +1,6 @@
 // The API's documentation, made from openapi.json in the browser.
 import { h, link } from './dom.js';
-import { bodyOf, example, shape, typeWords } from './schema.js';
+import { bodyOf, shape, typeWords } from './schema.js';
 
 const METHODS = ['get', 'post', 'put', 'delete', 'head', 'patch'];
 
@@ -44,14 +44,16 @@ const quoted = text => `'${text.replaceAll("'", "'\\''")}'`;
 
 const curl = (spec, { path, method, said, parameters }) => {
   const body = bodyOf(spec, said);
-  const needed = parameters.map(one => parameterOf(spec, one)).filter(one => one.required);
-  const query = needed.filter(one => one.in === 'query').map(one => `${one.name}=${example(spec, one.schema) || '…'}`);
-  const url = new URL('.', document.baseURI).href.replace(/\/$/, '') + path + (query.length ? `?${query.join('&')}` : '');
-  const lines = [`curl -X ${method.toUpperCase()} '${url}'`];
+  const shown = new Map(parameters.map(one => parameterOf(spec, one)).filter(one => one.example !== undefined)
+    .map(one => [one.name, one]));
+  const place = path.replace(/\{(\w+)\}/g, (_, name) => shown.get(name)?.example ?? `$${name.toUpperCase()}`);
+  const query = [...shown.values()].filter(one => one.in === 'query')
+    .map(one => `${one.name}=${encodeURIComponent(one.example)}`);
+  const url = new URL('.', document.baseURI).href.replace(/\/$/, '') + place + (query.length ? `?${query.join('&')}` : '');
+  const lines = [`curl${method === 'get' ? '' : ` -X ${method.toUpperCase()}`} "${url}"`];
   if (said.security) lines.push('  -H "Authorization: Bearer $DOMINO_TUNE_TOKEN"');
-  for (const one of needed.filter(one => one.in === 'header')) lines.push(`  -H '${one.name}: …'`);
-  if (body) lines.push(`  -H 'Content-Type: ${body.type}'`, body.type === 'application/json'
-    ? `  -d ${quoted(JSON.stringify(example(spec, body.schema)))}` : '  --data-binary @FILE');
+  if (body) lines.push(`  -H 'Content-Type: ${body.type}'`, body['x-file'] ? `  --data-binary @${body['x-file']}`
+    : `  --data-binary ${quoted(body.type === 'application/json' ? JSON.stringify(body.example) : body.example)}`);
   return lines.join(' \\\n');
 };
 

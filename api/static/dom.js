@@ -37,7 +37,7 @@ const known = value => typeof value === 'number' && Number.isFinite(value);
 /** Return milliseconds with three or four digits: 369.7, 4.18, 0.738. */
 export const ms = value => !known(value) ? '–' : value === 0 ? '0' : number(value, value >= 100 ? 1 : value >= 1 ? 2 : 3);
 export const times = value => known(value) ? `${value.toFixed(2)}×` : '–';
-export const gib = value => known(value) ? value.toFixed(1) : '–';
+export const gib = value => known(value) ? number(value, 1) : '–';
 export const count = value => known(value) ? value.toLocaleString('en-US') : '–';
 export const percent = (fraction, digits = 1) => known(fraction)
   ? `${(100 * fraction).toFixed(digits).replace(/\.0+$/, '')} %` : '–';

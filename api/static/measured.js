@@ -1,6 +1,6 @@
 // Predicted and measured times: the results that `validate --report-to` sent from the cluster.
-import { list } from './api.js';
-import { h, ms, s, section, signed, table, when } from './dom.js';
+import { list, remove } from './api.js';
+import { button, h, ms, s, section, signed, table, when } from './dom.js';
 
 const WIDE = 520, ROW = 34, LEFT = 8, RIGHT = 8;
 
@@ -28,15 +28,22 @@ const tableOf = plans => table('Predicted against measured', HEAD, plans.map(pla
   plan.name, ms(plan.predicted.iteration_ms), plan.measured ? ms(plan.measured.iteration_ms) : plan.failed || '–',
   plan.interval_ms ? `${ms(plan.interval_ms.low)} – ${ms(plan.interval_ms.high)}` : '–', signed(plan.error)]), 'plans');
 
-const one = item => {
+const one = (item, path, fail) => {
   const { result } = item;
   const ran = result.plans.filter(plan => plan.measured);
   const where = [result.backend, `${result.rounds} rounds`, result.emulated_collectives && 'collectives emulated',
     result.profile?.name && `predicted from ${result.profile.name}`].filter(Boolean).join(', ');
-  return h('article', { class: 'validation' }, h('h3', {}, `Measured ${when(item.created)}`), h('p', { class: 'note' }, where),
-    h('div', { class: 'pair' }, h('div', { class: 'scroll' }, ran.length > 0 && picture(ran)),
+  const trouble = h('div', {}), gone = button('Delete', async () => {
+    gone.disabled = true;
+    try { await remove(`${path}/${item.id}`); shown.remove(); } catch (problem) { gone.disabled = false; fail(problem, trouble); }
+  }, { 'aria-label': `Delete what was measured ${when(item.created)}` });
+  const shown = h('article', { class: 'validation' }, h('div', { class: 'view-head' }, h('h3', {}, `Measured ${when(item.created)}`), gone),
+    trouble, h('p', { class: 'note' }, where),
+    h('div', { class: 'pair' }, h('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': 'Predicted and measured times' },
+      ran.length > 0 && picture(ran)),
       h('div', {}, tableOf(result.plans))),
     (result.warnings ?? []).map(said => h('p', { class: 'warn' }, h('strong', {}, 'Mind: '), said)));
+  return shown;
 };
 
 /** Return the section of a finished tune; it is filled when the measurements arrive. */
@@ -47,7 +54,7 @@ export const measured = ({ path, signal, fail }) => {
     'Nothing measured yet. Run the plan on the cluster; what it measures appears here:'),
     h('pre', { tabindex: '0' }, h('code', {}, `python -m domino_tune validate --plan plan.json --report-to ${url.href}`))];
   list(`${path}/validations`, { most: 20, signal })
-    .then(items => host.replaceChildren(...(items.length ? items.map(one) : none())))
+    .then(items => host.replaceChildren(...(items.length ? items.map(item => one(item, `${path}/validations`, fail)) : none())))
     .catch(problem => { if (problem.name !== 'AbortError') fail(problem, host); });
   return section('measured', 'Predicted against measured', null, host);
 };

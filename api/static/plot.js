@@ -1,7 +1,7 @@
 // Line plot over the points of a sweep: evenly spaced in the given order, from zero up.
 import { ms, s } from './dom.js';
 
-const WIDE = 620, HIGH = 240, LEFT = 52, RIGHT = 132, TOP = 12, BOTTOM = 34, APART = 15;
+const WIDE = 620, HIGH = 240, LEFT = 52, RIGHT = 132, TOP = 12, BOTTOM = 44, APART = 15;
 
 /** Return ticks from 0 in steps of 1, 2 or 5 to the first at or above `highest`. */
 const ticks = highest => {
@@ -32,6 +32,8 @@ export const lines = (what, xs, series) => {
   return s('svg', { class: 'lines', viewBox: `0 0 ${WIDE} ${HIGH}`, role: 'img', 'aria-label': `Iteration in ms by ${what}` },
     steps.map(step => [s('line', { class: 'rail', x1: LEFT, x2: WIDE - RIGHT, y1: y(step), y2: y(step) }),
       s('text', { x: LEFT - 8, y: y(step) + 4, 'text-anchor': 'end' }, step.toLocaleString('en-US'))]),
+    s('text', { x: LEFT - 8, y: HIGH - BOTTOM + 18, 'text-anchor': 'end' }, 'ms'),
+    s('text', { x: (LEFT + WIDE - RIGHT) / 2, y: HIGH - 4, 'text-anchor': 'middle' }, what),
     xs.map((text, index) => s('text', { x: x(index), y: HIGH - BOTTOM + 18, 'text-anchor': 'middle' }, text)),
     drawn.filter(([, , points]) => points.length).map(([kind, name, points]) => s('g', { class: kind },
       s('polyline', { points: points.map(([a, b]) => `${a.toFixed(1)},${b.toFixed(1)}`).join(' ') }),

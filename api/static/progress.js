@@ -1,20 +1,18 @@
 // Progress of a job, and the best plan so far between baseline and bound, which one simulation gives.
-import { post, Problem, remove } from './api.js';
-import { bars } from './answer.js';
-import { button, h, ms, percent, times } from './dom.js';
-import { asked, label, progressWords, share, stateWords } from './words.js';
+import { post, Problem } from './api.js';
+import { bars } from './bars.js';
+import { button, h, percent } from './dom.js';
+import { asked, bestWords, over, paceWords, progressWords, share, stateWords } from './words.js';
 
 const SPOKEN_EVERY_MS = 5000;
 const WORKLOAD = ['model', 'profile', 'tp', 'dp', 'nodes', 'seq_length', 'micro_batch_size', 'grad_accumulation',
   'dtype', 'cuda_graph', 'overrides'];
 
-const gain = (best, sim) => sim ? times(sim.baseline_ms / best.iteration_ms) : '';
+const soFar = (job, sim) => job.best ? `Best so far · ${bestWords(job, sim?.baseline_ms)}` : '';
 
-const bestWords = (best, sim) => !best ? '' : ['Best so far', `${ms(best.iteration_ms)} ms`, gain(best, sim),
-  label(best.plan)].filter(Boolean).join(' · ');
-
-// Simulate the default plan: its baseline and bound show what the search can gain.
-const ends = async (request, signal) => {
+// Simulate the default plan of one layout: its baseline and bound show what the search can gain.
+const ends = async ({ kind, request }, signal) => {
+  if (kind !== 'tune') return null;
   const body = Object.fromEntries(WORKLOAD.filter(name => request[name] !== undefined).map(name => [name, request[name]]));
   try {
     return await post('v1/simulations', body, { signal });
@@ -31,29 +29,37 @@ const picture = (sim, best) => bars([['', 'Megatron-LM', sim.baseline_ms, sim.va
 /** Return `{element, update(job)}`. */
 export const progressBox = ({ path, signal, fail }) => {
   const bar = h('progress', { 'aria-label': 'Progress of the job', max: '1' });
-  const text = h('p', { class: 'progress-text' }), best = h('p', { class: 'best-so-far' }), drawn = h('div', {});
+  const text = h('p', { class: 'progress-text' }), pace = h('p', { class: 'note pace' }), best = h('p', { class: 'best-so-far' }), drawn = h('div', {});
   const live = h('p', { class: 'sr', 'aria-live': 'polite', id: 'progress-live' });
-  const cancel = button('Cancel', async () => {
-    cancel.disabled = true;
-    try { await remove(path); } catch (problem) { cancel.disabled = false; fail(problem); }
-  });
-  const element = h('div', { class: 'running' }, h('div', { class: 'running-head' }, text, cancel), bar, best, drawn, live);
+  const ending = (name, verb) => {
+    const made = button(name, async () => {
+      made.disabled = true;
+      try { await post(`${path}/${verb}`); } catch (problem) { made.disabled = false; fail(problem); }
+    });
+    return made;
+  };
+  const finish = ending('Stop and keep', 'finish');
+  const element = h('div', { class: 'running' },
+    h('div', { class: 'running-head' }, text, h('div', { class: 'ends' }, finish, ending('Cancel', 'cancel'))),
+    bar, pace, best, drawn, live);
   let spoken = 0, lastState = '', sim = null, known = null;
 
   const draw = () => {
-    best.textContent = bestWords(known.best, sim);
+    best.textContent = soFar(known, sim);
     if (sim) drawn.replaceChildren(picture(sim, known.best));
   };
   const update = job => {
-    if (!known) ends(job.request, signal).then(found => { sim = found; draw(); });
+    if (!known) ends(job, signal).then(found => { sim = found; draw(); });
     known = job;
     const part = share(job);
     if (part === null) bar.removeAttribute('value'); else bar.value = part;
-    text.textContent = progressWords(job);
+    text.textContent = job.stopped_by ? 'stopping, the best so far is kept' : progressWords(job);
+    pace.textContent = paceWords(job);
+    finish.hidden = over(job.state) || Boolean(job.stopped_by);
     draw();
     if (job.state !== lastState || performance.now() - spoken > SPOKEN_EVERY_MS) {
       [spoken, lastState] = [performance.now(), job.state];
-      live.textContent = `${stateWords(job.state)}. ${progressWords(job)}. ${bestWords(job.best, sim)}`;
+      live.textContent = `${stateWords(job.state)}. ${progressWords(job)}. ${soFar(job, sim)}`;
     }
     document.title = `${part === null ? stateWords(job.state) : percent(part, 0)} · ${asked(job.request)}`;
   };

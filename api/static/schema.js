@@ -21,14 +21,12 @@ export const shape = (spec, schema) => {
   return { ...shape(spec, real[0]), ...here, anyOf: undefined, oneOf: undefined, nullable: real.length < options.length };
 };
 
-/** Return an operation's body: `{type, schema}` of JSON, else of its first type; null without body. */
+/** Return an operation's body: its `type`, JSON or else the first, `schema` and example; null without body. */
 export const bodyOf = (spec, operation) => {
   const content = operation.requestBody?.content ?? {};
   const type = content['application/json'] ? 'application/json' : Object.keys(content)[0];
-  return type ? { type, schema: content[type].schema ?? {} } : null;
+  return type ? { type, schema: {}, ...content[type] } : null;
 };
-
-const depth = 5;
 
 /** Return a type as short text: `integer`, `string[]`, `Plan | null`. */
 export const typeWords = (spec, schema) => {
@@ -38,22 +36,4 @@ export const typeWords = (spec, schema) => {
     : here.variants ? here.variants.map(option => option.title ?? option.type).join(' | ')
       : here.type === 'array' ? `${typeWords(spec, here.items ?? {})}[]` : here.type ?? 'any');
   return here.nullable ? `${one} | null` : one;
-};
-
-/** Return an example of a schema: its own one, its default, else its least value. */
-export const example = (spec, schema, level = 0) => {
-  const here = shape(spec, schema);
-  if (here.example !== undefined) return here.example;
-  if (here.examples?.length) return here.examples[0];
-  if (here.default !== undefined && here.default !== null) return here.default;
-  if (here.enum) return here.enum[0];
-  if (here.variants) return example(spec, here.variants[0], level + 1);
-  if (level > depth) return null;
-  if (here.type === 'object' || here.properties) {
-    return Object.fromEntries(Object.entries(here.properties ?? {})
-      .filter(([name]) => (here.required ?? []).includes(name) || level === 0)
-      .map(([name, inner]) => [name, example(spec, inner, level + 1)]));
-  }
-  if (here.type === 'array') return here.minItems ? [example(spec, here.items, level + 1)] : [];
-  return { integer: here.minimum ?? 1, number: here.minimum ?? 0, boolean: false, string: '' }[here.type] ?? null;
 };

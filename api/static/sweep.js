@@ -1,5 +1,5 @@
 // A sweep: one key set to several values, with the same plan or the best plan of each.
-import { list, newKey, post, Problem, remove } from './api.js';
+import { list, newKey, post, Problem } from './api.js';
 import { button, h, ms, table, times } from './dom.js';
 import { lines } from './plot.js';
 import { watch } from './watch.js';
@@ -17,7 +17,7 @@ const cells = point => point.error ? [point.error, '–', '–']
 const picture = (key, values, points) => {
   const of = name => values.map((_, index) => points.get(index)?.[name] ?? null);
   return h('div', { class: 'pair' },
-    h('div', { class: 'scroll' }, lines(named(key), values, [['base', 'Megatron-LM', of('baseline_ms')],
+    h('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': `Iteration by ${named(key)}` }, lines(named(key), values, [['base', 'Megatron-LM', of('baseline_ms')],
       ['mine', 'Domino', of('iteration_ms')], ['bound', 'No communication', of('no_comm_ms')]])),
     table('Points of the sweep', [named(key), 'plan', 'ms', 'speedup'],
       [...points].sort(([a], [b]) => a - b).map(([index, point]) => [values[index], ...cells(point)]), 'crossovers'));
@@ -28,7 +28,7 @@ const follow = async (job, key, values, host, signal) => {
   const path = `v1/sweeps/${job.id}`, points = new Map();
   const bar = h('progress', { max: '1', 'aria-label': 'Progress of the sweep' }),
     text = h('p', { class: 'progress-text', 'aria-live': 'polite' }), shown = h('div', {});
-  const cancel = button('Cancel', () => { cancel.disabled = true; remove(path).catch(() => { cancel.disabled = false; }); });
+  const cancel = button('Cancel', () => { cancel.disabled = true; post(`${path}/cancel`).catch(() => { cancel.disabled = false; }); });
   host.replaceChildren(h('div', { class: 'running' }, h('div', { class: 'running-head' }, text, cancel), bar), shown);
   let seen = -1, fetching = Promise.resolve();
   const fetchPoints = async () => {

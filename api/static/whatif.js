@@ -1,7 +1,7 @@
 // What-if: while a slider moves, the same plan is replayed on the changed machine.
-import { post } from './api.js';
-import { bars } from './answer.js';
-import { button, h, ms, section, signed, times } from './dom.js';
+import { post, Problem } from './api.js';
+import { bars, exposedKey } from './bars.js';
+import { button, count, gib, h, ms, section, signed, times } from './dom.js';
 import { latest } from './latest.js';
 import { sliders } from './sliders.js';
 import { sweeping } from './sweep.js';
@@ -12,16 +12,19 @@ const row = (name, was, is, say) => h('tr', {}, h('th', { scope: 'row' }, name),
   h('td', {}, say(is)), h('td', {}, !was ? '' : is / was >= 3 ? `${(is / was).toFixed(1)}×` : signed(is / was - 1)));
 
 const picture = (base, point, longest) => [
-  bars([['', 'Megatron-LM', point.baseline_ms, null],
+  bars([['', 'Megatron-LM', point.baseline_ms, point.variants.baseline.exposed_comm_ms],
     ['chosen', 'this plan', point.iteration_ms, point.exposed_comm_ms],
     ['bound', 'No communication', point.no_comm_ms, null]], longest),
+  exposedKey(),
   h('table', { class: 'compare' },
     h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, ''),
     ['as it is', 'then', 'change'].map(name => h('th', { scope: 'col' }, name)))),
     h('tbody', {}, row('Iteration, ms', base.iteration_ms, point.iteration_ms, ms),
       row('Speedup', base.speedup, point.speedup, times),
       row('Exposed communication, ms', base.exposed_comm_ms, point.exposed_comm_ms, ms),
-      row('Peak memory, GiB', base.peak_memory_gib, point.peak_memory_gib, ms))),
+      row('Tokens/s/GPU', base.tokens_per_second_per_gpu, point.tokens_per_second_per_gpu, value => count(Math.round(value))),
+      base.clock_mhz && point.clock_mhz ? row('Clock, MHz', base.clock_mhz, point.clock_mhz, count) : null,
+      row('Peak memory, GiB', base.peak_memory_gib, point.peak_memory_gib, gib))),
 ];
 
 /** Return the section of a finished tune; `plan()` resolves to its plan file's text. */
@@ -42,18 +45,19 @@ export const whatIf = ({ sim, plan, signal }) => {
     const began = performance.now();
     // Send the plan's text unchanged: JSON of a browser writes 10000.0 as 10000, which changes the checksum.
     const result = await post('v1/what-ifs', `{"plan":${await plan()},"change":${JSON.stringify(change)}}`, { signal });
-    return { point: result.points[0], took_ms: performance.now() - began };
+    const [point] = result.points;
+    if (!point.fits) throw new Problem(0, { detail: `needs ${gib(point.peak_memory_gib)} GiB, more than a GPU has.` });
+    return { point, took_ms: performance.now() - began };
   };
   const told = ({ point, took_ms }) => {
     trouble.textContent = '';
-    shown.classList.remove('stale');
-    all.complain('', '');
+    all.accept();
     draw(point);
     took.textContent = took_ms === null ? '' : `answered in ${took_ms.toFixed(0)} ms`;
   };
+  // The numbers stay those of the last machine that could be: the slider goes back to it, and says why.
   const failed = problem => {
-    shown.classList.add('stale');
-    all.complain(moved, problem.message);
+    all.refuse(moved, problem.message);
     trouble.textContent = moved && moved !== 'cuda_graph' ? '' : problem.message;
   };
   const send = latest(ask, told, failed, signal);

@@ -1,55 +1,31 @@
-// Labels of plans, requests and states; the same words as in the report.
-import { count, percent } from './dom.js';
-
-export const NAMES = { megatron: 'Megatron-LM', no_comm: 'No communication', domino: 'Domino' };
-const ORDERS = { greedy: 'greedy order', inter: 'DeepSpeed’s order (inter)', intra: 'order inside the layer (intra)',
-  paper: 'the paper’s order' };
-const WGRADS = { fill: 'weight gradients fill the waits', eager: 'weight gradients at once',
-  deferred: 'weight gradients behind dgrad' };
-const REASONS = { memory: 'needs more memory than a GPU has', rows: 'more row slices than sequences',
-  order: 'the order does not exist for this cut', target: 'the framework cannot run it' };
-
-/** Return `2 row slices × 4 column slices`, with dgrad pieces where they differ. */
-export const slices = plan => {
-  const [attn, mlp] = [plan.attn_col_slices, plan.mlp_col_slices];
-  let said = `${plan.row_slices} row slice${plan.row_slices > 1 ? 's' : ''}`;
-  if (attn !== 1 || mlp !== 1) said += ` × ${attn === mlp ? attn : `${attn}/${mlp}`} column slices`;
-  const [attnDgrad, mlpDgrad] = [plan.attn_dgrad_slices, plan.mlp_dgrad_slices];
-  if (attnDgrad !== attn || mlpDgrad !== mlp) said += `, dgrad in ${attnDgrad}/${mlpDgrad}`;
-  return said;
-};
-
-/** Return issue order and other settings of a plan, in words. */
-export const planWords = plan => {
-  if (plan.strategy === 'megatron') return 'One slice, nothing hides forward communication';
-  if (plan.strategy === 'no_comm') return 'The same compute with communication for free';
-  const parts = [ORDERS[plan.order] ?? plan.order, WGRADS[plan.wgrad] ?? plan.wgrad];
-  if (plan.merge_wgrad) parts.push('merged over slices');
-  if (plan.comm_ctas) parts.push(`${plan.comm_ctas} CTAs for communication`);
-  const said = parts.join(', ');
-  return said[0].toUpperCase() + said.slice(1);
-};
-
-/** Return among how many plans the chosen one is the fastest, or ties with it, and by what. */
-export const foundWords = result => {
-  if (result.optimality !== 'proven') return `Best of ${count(result.evaluations)} plans tried, others may be faster`;
-  const tied = result.trials.some(trial => trial.iteration_ms < result.best.iteration_ms);
-  const fastest = tied ? 'Within 1 % of the fastest' : 'Fastest';
-  return `${fastest} of ${count(result.evaluations + result.pruned)} plans under this profile`;
-};
-
-export const reason = slug => REASONS[slug] ?? (slug || 'not feasible, or not tried').replaceAll('_', ' ');
-
-/** Return `gpt3-13b · tp 8 · h100-dgx` of a request, from the fields that it has. */
-export const asked = request => {
-  const parts = [request.model, request.tp && `tp ${request.tp}`, request.dp > 1 && `dp ${request.dp}`,
-    request.micro_batch_size && `${request.micro_batch_size} × ${request.seq_length ?? '?'}`, request.profile];
-  return parts.filter(Boolean).join(' · ') || 'from a plan file';
-};
+// Labels of plans, requests and states.
+import { count, ms, percent, times } from './dom.js';
 
 const WHAT = { queued: 'waits for a worker', running: 'running', done: 'done', failed: 'failed', cancelled: 'cancelled' };
 export const stateWords = state => WHAT[state] ?? state;
 export const over = state => state === 'done' || state === 'failed' || state === 'cancelled';
+
+/** Return what a request asks: `gpt3-13b · tp 8 · 8 × 2048 · h100-dgx`, or with GPUs and global batch. */
+export const asked = request => {
+  const { gpus, global_batch_size: batch, seq_length: sequence = '?', micro_batch_size: micro } = request;
+  const size = name => request[name] > 1 && `${name} ${request[name]}`;
+  const parts = [request.model, gpus && `${count(gpus)} GPUs`, request.tp && `tp ${request.tp}`,
+    ...['pp', 'vpp', 'cp', 'dp'].map(size), batch && `${count(batch)} × ${sequence}`, !batch && micro && `${micro} × ${sequence}`,
+    request.target && `for ${request.target}`, request.profile];
+  return parts.filter(Boolean).join(' · ') || 'from a plan file';
+};
+
+/** Return a plan's label without the parts that nearly all plans share. */
+export const label = plan => plan.label.replace(/^domino /, '').replace(' greedy wgrad=fill', '');
+
+/** Return a layout in a few words, as the report has it. */
+export const layoutWords = one => [...['tp', 'pp', 'vpp', 'cp', 'dp'].filter(name => one[name] > 1 || name === 'tp' || name === 'dp')
+  .map(name => `${name} ${one[name]}`), `micro-batch ${one.micro_batch_size}`].join(', ');
+
+/** Return a job's best plan so far in one line; `baseline` is Megatron-LM's time in ms, where it is known. */
+export const bestWords = ({ kind, best }, baseline = best?.baseline_ms) => !best ? ''
+  : kind === 'layout' ? [`${count(Math.round(best.tokens_per_second_per_gpu))} tokens/s/GPU`, layoutWords(best), label(best.plan)].join(' · ')
+    : [baseline && times(baseline / best.iteration_ms), `${ms(best.iteration_ms)} ms`, label(best.plan)].filter(Boolean).join(' · ');
 
 /** Return the progress of a job from 0 to 1, or null if unknown. */
 export const share = job => {
@@ -57,10 +33,18 @@ export const share = job => {
   return total ? Math.min(1, done / total) : null;
 };
 
+/** Return seconds as `42 s`, `3 min` or `2 h 5 min`. */
+const duration = seconds => seconds < 90 ? `${Math.round(seconds)} s`
+  : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.floor(seconds / 3600)} h ${Math.round(seconds % 3600 / 60)} min`;
+
+/** Return how long a job runs, what it has looked at, and what is left, as far as it is known. */
+export const paceWords = ({ progress = {} }) => [
+  Number.isFinite(progress.elapsed_s) && `${duration(progress.elapsed_s)} so far`,
+  progress.done > 0 && `${count(progress.done)} looked at`,
+  progress.left > 0 && `at most ${count(progress.left)} left`,
+  progress.eta_s > 0 && `about ${duration(progress.eta_s)} to go`].filter(Boolean).join(', ');
+
 export const progressWords = job => {
   const part = share(job), text = job.progress?.text ?? '';
   return [part === null ? '' : percent(part, 0), text].filter(Boolean).join(' · ') || stateWords(job.state);
 };
-
-/** Return a plan's label without the parts that nearly all plans share. */
-export const label = plan => plan.label.replace(/^domino /, '').replace(' greedy wgrad=fill', '');

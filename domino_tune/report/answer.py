@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from domino_tune.report.data import Numbers, ReportData, Shown
+from domino_tune.report.data import Numbers, ReportData
 from domino_tune.report.markup import Html, join, tag
 from domino_tune.report.names import (
     STRATEGY_NAMES,
+    gib_text,
     ms_text,
-    ns_as_ms,
     percent_text,
     plan_text,
     slices_text,
 )
+from domino_tune.results.verdict import CLEAR, Contestant, Verdict
 
 EVEN = 1.005
 """A smaller speedup is no reason to change the plan."""
@@ -22,7 +23,7 @@ def answer(data: ReportData) -> Html:
     return tag(
         "header",
         tag("p", data.title, class_="eyebrow"),
-        tag("h1", *_sentence(data)),
+        tag("h1", *_headline(data)),
         *((tag("p", data.verdict.text, class_="lead verdict"),) if data.verdict else ()),
         tag("p", _reason(data), class_="lead"),
         *((tag("p", data.tie, class_="note"),) if data.tie else ()),
@@ -31,6 +32,35 @@ def answer(data: ReportData) -> Html:
         *(tag("p", tag("strong", "Mind: "), line, class_="warn") for line in data.numbers.warnings),
         id="answer",
     )
+
+
+def _headline(data: ReportData) -> tuple[str, ...]:
+    """Return the best layout where layouts were searched, else the winner of the contest, else how
+    fast the plan is."""
+    if data.layouts:
+        return ("The best layout is ", tag("em", data.layouts.layouts[0].label, class_="long"))
+    if data.verdict and len(data.verdict.contestants) > 1:
+        return _winner(data.verdict)
+    return _sentence(data)
+
+
+def _winner(found: Verdict) -> tuple[str, ...]:
+    """Return which strategy is most often the fastest, by how much, and with what chance."""
+    best, baseline = found.leader, found.contestants[0]
+    if best is None:
+        return ("No plan fits the memory",)
+    chance = percent_text(round(best.chance, 2))
+    clear = best.chance >= CLEAR
+    sure = f"fastest with {chance}" if clear else f"who is fastest is open ({chance})"
+    if best is baseline:
+        return (f"Not here: {best.name} is " if clear else f"{best.name} leads; ", tag("em", sure))
+    return (*_ahead(best, baseline), f"; {sure}")
+
+
+def _ahead(best: Contestant, baseline: Contestant) -> tuple[str, ...]:
+    if not baseline.fits:
+        return (f"{best.name} fits, {baseline.name} does not",)
+    return (f"{best.name} is ", tag("em", f"{best.speedup:.2f}× as fast"), f" as {baseline.name}")
 
 
 def _sentence(data: ReportData) -> tuple[str, ...]:
@@ -59,7 +89,7 @@ def _reason(data: ReportData) -> str:
 
 
 def _figures(data: ReportData) -> Html:
-    numbers, here = data.numbers, data.chosen.timeline.breakdown
+    numbers = data.numbers
     items = [
         _figure("Iteration", ms_text(numbers.iteration_ms), "ms", _span(numbers)),
         _figure("Speedup", f"{numbers.speedup:.2f}", "×", _possible(numbers)),
@@ -68,10 +98,10 @@ def _figures(data: ReportData) -> Html:
             _utilization(numbers),
         ),
         _figure(
-            "Exposed communication", ns_as_ms(here.exposed_comm_ns), "ms",
-            f"of {ns_as_ms(here.comm_ns)} ms in all",
+            "Exposed communication", ms_text(numbers.exposed_ms), "ms",
+            f"of {ms_text(numbers.comm_ms)} ms in all",
         ),
-        _figure("Peak memory", f"{numbers.peak_memory_gib:.1f}", "GiB", "a GPU, predicted"),
+        _figure("Peak memory", gib_text(numbers.peak_memory_gib), "GiB", _capacity(data)),
         *_clock(numbers),
         _figure("Confidence", numbers.confidence, "", _assumed(numbers), level=numbers.confidence),
     ]  # fmt: skip
@@ -89,6 +119,10 @@ def _figure(name: str, value: str, unit: str, note: str, *, level: str = "") -> 
     big = tag("span", value, class_=f"big {level}".strip())
     small = tag("span", unit, class_="unit") if unit else ""
     return tag("div", tag("dt", name), tag("dd", big, small), tag("dd", note, class_="note"))
+
+
+def _capacity(data: ReportData) -> str:
+    return f"of {gib_text(data.capacity_gib)} a GPU" if data.capacity_gib else "a GPU, predicted"
 
 
 def _span(numbers: Numbers) -> str:
@@ -115,28 +149,33 @@ def _possible(numbers: Numbers) -> str:
 
 def _bars(data: ReportData) -> Html:
     """Return a bar for each iteration, on one scale: exposed communication and the rest."""
-    longest = max(item.timeline.makespan_ns for item in (data.baseline, data.chosen, data.bound))
-    rows = [
-        _bar(item, longest or 1, role)
-        for item, role in ((data.baseline, ""), (data.chosen, "chosen"), (data.bound, "bound"))
+    numbers = data.numbers
+    rows = (
+        ("", data.baseline, numbers.baseline_ms, numbers.baseline_exposed_ms),
+        ("chosen", data.chosen, numbers.iteration_ms, numbers.exposed_ms),
+        ("bound", data.bound, numbers.no_comm_ms, 0.0),
+    )
+    longest = max(time for _, _, time, _ in rows) or 1.0
+    bars = [
+        _bar(STRATEGY_NAMES[item.plan.strategy], time, exposed, longest, role)
+        for role, item, time, exposed in rows
     ]
-    return tag("div", *rows, class_="totals")
+    key = tag("p", tag("i", "", class_="swatch exposed"), "communication that nothing hides",
+              class_="note")  # fmt: skip
+    return join(tag("div", *bars, class_="totals"), key)
 
 
-def _bar(item: Shown, longest: int, role: str) -> Html:
-    parts = item.timeline.breakdown
-    busy = parts.makespan_ns - parts.exposed_comm_ns
+def _bar(name: str, time_ms: float, exposed_ms: float, longest_ms: float, role: str) -> Html:
+    shares = (("busy", time_ms - exposed_ms), ("exposed", exposed_ms))
     pieces = [
-        tag("i", "", class_="busy", style=f"width:{100 * busy / longest:.3f}%"),
-        tag("i", "", class_="exposed", style=f"width:{100 * parts.exposed_comm_ns / longest:.3f}%"),
+        tag("i", "", class_=kind, style=f"width:{100 * value / longest_ms:.3f}%")
+        for kind, value in shares
     ]
-    name = STRATEGY_NAMES[item.plan.strategy]
-    note = "exposed communication in red" if not role else ""
     return tag(
         "div",
         tag("span", name, class_="name"),
-        tag("span", *pieces, class_="track", title=note or None),
-        tag("span", f"{ns_as_ms(parts.makespan_ns)} ms", class_="value"),
+        tag("span", *pieces, class_="track"),
+        tag("span", f"{ms_text(time_ms)} ms", class_="value"),
         class_=f"total {role}".strip(),
     )
 

@@ -1,13 +1,14 @@
-"""Confidence: the interval, the sources of the times, and what changes the best plan."""
+"""Confidence: the sources of the times, and what changes the best plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from domino_tune.report.data import Crossover, Numbers, ReportData, Sensitivity, Source
 from domino_tune.report.markup import Html, join, section, table, tag
 from domino_tune.report.names import change_label, ms_text, percent_text
+from domino_tune.report.plan_names import plan_name
 
 SOURCE_WORDS: Final = {
     "measured": "measured at this very shape",
@@ -24,7 +25,6 @@ def how_sure(data: ReportData) -> Html:
     return section(
         "confidence",
         "How sure is this",
-        _interval(numbers),
         _shares(numbers.shares),
         _crossovers(data.crossovers),
         _tornado(data.sensitivity, numbers),
@@ -42,34 +42,6 @@ def _lead(numbers: Numbers) -> str:
         share = percent_text(round(uncertain, 2))
         return f"{level}, and {share} of it is assumed or extrapolated."
     return f"{level}."
-
-
-def _interval(numbers: Numbers) -> Html:
-    """Return the likely range on an axis, with baseline and bound."""
-    low = min(numbers.low_ms, numbers.no_comm_ms, numbers.iteration_ms)
-    high = max(numbers.high_ms, numbers.baseline_ms, numbers.iteration_ms)
-    span = (high - low) or 1.0
-
-    def at(value: float) -> str:
-        return f"{4 + 92 * (value - low) / span:.2f}%"
-
-    width = f"{92 * (numbers.high_ms - numbers.low_ms) / span:.2f}%"
-    marks = [
-        tag("i", "", class_="band", style=f"left:{at(numbers.low_ms)};width:{width}"),
-        _mark("bound", "no communication", numbers.no_comm_ms, at),
-        _mark("base", "Megatron-LM", numbers.baseline_ms, at),
-        _mark("point", "this plan", numbers.iteration_ms, at),
-    ]
-    label = (
-        f"{ms_text(numbers.iteration_ms)} ms, likely between {ms_text(numbers.low_ms)} and "
-        f"{ms_text(numbers.high_ms)} ms"
-    )
-    return tag("div", *marks, class_="interval", role="img", aria_label=label)
-
-
-def _mark(kind: str, name: str, value: float, at: Callable[[float], str]) -> Html:
-    label = tag("span", name, tag("br"), tag("b", f"{ms_text(value)} ms"))
-    return tag("i", label, class_=f"mark {kind}", style=f"left:{at(value)}")
 
 
 def _shares(shares: dict[str, float]) -> Html:
@@ -98,7 +70,7 @@ def _crossovers(crossovers: Sequence[Crossover]) -> Html:
         return Html("")
     rows = [
         (
-            f"from ×{one.factor:.3g}", one.winner, ms_text(one.iteration_ms),
+            f"from ×{one.factor:.3g}", plan_name(one.winner), ms_text(one.iteration_ms),
             ms_text(one.baseline_ms), f"{one.baseline_ms / one.iteration_ms:.2f}×",
         )
         for one in crossovers
@@ -116,10 +88,10 @@ def crossover_sentence(crossovers: Sequence[Crossover]) -> str:
     until_now = [one for one in crossovers if one.factor <= 1]
     present = max(until_now, key=lambda one: one.factor, default=crossovers[0])
     later = next((one for one in crossovers if one.factor > max(1.0, present.factor)), None)
-    meaning = "×1 is the slowdown that the profile states, ×0 none."
+    now, meaning = present.winner.label, "×1 is the slowdown that the profile states, ×0 none."
     if later is None:
-        return f"{present.winner} stays the best plan over the whole range looked at. {meaning}"
-    return f"{present.winner} is best up to ×{later.factor:.3g}, then {later.winner}. {meaning}"
+        return f"{now} stays the best plan over the whole range looked at. {meaning}"
+    return f"{now} is best up to ×{later.factor:.3g}, then {later.winner.label}. {meaning}"
 
 
 def _tornado(items: Sequence[Sensitivity], numbers: Numbers) -> Html:

@@ -35,12 +35,16 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """The result of ``simulate``; times in ms. ``mfu`` is None where no peak is known, clocks (of
+    """The result of ``simulate``; times in ms. ``exposed_ms`` is of the plan's ``comm_ms``, and
+    ``baseline_exposed_ms`` of the baseline's. ``mfu`` is None where no peak is known, clocks (of
     the plan and of the baseline) and mean power where the profile has no law of power."""
 
     iteration_ms: float
     baseline_ms: float
     no_comm_ms: float
+    comm_ms: float
+    exposed_ms: float
+    baseline_exposed_ms: float
     peak_memory_gib: float
     tokens_per_second_per_gpu: float
     tflops_per_gpu: float
@@ -115,11 +119,12 @@ class HeatCell:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow:
-    """One row of the table of plans."""
+    """One row of the table of plans; ``note`` follows the plan's name."""
 
-    label: str
+    plan: SlicePlan
     iteration_ms: float
     peak_memory_gib: float | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +135,7 @@ class Crossover:
     """
 
     factor: float
-    winner: str
+    winner: SlicePlan
     iteration_ms: float
     baseline_ms: float
 

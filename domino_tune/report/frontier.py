@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from domino_tune.report.markup import Html, join, table, tag
-from domino_tune.report.names import ms_text
+from domino_tune.report.names import gib_text, ms_text
+from domino_tune.report.plan_names import plan_name
 from domino_tune.report.plot import tick_step
 from domino_tune.results.layouts import LayoutResult
 
@@ -41,7 +42,7 @@ def frontier_figure(layouts: Sequence[LayoutResult]) -> Html:
     rows = [
         (
             str(number), layout_name(one),
-            ms_text(one.iteration_ms), f"{one.peak_memory_gib:.1f}",
+            ms_text(one.iteration_ms), gib_text(one.peak_memory_gib),
         )
         for number, one in enumerate(layouts, 1)
     ]  # fmt: skip
@@ -59,7 +60,7 @@ def frontier_figure(layouts: Sequence[LayoutResult]) -> Html:
 
 def layout_name(one: LayoutResult) -> Html:
     """Return a layout's name with its plan below it."""
-    return tag("span", one.label, tag("small", one.plan.label))
+    return tag("span", one.label, tag("small", plan_name(one.plan)))
 
 
 def _svg(layouts: Sequence[LayoutResult]) -> Html:
@@ -113,7 +114,7 @@ def _point(one: LayoutResult, place: tuple[float, float]) -> Html:
     kind = "added" if one.plan.strategy == "domino" else "without"
     return tag(
         "g",
-        tag("title", f"{words}{one.peak_memory_gib:.1f} GiB"),
+        tag("title", f"{words}{gib_text(one.peak_memory_gib)} GiB"),
         tag("circle", cx=f"{place[0]:.1f}", cy=f"{place[1]:.1f}", r=5, class_=f"rank-{kind}"),
     )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from domino_tune.report.data import HeatCell, PlanRow, ReportData
-from domino_tune.report.markup import Html, section, table, tag
-from domino_tune.report.names import ms_text
+from domino_tune.report.markup import Html, join, section, table, tag
+from domino_tune.report.names import gib_text, ms_text
+from domino_tune.report.plan_names import plan_key, plan_name
+from domino_tune.report.ties import TIE_WORDS, tie_mark, ties
 
 STRONGEST = 72
 """Per cent of full colour of the best (and the worst) cell; text on it stays readable."""
@@ -85,11 +87,18 @@ def _cell(cell: HeatCell | None, best: float, worst: float, baseline: float) -> 
 
 
 def _plans(data: ReportData) -> Html:
-    rows = [_plan_row(row, data.numbers.baseline_ms) for row in data.plans]
-    return table(("Plan", "ms", "speedup", "GiB"), rows, class_="plans")
+    fastest = min(row.iteration_ms for row in data.plans)
+    several = sum(ties(row.iteration_ms, fastest) for row in data.plans) > 1
+    rows = [
+        _plan_row(row, data.numbers.baseline_ms, several and ties(row.iteration_ms, fastest))
+        for row in data.plans
+    ]
+    note = tag("p", TIE_WORDS, class_="note") if several else ""
+    return join(table(("Plan", "ms", "speedup", "GiB"), rows, class_="plans"), note, plan_key())
 
 
-def _plan_row(row: PlanRow, baseline: float) -> tuple[str, ...]:
-    memory = "–" if row.peak_memory_gib is None else f"{row.peak_memory_gib:.1f}"
+def _plan_row(row: PlanRow, baseline: float, tied: bool) -> tuple[str, ...]:
+    memory = "–" if row.peak_memory_gib is None else gib_text(row.peak_memory_gib)
     gain = f"{baseline / row.iteration_ms:.2f}×" if row.iteration_ms else "–"
-    return row.label, ms_text(row.iteration_ms), gain, memory
+    name = join(plan_name(row.plan), row.note, tie_mark(tied))
+    return name, ms_text(row.iteration_ms), gain, memory

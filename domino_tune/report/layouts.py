@@ -8,7 +8,9 @@ from typing import Final
 from domino_tune.report.data import ReportData
 from domino_tune.report.frontier import frontier_figure, layout_name
 from domino_tune.report.markup import Html, join, section, table, tag
-from domino_tune.report.names import ms_text, percent_text, times_text
+from domino_tune.report.names import gib_text, ms_text, percent_text, times_text
+from domino_tune.report.plan_names import plan_key
+from domino_tune.report.ties import TIE_WORDS, ties
 from domino_tune.results.layouts import LayoutResult, Layouts
 from domino_tune.results.texts import share
 
@@ -62,8 +64,9 @@ def _ranking(found: Layouts) -> Html:
     longest = max(one.tokens_per_second_per_gpu for one in found.layouts)
     rival = found.best_without_domino
     mark = rival.tokens_per_second_per_gpu if rival else None
+    tied = _tied(found.layouts)
     rows = [
-        tag("g", *_bar(one, ROW * number, WIDEST / longest, mark))
+        tag("g", *_bar(one, ROW * number, WIDEST / longest, mark, one in tied))
         for number, one in enumerate(found.layouts)
     ]
     shown = "; ".join(f"{one.label}: {one.tokens_per_second_per_gpu:,.0f}" for one in found.layouts)
@@ -73,11 +76,17 @@ def _ranking(found: Layouts) -> Html:
     )  # fmt: skip
 
 
-def _bar(one: LayoutResult, y: int, scale: float, mark: float | None) -> Iterator[Html]:
+def _tied(layouts: Sequence[LayoutResult]) -> list[LayoutResult]:
+    """Return the layouts that tie with the first, which is the fastest, if any but itself does."""
+    found = [one for one in layouts if ties(one.iteration_ms, layouts[0].iteration_ms)]
+    return found if len(found) > 1 else []
+
+
+def _bar(one: LayoutResult, y: int, scale: float, mark: float | None, tied: bool) -> Iterator[Html]:
     """Yield a layout's name, its bar in one or two parts, the rival's mark, and its number."""
     rate, here = one.tokens_per_second_per_gpu, one.domino_gain_here
     yield tag("title", f"{one.label}: {one.plan.label}; {_gain_words(one)}")
-    yield tag("text", one.label, x=0, y=y + 13, class_="name")
+    yield tag("text", one.label + ", tie" * tied, x=0, y=y + 13, class_="name")
     top, width = y + 19, rate * scale
     without = 0.0 if here is None else rate / max(1.0, here) * scale
     if without:
@@ -108,15 +117,17 @@ def _table(layouts: Sequence[LayoutResult]) -> Html:
     rows = [
         (
             layout_name(one), f"{one.tokens_per_second_per_gpu:,.0f}", share(one.mfu),
-            ms_text(one.iteration_ms), f"{one.peak_memory_gib:.1f}", times_text(one.domino_gain),
+            ms_text(one.iteration_ms), gib_text(one.peak_memory_gib), times_text(one.domino_gain),
             times_text(one.domino_gain_here),
         )
         for one in layouts
     ]  # fmt: skip
+    tied = f" {TIE_WORDS.capitalize()}" if _tied(layouts) else ""
     return tag(
         "details",
         tag("summary", "As a table, with plans"),
         table(head, rows, class_="layouts"),
         tag("p", "gain: over the best layout without Domino; gain here: over the same layout "
-            "without it.", class_="note"),
+            f"without it.{tied}", class_="note"),
+        plan_key(),
     )  # fmt: skip

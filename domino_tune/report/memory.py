@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from domino_tune.report.data import Held, ReportData
 from domino_tune.report.markup import Html, section, table, tag
+from domino_tune.report.names import gib_text
 from domino_tune.report.stacks import Legend, Stack, stack_rows, stacked
 
 
@@ -29,7 +30,7 @@ def _legend(held: Held) -> Legend:
         {category: category.capitalize() for category in held.gib},
         {category: f"mem-{number}" for number, category in enumerate(held.gib)},
         "GiB",
-        "{:.2f}".format,
+        "{:,.2f}".format,
     )
 
 
@@ -46,10 +47,10 @@ def _lead(data: ReportData) -> str:
     left = data.capacity_gib - chosen.total_gib
     if left < 0:
         return (
-            f"It does not fit: the plan needs {chosen.total_gib:.1f} GiB, and a GPU has "
+            f"It does not fit: the plan needs {gib_text(chosen.total_gib)} GiB, and a GPU has "
             f"{data.capacity_gib:.0f}."
         )
     return (
-        f"The plan needs {chosen.total_gib:.1f} of {data.capacity_gib:.0f} GiB; {left:.1f} are "
-        "left for the communicators' buffers and fragmentation, which are not counted."
+        f"The plan needs {gib_text(chosen.total_gib)} of {data.capacity_gib:.0f} GiB; {left:.1f} "
+        "are left for the communicators' buffers and fragmentation, which are not counted."
     )

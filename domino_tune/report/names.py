@@ -113,6 +113,11 @@ def ns_as_ms(value_ns: float) -> str:
     return ms_text(value_ns * MS_PER_NS)
 
 
+def gib_text(value_gib: float) -> str:
+    """Return GiB to a tenth, with separators: ``41.2``, ``178,534.7``."""
+    return f"{value_gib:,.1f}"
+
+
 def percent_text(fraction: float) -> str:
     """Return a fraction in per cent: ``99.5 %``, ``50 %``."""
     text = f"{100 * fraction:.1f}".removesuffix(".0")

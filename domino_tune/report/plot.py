@@ -45,7 +45,8 @@ def sweep_figure(
         tag("span", name, class_="key line", style=f"color:{_colour(number)}")
         for number, name in enumerate(series)
     ]
-    plot = tag("div", sweep_svg(x_label, xs, series, axis), class_="scroll")
+    plot = tag("div", sweep_svg(x_label, xs, series, axis), class_="scroll", tabindex="0",
+               role="region", aria_label=caption)  # fmt: skip
     return tag(
         "figure", tag("figcaption", caption), tag("p", *keys, class_="pass-keys narrow"), plot
     )

@@ -6,7 +6,7 @@ from domino_tune.report.about import facts_list
 from domino_tune.report.answer import masthead
 from domino_tune.report.frontier import layout_name
 from domino_tune.report.markup import Html, section, table, tag
-from domino_tune.report.names import ms_text, percent_text, times_text
+from domino_tune.report.names import gib_text, ms_text, percent_text, times_text
 from domino_tune.report.plot import Axis, sweep_figure
 from domino_tune.results.scale import ScalePoint, ScaleResult
 from domino_tune.results.texts import share
@@ -110,6 +110,6 @@ def _row(point: ScalePoint) -> tuple[str, ...]:
     return (
         f"{point.gpus:,}", layout_name(one),
         f"{one.tokens_per_second_per_gpu:,.0f}", f"{point.tokens_per_second:,.0f}",
-        share(one.mfu), ms_text(one.iteration_ms), f"{one.peak_memory_gib:.1f}",
+        share(one.mfu), ms_text(one.iteration_ms), gib_text(one.peak_memory_gib),
         times_text(one.domino_gain), share(point.scaling_efficiency),
     )  # fmt: skip

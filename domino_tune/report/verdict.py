@@ -6,7 +6,7 @@ from typing import Final
 
 from domino_tune.report.data import ReportData
 from domino_tune.report.markup import Html, section, tag
-from domino_tune.report.names import ms_text, percent_text
+from domino_tune.report.names import ms_text, percent_text, plan_text
 from domino_tune.results.verdict import Contestant, Verdict
 
 MARGIN: Final = 0.02
@@ -45,8 +45,7 @@ def _lead(found: Verdict) -> str:
 def _plot(found: Verdict) -> Html:
     low = min(one.low for one in found.contestants) - MARGIN
     high = max(one.high for one in found.contestants) + MARGIN
-    best = max(one.chance for one in found.contestants)
-    rows = [_row(one, low, high - low, one.chance == best) for one in found.contestants]
+    rows = [_row(one, low, high - low, one is found.leader) for one in found.contestants]
     head = tag(
         "div",
         *(
@@ -79,10 +78,11 @@ def _row(one: Contestant, low: float, span: float, best: bool) -> Html:
     chance = percent_text(round(one.chance, 2)) if one.fits else "does not fit"
     return tag(
         "div",
-        tag("span", tag("b", one.name), tag("small", one.runs_in), class_="who"),
+        tag("span", tag("b", one.name), tag("small", one.runs_in), class_="who",
+            title=plan_text(one.plan)),
         track,
         tag("span", f"{one.speedup:.2f}×", tag("small", f"{one.low:.2f} – {one.high:.2f}, "
             f"{ms_text(one.iteration_ms)} ms"), class_="value"),
         tag("span", chance, class_="chance"),
-        class_="contest best" if best and one.fits else "contest",
+        class_="contest best" if best else "contest",
     )  # fmt: skip

@@ -40,10 +40,11 @@ class LearntPart:
 @dataclass(frozen=True, kw_only=True)
 class CalibrateResult(Shown):
     """The new profile, and what it rests on. Errors are means of absolute relative errors;
-    ``left_out_error``: of runs that were predicted by the others."""
+    ``left_out_error``: of runs that were predicted by the others. ``path``: its file, None where a
+    service keeps it."""
 
     profile: ProfileRef
-    path: str
+    path: str | None = None
     parts: tuple[LearntPart, ...]
     constant_ms: float
     constant_error_ms: float
@@ -68,7 +69,7 @@ class CalibrateResult(Shown):
                 f"(± {self.constant_error_ms:.1f}).",
                 f"Mean error: {self.before_error:.1%} before, {self.after_error:.1%} with all "
                 f"runs, {self.left_out_error:.1%} of a run that the others predict.",
-                f"Written: {self.path}",
+                f"Written: {self.path}" if self.path else f"Kept as {self.profile.name}.",
             ),
         )  # fmt: skip
         runs = Table(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING
 from typing import Any, TypeVar, get_type_hints
 
+from domino_tune.results.calibrate import CalibrateResult
 from domino_tune.results.layouts import Layouts
 from domino_tune.results.simulate import Simulated
 from domino_tune.results.tune import Tuned
@@ -31,6 +32,11 @@ def tuned_from_json(value: Any, *, seconds: float) -> Tuned:
 def layouts_from_json(value: Any, *, seconds: float) -> Layouts:
     """Return the result that ``tune --gpus --json`` prints, as ``tuned_from_json`` does."""
     return _found(Layouts, value, seconds, "result of layouts")
+
+
+def calibrated_from_json(value: Any) -> CalibrateResult:
+    """Return the result of a calibration at a server. Raise InputError for anything else."""
+    return parse(CalibrateResult, value, source="calibration", error=InputError)
 
 
 def _found(result: type[Found], value: Any, seconds: float, source: str) -> Found:

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.tables import Table
+from domino_tune.results.frameworks import RunsThere, frameworks_table
 from domino_tune.results.json_form import LabelledPlan, to_json
 from domino_tune.results.shown import Shown, frame
 from domino_tune.results.simulate import Simulated, SimulateResult
 from domino_tune.results.texts import ms, share
+from domino_tune.results.tune import stopped_words
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -61,6 +63,8 @@ class Layouts(Shown):
     plan slices nothing. ``frontier``: layouts that no other beats in both time and memory, of those
     that were looked at. ``candidates``: layouts whose weights fit, with ``plans`` in all;
     ``evaluations``: plans that were simulated. ``infeasible`` counts layouts by reason.
+    ``stopped_by``: as in a tune; then nothing is known of the best layout without Domino.
+    ``frameworks``: of the best layout, as in a tune.
     """
 
     best: Simulated
@@ -75,10 +79,14 @@ class Layouts(Shown):
     evaluations: int
     infeasible: dict[str, int]
     seconds: float
+    stopped_by: str | None = None
+    frameworks: tuple[RunsThere, ...] = ()
 
     def tables(self) -> Sequence[Table]:
-        """Return the best layouts, the frontier, and the best one's simulation."""
-        return (*self.best.tables(), _frontier(self), _layouts(self))
+        """Return the best one's simulation, what frameworks run of it, the frontier, and the best
+        layouts."""
+        shown = (frameworks_table(self.frameworks),) if self.frameworks else ()
+        return (*self.best.tables(), *shown, _frontier(self), _layouts(self))
 
     def alerts(self) -> Sequence[str]:
         """Return the warnings of the best layout's prediction."""
@@ -123,13 +131,6 @@ COLUMNS: Final = (
 
 
 def _layouts(result: Layouts) -> Table:
-    without = result.best_without_domino
-    rival = (
-        f"Without Domino the best is {without.label}: {ms(without.iteration_ms)}, "
-        f"{without.tokens_per_second_per_gpu:,.0f} tokens/s/GPU."
-        if without
-        else "No layout fits without Domino."
-    )
     infeasible = ", ".join(f"{count:,} {reason}" for reason, count in result.infeasible.items())
     return Table(
         title=f"The best layouts of {result.best.model.name} on {result.gpus} GPUs, "
@@ -138,15 +139,29 @@ def _layouts(result: Layouts) -> Table:
         rows=[_row(one) for one in result.layouts],
         marked=(0,),
         notes=(
-            rival,
+            _rival(result),
             "gain: over that layout; gain here: over the same layout without Domino.",
             f"{result.optimality}: {result.candidates:,} layouts with {result.plans:,} plans, "
-            f"{result.evaluations:,} simulated, the rest ruled out by a bound; layouts that cannot "
-            f"run: {infeasible or 'none'}; {result.seconds:.1f} s.",
+            f"{result.evaluations:,} simulated, the rest "
+            f"{'not looked at' if result.stopped_by else 'ruled out by a bound'}; layouts that "
+            f"cannot run: {infeasible or 'none'}; {result.seconds:.1f} s.",
         ),
         narrow=("vpp", "cp", "iteration", "MFU", "gain here"),
         below="plan",
     )  # fmt: skip
+
+
+def _rival(result: Layouts) -> str:
+    """Return what is known of the best layout without Domino."""
+    without = result.best_without_domino
+    if result.stopped_by:
+        return f"Searched{stopped_words(result.stopped_by)}: other layouts may be faster."
+    if without is None:
+        return "No layout fits without Domino."
+    return (
+        f"Without Domino the best is {without.label}: {ms(without.iteration_ms)}, "
+        f"{without.tokens_per_second_per_gpu:,.0f} tokens/s/GPU."
+    )
 
 
 def _frontier(result: Layouts) -> Table:

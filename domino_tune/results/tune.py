@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.tables import Table
+from domino_tune.results.frameworks import RunsThere, frameworks_table
 from domino_tune.results.json_form import LabelledPlan, to_json
 from domino_tune.results.shown import Shown, frame
 from domino_tune.results.simulate import Simulated, SimulateResult
@@ -86,7 +87,9 @@ class Tuned(Shown):
 
     ``optimality`` is ``proven`` where ``best`` is the fastest plan of the space under this profile
     (within the tie rule), else ``best_found``. ``infeasible`` counts the plans that cannot run by
-    reason.
+    reason. ``stopped_by``: why the search ended before its end, ``user`` (who asked for the best so
+    far) or ``time`` (that of a job); None where it did not. ``frameworks``: which of them run the
+    best plan, and what runs in the others.
     """
 
     best: Simulated
@@ -102,10 +105,13 @@ class Tuned(Shown):
     grid: tuple[GridCell, ...]
     contention: ContentionSensitivity | None
     seconds: float
+    stopped_by: str | None = None
+    frameworks: tuple[RunsThere, ...] = ()
 
     def tables(self) -> Sequence[Table]:
-        """Return the best plan, the grid of cuts, and the closest rivals."""
-        return (*self.best.tables(), _grid(self), _rivals(self))
+        """Return the best plan, what frameworks run, the grid of cuts, and the closest rivals."""
+        shown = (frameworks_table(self.frameworks),) if self.frameworks else ()
+        return (*self.best.tables(), *shown, _grid(self), _rivals(self))
 
     def alerts(self) -> Sequence[str]:
         """Return the warnings of the best plan's prediction."""
@@ -215,10 +221,17 @@ def _is_best(trial: TrialResult, result: Tuned) -> bool:
 def found_words(result: Tuned) -> str:
     """Return among how many plans the best is the fastest, or ties with it, and by what."""
     if result.optimality != "proven":
-        return f"best of {result.evaluations:,} plans tried, others may be faster"
+        ended = stopped_words(result.stopped_by)
+        return f"best of {result.evaluations:,} plans tried{ended}, others may be faster"
     tied = any(trial.iteration_ms < result.best.iteration_ms for trial in result.trials)
     fastest = "within 1 % of the fastest" if tied else "fastest"
     return f"{fastest} of {result.evaluations + result.pruned:,} plans under this profile"
+
+
+def stopped_words(stopped_by: str | None) -> str:
+    """Return why a search ended early, as the end of a phrase; nothing where it did not."""
+    words = {"user": " until it was told to stop", "time": " until its time was spent"}
+    return words[stopped_by] if stopped_by else ""
 
 
 def _search_line(result: Tuned) -> str:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from domino_tune.base.tables import Table
 from domino_tune.results.json_form import LabelledPlan
 from domino_tune.results.texts import ms
+
+CLEAR: Final = 0.6
+"""Chance from which on a strategy is called the fastest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,11 @@ class Verdict:
     seed: int
     unsure: dict[str, float]
 
+    @property
+    def leader(self) -> Contestant | None:
+        """Return the strategy that fits and is most often the fastest; None where none fits."""
+        return max((one for one in self.contestants if one.fits), key=_chance, default=None)
+
     def table(self) -> Table:
         """Return one row a contestant."""
         worst = [f"{family} {error:.1%}" for family, error in list(self.unsure.items())[:3]]
@@ -54,10 +63,7 @@ class Verdict:
                 "runs in",
             ),
             rows=[_row(one) for one in self.contestants],
-            marked=tuple(
-                i for i, one in enumerate(self.contestants)
-                if one.fits and one.chance == max(other.chance for other in self.contestants)
-            ),
+            marked=tuple(i for i, one in enumerate(self.contestants) if one is self.leader),
             notes=(
                 f"{self.draws:,} machines drawn from the profile's errors; what makes the "
                 "speed-up unsure: "
@@ -66,6 +72,10 @@ class Verdict:
             narrow=("runs in", "iteration"),
             below="plan",
         )  # fmt: skip
+
+
+def _chance(one: Contestant) -> float:
+    return one.chance
 
 
 def _row(one: Contestant) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,8 @@ POINT_FIELDS: Final = (
     "iteration_ms", "baseline_ms", "no_comm_ms", "speedup", "baseline_no_sp_ms", "speedup_no_sp",
     "comm_ms", "exposed_comm_ms", "hidden_comm_fraction", "peak_memory_gib", "memory_gib",
     "fits", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "clock_mhz", "power_w",
-    "joules_per_token", "interval_ms", "confidence", "warnings", "plan", "workload", "cluster",
+    "joules_per_token", "interval_ms", "confidence", "warnings", "variants", "plan", "workload",
+    "cluster",
 )  # fmt: skip
 """The fields of a simulation that change from point to point of a what-if."""
 FRAME_FIELDS: Final = (
@@ -53,13 +54,18 @@ class WhatIfPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIfResult(Shown):
-    """The plan as things are (``base``), and at each point of the change or sweep."""
+    """The plan as things are (``base``), and at each point of the change or sweep.
+
+    ``stopped_by``: why a job's sweep has fewer points than were asked for, ``user`` or ``time``;
+    None where it has all.
+    """
 
     base: WhatIfPoint
     points: tuple[WhatIfPoint, ...]
     sweep: str | None
     retuned: bool
     notes: tuple[str, ...]
+    stopped_by: str | None = None
 
     def tables(self) -> Sequence[Table]:
         """Return one table: one row a point, the unchanged case first."""
@@ -98,15 +104,32 @@ class WhatIfResult(Shown):
 
         Where a point cannot be predicted, ``error`` says why and its numbers are missing.
         """
-        keys = list(dict.fromkeys(key for point in self.points for key in point.changes))
         rows = []
         for point in (self.base, *self.points):
-            row: dict[str, Any] = {key: point.changes.get(key, "") for key in keys}
+            row: dict[str, Any] = {"error": point.error}
             if point.result is not None:
                 row |= {name: getattr(point.result, name) for name in FRAME_FIELDS}
                 row["plan"] = point.result.plan.label
-            rows.append({**row, "error": point.error})
-        return frame(rows, [*keys, "plan", *FRAME_FIELDS, "error"])
+            rows.append((point.changes, row))
+        return _frame(rows)
+
+
+def whatif_frame(result: Mapping[str, Any]) -> DataFrame:
+    """Return the frame of a WhatIfResult from its JSON."""
+    rows = []
+    for point in (result["base"], *result["points"]):
+        row = {name: point[name] for name in FRAME_FIELDS if name in point}
+        if "plan" in point:
+            row["plan"] = point["plan"]["label"]
+        rows.append((point["changes"], {**row, "error": point["error"] or ""}))
+    return _frame(rows)
+
+
+def _frame(rows: Sequence[tuple[Mapping[str, str], dict[str, Any]]]) -> DataFrame:
+    """Return one row for each pair of changes and values; changes are the first columns."""
+    keys = list(dict.fromkeys(key for changes, _ in rows for key in changes))
+    whole = [{**{key: changes.get(key, "") for key in keys}, **row} for changes, row in rows]
+    return frame(whole, [*keys, "plan", *FRAME_FIELDS, "error"])
 
 
 def _replay_line(result: WhatIfResult) -> str:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -51,6 +52,19 @@ class Watched:
         assert [url for url in self.asked if not url.startswith(own)] == []
         expected = tuple(f"{RESOURCE}{status} " for status in statuses)
         assert [said for said in self.errors if not (statuses and said.startswith(expected))] == []
+
+
+def axe_findings(page: Page) -> list[str]:
+    """Serious and critical findings of axe-core on what the page shows, each with its elements."""
+    if not page.evaluate("'axe' in window"):
+        script = resources.files("axe_playwright_python") / "axe.min.js"
+        page.evaluate(script.read_text("utf-8"))
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{one['id']}: {one['help']}: {[node['html'] for node in one['nodes']]}"
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
 
 
 @contextmanager

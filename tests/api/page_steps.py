@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from tests.api.browser import PATIENCE_MS
 from tests.domino_tune.serving import Served
 
 if TYPE_CHECKING:
@@ -16,12 +18,34 @@ SMALL = {
 }  # fmt: skip
 """A tune of seconds."""
 ENDLESS = {**SMALL, "search": "random", "trials": 100_000}
+LAYOUTS = {
+    "model": "gpt3-1.3b", "profile": "h100-dgx", "seq_length": 1024, "gpus": 8,
+    "global_batch_size": 16, "tp": 4, "pp": 2,
+}  # fmt: skip
+"""A search of layouts of seconds, whose best one is a pipeline."""
+
+
+def done(server: Served, kind: str, body: dict[str, Any]) -> str:
+    """The id of a job that has come to its end."""
+    made = httpx.post(f"{server.url}/v1/{kind}", json=body, timeout=60).raise_for_status().json()
+    end = time.monotonic() + PATIENCE_MS / 1000
+    while True:
+        job = httpx.get(f"{server.url}/v1/{kind}/{made['id']}", timeout=60).json()
+        if job["state"] == "done":
+            return str(job["id"])
+        assert job["state"] in ("queued", "running"), job["error"]
+        assert time.monotonic() < end, "it never came to an end"
+        time.sleep(0.2)
 
 
 def fill(page: Page, values: dict[str, Any]) -> None:
-    """Fill the form's fields by their names."""
+    """Fill the form's fields by their names; the fields say which question is asked."""
     page.locator("form.ask").wait_for()
-    if {"search", "trials"} & set(values):
+    asked = "GPUs and a global batch" if "gpus" in values else "A fixed layout"
+    page.get_by_role("radio", name=asked).check()
+    page.locator("#field-gpus" if "gpus" in values else "#field-micro_batch_size").wait_for()
+    first = page.locator("fieldset .field [name]").evaluate_all("all => all.map(one => one.name)")
+    if not set(values) <= set(first):
         page.get_by_text("More options").click()
     for name, value in values.items():
         field = page.locator(f"#field-{name}")
@@ -53,7 +77,11 @@ def drag(page: Page, name: str) -> None:
 def measurement(server: Served, tuned: str) -> dict[str, Any]:
     """What `validate` would say had the tune's plan and the baseline taken twice their time."""
     job = httpx.get(f"{server.url}/v1/tunes/{tuned}", timeout=30).json()
-    found = job["result"]["simulation"]
+    return measured(job["result"]["simulation"])
+
+
+def measured(found: dict[str, Any]) -> dict[str, Any]:
+    """The same for a plan whose simulation is given."""
     megatron = {
         **found["plan"], "label": "megatron", "strategy": "megatron", "row_slices": 1,
         "attn_col_slices": 1, "mlp_col_slices": 1, "attn_dgrad_slices": 1, "mlp_dgrad_slices": 1,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,44 +14,12 @@ import pytest
 from api.routes.page import assets
 from benchmarks.load.process import free_port
 from domino_tune.store.plans import load_plan
-from tests.api.browser import PATIENCE_MS, Watched, chromium, watched
+from tests.api.browser import PATIENCE_MS, Watched, watched
 from tests.api.page_steps import ENDLESS, SMALL, drag, fill, measurement, picture
 from tests.domino_tune.serving import Served, command, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("page")) as running:
-        yield running
-
-
-@pytest.fixture
-def seen(browser: Browser, server: Served) -> Iterator[Watched]:
-    with watched(browser, server.url) as page:
-        yield page
-
-
-@pytest.fixture(scope="module")
-def tuned(server: Served) -> str:
-    """The id of a tune that is done."""
-    made = httpx.post(f"{server.url}/v1/tunes", json=SMALL).raise_for_status().json()
-    end = time.monotonic() + PATIENCE_MS / 1000
-    while True:
-        job = httpx.get(f"{server.url}/v1/tunes/{made['id']}", timeout=30).json()
-        if job["state"] == "done":
-            return str(job["id"])
-        assert job["state"] in ("queued", "running"), job["error"]
-        assert time.monotonic() < end, "it never came to an end"
-        time.sleep(0.2)
 
 
 def test_the_main_journey(seen: Watched, tmp_path: Path) -> None:
@@ -63,7 +31,7 @@ def test_the_main_journey(seen: Watched, tmp_path: Path) -> None:
     assert page.get_by_role("button", name="Cancel").is_visible()
     assert page.locator("#progress-live").get_attribute("aria-live") == "polite"
 
-    page.locator("#answer h1").get_by_text("an iteration is").wait_for()
+    page.locator("#answer h1", has_text="fastest").wait_for()
     assert page.evaluate("document.activeElement.tagName") == "H1"
     assert page.locator("#answer .total .name").all_inner_texts() == [
         "Megatron-LM", "Domino", "No communication"
@@ -85,7 +53,7 @@ def test_the_main_journey(seen: Watched, tmp_path: Path) -> None:
     plan = load_plan(tmp_path / "plan.json")
     assert (plan.model.name, plan.cluster.tp) == ("gpt3-1.3b", 4)
 
-    page.get_by_role("link", name="Tunes").click()
+    page.get_by_role("link", name="History").click()
     page.locator(".job[data-state=done]").first.wait_for()
     seen.check()
 
@@ -125,6 +93,7 @@ def test_a_sweep_is_drawn_point_by_point(seen: Watched, tuned: str) -> None:
     page.get_by_role("button", name="Sweep").click()
     page.locator(".swept", has_text="2 points.").wait_for()
     assert page.locator(".swept .lines circle").count() == 6
+    assert page.locator(".swept .lines").get_by_text("ms", exact=True).is_visible()
     assert page.locator(".swept tbody th").all_inner_texts() == ["0.5x", "1x"]
     seen.check()
 
@@ -167,7 +136,7 @@ def test_all_of_it_by_keyboard(seen: Watched) -> None:
     page = seen.open()
     page.locator("form.ask").wait_for()
     stops = []
-    for _ in range(12):
+    for _ in range(9):
         page.keyboard.press("Tab")
         stops.append(
             page.evaluate(
@@ -176,7 +145,10 @@ def test_all_of_it_by_keyboard(seen: Watched) -> None:
             )
         )
     names = [name for name, _ in stops]
-    order = ["model", "seq_length", "micro_batch_size", "profile", "tp", "More options", "Tune"]
+    order = [
+        "question", "model", "seq_length", "global_batch_size", "dtype", "profile", "gpus",
+        "More options", "Find layouts",
+    ]  # fmt: skip
     assert [name for name in names if name in order] == order
     assert all(outline != "none" for _, outline in stops), "focus is seen everywhere"
     fill(page, SMALL)
@@ -199,7 +171,7 @@ def test_errors_stand_beside_their_fields(seen: Watched) -> None:
     assert page.locator("#field-tp-error").inner_text() == ""
     page.locator("#field-nodes").fill("3")
     page.locator("#field-nodes").press("Enter")
-    page.locator("#field-nodes-error", has_text="do not spread evenly").wait_for()
+    page.locator("#field-nodes-error", has_text="over nodes = 3").wait_for()
     seen.check(422)
 
 
@@ -211,9 +183,21 @@ def test_a_running_tune_is_cancelled(seen: Watched) -> None:
     page.get_by_role("progressbar").and_(page.locator("[value]")).wait_for()
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("heading", name="This tune was cancelled").wait_for()
-    page.get_by_role("link", name="Change it and tune again").click()
+    page.get_by_role("link", name="Change it and ask again").click()
     page.locator("#field-trials").wait_for()
     assert page.locator("#field-trials").input_value() == str(ENDLESS["trials"])
+    seen.check()
+
+
+def test_a_running_tune_is_stopped_and_its_best_kept(seen: Watched) -> None:
+    page = seen.open()
+    fill(page, {**ENDLESS, "trials": 100_001})
+    page.locator("#field-tp").press("Enter")
+    page.locator(".best-so-far", has_text="Best so far").wait_for()
+    page.locator(".pace", has_text="looked at").wait_for()
+    page.get_by_role("button", name="Stop and keep").click()
+    page.locator("#answer .warn", has_text="Stopped and kept").wait_for()
+    page.locator("#lanes canvas").first.wait_for()
     seen.check()
 
 
@@ -235,7 +219,7 @@ def test_a_server_that_dies_comes_back_with_its_tunes(browser: Browser, tmp_path
 
 def test_paste_blocks(seen: Watched, tuned: str) -> None:
     page = seen.open(f"#/tunes/{tuned}")
-    page.get_by_role("button", name="Megatron-LM").click()
+    page.get_by_role("button", name="Megatron-LM", exact=True).click()
     page.locator("#files pre", has_text="--num-layers").wait_for()
     seen.check()
 
@@ -251,27 +235,10 @@ def test_predicted_against_measured(seen: Watched, tuned: str, server: Served) -
     rows.nth(1).wait_for()
     assert "−50 %" in rows.nth(1).inner_text()
     assert page.locator("#measured svg circle").count() == 2
+    page.get_by_role("button", name="Delete what was measured").click()
+    rows.first.wait_for(state="detached")
+    assert httpx.get(f"{server.url}/v1/tunes/{tuned}/validations").json()["items"] == []
     seen.check()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280, 1920])
-def test_it_fits_screens(
-    browser: Browser, server: Served, tuned: str, width: int, scheme: str
-) -> None:
-    size = {"width": width, "height": 800}
-    with watched(browser, server.url, viewport=size, color_scheme=scheme) as seen:
-        for place, ready in (
-            ("", "form.ask"), ("#/tunes", ".job"), (f"#/tunes/{tuned}", "#lanes canvas"),
-            ("docs", "details.operation"),
-        ):  # fmt: skip
-            page = seen.open(place)
-            page.locator(ready).first.wait_for()
-            wide = page.evaluate("document.documentElement.scrollWidth")
-            assert wide <= width, f"{place or '/'} is {wide} px wide"
-            paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert (int(paper.split("(")[1].split(",")[0]) < 128) == (scheme == "dark")
-        seen.check()
 
 
 def test_docs_show_every_operation(seen: Watched, server: Served) -> None:
@@ -330,7 +297,7 @@ def test_files_have_etags_of_their_content(server: Served) -> None:
             assert "script-src 'self'" in answer.headers["content-security-policy"]
             assert answer.headers["x-content-type-options"] == "nosniff"
             etag = answer.headers["etag"]
-            for said in (etag, f'"other", W/{etag}', "*"):
+            for said in (etag, f'"other", W/{etag.removeprefix("W/")}', "*"):
                 again = client.get(path, headers={"If-None-Match": said})
                 assert (again.status_code, again.content) == (304, b"")
             other = client.get(path, headers={"If-None-Match": '"other"'})
@@ -352,4 +319,4 @@ def test_nothing_comes_from_other_hosts() -> None:
         if name.endswith(".html"):
             assert "<style" not in text
             assert " style=" not in text
-            assert " on" not in text.split("<body>")[1].replace(" one", "")
+            assert not re.search(r"\son\w+=", text)

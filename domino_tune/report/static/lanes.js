@@ -29,8 +29,11 @@ legend();
 const all = data.views.map(view => new View(view));
 const keys = document.createElement('p');
 keys.className = 'keys';
-for (const [marks, what] of [['drag', 'moves'], ['double-click, Ctrl + wheel', 'zooms'],
-  ['+ − ← →', 'with a view in focus'], ['N P', 'next, previous operation'], ['0', 'resets']]) {
+const hints = matchMedia('(hover: none)').matches
+  ? [['drag', 'moves'], ['pinch', 'zooms'], ['tap', 'tells an operation']]
+  : [['drag', 'moves'], ['double-click, Ctrl + wheel', 'zooms'], ['+ − ← →', 'with a view in focus'],
+    ['N P', 'next, previous operation'], ['0', 'resets']];
+for (const [marks, what] of hints) {
   const item = document.createElement('span');
   item.append(element('kbd', marks), ` ${what}`);
   keys.append(item);

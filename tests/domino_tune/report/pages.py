@@ -21,6 +21,7 @@ from domino_tune.report.data import (
 )
 from domino_tune.results import LayoutResult, SimulateResult
 from domino_tune.results.layouts import Layouts
+from domino_tune.results.verdict import Contestant, Verdict
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.confidence import confidence_of
@@ -68,6 +69,9 @@ def report_data(on: Case, plan: SlicePlan = SLICED, **changes: object) -> Report
             iteration_ms=chosen.timeline.makespan_ns * MS_PER_NS,
             baseline_ms=baseline.timeline.makespan_ns * MS_PER_NS,
             no_comm_ms=bound.timeline.makespan_ns * MS_PER_NS,
+            comm_ms=chosen.timeline.breakdown.comm_ns * MS_PER_NS,
+            exposed_ms=chosen.timeline.breakdown.exposed_comm_ns * MS_PER_NS,
+            baseline_exposed_ms=baseline.timeline.breakdown.exposed_comm_ns * MS_PER_NS,
             peak_memory_gib=12.5,
             tokens_per_second_per_gpu=6543.0,
             tflops_per_gpu=321.0,
@@ -100,6 +104,26 @@ def layouts(*ranked: LayoutResult, rival: LayoutResult | None = None) -> Layouts
     )  # fmt: skip
 
 
+def verdict(baseline: float, domino: float, *, fits: tuple[bool, bool] = (True, True)) -> Verdict:
+    """What is said where Megatron and Domino are the fastest with these chances."""
+    chances = (
+        ("megatron", "Megatron", MEGATRON, 1.0, baseline),
+        ("domino", "Domino", SLICED, 1.15, domino),
+    )
+    return Verdict(
+        text="The words of the verdict.",
+        contestants=tuple(
+            Contestant(
+                strategy=strategy, name=name, plan=plan, iteration_ms=100.0 / speedup,
+                speedup=speedup, low=0.95 * speedup, high=1.05 * speedup, chance=chance,
+                fits=fit, runs_in="Megatron-LM",
+            )
+            for (strategy, name, plan, speedup, chance), fit in zip(chances, fits, strict=True)
+        ),
+        draws=2000, seed=0, unsure={"gemm_forward": 0.02},
+    )  # fmt: skip
+
+
 def full_data(on: Case, said: str = "words") -> ReportData:
     """A page with every part; ``said`` stands wherever text of the user's can stand."""
     data = report_data(on)
@@ -121,10 +145,10 @@ def full_data(on: Case, said: str = "words") -> ReportData:
             HeatCell(row_slices=2, col_slices=2, iteration_ms=None, note=said),
         ),
         heat_note=said,
-        plans=(PlanRow(label=said, iteration_ms=20.0, peak_memory_gib=1.0),),
+        plans=(PlanRow(plan=SLICED, note=said, iteration_ms=20.0, peak_memory_gib=1.0),),
         crossovers=(
-            Crossover(factor=0.0, winner=said, iteration_ms=19.0, baseline_ms=30.0),
-            Crossover(factor=1.7, winner="megatron", iteration_ms=31.0, baseline_ms=31.0),
+            Crossover(factor=0.0, winner=SLICED, iteration_ms=19.0, baseline_ms=30.0),
+            Crossover(factor=1.7, winner=MEGATRON, iteration_ms=31.0, baseline_ms=31.0),
         ),
         sensitivity=(Sensitivity(key=said, low=said, high=said, low_ms=18.0, high_ms=25.0),),
         sweeps=(Sweep(x_label=said, xs=(said, "2"), series={said: (1.0, 2.0)}),),

@@ -11,7 +11,7 @@ from domino_tune.report.html import report_html, write_report
 from simulator.case import Case
 from simulator.errors import InputError
 from simulator.plan import MEGATRON, SlicePlan
-from tests.domino_tune.report.pages import case, full_data, report_data
+from tests.domino_tune.report.pages import case, full_data, report_data, verdict
 
 VOID = {"meta", "br"}
 SECTIONS = ("layouts", "lanes", "cuts", "time", "confidence", "whatif", "asked", "again")
@@ -95,6 +95,34 @@ def test_answer_says_what_to_do() -> None:
     assert "slower than Megatron-LM" in read(report_html(replace(data, numbers=slow))).text
     assert "no faster than Megatron-LM" in read(report_html(replace(data, numbers=even))).text
     assert "Megatron-LM takes" in read(report_html(report_data(case(), MEGATRON))).text
+
+
+@pytest.mark.parametrize(
+    ("chances", "said"),
+    [
+        ((0.1, 0.9), "Domino is 1.15× as fast as Megatron; fastest with 90 %"),
+        ((0.45, 0.55), "as Megatron; who is fastest is open (55 %)"),
+        ((0.95, 0.05), "Not here: Megatron is fastest with 95 %"),
+        ((0.51, 0.49), "Megatron leads; who is fastest is open (51 %)"),
+    ],
+)
+def test_the_verdict_stands_on_top_with_its_chance(chances: tuple[float, float], said: str) -> None:
+    page = read(report_html(report_data(case(), verdict=verdict(*chances)))).text
+    assert said in page
+    assert page.index(said) < page.index("The words of the verdict") < page.index("Tokens a second")
+
+
+def test_the_verdict_tells_what_does_not_fit() -> None:
+    data = report_data(case(), verdict=verdict(0.0, 1.0, fits=(False, True)))
+    assert "Domino fits, Megatron does not; fastest with 100 %" in read(report_html(data)).text
+    none = report_data(case(), verdict=verdict(0.0, 0.0, fits=(False, False)))
+    assert "No plan fits the memory" in read(report_html(none)).text
+
+
+def test_the_best_layout_is_named_on_top() -> None:
+    data = replace(full_data(case()), verdict=verdict(0.1, 0.9))
+    page = read(report_html(data)).text
+    assert "The best layout is tp 4, pp 2, dp 2, micro-batch 1 The words of the verdict" in page
 
 
 @pytest.mark.parametrize(

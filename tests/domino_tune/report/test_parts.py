@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -8,10 +9,12 @@ import pytest
 
 from domino_tune.report.breakdown import parts_ns, where_time_goes
 from domino_tune.report.confidence import crossover_sentence
-from domino_tune.report.data import Crossover, HeatCell, Numbers, Shown, Sweep
+from domino_tune.report.data import Crossover, HeatCell, Numbers, PlanRow, Shown, Sweep
 from domino_tune.report.heat import heat_map
 from domino_tune.report.markup import Html, tag, text
 from domino_tune.report.names import (
+    ORDER_WORDS,
+    gib_text,
     ms_text,
     percent_text,
     plan_text,
@@ -19,7 +22,10 @@ from domino_tune.report.names import (
     shape_text,
     size_text,
 )
+from domino_tune.report.plan_names import KEY, plan_name
 from domino_tune.report.plot import Axis, sweep_svg
+from domino_tune.report.ties import TIE
+from domino_tune.search.problem import TIE_PERCENT
 from simulator.errors import InputError
 from simulator.ops import Attention, Collective, Gemm, Pointwise
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
@@ -62,17 +68,46 @@ def test_heat_map_marks_the_best_cell_and_the_holes() -> None:
     assert heat_map(data) == ""
 
 
-def crossover(factor: float, winner: str) -> Crossover:
+def crossover(factor: float, winner: SlicePlan) -> Crossover:
     return Crossover(factor=factor, winner=winner, iteration_ms=1.0, baseline_ms=1.0)
 
 
 def test_turns_are_said_from_todays_winner_on() -> None:
-    assert crossover_sentence([crossover(0, "a")]).startswith("a stays the best plan")
-    some = [crossover(0, "a"), crossover(0.5, "b"), crossover(1.7, "megatron")]
-    assert crossover_sentence(some).startswith("b is best up to ×1.7, then megatron.")
-    assert crossover_sentence([crossover(0, "a"), crossover(0.5, "b")]).startswith("b stays")
-    assert crossover_sentence([crossover(2, "a"), crossover(3, "b")]).startswith(
-        "a is best up to ×3, then b"
+    a, b, baseline = SLICED, SlicePlan(row_slices=4), MEGATRON
+    assert crossover_sentence([crossover(0, a)]).startswith(f"{a.label} stays the best plan")
+    some = [crossover(0, a), crossover(0.5, b), crossover(1.7, baseline)]
+    assert crossover_sentence(some).startswith(f"{b.label} is best up to ×1.7, then megatron.")
+    two = [crossover(0, a), crossover(0.5, b)]
+    assert crossover_sentence(two).startswith(f"{b.label} stays")
+    later = [crossover(2, a), crossover(3, b)]
+    assert crossover_sentence(later).startswith(f"{a.label} is best up to ×3, then {b.label}")
+
+
+def test_plans_within_a_percent_of_the_fastest_are_marked_as_ties() -> None:
+    def plans(*times: float) -> str:
+        rows = tuple(PlanRow(plan=SLICED, iteration_ms=time) for time in times)
+        return heat_map(report_data(case(), plans=rows))
+
+    assert 100 * TIE == TIE_PERCENT
+    assert plans(100.0, 100.9, 101.1).count('class="tie"') == 2
+    assert "predictions do not tell apart" in plans(100.0, 100.9)
+    assert 'class="tie"' not in plans(100.0, 101.1)
+
+
+def test_every_part_of_a_plans_name_is_explained() -> None:
+    explained = " ".join(part for part, _ in KEY)
+    plans = [
+        SlicePlan(row_slices=2, mlp_col_slices=2, mlp_dgrad_slices=1, merge_wgrad=True),
+        SlicePlan(row_slices=3, sequence_parallel=True, comm_ctas=16, slice_dim="sequence"),
+        MEGATRON, NO_COMM,
+    ]  # fmt: skip
+    for plan in plans:
+        parts = re.sub(r"domino|=\w+|\d+[x/]?", " ", plan.label).split()
+        assert [part for part in parts if part not in explained] == []
+    for order in ORDER_WORDS:
+        assert order in explained
+    assert plan_name(SLICED) == f'<span title="{plan_text(SLICED)}">{SLICED.label}</span>'.replace(
+        "'", "&#x27;"
     )
 
 
@@ -121,6 +156,7 @@ def test_data_refuses_what_does_not_fit() -> None:
     with pytest.raises(InputError, match="baseline_ms must be finite"):
         Numbers(
             iteration_ms=1.0, baseline_ms=math.nan, no_comm_ms=1.0, peak_memory_gib=1.0,
+            comm_ms=0.0, exposed_ms=0.0, baseline_exposed_ms=0.0,
             tokens_per_second_per_gpu=1.0, tflops_per_gpu=1.0,
             low_ms=1.0, high_ms=1.0, confidence="high", shares={},
         )  # fmt: skip
@@ -138,6 +174,7 @@ def test_names() -> None:
     assert role_label("attn.norm_bwd") == "norm bwd"
     assert role_label("attn.proj_wgrad") == "proj wgrad"
     assert role_label("something.new") == "something.new"
+    assert [gib_text(v) for v in (41.24, 178534.71)] == ["41.2", "178,534.7"]
     assert [ms_text(v) for v in (0, 0.0384, 4.18, 369.71, 4109.9)] == [
         "0", "0.038", "4.18", "369.7", "4,109.9",
     ]  # fmt: skip

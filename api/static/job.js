@@ -1,0 +1,70 @@
+// One tune or search of layouts: its progress while it runs, then its report with controls.
+import { getText } from './api.js';
+import { h, link } from './dom.js';
+import { files } from './files.js';
+import { frameworks } from './frameworks.js';
+import { measured } from './measured.js';
+import { progressBox } from './progress.js';
+import { drawLanes, reportOf } from './report.js';
+import { walkHeat } from './walk.js';
+import { watch } from './watch.js';
+import { whatIf } from './whatif.js';
+import { asked, over, stateWords } from './words.js';
+
+const NAMES = { verdict: 'Verdict', layouts: 'Layouts', pipeline: 'Pipeline', lanes: 'Timeline', cuts: 'Cuts', time: 'Time',
+  memory: 'Memory', whatif: 'What if', confidence: 'How sure', measured: 'Measured', files: 'Files', asked: 'Asked', again: 'Again' };
+
+const head = (job, { kind, id }) => h('p', { class: 'eyebrow' }, asked(job.request ?? {}), ' · ',
+  link(`#/new/${kind}/${id}`, 'change and ask again'));
+
+const contents = ({ kind, id }, sections) => h('nav', { class: 'contents', 'aria-label': 'On this page' },
+  sections.map(({ id: place }) => link(`#/${kind}/${id}/${place}`, NAMES[place] ?? place)));
+
+const STOPPED = { user: 'Stopped and kept: other plans may be faster.',
+  time: 'Its time was spent: other plans may be faster.' };
+
+const finished = async (job, asking) => {
+  const { path, signal, fail, begin } = asking, { result } = job, sim = result.simulation;
+  const report = await reportOf(path, signal);
+  let file = null;
+  const plan = () => (file ??= getText(`${path}/plan`, { signal }).catch(problem => { file = null; throw problem; }));
+  const name = [sim.model.name, `tp${sim.cluster.tp}`, sim.profile.name].join('-');
+  const own = { whatif: whatIf({ sim, plan, signal }), files: files({ path, name, signal, fail }),
+    ...(job.links.validations && { measured: measured({ path, signal, fail }) }) };
+  const { asked: question, again, confidence, ...drawn } = Object.fromEntries(report.sections);
+  const sections = [...Object.values(drawn), own.whatif, confidence, own.measured, own.files, question, again].filter(Boolean);
+  report.head.querySelector('.eyebrow')?.replaceWith(head(job, asking));
+  (report.head.querySelector('.verdict') ?? report.head.querySelector('h1')).after(STOPPED[result.stopped_by] ? h('p', { class: 'warn' }, STOPPED[result.stopped_by]) : '',
+    frameworks({ job, begin }));
+  walkHeat(drawn.cuts);
+  return { report, parts: [report.head, contents(asking, sections), ...sections] };
+};
+
+const stopped = (job, { kind, id }) => [h('p', { class: 'eyebrow' }, asked(job.request ?? {})),
+  h('h1', { tabindex: '-1' }, `This ${kind === 'tunes' ? 'tune' : 'search'} ${job.state === 'failed' ? 'failed' : 'was cancelled'}`),
+  job.error ? h('p', { class: 'warn', role: 'alert' }, job.error.detail ?? job.error.title) : '',
+  h('p', { class: 'row' }, link(`#/new/${kind}/${id}`, 'Change it and ask again'))];
+
+/** Show job `id` of `kind` (`tunes`, `layouts`) in `host`; call `arrived` at each new content, `begin(job)` with another job.
+    Resolves when the job is over and shown. */
+export const showJob = async ({ kind, id, host, signal, fail, arrived, begin }) => {
+  const path = `v1/${kind}/${encodeURIComponent(id)}`, asking = { kind, id, path, signal, fail, begin };
+  const trouble = h('div', {});
+  const box = progressBox({ path, signal, fail: problem => fail(problem, trouble) });
+  let began = false;
+  const see = job => {
+    if (!began && !over(job.state)) {
+      began = true;
+      const title = kind === 'tunes' ? 'Looking for the best cut' : 'Looking for the best layout';
+      host.replaceChildren(head(job, asking), h('h1', { tabindex: '-1' }, title), box.element, trouble);
+      arrived();
+    }
+    if (began) box.update(job);
+  };
+  const job = await watch(path, see, signal);
+  document.title = `${stateWords(job.state)} · ${asked(job.request ?? {})}`;
+  const done = job.state === 'done' && await finished(job, asking);
+  host.replaceChildren(...(done ? done.parts : stopped(job, asking)));
+  arrived();
+  if (done) await drawLanes(done.report, signal);
+};

@@ -1,0 +1,45 @@
+"""A server with a tune that is done, and a browser that looks at its page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.api.browser import Watched, chromium, watched
+from tests.api.page_steps import LAYOUTS, SMALL, done
+from tests.domino_tune.serving import Served, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("page")) as running:
+        yield running
+
+
+@pytest.fixture
+def seen(browser: Browser, server: Served) -> Iterator[Watched]:
+    with watched(browser, server.url) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def tuned(server: Served) -> str:
+    """The id of a tune that is done."""
+    return done(server, "tunes", SMALL)
+
+
+@pytest.fixture(scope="module")
+def laid_out(server: Served) -> str:
+    """The id of a search of layouts that is done."""
+    return done(server, "layouts", LAYOUTS)
