@@ -31,12 +31,18 @@ LOCAL: Final = Caller(owner="local", scope="admin", key="local")
 
 
 async def authenticate(
-    request: Request, tokens: TokenDesk, buckets: Buckets, *, required: bool
+    request: Request,
+    tokens: TokenDesk,
+    buckets: Buckets,
+    lookups: anyio.CapacityLimiter,
+    *,
+    required: bool,
 ) -> Caller:
     """Return the caller by the request's token. Raise ProblemError 401, and 429 for too many tries.
 
-    A token that is sent must be valid, even where none is ``required``. Tokens that were not seen
-    lately count by address, so that guessing from one address does not delay tokens in use.
+    A token that is sent must be valid, even where none is ``required``. Those that are not valid
+    count by address. They never lock out a valid one: it is looked up first, and while it was not
+    seen lately in a thread of ``lookups``, so that guesses do not take the threads of others.
     """
     given = request.headers.getlist("authorization")
     if not given and not required:
@@ -48,11 +54,11 @@ async def authenticate(
         raise _unknown("Send one header, `Authorization: Bearer dt_…`.", _REALM)
     secret = secret.strip()
     key = f"token {hashlib.sha256(secret.encode()).hexdigest()}"
-    if not buckets.knows(key):
-        buckets.take(f"unknown {request.client.host if request.client else ''}")
-    token = await anyio.to_thread.run_sync(tokens.find, secret)
+    turn = None if buckets.knows(key) else lookups
+    token = await anyio.to_thread.run_sync(tokens.find, secret, limiter=turn)
     if token is None:
         buckets.forget(key)  # revoked
+        buckets.take(f"unknown {request.client.host if request.client else ''}")
         raise _unknown(
             "The token is not known, or was revoked.", f'{_REALM}, error="invalid_token"'
         )

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, TypeVar
 
 import anyio
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
+from api.intake import SMALL_BYTES
 from api.problems import MOST_FAULTS, Fault, ProblemError, bad_body, pointer
-from api.strict_json import MOST_KEYS, read_json
+from api.strict_json import read_json
 
 JSON_TYPES: Final = ("application/json",)
 TABLE_TYPES: Final = ("text/plain", "text/csv", "application/octet-stream")
-IN_THREAD_BYTES: Final = 64 << 10
-"""Larger bodies are parsed in a thread, not in the event loop."""
 _CHARSET: Final = re.compile(r'charset="?([^";\s]*)"?', re.ASCII | re.IGNORECASE)
 Kind = TypeVar("Kind", bound=BaseModel)
 
 
 async def read_body(
-    request: Request, *, cap_bytes: int, deadline_s: float, media_types: Iterable[str]
+    request: Request,
+    *,
+    cap_bytes: int,
+    deadline_s: float,
+    media_types: Iterable[str],
+    take: Callable[[bytes], None],
+    pace: Callable[[], Awaitable[None]],
 ) -> bytes:
-    """Return the body as it was sent.
+    """Return the body as it was sent; ``take`` sees each part, ``pace`` is awaited before more of a
+    large one.
 
     Raise ProblemError: 413 above ``cap_bytes``, without storing more than that; 408 where the body
     has not arrived within ``deadline_s``; 415 for another media type, another charset or a content
-    coding.
+    coding; and what ``take`` raises, when all of the body is in: who still sends reads no answer.
     """
     _check_kind(request, tuple(media_types))
     declared = request.headers.get("content-length", "")
@@ -36,7 +42,7 @@ async def read_body(
         raise _too_large(cap_bytes)
     try:
         with anyio.fail_after(deadline_s):
-            return await _stream(request, cap_bytes)
+            return await _stream(request, cap_bytes, take, pace)
     except TimeoutError:
         raise ProblemError(
             408,
@@ -45,8 +51,14 @@ async def read_body(
         ) from None
 
 
-async def _stream(request: Request, cap_bytes: int) -> bytes:
+async def _stream(
+    request: Request,
+    cap_bytes: int,
+    take: Callable[[bytes], None],
+    pace: Callable[[], Awaitable[None]],
+) -> bytes:
     chunks: list[bytes] = []
+    refusal: ProblemError | None = None
     size = 0
     while True:
         message = await request.receive()
@@ -56,9 +68,20 @@ async def _stream(request: Request, cap_bytes: int) -> bytes:
         size += len(chunk)
         if size > cap_bytes:
             raise _too_large(cap_bytes)
-        chunks.append(chunk)
+        if refusal is None:
+            try:
+                take(chunk)
+                chunks.append(chunk)
+            except ProblemError as error:
+                refusal = error
+                chunks.clear()
         if not message.get("more_body", False):
-            return b"".join(chunks)
+            break
+        if size > SMALL_BYTES:
+            await pace()
+    if refusal is not None:
+        raise refusal
+    return b"".join(chunks)
 
 
 def _too_large(cap_bytes: int) -> ProblemError:
@@ -86,12 +109,14 @@ def _check_kind(request: Request, media_types: tuple[str, ...]) -> None:
         raise ProblemError(415, "The body's charset must be UTF-8.")
 
 
-async def parse_body(kind: type[Kind], data: bytes) -> Kind:
-    """Return ``data`` as ``kind``. Raise ProblemError: 400 where it is not JSON, 422 with pointers
-    for other faults."""
-    if len(data) <= IN_THREAD_BYTES:
+async def parse_body(kind: type[Kind], data: bytes, turn: anyio.CapacityLimiter) -> Kind:
+    """Return ``data`` as ``kind``; where it is large, in a thread when it is its ``turn``.
+
+    Raise ProblemError: 400 where it is not JSON, 422 with pointers for other faults.
+    """
+    if len(data) <= SMALL_BYTES:
         return parse(kind, data)
-    return await anyio.to_thread.run_sync(parse, kind, data)
+    return await anyio.to_thread.run_sync(parse, kind, data, limiter=turn)
 
 
 def parse(kind: type[Kind], data: bytes) -> Kind:
@@ -130,11 +155,15 @@ def _refused(error: ValidationError, plain: Any) -> ProblemError:
         ]
     ]
     what = "is 1 fault" if error.error_count() == 1 else f"are {error.error_count():,} faults"
-    return bad_body(f"There {what} in the body: {faults[0].detail}", faults)
+    return bad_body(
+        f"There {what} in the body, first at {faults[0].pointer}: {faults[0].detail}", faults
+    )
 
 
 def sentence(message: str) -> str:
     """Return a message of pydantic as a sentence."""
+    if message == "Field required":
+        return "It is missing; give it."
     text = message.removeprefix("Value error, ")
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
@@ -155,9 +184,9 @@ def _place(plain: Any, location: tuple[str | int, ...]) -> list[str | int]:
     return place
 
 
-async def parse_object(data: bytes, most_keys: int = MOST_KEYS) -> dict[str, Any]:
+async def parse_object(data: bytes, turn: anyio.CapacityLimiter) -> dict[str, Any]:
     """Return a JSON object with any keys. Raise ProblemError as ``parse_body`` does."""
-    plain = await anyio.to_thread.run_sync(read_json, data, most_keys)
+    plain = await anyio.to_thread.run_sync(read_json, data, limiter=turn)
     if not isinstance(plain, dict):
         raise bad_body("The body must be a JSON object.")
     return plain

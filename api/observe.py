@@ -35,7 +35,13 @@ SAFE_HEADERS: Final = {
 }
 """Default headers of every answer."""
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
+READING: Final = frozenset({"GET", "HEAD"})
 UNMATCHED: Final = "unmatched"
+OTHER_SITES: Final = "Pages of other sites may not call this service."
+TWO_LENGTHS: Final = (
+    "Content-Length and Transfer-Encoding say the length of a body twice, and proxies may believe "
+    "either: send one of them."
+)
 
 
 class Counts(Protocol):
@@ -115,7 +121,8 @@ class _Answer:
 
 
 class Guard:
-    """ASGI middleware: refuse calls that pages of other sites make through a browser.
+    """ASGI middleware: refuse calls that pages of other sites make through a browser, by Origin or,
+    where a browser leaves that out, by Sec-Fetch-Site; and bodies whose length is said twice.
 
     Where ``hosts`` are given, a request must name one of them: else a page could point its own name
     at this machine, and read answers without a token.
@@ -127,19 +134,25 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve or refuse one scope."""
-        refused = self._refused(Headers(scope=scope)) if scope["type"] == "http" else None
+        refused = self._refused(scope) if scope["type"] == "http" else None
         if refused is None:
             await self.app(scope, receive, send)
         else:
-            problem = ProblemError(403, refused).problem()
-            await problem_response(problem)(scope, receive, send)
+            answer = problem_response(refused.problem(), refused.headers)
+            await answer(scope, receive, send)
 
-    def _refused(self, headers: Headers) -> str | None:
+    def _refused(self, scope: Scope) -> ProblemError | None:
+        headers = Headers(scope=scope)
+        if "content-length" in headers and "transfer-encoding" in headers:
+            return ProblemError(400, TWO_LENGTHS, headers={"Connection": "close"})
         host, origin = headers.get("host", ""), headers.get("origin")
         if self.hosts and _name(host) not in self.hosts:
-            return f"This service answers to {', '.join(self.hosts)} only."
+            return ProblemError(403, f"This service answers to {', '.join(self.hosts)} only.")
         if origin is not None and origin.partition("//")[2].lower() != host.lower():
-            return "Pages of other sites may not call this service."
+            return ProblemError(403, OTHER_SITES)
+        changes = scope["method"] not in READING
+        if changes and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return ProblemError(403, OTHER_SITES)
         return None
 
 

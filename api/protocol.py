@@ -20,6 +20,9 @@ from domino_tune.service.serving import HEADER_BYTES
 
 GRACE_S: Final = 2.0
 """By then ``api.body`` has answered a slow body."""
+READ_BYTES: Final = 64 << 10
+"""Bytes that asyncio reads at once, a quarter of its own choice: sixty connections that send large
+bodies then take turns of a millisecond, and others do not wait long."""
 _END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
 
 
@@ -43,6 +46,7 @@ class TimedProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Start the deadline."""
         super().connection_made(transport)
+        transport.max_size = READ_BYTES
         self._watch()
 
     def data_received(self, data: bytes) -> None:

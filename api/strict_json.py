@@ -1,7 +1,8 @@
 """Strict JSON, with a pointer to everything that is refused.
 
 Refused: what is not JSON, bad UTF-8, duplicate keys, NaN, infinities, numbers too large to be
-finite, integers of too many digits, NUL and lone surrogates in text, and deep nesting.
+finite, integers of too many digits, NUL and lone surrogates in text, and deep nesting. Values are
+counted while they arrive (``api.intake``): as Python's objects they take a hundred times the bytes.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from api.problems import Fault, bad_body, pointer
+from api.problems import MOST_FAULTS, Fault, bad_body, pointer
 
 DEEPEST: Final = 32
 """Depth of objects and lists; plan files and profiles have fewer than ten."""
 MOST_DIGITS: Final = 40
 MOST_KEYS: Final = 10_000
 """Keys of a body that is not a profile."""
+MOST_VALUES: Final = 50_000
+"""Values of a body that is not a profile; a plan has up to 20,000 tokens a direction."""
+MOST_PROFILE_VALUES: Final = 800_000
+"""Values of a profile's file: some 20,000 rows in each of four sections."""
 _KEY: Final = re.compile(rb'"\s*:')
 _DOUBTFUL_TEXT: Final = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 Place = tuple[str | int, ...]
@@ -73,6 +78,15 @@ class _Reader:
         return doubled
 
 
+def count_values(part: bytes) -> int:
+    """Return how many values may begin in a part of a body, before anything is made of it.
+
+    Each value follows a comma or an opening bracket, or is the only one. Those within text count
+    too: no text here has thousands of them.
+    """
+    return part.count(b",") + part.count(b"[") + part.count(b"{")
+
+
 def read_json(data: bytes, most_keys: int = MOST_KEYS) -> Any:
     """Return the JSON value in ``data``; skip a byte-order mark.
 
@@ -112,8 +126,18 @@ def _check(value: Any) -> None:
         reason = _reason(found)
         if reason:
             faults.append(Fault(pointer=pointer(place), detail=reason))
+        if len(faults) == MOST_FAULTS:
+            break
     if faults:
         raise bad_body(faults[0].detail, faults)
+
+
+def check_texts(value: Any, longest: int) -> None:
+    """Raise ProblemError 422 at the first text or key with more than ``longest`` characters."""
+    for place, found in _walk(value):
+        for text in (found, *place[-1:]):
+            if isinstance(text, str) and len(text) > longest:
+                raise bad_body(f"A text may have at most {longest:,} characters.", place=place)
 
 
 def _reason(value: Any) -> str:
@@ -137,15 +161,26 @@ def _is_text(text: str) -> bool:
 
 
 def _walk(value: Any) -> Iterator[tuple[Place, Any]]:
-    """Yield every value with its place, without recursion, whose depth Python limits."""
-    waiting: list[tuple[Place, Any]] = [((), value)]
-    while waiting:
-        place, found = waiting.pop()
-        yield place, found
-        if isinstance(found, dict):
-            waiting += [((*place, key), item) for key, item in found.items()]
-        elif isinstance(found, list):
-            waiting += [((*place, index), item) for index, item in enumerate(found)]
+    """Yield every value with its place, in order, without recursion, whose depth Python limits."""
+    yield (), value
+    open_ones: list[tuple[Place, Iterator[tuple[str | int, Any]]]] = []
+    if isinstance(value, dict | list):
+        open_ones.append(((), _inside(value)))
+    while open_ones:
+        place, items = open_ones[-1]
+        for part, found in items:
+            here = (*place, part)
+            yield here, found
+            if isinstance(found, dict | list):
+                open_ones.append((here, _inside(found)))
+                break
+        else:
+            open_ones.pop()
+
+
+def _inside(value: Any) -> Iterator[tuple[str | int, Any]]:
+    """Return the entries of an object or list, each with its key or index."""
+    return iter(value.items() if isinstance(value, dict) else enumerate(value))
 
 
 def _too_deep(place: Place) -> Exception:

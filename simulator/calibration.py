@@ -12,6 +12,7 @@ from typing import Final
 
 from simulator.draws import Draw, Family
 from simulator.errors import ProfileError
+from simulator.limits import check_values
 from simulator.lookup import require_count, require_number
 from simulator.provenance import Provenance
 
@@ -62,6 +63,8 @@ class Calibration:
     def __post_init__(self) -> None:
         _require_within("constant_ms", self.constant_ms, 0.0, MOST_CONSTANT_MS)
         require_count("calibration", "runs", self.runs)
+        for part in ("base", "provenance"):
+            check_values(f"calibration.{part}", part, getattr(self, part))
         names = [one.part for one in self.parts]
         if names != sorted(set(names)):
             raise ProfileError("calibration.parts must be sorted by part, each once.")

@@ -7,12 +7,23 @@ A bug of this program is an ``AssertionError``, never one of these.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
+from typing import Self
 
 
 class DominoTuneError(ValueError):
-    """Base of every error that a user can cause; ``str(error)`` is written for that user."""
+    """Base of every error that a user can cause; ``str(error)`` is written for that user.
+
+    ``place``: keys and indices that lead to it in the JSON that was given, where they are known.
+    """
+
+    place: tuple[str | int, ...] | None = None
+
+    def at(self, *place: str | int) -> Self:
+        """Return this error with its place."""
+        self.place = place
+        return self
 
 
 class InputError(DominoTuneError):
@@ -23,15 +34,20 @@ class InfeasiblePlanError(DominoTuneError):
     """The plan cannot run this workload; ``reason`` is a short slug by which errors are counted.
 
     Reasons: ``rows``, ``hidden``, ``order``, ``memory``, ``comm_ctas``, ``target``, ``wgrad``.
+    ``change``: the options, by name, of the smallest change with which some plan can; empty where
+    none is known.
     """
 
-    def __init__(self, message: str, *, reason: str) -> None:
+    def __init__(
+        self, message: str, *, reason: str, change: Mapping[str, object] | None = None
+    ) -> None:
         super().__init__(message)
         self.reason = reason
+        self.change = dict(change or {})
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Keep ``reason`` when a worker process pickles the error."""
-        return partial(type(self), reason=self.reason), self.args
+        """Keep ``reason`` and ``change`` when a worker process pickles the error."""
+        return partial(type(self), reason=self.reason, change=self.change), self.args
 
 
 class ScheduleError(DominoTuneError):

@@ -19,6 +19,7 @@ ORDERS: Final = ("greedy", "inter", "intra", "paper")
 WGRAD_PLACEMENTS: Final = ("eager", "deferred", "fill")
 MAX_ROW_SLICES: Final = 16
 MAX_COL_SLICES: Final = 16
+MAX_CTAS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +76,9 @@ class SlicePlan:
             if not isinstance(getattr(self, name), bool):
                 got = getattr(self, name)
                 raise InputError(f"plan.{name} must be true or false, got {got!r}.")
-        if type(self.comm_ctas) is not int or not 0 <= self.comm_ctas <= 64:
+        if type(self.comm_ctas) is not int or not 0 <= self.comm_ctas <= MAX_CTAS:
             raise InputError(
-                f"plan.comm_ctas must be 0 (NCCL's choice) … 64, got {self.comm_ctas!r}."
+                f"plan.comm_ctas must be 0 (NCCL's choice) … {MAX_CTAS}, got {self.comm_ctas!r}."
             )
         self._check_ranges()
         self._check_order()

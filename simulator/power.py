@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from simulator.errors import ProfileError
-from simulator.limits import check_numbers
+from simulator.limits import check_values
 from simulator.lookup import require_choice, require_count, require_number, require_positive
 from simulator.provenance import PROVENANCE_KINDS, Provenance, ProvenanceKind
 
@@ -108,7 +108,7 @@ class PowerSection:
         if self.exponent < 1:
             raise ProfileError(f"power: exponent must be ≥ 1, got {self.exponent:g}.")
         self._check_row_clocks()
-        check_numbers("power", "power", self)
+        check_values("power", "power", self)
 
     def _check_row_clocks(self) -> None:
         places = [(row.family, row.from_us) for row in self.row_clocks]

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from simulator.calibration import Calibration
 from simulator.contention import ContentionFit
 from simulator.errors import MissingSectionError, ProfileError
-from simulator.limits import check_numbers
+from simulator.limits import check_values
 from simulator.lookup import (
     ABSENT_IF_EMPTY,
     require_choice,
@@ -73,7 +73,7 @@ class Machine:
         require_number("machine", "l2_mb", self.l2_mb)
         for dtype, tflops in self.peak_tflops.items():
             require_positive("machine", f"peak_tflops[{dtype}]", tflops)
-        check_numbers("machine", "machine", self)
+        check_values("machine", "machine", self)
 
     @cached_property
     def roof(self) -> Roof:
@@ -113,7 +113,7 @@ class GemmSection:
             raise ProfileError(
                 "gemm.fits must be sorted by (layout, dtype, accumulate), each once."
             )
-        check_numbers("gemm", "gemm", self)
+        check_values("gemm", "gemm", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class AttentionSection:
 
     def __post_init__(self) -> None:
         require_sorted("attention", [row.key for row in self.rows])
-        check_numbers("attention", "attention", self)
+        check_values("attention", "attention", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ class PointwiseSection:
         for name in names:
             if names.count(name) > 1:
                 raise ProfileError(f"pointwise.fits: {name!r} is listed twice.")
-        check_numbers("pointwise", "pointwise", self)
+        check_values("pointwise", "pointwise", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ class CollectiveSection:
         for name in ("nic_gb_s", "nic_latency_us"):
             if getattr(self, name) is not None:
                 require_positive("collectives", name, getattr(self, name))
-        check_numbers("collectives", "collectives", self)
+        check_values("collectives", "collectives", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +179,7 @@ class ContentionSection:
     provenance: Provenance
 
     def __post_init__(self) -> None:
-        check_numbers("contention", "contention", self)
+        check_values("contention", "contention", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,7 @@ class LaunchSection:
         for kind, cost in self.cost_us.items():
             require_choice("launch", "cost_us kind", kind, LAUNCH_KINDS)
             require_number("launch", f"cost_us[{kind}]", cost)
-        check_numbers("launch", "launch", self)
+        check_values("launch", "launch", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,7 @@ class SkewSection:
     provenance: Provenance
 
     def __post_init__(self) -> None:
-        check_numbers("skew", "skew", self)
+        check_values("skew", "skew", self)
 
 
 @dataclass(frozen=True, kw_only=True)

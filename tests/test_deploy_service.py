@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 from importlib.metadata import requires
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from distributed.cli import dask_scheduler, dask_worker
 from packaging.requirements import Requirement
 
 from api.settings import Settings
+from benchmarks.load.memory import DEPLOYED_BYTES
 from domino_tune.base.version import VERSION
 from domino_tune.requests.service import ServeRequest
 from tests.conftest import REPOSITORY
@@ -37,10 +39,6 @@ DASK = {"scheduler": dask_scheduler.main, "worker": dask_worker.main}
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: one for name, one in SERVICES.items() if one["image"].startswith("domino-tune")}
-MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")))
-KINDS: dict[str, dict[str, Any]] = {one["kind"]: one for one in MANIFESTS}
-POD: dict[str, Any] = KINDS["Deployment"]["spec"]["template"]["spec"]
-(CONTAINER,) = POD["containers"]
 NGINX = (DEPLOY / "proxy" / "nginx.conf").read_text(encoding="utf-8")
 PROMETHEUS = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
 
@@ -175,6 +173,35 @@ def test_compose_restricts_our_containers(name: str) -> None:
     assert {"mem_limit", "pids_limit", "restart"} <= set(ours)
 
 
+def test_compose_gives_the_memory_that_loads_are_run_with() -> None:
+    assert parse_bytes(SERVICES["api"]["mem_limit"].replace("g", "GiB")) == DEPLOYED_BYTES
+
+
+def test_compose_trusts_its_proxy_alone() -> None:
+    address = SERVICES["proxy"]["networks"]["front"]["ipv4_address"]
+    assert served(SERVICES["api"]["command"]).trusted_proxies == (address,)
+    (network,) = COMPOSE["networks"]["front"]["ipam"]["config"]
+    assert ip_address(address) in ip_network(network["subnet"])
+
+
+def test_compose_checks_the_database_it_talks_to() -> None:
+    api, database = SERVICES["api"], SERVICES["database"]
+    assert api["environment"]["PGSSLMODE"] == "verify-full"
+    assert api["environment"]["PGSSLROOTCERT"] == "/run/secrets/database_ca"
+    assert api["secrets"] == ["database_ca"]
+    given = " ".join(database["command"])
+    assert "ssl=on" in given
+    for name in database["secrets"]:
+        assert f"=/run/secrets/{name}" in given
+    used = {secret for one in SERVICES.values() for secret in one.get("secrets", ())}
+    assert used == set(COMPOSE["secrets"])
+    (mounted,) = (volume for volume in database["volumes"] if volume.startswith("./"))
+    ours, theirs, _ = mounted.split(":")
+    assert f"hba_file={theirs}" in given
+    rules = [line.split() for line in (DEPLOY / ours).read_text().splitlines() if line[:1] != "#"]
+    assert [rule[0] for rule in rules] == ["local", "hostssl"]
+
+
 def test_compose_waits_until_jobs_are_back_in_the_queue() -> None:
     assert int(SERVICES["api"]["stop_grace_period"].removesuffix("s")) > GRACE_S
 
@@ -245,6 +272,19 @@ def test_proxy_holds_the_bodies_that_one_caller_sends() -> None:
     assert 2 * int(many[1]) * int(size[1]) < room < int(SERVICES["proxy"]["mem_limit"][:-1])
 
 
+def test_proxy_lets_a_caller_ask_as_often_as_a_token_may() -> None:
+    limits = Settings(database_url="sqlite://")
+    rate = re.search(r"limit_req_zone \S+ zone=requests:\d+m rate=(\d+)r/s;", NGINX)
+    burst = re.search(r"limit_req zone=requests burst=(\d+) nodelay;", NGINX)
+    assert rate is not None
+    assert burst is not None
+    assert limits.rate_per_s <= int(rate[1])
+    assert limits.burst <= int(burst[1])
+    assert "limit_req_status 429;" in NGINX
+    assert "limit_req " not in location("/v1/profiles/")  # it would replace the server's
+    assert "proxy_set_header X-Forwarded-For $remote_addr;" in NGINX
+
+
 def test_proxy_passes_events_on_as_they_come() -> None:
     found = re.search(r"location ~ (\S+events\S*) \{", NGINX)
     assert found is not None
@@ -270,70 +310,12 @@ def test_prometheus_asks_every_replica() -> None:
     assert f"--storage.tsdb.path={files[1][1]}" in SERVICES["prometheus"]["command"]
 
 
-# Kubernetes -------------------------------------------------------------------------------------
-
-
-def test_kubernetes_serves_what_the_command_line_takes() -> None:
-    request = served(CONTAINER["args"])
-    assert request.host == "0.0.0.0"
-    assert CONTAINER["image"] == f"domino-tune:{VERSION}"
-    (port,) = CONTAINER["ports"]
-    assert port["containerPort"] == request.port
-    (service_port,) = KINDS["Service"]["spec"]["ports"]
-    assert service_port["targetPort"] == port["name"]
-    assert request.workers == int(CONTAINER["resources"]["requests"]["cpu"])
-
-
-def test_kubernetes_selects_the_pods_that_it_makes() -> None:
-    labels = KINDS["Deployment"]["spec"]["template"]["metadata"]["labels"]
-    assert KINDS["Deployment"]["spec"]["selector"]["matchLabels"] == labels
-    assert KINDS["Service"]["spec"]["selector"] == labels
-    assert KINDS["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
-    assert len({one["metadata"]["namespace"] for one in MANIFESTS}) == 1
-
-
-def test_kubernetes_restricts_the_container() -> None:
-    inside, around = CONTAINER["securityContext"], POD["securityContext"]
-    assert inside["readOnlyRootFilesystem"] is True
-    assert inside["allowPrivilegeEscalation"] is False
-    assert inside["capabilities"] == {"drop": ["ALL"]}
-    assert around["runAsNonRoot"] is True
-    assert f"{around['runAsUser']}:{around['runAsGroup']}" == IMAGE["USER"]
-    assert around["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert POD["automountServiceAccountToken"] is False
-    mounts = {mount["name"]: mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
-    assert mounts == {"home": IMAGE["VOLUME"], "tmp": "/tmp"}
-    assert {volume["name"] for volume in POD["volumes"]} == set(mounts)
-
-
-def test_kubernetes_waits_until_jobs_are_back_in_the_queue() -> None:
-    verb, asleep_s = CONTAINER["lifecycle"]["preStop"]["exec"]["command"]
-    assert verb == "sleep"
-    assert POD["terminationGracePeriodSeconds"] > int(asleep_s) + GRACE_S
-    probe = CONTAINER["readinessProbe"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] < int(asleep_s)
-
-
-def test_kubernetes_probes_existing_routes() -> None:
-    """test_shutdown requests these paths of a real service."""
-    probes = {
-        kind: CONTAINER[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")
-    }
-    assert {kind: probe["path"] for kind, probe in probes.items()} == {
-        "startup": "/healthz", "liveness": "/healthz", "readiness": "/readyz",
-    }  # fmt: skip
-    assert {probe["port"] for probe in probes.values()} == {CONTAINER["ports"][0]["name"]}
-
-
 # All of them ------------------------------------------------------------------------------------
 
 
 def test_no_secret_is_in_the_repository() -> None:
     ignored = (REPOSITORY / ".gitignore").read_text(encoding="utf-8").split()
     assert {".env", "deploy/secrets/"} <= set(ignored)
-    assert "Secret" not in KINDS
-    for entry in CONTAINER["env"]:
-        assert entry.get("value", "require") == "require"
     for one in SERVICES.values():
         for name, value in one.get("environment", {}).items():
             assert "PASSWORD" not in name or value.startswith("${DATABASE_PASSWORD:?")

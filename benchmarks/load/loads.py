@@ -7,12 +7,14 @@ import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.load import bodies, mixed
+from benchmarks.load.abuse import ABUSE, make_token
+from benchmarks.load.memory import DEPLOYED_BYTES, limited
 from benchmarks.load.process import Service
 from benchmarks.load.traffic import Visitor, call_at_rate, latency_ms, open_visitor
 from benchmarks.verdict import Check, at_most, check_table, reported
@@ -200,7 +202,17 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {"healthz": ("--workers", str(TUNES
 """Options of `serve` for a load. With these, all tunes of the load run at the same time."""
 
 
+NAMES: Final = (*LOADS, *ABUSE)
+
+
 def run(name: str, folder: Path, duration: Duration, *options: str) -> Table:
-    """Start a service in ``folder``, run the load ``name`` on it, and stop it. Return its table."""
-    with Service.start(folder, *OPTIONS.get(name, ()), *options) as service:
-        return LOADS[name](service, duration)
+    """Start a service in ``folder`` with the memory that a deployment gives it, run the load or
+    abuse ``name`` on it, and stop it. Return its table."""
+    secret = make_token(folder, ABUSE[name][0]) if name in ABUSE else ""
+    started = (*OPTIONS.get(name, ()), *options)
+    with (
+        limited(DEPLOYED_BYTES) as (before, limit),
+        Service.start(folder, *started, before=before) as service,
+    ):
+        table = ABUSE[name][1](service, secret) if secret else LOADS[name](service, duration)
+    return replace(table, notes=[*table.notes, f"Memory limit: {limit}."])

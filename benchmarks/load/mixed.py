@@ -80,7 +80,7 @@ async def visit_cancel(visitor: Visitor, number: int, due_s: float) -> None:
     job = await start_job(visitor, "cancel", "/v1/tunes", body, number, due_s)
     if job is not None:
         await asyncio.sleep(1.0)
-        await visitor.ask("cancel", "DELETE", f"/v1/tunes/{job['id']}")
+        await visitor.ask("cancel", "POST", f"/v1/tunes/{job['id']}/cancel")
 
 
 async def visit_sweep(visitor: Visitor, number: int, due_s: float) -> None:

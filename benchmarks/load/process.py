@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,11 +40,13 @@ class Service:
     log: Path
 
     @classmethod
-    def start(cls, folder: Path, *options: str) -> Service:
+    def start(
+        cls, folder: Path, *options: str, before: Callable[[], None] | None = None
+    ) -> Service:
         """Start `serve` with ``options`` on a free port, and wait until it is ready.
 
-        Data and log are in ``folder``. Raise RunError with its output when it ends or is not ready
-        within a minute.
+        Data and log are in ``folder``; ``before`` is called in the new process. Raise RunError with
+        its output when it ends or is not ready within a minute.
         """
         port = free_port()
         log = folder / f"serve-{port}.log"
@@ -53,7 +55,7 @@ class Service:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=before,
             )  # fmt: skip
         service = cls(process=process, url=f"http://127.0.0.1:{port}", log=log)
         try:

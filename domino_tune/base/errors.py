@@ -38,6 +38,10 @@ class ConflictError(DominoTuneError):
     """The request conflicts with the present state."""
 
 
+class QuotaError(ConflictError):
+    """The owner has as much stored as allowed."""
+
+
 class KeyReuseError(ConflictError):
     """An idempotency key was used before with another body."""
 
@@ -84,6 +88,7 @@ MEANINGS: Final[dict[type[BaseException], Meaning]] = {
     NotFoundError: Meaning(2, 404, "Not found"),
     ConflictError: Meaning(2, 409, "Conflict"),
     KeyReuseError: Meaning(2, 422, "Idempotency key used for something else"),
+    QuotaError: Meaning(2, 409, "Quota exceeded"),
     QueueFullError: Meaning(6, 429, "Too many jobs"),
     PreconditionError: Meaning(2, 412, "Precondition failed"),
     StorageError: Meaning(5, 507, "Cannot store"),

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TextIO
 
+from domino_tune.base.printable import printable
+
 NO_LIMIT: Final = 10_000
 """Width in characters without a terminal: no text is wrapped or left out."""
 GAP: Final = 3
@@ -104,7 +106,7 @@ def print_line(text: str, file: TextIO | None = None, style: str | None = None) 
 def _plain(text: str) -> str:
     from rich.markup import escape
 
-    return escape(text)
+    return escape(printable(text))
 
 
 def _console(file: TextIO | None):  # type: ignore[no-untyped-def]

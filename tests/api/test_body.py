@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from api.body import JSON_TYPES, parse, parse_body, parse_object, read_body
+from api.intake import Intake
 from api.problems import ProblemError
 
 
@@ -78,15 +79,16 @@ def test_a_long_key_is_cut() -> None:
 def test_large_bodies_are_parsed_beside_the_loop() -> None:
     names = ",".join(['"' + "n" * 40_000 + '"'] * 3)
     data = f'{{"tp": 2, "inner": {{"size": 1.5, "names": [{names}]}}}}'.encode()
-    made = asyncio.run(parse_body(Outer, data))
+    made = asyncio.run(parse_body(Outer, data, Intake().bodies))
     assert made.inner is not None
     assert len(made.inner.names) == 3
 
 
 def test_any_object_is_an_object() -> None:
-    assert asyncio.run(parse_object(b'{"model_type": "gpt2", "x": [1]}'))["x"] == [1]
+    turn = Intake().bodies
+    assert asyncio.run(parse_object(b'{"model_type": "gpt2", "x": [1]}', turn))["x"] == [1]
     with pytest.raises(ProblemError, match="object"):
-        asyncio.run(parse_object(b"[]"))
+        asyncio.run(parse_object(b"[]", turn))
 
 
 # Reading ------------------------------------------------------------------------------------------
@@ -94,6 +96,19 @@ def test_any_object_is_an_object() -> None:
 
 def reading(chunks: list[bytes], pause_s: float = 0, **headers: str) -> bytes:
     """``read_body`` of a request whose body comes in ``chunks``, with pauses between."""
+    return taken_while_reading(chunks, pause_s, **headers)[0]
+
+
+def taken_while_reading(
+    chunks: list[bytes], pause_s: float = 0, **headers: str
+) -> tuple[bytes, list[bytes]]:
+    """The same, and the parts that were taken; a part with a semicolon is refused."""
+    taken: list[bytes] = []
+
+    def take(part: bytes) -> None:
+        if b";" in part:
+            raise ProblemError(429, f"Refused after {len(taken)}.")
+        taken.append(part)
 
     async def messages() -> AsyncGenerator[dict[str, Any], None]:
         for index, chunk in enumerate(chunks):
@@ -109,16 +124,25 @@ def reading(chunks: list[bytes], pause_s: float = 0, **headers: str) -> bytes:
         scope = {"type": "http", "method": "POST", "path": "/", "headers": raw}
         request = Request(scope, lambda: anext(stream))
         try:
-            return await read_body(request, cap_bytes=100, deadline_s=0.2, media_types=JSON_TYPES)
+            return await read_body(
+                request,
+                cap_bytes=100,
+                deadline_s=0.2,
+                media_types=JSON_TYPES,
+                take=take,
+                pace=Intake().pace,
+            )
         finally:
             await stream.aclose()
 
-    return asyncio.run(read())
+    return asyncio.run(read()), taken
 
 
 def test_a_body_is_put_together() -> None:
     assert reading([b"{", b"", b"}"]) == b"{}"
-    assert reading([b"x" * 50, b"x" * 50]) == b"x" * 100
+    assert taken_while_reading([b"x" * 50, b"y" * 50]) == (
+        b"x" * 50 + b"y" * 50, [b"x" * 50, b"y" * 50],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -143,6 +167,13 @@ def test_a_body_is_refused(
     with pytest.raises(ProblemError) as caught:
         reading(chunks, pause_s, **headers)
     assert caught.value.status == status
+
+
+def test_what_is_refused_on_its_way_is_read_to_its_end_all_the_same() -> None:
+    with pytest.raises(ProblemError, match="Refused after 1"):
+        reading([b"x", b";", b"y"])
+    with pytest.raises(ProblemError, match="at most 100 bytes"):
+        reading([b";" * 60, b"x" * 60])
 
 
 def test_charset_utf_8_is_taken() -> None:

@@ -12,7 +12,9 @@ import pytest
 
 from benchmarks.load import mixed
 from benchmarks.load.__main__ import main
+from benchmarks.load.abuse import ABUSE
 from benchmarks.load.loads import LOADS, Duration, run
+from benchmarks.load.memory import limited
 from benchmarks.load.process import process_tree, resident_bytes
 from benchmarks.load.traffic import call_at_rate, percentile
 
@@ -26,6 +28,27 @@ def test_load_runs_without_errors(name: str, tmp_path: Path) -> None:
     counts = {row[0]: row[2] for row in table.rows}
     assert counts["errors"] == "0", table.notes
     assert counts["exit code after SIGTERM"] == "0"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ABUSE)
+def test_abuse_is_refused(name: str, tmp_path: Path) -> None:
+    table = run(name, tmp_path, BRIEF)
+    timed = ("growth", "/healthz")
+    verdicts = {row[0]: row[-1] for row in table.rows if not row[0].startswith(timed)}
+    assert "ok" in verdicts.values()
+    assert "MISS" not in verdicts.values(), table.rows
+
+
+def test_a_service_has_the_memory_of_a_container() -> None:
+    code = "x = bytearray(300 << 20); print(len(x))"
+    for limit, succeeds in ((600 << 20, True), (200 << 20, False)):
+        with limited(limit) as (before, words):
+            done = subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, check=False, preexec_fn=before
+            )
+        assert f"{limit >> 20} MiB" in words
+        assert (done.returncode == 0) is succeeds, done
 
 
 def test_an_unknown_load_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,7 +154,7 @@ def test_intervals_are_held_against_speedups_within_rounds() -> None:
 
 
 def test_the_simulators_own_error_is_what_real_ranks_showed() -> None:
-    """Half of normal numbers are within 0.6745 standard errors; a speed-up has those of two plans."""
+    """Half of normal numbers are within 0.6745 standard errors; a speed-up has two plans'."""
     plain = json.loads((REPOSITORY / "docs" / "fidelity.json").read_text())
     errors = []
     for one in map(setting_from, plain["settings"]):

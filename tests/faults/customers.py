@@ -126,7 +126,7 @@ class Customers:
 
     def cancel(self, job: AcknowledgedJob) -> None:
         """Cancel the job."""
-        self._request("DELETE", job.path)
+        self._request("POST", f"{job.path}/cancel")
 
     def report_measurement(self, job: AcknowledgedJob) -> None:
         """Report a measurement of a tune that is done."""

@@ -6,6 +6,7 @@ Start a PostgreSQL server for it. Report as skipped what is not installed.
 from __future__ import annotations
 
 import errno
+import resource
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from domino_tune.base.tables import Table, print_table
+from tests.api.asked import SMALL
+from tests.api.service import serving
 from tests.domino_tune.service import cut, failing, owners
 from tests.domino_tune.service.cut import Crashed, Outcome
 from tests.postgres import running_postgres
@@ -68,6 +71,23 @@ def failing_rows(folder: Path) -> Iterator[Row]:
         )
 
 
+def full_row(folder: Path) -> Row:
+    """No file of a service may grow for a while, as on a disk that is full."""
+    (folder / "full").mkdir()
+    with serving(folder / "full", workers=0) as service, service.client() as client:
+
+        def told() -> str:
+            made = client.post("/v1/tunes", json=SMALL).status_code
+            return f"POST {made} and /readyz {client.get('/readyz').status_code}"
+
+        pid, kind = service.process.pid, resource.RLIMIT_FSIZE
+        usual = resource.prlimit(pid, kind)
+        resource.prlimit(pid, kind, (0, usual[1]))
+        meanwhile = told()
+        resource.prlimit(pid, kind, usual)
+        return "SQLite: disk full for a while", "1 service", f"{meanwhile}, then {told()}"
+
+
 def rows(folder: Path) -> Iterator[Row]:
     yield owners_row("SQLite", f"sqlite:///{folder}/owners.db")
     with ExitStack() as stack:
@@ -78,6 +98,7 @@ def rows(folder: Path) -> Iterator[Row]:
             yield "PostgreSQL", "skipped", str(reason)
     yield from cut_rows(folder)
     yield from failing_rows(folder)
+    yield full_row(folder)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from simulator.case import Case
 from simulator.clock import Burden
 from simulator.engine import play
 from simulator.errors import InputError
-from simulator.limits import check_numbers
+from simulator.limits import check_values
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.power import STEP_MHZ
 from simulator.predict import played, predict
@@ -111,7 +111,7 @@ def test_a_profile_without_the_law_refuses_limits_and_tells_nothing() -> None:
 
 
 def test_numbers_of_the_law_are_checked_for_size() -> None:
-    check_numbers("power", "power", hot_profile().power)
+    check_values("power", "power", hot_profile().power)
 
 
 def test_the_same_costs_beside_another_law_keep_their_clock() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from simulator.errors import MissingSectionError, ProfileError
+from simulator.limits import LONGEST_NOTE, LONGEST_TEXT
 from simulator.lookup.attention import AttentionFit
 from simulator.lookup.collectives import CollectiveFit, CollectiveRow
 from simulator.lookup.expected import POINTWISE_TABLE
@@ -90,6 +91,35 @@ def test_numbers_are_taken_up_to_their_limits(
     for number in beyond:
         with pytest.raises(ProfileError, match=name):
             make(number)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["\x1b]0;title\x07", "a\nb", "a\tb", "\x00", "\x7f", "\x9b31m", "a\u202eb", "a\u2066b",
+     "a\u200bb", "a\u2028b", "\ud800"],
+)  # fmt: skip
+def test_texts_that_a_terminal_would_obey_are_refused(bad: str) -> None:
+    noted = replace(BY_HAND, note=bad)
+    makers: list[Callable[[], object]] = [
+        lambda: with_machine(gpu=bad),
+        lambda: with_machine(details={"driver": bad}),
+        lambda: with_machine(details={bad: "1"}),
+        lambda: CollectiveSection(fits=(RING,), provenance=noted),
+    ]
+    for make in makers:
+        with pytest.raises(ProfileError, match=r"holds the character U\+[0-9A-F]{4}"):
+            make()
+
+
+def test_texts_are_taken_up_to_their_length() -> None:
+    assert with_machine(gpu="µ × “é” – 中").machine.gpu == "µ × “é” – 中"
+    with_machine(gpu="x" * LONGEST_TEXT)
+    with pytest.raises(ProfileError, match=r"machine.gpu may have 1,000 characters, got 1,000,000"):
+        with_machine(gpu="x" * 1_000_000)
+    noted = replace(BY_HAND, note="x" * LONGEST_NOTE)
+    CollectiveSection(fits=(RING,), provenance=noted)
+    with pytest.raises(ProfileError, match="note may have 64,000 characters"):
+        CollectiveSection(fits=(RING,), provenance=replace(noted, note=noted.note + "x"))
 
 
 def test_counts_are_taken_up_to_a_million() -> None:

@@ -119,6 +119,16 @@ def _bad_structures() -> Mapping[str, Sequence[Part]]:
         "an unknown key": tune(objective="measure"),
         "the key of a file": tune(evidence="/etc/passwd"),
         "__proto__": tune(__proto__={"admin": True}),
+        "349,000 objects": post(b'{"model":[' + b"{}," * 349_000 + b"1]}"),
+        "349,000 objects in a model": post(
+            b'{"a":[' + b"{}," * 349_000 + b"1]}", "/v1/models?name=mine"
+        ),
+        "a profile of a million numbers": [
+            send("PUT", "/v1/profiles/mine", b'{"a":[' + b"1.2345678901," * 10**6 + b"1]}")
+        ],
+        "a profile of 5 million objects": [
+            send("PUT", "/v1/profiles/mine", b'{"a":[' + b"{}," * (5 * 10**6) + b"1]}")
+        ],
         "100,000 keys": post(json.dumps({f"k{n}": 0 for n in range(60_000)}).encode()),
         "a text for a number": tune(tp="4"),
         "true for a number": tune(tp=True),
@@ -304,7 +314,7 @@ def _not_http() -> Mapping[str, Sequence[Part]]:
 def _wrong_methods() -> Mapping[str, Sequence[Part]]:
     return {
         method: [send(method, "/v1/tunes")]
-        for method in ("PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "HEAD", "PROPFIND", "X" * 99)
+        for method in ("PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "X" * 99)
     }
 
 
@@ -316,6 +326,8 @@ def _strangers() -> Mapping[str, Sequence[Part]]:
         "a page of another site": [send(*get, Origin="https://evil.example")],
         "a page of no site": [send(*get, Origin="null")],
         "a post of another site": post(b"{}", Origin="http://127.0.0.1.evil.example"),
+        "a post of a site that hides": post(b"{}", Sec_Fetch_Site="cross-site"),
+        "a post of a neighbour": post(b"{}", Sec_Fetch_Site="same-site"),
         "a token that is none": [send(*get, Authorization="Bearer dt_" + "A" * 43)],
         "a token of 10,000": [send(*get, Authorization="Bearer " + "A" * 10_000)],
         "no token": [send(*get, Authorization="Bearer ")],
@@ -355,7 +367,7 @@ def _own() -> dict[str, Hostile]:
                      Content_Length="4", Content_Type=JSON)
                 + b"2\r\n{}\r\n0\r\n\r\nGET /v1/models HTTP/1.1\r\n\r\n"
             ],
-            frozenset({400, 422}),
+            frozenset({400}),
         ),
     }  # fmt: skip
 
