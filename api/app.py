@@ -3,8 +3,8 @@
 ``serve`` starts uvicorn with the factory ``api.app:app``, the settings in the environment, and
 
     http="api.protocol:TimedProtocol", ws="none", lifespan="on", access_log=False,
-    server_header=False, proxy_headers=False, h11_max_incomplete_event_size=16384,
-    timeout_graceful_shutdown=2
+    server_header=False, h11_max_incomplete_event_size=16384, timeout_graceful_shutdown=2,
+    proxy_headers=False, or True with the trusted proxies in forwarded_allow_ips
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from api.observe import UNMATCHED, Guard, Observe
 from api.openapi import add_route, document
 from api.parts import Parts, open_parts
 from api.problems import ProblemError
+from api.representation import Representation
 from api.routes import ALL
 from api.settings import Settings, from_environment
 from api.wire import Declared
@@ -70,6 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
     made.openapi = cache(lambda: document(made, declared))  # type: ignore[method-assign]
     made.state.metrics = Metrics()
     made.state.declared = declared
+    made.add_middleware(Representation)
     made.add_middleware(Guard, hosts=settings.hosts)
     made.add_middleware(_Starting, state=made.state)
     made.add_middleware(Observe, counts=made.state.metrics, route_of=_route_names(declared))

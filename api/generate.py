@@ -17,8 +17,10 @@ from typing import get_type_hints as hints_of
 import pydantic
 from pydantic import BaseModel, ConfigDict, create_model
 
+from api.bounds import COUNTS
 from api.wire import SLUG
 from domino_tune.requests import Request
+from domino_tune.requests.fields import NEEDED
 from domino_tune.requests.options import Option, option_of
 from simulator.plan import SlicePlan
 
@@ -44,6 +46,20 @@ class Wire(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
+class WithPlan(Wire):
+    """Base of bodies that may hold a plan file, which then gives what else they must."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["plan"]}, {"required": list(NEEDED)}]}
+    )
+
+
+class Told(Wire):
+    """Base of answers whose fields are always there."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
+
 def wire_body(
     name: str,
     request: type[Request],
@@ -62,12 +78,13 @@ def wire_body(
         for item in fields(request)
         if item.name not in without
     }
-    return create_model(name, __base__=Wire, __doc__=doc or inspect.getdoc(request), **made)
+    base = WithPlan if "plan" in made else Wire
+    return create_model(name, __base__=base, __doc__=doc or inspect.getdoc(request), **made)
 
 
-def to_request(body: Wire, kind: type[Asked]) -> Asked:
-    """Return the request in ``body``, without an inline plan."""
-    given = body.model_dump(exclude={"plan"})
+def to_request(body: Wire, kind: type[Asked], without: Collection[str] = ()) -> Asked:
+    """Return the request in ``body``, without an inline plan, and without some fields."""
+    given = body.model_dump(exclude={"plan", *without})
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
 
 
@@ -76,7 +93,7 @@ def _body_field(item: Field[Any], hint: Any, *, required: bool) -> tuple[Any, An
     option = option_of(item)
     optional = NoneType in get_args(hint)
     core = next(arg for arg in get_args(hint) if arg is not NoneType) if optional else hint
-    wire = SPECIAL.get(item.name) or _bounded(option, core)
+    wire = SPECIAL.get(item.name) or _bounded(item.name, option, core)
     if get_origin(core) is tuple:
         wire = Annotated[wire, pydantic.Field(max_length=MOST_ENTRIES)]
         return wire, pydantic.Field(default_factory=list, description=option.help)
@@ -86,14 +103,15 @@ def _body_field(item: Field[Any], hint: Any, *, required: bool) -> tuple[Any, An
     return (wire | None if optional else wire), default
 
 
-def _bounded(option: Option, core: Any) -> Any:
-    """Return the type of an option's value within the option's bounds."""
+def _bounded(name: str, option: Option, core: Any) -> Any:
+    """Return the type of an option's value within the bounds of the option and of the service."""
     if get_origin(core) is tuple:
-        return list[_bounded(option, get_args(core)[0])]  # type: ignore[misc]
+        return list[_bounded(name, option, get_args(core)[0])]  # type: ignore[misc]
     if option.choices:
         return Literal[option.choices]
     if core is int:
-        return Annotated[int, pydantic.Field(ge=option.minimum, le=option.maximum)]
+        most = min(option.maximum, COUNTS.get(name, option.maximum))
+        return Annotated[int, pydantic.Field(ge=option.minimum, le=most)]
     if core is str:
         return Annotated[str, pydantic.Field(min_length=1, max_length=LONGEST_TEXT)]
     assert core is bool, f"no wire type for {core}"
@@ -106,7 +124,7 @@ def shown(kind: type) -> type[Wire]:
     made = shown_fields(kind)
     if kind is SlicePlan:
         made = {"label": (str, ...), **made}
-    return create_model(kind.__name__, __base__=Wire, __doc__=inspect.getdoc(kind), **made)
+    return create_model(kind.__name__, __base__=Told, __doc__=inspect.getdoc(kind), **made)
 
 
 def shown_fields(kind: type, names: Collection[str] | None = None) -> dict[str, Any]:
@@ -131,7 +149,8 @@ def shown_type(hint: Any) -> Any:
     if origin in (Union, UnionType):
         return functools.reduce(operator.or_, (shown_type(arg) for arg in inner))
     if origin is tuple:
-        return list[shown_type(inner[0])]  # type: ignore[misc]
+        # Of a hundred thousand faulty entries the first is enough.
+        return Annotated[list[shown_type(inner[0])], pydantic.FailFast()]  # type: ignore[misc]
     if origin is dict:
         return dict[inner[0], shown_type(inner[1])]  # type: ignore[misc,valid-type]
     return hint

@@ -45,6 +45,7 @@ async def domino_tune_error(request: Request, error: Exception) -> Response:
 async def problem_error(request: Request, error: Exception) -> Response:
     """Answer with an error of the wire."""
     assert isinstance(error, ProblemError)
+    error.__traceback__ = None  # its frames hold the body, and each other
     return _answer(request, error.problem(), error.headers)
 
 

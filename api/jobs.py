@@ -11,19 +11,21 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-from fastapi import Header, Query
+from fastapi import Depends, Header, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Caller
-from api.generate import Wire
+from api.generate import LONGEST_SLUG, Wire
 from api.parts import Parts
+from api.problems import Fault, ProblemError
 from api.tasks import new_job
-from api.wire import body_bytes, in_thread, parts_of
+from api.wire import SLUG, body_bytes, in_thread, parts_of
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
 from domino_tune.service.jobs.desk import MAX_LIMIT
-from domino_tune.service.jobs.job import Job, JobKind, no_such_job
+from domino_tune.service.jobs.job import Job, JobKind, JobState, no_such_job
+from domino_tune.service.jobs.listing import JobFilter
 
 LONGEST_WAIT_S: Final = 30
 FIRST_POLL_S: Final = 0.1
@@ -37,6 +39,7 @@ LINKS: Final[Mapping[JobKind, tuple[str, ...]]] = {
     "tune": ("events", "plan", "report", "trace", "validations"),
     "sweep": ("events", "points"),
     "layout": ("events", "plan", "report", "trace"),
+    "calibration": ("events", "profile"),
 }
 _WAIT: Final = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?([0-9]{1,6})\"?\s*(?=$|[,;])", re.ASCII)
 
@@ -52,6 +55,42 @@ Cursor = Annotated[
     str | None, Query(max_length=64, description="`next` of the page before; none: the first.")
 ]
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Most entries of a page.")]
+Name = Annotated[str | None, Query(pattern=SLUG, max_length=LONGEST_SLUG)]
+Moment = Annotated[
+    str | None,
+    Query(
+        pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$",
+        description="Time with its zone (RFC 3339), like 2026-01-31T12:00:00Z.",
+    ),
+]
+
+
+async def _wanted(
+    state: JobState | None = None,
+    model: Name = None,
+    profile: Name = None,
+    created_from: Moment = None,
+    created_before: Moment = None,
+) -> JobFilter:
+    """Return which jobs a list asks for. Raise ProblemError 422 for a time that there is not."""
+    return JobFilter(
+        state=state, model=model, profile=profile,
+        from_s=_seconds("created_from", created_from),
+        until_s=_seconds("created_before", created_before),
+    )  # fmt: skip
+
+
+def _seconds(name: str, moment: str | None) -> float | None:
+    try:
+        return None if moment is None else datetime.fromisoformat(moment).timestamp()
+    except (ValueError, OverflowError):
+        detail = "There is no such time."
+        fault = Fault(parameter=name, detail=detail)
+        raise ProblemError(422, f"{name}: {detail}", faults=[fault]) from None
+
+
+Wanted = Annotated[JobFilter, Depends(_wanted)]
+"""Parameter type: which jobs a list asks for, by its query."""
 
 
 async def submit_job(
@@ -168,7 +207,8 @@ def job_head(request: Request, job: Job) -> dict[str, Any]:
         "kind": job.kind,
         "state": job.state,
         "request": job.request,
-        "progress": asdict(job.progress),
+        "stopped_by": job.stopped_by,
+        "progress": _progress(request, job),
         "best": job.best,
         "error": job.error,
         "created": rfc3339(job.created_s),
@@ -178,17 +218,35 @@ def job_head(request: Request, job: Job) -> dict[str, Any]:
     }
 
 
+def _progress(request: Request, job: Job) -> dict[str, Any]:
+    """Return how far a job is, and about how long it still computes, within its limit."""
+    found, limit_s = job.progress, parts_of(request).settings.job_s
+    ended_s = job.finished_s or time.time()
+    eta_s = 0.0 if job.ended else found.eta_s
+    return {
+        **asdict(found),
+        "elapsed_s": None if job.started_s is None else max(0.0, ended_s - job.started_s),
+        "eta_s": None if eta_s is None else min(eta_s, max(0.0, limit_s - found.computed_s)),
+        "limit_s": limit_s,
+    }
+
+
 def job_path(request: Request, job: Job) -> str:
     """Return the path of a job."""
     return f"{request.scope.get('root_path', '')}/v1/{job.kind}s/{job.id}"
 
 
 async def page_of_jobs(
-    request: Request, caller: Caller, kind: JobKind, cursor: str | None, limit: int
+    request: Request,
+    caller: Caller,
+    kind: JobKind,
+    wanted: JobFilter,
+    cursor: str | None,
+    limit: int,
 ) -> Response:
-    """Answer with a page of the caller's jobs."""
+    """Answer with a page of the caller's ``wanted`` jobs."""
     found, following = await in_thread(
-        parts_of(request).jobs.page, kind, caller.owner, cursor, limit
+        parts_of(request).jobs.page, kind, caller.owner, cursor, limit, wanted
     )
     return page([job_head(request, job) for job in found], following)
 
@@ -220,3 +278,17 @@ async def cancel_job(request: Request, caller: Caller, kind: JobKind, job_id: st
     job = await find_job(request, caller, kind, job_id)
     job = await in_thread(parts_of(request).jobs.cancel, job.id, caller.owner)
     return await job_response(request, job)
+
+
+async def finish_job(request: Request, caller: Caller, kind: JobKind, job_id: str) -> Response:
+    """Let a job of the caller end with the best so far; one that has ended stays as it is."""
+    job = await find_job(request, caller, kind, job_id)
+    job = await in_thread(parts_of(request).jobs.finish, job.id, caller.owner)
+    return await job_response(request, job)
+
+
+async def delete_job(request: Request, caller: Caller, kind: JobKind, job_id: str) -> Response:
+    """Delete a job of the caller. Raise ConflictError where it has not ended."""
+    job = await find_job(request, caller, kind, job_id)
+    await in_thread(parts_of(request).jobs.delete, job.id, caller.owner)
+    return Response(status_code=204)

@@ -13,10 +13,13 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from api.body import JSON_TYPES
+from api.examples import EXAMPLES, Example
 from api.problems import MEDIA_TYPE, Problem, phrase
 from api.wire import BodySpec, Declared, only_query
 
 REFERENCE: Final = "#/components/schemas/{model}"
+GIVEN: Final = "Given"
+"""End of the name of a schema that is part of a body."""
 SCHEME: Final = "token"
 EVENTS: Final = "text/event-stream"
 EVENT: Final = {
@@ -29,17 +32,32 @@ EVENT: Final = {
     "required": ["data"],
 }
 """One server-sent event, with the names of its lines."""
+IF_NONE_MATCH: Final = {
+    "name": "If-None-Match",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "maxLength": 500},
+    "description": "ETags of answers that the caller has: 304 where one of them is still right.",
+}
 DESCRIPTION: Final = """\
 Predicts and tunes Domino-style tensor-parallel training. Names in bodies are those of the command
 line's options, in snake_case.
 
-Every error is `application/problem+json` (RFC 9457); `errors` points at what is wrong. Any route
-may also answer 400, 408 and 431 to what is no HTTP request, comes too slowly or is too long.
+Every error is `application/problem+json` (RFC 9457); `errors` points at what is wrong, and `type`
+leads to [what it means](docs/problems). Any route may also answer 400, 408 and 431 to what is no
+HTTP request, comes too slowly or is too long.
+
+Every GET answers HEAD, too, has an ETag, and is compressed with gzip for those who take it.
 """
 
 
 def add_route(app: FastAPI, declared: Declared) -> None:
     """Add ``declared`` to the application."""
+    if declared.method == "GET":
+        app.add_api_route(
+            declared.path, declared.endpoint, methods=["HEAD"], response_model=None,
+            dependencies=_dependencies(declared), include_in_schema=False,
+        )  # fmt: skip
     app.add_api_route(
         declared.path,
         declared.endpoint,
@@ -77,10 +95,13 @@ def document(app: FastAPI, declared: Iterable[Declared]) -> dict[str, Any]:
     )  # fmt: skip
     components = made.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
-    for kind in (Problem, *(one.body.kind for one in declared if one.body)):
+    for kind in [one.body.kind for one in declared if one.body]:
         if kind is not None:
             _add_schema(schemas, kind)
     components["schemas"] = dict(sorted(schemas.items()))
+    for item in made["paths"].values():
+        for operation in item.values():
+            _add_examples(operation)
     components["securitySchemes"] = {
         SCHEME: {
             "type": "http",
@@ -93,10 +114,20 @@ def document(app: FastAPI, declared: Iterable[Declared]) -> dict[str, Any]:
 
 
 def _add_schema(schemas: dict[str, Any], kind: type[BaseModel]) -> None:
-    schema = kind.model_json_schema(ref_template=REFERENCE)
+    """Add a body. What stands in answers, too, has a name of its own here: there every field is
+    needed, and here not."""
+    schema = kind.model_json_schema(ref_template=REFERENCE.format(model="{model}" + GIVEN))
     for name, inner in schema.pop("$defs", {}).items():
-        schemas.setdefault(name, inner)
+        schemas[name + GIVEN] = inner
     schemas.setdefault(kind.__name__, schema)
+
+
+def _add_examples(operation: dict[str, Any]) -> None:
+    """Add the values of parameters; ``_content`` has the bodies'."""
+    example = EXAMPLES.get(operation["operationId"], Example())
+    for parameter in operation.get("parameters", ()):
+        if parameter["name"] in example.parameters:
+            parameter["example"] = example.parameters[parameter["name"]]
 
 
 def _response_class(declared: Declared) -> type[Response]:
@@ -115,6 +146,9 @@ def _responses(declared: Declared) -> dict[int | str, dict[str, Any]]:
         found[status] = {"description": phrase(status)} | ({"model": kind} if kind else {})
     if declared.media_type == EVENTS:
         found[declared.status]["content"] = {EVENTS: {"schema": EVENT}}
+    if has_etag(declared):
+        found[declared.status]["headers"] = {"ETag": {"schema": {"type": "string"}}}
+        found[304] = {"description": phrase(304)}
     problem = {"schema": {"$ref": REFERENCE.format(model=Problem.__name__)}}
     for status in problem_statuses(declared):
         found[status] = {"description": phrase(status), "content": {MEDIA_TYPE: problem}}
@@ -133,17 +167,30 @@ def problem_statuses(declared: Declared) -> list[int]:
     return sorted(found)
 
 
+def has_etag(declared: Declared) -> bool:
+    """Return whether ``api.representation`` gives the route's answers an ETag."""
+    return declared.method == "GET" and declared.media_type not in (EVENTS, "text/plain")
+
+
 def _extra(declared: Declared) -> dict[str, Any]:
     extra: dict[str, Any] = {}
+    if has_etag(declared):
+        extra["parameters"] = [IF_NONE_MATCH]
     if declared.scope is not None:
         extra["security"] = [{SCHEME: [declared.scope]}]
     if declared.body is not None:
-        extra["requestBody"] = {"required": True, "content": _content(declared.body)}
+        content = _content(declared.body, EXAMPLES.get(declared.name, Example()))
+        extra["requestBody"] = {"required": True, "content": content}
     return extra
 
 
-def _content(body: BodySpec) -> dict[str, Any]:
+def _content(body: BodySpec, example: Example) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "object" if body.media_types == JSON_TYPES else "string"}
     if body.kind is not None:
         schema = {"$ref": REFERENCE.format(model=body.kind.__name__)}
-    return {media_type: {"schema": schema} for media_type in body.media_types}
+    shown: dict[str, Any] = {"schema": schema}
+    if example.body is not None:
+        shown["example"] = example.body
+    if example.file:
+        shown["x-file"] = example.file
+    return dict.fromkeys(body.media_types, shown)

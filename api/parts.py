@@ -13,6 +13,7 @@ from typing import Final
 
 import anyio
 
+from api.intake import Intake
 from api.limits import Buckets
 from api.quick import Quick
 from api.settings import Settings
@@ -21,6 +22,7 @@ from domino_tune.service.executors.slots import SlotExecutor
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.jobs.leases import Leases
 from domino_tune.service.jobs.measurements import Measurements
+from domino_tune.service.jobs.retention import Retention
 from domino_tune.service.jobs.runner import Runner
 from domino_tune.service.library import Library, bundled
 from domino_tune.service.sql.database import Database, open_database
@@ -30,6 +32,7 @@ from domino_tune.service.tokens import TokenDesk
 QUICK_NICENESS: Final = 5
 """Somebody waits for these workers: they go before those of jobs and after the event loop."""
 MOST_PINGS: Final = 2
+MOST_LOOKUPS: Final = 2
 
 
 @dataclass(kw_only=True)
@@ -38,7 +41,7 @@ class Parts:
 
     ``draining`` is set when the service is about to stop: streams end, and /readyz answers 503.
     ``streams`` counts open streams by caller. ``pings`` limits simultaneous checks of the database,
-    so that they do not take all threads when it is away.
+    so that they do not take all threads when it is away; ``lookups`` those of unknown tokens.
     """
 
     settings: Settings
@@ -54,6 +57,10 @@ class Parts:
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     streams: Counter[str] = field(default_factory=Counter)
     pings: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(MOST_PINGS))
+    lookups: anyio.CapacityLimiter = field(
+        default_factory=lambda: anyio.CapacityLimiter(MOST_LOOKUPS)
+    )
+    intake: Intake = field(default_factory=Intake)
 
     def wake(self) -> None:
         """Tell the runner that there is a new job."""
@@ -76,18 +83,23 @@ def open_parts(settings: Settings) -> Parts:
     database = open_database(settings.database_url)
     quick = SlotExecutor(settings.quick_workers, niceness=QUICK_NICENESS)
     executors: list[Executor] = [quick]
+    library = Library(database, settings.keep)
     runner = None
     if settings.workers:
         executors.append(open_executor(settings.executor, settings.workers))
-        runner = Runner(Leases(database, _worker_name()), executors[-1], settings.workers)
+        runner = Runner(
+            Leases(database, _worker_name(), shelve=library.shelve),
+            executors[-1], settings.workers,
+            limit_s=settings.job_s, retention=Retention(database, settings.keep),
+        )  # fmt: skip
     bundled()
     return Parts(
         settings=settings,
         database=database,
-        jobs=JobDesk(database),
-        measurements=Measurements(database),
+        jobs=JobDesk(database, settings.keep),
+        measurements=Measurements(database, settings.keep),
         tokens=TokenDesk(database),
-        library=Library(database),
+        library=library,
         quick=Quick(quick, work.quick, settings.quick_s),
         buckets=Buckets(settings.rate_per_s, settings.burst),
         runner=runner,

@@ -5,15 +5,16 @@ Of what was sent, answers repeat only names of keys: values may be secret, huge 
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from domino_tune.requests.problems import fields_named, plain_problem
+from domino_tune.requests.problems import fields_named, plain_problem, type_of
 from simulator.errors import DominoTuneError
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -36,15 +37,20 @@ class Fault(BaseModel):
 
 class Problem(BaseModel):
     """Why a request, or a job, failed. ``errors`` says where, as far as that is known;
-    ``reason`` is a slug to tell infeasible plans apart by."""
+    ``reason`` is a slug to tell infeasible plans apart by, ``change`` the fields of the request to
+    change so that some plan can run."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    type: str = "about:blank"
     title: str
     status: int
     detail: str
+    type: str = Field(
+        default_factory=lambda known: type_of(known["title"]),
+        description="A place of this server's docs that tells what it means and what to do.",
+    )
     instance: str | None = None
     reason: str | None = None
+    change: dict[str, Any] | None = None
     errors: list[Fault] = []
 
     def to_json(self) -> bytes:
@@ -68,6 +74,10 @@ class ProblemError(Exception):
         self.detail = detail
         self.faults = list(faults)
         self.headers = dict(headers or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it whole: the process that reads an upload may refuse it."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def problem(self) -> Problem:
         """Return the problem for the caller."""
@@ -99,11 +109,13 @@ def bad_body(
 
 
 def problem_of(error: DominoTuneError) -> Problem:
-    """Return an error of domino_tune as a problem, with pointers to the fields that it names."""
+    """Return an error of domino_tune as a problem, with pointers to its place in the body, or to
+    the fields that it names."""
     plain = plain_problem(error)
     faults = []
     if plain["status"] == 422:
-        places: list[tuple[str, ...]] = [(name,) for name in fields_named(str(error))] or [()]
+        named: list[tuple[str | int, ...]] = [(name,) for name in fields_named(str(error))]
+        places = [error.place] if error.place is not None else named or [()]
         faults = [
             Fault(pointer=pointer(place), detail=plain["detail"]) for place in places[:MOST_FAULTS]
         ]

@@ -6,44 +6,97 @@ writes out only what the service adds.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 
-from api.generate import Slug, Wire, shown, shown_fields, wire_body
+from api.generate import (
+    LONGEST_TEXT,
+    MOST_ENTRIES,
+    Slug,
+    Told,
+    Wire,
+    shown,
+    shown_fields,
+    wire_body,
+)
 from api.problems import Problem
 from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
+from domino_tune.requests.fields import NEEDED
 from domino_tune.requests.verbs import LAYOUT_FIELDS, LAYOUTS_NOT_SERVED, NOT_SERVED
-from domino_tune.results import ExportResult, SimulateResult, WhatIfResult
+from domino_tune.results import CalibrateResult, ExportResult, SimulateResult, WhatIfResult
 from domino_tune.results import TuneResult as TuneAnswer
 from domino_tune.results.layouts import Layouts
 from domino_tune.results.tune import BEST, SPEEDUPS, GridCell, TrialResult
 from domino_tune.results.validate import ValidateResult
 from domino_tune.results.whatif import POINT_FIELDS
 from domino_tune.service.jobs.job import JobKind, JobState
+from domino_tune.service.tasks.quantum import StopReason
+from domino_tune.store.formats.run_table import LEAST_MS, MOST_MS
 from domino_tune.store.plans import Predicted, ProfileRef
 from domino_tune.store.profiles import ProfileSummary
+from domino_tune.verbs.calibrate import LEAST_RUNS
 from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 # Bodies ----------------------------------------------------------------------------------------
 
+Text = Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]
+
 SLOW: Final = frozenset({"retune", "sweep"})
 """Fields of a what-if that make it a sweep, which is a job."""
 
-TuneBody = wire_body("TuneBody", TuneRequest, without=NOT_SERVED)
+TuneBody = wire_body("TuneBody", TuneRequest, without=NOT_SERVED, required=NEEDED)
 LayoutBody = wire_body(
     "LayoutBody",
     TuneRequest,
     without=LAYOUTS_NOT_SERVED,
-    required=LAYOUT_FIELDS,
+    required=("model", "profile", "seq_length", *LAYOUT_FIELDS),
     doc="Find the best layouts of so many GPUs for a global batch. Of tp, pp, vpp, cp, dp, "
     "micro_batch_size and recompute those that are given stay; the others are searched.",
 )
 SimulateBody = wire_body("SimulateBody", SimulateRequest)
 WhatIfBody = wire_body("WhatIfBody", WhatIfRequest, without=SLOW)
 SweepBody = wire_body("SweepBody", WhatIfRequest)
-ValidationBody = shown(ValidateResult)
+ValidationBody = create_model(
+    "ValidationBody",
+    __base__=shown(ValidateResult),
+    __doc__="What `validate --json` printed of a tune's plan.",
+)
+
+MeasuredRunBody = create_model(
+    "MeasuredRun",
+    __base__=wire_body(
+        "MeasuredRun",
+        SimulateRequest,
+        without=("plan", "profile"),
+        required=[name for name in NEEDED if name != "profile"],
+    ),
+    __doc__="A measured iteration: the fields of a simulation, of strategy `megatron` where none "
+    "is given, and its time.",
+    label=(Text | None, Field(default=None, description="A name of the run, for people.")),
+    measured_ms=(
+        Annotated[float, Field(ge=LEAST_MS, le=MOST_MS)],
+        Field(description="Median time of an iteration, in ms."),
+    ),
+)
+
+
+class CalibrationBody(Wire):
+    """Fit few physical factors of a profile to measured iterations of your own jobs."""
+
+    profile: Slug = Field(description="Profile to start from, by name.")
+    name: Slug = Field(
+        description="Name of the new profile; one that is calibrated already is replaced."
+    )
+    runs: (
+        Annotated[list[MeasuredRunBody], Field(min_length=LEAST_RUNS, max_length=MOST_ENTRIES)]  # type: ignore[valid-type]
+        | Annotated[str, Field(min_length=1)]
+    ) = Field(
+        description="Measured runs of layouts that differ; as a text, a CSV table with the same "
+        "names as columns."
+    )
+
 
 # Results ---------------------------------------------------------------------------------------
 
@@ -64,17 +117,17 @@ WhatIfPointShown = create_model(
 )
 WhatIfResultShown = create_model(
     "WhatIfResult",
-    __base__=Wire,
+    __base__=Told,
     __doc__=WhatIfResult.__doc__,
     **{
-        **shown_fields(WhatIfResult, ("sweep", "retuned", "notes")),
+        **shown_fields(WhatIfResult, ("sweep", "retuned", "notes", "stopped_by")),
         "base": (WhatIfPointShown, ...),
         "points": (list[WhatIfPointShown], ...),  # type: ignore[valid-type]
     },
 )
 BestPlan = create_model(
     "BestPlan",
-    __base__=Wire,
+    __base__=Told,
     __doc__="The plan to use, its numbers, and the batch that it is for.",
     **{
         "plan": (shown(SlicePlan), ...),
@@ -85,7 +138,7 @@ BestPlan = create_model(
 )
 TuneResultShown = create_model(
     "TuneResult",
-    __base__=Wire,
+    __base__=Told,
     __doc__=TuneAnswer.__doc__,
     **{
         "best": (BestPlan, ...),
@@ -102,7 +155,7 @@ TuneResultShown = create_model(
 )
 LayoutsResultShown = create_model(
     "LayoutsResult",
-    __base__=Wire,
+    __base__=Told,
     __doc__=Layouts.__doc__,
     **{
         **{
@@ -113,9 +166,15 @@ LayoutsResultShown = create_model(
         "simulation": (SimulateResultShown, ...),
     },
 )
+CalibrateResultShown = create_model(
+    "CalibrateResult",
+    __base__=Told,
+    __doc__=CalibrateResult.__doc__,
+    **{name: item for name, item in shown_fields(CalibrateResult).items() if name != "path"},
+)
 PlanFileShown = create_model(
     "PlanFile",
-    __base__=Wire,
+    __base__=Told,
     __doc__="A plan with all that it was made for; give it back as `plan`, or save it to a file.",
     schema_=(Literal[4], Field(alias="schema")),
     checksum=(str, ...),
@@ -132,20 +191,33 @@ PlanFileShown = create_model(
 
 
 class Progress(Wire):
-    """How far a job is: ``done`` of ``total`` (null: unknown yet), and what it looks at."""
+    """How far a job is: ``done`` of ``total`` (null: unknown yet), and what it looks at.
+
+    ``left``: at most so many are left. ``elapsed_s``: since it started; ``computed_s``: of them it
+    computed, at most ``limit_s``; ``eta_s``: about so many more. null: unknown.
+    """
 
     done: int
     total: int | None
     text: str
+    left: int | None
+    computed_s: float
+    elapsed_s: float | None
+    eta_s: float | None
+    limit_s: float
 
 
 class JobHead(Wire):
-    """What lists and events tell of a job; times are RFC 3339, UTC."""
+    """What lists and events tell of a job; times are RFC 3339, UTC.
+
+    ``stopped_by``: why it ends, or has ended, before all was searched: ``user``, or ``time``.
+    """
 
     id: str
     kind: JobKind
     state: JobState
     request: dict[str, Any]
+    stopped_by: StopReason | None
     progress: Progress
     best: dict[str, Any] | None
     error: Problem | None
@@ -171,6 +243,12 @@ class LayoutSearch(JobHead):
     """A search of layouts; ``result`` is there when it is done."""
 
     result: LayoutsResultShown | None  # type: ignore[valid-type]
+
+
+class CalibrationJob(JobHead):
+    """A calibration; ``result`` is there when it is done, and so is the profile in the library."""
+
+    result: CalibrateResultShown | None  # type: ignore[valid-type]
 
 
 class JobPage(Wire):
@@ -211,7 +289,7 @@ class Validation(Wire):
     id: str
     created: str
     plans: list[Compared]
-    result: ValidationBody  # type: ignore[valid-type]
+    result: shown(ValidateResult)  # type: ignore[valid-type]
 
 
 class ValidationPage(Wire):
@@ -277,7 +355,7 @@ class ModelPage(Wire):
 
 Export = create_model(
     "Export",
-    __base__=Wire,
+    __base__=Told,
     __doc__="What makes a framework run a plan; `text` is a file for a shell to source.",
     **shown_fields(ExportResult),
     text=(str, ...),

@@ -32,8 +32,9 @@ class Settings:
     ``most_queued``: limit of one owner's unfinished jobs. ``job_s``: computing time of a job, which
     then ends with the best so far. ``keep_s``, ``keep_jobs``, ``keep_bytes``: for how long an
     owner's finished jobs are kept, how many, and how much of one owner in all. ``receive_s``: time
-    to receive a request. ``quick_s``: time to compute what is not a job. ``notice_s``: how long /readyz answers
-    503 before the server stops to listen. ``drain_s``: time to give running jobs back after that.
+    to receive a request. ``quick_s``: time to compute what is not a job. ``notice_s``: how long
+    /readyz answers 503 before the server stops to listen. ``drain_s``: time to give running jobs
+    back after that.
     Raise InputError for values that the service cannot run with.
     """
 

@@ -15,7 +15,8 @@ ProblemError, which become problem+json. The tests of authorisation read the sam
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -29,7 +30,7 @@ from api.auth import Caller, authenticate, check_scope
 from api.body import JSON_TYPES, TABLE_TYPES, parse_body, parse_object, read_body
 from api.bounds import check_fields
 from api.problems import LONGEST_NAME, Fault, ProblemError
-from api.strict_json import MOST_KEYS
+from api.strict_json import MOST_PROFILE_VALUES, MOST_VALUES
 from domino_tune.service.tokens import Scope
 
 if TYPE_CHECKING:
@@ -72,6 +73,13 @@ class BodySpec:
     media_types: tuple[str, ...] = JSON_TYPES
     upload: bool = False
     """Allow the size of a profile."""
+
+    @property
+    def most_values(self) -> int | None:
+        """Return the most values that JSON may hold; None for a table."""
+        if self.media_types != JSON_TYPES:
+            return None
+        return MOST_PROFILE_VALUES if self.upload else MOST_VALUES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +170,9 @@ def caller(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
     async def admit(request: Request) -> Caller:
         parts = parts_of(request)
         found = await authenticate(
-            request, parts.tokens, parts.buckets, required=parts.settings.tokens_required
-        )
+            request, parts.tokens, parts.buckets, parts.lookups,
+            required=parts.settings.tokens_required,
+        )  # fmt: skip
         parts.buckets.take(found.key)
         check_scope(found, scope)
         request.state.caller = found
@@ -200,46 +209,53 @@ def body_of(kind: type[Kind], *, upload: bool = False) -> Any:
     """Return a parameter default: the JSON body as ``kind``, within bounds. ``body_bytes`` has its
     bytes."""
 
-    async def read(request: Request) -> Kind:
-        body = await parse_body(kind, await _bytes(request, spec))
-        check_fields(body)
-        return body
+    async def read(request: Request) -> AsyncIterator[Kind]:
+        async with _received(request, spec) as data:
+            body = await parse_body(kind, data, parts_of(request).intake.bodies)
+            check_fields(body)
+            yield body
 
     spec = _BODIES[read] = BodySpec(kind=kind, upload=upload)
     return Depends(read)
 
 
-def object_body(*, upload: bool = False) -> Any:
+def object_body() -> Any:
     """Return a parameter default: the body as a JSON object with any keys."""
 
-    async def read(request: Request) -> dict[str, Any]:
-        data = await _bytes(request, spec)
-        return await parse_object(data, len(data) if upload else MOST_KEYS)
+    async def read(request: Request) -> AsyncIterator[dict[str, Any]]:
+        async with _received(request, spec) as data:
+            yield await parse_object(data, parts_of(request).intake.bodies)
 
-    spec = _BODIES[read] = BodySpec(upload=upload)
+    spec = _BODIES[read] = BodySpec()
     return Depends(read)
 
 
 def raw_body(media_types: tuple[str, ...] = TABLE_TYPES, *, upload: bool = True) -> Any:
     """Return a parameter default: the body as bytes, of one of ``media_types``."""
 
-    async def read(request: Request) -> bytes:
-        return await _bytes(request, spec)
+    async def read(request: Request) -> AsyncIterator[bytes]:
+        async with _received(request, spec) as data:
+            yield data
 
     spec = _BODIES[read] = BodySpec(media_types=media_types, upload=upload)
     return Depends(read)
 
 
-async def _bytes(request: Request, spec: BodySpec) -> bytes:
-    settings = parts_of(request).settings
-    data = await read_body(
-        request,
-        cap_bytes=settings.upload_bytes if spec.upload else settings.body_bytes,
-        deadline_s=settings.receive_s,
-        media_types=spec.media_types,
-    )
-    request.state.body = data
-    return data
+@asynccontextmanager
+async def _received(request: Request, spec: BodySpec) -> AsyncIterator[bytes]:
+    """Yield the body as it was sent; it counts as held until the request is answered."""
+    parts, me = parts_of(request), await _admitted(request)
+    settings = parts.settings
+    with parts.intake.body(me.key, spec.most_values) as take:
+        request.state.body = await read_body(
+            request,
+            cap_bytes=settings.upload_bytes if spec.upload else settings.body_bytes,
+            deadline_s=settings.receive_s,
+            media_types=spec.media_types,
+            take=take,
+            pace=parts.intake.pace,
+        )
+        yield request.state.body
 
 
 def body_bytes(request: Request) -> bytes:

@@ -103,7 +103,7 @@ def test_kubernetes_lets_callers_in_through_one_door() -> None:
     assert int(stated["proxy-body-size"].removesuffix("m")) << 20 > limits.upload_bytes
     assert int(stated["proxy-read-timeout"]) > LONGEST_WAIT_S
     assert int(stated["limit-rps"]) >= limits.rate_per_s
-    (network,) = served(CONTAINER["args"]).trusted_proxies
+    (network,) = served(CONTAINER["args"]).trusted_proxy
     assert ip_network(network).is_private
 
 

@@ -179,7 +179,7 @@ def test_compose_gives_the_memory_that_loads_are_run_with() -> None:
 
 def test_compose_trusts_its_proxy_alone() -> None:
     address = SERVICES["proxy"]["networks"]["front"]["ipv4_address"]
-    assert served(SERVICES["api"]["command"]).trusted_proxies == (address,)
+    assert served(SERVICES["api"]["command"]).trusted_proxy == (address,)
     (network,) = COMPOSE["networks"]["front"]["ipam"]["config"]
     assert ip_address(address) in ip_network(network["subnet"])
 

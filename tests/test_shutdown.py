@@ -23,7 +23,8 @@ from domino_tune.service.jobs.job import Job
 from domino_tune.service.sql.database import open_database
 from tests.conftest import REPOSITORY
 from tests.processes import PATIENCE_S, wait_until, wait_until_gone
-from tests.test_deploy_service import CONTAINER, IMAGE, PROMETHEUS
+from tests.test_deploy_kubernetes import CONTAINER
+from tests.test_deploy_service import IMAGE, PROMETHEUS
 
 DOCUMENT = REPOSITORY / "docs" / "service.md"
 METRICS = [

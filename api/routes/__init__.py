@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from api.routes import (
+    calibrations,
     events,
     health,
     layouts,
@@ -24,6 +25,7 @@ ALL: Final[tuple[Routes, ...]] = (
     tunes.routes,
     sweeps.routes,
     layouts.routes,
+    calibrations.routes,
     events.routes,
     validations.routes,
     simulations.routes,

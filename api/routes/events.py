@@ -14,6 +14,7 @@ from typing import Annotated, Final
 from fastapi import Header
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from api.auth import Caller
 from api.jobs import LONGEST_POLL_S, MOST_STREAMS, counted, find_job, job_head, pause
@@ -68,33 +69,57 @@ async def get_layout_events(
     return await _events(request, caller, "layout", job_id, last_event_id)
 
 
+@routes.route(
+    "GET", "/v1/calibrations/{job_id}/events", scope="read", media_type=MEDIA_TYPE,
+    also={204: None},
+)  # fmt: skip
+async def get_calibration_events(
+    request: Request, caller: Me, job_id: JobId, last_event_id: LastEventId = None
+) -> Response:
+    """The calibration at each change, as server-sent events named by its state; ends when it
+    does."""
+    return await _events(request, caller, "calibration", job_id, last_event_id)
+
+
 async def _events(
     request: Request, caller: Caller, kind: JobKind, job_id: str, last: str | None
 ) -> Response:
     parts, job = parts_of(request), await find_job(request, caller, kind, job_id)
+    if request.method == "HEAD":
+        return Response(media_type=MEDIA_TYPE)
     if job.ended and last == str(job.version):
         return Response(status_code=204)
-    if parts.streams[caller.key] >= MOST_STREAMS:
-        raise ProblemError(
-            429,
-            f"{MOST_STREAMS} streams of yours are open, and that is the most; close one.",
-            headers={"Retry-After": "5"},
-        )
-    return StreamingResponse(
-        _stream(request, parts, job, last, caller.key),
-        media_type=MEDIA_TYPE,
-        headers={"X-Accel-Buffering": "no"},
-    )
+    return _Counted(_stream(request, parts, job, last), parts, caller.key)
+
+
+class _Counted(StreamingResponse):
+    """A stream that is counted from the moment at which the caller's others are, until it ends."""
+
+    def __init__(self, content: AsyncIterator[bytes], parts: Parts, key: str) -> None:
+        super().__init__(content, media_type=MEDIA_TYPE, headers={"X-Accel-Buffering": "no"})
+        self._parts = parts
+        self._key = key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream. Raise ProblemError 429 where the caller has MOST_STREAMS open."""
+        if self._parts.streams[self._key] >= MOST_STREAMS:
+            raise ProblemError(
+                429,
+                f"{MOST_STREAMS} streams of yours are open, and that is the most; close one.",
+                headers={"Retry-After": "5"},
+            )
+        with counted(self._parts, self._key):
+            await super().__call__(scope, receive, send)
 
 
 async def _stream(
-    request: Request, parts: Parts, job: Job, seen: str | None, key: str
+    request: Request, parts: Parts, job: Job, seen: str | None
 ) -> AsyncIterator[bytes]:
     """Yield events, and comments where nothing happens, so that no proxy closes the connection."""
     end = time.monotonic() + STREAM_S
     sent, pause_s = time.monotonic(), FIRST_POLL_S
     # DominoTuneError: the database is away; the stream ends, and the client returns.
-    with counted(parts, key), suppress(DominoTuneError):
+    with suppress(DominoTuneError):
         yield f"retry: {RECONNECT_MS}\n\n".encode()
         while True:
             if str(job.version) != seen:

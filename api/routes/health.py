@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from api.problems import ProblemError
 from api.wire import Routes, parts_of
+from domino_tune.base.errors import StorageError
 
 routes: Final = Routes("service")
 PING_S: Final = 2.0
@@ -30,7 +31,8 @@ async def healthz(request: Request) -> Response:
 
 @routes.route("GET", "/readyz", scope=None, returns=Health)
 async def readyz(request: Request) -> Response:
-    """200 where work can be taken; 503 while the service stops, or the database is away."""
+    """200 where work can be taken; 503 while the service stops, or the database is away or stores
+    nothing."""
     parts = parts_of(request)
     if parts.draining.is_set():
         raise ProblemError(503, "The service is about to stop.", headers={"Retry-After": "5"})
@@ -43,6 +45,8 @@ async def readyz(request: Request) -> Response:
         raise ProblemError(
             503, f"The database did not answer in {PING_S:g} s.", headers={"Retry-After": "5"}
         ) from None
+    except StorageError as error:
+        raise ProblemError(503, str(error), headers={"Retry-After": "5"}) from error
     return JSONResponse(Health().model_dump())
 
 

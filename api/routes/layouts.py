@@ -12,8 +12,11 @@ from api.jobs import (
     Cursor,
     Limit,
     Prefer,
+    Wanted,
     cancel_job,
+    delete_job,
     find_job,
+    finish_job,
     job_response,
     page_of_jobs,
     submit_job,
@@ -41,10 +44,10 @@ async def create_layout_search(
 
 @routes.route("GET", "/v1/layouts", scope="read", returns=JobPage)
 async def list_layout_searches(
-    request: Request, caller: Me, cursor: Cursor = None, limit: Limit = 50
+    request: Request, caller: Me, wanted: Wanted, cursor: Cursor = None, limit: Limit = 50
 ) -> Response:
     """Your searches of layouts, newest first, without their results."""
-    return await page_of_jobs(request, caller, "layout", cursor, limit)
+    return await page_of_jobs(request, caller, "layout", wanted, cursor, limit)
 
 
 @routes.route("GET", "/v1/layouts/{job_id}", scope="read", returns=LayoutSearch)
@@ -53,10 +56,23 @@ async def get_layout_search(request: Request, caller: Me, job_id: JobId) -> Resp
     return await job_response(request, await find_job(request, caller, "layout", job_id))
 
 
-@routes.route("DELETE", "/v1/layouts/{job_id}", scope="tune", returns=LayoutSearch)
+@routes.route("POST", "/v1/layouts/{job_id}/cancel", scope="tune", returns=LayoutSearch)
 async def cancel_layout_search(request: Request, caller: Me, job_id: JobId) -> Response:
     """Call a search of layouts off; one that has ended stays as it is."""
     return await cancel_job(request, caller, "layout", job_id)
+
+
+@routes.route("POST", "/v1/layouts/{job_id}/finish", scope="tune", returns=LayoutSearch)
+async def finish_layout_search(request: Request, caller: Me, job_id: JobId) -> Response:
+    """Stop a search and keep what it has: within seconds it is done, with the best so far as its
+    result, or with the first that it finds."""
+    return await finish_job(request, caller, "layout", job_id)
+
+
+@routes.route("DELETE", "/v1/layouts/{job_id}", scope="tune", status=204, problems=(409,))
+async def delete_layout_search(request: Request, caller: Me, job_id: JobId) -> Response:
+    """Delete a search that has ended, with its result and files."""
+    return await delete_job(request, caller, "layout", job_id)
 
 
 @routes.route("GET", "/v1/layouts/{job_id}/plan", scope="read", returns=PlanAnswer)

@@ -17,7 +17,8 @@ from api.schemas import Model, ModelPage
 from api.wire import SLUG, IdempotencyKey, Me, Routes, Slug, in_thread, object_body, parts_of
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
-from domino_tune.service.library import Library, StoredModel
+from domino_tune.service.library import Library
+from domino_tune.service.stored import StoredModel
 from domino_tune.store.models import read_model
 
 routes: Final = Routes("models")
@@ -55,20 +56,27 @@ async def add_model(
 ) -> Response:
     """Keep a Hugging Face config.json under a name; keys that do not matter to its shape are
     ignored. 200 where the name was there: it stands for this model from now on."""
-    model, created = await in_thread(
-        _add, parts_of(request).library, name, body, idempotency(request, caller, idempotency_key)
-    )
+    key = idempotency(request, caller, idempotency_key)
+    library = parts_of(request).library
+    model, created = await in_thread(_add, library, name, body, key, caller.owner)
     path = f"{request.scope.get('root_path', '')}/v1/models/{name}"
     return json_response(
         json_bytes(_plain(model)), status=201 if created else 200, headers={"Location": path}
     )
 
 
+@routes.route("DELETE", "/v1/models/{name}", scope="admin", status=204, problems=(409,))
+async def delete_model(request: Request, caller: Me, name: Slug) -> Response:
+    """Delete a model; jobs that were submitted with it keep it."""
+    await in_thread(parts_of(request).library.delete_model, name)
+    return Response(status_code=204)
+
+
 def _add(
-    library: Library, name: str, plain: dict[str, Any], key: Idempotency | None
+    library: Library, name: str, plain: dict[str, Any], key: Idempotency | None, owner: str
 ) -> tuple[StoredModel, bool]:
     check_model(read_model(plain, name=name, source="The model").spec, ())
-    return library.put_model(name, plain, idempotency=key)
+    return library.put_model(name, plain, idempotency=key, owner=owner)
 
 
 def _plain(model: StoredModel) -> dict[str, Any]:

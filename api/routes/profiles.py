@@ -6,24 +6,26 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 
+import anyio
 from fastapi import Header, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.body import JSON_TYPES
 from api.generate import LONGEST_SLUG
 from api.jobs import Cursor, Limit, idempotency, json_response
 from api.pages import sliced
 from api.problems import ProblemError, bad_body
+from api.representation import ZIPPED
 from api.schemas import Imported, ProfileFile, ProfilePage, Summary
+from api.uploads import read_upload
 from api.wire import (
     SLUG,
     IdempotencyKey,
     Me,
     Routes,
     Slug,
-    body_bytes,
     in_thread,
-    object_body,
     parts_of,
     raw_body,
 )
@@ -35,7 +37,7 @@ from domino_tune.results import to_json
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
 from domino_tune.service.library import ANY, Library
-from domino_tune.store.profiles import dump_profile, parse_profile, summary_of
+from domino_tune.store.profiles import FiledProfile, filed
 from domino_tune.verbs.profiles import imported_profile, replaced_rows
 from simulator.specs import DTYPE_BYTES
 
@@ -56,7 +58,7 @@ IfNoneMatch = Annotated[
     str | None,
     Header(
         alias="If-None-Match", max_length=500,
-        description="`*`: only where nothing is there; or an ETag.",
+        description="`*`: only where nothing is there.",
     ),
 ]  # fmt: skip
 Base = Annotated[
@@ -110,19 +112,11 @@ def _listed(library: Library, cursor: str | None, limit: int) -> Response:
     )
 
 
-@routes.route(
-    "GET", "/v1/profiles/{name}", scope="read", returns=ProfileFile, also={304: None}
-)  # fmt: skip
-async def get_profile(
-    request: Request, caller: Me, name: Slug, if_none_match: IfNoneMatch = None
-) -> Response:
+@routes.route("GET", "/v1/profiles/{name}", scope="read", returns=ProfileFile)
+async def get_profile(request: Request, caller: Me, name: Slug) -> Response:
     """A profile's file; its ETag is the id of its content."""
     profile = await in_thread(parts_of(request).library.get, name)
-    headers = {"ETag": etag(profile.content_id), "Cache-Control": "private, no-cache"}
-    wanted = tags(if_none_match, weak=True)
-    if wanted and (ANY in wanted or profile.content_id in wanted):
-        return Response(status_code=304, headers=headers)
-    return json_response(profile.body, headers=headers)
+    return json_response(profile.body, headers={"ETag": etag(profile.content_id)})
 
 
 @routes.route(
@@ -135,17 +129,17 @@ async def put_profile(
     name: Slug,
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
-    body: Any = object_body(upload=True),
+    body: Any = raw_body(JSON_TYPES),
 ) -> Response:
     """Keep a profile file under the name that it calls itself. Replacing another content needs
     its ETag in If-Match."""
-    store = _conditional_put(parts_of(request).library, name, if_match, if_none_match)
-    data = body_bytes(request)
-    content_id, created = await in_thread(store, data, None, None)
-    summary = await in_thread(_summary, data)
-    return json_response(
-        json_bytes(summary), status=201 if created else 200, headers={"ETag": etag(content_id)}
-    )
+    parts = parts_of(request)
+    store = _conditional_put(parts.library, name, caller.owner, if_match, if_none_match)
+    profile = await read_upload(body, parts.intake.uploads, parts.settings.quick_s)
+    content_id, created = await in_thread(store, profile, None, None)
+    summary = json_bytes(to_json(profile.summary))
+    status = 201 if created else 200
+    return json_response(summary, status=status, headers={"ETag": etag(content_id)})
 
 
 @routes.route(
@@ -189,22 +183,24 @@ async def import_profile(
         ranks_per_node=ranks_per_node, ctas=ctas, dtype=dtype, unit=unit,
     )  # fmt: skip
     library = parts_of(request).library
-    store = _conditional_put(library, name, if_match, if_none_match)
+    store = _conditional_put(library, name, caller.owner, if_match, if_none_match)
     key = idempotency(request, caller, idempotency_key)
-    content_id, created, imported = await in_thread(_import, library, asked, body, key, store)
+    content_id, created, imported = await anyio.to_thread.run_sync(
+        _import, library, asked, body, key, store, limiter=parts_of(request).intake.uploads
+    )
     status = 201 if created else 200
     return json_response(json_bytes(imported), status=status, headers={"ETag": etag(content_id)})
 
 
-Store = Callable[[bytes, Idempotency | None, Mapping[str, Any] | None], tuple[str, bool]]
-"""Store a profile's file, with a key and the response to store with it. Return the content id, and
-whether the name is new."""
+Store = Callable[[FiledProfile, Idempotency | None, Mapping[str, Any] | None], tuple[str, bool]]
+"""Store a profile, with a key and the response to store with it. Return the content id, and whether
+the name is new."""
 
 
 def _conditional_put(
-    library: Library, name: str, if_match: str | None, if_none_match: str | None
+    library: Library, name: str, owner: str, if_match: str | None, if_none_match: str | None
 ) -> Store:
-    """Return a function that stores a file under ``name`` where the conditions hold; without
+    """Return a function that stores a profile under ``name`` where the conditions hold; without
     conditions it does not replace another content.
 
     Raise ProblemError 400 for a bad condition. The function raises PreconditionError, and
@@ -214,23 +210,24 @@ def _conditional_put(
         raise ProblemError(400, "If-None-Match of a PUT or POST can only be `*`.")
 
     def store(
-        data: bytes, key: Idempotency | None, response: Mapping[str, Any] | None
+        profile: FiledProfile, key: Idempotency | None, response: Mapping[str, Any] | None
     ) -> tuple[str, bool]:
         matching = _match(library, name, if_match)
         try:
             return library.put(
                 name,
-                data,
+                profile,
                 if_match=matching,
                 if_none_match=ANY if matching is None else None,
                 idempotency=key,
                 response=response,
+                owner=owner,
             )
         except PreconditionError:
             if if_match is not None or if_none_match is not None:
                 raise
         current = library.get(name).content_id
-        if current == parse_profile(data, source="profile").content_id:
+        if current == profile.content_id:
             return current, False
         raise ProblemError(
             428,
@@ -275,14 +272,10 @@ def _import(
         "note": imported.note,
         "warnings": list(imported.warnings),
     }
-    content_id, created = store(dump_profile(made), key, response)
+    content_id, created = store(filed(made), key, response)
     # Of simultaneous requests with one key one was stored, and all answer with that one.
     earlier = None if key is None else library.earlier_answer(key)
     return earlier or (content_id, created, response)
-
-
-def _summary(data: bytes) -> Any:
-    return to_json(summary_of(parse_profile(data, source="profile"), "library"))
 
 
 def etag(content_id: str) -> str:
@@ -290,8 +283,8 @@ def etag(content_id: str) -> str:
     return f'"{content_id}"'
 
 
-def tags(header: str | None, *, weak: bool = False) -> list[str]:
-    """Return the tags of If-Match or If-None-Match, or ``*``; weak ones only with ``weak``.
+def tags(header: str | None) -> list[str]:
+    """Return the content ids of If-Match or If-None-Match, or ``*``; weak tags match nothing.
 
     Raise ProblemError 400 for anything else (RFC 9110, section 13.1).
     """
@@ -305,6 +298,6 @@ def tags(header: str | None, *, weak: bool = False) -> list[str]:
         if tag is None:
             raise ProblemError(400, 'If-Match and If-None-Match hold `*`, or tags like "sha256:…".')
         place = tag.end()
-        if weak or not tag[1]:
-            found.append(tag[2])
+        if not tag[1]:
+            found.append(tag[2].removesuffix(ZIPPED))
     return found or ["none"]

@@ -11,8 +11,11 @@ from api.jobs import (
     Cursor,
     Limit,
     Prefer,
+    Wanted,
     cancel_job,
+    delete_job,
     find_job,
+    finish_job,
     job_response,
     json_response,
     page_of_jobs,
@@ -40,10 +43,10 @@ async def create_sweep(
 
 @routes.route("GET", "/v1/sweeps", scope="read", returns=JobPage)
 async def list_sweeps(
-    request: Request, caller: Me, cursor: Cursor = None, limit: Limit = 50
+    request: Request, caller: Me, wanted: Wanted, cursor: Cursor = None, limit: Limit = 50
 ) -> Response:
     """Your sweeps, newest first, without their results."""
-    return await page_of_jobs(request, caller, "sweep", cursor, limit)
+    return await page_of_jobs(request, caller, "sweep", wanted, cursor, limit)
 
 
 @routes.route("GET", "/v1/sweeps/{job_id}", scope="read", returns=Sweep)
@@ -63,7 +66,20 @@ async def get_sweep_points(
     return json_response(b'{"items":[' + items + b'],"next":' + json_bytes(following) + b"}")
 
 
-@routes.route("DELETE", "/v1/sweeps/{job_id}", scope="tune", returns=Sweep)
+@routes.route("POST", "/v1/sweeps/{job_id}/cancel", scope="tune", returns=Sweep)
 async def cancel_sweep(request: Request, caller: Me, job_id: JobId) -> Response:
     """Call a sweep off; its points stay, and one that has ended stays as it is."""
     return await cancel_job(request, caller, "sweep", job_id)
+
+
+@routes.route("POST", "/v1/sweeps/{job_id}/finish", scope="tune", returns=Sweep)
+async def finish_sweep(request: Request, caller: Me, job_id: JobId) -> Response:
+    """Stop a sweep and keep what it has: within seconds it is done, with the points so far as its
+    result, or with the first one."""
+    return await finish_job(request, caller, "sweep", job_id)
+
+
+@routes.route("DELETE", "/v1/sweeps/{job_id}", scope="tune", status=204, problems=(409,))
+async def delete_sweep(request: Request, caller: Me, job_id: JobId) -> Response:
+    """Delete a sweep that has ended, with its result and points."""
+    return await delete_job(request, caller, "sweep", job_id)

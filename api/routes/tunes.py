@@ -12,8 +12,11 @@ from api.jobs import (
     Cursor,
     Limit,
     Prefer,
+    Wanted,
     cancel_job,
+    delete_job,
     find_job,
+    finish_job,
     job_response,
     page_of_jobs,
     submit_job,
@@ -41,10 +44,10 @@ async def create_tune(
 
 @routes.route("GET", "/v1/tunes", scope="read", returns=JobPage)
 async def list_tunes(
-    request: Request, caller: Me, cursor: Cursor = None, limit: Limit = 50
+    request: Request, caller: Me, wanted: Wanted, cursor: Cursor = None, limit: Limit = 50
 ) -> Response:
     """Your tunes, newest first, without their results."""
-    return await page_of_jobs(request, caller, "tune", cursor, limit)
+    return await page_of_jobs(request, caller, "tune", wanted, cursor, limit)
 
 
 @routes.route("GET", "/v1/tunes/{job_id}", scope="read", returns=Tune)
@@ -53,10 +56,23 @@ async def get_tune(request: Request, caller: Me, job_id: JobId) -> Response:
     return await job_response(request, await find_job(request, caller, "tune", job_id))
 
 
-@routes.route("DELETE", "/v1/tunes/{job_id}", scope="tune", returns=Tune)
+@routes.route("POST", "/v1/tunes/{job_id}/cancel", scope="tune", returns=Tune)
 async def cancel_tune(request: Request, caller: Me, job_id: JobId) -> Response:
     """Call a tune off; one that has ended stays as it is."""
     return await cancel_job(request, caller, "tune", job_id)
+
+
+@routes.route("POST", "/v1/tunes/{job_id}/finish", scope="tune", returns=Tune)
+async def finish_tune(request: Request, caller: Me, job_id: JobId) -> Response:
+    """Stop a tune and keep what it has: within seconds it is done, with the best so far as its
+    result, or with the first that it finds."""
+    return await finish_job(request, caller, "tune", job_id)
+
+
+@routes.route("DELETE", "/v1/tunes/{job_id}", scope="tune", status=204, problems=(409,))
+async def delete_tune(request: Request, caller: Me, job_id: JobId) -> Response:
+    """Delete a tune that has ended, with its result, files and validations."""
+    return await delete_job(request, caller, "tune", job_id)
 
 
 @routes.route("GET", "/v1/tunes/{job_id}/plan", scope="read", returns=PlanAnswer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Final
 
-from fastapi import Query
+from fastapi import Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,6 +21,11 @@ from domino_tune.service.jobs.measurements import Validation as StoredValidation
 routes: Final = Routes("validations")
 SAME: Final = ("model", "workload", "cluster")
 """Fields that must be the same in a measurement and in the tune."""
+ValidationId = Annotated[str, Path(pattern=r"^val_[0-9a-f]{32}$", description="A validation.")]
+LARGEST: Final = 1e9
+"""The largest number of a plan: as milliseconds, eleven days."""
+STEPS: Final = ("iteration_ms", "makespans_ms")
+"""Times of whole steps."""
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Most entries of a page.")]
 
 
@@ -71,6 +76,17 @@ async def list_validations(
     return page([_beside(one, tuned) for one in stored], following)
 
 
+@routes.route("DELETE", "/v1/tunes/{job_id}/validations/{validation_id}", scope="tune", status=204)
+async def delete_validation(
+    request: Request, caller: Me, job_id: JobId, validation_id: ValidationId
+) -> Response:
+    """Delete what was measured."""
+    parts = parts_of(request)
+    job = await find_job(request, caller, "tune", job_id)
+    await in_thread(parts.measurements.delete, job.id, validation_id)
+    return Response(status_code=204)
+
+
 def _tuned(result: bytes) -> dict[str, Any]:
     """Return the full simulation of a tune's best plan, as JSON."""
     found: dict[str, Any] = json.loads(result)["simulation"]
@@ -78,17 +94,37 @@ def _tuned(result: bytes) -> dict[str, Any]:
 
 
 def _check(measured: dict[str, Any], tuned: dict[str, Any]) -> None:
-    """Raise ProblemError 422 unless the tune's own plan was measured, on the tune's own case.
+    """Raise ProblemError 422 unless the tune's own plan was measured, on the tune's own case, with
+    numbers that a machine can have.
 
     The kernels may differ: plans run with those of the runtime.
     """
     for name in SAME:
         if {**measured[name], "implementation": None} != {**tuned[name], "implementation": None}:
             raise bad_body(f"The {name} is not the tune's.", place=(name,))
+    for index, one in enumerate(measured["plans"]):
+        _check_numbers(one, ("plans", index))
     if not any(one["plan"] == tuned["plan"] for one in measured["plans"]):
         raise bad_body(
             f"None of the plans is the tune's, {tuned['plan']['label']}.", place=("plans",)
         )
+
+
+def _check_numbers(found: Any, place: tuple[str | int, ...], time: str = "") -> None:
+    """Raise ProblemError 422 at the first number within ``found`` that nobody can have measured.
+
+    ``time``: the field of which ``found`` is a part, where it holds times.
+    """
+    if isinstance(found, dict | list):
+        for part, inner in found.items() if isinstance(found, dict) else enumerate(found):
+            named = part if isinstance(part, str) and part.endswith("_ms") else time
+            _check_numbers(inner, (*place, part), named)
+    elif isinstance(found, int | float):
+        if time in STEPS and found <= 0:
+            raise bad_body("A step takes some time: this must be above 0 ms.", place=place)
+        if not (0 if time else -LARGEST) <= found <= LARGEST:
+            low = "0" if time else f"{-LARGEST:g}"
+            raise bad_body(f"This must be from {low} to {LARGEST:g}.", place=place)
 
 
 def _beside(stored: StoredValidation, tuned: dict[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from domino_tune import requests
 from domino_tune.base.errors import meaning_of
+from domino_tune.base.printable import printable
 from domino_tune.base.version import VERSION
-from domino_tune.cli import actions, completion, service_actions
+from domino_tune.cli import actions, completion, job_actions, service_actions
 from domino_tune.cli.output import load, printed
 from domino_tune.requests import outputs
 from domino_tune.requests.options import Option, option_of
@@ -34,6 +35,7 @@ SETTINGS: Final = {"help_option_names": ["--help", "-h"]}
 GROUPS: Final = {
     "plan": "Show a plan file, or export it to a framework.",
     "profiles": "List, show, check, import and compare machine profiles.",
+    "jobs": "List, show, stop and delete your jobs at a server.",
     "tokens": "Make, list and revoke the tokens of a service.",
 }
 
@@ -75,6 +77,11 @@ VERBS: Final = (
          printed("verbs.profiles:profiles_diff", "show_profiles:diff")),
     Verb("serve", requests.ServeRequest, outputs.Outputs, service_actions.serve),
     Verb("send", requests.SendRequest, outputs.Outputs, service_actions.send),
+    Verb("jobs list", requests.JobsListRequest, outputs.JsonOutputs, job_actions.jobs_list),
+    Verb("jobs show", requests.JobsShowRequest, outputs.JsonOutputs, job_actions.jobs_show),
+    Verb("jobs finish", requests.JobsFinishRequest, outputs.JsonOutputs, job_actions.jobs_finish),
+    Verb("jobs cancel", requests.JobsCancelRequest, outputs.Outputs, job_actions.jobs_cancel),
+    Verb("jobs delete", requests.JobsDeleteRequest, outputs.Outputs, job_actions.jobs_delete),
     Verb("tokens add", requests.TokensAddRequest, outputs.JsonOutputs,
          printed("service.token_verbs:tokens_add", "show_tokens:added")),
     Verb("tokens list", requests.TokensListRequest, outputs.JsonOutputs,
@@ -253,7 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _complain(message: str) -> None:
     try:
-        print(f"error: {message}", file=sys.stderr, flush=True)
+        print(f"error: {printable(message)}", file=sys.stderr, flush=True)
     except OSError:  # stderr is closed: only the exit code is left
         _silence(sys.stderr)
 

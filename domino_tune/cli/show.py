@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
+from domino_tune.base.printable import printable
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.base.tables import Table, print_line, print_table
 from domino_tune.results import ModelsResult, PlanResult
@@ -68,7 +69,7 @@ def progress() -> Iterator[Progress]:
     from rich.console import Console
 
     with Console(stderr=True).status("searching") as status:
-        yield lambda message: status.update(message)
+        yield lambda message: status.update(printable(message))
 
 
 @contextmanager
@@ -80,7 +81,7 @@ def still_progress() -> Iterator[Progress]:
     clear, width = "\r\x1b[K", shutil.get_terminal_size().columns - 1
 
     def update(message: str) -> None:
-        print(f"{clear}{message[:width]}", end="", file=sys.stderr, flush=True)
+        print(f"{clear}{printable(message)[:width]}", end="", file=sys.stderr, flush=True)
 
     try:
         yield update

@@ -16,7 +16,17 @@ from domino_tune.base.extras import needed_for
 
 with needed_for("domino_tune.client"):
     from domino_tune.client.asynchronous import AsyncClient
-    from domino_tune.client.jobs import Job, JobPage, LayoutsAnswer, TuneAnswer
+    from domino_tune.client.frames import Listing
+    from domino_tune.client.jobs import (
+        CalibrateAnswer,
+        Job,
+        JobPage,
+        LayoutsAnswer,
+        TuneAnswer,
+    )
     from domino_tune.client.sync import Client
 
-__all__ = ["AsyncClient", "Client", "Job", "JobPage", "LayoutsAnswer", "TuneAnswer"]
+__all__ = [
+    "AsyncClient", "CalibrateAnswer", "Client", "Job", "JobPage", "LayoutsAnswer", "Listing",
+    "TuneAnswer",
+]  # fmt: skip

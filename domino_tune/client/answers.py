@@ -52,10 +52,15 @@ def error_of(problem: Mapping[str, Any]) -> DominoTuneError:
     The problem is that of a response or of a failed job.
     """
     status = problem.get("status")
-    kind = KINDS.get(str(problem.get("type", "")).rpartition(":")[2])
+    kind = KINDS.get(str(problem.get("type", "")).rpartition("#")[2])
     text = _text(problem)
     if kind is InfeasiblePlanError:
-        return InfeasiblePlanError(text, reason=str(problem.get("reason", "")))
+        change = problem.get("change")
+        return InfeasiblePlanError(
+            text,
+            reason=str(problem.get("reason", "")),
+            change=change if isinstance(change, dict) else None,
+        )
     return (
         kind(text) if kind else _error_of_status(status if isinstance(status, int) else 500, text)
     )

@@ -1,19 +1,28 @@
-"""Jobs: tunes, sweeps and searches of layouts as the server describes them."""
+"""Jobs: tunes, sweeps, searches of layouts and calibrations as the server describes them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Literal, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, get_args
 
 from domino_tune.base.errors import ServiceError
 from domino_tune.client.address import segment
 from domino_tune.client.answers import error_of
-from domino_tune.results import Tuned
-from domino_tune.results.from_json import layouts_from_json, tuned_from_json
+from domino_tune.client.frames import rows_frame
+from domino_tune.results import CalibrateResult, Tuned
+from domino_tune.results.from_json import (
+    calibrated_from_json,
+    layouts_from_json,
+    tuned_from_json,
+)
 from domino_tune.results.layouts import Layouts
+from domino_tune.results.whatif import whatif_frame
 from simulator.errors import InputError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 STATES: Final = get_args(State)
@@ -25,10 +34,12 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A tune, a sweep or a search of layouts at a server.
+    """A tune, a sweep, a search of layouts or a calibration at a server.
 
-    ``done`` of ``total`` steps are finished; ``total`` is None while it is not known. ``plain`` is
-    the job's whole JSON.
+    ``done`` of ``total`` steps are finished, at most ``left`` are left, which takes about ``eta_s``
+    seconds; ``elapsed_s``: since the job started. They are None while they are not known.
+    ``stopped_by``: why it ends before all was searched, ``user`` or ``time``. ``plain`` is the
+    job's whole JSON.
     """
 
     id: str
@@ -37,12 +48,26 @@ class Job:
     done: int
     total: int | None
     text: str
+    left: int | None = None
+    elapsed_s: float | None = None
+    eta_s: float | None = None
+    stopped_by: str | None = None
     plain: Mapping[str, Any] = field(repr=False)
 
     @property
     def ended(self) -> bool:
         """Return whether the job has ended: its state does not change any more."""
         return self.state in ENDED
+
+    @property
+    def line(self) -> str:
+        """What it does, and how far it is, in one line."""
+        total = "" if self.total is None else f" of {self.total:,}"
+        parts = [self.text, f"{self.done:,}{total} done" if self.done else ""]
+        parts.append(f"at most {self.left:,} left" if self.left else "")
+        parts.append("" if self.elapsed_s is None else f"{duration(self.elapsed_s)} so far")
+        parts.append(f"about {duration(self.eta_s)} left" if self.eta_s else "")
+        return ", ".join(part for part in parts if part) or self.state
 
     def result(self) -> Mapping[str, Any]:
         """Return the result as JSON.
@@ -57,6 +82,15 @@ class Job:
             raise ServiceError(f"Job {self.id} is {self.state} and has no result; ask again.")
         return found
 
+    def to_frame(self) -> DataFrame:
+        """Return the points of a sweep that is done, one row each, the unchanged case first.
+
+        Raise as ``result`` does, and InputError for another kind of job.
+        """
+        if self.kind != "sweep":
+            raise InputError(f"A {self.kind} has no points; `client.{self.kind}s` has its result.")
+        return whatif_frame(self.result())
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobPage:
@@ -64,6 +98,18 @@ class JobPage:
 
     items: tuple[Job, ...]
     next: str | None
+
+    def to_frame(self) -> DataFrame:
+        """Return one row a job: what was asked, how far it is, and the best so far."""
+        return rows_frame(
+            {
+                "id": one.id, "kind": one.kind, "state": one.state,
+                **{name: one.plain.get(name) for name in ("created", "started", "finished")},
+                "request": one.plain.get("request") or {}, "done": one.done, "total": one.total,
+                "best": one.plain.get("best") or {},
+            }
+            for one in self.items
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +127,25 @@ class LayoutsAnswer:
 
     id: str
     result: Layouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateAnswer:
+    """A finished calibration: its result, and the id of its job."""
+
+    id: str
+    result: CalibrateResult
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as people say them: 42 s, 3 min 20 s, 1 h 5 min."""
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    if minutes < 1:
+        return f"{whole} s"
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def path_of(job: Job) -> str:
@@ -101,6 +166,10 @@ def job_of(plain: Mapping[str, Any]) -> Job:
         done=progress.get("done") or 0,
         total=progress.get("total"),
         text=str(progress.get("text") or ""),
+        left=progress.get("left"),
+        elapsed_s=progress.get("elapsed_s"),
+        eta_s=progress.get("eta_s"),
+        stopped_by=plain.get("stopped_by"),
         plain=plain,
     )
 
@@ -124,6 +193,11 @@ def tune_answer(job: Job, *, seconds: float) -> TuneAnswer:
 def layouts_answer(job: Job, *, seconds: float) -> LayoutsAnswer:
     """Return what an ended search of layouts found, as ``tune_answer`` does."""
     return LayoutsAnswer(id=job.id, result=_read(job, partial(layouts_from_json, seconds=seconds)))
+
+
+def calibrate_answer(job: Job) -> CalibrateAnswer:
+    """Return what an ended calibration learnt, as ``tune_answer`` does."""
+    return CalibrateAnswer(id=job.id, result=_read(job, calibrated_from_json))
 
 
 def _read(job: Job, read: Callable[[Any], Found]) -> Found:

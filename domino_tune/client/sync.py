@@ -12,19 +12,29 @@ from urllib.parse import urlencode
 import httpx
 
 from domino_tune import requests
-from domino_tune.base.errors import ServiceError
+from domino_tune.base.errors import NotFoundError, ServiceError
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.client import transport
 from domino_tune.client.address import segment
 from domino_tune.client.answers import BUSY, Json, check, json_of, retry_after_s
-from domino_tune.client.bodies import layouts_body, plan_body, tune_body, whatif_body
+from domino_tune.client.bodies import (
+    calibration_body,
+    import_query,
+    layouts_body,
+    plan_body,
+    tune_body,
+    whatif_body,
+)
 from domino_tune.client.events import EventReader
+from domino_tune.client.frames import Listing
 from domino_tune.client.jobs import (
+    CalibrateAnswer,
     Job,
     JobPage,
     LayoutsAnswer,
     Search,
     TuneAnswer,
+    calibrate_answer,
     job_of,
     layouts_answer,
     page_of,
@@ -35,6 +45,7 @@ from domino_tune.client.tokens import Token
 from domino_tune.client.transport import JSON_HEADERS, PAUSES_S, new_key
 from domino_tune.results import Simulated
 from domino_tune.results.from_json import simulated_from_json
+from domino_tune.store.files import read_bytes
 from simulator.errors import DominoTuneError
 
 
@@ -90,6 +101,20 @@ class Client:
         """Ask for a sweep and do not wait for it."""
         return job_of(self._post("/v1/sweeps", plan_body(request), key=new_key()))
 
+    def calibrate(
+        self, request: requests.CalibrateRequest, progress: Progress = no_progress
+    ) -> CalibrateAnswer:
+        """Ask for a profile that explains the runs in the request's files, and wait until the
+        server keeps it. Cancel the job if that is interrupted. Raise ConflictError where its name
+        is that of another profile."""
+        return calibrate_answer(
+            self._ended("/v1/calibrations", calibration_body(request), progress)
+        )
+
+    def submit_calibration(self, request: requests.CalibrateRequest) -> Job:
+        """Ask for a calibrated profile and do not wait for it."""
+        return job_of(self._post("/v1/calibrations", calibration_body(request), key=new_key()))
+
     def wait(self, job: Job, progress: Progress = no_progress) -> Job:
         """Return the job when it has ended: done, failed or cancelled."""
         has_events, pause_s = True, transport.POLL_PAUSE_S
@@ -98,7 +123,8 @@ class Client:
                 with suppress(httpx.RequestError, ServiceError):  # a stream that breaks off
                     has_events = self._listen(job, progress)
             job = self._job("GET", job, transport.PATIENT_PAUSES_S)
-            progress(job.text)
+            if not has_events:
+                progress(job.line)
             if not job.ended:
                 sleep(pause_s)
                 pause_s = min(1.5 * pause_s, transport.MAX_POLL_PAUSE_S)
@@ -116,25 +142,54 @@ class Client:
         """Return a search of layouts as it is now."""
         return job_of(self._get(f"/v1/layouts/{segment(name)}"))
 
+    def get_calibration(self, name: str) -> Job:
+        """Return a calibration as it is now."""
+        return job_of(self._get(f"/v1/calibrations/{segment(name)}"))
+
+    def job(self, name: str) -> Job:
+        """Return a job of any kind as it is now. Raise NotFoundError."""
+        for get in (self.get_tune, self.get_layouts, self.get_calibration):
+            with suppress(NotFoundError):
+                return get(name)
+        return self.get_sweep(name)
+
     def cancel(self, job: Job) -> Job:
-        """Cancel a job."""
-        return self._job("DELETE", job)
+        """Cancel a job: it ends without a result."""
+        return self._job("POST", job, verb="cancel")
 
-    def tunes(self, cursor: str | None = None, limit: int | None = None) -> JobPage:
-        """Return a page of the caller's tunes, newest first."""
-        return page_of(self._get("/v1/tunes", cursor=cursor, limit=limit))
+    def finish(self, job: Job) -> Job:
+        """Stop a job and keep what it has: it ends soon, with the best so far as its result."""
+        return self._job("POST", job, verb="finish")
 
-    def sweeps(self, cursor: str | None = None, limit: int | None = None) -> JobPage:
-        """Return a page of the caller's sweeps, newest first."""
-        return page_of(self._get("/v1/sweeps", cursor=cursor, limit=limit))
+    def delete(self, job: Job) -> None:
+        """Delete a job that has ended. Raise ConflictError where it has not."""
+        self._send("DELETE", path_of(job))
 
-    def layout_jobs(self, cursor: str | None = None, limit: int | None = None) -> JobPage:
-        """Return a page of the caller's searches of layouts, newest first."""
-        return page_of(self._get("/v1/layouts", cursor=cursor, limit=limit))
+    def tunes(self, cursor: str | None = None, limit: int | None = None, **wanted: str) -> JobPage:
+        """Return a page of the caller's tunes, newest first. ``wanted`` are filters: state, model,
+        profile, created_from, created_before."""
+        return page_of(self._get("/v1/tunes", cursor=cursor, limit=limit, **wanted))
 
-    def points(self, name: str, cursor: str | None = None, limit: int | None = None) -> Json:
+    def sweeps(self, cursor: str | None = None, limit: int | None = None, **wanted: str) -> JobPage:
+        """Return a page of the caller's sweeps, as ``tunes`` does."""
+        return page_of(self._get("/v1/sweeps", cursor=cursor, limit=limit, **wanted))
+
+    def layout_jobs(
+        self, cursor: str | None = None, limit: int | None = None, **wanted: str
+    ) -> JobPage:
+        """Return a page of the caller's searches of layouts, as ``tunes`` does."""
+        return page_of(self._get("/v1/layouts", cursor=cursor, limit=limit, **wanted))
+
+    def calibrations(
+        self, cursor: str | None = None, limit: int | None = None, **wanted: str
+    ) -> JobPage:
+        """Return a page of the caller's calibrations, as ``tunes`` does."""
+        return page_of(self._get("/v1/calibrations", cursor=cursor, limit=limit, **wanted))
+
+    def points(self, name: str, cursor: str | None = None, limit: int | None = None) -> Listing:
         """Return a page of a sweep's points."""
-        return self._get(f"/v1/sweeps/{segment(name)}/points", cursor=cursor, limit=limit)
+        path = f"/v1/sweeps/{segment(name)}/points"
+        return Listing(self._get(path, cursor=cursor, limit=limit))
 
     def plan(self, name: str, kind: Search = "tune") -> bytes:
         """Return the plan file of a tune, or of another ``kind`` of search."""
@@ -152,13 +207,17 @@ class Client:
         """Return a search's Chrome trace."""
         return self._file(f"/v1/{kind}s/{segment(name)}/trace")
 
-    def validations(self, name: str) -> Json:
+    def validations(self, name: str) -> Listing:
         """Return the measured results of a tune's plan."""
-        return self._get(f"/v1/tunes/{segment(name)}/validations")
+        return Listing(self._get(f"/v1/tunes/{segment(name)}/validations"))
 
     def send_validation(self, name: str, body: bytes, key: str) -> Json:
         """Send measured results of a tune's plan. The server keeps one for each ``key``."""
         return self._post(f"/v1/tunes/{segment(name)}/validations", body, key=key)
+
+    def delete_validation(self, name: str, validation: str) -> None:
+        """Delete one of the measured results of a tune's plan."""
+        self._send("DELETE", f"/v1/tunes/{segment(name)}/validations/{segment(validation)}")
 
     def simulate(self, request: requests.SimulateRequest) -> Simulated:
         """Predict one plan."""
@@ -168,9 +227,9 @@ class Client:
         """Predict a plan where one thing is changed. Return what `whatif --json` prints."""
         return self._post("/v1/what-ifs", whatif_body(request))
 
-    def profiles(self) -> Json:
-        """Return the profiles that the server knows."""
-        return self._get("/v1/profiles")
+    def profiles(self, cursor: str | None = None, limit: int | None = None) -> Listing:
+        """Return a page of the profiles that the server knows."""
+        return Listing(self._get("/v1/profiles", cursor=cursor, limit=limit))
 
     def get_profile(self, name: str) -> tuple[bytes, str]:
         """Return a profile's file and its ETag."""
@@ -188,13 +247,39 @@ class Client:
         # One try: if its answer is lost, a second one would find the ETag changed by the first.
         return json_of(self._send("PUT", path, content=body, headers=headers, pauses_s=()))
 
-    def models(self) -> Json:
-        """Return the models that the server knows."""
-        return self._get("/v1/models")
+    def import_profile(
+        self, request: requests.ProfilesImportRequest, if_match: str | None = None
+    ) -> Json:
+        """Add the table in the request's file to a copy of a profile. It becomes a new profile, or
+        takes the place of the one with the ETag ``if_match``.
+
+        Raise PreconditionError where another is there.
+        """
+        guard = {"If-Match": if_match} if if_match else {"If-None-Match": "*"}
+        headers = {"Content-Type": "text/csv", "Idempotency-Key": new_key(), **guard}
+        path = f"/v1/profiles/{segment(request.name)}/import?{import_query(request)}"
+        table = read_bytes(request.file)
+        return json_of(self._send("POST", path, content=table, headers=headers))
+
+    def delete_profile(self, name: str, if_match: str | None = None) -> None:
+        """Delete a profile, with ``if_match`` only the one with that ETag.
+
+        Raise PreconditionError where another is there.
+        """
+        headers = {"If-Match": if_match} if if_match else {}
+        self._send("DELETE", f"/v1/profiles/{segment(name)}", headers=headers)
+
+    def models(self, cursor: str | None = None, limit: int | None = None) -> Listing:
+        """Return a page of the models that the server knows."""
+        return Listing(self._get("/v1/models", cursor=cursor, limit=limit))
 
     def add_model(self, name: str, config: bytes) -> Json:
         """Store the model of a Hugging Face config.json."""
         return self._post(f"/v1/models?{urlencode({'name': name})}", config, key=new_key())
+
+    def delete_model(self, name: str) -> None:
+        """Delete a model."""
+        self._send("DELETE", f"/v1/models/{segment(name)}")
 
     def _ended(self, path: str, body: bytes, progress: Progress) -> Job:
         """Submit a job and return it when it has ended. Cancel it if that is interrupted."""
@@ -208,12 +293,15 @@ class Client:
                 # The server may know a job whose answer did not arrive. Sent again with the same
                 # key, the request returns that job.
                 job = job or job_of(self._post(path, body, key=key, pauses_s=()))
-                self._job("DELETE", job, pauses_s=())
+                self._job("POST", job, pauses_s=(), verb="cancel")
             raise
 
-    def _job(self, method: str, job: Job, pauses_s: Sequence[float] = PAUSES_S) -> Job:
-        """Send a request to the job's own path. Return the job."""
-        return job_of(json_of(self._send(method, path_of(job), pauses_s=pauses_s)))
+    def _job(
+        self, method: str, job: Job, pauses_s: Sequence[float] = PAUSES_S, verb: str = ""
+    ) -> Job:
+        """Send a request to the job's own path, or to that of a verb below it. Return the job."""
+        path = f"{path_of(job)}/{verb}" if verb else path_of(job)
+        return job_of(json_of(self._send(method, path, pauses_s=pauses_s)))
 
     def _get(self, path: str, **query: str | int | None) -> Json:
         """Return the JSON under a path. Leave out of the query what is None."""
@@ -273,7 +361,7 @@ class Client:
                 event = events.line(line)
                 if event and event.get("state") is not None:
                     now = job_of(event)
-                    progress(now.text)
+                    progress(now.line)
                     if now.ended:
                         break
             return True

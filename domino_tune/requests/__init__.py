@@ -10,6 +10,11 @@ from domino_tune.requests.profiles import (
     ProfilesShowRequest,
 )
 from domino_tune.requests.service import (
+    JobsCancelRequest,
+    JobsDeleteRequest,
+    JobsFinishRequest,
+    JobsListRequest,
+    JobsShowRequest,
     SendRequest,
     ServeRequest,
     TokensAddRequest,
@@ -28,9 +33,10 @@ from domino_tune.requests.verbs import (
 )
 
 __all__ = [
-    "CalibrateRequest", "ModelsRequest", "PlanExportRequest", "PlanFields", "PlanShowRequest",
-    "ProfileRequest", "ProfilesCheckRequest", "ProfilesDiffRequest", "ProfilesImportRequest",
-    "ProfilesListRequest", "ProfilesShowRequest", "RanksFields", "Request", "SendRequest",
-    "ServeRequest", "SimulateRequest", "TokensAddRequest", "TokensListRequest",
+    "CalibrateRequest", "JobsCancelRequest", "JobsDeleteRequest", "JobsFinishRequest",
+    "JobsListRequest", "JobsShowRequest", "ModelsRequest", "PlanExportRequest", "PlanFields",
+    "PlanShowRequest", "ProfileRequest", "ProfilesCheckRequest", "ProfilesDiffRequest",
+    "ProfilesImportRequest", "ProfilesListRequest", "ProfilesShowRequest", "RanksFields", "Request",
+    "SendRequest", "ServeRequest", "SimulateRequest", "TokensAddRequest", "TokensListRequest",
     "TokensRevokeRequest", "TuneRequest", "ValidateRequest", "WhatIfRequest", "WorkloadFields",
 ]  # fmt: skip

@@ -7,10 +7,18 @@ default that the help text names.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from domino_tune.requests.options import check_options, option
 from simulator.implementation import KEYS, NAMES
-from simulator.plan import ORDERS, STRATEGIES, WGRAD_PLACEMENTS
+from simulator.plan import (
+    MAX_COL_SLICES,
+    MAX_CTAS,
+    MAX_ROW_SLICES,
+    ORDERS,
+    STRATEGIES,
+    WGRAD_PLACEMENTS,
+)
 from simulator.slicing import SLICE_BALANCES, SLICE_DIMS
 from simulator.specs import (
     CP_COMM,
@@ -23,6 +31,8 @@ from simulator.specs import (
 )
 
 BACKENDS = ("gloo", "nccl")
+NEEDED: Final = ("model", "profile", "tp", "seq_length", "micro_batch_size")
+"""Fields of a workload that have no default; a plan file may give them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +184,7 @@ class PlanFields(WorkloadFields):
     )
     row_slices: int | None = option(
         "Row slices of the micro-batch (default 2).",
-        flag="--row-slices", metavar="N", default=None, minimum=1,
+        flag="--row-slices", metavar="N", default=None, minimum=1, maximum=MAX_ROW_SLICES,
     )  # fmt: skip
     slice_dim: str | None = option(
         "What a row slice is: whole sequences (batch), or positions of all of them (sequence) "
@@ -188,23 +198,23 @@ class PlanFields(WorkloadFields):
     )  # fmt: skip
     col_slices: int | None = option(
         "Column slices of both blocks (default 1).",
-        flag="--col-slices", metavar="N", default=None, minimum=1,
+        flag="--col-slices", metavar="N", default=None, minimum=1, maximum=MAX_COL_SLICES,
     )  # fmt: skip
     attn_col_slices: int | None = option(
         "Column slices of the attention block.",
-        flag="--attn-col-slices", metavar="N", default=None, minimum=1,
+        flag="--attn-col-slices", metavar="N", default=None, minimum=1, maximum=MAX_COL_SLICES,
     )  # fmt: skip
     mlp_col_slices: int | None = option(
         "Column slices of the MLP block.",
-        flag="--mlp-col-slices", metavar="N", default=None, minimum=1,
+        flag="--mlp-col-slices", metavar="N", default=None, minimum=1, maximum=MAX_COL_SLICES,
     )  # fmt: skip
     attn_dgrad_slices: int | None = option(
         "Pieces of the attention block's dgrad (default: its column slices).",
-        flag="--attn-dgrad-slices", metavar="N", default=None, minimum=1,
+        flag="--attn-dgrad-slices", metavar="N", default=None, minimum=1, maximum=MAX_COL_SLICES,
     )  # fmt: skip
     mlp_dgrad_slices: int | None = option(
         "Pieces of the MLP block's dgrad (default: its column slices).",
-        flag="--mlp-dgrad-slices", metavar="N", default=None, minimum=1,
+        flag="--mlp-dgrad-slices", metavar="N", default=None, minimum=1, maximum=MAX_COL_SLICES,
     )  # fmt: skip
     order: str | None = option(
         "Issue order (default greedy).", flag="--order", choices=ORDERS, default=None
@@ -218,7 +228,7 @@ class PlanFields(WorkloadFields):
     )
     comm_ctas: int | None = option(
         "NCCL CTAs of tensor-parallel collectives (default: NCCL's choice).",
-        flag="--comm-ctas", metavar="N", default=None, minimum=0,
+        flag="--comm-ctas", metavar="N", default=None, minimum=0, maximum=MAX_CTAS,
     )  # fmt: skip
     tp_comm_overlap: tuple[str, ...] = option(
         "How strategy userbuffers, async-tp or fused hides a GEMM's collective, like "

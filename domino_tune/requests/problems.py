@@ -13,30 +13,47 @@ from domino_tune.base.errors import meaning_of
 from domino_tune.requests.options import option_of
 from simulator.errors import DominoTuneError, InfeasiblePlanError
 
+TYPES: Final = "/docs/problems"
 _FLAG: Final = re.compile(r"--[a-z][a-z0-9-]*")
+_TOLD: Final = re.compile(rf"({_FLAG.pattern})( (?=[0-9]))?")
+"""An option, and the blank before its number."""
 
 
 def plain_problem(error: BaseException) -> dict[str, Any]:
     """Return the error as a problem; ``detail`` names fields as bodies do, and hides a bug's text.
 
-    The problem of an InfeasiblePlanError also has its ``reason``.
+    The problem of an InfeasiblePlanError also has its ``reason``, and its ``change`` where it knows
+    one.
     """
     meaning = meaning_of(error)
     known = isinstance(error, DominoTuneError)
     problem = {
-        "type": f"urn:domino-tune:{meaning.title.lower().replace(' ', '-')}",
+        "type": type_of(meaning.title),
         "title": meaning.title,
         "status": meaning.http_status,
         "detail": in_wire_words(str(error)) if known else "A bug; the server's log says more.",
     }
     if isinstance(error, InfeasiblePlanError):
         problem["reason"] = error.reason
+        if error.change:
+            problem["change"] = error.change
     return problem
 
 
+def type_of(title: str) -> str:
+    """Return the type of a problem, a URI of the service's page that tells what it means."""
+    return f"{TYPES}#{title.lower().replace(' ', '-')}"
+
+
 def in_wire_words(text: str) -> str:
-    """Return ``text`` with each option of the command line replaced by its name in bodies."""
-    return _FLAG.sub(lambda match: _fields_by_flag().get(match[0], match[0]), text)
+    """Return ``text`` with each option of the command line replaced by its name in bodies:
+    ``tp = 8`` for ``--tp 8``."""
+
+    def named(told: re.Match[str]) -> str:
+        name = _fields_by_flag().get(told[1])
+        return told[0] if name is None else name + " = " * bool(told[2])
+
+    return _TOLD.sub(named, text)
 
 
 def fields_named(text: str) -> tuple[str, ...]:

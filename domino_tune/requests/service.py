@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from ipaddress import ip_network
 from typing import Final
 
 from domino_tune.requests import Request
@@ -48,12 +49,43 @@ class ServeRequest(DatabaseFields):
         flag="--workers", metavar="N", default=None, minimum=1, maximum=1024,
     )  # fmt: skip
 
+    trusted_proxy: tuple[str, ...] = option(
+        "Address or network of a proxy whose X-Forwarded-For is believed; repeat it for several.",
+        flag="--trusted-proxy", metavar="ADDRESS[/BITS]", default=(),
+    )  # fmt: skip
+
+    job_minutes: int = option(
+        "Minutes of computing after which a job ends with the best so far (default 60).",
+        flag="--job-minutes", metavar="N", default=60, minimum=1, maximum=60 * 24 * 7,
+    )  # fmt: skip
+    keep_days: int = option(
+        "Days for which jobs that have ended are kept (default 30).",
+        flag="--keep-days", metavar="N", default=30, minimum=1, maximum=36_500,
+    )  # fmt: skip
+    keep_jobs: int = option(
+        "Most jobs that have ended of one owner; older ones go first (default 1000).",
+        flag="--keep-jobs", metavar="N", default=1000, minimum=1, maximum=1_000_000,
+    )  # fmt: skip
+    keep_mib: int = option(
+        "Most MiB of one owner: jobs with their files and validations, of which the oldest go "
+        "first, profiles and models (default 2048).",
+        flag="--keep-mib", metavar="N", default=2048, minimum=1, maximum=1 << 24,
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not _EXECUTOR.fullmatch(self.executor):
             raise InputError(
                 f"--executor cannot be {self.executor!r}; give local, or dask://HOST:PORT."
             )
+        for proxy in self.trusted_proxy:
+            try:
+                ip_network(proxy)
+            except ValueError as error:
+                raise InputError(
+                    f"--trusted-proxy cannot be {proxy!r}: {error}; give an address such as "
+                    "192.0.2.1, or a network such as 192.0.2.0/24."
+                ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,3 +122,48 @@ class SendRequest(Request):
     file: str = option("File of the results.", metavar="FILE")
     to: str = option("Destination: SERVER/v1/tunes/ID/validations.", flag="--to", metavar="URL")
     token_file: str | None = token_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFields(Request):
+    """The server that is asked."""
+
+    server: str = option("Server: http://HOST:PORT.", flag="--server", metavar="URL")
+    token_file: str | None = token_option()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobsListRequest(ServerFields):
+    """List your jobs, newest first."""
+
+    limit: int = option(
+        "Most jobs of each kind (default 20).",
+        flag="--limit", metavar="N", default=20, minimum=1, maximum=200,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFields(ServerFields):
+    """One job."""
+
+    job: str = option("Id of the job.", metavar="JOB")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobsShowRequest(JobFields):
+    """Show a job: how far it is, and its result when it is done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobsFinishRequest(JobFields):
+    """Stop a job and keep what it has: it ends with the best so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobsCancelRequest(JobFields):
+    """Call a job off: it ends without a result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobsDeleteRequest(JobFields):
+    """Delete a job that has ended, with its result and files."""

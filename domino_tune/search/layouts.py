@@ -81,6 +81,14 @@ class Candidate:
         bounds = {plan: self._form.lower_bound_ns(plan) for plan in self.plans}
         return dict(sorted(bounds.items(), key=lambda item: item[1]))
 
+    @property
+    def known_bounds_ns(self) -> dict[SlicePlan, int]:
+        """The best bounds that are computed already."""
+        names = ("bounds_ns", "coarse_ns", "quick_ns")
+        best = next((name for name in names if name in vars(self)), "quick_ns")
+        found: dict[SlicePlan, int] = getattr(self, best)
+        return found
+
     def best(self, plans: Iterable[SlicePlan] | None = None) -> Timed | None:
         """Return the fastest of the evaluated ``plans``, or of all."""
         found = (self.timed.get(plan) for plan in (self.timed if plans is None else plans))
@@ -233,3 +241,17 @@ class LayoutSearch:
     def evaluations(self) -> int:
         """Number of plans that were looked at with an engine."""
         return sum(len(one.timed) for one in self.candidates)
+
+    @property
+    def left(self) -> int | None:
+        """Return how many plans at most may still be looked at, by the best bounds that are known;
+        None before KEPT layouts are found."""
+        limit_ns = self._last_kept_ns()
+        if limit_ns == FOREVER_NS:
+            return None
+        return sum(
+            bound_ns <= min(limit_ns, one.best_ns())
+            for one in self.candidates
+            for plan, bound_ns in one.known_bounds_ns.items()
+            if plan not in one.timed
+        )

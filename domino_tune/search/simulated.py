@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import cast
 
-from domino_tune.search.problem import Evaluation
+from domino_tune.search.problem import Evaluation, Record, ties
 from domino_tune.search.space import Space, SpaceSpec, Target, enumerate_plans
 from simulator.case import Case
 from simulator.clocked_form import closed_form
@@ -63,6 +63,23 @@ class SimulatedPlans:
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return a closed-form estimate, without an engine."""
         return self._prior_ns(plan)
+
+    @cached_property
+    def _quick_bounds_ns(self) -> list[int]:
+        return [self._quick_bound_ns(plan) for plan in self.plans]
+
+    def left(self, record: Record) -> int | None:
+        """Return how many plans at most an exhaustive search will still look at, by their bounds;
+        None before the first trial. The search itself asks for these bounds before it ends."""
+        if not record.trials:
+            return None
+        fastest_ns = min(trial.iteration_ns for trial in record.trials)
+        return sum(
+            index not in record.history
+            and ties(quick_ns, fastest_ns)
+            and ties(self._bound_ns(self.plans[index]), fastest_ns)
+            for index, quick_ns in enumerate(self._quick_bounds_ns)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

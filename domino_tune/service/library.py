@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from sqlalchemy import Connection, Row, delete, select, update
 
@@ -14,16 +14,18 @@ from domino_tune.base.errors import ConflictError, NotFoundError, PreconditionEr
 from domino_tune.service.encoding import json_text
 from domino_tune.service.idempotency import Idempotency, claim_key, earlier_answer
 from domino_tune.service.names import slug
+from domino_tune.service.quota import Keep, check_quota
 from domino_tune.service.sql.database import Database
-from domino_tune.service.sql.statements import insert, now_s
+from domino_tune.service.sql.statements import hold, insert, now_s
 from domino_tune.service.sql.tables import models, profile_bodies, profiles
+from domino_tune.service.stored import ListedProfile, StoredModel, StoredProfile
 from domino_tune.store.formats.model_file import dump_model, model_from_json
 from domino_tune.store.models import LoadedModel, override, read_model
 from domino_tune.store.profiles import (
+    FiledProfile,
     ProfileSummary,
     bundled_bytes,
     bundled_names,
-    dump_profile,
     parse_profile,
     summary_of,
 )
@@ -31,9 +33,7 @@ from domino_tune.store.shelf import Shelf
 from simulator.errors import InputError, ProfileError, unknown_name
 from simulator.presets import MODELS
 from simulator.profile import Profile
-from simulator.specs import ModelSpec
 
-Origin = Literal["bundled", "library"]
 ANY: Final = "*"
 """In If-Match: any stored content; in If-None-Match: the name must be new."""
 _PARSED: Final = 8
@@ -41,44 +41,16 @@ _PARSED: Final = 8
 _SUMMARIES: Final = 1024
 
 
-@dataclass(frozen=True, kw_only=True)
-class ListedProfile:
-    """A profile's entry in the list."""
-
-    name: str
-    origin: Origin
-    content_id: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredProfile:
-    """A profile's file; ``content_id`` is its ETag."""
-
-    name: str
-    origin: Origin
-    content_id: str
-    body: bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredModel:
-    """A model, and notes on how its config was read."""
-
-    name: str
-    origin: Origin
-    spec: ModelSpec
-    notes: tuple[str, ...] = ()
-
-
 class Library:
     """Profiles and models in the database, beside the bundled ones.
 
     Names are slugs and never paths. All methods raise StorageError and UnavailableError, and
-    InputError for a name that is not a slug.
+    InputError for a name that is not a slug. ``keep``: what an owner may have.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, keep: Keep | None = None) -> None:
         self._database = database
+        self._keep = keep or Keep()
         # An id's content never changes; parsing one strictly takes tens of milliseconds.
         self._parsed = lru_cache(maxsize=_PARSED)(self._parse)
         self.summary = lru_cache(maxsize=_SUMMARIES)(self._summary)
@@ -86,21 +58,21 @@ class Library:
     def put(
         self,
         name: str,
-        data: bytes,
+        profile: FiledProfile,
         *,
         if_match: str | None = None,
         if_none_match: str | None = None,
         idempotency: Idempotency | None = None,
         response: Mapping[str, Any] | None = None,
+        owner: str | None = None,
     ) -> tuple[str, bool]:
-        """Store the profile in file ``data``. Return its content id, and whether the name is new.
+        """Store the profile. Return its content id, and whether the name is new.
 
         Conditions are content ids or ``*``. ``response`` is stored with the key, and returned by
-        ``earlier_answer``. Raise ProfileError for a bad file, InputError where its own name is
-        another, ConflictError for a bundled name, PreconditionError.
+        ``earlier_answer``. Raise InputError where the profile's own name is another, ConflictError
+        for a bundled name, PreconditionError, QuotaError of ``owner``.
         """
-        profile = parse_profile(data, source=f"profile {slug('profile', name)!r}")
-        _refuse_bundled("profile", name, bundled())
+        _refuse_bundled("profile", slug("profile", name), bundled())
         if profile.name != name:
             raise InputError(
                 f"The profile calls itself {profile.name!r}, not {name!r}; put it under its own "
@@ -117,7 +89,9 @@ class Library:
                 parsed = json.loads(earlier)
                 return parsed["content_id"], parsed["created"]
             _check(name, current, if_match, if_none_match)
-            _store(connection, name, current, content_id, dump_profile(profile))
+            if owner is not None:
+                check_quota(connection, owner, len(profile.body), self._keep)
+            _store(connection, name, current, content_id, profile.body, owner)
         return content_id, current is None
 
     def earlier_answer(self, given: Idempotency) -> tuple[str, bool, Any] | None:
@@ -148,6 +122,23 @@ class Library:
         if row is None:
             raise NotFoundError(f"There is no profile {name!r}; the list of profiles has all.")
         return StoredProfile(name=name, origin="library", content_id=row.content_id, body=row.body)
+
+    def check_calibrated(self, name: str, base: str) -> None:
+        """Raise ConflictError where a profile that is calibrated from ``base`` may not have this
+        name: another profile would be lost."""
+        if name == base:
+            raise ConflictError(f"{name!r} is the profile to start from; choose another name.")
+        with self._database.read() as connection:
+            _refuse_loss(connection, name)
+
+    def shelve(self, connection: Connection, file: bytes, owner: str) -> None:
+        """Keep a calibrated profile in a transaction. Raise ConflictError as ``check_calibrated``
+        does, and QuotaError."""
+        profile = parse_profile(file, source="the calibrated profile")
+        _refuse_loss(connection, profile.name)
+        check_quota(connection, owner, len(file), self._keep)
+        current = _current(connection, profile.name)
+        _store(connection, profile.name, current, profile.content_id, file, owner)
 
     def delete(self, name: str, *, if_match: str | None = None) -> None:
         """Delete a name. Raise NotFoundError, PreconditionError, ConflictError if bundled."""
@@ -182,11 +173,17 @@ class Library:
             )  # fmt: skip
 
     def put_model(
-        self, name: str, parsed: Mapping[str, Any], *, idempotency: Idempotency | None = None
+        self,
+        name: str,
+        parsed: Mapping[str, Any],
+        *,
+        idempotency: Idempotency | None = None,
+        owner: str | None = None,
     ) -> tuple[StoredModel, bool]:
         """Store a parsed Hugging Face config or model file. Return it, and whether it is new.
 
-        Raise InputError for a bad config, ConflictError for a preset's name.
+        Raise InputError for a bad config, ConflictError for a preset's name, QuotaError of
+        ``owner``.
         """
         loaded = read_model(parsed, name=slug("model", name), source=f"model {name!r}")
         _refuse_bundled("model", name, MODELS)
@@ -196,8 +193,10 @@ class Library:
             spec=replace(loaded.spec, name=name),
             notes=loaded.notes,
         )
+        body = dump_model(model.spec)
         values = {
-            "body": dump_model(model.spec),
+            "body": body,
+            "owner": owner,
             "notes": json.dumps(model.notes),
             "updated_s": now_s(),
         }
@@ -207,6 +206,8 @@ class Library:
             earlier = claim_key(connection, idempotency, json_text({"created": created}))
             if earlier is not None:
                 return model, json.loads(earlier)["created"]
+            if owner is not None:
+                check_quota(connection, owner, len(body), self._keep)
             connection.execute(
                 insert(connection, models)
                 .values(name=name, **values)
@@ -220,6 +221,13 @@ class Library:
         if found is None:
             raise NotFoundError(f"There is no model {name!r}; the list of models has all.")
         return found
+
+    def delete_model(self, name: str) -> None:
+        """Delete a model. Raise NotFoundError, ConflictError for a preset."""
+        _refuse_bundled("model", slug("model", name), MODELS)
+        with self._database.write() as connection:
+            if not connection.execute(delete(models).where(models.c.name == name)).rowcount:
+                raise NotFoundError(f"There is no model {name!r}; the list of models has all.")
 
     def list_models(self) -> tuple[StoredModel, ...]:
         """Return the presets, small to large within a family, then the library's models by name."""
@@ -262,7 +270,9 @@ class Library:
     def _parse(self, content_id: str) -> Profile:
         asked = select(profile_bodies.c.body).where(profile_bodies.c.content_id == content_id)
         with self._database.read() as connection:
-            body = connection.execute(asked).scalar_one()
+            body = connection.scalar(asked)
+        if body is None:
+            raise NotFoundError("That profile was deleted just now; the list of profiles has all.")
         return parse_profile(body, source=f"profile {content_id}")
 
 
@@ -298,6 +308,23 @@ def _refuse_bundled(kind: str, name: str, theirs: Mapping[str, object]) -> None:
         )
 
 
+def _refuse_loss(connection: Connection, name: str) -> None:
+    """Raise ConflictError where a calibrated profile of this name would hide or replace one that
+    was measured or imported."""
+    _refuse_bundled("profile", slug("profile", name), bundled())
+    asked = (
+        select(profile_bodies.c.body)
+        .join(profiles, profiles.c.content_id == profile_bodies.c.content_id)
+        .where(profiles.c.name == name)
+    )
+    there = connection.scalar(asked)
+    if there is not None and json.loads(there).get("calibration") is None:
+        raise ConflictError(
+            f"There is a profile {name!r} that is not calibrated; choose another name, so that it "
+            "is not lost."
+        )
+
+
 def _current(connection: Connection, name: str) -> str | None:
     """Return the name's content id, and lock it until the transaction ends."""
     asked = select(profiles.c.content_id).where(profiles.c.name == name).with_for_update()
@@ -314,14 +341,15 @@ def _check(name: str, current: str | None, if_match: str | None, if_none_match: 
 
 
 def _store(
-    connection: Connection, name: str, current: str | None, content_id: str, body: bytes
+    connection: Connection,
+    name: str,
+    current: str | None,
+    content_id: str,
+    body: bytes,
+    owner: str | None,
 ) -> None:
-    connection.execute(
-        insert(connection, profile_bodies)
-        .values(content_id=content_id, body=body)
-        .on_conflict_do_nothing()
-    )
-    values = {"content_id": content_id, "updated_s": now_s()}
+    hold(connection, profile_bodies.c.content_id, {"content_id": content_id, "body": body})
+    values = {"content_id": content_id, "updated_s": now_s(), "owner": owner}
     if current is not None:
         connection.execute(update(profiles).where(profiles.c.name == name).values(**values))
         return

@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import uvicorn
@@ -16,7 +17,8 @@ from domino_tune.base.extras import needed_for
 from domino_tune.base.freed_memory import give_freed_memory_back
 from domino_tune.base.loopback import is_loopback
 from domino_tune.requests.service import ServeRequest
-from domino_tune.service.sql.location import database_url, open_service_database
+from domino_tune.service.quota import DAY_S, MIB
+from domino_tune.service.sql.location import database_url, is_there, open_service_database
 from domino_tune.service.tokens import TokenDesk
 from simulator.errors import InputError
 
@@ -26,6 +28,9 @@ SETTINGS: Final = "DOMINO_TUNE_SERVE"
 """Environment variable that hands the API its settings, as JSON."""
 LAST_ANSWERS_S: Final = 2
 """Time to finish current answers when the server is told to stop."""
+SWITCH_S: Final = 0.0005
+"""A thread that computes lets the event loop go on after this time, at each socket call. With 5 ms,
+as Python has it, sixty callers at once waited half a second."""
 BACKLOG: Final = 2048
 HEADER_BYTES: Final = 16 << 10
 """Longest request line with its headers."""
@@ -51,29 +56,39 @@ def serve(request: ServeRequest, ready: Callable[[str], None]) -> None:
     not start.
     """
     give_freed_memory_back()
-    url = database_url(request.database)
-    tokens = _tokens(url)
+    sys.setswitchinterval(SWITCH_S)
     with _listen(request.host, request.port) as listener:
-        if not tokens and not _only_here(listener):
+        alone = _only_here(listener)
+        # Refusing must not leave a database behind.
+        tokens = _tokens(request.database) if alone or is_there(request.database) else 0
+        if not tokens and not alone:
             raise InputError(
                 f"--host {request.host} can be reached from other machines, and nobody has a token "
                 "yet: make one with `python -m domino_tune tokens add NAME`, or leave --host out."
             )
         settings = {
-            "database_url": url,
+            "database_url": database_url(request.database),
             "executor": request.executor,
             "workers": request.workers or os.cpu_count() or 1,
             "bind": listener.getsockname()[0],
             "tokens_required": tokens > 0,
+            "job_s": 60.0 * request.job_minutes,
+            "keep_s": DAY_S * request.keep_days,
+            "keep_jobs": request.keep_jobs,
+            "keep_bytes": MIB * request.keep_mib,
         }
         os.environ[SETTINGS] = json.dumps(settings)
         with needed_for("serve"):
-            _run(listener, lambda: ready(f"http://{_address(listener)}"))
+            _run(
+                listener,
+                lambda: ready(f"http://{_address(listener)}"),
+                request.trusted_proxy,
+            )
 
 
-def _tokens(url: str) -> int:
+def _tokens(given: str | None) -> int:
     """Return the number of tokens; requests need one as soon as there is one."""
-    database = open_service_database(url, what="serve")
+    database = open_service_database(given, what="serve")
     try:
         return len(TokenDesk(database).list())
     finally:
@@ -106,11 +121,15 @@ def _only_here(listener: socket.socket) -> bool:
     return is_loopback(listener.getsockname()[0].partition("%")[0])
 
 
-def _run(listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Run uvicorn. It stops on signals, and raises them again after it has stopped."""
+def _run(listener: socket.socket, ready: Callable[[], None], proxies: Sequence[str]) -> None:
+    """Run uvicorn. It stops on signals, and raises them again after it has stopped.
+
+    Behind one of ``proxies`` a caller's address is the last in X-Forwarded-For that is not one.
+    """
     config = uvicorn.Config(
         APP, factory=True, http=PROTOCOL, ws="none", loop="asyncio", lifespan="on",
-        log_level="warning", access_log=False, server_header=False, proxy_headers=False,
+        log_level="warning", access_log=False, server_header=False, proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
         h11_max_incomplete_event_size=HEADER_BYTES, timeout_graceful_shutdown=LAST_ANSWERS_S,
     )  # fmt: skip
     server = Server(config, ready)

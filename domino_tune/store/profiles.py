@@ -24,6 +24,7 @@ from simulator.errors import ProfileError, unknown_name
 from simulator.profile import SCHEMA, SECTIONS, Profile, to_plain
 
 __all__ = [
+    "FiledProfile",
     "ProfileSummary",
     "SectionCheck",
     "bundled_bytes",
@@ -31,6 +32,7 @@ __all__ = [
     "check_profile",
     "diff_profiles",
     "dump_profile",
+    "filed",
     "json_schema",
     "list_profiles",
     "load_profile",
@@ -56,6 +58,16 @@ class ProfileSummary:
     problem: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class FiledProfile:
+    """A profile that was checked, as a library keeps it; ``body`` is its file."""
+
+    name: str
+    content_id: str
+    body: bytes
+    summary: ProfileSummary
+
+
 def load_profile(name_or_path: str | Path) -> Profile:
     """Return a bundled profile, one of the user's, or the profile in a file.
 
@@ -78,6 +90,14 @@ def load_profile(name_or_path: str | Path) -> Profile:
 def parse_profile(data: bytes, *, source: str) -> Profile:
     """Return the profile of a file's bytes. Raise ProfileError with the place and the reason."""
     return _validated(parse_json(data, source=source, error=ProfileError), source)
+
+
+def filed(profile: Profile) -> FiledProfile:
+    """Return the profile as a library keeps it."""
+    return FiledProfile(
+        name=profile.name, content_id=profile.content_id, body=dump_profile(profile),
+        summary=summary_of(profile, "library"),
+    )  # fmt: skip
 
 
 def save_profile(profile: Profile, path: str | Path) -> None:
@@ -141,18 +161,18 @@ def _validated(content: dict[str, Any], source: str) -> Profile:
         raise ProfileError(
             f"{source}: schema {schema} is newer than {SCHEMA}, the newest this program reads; "
             f"upgrade domino_tune."
-        )
+        ).at("schema")
     if isinstance(schema, int) and schema < SCHEMA:
         raise ProfileError(
             f"{source}: schema {schema} is older than {SCHEMA}, the only one this program reads; "
             "measure the profile again, or import its tables again."
-        )
+        ).at("schema")
     profile = parse(Profile, content, source=source, error=ProfileError)
     if checksum != profile.content_id:
         raise ProfileError(
             f"{source}: checksum is {checksum!r}, the content's is {profile.content_id!r}; the "
             f"file was changed by hand or damaged. Write profiles with `profiles import`."
-        )
+        ).at("checksum")
     return profile
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Final
 
-from domino_tune.base.cores import on_all_cores
+from domino_tune.base.cores import Ahead, in_turn, on_all_cores
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import CalibrateRequest, SimulateRequest
 from domino_tune.requests.from_text import by_field, request_from_text
 from domino_tune.results.calibrate import CalibratedRun, CalibrateResult, LearntPart
-from domino_tune.search.calibration import NOISE, Fitted, MeasuredRun, fit_runs
+from domino_tune.search.calibration import Fitted, MeasuredRun, fit_runs
 from domino_tune.store.files import check_writable, make_folder, read_text
 from domino_tune.store.formats.megatron_log import read_megatron_log
 from domino_tune.store.formats.run_table import RunRow, read_runs
@@ -28,6 +28,9 @@ from simulator.predict import predict
 from simulator.profile import Profile
 from simulator.provenance import Provenance
 
+LEAST_RUNS: Final = 2
+USUAL: Final = "megatron"
+"""Strategy of a run that names none."""
 MOST_LEFT: Final = 0.25
 """Error of a run beyond which the runs contradict it."""
 FAR: Final = 3.0
@@ -43,22 +46,50 @@ def calibrate(
     machine, and where the name is taken by a profile that is not calibrated.
     """
     profile = shelf.profile(request.profile)
+    check_base(profile)
+    asked = [asked_in(row, request.profile) for row in _rows(request)]
+    path = _path(profile, request.name)
+    runs = [measured(one, OneProfile(profile, shelf)) for one in asked]
+    progress(f"{len(runs)} runs")
+    files = [Path(one).name for one in (request.runs, *request.megatron_log) if one]
+    made, result = calibrated(profile, request.name, runs, ", ".join(files), on_all_cores)
+    save_profile(made, path)
+    return replace(result, path=str(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedRun:
+    """An iteration that was measured: a name for people, the plan as a request, its time."""
+
+    label: str
+    request: SimulateRequest
+    measured_ms: float
+
+
+def check_base(profile: Profile) -> None:
+    """Raise InputError for a profile that cannot be started from."""
     if profile.calibration is not None:
         raise InputError(
             f"Profile {profile.name!r} is calibrated already; start from {profile.calibration.base}"
             ", and give all runs together."
         )
-    rows = _rows(request)
-    path = _path(profile, request.name)
-    runs = [_run(row, request.profile, OneProfile(profile, shelf)) for row in rows]
-    progress(f"{len(runs)} runs")
-    fitted = fit_runs(runs, on_all_cores)
+
+
+def calibrated(
+    profile: Profile,
+    name: str,
+    runs: Sequence[MeasuredRun],
+    told: str,
+    ahead: Ahead = in_turn,
+) -> tuple[Profile, CalibrateResult]:
+    """Return the profile that explains ``runs`` under its new ``name``, and what they tell.
+
+    ``told`` says where they come from. Raise InputError for runs that contradict each other.
+    """
+    fitted = fit_runs(runs, ahead)
     _refuse_contradictions(runs, fitted)
-    made = replace(
-        profile, name=request.name, calibration=_calibration(profile, fitted, runs, request)
-    )
-    save_profile(made, path)
-    return _result(made, str(path), fitted, runs)
+    made = replace(profile, name=name, calibration=_calibration(profile, fitted, runs, told))
+    return made, _result(made, fitted, runs)
 
 
 @dataclass(frozen=True)
@@ -105,7 +136,7 @@ def _path(profile: Profile, name: str) -> Path:
 def _rows(request: CalibrateRequest) -> list[RunRow]:
     rows = read_runs(read_text(request.runs), request.runs) if request.runs else []
     rows += [read_megatron_log(read_text(path), Path(path).name) for path in request.megatron_log]
-    if len(rows) < 2:
+    if len(rows) < LEAST_RUNS:
         raise InputError(
             f"There are {len(rows)} runs; give two or more by --runs or --megatron-log, of layouts "
             "that differ."
@@ -113,7 +144,8 @@ def _rows(request: CalibrateRequest) -> list[RunRow]:
     return rows
 
 
-def _run(row: RunRow, profile: str, shelf: Shelf) -> MeasuredRun:
+def asked_in(row: RunRow, profile: str) -> AskedRun:
+    """Return the run of a row. Raise InputError, which names it, for what is wrong with it."""
     try:
         options = by_field(row.options)
         given = options.pop("profile", "") or profile
@@ -121,15 +153,31 @@ def _run(row: RunRow, profile: str, shelf: Shelf) -> MeasuredRun:
             raise InputError(f"it is of profile {given!r}; calibrate one at a time.")
         if options.get("plan"):
             raise InputError("it gives a plan file; give the plan's options instead.")
-        usual = {} if options.get("strategy") else {"strategy": "megatron"}
-        asked = {**options, **usual, "profile": profile}
-        request = request_from_text(SimulateRequest, asked)
-        case = resolve(request, shelf=shelf)
-        plan = plan_of(request, None, case)
-        predict(case, plan)
+        usual = {} if options.get("strategy") else {"strategy": USUAL}
+        request = request_from_text(SimulateRequest, {**options, **usual, "profile": profile})
     except DominoTuneError as error:
         raise InputError(f"{row.label}: {error}") from None
-    return MeasuredRun(label=row.label, case=case, plan=plan, measured_ms=row.measured_ms)
+    return AskedRun(label=row.label, request=request, measured_ms=row.measured_ms)
+
+
+def planned(run: AskedRun, shelf: Shelf) -> MeasuredRun:
+    """Return the run as a case and a plan. Raise InputError, which names it, where it is none."""
+    try:
+        case = resolve(run.request, shelf=shelf)
+        plan = plan_of(run.request, None, case)
+    except DominoTuneError as error:
+        raise InputError(f"{run.label}: {error}") from None
+    return MeasuredRun(label=run.label, case=case, plan=plan, measured_ms=run.measured_ms)
+
+
+def measured(run: AskedRun, shelf: Shelf) -> MeasuredRun:
+    """Return the run as ``planned`` does. Raise InputError, too, where it cannot be predicted."""
+    made = planned(run, shelf)
+    try:
+        predict(made.case, made.plan)
+    except DominoTuneError as error:
+        raise InputError(f"{run.label}: {error}") from None
+    return made
 
 
 def _refuse_contradictions(runs: Sequence[MeasuredRun], fitted: Fitted) -> None:
@@ -148,13 +196,12 @@ def _refuse_contradictions(runs: Sequence[MeasuredRun], fitted: Fitted) -> None:
 
 
 def _calibration(
-    profile: Profile, fitted: Fitted, runs: Sequence[MeasuredRun], request: CalibrateRequest
+    profile: Profile, fitted: Fitted, runs: Sequence[MeasuredRun], told: str
 ) -> Calibration:
     parts = tuple(
         CalibratedPart(part=name, factor=round(one.factor, 6), error=round(one.error, 6))
         for name, one in sorted(fitted.parts.items())
     )
-    files = [Path(one).name for one in (request.runs, *request.megatron_log) if one]
     return Calibration(
         parts=parts,
         constant_ms=round(fitted.constant_ms, 6),
@@ -162,10 +209,10 @@ def _calibration(
         base=profile.name,
         provenance=Provenance(
             kind="fitted",
-            source=f"{len(runs)} measured iterations: {', '.join(files)}",
+            source=f"{len(runs)} measured iterations: {told}",
             error=round(_mean_error(runs, fitted.left_out_ms), 6),
             note=f"Factors on {profile.name}; priors are its look-ups' errors, runs are off by "
-            f"{NOISE:.0%} (assumed).",
+            f"{fitted.noise:.1%} (from what the factors leave, and 2% assumed).",
         ),
     )
 
@@ -176,13 +223,10 @@ def _mean_error(runs: Sequence[MeasuredRun], times_ms: Sequence[float]) -> float
     )
 
 
-def _result(
-    made: Profile, path: str, fitted: Fitted, runs: Sequence[MeasuredRun]
-) -> CalibrateResult:
+def _result(made: Profile, fitted: Fitted, runs: Sequence[MeasuredRun]) -> CalibrateResult:
     told = zip(runs, fitted.before_ms, fitted.after_ms, fitted.left_out_ms, strict=True)
     return CalibrateResult(
         profile=ProfileRef.of(made),
-        path=path,
         parts=tuple(
             LearntPart(part=name, factor=one.factor, prior=one.prior, error=one.error)
             for name, one in fitted.parts.items()

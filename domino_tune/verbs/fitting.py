@@ -2,38 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from simulator.case import Case
-from simulator.errors import InputError
-from simulator.peak import may_fit
+from simulator.errors import InfeasiblePlanError, InputError
+from simulator.peak import least_peak_bytes, may_fit, peak_bytes, static_memory
+from simulator.plan import MEGATRON
 from simulator.specs import DataParallel
+from simulator.units import GIB
 
 MOST_REPLICAS: Final = 1024
+MOST_STAGES: Final = 16
 SHARDING: Final[tuple[DataParallel, ...]] = ("distributed-optimizer", "fsdp")
 
 
-def smallest_change(case: Case) -> str:
-    """Return the options with which some plan fits, or why none do.
+def check_may_fit(case: Case) -> None:
+    """Raise InfeasiblePlanError when no plan fits the memory, without looking at each of them.
+
+    Nothing is refused that could run: ``least_peak_bytes`` is not above any plan's peak.
+    """
+    if may_fit(case):
+        return
+    least, static = least_peak_bytes(case), sum(static_memory(case, MEGATRON))
+    change = smallest_change(case)
+    raise InfeasiblePlanError(
+        f"No plan fits in the memory of {case.profile.machine.gpu}: each needs "
+        f"{least / GIB:.1f} GiB or more at its peak ({static / GIB:.1f} GiB of weights, gradients "
+        f"and optimizer state, the rest activations), but it has {case.capacity_bytes / GIB:.0f} "
+        f"GiB; {_words(change)}",
+        reason="memory",
+        change=change,
+    )
+
+
+def smallest_change(case: Case) -> dict[str, object]:
+    """Return the options, by name, with which some plan fits; empty where none of these do.
 
     Tried in this order: a smaller micro-batch, a sharded optimizer, recomputation, more
-    tensor-parallel ranks, and more replicas, which share the optimizer; then the last two with one
-    sequence a micro-batch. Recomputing the attention core alone saves nothing.
+    tensor-parallel ranks, then these with one sequence a micro-batch; a pipeline; and more
+    replicas, which share the optimizer. Recomputing the attention core alone saves nothing.
     """
     one = _micro_batch(case, 1)
     again = replace(case, workload=replace(case.workload, recompute="full"))
     for changed in (
-        *_smaller(case), *_sharded(case), again, *_larger(case), *_larger(one), *_more(one)
+        *_smaller(case), *_sharded(case), again, *_larger(case), *_larger(one), *_deeper(one),
+        *_more(one),
     ):  # fmt: skip
-        if may_fit(changed):
-            return f"the smallest change that fits: {_options(case, changed)}."
-    return (
-        "no smaller micro-batch, larger tp or more replicas make it fit: lower --seq-length, or "
-        "take GPUs with more memory."
-    )
+        fits = _pipeline_fits if changed.cluster.pp > 1 else may_fit
+        if _weights_fit(changed) and fits(changed):
+            before, after = _numbers(case), _numbers(changed)
+            return {name: value for name, value in after.items() if value != before[name]}
+    return {}
+
+
+def _words(change: Mapping[str, object]) -> str:
+    if not change:
+        return (
+            "no smaller micro-batch, larger tp, pipeline or more replicas make it fit: lower "
+            "--seq-length, or take GPUs with more memory."
+        )
+    options = (f"--{name.replace('_', '-')} {value}" for name, value in change.items())
+    return f"the smallest change that fits: {' '.join(options)}."
+
+
+def _weights_fit(case: Case) -> bool:
+    """Return whether weights, gradients and optimizer state alone fit, which is told sooner."""
+    return sum(static_memory(case, MEGATRON)) <= case.capacity_bytes
+
+
+def _pipeline_fits(case: Case) -> bool:
+    """Return whether a plan fits with its activations, of which ``may_fit`` knows nothing where
+    there is a pipeline."""
+    plans = [replace(MEGATRON, sequence_parallel=mode) for mode in case.modes]
+    return any(peak_bytes(case, plan) <= case.capacity_bytes for plan in plans)
 
 
 def _micro_batch(case: Case, size: int) -> Case:
@@ -67,6 +111,18 @@ def _larger(case: Case) -> Iterator[Case]:
             yield replace(case, cluster=replace(case.cluster, tp=tp))
 
 
+def _deeper(case: Case) -> Iterator[Case]:
+    """Yield the case with more stages of a pipeline, which have equally many layers."""
+    if case.cluster.vpp > 1 or case.workload.pp_layers or case.workload.recompute_layers:
+        return
+    pp = 2 * case.cluster.pp
+    while pp <= min(MOST_STAGES, case.model.num_hidden_layers):
+        if case.model.num_hidden_layers % pp == 0:
+            with suppress(InputError):  # it does not fill nodes evenly
+                yield replace(case, cluster=replace(case.cluster, pp=pp))
+        pp *= 2
+
+
 def _more(case: Case) -> Iterator[Case]:
     """Yield the case with more replicas that share the optimizer, and then everything."""
     for kind in SHARDING:
@@ -77,20 +133,11 @@ def _more(case: Case) -> Iterator[Case]:
             dp *= 2
 
 
-def _options(case: Case, changed: Case) -> str:
-    """Return the options by which ``changed`` differs."""
-    before, after = _numbers(case), _numbers(changed)
-    return " ".join(
-        f"--{name.replace('_', '-')} {value}"
-        for name, value in after.items()
-        if value != before[name]
-    )
-
-
 def _numbers(case: Case) -> dict[str, object]:
     cluster, work = case.cluster, case.workload
     return {
-        "tp": cluster.tp, "dp": cluster.dp, "micro_batch_size": work.micro_batch_size,
+        "tp": cluster.tp, "pp": cluster.pp, "dp": cluster.dp,
+        "micro_batch_size": work.micro_batch_size,
         "grad_accumulation": work.grad_accumulation, "data_parallel": work.data_parallel,
         "recompute": work.recompute,
     }  # fmt: skip

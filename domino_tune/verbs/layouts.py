@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Final, NamedTuple
@@ -14,10 +15,13 @@ from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import TuneRequest
 from domino_tune.requests.options import option_of
 from domino_tune.requests.verbs import NOT_OF_LAYOUTS
+from domino_tune.results import SimulateResult
+from domino_tune.results.frameworks import RunsThere
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
 from domino_tune.search.layouts import Candidate, LayoutSearch, Timed
 from domino_tune.search.simulated import slicings_of
 from domino_tune.store.shelf import DISK, Shelf
+from domino_tune.verbs.frameworks import frameworks_of
 from domino_tune.verbs.resolve import Chosen, place, resolve, usual_sharing
 from domino_tune.verbs.simulate import simulate_plan
 from domino_tune.verbs.tune import divisors
@@ -26,7 +30,7 @@ from simulator.clocked_form import Layers
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.model_flops import mfu
 from simulator.ordering import order_of
-from simulator.peak import static_memory
+from simulator.peak import may_fit, static_memory
 from simulator.pipeline.memory import KeptBytes
 from simulator.plan import MEGATRON, SlicePlan, row_problem
 from simulator.sharding import spread_layers
@@ -35,6 +39,8 @@ from simulator.units import GIB, MS_PER_NS
 
 MOST_MICRO_BATCH: Final = 16
 MOST_VPP: Final = 8
+MOST_TIMES: Final = 64
+"""Most times the GPUs that an answer asks for where a model does not fit."""
 LEAST_CHUNK_TOKENS: Final = 1024
 """Context parallelism is looked at while its chunks of a sequence have so many tokens."""
 ROW_SLICES: Final = (1, 2, 3, 4)
@@ -90,6 +96,7 @@ def space_of(request: TuneRequest, shelf: Shelf = DISK) -> LayoutSpace:
     """Return what the request's search goes through. Raise InputError where no layout divides the
     GPUs and the batch."""
     base = base_of(request, shelf)
+    check_may_fit(base, request)
     candidates, infeasible = candidates_of(base, request)
     if not candidates and not infeasible["memory"]:
         raise InputError(
@@ -100,24 +107,29 @@ def space_of(request: TuneRequest, shelf: Shelf = DISK) -> LayoutSpace:
     return LayoutSpace(request=request, base=base, candidates=candidates, infeasible=infeasible)
 
 
-def conclude(space: LayoutSpace, search: LayoutSearch, ahead: Ahead = in_turn) -> LayoutsResult:
+def conclude(
+    space: LayoutSpace,
+    search: LayoutSearch,
+    ahead: Ahead = in_turn,
+    *,
+    stopped_by: str | None = None,
+) -> LayoutsResult:
     """Return the answer of a search that has ended, with the best layout simulated beside its
-    rivals; ``seconds`` is 0. Raise InfeasiblePlanError where no layout fits the memory."""
+    rivals; ``seconds`` is 0. ``stopped_by``: why it ended before its end; then nothing is proven,
+    nor the best layout without Domino known. Raise InfeasiblePlanError where no layout fits the
+    memory."""
     base, candidates, kept = space.base, space.candidates, search.kept()
     if not kept:
-        raise InfeasiblePlanError(
-            f"No layout of {base.model.name} on {space.request.gpus} GPUs fits the memory of "
-            f"{base.profile.machine.gpu}; give more --gpus, or a lower --seq-length.",
-            reason="memory",
-        )
+        raise _nothing_fits(base, {})
     best = kept[0].best()
     assert best is not None
-    rival = search.best_unsliced()
+    rival = None if stopped_by else search.best_unsliced()
     rival_ns = rival.best_ns(rival.unsliced) if rival else None
     chosen = Chosen(plan=best.plan, order=order_of(kept[0].case, best.plan))
     looked = Counter("memory" for one in candidates if one.fits_not)
+    simulated = simulate_plan(kept[0].case, chosen, judged=ahead)
     return LayoutsResult(
-        best=simulate_plan(kept[0].case, chosen, judged=ahead),
+        best=simulated,
         gpus=base.cluster.world_size,
         global_batch_size=_batch(space.request),
         layouts=tuple(_result(one, one.best(), rival_ns) for one in kept),
@@ -125,12 +137,83 @@ def conclude(space: LayoutSpace, search: LayoutSearch, ahead: Ahead = in_turn) -
             _result(rival, rival.best(rival.unsliced), rival_ns) if rival else None
         ),
         frontier=_frontier(search, rival_ns),
-        optimality="proven",
+        optimality="best_found" if stopped_by else "proven",
         candidates=len(candidates),
         plans=sum(len(one.plans) for one in candidates),
         evaluations=search.evaluations,
         infeasible=dict(sorted((space.infeasible + looked).items())),
         seconds=0.0,
+        stopped_by=stopped_by,
+        frameworks=_frameworks(kept[0].case, simulated),
+    )
+
+
+def _frameworks(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
+    """Return what frameworks run of the best layout; a request for it gives its sizes."""
+    cluster, work = case.cluster, case.workload
+    layout: dict[str, object] = {
+        "tp": cluster.tp, "pp": cluster.pp, "vpp": cluster.vpp, "cp": cluster.cp,
+        "dp": cluster.dp, "recompute": work.recompute,
+    }  # fmt: skip
+    if work.pp_layers:
+        layout["pp_layers"] = ",".join(map(str, work.pp_layers))
+    return tuple(
+        replace(one, request={**layout, **one.request}) if one.request else one
+        for one in frameworks_of(case, best)
+    )
+
+
+def check_may_fit(base: Case, request: TuneRequest) -> None:
+    """Raise InfeasiblePlanError, with the smallest change that fits, where the weights of no layout
+    do; ``base`` is that of ``base_of``."""
+    if not _some_may_fit(base, request):
+        raise _nothing_fits(base, _smallest_change(base, request))
+
+
+def _some_may_fit(base: Case, request: TuneRequest) -> bool:
+    """Return whether a layout may fit, or none divides the GPUs and the batch. Layouts that need
+    least of a GPU come last, and are looked at first."""
+    looked = False
+    for layout in reversed(list(layouts_of(base, request))):
+        with suppress(InputError):
+            case = case_of(base, request, layout)
+            looked = True
+            if weights_fit(case) and may_fit(case):
+                return True
+    return not looked
+
+
+def _smallest_change(base: Case, request: TuneRequest) -> dict[str, object]:
+    """Return the fields of the request with which some layout fits; empty where none do.
+
+    Tried in this order: recomputation, one sequence a micro-batch, and twice, four times … the
+    GPUs, up to MOST_TIMES.
+    """
+    changes: list[dict[str, object]] = [{"recompute": "full"}, {"micro_batch_size": 1}]
+    gpus = base.cluster.world_size
+    changes += [{"gpus": gpus << doubled} for doubled in range(1, MOST_TIMES.bit_length())]
+    for change in changes:
+        if all(getattr(request, name) is None for name in change):
+            continue  # it is searched already
+        with suppress(InputError):
+            asked = replace(request, **change)  # type: ignore[arg-type]
+            cluster = replace(base.cluster, dp=asked.gpus or gpus)
+            case = replace(base, cluster=place(cluster, base.profile, None))
+            if any(layouts_of(case, asked)) and _some_may_fit(case, asked):
+                return change
+    return {}
+
+
+def _nothing_fits(base: Case, change: Mapping[str, object]) -> InfeasiblePlanError:
+    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in change.items())
+    advice = f"the smallest change that fits: {options}" if change else (
+        "give more --gpus, or a lower --seq-length"
+    )  # fmt: skip
+    return InfeasiblePlanError(
+        f"No layout of {base.model.name} on {base.cluster.world_size} GPUs fits the memory of "
+        f"{base.profile.machine.gpu}; {advice}.",
+        reason="memory",
+        change=change,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from domino_tune.requests import PlanExportRequest, PlanShowRequest
 from domino_tune.results import ExportResult, PlanResult
 from domino_tune.search.space import TWO_ROWS, enumerate_plans
-from domino_tune.store.formats.deepspeed import deepspeed_arguments
+from domino_tune.store.formats.deepspeed import deepspeed_arguments, deepspeed_notes
 from domino_tune.store.formats.env import environment, export_lines
 from domino_tune.store.formats.megatron import (
     megatron_arguments,
@@ -42,6 +42,14 @@ RUNS: Final = MappingProxyType(
     }
 )
 """Format -> the framework, and the strategies that are exported to it."""
+_SCRIPTS: Final = MappingProxyType(
+    {
+        "megatron": "Megatron-LM's pretrain_gpt.py",
+        "deepspeed": "pretrain_gpt.py of DeepSpeedExamples' training/DeepSpeed-Domino",
+        "nemo": "NeMo's megatron_gpt_pretraining.py",
+    }
+)
+"""Format -> what takes its arguments."""
 
 
 @dataclass
@@ -84,13 +92,18 @@ def export_plan(plan_file: PlanFile, to: str, *, shelf: Shelf = DISK) -> ExportR
 def export_text(result: ExportResult) -> str:
     """Return a shell file to source: exports, and the arguments in DOMINO_TUNE_ARGS; or the
     framework's own file, in which what does not belong there is a comment."""
-    lines = [f"# {note}" for note in result.notes]
+    lines = []
+    if result.to in _SCRIPTS:
+        lines.append(
+            f'# Source this file, then give {_SCRIPTS[result.to]} "${{DOMINO_TUNE_ARGS[@]}}" and '
+            "your own data, tokenizer, learning rate and checkpoints."
+        )
+    lines += [f"# {note}" for note in result.notes]
     lines += [f"# setting: {name} = {value}" for name, value in result.settings.items()]
     exports = export_lines(result.environment)
     if result.to in DOCUMENTS:
-        return "".join(f"{line}\n" for line in [*lines, *(f"# {one}" for one in exports)]) + (
-            result.document
-        )
+        lines += [f"# In the shell that starts the ranks: {one}" for one in exports]
+        return "".join(f"{line}\n" for line in lines) + result.document
     lines += exports
     if result.arguments:
         lines += ["DOMINO_TUNE_ARGS=(", *(f"    {entry}" for entry in result.arguments), ")"]
@@ -141,19 +154,22 @@ def _deepspeed(plan_file: PlanFile, made: _Export, shelf: Shelf) -> None:
     made.arguments, made.settings = deepspeed_arguments(plan_file, plan)
     if plan != plan_file.plan:
         made.notes.append(_order_note(plan_file, plan, _predicted_ms(plan_file, plan, shelf)))
-    made.notes.append("Set the fields of `settings` on the config of DominoTransformer.")
+    made.notes += deepspeed_notes(plan_file)
 
 
 def _order_note(plan_file: PlanFile, own: SlicePlan, own_ms: float | None) -> str:
     """Return in which order DeepSpeed runs the slices, and what that costs where it is known."""
     note = (
-        f"DeepSpeed runs the two slices in its own order ({own.order}, wgrad {own.wgrad}), not "
-        f"{plan_file.plan.order}"
+        f"DeepSpeed runs the two slices in its own order ({own.order}, each weight gradient beside "
+        f"its dgrad), not {plan_file.plan.order} with wgrad={plan_file.plan.wgrad}"
     )
     if own_ms is None:
         return f"{note}."
-    planned = plan_file.predicted.iteration_ms
-    return f"{note}: {own_ms:,.1f} ms predicted, {planned:,.1f} ms as planned."
+    planned, baseline = plan_file.predicted.iteration_ms, plan_file.predicted.baseline_ms
+    return (
+        f"{note}: {baseline / own_ms:.2f}x instead of {baseline / planned:.2f}x ({own_ms:,.1f} ms "
+        f"instead of {planned:,.1f} ms; baseline {baseline:,.1f} ms)."
+    )
 
 
 def _predicted_ms(plan_file: PlanFile, plan: SlicePlan, shelf: Shelf) -> float | None:

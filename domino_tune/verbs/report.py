@@ -23,7 +23,7 @@ from domino_tune.report.data import (
     Sweep,
 )
 from domino_tune.report.html import write_report, write_scale
-from domino_tune.report.names import STRATEGY_NAMES
+from domino_tune.report.names import STRATEGY_NAMES, plan_text
 from domino_tune.requests.command_line import command_line, simulate_request
 from domino_tune.requests.outputs import TuneOutputs
 from domino_tune.results import (
@@ -94,7 +94,7 @@ def tuning_page(
                 row_slices=cell.row_slices,
                 col_slices=cell.col_slices,
                 iteration_ms=cell.iteration_ms,
-                note=cell.plan.label if cell.plan else cell.reason,
+                note=f"{cell.plan.label}: {plan_text(cell.plan)}" if cell.plan else cell.reason,
             )
             for cell in result.grid
         ),
@@ -173,6 +173,9 @@ def _page(result: SimulateResult, commands: Sequence[tuple[str, str]]) -> Report
             iteration_ms=result.iteration_ms,
             baseline_ms=result.baseline_ms,
             no_comm_ms=result.no_comm_ms,
+            comm_ms=result.comm_ms,
+            exposed_ms=result.exposed_comm_ms,
+            baseline_exposed_ms=result.variants[BASELINE].exposed_comm_ms,
             peak_memory_gib=result.peak_memory_gib,
             tokens_per_second_per_gpu=result.tokens_per_second_per_gpu,
             tflops_per_gpu=result.tflops_per_gpu,
@@ -275,7 +278,8 @@ def _plans(result: TuneResult) -> tuple[PlanRow, ...]:
     ranked = sorted(result.trials, key=lambda trial: trial.iteration_ms)[:PLANS_LISTED]
     return tuple(
         PlanRow(
-            label=trial.plan.label + (f", micro-batch {trial.micro_batch_size}" if many else ""),
+            plan=trial.plan,
+            note=f", micro-batch {trial.micro_batch_size}" if many else "",
             iteration_ms=trial.iteration_ms,
             peak_memory_gib=trial.peak_memory_gib,
         )
@@ -309,7 +313,7 @@ def _crossovers(result: TuneResult) -> tuple[Crossover, ...]:
     return tuple(
         Crossover(
             factor=crossover.factor,
-            winner=crossover.winner.label,
+            winner=crossover.winner,
             iteration_ms=crossover.winner_ms,
             baseline_ms=crossover.baseline_ms,
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 from domino_tune.base.units import QuantityError, parse_quantity
 from domino_tune.requests import PlanFields, WorkloadFields
+from domino_tune.requests.fields import NEEDED
 from domino_tune.store.models import override
 from domino_tune.store.plans import PlanFile, ProfileRef, load_plan
 from domino_tune.store.shelf import DISK, Shelf
@@ -217,8 +218,7 @@ def _given_plan_options(request: PlanFields) -> set[str]:
 
 
 def _require_all(request: WorkloadFields) -> None:
-    needed = ("model", "profile", "tp", "seq_length", "micro_batch_size")
-    missing = ["--" + name.replace("_", "-") for name in needed if getattr(request, name) is None]
+    missing = ["--" + name.replace("_", "-") for name in NEEDED if getattr(request, name) is None]
     if missing:
         them = "it" if len(missing) == 1 else "them"
         or_plan = ", or a plan file with --plan" if isinstance(request, PlanFields) else ""

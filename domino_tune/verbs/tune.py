@@ -21,17 +21,18 @@ from domino_tune.search import (
     Trial,
     choose_best,
 )
+from domino_tune.search.ledger import Ledger
 from domino_tune.search.problem import go_on
 from domino_tune.search.simulated import CasePlans, SimulatedPlans
 from domino_tune.store.shelf import DISK, Shelf
-from domino_tune.verbs.fitting import smallest_change
+from domino_tune.verbs.fitting import check_may_fit
+from domino_tune.verbs.frameworks import frameworks_of
 from domino_tune.verbs.landscape import contention_sensitivity, plan_grid
 from domino_tune.verbs.resolve import Chosen, check_collectives, resolve
 from domino_tune.verbs.simulate import simulate_plan
 from domino_tune.verbs.tune_measured import tune_measured
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.peak import least_peak_bytes, may_fit, static_memory
 from simulator.specs import TP_COLLECTIVES
 from simulator.units import GIB, MS_PER_NS
 
@@ -107,7 +108,7 @@ def search(
     Raise what ``pause`` raises, and InfeasiblePlanError when no plan is feasible.
     """
     case, space = plans.case, plans.space
-    _refuse_hopeless(plans)
+    check_may_fit(case)
     batch = case.workload.micro_batch_size
     progress(f"micro-batch {batch}: {len(space):,} plans of {space.size:,} combinations")
 
@@ -120,26 +121,6 @@ def search(
     )  # fmt: skip
     found = SEARCHES[request.method](plans.problem, options).within(space)
     return Searched(case=case, problem=plans.problem, found=found)
-
-
-def _refuse_hopeless(plans: CasePlans) -> None:
-    """Raise InfeasiblePlanError when no plan fits the memory, without looking at each of them.
-
-    Nothing is refused that could run: ``least_peak_bytes`` is not above any plan's peak. The search
-    itself looks at the plans of a space that is not refused.
-    """
-    case = plans.case
-    if not may_fit(case):
-        least = least_peak_bytes(case)
-        static = sum(static_memory(case, plans.space[0]))
-        raise InfeasiblePlanError(
-            f"None of the {len(plans.space):,} plans fits in the memory of "
-            f"{case.profile.machine.gpu}: each needs {least / GIB:.1f} GiB or more at its peak "
-            f"({static / GIB:.1f} GiB of weights, gradients and optimizer state, the rest "
-            f"activations), but it has {case.capacity_bytes / GIB:.0f} GiB; "
-            f"{smallest_change(case)}",
-            reason="memory",
-        )
 
 
 def tune_cases(
@@ -180,14 +161,29 @@ def search_all(
     return AllSearched(made=tuple(made), failed=tuple(failed))
 
 
+def found_so_far(cases: Sequence[CasePlans], records: Sequence[Record]) -> AllSearched:
+    """Return what searches that were interrupted have found; at least one has a trial."""
+    made = []
+    for plans, record in zip(cases, records, strict=True):
+        if record.trials:
+            ledger = Ledger(plans.problem, SearchOptions(record=record), trials=None)
+            found = ledger.result(pruned=len(record.pruned)).within(plans.space)
+            made.append(Searched(case=plans.case, problem=plans.problem, found=found))
+    return AllSearched(made=tuple(made), failed=())
+
+
 def conclude(
     searched: AllSearched,
     request: TuneRequest,
     progress: Progress = no_progress,
     *,
     ahead: Ahead = in_turn,
+    stopped_by: str | None = None,
 ) -> TuneResult:
-    """Simulate the best plan of all, its rivals and the grid of cuts; ``seconds`` is 0."""
+    """Simulate the best plan of all, its rivals and the grid of cuts; ``seconds`` is 0.
+
+    ``stopped_by``: why the searches ended before their end; nothing is proven then.
+    """
     made = searched.made
     best_trial = choose_best([one.found.best for one in made])
     best = next(one for one in made if one.found.best is best_trial)
@@ -203,7 +199,7 @@ def conclude(
     hopeless = [(plans.space, e.reason) for plans, e in searched.failed if e.reason != "target"]
     for space, reason in hopeless:
         infeasible.update({**space.infeasible, reason: len(space)})
-    proven = all(one.found.optimality == "proven" for one in made)
+    proven = not stopped_by and all(one.found.optimality == "proven" for one in made)
     return TuneResult(
         best=simulated,
         search=request.method,
@@ -219,6 +215,8 @@ def conclude(
         grid=grid,
         contention=sensitivity,
         seconds=0.0,
+        stopped_by=stopped_by,
+        frameworks=frameworks_of(best.case, simulated),
     )
 
 
@@ -229,6 +227,18 @@ def _trial(case: Case, trial: Trial) -> TrialResult:
         iteration_ms=trial.iteration_ns * MS_PER_NS,
         peak_memory_gib=trial.peak_bytes / GIB,
     )
+
+
+def check_some_may_fit(cases: Sequence[Case]) -> None:
+    """Raise the first case's InfeasiblePlanError where no plan of any case fits the memory."""
+    failed = []
+    for case in cases:
+        try:
+            check_may_fit(case)
+            return
+        except InfeasiblePlanError as error:
+            failed.append(error)
+    raise failed[0]
 
 
 def cases_to_tune(case: Case, tune_also: Sequence[str]) -> list[Case]:

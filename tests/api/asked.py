@@ -48,17 +48,23 @@ def refused(response: httpx.Response, status: int) -> Any:
 def described(response: httpx.Response) -> None:
     """Its status and body are among those that the description has for the operation."""
     request = response.request
-    told = _operation(request.method.lower(), request.url.path)["responses"]
+    told = operation(request.method.lower(), request.url.path)["responses"]
     assert str(response.status_code) in told, (request.method, request.url.path)
     content = told[str(response.status_code)].get("content", {})
     kind = response.headers.get("content-type", "").partition(";")[0]
-    assert kind in content or not response.content
+    assert {kind, "*/*"} & set(content) or not response.content
     if kind.endswith("json"):
-        schema = {**content[kind]["schema"], "components": description()["components"]}
-        Draft202012Validator(schema).validate(response.json())
+        fits(response.json(), content[kind]["schema"])
 
 
-def _operation(method: str, path: str) -> dict[str, Any]:
+def fits(plain: Any, schema: dict[str, Any]) -> None:
+    """JSON is as a schema of the description says."""
+    whole = {**schema, "components": description()["components"]}
+    Draft202012Validator(whole).validate(plain)
+
+
+def operation(method: str, path: str) -> dict[str, Any]:
+    """What the description says of a method of a path."""
     for template, operations in description()["paths"].items():
         if method in operations and re.fullmatch(re.sub(r"\{[^}]*\}", "[^/]+", template), path):
             found: dict[str, Any] = operations[method]

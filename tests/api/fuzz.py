@@ -22,11 +22,6 @@ CONFIGURATION: Final = """
 # A job that was just handed in has none of these yet.
 include-path-regex = "/(plan|report|trace)$"
 checks.ensure_resource_availability.enabled = false
-
-[[operations]]
-# DELETE calls a job off, and leaves it to be looked at.
-include-path-regex = "^/v1/(tunes|sweeps|layouts)"
-checks.use_after_free.enabled = false
 """
 
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from api.generate import MOST_ENTRIES, SPECIAL, Wire, shown, to_request, wire_body
 from api.schemas import SLOW, LayoutBody, SimulateBody, SweepBody, TuneBody, WhatIfBody
 from domino_tune.requests import Request, SimulateRequest, TuneRequest, WhatIfRequest
+from domino_tune.requests.fields import NEEDED
 from domino_tune.requests.options import option, option_of
 from domino_tune.requests.verbs import LAYOUT_FIELDS, LAYOUTS_NOT_SERVED, NOT_SERVED
 from domino_tune.results import to_json
@@ -76,9 +77,11 @@ def test_nothing_is_coerced_and_nothing_unknown_is_taken(bad: str) -> None:
 
 def test_layouts_need_what_asks_for_them() -> None:
     assert not set(LAYOUT_FIELDS) & set(TuneBody.model_fields)
-    whole: dict[str, Any] = {"gpus": 8, "global_batch_size": 16}
+    whole: dict[str, Any] = {
+        "gpus": 8, "global_batch_size": 16, "model": "a", "profile": "b", "seq_length": 1,
+    }  # fmt: skip
     assert to_request(LayoutBody.model_validate(whole), TuneRequest) == TuneRequest(**whole)
-    for name in LAYOUT_FIELDS:
+    for name in whole:
         for bad in ({k: v for k, v in whole.items() if k != name}, {**whole, name: None}):
             with pytest.raises(ValidationError):
                 LayoutBody.model_validate(bad)
@@ -93,7 +96,16 @@ def test_lists_and_texts_are_bounded() -> None:
 
 @pytest.mark.parametrize("name", ["gpt3-13b", "h100-dgx", "a", "0.9_x-y", "a."])
 def test_slugs(name: str) -> None:
-    assert TuneBody.model_validate({"model": name}).model_dump()["model"] == name
+    assert SimulateBody.model_validate({"model": name}).model_dump()["model"] == name
+
+
+def test_what_has_no_default_is_required_unless_a_plan_gives_it() -> None:
+    assert TuneBody.model_json_schema()["required"] == list(NEEDED)
+    for body in (SimulateBody, WhatIfBody, SweepBody):
+        schema = body.model_json_schema()
+        assert "required" not in schema
+        either = [one["required"] for one in schema["anyOf"]]
+        assert either == [["plan"], list(NEEDED)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,3 +128,17 @@ def test_results_are_shown_as_they_are_told() -> None:
     assert shown(Found).model_validate(told).model_dump() == told
     with pytest.raises(ValidationError):
         shown(Found).model_validate({**told, "secret": 1})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Many:
+    rows: tuple[ProfileRef, ...]
+    names: tuple[str, ...] = ()
+
+
+def test_of_many_faulty_entries_the_first_is_told() -> None:
+    faulty = '{"rows": [' + "{}," * 9_999 + '{}], "names": [1, 2, 3]}'
+    with pytest.raises(ValidationError) as caught:
+        shown(_Many).model_validate_json(faulty)
+    places = {error["loc"][:2] for error in caught.value.errors()}
+    assert places == {("rows", 0), ("names", 0)}

@@ -57,6 +57,25 @@ def test_every_answer_is_described(made: dict[str, Any]) -> None:
             assert declared.status == 204 or good["content"]["application/json"]["schema"]
 
 
+def test_answers_say_which_keys_are_always_there(made: dict[str, Any]) -> None:
+    schemas = made["components"]["schemas"]
+    for name in ("Tune", "TuneResult", "SimulateResult", "Workload", "SlicePlan", "Verdict"):
+        assert set(schemas[name]["required"]) == set(schemas[name]["properties"])
+    # In what a caller sends, older clients may leave out what is newer.
+    assert set(schemas["WorkloadGiven"]["required"]) < set(schemas["Workload"]["required"])
+
+
+def test_every_answer_to_get_has_an_etag(made: dict[str, Any]) -> None:
+    for declared in route_table():
+        operation = operations(made).get(declared.name)
+        if operation is None or declared.method != "GET":
+            continue
+        whole = declared.media_type not in ("text/event-stream", "text/plain")
+        assert ("304" in operation["responses"]) is whole
+        names = [one["name"] for one in operation.get("parameters", ())]
+        assert ("If-None-Match" in names) is whole
+
+
 def test_an_import_takes_all_that_its_request_has(made: dict[str, Any]) -> None:
     asked = operations(made)["import_profile"]["parameters"]
     names = {one["name"] for one in asked if one["in"] == "query"}
@@ -65,8 +84,9 @@ def test_an_import_takes_all_that_its_request_has(made: dict[str, Any]) -> None:
 
 
 def test_it_names_no_file_of_a_server(made: dict[str, Any]) -> None:
-    bodies = {name: one for name, one in made["components"]["schemas"].items() if "Body" in name}
-    assert set(bodies) == {"TuneBody", "LayoutBody", "SimulateBody", "WhatIfBody", "SweepBody"}
+    schemas = made["components"]["schemas"]
+    asked = {"TuneBody", "LayoutBody", "SimulateBody", "WhatIfBody", "SweepBody"}
+    bodies = {name: schemas[name] for name in (*asked, "MeasuredRunGiven")}
     for body in bodies.values():
         assert body["additionalProperties"] is False
         assert not {"evidence", "objective", "backend", "emulate_link"} & set(body["properties"])

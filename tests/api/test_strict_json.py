@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.problems import ProblemError
-from api.strict_json import DEEPEST, read_json
+from api.bounds import MOST_TOKENS
+from api.problems import MOST_FAULTS, ProblemError
+from api.strict_json import DEEPEST, MOST_VALUES, count_values, read_json
 
 
 def refused(data: bytes) -> ProblemError:
@@ -63,6 +64,29 @@ def test_deep_nesting_is_refused_however_deep(opening: bytes) -> None:
         error = refused(opening * depth + b"1" + closing * depth)
         assert error.status == 422
         assert "at most" in error.detail
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "{}", '{"a": [{}, []], "b": ""}', "[[[[]]]]", "{,]"])
+def test_no_fewer_values_are_counted_than_there_are(text: str) -> None:
+    values = 0
+    with contextlib.suppress(json.JSONDecodeError):
+        waiting = [json.loads(text)]
+        while waiting:
+            one, values = waiting.pop(), values + 1
+            waiting += (
+                one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+            )
+    assert values - 1 <= count_values(text.encode()) <= len(text)
+
+
+def test_a_plan_has_fewer_values_than_a_body_may() -> None:
+    tokens = [["F0.0"] * MOST_TOKENS, ["B0.0"] * MOST_TOKENS]
+    assert count_values(json.dumps(tokens).encode()) < MOST_VALUES - 1000
+
+
+def test_the_first_faults_are_enough() -> None:
+    error = refused(b"[" + b"NaN," * 1000 + b"1]")
+    assert [fault.pointer for fault in error.faults] == [f"#/{n}" for n in range(MOST_FAULTS)]
 
 
 def test_nesting_up_to_the_limit_is_read() -> None:

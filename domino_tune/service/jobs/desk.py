@@ -1,13 +1,13 @@
-"""JobDesk: submit, read and cancel jobs."""
+"""JobDesk: submit, read, end and delete jobs."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, Row, delete, func, select, update
 
-from domino_tune.base.errors import NotFoundError, QueueFullError
+from domino_tune.base.errors import ConflictError, NotFoundError, QueueFullError
 from domino_tune.service.encoding import json_text
 from domino_tune.service.idempotency import Idempotency, claim_key, earlier_answer
 from domino_tune.service.jobs.job import (
@@ -21,28 +21,30 @@ from domino_tune.service.jobs.job import (
     new_id,
     no_such_job,
 )
+from domino_tune.service.jobs.listing import EVERY, JobFilter
+from domino_tune.service.jobs.retention import make_room, remove_jobs
+from domino_tune.service.quota import Keep, lock_owner
 from domino_tune.service.sql.database import Database
-from domino_tune.service.sql.statements import insert, now_s
-from domino_tune.service.sql.tables import artifacts, jobs, points, tasks
+from domino_tune.service.sql.statements import hold, now_s
+from domino_tune.service.sql.tables import artifacts, checkpoints, jobs, points, tasks
 from simulator.errors import InputError
 
 PREFIX: Final = "job"
 RESULT: Final = "result"
 MAX_LIMIT: Final = 200
 """Most entries of a page."""
-_QUEUE_LOCK: Final = 0x7175
-"""First half of the advisory lock that serializes an owner's submissions on PostgreSQL."""
 _INDEX: Final = re.compile(r"[0-9]{1,9}")
 
 
 class JobDesk:
     """Jobs as their owners see them; ``owner`` None sees all jobs.
 
-    All methods raise StorageError and UnavailableError.
+    ``keep``: what an owner may have. All methods raise StorageError and UnavailableError.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, keep: Keep | None = None) -> None:
         self._database = database
+        self._keep = keep or Keep()
 
     def replayed(self, given: Idempotency) -> Job | None:
         """Return the job that this key made earlier, or None. Raise KeyReuseError."""
@@ -59,13 +61,15 @@ class JobDesk:
         """Queue a job durably. Return it, and whether this call made it.
 
         Raise KeyReuseError where the key was used with another body, QueueFullError where
-        ``most_open`` jobs of the owner wait or run.
+        ``most_open`` jobs of the owner wait or run, QuotaError where the owner's unfinished jobs,
+        profiles and models leave no room for it: the oldest finished jobs give way.
         """
         identity = new_id(PREFIX)
         with self._database.write() as connection:
             earlier = claim_key(connection, idempotency, identity)
             if earlier is None:
                 _check_room(connection, new.owner, most_open)
+                make_room(connection, new.owner, len(new.task), self._keep)
                 _insert(connection, identity, new)
             return _get(connection, earlier or identity, None), earlier is None
 
@@ -75,14 +79,20 @@ class JobDesk:
             return _get(connection, identity, owner)
 
     def page(
-        self, kind: JobKind, owner: str | None, cursor: str | None = None, limit: int = 50
+        self,
+        kind: JobKind,
+        owner: str | None,
+        cursor: str | None = None,
+        limit: int = 50,
+        wanted: JobFilter = EVERY,
     ) -> tuple[tuple[Job, ...], str | None]:
-        """Return up to ``limit`` jobs, newest first, and the cursor of the next page (None: last).
+        """Return up to ``limit`` of the ``wanted`` jobs, newest first, and the cursor of the next
+        page (None: last).
 
         A cursor is the last job's id, so that new jobs do not shift pages. Raise InputError for a
         bad cursor or limit.
         """
-        asked = select(jobs).where(jobs.c.kind == kind)
+        asked = select(jobs).where(jobs.c.kind == kind, *wanted.conditions())
         if owner is not None:
             asked = asked.where(jobs.c.owner == owner)
         if cursor is not None:
@@ -101,7 +111,31 @@ class JobDesk:
                 .where(jobs.c.id == identity, jobs.c.state.in_(OPEN))
                 .values(state="cancelled", finished_s=now_s(), version=jobs.c.version + 1)
             )
+            connection.execute(delete(checkpoints).where(checkpoints.c.job_id == identity))
             return _get(connection, identity, owner)
+
+    def finish(self, identity: str, owner: str | None) -> Job:
+        """Let a job end with the best so far, or with the first that it finds; one that has ended
+        stays as it is. Raise NotFoundError."""
+        with self._database.write() as connection:
+            _get(connection, identity, owner)
+            connection.execute(
+                update(jobs)
+                .where(jobs.c.id == identity, jobs.c.state.in_(OPEN), jobs.c.stopped_by.is_(None))
+                .values(stopped_by="user", version=jobs.c.version + 1)
+            )
+            return _get(connection, identity, owner)
+
+    def delete(self, identity: str, owner: str | None) -> None:
+        """Delete a job that has ended, with its results. Raise NotFoundError, and ConflictError
+        where it has not ended."""
+        with self._database.write() as connection:
+            job = _get(connection, identity, owner)
+            if not job.ended:
+                raise ConflictError(
+                    f"The job is {job.state}: only what has ended can be deleted; cancel it first."
+                )
+            remove_jobs(connection, [identity], wait=True)
 
     def result(self, identity: str) -> bytes:
         """Return the result's JSON. Raise NotFoundError unless the job is done.
@@ -150,8 +184,7 @@ def _check_room(connection: Connection, owner: str, most: int | None) -> None:
     """Call this in the transaction that adds the job: else simultaneous calls exceed ``most``."""
     if most is None:
         return
-    if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
-        connection.execute(select(func.pg_advisory_xact_lock(_QUEUE_LOCK, func.hashtext(owner))))
+    lock_owner(connection, owner)
     asked = select(func.count()).where(jobs.c.owner == owner, jobs.c.state.in_(OPEN))
     length = connection.scalar(asked) or 0
     if length >= most:
@@ -162,11 +195,7 @@ def _check_room(connection: Connection, owner: str, most: int | None) -> None:
 
 
 def _insert(connection: Connection, identity: str, new: NewJob) -> None:
-    connection.execute(
-        insert(connection, tasks)
-        .values(digest=new.task_digest, body=new.task)
-        .on_conflict_do_nothing()
-    )
+    hold(connection, tasks.c.digest, {"digest": new.task_digest, "body": new.task})
     connection.execute(
         jobs.insert().values(
             id=identity,
@@ -179,6 +208,7 @@ def _insert(connection: Connection, identity: str, new: NewJob) -> None:
             fence=0,
             created_s=now_s(),
             version=1,
+            stored_bytes=len(new.task),
         )
     )
 

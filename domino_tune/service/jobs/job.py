@@ -14,9 +14,10 @@ from sqlalchemy import Row
 
 from domino_tune.base.errors import NotFoundError
 from domino_tune.service.encoding import json_text, sha256_hex
+from domino_tune.service.tasks.quantum import StopReason
 from simulator.errors import InputError
 
-JobKind = Literal["tune", "sweep", "layout"]
+JobKind = Literal["tune", "sweep", "layout", "calibration"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: Final[frozenset[JobState]] = frozenset({"done", "failed", "cancelled"})
 OPEN: Final[frozenset[JobState]] = frozenset({"queued", "running"})
@@ -25,11 +26,24 @@ _ID: Final = re.compile(r"[a-z]+_[0-9a-f]{32}")
 
 @dataclass(frozen=True, kw_only=True)
 class JobProgress:
-    """``done`` of ``total`` steps (None: unknown), and a line of text for people."""
+    """``done`` of ``total`` steps (None: unknown), and a line of text for people.
+
+    ``left``: at most so many steps are left (None: unknown). ``computed_s``: seconds of computing
+    so far, which the time budget of a job limits.
+    """
 
     done: int = 0
     total: int | None = None
     text: str = ""
+    left: int | None = None
+    computed_s: float = 0.0
+
+    @property
+    def eta_s(self) -> float | None:
+        """Return about how many seconds of computing are left; None where nothing tells."""
+        if self.left is None or not self.done:
+            return None
+        return self.left * self.computed_s / self.done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +74,8 @@ class Job:
 
     ``attempts`` counts the claims that were not released. ``fence`` grows with every claim; only
     the owner with the newest one may write. ``version`` grows with every change that a reader can
-    see. ``error`` is the problem (RFC 9457) of a failed job.
+    see. ``error`` is the problem (RFC 9457) of a failed job. ``stopped_by``: why it ends, or has
+    ended, before all was searched.
     """
 
     id: str
@@ -77,6 +92,7 @@ class Job:
     created_s: float
     started_s: float | None = None
     finished_s: float | None = None
+    stopped_by: StopReason | None = None
     version: int
 
     @property
@@ -102,6 +118,7 @@ class Job:
             created_s=row.created_s,
             started_s=row.started_s,
             finished_s=row.finished_s,
+            stopped_by=cast("StopReason | None", row.stopped_by),
             version=row.version,
         )
 

@@ -7,19 +7,38 @@ that runs, so that a worker that was stopped or slow cannot change a job that an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select, update
 
+from domino_tune.base.version import VERSION
 from domino_tune.service.encoding import json_text
 from domino_tune.service.jobs.desk import RESULT
-from domino_tune.service.jobs.job import Job, JobProgress, Point, dump_progress
+from domino_tune.service.jobs.job import (
+    Job,
+    JobProgress,
+    Point,
+    dump_progress,
+)
 from domino_tune.service.sql.database import Database
 from domino_tune.service.sql.statements import insert, now_s
-from domino_tune.service.sql.tables import UNFINISHED, artifacts, jobs, points, tasks
+from domino_tune.service.sql.tables import (
+    UNFINISHED,
+    artifacts,
+    checkpoints,
+    jobs,
+    points,
+    tasks,
+)
+from domino_tune.service.tasks.quantum import StopReason
 from simulator.errors import DominoTuneError
+
+PROFILE: Final = "profile"
+"""The artifact that is a profile's file."""
+Shelve = Callable[[Connection, bytes, str], None]
+"""Keep a profile's file as that of an owner, in a transaction."""
 
 
 class LostLeaseError(DominoTuneError):
@@ -28,11 +47,15 @@ class LostLeaseError(DominoTuneError):
 
 @dataclass(frozen=True, kw_only=True)
 class Claimed:
-    """A claimed job: its task, and the points that were committed before."""
+    """A claimed job: its task, and the points and the state that were committed before.
+
+    ``checkpoint`` is None where there is none, or another version of the program made it.
+    """
 
     job: Job
     task: bytes
     points: tuple[Point, ...]
+    checkpoint: bytes | None = None
 
 
 class Leases:
@@ -41,8 +64,15 @@ class Leases:
     Those that take a ``Claimed`` write in one transaction, and raise LostLeaseError.
     """
 
-    def __init__(self, database: Database, worker_name: str, lease_s: float = 15.0) -> None:
+    def __init__(
+        self,
+        database: Database,
+        worker_name: str,
+        lease_s: float = 15.0,
+        shelve: Shelve | None = None,
+    ) -> None:
         self._database = database
+        self._shelve = shelve
         self._worker = worker_name
         self._lease_s = lease_s
 
@@ -94,10 +124,16 @@ class Leases:
         known = connection.execute(
             select(points).where(points.c.job_id == identity).order_by(points.c.number)
         )
+        checkpoint: bytes | None = connection.scalar(
+            select(checkpoints.c.body).where(
+                checkpoints.c.job_id == identity, checkpoints.c.program == VERSION
+            )
+        )
         return Claimed(
             job=Job.of(row),
             task=task,
             points=tuple(Point(index=point.number, body=point.body) for point in known),
+            checkpoint=checkpoint,
         )
 
     def renew(self, claimed: Claimed) -> bool:
@@ -116,44 +152,83 @@ class Leases:
         raise _lost(claimed)
 
     def progress(
-        self, claimed: Claimed, progress: JobProgress, best: Mapping[str, Any] | None = None
-    ) -> None:
-        """Write the progress, and the best result so far where there is one."""
+        self,
+        claimed: Claimed,
+        progress: JobProgress,
+        best: Mapping[str, Any] | None = None,
+        state: bytes | None = None,
+    ) -> StopReason | None:
+        """Write the progress, the best result so far, and the state to go on from, as far as they
+        are given. Return ``user`` where somebody asked for the best so far.
+        """
         values: dict[str, Any] = {"progress": dump_progress(progress)}
         if best is not None:
             values["best"] = json_text(best)
         with self._database.write() as connection:
             self._change(connection, claimed, values)
+            _keep(connection, claimed, state)
+            asked = select(jobs.c.stopped_by).where(jobs.c.id == claimed.job.id)
+            stopped_by: StopReason | None = connection.scalar(asked)
+        return stopped_by
 
-    def add_points(self, claimed: Claimed, made: Iterable[Point]) -> None:
+    def add_points(self, claimed: Claimed, made: Sequence[Point]) -> None:
         """Commit points of a sweep; a point that is stored already stays as it is."""
-        rows = [
-            {"job_id": claimed.job.id, "number": point.index, "body": point.body} for point in made
-        ]
         with self._database.write() as connection:
             self._change(connection, claimed, {})
-            for row in rows:
-                connection.execute(
-                    insert(connection, points).values(**row).on_conflict_do_nothing()
+            size = 0
+            for point in made:
+                stored = connection.execute(
+                    insert(connection, points)
+                    .values(job_id=claimed.job.id, number=point.index, body=point.body)
+                    .on_conflict_do_nothing()
+                    .returning(points.c.number)
                 )
+                size += 0 if stored.first() is None else len(point.body)
+            connection.execute(
+                update(jobs)
+                .where(jobs.c.id == claimed.job.id)
+                .values(stored_bytes=jobs.c.stored_bytes + size)
+            )
 
-    def finish(self, claimed: Claimed, result: bytes, made: Mapping[str, bytes]) -> None:
-        """End the job as done; ``made`` are its artifacts by name, besides the result."""
+    def finish(
+        self,
+        claimed: Claimed,
+        result: bytes,
+        made: Mapping[str, bytes],
+        stopped_by: StopReason | None = None,
+    ) -> None:
+        """End the job as done; ``made`` are its artifacts by name, besides the result.
+
+        ``stopped_by``: why the result is that of a part of the search; None where it is whole. A
+        profile among the artifacts is kept as the owner's. Raise ConflictError where it cannot be.
+        """
+        bodies = {RESULT: result, **made}
+        values = {
+            "state": "done",
+            "finished_s": now_s(),
+            "stopped_by": stopped_by,
+            "stored_bytes": jobs.c.stored_bytes + sum(map(len, bodies.values())),
+        }
         with self._database.write() as connection:
-            self._change(connection, claimed, {"state": "done", "finished_s": now_s()})
-            for name, body in {RESULT: result, **made}.items():
+            self._change(connection, claimed, values)
+            connection.execute(delete(checkpoints).where(checkpoints.c.job_id == claimed.job.id))
+            for name, body in bodies.items():
                 connection.execute(
                     artifacts.insert().values(job_id=claimed.job.id, name=name, body=body)
                 )
+            if self._shelve is not None and (profile := made.get(PROFILE)) is not None:
+                self._shelve(connection, profile, claimed.job.owner)
 
     def fail(self, claimed: Claimed, problem: Mapping[str, Any]) -> None:
         """End the job as failed; ``problem`` says why (RFC 9457)."""
         values = {"state": "failed", "error": json_text(problem), "finished_s": now_s()}
         with self._database.write() as connection:
             self._change(connection, claimed, values)
+            connection.execute(delete(checkpoints).where(checkpoints.c.job_id == claimed.job.id))
 
-    def release(self, claimed: Claimed) -> None:
-        """Return the job to the queue as if it had not been claimed; keep its points."""
+    def release(self, claimed: Claimed, state: bytes | None = None) -> None:
+        """Return the job to the queue as if it had not been claimed; keep its points, and ``state``
+        to go on from."""
         values = {
             "state": "queued",
             "worker": None,
@@ -162,6 +237,7 @@ class Leases:
         }
         with self._database.write() as connection:
             self._change(connection, claimed, values)
+            _keep(connection, claimed, state)
 
     def _change(self, connection: Connection, claimed: Claimed, values: Mapping[str, Any]) -> None:
         """Change the job's row, and so lock it until the transaction ends."""
@@ -180,6 +256,18 @@ class Leases:
 
     def _held(self, claimed: Claimed) -> ColumnElement[bool]:
         return and_(self._ours(claimed), jobs.c.state == "running", jobs.c.lease_until_s > now_s())
+
+
+def _keep(connection: Connection, claimed: Claimed, state: bytes | None) -> None:
+    """Store the state from which the job goes on, where there is one."""
+    if state is None:
+        return
+    values = {"program": VERSION, "body": state}
+    connection.execute(
+        insert(connection, checkpoints)
+        .values(job_id=claimed.job.id, **values)
+        .on_conflict_do_update(index_elements=["job_id"], set_=values)
+    )
 
 
 def _lost(claimed: Claimed) -> LostLeaseError:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Row, delete, func, select, update
 
 from domino_tune.base.errors import ConflictError, NotFoundError
 from domino_tune.service.idempotency import Idempotency, claim_key
 from domino_tune.service.jobs.job import check_id, new_id, no_such_job
+from domino_tune.service.quota import Keep, check_quota
 from domino_tune.service.sql.database import Database
 from domino_tune.service.sql.statements import now_s
 from domino_tune.service.sql.tables import jobs, validations
@@ -34,11 +35,13 @@ class Validation:
 
 class Measurements:
     """Validations of tunes. All methods raise StorageError and UnavailableError, and NotFoundError
-    for an unknown job. They do not check the owner: ``JobDesk.get`` does.
+    for an unknown job. They do not check the owner: ``JobDesk.get`` does. ``keep``: what an owner
+    may have.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, keep: Keep | None = None) -> None:
         self._database = database
+        self._keep = keep or Keep()
 
     def add(
         self, job_id: str, body: bytes, idempotency: Idempotency | None = None
@@ -46,17 +49,20 @@ class Measurements:
         """Store a report durably. Return it, and whether it is new.
 
         Raise KeyReuseError where the key was used with another body, ConflictError where the job
-        has MOST_VALIDATIONS already.
+        has MOST_VALIDATIONS already, QuotaError.
         """
         identity = new_id(PREFIX)
         with self._database.write() as connection:
             # Lock the job, so that simultaneous calls are counted one after the other.
-            job = select(jobs.c.id).where(jobs.c.id == check_id(job_id, "job"))
-            if connection.scalar(job.with_for_update()) is None:
+            job = select(jobs.c.owner).where(jobs.c.id == check_id(job_id, "job"))
+            owner = connection.scalar(job.with_for_update())
+            if owner is None:
                 raise no_such_job(job_id)
             earlier = claim_key(connection, idempotency, identity)
             if earlier is None:
                 _check_room(connection, job_id)
+                check_quota(connection, owner, len(body), self._keep)
+                _count(connection, job_id, len(body))
                 connection.execute(
                     validations.insert().values(
                         id=identity, job_id=job_id, body=body, created_s=now_s()
@@ -64,6 +70,19 @@ class Measurements:
                 )
             asked = select(validations).where(validations.c.id == (earlier or identity))
             return _validation(connection.execute(asked).one()), earlier is None
+
+    def delete(self, job_id: str, identity: str) -> None:
+        """Delete a report on a job. Raise NotFoundError."""
+        gone = (
+            delete(validations)
+            .where(validations.c.id == identity, validations.c.job_id == check_id(job_id, "job"))
+            .returning(func.length(validations.c.body))
+        )
+        with self._database.write() as connection:
+            size = connection.scalar(gone)
+            if size is None:
+                raise NotFoundError(f"The tune has no validation {identity[:64]!r}.")
+            _count(connection, job_id, -size)
 
     def page(
         self, job_id: str, cursor: str | None = None, limit: int = MAX_LIMIT
@@ -90,6 +109,15 @@ def _check_room(connection: Connection, job_id: str) -> None:
             f"The tune has {MOST_VALIDATIONS} reports, and that is the most; tune again to send "
             "more."
         )
+
+
+def _count(connection: Connection, job_id: str, more_bytes: int) -> None:
+    """Add to what is stored of a job."""
+    connection.execute(
+        update(jobs)
+        .where(jobs.c.id == job_id)
+        .values(stored_bytes=jobs.c.stored_bytes + more_bytes)
+    )
 
 
 def _cursor(cursor: str) -> str:

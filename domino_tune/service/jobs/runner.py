@@ -8,20 +8,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from domino_tune.base.errors import RunError, with_cause
+from domino_tune.base.errors import ConflictError, RunError, with_cause
 from domino_tune.requests.problems import plain_problem
 from domino_tune.service.executors.errors import ExecutorLostError, WorkerDiedError
 from domino_tune.service.jobs.job import JobProgress, Point
 from domino_tune.service.jobs.leases import Claimed, Leases, LostLeaseError
+from domino_tune.service.jobs.retention import Retention
 from domino_tune.service.tasks import work
-from domino_tune.service.tasks.quantum import QuantumResult
+from domino_tune.service.tasks.quantum import QuantumResult, StopReason
 from simulator.errors import DominoTuneError
 
 POLL_S: Final = 1.0
@@ -33,6 +34,10 @@ MOST_ATTEMPTS: Final = 10
 JOBS_PER_SLOT: Final = 2
 """Jobs held for each quantum that runs at once: they alternate, so that a long job does not keep
 all others waiting."""
+LIMIT_S: Final = 3600.0
+"""Seconds of computing after which a job ends with the best so far, by default."""
+CHECKPOINT_S: Final = 15.0
+"""Longest time of computing that a kill costs a search; what it has found best is never lost."""
 BACK_OFF_S: Final = (0.1, 0.3, 1.0, 3.0)
 """Pauses between tries while database or cluster are away; the last one repeats."""
 LOG: Final = logging.getLogger("domino_tune.service")
@@ -41,10 +46,13 @@ Value = TypeVar("Value")
 
 @dataclass(kw_only=True)
 class _Held:
-    """A claimed job. ``renewed_s``: when its lease was last known to run (monotonic clock)."""
+    """A claimed job. ``renewed_s``: when its lease was last known to run (monotonic clock).
+    ``state``: where the next quantum starts, as far as a job that is given back can tell it.
+    """
 
     claimed: Claimed
     renewed_s: float
+    state: bytes | None = None
     task: asyncio.Task[None] | None = None
 
     @property
@@ -61,8 +69,9 @@ class Runner:
     """Run jobs of ``leases``, ``slots`` quanta at once.
 
     ``lease_s`` is that of ``leases``. ``budget_s`` is the time of a quantum, and so how long a
-    cancelled job may run on. Call ``start``, then ``wake`` whenever there may be work, and
-    ``drain`` at the end.
+    cancelled job may run on. A job that has computed for ``limit_s`` seconds ends with the best so
+    far. ``retention`` is told to collect from time to time. Call ``start``, then ``wake`` whenever
+    there may be work, and ``drain`` at the end.
     """
 
     def __init__(
@@ -72,8 +81,12 @@ class Runner:
         slots: int,
         lease_s: float = 15.0,
         budget_s: float = 1.0,
+        limit_s: float = LIMIT_S,
+        retention: Retention | None = None,
     ) -> None:
         self._leases = leases
+        self._retention = retention
+        self._limit_s = limit_s
         self._executor = executor
         self._lease_s = lease_s
         self._budget_s = budget_s
@@ -88,6 +101,7 @@ class Runner:
         self._stopping = asyncio.Event()
         self._claim_task: asyncio.Task[None] | None = None
         self._heartbeat_task: asyncio.Task[None] | None = None
+        self._collect_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -100,6 +114,7 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         self._claim_task = asyncio.create_task(self._claim_jobs())
         self._heartbeat_task = asyncio.create_task(self._renew_leases())
+        self._collect_task = asyncio.create_task(self._collect())
 
     def wake(self) -> None:
         """Look for work now; from any thread."""
@@ -117,7 +132,9 @@ class Runner:
         held = list(self._held.values())
         release_task = asyncio.create_task(self._release_all(held))
         await asyncio.wait([release_task], timeout=timeout_s)
-        for task in (release_task, self._claim_task, self._heartbeat_task):
+        for task in (
+            release_task, self._claim_task, self._heartbeat_task, self._collect_task,
+        ):  # fmt: skip
             if task is not None:
                 await _end(task)
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -128,7 +145,7 @@ class Runner:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(self._release(one.claimed) for one in held))
+        await asyncio.gather(*(self._release(one.claimed, one.state) for one in held))
         if self._claim_task is not None:
             await asyncio.wait([self._claim_task])
 
@@ -174,6 +191,11 @@ class Runner:
         try:
             _check_attempts(held.claimed.job.attempts)
             last = await self._advance(held)
+            assert last.result is not None
+            await self._write(
+                self._leases.finish, held.claimed, last.result, last.artifacts, last.stopped_by
+            )
+            LOG.info("job %s: done%s", held.id, ", stopped early" if last.stopped_by else "")
         except (LostLeaseError, asyncio.CancelledError):
             raise
         except Exception as error:
@@ -181,27 +203,42 @@ class Runner:
                 LOG.error("job %s: a bug", held.id, exc_info=error)
             LOG.info("job %s: failed: %s", held.id, error)
             await self._write(self._leases.fail, held.claimed, plain_problem(error))
-            return
-        assert last.result is not None
-        await self._write(self._leases.finish, held.claimed, last.result, last.artifacts)
-        LOG.info("job %s: done", held.id)
 
     async def _advance(self, held: _Held) -> QuantumResult:
-        """Run quanta until there is a result; write the points and the progress of each."""
+        """Run quanta until there is a result; write the points and the progress of each, and the
+        state wherever something better is found."""
         claimed = held.claimed
-        state = work.resume((point.index, point.body) for point in claimed.points)
+        best: Mapping[str, Any] | None = claimed.job.best
+        computed_s = kept_s = claimed.job.progress.computed_s
+        stopped_by = claimed.job.stopped_by
+        state = claimed.checkpoint or work.resume((one.index, one.body) for one in claimed.points)
         while True:
-            quantum = await self._quantum(claimed.task, state)
+            if stopped_by is None and computed_s >= self._limit_s:
+                stopped_by = "time"
+            quantum = await self._quantum(claimed.task, state, stopped_by)
             if quantum.points:
                 points = [Point(index=index, body=body) for index, body in quantum.points]
                 await self._write(self._leases.add_points, claimed, points)
-            progress = JobProgress(done=quantum.done, total=quantum.total, text=quantum.text)
-            await self._write(self._leases.progress, claimed, progress, quantum.best)
+            computed_s += quantum.seconds
+            progress = JobProgress(
+                done=quantum.done, total=quantum.total, text=quantum.text, left=quantum.left,
+                computed_s=computed_s,
+            )  # fmt: skip
+            searched = quantum.best is not None and quantum.result is None
+            keep = searched and (quantum.best != best or computed_s - kept_s >= CHECKPOINT_S)
+            asked = await self._write(
+                self._leases.progress, claimed, progress, quantum.best,
+                quantum.state if keep else None,
+            )  # fmt: skip
             if quantum.result is not None:
                 return quantum
-            state = quantum.state
+            stopped_by, state, best = asked or stopped_by, quantum.state, quantum.best
+            held.state = state if searched else None
+            kept_s = computed_s if keep else kept_s
 
-    async def _quantum(self, task: bytes, state: bytes) -> QuantumResult:
+    async def _quantum(
+        self, task: bytes, state: bytes, stopped_by: StopReason | None
+    ) -> QuantumResult:
         """Run one quantum. Where its worker dies, run it again, as short as possible, and alone:
         another quantum on that worker may have caused the death.
 
@@ -211,7 +248,8 @@ class Runner:
         while True:
             try:
                 async with self._slot(alone=deaths > 0):
-                    return await self._compute(task, state, 0.0 if deaths else self._budget_s)
+                    budget_s = 0.0 if deaths else self._budget_s
+                    return await self._compute(task, state, budget_s, stopped_by)
             except WorkerDiedError:
                 deaths += 1
                 if deaths == TRIES:
@@ -233,22 +271,24 @@ class Runner:
                 await taken.enter_async_context(self._free_slots)
             yield
 
-    async def _compute(self, task: bytes, state: bytes, budget_s: float) -> QuantumResult:
+    async def _compute(
+        self, task: bytes, state: bytes, budget_s: float, stopped_by: StopReason | None
+    ) -> QuantumResult:
         submit = self._executor.submit
-        future = await asyncio.to_thread(submit, work.advance, task, state, budget_s)
+        future = await asyncio.to_thread(submit, work.advance, task, state, budget_s, stopped_by)
         result = await asyncio.wrap_future(future)
         assert isinstance(result, QuantumResult)
         return result
 
     async def _write(self, function: Callable[..., Value], *args: Any) -> Value:
         """Call ``function`` until the database accepts it; the heartbeat cancels this when the
-        lease expires. Raise LostLeaseError.
+        lease expires. Raise LostLeaseError, and ConflictError, which no waiting mends.
         """
         tries = 0
         while True:
             try:
                 return await self._sql(function, *args)
-            except LostLeaseError:
+            except (LostLeaseError, ConflictError):
                 raise
             except DominoTuneError as error:  # StorageError, UnavailableError
                 _log("cannot write", error)
@@ -260,14 +300,25 @@ class Runner:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(function, *args))
 
-    async def _release(self, claimed: Claimed) -> None:
+    async def _release(self, claimed: Claimed, state: bytes | None = None) -> None:
         try:
-            await self._sql(self._leases.release, claimed)
+            await self._sql(self._leases.release, claimed, state)
             LOG.info("job %s: given back", claimed.job.id)
         except LostLeaseError:
             pass  # it has just ended
         except Exception as error:
             _log(f"job {claimed.job.id} cannot be given back", error)
+
+    async def _collect(self) -> None:
+        """Delete what is not kept any more, whenever that is due and no other replica does."""
+        while self._retention is not None:
+            try:
+                gone = await self._sql(self._retention.collect_if_due)
+                if gone is not None and (gone.jobs or gone.bodies):
+                    LOG.info("deleted %d old jobs and %d bodies", gone.jobs, gone.bodies)
+            except Exception as error:
+                _log("cannot collect", error)
+            await asyncio.sleep(self._retention.period_s)
 
     async def _renew_leases(self) -> None:
         while True:

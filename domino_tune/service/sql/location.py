@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from domino_tune.base.extras import needed_for
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from domino_tune.service.sql.database import Database
 
 FILE: Final = "service.db"
+SQLITE: Final = "sqlite:///"
 
 
 def database_url(given: str | None) -> str:
@@ -19,7 +21,14 @@ def database_url(given: str | None) -> str:
     if given:
         return given
     make_folder(home_dir(), "set DOMINO_TUNE_HOME to another folder, or give --database")
-    return f"sqlite:///{home_dir().absolute() / FILE}"
+    return f"{SQLITE}{home_dir().absolute() / FILE}"
+
+
+def is_there(given: str | None) -> bool:
+    """Return whether ``given``, or the file in the user's home, may be a database: False where it
+    is a SQLite file that nobody made yet."""
+    scheme, _, place = (given or f"{SQLITE}{home_dir().absolute() / FILE}").partition(":///")
+    return scheme.partition("+")[0] != "sqlite" or Path(place).exists()
 
 
 def open_service_database(given: str | None, *, what: str) -> Database:

@@ -1,10 +1,11 @@
-"""Statements that differ between SQLite and PostgreSQL: the clock, and INSERT … ON CONFLICT."""
+"""Statements that differ between SQLite and PostgreSQL: the clock, INSERT … ON CONFLICT, locks."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Double, Table
+from sqlalchemy import Column, Connection, Double, Table, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -37,3 +38,14 @@ def insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.I
     if connection.dialect.name == "sqlite":
         return sqlite.insert(table)
     return postgresql.insert(table)
+
+
+def hold(connection: Connection, key: Column[str], values: Mapping[str, Any]) -> None:
+    """Store ``values`` where their ``key`` is not there, and let nobody delete that row until the
+    transaction ends."""
+    held = select(key).where(key == values[key.name]).with_for_update(read=True, key_share=True)
+    while True:
+        made = insert(connection, key.table).values(**values).on_conflict_do_nothing()
+        connection.execute(made)
+        if connection.scalar(held) is not None:  # None: it was just deleted
+            return

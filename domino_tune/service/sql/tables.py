@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from sqlalchemy import (
+    BigInteger,
     CheckConstraint,
     Column,
     Double,
@@ -22,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 UNFINISHED: Final = text("state IN ('queued', 'running')")
 """Jobs that may be claimed, few of all that there ever were. As text: SQLite uses the partial index
 only where a query repeats its condition."""
@@ -60,11 +61,15 @@ jobs: Final = Table(
     Column("started_s", Double),
     Column("finished_s", Double),
     Column("version", Integer, nullable=False),
+    Column("stopped_by", Text),
+    Column("stored_bytes", BigInteger, nullable=False, server_default="0"),
     CheckConstraint("state IN ('queued', 'running', 'done', 'failed', 'cancelled')"),
     Index("jobs_by_state", "state", "owner", "id"),
     Index("jobs_unfinished", "id", sqlite_where=UNFINISHED, postgresql_where=UNFINISHED),
     Index("jobs_by_owner", "owner", "kind", "id"),
+    Index("jobs_by_task", "task_digest"),
 )
+"""``stored_bytes``: of the job's task, points, artifacts and validations."""
 
 points: Final = Table(
     "points",
@@ -83,6 +88,15 @@ artifacts: Final = Table(
     Column("body", LargeBinary, nullable=False),
 )
 """The files of a finished job; its result is the artifact ``result``."""
+
+checkpoints: Final = Table(
+    "checkpoints",
+    METADATA,
+    Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
+    Column("program", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+"""Where a search that was interrupted goes on, by the program of that version."""
 
 validations: Final = Table(
     "validations",
@@ -122,7 +136,7 @@ profile_bodies: Final = Table(
     Column("content_id", Text, primary_key=True),
     Column("body", LargeBinary, nullable=False),
 )
-"""Every profile that was ever stored, by the id of its content."""
+"""Profiles by the id of their content."""
 
 profiles: Final = Table(
     "profiles",
@@ -130,7 +144,10 @@ profiles: Final = Table(
     Column("name", Text, primary_key=True),
     Column("content_id", Text, ForeignKey("profile_bodies.content_id"), nullable=False),
     Column("updated_s", Double, nullable=False),
+    Column("owner", Text),
+    Index("profiles_by_content", "content_id"),
 )
+"""``owner``: who stored it, and whose quota it counts in."""
 
 models: Final = Table(
     "models",
@@ -139,4 +156,13 @@ models: Final = Table(
     Column("body", Text, nullable=False),
     Column("notes", Text, nullable=False),
     Column("updated_s", Double, nullable=False),
+    Column("owner", Text),
 )
+
+duties: Final = Table(
+    "duties",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("next_s", Double, nullable=False),
+)
+"""What one replica does for all, and from when on it is due again."""

@@ -6,7 +6,10 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+StopReason = Literal["user", "time"]
+"""Why a search ends before its end: somebody asked for the best so far, or its time is spent."""
 
 
 class PausedError(Exception):
@@ -44,14 +47,19 @@ class QuantumResult:
     """``state`` is where the next quantum starts; with a ``result`` the job is done.
 
     ``done`` of ``total`` steps (None: unknown); ``text`` says what was done last, ``best`` is the
-    best so far. ``points``: new points of a sweep, as (index, JSON). ``artifacts`` by name.
+    best so far. ``left``: at most so many steps are left (None: unknown). ``points``: new points of
+    a sweep, as (index, JSON). ``artifacts`` by name. ``stopped_by``: why the result is that of a
+    part of the search. ``seconds``: how long the quantum took; no result depends on it.
     """
 
     done: int
     total: int | None = None
     text: str = ""
+    left: int | None = None
     best: Mapping[str, Any] | None = None
     points: tuple[tuple[int, bytes], ...] = ()
     state: bytes = b""
     result: bytes | None = None
     artifacts: Mapping[str, bytes] = field(default_factory=dict)
+    stopped_by: StopReason | None = None
+    seconds: float = 0.0

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from cachetools import LRUCache, cached
 
@@ -23,6 +23,7 @@ from simulator.case import Case
 from simulator.errors import unknown_name
 from simulator.profile import Profile
 
+Asked = TypeVar("Asked", bound=WorkloadFields)
 REQUESTS: Final[dict[str, type[WorkloadFields]]] = {
     "tune": TuneRequest,
     "layout": TuneRequest,
@@ -84,12 +85,16 @@ class Task:
     @classmethod
     def from_bytes(cls, data: bytes) -> Task:
         """Return the task that ``to_bytes`` gave."""
-        parsed = json.loads(data)
+        return cls.from_json(json.loads(data))
+
+    @classmethod
+    def from_json(cls, parsed: Mapping[str, Any]) -> Task:
+        """Return the task in the JSON of ``to_bytes``."""
         plan_file = parsed["plan_file"]
         return cls(
             kind=parsed["kind"],
-            request=_request(REQUESTS[parsed["kind"]], parsed["request"]),
-            profile=_profile(json_bytes(parsed["profile"])),
+            request=request_of(REQUESTS[parsed["kind"]], parsed["request"]),
+            profile=profile_of(json_bytes(parsed["profile"])),
             model=LoadedModel(
                 spec=model_from_json(parsed["model"], source="The task's model"),
                 notes=tuple(parsed["model_notes"]),
@@ -107,13 +112,17 @@ def case_of(kind: str, request: WorkloadFields, plan_file: PlanFile | None, shel
     return resolve(request, plan_file, shelf)
 
 
-def _request(kind: type[WorkloadFields], parsed: Mapping[str, Any]) -> WorkloadFields:
+def request_of(kind: type[Asked], parsed: Mapping[str, Any]) -> Asked:
+    """Return the request in a task."""
     given = {item.name: parsed[item.name] for item in fields(kind)}
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     return kind(**values)
 
 
 @cached(LRUCache(maxsize=4), key=sha256_hex, lock=Lock())
-def _profile(data: bytes) -> Profile:
-    """Keep a few: many tasks share one profile, and checking a profile takes a while."""
+def profile_of(data: bytes) -> Profile:
+    """Return the profile in a task.
+
+    Keep a few: many tasks share one profile, and checking a profile takes a while.
+    """
     return parse_profile(data, source="The task's profile")

@@ -8,7 +8,8 @@ bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
@@ -20,9 +21,12 @@ from domino_tune.requests import WhatIfRequest
 from domino_tune.results import LayoutsResult, TuneResult, to_json
 from domino_tune.search import DEFAULT_TRIALS, Record, choose_best
 from domino_tune.search.layouts import LayoutSearch
+from domino_tune.search.simulated import CasePlans
 from domino_tune.service.encoding import json_bytes, sha256_hex
+from domino_tune.service.tasks.calibration import KIND as CALIBRATION
+from domino_tune.service.tasks.calibration import CalibrationTask
 from domino_tune.service.tasks.context import TaskContext
-from domino_tune.service.tasks.quantum import PausedError, Quantum, QuantumResult
+from domino_tune.service.tasks.quantum import PausedError, Quantum, QuantumResult, StopReason
 from domino_tune.service.tasks.search_state import (
     layouts_to_json,
     record_from_json,
@@ -33,7 +37,7 @@ from domino_tune.service.tasks.task import Task
 from domino_tune.verbs.layouts import best_so_far
 from domino_tune.verbs.layouts import conclude as conclude_layouts
 from domino_tune.verbs.simulate import simulate
-from domino_tune.verbs.tune import AllSearched, conclude, search_all
+from domino_tune.verbs.tune import AllSearched, conclude, found_so_far, search_all
 from domino_tune.verbs.whatif import Question, ask, best_plan, check_points
 from simulator.case import Case
 from simulator.errors import unknown_name
@@ -53,14 +57,22 @@ class LastProgress:
         self.text = text
 
 
-def advance(task: bytes, state: bytes, budget_s: float) -> QuantumResult:
+def advance(
+    task: bytes, state: bytes, budget_s: float, stopped_by: StopReason | None = None
+) -> QuantumResult:
     """Compute one quantum of a job; ``state`` comes from the quantum before, or from ``resume``.
 
-    Take about ``budget_s`` seconds, longer where one step does. Raise the DominoTuneError that the
+    Take about ``budget_s`` seconds, longer where one step does. With ``stopped_by`` the result is
+    made of what ``state`` holds, as soon as that is something. Raise the DominoTuneError that the
     job fails with.
     """
-    context = _context(task)
-    return JOBS[context.task.kind](context, json.loads(state), Quantum(budget_s))
+    began = time.perf_counter()
+    context, quantum = _context(task), Quantum(budget_s)
+    if isinstance(context, CalibrationTask):
+        made = context.advance(json.loads(state), quantum, stopped_by)
+    else:
+        made = JOBS[context.task.kind](context, json.loads(state), quantum, stopped_by)
+    return replace(made, seconds=time.perf_counter() - began)
 
 
 def resume(points: Iterable[tuple[int, bytes]] = ()) -> bytes:
@@ -90,42 +102,71 @@ def import_ahead() -> None:
 
 
 @cached(LRUCache(maxsize=6), key=sha256_hex, lock=Lock())
-def _context(task: bytes) -> TaskContext:
-    return TaskContext(task=Task.from_bytes(task))
+def _context(task: bytes) -> TaskContext | CalibrationTask:
+    parsed = json.loads(task)
+    if parsed["kind"] == CALIBRATION:
+        return CalibrationTask.from_json(parsed)
+    return TaskContext(task=Task.from_json(parsed))
 
 
-def _tune(context: TaskContext, state: dict[str, Any], quantum: Quantum) -> QuantumResult:
+def _tune(
+    context: TaskContext, state: dict[str, Any], quantum: Quantum, stopped_by: StopReason | None
+) -> QuantumResult:
     request, cases, progress = context.tuning, context.cases, LastProgress()
     stored = state.get("records") or [None] * len(cases)
     records = [
         record_from_json(one, plans.space) if one and one["history"] else Record()
         for one, plans in zip(stored, cases, strict=True)
     ]
-    searched: AllSearched | None = None
+    if stopped_by and any(record.trials for record in records):
+        searched = found_so_far(cases, records)
+        result = conclude(searched, request, progress, stopped_by=stopped_by)
+        return _found(context, result, sum(len(record.history) for record in records), stopped_by)
+    ended: AllSearched | None = None
     with suppress(PausedError):
-        searched = search_all(cases, request, progress, records=records, pause=quantum)
+        ended = search_all(cases, request, progress, records=records, pause=quantum)
     done = sum(len(record.history) for record in records)
-    limit = request.trials or (None if request.method == "exhaustive" else DEFAULT_TRIALS)
-    total = limit and limit * len(cases)
-    if searched is None or (quantum.over and quantum.steps):  # the rest takes a quantum of its own
+    if ended is None or (quantum.over and quantum.steps):  # the rest takes a quantum of its own
+        limit = request.trials or (None if request.method == "exhaustive" else DEFAULT_TRIALS)
+        total = limit and limit * len(cases)
         return QuantumResult(
             done=done,
             total=total,
             text=progress.text,
+            left=total - done if total else _left(cases, records),
             best=_best_so_far(context, records),
             state=json_bytes({"records": [record_to_json(record) for record in records]}),
         )
-    return _found(context, conclude(searched, request, progress), done)
+    return _found(context, conclude(ended, request, progress), done)
 
 
-def _found(context: TaskContext, result: TuneResult | LayoutsResult, done: int) -> QuantumResult:
+def _left(cases: Sequence[CasePlans], records: Sequence[Record]) -> int | None:
+    """Return how many plans at most are left of exhaustive searches. A case that was not begun
+    counts as those before it; None before the first trial."""
+    begun = [(one, record) for one, record in zip(cases, records, strict=True) if record.history]
+    left = [plans.problem.left(record) for plans, record in begun]
+    known = [many for many in left if many is not None]
+    if not known or len(known) < len(left):
+        return None
+    each = (sum(known) + sum(len(record.history) for _, record in begun)) / len(begun)
+    return sum(known) + round(each * (len(cases) - len(begun)))
+
+
+def _found(
+    context: TaskContext,
+    result: TuneResult | LayoutsResult,
+    done: int,
+    stopped_by: StopReason | None = None,
+) -> QuantumResult:
     """Return the last quantum of a search, after ``done`` evaluations."""
     answer = to_json(result)
     del answer["seconds"]  # of this run, not of the task
     return QuantumResult(
         done=done,
-        total=done,
+        total=None if stopped_by else done,
         text="done",
+        left=0,
+        stopped_by=stopped_by,
         best=answer["best"] if isinstance(result, TuneResult) else answer["layouts"][0],
         result=json_bytes(answer),
         artifacts=context.artifacts(result),
@@ -151,11 +192,16 @@ def _best_so_far(context: TaskContext, records: list[Record]) -> dict[str, Any] 
     }
 
 
-def _layout(context: TaskContext, state: dict[str, Any], quantum: Quantum) -> QuantumResult:
+def _layout(
+    context: TaskContext, state: dict[str, Any], quantum: Quantum, stopped_by: StopReason | None
+) -> QuantumResult:
     with context.alone:
         space, progress, ended = context.layouts, LastProgress(), False
         restore_layouts(state.get("layouts", []), space.candidates)
         search = LayoutSearch(space.candidates, progress, pause=quantum)
+        if stopped_by and search.kept():
+            result = conclude_layouts(space, search, stopped_by=stopped_by)
+            return _found(context, result, search.evaluations, stopped_by)
         with suppress(PausedError):
             search.run()
             ended = True
@@ -165,18 +211,21 @@ def _layout(context: TaskContext, state: dict[str, Any], quantum: Quantum) -> Qu
         return QuantumResult(
             done=search.evaluations,
             text=progress.text,
+            left=search.left,
             best=best and {name: best[name] for name in best if name not in GAINS},
             state=json_bytes({"layouts": layouts_to_json(space.candidates)}),
         )
 
 
-def _sweep(context: TaskContext, state: dict[str, Any], quantum: Quantum) -> QuantumResult:
+def _sweep(
+    context: TaskContext, state: dict[str, Any], quantum: Quantum, stopped_by: StopReason | None
+) -> QuantumResult:
     """Compute one point, in as many quanta as it takes. The unchanged case comes first."""
     question, progress = context.question, LastProgress()
     points = state["points"]
     missing = [index for index in range(question.size) if str(index) not in points]
-    if "base" in state and not missing:
-        return _sweep_result(context, state)
+    if "base" in state and (not missing or (stopped_by and points)):
+        return _sweep_result(context, state, stopped_by if missing else None)
     index = missing[0] if "base" in state else None
     record = Record()
 
@@ -200,20 +249,28 @@ def _sweep(context: TaskContext, state: dict[str, Any], quantum: Quantum) -> Qua
         done=len(points),
         total=question.size,
         text=progress.text,
+        left=question.size - len(points),
         points=new,
         state=json_bytes(state),
     )
 
 
-def _sweep_result(context: TaskContext, state: dict[str, Any]) -> QuantumResult:
-    points = [state["points"][str(index)] for index in range(context.question.size)]
-    answer = _what_if_result(context.question, state["base"], points)
+def _sweep_result(
+    context: TaskContext, state: dict[str, Any], stopped_by: StopReason | None
+) -> QuantumResult:
+    size = context.question.size
+    known = [state["points"].get(str(index)) for index in range(size)]
+    points = [point for point in known if point is not None]
+    answer = _what_if_result(context.question, state["base"], points, stopped_by)
     return QuantumResult(
-        done=len(points), total=len(points), text="done", result=json_bytes(answer)
-    )
+        done=len(points), total=size, text="done", left=0, stopped_by=stopped_by,
+        result=json_bytes(answer),
+    )  # fmt: skip
 
 
-def _what_if_result(question: Question, base: Any, points: list[Any]) -> dict[str, Any]:
+def _what_if_result(
+    question: Question, base: Any, points: list[Any], stopped_by: StopReason | None = None
+) -> dict[str, Any]:
     """Return the JSON of a WhatIfResult, made of its parts. Raise InputError as ``whatif`` does."""
     check_points([point["error"] or "" for point in points])
     return {
@@ -222,6 +279,7 @@ def _what_if_result(question: Question, base: Any, points: list[Any]) -> dict[st
         "sweep": question.swept or None,
         "retuned": question.retune,
         "notes": list(question.case.notes),
+        "stopped_by": stopped_by,
     }
 
 
@@ -245,7 +303,12 @@ def _base(task: bytes, question: Question) -> Any:
     return to_json(question.base())
 
 
-JOBS: Final[dict[str, Callable[[TaskContext, dict[str, Any], Quantum], QuantumResult]]] = {
+JOBS: Final[
+    dict[
+        str,
+        Callable[[TaskContext, dict[str, Any], Quantum, StopReason | None], QuantumResult],
+    ]
+] = {
     "tune": _tune,
     "layout": _layout,
     "sweep": _sweep,

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.asked import SMALL, good
+from tests.api.asked import SMALL, ended, good
 from tests.api.service import Service, serving
 
 
@@ -27,6 +27,8 @@ def client(service: Service) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="package")
 def tuned(client: httpx.Client) -> Any:
     """The JSON of a tune that is done."""
-    job = good(client.post("/v1/tunes", json=SMALL, headers={"Prefer": "wait=30"}))
+    made = client.post("/v1/tunes", json=SMALL)
+    good(made, 202)
+    job = ended(client, made.headers["location"])
     assert job["state"] == "done", job
     return job

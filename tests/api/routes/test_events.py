@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -45,6 +47,22 @@ def test_who_comes_back_gets_what_is_new(client: httpx.Client, tuned: Any) -> No
         assert events(client.get(place, headers={"Last-Event-ID": old}).text)[-1]["id"] == last
 
 
+def test_no_more_streams_open_however_fast_they_are_asked_for(client: httpx.Client) -> None:
+    place = client.post("/v1/tunes", json={**LONG, "seed": 7}).headers["location"]
+    asked = MOST_STREAMS + 16
+    with httpx.Client(base_url=client.base_url, timeout=30, limits=httpx.Limits()) as many:
+
+        def opened(number: int) -> httpx.Response:
+            return many.send(many.build_request("GET", f"{place}/events"), stream=True)
+
+        with ThreadPoolExecutor(asked) as threads:
+            streams = list(threads.map(opened, range(asked)))
+        assert Counter(stream.status_code for stream in streams) == {200: MOST_STREAMS, 429: 16}
+        for stream in streams:
+            stream.close()
+    assert good(client.post(f"{place}/cancel"))["state"] == "cancelled"
+
+
 def test_streams_are_bounded(client: httpx.Client) -> None:
     place = client.post("/v1/tunes", json=LONG).headers["location"]
     limits = httpx.Limits(max_connections=MOST_STREAMS + 2)
@@ -60,7 +78,7 @@ def test_streams_are_bounded(client: httpx.Client) -> None:
         refused(refusal, 429)
         waiting = many.post("/v1/tunes", json=LONG, headers={"Prefer": "wait=30"})
         assert "preference-applied" not in waiting.headers
-        good(client.delete(good(waiting, 202)["links"]["self"]))
+        good(client.post(f"{good(waiting, 202)['links']['self']}/cancel"))
         for stream in opened:
             stream.close()
-    assert good(client.delete(place))["state"] == "cancelled"
+    assert good(client.post(f"{place}/cancel"))["state"] == "cancelled"

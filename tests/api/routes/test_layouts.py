@@ -83,7 +83,7 @@ def test_one_that_runs_tells_and_can_be_called_off(client: httpx.Client) -> None
     assert not {"domino_gain", "domino_gain_here"} & set(seen[-1]["best"])
     for part in ("plan", "report", "trace"):
         assert "it is running" in refused(client.get(f"{place}/{part}"), 404)["detail"]
-    assert good(client.delete(place))["state"] == "cancelled"
+    assert good(client.post(f"{place}/cancel"))["state"] == "cancelled"
     assert ended(client, place)["result"] is None
 
 
@@ -101,7 +101,7 @@ def test_lists_are_apart_and_keys_make_one(
     first = good(client.post("/v1/layouts", json=LONG, headers=headers), 202)
     again = client.post("/v1/layouts", json=LONG, headers=headers).json()
     assert again["id"] == first["id"]
-    good(client.delete(first["links"]["self"]))
+    good(client.post(f"{first['links']['self']}/cancel"))
     ids = [job["id"] for job in good(client.get("/v1/layouts"))["items"]]
     assert {first["id"], found["id"]} <= set(ids)
     assert tuned["id"] not in ids
@@ -113,13 +113,6 @@ def test_lists_are_apart_and_keys_make_one(
         refused(client.get(other), 404)
         refused(client.delete(other), 404)
         refused(client.get(f"{other}/report"), 404)
-
-
-def test_layouts_that_fit_nowhere_fail_with_their_problem(client: httpx.Client) -> None:
-    asked = {**LAYOUTS, "model": "gpt3-175b", "overrides": [], "gpus": 2}
-    job = good(client.post("/v1/layouts", json=asked, headers={"Prefer": "wait=30"}))
-    assert job["state"] == "failed"
-    assert (job["error"]["title"], job["error"]["status"]) == ("Infeasible plan", 422)
 
 
 def test_layouts_that_divide_nothing_fail(client: httpx.Client) -> None:
@@ -167,3 +160,23 @@ def test_both_are_needed_here_and_refused_by_a_tune(client: httpx.Client, missin
     one = {**SMALL, missing: LAYOUTS[missing]}
     problem = refused(client.post("/v1/tunes", json=one), 422)
     assert [fault["pointer"] for fault in problem["errors"]] == [f"#/{missing}"]
+
+
+def test_layouts_that_cannot_fit_are_told_at_once_what_would(client: httpx.Client) -> None:
+    asked = {**LAYOUTS, "model": "gpt3-175b", "overrides": [], "gpus": 8, "global_batch_size": 512}
+    problem = refused(client.post("/v1/layouts", json=asked), 422)
+    assert (problem["title"], problem["reason"]) == ("Infeasible plan", "memory")
+    assert problem["change"]["gpus"] > 8
+    assert f"gpus = {problem['change']['gpus']}" in problem["detail"]
+
+
+def test_stop_and_keep(client: httpx.Client) -> None:
+    place = client.post("/v1/layouts", json=LONG).headers["location"]
+    good(client.post(f"{place}/finish"))
+    done = ended(client, place)
+    assert (done["state"], done["stopped_by"]) == ("done", "user")
+    result = done["result"]
+    assert (result["stopped_by"], result["optimality"]) == ("user", "best_found")
+    assert result["best_without_domino"] is None
+    assert result["layouts"][0]["domino_gain"] is None
+    assert result["simulation"]["speedup"] > 0

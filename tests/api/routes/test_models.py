@@ -78,3 +78,11 @@ def test_what_is_no_model(client: httpx.Client, name: str, config: Any, status: 
     refused(add(client, name, config), status)
     if name == "ok":
         refused(client.get("/v1/models/ok"), 404)
+
+
+def test_a_model_can_be_deleted(client: httpx.Client) -> None:
+    good(add(client, "leaving", CONFIG), 201)
+    assert client.delete("/v1/models/leaving").status_code == 204
+    refused(client.delete("/v1/models/leaving"), 404)
+    refused(client.get("/v1/models/leaving"), 404)
+    refused(client.delete("/v1/models/gpt3-13b"), 409)

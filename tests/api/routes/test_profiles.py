@@ -33,7 +33,7 @@ def put(client: httpx.Client, profile: Profile, **headers: str) -> httpx.Respons
 
 
 def test_a_bundled_one_is_read_only(client: httpx.Client) -> None:
-    answer = client.get("/v1/profiles/h100-dgx")
+    answer = client.get("/v1/profiles/h100-dgx", headers={"Accept-Encoding": "identity"})
     found = parse_profile(answer.content, source="the answer")
     assert found == load_profile("h100-dgx")
     assert answer.headers["etag"] == f'"{found.content_id}"'
@@ -47,7 +47,7 @@ def test_a_reader_who_knows_it_is_told_nothing(client: httpx.Client) -> None:
         answer = client.get("/v1/profiles/h100-dgx", headers={"If-None-Match": known})
         assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
     good(client.get("/v1/profiles/h100-dgx", headers={"If-None-Match": '"other"'}))
-    refused(client.get("/v1/profiles/h100-dgx", headers={"If-None-Match": "bare"}), 400)
+    good(client.get("/v1/profiles/h100-dgx", headers={"If-None-Match": "bare"}))
 
 
 def test_replacing_needs_to_know_what_is_replaced(client: httpx.Client) -> None:

@@ -102,11 +102,44 @@ def test_faults_are_pointed_at(
     assert problem["errors"][0]["pointer"] == pointer
 
 
+@pytest.mark.parametrize(
+    ("part", "value", "pointer"),
+    [
+        ("measured", {"iteration_ms": -1.0}, "/measured/iteration_ms"),
+        ("measured", {"iteration_ms": 0}, "/measured/iteration_ms"),
+        ("measured", {"iteration_ms": 1e308}, "/measured/iteration_ms"),
+        ("measured", {"comm_ms": -0.1}, "/measured/comm_ms"),
+        ("predicted", {"iteration_ms": 0.0}, "/predicted/iteration_ms"),
+        ("interval_ms", {"low": -1.0}, "/interval_ms/low"),
+        ("makespans_ms", [1.0, 0.0], "/makespans_ms/1"),
+        ("error", -1e308, "/error"),
+        ("spread_ms", 1e10, "/spread_ms"),
+    ],
+)
+def test_numbers_that_nobody_measured_are_refused(
+    client: httpx.Client, tuned: Any, measured: Any, part: str, value: Any, pointer: str
+) -> None:
+    bad = copy.deepcopy(measured)
+    own = bad["plans"][1]
+    own[part] = {**own[part], **value} if isinstance(value, dict) else value
+    problem = refused(client.post(tuned["links"]["validations"], json=bad), 422)
+    assert problem["errors"][0]["pointer"] == f"#/plans/1{pointer}"
+
+
 def test_what_is_not_done_has_no_prediction(client: httpx.Client, measured: Any) -> None:
     place = client.post("/v1/tunes", json=LONG).headers["location"]
     refused(client.post(f"{place}/validations", json=measured), 409)
     assert good(client.get(f"{place}/validations"))["items"] == []
-    good(client.delete(place))
+    good(client.post(f"{place}/cancel"))
     nobody = f"/v1/tunes/job_{'0' * 32}/validations"
     refused(client.post(nobody, json=measured), 404)
     refused(client.get(nobody), 404)
+
+
+def test_a_report_can_be_deleted(client: httpx.Client, tuned: Any, measured: Any) -> None:
+    place = tuned["links"]["validations"]
+    made = good(client.post(place, json=measured), 201)
+    assert client.delete(f"{place}/{made['id']}").status_code == 204
+    refused(client.delete(f"{place}/{made['id']}"), 404)
+    assert made["id"] not in {one["id"] for one in good(client.get(place))["items"]}
+    refused(client.delete(f"{place}/val_x"), 422)

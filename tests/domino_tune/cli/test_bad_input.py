@@ -74,7 +74,7 @@ def test_unknown_and_malformed(run: Runner, arguments: list[str], expected: list
         (["--tp", "3"], ["num_attention_heads = 40", "2 or 4"]),
         (["--set", "intermediate_size=20481"], ["intermediate_size = 20481", "20480 or 20488"]),
         (["--col-slices", "3"], ["hidden_size = 5120", "3", "2 and 4"]),
-        (["--row-slices", "17"], ["row_slices", "16"]),
+        (["--row-slices", "17"], ["--row-slices", "16"]),
         (["--row-slices", "8", "--micro-batch-size", "4"], ["row_slices ≤ 4"]),
         (["--order", "inter", "--row-slices", "3"], ["2 row slices", "--order intra"]),
         (["--order", "intra", "--wgrad", "fill"], ["'fill'", "'greedy'"]),

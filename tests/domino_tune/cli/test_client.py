@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from domino_tune.client import Client
+from domino_tune.requests import TuneRequest
 from tests.domino_tune.serving import Served, command, environment, served
 from tests.domino_tune.verbs.validation_cases import write_files
 from tests.processes import PATIENCE_S
@@ -126,6 +127,38 @@ def test_ctrl_c_cancels_the_job(server: Served, tmp_path: Path) -> None:
         assert process.communicate(timeout=PATIENCE_S)[1].endswith(b"error: interrupted.\n")
         assert process.returncode == 130
         assert client.get_tune(made.pop()).state == "cancelled"
+
+
+def test_jobs_are_listed_stopped_and_deleted(server: Served, tmp_path: Path) -> None:
+    at = ("--server", server.url)
+    with Client(server.url) as client:
+        job = client.submit_tune(
+            TuneRequest(
+                model="gpt3-13b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=8,
+                search="bayes", trials=400,
+            )
+        )  # fmt: skip
+        while client.get_tune(job.id).plain["best"] is None:
+            time.sleep(0.1)
+    running = command(tmp_path, "jobs", "show", job.id, *at)
+    assert "running" in running.stdout
+    assert "≤ " in running.stdout
+    refused = command(tmp_path, "jobs", "delete", job.id, *at)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "cancel it first" in refused.stderr
+    kept = command(tmp_path, "jobs", "finish", job.id, *at)
+    assert kept.returncode == 0, kept.stderr
+    assert "done until it was told to stop" in kept.stdout
+    assert "others may be faster" in kept.stdout
+    listed = json.loads(command(tmp_path, "jobs", "list", "--json", *at).stdout)
+    assert listed[0]["id"] == job.id
+    assert listed[0]["stopped_by"] == "user"
+    assert job.id in command(tmp_path, "jobs", "list", "--limit", "1", *at).stdout
+    gone = command(tmp_path, "jobs", "delete", job.id, *at)
+    assert gone.stdout == f"Job {job.id} is deleted.\n"
+    missing = command(tmp_path, "jobs", "show", job.id, *at)
+    assert missing.returncode == 2
+    assert "There is no job" in missing.stderr
 
 
 def test_a_token_from_a_file_and_from_the_environment(tmp_path: Path) -> None:

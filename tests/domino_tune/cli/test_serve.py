@@ -31,6 +31,18 @@ def test_other_addresses_need_a_token(run: Runner) -> None:
     assert "tokens add" in said
 
 
+def test_what_is_refused_leaves_no_database(run: Runner, tmp_path: Path) -> None:
+    place = tmp_path / "new.db"
+    for words in ((), ("--database", f"sqlite:///{place}")):
+        run.refused("serve", "--host", "0.0.0.0", "--port", "0", *words)
+    assert not list(tmp_path.rglob("*.db*"))
+
+
+@pytest.mark.parametrize("proxy", ["proxy.example", "10.0.0.1/8", "10.0.0.0/33", "*", ""])
+def test_a_proxy_is_named_by_its_address(run: Runner, proxy: str) -> None:
+    assert "--trusted-proxy" in run.refused("serve", "--port", "0", "--trusted-proxy", proxy)
+
+
 def test_a_port_in_use_is_refused(run: Runner) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])

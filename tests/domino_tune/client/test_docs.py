@@ -1,24 +1,61 @@
-"""docs/client.md: its Python runs as it stands there."""
+"""docs/client.md: its examples run as they stand there, one after the other."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
 
 from tests.conftest import REPOSITORY
-from tests.domino_tune.serving import environment, served
+from tests.domino_tune.serving import Served, environment, served
+
+TEXT: Final = (REPOSITORY / "docs" / "client.md").read_text("utf-8")
+PYTHON: Final = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+SHOWN: Final = (
+    r"domino .* \d\.\d+",
+    r"(?s)link_bandwidth +iteration_ms +speedup\n.*llama2-7b.*h100-dgx +H100 SXM",
+    r"(?s)2 rows\n\d+\.\d% off before, \d\.\d% now\n.*run 1 +274\.1",
+)
+"""What each of them prints."""
 
 
-def test_the_python_runs(tmp_path: Path) -> None:
-    text = (REPOSITORY / "docs" / "client.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    with served(tmp_path) as running:
-        code = code.replace("http://127.0.0.1:8000", running.url)
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", code],
-            env=environment(tmp_path), capture_output=True, text=True, timeout=900,
-        )  # fmt: skip
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("docs")) as running:
+        yield running
+
+
+def run(server: Served, words: list[str]) -> str:
+    """What a command prints that succeeds."""
+    done = subprocess.run(
+        words, env=environment(server.home), capture_output=True, text=True, timeout=900,
+        cwd=server.home,
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"^domino .* \d\.\d+$", done.stdout, re.MULTILINE)
+    return done.stdout
+
+
+@pytest.mark.parametrize(("code", "shown"), list(zip(PYTHON, SHOWN, strict=True)))
+def test_the_python_runs(server: Served, code: str, shown: str) -> None:
+    code = code.replace("http://127.0.0.1:8000", server.url)
+    printed = run(server, [sys.executable, "-W", "error", "-c", code])
+    assert re.search(shown, printed), printed
+    assert "" not in printed.splitlines()
+
+
+def test_the_command_line_runs(server: Served) -> None:
+    found = re.search(r"^python (-m domino_tune tune (?:.*\\\n)*.*)$", TEXT, re.MULTILINE)
+    assert found
+    words = [sys.executable, *found[1].replace("\\\n", " ").split()]
+    words[words.index("https://tuner.example")] = server.url
+    done = subprocess.run(
+        words, env=environment(server.home), capture_output=True, text=True, timeout=900,
+        cwd=server.home,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (server.home / "plan.json").exists()
+    assert (server.home / "page.html").exists()

@@ -273,7 +273,7 @@ def test_a_job_without_a_result() -> None:
     running = job_of({"id": "a", "kind": "tune", "state": "running"})
     with pytest.raises(ServiceError, match="is running"):
         running.result()
-    failed = {"type": "urn:domino-tune:cannot-store", "title": "", "detail": "Full."}
+    failed = {"type": "/docs/problems#cannot-store", "title": "", "detail": "Full."}
     with pytest.raises(StorageError, match="Full"):
         job_of({"id": "a", "kind": "tune", "state": "failed", "error": failed}).result()
 

@@ -6,14 +6,16 @@ import asyncio
 import json
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from domino_tune.base.errors import AccessError, NotFoundError, ServiceError
+from domino_tune.base.errors import AccessError, ConflictError, NotFoundError, ServiceError
 from domino_tune.client import AsyncClient, Client
+from domino_tune.client.jobs import tune_answer
 from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
 from domino_tune.results import TuneResult, to_json
 from domino_tune.store.formats.chrome_trace import trace_bytes
@@ -211,6 +213,46 @@ def test_cancelled_by_another(client: Client) -> None:
     assert ended.state == "cancelled"
     with pytest.raises(ServiceError, match="cancelled"):
         ended.result()
+
+
+def test_stop_and_keep(client: Client) -> None:
+    job = client.submit_tune(LONG)
+    while (now := client.get_tune(job.id)).plain["best"] is None:
+        time.sleep(0.1)
+    assert now.left
+    assert now.elapsed_s is not None
+    assert now.eta_s is not None
+    assert f"at most {now.left:,} left" in now.line
+    with pytest.raises(ConflictError):
+        client.delete(now)
+    ended = client.wait(client.finish(now))
+    assert (ended.state, ended.stopped_by) == ("done", "user")
+    found = tune_answer(ended, seconds=0.0).result
+    assert (found.stopped_by, found.optimality) == ("user", "best_found")
+    assert found.best.iteration_ms <= now.plain["best"]["iteration_ms"]
+    assert client.job(job.id) == ended
+    client.delete(ended)
+    with pytest.raises(NotFoundError):
+        client.job(job.id)
+
+
+def test_any_kind_of_job_is_found_by_its_id(client: Client) -> None:
+    made = [
+        client.submit_tune(ASKED), client.submit_layouts(LAYOUTS),
+        client.submit_sweep(WhatIfRequest(**WORKLOAD, sweep="link_bandwidth=1x,2x")),
+    ]  # fmt: skip
+    assert [client.job(job.id).kind for job in made] == ["tune", "layout", "sweep"]
+    for job in made:
+        client.wait(client.finish(job))
+
+
+def test_what_does_not_fit_says_what_would(client: Client) -> None:
+    asked = TuneRequest(
+        model="gpt3-13b", profile="h100-dgx", tp=1, seq_length=2048, micro_batch_size=4
+    )
+    with pytest.raises(InfeasiblePlanError, match="smallest change that fits: tp = 4") as caught:
+        client.tune(asked)
+    assert (caught.value.reason, caught.value.change) == ("memory", {"tp": 4})
 
 
 def test_cancelled_layouts_cancel_their_job(server: Served, client: Client) -> None:

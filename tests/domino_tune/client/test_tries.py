@@ -165,7 +165,7 @@ def test_a_running_job_outlives_a_restart(play: Play) -> None:
 def test_an_interrupt_cancels_the_job(play: Play, then: Reply) -> None:
     with pytest.raises(KeyboardInterrupt):
         play("tune", ASKED, replies=(answer(job("queued"), 202), interrupt, then))
-    assert play.asked[1:] == [EVENTS, Asked("DELETE", "/v1/tunes/job_1")]
+    assert play.asked[1:] == [EVENTS, Asked("POST", "/v1/tunes/job_1/cancel")]
 
 
 def test_an_interrupt_cancels_a_search_of_layouts(play: Play) -> None:
@@ -174,7 +174,7 @@ def test_an_interrupt_cancels_a_search_of_layouts(play: Play) -> None:
         play("layouts", LAYOUTS, replies=(queued, interrupt, answer(job("cancelled"))))
     assert [(one.method, one.path) for one in play.asked] == [
         ("POST", "/v1/layouts"), ("GET", "/v1/layouts/job_1/events"),
-        ("DELETE", "/v1/layouts/job_1"),
+        ("POST", "/v1/layouts/job_1/cancel"),
     ]  # fmt: skip
 
 
@@ -187,7 +187,7 @@ def test_an_interrupt_during_submission_cancels_the_job(play: Play) -> None:
     first, again, last = play.asked
     assert first.method == "POST"
     assert first == again
-    assert last == Asked("DELETE", "/v1/tunes/job_1")
+    assert last == Asked("POST", "/v1/tunes/job_1/cancel")
 
 
 @pytest.mark.parametrize("then", [lost, answer({}, 422)])

@@ -122,3 +122,9 @@ def test_nesting_has_an_end() -> None:
         value = [value]
     with pytest.raises(InputError, match=r"^file is nested too deeply"):
         parse(Outer, value, source="file", error=InputError)
+
+
+def test_a_list_ends_at_its_first_faulty_entry() -> None:
+    """Each of these faults would take a kilobyte."""
+    with pytest.raises(ProfileError, match=r"file: rows\[1\]: the key 'count' is missing"):
+        parsed({"inner": ONE, "rows": [ONE, *[{}] * 100_000]})

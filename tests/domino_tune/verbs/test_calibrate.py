@@ -310,6 +310,7 @@ def test_python_has_the_verb_too(home: Path, plain: str, table: str) -> None:
     small: dict[str, Any] = {"tp": 8, "seq_length": 2048, "micro_batch_size": 2}
     there = simulate(model="gpt3-6.7b", profile="mine", overrides=(LAYERS,), **small)
     assert there.profile == found.profile
+    assert found.path is not None
     assert Path(found.path) == home / "profiles" / "mine.json"
 
 

@@ -125,7 +125,7 @@ def test_progress_gets_each_plan() -> None:
         ({"tp": 0}, "tp must be a whole number ≥ 1, got 0"),
         ({"tp": 2.0}, "tp must be a whole number ≥ 1, got 2.0"),
         ({"tp": "8"}, "tp must be a whole number ≥ 1, got '8'"),
-        ({"tp": 64, "nodes": 1}, "do not fit on nodes 1"),
+        ({"tp": 64, "nodes": 1}, "do not fit on nodes = 1"),
         ({"overrides": "heads"}, "overrides wants FIELD=VALUE"),
         ({"model": "llama2-7"}, "Did you mean 'llama2-7b'?"),
         ({"model": 7}, "model must be a text or a ModelSpec, got 7; correct it."),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from domino_tune.requests import TuneRequest
-from domino_tune.verbs.fitting import smallest_change
+from domino_tune.verbs.fitting import check_may_fit, smallest_change
 from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.tune import tune
 from simulator.errors import InfeasiblePlanError
@@ -24,7 +24,7 @@ ASKED: dict[str, dict[str, Any]] = {
         "data_parallel": "replicas",
     },
     "--tp 4": {"model": "gpt3-13b", "tp": 1, "seq_length": 2048, "micro_batch_size": 4},
-    "--dp 8 --micro-batch-size 1 --grad-accumulation 8 --data-parallel distributed-optimizer": {
+    "--pp 4 --micro-batch-size 1 --grad-accumulation 8": {
         "model": "llama3-70b", "tp": 8, "seq_length": 4096, "micro_batch_size": 4,
         "grad_accumulation": 2,
     },
@@ -39,13 +39,18 @@ def request(**given: Any) -> TuneRequest:
 def test_what_it_names_fits_and_what_was_asked_does_not(options: str) -> None:
     case = resolve(request(**ASKED[options]))
     assert least_peak_bytes(case) > case.capacity_bytes
-    assert smallest_change(case) == f"the smallest change that fits: {options}."
     words = options.split()
     pairs = zip(words[::2], words[1::2], strict=True)
     changes = {
         flag[2:].replace("-", "_"): int(value) if value.isdecimal() else value
         for flag, value in pairs
     }
+    assert smallest_change(case) == changes
+    with pytest.raises(
+        InfeasiblePlanError, match=f"the smallest change that fits: {options}"
+    ) as no:
+        check_may_fit(case)
+    assert (no.value.reason, no.value.change) == ("memory", changes)
     changed = resolve(request(**{**ASKED[options], **changes}))
     rows = changed.workload.micro_batch_size
     plans = [
@@ -67,4 +72,7 @@ def test_where_nothing_helps() -> None:
             overrides=("max_position_embeddings=1000000",),
         )
     )  # fmt: skip
-    assert smallest_change(hopeless).startswith("no smaller micro-batch")
+    assert smallest_change(hopeless) == {}
+    with pytest.raises(InfeasiblePlanError, match="no smaller micro-batch") as no:
+        check_may_fit(hopeless)
+    assert no.value.change == {}

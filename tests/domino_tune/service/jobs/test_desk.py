@@ -196,3 +196,29 @@ def test_equal_tasks_are_kept_once(desk: JobDesk, database: Database) -> None:
         claimed = leases.claim()
         assert claimed
         assert claimed.task == b"7"
+
+
+def test_stop_and_keep_is_told_to_the_worker(desk: JobDesk, database: Database) -> None:
+    job = submit(desk)
+    leases = Leases(database, "worker")
+    claimed = leases.claim()
+    assert claimed
+    assert leases.progress(claimed, JobProgress(done=1)) is None
+    told = desk.finish(job.id, "ann")
+    assert (told.state, told.stopped_by) == ("running", "user")
+    assert desk.finish(job.id, "ann") == told
+    assert leases.progress(claimed, JobProgress(done=2)) == "user"
+    leases.finish(claimed, b"{}", {}, "user")
+    ended = desk.get(job.id, None)
+    assert (ended.state, ended.stopped_by) == ("done", "user")
+    assert desk.finish(job.id, "ann") == ended
+
+
+def test_stop_and_keep_of_a_job_that_waits(desk: JobDesk, database: Database) -> None:
+    job = desk.finish(submit(desk).id, "ann")
+    assert (job.state, job.stopped_by) == ("queued", "user")
+    claimed = Leases(database, "worker").claim()
+    assert claimed
+    assert claimed.job.stopped_by == "user"
+    with pytest.raises(NotFoundError):
+        desk.finish(job.id, "bob")

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import Connection, update
 
+from domino_tune.base.errors import ConflictError
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.jobs.job import JobProgress, Point
 from domino_tune.service.jobs.leases import Claimed, Leases, LostLeaseError
@@ -242,3 +243,22 @@ def test_pruning_as_documented_leaves_what_is_new(
             connection.exec_driver_sql(statement)
     assert [job.id for job in desk.page("tune", None)[0]] == [new]
     assert claim(leases).job.id == new
+
+
+def test_a_profile_is_shelved_with_the_end_or_neither(desk: JobDesk, database: Database) -> None:
+    shelved: list[tuple[bytes, str]] = []
+
+    def shelve(connection: Connection, file: bytes, owner: str) -> None:
+        if file == b"taken":
+            raise ConflictError("The name is taken.")
+        shelved.append((file, owner))
+
+    leases = Leases(database, "worker-1", shelve=shelve)
+    job = submit(desk, owner="ann", kind="calibration")
+    claimed = claim(leases)
+    with pytest.raises(ConflictError):
+        leases.finish(claimed, b"{}", {"profile": b"taken"})
+    assert desk.get(job.id, "ann").state == "running"
+    leases.finish(claimed, b"{}", {"profile": b"free"})
+    assert desk.get(job.id, "ann").state == "done"
+    assert shelved == [(b"free", "ann")]

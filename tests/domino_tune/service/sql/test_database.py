@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
 import stat
 import time
@@ -35,6 +36,26 @@ def test_what_was_written_is_there_when_opened_again(url: str, desk: JobDesk) ->
     again.close()
 
 
+def test_a_disk_that_takes_nothing_more_is_noticed_and_so_is_its_repair(tmp_path: Path) -> None:
+    """No file of this process may grow for a while, as on a disk that is full."""
+    database = open_database(f"sqlite:///{tmp_path}/jobs.db")
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    database.ping()
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+        database.ping()  # something was stored a moment ago
+        with pytest.raises(StorageError):
+            JobDesk(database).submit(BIG)
+        for _ in range(2):
+            with pytest.raises(StorageError, match="disk"):
+                database.ping()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    database.ping()
+    JobDesk(database).submit(BIG)
+    database.close()
+
+
 def test_what_raises_is_undone(desk: JobDesk, database: Database) -> None:
     def crash() -> None:
         with database.write() as connection:
@@ -50,7 +71,7 @@ def test_what_raises_is_undone(desk: JobDesk, database: Database) -> None:
 def test_another_schema_version_is_refused(url: str, database: Database) -> None:
     with database.write() as connection:
         connection.execute(update(schema_version).values(version=99))
-    with pytest.raises(InputError, match="schema_version 99, this program knows 2"):
+    with pytest.raises(InputError, match="schema_version 99, this program knows 3"):
         open_database(url)
 
 

@@ -228,6 +228,61 @@ def test_what_cannot_run_fails_the_same_however_it_is_cut() -> None:
     assert "None of the 5 plans tried" in messages[0]
 
 
+@pytest.mark.parametrize("name", ["exhaustive", "micro-batches", "layouts of two GPUs"])
+def test_stopped_it_gives_the_best_so_far(name: str) -> None:
+    task = EVERYTHING[name]
+    _, before = paused_everywhere(task, work.resume(), forget=False)
+    after = before[len(before) // 2]
+    for forget in (False, True):
+        if forget:
+            work.forget()
+        last = work.advance(task, after.state, 1e9, "user")
+        assert last.result is not None
+        result = json.loads(last.result)
+        assert (result["stopped_by"], last.stopped_by) == ("user", "user")
+        assert result["optimality"] == "best_found"
+        assert result["evaluations"] == last.done == after.done
+        best = result["best"] if "best" in result else result["layouts"][0]
+        assert after.best is not None
+        assert json.loads(json.dumps(after.best)).items() <= best.items()
+        assert set(last.artifacts) == {"plan", "report", "trace"}
+
+
+def test_stopped_before_anything_is_found_it_gives_the_first() -> None:
+    task = TUNES["exhaustive"]
+    first = work.advance(task, work.resume(), 0.0, "time")
+    assert (first.result, first.done) == (None, 1)
+    last = work.advance(task, first.state, 0.0, "time")
+    result = json.loads(last.result or b"")
+    assert (result["stopped_by"], result["evaluations"], last.total) == ("time", 1, None)
+
+
+def test_a_stopped_sweep_has_the_points_so_far() -> None:
+    task = SWEEPS["links"]
+    _, before = paused_everywhere(task, work.resume(), forget=False)
+    whole = json.loads(undisturbed(task).result or b"")
+    assert whole["stopped_by"] is None
+    for quantum in before[2:-1]:
+        last = work.advance(task, quantum.state, 1e9, "user")
+        result = json.loads(last.result or b"")
+        assert result["points"] == whole["points"][: quantum.done]
+        assert (result["stopped_by"], result["base"]) == ("user", whole["base"])
+        assert (last.done, last.total) == (quantum.done, 4)
+    ended = work.advance(task, before[-1].state, 1e9, "user")
+    assert (ended.result, ended.stopped_by) == (undisturbed(task).result, None)
+
+
+def test_what_is_left_is_at_least_what_comes() -> None:
+    for name in ("exhaustive", "random", "layouts of two GPUs", "sweep of links"):
+        last, before = paused_everywhere(EVERYTHING[name], work.resume(), forget=False)
+        for quantum in before:
+            assert quantum.left is None or quantum.done + quantum.left >= last.done
+            assert quantum.seconds > 0
+        assert last.left == 0
+        if name != "layouts of two GPUs":  # ten layouts come first
+            assert before[0].left is not None
+
+
 def test_a_task_is_all_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither names nor files are looked up when it runs."""
     monkeypatch.setenv("DOMINO_TUNE_HOME", str(tmp_path))

@@ -1,0 +1,78 @@
+"""Actions of the jobs commands, at a server.
+
+Imports stand inside the functions, so that ``--help`` stays fast.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from domino_tune.cli.output import json_text
+from domino_tune.requests import service as requests
+from domino_tune.requests.outputs import JsonOutputs, Outputs
+
+if TYPE_CHECKING:
+    from domino_tune.client import Client
+    from domino_tune.client.jobs import Job
+
+
+def jobs_list(request: requests.JobsListRequest, outputs: JsonOutputs) -> None:
+    """Print the newest jobs of all kinds."""
+    from domino_tune.cli import show_jobs
+
+    with _client(request) as client:
+        pages = (client.tunes, client.layout_jobs, client.sweeps)
+        found = [job for page in pages for job in page(limit=request.limit).items]
+    # Ids sort by the time at which their jobs were made.
+    jobs = sorted(found, key=lambda job: job.id, reverse=True)
+    if outputs.json:
+        sys.stdout.write(json_text([job.plain for job in jobs]))
+    else:
+        show_jobs.listing(jobs)
+
+
+def jobs_show(request: requests.JobsShowRequest, outputs: JsonOutputs) -> None:
+    """Print a job, and its result when it is done."""
+    with _client(request) as client:
+        _print(client.job(request.job), outputs)
+
+
+def jobs_finish(request: requests.JobsFinishRequest, outputs: JsonOutputs) -> None:
+    """Stop a job, wait for what it has found, and print that."""
+    from domino_tune.cli import show
+
+    with _client(request) as client, show.progress() as progress:
+        job = client.wait(client.finish(client.job(request.job)), progress)
+    _print(job, outputs)
+
+
+def jobs_cancel(request: requests.JobsCancelRequest, outputs: Outputs) -> None:
+    """Call a job off."""
+    with _client(request) as client:
+        job = client.cancel(client.job(request.job))
+    print(f"Job {job.id} is {job.state}.")
+
+
+def jobs_delete(request: requests.JobsDeleteRequest, outputs: Outputs) -> None:
+    """Delete a job."""
+    with _client(request) as client:
+        client.delete(client.job(request.job))
+    print(f"Job {request.job} is deleted.")
+
+
+def _client(request: requests.ServerFields) -> Client:
+    from domino_tune.client import Client
+    from domino_tune.client.tokens import find_token
+
+    return Client(request.server, token=find_token(request.token_file))
+
+
+def _print(job: Job, outputs: JsonOutputs) -> None:
+    """Print a job, and its result. Raise the error of a job that failed, after printing it."""
+    from domino_tune.cli import show_jobs
+
+    if outputs.json:
+        sys.stdout.write(json_text(job.plain))
+    else:
+        show_jobs.one(job)

@@ -1,0 +1,171 @@
+"""Retention: finished jobs go when they are old or too many, and bodies that nothing refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    update,
+)
+
+from domino_tune.service.jobs.job import ENDED
+from domino_tune.service.quota import Keep, check_quota, lock_owner, stored_bytes
+from domino_tune.service.sql.database import Database
+from domino_tune.service.sql.statements import insert, now_s
+from domino_tune.service.sql.tables import (
+    artifacts,
+    checkpoints,
+    duties,
+    jobs,
+    points,
+    profile_bodies,
+    profiles,
+    tasks,
+    validations,
+)
+
+PERIOD_S: Final = 300.0
+"""Time between two collections, of all replicas together."""
+_DUTY: Final = "retention"
+_AT_ONCE: Final = 50
+"""Jobs or bodies that one transaction deletes: others wait for it on SQLite."""
+_PARTS: Final = (points, artifacts, checkpoints, validations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """How much a collection deleted."""
+
+    jobs: int = 0
+    bodies: int = 0
+
+
+class Retention:
+    """Deletes what is not kept. All methods raise StorageError and UnavailableError."""
+
+    def __init__(self, database: Database, keep: Keep, period_s: float = PERIOD_S) -> None:
+        self._database = database
+        self._keep = keep
+        self.period_s = period_s
+
+    def collect_if_due(self) -> Collected | None:
+        """Collect where no replica did within the period; return None elsewhere.
+
+        A replica that dies meanwhile leaves the rest to the next collection.
+        """
+        with self._database.write() as connection:
+            connection.execute(
+                insert(connection, duties).values(name=_DUTY, next_s=0.0).on_conflict_do_nothing()
+            )
+            claimed = connection.execute(
+                update(duties)
+                .where(duties.c.name == _DUTY, duties.c.next_s <= now_s())
+                .values(next_s=now_s() + self.period_s)
+            )
+        return self.collect() if claimed.rowcount else None
+
+    def collect(self) -> Collected:
+        """Delete the jobs that are not kept, then tasks and profiles' bodies without a user."""
+        gone = self._delete_jobs(select(jobs.c.id).where(_ended(), _old(self._keep)))
+        gone += self._delete_jobs(_beyond(self._keep))
+        bodies = self._delete_unused(tasks, tasks.c.digest, jobs.c.task_digest)
+        bodies += self._delete_unused(
+            profile_bodies, profile_bodies.c.content_id, profiles.c.content_id
+        )
+        return Collected(jobs=gone, bodies=bodies)
+
+    def _delete_jobs(self, asked: Select[Any]) -> int:
+        deleted = 0
+        while True:
+            with self._database.write() as connection:
+                found = list(connection.scalars(asked.order_by("id").limit(_AT_ONCE)))
+                deleted += (gone := remove_jobs(connection, found))
+            if gone < _AT_ONCE:
+                return deleted
+
+    def _delete_unused(self, table: Table, key: Column[str], user: Column[str]) -> int:
+        """Delete the rows of ``table`` whose ``key`` stands in no ``user``.
+
+        They are locked first, then looked at once more: what takes one up at this moment locks it,
+        too (``hold`` in sql/statements.py).
+        """
+        unused = ~exists().where(user == key)
+        deleted = 0
+        while True:
+            with self._database.write() as connection:
+                found = list(
+                    connection.scalars(
+                        select(key).where(unused).limit(_AT_ONCE).with_for_update(skip_locked=True)
+                    )
+                )
+                connection.execute(delete(table).where(key.in_(found), unused))
+            deleted += len(found)
+            if len(found) < _AT_ONCE:
+                return deleted
+
+
+def remove_jobs(connection: Connection, ids: Collection[str], *, wait: bool = False) -> int:
+    """Delete those of the jobs that have ended, with all that belongs to them. Return how many.
+
+    ``wait`` for other transactions that hold one; else leave that one.
+    """
+    held = select(jobs.c.id).where(jobs.c.id.in_(ids), _ended())
+    found = list(connection.scalars(held.with_for_update(skip_locked=not wait)))
+    for part in _PARTS:
+        connection.execute(delete(part).where(part.c.job_id.in_(found)))
+    connection.execute(delete(jobs).where(jobs.c.id.in_(found)))
+    return len(found)
+
+
+def make_room(connection: Connection, owner: str, more_bytes: int, keep: Keep) -> None:
+    """Delete the oldest finished jobs of an owner until ``more_bytes`` fit. Raise QuotaError where
+    they still do not."""
+    lock_owner(connection, owner)
+    over = stored_bytes(connection, owner) + more_bytes - keep.size_bytes
+    if over > 0:
+        oldest = select(jobs.c.id, jobs.c.stored_bytes).where(jobs.c.owner == owner, _ended())
+        ids: list[str] = []
+        for row in connection.execute(oldest.order_by(jobs.c.id)):
+            if over <= 0:
+                break
+            ids.append(row.id)
+            over -= row.stored_bytes
+        remove_jobs(connection, ids)
+        check_quota(connection, owner, more_bytes, keep)
+
+
+def _ended() -> ColumnElement[bool]:
+    return jobs.c.state.in_(ENDED)
+
+
+def _old(keep: Keep) -> ColumnElement[bool]:
+    return jobs.c.finished_s < now_s() - keep.seconds
+
+
+def _beyond(keep: Keep) -> Select[Any]:
+    """Return the finished jobs behind the newest ones of their owner that are kept."""
+    owner, newest = jobs.c.owner, jobs.c.id.desc()
+    size = func.sum(jobs.c.stored_bytes)
+    ranked = (
+        select(
+            jobs.c.id,
+            func.row_number().over(partition_by=owner, order_by=newest).label("place"),
+            size.over(partition_by=owner, order_by=newest).label("size"),
+        )
+        .where(_ended())
+        .subquery()
+    )
+    too_many = or_(ranked.c.place > keep.jobs, ranked.c.size > keep.size_bytes)
+    return select(ranked.c.id).where(too_many)
