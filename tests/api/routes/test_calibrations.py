@@ -51,7 +51,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def body(runs: Any, name: str = "ours", profile: str = "h100-dgx") -> dict[str, Any]:
+def body(runs: Any, name: str = "fitted", profile: str = "h100-dgx") -> dict[str, Any]:
     return {"profile": profile, "name": name, "runs": runs}
 
 
@@ -71,7 +71,7 @@ def done(client: httpx.Client, runs: list[dict[str, Any]]) -> Any:
     answer = client.post("/v1/calibrations", json=body(runs))
     job = good(answer, 202)
     assert answer.headers["location"] == f"/v1/calibrations/{job['id']}" == job["links"]["self"]
-    assert job["request"] == {"profile": "h100-dgx", "name": "ours", "runs": 2}
+    assert job["request"] == {"profile": "h100-dgx", "name": "fitted", "runs": 2}
     found = ended(client, answer.headers["location"])
     assert found["state"] == "done", found
     return found
@@ -81,23 +81,23 @@ def test_it_learns_what_the_verb_learns(
     done: Any, runs: list[dict[str, Any]], home: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "runs.csv").write_text(table(runs))
-    asked = CalibrateRequest(profile="h100-dgx", runs=str(tmp_path / "runs.csv"), name="ours")
+    asked = CalibrateRequest(profile="h100-dgx", runs=str(tmp_path / "runs.csv"), name="fitted")
     local = json.loads(json.dumps(to_json(calibrate(asked))))
-    assert local.pop("path") == str(home / "profiles" / "ours.json")
+    assert local.pop("path") == str(home / "profiles" / "fitted.json")
     for one in (local, done["result"]):
         one = one["profile"]  # its provenance names the file
-        assert one["name"] == "ours"
+        assert one["name"] == "fitted"
     assert {**done["result"], "profile": None} == {**local, "profile": None}
 
 
 def test_the_profile_is_in_the_library(client: httpx.Client, done: Any) -> None:
-    file = client.get("/v1/profiles/ours").content
+    file = client.get("/v1/profiles/fitted").content
     assert file == client.get(done["links"]["profile"]).content
-    profile = parse_profile(file, source="ours")
+    profile = parse_profile(file, source="fitted")
     assert profile.content_id == done["result"]["profile"]["content_id"]
     assert profile.calibration is not None
     assert profile.calibration.provenance.source == "2 measured iterations: of a request"
-    asked = {**SHARED, **LAYOUTS[0], "profile": "ours", "strategy": "megatron"}
+    asked = {**SHARED, **LAYOUTS[0], "profile": "fitted", "strategy": "megatron"}
     told = good(client.post("/v1/simulations", json=asked))
     measured = done["result"]["runs"][0]["measured_ms"]
     assert told["iteration_ms"] == pytest.approx(measured, rel=0.02)
@@ -167,7 +167,7 @@ def test_faults_are_pointed_at(client: httpx.Client, runs: list[dict[str, Any]],
     for given, place in cases:
         problem = refused(client.post("/v1/calibrations", json=body(given)), 422)
         assert place in [one["pointer"] for one in problem["errors"]], (given, problem)
-    refused(client.post("/v1/calibrations", json=body(runs, "more", profile="ours")), 422)
+    refused(client.post("/v1/calibrations", json=body(runs, "more", profile="fitted")), 422)
 
 
 def test_runs_that_contradict_each_other_fail_the_job(

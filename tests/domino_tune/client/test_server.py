@@ -315,3 +315,22 @@ def test_a_restart_goes_unnoticed(tmp_path: Path) -> None:
             with served(tmp_path, "--port", port):
                 waiting.join(60)
     assert [one.state for one in found] == ["done"]
+
+
+def test_what_was_acknowledged_is_kept_by_the_next_one(tmp_path: Path) -> None:
+    """Killed right after it acknowledged `finish`: the next service ends the job, with a plan that
+    is no worse than the best one that was shown."""
+    with served(tmp_path) as running:
+        port = running.url.rpartition(":")[2]
+        with Client(running.url) as client:
+            job = client.submit_tune(LONG)
+            while (now := client.get_tune(job.id)).done < 5:
+                time.sleep(0.1)
+            told = client.finish(now)
+            running.process.kill()
+            running.process.wait(timeout=PATIENCE_S)
+            assert (told.state, told.stopped_by) == ("running", "user")
+            with served(tmp_path, "--port", port):
+                ended = client.wait(told)
+    assert (ended.state, ended.stopped_by) == ("done", "user")
+    assert ended.result()["best"]["iteration_ms"] <= told.plain["best"]["iteration_ms"]

@@ -126,7 +126,7 @@ def test_waiting_by_events(play: Play) -> None:
         ),
     )  # fmt: skip
     assert (got.state, got.result()) == ("done", {"a": 1})
-    assert heard == ["3 plans", "", "4 plans"]
+    assert heard == ["3 plans", "done"]
     assert play.pauses_s == []
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, select, update
 
 from domino_tune.base.errors import ConflictError
 from domino_tune.service.jobs.desk import JobDesk
@@ -15,7 +15,6 @@ from domino_tune.service.jobs.job import JobProgress, Point
 from domino_tune.service.jobs.leases import Claimed, Leases, LostLeaseError
 from domino_tune.service.sql import tables
 from domino_tune.service.sql.database import Database
-from tests.conftest import REPOSITORY
 from tests.domino_tune.service.made import submit
 from tests.domino_tune.service.owner import SHORT_S
 from tests.domino_tune.service.owners import start, work_together
@@ -229,22 +228,6 @@ def test_eight_owners_finish_each_job_once(url: str, desk: JobDesk) -> None:
     assert len({desk.artifact(job, "by") for job in worked.submitted}) > 1
 
 
-def test_pruning_as_documented_leaves_what_is_new(
-    database: Database, desk: JobDesk, leases: Leases
-) -> None:
-    old, new = (submit(desk, number=number).id for number in range(2))
-    leases.finish(claim(leases), b"{}", {})
-    with database.write() as connection:
-        connection.execute(update(tables.jobs).where(tables.jobs.c.id == old).values(finished_s=1))
-    guide = (REPOSITORY / "docs/service.md").read_text()
-    script = guide.partition("```sql\n")[2].partition("```")[0]
-    with database.write() as connection:
-        for statement in filter(str.strip, script.split(";")):
-            connection.exec_driver_sql(statement)
-    assert [job.id for job in desk.page("tune", None)[0]] == [new]
-    assert claim(leases).job.id == new
-
-
 def test_a_profile_is_shelved_with_the_end_or_neither(desk: JobDesk, database: Database) -> None:
     shelved: list[tuple[bytes, str]] = []
 
@@ -262,3 +245,27 @@ def test_a_profile_is_shelved_with_the_end_or_neither(desk: JobDesk, database: D
     leases.finish(claimed, b"{}", {"profile": b"free"})
     assert desk.get(job.id, "ann").state == "done"
     assert shelved == [(b"free", "ann")]
+
+
+def test_a_search_goes_on_from_what_was_committed(
+    desk: JobDesk, database: Database, leases: Leases
+) -> None:
+    submit(desk)
+    claimed = claim(leases)
+    assert claimed.checkpoint is None
+    leases.progress(claimed, JobProgress(done=1), {"plan": 1}, b"first")
+    leases.progress(claimed, JobProgress(done=2), {"plan": 1})
+    expire(database)
+    again = claim(leases)
+    assert (again.checkpoint, again.job.best) == (b"first", {"plan": 1})
+    leases.release(again, b"second")
+    last = claim(leases)
+    assert last.checkpoint == b"second"
+    with database.write() as connection:
+        connection.execute(update(tables.checkpoints).values(program="0.0.0"))
+    expire(database)
+    other = claim(leases)
+    assert other.checkpoint is None  # another version's indices may mean other plans
+    leases.finish(other, b"{}", {})
+    with database.read() as connection:
+        assert connection.execute(select(tables.checkpoints)).all() == []
