@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,46 +18,28 @@ from domino_tune.requests.problems import plain_problem
 from domino_tune.service.executors.registry import open_executor
 from domino_tune.service.executors.slots import SlotExecutor
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.jobs.job import Job, JobKind, NewJob
 from domino_tune.service.jobs.leases import Leases
-from domino_tune.service.jobs.retention import Retention
-from domino_tune.service.jobs.runner import LIMIT_S, MOST_ATTEMPTS, Runner
-from domino_tune.service.quota import Keep
+from domino_tune.service.jobs.runner import MOST_ATTEMPTS, Runner
 from domino_tune.service.sql.database import Database, open_database
 from domino_tune.service.sql.tables import jobs as jobs_table
 from domino_tune.service.tasks import work
 from domino_tune.service.tasks.quantum import QuantumResult, StopReason
 from tests.dask_cluster import DaskCluster, dask_cluster
+from tests.domino_tune.service.jobs.runners import (
+    Watched,
+    finished,
+    running,
+    submit,
+    until,
+)
 from tests.domino_tune.service.tasks.examples import (
-    layout_task,
     longer_task,
     sweep_task,
     tune_task,
-    undisturbed,
 )
 from tests.postgres import Postgres
-from tests.processes import PATIENCE_S
 
 POISON = b'"seed":666,'
-
-
-@pytest.fixture(scope="module")
-def slots() -> Iterator[SlotExecutor]:
-    made = SlotExecutor(2)
-    yield made
-    made.shutdown(wait=False)
-
-
-class Watched(Executor):
-    """Passes calls on, and keeps which tasks they were for."""
-
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
-        self.tasks: list[bytes] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.tasks.append(args[0])
-        return self.executor.submit(fn, *args, **kwargs)
 
 
 class Poisonable(Watched):
@@ -75,46 +55,6 @@ def deadly_advance(
     if POISON in task and b"history" in state:
         os.kill(os.getpid(), signal.SIGKILL)
     return work.advance(task, state, budget_s, stopped_by)
-
-
-@asynccontextmanager
-async def running(
-    database: Database,
-    executor: Executor,
-    name: str = "one",
-    budget_s: float = 0.0,
-    limit_s: float = LIMIT_S,
-) -> AsyncIterator[Runner]:
-    runner = Runner(Leases(database, name), executor, 2, budget_s=budget_s, limit_s=limit_s)
-    await runner.start()
-    try:
-        yield runner
-    finally:
-        await runner.drain()
-
-
-def submit(desk: JobDesk, task: bytes, owner: str = "ann") -> Job:
-    kind: JobKind = "sweep" if task.startswith(b'{"kind":"sweep"') else "tune"
-    return desk.submit(NewJob(kind=kind, owner=owner, request={}, task=task))[0]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        await asyncio.sleep(0.02)
-
-
-async def finished(desk: JobDesk, jobs: Mapping[str, bytes]) -> None:
-    """Every job is done, with the bytes of one that nobody disturbed."""
-    await until(lambda: all(desk.get(identity, None).ended for identity in jobs))
-    for identity, task in jobs.items():
-        job = desk.get(identity, None)
-        assert (job.state, job.error) == ("done", None)
-        expected = undisturbed(task)
-        assert desk.result(identity) == expected.result
-        for name, body in expected.artifacts.items():
-            assert desk.artifact(identity, name) == body
 
 
 def test_jobs_end_with_their_results(
@@ -180,91 +120,6 @@ def test_a_bug_is_not_told_to_users() -> None:
     problem = plain_problem(ZeroDivisionError("/secret/path"))
     assert problem["status"] == 500
     assert "secret" not in str(problem)
-
-
-async def ended(desk: JobDesk, job: Job) -> tuple[Job, dict[str, Any]]:
-    """Return a job that has ended as done, and its result."""
-    await until(lambda: desk.get(job.id, None).ended)
-    found = desk.get(job.id, None)
-    assert (found.state, found.error) == ("done", None)
-    return found, json.loads(desk.result(job.id))
-
-
-def test_stop_and_keep(database: Database, desk: JobDesk, slots: SlotExecutor) -> None:
-    async def play() -> None:
-        async with running(database, slots) as runner:
-            job = submit(desk, longer_task(3))
-            runner.wake()
-            await until(lambda: desk.get(job.id, None).progress.done > 2)
-            best = desk.finish(job.id, "ann").best
-            found, result = await ended(desk, job)
-            assert found.stopped_by == result["stopped_by"] == "user"
-            assert best is not None
-            assert result["best"]["iteration_ms"] <= best["iteration_ms"]
-            assert 3 <= result["evaluations"] < 40
-            assert desk.artifact(job.id, "report")
-
-    asyncio.run(play())
-
-
-def test_a_job_whose_time_is_spent_keeps_what_it_has(
-    database: Database, desk: JobDesk, slots: SlotExecutor
-) -> None:
-    async def play() -> None:
-        async with running(database, slots, limit_s=1e-9) as runner:
-            jobs = [submit(desk, task) for task in (longer_task(4), layout_task(), sweep_task())]
-            runner.wake()
-            for job in jobs:
-                found, result = await ended(desk, job)
-                assert found.stopped_by == result["stopped_by"] == "time"
-                assert found.progress.computed_s > 0
-
-    asyncio.run(play())
-
-
-def test_the_best_so_far_outlives_its_runner(
-    database: Database, desk: JobDesk, slots: SlotExecutor
-) -> None:
-    """A runner that is killed says nothing: its lease runs out, and the next one goes on from what
-    was committed."""
-
-    async def play() -> None:
-        job = submit(desk, longer_task(5))
-        first = Runner(Leases(database, "one"), slots, 2, budget_s=0.0)
-        await first.start()
-        await until(lambda: desk.get(job.id, None).progress.done > 5)
-        with database.write() as connection:  # another claims it before the first one can write
-            connection.execute(jobs_table.update().values(lease_until_s=0.0))
-        await first.drain()
-        before = desk.finish(job.id, "ann")
-        assert before.best is not None
-        async with running(database, slots, "two") as runner:
-            runner.wake()
-            found, result = await ended(desk, job)
-        assert found.stopped_by == "user"
-        assert result["best"]["iteration_ms"] <= before.best["iteration_ms"]
-
-    asyncio.run(play())
-
-
-def test_a_job_that_is_given_back_goes_on_where_it_was(
-    database: Database, desk: JobDesk, slots: SlotExecutor
-) -> None:
-    async def play() -> None:
-        task = longer_task(6)
-        job = submit(desk, task)
-        async with running(database, slots):
-            await until(lambda: desk.get(job.id, None).progress.done > 5)
-        before = desk.get(job.id, None)
-        assert before.state == "queued"
-        watched = Watched(slots)
-        async with running(database, watched, "two") as runner:
-            runner.wake()
-            await finished(desk, {job.id: task})
-        assert len(watched.tasks) <= 40 + 2 - before.progress.done
-        assert desk.get(job.id, None).stopped_by is None
-
-    asyncio.run(play())
 
 
 def test_cancelling_takes_effect_within_a_quantum(
@@ -480,21 +335,3 @@ def test_a_runner_that_was_stopped_past_its_lease_goes_on(
         assert runner.running == 0
 
     asyncio.run(play())
-
-
-def test_what_is_not_kept_goes_while_it_runs(
-    database: Database, desk: JobDesk, slots: SlotExecutor
-) -> None:
-    old, young = submit(desk, tune_task()), submit(desk, sweep_task())
-    for job in (old, young):
-        desk.cancel(job.id, "ann")
-
-    async def play() -> None:
-        keep = Retention(database, Keep(jobs=1), period_s=0.1)
-        runner = Runner(Leases(database, "one"), slots, 2, retention=keep)
-        await runner.start()
-        await until(lambda: len(desk.page("tune", None)[0]) == 0)
-        await runner.drain()
-
-    asyncio.run(play())
-    assert desk.get(young.id, None).state == "cancelled"
