@@ -36,7 +36,7 @@ IF_NONE_MATCH: Final = {
     "name": "If-None-Match",
     "in": "header",
     "required": False,
-    "schema": {"type": "string", "maxLength": 500},
+    "schema": {"type": "string"},
     "description": "ETags of answers that the caller has: 304 where one of them is still right.",
 }
 DESCRIPTION: Final = """\

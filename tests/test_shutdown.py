@@ -122,7 +122,7 @@ def test_a_job_survives_any_number_of_restarts(tmp_path: Path, client: httpx.Cli
             wait_until(lambda: running(service, client, jobs) == 1)  # noqa: B023 (called at once)
             assert service.stop() == 0, service.printed()
     with Service.start(tmp_path, "--workers", "1") as service:
-        answer = client.delete(f"{service.url}/v1/tunes/{jobs[0]}")
+        answer = client.post(f"{service.url}/v1/tunes/{jobs[0]}/cancel")
         assert answer.is_success
         wait_until(lambda: state(service, client, jobs[0]) == "cancelled")
 

@@ -210,7 +210,7 @@ def test_the_same_key_needs_nothing_that_it_named(client: httpx.Client) -> None:
     ended(client, first["links"]["self"])
 
 
-def test_pages_hold_all_once_newest_first(client: httpx.Client) -> None:
+def test_pages_hold_all_once_newest_first(client: httpx.Client, tuned: Any) -> None:
     made = [good(client.post("/v1/tunes", json={**SMALL, "seed": s}), 202)["id"] for s in (1, 2, 3)]
     found: list[str] = []
     cursor: str | None = None
@@ -223,6 +223,7 @@ def test_pages_hold_all_once_newest_first(client: httpx.Client) -> None:
         if cursor is None:
             break
     assert found[:3] == made[::-1]
+    assert tuned["id"] in found
     assert len(set(found)) == len(found) > 3
     for bad in ({"cursor": "x"}, {"limit": "0"}, {"limit": "1000"}, {"limit": "two"}):
         refused(client.get("/v1/tunes", params=bad), 422)
