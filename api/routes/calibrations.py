@@ -62,9 +62,7 @@ async def get_calibrated_profile(request: Request, caller: Me, job_id: JobId) ->
     return await profile_response(request, caller, "calibration", job_id)
 
 
-@routes.route(
-    "POST", "/v1/calibrations/{job_id}/cancel", scope="tune", returns=CalibrationJob
-)  # fmt: skip
+@routes.route("POST", "/v1/calibrations/{job_id}/cancel", scope="tune", returns=CalibrationJob)
 async def cancel_calibration(request: Request, caller: Me, job_id: JobId) -> Response:
     """Call a calibration off; one that has ended stays as it is."""
     return await cancel_job(request, caller, "calibration", job_id)

@@ -61,7 +61,7 @@ class Job:
 
     @property
     def line(self) -> str:
-        """What it does, and how far it is, in one line."""
+        """Return the job's activity and progress in one line."""
         total = "" if self.total is None else f" of {self.total:,}"
         parts = [self.text, f"{self.done:,}{total} done" if self.done else ""]
         parts.append(f"at most {self.left:,} left" if self.left else "")

@@ -23,7 +23,7 @@ CHARACTER: Final = 9
 
 
 class Axis(NamedTuple):
-    """What a plot's values are, their unit (empty: none below the axis), and how one is written."""
+    """A plot's values: their name, their unit (empty: none below the axis), and a value as text."""
 
     name: str
     unit: str

@@ -18,8 +18,8 @@ _OWNER_LOCK: Final = 0x7175
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """What is kept of each owner: finished jobs for ``seconds``, at most ``jobs`` of them, and at
-    most ``size_bytes`` of jobs, validations, profiles and models together."""
+    """Limits of each owner: finished jobs stay for ``seconds``, at most ``jobs`` of them; jobs,
+    validations, profiles and models take at most ``size_bytes`` together."""
 
     seconds: float = 30 * DAY_S
     jobs: int = 1000

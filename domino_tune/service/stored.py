@@ -1,4 +1,4 @@
-"""What a library holds: profiles and models by name."""
+"""Profiles and models of a library, by name."""
 
 from __future__ import annotations
 

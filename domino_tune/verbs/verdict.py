@@ -52,7 +52,7 @@ def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
     logs = _draw_logs(case, plans, nominal, ahead)
     fits = {name: peak <= case.capacity_bytes for name, (_, peak) in known.items()}
     baseline, *_ = plans
-    drawn = {name: nominal[name] * np.exp(logs.of[name]) for name in plans}
+    drawn = logs.times_ns(nominal)
     running = [name for name in plans if fits[name]]
     fastest = Counter[str]()
     if running:
@@ -78,8 +78,7 @@ def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
 def drawn_times_ns(case: Case, plans: Contestants) -> dict[str, NDArray[np.float64]]:
     """Return each plan's iteration time on each drawn machine, in ns: the same machines for all."""
     nominal = {name: predict(case, one.plan, one.order).makespan_ns for name, one in plans.items()}
-    logs = _draw_logs(case, plans, nominal, in_turn)
-    return {name: nominal[name] * np.exp(logs.of[name]) for name in plans}
+    return _draw_logs(case, plans, nominal, in_turn).times_ns(nominal)
 
 
 def middle_of(drawn: NDArray[np.float64]) -> tuple[float, float]:
@@ -154,6 +153,10 @@ class _DrawnLogs:
                 weights[numbers[signature]] = share
             of_plan = PLAN_ERROR * plan_z[distinct.index(plans[name])]
             self.of[name] = changes @ z + weights @ own_z + of_plan
+
+    def times_ns(self, nominal: Mapping[str, int]) -> dict[str, NDArray[np.float64]]:
+        """Return each plan's time in each draw."""
+        return {name: nominal[name] * np.exp(logs) for name, logs in self.of.items()}
 
     def unsure(self, mine: str, baseline: str) -> dict[str, float]:
         """Return by how much a standard error of each family moves the speed-up of ``mine``."""

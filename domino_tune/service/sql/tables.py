@@ -165,4 +165,4 @@ duties: Final = Table(
     Column("name", Text, primary_key=True),
     Column("next_s", Double, nullable=False),
 )
-"""What one replica does for all, and from when on it is due again."""
+"""Duties that one replica does for all, each with the time when it is due again."""

@@ -44,7 +44,7 @@ from simulator.errors import unknown_name
 from simulator.units import MS_PER_NS
 
 GAINS: Final = ("domino_gain", "domino_gain_here")
-"""What is not known of a layout before the search has ended."""
+"""Fields of a layout that are unknown until the search has ended."""
 
 
 class LastProgress:
