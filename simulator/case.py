@@ -59,6 +59,8 @@ class Case:
     @property
     def modes(self) -> tuple[bool, ...]:
         """Choices of ``SlicePlan.sequence_parallel``, the usual one first."""
+        if self.workload.recompute == "per-op":
+            return (True,)
         if not self.shards_tokens:
             return (False,)
         return (True, False) if self.sequence_parallel is None else (self.sequence_parallel,)
@@ -153,8 +155,8 @@ class Case:
         """Raise InfeasiblePlanError if ``peak_bytes`` exceeds the memory of a GPU."""
         if peak_bytes > self.capacity_bytes:
             raise InfeasiblePlanError(
-                f"{plan.label} needs {peak_bytes / GIB:.1f} GiB at its peak, but "
-                f"{self.profile.machine.gpu} has {self.capacity_bytes / GIB:.0f} GiB; lower "
+                f"{plan.label} needs {peak_bytes / GIB:,.1f} GiB at its peak, but "
+                f"{self.profile.machine.gpu} has {self.capacity_bytes / GIB:,.0f} GiB; lower "
                 "--micro-batch-size or --seq-length, or raise --tp.",
                 reason="memory",
             )

@@ -19,7 +19,8 @@ smaller. In ``intra`` the op behind a block's first gather reads it, so that no 
 it: these gathers are added whole, and K is the rest.
 
 The estimate takes these sums and adds what each order exposes. It leaves out the all-reduces at the
-edges, waits between ranks, and links that two groups share, so it is mostly a little low.
+edges, waits between ranks and what compute pays for them, and links that two groups share, so it is
+mostly a little low.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ class ClosedForm:
     def _stretches(self, plan: SlicePlan) -> tuple[Stretch, Stretch]:
         rows, attn, mlp, *dgrads = plan.slices
         recompute = self.case.workload.recompute
-        again = (attn, mlp) if recompute == "full" else ()
+        again = (attn, mlp) if recompute in ("full", "per-op") else ()
         return (
             self._stretch(plan, FORWARD_FRAGMENTS, (rows, attn, mlp)),
             self._stretch(plan, backward_fragments(recompute), (rows, *dgrads, *again)),
@@ -219,6 +220,9 @@ class ClosedForm:
         families, fragments = Counter[str](), Counter[str]()
         comm_ns = gather_ns = launch_ns = 0
         drawn_j = 0.0
+        waited = {"norm", "residual_bwd"}  # by what is issued next
+        if self.case.workload.recompute == "full":
+            waited.add("norm_again")
         for fragment, ways, computes, times in recipe.parts:
             spent_ns = times * min(cost.duration_ns(one) for one in ways)
             launched_ns = times * launch.of(ways[0])
@@ -231,7 +235,7 @@ class ClosedForm:
                 fragments[fragment] += spent_ns
             else:
                 comm_ns += spent_ns
-                gather_ns += spent_ns * (fragment in ("norm", "norm_again", "residual_bwd"))
+                gather_ns += spent_ns * (fragment in waited)
         last_ns = cost.duration_ns(recipe.last) if recipe.last else 0
         return Work(families, fragments, comm_ns, gather_ns, last_ns, launch_ns, drawn_j)
 

@@ -1,7 +1,8 @@
 """Confidence of a prediction: an interval from the expected errors, and a level from the sources.
 
 Errors of one section are assumed fully correlated (a GEMM table that is too slow is so for all
-shapes), sections independent. Of look-ups and launches only time on the critical path counts.
+shapes), sections independent. Of look-ups, launches and what compute pays for waits only time on
+the critical path counts.
 What contention is uncertain by is found by playing the schedule again with slowdowns that are
 wrong by their expected error: a collective that is hidden may then be exposed. In the same way it
 is played at the clocks that follow if ops draw more or less power than the profile says, and at
@@ -19,8 +20,10 @@ from simulator.clock import UnsureClocks
 from simulator.contention import Part
 from simulator.cost import SOURCE_OF, CostModel
 from simulator.estimate import Source
+from simulator.profile import ResumeSection, SkewSection
 from simulator.program import compile_program
 from simulator.recurrence import totals
+from simulator.resume import Resumed
 from simulator.schedule import COMPUTE, TP, OpTemplate
 from simulator.timeline import Timeline
 
@@ -51,9 +54,10 @@ def confidence_of(
     ``clocks``: those that the iteration may have instead, where power holds it.
     """
     total = timeline.makespan_ns
-    path = _Path(cost)
+    path, paid_ns = _Path(cost), _paid_ns(timeline, cost)
     for index in timeline.critical_path:
-        path.add(timeline.templates[index], timeline.end_ns[index] - timeline.start_ns[index])
+        elapsed_ns = timeline.end_ns[index] - timeline.start_ns[index]
+        path.add(timeline.templates[index], elapsed_ns, paid_ns.get(index, 0))
     path.wait(total - path.spent.total())
     up, down = (_contention_ns(timeline, cost, up=up) for up in (True, False))
     power_up, power_down = _clock_ns(timeline, cost, clocks)
@@ -81,23 +85,28 @@ class _Path:
         self.unsure: defaultdict[str, float] = defaultdict(float)
         self.far: Counter[str] = Counter()
 
-    def add(self, op: OpTemplate, elapsed_ns: int) -> None:
-        """Add an op: its look-up, a launch inside it, a wait for other ranks, and contention."""
+    def add(self, op: OpTemplate, elapsed_ns: int, paid_ns: int) -> None:
+        """Add an op: its look-up, a launch inside it, what it paid for the last wait, a wait for
+        other ranks, and contention."""
         cost, kind = self.cost, op.signature.kind
         estimate = cost.estimate(op.signature)
         alone_ns = min(elapsed_ns, cost.duration_ns(op.signature))
         launch_ns = min(elapsed_ns - alone_ns, _inline_ns(op, cost))
-        stretched_ns = elapsed_ns - alone_ns - launch_ns
+        paid_ns = min(elapsed_ns - alone_ns - launch_ns, paid_ns)
+        stretched_ns = elapsed_ns - alone_ns - launch_ns - paid_ns
         waited_ns = _waited_ns(op, cost, alone_ns, stretched_ns)
         self.unsure[kind] += alone_ns * estimate.error
         self.unsure["launch"] += launch_ns * cost.launch.error
+        if cost.resume is not None:
+            self.unsure["resume"] += paid_ns * cost.resume.error
         if cost.skew is not None and op.lane == COMPUTE:  # the slowest rank's
             self.unsure["skew"] += elapsed_ns * cost.skew.error
         slowed_ns, slowed_by = cost.slowed_ns(op.signature)
         self._spend(estimate.source, alone_ns - slowed_ns)
         self._spend(slowed_by, slowed_ns)
         self._spend(cost.launch.source, launch_ns)
-        self._spend(_skew_source(cost), waited_ns)
+        self._spend(_source_of(cost.profile.resume), paid_ns)
+        self._spend(_source_of(cost.profile.skew), waited_ns)
         self._spend(_slowdown_source(op, cost), stretched_ns - waited_ns)
         if estimate.source == "extrapolated":
             self.far[op.role] += elapsed_ns
@@ -108,7 +117,7 @@ class _Path:
             self.unsure["launch"] += waited_ns * self.cost.launch.error
             self._spend(self.cost.launch.source, waited_ns)
         else:
-            self._spend(_skew_source(self.cost), waited_ns)
+            self._spend(_source_of(self.cost.profile.skew), waited_ns)
 
     def _spend(self, source: Source, time_ns: int) -> None:
         if time_ns:
@@ -142,10 +151,23 @@ def _slowdown_source(op: OpTemplate, cost: CostModel) -> Source:
     return (fit.law(op.signature.kind) if op.lane == COMPUTE else fit.collective).kind
 
 
-def _skew_source(cost: CostModel) -> Source:
-    """Return the source of ranks' waits for each other."""
-    skew = cost.profile.skew
-    return SOURCE_OF[skew.provenance.kind] if skew is not None else "assumed"
+def _source_of(section: SkewSection | ResumeSection | None) -> Source:
+    """Return the source of a section's fit."""
+    return SOURCE_OF[section.provenance.kind] if section is not None else "assumed"
+
+
+def _paid_ns(timeline: Timeline, cost: CostModel) -> dict[int, int]:
+    """Return how much longer (ns) compute ops took for the waits before them, by issue order."""
+    if cost.resume is None:
+        return {}
+    paid_ns, lane = {}, Resumed(cost.resume)
+    spans = zip(timeline.templates, timeline.start_ns, timeline.end_ns, strict=True)
+    for index, (op, start_ns, end_ns) in enumerate(spans):
+        if op.lane == COMPUTE:
+            work_ns = cost.duration_ns(op.signature) + _inline_ns(op, cost)
+            paid_ns[index] = lane.paid_ns(start_ns, work_ns)
+            lane.busy_until_ns = end_ns
+    return paid_ns
 
 
 def _contention_ns(timeline: Timeline, cost: CostModel, *, up: bool) -> list[float]:

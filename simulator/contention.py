@@ -8,7 +8,8 @@ collective in flight adds to it: one amount on the same links (both inside a nod
 nodes), another amount on other links.
 
 A GEMM's CTAs take all SMs and keep them until they retire. So an op of a family that ``fills`` the
-GPU lets no collective in before it ends (see ``simulator.recurrence``).
+GPU lets no collective in before it ends, or before a GEMM's last wave where that leaves SMs enough
+(see ``simulator.waves`` and ``simulator.recurrence``).
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class ComputeContention:
     """The law's numbers for one family of compute, and the expected relative error of a slowdown.
 
     ``sms_per_cta``, ``factor`` and ``us_per_cta`` are a, f and u of this module's docstring.
-    ``fills``: a collective that finds such an op in flight waits for its end.
+    ``fills``: a collective that finds such an op in flight waits for its end, or for the last wave
+    of a GEMM that leaves it room there.
     """
 
     family: str
@@ -284,13 +286,24 @@ class Contention:
             for index, flight in enumerate(flights)
         )
 
+    @property
+    def sm_count(self) -> int:
+        """SMs of the GPU; 0 without a law."""
+        return self.fit.sm_count if self.fit else 0
+
+    def sms_of(self, family: Family) -> int:
+        """Return the SMs that a collective needs to start, at least 1: a CTA of NCCL's, with 80 KiB
+        of shared memory and 512 threads or more, has one for itself (assumed)."""
+        assert isinstance(family, CollectiveFamily)
+        return max(1, self._ctas(family)) if self.fit else 1
+
     def fills(self, kind: str) -> bool:
-        """Return whether ops of this kind let no collective in before they end."""
+        """Return whether ops of this kind hold all SMs that they can take."""
         return self.fit is not None and not self.is_off and self._law(kind).fills
 
     @property
     def admits_late(self) -> bool:
-        """Return whether some ops let no collective in before they end."""
+        """Return whether some ops hold all SMs that they can take."""
         fit = self.fit
         return fit is not None and not self.is_off and any(law.fills for law in fit.compute)
 

@@ -137,6 +137,7 @@ class CostModel:
         self.contention = Contention(fit, strength=changes.contention)
         self.launch = _launch(profile, cuda_graph, changes.compute_speed)
         self.skew = profile.skew.fit if profile.skew else None
+        self.resume = profile.resume.fit if profile.resume else None
         self.power = profile.power
 
     def estimate(self, signature: Signature) -> Estimate:
@@ -243,11 +244,12 @@ class CostModel:
             fit.sm_count if fit else SM_COUNT,
         )  # fmt: skip
         error = max(gemm.error, transfer.error, TILE_FUSED.error)
-        return Estimate(kernel, "assumed", error)
+        own = self.draw.factor("tile_fused", TILE_FUSED.error)
+        return Estimate(own * kernel, "assumed", error)
 
     def _compute(self, base: Estimate, shares: tuple[float, float, float]) -> Estimate:
-        """Return ``base`` on the slowest rank, each share of it scaled by the share's change."""
-        slower = 1.0 if self.skew is None else self.skew.slowest_factor
+        """Return ``base`` in a step of the slowest rank, each share scaled by its change."""
+        slower = 1.0 if self.skew is None else self.skew.compute_factor
         base = base._replace(duration_us=base.duration_us * slower / self.changes.compute_speed)
         fixed, flops, memory = shares
         total = fixed + flops + memory

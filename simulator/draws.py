@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Family = Literal[
     "gemm_forward", "gemm_dgrad", "gemm_wgrad", "attention", "pointwise", "collective",
-    "peer_copy", "collective_between_nodes", "contention", "contention_of_collectives", "launch",
-    "power",
+    "peer_copy", "collective_between_nodes", "tile_fused", "contention",
+    "contention_of_collectives", "launch", "power",
 ]  # fmt: skip
 FAMILIES: Final[tuple[Family, ...]] = get_args(Family)
 OWN_SHARE: Final = 0.3
@@ -107,8 +107,10 @@ def family_of(signature: Signature) -> Family:
 
 
 def families_of(signature: Signature) -> tuple[Family, ...]:
-    """Return the families whose errors move a signature: of a fused kernel those of its parts."""
+    """Return the families whose errors move a signature: of a fused kernel those of its parts and
+    that of the law which puts them together."""
     if not isinstance(signature, Fused):
         return (family_of(signature),)
     gathers = signature.collective.op == "all_gather"  # by copy engines, see ``CostModel``
-    return family_of(signature.gemm), "peer_copy" if gathers else family_of(signature.collective)
+    moving = "peer_copy" if gathers else family_of(signature.collective)
+    return family_of(signature.gemm), moving, "tile_fused"

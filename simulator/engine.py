@@ -14,9 +14,12 @@ from typing import Any, Final
 import simpy
 
 from simulator.contention import SCALE
-from simulator.program import WORK_UNIT, Program, Rates, Step, spans_of_ops
+from simulator.op_spans import spans_of_ops
+from simulator.program import FIRST, REST, WORK_UNIT, Program, Rates, Step
+from simulator.resume import Resumed
 from simulator.schedule import COMPUTE, Schedule
 from simulator.timeline import Timeline
+from simulator.waves import OPEN
 
 _UNIT: Final = WORK_UNIT * SCALE
 _Process = Generator[simpy.Event, Any, None]
@@ -75,6 +78,7 @@ class _Engine:
         self.steps = program.root.steps()
         self.lanes = [_Lane(self.env) for _ in range(program.lanes)]
         self.rates = Rates(program)
+        self.resumed = Resumed(program.resume)
         self.settled_at: float = 0
         self.starts = [0] * len(self.steps)
         self.ends = [0] * len(self.steps)
@@ -84,7 +88,8 @@ class _Engine:
         self.issue_times: list[int] = []
         self.order = program.launch_order
         self.ready_at = [0] * len(self.steps)
-        self.filled_at = -1  # when the op in flight that fills the GPU started
+        self.room = OPEN  # SMs that the compute in flight leaves
+        self.began_at = -1  # when the compute op in flight started
         self.all_started: simpy.Event | None = None
 
     def run(self) -> None:
@@ -100,11 +105,13 @@ class _Engine:
     # Lanes --------------------------------------------------------------------------------------
 
     def _compute_lane(self) -> _Process:
-        env, lanes, ends = self.env, self.lanes, self.ends
-        compute = lanes[COMPUTE]
+        env, lanes = self.env, self.lanes
         for index, step in enumerate(self.steps):
             if step.lane:
                 self._hand_over(lanes[step.lane], index)
+                continue
+            if step.part == REST:
+                yield from self._compute(index, step)
                 continue
             for waited, behind in step.waits:
                 lane = lanes[waited]
@@ -120,16 +127,20 @@ class _Engine:
                 self.all_started = env.event()
                 self._settle()
                 yield self.all_started
-            self.filled_at = int(env.now) if step.fills else -1
-            yield self._start(compute, index, step)
-            ends[index] = now = int(env.now)
-            self.compute_ends.append(now)
-            self._admit()
+            self.began_at = int(env.now)
+            yield from self._compute(index, step)
         self._settle()
 
-    def _admit(self) -> None:
-        """Wake the lanes that waited for the end of an op that filled the GPU."""
-        self.filled_at = -1
+    def _compute(self, index: int, step: Step) -> _Process:
+        """Play a step of compute, then wake the lanes that waited for its end."""
+        self.room = step.room
+        paid_ns = self.resumed.paid_ns(int(self.env.now), step.work // WORK_UNIT)
+        longer = step._replace(work=step.work + paid_ns * WORK_UNIT)
+        yield self._start(self.lanes[COMPUTE], index, longer)
+        self.ends[index] = now = self.resumed.busy_until_ns = int(self.env.now)
+        if step.part != FIRST:
+            self.compute_ends.append(now)
+            self.room = OPEN
         for lane in self.lanes:
             if lane.admitted is not None:
                 lane.admitted.succeed()
@@ -137,15 +148,15 @@ class _Engine:
 
     def _is_shut_out(self, index: int) -> bool:
         """Return whether a collective cannot get in beside the op in flight."""
-        if self.filled_at < 0 or self.steps[index].resident:
+        if self.steps[index].needs <= self.room:
             return False
         now = int(self.env.now)
         late = self.ready_at[index] >= now if self.order == "free" else False
-        return self.filled_at < now or late
+        return self.began_at < now or late
 
     def _hand_over(self, lane: _Lane, index: int) -> None:
         lane.issued += 1
-        lane.unstarted += not self.steps[index].resident
+        lane.unstarted += self.steps[index].needs > 0
         self.ready_at[index] = int(self.env.now)
         lane.queue.append(index)
         if lane.arrival is not None:
@@ -167,7 +178,7 @@ class _Engine:
                 self._settle()
                 lane.admitted = env.event()
                 yield lane.admitted
-            lane.unstarted -= not self.steps[index].resident
+            lane.unstarted -= self.steps[index].needs > 0
             if self.all_started is not None and not any(one.unstarted for one in self.lanes):
                 self.all_started.succeed()
                 self.all_started = None
@@ -196,7 +207,7 @@ class _Engine:
         ends, depth = self.compute_ends, self.depth
         for index in range(len(times), len(self.steps)):
             step = self.steps[index]
-            if step.lane == COMPUTE:
+            if step.lane == COMPUTE and step.part != REST:
                 freed = self.compute_issued - depth
                 if freed >= len(ends):
                     return

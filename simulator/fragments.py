@@ -13,11 +13,10 @@ the order of accumulation. ``again.s0.attn.norm`` is a value that backward recom
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import Final
+from functools import cached_property
 
-from simulator.core_attention import SCORES, core_attention, core_attention_bwd
+from simulator.core_attention import core_attention, core_attention_bwd
 from simulator.issue_order import (
     AGAIN,
     ALL_SLICES,
@@ -30,13 +29,9 @@ from simulator.issue_order import (
 from simulator.ops import Gemm
 from simulator.overlap import Overlap, overlap_of
 from simulator.overlapped import Linear, gather_gemm, reserved, sum_gemm
+from simulator.recomputation import RECOMPUTED_PREFIX, Recomputation
 from simulator.schedule import OpTemplate, Ref
 from simulator.templates import Templates
-
-RECOMPUTED_PREFIX: Final = "again."
-RECOMPUTED_SUFFIX: Final = ".again"
-"""Begins the name of a recomputed value; ends the role of the op that recomputes it."""
-_FORWARD_VALUE: Final = re.compile(r"s\d+\.")
 
 
 @dataclass(kw_only=True)
@@ -51,7 +46,7 @@ class Fragments(Templates):
     def templates(self, token: Token) -> list[OpTemplate]:
         """Return the op templates of ``token``, in issue order."""
         if token.fragment.endswith("_wgrad"):
-            return [self._reading_again(op, token.fragment) for op in self._wgrad(token)]
+            return [self.recomputation.reading(op, token.fragment) for op in self._wgrad(token)]
         plain = token._replace(offset=0)
         templates = self._cache.get(plain)
         if templates is None:
@@ -63,8 +58,8 @@ class Fragments(Templates):
             return self._again(token._replace(fragment=token.fragment.removesuffix(AGAIN)))
         built = self._plain(token)
         if token.fragment in FORWARD_FRAGMENTS[token.block]:
-            return built
-        return [self._reading_again(template, token.fragment) for template in built]
+            return [self.recomputation.dropping(op, self.value_bytes) for op in built]
+        return [self.recomputation.reading(op, token.fragment) for op in built]
 
     def _plain(self, token: Token) -> list[OpTemplate]:
         build = {
@@ -83,45 +78,33 @@ class Fragments(Templates):
 
     # Recomputation ------------------------------------------------------------------------------
 
+    @cached_property
+    def recomputation(self) -> Recomputation:
+        """What backward computes again."""
+        return Recomputation(self.shapes)
+
     def _again(self, token: Token) -> list[OpTemplate]:
         """Return the forward ops of ``token`` as backward recomputes them, from what it keeps."""
-        ops = self._plain(token)
-        whole = self.shapes.workload.recompute == "full"
-        if not whole:
-            ops = [op for op in ops if op.role in self._core_roles]
-        again = []
-        for op in ops:
-            again_of = _recomputed if whole else self._recomputed_core
-            reads = tuple(map(again_of, op.reads))
-            writes = tuple(map(self._recomputed_write, op.writes))
-            again.append(
-                op._replace(role=f"{op.role}{RECOMPUTED_SUFFIX}", reads=reads, writes=writes)
-            )
-        return again
+        again, block, row = self.recomputation, token.block, token.slice
+        if again.per_op and token.fragment == COLUMN_PARALLEL[block]:
+            ops = self._column_parallel_again(block, row)
+        else:
+            ops = again.ops(token.fragment, self._plain(token))
+        overlapped = self.overlap(COLUMN_PARALLEL[block], "fprop").method != "none"
+        if again.per_op and token.fragment == "norm" and overlapped and not again.part(block):
+            ops += self._norm_gathered(block, row)  # no GEMM does
+        return [again.again(op, self.value_bytes) for op in ops]
 
-    def _recomputed_write(self, written: Ref) -> Ref:
-        write = written._replace(name=f"{RECOMPUTED_PREFIX}{written.name}")
-        self.value_bytes[write.name] = self.value_bytes[written.name]
-        return write
-
-    def _reading_again(self, op: OpTemplate, fragment: str) -> OpTemplate:
-        """Return a backward op that reads what was recomputed instead of what forward wrote."""
-        recompute = self.shapes.workload.recompute
-        if recompute == "full":
-            return op._replace(reads=tuple(_recomputed(ref) for ref in op.reads))
-        if recompute == "selective" and fragment == "core_attn_bwd":
-            return op._replace(reads=tuple(map(self._recomputed_core, op.reads)))
-        return op
-
-    def _recomputed_core(self, ref: Ref) -> Ref:
-        """Return the recomputed value of ``ref`` if the attention core gave it."""
-        return _recomputed(ref) if ref.name.endswith(self._core_roles) else ref
-
-    @property
-    def _core_roles(self) -> tuple[str, ...]:
-        """Roles of what selective recomputation computes again; also their values' last words."""
-        fused = self.shapes.workload.implementation.flash_attention
-        return ("attn.core_attn",) if fused else SCORES
+    def _column_parallel_again(self, block: str, row: int) -> list[OpTemplate]:
+        """Return the part of the GEMM whose output was not kept."""
+        s, columns = self.shapes, self.recomputation.part(block)
+        if not columns:
+            return []
+        size = s.tokens(row) * columns * s.element
+        if block == "attn" and s.model.position_embedding == "rope" and not s.model.qk_norm:
+            size = s.qk_bytes(row)  # queries are rotated again, too, from those that were kept
+        name = f"s{row}.{block}.{COLUMN_PARALLEL[block]}"
+        return self._column_gemm(block, row, columns, f"{RECOMPUTED_PREFIX}{name}", size)
 
     # Forward ------------------------------------------------------------------------------------
 
@@ -136,21 +119,31 @@ class Fragments(Templates):
             f"{block}.norm", row, signature, (source,), f"s{row}.{block}.norm", size,
             weights=(f"w.{block}.norm",),
         )  # fmt: skip
-        whole = f"s{row}.{block}.norm.ag"
         if self.overlap(COLUMN_PARALLEL[block], "fprop").method != "none":
             return [norm]  # the GEMM gathers
-        return [norm, *self.gathered(row, f"{block}.norm.ag", norm.writes[0], whole)]
+        return [norm, *self._norm_gathered(block, row)]
+
+    def _norm_gathered(self, block: str, row: int) -> list[OpTemplate]:
+        local = f"s{row}.{block}.norm"
+        return self.gathered(row, f"{block}.norm.ag", Ref(0, local), f"{local}.ag")
 
     def _column_parallel(self, block: str, row: int, _: int) -> list[OpTemplate]:
+        s, first = self.shapes, COLUMN_PARALLEL[block]
+        size = s.width_bytes(first, row)
+        return self._column_gemm(block, row, s.width(first), f"s{row}.{block}.{first}", size)
+
+    def _column_gemm(
+        self, block: str, row: int, width: int, write: str, size: int
+    ) -> list[OpTemplate]:
+        """Return the GEMM of ``width`` columns, and what gathers its input meanwhile."""
         s, role = self.shapes, f"{block}.{COLUMN_PARALLEL[block]}"
-        tokens, width = s.tokens(row), s.width(COLUMN_PARALLEL[block])
-        bias = s.model.has_bias(COLUMN_PARALLEL[block])
+        tokens, bias = s.tokens(row), s.model.has_bias(COLUMN_PARALLEL[block])
 
         def gemm(tokens: int) -> Gemm:
             return s.gemm(tokens, width, s.model.hidden_size, "forward", bias=bias)
 
-        norm, size = f"s{row}.{block}.norm", tokens * width * s.element
-        linear = Linear(role, row, gemm, tokens, f"s{row}.{role}", size, (f"w.{role}",))
+        norm = f"s{row}.{block}.norm"
+        linear = Linear(role, row, gemm, tokens, write, size, (f"w.{role}",))
         how = self.overlap(COLUMN_PARALLEL[block], "fprop")
         return self._gathering(how, linear, Ref(0, norm), f"{norm}.ag")
 
@@ -305,7 +298,8 @@ class Fragments(Templates):
         count = getattr(s.plan, f"{block}_dgrad_slices")
         width = s.model.hidden_size // count
         norm = f"s{row}.{block}.norm"
-        waits = (Ref(0, f"{norm}.ag_bwd"),) if self.waits_for_sums and s.shards_tokens else ()
+        regathers = s.shards_tokens and not self.recomputation.per_op
+        waits = (Ref(0, f"{norm}.ag_bwd"),) if self.waits_for_sums and regathers else ()
         how = self.overlap(first, "dgrad")
         linear = Linear(
             f"{block}.{first}_dgrad", row,
@@ -315,7 +309,7 @@ class Fragments(Templates):
         )  # fmt: skip
         again = (
             self.gathered(row, f"{block}.norm.ag_bwd", Ref(0, norm), f"{norm}.ag_bwd")
-            if piece == 0 else []
+            if regathers and piece == 0 else []
         )  # fmt: skip
         if how.method == "bulk":
             again = [op._replace(signature=reserved(op.signature, how.num_sm)) for op in again]
@@ -342,9 +336,10 @@ class Fragments(Templates):
         hidden, tokens = s.model.hidden_size, s.tokens(token.slice)
         if linear == COLUMN_PARALLEL[block]:
             m, n = s.width(linear), hidden
+            gathered = "ag" if self.recomputation.per_op else "ag_bwd"
             pairs = [
                 (Ref(0, f"d.s{i}.{block}.{linear}"), self.gathered_ref(
-                    Ref(0, f"s{i}.{block}.norm"), f"s{i}.{block}.norm.ag_bwd"))
+                    Ref(0, f"s{i}.{block}.norm"), f"s{i}.{block}.norm.{gathered}"))
                 for i in rows
             ]  # fmt: skip
         else:
@@ -372,14 +367,6 @@ class Fragments(Templates):
     @property
     def _activation(self) -> str:
         return "swiglu" if self.shapes.model.gated_mlp else self.shapes.model.hidden_act
-
-
-def _recomputed(ref: Ref) -> Ref:
-    """Return the recomputed value of ``ref``, if forward wrote it and it is no layer's input."""
-    kept = ref.name.endswith(".ag_bwd") or (ref.layer == 0 and ref.name.endswith(".x"))
-    if kept or not _FORWARD_VALUE.match(ref.name):
-        return ref
-    return ref._replace(name=f"{RECOMPUTED_PREFIX}{ref.name}")
 
 
 def gradient_name(token: Token) -> str:

@@ -47,6 +47,7 @@ AGAIN: Final = "_again"
 RECOMPUTED: Final[Mapping[Recompute, BlockFragments]] = {
     "none": {"attn": (), "mlp": ()},
     "selective": {"attn": ("core_attn",), "mlp": ()},
+    "per-op": {"attn": ("norm", "qkv", "core_attn", "residual"), "mlp": ("norm", "fc1", "act")},
     "full": FORWARD_FRAGMENTS,
 }
 """What backward recomputes of each block."""
@@ -217,17 +218,21 @@ def recomputing(
 ) -> tuple[Token, ...]:
     """Return a backward order with the tokens of ``forward`` that it recomputes.
 
-    A layer is recomputed whole before its first backward token, wherever that stands; the attention
-    core right before its own backward.
+    A layer is recomputed before its first backward token, wherever that stands; the attention core
+    alone right before its own backward.
     """
-    tokens = list(backward)
-    again = [t._replace(fragment=f"{t.fragment}{AGAIN}") for t in forward]
-    if recompute == "full":
+    tokens, computed = list(backward), RECOMPUTED[recompute]
+    again = [
+        t._replace(fragment=f"{t.fragment}{AGAIN}")
+        for t in forward
+        if t.fragment in computed[t.block]
+    ]
+    if recompute in ("full", "per-op"):
         ahead = max(token.offset for token in tokens)
         first = next(i for i, token in enumerate(tokens) if token.offset == ahead)
         return (*tokens[:first], *(t.shifted(ahead) for t in again), *tokens[first:])
     if recompute == "selective":
-        core = {t.slice: t for t in again if t.fragment == f"core_attn{AGAIN}"}
+        core = {t.slice: t for t in again}
         pairs = (
             (core[t.slice].shifted(t.offset), t) if t.fragment == "core_attn_bwd" else (t,)
             for t in tokens

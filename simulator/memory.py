@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.fragments import RECOMPUTED_SUFFIX
 from simulator.issue_order import LayerOrder, without_recomputation
 from simulator.ordering import order_of
 from simulator.plan import MAX_ROW_SLICES, SlicePlan, row_problem
+from simulator.recomputation import RECOMPUTED_SUFFIX
 from simulator.schedule import OpTemplate, Schedule, Segment
 from simulator.shapes import Shapes
 from simulator.sharding import recomputed_layers

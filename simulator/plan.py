@@ -186,12 +186,20 @@ NO_COMM: Final = SlicePlan(strategy="no_comm", row_slices=1, order="intra", wgra
 def check_plan_fits(
     plan: SlicePlan, model: ModelSpec, workload: Workload, cluster: ClusterSpec
 ) -> None:
-    """Raise InfeasiblePlanError unless the batch has enough rows, pieces divide hidden, and, with
-    sequence parallelism, tp divides each sequence (Megatron-LM's rule)."""
+    """Raise InfeasiblePlanError unless the batch has enough rows, pieces divide hidden, the
+    strategy and the recomputation fit the ranks, and, with sequence parallelism, tp divides each
+    sequence (Megatron-LM's rule)."""
     if plan.sequence_parallel and workload.seq_length % cluster.tp:
         raise InfeasiblePlanError(
             f"Sequence parallelism needs a seq_length that tp = {cluster.tp} divides, got "
             f"{workload.seq_length}; use --no-sequence-parallel, or another length.",
+            reason="tokens",
+        )
+    if workload.recompute == "per-op" and not (plan.sequence_parallel and cluster.tp > 1):
+        raise InfeasiblePlanError(
+            "--recompute per-op is simulated as torchtitan chooses among ops on sharded tokens: it "
+            f"needs tp ≥ 2 and --sequence-parallel, got tp = {cluster.tp}; use --recompute none or "
+            "full.",
             reason="tokens",
         )
     problem = row_problem(plan, workload, cluster)

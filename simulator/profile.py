@@ -34,6 +34,7 @@ from simulator.lookup.roof import NO_ROOF, Roof
 from simulator.ops import MULTIMEM, TpCollectives
 from simulator.power import PowerSection
 from simulator.provenance import Provenance
+from simulator.resume import ResumeFit
 from simulator.skew import SkewFit
 
 SCHEMA: Final = 3
@@ -41,8 +42,11 @@ LaunchMode = Literal["async", "inline", "none"]
 LAUNCH_MODES: Final = ("async", "inline", "none")
 LAUNCH_KINDS: Final = ("gemm", "attention", "pointwise", "collective")
 SECTIONS: Final = (
-    "gemm", "attention", "pointwise", "collectives", "contention", "launch", "skew", "power",
+    "gemm", "attention", "pointwise", "collectives", "contention", "launch", "skew", "resume",
+    "power",
 )  # fmt: skip
+NEVER: Final = {"gloo": ("power",), "nccl": ("resume",)}
+"""Sections that no machine of a back end has: laws of power are of GPUs, streams do not sleep."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}:\d{2}Z)?")
 
@@ -221,6 +225,17 @@ class SkewSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ResumeSection:
+    """What compute loses behind a wait."""
+
+    fit: ResumeFit
+    provenance: Provenance
+
+    def __post_init__(self) -> None:
+        check_values("resume", "resume", self)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """Profile of a machine. A look-up that needs a missing section raises MissingSectionError."""
 
@@ -235,6 +250,7 @@ class Profile:
     contention: ContentionSection | None = None
     launch: LaunchSection | None = None
     skew: SkewSection | None = field(default=None, metadata=ABSENT_IF_EMPTY)
+    resume: ResumeSection | None = field(default=None, metadata=ABSENT_IF_EMPTY)
     power: PowerSection | None = field(default=None, metadata=ABSENT_IF_EMPTY)
     calibration: Calibration | None = field(default=None, metadata=ABSENT_IF_EMPTY)
 
@@ -255,7 +271,7 @@ class Profile:
                 f"created must be YYYY-MM-DD or YYYY-MM-DDThh:mm:ssZ, got {self.created!r}."
             )
 
-    @property
+    @cached_property
     def content_id(self) -> str:
         """``sha256:…`` of the canonical JSON: it does not depend on the file's layout."""
         text = json.dumps(

@@ -4,6 +4,8 @@ An op has no name here: it is (lane, work, family, waits, launch). Comm lanes ar
 a count: ``(lane, behind)`` means "all steps issued on ``lane`` so far, except the last ``behind``,
 must be done". A count relative to the op is the same in every repetition, so a program keeps the
 schedule's loops.
+
+A GEMM that leaves SMs free in its last wave is two steps: its full waves, and its last wave.
 """
 
 from __future__ import annotations
@@ -17,28 +19,33 @@ from simulator.cost import CostModel, Launch
 from simulator.errors import ScheduleError
 from simulator.implementation import LaunchOrder
 from simulator.ops import Collective, Signature
+from simulator.resume import ResumeFit
 from simulator.schedule import COMPUTE, LANES, OpTemplate, Schedule, Segment
 from simulator.skew_count import Counted, SkewCount
+from simulator.waves import OPEN, room_beside
 
 WORK_UNIT: Final = 1024
 """Units per ns: remaining work is an integer in 1/1024 ns of the op run alone."""
+WHOLE, FIRST, REST = 0, 1, 2
 
 
 class Step(NamedTuple):
     """One op, or a collective's wait for later ranks: ``family`` 0, because it occupies its lane
     but slows nothing. ``work`` in 1/1024 ns; ``waits`` as in the module's docstring; ``launch_ns``
-    is the host's cost of issuing the op. ``fills``: a compute op that lets no collective in.
-    ``resident``: a collective that has its SMs already, from waiting for later ranks or because
-    they are kept free, or that needs none. ``number``: that of its signature in the program, -1
-    for a wait."""
+    is the host's cost of issuing the op. ``room``: SMs that compute leaves to a collective that
+    finds it in flight. ``needs``: SMs that a collective needs to start; 0 if it has them already,
+    from waiting for later ranks or because they are kept free, or takes none. ``part``: FIRST of a
+    compute op in two steps, or REST, which follows it at once; else WHOLE. ``number``: that of its
+    signature in the program, -1 for a wait."""
 
     lane: int
     work: int
     family: int
     waits: tuple[tuple[int, int], ...]
     launch_ns: int
-    fills: bool = False
-    resident: bool = False
+    room: int = OPEN
+    needs: int = 1
+    part: int = WHOLE
     number: int = -1
 
 
@@ -68,8 +75,8 @@ class Program:
     """Input of the engines. ``families[f]`` is the contention family with number f; 0 is idle.
 
     ``queue_depth``: how many compute ops the host may be ahead; 0 turns the host lane off.
-    ``launch_order``: who is first on a GPU (``simulator.implementation``). ``signatures``: of the
-    steps' numbers.
+    ``launch_order``: who is first on a GPU (``simulator.implementation``). ``resume``: what compute
+    loses behind a wait. ``signatures``: of the steps' numbers.
     """
 
     root: Loop
@@ -78,6 +85,7 @@ class Program:
     contention: Contention
     queue_depth: int
     launch_order: LaunchOrder = "comm_first"
+    resume: ResumeFit | None = None
     signatures: tuple[Signature, ...] = ()
 
 
@@ -96,27 +104,12 @@ class Rates(dict[tuple[int, ...], tuple[int, ...]]):
         return slowdowns
 
 
-def spans_of_ops(
-    steps: Sequence[Step], spans: Sequence[tuple[int, int]]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the starts and the ends of ops, in ns, from the spans of steps. A wait for later ranks
-    is the beginning of the op behind it."""
-    starts: list[int] = []
-    ends: list[int] = []
-    for index, (step, (start, end)) in enumerate(zip(steps, spans, strict=True)):
-        if step.family:
-            waited = index > 0 and not steps[index - 1].family
-            starts.append(spans[index - 1][0] if waited else start)
-            ends.append(end)
-    return tuple(starts), tuple(ends)
-
-
 def compile_program(schedule: Schedule, cost: CostModel) -> Program:
     """Return the program of ``schedule``: every op with its duration and its waits.
 
     Raise ScheduleError if a collective reads a result of another comm lane.
     """
-    return _Compiler(cost, max(schedule.lanes()) + 1).program(schedule)
+    return _Compiler(cost, max(schedule.lanes()) + 1, schedule).program(schedule)
 
 
 def retimed(program: Program, schedule: Schedule, cost: CostModel) -> Program:
@@ -126,14 +119,16 @@ def retimed(program: Program, schedule: Schedule, cost: CostModel) -> Program:
     """
     if cost.skew is not None:
         return compile_program(schedule, cost)
-    compiler = _Compiler(cost, program.lanes)
+    compiler = _Compiler(cost, program.lanes, schedule)
     numbers = [compiler.numbers_of(signature) for signature in program.signatures]
 
     def again(loop: Loop) -> Loop:
         body = tuple(
             again(item)
             if isinstance(item, Loop)
-            else item._replace(work=numbers[item.number].work, family=numbers[item.number].family)
+            else item._replace(
+                work=numbers[item.number].work_of(item.part), family=numbers[item.number].family
+            )
             for item in loop.body
         )
         return Loop(body=body, count=loop.count)  # type: ignore[arg-type]
@@ -141,18 +136,22 @@ def retimed(program: Program, schedule: Schedule, cost: CostModel) -> Program:
     return replace(program, root=again(program.root), families=tuple(compiler.families))
 
 
-def _needs_no_room(signature: Signature) -> bool:
-    return isinstance(signature, Collective) and signature.needs_no_room
-
-
 class _Numbers(NamedTuple):
-    """The parts of a step that its signature decides."""
+    """The parts of a step that its signature decides. ``waves`` of a GEMM that leaves room in the
+    last of them."""
 
     work: int
     family: int
     launch_ns: int
-    fills: bool
+    room: int
+    needs: int
+    waves: int
     number: int
+
+    def work_of(self, part: int) -> int:
+        """Return the work of a part of the op: FIRST is all waves but the last, in whole ns."""
+        first = self.work // WORK_UNIT * (self.waves - 1) // self.waves * WORK_UNIT
+        return (self.work, first, self.work - first)[part]
 
 
 class _Run(NamedTuple):
@@ -172,8 +171,14 @@ def _sign(segment: Segment) -> int:
     return 1 if segment.mirror < 0 else -1
 
 
+def _issue_alike(repetitions: Sequence[tuple[Step, ...]]) -> bool:
+    """Return whether repetitions issue the same steps: a collective is one, or two if it is late.
+    A wait counts all steps since the repetition that it waits for."""
+    return len({tuple(step.lane for step in steps) for steps in repetitions}) == 1
+
+
 class _Compiler:
-    def __init__(self, cost: CostModel, lanes: int) -> None:
+    def __init__(self, cost: CostModel, lanes: int, schedule: Schedule) -> None:
         self.cost = cost
         self.lanes = lanes
         self.launch: Launch = cost.launch
@@ -185,6 +190,7 @@ class _Compiler:
         self.runs: dict[str, list[_Run]] = {}
         self.comm_names: set[str] = set()
         self.skew = SkewCount(cost, lanes)
+        self.least_needs = self._least_needs(schedule)
 
     def program(self, schedule: Schedule) -> Program:
         parts = []
@@ -203,16 +209,33 @@ class _Compiler:
             contention=self.cost.contention,
             queue_depth=self.launch.queue_depth if self.launch.mode == "async" else 0,
             launch_order=schedule.launch_order if admits_late else "comm_first",
+            resume=self.cost.resume,
             signatures=tuple(self.numbers),
         )
+
+    def _least_needs(self, schedule: Schedule) -> int:
+        """Return the fewest SMs that a collective waits for: less room than that is none."""
+        needs = {
+            self._needs(template.signature)
+            for part in schedule.parts
+            for segment in part.segments
+            for template in segment.templates
+        }
+        return min(needs - {0}, default=OPEN)
 
     def _segment(self, segment: Segment) -> list[Loop]:
         """Return single repetitions while their waits still differ, then one loop of the rest."""
         settled = min(segment.count, self._settled_after(segment))
         head: list[tuple[Step, ...]] = []
-        state, counted = self.skew.state, self.skew.counted
-        while len(head) < segment.count and (len(head) < settled or state != self.skew.state):
-            state, counted = self.skew.state, self.skew.counted
+        lanes = {template.lane for template in segment.templates} - {COMPUTE}
+        before: tuple[object, ...] | None = None
+        counted = self.skew.counted
+        while len(head) < segment.count and (
+            len(head) < settled
+            or before != self.skew.state(lanes)
+            or not _issue_alike(head[1 - settled :])
+        ):
+            before, counted = self.skew.state(lanes), self.skew.counted
             head.append(self._repetition(segment, len(head)))
         rest = segment.count - len(head)
         if rest:
@@ -295,7 +318,8 @@ class _Compiler:
     def _steps(self, template: OpTemplate, layer: int) -> tuple[Step, ...]:
         lane = template.lane
         waits = self._waits(template, layer)
-        work, family, launch_ns, fills, number = self.numbers_of(template.signature)
+        numbers = self.numbers_of(template.signature)
+        work, family, launch_ns, room, needs, _, number = numbers
         wait_ns = 0
         if self.cost.skew is not None:
             wait_ns = self.skew.add(
@@ -305,11 +329,16 @@ class _Compiler:
         if lane != COMPUTE:
             for ref in template.writes:
                 self.written[layer + ref.layer, ref.name] = (lane, self.issued[lane])
-        if not wait_ns:
-            resident = lane != COMPUTE and _needs_no_room(template.signature)
-            return (Step(lane, work, family, waits, launch_ns, fills, resident, number),)
-        late = Step(lane, wait_ns * WORK_UNIT, 0, waits, launch_ns)
-        return late, Step(lane, work, family, (), 0, resident=True, number=number)
+        if wait_ns:
+            late = Step(lane, wait_ns * WORK_UNIT, 0, waits, launch_ns, needs=needs)
+            return late, Step(lane, work, family, (), 0, needs=0, number=number)
+        first = numbers.work_of(FIRST)
+        if not first:
+            return (Step(lane, work, family, waits, launch_ns, room, needs, number=number),)
+        return (
+            Step(lane, first, family, waits, launch_ns, 0, part=FIRST, number=number),
+            Step(lane, work - first, family, (), 0, room, part=REST, number=number),
+        )
 
     def _waits(self, template: OpTemplate, layer: int) -> tuple[tuple[int, int], ...]:
         """Return the waits that no earlier op has done: only a value's first reader waits."""
@@ -350,8 +379,14 @@ class _Compiler:
             launch_ns = self.launch.of(signature) if self.launch.mode != "none" else 0
             if self.launch.mode == "inline":
                 duration_ns += launch_ns
-            fills = signature.kind != "collective" and cost.contention.fills(signature.kind)
+            waves, room = room_beside(signature, cost.contention, self.least_needs)
             numbers = self.numbers[signature] = _Numbers(
-                duration_ns * WORK_UNIT, family, launch_ns, fills, len(self.numbers)
-            )
+                duration_ns * WORK_UNIT, family, launch_ns, room, self._needs(signature), waves,
+                len(self.numbers),
+            )  # fmt: skip
         return numbers
+
+    def _needs(self, signature: Signature) -> int:
+        if not isinstance(signature, Collective) or signature.needs_no_room:
+            return 0
+        return self.cost.contention.sms_of(self.cost.family(signature))

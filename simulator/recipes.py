@@ -87,7 +87,7 @@ class Recipes:
         """Return what the recipe depends on."""
         kind = "col" if fragments is FORWARD_FRAGMENTS else "dgrad"
         counts = [getattr(plan, f"{block}_{kind}_slices")]
-        if kind == "dgrad" and self.case.workload.recompute == "full":
+        if kind == "dgrad" and self.case.workload.recompute in ("full", "per-op"):
             counts.append(getattr(plan, f"{block}_col_slices"))
         merged = kind == "dgrad" and plan.merge_wgrad
         return (mode_of(plan), plan.row_slices, merged, block, kind, *counts)

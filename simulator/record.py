@@ -5,7 +5,8 @@ It plays every repetition, because each has its own times.
 
 from __future__ import annotations
 
-from simulator.program import Program, spans_of_ops
+from simulator.op_spans import spans_of_ops
+from simulator.program import Program
 from simulator.recurrence import Machine
 from simulator.schedule import COMPUTE, Schedule
 from simulator.timeline import Timeline
@@ -33,14 +34,14 @@ class _Recorder(Machine):
         self.spans: list[list[Span]] = [[] for _ in range(program.lanes)]
         self._began = [0] * program.lanes
 
-    def _compute(self, work: int, family: int, fills: bool) -> None:
+    def _compute(self, work: int, family: int, room: int, *, rest: bool = False) -> None:
         start = self.now
-        super()._compute(work, family, fills)
+        super()._compute(work, family, room, rest=rest)
         self.spans[COMPUTE].append((start, self.now))
 
-    def _start(self, before_ns: int | None = None) -> tuple[bool, int]:
+    def _start(self, before_ns: int | None = None, room: int = 0) -> tuple[bool, int]:
         idle = [index for index, flight in enumerate(self.flights) if not flight.work]
-        started = super()._start(before_ns)
+        started = super()._start(before_ns, room)
         for index in idle:
             if self.flights[index].work:
                 self._began[index] = self.now

@@ -5,15 +5,19 @@ starts when its lane is free. A compute op waits, where it stands, for the colle
 everything behind it waits too. The host issues ops one by one in the total order; none starts
 before it was issued.
 
-Admission. An op that fills the GPU lets no collective in before it ends, except one that waits for
-later ranks already (its kernel has its SMs). Where a collective is ready at the instant at which
-such an op starts, the program's launch order says who is first. ``comm_first``: the collective.
-``free``: the op, unless the collective was ready before that instant. ``ordered``: the op starts
-when all collectives issued before it have started.
+Admission. A collective that finds compute in flight starts if it ``needs`` no more SMs than the
+step leaves ``room``; else it waits for the end of the step. A GEMM's full waves leave none, and its
+last wave, a step of its own that follows at once, the SMs that have no tile. Where a collective
+without room is ready at the instant at which an op starts, the program's launch order says who is
+first. ``comm_first``: the collective. ``free``: the op, unless the collective was ready before that
+instant. ``ordered``: the op starts when all collectives issued before it have started.
 
-Contention. Between two instants at which any op starts or ends, rates are constant. At each such
+Resuming. An op that starts behind a wait pays what the wait costs (``simulator.resume``): its work
+is more by that.
+
+Contention. Between two instants at which any step starts or ends, rates are constant. At each such
 instant the work done is subtracted from every op in flight, rounded down to 1/1024 ns; the end of
-an op is rounded up to whole ns. Both engines use this rule, so they agree to the nanosecond.
+a step is rounded up to whole ns. Both engines use this rule, so they agree to the nanosecond.
 
 Periodic shortcut. At the end of each repetition of a loop the whole state is taken relative to
 now. If it occurred before, whole periods are added up instead of played (simulator.host says when
@@ -27,7 +31,8 @@ from typing import NamedTuple
 
 from simulator.contention import SCALE
 from simulator.host import Host, HostMark
-from simulator.program import WORK_UNIT, Loop, Program, Rates, Step
+from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Rates, Step
+from simulator.resume import Resumed
 
 _SHIFT = (WORK_UNIT * SCALE).bit_length() - 1
 assert 1 << _SHIFT == WORK_UNIT * SCALE
@@ -71,7 +76,7 @@ class _Waiting(NamedTuple):
     family: int
     issued_at: int
     ready_ns: int
-    resident: bool
+    needs: int
 
     def later(self, elapsed_ns: int) -> _Waiting:
         """Return the same, some time later."""
@@ -104,6 +109,7 @@ class Machine:
         self.flights = [_Flight() for _ in range(program.lanes)]
         self.rates = Rates(program)
         self.host = Host(program.queue_depth)
+        self.resumed = Resumed(program.resume)
         self.ordered = program.launch_order == "ordered"
         self.free = program.launch_order == "free"
 
@@ -138,12 +144,17 @@ class Machine:
     def _play(self, steps: tuple[Step, ...]) -> None:
         flights, host = self.flights, self.host
         timed = host.depth > 0
-        for lane, work, family, waits, launch_ns, fills, resident, _ in steps:
+        for lane, work, family, waits, launch_ns, room, needs, part, _ in steps:
+            if part == REST:
+                self._resume(work, family, room, rest=True)
+                if timed:
+                    host.ended(self.now)
+                continue
             issued_at = host.issue(lane, launch_ns) if timed else 0
             if lane:
                 flight = flights[lane]
                 flight.issued += 1
-                flight.queue.append(_Waiting(work, family, issued_at, self.now, resident))
+                flight.queue.append(_Waiting(work, family, issued_at, self.now, needs))
                 continue
             for waited, behind in waits:
                 flight = flights[waited]
@@ -156,21 +167,29 @@ class Machine:
                     self._idle(issued_at)
             if self.ordered:
                 self._start_all()
-            self._compute(work, family, fills)
-            if timed:
+            self._resume(work, family, room)
+            if timed and part != FIRST:
                 host.ended(self.now)
+
+    def _resume(self, work: int, family: int, room: int, *, rest: bool = False) -> None:
+        """Run one step of compute, with what it pays for the last wait."""
+        if self.resumed.law is not None:  # GPUs have none, and searches play many of their steps
+            work += self.resumed.paid_ns(self.now, work // WORK_UNIT) * WORK_UNIT
+        self._compute(work, family, room, rest=rest)
+        self.resumed.busy_until_ns = self.now
 
     def _start_all(self) -> None:
         """Wait, with compute idle, until every collective that was issued has started."""
         self._start()
-        while any(not one.resident for flight in self.flights for one in flight.queue):
+        while any(one.needs for flight in self.flights for one in flight.queue):
             self._idle(None)
             self._start()
 
-    def _start(self, before_ns: int | None = None) -> tuple[bool, int]:
+    def _start(self, before_ns: int | None = None, room: int = 0) -> tuple[bool, int]:
         """Start what can start; return whether a lane is in flight, and the next start (ns).
 
-        ``before_ns``: only collectives that were ready before, or have their SMs, can start.
+        ``before_ns``: only collectives that were ready before, or that need no more than ``room``
+        SMs, can start.
         """
         active, pending = False, 0
         for flight in self.flights:
@@ -179,21 +198,20 @@ class Machine:
                 if first.issued_at > self.now:
                     self.host.binds()
                     pending = min(pending or first.issued_at, first.issued_at)
-                elif before_ns is None or first.resident or first.ready_ns < before_ns:
+                elif before_ns is None or first.needs <= room or first.ready_ns < before_ns:
                     flight.work, flight.family = first.work, first.family
                     flight.queue.popleft()
             if flight.work:
                 active = True
         return active, pending
 
-    def _compute(self, work: int, family: int, fills: bool) -> None:
-        """Run one compute op while the comm lanes go on."""
+    def _compute(self, work: int, family: int, room: int, *, rest: bool = False) -> None:
+        """Run one step of compute while the comm lanes go on; ``rest`` of an op in flight."""
         flights = self.flights
-        before_ns = self.now if fills and self.free else None
+        before_ns = -1 if rest else self.now if self.free else None
         while True:
-            active, _ = self._start(before_ns)  # what waits for the host stands behind this op
-            if fills:
-                before_ns = -1
+            active, _ = self._start(before_ns, room)  # what waits for the host is behind this op
+            before_ns = -1
             if not active:
                 elapsed = -(-work * SCALE >> _SHIFT)
                 self.now += elapsed
@@ -245,10 +263,11 @@ class Machine:
     # Periodic shortcut --------------------------------------------------------------------------
 
     def _state(self) -> tuple[object, ...]:
-        return tuple(
+        # A repetition ends with the last compute op, so compute was busy until now.
+        return self.resumed.owed_ns, *(
             (f.work, f.work and f.family, f.issued - f.done,
-             tuple((w, k, max(0, at - self.now), ready < self.now, resident)
-                   for w, k, at, ready, resident in f.queue))
+             tuple((w, k, max(0, at - self.now), ready < self.now, needs)
+                   for w, k, at, ready, needs in f.queue))
             for f in self.flights
         )  # fmt: skip
 
@@ -275,6 +294,7 @@ class Machine:
             flight.queue = deque(one.later(times * elapsed) for one in flight.queue)
         self.host.skip(mark.host, times, elapsed, nested=nested)
         self.now += times * elapsed
+        self.resumed.busy_until_ns = self.now
         return times * period
 
 

@@ -155,7 +155,7 @@ def check_context(model: ModelSpec, workload: Workload, cluster: ClusterSpec) ->
             f"--cp-comm a2a gives each of cp = {cp} ranks a part of the heads, but at tp = {tp} a "
             f"rank's query and key-value heads divide by {heads} at most; use {fix}--cp-comm p2p."
         )
-    if workload.recompute == "selective" or not workload.implementation.flash_attention:
+    if workload.recompute in ("selective", "per-op") or not workload.implementation.flash_attention:
         raise InputError(
             "Context parallelism is simulated with one attention kernel, whose core nobody "
             "recomputes; use --recompute none or full, and an implementation with "

@@ -41,10 +41,10 @@ class SkewCount:
         self.splits = cost.skew is not None and bool(cost.skew.beside)
         self.flights: list[Flight | None] = [None] * lanes
 
-    @property
-    def state(self) -> tuple[Flight | None, ...]:
-        """Return what decides how the next ops count."""
-        return tuple(self.flights)
+    def state(self, lanes: Iterable[int]) -> tuple[object, ...]:
+        """Return what decides how ops count that issue collectives on ``lanes``, if on any."""
+        counts = [(self.alone_ns[lane], self.beside_ns[lane]) for lane in lanes]
+        return *self.flights, *counts
 
     @property
     def counted(self) -> Counted:

@@ -178,8 +178,8 @@ class ModelSpec:
 DataParallel = Literal["replicas", "distributed-optimizer", "fsdp"]
 GradDtype = Literal["fp32", "bf16"]
 TP_COLLECTIVES: Final[tuple[TpCollectives, ...]] = get_args(TpCollectives)
-Recompute = Literal["none", "selective", "full"]
-RECOMPUTE: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
+Recompute = Literal["none", "selective", "per-op", "full"]
+RECOMPUTE: Final[tuple[Recompute, ...]] = get_args(Recompute)
 DATA_PARALLEL: Final[tuple[DataParallel, ...]] = ("replicas", "distributed-optimizer", "fsdp")
 GRAD_DTYPES: Final[tuple[GradDtype, ...]] = ("fp32", "bf16")
 PipelineSchedule = Literal["1f1b", "gpipe", "zero-bubble"]
@@ -199,8 +199,9 @@ class Workload:
     sharded, and gathered layer by layer. ``overlap_grad_reduce``, ``overlap_param_gather``: beside
     compute, not at the iteration's end. ``grad_dtype``: of main gradients and their sums.
     ``recompute``: what backward computes again instead of keeping it: each layer's whole forward
-    pass (``full``), or the attention core (``selective``). ``recompute_layers``: in so many of the
-    first layers; 0 means all. ``implementation``: which kernels do it.
+    pass (``full``), the attention core (``selective``), or torchtitan's choice of single ops
+    (``per-op``). ``recompute_layers``: in so many of the first layers; 0 means all.
+    ``implementation``: which kernels do it.
     ``tp_collectives``: NCCL's, or multimem kernels inside a node.
     ``pp_schedule``: the order of a pipeline's forwards and backwards; ``1f1b`` with several virtual
     stages a rank is Megatron-LM's interleaved one. ``pp_layers``: layers of each (virtual) stage,
@@ -239,8 +240,8 @@ class Workload:
             require_positive_int("workload", "recompute_layers", self.recompute_layers)
             if self.recompute == "none":
                 raise InputError(
-                    "--recompute-layers needs --recompute full or selective: add one, or leave "
-                    "it out."
+                    "--recompute-layers needs --recompute full, selective or per-op: add one, "
+                    "or leave it out."
                 )
         if self.dtype not in DTYPE_BYTES:
             raise InputError(

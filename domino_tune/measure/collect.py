@@ -15,8 +15,10 @@ from simulator.profile import (
     ContentionSection,
     LaunchSection,
     Profile,
+    ResumeSection,
     SkewSection,
 )
+from simulator.resume import ResumeFit, ResumeRow
 from simulator.skew import SkewFit, SkewRow
 
 Message = Mapping[str, Any]
@@ -96,8 +98,12 @@ def _add_launch(profile: Profile, message: Message, before: Profile | None) -> P
 def _add_skew(profile: Profile, message: Message, before: Profile | None) -> Profile:
     if profile.skew and message["samples"] <= profile.skew.fit.samples:
         return profile
+    step_excess = message["step_excess"]
+    if step_excess is None:  # no plan was left to play: what an earlier run found holds
+        step_excess = profile.skew.fit.step_excess if profile.skew else 0.0
     fit = SkewFit(
         slowest_factor=message["slowest"],
+        step_excess=step_excess,
         rows=tuple(SkewRow(*row) for row in message["rows"]),
         beside=tuple(SkewRow(*row) for row in message["beside"]),
         error=message["error"],
@@ -106,8 +112,21 @@ def _add_skew(profile: Profile, message: Message, before: Profile | None) -> Pro
     return replace(profile, skew=SkewSection(fit=fit, provenance=MEASURED))
 
 
+def _add_resume(profile: Profile, message: Message, before: Profile | None) -> Profile:
+    if profile.resume and message["samples"] <= profile.resume.fit.samples:
+        return profile
+    fit = ResumeFit(
+        rows=tuple(ResumeRow(*row) for row in message["rows"]),
+        recovery_us=message["recovery_us"],
+        error=message["error"],
+        samples=message["samples"],
+    )
+    return replace(profile, resume=ResumeSection(fit=fit, provenance=MEASURED))
+
+
 _HANDLERS: Final[Mapping[str, Callable[[Profile, Message, Profile | None], Profile]]] = {
     "skew": _add_skew,
+    "resume": _add_resume,
     "plan": _add_plan,
     "collective": _add_collective,
     "contention": _add_contention,

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final
 
 from simulator.build import build_schedule
@@ -91,8 +92,11 @@ class ProbeSet:
             c for count, c in sorted(counts, key=lambda pair: pair[0]) if count < samples
         )
         unfinished = profile.contention is None or bool(ops or collectives)
+        cases = [case.lacking(ops, timed) for case in self.cases]
+        if lacks_waits(profile, ranks) and cases and not cases[0].plans:
+            cases[0] = replace(cases[0], plans=_first_and_sliced(self.cases[0].plans))
         return ProbeSet(
-            cases=tuple(case.lacking(ops, timed) for case in self.cases),
+            cases=tuple(cases),
             collectives=collectives,
             contention=self.contention if unfinished else None,
             ops=ops,
@@ -112,7 +116,8 @@ class ProbeSet:
     @property
     def is_empty(self) -> bool:
         """Return whether there is nothing to measure."""
-        return not (self.ops or self.collectives or self.contention)
+        plans = any(case.plans for case in self.cases)
+        return not (plans or self.collectives or self.contention)
 
     def payload(self, samples: int, seconds: float | None) -> dict[str, Any]:
         """Return the payload of ``measure.probes.rank_job``.
@@ -163,6 +168,19 @@ def signatures(
         for segment in part.segments
         for template in segment.templates
     )
+
+
+def lacks_waits(profile: Profile, ranks: int) -> bool:
+    """Return whether ranks wait for each other and sleep meanwhile, as on CPUs, and the profile
+    does not say how long or at what cost."""
+    sleep = ranks > 1 and profile.machine.backend == "gloo"
+    return sleep and (profile.skew is None or profile.resume is None)
+
+
+def _first_and_sliced(plans: tuple[SlicePlan, ...]) -> tuple[SlicePlan, ...]:
+    """Return the plans that tell of waits: the first, and one that computes beside collectives."""
+    sliced = (plan for plan in plans[1:] if plan.row_slices > 1)
+    return (*plans[:1], *islice(sliced, 1))
 
 
 def compute_only(found: frozenset[Signature]) -> frozenset[Signature]:

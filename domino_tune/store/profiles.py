@@ -156,17 +156,8 @@ def _read(path: Path) -> Profile:
 
 def _validated(content: dict[str, Any], source: str) -> Profile:
     checksum = content.pop("checksum", None)
-    schema = content.get("schema")
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise ProfileError(
-            f"{source}: schema {schema} is newer than {SCHEMA}, the newest this program reads; "
-            f"upgrade domino_tune."
-        ).at("schema")
-    if isinstance(schema, int) and schema < SCHEMA:
-        raise ProfileError(
-            f"{source}: schema {schema} is older than {SCHEMA}, the only one this program reads; "
-            "measure the profile again, or import its tables again."
-        ).at("schema")
+    if isinstance(schema := content.get("schema"), int):
+        check_schema(schema, source)
     profile = parse(Profile, content, source=source, error=ProfileError)
     if checksum != profile.content_id:
         raise ProfileError(
@@ -174,6 +165,20 @@ def _validated(content: dict[str, Any], source: str) -> Profile:
             f"file was changed by hand or damaged. Write profiles with `profiles import`."
         ).at("checksum")
     return profile
+
+
+def check_schema(schema: int, source: str) -> None:
+    """Raise ProfileError for a schema of profiles that this program does not read."""
+    if schema > SCHEMA:
+        raise ProfileError(
+            f"{source}: schema {schema} is newer than {SCHEMA}, the newest this program reads; "
+            f"upgrade domino_tune."
+        ).at("schema")
+    if schema < SCHEMA:
+        raise ProfileError(
+            f"{source}: schema {schema} is older than {SCHEMA}, the only one this program reads; "
+            "measure the profile again, or import its tables again."
+        ).at("schema")
 
 
 def _indented(value: Any, depth: int) -> str:

@@ -158,6 +158,8 @@ def random_case(rng: random.Random, *, layers: int, micros: int, cost: CostModel
         recompute=rng.choice(("none", "none", "selective", "full")),
         implementation=random_implementation(model),
     )  # fmt: skip
+    if workload.recompute == "full" and _shards(workload, cluster) and rng.random() < 0.5:
+        workload = replace(workload, recompute="per-op")
     if workload.recompute != "none":
         workload = replace(workload, recompute_layers=random_layers(model))
     case = Case(model=model, workload=workload, cluster=cluster, profile=cost.profile)
@@ -188,7 +190,13 @@ def random_plan(rng: random.Random, case: Case, kind: str) -> SlicePlan:
     those that can have sequence parallelism."""
     plan = _random_cut(rng, case, kind)
     can = case.workload.seq_length // case.cluster.cp % case.cluster.tp == 0
-    return along_sequences(replace(plan, sequence_parallel=can and rng.random() < 0.5), case)
+    shards = can and (case.workload.recompute == "per-op" or rng.random() < 0.5)
+    return along_sequences(replace(plan, sequence_parallel=shards), case)
+
+
+def _shards(workload: Workload, cluster: ClusterSpec) -> bool:
+    """Whether ranks can share the tokens, as recomputation per op has it."""
+    return cluster.tp > 1 and workload.seq_length % cluster.tp == 0
 
 
 def along_sequences(plan: SlicePlan, case: Case) -> SlicePlan:

@@ -13,9 +13,10 @@ from typing import NamedTuple
 from simulator.contention import Contention
 from simulator.cost import CostModel, Launch
 from simulator.ops import Collective, Pointwise, Signature
+from simulator.resume import ResumeFit
 from simulator.schedule import COMPUTE, OpTemplate, Ref, Repeat, Schedule, Segment
 from simulator.skew import SkewFit
-from tests.simulator.programs import random_contention, random_skew
+from tests.simulator.programs import random_contention, random_resume, random_skew
 
 SIZES = 12
 """Distinct signatures a lane: few, so that ties in time occur."""
@@ -30,18 +31,20 @@ class TableCost(CostModel):
         contention: Contention,
         launch: Launch,
         skew: SkewFit | None = None,
+        resume: ResumeFit | None = None,
     ):
         self.durations = durations_ns
         self.contention = contention
         self.launch = launch
         self.skew = skew
+        self.resume = resume
 
     def duration_ns(self, signature: Signature) -> int:
         return self.durations[signature]
 
 
 class RandomDag(NamedTuple):
-    """A schedule and what its ops cost, with and without contention and skew."""
+    """A schedule and what its ops cost, with and without contention, skew and costs of waits."""
 
     schedule: Schedule
     cost: TableCost
@@ -69,7 +72,8 @@ def random_dag(seed: int, *, contention: bool = False) -> RandomDag:
     }
     law = random_contention(rng) if contention else Contention(None)
     skew = random_skew(rng, most_ns / 1000) if contention and rng.random() < 0.75 else None
-    return RandomDag(schedule, TableCost(durations, law, _launch(rng, most_ns), skew))
+    launch, resume = _launch(rng, most_ns), random_resume(rng, most_ns / 1000)
+    return RandomDag(schedule, TableCost(durations, law, launch, skew, resume))
 
 
 def _launch(rng: random.Random, most_ns: int) -> Launch:

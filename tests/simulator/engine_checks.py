@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from simulator.contention import Contention
 from simulator.engine import play
+from simulator.op_spans import spans_of_ops
 from simulator.program import Program, compile_program
 from simulator.record import record
 from simulator.recurrence import Totals, totals
 from simulator.schedule import COMPUTE, Op, Schedule, Segment
 from simulator.timeline import Timeline
+from tests.simulator.admission_scheduler import admission_schedule
 from tests.simulator.dags import random_dag
 from tests.simulator.list_scheduler import Placed, covered_ns, list_schedule
 from tests.simulator.programs import program_schedule, random_program
@@ -42,6 +45,21 @@ def check_engines_agree(seed: int) -> None:
     assert record(schedule, program) == timeline
 
 
+def check_admission(seed: int) -> None:
+    """Both engines on a random program without contention and host: the independent scheduler's
+    start and end of every op."""
+    drawn = random_program(seed)
+    program = replace(drawn, contention=Contention(None), resume=None, queue_depth=0)
+    steps = program.root.steps()
+    spans = admission_schedule(steps, program.lanes, program.launch_order)
+    expected = spans_of_ops(steps, spans)
+    schedule = program_schedule(program)
+    timeline = play(schedule, program)
+    assert (timeline.start_ns, timeline.end_ns) == expected
+    assert record(schedule, program) == timeline
+    assert totals(program) == _timeline_totals(timeline, program)
+
+
 def check_dag(seed: int) -> None:
     """Both engines on a random DAG without contention: the list scheduler's start and end."""
     dag = random_dag(seed)
@@ -53,7 +71,7 @@ def check_dag(seed: int) -> None:
     if launch.mode == "inline":
         durations = [a + b for a, b in zip(durations, launches, strict=True)]
     depth = launch.queue_depth if launch.mode == "async" else 0
-    expected = list_schedule(ops, durations, launches, depth)
+    expected = list_schedule(ops, durations, launches, depth, dag.cost.resume)
     program = compile_program(dag.schedule, dag.cost)
     timeline = play(dag.schedule, program)
     assert record(dag.schedule, program) == timeline

@@ -5,6 +5,8 @@ starts at the latest end of its predecessors:
 - the op issued before it on its lane (FIFO);
 - a compute op: whatever it reads; a collective: every compute op issued before it;
 - the host, which issues the ops one by one and at most ``queue_depth`` compute ops ahead.
+
+A compute op behind a wait takes longer, by its part of what the wait costs.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from simulator.resume import ResumeFit
 from simulator.schedule import Op
 
 ON_COMPUTE = 0
@@ -49,8 +52,10 @@ def list_schedule(
     durations_ns: Sequence[int],
     launches_ns: Sequence[int] = (),
     queue_depth: int = 0,
+    resume: ResumeFit | None = None,
 ) -> list[Placed]:
     """Start and end of every op; ``queue_depth`` 0 leaves the host out."""
+    owed_ns = 0
     placed: list[Placed] = []
     host_ns = 0
     compute_ends: list[int] = []
@@ -62,7 +67,13 @@ def list_schedule(
             host_ns += launches_ns[index]
             earliest = host_ns
         start = max([earliest, *(placed[other].end_ns for other in before)])
-        placed.append(Placed(start, start + durations_ns[index]))
+        duration_ns = durations_ns[index]
+        if resume and op.lane == ON_COMPUTE:
+            idle_ns = start - (compute_ends[-1] if compute_ends else 0)
+            owed_ns = resume.owed_ns(idle_ns, owed_ns) if idle_ns else owed_ns
+            paid_ns = resume.paid_ns(owed_ns, duration_ns)
+            owed_ns, duration_ns = owed_ns - paid_ns, duration_ns + paid_ns
+        placed.append(Placed(start, start + duration_ns))
         if op.lane == ON_COMPUTE:
             compute_ends.append(placed[-1].end_ns)
     return placed

@@ -15,9 +15,11 @@ from simulator.contention import (
 )
 from simulator.implementation import LAUNCH_ORDERS
 from simulator.ops import Pointwise
-from simulator.program import WORK_UNIT, Loop, Program, Step
+from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Step
+from simulator.resume import ResumeFit, ResumeRow
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
 from simulator.skew import SkewFit, SkewRow
+from simulator.waves import OPEN
 
 FAMILIES = (
     None, ComputeFamily("gemm", 700), ComputeFamily("attention"), ComputeFamily("pointwise"),
@@ -69,12 +71,23 @@ def random_skew(rng: random.Random, unit_us: float) -> SkewFit:
     """Waits behind stretches of around ``unit_us`` of compute."""
     rows, beside = (
         tuple(
-            SkewRow(unit_us * length, unit_us * rng.random())
+            SkewRow(unit_us * length, unit_us * rng.choice((0.0, rng.random())))
             for length in sorted(rng.sample((0.1, 0.5, 1.0, 3.0, 20.0), rng.randint(least, 4)))
         )
         for least in (1, 0)
     )
     return SkewFit(slowest_factor=1 + rng.random() / 5, rows=rows, beside=beside, error=0.02)
+
+
+def random_resume(rng: random.Random, unit_us: float) -> ResumeFit | None:
+    """What is lost behind waits of around ``unit_us``; None for one in two."""
+    if rng.random() < 0.5:
+        return None
+    lengths = sorted(rng.sample((0.1, 0.5, 1.0, 3.0, 20.0), rng.randint(1, 4)))
+    rows = tuple(ResumeRow(unit_us * length, unit_us * rng.random()) for length in lengths)
+    return ResumeFit(
+        rows=rows, recovery_us=unit_us * rng.choice((0.2, 1.0, 5.0)), error=0.1, samples=1
+    )
 
 
 def random_steps(rng: random.Random, count: int, lanes: int, launch_ns: int) -> tuple[Step, ...]:
@@ -86,11 +99,14 @@ def random_steps(rng: random.Random, count: int, lanes: int, launch_ns: int) -> 
         cost = rng.randint(0, launch_ns)
         if lanes > 1 and rng.random() < 0.4:
             lane = rng.randrange(1, lanes)
-            alone = Step(lane, rng.randint(1, 300) * WORK_UNIT, rng.choice(COMM_FAMILIES), (), cost)
+            alone = Step(
+                lane, rng.randint(1, 300) * WORK_UNIT, rng.choice(COMM_FAMILIES), (), cost,
+                needs=rng.choice((1, 1, 4, 16)),
+            )  # fmt: skip
             steps.append(alone)
             issued[lane] += 1
             if rng.random() < 0.3:
-                steps.append(alone._replace(launch_ns=0, resident=True))
+                steps.append(alone._replace(launch_ns=0, needs=0))
                 issued[lane] += 1
             continue
         waits = []
@@ -98,17 +114,21 @@ def random_steps(rng: random.Random, count: int, lanes: int, launch_ns: int) -> 
             if issued[lane] > waited[lane] and rng.random() < 0.4:
                 waited[lane] = rng.randint(waited[lane] + 1, issued[lane])
                 waits.append((lane, issued[lane] - waited[lane]))
-        steps.append(
-            Step(
-                0,
-                rng.randint(1, 300) * WORK_UNIT,
-                rng.choice(COMPUTE_FAMILIES),
-                tuple(waits),
-                cost,
-                fills=rng.random() < 0.5,
-            )
-        )
+        whole = Step(
+            0, rng.randint(1, 300) * WORK_UNIT, rng.choice(COMPUTE_FAMILIES), tuple(waits), cost,
+            rng.choice((0, 1, 4, 16, OPEN, OPEN)),
+        )  # fmt: skip
+        steps += _in_two(rng, whole) if rng.random() < 0.4 else [whole]
     return tuple(steps)
+
+
+def _in_two(rng: random.Random, whole: Step) -> list[Step]:
+    """An op with full waves and a last one."""
+    rest = rng.randint(1, 300) * WORK_UNIT
+    return [
+        whole._replace(room=0, part=FIRST),
+        whole._replace(work=rest, waits=(), launch_ns=0, part=REST),
+    ]
 
 
 def random_loop(rng: random.Random, lanes: int, launch_ns: int, most: int = 12) -> Loop:
@@ -134,14 +154,15 @@ def random_program(seed: int) -> Program:
     return Program(
         root=random_loop(rng, lanes, launch_ns), lanes=lanes, families=FAMILIES,
         contention=random_contention(rng), queue_depth=depth,
-        launch_order=rng.choice(LAUNCH_ORDERS),
+        launch_order=rng.choice(LAUNCH_ORDERS), resume=random_resume(rng, 0.2),
     )  # fmt: skip
 
 
 def program_schedule(program: Program) -> Schedule:
-    """A schedule with an op for every step, so that a timeline of the program can be made."""
+    """A schedule with an op for every step that is none's REST, so that a timeline can be made."""
     templates = tuple(
         OpTemplate(f"step{index}", -1, Pointwise("copy", 0, 0), step.lane, 0, (), ())
         for index, step in enumerate(program.root.steps())
+        if step.part != REST
     )
     return Schedule(parts=(Repeat(segments=(Segment(templates=templates),)),), value_bytes={})

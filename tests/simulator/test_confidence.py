@@ -19,8 +19,9 @@ from simulator.ops import Collective, Gemm, Signature
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import played, predict, simulate, unsure_clocks
 from simulator.presets import MODELS
-from simulator.profile import Profile, SkewSection
+from simulator.profile import Profile, ResumeSection, SkewSection
 from simulator.provenance import Provenance, ProvenanceKind
+from simulator.resume import ResumeFit, ResumeRow
 from simulator.schedule import COMPUTE, TP, OpTemplate, Repeat, Schedule, Segment
 from simulator.skew import SkewFit
 from simulator.specs import ClusterSpec, Workload
@@ -259,6 +260,18 @@ def test_launches_inside_of_ops_are_as_sure_as_launches() -> None:
     found = confidence_of(timeline_of(("a", GEMM, 0, 1000)), cost)
     assert found.shares == pytest.approx({"measured": 0.9, "assumed": 0.1})
     assert (found.low_ns, found.high_ns, found.level) == (950, 1050, "medium")
+
+
+def test_what_compute_pays_for_a_wait_is_as_sure_as_the_law_of_waits() -> None:
+    """A wait of 100 us costs 10 us; an op of 50 us behind it pays half, one more a quarter."""
+    cost = StatedCost({GEMM: Estimate(50.0, "measured", 0.0)})
+    law = ResumeFit(rows=(ResumeRow(100.0, 10.0),), recovery_us=50.0, error=0.4, samples=1)
+    section = ResumeSection(fit=law, provenance=Provenance(kind="fitted", source="made up"))
+    cost.resume, cost.profile = law, replace(bundled_profile(), resume=section)
+    spans = [(0, 50_000), (150_000, 205_000), (205_000, 257_500)]
+    found = confidence_of(timeline_of(*(("a", GEMM, *span) for span in spans)), cost)
+    assert found.shares["fitted"] == pytest.approx(7.5 / 257.5)
+    assert found.high_ns - 257_500 == pytest.approx(0.4 * 7_500)
 
 
 def test_a_wait_for_other_ranks_is_not_contention() -> None:

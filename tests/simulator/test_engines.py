@@ -8,16 +8,22 @@ from simulator.contention import Contention
 from simulator.cost import Launch
 from simulator.engine import play
 from simulator.errors import ScheduleError
-from simulator.ops import Collective, Pointwise
+from simulator.ops import Collective, Pointwise, Signature
 from simulator.program import WORK_UNIT, compile_program
 from simulator.recurrence import totals
 from simulator.schedule import COMPUTE, DP, TP, OpTemplate, Ref, Repeat, Schedule, Segment
 from simulator.skew import SkewFit, SkewRow
 from tests.simulator.dags import TableCost
-from tests.simulator.engine_checks import check_contended_dag, check_dag, check_engines_agree
+from tests.simulator.engine_checks import (
+    check_admission,
+    check_contended_dag,
+    check_dag,
+    check_engines_agree,
+    unrolled,
+)
 
 SMALL, LARGE = Pointwise("copy", 0, 0), Pointwise("copy", 1, 1)
-REDUCE = Collective("all_reduce", 0, 1, 8)
+REDUCE, SHORT = (Collective("all_reduce", size, 1, 8) for size in (0, 1))
 COST = TableCost({SMALL: 10, LARGE: 25, REDUCE: 100}, Contention(None), Launch(mode="none"))
 
 
@@ -25,6 +31,12 @@ COST = TableCost({SMALL: 10, LARGE: 25, REDUCE: 100}, Contention(None), Launch(m
 def test_engines_agree_on_random_programs(block: int) -> None:
     for seed in range(block, block + 50):
         check_engines_agree(seed)
+
+
+@pytest.mark.parametrize("block", range(0, 300, 50))
+def test_engines_give_the_admission_schedulers_times_on_random_programs(block: int) -> None:
+    for seed in range(block, block + 50):
+        check_admission(seed)
 
 
 @pytest.mark.parametrize("block", range(0, 500, 50))
@@ -107,6 +119,28 @@ def test_a_lane_without_collectives_in_a_loop_sees_all_of_its_compute() -> None:
     late, last = compile_program(schedule, cost).root.steps()[-2:]
     assert (late.family, late.work) == (0, 50 * 10 * WORK_UNIT)
     assert last.work == 100 * WORK_UNIT
+
+
+@pytest.mark.parametrize("back", range(4))
+def test_a_loop_repeats_only_once_its_waits_do(back: int) -> None:
+    """A collective from before the loop lands in some repetition; until then some collectives of
+    the loop are late, others not, and those that read ``back`` layers before count both."""
+    beside = (SkewRow(0.007, 0.0), SkewRow(0.01, 0.05))
+    skew = SkewFit(slowest_factor=1.0, rows=(SkewRow(0.01, 0.0),), beside=beside, error=0.0)
+    layer = Segment(
+        templates=(
+            op("x", "a", layer=-back), op("a", "x", signature=SHORT, lane=TP),
+            op("y"), op("b", "y", signature=SHORT, lane=TP), op("z"),
+        ),
+        count=12,
+    )  # fmt: skip
+    before = Segment(templates=(op("grads", signature=REDUCE, lane=DP),))
+    schedule = Schedule(parts=(Repeat(segments=(before, layer)),), value_bytes={})
+    for landed_ns in range(5, 330, 7):
+        durations: dict[Signature, int] = {SMALL: 10, SHORT: 3, REDUCE: landed_ns}
+        cost = TableCost(durations, COST.contention, COST.launch, skew)
+        looped, flat = (compile_program(one, cost) for one in (schedule, unrolled(schedule)))
+        assert looped.root.steps() == flat.root.steps()
 
 
 def test_a_loop_that_waits_for_nothing_leaves_its_collectives_to_be_waited_for() -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.errors import InputError
+from simulator.errors import InfeasiblePlanError, InputError
 from simulator.issue_order import AGAIN, FORWARD_FRAGMENTS, backward_fragments
 from simulator.model_flops import model_flops
+from simulator.ops import Gemm
 from simulator.ordering import order_of
 from simulator.peak import peak_memory
 from simulator.plan import MEGATRON, SlicePlan
@@ -152,7 +153,77 @@ def test_all_layers_are_all_layers() -> None:
 
 
 def test_layers_that_cannot_be() -> None:
-    with pytest.raises(InputError, match="--recompute-layers needs --recompute full or selective"):
+    with pytest.raises(
+        InputError, match="--recompute-layers needs --recompute full, selective or per-op"
+    ):
         Workload(seq_length=8, micro_batch_size=1, recompute_layers=2)
     with pytest.raises(InputError, match="--recompute-layers = 33, but llama3-8b has 32 layers"):
         partial_case(33)
+
+
+PER_OP_AGAIN = Counter(
+    [
+        "attn.norm", "attn.norm.ag", "attn.qkv", "attn.rope", "attn.residual", "mlp.norm",
+        "mlp.norm.ag", "mlp.fc1", "mlp.act",
+    ]
+)  # fmt: skip
+
+
+def test_per_op_repeats_what_torchtitan_does_not_keep() -> None:
+    ops = ops_of("per-op")
+    again = [op for op in ops if op.role.endswith(".again")]
+    assert Counter(op.role.removesuffix(".again") for op in again) == PER_OP_AGAIN
+    gemms = {op.role: op.signature for op in ops if isinstance(op.signature, Gemm)}
+    kv_size = LLAMA.num_key_value_heads * LLAMA.head_dim // 2
+    assert gemms["attn.qkv.again"].n == kv_size
+    assert gemms["mlp.fc1.again"].n == LLAMA.intermediate_size // 2 == gemms["mlp.fc1"].n // 2
+
+
+def test_per_op_gathers_once_in_backward() -> None:
+    ops = {op.role: op for op in ops_of("per-op")}
+    assert not any(role.endswith(".ag_bwd") for role in ops)
+    assert "l1.again.s0.attn.norm.ag" in ops["attn.qkv_wgrad"].reads
+    kept = {"l1.s0.attn.qkv", "l1.s0.attn.core_attn", "l1.again.s0.attn.qkv"}
+    assert kept <= set(ops["attn.core_attn_bwd"].reads)
+    assert {"l1.s0.mlp.fc1", "l1.again.s0.mlp.fc1"} <= set(ops["mlp.act_bwd"].reads)
+    assert "l1.again.s0.mlp.act" in ops["mlp.fc2_wgrad"].reads
+
+
+def test_an_ungated_mlp_gathers_for_its_wgrad_alone() -> None:
+    roles = [op.role for op in ops_of("per-op", model=GPT)]
+    rival = replace(SHARDED, strategy="async-tp")
+    for found in (roles, [op.role for op in ops_of("per-op", rival, GPT)]):
+        assert "mlp.norm.ag.again" in found
+        assert "mlp.fc1.again" not in found
+        assert "attn.rope.again" not in found
+
+
+def test_async_tp_hides_the_gathers_behind_recomputed_gemms() -> None:
+    roles = Counter(op.role for op in ops_of("per-op", replace(SHARDED, strategy="async-tp")))
+    assert roles["attn.qkv.copy.again"] == roles["mlp.fc1.copy.again"] == 1  # of two ranks
+    assert roles["attn.qkv.again"] == roles["mlp.fc1.again"] == 2
+    assert "attn.norm.ag.again" not in roles
+
+
+def test_per_op_keeps_every_second_matmul_and_sums() -> None:
+    """One more layer: its input, queries, values, what the kernel and the reduce-scatter of the
+    projection gave, and half of fc1."""
+    case = case_of("per-op")
+    deeper = replace(case, model=replace(case.model, num_hidden_layers=33))
+    one, more = (peak_memory(c, SHARDED).activations for c in (case, deeper))
+    tokens, model, tp = 4 * 4096, case.model, case.cluster.tp
+    heads = 2 * model.num_attention_heads + model.num_key_value_heads
+    elements = 2 * model.hidden_size + heads * model.head_dim + model.intermediate_size
+    assert more - one == tokens * elements * 2 // tp
+    assert predict(case_of("none"), SHARDED) < predict(case, SHARDED) < predict(
+        case_of("full"), SHARDED
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cluster", "plan"), [(ClusterSpec(tp=1), MEGATRON), (ClusterSpec(tp=2), MEGATRON)]
+)
+def test_per_op_needs_sharded_tokens(cluster: ClusterSpec, plan: SlicePlan) -> None:
+    work = Workload(seq_length=8, micro_batch_size=3, recompute="per-op")
+    with pytest.raises(InfeasiblePlanError, match="needs tp ≥ 2 and --sequence-parallel"):
+        build_schedule(LLAMA, work, cluster, plan)

@@ -73,7 +73,7 @@ def test_what_compute_waited_for_has_landed() -> None:
     assert count.beside_ns[TP] == 100
     count.add(COMPUTE, 100, GEMM, [(TP, 0)])
     assert (count.alone_ns[TP], count.beside_ns[TP]) == (100, 100)
-    assert count.state == (None, None, None)
+    assert count.state(()) == (None, None, None)
 
 
 def test_both_parts_of_a_wait_add_up_as_roots_of_squares() -> None:

@@ -287,6 +287,8 @@ def test_orders_of_slices_are_legal(recompute: str, order: str) -> None:
     for rows, balance, merge, mode, name in product(
         (2, 3, 4), ("even", "front"), (False, True), (False, True), ("domino-tune", "megatron-2022")
     ):
+        if recompute == "per-op" and not mode:
+            continue
         plan = SlicePlan(
             row_slices=rows, attn_col_slices=2, merge_wgrad=merge, sequence_parallel=mode,
             slice_dim="sequence", slice_balance=balance, order=order,  # type: ignore[arg-type]

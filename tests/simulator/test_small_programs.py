@@ -9,7 +9,8 @@ import pytest
 from simulator.contention import CollectiveFamily, ComputeFamily, Contention
 from simulator.engine import play
 from simulator.implementation import LaunchOrder
-from simulator.program import WORK_UNIT, Loop, Program, Step, spans_of_ops
+from simulator.op_spans import spans_of_ops
+from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Step
 from simulator.record import record
 from simulator.recurrence import Totals, totals
 from tests.simulator.programs import program_schedule
@@ -101,7 +102,7 @@ def test_a_wait_for_ranks_belongs_to_the_op_behind_it() -> None:
     assert totals(made).makespan_ns == 51
 
 
-FULL = step(COMPUTE, 10)._replace(fills=True)
+FULL = step(COMPUTE, 10)._replace(room=0)
 
 
 @pytest.mark.parametrize(
@@ -125,9 +126,25 @@ def test_who_is_first_on_a_gpu_that_an_op_fills(
 
 def test_a_collective_that_waits_for_later_ranks_has_its_sms() -> None:
     """It is launched at 10 beside an op of 10 ns and moves its bytes from 17 on, amid that op."""
-    late, moving = Step(TP, 7 * WORK_UNIT, 0, (), 0), step(TP, 30)._replace(resident=True)
+    late, moving = Step(TP, 7 * WORK_UNIT, 0, (), 0), step(TP, 30)._replace(needs=0)
     made = program(FULL, late, moving, FULL, step(COMPUTE, 4, (TP, 0)))
     assert totals(made).makespan_ns == 51
+
+
+@pytest.mark.parametrize(
+    ("needs", "reduced", "end"), [(4, (37, 43), 43), (5, (40, 46), 46), (0, (16, 22), 40)]
+)
+def test_a_last_wave_lets_in_what_it_has_room_for(
+    needs: int, reduced: tuple[int, int], end: int
+) -> None:
+    """The second all-reduce, ready at 10, is next at 16, amid an op of 30 ns whose last wave leaves
+    4 SMs from 37 on."""
+    waves = FULL._replace(work=27 * WORK_UNIT, part=FIRST)
+    last = step(COMPUTE, 3)._replace(room=4, part=REST)
+    second = step(TP, 6)._replace(needs=needs)
+    made = program(FULL, step(TP, 6), second, waves, last)
+    spans = [(0, 10), (10, 16), reduced, (10, 40)]
+    check(made, spans, Totals(end, 40, 12, end - 40, (0, 12, 0)))
 
 
 def test_an_op_that_does_not_fill_lets_a_collective_in() -> None:

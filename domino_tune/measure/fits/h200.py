@@ -54,7 +54,7 @@ ASSUMED_COLLECTIVES: Final = 0.1
 """Expected error of an H100's collective on an H200."""
 COLLECTIVE_FACTOR: Final = 1.144
 """Slowdown of a collective beside compute, measured on A100. Assumed: on Hopper its CTAs get in
-when those of a GEMM end, which this factor does not tell; see ``collective_slowdown``."""
+when those of a GEMM leave, which this factor does not tell; see ``collective_slowdown``."""
 REWRITTEN: Final[dict[str, tuple[str, float]]] = {
     "rmsnorm": ("layernorm", 1.0),
     "rmsnorm_bwd": ("layernorm_bwd", 1.0),
@@ -82,7 +82,7 @@ Both cross-entropies by their rates on a B200 beside that of streams, SimuMax's 
 (data/measured/b200/memory_bound.csv)."""
 FILLING: Final = ("gemm", "attention")
 """Families beside which a collective lasted as long as the ops that it met: it got in when they
-ended. Beside pointwise ops it took as long as alone."""
+ended, or in a GEMM's last wave. Beside pointwise ops it took as long as alone."""
 ASSUMED_ERROR: Final = 0.3
 ONE_KERNEL: Final = ("attn.norm", "mlp.norm", "mlp.act", "mlp.act_bwd")
 """Pointwise ops of a GPT that were one kernel when launches were timed."""
@@ -137,26 +137,26 @@ def contention_records(measurements: Path) -> list[dict[str, Any]]:
     return records(measurements / "contention.jsonl.gz")
 
 
-def beside_cells(rows: Iterable[Mapping[str, Any]]) -> list[Beside]:
-    """Return the cells whose collective was first, had the higher priority and moved bytes."""
+def beside_cells(rows: Iterable[Mapping[str, Any]], rate: float = FULL_RATE) -> list[Beside]:
+    """Return the cells whose collective was first, had the higher priority and moved ``rate``."""
     return [
         Beside(
             family=row["family"], case=row["case"], ctas=cell["ctas"],
             alone_us=row["alone_again_ns"] / 1000,
             slowdown=cell["op_mean_ns"] / row["alone_again_ns"],
         )
-        for row, cell in full_cells(rows)
+        for row, cell in full_cells(rows, rate)
     ]  # fmt: skip
 
 
 def full_cells(
-    rows: Iterable[Mapping[str, Any]],
+    rows: Iterable[Mapping[str, Any]], rate: float = FULL_RATE
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Yield (op, cell) of the cells whose collective was first, had the higher priority and moved
-    bytes."""
+    ``rate`` bytes/ns by CTA."""
     for row in rows:
         for cell in row["cells"]:
-            if cell["rate"] == FULL_RATE and cell["collective_first"] and cell["priority"] < 0:
+            if cell["rate"] == rate and cell["collective_first"] and cell["priority"] < 0:
                 yield row, cell
 
 
@@ -321,7 +321,8 @@ def _note(fits: Mapping[str, BesideFit], collective: Slowdown) -> str:
         "Ops beside an emulated collective (C CTAs that stream through HBM), C = 1 to 32. Errors "
         f"with each op left out: {errors}. A GEMM loses the same time by a CTA however long it is: "
         "its last wave. Beside GEMMs and attention these collectives lasted as long as the ops "
-        "that they met: they get in when such an op ends. Assumed: that this holds below 70 us; "
+        "that they met: they get in when such an op ends, or in a GEMM's last wave where that "
+        "leaves them SMs (simulator.waves). Assumed: that this holds below 70 us; "
         f"the collective's own factor, A100's, which is {collective.error:.0%} off on average "
         "beside pointwise ops; two collectives sharing links half speed each, not sharing them "
         "1.1 times."

@@ -56,6 +56,7 @@ class PlanProbe:
         context = session.context
         self.step = _Step(session, plan, meeting_lanes(context.lanes, context.device))
         self.found = found
+        self.sums_ns: list[int] = []
         self.overhead_ns: list[float] = []
 
     def warm_up(self) -> None:
@@ -69,6 +70,7 @@ class PlanProbe:
             return
         for op, duration_ns in zip(self.step.ops, played.compute_ns, strict=True):
             self.found[op.signature].append(duration_ns)
+        self.sums_ns.append(sum(played.compute_ns))
         if self.step.session.context.device.type != "cuda":  # there, LaunchProbe measures launches
             self.overhead_ns.append(played.host_ns / len(self.step.executor.ops))
 
@@ -246,6 +248,26 @@ def plan_messages(context: RankContext, probes: Sequence[PlanProbe], found: Samp
     return message
 
 
+def medians_of(found: Samples) -> dict[Signature, float]:
+    """Return each signature's median duration, ns."""
+    return {signature: statistics.median(times) for signature, times in found.items() if times}
+
+
+def step_excess(context: RankContext, probes: Sequence[PlanProbe], found: Samples) -> float | None:
+    """Return how much longer, as a share, steps without communication take than the medians of
+    their ops add up to: the mean of all plans and ranks. None where no plan was played."""
+    medians = medians_of(found)
+    factors = [
+        statistics.median(probe.sums_ns) / sum(medians[op.signature] for op in probe.step.ops)
+        for probe in probes
+        if probe.sums_ns
+    ]
+    if not factors:  # on all ranks alike
+        return None
+    ranks = context.all_gather_objects(statistics.fmean(factors))
+    return max(0.0, statistics.fmean(ranks) - 1.0)
+
+
 def _rows(context: RankContext, found: Samples) -> list[Message]:
     """Return one row per signature: the mean over ranks of the median, spread, sample count."""
     mine = {
@@ -265,7 +287,7 @@ def _rows(context: RankContext, found: Samples) -> list[Message]:
     ]
 
 
-def skew_message(probes: Sequence[StepProbe]) -> Message:
+def skew_message(probes: Sequence[StepProbe], step_excess: float | None) -> Message:
     """Return how much slower the slowest rank is: over a step, and more so in short stretches, of
     compute alone and of compute beside collectives."""
     steps = [step for probe in probes for step in probe.steps]
@@ -273,7 +295,8 @@ def skew_message(probes: Sequence[StepProbe]) -> Message:
     slowest = statistics.fmean(factors)
     error = max(LEAST_SKEW_ERROR, half_spread(factors) / slowest)
     return {
-        "kind": "skew", "slowest": slowest, "error": error, "samples": len(steps),
+        "kind": "skew", "slowest": slowest, "step_excess": step_excess, "error": error,
+        "samples": len(steps),
         "rows": _skew_rows([_durations(step, beside=False) for step in steps], slowest),
         "beside": _skew_rows([_durations(step, beside=True) for step in steps], slowest),
     }  # fmt: skip

@@ -21,12 +21,14 @@ from domino_tune.measure.probes.compute import (
     lane_of,
     plan_messages,
     skew_message,
+    step_excess,
 )
 from domino_tune.measure.probes.contention import (
     ContentionProbe,
     contention_message,
     contention_probe,
 )
+from domino_tune.measure.probes.idle import IdleProbe, resume_message
 from domino_tune.measure.probes.lanes import LanesProbe
 from domino_tune.measure.probes.launch import LaunchProbe
 from domino_tune.runtime.launch.context import RankContext
@@ -60,7 +62,7 @@ def profile(context: RankContext, payload: Mapping[str, Any]) -> None:
     Payload: cases (each with fields of the specs under model, workload and cluster, plans, and
     rounds: how often to play them), collectives, contention (a case's number, a plan, messages;
     or None), seconds (the budget, or None). With the first case run the collectives and
-    what depends on no signature: skew and the executor's own cost.
+    what depends on no signature: skew, waits and the executor's own cost.
     """
     payload = context.all_gather_objects(payload)[0]  # under a launcher each rank made its own
     budget = Budget(context, payload["seconds"])
@@ -151,6 +153,8 @@ class _Case:
         probes.plans = [PlanProbe(session, plan, probes.found) for plan in plans]
         if self.number == 0 and self.context.world_size > 1:
             probes.steps = [StepProbe(session, plan) for plan in _skewed(plans, contention)]
+            if plans and self.context.device.type != "cuda":  # a stream does not sleep
+                probes.idle = [IdleProbe(session, plans[0])]
         if self.context.device.type == "cuda" and self.number == 0:
             probes.launches = [LaunchProbe(session, plans[0] if plans else MEGATRON)]
         if contention is not None:
@@ -170,7 +174,11 @@ class _Case:
         if probes.found:
             context.report(plan_messages(context, usual, probes.found))
         if any(probe.steps for probe in probes.steps):
-            context.report(skew_message(probes.steps))
+            excess = step_excess(context, probes.plans, probes.found)
+            context.report(skew_message(probes.steps, excess))
+            for idle in probes.idle:
+                if idle.steps:
+                    context.report(resume_message(context, idle, probes.found))
         for launch in probes.launches:
             if launch.cost_us:
                 context.report(launch.message())
@@ -197,6 +205,7 @@ class _Probes:
     collectives: Sequence[CollectiveProbe]
     plans: Sequence[PlanProbe] = ()
     steps: Sequence[StepProbe] = ()
+    idle: Sequence[IdleProbe] = ()
     launches: Sequence[LaunchProbe] = ()
     contention: Sequence[ContentionProbe] = ()
     both_lanes: Sequence[LanesProbe] = ()
@@ -207,7 +216,7 @@ class _Probes:
         """Return all probes, most useful first."""
         first, rest = self.plans[:MOST_USEFUL], self.plans[MOST_USEFUL:]
         return [
-            *first, *self.steps, *self.launches, *self.collectives, *self.contention,
+            *first, *self.steps, *self.idle, *self.launches, *self.collectives, *self.contention,
             *self.both_lanes, *rest,
         ]  # fmt: skip
 

@@ -14,6 +14,7 @@ from domino_tune.store.formats.megatron import megatron_arguments
 from domino_tune.store.plans import PlanFile
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import SlicePlan
+from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 _USUAL: Final = MappingProxyType({"--norm-epsilon": "1e-05", "--rotary-base": "10000"})
 """Options that a Megatron-LM of 2023 lacks, or has by another name -> what it computes with."""
@@ -25,7 +26,7 @@ def deepspeed_arguments(plan_file: PlanFile, plan: SlicePlan) -> tuple[list[str]
     ``plan``: the file's, in an order that DeepSpeed has. Raise InfeasiblePlanError (``target``) as
     ``megatron_arguments``, and for what Domino's example runs otherwise or not at all.
     """
-    _check(plan_file)
+    check_deepspeed(plan_file.model, plan_file.workload, plan_file.cluster)
     arguments = []
     for entry in megatron_arguments(plan_file.model, plan_file.workload, plan_file.cluster):
         name, _, value = entry.partition(" ")
@@ -65,9 +66,8 @@ def deepspeed_notes(plan_file: PlanFile) -> list[str]:
     return notes
 
 
-def _check(plan_file: PlanFile) -> None:
+def check_deepspeed(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:
     """Raise InfeasiblePlanError (``target``) for what Domino's example has no code for."""
-    model, workload, cluster = plan_file.model, plan_file.workload, plan_file.cluster
     biases = {model.has_bias(name) for name in ("qkv", "proj", "fc1", "fc2")}
     problems = (
         (cluster.pp > 1, "pipeline stages; make the plan with --pp 1"),

@@ -315,6 +315,12 @@ def _context(workload: Workload, cluster: ClusterSpec) -> list[str]:
 def _recomputation(workload: Workload) -> list[str]:
     if workload.recompute == "none":
         return []
+    if workload.recompute == "per-op":
+        raise InfeasiblePlanError(
+            "Megatron-LM does not choose single ops to recompute, as torchtitan does; make the "
+            "plan with --recompute none, selective or full.",
+            reason="target",
+        )
     if workload.recompute == "selective" and workload.recompute_layers:
         raise InfeasiblePlanError(
             "Megatron-LM recomputes the attention core in all layers or in none; make the plan "

@@ -113,6 +113,11 @@ def _check(workload: Workload, cluster: ClusterSpec) -> None:
             "overlapped messages without virtual stages; make the plan without --overlap-p2p",
         ),
         (
+            workload.recompute == "per-op",
+            "a choice of single ops to recompute; make the plan with --recompute none, selective "
+            "or full",
+        ),
+        (
             workload.recompute == "selective" and workload.recompute_layers > 0,
             "the attention core again in some layers; make the plan without --recompute-layers",
         ),

@@ -20,6 +20,11 @@ Sections = dict[str, dict[str, Value]]
 DTYPES: Final = MappingProxyType({"bf16": "bfloat16", "fp32": "float32"})
 _ROTATE: Final = MappingProxyType({"p2p": "alltoall", "all_gather": "allgather"})
 """How keys travel -> its name: ``alltoall`` passes shares on in a ring, by all-to-alls."""
+_RECOMPUTE: Final[dict[str, dict[str, Value]]] = {
+    "none": {"mode": "none"},
+    "per-op": {"mode": "selective", "selective_ac_option": "op"},
+    "full": {"mode": "full"},
+}
 _FUSIONS: Final = ("norm_fusion", "rope_fusion", "swiglu_fusion", "bias_dropout_fusion")
 
 
@@ -37,8 +42,10 @@ def torchtitan_sections(plan_file: PlanFile) -> Sections:
     """Return the sections; raise as ``torchtitan_toml``."""
     _check(plan_file)
     model, workload, cluster = plan_file.model, plan_file.workload, plan_file.cluster
-    compiled = plan_file.plan.strategy == "async-tp" or all(
-        getattr(workload.implementation, name) for name in _FUSIONS
+    compiled = (
+        plan_file.plan.strategy == "async-tp"
+        or workload.recompute == "per-op"  # eagerly, torch repeats what nobody reads, too
+        or all(getattr(workload.implementation, name) for name in _FUSIONS)
     )
     return {
         "training": _training(workload, cluster),
@@ -49,7 +56,7 @@ def torchtitan_sections(plan_file: PlanFile) -> Sections:
             **_pipeline(model, workload, cluster),
             **_context(workload, cluster),
         },
-        "activation_checkpoint": {"mode": workload.recompute},
+        "activation_checkpoint": _RECOMPUTE[workload.recompute],
         "compile": {"enable": compiled, "components": ["model", "loss"]},
     }
 
@@ -110,8 +117,8 @@ def _check(plan_file: PlanFile) -> None:
         ),
         (
             workload.recompute == "selective",
-            "recomputation of the attention core alone; make the plan with --recompute none or "
-            "full",
+            "recomputation of the attention core alone; make the plan with --recompute none, "
+            "per-op or full",
         ),
         (
             workload.recompute_layers > 0,

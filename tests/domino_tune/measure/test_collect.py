@@ -102,25 +102,44 @@ def test_what_hangs_on_no_signature_gives_way_only_to_more_samples() -> None:
     skew = {
         "kind": "skew",
         "slowest": 1.02,
+        "step_excess": 0.01,
         "rows": [[128.0, 2.0]],
         "beside": [],
         "error": 0.01,
         "samples": 9,
     }
     before = empty()
-    for message in (PLAN, COLLECTIVE, skew):
+    resume = {
+        "kind": "resume",
+        "rows": [[9.0, 2.0]],
+        "recovery_us": 500.0,
+        "error": 0.2,
+        "samples": 9,
+    }
+    for message in (PLAN, COLLECTIVE, skew, resume):
         before = add_message(before, message)
     assert before.launch is not None
     assert before.skew is not None
     assert (before.skew.fit.slowest_factor, before.skew.fit.error) == (1.02, 0.01)
     other = {**skew, "slowest": 1.5}
-    for message in ({**PLAN, "overhead_us": 99.0}, {**COLLECTIVE, "hand_over_us": 99.0}, other):
+    recovered = {**resume, "recovery_us": 99.0}
+    for message in (
+        {**PLAN, "overhead_us": 99.0}, {**COLLECTIVE, "hand_over_us": 99.0}, other, recovered,
+    ):  # fmt: skip
         after = add_message(before, message, before)
-        assert (after.launch, after.skew) == (before.launch, before.skew)
+        assert (after.launch, after.skew, after.resume) == (
+            before.launch, before.skew, before.resume,
+        )  # fmt: skip
     more = add_message(before, {**PLAN, "overhead_us": 99.0, "overhead_samples": 10}, before)
     assert more.launch is not None
     assert (more.launch.cost_us["gemm"], more.launch.cost_us["collective"]) == (99.0, 50.0)
     better = add_message(before, {**other, "samples": 10}, before)
     assert better.skew is not None
-    assert better.skew.fit.slowest_factor == 1.5
+    assert (better.skew.fit.slowest_factor, better.skew.fit.step_excess) == (1.5, 0.01)
+    later = add_message(better, {**other, "step_excess": None, "samples": 11}, before)
+    assert later.skew is not None
+    assert later.skew.fit.step_excess == 0.01
+    better = add_message(better, {**recovered, "samples": 10}, before)
+    assert better.resume is not None
+    assert better.resume.fit.recovery_us == 99.0
     assert parse_profile(dump_profile(better), source="a test") == better

@@ -118,6 +118,21 @@ def test_what_is_known_is_not_measured_again() -> None:
     assert not probes.lacking(timed(probes, samples=5), 20, 2).is_empty
 
 
+@pytest.mark.parametrize("lost", ["skew", "resume"])
+def test_where_only_waits_are_unknown_two_plans_are_played_for_them(lost: str) -> None:
+    probes = coverage(TINY, job(3), ON_TWO, memory_bytes=MEMORY)
+    profile = replace(timed(probes), **{lost: None})  # type: ignore[arg-type]
+    left = probes.lacking(profile, 20, 2)
+    assert (left.ops, left.collectives, left.contention) == (frozenset(), (), None)
+    ((first, sliced),) = [case.plans for case in left.cases if case.plans]
+    assert (first, sliced.row_slices) == (probes.cases[0].plans[0], 2)
+    assert left.payload(20, None)["cases"][0]["rounds"] > 0
+    assert not left.is_empty
+    assert probes.lacking(profile, 20, 1).is_empty  # nobody to wait for
+    gpu = replace(profile, machine=replace(profile.machine, backend="nccl"))
+    assert probes.lacking(gpu, 20, 2).is_empty  # a stream does not sleep
+
+
 def test_only_plans_with_something_lacking_are_played_again() -> None:
     probes = coverage(TINY, job(4), ON_TWO, memory_bytes=MEMORY)
     lost = next(

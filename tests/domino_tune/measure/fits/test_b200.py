@@ -78,7 +78,9 @@ def test_weight_gradients_that_were_timed_twice_scatter_as_stated() -> None:
 def test_attention_is_the_table_without_the_hosts_gaps() -> None:
     rows = attention_rows(TABLES)
     fit, gap_us = attention_fit(rows)
-    assert fit == PROFILE.section("attention").fit
+    bundled = PROFILE.section("attention").fit
+    assert replace(fit, row_ns=0.0) == replace(bundled, row_ns=0.0)
+    assert max(fit.row_ns, bundled.row_ns) < 1e-12  # none; its digits hang on the processor
     assert 40 < gap_us < 60
     for direction, limit in (("forward", 0.08), ("backward", 0.15)):
         errors = []

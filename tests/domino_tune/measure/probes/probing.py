@@ -53,11 +53,19 @@ def contention_message() -> dict[str, Any]:
     return {"kind": "contention", "rows": [row]}
 
 
+def waits_messages() -> list[dict[str, Any]]:
+    """What ranks tell of their waits: how long, and what compute loses behind them."""
+    skew = {"slowest": 1.0, "step_excess": 0.0, "rows": [], "beside": [], "error": 0.01}
+    resume = {"rows": [], "recovery_us": 500.0, "error": 0.1}
+    return [{"kind": "skew", "samples": 3, **skew}, {"kind": "resume", "samples": 0, **resume}]
+
+
 def timed(probes: ProbeSet, samples: int = 20) -> Profile:
     """A profile in which all probes were timed ``samples`` times."""
     profile = add_ops(empty(), [op_row(op, samples) for op in sorted(probes.ops, key=repr)])
     overhead = {"overhead_us": 2.0, "overhead_samples": 3}
-    profile = add_message(profile, {"kind": "plan", "ops": [], **overhead})
+    for message in [{"kind": "plan", "ops": [], **overhead}, *waits_messages()]:
+        profile = add_message(profile, message)
     for collective in probes.collectives:
         profile = add_message(profile, collective_message(collective, samples))
     return add_message(profile, contention_message()) if probes.contention else profile

@@ -19,11 +19,13 @@ from domino_tune.measure.probes.compute import (
     BURST,
     LEAST_SKEW_ERROR,
     CollectiveProbe,
+    PlanProbe,
     PlayedStep,
     StepProbe,
     _beside,
     lane_of,
     skew_message,
+    step_excess,
 )
 from domino_tune.measure.probes.contention import contention_probe
 from domino_tune.measure.probes.rank_job import Budget
@@ -146,12 +148,12 @@ class _Played:
 
 
 def skew(*steps: list[list[int]]) -> dict[str, Any]:
-    return skew_message([cast("StepProbe", _Played(step)) for step in steps])
+    return skew_message([cast("StepProbe", _Played(step)) for step in steps], 0.01)
 
 
 def test_equally_fast_ranks_do_not_wait() -> None:
     found = skew([[MS] * 10] * 3, [[MS] * 10] * 3)
-    assert (found["slowest"], found["samples"]) == (1.0, 2)
+    assert (found["slowest"], found["step_excess"], found["samples"]) == (1.0, 0.01, 2)
     assert found["error"] == LEAST_SKEW_ERROR
     assert found["rows"]
     assert {wait_us for _, wait_us in found["rows"]} == {0.0}
@@ -178,10 +180,23 @@ def test_compute_beside_collectives_has_rows_of_its_own() -> None:
     """Ops of 1 ms each, equally fast; then ops of 1.1 and 1.3 ms in turn beside collectives."""
     in_turn = [MS * 11 // 10, MS * 13 // 10] * 20
     ranks = [[MS] * 40 + in_turn, [MS] * 40 + in_turn[1:] + in_turn[:1]]
-    found = skew_message([cast("StepProbe", _Played(ranks, beside=40))])
+    found = skew_message([cast("StepProbe", _Played(ranks, beside=40))], 0.01)
     assert {wait_us for _, wait_us in found["rows"]} == {0.0}
     assert dict(found["beside"])[1024.0] == pytest.approx(100 * 1024 / 1200, rel=0.01)
     assert found["slowest"] == 1.0
+
+
+@pytest.mark.parametrize(("sums_ns", "excess"), [([8, 9, 100], 1 / 8), ([7], 0.0), ([], None)])
+def test_steps_take_longer_than_the_medians_of_their_ops_add_up_to(
+    context: RankContext, sums_ns: list[int], excess: float | None
+) -> None:
+    """Medians of 3 and 2 ns, two ops of the first kind and one of the other: 8 ns. Hiccups, and
+    steps that seem shorter, tell nothing."""
+    one, other = (Collective("all_reduce", size, 1, 2) for size in (1, 2))
+    ops = [SimpleNamespace(signature=signature) for signature in (one, other, one)]
+    probe = SimpleNamespace(sums_ns=sums_ns, step=SimpleNamespace(ops=ops))
+    found: dict[Any, list[int]] = {one: [3, 3, 90], other: [2, 1, 2]}
+    assert step_excess(context, [cast("PlanProbe", probe)], found) == excess
 
 
 def test_an_op_counts_as_beside_where_collectives_run_for_half_of_it() -> None:

@@ -43,7 +43,9 @@ FIELDS: Final[dict[str, dict[str, Any]]] = {
         "context_parallel_degree": int,
         "context_parallel_rotate_method": ("allgather", "alltoall"),
     },
-    "activation_checkpoint": {"mode": ("selective", "full", "memory_budget", "none")},
+    "activation_checkpoint": {
+        "mode": ("selective", "full", "memory_budget", "none"), "selective_ac_option": str,
+    },
     "compile": {"enable": bool, "components": list},
 }  # fmt: skip
 """Section -> field -> its type, or its values: torchtitan/config/job_config.py of 0.2.2."""
@@ -130,6 +132,12 @@ def test_pipelines() -> None:
     first, last = parallelism["module_fqns_per_model_part"]
     assert (first[0], first[-1], last[0]) == ("tok_embeddings", "layers.16", "layers.17")
     assert (len(first), last[-2:]) == (18, ["norm", "output"])
+
+
+def test_recomputation_per_op_is_compiled() -> None:
+    found = sections(SHARDED, workload=replace(WORKLOAD, recompute="per-op"))
+    assert found["activation_checkpoint"] == {"mode": "selective", "selective_ac_option": "op"}
+    assert found["compile"]["enable"] is True
 
 
 def test_context_parallelism() -> None:

@@ -1,0 +1,138 @@
+"""Recomputation: which values backward computes again, and who reads them.
+
+``full`` is each layer's whole forward pass, ``selective`` the attention core (Megatron-LM's words).
+``per-op`` is torchtitan's choice, ``selective_ac_option = "op"`` under ``torch.compile``: it keeps
+attention's output, what reduce-scatters give and every second matmul, counted over wq, wk, wv, wo,
+w1, w3, w2; so norms, gathers, keys, half of a gated fc1 and activations are computed again, and a
+gather's value serves the wgrad, too. Sums other than reduce-scatters are not kept, so it is
+simulated with sequence parallelism (torchtitan/models/llama3/infra/parallelize.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Final
+
+from simulator.core_attention import SCORES
+from simulator.issue_order import COLUMN_PARALLEL
+from simulator.schedule import OpTemplate, Ref
+from simulator.shapes import Shapes
+
+RECOMPUTED_PREFIX: Final = "again."
+RECOMPUTED_SUFFIX: Final = ".again"
+"""Begins the name of a recomputed value; ends the role of the op that recomputes it."""
+DROPPED_SUFFIX: Final = ".dropped"
+"""Ends the name of the part of a GEMM's output that forward does not keep."""
+_FORWARD_VALUE: Final = re.compile(r"s\d+\.(.*)")
+_PER_OP: Final = frozenset(
+    {
+        "attn.norm", "attn.norm.ag", "attn.qk", "attn.qk.rope", "attn.qkv.rope", "attn.post_norm",
+        "y", "mlp.norm", "mlp.norm.ag", "mlp.act",
+    }
+)  # fmt: skip
+"""Values of which ``per-op`` keeps nothing."""
+_PER_OP_CORE: Final = ("attn.qk_norm", "attn.rope")
+"""Ops between the GEMM of qkv and the attention kernel, whose output is kept."""
+
+
+class Recomputation:
+    """What backward computes again in the layers of ``shapes``."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        self.kind = shapes.workload.recompute
+        self._shapes = shapes
+
+    def ops(self, fragment: str, ops: list[OpTemplate]) -> list[OpTemplate]:
+        """Return those of a fragment's forward ops that backward repeats."""
+        if self.kind == "selective":
+            return [op for op in ops if op.role in self._core_roles]
+        if self.per_op and fragment == "core_attn":
+            return [op for op in ops if op.role in _PER_OP_CORE]
+        return ops
+
+    def again(self, op: OpTemplate, value_bytes: dict[str, int]) -> OpTemplate:
+        """Return the op that repeats ``op``, and enter the sizes of its values."""
+        reads = tuple(one for ref in op.reads for one in self.read(ref))
+        writes = tuple(map(_again, op.writes))
+        for ref, written in zip(op.writes, writes, strict=True):
+            value_bytes[written.name] = value_bytes[ref.name]
+        return op._replace(role=f"{op.role}{RECOMPUTED_SUFFIX}", reads=reads, writes=writes)
+
+    def reading(self, op: OpTemplate, fragment: str) -> OpTemplate:
+        """Return a backward op of ``fragment`` that reads what was recomputed instead of what
+        forward wrote."""
+        if self.kind == "none" or (self.kind == "selective" and fragment != "core_attn_bwd"):
+            return op
+        reads = dict.fromkeys(one for ref in op.reads for one in self.read(ref))
+        return op._replace(reads=tuple(reads))
+
+    def read(self, ref: Ref) -> tuple[Ref, ...]:
+        """Return the values that hold what ``ref`` is in forward."""
+        match = _FORWARD_VALUE.fullmatch(ref.name)
+        if match is None:
+            return (ref,)
+        value = match[1]
+        if self.kind == "full":
+            kept = value.endswith(".ag_bwd") or (ref.layer == 0 and value == "x")
+            return (ref,) if kept else (_again(ref),)
+        if self.kind == "selective":
+            return (_again(ref),) if value in self._core_roles else (ref,)
+        if value in self.parts:
+            return ref, _again(ref)
+        return (_again(ref),) if value in _PER_OP else (ref,)
+
+    @property
+    def _core_roles(self) -> tuple[str, ...]:
+        """Roles of what ``selective`` computes again, which are also its values."""
+        fused = self._shapes.workload.implementation.flash_attention
+        return ("attn.core_attn",) if fused else SCORES
+
+    # Per op -------------------------------------------------------------------------------------
+
+    @property
+    def per_op(self) -> bool:
+        """Whether single ops are chosen; what a recomputed gather gave then serves the wgrad."""
+        return self.kind == "per-op"
+
+    @cached_property
+    def parts(self) -> Mapping[str, int]:
+        """GEMMs of which ``per-op`` computes a part again -> its columns on this rank: the keys,
+        and w3."""
+        s = self._shapes
+        if not self.per_op:
+            return {}
+        keys = {"attn.qkv": s.kv_heads * s.model.head_dim}
+        return {**keys, "mlp.fc1": s.width("fc1") // 2} if s.model.gated_mlp else keys
+
+    def part(self, block: str) -> int:
+        """Return the recomputed columns of a block's column-parallel GEMM."""
+        return self.parts.get(f"{block}.{COLUMN_PARALLEL[block]}", 0)
+
+    def dropping(self, op: OpTemplate, value_bytes: dict[str, int]) -> OpTemplate:
+        """Return a forward op with the parts of GEMMs' outputs that nobody keeps as values of
+        their own, and enter their sizes."""
+        if not self.per_op:
+            return op
+        writes, reads = list(op.writes), list(op.reads)
+        for role, columns in self.parts.items():
+            whole = f"s{op.slice}.{role}"
+            size = self._shapes.tokens(op.slice) * columns * self._shapes.element
+            dropped = f"{whole}{DROPPED_SUFFIX}"
+            if op.role == role and Ref(0, whole) in op.writes:
+                value_bytes[whole] -= size
+                value_bytes[dropped] = size
+                writes.append(Ref(0, dropped))
+            reads += [
+                ref._replace(name=f"{name}{DROPPED_SUFFIX}")
+                for ref in op.reads
+                if (name := ref.name.removesuffix(".rope")).endswith(f".{role}")
+            ]
+        return op._replace(reads=tuple(dict.fromkeys(reads)), writes=tuple(writes))
+
+
+def _again(ref: Ref) -> Ref:
+    if ref.name.startswith(RECOMPUTED_PREFIX):
+        return ref
+    return ref._replace(name=f"{RECOMPUTED_PREFIX}{ref.name}")
