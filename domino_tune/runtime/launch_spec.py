@@ -9,12 +9,14 @@ from typing import Final, Literal, get_args
 from simulator.errors import InputError
 from simulator.overlap import RIVALS, RUNS_IN
 from simulator.plan import SlicePlan
-from simulator.specs import ClusterSpec, require_positive_int
+from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload, require_positive_int
 
 Backend = Literal["gloo", "nccl"]
 Message = dict[str, object]
 """A JSON object that rank 0 reports."""
 BACKENDS: Final = get_args(Backend)
+PLAYED_RECOMPUTE: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
+"""What backward may compute again on real ranks."""
 CTA_SETTINGS: Final = ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
 """Environment variables that NCCL prefers to a communicator's own configuration: with one of them
 set, all communicators use the same number of CTAs."""
@@ -80,6 +82,41 @@ def check_own_strategy(plan: SlicePlan, remedy: str) -> None:
         raise InputError(
             f"The runtime does not play strategy {plan.strategy!r}; that runs in "
             f"{RUNS_IN[plan.strategy]}. {remedy} with --strategy domino or megatron."
+        )
+
+
+def check_recomputation(workload: Workload, remedy: str) -> None:
+    """Raise InputError for what backward computes again in other frameworks alone."""
+    if workload.recompute not in PLAYED_RECOMPUTE:
+        raise InputError(
+            f"The runtime does not play --recompute {workload.recompute}; that runs in torchtitan. "
+            f"{remedy} with --recompute {', '.join(PLAYED_RECOMPUTE[:-1])} or "
+            f"{PLAYED_RECOMPUTE[-1]}."
+        )
+
+
+def check_plain(workload: Workload, remedy: str) -> None:
+    """Raise InputError for data parallelism and collectives that the runtime does not play."""
+    missing = {
+        f"{workload.data_parallel} (--data-parallel replicas)": workload.data_parallel
+        != "replicas",
+        "multimem collectives (--tp-collectives nccl)": workload.tp_collectives != "nccl",
+    }
+    found = [name for name, asked in missing.items() if asked]
+    if found:
+        raise InputError(
+            f"The runtime does not play {', '.join(found)} yet, so real ranks cannot run this. "
+            f"{remedy} with the options in brackets."
+        )
+
+
+def check_heads(model: ModelSpec, tp: int, remedy: str) -> None:
+    """Raise InputError for more ranks than key-value heads."""
+    if tp > model.num_key_value_heads:
+        raise InputError(
+            f"{model.name} has num_key_value_heads = {model.num_key_value_heads}, fewer than tp = "
+            f"{tp}; real ranks do not copy key-value heads yet. {remedy} --tp "
+            f"{model.num_key_value_heads} or less, or simulate, tune or whatif without real runs."
         )
 
 

@@ -18,9 +18,9 @@ from domino_tune.runtime.lanes.lane import Handle, Lane
 from domino_tune.runtime.ops import attention, edges, layers
 from domino_tune.runtime.ops.state import State
 from domino_tune.runtime.shards import EDGES
-from simulator.fragments import RECOMPUTED_SUFFIX
 from simulator.issue_order import BLOCKS, COLUMN_PARALLEL, ROW_PARALLEL
 from simulator.ops import Collective
+from simulator.recomputation import RECOMPUTED_SUFFIX
 from simulator.schedule import COMPUTE, Op, is_weight
 from simulator.shapes import GRAD_BYTES
 
@@ -96,12 +96,17 @@ def recomputed(ops: Sequence[Op]) -> frozenset[str]:
 
 
 def play(
-    state: State, lanes: Mapping[int, Lane], played: Passage, clock: Clock
+    state: State,
+    lanes: Mapping[int, Lane],
+    played: Passage,
+    clock: Clock,
+    arriving: Mapping[str, Handle] | None = None,
 ) -> tuple[list[tuple[int, int]], tuple[str, ...]]:
-    """Issue every op, and wait for all. Return (start, end) of each by ``clock``, ns, and the names
+    """Issue every op, and wait for all; ``arriving``: collectives under way, by the value that
+    each writes. Return (start, end) of each by ``clock``, ns, and the names
     of the issued ops."""
     values = state.values
-    pending: dict[str, Handle] = {}
+    pending: dict[str, Handle] = dict(arriving or {})
     moments: list[Callable[[], tuple[Tick, Tick]]] = []
     launched = []
     clock.start()

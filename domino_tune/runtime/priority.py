@@ -4,6 +4,9 @@ On CPU, threads of gloo and of the lanes move a rank's collectives; they sleep m
 ordinary scheduler lets a thread that wakes up wait for the computing one, up to a tick (4 ms): a
 collective of 0.3 ms then takes 3 ms. Threads of real-time priority run at once, as NCCL's kernels
 do on their high-priority stream. They use little of a core, so no thread starves.
+
+They take turns (SCHED_RR): gloo's thread of sockets spins, by epoll, while another thread holds the
+lock of a connection. Without turns it would never leave the core to that one.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ def _become_urgent() -> tuple[int, os.sched_param] | None:
         return None
     before = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_LEAST))
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_LEAST))
     except PermissionError:
         return None
     return before

@@ -1,4 +1,4 @@
 """Plans in Hugging Face models: decoder stacks that play a plan inside the user's own loop.
 
-``apply`` > stack | edges | replicas | saving > shard, cut, families.
+``apply`` > stack | edges | replicas | saving > arriving, shard, cut, families.
 """

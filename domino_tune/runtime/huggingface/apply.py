@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from domino_tune.base.errors import RunError
+from domino_tune.runtime.huggingface.agreed import check_agreed
 from domino_tune.runtime.huggingface.checks import (
     as_played,
     check_arguments,
@@ -26,14 +29,23 @@ from domino_tune.runtime.huggingface.replicas import Replicas
 from domino_tune.runtime.huggingface.saving import save_pretrained
 from domino_tune.runtime.huggingface.shard import ShardedStack, replace_at
 from domino_tune.runtime.huggingface.stack import Stack, StackPlayer
+from domino_tune.runtime.lanes.ending import end_in_order
 from domino_tune.runtime.lanes.groups import GroupLanes
 from domino_tune.runtime.lanes.lane import Lane
-from domino_tune.runtime.launch_spec import LaunchSpec, check_one_stage, check_own_strategy
+from domino_tune.runtime.launch_spec import (
+    LaunchSpec,
+    check_heads,
+    check_one_stage,
+    check_own_strategy,
+    check_plain,
+    check_recomputation,
+)
 from domino_tune.runtime.ops.state import Training
+from domino_tune.runtime.priority import for_new_threads
 from domino_tune.runtime.shards import main_dtype_of
 from domino_tune.store.plans import PlanFile, load_plan
 from simulator.errors import InputError
-from simulator.schedule import TP
+from simulator.schedule import DP, TP
 from simulator.specs import ClusterSpec
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -53,42 +65,54 @@ def apply(
     ``seed`` draws dropout masks. ``main_grads``: gradients of 16-bit weights are fp32, and add up
     so.
 
-    Raise InputError for a model, a plan or a world that do not fit; the message says what to do.
+    Raise InputError for a model, a plan or a world that do not fit, and where ranks differ in
+    weights, plan or seed; the message says what to do.
     """
     plan_file = plan if isinstance(plan, PlanFile) else load_plan(plan)
     check_one_stage(plan_file.cluster, "Make a plan")
     check_own_strategy(plan_file.plan, "Make a plan")
+    check_recomputation(plan_file.workload, "Make a plan")
+    check_plain(plan_file.workload, "Make a plan")
     family, spec = family_of(model)
     check_same_model(spec, plan_file.model)
+    check_heads(spec, plan_file.cluster.tp, "Make a plan with")
     played = replace(plan_file, model=as_played(spec, plan_file.model))
+    check_agreed(model, plan=played.to_json(), seed=seed, main_grads=main_grads)
     device = next(model.parameters()).device
-    mesh = _mesh(played.cluster, device)
+    with _urgent_threads(device):
+        mesh = _mesh(played.cluster, device)
+        lanes = _lanes(played, device)
     tp_mesh = mesh["tp"] if mesh is not None and played.cluster.tp > 1 else None
     tp_rank = tp_mesh.get_local_rank() if tp_mesh is not None else 0
     dp_rank = mesh["dp"].get_local_rank() if mesh is not None else 0
     split_fused(model, family)
     stack = ShardedStack(model, family, played.model, played.cluster, tp_mesh)
-    if tp_mesh is not None:
-        shard_edges(model, family, tp_mesh)
-    if main_grads:
-        _ask_for_main_grads(model)
     player = StackPlayer(
-        plan=played, stack=stack, lanes=_lanes(played, device), tp_rank=tp_rank, dp_rank=dp_rank,
+        plan=played, stack=stack, lanes=lanes, tp_rank=tp_rank, dp_rank=dp_rank,
         training=Training(seed=seed),
     )  # fmt: skip
+    if tp_mesh is not None:
+        shard_edges(model, family, tp_mesh, summed=player.summed, slices=played.plan.row_slices)
+    if main_grads:
+        _ask_for_main_grads(model)
     if mesh is not None:
-        replicas = Replicas(model, mesh["dp"].get_group())
-        player.behind_backward = replicas.behind_backward
-        model.no_sync = replicas.no_sync  # type: ignore[assignment]
-    layers = model.get_submodule(family.stack)
-    replace_at(model, family.stack, Stack(layers, player))  # type: ignore[arg-type]
+        model.no_sync = Replicas(model, mesh["dp"].get_group()).no_sync  # type: ignore[assignment]
+    body = model.get_submodule(family.stack.rpartition(".")[0])
+    layers = Stack(model.get_submodule(family.stack), player, body)  # type: ignore[arg-type]
+    replace_at(model, family.stack, layers)
+    stack.watch(layers)
     if family.embedding_dropout:
         drop_alike(model.get_submodule(family.embedding_dropout), seed, dp_rank)
-    body, _, _ = family.stack.rpartition(".")
-    model.get_submodule(body).register_forward_pre_hook(check_arguments, with_kwargs=True)
+    body.register_forward_pre_hook(check_arguments, with_kwargs=True)
     model.supports_gradient_checkpointing = False  # type: ignore[assignment]
     model.save_pretrained = partial(save_pretrained, model, family)  # type: ignore[assignment]
     return model
+
+
+def _urgent_threads(device: torch.device) -> AbstractContextManager[object]:
+    """Let threads that start within run at once when a collective needs them, where the system
+    allows it: on CPUs they share a core with compute."""
+    return for_new_threads() if device.type == "cpu" else nullcontext()
 
 
 def _mesh(cluster: ClusterSpec, device: torch.device) -> DeviceMesh | None:
@@ -102,6 +126,7 @@ def _mesh(cluster: ClusterSpec, device: torch.device) -> DeviceMesh | None:
         )
     if not dist.is_initialized():
         return None
+    end_in_order()
     return init_device_mesh(
         device.type, (ranks // cluster.tp, cluster.tp), mesh_dim_names=("dp", "tp")
     )
@@ -114,11 +139,20 @@ def _lanes(plan: PlanFile, device: torch.device) -> dict[int, Lane]:
         return {}
     spec = LaunchSpec(
         tp=cluster.tp, dp=dist.get_world_size() // cluster.tp,
-        backend="nccl" if device.type == "cuda" else "gloo",
+        backend="nccl" if device.type == "cuda" else "gloo", hang_timeout_s=_timeout_s(device),
     )  # fmt: skip
     lanes = GroupLanes(spec, dist.get_rank())
+    lanes.default[DP].close()
     ctas = plan.plan.comm_ctas if device.type == "cuda" else 0
     return {TP: lanes.tp_lane(ctas)}
+
+
+def _timeout_s(device: torch.device) -> float:
+    """Return the timeout that the user gave to ``init_process_group``, s: a rank may evaluate, or
+    save, for long while the others wait."""
+    world = dist.distributed_c10d._get_default_group()
+    timeout: timedelta = world._get_backend(device).options._timeout
+    return timeout.total_seconds()
 
 
 def _ask_for_main_grads(model: nn.Module) -> None:

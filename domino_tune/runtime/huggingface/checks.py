@@ -16,6 +16,8 @@ from simulator.errors import InputError, unknown_name
 from simulator.specs import ModelSpec
 
 GELU_BY_TANH: Final = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Names of configs for the number of experts."""
 UNPLAYED_OPTIONS: Final = (
     "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention",
 )  # fmt: skip
@@ -39,7 +41,16 @@ def family_of(model: nn.Module) -> tuple[Family, ModelSpec]:
 
     Raise InputError, with what to do, for models that no plan plays.
     """
+    if hasattr(model, "peft_config"):
+        raise InputError(
+            "The model has adapters (PEFT), which plans do not play. Merge them into the model "
+            "first (merge_and_unload), or train without a plan."
+        )
     config = getattr(model, "config", None)
+    if any(getattr(config, name, None) for name in EXPERTS):
+        raise InputError(
+            f"{type(model).__name__} has experts (a mixture of experts), which plans do not play."
+        )
     kind = getattr(config, "model_type", "")
     if config is None or kind not in FAMILIES:
         raise unknown_name("model_type of a model to apply a plan to", str(kind), FAMILIES)
@@ -54,6 +65,11 @@ def family_of(model: nn.Module) -> tuple[Family, ModelSpec]:
         raise InputError(
             f"The model has attention dropout {spec.attention_dropout:g}, whose masks slicing "
             "would change; make it with attention_dropout=0.0 (GPT-2: attn_pdrop=0.0)."
+        )
+    if spec.gated_mlp and spec.hidden_act != "silu":
+        raise InputError(
+            f"The model's hidden_act is {config.hidden_act!r}; gated MLPs are played with SiLU "
+            "alone (silu, swish)."
         )
     if set(spec.extras) - {"qk_norm"}:
         raise InputError(f"Plans are not played in models with {', '.join(spec.extras)}.")
@@ -96,6 +112,11 @@ def check_call(
             f"The model attends to {model.sliding_window} tokens and got sequences of {length}; "
             "attention in a window is not played. Give shorter sequences."
         )
+    if mask is not None and not isinstance(mask, torch.Tensor):
+        raise InputError(
+            f"The model's attention makes a {type(mask).__name__} of its mask (flex_attention); "
+            "call model.set_attn_implementation('sdpa'): the plan's attention is causal either way."
+        )
     if mask is not None and not _is_causal(mask, length):
         raise InputError(
             "The attention mask is not causal alone: padding and packed sequences are not played. "
@@ -112,8 +133,14 @@ def check_arguments(
     Raise InputError for those that a plan does not play.
     """
     for name, what in NOT_PLAYED.items():
-        if named.get(name) is not None and named[name] is not False:
-            raise InputError(f"A model that plays a plan got {name}: it does not play {what}.")
+        given = named.get(name)
+        if given is None:  # then transformers takes it from the config
+            given = getattr(module.config, name, None)
+        if given is not None and given is not False:
+            raise InputError(
+                f"A model that plays a plan got {name}, as an argument or in its config: it does "
+                f"not play {what}."
+            )
     if named.get("use_cache"):
         raise InputError(
             f"A model that plays a plan got use_cache=True (as generate does): it does not play "
@@ -163,10 +190,13 @@ def _check_modules(model: nn.Module, family: Family) -> None:
         )
     paths = {path for modules in family.modules.values() for path in modules}
     paths |= {family.fused} if family.fused else set()
+    if hasattr(model.get_submodule(family.stack), "player"):
+        raise InputError("The model plays a plan already; load it again to apply another one.")
     for layer in model.get_submodule(family.stack).children():
         for path, module in layer.named_modules():
             kind = type(module).__name__
-            if path in paths and kind not in (*LINEARS, *NORMS):
+            adapted = hasattr(module, "base_layer")  # PEFT's class is called Linear, too
+            if path in paths and (adapted or kind not in (*LINEARS, *NORMS)):
                 raise InputError(
                     f"The model's {path} is a {kind}: adapters (PEFT), quantized layers and "
                     "experts are not played. Merge them into the model first, or train without a "

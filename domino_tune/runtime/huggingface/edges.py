@@ -19,15 +19,24 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from domino_tune.runtime.huggingface.families import Family
+from domino_tune.runtime.huggingface.first_order import first_order
 from domino_tune.runtime.huggingface.shard import distributed, replace_at
 from domino_tune.runtime.ops.pointwise_formulas import wide
-from domino_tune.runtime.plain_torch.parallel import column_parallel, summed
+from domino_tune.runtime.plain_torch.parallel import summed as summed_at_once
+from simulator.errors import InputError
 
 Tensor = torch.Tensor
+Summed = Callable[[Tensor], Tensor]
 
 
-def shard_edges(model: nn.Module, family: Family, mesh: DeviceMesh) -> None:
-    """Cut embedding and head over ``mesh``; make the rest DTensors that every rank holds whole."""
+def shard_edges(
+    model: nn.Module, family: Family, mesh: DeviceMesh, *, summed: Summed, slices: int
+) -> None:
+    """Cut embedding and head over ``mesh``; make the rest DTensors that every rank holds whole.
+
+    ``summed`` adds up the embedding's output over the ranks; the head sums the gradient of its
+    input in so many ``slices``.
+    """
     embedding, head = model.get_submodule(family.embedding), model.get_submodule("lm_head")
     tied = head.weight is embedding.weight
     _shard_rows(embedding, mesh)
@@ -37,8 +46,8 @@ def shard_edges(model: nn.Module, family: Family, mesh: DeviceMesh) -> None:
         _shard_rows(head, mesh)
     group = mesh.get_group()
     start = _rows(embedding.weight, mesh).start  # type: ignore[arg-type]
-    embedding.forward = MethodType(_embedding(start, group), embedding)
-    head.forward = MethodType(_head(mesh), head)
+    embedding.forward = MethodType(_embedding(start, group, summed), embedding)
+    head.forward = MethodType(_head(mesh, slices), head)
     for path in family.replicated:
         _replicate(model.get_submodule(path), mesh)
     unsharded: Any = model
@@ -87,21 +96,82 @@ def local_part(parameter: Tensor) -> Tensor:
     return parameter.to_local()
 
 
-def _embedding(start: int, group: dist.ProcessGroup) -> Callable[[Any, Tensor], Tensor]:
+def _check_same_batch(ids: Tensor, group: dist.ProcessGroup) -> None:
+    """Raise InputError, on all of them, where tensor-parallel ranks got different tokens."""
+    weights = torch.arange(1, ids.numel() + 1, device=ids.device)
+    mine = torch.stack((weights.sum(), (ids.reshape(-1) * weights).sum()))
+    all_ranks = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(all_ranks, mine, group=group)
+    if any(not torch.equal(one, mine) for one in all_ranks):
+        raise InputError(
+            "Tensor-parallel ranks got different batches. All ranks of a replica need the same: "
+            f"let a sampler count replicas, num_replicas=world_size // {group.size()} and "
+            f"rank=rank // {group.size()}, and not ranks."
+        )
+
+
+def _own(ids: Tensor, start: int, rows: int, vocab: int) -> tuple[Tensor, Tensor]:
+    """Return the rows of this rank's part of the vocabulary, 0 for those of others, and which are
+    its own. Ids outside of the vocabulary stay outside, where torch refuses them."""
+    local = ids - start
+    mine = (local >= 0) & (local < rows)
+    outside = (ids < 0) | (ids >= vocab)
+    return torch.where(mine, local, torch.where(outside, vocab, 0)), mine
+
+
+def _embedding(
+    start: int, group: dist.ProcessGroup, summed: Summed
+) -> Callable[[Any, Tensor], Tensor]:
+    checked = False
+
     def forward(module: nn.Embedding, ids: Tensor) -> Tensor:
+        nonlocal checked
+        if not checked:
+            _check_same_batch(ids, group)
+            checked = True
         weight = local_part(module.weight)
-        local = ids - start
-        mine = (local >= 0) & (local < len(weight))
+        local, mine = _own(ids, start, len(weight), module.weight.shape[0])
         padding = module.padding_idx
         if padding is not None:
             padding = padding - start if 0 <= padding - start < len(weight) else None
-        found = F.embedding(local.clamp(0, len(weight) - 1), weight, padding)
-        return summed(found * mine[..., None], group)
+        found = F.embedding(local, weight, padding)
+        partial = found * mine[..., None]
+        sliced = partial.dim() == 3 and not torch.compiler.is_compiling()
+        return summed(partial) if sliced else summed_at_once(partial, group)
 
     return forward
 
 
-def _head(mesh: DeviceMesh) -> Callable[[Any, Tensor], Tensor]:
+class _Head(torch.autograd.Function):
+    """x·Wᵀ with rows of W on this rank. Backward sums x's gradient over the ranks, slice by slice:
+    while that of the next slice, and W's, are computed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, slices: int, group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.slices, ctx.group = slices, group
+        return F.linear(x, weight)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        dy = gradients[0].flatten(0, -2)
+        dx = torch.empty_like(x)
+        pairs = zip(dy.chunk(ctx.slices), dx.flatten(0, -2).chunk(ctx.slices), strict=True)
+        works = [
+            dist.all_reduce(torch.mm(part, weight, out=into), group=ctx.group, async_op=True)
+            for part, into in pairs
+        ]
+        dweight = dy.t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
+        for work in works:
+            work.wait()
+        return dx, dweight, None, None
+
+
+def _head(mesh: DeviceMesh, slices: int) -> Callable[[Any, Tensor], Tensor]:
     group = mesh.get_group()
 
     def forward(module: nn.Linear, x: Tensor) -> Tensor:
@@ -109,7 +179,7 @@ def _head(mesh: DeviceMesh) -> Callable[[Any, Tensor], Tensor]:
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
-        local = column_parallel(x, weight, None, group)
+        local: Tensor = _Head.apply(x.contiguous(), weight, slices, group)  # type: ignore[no-untyped-call]
         shape = torch.Size((*x.shape[:-1], module.weight.shape[0]))
         stride = torch.empty(shape, device="meta").stride()
         logits = DTensor.from_local(
@@ -125,31 +195,32 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, start: int, ignored: int,
+        ctx: Any, logits: Tensor, targets: Tensor, start: int, vocab: int, ignored: int,
         group: dist.ProcessGroup,
     ) -> Tensor:  # fmt: skip
         terms = wide(logits)
         top = terms.amax(dim=1)
         dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
         shifted = terms - top[:, None]
-        local = targets - start
-        mine = (local >= 0) & (local < shifted.shape[1]) & (targets != ignored)
-        local = torch.where(mine, local, 0)
+        counts = targets != ignored
+        local, mine = _own(torch.where(counts, targets, 0), start, shifted.shape[1], vocab)
+        mine &= counts
         found = shifted.gather(1, local[:, None])[:, 0] * mine
         exponentials = shifted.exp_()
         sums = torch.stack((exponentials.sum(dim=1), found))
         dist.all_reduce(sums, group=group)
-        ctx.save_for_backward(exponentials.div_(sums[0][:, None]), local, mine, targets != ignored)
+        ctx.save_for_backward(exponentials.div_(sums[0][:, None]), local, mine, counts)
         ctx.dtype = logits.dtype
         losses: Tensor = sums[0].log() - sums[1]
-        return losses * (targets != ignored)
+        return losses * counts
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         shares, local, mine, counts = ctx.saved_tensors
         gradient = shares.scatter_add(1, local[:, None], -mine[:, None].to(shares.dtype))
         gradient *= (gradients[0] * counts)[:, None]
-        return gradient.to(ctx.dtype), None, None, None, None
+        return gradient.to(ctx.dtype), None, None, None, None, None
 
 
 def _loss(
@@ -174,8 +245,9 @@ def _loss(
         targets = shift_labels.reshape(-1).to(logits.device)
         local = logits.to_local()
         losses: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
-            local.reshape(-1, local.shape[-1]), targets, start, ignore_index, group
-        )
+            local.reshape(-1, local.shape[-1]), targets, start, logits.shape[-1], ignore_index,
+            group,
+        )  # fmt: skip
         counted = (targets != ignore_index).sum()
         items = counted if num_items_in_batch is None else num_items_in_batch
         if isinstance(items, Tensor):

@@ -22,6 +22,12 @@ class Replicas:
         self.model = model
         self.group = group
         self.synchronises = True
+        self._backward = -1
+        for parameter in model.parameters() if group.size() > 1 else ():
+            trained = parameter.requires_grad
+            parameter.requires_grad_(True)  # torch hooks no others; this one may be trained later
+            parameter.register_post_accumulate_grad_hook(self._in_backward)  # type: ignore[no-untyped-call]
+            parameter.requires_grad_(trained)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -32,9 +38,16 @@ class Replicas:
         finally:
             self.synchronises = before
 
-    def behind_backward(self) -> None:
+    def _in_backward(self, _: torch.Tensor) -> None:
+        """Have the gradients averaged behind this backward pass, once."""
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            self._backward = backward
+            torch.autograd.Variable._execution_engine.queue_callback(self._behind_backward)
+
+    def _behind_backward(self) -> None:
         """Average all gradients, unless within ``no_sync``."""
-        if self.group.size() == 1 or not self.synchronises:
+        if not self.synchronises:
             return
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         for bucket in _buckets([g.to_local() if isinstance(g, DTensor) else g for g in grads]):

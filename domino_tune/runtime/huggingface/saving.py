@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from domino_tune.runtime.huggingface.families import Family
 from domino_tune.runtime.huggingface.fused import joined_fused
+from simulator.errors import InputError
 
 
 def whole_state_dict(model: nn.Module, family: Family) -> dict[str, torch.Tensor]:
@@ -34,6 +35,8 @@ def whole_state_dict(model: nn.Module, family: Family) -> dict[str, torch.Tensor
 
 def save_pretrained(model: nn.Module, family: Family, folder: str | Path, **options: Any) -> None:
     """Save config and whole weights (safetensors) as ``transformers`` does; all ranks must call."""
+    if "state_dict" in options:
+        raise InputError("save_pretrained gathers the whole weights itself; leave state_dict out.")
     state = whole_state_dict(model, family)
     if not dist.is_initialized() or dist.get_rank() == 0:
         save: Any = type(model)

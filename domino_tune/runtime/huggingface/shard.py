@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from domino_tune.runtime.huggingface.families import Family, Place, places
 from domino_tune.runtime.parameters import cut_shard, parameter_specs
 from domino_tune.runtime.shards import EDGES, ParameterSpec, Shards
+from simulator.errors import InputError
 from simulator.specs import ClusterSpec, ModelSpec
 
 Tensor = torch.Tensor
@@ -69,6 +70,8 @@ class ShardedStack:
             for place in parts:
                 held[place.name] = self._hold(model, place, one, family)
         self.held = tuple(held[place.name] for place in found)
+        self._entries: list[tuple[Mapping[str, object], str, object]] = []
+        self._addresses = [one.view(self.shards.weights).data_ptr() for one in self.held]
 
     def _hold(self, model: nn.Module, place: Place, spec: ParameterSpec, family: Family) -> Held:
         rows = _rows(place, spec, self.shards.tp)
@@ -86,10 +89,29 @@ class ShardedStack:
         replace_at(model, place.name, parameter)
         return replace(stub, parameter=parameter)
 
+    def watch(self, layers: nn.Module) -> None:
+        """Have ``check_in_place`` notice from now on whatever is replaced in ``layers``."""
+        self._entries = _entries(layers)
+
+    def check_in_place(self) -> None:
+        """Raise InputError where a module or a parameter is no longer the one that plans play, as
+        behind ``.to(dtype)``: the model would be trained, and the plan would never read it."""
+        moved = [held.weight for held, address in zip(self.held, self._addresses, strict=True)
+                 if _local(held.parameter).data_ptr() != address]  # fmt: skip
+        moved += [name for entries, name, entry in self._entries if entries.get(name) is not entry]
+        if moved:
+            raise InputError(
+                f"Layers were changed behind apply (the first: {moved[0]}): moved to another dtype "
+                "or device (.to, .half), loaded with assign=True, or wrapped (PEFT, DDP, FSDP). Do "
+                "that to the whole model, and apply the plan last."
+            )
+
     def gradients(self, shards: Shards, needed: Sequence[bool]) -> list[Tensor | None]:
         """Return the gradients in ``shards`` as those of the parameters, in the order of ``held``;
-        None where not ``needed``. They are views where the dtypes are equal."""
-        dtype = self.shards.model_copy.dtype
+        None where not ``needed``. They are views where the dtypes are equal. Where the parameters'
+        ``grad_dtype`` is fp32, nothing is rounded."""
+        first = self.held[0].parameter
+        dtype = getattr(first, "grad_dtype", None) or first.dtype
         flat = shards.grad if shards.grad.dtype == dtype else shards.grad.to(dtype)
         grads = shards.grads if flat is shards.grad else shards.with_gradients(flat).grads
         return [
@@ -102,6 +124,18 @@ class ShardedStack:
         if self.mesh is None:
             return local
         return distributed(local, self.mesh, held.placements, held.parameter)
+
+
+def _entries(layers: nn.Module) -> list[tuple[Mapping[str, object], str, object]]:
+    """Return all modules and parameters in ``layers``, each with where it is entered."""
+    tables: list[Mapping[str, object]] = []
+    for module in layers.modules():
+        tables += [module._modules, module._parameters]
+    return [(table, name, entry) for table in tables for name, entry in table.items()]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def distributed(

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, get_args
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from domino_tune.base.errors import RunError
 from domino_tune.runtime import player
 from domino_tune.runtime.clock import NoClock
+from domino_tune.runtime.huggingface.arriving import Arriving, arriving_sum
 from domino_tune.runtime.huggingface.checks import check_call
 from domino_tune.runtime.huggingface.cut import Cut, cut_of
+from domino_tune.runtime.huggingface.first_order import first_order
 from domino_tune.runtime.huggingface.shard import ShardedStack
 from domino_tune.runtime.lanes.call import all_gather
-from domino_tune.runtime.lanes.lane import Lane
+from domino_tune.runtime.lanes.lane import Handle, Lane
 from domino_tune.runtime.ops.state import State, Training
 from domino_tune.runtime.session import DTYPES
 from domino_tune.runtime.shards import main_dtype_of
 from domino_tune.store.plans import PlanFile
+from simulator.errors import InputError
 from simulator.schedule import TP
 from simulator.shapes import Shapes
 from simulator.specs import Dtype, Workload
@@ -33,8 +36,7 @@ DTYPE_NAMES: Final[Mapping[torch.dtype, Dtype]] = {DTYPES[name]: name for name i
 @dataclass(kw_only=True)
 class StackPlayer:
     """Plays ``plan`` on this rank for batches of any shape. ``forwards`` counts micro-batches: the
-    dropout masks of each are drawn from it and the seed. ``behind_backward`` is called when all
-    gradients of a backward pass are there."""
+    dropout masks of each are drawn from it and the seed."""
 
     plan: PlanFile
     stack: ShardedStack
@@ -43,7 +45,6 @@ class StackPlayer:
     dp_rank: int
     training: Training
     forwards: int = 0
-    behind_backward: Callable[[], None] = lambda: None
     _cuts: dict[tuple[int, int, torch.dtype], Cut] = field(default_factory=dict)
 
     def cut(self, sequences: int, seq_length: int, dtype: torch.dtype) -> Cut:
@@ -74,27 +75,42 @@ class StackPlayer:
             tokens=torch.empty(sequences, 0, dtype=torch.long),
         )  # fmt: skip
 
-    def play(self, state: State, *passages: player.Passage) -> None:
-        """Play ops on a state, in its own dtype."""
+    def play(
+        self, state: State, *passages: player.Passage, arriving: Mapping[str, Handle] | None = None
+    ) -> None:
+        """Play ops on a state, in its own dtype; ``arriving``: values to wait for."""
         with torch.autocast(state.parameters.device.type, enabled=False):
             for played in passages:
-                player.play(state, self.lanes, played, NoClock())
+                player.play(state, self.lanes, played, NoClock(), arriving)
+
+    def summed(self, x: Tensor) -> Tensor:
+        """Return the sum over the tensor-parallel ranks of [sequences, seq_length, hidden], which
+        comes slice by slice."""
+        cut = self.cut(x.shape[0], x.shape[1], compute_dtype(x))
+        return arriving_sum(x, *_cuts(cut.shapes), self.lanes[TP])
 
     def output(self, cut: Cut, state: State, hidden: Tensor, played: player.Passage) -> Tensor:
         """Play a forward passage; return the stack's output for ``hidden``."""
-        slices = self.slices(cut, hidden.to(state.parameters.model_copy.dtype))
+        arriving: dict[str, Handle] = {}
+        if isinstance(hidden, Arriving) and hidden.dtype == state.parameters.model_copy.dtype:
+            slices = self.own_tokens(cut, hidden.parts)
+            arriving.update(zip(cut.inputs, hidden.handles, strict=True))
+        else:
+            slices = self.slices(cut, hidden.to(state.parameters.model_copy.dtype))
         state.values.update(zip(cut.inputs, slices, strict=True))
-        self.play(state, played)
+        self.play(state, played, arriving=arriving)
         return self.joined(cut, [state.values[name] for name in cut.outputs]).to(hidden.dtype)
 
     def slices(self, cut: Cut, whole: Tensor) -> list[Tensor]:
         """Return this rank's tokens of each slice of [sequences, seq_length, hidden]."""
-        shapes = cut.shapes
-        parts = torch.split(whole, *_cuts(shapes))
-        tokens = [part.reshape(-1, whole.shape[-1]) for part in parts]
-        if not shapes.shards_tokens:
+        return self.own_tokens(cut, torch.split(whole, *_cuts(cut.shapes)))
+
+    def own_tokens(self, cut: Cut, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Return this rank's tokens of slices."""
+        tokens = [part.reshape(-1, part.shape[-1]) for part in parts]
+        if not cut.shapes.shards_tokens:
             return tokens
-        return [one.chunk(shapes.cluster.tp)[self.tp_rank] for one in tokens]
+        return [one.chunk(cut.shapes.cluster.tp)[self.tp_rank] for one in tokens]
 
     def joined(self, cut: Cut, parts: list[Tensor]) -> Tensor:
         """Return [sequences, seq_length, hidden] of what ``slices`` returned, from all ranks."""
@@ -120,6 +136,12 @@ def _cuts(shapes: Shapes) -> tuple[list[int], int]:
     return list(shapes.rows), 0
 
 
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype that layers compute in for ``x``: autocast's where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
 class _Play(torch.autograd.Function):
     """Forward and backward of a stack. Inputs: hidden states and all parameters."""
 
@@ -131,7 +153,7 @@ class _Play(torch.autograd.Function):
         return one.output(cut, state, hidden, cut.forward)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         one, cut, state = ctx.player, ctx.cut, ctx.state
         if state is None:
@@ -140,7 +162,6 @@ class _Play(torch.autograd.Function):
                 "forward kept. Leave out retain_graph=True, and run forward again."
             )
         ctx.state = None
-        torch.autograd.Variable._execution_engine.queue_callback(one.behind_backward)
         shards = state.parameters
         dtype = shards.model_copy.dtype
         flat = torch.empty(
@@ -160,18 +181,39 @@ class _Play(torch.autograd.Function):
 
 
 class Stack(nn.ModuleList):
-    """The layers of a model, whose parameters keep their names. Who goes through it meets one
-    layer: the stack itself, which plays the plan."""
+    """The layers of a model, whose parameters keep their names. The forward of the model's ``body``
+    meets one layer: the stack itself, which plays the plan. All others meet the layers."""
 
-    def __init__(self, layers: nn.ModuleList, one: StackPlayer) -> None:
+    def __init__(self, layers: nn.ModuleList, one: StackPlayer, body: nn.Module) -> None:
         super().__init__(layers)
+        self.training = layers.training
         self.player = one
+        self.is_played = False
+        body.register_forward_pre_hook(partial(self._mark, played=True), prepend=True)
+        body.register_forward_hook(partial(self._mark, played=False), always_call=True)
+
+    def _mark(self, *_: Any, played: bool) -> None:
+        self.is_played = played
 
     def __iter__(self) -> Iterator[nn.Module]:
-        return iter([self])
+        return iter([self]) if self.is_played else super().__iter__()
+
+    def __deepcopy__(self, _: Any) -> Any:
+        raise InputError(
+            "A model that plays a plan is not copied: its layers are one with process groups. For "
+            "an average of weights, keep clones of its parameters; for a second model, load it "
+            "again and apply the plan."
+        )
 
     def __getitem__(self, index: Any) -> Any:
-        return [self] if isinstance(index, slice) else super().__getitem__(index)
+        if self.is_played and isinstance(index, slice):
+            return [self]
+        # A slice of a ModuleList is another of its class.
+        return (
+            nn.ModuleList([*self][index])
+            if isinstance(index, slice)
+            else super().__getitem__(index)
+        )
 
     def forward(
         self,
@@ -187,11 +229,9 @@ class Stack(nn.ModuleList):
         Raise InputError for what a plan does not play: masks that are not causal alone, a cache.
         """
         one = self.player
+        one.stack.check_in_place()
         check_call(one.plan.model, hidden_states, attention_mask, past_key_values)
-        kind = hidden_states.device.type
-        dtype = hidden_states.dtype
-        if torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
+        dtype = compute_dtype(hidden_states)
         sequences, seq_length = hidden_states.shape[:2]
         cut = one.cut(sequences, seq_length, dtype)
         one.forwards += self.training

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from domino_tune.runtime.clock import Tick
 from domino_tune.runtime.lanes.call import Call, perform
+from domino_tune.runtime.lanes.ending import PATIENCE_S, closes_at_exit, forget
 
 
 class Handle(Protocol):
@@ -72,6 +73,7 @@ class HostLane:
         self._queue: queue.SimpleQueue[tuple[ThreadHandle, Call] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"comm-{name}", daemon=True)
         self._thread.start()
+        closes_at_exit(self)
 
     def issue(self, name: str, call: Call) -> ThreadHandle:
         """Queue a collective, whose tensors must be contiguous: gloo reduces column views wrongly,
@@ -95,9 +97,10 @@ class HostLane:
             del item, call  # an idle lane must hold no buffer
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread. One that is stuck in a collective, behind an error, is left to itself."""
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(PATIENCE_S)
+        forget(self)
 
 
 class ThreadLane(HostLane):

@@ -35,6 +35,29 @@ class SilentLane:
         """Do nothing."""
 
 
+class PausingHandle(ThreadHandle):
+    """A collective that takes ``pause_s`` from when it is waited for."""
+
+    pause_s: float = 0.0
+
+    def wait(self) -> None:
+        """Sleep, the first time."""
+        pause_s, self.pause_s = self.pause_s, 0.0
+        time.sleep(pause_s)
+
+
+class PausingLane(SilentLane):
+    """A silent lane on CPU, for whose collectives the rank sleeps ``pause_s``."""
+
+    pause_s: float = 0.0
+
+    def issue(self, name: str, call: Call) -> PausingHandle:
+        """Return a handle whose wait takes the pause that is set now."""
+        handle = PausingHandle(name, span_ns=super().issue(name, call).span_ns)
+        handle.pause_s = self.pause_s
+        return handle
+
+
 @dataclass(frozen=True)
 class MeetingLane:
     """A silent lane that still plays collectives of a few bytes: ranks then begin the ops after

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from domino_tune.runtime.ops.pointwise_formulas import wide
 from domino_tune.runtime.ops.rotary import rotary_speeds
 from domino_tune.runtime.ops.state import State
-from simulator.fragments import RECOMPUTED_PREFIX
+from simulator.recomputation import RECOMPUTED_PREFIX
 from simulator.schedule import Op
 
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from domino_tune.runtime.ops.state import State
-from simulator.fragments import RECOMPUTED_PREFIX
 from simulator.issue_order import ALL_SLICES, ROW_PARALLEL
+from simulator.recomputation import RECOMPUTED_PREFIX
 from simulator.schedule import Op
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Final
 
+from domino_tune.runtime.launch_spec import PLAYED_RECOMPUTE
 from domino_tune.store.profiles import load_profile
 from simulator.cost import CostModel
 from simulator.greedy import plan_order
@@ -15,7 +16,6 @@ from simulator.issue_order import LayerOrder
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.shapes import Shapes
 from simulator.slicing import SLICE_BALANCES
-from simulator.specs import RECOMPUTE
 from tests.domino_tune.runtime.jobs import GPT, LLAMA, ODD, QWEN, TRAINING, Job
 from tests.domino_tune.runtime.models import random_job
 from tests.domino_tune.runtime.orders import random_order
@@ -173,7 +173,7 @@ def _sequences() -> Iterator[Job]:
 def _recomputed() -> Iterator[Job]:
     """Backward computes again: all layers, or the first of them; batch and sequence slices."""
     along = SlicePlan(row_slices=3, slice_dim="sequence")
-    for recompute in RECOMPUTE[1:]:
+    for recompute in PLAYED_RECOMPUTE[1:]:
         for index, plan in enumerate((MEGATRON, PLANS[1], SLICED, along, PLANS[5])):
             for layers in (0, 2):
                 sharded = (index + layers // 2) % 2 == 0
@@ -195,7 +195,7 @@ def _normed() -> Iterator[Job]:
             plan = replace(along, sequence_parallel=sharded)
             yield Job(name="", model=QWEN, tp=2, plan=plan, sequences=sequences, seq_length=8)
         plan = replace(GREEDY, sequence_parallel=sharded)
-        for recompute in RECOMPUTE[1:]:
+        for recompute in PLAYED_RECOMPUTE[1:]:
             yield Job(name="", model=QWEN, tp=2, plan=plan, seq_length=8, recompute=recompute)
     yield Job(name="", model=QWEN, tp=4, plan=replace(GREEDY, sequence_parallel=True), seq_length=8)
 

@@ -35,7 +35,7 @@ def test_only_threads_started_inside_are_urgent() -> None:
     before = policy()
     with priority.for_new_threads() as allowed:
         inside = policy_of_a_new_thread()
-    assert inside == (os.SCHED_FIFO if allowed else before)
+    assert inside == (os.SCHED_RR if allowed else before)
     assert policy() == before
     assert policy_of_a_new_thread() == before
 

@@ -39,7 +39,7 @@ _GPT2: Final[dict[str, Any]] = {
 CONFIGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "llama": ("Llama", {**_SHAPE, "tie_word_embeddings": False, "rope_scaling": _SCALED}),
     "llama-biased": ("Llama", {**_SHAPE, "attention_bias": True, "mlp_bias": True}),
-    "mistral": ("Mistral", {**_SHAPE, "sliding_window": None}),
+    "mistral": ("Mistral", {**_SHAPE, "sliding_window": None, "vocab_size": VOCAB + 1}),
     "qwen2": ("Qwen2", {**_SHAPE, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {**_SHAPE, "head_dim": 16}),
     "gpt2": ("GPT2", _GPT2),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +18,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import start_processes
 
+from domino_tune.base.errors import RunError
 from domino_tune.runtime import apply
 from domino_tune.runtime.huggingface.families import FAMILIES
 from domino_tune.runtime.huggingface.fused import joined_fused
+from simulator.errors import InputError
 from tests.domino_tune.runtime.huggingface.models import PLANS, batch, model_of, plan_for
 
 Tensor = torch.Tensor
@@ -142,6 +146,86 @@ def replicas(rank: int, tp: int, name: str, plan: str) -> dict[str, Tensor]:
     ids, labels = batch(2 * replica + 1)
     model(input_ids=ids, labels=labels).loss.backward()
     return whole_gradients(model)
+
+
+def head_alone(rank: int, tp: int, name: str) -> Tensor:
+    """Return the head's gradient of a batch on each of two replicas; all else is frozen, and
+    embeddings and layers take no part in backward."""
+    model = applied(name, "rows", tp, dp=2)
+    model.requires_grad_(False)
+    model.lm_head.requires_grad_(True)
+    ids, labels = batch(rank // tp)
+    model(input_ids=ids, labels=labels).loss.backward()
+    return whole(model.lm_head.weight.grad)
+
+
+def half_frozen(model: Any) -> Any:
+    """Freeze the embeddings, a layer and another one's MLP; return the model behind a backward."""
+    model.get_input_embeddings().requires_grad_(False)
+    for layer in model.model.layers[:1]:
+        layer.requires_grad_(False)
+    model.model.layers[1].mlp.requires_grad_(False)
+    ids, labels = batch()
+    model(input_ids=ids, labels=labels).loss.backward()
+    return model
+
+
+def frozen(rank: int, tp: int) -> dict[str, Tensor]:
+    """Return whole gradients where much is frozen."""
+    return whole_gradients(half_frozen(applied("llama", "rows", tp)))
+
+
+def embeddings(rank: int, tp: int, plan: str, scaled: bool) -> tuple[int, dict[str, Tensor]]:
+    """Return in how many parts the stack got the embeddings, 0 for none, and whole gradients;
+    ``scaled``: a hook of the user's multiplies them."""
+    model = applied("llama", plan, tp)
+    parts = []
+    if scaled:
+        model.get_input_embeddings().register_forward_hook(lambda _, __, out: out * 1.5)
+    model.model.layers.register_forward_pre_hook(
+        lambda _, inputs: parts.append(len(getattr(inputs[0], "parts", ())))
+    )
+    ids, labels = batch()
+    model(input_ids=ids, labels=labels).loss.backward()
+    return parts[0], whole_gradients(model)
+
+
+def policies(rank: int, tp: int) -> tuple[list[int], int]:
+    """Return the scheduling policies of the lanes' threads, and of this one, behind apply."""
+    model = applied("llama", "rows", tp)
+    model(input_ids=batch()[0])
+    lanes = [thread for thread in threading.enumerate() if thread.name.startswith("comm-")]
+    return [os.sched_getscheduler(one.native_id or 0) for one in lanes], os.sched_getscheduler(0)
+
+
+def mistakes(rank: int, tp: int, folder: Path) -> list[str]:
+    """Return what a model says of batches that differ between ranks, of tokens and labels outside
+    of the vocabulary, of a state to save, and of second derivatives; what apply says of weights
+    and seeds that differ."""
+    model = applied("llama", "rows", tp)
+    ids, _ = batch()
+    outside = ids.clone()
+    outside[1, 3] = model.config.vocab_size
+    same, other = model_of("llama"), model_of("llama")
+    other.get_parameter("model.layers.1.mlp.up_proj.weight").data[0, 0] += rank
+    calls: list[Callable[[], object]] = [
+        lambda: model(input_ids=batch(rank)[0]),
+        lambda: model(input_ids=ids[: 1 + rank]),
+        lambda: model(input_ids=outside),
+        lambda: model(input_ids=ids, labels=outside),
+        lambda: model.save_pretrained(folder, state_dict=model.state_dict()),
+        lambda: model(input_ids=ids, labels=ids).loss.backward(create_graph=True),
+        lambda: apply(other, plan_for(other, PLANS["rows"], tp)),
+        lambda: apply(same, plan_for(same, PLANS["rows"], tp), seed=rank),
+    ]
+    said = []
+    for call in calls:
+        try:
+            call()
+            said.append("nothing")
+        except (InputError, RunError, IndexError, RuntimeError) as error:
+            said.append(str(error))
+    return said
 
 
 def _rank(rank: int, ranks: int, folder: str, job: Callable[..., Any], arguments: Any) -> None:

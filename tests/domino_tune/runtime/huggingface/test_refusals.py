@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from torch import nn
 from domino_tune.base.errors import RunError
 from domino_tune.runtime import apply
 from simulator.errors import InputError
+from simulator.specs import ClusterSpec
 from tests.domino_tune.runtime.huggingface.models import (
     LENGTH,
     PLANS,
@@ -23,7 +28,7 @@ from tests.domino_tune.runtime.huggingface.models import (
     model_of,
     plan_for,
 )
-from tests.domino_tune.runtime.huggingface.ranks import applied
+from tests.domino_tune.runtime.huggingface.ranks import applied, mistakes, on_ranks
 
 ONES = torch.ones(4, LENGTH, dtype=torch.long)
 
@@ -75,6 +80,13 @@ def test_backward_runs_once() -> None:
         loss.backward()
 
 
+def test_second_derivatives_are_refused() -> None:
+    ids, labels = batch()
+    loss = applied("llama", "rows", 1)(input_ids=ids, labels=labels).loss
+    with pytest.raises(RunError, match="create_graph=True"):
+        loss.backward(create_graph=True)
+
+
 def test_gradient_checkpointing_of_the_model_is_refused() -> None:
     model = model_of("llama")
     plan = plan_for(model, PLANS["rows"], 1)
@@ -115,6 +127,48 @@ def test_adapters_are_refused() -> None:
         apply(model, plan)
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["in place", "wrapped"])
+def test_pefts_adapters_are_refused(whole: bool) -> None:
+    """PEFT's class is called Linear, too; its model forwards what it does not have itself."""
+    model = model_of("llama")
+    plan = plan_for(model, PLANS["rows"], 1)
+    if whole:
+        model.peft_config = {"default": object()}
+    else:
+        model.model.layers[0].self_attn.q_proj.base_layer = nn.Linear(32, 32)
+    with pytest.raises(InputError, match=r"adapters \(PEFT\)"):
+        apply(model, plan)
+
+
+def test_experts_are_refused_by_name() -> None:
+    model = model_of("llama")
+    model.config.num_local_experts = 8
+    with pytest.raises(InputError, match="LlamaForCausalLM has experts"):
+        apply(model, plan_for(model_of("llama"), PLANS["rows"], 1))
+
+
+@pytest.mark.parametrize(
+    ("workload", "reason"),
+    [
+        ({"data_parallel": "distributed-optimizer"}, "does not play distributed-optimizer"),
+        ({"tp_collectives": "multimem"}, "multimem collectives"),
+    ],
+)
+def test_plans_of_what_is_not_played_are_refused(workload: dict[str, Any], reason: str) -> None:
+    model = model_of("llama")
+    plan = plan_for(model, PLANS["rows"], 1)
+    plan = replace(plan, workload=replace(plan.workload, **workload))
+    with pytest.raises(InputError, match=reason):
+        apply(model, plan)
+
+
+def test_more_ranks_than_heads_are_refused() -> None:
+    model = model_of("llama")
+    plan = replace(plan_for(model, PLANS["rows"], 1), cluster=ClusterSpec(tp=4))
+    with pytest.raises(InputError, match="num_key_value_heads = 2, fewer than tp = 4"):
+        apply(model, plan)
+
+
 def test_a_plan_for_another_model_is_refused() -> None:
     plan = plan_for(model_of("llama"), PLANS["rows"], 1)
     other = model_of("llama", num_hidden_layers=2, rope_scaling=None)
@@ -143,6 +197,75 @@ def test_weights_of_two_dtypes_are_refused() -> None:
     model.lm_head.to(torch.bfloat16)
     with pytest.raises(InputError, match="several dtypes"):
         apply(model, plan)
+
+
+def test_gated_mlps_without_silu_are_refused() -> None:
+    plan = plan_for(model_of("llama"), PLANS["rows"], 1)
+    with pytest.raises(InputError, match=r"hidden_act is 'relu'; gated MLPs.*SiLU alone"):
+        apply(model_of("llama", hidden_act="relu"), plan)
+
+
+@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
+def test_a_config_that_asks_for_states_is_refused(name: str) -> None:
+    model = applied("llama", "rows", 1)
+    model.set_attn_implementation("eager")
+    setattr(model.config, name, True)
+    with pytest.raises(InputError, match=f"{name}, as an argument or in its config"):
+        model(input_ids=batch()[0])
+
+
+def test_masks_that_are_not_tensors_are_refused() -> None:
+    model = applied("llama", "rows", 1)
+    with pytest.raises(InputError, match=r"a tuple of its mask.*set_attn_implementation\('sdpa'\)"):
+        model.model.layers(torch.zeros(4, LENGTH, 32), attention_mask=())
+
+
+def _wrapped(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = nn.Sequential(layer.self_attn.q_proj)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.to(torch.bfloat16),
+        lambda model: model.load_state_dict(model_of("llama").state_dict(), assign=True),
+        _wrapped,
+        lambda model: setattr(model.model.layers, "1", model_of("llama").model.layers[1]),
+    ],
+    ids=["dtype", "assigned", "wrapped", "replaced"],
+)
+def test_layers_that_were_changed_behind_apply_are_refused(change: Callable[[Any], object]) -> None:
+    """They would be trained, and the plan would play what they were."""
+    model = applied("llama", "rows", 1)
+    model.to("cpu")(input_ids=batch()[0])
+    change(model)
+    with pytest.raises(InputError, match=r"changed behind apply.*apply the plan last"):
+        model(input_ids=batch()[0])
+
+
+def test_applying_twice_is_refused() -> None:
+    model = applied("llama", "rows", 1)
+    with pytest.raises(InputError, match="plays a plan already"):
+        apply(model, plan_for(model, PLANS["rows"], 1))
+
+
+def test_a_copy_is_refused() -> None:
+    with pytest.raises(InputError, match="is not copied"):
+        copy.deepcopy(applied("llama", "rows", 1))
+
+
+def test_ranks_hear_of_mistakes(tmp_path: Path) -> None:
+    """All ranks, and none waits for another."""
+    for said in on_ranks(tmp_path, 2, mistakes, 2, tmp_path / "saved"):
+        for found, wanted in zip(
+            said,
+            ("num_replicas=world_size // 2", "different batches", "index out of range",
+             "out of bounds", "leave state_dict out", "create_graph=True", "different weights",
+             "different seed"),
+            strict=True,
+        ):  # fmt: skip
+            assert wanted in found
 
 
 def test_all_tokens_of_the_vocabulary_are_known() -> None:

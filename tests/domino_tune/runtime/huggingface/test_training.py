@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,17 @@ pytest.importorskip("transformers")
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.domino_tune.runtime.huggingface.models import batch, model_of
+from domino_tune.runtime import apply, priority
+from tests.domino_tune.runtime.huggingface.models import PLANS, batch, model_of, plan_for
 from tests.domino_tune.runtime.huggingface.ranks import (
     applied,
     curve,
+    embeddings,
+    frozen,
+    half_frozen,
+    head_alone,
     on_ranks,
+    policies,
     replicas,
     resumed,
     trained,
@@ -47,32 +55,88 @@ def test_a_run_that_is_resumed_goes_on_to_the_bit(name: str, plan: str, tmp_path
         assert in_parts == through
 
 
-def test_replicas_average_their_gradients(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tp", "name"),
+    [
+        (1, "llama"),
+        pytest.param(2, "llama", marks=pytest.mark.thorough),
+        pytest.param(2, "gpt2", marks=pytest.mark.thorough),
+    ],
+)
+def test_replicas_average_their_gradients(tp: int, name: str, tmp_path: Path) -> None:
     """Two replicas of two micro-batches: the mean over replicas of the sums of gradients."""
-    found = on_ranks(tmp_path, 2, replicas, 1, "llama", "rows")
-    model = model_of("llama")
+    found = on_ranks(tmp_path, 2 * tp, replicas, tp, name, "rows")
+    model = model_of(name)
     for number in range(4):
         ids, labels = batch(number)
         (model(input_ids=ids, labels=labels).loss / 2).backward()
     for one in found:
-        for name, parameter in model.named_parameters():
-            assert torch.allclose(one[name], whole(parameter.grad), rtol=1e-4, atol=1e-6), name
+        for path, parameter in model.named_parameters():
+            assert torch.allclose(one[path], whole(parameter.grad), rtol=1e-4, atol=1e-6), path
 
 
-def test_frozen_parameters_get_no_gradient() -> None:
-    """Embeddings and one layer's MLP are frozen; backward runs though its input needs none."""
-    models = [applied("llama", "rows", 1), model_of("llama")]
-    for model in models:
-        model.get_input_embeddings().requires_grad_(False)
-        model.model.layers.get_submodule("1.mlp").requires_grad_(False)
-        ids, labels = batch()
-        model(input_ids=ids, labels=labels).loss.backward()
-    ours, theirs = (dict(model.named_parameters()) for model in models)
-    for name, parameter in theirs.items():
-        grad = ours[name].grad
-        assert (grad is None) == (parameter.grad is None), name
-        if grad is not None:
-            assert torch.allclose(grad, parameter.grad, rtol=1e-4, atol=1e-6), name
+def test_replicas_average_what_is_trained_without_the_layers(tmp_path: Path) -> None:
+    """A head alone, as in linear probing: backward does not reach the layers."""
+    found = on_ranks(tmp_path, 2, head_alone, 1, "llama")
+    model = model_of("llama")
+    for number in range(2):
+        ids, labels = batch(number)
+        (model(input_ids=ids, labels=labels).loss / 2).backward()
+    for one in found:
+        assert torch.allclose(one, whole(model.lm_head.weight.grad), rtol=1e-4, atol=1e-6)
+
+
+def test_frozen_parameters_get_no_gradient(tmp_path: Path) -> None:
+    """Embeddings, a layer and one's MLP are frozen; backward runs though its input needs none."""
+    theirs = {n: p.grad for n, p in half_frozen(model_of("llama")).named_parameters()}
+    for ours in (frozen(0, 1), *on_ranks(tmp_path, 2, frozen, 2)):
+        for name, grad in theirs.items():
+            assert (name in ours) == (grad is not None), name
+            if grad is not None:
+                assert torch.allclose(ours[name], grad, rtol=1e-4, atol=1e-6), name
+
+
+def test_a_model_in_evaluation_stays_there() -> None:
+    """As from_pretrained returns it: nothing is dropped before train()."""
+    model = model_of("gpt2", resid_pdrop=0.5).eval()
+    wanted = model(input_ids=batch()[0]).logits
+    played = apply(model, plan_for(model, PLANS["rows"], 1))
+    assert torch.allclose(played(input_ids=batch()[0]).logits, wanted, atol=1e-5)
+
+
+def test_the_layers_are_still_the_layers() -> None:
+    """Only the model's own forward meets the stack as one."""
+    layers = applied("llama", "rows", 1).model.layers
+    assert [type(layer).__name__ for layer in layers] == ["LlamaDecoderLayer"] * 3
+    assert [*layers[1:]] == [layers[1], layers[2]]
+    assert layers[-1] is layers[2]
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "hooked"])
+@pytest.mark.parametrize(("plan", "slices"), [("rows", 2), ("sequences sp", 3)])
+def test_the_stack_gets_embeddings_slice_by_slice(
+    plan: str, slices: int, scaled: bool, tmp_path: Path
+) -> None:
+    """Their sums over the ranks are under way then; who else computes with them gets them whole."""
+    theirs = model_of("llama")
+    if scaled:
+        theirs.get_input_embeddings().register_forward_hook(lambda _, __, out: out * 1.5)
+    ids, labels = batch()
+    theirs(input_ids=ids, labels=labels).loss.backward()
+    for parts, gradients in on_ranks(tmp_path, 2, embeddings, 2, plan, scaled):
+        assert parts == (0 if scaled else slices)
+        for name, parameter in theirs.named_parameters():
+            assert torch.allclose(gradients[name], whole(parameter.grad), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has real-time priority")
+def test_threads_of_collectives_are_urgent_where_that_is_allowed(tmp_path: Path) -> None:
+    """As in the runtime's own loop: they share a core with compute."""
+    own = os.sched_getscheduler(0)
+    wanted = os.SCHED_RR if priority.may_be_urgent() else own
+    for lanes, main in on_ranks(tmp_path, 2, policies, 2):
+        assert set(lanes) == {wanted}
+        assert main == own
 
 
 def _dropped(rank: int, tp: int, plan: str) -> list[float]:
