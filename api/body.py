@@ -29,8 +29,8 @@ async def read_body(
     take: Callable[[bytes], None],
     pace: Callable[[], Awaitable[None]],
 ) -> bytes:
-    """Return the body as it was sent; ``take`` sees each part, ``pace`` is awaited before more of a
-    large one.
+    """Return the body as it was sent; ``take`` sees each part, ``pace`` is awaited before parts
+    of a large one.
 
     Raise ProblemError: 413 above ``cap_bytes``, without storing more than that; 408 where the body
     has not arrived within ``deadline_s``; 415 for another media type, another charset or a content
@@ -68,6 +68,8 @@ async def _stream(
         size += len(chunk)
         if size > cap_bytes:
             raise _too_large(cap_bytes)
+        if size > SMALL_BYTES:
+            await pace()
         if refusal is None:
             try:
                 take(chunk)
@@ -77,8 +79,6 @@ async def _stream(
                 chunks.clear()
         if not message.get("more_body", False):
             break
-        if size > SMALL_BYTES:
-            await pace()
     if refusal is not None:
         raise refusal
     return b"".join(chunks)
@@ -148,13 +148,15 @@ def _check_keys(kind: type[BaseModel], plain: Any) -> None:
 
 
 def _refused(error: ValidationError, plain: Any) -> ProblemError:
-    faults = [
-        Fault(pointer=pointer(_place(plain, item["loc"])), detail=sentence(item["msg"]))
-        for item in error.errors(include_url=False, include_context=False, include_input=False)[
-            :MOST_FAULTS
-        ]
+    found = [
+        (tuple(_place(plain, item["loc"])), sentence(item["msg"]))
+        for item in error.errors(include_url=False, include_context=False, include_input=False)
     ]
-    what = "is 1 fault" if error.error_count() == 1 else f"are {error.error_count():,} faults"
+    # Where a list or a text is taken, a fault in the list comes with one for being no text.
+    around = {place[:length] for place, _ in found for length in range(len(place))}
+    inner = [(place, detail) for place, detail in found if place not in around]
+    faults = [Fault(pointer=pointer(place), detail=detail) for place, detail in inner[:MOST_FAULTS]]
+    what = "is 1 fault" if len(inner) == 1 else f"are {len(inner):,} faults"
     return bad_body(
         f"There {what} in the body, first at {faults[0].pointer}: {faults[0].detail}", faults
     )

@@ -306,10 +306,12 @@ def schedule_ops(
     how = workload.implementation
     scores = 0 if how.flash_attention else 2 + (model.attention_dropout > 0)
     row += 2 * scores + 3 * (scores > 0) + plan.slices_sequences
-    # Recomputed: the ops of forward, the attention core alone, or none.
+    # Recomputed: the ops of forward, the attention core alone, single ops, or none.
     whole = 8 + rope + model.qk_norm + 2 * model.post_norm + each * sum(plan.slices[1:3])
     whole += scores + 2 * gathers
-    row += {"none": 0, "selective": scores or 1, "full": whole}[workload.recompute]
+    single = 6 + rope + model.qk_norm + model.post_norm + 2 * gathers
+    recomputed = {"none": 0, "selective": scores or 1, "per-op": single, "full": whole}
+    row += recomputed[workload.recompute]
     if cluster.cp > 1:
         forward, backward = _context_ops(cluster.cp, workload.cp_comm, exchanges=reduces)
         row += forward * (1 + (workload.recompute == "full")) + backward

@@ -17,7 +17,7 @@ from api.schemas import MeasuredRunBody
 from domino_tune.requests import SimulateRequest
 from domino_tune.service.jobs.job import NewJob
 from domino_tune.service.library import Library
-from domino_tune.service.tasks.calibration import KIND, CalibrationTask
+from domino_tune.service.tasks.calibration import CalibrationTask
 from domino_tune.store.formats.run_table import RunRow, read_runs
 from domino_tune.verbs.calibrate import (
     LEAST_RUNS,
@@ -26,6 +26,7 @@ from domino_tune.verbs.calibrate import (
     OneProfile,
     asked_in,
     check_base,
+    check_predictable,
     planned,
 )
 from simulator.errors import DominoTuneError
@@ -44,11 +45,12 @@ def new_calibration(body: Any, library: Library, owner: str) -> NewJob:
         with _placed("runs", *([] if isinstance(body.runs, str) else [index])):
             made = planned(run, OneProfile(profile, shelf))
             check_setup(made.case, made.plan, most_ops=MOST_OPS_AT_ONCE)
+            check_predictable(made)
             name = run.request.model or ""
             models[name] = shelf.model(name)
     task = CalibrationTask(name=body.name, profile=profile, models=models, runs=tuple(runs))
     shown = {"profile": body.profile, "name": body.name, "runs": len(runs)}
-    return NewJob(kind=KIND, owner=owner, request=shown, task=task.to_bytes())
+    return NewJob(kind="calibration", owner=owner, request=shown, task=task.to_bytes())
 
 
 def _runs(body: Any) -> list[AskedRun]:

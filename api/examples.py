@@ -43,6 +43,12 @@ EXAMPLES: Final[Mapping[str, Example]] = {
             "global_batch_size": 16, "pp": 1,
         }
     ),
+    "create_scale": Example(
+        body={
+            "model": "gpt3-6.7b", "profile": "h100-dgx", "seq_length": 2048, "sweep": "gpus=8,16",
+            "global_batch_size": 16, "pp": 1, "cp": 1, "micro_batch_size": 1,
+        }
+    ),
     "create_calibration": Example(
         body={
             "profile": "h100-dgx", "name": "my-h100",
@@ -52,6 +58,7 @@ EXAMPLES: Final[Mapping[str, Example]] = {
             ],
         }
     ),
+    "label_job": Example(body={"label": "before the new switches"}),
     "simulate": Example(body={**_WORKLOAD, "row_slices": 2}),
     "what_if": Example(body={**_WORKLOAD, "change": ["link_bandwidth=2x"]}),
     "add_validation": Example(file="validation.json"),

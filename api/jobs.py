@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -17,9 +17,9 @@ from starlette.responses import Response
 
 from api.auth import Caller
 from api.generate import LONGEST_SLUG, Wire
+from api.kinds import KINDS
 from api.parts import Parts
 from api.problems import Fault, ProblemError
-from api.tasks import new_job
 from api.wire import SLUG, body_bytes, in_thread, parts_of
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
@@ -35,12 +35,7 @@ MOST_STREAMS: Final = 32
 """Most streams and waits of one caller on one replica."""
 RETRY_S: Final = 1
 """Retry-After of a job that was just submitted."""
-LINKS: Final[Mapping[JobKind, tuple[str, ...]]] = {
-    "tune": ("events", "plan", "report", "trace", "validations"),
-    "sweep": ("events", "points"),
-    "layout": ("events", "plan", "report", "trace"),
-    "calibration": ("events", "profile"),
-}
+LONGEST_SEARCH: Final = 100
 _WAIT: Final = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?([0-9]{1,6})\"?\s*(?=$|[,;])", re.ASCII)
 
 Prefer = Annotated[
@@ -63,6 +58,14 @@ Moment = Annotated[
         description="Time with its zone (RFC 3339), like 2026-01-31T12:00:00Z.",
     ),
 ]
+Words = Annotated[
+    str | None,
+    Query(
+        max_length=LONGEST_SEARCH,
+        description="Words, each of which stands in label or request, in small or capital letters, "
+        "or is the job's id.",
+    ),
+]
 
 
 async def _wanted(
@@ -71,10 +74,11 @@ async def _wanted(
     profile: Name = None,
     created_from: Moment = None,
     created_before: Moment = None,
+    q: Words = None,
 ) -> JobFilter:
     """Return which jobs a list asks for. Raise ProblemError 422 for a time that there is not."""
     return JobFilter(
-        state=state, model=model, profile=profile,
+        state=state, model=model, profile=profile, words=q,
         from_s=_seconds("created_from", created_from),
         until_s=_seconds("created_before", created_before),
     )  # fmt: skip
@@ -103,7 +107,7 @@ async def submit_job(
 ) -> Response:
     """Queue a job. Answer 202, or 200 with the job where it ends while ``prefer`` waits.
 
-    Raise as ``new_job`` does, KeyReuseError and QueueFullError.
+    Raise as ``Kind.new`` does, KeyReuseError and QueueFullError.
     """
     job = await _queued(request, caller, kind, body, idempotency(request, caller, key))
     headers = {"Location": job_path(request, job)}
@@ -126,7 +130,7 @@ async def _queued(
     earlier = None if given is None else await in_thread(parts.jobs.replayed, given)
     if earlier is not None:
         return earlier
-    new = await new_job(request, caller, kind, body)
+    new = await in_thread(KINDS[kind].new, body, parts.library, caller.owner)
     job, created = await in_thread(parts.jobs.submit, new, given, parts.settings.most_queued)
     if created:
         parts.wake()
@@ -148,10 +152,10 @@ def wait_of(prefer: str | None) -> int:
     return min(int(found[1]), LONGEST_WAIT_S) if found else 0
 
 
-async def find_job(request: Request, caller: Caller, kind: JobKind, identity: str) -> Job:
-    """Return the caller's job of that kind. Raise NotFoundError."""
+async def find_job(request: Request, caller: Caller, kind: JobKind | None, identity: str) -> Job:
+    """Return the caller's job of that kind, or of any. Raise NotFoundError."""
     job = await in_thread(parts_of(request).jobs.get, identity, caller.owner)
-    if job.kind != kind:
+    if kind is not None and job.kind != kind:
         raise no_such_job(identity)
     return job
 
@@ -206,6 +210,7 @@ def job_head(request: Request, job: Job) -> dict[str, Any]:
         "id": job.id,
         "kind": job.kind,
         "state": job.state,
+        "label": job.label,
         "request": job.request,
         "stopped_by": job.stopped_by,
         "progress": _progress(request, job),
@@ -214,7 +219,7 @@ def job_head(request: Request, job: Job) -> dict[str, Any]:
         "created": rfc3339(job.created_s),
         "started": rfc3339(job.started_s),
         "finished": rfc3339(job.finished_s),
-        "links": {"self": path, **{name: f"{path}/{name}" for name in LINKS[job.kind]}},
+        "links": {"self": path, **{name: f"{path}/{name}" for name in KINDS[job.kind].links}},
     }
 
 
@@ -239,16 +244,31 @@ def job_path(request: Request, job: Job) -> str:
 async def page_of_jobs(
     request: Request,
     caller: Caller,
-    kind: JobKind,
+    kind: JobKind | None,
     wanted: JobFilter,
     cursor: str | None,
     limit: int,
 ) -> Response:
-    """Answer with a page of the caller's ``wanted`` jobs."""
+    """Answer with a page of the caller's ``wanted`` jobs, of one kind or of all."""
     found, following = await in_thread(
-        parts_of(request).jobs.page, kind, caller.owner, cursor, limit, wanted
+        parts_of(request).jobs.page, caller.owner, cursor, limit, replace(wanted, kind=kind)
     )
     return page([job_head(request, job) for job in found], following)
+
+
+async def points_response(
+    request: Request,
+    caller: Caller,
+    kind: JobKind,
+    job_id: str,
+    cursor: str | None,
+    limit: int,
+) -> Response:
+    """Answer with a page of the points that are known of a job, by their place."""
+    job = await find_job(request, caller, kind, job_id)
+    found, following = await in_thread(parts_of(request).jobs.points, job.id, cursor, limit)
+    items = b",".join(b'{"index":%d,"point":%s}' % (one.index, one.body) for one in found)
+    return json_response(b'{"items":[' + items + b'],"next":' + json_bytes(following) + b"}")
 
 
 def page(items: list[Any], following: str | None = None) -> Response:

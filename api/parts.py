@@ -24,7 +24,7 @@ from domino_tune.service.jobs.leases import Leases
 from domino_tune.service.jobs.measurements import Measurements
 from domino_tune.service.jobs.retention import Retention
 from domino_tune.service.jobs.runner import Runner
-from domino_tune.service.library import Library, bundled
+from domino_tune.service.library import Library, bundled_summaries
 from domino_tune.service.sql.database import Database, open_database
 from domino_tune.service.tasks import work
 from domino_tune.service.tokens import TokenDesk
@@ -92,7 +92,7 @@ def open_parts(settings: Settings) -> Parts:
             executors[-1], settings.workers,
             limit_s=settings.job_s, retention=Retention(database, settings.keep),
         )  # fmt: skip
-    bundled()
+    bundled_summaries()
     return Parts(
         settings=settings,
         database=database,

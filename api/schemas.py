@@ -1,4 +1,5 @@
-"""The wire types: bodies of requests and contents of answers, without logic.
+"""The wire types: bodies of requests and contents of answers, without logic; those of jobs are in
+``api.job_schemas``.
 
 Bodies and results are generated from ``domino_tune.requests`` and the result classes; this module
 writes out only what the service adds.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, create_model
 
 from api.generate import (
     LONGEST_TEXT,
@@ -20,18 +21,21 @@ from api.generate import (
     shown_fields,
     wire_body,
 )
-from api.problems import Problem
 from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
 from domino_tune.requests.fields import NEEDED
-from domino_tune.requests.verbs import LAYOUT_FIELDS, LAYOUTS_NOT_SERVED, NOT_SERVED
+from domino_tune.requests.verbs import (
+    LAYOUT_FIELDS,
+    LAYOUTS_NOT_SERVED,
+    NOT_SERVED,
+    SCALE_NOT_SERVED,
+)
 from domino_tune.results import CalibrateResult, ExportResult, SimulateResult, WhatIfResult
 from domino_tune.results import TuneResult as TuneAnswer
 from domino_tune.results.layouts import Layouts
+from domino_tune.results.scale import ScaleResult
 from domino_tune.results.tune import BEST, SPEEDUPS, GridCell, TrialResult
 from domino_tune.results.validate import ValidateResult
 from domino_tune.results.whatif import POINT_FIELDS
-from domino_tune.service.jobs.job import JobKind, JobState
-from domino_tune.service.tasks.quantum import StopReason
 from domino_tune.store.formats.run_table import LEAST_MS, MOST_MS
 from domino_tune.store.plans import Predicted, ProfileRef
 from domino_tune.store.profiles import ProfileSummary
@@ -43,6 +47,7 @@ from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 Text = Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]
 
+LONGEST_LABEL: Final = 100
 SLOW: Final = frozenset({"retune", "sweep"})
 """Fields of a what-if that make it a sweep, which is a job."""
 
@@ -54,6 +59,14 @@ LayoutBody = wire_body(
     required=("model", "profile", "seq_length", *LAYOUT_FIELDS),
     doc="Find the best layouts of so many GPUs for a global batch. Of tp, pp, vpp, cp, dp, "
     "micro_batch_size and recompute those that are given stay; the others are searched.",
+)
+ScaleBody = wire_body(
+    "ScaleBody",
+    TuneRequest,
+    without=SCALE_NOT_SERVED,
+    required=("model", "profile", "seq_length", "global_batch_size", "sweep"),
+    doc="Find the best layouts at each number of GPUs of `sweep`, say `gpus=8,16,32`, for the same "
+    "global batch. What is given of a layout stays.",
 )
 SimulateBody = wire_body("SimulateBody", SimulateRequest)
 WhatIfBody = wire_body("WhatIfBody", WhatIfRequest, without=SLOW)
@@ -95,6 +108,20 @@ class CalibrationBody(Wire):
     ) = Field(
         description="Measured runs of layouts that differ; as a text, a CSV table with the same "
         "names as columns."
+    )
+
+
+def _label(text: str) -> str:
+    if not text.isprintable() or not text.strip():
+        raise ValueError("Give words of printed characters in one line, or null for no label.")
+    return text
+
+
+class LabelBody(Wire):
+    """What a job is called; null: nothing any more."""
+
+    label: (
+        Annotated[str, Field(min_length=1, max_length=LONGEST_LABEL), AfterValidator(_label)] | None
     )
 
 
@@ -153,6 +180,12 @@ TuneResultShown = create_model(
         "trials": (list[shown(TrialResult)], ...),  # type: ignore[misc]
     },
 )
+ScaleResultShown = create_model(
+    "ScaleResult",
+    __base__=Told,
+    __doc__=ScaleResult.__doc__,
+    **{name: item for name, item in shown_fields(ScaleResult).items() if name != "seconds"},
+)
 LayoutsResultShown = create_model(
     "LayoutsResult",
     __base__=Told,
@@ -186,118 +219,6 @@ PlanFileShown = create_model(
     order=(dict[str, Any], ...),
     predicted=(shown(Predicted), ...),
 )
-
-# Jobs ------------------------------------------------------------------------------------------
-
-
-class Progress(Wire):
-    """How far a job is: ``done`` of ``total`` (null: unknown yet), and what it looks at.
-
-    ``left``: at most so many are left. ``elapsed_s``: since it started; ``computed_s``: of them it
-    computed, at most ``limit_s``; ``eta_s``: about so many more. null: unknown.
-    """
-
-    done: int
-    total: int | None
-    text: str
-    left: int | None
-    computed_s: float
-    elapsed_s: float | None
-    eta_s: float | None
-    limit_s: float
-
-
-class JobHead(Wire):
-    """What lists and events tell of a job; times are RFC 3339, UTC.
-
-    ``stopped_by``: why it ends, or has ended, before all was searched: ``user``, or ``time``.
-    """
-
-    id: str
-    kind: JobKind
-    state: JobState
-    request: dict[str, Any]
-    stopped_by: StopReason | None
-    progress: Progress
-    best: dict[str, Any] | None
-    error: Problem | None
-    created: str
-    started: str | None
-    finished: str | None
-    links: dict[str, str]
-
-
-class Tune(JobHead):
-    """A tuning job; ``result`` is there when it is done."""
-
-    result: TuneResultShown | None  # type: ignore[valid-type]
-
-
-class Sweep(JobHead):
-    """A sweep; ``result`` is there when it is done, its points are there one by one before."""
-
-    result: WhatIfResultShown | None  # type: ignore[valid-type]
-
-
-class LayoutSearch(JobHead):
-    """A search of layouts; ``result`` is there when it is done."""
-
-    result: LayoutsResultShown | None  # type: ignore[valid-type]
-
-
-class CalibrationJob(JobHead):
-    """A calibration; ``result`` is there when it is done, and so is the profile in the library."""
-
-    result: CalibrateResultShown | None  # type: ignore[valid-type]
-
-
-class JobPage(Wire):
-    """Jobs, newest first; ``next`` is the cursor of the page after, null on the last."""
-
-    items: list[JobHead]
-    next: str | None
-
-
-class SweepPoint(Wire):
-    """One point of a sweep, by its place in it."""
-
-    index: int
-    point: WhatIfPointShown  # type: ignore[valid-type]
-
-
-class SweepPointPage(Wire):
-    """Points of a sweep by their place; ``next`` is the cursor of the page after."""
-
-    items: list[SweepPoint]
-    next: str | None
-
-
-class Compared(Wire):
-    """One plan, predicted and measured; ``error`` is predicted over measured, less 1."""
-
-    name: str
-    label: str
-    tuned: bool
-    predicted_ms: float
-    measured_ms: float | None
-    error: float | None
-
-
-class Validation(Wire):
-    """A plan of a tune as a cluster measured it, beside the prediction."""
-
-    id: str
-    created: str
-    plans: list[Compared]
-    result: shown(ValidateResult)  # type: ignore[valid-type]
-
-
-class ValidationPage(Wire):
-    """Measured results of a tune, oldest first; ``next`` is the cursor of the page after."""
-
-    items: list[Validation]
-    next: str | None
-
 
 # Profiles and models ---------------------------------------------------------------------------
 

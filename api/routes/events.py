@@ -70,6 +70,17 @@ async def get_layout_events(
 
 
 @routes.route(
+    "GET", "/v1/scales/{job_id}/events", scope="read", media_type=MEDIA_TYPE, also={204: None}
+)
+async def get_scale_events(
+    request: Request, caller: Me, job_id: JobId, last_event_id: LastEventId = None
+) -> Response:
+    """The search at several numbers of GPUs at each change, as server-sent events named by its
+    state; ends when it does."""
+    return await _events(request, caller, "scale", job_id, last_event_id)
+
+
+@routes.route(
     "GET", "/v1/calibrations/{job_id}/events", scope="read", media_type=MEDIA_TYPE,
     also={204: None},
 )  # fmt: skip

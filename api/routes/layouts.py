@@ -2,77 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.files import To, plan_response, report_response, trace_response
-from api.jobs import (
-    Cursor,
-    Limit,
-    Prefer,
-    Wanted,
-    cancel_job,
-    delete_job,
-    find_job,
-    finish_job,
-    job_response,
-    page_of_jobs,
-    submit_job,
-)
-from api.schemas import JobPage, LayoutBody, LayoutSearch, PlanAnswer, Trace
-from api.wire import IdempotencyKey, JobId, Me, Routes, body_of
+from api.job_schemas import LayoutSearch
+from api.routes.of_jobs import Nouns, Texts, job_routes
+from api.schemas import LayoutBody, PlanAnswer, Trace
+from api.wire import JobId, Me
 
-routes: Final = Routes("layouts")
-
-
-@routes.route(
-    "POST", "/v1/layouts", scope="tune", status=202, returns=LayoutSearch, also={200: LayoutSearch}
-)
-async def create_layout_search(
-    request: Request,
-    caller: Me,
-    idempotency_key: IdempotencyKey = None,
-    prefer: Prefer = None,
-    body: Any = body_of(LayoutBody),
-) -> Response:
-    """Find the best layouts of so many GPUs for a global batch: a job, whose progress and result
-    are at its Location. What is given of a layout stays."""
-    return await submit_job(request, caller, "layout", body, idempotency_key, prefer)
-
-
-@routes.route("GET", "/v1/layouts", scope="read", returns=JobPage)
-async def list_layout_searches(
-    request: Request, caller: Me, wanted: Wanted, cursor: Cursor = None, limit: Limit = 50
-) -> Response:
-    """Your searches of layouts, newest first, without their results."""
-    return await page_of_jobs(request, caller, "layout", wanted, cursor, limit)
-
-
-@routes.route("GET", "/v1/layouts/{job_id}", scope="read", returns=LayoutSearch)
-async def get_layout_search(request: Request, caller: Me, job_id: JobId) -> Response:
-    """A search of layouts: its progress, the best layout so far, and when it is done its result."""
-    return await job_response(request, await find_job(request, caller, "layout", job_id))
-
-
-@routes.route("POST", "/v1/layouts/{job_id}/cancel", scope="tune", returns=LayoutSearch)
-async def cancel_layout_search(request: Request, caller: Me, job_id: JobId) -> Response:
-    """Call a search of layouts off; one that has ended stays as it is."""
-    return await cancel_job(request, caller, "layout", job_id)
-
-
-@routes.route("POST", "/v1/layouts/{job_id}/finish", scope="tune", returns=LayoutSearch)
-async def finish_layout_search(request: Request, caller: Me, job_id: JobId) -> Response:
-    """Stop a search and keep what it has: within seconds it is done, with the best so far as its
-    result, or with the first that it finds."""
-    return await finish_job(request, caller, "layout", job_id)
-
-
-@routes.route("DELETE", "/v1/layouts/{job_id}", scope="tune", status=204, problems=(409,))
-async def delete_layout_search(request: Request, caller: Me, job_id: JobId) -> Response:
-    """Delete a search that has ended, with its result and files."""
-    return await delete_job(request, caller, "layout", job_id)
+routes: Final = job_routes(
+    "layout", "layouts", LayoutBody, LayoutSearch, Nouns("layout_search", "layout_searches"),
+    Texts(
+        create="Find the best layouts of so many GPUs for a global batch: a job, whose progress "
+        "and result are at its Location. What is given of a layout stays.",
+        list="Your searches of layouts, newest first, without their results.",
+        get="A search of layouts: its progress, the best layout so far, and when it is done "
+        "its result.",
+        cancel="Call a search of layouts off; one that has ended stays as it is.",
+        finish="Stop a search and keep what it has: within seconds it is done, with the best so "
+        "far as its result, or with the first that it finds.",
+        delete="Delete a search that has ended, with its result and files.",
+    ),
+)  # fmt: skip
 
 
 @routes.route("GET", "/v1/layouts/{job_id}/plan", scope="read", returns=PlanAnswer)

@@ -31,6 +31,7 @@ HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
 }
 LANES: Final = "export const drawLanes = (data, host, legendBox) => {{\n{script}}};\n"
+PLOT: Final = "export const drawPlot = host => {{\n{script}}};\n"
 routes: Final = Routes("page")
 
 
@@ -58,6 +59,7 @@ def assets() -> dict[str, Asset]:
     shared = {
         "report.css": static("page.css").encode(),
         "lanes.js": LANES.format(script=lanes_script()).encode(),
+        "plot.js": PLOT.format(script=static("plot.js")).encode(),
     }
     return {name: Asset.of(name, body) for name, body in {**own, **shared}.items()}
 

@@ -98,18 +98,8 @@ async def list_profiles(
     request: Request, caller: Me, cursor: Cursor = None, limit: Limit = 50
 ) -> Response:
     """All profiles by name, those that come with the program included."""
-    return await in_thread(_listed, parts_of(request).library, cursor, limit)
-
-
-def _listed(library: Library, cursor: str | None, limit: int) -> Response:
-    """Answer with a page of profiles; read only those on it."""
-    return sliced(
-        library.list(),
-        lambda one: one.name,
-        lambda one: to_json(library.summary(one)),
-        cursor,
-        limit,
-    )
+    found = await in_thread(parts_of(request).library.list)
+    return sliced(found, lambda one: one.name, to_json, cursor, limit)
 
 
 @routes.route("GET", "/v1/profiles/{name}", scope="read", returns=ProfileFile)

@@ -9,9 +9,10 @@ from fastapi import Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.job_schemas import Validation, ValidationPage
 from api.jobs import Cursor, find_job, idempotency, json_response, page, rfc3339
 from api.problems import bad_body
-from api.schemas import Validation, ValidationBody, ValidationPage
+from api.schemas import ValidationBody
 from api.wire import IdempotencyKey, JobId, Me, Routes, body_of, in_thread, parts_of
 from domino_tune.base.errors import ConflictError
 from domino_tune.service.encoding import json_bytes

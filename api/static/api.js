@@ -47,21 +47,23 @@ export const request = async (path, { method = 'GET', body, headers = {}, signal
 export const get = async (path, options) => (await request(path, options)).json();
 export const getText = async (path, options) => (await request(path, options)).text();
 export const post = async (path, body, options = {}) => (await request(path, { ...options, method: 'POST', body })).json();
+export const patch = async (path, body, options) => (await request(path, { ...options, method: 'PATCH', body })).json();
 export const remove = (path, options) => request(path, { ...options, method: 'DELETE' });
 
-/** Return the first `limit` items of a list, read `most` a page. */
-export const list = async (path, { limit = 100, most = 100, signal } = {}) => {
-  const found = [];
-  let cursor = null;
+/** Return `{items, next}`: the first `limit` items of a list that match `query`, read `most` a page, and the cursor of
+    the items after them, if there are any. */
+export const first = async (path, { limit = 100, most = 100, query = {}, signal } = {}) => {
+  const items = [];
+  let next = null;
   do {
-    const query = new URLSearchParams({ limit: String(Math.min(most, limit - found.length)), ...(cursor && { cursor }) });
-    const page = await get(`${path}?${query}`, { signal });
-    if (Array.isArray(page)) return page;
-    found.push(...page.items);
-    cursor = page.next;
-  } while (cursor && found.length < limit);
-  return found;
+    const asked = new URLSearchParams({ ...query, limit: String(Math.min(most, limit - items.length)), ...(next && { cursor: next }) });
+    const page = await get(`${path}?${asked}`, { signal });
+    items.push(...page.items ?? page);
+    next = page.next ?? null;
+  } while (next && items.length < limit);
+  return { items, next };
 };
+export const list = async (path, options) => (await first(path, options)).items;
 
 /** Return a new Idempotency-Key. Browsers offer crypto.randomUUID only on https and localhost. */
 export const newKey = () => [...crypto.getRandomValues(new Uint8Array(16))]

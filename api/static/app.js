@@ -4,12 +4,13 @@ import { askForm } from './ask.js';
 import { comparison } from './compare.js';
 import { button, h } from './dom.js';
 import { history } from './history.js';
-import { showJob } from './job.js';
-import { jobList, KINDS } from './jobs.js';
+import { showJob, showPoints } from './job.js';
+import { jobList } from './jobs.js';
 import { library } from './library.js';
 import { forgetToken, mayAskAgain, token } from './token.js';
 
 const host = document.getElementById('content'), account = document.getElementById('account');
+const ASKED = ['layouts', 'scales', 'tunes'], OF_POINTS = ['sweeps', 'scales'], JOBS = [...ASKED, 'sweeps', 'calibrations'];  // asked by the form; shown point by point; all
 let leave = new AbortController();
 
 /** Show a problem in `place`; after a 401, with a button to give a token. */
@@ -31,7 +32,7 @@ const begin = job => { location.hash = `#/${job.kind}s/${job.id}`; };
 const jobView = kind => async (signal, id, place) => {
   if (!id) { location.replace('#/history'); return; }
   host.replaceChildren(h('p', { class: 'note' }, 'Loading …'));
-  await showJob({ kind, id, host, signal, fail, begin, arrived: () => arrive(place) });
+  await (OF_POINTS.includes(kind) ? showPoints : showJob)({ kind, id, host, signal, fail, begin, arrived: () => arrive(place) });
 };
 const titled = (title, text, ...children) => {
   document.title = `${title} · domino_tune`;
@@ -52,15 +53,14 @@ const views = {
         h('h2', { id: 'recent' }, 'Asked lately'),
         jobList({ limit: 12, signal, fail: (problem, place) => problem.status === 401 || fail(problem, place) }).element)));
     arrive();
-    const from = KINDS.includes(kind) && id
+    const from = ASKED.includes(kind) && id
       ? { kind, request: (await get(`v1/${kind}/${encodeURIComponent(id)}`, { signal })).request } : null;
     form.replaceChildren(await askForm({ from, signal, begin }));
   },
-  tunes: jobView('tunes'),
-  layouts: jobView('layouts'),
+  ...Object.fromEntries(JOBS.map(kind => [kind, jobView(kind)])),
   async history(signal) { titled('History', null, history({ signal, fail })); },
   async library(signal) {
-    titled('Library', 'What can be trained, and on which machines.', library({ signal, fail }));
+    titled('Library', 'What can be trained, and on which machines.', library({ signal, fail, begin }));
   },
   async compare(signal, one, other) {
     titled('Side by side', null, await comparison([one, other], signal));
@@ -78,7 +78,7 @@ const mark = view => {
 let here = '';
 const show = async () => {
   const [first, id = '', place = ''] = parts(), view = Object.hasOwn(views, first) ? first : 'new';
-  const isJob = KINDS.includes(view), now = isJob ? `${view}/${id}` : [view, id, place].join('/');
+  const isJob = JOBS.includes(view), now = isJob ? `${view}/${id}` : [view, id, place].join('/');
   if (isJob && here === now && place) { arrive(place); return; }
   here = now;
   mayAskAgain();

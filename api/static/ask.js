@@ -1,4 +1,4 @@
-// What can be asked: the best layout of so many GPUs for a global batch, or the best plan of a given layout.
+// What can be asked: the best layout of so many GPUs for a global batch, at one number or several, or the best plan of a layout.
 import { get, list } from './api.js';
 import { h, parameters } from './dom.js';
 import { questionForm } from './form.js';
@@ -10,6 +10,9 @@ const QUESTIONS = {
   layouts: { title: 'GPUs and a global batch', about: 'finds tp, pp, dp and the rest, and whether to cut', verb: 'Find layouts',
     groups: [[TRAINED, ['model', 'seq_length', 'global_batch_size', 'dtype']], [CLUSTER, ['profile', 'gpus']]],
     usual: { ...SAME, gpus: 32, global_batch_size: 128 } },
+  scales: { title: 'Several numbers of GPUs', about: 'finds the best layout at each, for the same batch', verb: 'Compare numbers',
+    groups: [[TRAINED, ['model', 'seq_length', 'global_batch_size', 'dtype']], [CLUSTER, ['profile', 'sweep']]],
+    usual: { ...SAME, sweep: 'gpus=8,16,32,64', global_batch_size: 128 } },
   tunes: { title: 'A fixed layout', about: 'finds the best cut of it', verb: 'Tune',
     groups: [[TRAINED, ['model', 'seq_length', 'micro_batch_size', 'grad_accumulation', 'dtype']],
       [CLUSTER, ['profile', 'tp', 'dp', 'nodes']]],
@@ -34,7 +37,7 @@ export const askForm = async ({ from, begin, signal }) => {
   const choose = (kind, given) => {
     const path = `v1/${kind}`, body = shape(common.spec, bodyOf(common.spec, common.spec.paths[`/${path}`].post).schema);
     const kept = given ?? Object.fromEntries(Object.entries(form?.read() ?? {})
-      .filter(([name]) => name in SAME || name === 'dtype'));  // what both questions ask stays
+      .filter(([name]) => name in SAME || name === 'dtype' || name === 'global_batch_size'));  // what both questions ask stays
     form = questionForm({ question: { ...QUESTIONS[kind], ...common, path, body }, given: kept, begin });
     place.replaceChildren(form.element);
   };

@@ -20,6 +20,28 @@ export const s = (name, attributes = {}, ...children) => dress(document.createEl
 export const link = (href, ...children) => h('a', { href }, ...children);
 export const button = (text, onclick, attributes = {}) => h('button', { type: 'button', onclick, ...attributes }, text);
 
+const ASKED_MS = 20000, SETTLED_MS = 500;
+/** Return a button for what cannot be undone: the first click asks, one more does `what(button)`; the second click of a
+    double click does not. */
+export const sureButton = (text, name, what) => {
+  const timers = [];
+  const say = (said, waits) => {
+    timers.splice(0).forEach(clearTimeout);
+    made.textContent = said;
+    made.setAttribute('aria-label', `${said} ${name}`);
+    made.toggleAttribute('data-asked', said !== text);
+    made.setAttribute('aria-disabled', waits);
+  };
+  const rest = () => say(text, false);
+  const made = button(text, () => {
+    if (made.ariaDisabled === 'true') return;
+    if (made.hasAttribute('data-asked')) { rest(); what(made); return; }
+    say(`${text} for good?`, true);
+    timers.push(setTimeout(() => made.setAttribute('aria-disabled', false), SETTLED_MS), setTimeout(rest, ASKED_MS));
+  }, { onblur: rest, 'aria-label': `${text} ${name}`, 'aria-live': 'polite' });
+  return made;
+};
+
 export const section = (id, title, lead, ...children) => h('section', { id, 'aria-labelledby': `${id}-title` },
   h('h2', { id: `${id}-title`, tabindex: '-1' }, title), lead && h('p', { class: 'lead' }, lead), ...children);
 
@@ -42,7 +64,7 @@ export const count = value => known(value) ? value.toLocaleString('en-US') : '�
 export const percent = (fraction, digits = 1) => known(fraction)
   ? `${(100 * fraction).toFixed(digits).replace(/\.0+$/, '')} %` : '–';
 export const signed = fraction => known(fraction)
-  ? `${fraction > 0 ? '+' : fraction < 0 ? '−' : '±'}${percent(Math.abs(fraction))}` : '–';
+  ? `${Math.abs(fraction) < 5e-4 ? '±' : fraction > 0 ? '+' : '−'}${percent(Math.abs(fraction))}` : '–';
 export const parameters = value => !known(value) ? '' : value >= 1e9 ? `${(value / 1e9).toPrecision(3)} B`
   : `${(value / 1e6).toPrecision(3)} M`;
 

@@ -6,8 +6,8 @@ const FILES = [['plan', 'Plan', 'json', 'application/json'], ['report', 'Report'
   ['trace', 'Trace for Perfetto', 'json', 'application/json']];
 const TARGETS = { megatron: 'Megatron-LM', deepspeed: 'DeepSpeed', env: 'Environment' };
 
-// Save a file that the page fetched: a plain link cannot send a token.
-const save = (text, name, type) => {
+/** Save a file that the page fetched: a plain link cannot send a token. */
+export const save = (text, name, type) => {
   const url = URL.createObjectURL(new Blob([text], { type }));
   const anchor = h('a', { href: url, download: name });
   anchor.click();

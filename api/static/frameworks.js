@@ -1,18 +1,14 @@
 // What runs where: beside an answer whose plan a framework cannot run, what does run there, one click away.
 import { newKey, post, Problem } from './api.js';
 import { button, count, gib, h, ms, percent, table, times } from './dom.js';
-import { label } from './words.js';
+import { cutWords } from './words.js';
 
-const NAMES = { megatron: 'Megatron-LM’s own schedule', 'async-tp': 'async-TP', fused: 'tile fusion' };
 const LAYOUTS = ['gpus', 'global_batch_size'], SEARCH = ['search', 'trials', 'seed', 'target', 'tune_also'];
-
-// A plan of Domino by its cut, another by its strategy: their names are long lists of settings.
-const called = plan => plan.strategy === 'domino' ? label(plan) : NAMES[plan.strategy] ?? plan.strategy;
 
 const without = (request, names) => Object.fromEntries(Object.entries(request).filter(([name]) => !names.includes(name)));
 
 const told = (sim, one) => table(`What runs in ${one.framework}`,
-  ['', 'ms', 'speedup', 'tokens/s/GPU', 'MFU', 'GiB', 'exposed ms'], [[called(one.plan), ms(sim.iteration_ms), times(sim.speedup),
+  ['', 'ms', 'speedup', 'tokens/s/GPU', 'MFU', 'GiB', 'exposed ms'], [[cutWords(one.plan), ms(sim.iteration_ms), times(sim.speedup),
     count(Math.round(sim.tokens_per_second_per_gpu)), percent(sim.mfu), gib(sim.peak_memory_gib), ms(sim.exposed_comm_ms)]]);
 
 // Where to ask for a framework's plan: the words of the button, and what a click does.
@@ -24,7 +20,7 @@ const ROUTES = {
 };
 
 const line = (one, request, begin) => {
-  const there = one.plan ? ` Of what runs there, ${called(one.plan)} is the fastest: ${ms(one.iteration_ms)} ms, ${times(one.speedup)}.`
+  const there = one.plan ? ` Of what runs there, the fastest takes ${ms(one.iteration_ms)} ms (${times(one.speedup)}): ${cutWords(one.plan)}.`
     : ' Nothing that fits runs there.';
   const shown = h('div', { class: 'shown' }), wrong = h('p', { class: 'error', role: 'alert' });
   const [text, ask] = ROUTES[one.route]?.(one, request, shown, begin) ?? [];

@@ -1,10 +1,10 @@
-// All jobs: searched, filtered, labelled, deleted, and two of them chosen to be compared.
+// All jobs: searched and filtered by the server, labelled, deleted, and two of them chosen to be compared.
 import { h, link } from './dom.js';
-import { jobList, textOf } from './jobs.js';
+import { jobList } from './jobs.js';
 
-const STATES = [['', 'all'], ['done', 'done'], ['open', 'not over yet'], ['failed', 'failed'], ['cancelled', 'cancelled']];
-const KIND_NAMES = [['', 'all'], ['tune', 'tunes'], ['layout', 'layouts']];
-const MOST = 500;
+const STATES = [['', 'all'], ['done', 'done'], ['running', 'running'], ['queued', 'waiting'], ['failed', 'failed'], ['cancelled', 'cancelled']];
+const KIND_NAMES = { tune: 'tunes', layout: 'layouts', scale: 'numbers of GPUs', sweep: 'sweeps', calibration: 'calibrations' };
+const TYPED_MS = 250;  // a pause after which what was typed is searched for
 
 const choice = (id, name, options, onchange) => h('div', { class: 'field' }, h('label', { for: id }, name),
   h('select', { id, onchange }, options.map(([value, text]) => h('option', { value }, text))));
@@ -22,16 +22,14 @@ export const history = ({ signal, fail }) => {
     if (whether) picks.set(job.id, job); else picks.delete(job.id);
     tell();
   };
-  const search = h('input', { id: 'search', type: 'text', autocomplete: 'off', spellcheck: 'false',
-    placeholder: 'model, profile, label …', oninput: () => jobs.refresh() });
-  const state = choice('state', 'State', STATES, () => jobs.refresh()), kind = choice('kind', 'Kind', KIND_NAMES, () => jobs.refresh());
-  const wanted = job => {
-    const [inState, ofKind] = [state, kind].map(one => one.querySelector('select').value);
-    const open = job.state === 'queued' || job.state === 'running';
-    return (!inState || inState === job.state || (inState === 'open' && open)) && (!ofKind || ofKind === job.kind)
-      && search.value.toLowerCase().split(/\s+/).every(word => textOf(job).includes(word));
-  };
-  const jobs = jobList({ limit: MOST, signal, fail, tools: true, wanted, picked });
+  let typed = 0;
+  const search = h('input', { id: 'search', type: 'search', autocomplete: 'off', spellcheck: 'false', maxlength: '100',
+    placeholder: 'model, machine, label …', oninput: () => { clearTimeout(typed); typed = setTimeout(() => jobs.refresh(), TYPED_MS); } });
+  const state = choice('state', 'State', STATES, () => jobs.refresh());
+  const kind = choice('kind', 'Kind', [['', 'all'], ...Object.entries(KIND_NAMES)], () => jobs.refresh());
+  const query = () => Object.fromEntries([['q', search.value.trim()], ...[['state', state], ['kind', kind]]
+    .map(([name, one]) => [name, one.querySelector('select').value])].filter(([, value]) => value));
+  const jobs = jobList({ signal, fail, tools: true, query, picked });
   tell();
   return h('div', { class: 'history' }, h('div', { class: 'filters' },
     h('div', { class: 'field wide' }, h('label', { for: 'search' }, 'Search'), search), state, kind), compare, jobs.element);

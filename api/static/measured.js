@@ -1,6 +1,6 @@
 // Predicted and measured times: the results that `validate --report-to` sent from the cluster.
 import { list, remove } from './api.js';
-import { button, h, ms, s, section, signed, table, when } from './dom.js';
+import { h, ms, s, section, signed, sureButton, table, when } from './dom.js';
 
 const WIDE = 520, ROW = 34, LEFT = 8, RIGHT = 8;
 
@@ -33,10 +33,10 @@ const one = (item, path, fail) => {
   const ran = result.plans.filter(plan => plan.measured);
   const where = [result.backend, `${result.rounds} rounds`, result.emulated_collectives && 'collectives emulated',
     result.profile?.name && `predicted from ${result.profile.name}`].filter(Boolean).join(', ');
-  const trouble = h('div', {}), gone = button('Delete', async () => {
+  const trouble = h('div', {}), gone = sureButton('Delete', `what was measured ${when(item.created)}`, async () => {
     gone.disabled = true;
     try { await remove(`${path}/${item.id}`); shown.remove(); } catch (problem) { gone.disabled = false; fail(problem, trouble); }
-  }, { 'aria-label': `Delete what was measured ${when(item.created)}` });
+  });
   const shown = h('article', { class: 'validation' }, h('div', { class: 'view-head' }, h('h3', {}, `Measured ${when(item.created)}`), gone),
     trouble, h('p', { class: 'note' }, where),
     h('div', { class: 'pair' }, h('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': 'Predicted and measured times' },

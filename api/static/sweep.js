@@ -1,53 +1,27 @@
 // A sweep: one key set to several values, with the same plan or the best plan of each.
-import { list, newKey, post, Problem } from './api.js';
-import { button, h, ms, table, times } from './dom.js';
-import { lines } from './plot.js';
-import { watch } from './watch.js';
-import { label, over, progressWords, share } from './words.js';
+import { newKey, post, Problem } from './api.js';
+import { h, ms, table, times } from './dom.js';
+import { followPoints, plotOf } from './points.js';
+import { cutWords, named, swept } from './words.js';
 
 const FACTORS = '0.25x, 0.5x, 1x, 2x, 4x';
 const KEYS = { link_bandwidth: FACTORS, link_latency: FACTORS, gpu_flops: FACTORS, memory_bandwidth: FACTORS,
   contention: 'off, 0.5x, 1x, 1.5x, 2x', tp: '1, 2, 4, 8', micro_batch_size: '4, 8, 16', seq_length: '1024, 2048, 4096' };
 
-const named = key => key.replaceAll('_', ' ');
+const cells = point => point.error ? [point.error, '–', '–', '–']
+  : [point.plan ? cutWords(point.plan) : '–', ms(point.iteration_ms), ms(point.baseline_ms), times(point.speedup)];
 
-const cells = point => point.error ? [point.error, '–', '–']
-  : [label(point.plan), ms(point.iteration_ms), times(point.speedup)];
-
-const picture = (key, values, points) => {
-  const of = name => values.map((_, index) => points.get(index)?.[name] ?? null);
-  return h('div', { class: 'pair' },
-    h('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': `Iteration by ${named(key)}` }, lines(named(key), values, [['base', 'Megatron-LM', of('baseline_ms')],
-      ['mine', 'Domino', of('iteration_ms')], ['bound', 'No communication', of('no_comm_ms')]])),
-    table('Points of the sweep', [named(key), 'plan', 'ms', 'speedup'],
-      [...points].sort(([a], [b]) => a - b).map(([index, point]) => [values[index], ...cells(point)]), 'crossovers'));
-};
-
-// The server stores points one by one; at each progress of the job, fetch the new ones.
-const follow = async (job, key, values, host, signal) => {
-  const path = `v1/sweeps/${job.id}`, points = new Map();
-  const bar = h('progress', { max: '1', 'aria-label': 'Progress of the sweep' }),
-    text = h('p', { class: 'progress-text', 'aria-live': 'polite' }), shown = h('div', {});
-  const cancel = button('Cancel', () => { cancel.disabled = true; post(`${path}/cancel`).catch(() => { cancel.disabled = false; }); });
-  host.replaceChildren(h('div', { class: 'running' }, h('div', { class: 'running-head' }, text, cancel), bar), shown);
-  let seen = -1, fetching = Promise.resolve();
-  const fetchPoints = async () => {
-    for (const { index, point } of await list(`${path}/points`, { limit: 1000, signal })) points.set(index, point);
-    shown.replaceChildren(picture(key, values, points));
-  };
-  const last = await watch(path, now => {
-    const part = share(now);
-    if (part === null) bar.removeAttribute('value'); else bar.value = part;
-    text.textContent = progressWords(now);
-    if (now.progress.done === seen) return;
-    seen = now.progress.done;
-    fetching = fetching.then(fetchPoints, fetchPoints);
-  }, signal);
-  await fetching.catch(() => {});
-  await fetchPoints();
-  cancel.remove();
-  bar.hidden = over(last.state);
-  text.textContent = last.state === 'done' ? `${points.size} points.` : last.error?.detail ?? last.state;
+/** Return how the points of a sweep are drawn: a function of their place and of them, by their places. */
+export const drawSweep = job => (place, points) => {
+  const [key, xs] = swept(job.request), of = name => xs.map((_, index) => points.get(index)?.[name] ?? null);
+  const plot = plotOf({ label: 'Iteration', x: named(key), xs, unit: 'ms', digits: null, lines: [
+    { name: 'Megatron-LM', role: 'base', values: of('baseline_ms') },
+    { name: job.request.retune ? 'best plan' : 'this plan', role: 'chosen', values: of('iteration_ms') },
+    { name: 'No communication', role: 'bound', values: of('no_comm_ms') }] });
+  place.replaceChildren(h('div', { class: 'pair' }, h('div', {}, plot.element),
+    h('div', {}, table('Points of the sweep', [named(key), 'plan', 'ms', 'Megatron-LM', 'speedup'],
+      [...points].sort(([a], [b]) => a - b).map(([index, point]) => [xs[index], ...cells(point)]), 'crossovers'))));
+  plot.draw();
 };
 
 /** Return the form under the sliders; `plan()` resolves to the plan file's text. */
@@ -60,13 +34,13 @@ export const sweeping = ({ plan, signal }) => {
   const error = h('p', { id: 'sweep-error', class: 'error', role: 'alert' }), host = h('div', { class: 'swept' });
   const go = async event => {
     event.preventDefault();
-    const asked = values.value.split(',').map(value => value.trim()).filter(Boolean), chosen = key.value;
+    const [, asked] = swept({ sweep: `=${values.value}` });
     error.textContent = '';
     try {
-      const rest = JSON.stringify({ sweep: `${chosen}=${asked.join(',')}`, retune: anew.checked }).slice(1);
+      const rest = JSON.stringify({ sweep: `${key.value}=${asked.join(',')}`, retune: anew.checked }).slice(1);
       const job = await post('v1/sweeps', `{"plan":${await plan()},${rest}`,
         { signal, headers: { 'idempotency-key': newKey() } });
-      await follow(job, chosen, asked, host, signal);
+      await followPoints(job, host, drawSweep(job), signal);
     } catch (problem) {
       if (problem.name === 'AbortError') return;
       if (!(problem instanceof Problem)) throw problem;

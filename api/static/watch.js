@@ -3,8 +3,9 @@ import { events, get, Problem } from './api.js';
 import { over } from './words.js';
 
 export const rest = (seconds, signal) => new Promise((go, stop) => {
-  const timer = setTimeout(go, 1000 * seconds);
-  signal?.addEventListener('abort', () => { clearTimeout(timer); stop(new DOMException('left', 'AbortError')); }, { once: true });
+  const left = () => { clearTimeout(timer); stop(new DOMException('left', 'AbortError')); };
+  const timer = setTimeout(() => { signal?.removeEventListener('abort', left); go(); }, 1000 * seconds);
+  if (signal?.aborted) left(); else signal?.addEventListener('abort', left, { once: true });
 });
 
 /** Call `see(job)` with each state of the job at `path`; resolve with the whole last one. */

@@ -13,7 +13,7 @@ const row = (name, was, is, say) => h('tr', {}, h('th', { scope: 'row' }, name),
 
 const picture = (base, point, longest) => [
   bars([['', 'Megatron-LM', point.baseline_ms, point.variants.baseline.exposed_comm_ms],
-    ['chosen', 'this plan', point.iteration_ms, point.exposed_comm_ms],
+    ['chosen', 'This plan', point.iteration_ms, point.exposed_comm_ms],
     ['bound', 'No communication', point.no_comm_ms, null]], longest),
   exposedKey(),
   h('table', { class: 'compare' },
@@ -62,7 +62,7 @@ export const whatIf = ({ sim, plan, signal }) => {
   };
   const send = latest(ask, told, failed, signal);
   const all = sliders(sim, key => { moved = key; send(all.changes()); });
-  const reset = button('As it is', () => { all.back(); moved = ''; send([]); });
+  const reset = button('Put all back', () => { all.back(); moved = ''; send([]); });
   draw(base);
   return section('whatif', 'What if',
     'The same plan on another machine or batch. Drag, or use the arrow keys; Escape puts a slider back.',

@@ -5,18 +5,36 @@ const WHAT = { queued: 'waits for a worker', running: 'running', done: 'done', f
 export const stateWords = state => WHAT[state] ?? state;
 export const over = state => state === 'done' || state === 'failed' || state === 'cancelled';
 
-/** Return what a request asks: `gpt3-13b · tp 8 · 8 × 2048 · h100-dgx`, or with GPUs and global batch. */
-export const asked = request => {
-  const { gpus, global_batch_size: batch, seq_length: sequence = '?', micro_batch_size: micro } = request;
-  const size = name => request[name] > 1 && `${name} ${request[name]}`;
-  const parts = [request.model, gpus && `${count(gpus)} GPUs`, request.tp && `tp ${request.tp}`,
-    ...['pp', 'vpp', 'cp', 'dp'].map(size), batch && `${count(batch)} × ${sequence}`, !batch && micro && `${micro} × ${sequence}`,
-    request.target && `for ${request.target}`, request.profile];
-  return parts.filter(Boolean).join(' · ') || 'from a plan file';
+/** Return a key of a sweep in words: `link bandwidth`. */
+export const named = key => key.replaceAll('_', ' ');
+
+/** Return a sweep's key and its values. */
+export const swept = ({ sweep = '' }) => {
+  const [key, values = ''] = sweep.split('=');
+  return [key, values.split(',').map(value => value.trim()).filter(Boolean)];
 };
 
-/** Return a plan's label without the parts that nearly all plans share. */
-export const label = plan => plan.label.replace(/^domino /, '').replace(' greedy wgrad=fill', '');
+/** Return what a request asks: `gpt3-13b · tp 8 · 8 × 2,048 · h100-dgx`, or with GPUs and global batch, or of a plan file. */
+export const asked = request => {
+  const { plan, gpus, global_batch_size: batch, seq_length: sequence, micro_batch_size: micro, runs } = request;
+  const size = name => request[name] > 1 && `${name} ${request[name]}`, [key, values] = swept(request);
+  const parts = [request.name, request.model ?? plan?.model, plan && 'a plan file', key === 'gpus' && `${values.join(', ')} GPUs`, gpus && `${count(gpus)} GPUs`, request.tp && `tp ${request.tp}`,
+    ...['pp', 'vpp', 'cp', 'dp'].map(size), (batch || micro) && `${count(batch || micro)} × ${count(sequence)}`,
+    request.target && `for ${request.target}`, runs && `calibrated from ${count(runs)} runs`, request.profile ?? plan?.profile,
+    key && key !== 'gpus' && `${named(key)} ${values.join(', ')}`, request.retune && 'tuned anew'];
+  return parts.filter(Boolean).join(' · ');
+};
+
+const STRATEGIES = { megatron: 'Megatron-LM’s own schedule', userbuffers: 'userbuffers', 'async-tp': 'async-TP', fused: 'tile fusion' };
+const slices = (number, what) => `${number} ${what} slice${number === 1 ? '' : 's'}`;
+
+/** Return how a plan cuts the batch, in words: `2 row slices × 4 column slices`. */
+export const cutWords = plan => {
+  if (plan.strategy !== 'domino') return STRATEGIES[plan.strategy] ?? plan.strategy;
+  const columns = [plan.attn_col_slices, plan.mlp_col_slices];
+  const said = columns[0] === columns[1] ? slices(columns[0], 'column') : `${columns.join(' and ')} column slices`;
+  return slices(plan.row_slices, 'row') + (columns.every(number => number === 1) ? '' : ` × ${said}`);
+};
 
 /** Return a layout in a few words, as the report has it. */
 export const layoutWords = one => [...['tp', 'pp', 'vpp', 'cp', 'dp'].filter(name => one[name] > 1 || name === 'tp' || name === 'dp')
@@ -24,8 +42,8 @@ export const layoutWords = one => [...['tp', 'pp', 'vpp', 'cp', 'dp'].filter(nam
 
 /** Return a job's best plan so far in one line; `baseline` is Megatron-LM's time in ms, where it is known. */
 export const bestWords = ({ kind, best }, baseline = best?.baseline_ms) => !best ? ''
-  : kind === 'layout' ? [`${count(Math.round(best.tokens_per_second_per_gpu))} tokens/s/GPU`, layoutWords(best), label(best.plan)].join(' · ')
-    : [baseline && times(baseline / best.iteration_ms), `${ms(best.iteration_ms)} ms`, label(best.plan)].filter(Boolean).join(' · ');
+  : kind === 'layout' ? [`${count(Math.round(best.tokens_per_second_per_gpu))} tokens/s/GPU`, layoutWords(best), cutWords(best.plan)].join(' · ')
+    : [baseline && times(baseline / best.iteration_ms), `${ms(best.iteration_ms)} ms`, best.plan && cutWords(best.plan)].filter(Boolean).join(' · ');
 
 /** Return the progress of a job from 0 to 1, or null if unknown. */
 export const share = job => {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from domino_tune import requests
 from domino_tune.cli.output import answer, json_text
 from domino_tune.requests.outputs import (
+    CalibrateOutputs,
     FileOutputs,
     JsonOutputs,
     Outputs,
@@ -41,7 +42,9 @@ def simulate(request: requests.SimulateRequest, outputs: PlanOutputs) -> None:
 def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     """Find the best plan, on this machine or at a server."""
     _check_places(outputs)
-    if outputs.server:
+    if request.sweep is not None:
+        _tune_scale(request, outputs)
+    elif outputs.server:
         from domino_tune.cli import service_actions, show
 
         result = service_actions.tune_there(request, outputs, outputs.server)
@@ -59,9 +62,6 @@ def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     from domino_tune.verbs.tune import tune as run
     from domino_tune.verbs.tune_measured import TuningInterrupted
 
-    if request.sweep is not None:
-        _tune_scale(request, outputs)
-        return
     if request.gpus or request.global_batch_size:
         _tune_layouts(request, outputs)
         return
@@ -95,9 +95,10 @@ def _tune_layouts(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
 
 
 def _tune_scale(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
-    """Find the best layout at each number of GPUs. Raise InputError for the files of one layout."""
+    """Find the best layout at each number of GPUs, on this machine or at a server. Raise InputError
+    for the files of one layout."""
     from domino_tune.base.garbage import rare_collections
-    from domino_tune.cli import show
+    from domino_tune.cli import service_actions, show
     from domino_tune.verbs import report
     from domino_tune.verbs.scale import tune_scale
     from simulator.errors import InputError
@@ -107,8 +108,11 @@ def _tune_scale(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
             "--out and --trace write files of one layout, and --sweep finds many; leave them out, "
             "or give one number as --gpus N."
         )
-    with show.progress() as progress, rare_collections():
-        result = tune_scale(request, progress)
+    if outputs.server:
+        result = service_actions.scale_there(request, outputs, outputs.server)
+    else:
+        with show.progress() as progress, rare_collections():
+            result = tune_scale(request, progress)
     if outputs.report:
         report.report_scale(outputs.report, request, outputs, result)
     answer(result, outputs.json, show.tables)
@@ -170,14 +174,18 @@ def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
     answer(result, outputs.json, show.tables)
 
 
-def calibrate(request: requests.CalibrateRequest, outputs: JsonOutputs) -> None:
-    """Fit a profile to measured iterations, save it and print what was learnt."""
+def calibrate(request: requests.CalibrateRequest, outputs: CalibrateOutputs) -> None:
+    """Fit a profile to measured iterations, here or at a server; print what was learnt."""
     from domino_tune.base.garbage import rare_collections
-    from domino_tune.cli import show
-    from domino_tune.verbs.calibrate import calibrate as run
+    from domino_tune.cli import service_actions, show
 
-    with show.progress() as progress, rare_collections():
-        result = run(request, progress)
+    if outputs.server:
+        result = service_actions.calibrate_there(request, outputs, outputs.server)
+    else:
+        from domino_tune.verbs.calibrate import calibrate as run
+
+        with show.progress() as progress, rare_collections():
+            result = run(request, progress)
     answer(result, outputs.json, show.tables)
 
 

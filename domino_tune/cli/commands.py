@@ -58,7 +58,7 @@ VERBS: Final = (
     Verb("whatif", requests.WhatIfRequest, outputs.ReportOutputs, actions.whatif),
     Verb("validate", requests.ValidateRequest, outputs.ValidateOutputs, actions.validate),
     Verb("profile", requests.ProfileRequest, outputs.JsonOutputs, actions.profile),
-    Verb("calibrate", requests.CalibrateRequest, outputs.JsonOutputs, actions.calibrate),
+    Verb("calibrate", requests.CalibrateRequest, outputs.CalibrateOutputs, actions.calibrate),
     Verb("plan show", requests.PlanShowRequest, outputs.JsonOutputs,
          printed("verbs.plan:plan_show", "show:plan")),
     Verb("plan export", requests.PlanExportRequest, outputs.FileOutputs, actions.plan_export),

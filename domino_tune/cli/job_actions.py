@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 
 def jobs_list(request: requests.JobsListRequest, outputs: JsonOutputs) -> None:
-    """Print the newest jobs of all kinds."""
+    """Print the newest jobs."""
     from domino_tune.cli import show_jobs
 
+    asked = {"kind": request.kind, "state": request.state, "q": request.search}
+    wanted = {name: value for name, value in asked.items() if value is not None}
     with _client(request) as client:
-        pages = (client.tunes, client.layout_jobs, client.sweeps)
-        found = [job for page in pages for job in page(limit=request.limit).items]
-    # Ids sort by the time at which their jobs were made.
-    jobs = sorted(found, key=lambda job: job.id, reverse=True)
+        jobs = client.jobs(limit=request.limit, **wanted).items
     if outputs.json:
         sys.stdout.write(json_text([job.plain for job in jobs]))
     else:

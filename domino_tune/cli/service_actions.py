@@ -1,4 +1,5 @@
-"""Actions of the service's commands: serve, manage tokens, send results; and `tune` at a server.
+"""Actions of the service's commands: serve, manage tokens, send results; and `tune` and
+`calibrate` at a server.
 
 Imports stand inside the functions, so that ``--help`` stays fast.
 """
@@ -7,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from domino_tune.requests import TuneRequest
+from domino_tune.requests import CalibrateRequest, TuneRequest
 from domino_tune.requests import service as requests
-from domino_tune.requests.outputs import Outputs, TuneOutputs
+from domino_tune.requests.outputs import CalibrateOutputs, Outputs, TuneOutputs
 
 if TYPE_CHECKING:
     from domino_tune.client.jobs import Search
-    from domino_tune.results import Tuned
+    from domino_tune.results import CalibrateResult, ScaleResult, Tuned
     from domino_tune.results.layouts import Layouts
 
 
@@ -55,6 +56,30 @@ def tune_there(request: TuneRequest, outputs: TuneOutputs, server: str) -> Tuned
         if outputs.report:
             write_whole(outputs.report, client.report(found.id, kind))
     return found.result
+
+
+def scale_there(request: TuneRequest, outputs: TuneOutputs, server: str) -> ScaleResult:
+    """Find the best layout at each number of GPUs at a server."""
+    from domino_tune.cli import show
+    from domino_tune.client import Client
+    from domino_tune.client.tokens import find_token
+
+    token = find_token(outputs.token_file)
+    with Client(server, token=token) as client, show.progress() as progress:
+        return client.scale(request, progress).result
+
+
+def calibrate_there(
+    request: CalibrateRequest, outputs: CalibrateOutputs, server: str
+) -> CalibrateResult:
+    """Fit a profile at a server, which keeps it."""
+    from domino_tune.cli import show
+    from domino_tune.client import Client
+    from domino_tune.client.tokens import find_token
+
+    token = find_token(outputs.token_file)
+    with Client(server, token=token) as client, show.progress() as progress:
+        return client.calibrate(request, progress).result
 
 
 def send(request: requests.SendRequest, outputs: Outputs) -> None:

@@ -6,16 +6,23 @@ from collections.abc import Sequence
 
 from domino_tune.base.tables import Table, print_table
 from domino_tune.cli import show
-from domino_tune.client.jobs import Job, duration, layouts_answer, tune_answer
+from domino_tune.client.jobs import (
+    Job,
+    calibrate_answer,
+    duration,
+    layouts_answer,
+    scale_answer,
+    tune_answer,
+)
 from domino_tune.results.texts import ms
 from domino_tune.results.tune import stopped_words
 
-_COLUMNS = ("job", "kind", "state", "created", ">done", ">left", ">time", "best so far")
+_COLUMNS = ("job", "kind", "state", "label", "created", ">done", ">left", ">time", "best so far")
 
 
 def listing(jobs: Sequence[Job]) -> None:
     """Print one row a job."""
-    narrow = ("created", "left", "best so far")
+    narrow = ("created", "left", "label", "best so far")
     print_table(Table(columns=_COLUMNS, rows=[_row(job) for job in jobs], narrow=narrow))
 
 
@@ -28,6 +35,10 @@ def one(job: Job) -> None:
         show.tables(tune_answer(job, seconds=job.elapsed_s or 0.0).result)
     elif job.state == "done" and job.kind == "layout":
         show.tables(layouts_answer(job, seconds=job.elapsed_s or 0.0).result)
+    elif job.state == "done" and job.kind == "scale":
+        show.tables(scale_answer(job, seconds=job.elapsed_s or 0.0).result)
+    elif job.state == "done" and job.kind == "calibration":
+        show.tables(calibrate_answer(job).result)
 
 
 def _row(job: Job) -> tuple[str, ...]:
@@ -37,6 +48,7 @@ def _row(job: Job) -> tuple[str, ...]:
     total = "" if job.total is None else f" of {job.total:,}"
     return (
         job.id, job.kind, f"{job.state}{stopped_words(job.stopped_by)}",
+        job.label or "",
         str(job.plain.get("created") or ""), f"{job.done:,}{total}",
         "" if job.left is None or job.ended else f"≤ {job.left:,}",
         "" if job.elapsed_s is None else duration(job.elapsed_s),

@@ -22,11 +22,12 @@ with needed_for("domino_tune.client"):
         Job,
         JobPage,
         LayoutsAnswer,
+        ScaleAnswer,
         TuneAnswer,
     )
     from domino_tune.client.sync import Client
 
 __all__ = [
     "AsyncClient", "CalibrateAnswer", "Client", "Job", "JobPage", "LayoutsAnswer", "Listing",
-    "TuneAnswer",
+    "ScaleAnswer", "TuneAnswer",
 ]  # fmt: skip

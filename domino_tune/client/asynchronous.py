@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from asyncio import CancelledError, sleep
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from urllib.parse import urlencode
 import httpx
 
 from domino_tune import requests
-from domino_tune.base.errors import NotFoundError, ServiceError
+from domino_tune.base.errors import ServiceError
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.client import transport
 from domino_tune.client.address import segment
@@ -23,6 +24,7 @@ from domino_tune.client.bodies import (
     import_query,
     layouts_body,
     plan_body,
+    scale_body,
     tune_body,
     whatif_body,
 )
@@ -33,13 +35,16 @@ from domino_tune.client.jobs import (
     Job,
     JobPage,
     LayoutsAnswer,
+    ScaleAnswer,
     Search,
+    Swept,
     TuneAnswer,
     calibrate_answer,
     job_of,
     layouts_answer,
     page_of,
     path_of,
+    scale_answer,
     tune_answer,
 )
 from domino_tune.client.tokens import Token
@@ -96,6 +101,19 @@ class AsyncClient:
         """Ask for the best layouts and do not wait for them."""
         return job_of(await self._post("/v1/layouts", layouts_body(request), key=new_key()))
 
+    async def scale(
+        self, request: requests.TuneRequest, progress: Progress = no_progress
+    ) -> ScaleAnswer:
+        """Ask for the best layout at each number of GPUs of the request's ``sweep``, and wait for
+        them. Cancel the job if that is interrupted."""
+        start_s = perf_counter()
+        job = await self._ended("/v1/scales", scale_body(request), progress)
+        return scale_answer(job, seconds=perf_counter() - start_s)
+
+    async def submit_scale(self, request: requests.TuneRequest) -> Job:
+        """Ask for the best layout at each number of GPUs and do not wait for them."""
+        return job_of(await self._post("/v1/scales", scale_body(request), key=new_key()))
+
     async def sweep(self, request: requests.WhatIfRequest, progress: Progress = no_progress) -> Job:
         """Ask for a sweep and wait for it. Leave it running if that is interrupted."""
         return await self.wait(await self.submit_sweep(request), progress)
@@ -135,28 +153,22 @@ class AsyncClient:
                 pause_s = min(1.5 * pause_s, transport.MAX_POLL_PAUSE_S)
         return job
 
-    async def get_tune(self, name: str) -> Job:
-        """Return a tune as it is now."""
-        return job_of(await self._get(f"/v1/tunes/{segment(name)}"))
-
-    async def get_sweep(self, name: str) -> Job:
-        """Return a sweep as it is now."""
-        return job_of(await self._get(f"/v1/sweeps/{segment(name)}"))
-
-    async def get_layouts(self, name: str) -> Job:
-        """Return a search of layouts as it is now."""
-        return job_of(await self._get(f"/v1/layouts/{segment(name)}"))
-
-    async def get_calibration(self, name: str) -> Job:
-        """Return a calibration as it is now."""
-        return job_of(await self._get(f"/v1/calibrations/{segment(name)}"))
-
     async def job(self, name: str) -> Job:
         """Return a job of any kind as it is now. Raise NotFoundError."""
-        for get in (self.get_tune, self.get_layouts, self.get_calibration):
-            with suppress(NotFoundError):
-                return await get(name)
-        return await self.get_sweep(name)
+        return job_of(await self._get(f"/v1/jobs/{segment(name)}"))
+
+    async def jobs(
+        self, cursor: str | None = None, limit: int | None = None, **wanted: str
+    ) -> JobPage:
+        """Return a page of the caller's jobs, newest first. ``wanted`` are filters: kind, state,
+        model, profile, created_from, created_before, and q, words of label or request."""
+        return page_of(await self._get("/v1/jobs", cursor=cursor, limit=limit, **wanted))
+
+    async def set_label(self, job: Job, label: str | None) -> Job:
+        """Give a job a label, which lists show, or take it away with None."""
+        headers, body = JSON_HEADERS, json.dumps({"label": label}).encode()
+        path = f"/v1/jobs/{segment(job.id)}"
+        return job_of(json_of(await self._send("PATCH", path, content=body, headers=headers)))
 
     async def cancel(self, job: Job) -> Job:
         """Cancel a job: it ends without a result."""
@@ -170,36 +182,15 @@ class AsyncClient:
         """Delete a job that has ended. Raise ConflictError where it has not."""
         await self._send("DELETE", path_of(job))
 
-    async def tunes(
-        self, cursor: str | None = None, limit: int | None = None, **wanted: str
-    ) -> JobPage:
-        """Return a page of the caller's tunes, newest first. ``wanted`` are filters: state, model,
-        profile, created_from, created_before."""
-        return page_of(await self._get("/v1/tunes", cursor=cursor, limit=limit, **wanted))
-
-    async def sweeps(
-        self, cursor: str | None = None, limit: int | None = None, **wanted: str
-    ) -> JobPage:
-        """Return a page of the caller's sweeps, as ``tunes`` does."""
-        return page_of(await self._get("/v1/sweeps", cursor=cursor, limit=limit, **wanted))
-
-    async def layout_jobs(
-        self, cursor: str | None = None, limit: int | None = None, **wanted: str
-    ) -> JobPage:
-        """Return a page of the caller's searches of layouts, as ``tunes`` does."""
-        return page_of(await self._get("/v1/layouts", cursor=cursor, limit=limit, **wanted))
-
-    async def calibrations(
-        self, cursor: str | None = None, limit: int | None = None, **wanted: str
-    ) -> JobPage:
-        """Return a page of the caller's calibrations, as ``tunes`` does."""
-        return page_of(await self._get("/v1/calibrations", cursor=cursor, limit=limit, **wanted))
-
     async def points(
-        self, name: str, cursor: str | None = None, limit: int | None = None
+        self,
+        name: str,
+        cursor: str | None = None,
+        limit: int | None = None,
+        kind: Swept = "sweep",
     ) -> Listing:
-        """Return a page of a sweep's points."""
-        path = f"/v1/sweeps/{segment(name)}/points"
+        """Return a page of the points of a sweep, or of another ``kind`` of job that has some."""
+        path = f"/v1/{kind}s/{segment(name)}/points"
         return Listing(await self._get(path, cursor=cursor, limit=limit))
 
     async def plan(self, name: str, kind: Search = "tune") -> bytes:

@@ -27,6 +27,7 @@ from domino_tune.requests.verbs import (
     LAYOUTS_NOT_SERVED,
     NOT_OF_LAYOUTS,
     NOT_SERVED,
+    SCALE_NOT_SERVED,
 )
 from domino_tune.store.files import read_text
 from domino_tune.store.formats.megatron_log import read_megatron_log
@@ -36,20 +37,29 @@ from simulator.errors import InputError
 
 NAMES: Final = {"model": "models", "profile": "profiles", "into": "profiles"}
 """Fields that hold names, each with the list that a server has of them."""
+NO_RANKS: Final = "a server starts no ranks"
 
 
 def tune_body(request: TuneRequest) -> bytes:
     """Return the body of a tune. Raise InputError for options that a server cannot follow."""
+    _given(request, without=("sweep",), why="that asks for many numbers of GPUs: call `scale`")
     _given(request, without=LAYOUT_FIELDS, why="that asks for layouts: call `layouts`")
-    return _encoded(_given(request, without=NOT_SERVED, why="a server starts no ranks"))
+    return _encoded(_given(request, without=NOT_SERVED, why=NO_RANKS))
 
 
 def layouts_body(request: TuneRequest) -> bytes:
     """Return the body of a search of layouts. Raise InputError for options that it, or a server,
     cannot follow."""
     _given(request, without=NOT_OF_LAYOUTS, why="with --gpus the layout is searched")
-    why = "it starts no ranks, and searches layouts of one number of GPUs"
-    return _encoded(_given(request, without=LAYOUTS_NOT_SERVED, why=why))
+    _given(request, without=("sweep",), why="that asks for many numbers of GPUs: call `scale`")
+    return _encoded(_given(request, without=LAYOUTS_NOT_SERVED, why=NO_RANKS))
+
+
+def scale_body(request: TuneRequest) -> bytes:
+    """Return the body of a search at several numbers of GPUs. Raise as ``layouts_body`` does."""
+    _given(request, without=NOT_OF_LAYOUTS, why="with --sweep the layout is searched")
+    _given(request, without=("gpus",), why="--sweep has the numbers of GPUs")
+    return _encoded(_given(request, without=SCALE_NOT_SERVED, why=NO_RANKS))
 
 
 def plan_body(request: PlanFields) -> bytes:

@@ -1,4 +1,4 @@
-"""Jobs: tunes, sweeps, searches of layouts and calibrations as the server describes them."""
+"""Jobs of all kinds as the server describes them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from domino_tune.results import CalibrateResult, Tuned
 from domino_tune.results.from_json import (
     calibrated_from_json,
     layouts_from_json,
+    scale_from_json,
     tuned_from_json,
 )
 from domino_tune.results.layouts import Layouts
+from domino_tune.results.scale import ScaleResult
 from domino_tune.results.whatif import whatif_frame
 from simulator.errors import InputError
 
@@ -29,12 +31,15 @@ STATES: Final = get_args(State)
 ENDED: Final = ("done", "failed", "cancelled")
 Search = Literal["tune", "layout"]
 """Kinds of jobs that have files: a plan, a report and a trace."""
+Swept = Literal["sweep", "scale"]
+"""Kinds of jobs that have points."""
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A tune, a sweep, a search of layouts or a calibration at a server.
+    """A job at a server: a tune, a sweep, a search of layouts, at one number of GPUs or at several
+    (``scale``), or a calibration. ``label``: what its owner calls it.
 
     ``done`` of ``total`` steps are finished, at most ``left`` are left, which takes about ``eta_s``
     seconds; ``elapsed_s``: since the job started. They are None while they are not known.
@@ -52,6 +57,7 @@ class Job:
     elapsed_s: float | None = None
     eta_s: float | None = None
     stopped_by: str | None = None
+    label: str | None = None
     plain: Mapping[str, Any] = field(repr=False)
 
     @property
@@ -88,7 +94,7 @@ class Job:
         Raise as ``result`` does, and InputError for another kind of job.
         """
         if self.kind != "sweep":
-            raise InputError(f"A {self.kind} has no points; `client.{self.kind}s` has its result.")
+            raise InputError(f"A {self.kind} has no points of a sweep; take `result()`.")
         return whatif_frame(self.result())
 
 
@@ -103,7 +109,7 @@ class JobPage:
         """Return one row a job: what was asked, how far it is, and the best so far."""
         return rows_frame(
             {
-                "id": one.id, "kind": one.kind, "state": one.state,
+                "id": one.id, "kind": one.kind, "state": one.state, "label": one.label,
                 **{name: one.plain.get(name) for name in ("created", "started", "finished")},
                 "request": one.plain.get("request") or {}, "done": one.done, "total": one.total,
                 "best": one.plain.get("best") or {},
@@ -127,6 +133,14 @@ class LayoutsAnswer:
 
     id: str
     result: Layouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleAnswer:
+    """A finished search at several numbers of GPUs: its result, and the id of its job."""
+
+    id: str
+    result: ScaleResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +184,7 @@ def job_of(plain: Mapping[str, Any]) -> Job:
         elapsed_s=progress.get("elapsed_s"),
         eta_s=progress.get("eta_s"),
         stopped_by=plain.get("stopped_by"),
+        label=plain.get("label"),
         plain=plain,
     )
 
@@ -193,6 +208,11 @@ def tune_answer(job: Job, *, seconds: float) -> TuneAnswer:
 def layouts_answer(job: Job, *, seconds: float) -> LayoutsAnswer:
     """Return what an ended search of layouts found, as ``tune_answer`` does."""
     return LayoutsAnswer(id=job.id, result=_read(job, partial(layouts_from_json, seconds=seconds)))
+
+
+def scale_answer(job: Job, *, seconds: float) -> ScaleAnswer:
+    """Return what an ended search at several numbers of GPUs found, as ``tune_answer`` does."""
+    return ScaleAnswer(id=job.id, result=_read(job, partial(scale_from_json, seconds=seconds)))
 
 
 def calibrate_answer(job: Job) -> CalibrateAnswer:

@@ -135,8 +135,9 @@ class WorkloadFields(Request):
         flag="--grad-dtype", choices=GRAD_DTYPES, default=None,
     )  # fmt: skip
     recompute: str | None = option(
-        "What backward computes again instead of keeping it: each layer, or the attention core, "
-        "which saves nothing with flash attention (default none).",
+        "What backward computes again instead of keeping it: each layer; the attention core, "
+        "which saves nothing with flash attention; or per-op, every second matmul and what is "
+        "cheap, as torchtitan has it (default none).",
         flag="--recompute", choices=RECOMPUTE, default=None,
     )  # fmt: skip
     recompute_layers: int | None = option(

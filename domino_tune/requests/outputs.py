@@ -109,6 +109,22 @@ class TuneOutputs(PlanOutputs):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CalibrateOutputs(JsonOutputs):
+    """The result, which may come from a server."""
+
+    server: str | None = option(
+        "Calibrate at this server, which keeps the profile: http://HOST:PORT; models and profile "
+        "are names that it knows.",
+        flag="--server", metavar="URL", default=None,
+    )  # fmt: skip
+    token_file: str | None = token_option()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _only_with("--server", self.server, self.token_file)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ValidateOutputs(TraceOutputs):
     """Also a timeline; the result may go to the server that tuned."""
 

@@ -14,6 +14,8 @@ from simulator.errors import InputError
 
 SCOPES: Final = ("read", "tune", "admin")
 """The scopes of a token, each with those before it."""
+JOB_KINDS: Final = ("tune", "layout", "scale", "sweep", "calibration")
+JOB_STATES: Final = ("queued", "running", "done", "failed", "cancelled")
 _EXECUTOR: Final = re.compile(r"local|dask://[^/\s]+:\d{1,5}")
 
 
@@ -134,11 +136,21 @@ class ServerFields(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class JobsListRequest(ServerFields):
-    """List your jobs, newest first."""
+    """List your jobs of all kinds, newest first."""
 
     limit: int = option(
-        "Most jobs of each kind (default 20).",
+        "Most jobs (default 20).",
         flag="--limit", metavar="N", default=20, minimum=1, maximum=200,
+    )  # fmt: skip
+    kind: str | None = option(
+        "Only jobs of this kind.", flag="--kind", choices=JOB_KINDS, default=None
+    )
+    state: str | None = option(
+        "Only jobs in this state.", flag="--state", choices=JOB_STATES, default=None
+    )
+    search: str | None = option(
+        "Only jobs whose label or request has each of these words, in small or capital letters.",
+        flag="--search", metavar="WORDS", default=None,
     )  # fmt: skip
 
 

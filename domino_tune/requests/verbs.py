@@ -203,3 +203,7 @@ LAYOUTS_NOT_SERVED: Final = (
     *(name for name in NOT_SERVED if name not in LAYOUT_FIELDS), *NOT_OF_LAYOUTS,
 )  # fmt: skip
 """Fields of a search of layouts that a server refuses."""
+SCALE_NOT_SERVED: Final = (
+    *(name for name in LAYOUTS_NOT_SERVED if name != "sweep"), "gpus",
+)  # fmt: skip
+"""Those of a search at several numbers of GPUs."""

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from domino_tune.results.calibrate import CalibrateResult
 from domino_tune.results.layouts import Layouts
+from domino_tune.results.scale import ScaleResult
 from domino_tune.results.simulate import Simulated
 from domino_tune.results.tune import Tuned
 from domino_tune.store.parsing import parse
@@ -32,6 +33,14 @@ def tuned_from_json(value: Any, *, seconds: float) -> Tuned:
 def layouts_from_json(value: Any, *, seconds: float) -> Layouts:
     """Return the result that ``tune --gpus --json`` prints, as ``tuned_from_json`` does."""
     return _found(Layouts, value, seconds, "result of layouts")
+
+
+def scale_from_json(value: Any, *, seconds: float) -> ScaleResult:
+    """Return the result that ``tune --sweep --json`` prints, as ``tuned_from_json`` does. Raise
+    InputError for anything else."""
+    content = parse(dict[str, Any], value, source="result of a scale", error=InputError)
+    whole = {**content, "seconds": seconds}
+    return parse(ScaleResult, whole, source="result of a scale", error=InputError)
 
 
 def calibrated_from_json(value: Any) -> CalibrateResult:

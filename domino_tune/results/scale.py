@@ -38,7 +38,11 @@ class ScalePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleResult(Shown):
-    """The best layout at each number of GPUs; ``global_batch_size`` is that of all numbers."""
+    """The best layout at each number of GPUs; ``global_batch_size`` is that of all numbers.
+
+    ``stopped_by``: why a job has fewer numbers than were asked for, ``user`` or ``time``, of which
+    the last one's layout is the best so far; None where it has all.
+    """
 
     points: tuple[ScalePoint, ...]
     model: ModelSpec
@@ -46,6 +50,7 @@ class ScaleResult(Shown):
     seq_length: int
     global_batch_size: int
     seconds: float
+    stopped_by: str | None = None
 
     @property
     def found(self) -> tuple[tuple[ScalePoint, LayoutResult], ...]:

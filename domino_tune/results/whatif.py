@@ -56,8 +56,8 @@ class WhatIfPoint:
 class WhatIfResult(Shown):
     """The plan as things are (``base``), and at each point of the change or sweep.
 
-    ``stopped_by``: why a job's sweep has fewer points than were asked for, ``user`` or ``time``;
-    None where it has all.
+    ``stopped_by``: why a job's sweep has fewer points than were asked for, ``user`` or ``time``,
+    and the best plan of the last one is the best so far; None where it has all.
     """
 
     base: WhatIfPoint

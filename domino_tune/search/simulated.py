@@ -9,6 +9,7 @@ from typing import cast
 
 from domino_tune.search.problem import Evaluation, Record, ties
 from domino_tune.search.space import Space, SpaceSpec, Target, enumerate_plans
+from domino_tune.store.formats.deepspeed import check_deepspeed
 from simulator.case import Case
 from simulator.clocked_form import closed_form
 from simulator.issue_order import LayerOrder
@@ -106,8 +107,18 @@ def slicings_of(case: Case) -> tuple[Slicing, ...]:
     return searched if case.can_slice_sequences else searched[:1]
 
 
+def check_target(case: Case, target: str | None) -> None:
+    """Raise InfeasiblePlanError (``target``) for a layout that the export to the target refuses."""
+    if target == "deepspeed":
+        check_deepspeed(case.model, case.workload, case.cluster)
+
+
 def space_of(case: Case, target: str | None) -> Space:
-    """Return all plans of a case, with the CTA counts of its profile for the TP group."""
+    """Return all plans of a case, with the CTA counts of its profile for the TP group.
+
+    Raise InfeasiblePlanError (``target``) where the target cannot run the case at all.
+    """
+    check_target(case, target)
     spec = SpaceSpec(
         row_slices=tuple(range(1, MAX_ROW_SLICES + 1)),
         comm_ctas=case.comm_ctas_choices,

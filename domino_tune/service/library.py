@@ -18,7 +18,8 @@ from domino_tune.service.quota import Keep, check_quota
 from domino_tune.service.sql.database import Database
 from domino_tune.service.sql.statements import hold, insert, now_s
 from domino_tune.service.sql.tables import models, profile_bodies, profiles
-from domino_tune.service.stored import ListedProfile, StoredModel, StoredProfile
+from domino_tune.service.stored import StoredModel, StoredProfile
+from domino_tune.service.summaries import dump_summary, load_summary
 from domino_tune.store.formats.model_file import dump_model, model_from_json
 from domino_tune.store.models import LoadedModel, override, read_model
 from domino_tune.store.profiles import (
@@ -30,7 +31,7 @@ from domino_tune.store.profiles import (
     summary_of,
 )
 from domino_tune.store.shelf import Shelf
-from simulator.errors import InputError, ProfileError, unknown_name
+from simulator.errors import InputError, unknown_name
 from simulator.presets import MODELS
 from simulator.profile import Profile
 
@@ -38,7 +39,6 @@ ANY: Final = "*"
 """In If-Match: any stored content; in If-None-Match: the name must be new."""
 _PARSED: Final = 8
 """Each may be a file of 16 MiB."""
-_SUMMARIES: Final = 1024
 
 
 class Library:
@@ -53,7 +53,6 @@ class Library:
         self._keep = keep or Keep()
         # An id's content never changes; parsing one strictly takes tens of milliseconds.
         self._parsed = lru_cache(maxsize=_PARSED)(self._parse)
-        self.summary = lru_cache(maxsize=_SUMMARIES)(self._summary)
 
     def put(
         self,
@@ -91,7 +90,7 @@ class Library:
             _check(name, current, if_match, if_none_match)
             if owner is not None:
                 check_quota(connection, owner, len(profile.body), self._keep)
-            _store(connection, name, current, content_id, profile.body, owner)
+            _store(connection, current, profile, owner)
         return content_id, current is None
 
     def earlier_answer(self, given: Idempotency) -> tuple[str, bool, Any] | None:
@@ -109,7 +108,7 @@ class Library:
             return StoredProfile(
                 name=name,
                 origin="bundled",
-                content_id=bundled()[name].content_id,
+                content_id=bundled_summaries()[name].content_id,
                 body=bundled_bytes(name),
             )
         asked = (
@@ -137,8 +136,11 @@ class Library:
         profile = parse_profile(file, source="the calibrated profile")
         _refuse_loss(connection, profile.name)
         check_quota(connection, owner, len(file), self._keep)
-        current = _current(connection, profile.name)
-        _store(connection, profile.name, current, profile.content_id, file, owner)
+        made = FiledProfile(
+            name=profile.name, content_id=profile.content_id, body=file,
+            summary=summary_of(profile, "library"),
+        )  # fmt: skip
+        _store(connection, _current(connection, made.name), made, owner)
 
     def delete(self, name: str, *, if_match: str | None = None) -> None:
         """Delete a name. Raise NotFoundError, PreconditionError, ConflictError if bundled."""
@@ -150,27 +152,15 @@ class Library:
             _check(name, current, if_match, None)
             connection.execute(delete(profiles).where(profiles.c.name == name))
 
-    def list(self) -> tuple[ListedProfile, ...]:
-        """Return all profiles by name, without reading them."""
-        found = [
-            ListedProfile(name=name, origin="bundled", content_id=profile.content_id)
-            for name, profile in bundled().items()
-        ]
-        for name, content_id in self._names().items():
-            found.append(ListedProfile(name=name, origin="library", content_id=content_id))
-        return tuple(sorted(found, key=lambda one: one.name))
-
-    def _summary(self, listed: ListedProfile) -> ProfileSummary:
-        """Return the entry of a list; ``problem`` where this program cannot read the profile."""
-        if listed.origin == "bundled":
-            return summary_of(bundled()[listed.name], listed.origin)
-        try:
-            return summary_of(self._parsed(listed.content_id), listed.origin)
-        except ProfileError as error:
-            return ProfileSummary(
-                name=listed.name, origin=listed.origin, gpu="", created="",
-                content_id=listed.content_id, sections={}, problem=str(error),
-            )  # fmt: skip
+    def list(self) -> tuple[ProfileSummary, ...]:
+        """Return all profiles by name, without reading them; ``problem`` of one that this program
+        cannot read."""
+        asked = select(profile_bodies.c.summary).join(
+            profiles, profiles.c.content_id == profile_bodies.c.content_id
+        )
+        with self._database.read() as connection:
+            found = [load_summary(text) for text in connection.scalars(asked)]
+        return tuple(sorted([*found, *bundled_summaries().values()], key=lambda one: one.name))
 
     def put_model(
         self,
@@ -244,10 +234,17 @@ class Library:
         """Return the parsed profile. Raise InputError for an unknown name."""
         if slug("profile", name) in bundled():
             return bundled()[name]
+        return self._parsed(self.content_id(name))
+
+    def content_id(self, name: str) -> str:
+        """Return the id of a profile's content without reading it. Raise InputError for an unknown
+        name."""
+        if slug("profile", name) in bundled():
+            return bundled_summaries()[name].content_id
         names = self._names()
         if name not in names:
             raise unknown_name("profile", name, {*bundled(), *names})
-        return self._parsed(names[name])
+        return names[name]
 
     def model(self, name: str) -> StoredModel:
         """Return a model. Raise InputError for an unknown name."""
@@ -301,6 +298,12 @@ def bundled() -> Mapping[str, Profile]:
     }
 
 
+@cache
+def bundled_summaries() -> Mapping[str, ProfileSummary]:
+    """Return what lists show of the profiles that come with the program; their ids take a while."""
+    return {name: summary_of(profile, "bundled") for name, profile in bundled().items()}
+
+
 def _refuse_bundled(kind: str, name: str, theirs: Mapping[str, object]) -> None:
     if name in theirs:
         raise ConflictError(
@@ -341,14 +344,13 @@ def _check(name: str, current: str | None, if_match: str | None, if_none_match: 
 
 
 def _store(
-    connection: Connection,
-    name: str,
-    current: str | None,
-    content_id: str,
-    body: bytes,
-    owner: str | None,
+    connection: Connection, current: str | None, profile: FiledProfile, owner: str | None
 ) -> None:
-    hold(connection, profile_bodies.c.content_id, {"content_id": content_id, "body": body})
+    """Keep the profile in place of the content ``current`` of its name; None: a new name."""
+    name, content_id = profile.name, profile.content_id
+    summary = dump_summary(profile.summary)
+    kept = {"content_id": content_id, "body": profile.body, "summary": summary}
+    hold(connection, profile_bodies.c.content_id, kept)
     values = {"content_id": content_id, "updated_s": now_s(), "owner": owner}
     if current is not None:
         connection.execute(update(profiles).where(profiles.c.name == name).values(**values))

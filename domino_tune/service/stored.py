@@ -11,15 +11,6 @@ Origin = Literal["bundled", "library"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListedProfile:
-    """A profile's entry in the list."""
-
-    name: str
-    origin: Origin
-    content_id: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class StoredProfile:
     """A profile's file; ``content_id`` is its ETag."""
 

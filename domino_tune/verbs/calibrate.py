@@ -23,6 +23,7 @@ from domino_tune.store.profiles import bundled_names, load_profile, save_profile
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.resolve import plan_of, resolve
 from simulator.calibration import CalibratedPart, Calibration
+from simulator.case import Case
 from simulator.errors import DominoTuneError, InputError
 from simulator.predict import predict
 from simulator.profile import Profile
@@ -168,6 +169,27 @@ def planned(run: AskedRun, shelf: Shelf) -> MeasuredRun:
     except DominoTuneError as error:
         raise InputError(f"{run.label}: {error}") from None
     return MeasuredRun(label=run.label, case=case, plan=plan, measured_ms=run.measured_ms)
+
+
+def check_predictable(run: MeasuredRun) -> None:
+    """Raise InputError, which names it, for a run that cannot be predicted. Look at one layer and
+    micro-batch of it, for milliseconds: ``planned`` has looked at how layers are divided."""
+    try:
+        predict(_one_layer(run.case), run.plan)
+    except DominoTuneError as error:
+        raise InputError(f"{run.label}: {error}") from None
+
+
+def _one_layer(case: Case) -> Case:
+    return replace(
+        case,
+        model=replace(case.model, num_hidden_layers=1),
+        cluster=replace(case.cluster, pp=1, vpp=1),
+        workload=replace(
+            case.workload, grad_accumulation=1, pp_layers=(), recompute_layers=0,
+            overlap_p2p=False,
+        ),
+    )  # fmt: skip
 
 
 def measured(run: AskedRun, shelf: Shelf) -> MeasuredRun:

@@ -30,9 +30,9 @@ def check_may_fit(case: Case) -> None:
     change = smallest_change(case)
     raise InfeasiblePlanError(
         f"No plan fits in the memory of {case.profile.machine.gpu}: each needs "
-        f"{least / GIB:.1f} GiB or more at its peak ({static / GIB:.1f} GiB of weights, gradients "
-        f"and optimizer state, the rest activations), but it has {case.capacity_bytes / GIB:.0f} "
-        f"GiB; {_words(change)}",
+        f"{least / GIB:,.1f} GiB or more at its peak ({static / GIB:,.1f} GiB of weights, "
+        "gradients and optimizer state, the rest activations), but it has "
+        f"{case.capacity_bytes / GIB:.0f} GiB; {_words(change)}",
         reason="memory",
         change=change,
     )

@@ -34,8 +34,14 @@ class Candidate:
 
 
 def as_emulated(case: Case, spec: LaunchSpec) -> Case:
-    """Return the case of a single rank: no skew, and on CPU no contention, as collectives wait."""
-    alone = replace(case.profile, skew=None)
+    """Return the case of a single rank: nobody to wait for, and on CPU no contention, as
+    collectives wait."""
+    skew = case.profile.skew
+    if skew is not None:
+        skew = replace(
+            skew, fit=replace(skew.fit, slowest_factor=1.0, rows=(), beside=(), error=0.0)
+        )
+    alone = replace(case.profile, skew=skew)
     return replace(
         case, profile=replace(alone, contention=None) if spec.backend == "gloo" else alone
     )
@@ -61,7 +67,8 @@ def plan_paces(
 def present_speed(cost: CostModel, bound: Measured) -> float | None:
     """Return the machine's speed relative to its profile; None without the bound's timeline.
 
-    It is the median over the bound's compute ops of profiled over measured duration.
+    It is the median over the bound's compute ops of profiled over measured duration. Both are
+    medians of single ops, so what a step takes beyond them (``step_excess``) is taken out.
     """
     if bound.timeline is None or bound.typical_ns is None:
         return None
@@ -71,4 +78,5 @@ def present_speed(cost: CostModel, bound: Measured) -> float | None:
         if op.lane == COMPUTE and measured_ns > 0
     ]
     long = [pair for pair in pairs if pair[1] >= LEAST_NS] or pairs
-    return statistics.median(profiled / measured for profiled, measured in long)
+    beyond = 1.0 + cost.skew.step_excess if cost.skew else 1.0
+    return statistics.median(profiled / measured for profiled, measured in long) / beyond

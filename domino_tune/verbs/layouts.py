@@ -93,17 +93,10 @@ def tune_layouts(
 
 
 def space_of(request: TuneRequest, shelf: Shelf = DISK) -> LayoutSpace:
-    """Return what the request's search goes through. Raise InputError where no layout divides the
-    GPUs and the batch."""
+    """Return what the request's search goes through. Raise as ``check_may_fit`` does."""
     base = base_of(request, shelf)
     check_may_fit(base, request)
     candidates, infeasible = candidates_of(base, request)
-    if not candidates and not infeasible["memory"]:
-        raise InputError(
-            f"No layout divides {request.gpus} GPUs and {request.global_batch_size} sequences as "
-            "asked: tp, pp and cp must divide the GPUs and the model, dp × --micro-batch-size the "
-            "batch. Leave out fixed flags, or give other numbers."
-        )
     return LayoutSpace(request=request, base=base, candidates=candidates, infeasible=infeasible)
 
 
@@ -164,15 +157,22 @@ def _frameworks(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
 
 
 def check_may_fit(base: Case, request: TuneRequest) -> None:
-    """Raise InfeasiblePlanError, with the smallest change that fits, where the weights of no layout
-    do; ``base`` is that of ``base_of``."""
-    if not _some_may_fit(base, request):
+    """Raise InputError where no layout divides GPUs and batch, and InfeasiblePlanError, with the
+    smallest change that fits, where the weights of none fit; ``base`` is that of ``base_of``."""
+    found = _some_may_fit(base, request)
+    if found is None:
+        raise InputError(
+            f"No layout divides {request.gpus} GPUs and {request.global_batch_size} sequences as "
+            "asked: tp, pp and cp must divide the GPUs and the model, dp × --micro-batch-size the "
+            "batch. Leave out fixed flags, or give other numbers."
+        )
+    if not found:
         raise _nothing_fits(base, _smallest_change(base, request))
 
 
-def _some_may_fit(base: Case, request: TuneRequest) -> bool:
-    """Return whether a layout may fit, or none divides the GPUs and the batch. Layouts that need
-    least of a GPU come last, and are looked at first."""
+def _some_may_fit(base: Case, request: TuneRequest) -> bool | None:
+    """Return whether a layout may fit; None where none divides the GPUs and the batch. Layouts that
+    need least of a GPU come last, and are looked at first."""
     looked = False
     for layout in reversed(list(layouts_of(base, request))):
         with suppress(InputError):
@@ -180,7 +180,7 @@ def _some_may_fit(base: Case, request: TuneRequest) -> bool:
             looked = True
             if weights_fit(case) and may_fit(case):
                 return True
-    return not looked
+    return False if looked else None
 
 
 def _smallest_change(base: Case, request: TuneRequest) -> dict[str, object]:
@@ -199,7 +199,7 @@ def _smallest_change(base: Case, request: TuneRequest) -> dict[str, object]:
             asked = replace(request, **change)  # type: ignore[arg-type]
             cluster = replace(base.cluster, dp=asked.gpus or gpus)
             case = replace(base, cluster=place(cluster, base.profile, None))
-            if any(layouts_of(case, asked)) and _some_may_fit(case, asked):
+            if _some_may_fit(case, asked):
                 return change
     return {}
 

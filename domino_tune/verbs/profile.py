@@ -15,7 +15,7 @@ from domino_tune.measure.coverage import coverage, cta_counts
 from domino_tune.measure.machine import machine_of, ranks_per_node
 from domino_tune.measure.model_free import CPU, GPU, model_free_probes
 from domino_tune.measure.outliers import outliers_of
-from domino_tune.measure.probe_set import ProbeSet
+from domino_tune.measure.probe_set import ProbeSet, lacks_waits
 from domino_tune.measure.profiling import measure_profile
 from domino_tune.measure.same_machine import differences
 from domino_tune.requests import ProfileRequest
@@ -240,7 +240,7 @@ def _span(seconds: float) -> str:
 
 def _result(task: Task, measured: Profile, *, seconds: float) -> ProfilingResult:
     left = task.left_of(measured)
-    sections = tuple(_section(task.profile, measured, left, name) for name in SECTIONS)
+    sections = tuple(_section(task, measured, left, name) for name in SECTIONS)
     return ProfilingResult(
         profile=ProfileRef.of(measured),
         path=str(task.path),
@@ -255,7 +255,7 @@ def _result(task: Task, measured: Profile, *, seconds: float) -> ProfilingResult
     )
 
 
-def _section(before: Profile, after: Profile, left: ProbeSet, name: str) -> MeasuredSection:
+def _section(task: Task, after: Profile, left: ProbeSet, name: str) -> MeasuredSection:
     """Return the counts of one section; fits such as launch and skew have no rows to count."""
     lacking: int | None = None
     if name in ("gemm", "attention", "pointwise"):
@@ -265,10 +265,13 @@ def _section(before: Profile, after: Profile, left: ProbeSet, name: str) -> Meas
     elif name == "contention":
         probes = left.contention
         lacking = 0 if probes is None else len(probes.messages)
-    now, old = getattr(after, name), getattr(before, name)
+    elif name in ("skew", "resume"):
+        known = getattr(after, name) is not None
+        lacking = int(not known and lacks_waits(after, task.spec.world_size))
+    now, old = getattr(after, name), getattr(task.profile, name)
     if now is not None and not hasattr(now, "rows"):
         return MeasuredSection(section=name, rows=None, new=int(now != old), left=lacking)
-    rows, known = (getattr(section, "rows", ()) for section in (now, old))
+    rows, earlier = (getattr(section, "rows", ()) for section in (now, old))
     return MeasuredSection(
-        section=name, rows=len(rows), new=len(set(rows) - set(known)), left=lacking
+        section=name, rows=len(rows), new=len(set(rows) - set(earlier)), left=lacking
     )

@@ -31,7 +31,7 @@ from simulator.errors import DominoTuneError, InputError, ProfileError
 from simulator.plan import SlicePlan
 from simulator.predict import played, unsure_clocks
 from simulator.presets import MODELS
-from simulator.profile import SECTIONS, Profile
+from simulator.profile import NEVER, SECTIONS, Profile
 from simulator.record import record
 from simulator.specs import ClusterSpec, Workload
 from simulator.units import MS_PER_NS
@@ -51,13 +51,14 @@ def profiles_show(request: requests.ProfilesShowRequest) -> ProfileResult:
     """Return a profile's machine and the source of each section."""
     profile = load_profile(request.profile)
     present = [name for name in SECTIONS if getattr(profile, name) is not None]
+    known = (*present, *NEVER.get(profile.machine.backend, ()))
     return ProfileResult(
         name=profile.name,
         content_id=profile.content_id,
         created=profile.created,
         machine=profile.machine,
         sections=tuple(_section(profile, name) for name in present),
-        missing=tuple(name for name in SECTIONS if name not in present),
+        missing=tuple(name for name in SECTIONS if name not in known),
     )
 
 

@@ -12,7 +12,15 @@ from domino_tune.base.units import parse_quantity
 from domino_tune.measure.machine import machine_of, ranks_per_node
 from domino_tune.measure.same_machine import differences
 from domino_tune.requests import RanksFields
-from domino_tune.runtime.launch_spec import CTA_SETTINGS, Backend, LaunchSpec, check_one_stage
+from domino_tune.runtime.launch_spec import (
+    CTA_SETTINGS,
+    Backend,
+    LaunchSpec,
+    check_heads,
+    check_one_stage,
+    check_plain,
+    check_recomputation,
+)
 from simulator.case import Case
 from simulator.errors import InputError
 from simulator.implementation import DOMINO_TUNE
@@ -69,24 +77,17 @@ def check_runnable(
             "GPT and Llama layers. Use simulate, tune or whatif without real runs, or a model "
             "without these."
         )
-    if tp > model.num_key_value_heads:
-        raise InputError(
-            f"{model.name} has num_key_value_heads = {model.num_key_value_heads}, fewer than tp = "
-            f"{tp}; real ranks do not copy key-value heads yet. Use --tp "
-            f"{model.num_key_value_heads} or less, or simulate, tune or whatif without real runs."
-        )
+    check_heads(model, tp, "Use")
 
 
 def check_played(case: Case, remedy: str) -> None:
     """Raise InputError for what the runtime does not play; ``remedy`` begins with what to do."""
     check_one_stage(case.cluster, remedy)
     workload = case.workload
+    check_recomputation(workload, remedy)
+    check_plain(workload, remedy)
     missing = {
-        f"{workload.data_parallel} (--data-parallel replicas)": (
-            workload.data_parallel != "replicas"
-        ),
         "bf16 gradients (--grad-dtype fp32)": workload.grad_dtype != "fp32",
-        "multimem collectives (--tp-collectives nccl)": workload.tp_collectives != "nccl",
         f"the kernels of {workload.implementation.label} (--implementation domino-tune)": (
             workload.implementation != DOMINO_TUNE
         ),

@@ -222,7 +222,8 @@ def _pipelines(result: SimulateResult) -> Iterator[PipelinePicture]:
         plan = result.plans[name]
         found = played_pipeline(shown, plan, result.order if name == CHOSEN else None)
         yield PipelinePicture(
-            title=plan.label + (left_out if micros < workload.grad_accumulation else ""),
+            title=STRATEGY_NAMES[plan.strategy]
+            + (left_out if micros < workload.grad_accumulation else ""),
             stages=tuple(
                 tuple(
                     Pass(
@@ -329,9 +330,9 @@ def _sweep(result: WhatIfResult) -> Sweep:
     if result.sweep is None:
         points, names = [result.base, *points], ["unchanged", *names]
     series = {
-        "Megatron": tuple(p.result.baseline_ms for p in points if p.result),
-        "chosen": tuple(p.result.iteration_ms for p in points if p.result),
-        "no communication": tuple(p.result.no_comm_ms for p in points if p.result),
+        STRATEGY_NAMES["megatron"]: tuple(p.result.baseline_ms for p in points if p.result),
+        "this plan": tuple(p.result.iteration_ms for p in points if p.result),
+        STRATEGY_NAMES["no_comm"]: tuple(p.result.no_comm_ms for p in points if p.result),
     }
     return Sweep(x_label=label, xs=tuple(names), series=series)
 

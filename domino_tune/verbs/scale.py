@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final
@@ -12,8 +12,10 @@ from typing import Final
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import TuneRequest
 from domino_tune.results import LayoutsResult, ScalePoint, ScaleResult
+from domino_tune.store.plans import ProfileRef
 from domino_tune.store.shelf import DISK, Shelf
-from domino_tune.verbs.layouts import tune_layouts
+from domino_tune.verbs.layouts import base_of, tune_layouts
+from simulator.case import Case
 from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
 
 FEWEST: Final = 2
@@ -34,8 +36,8 @@ def tune_scale(
     began = time.perf_counter()
     points: list[ScalePoint] = []
     errors: dict[str, DominoTuneError] = {}
-    first: LayoutsResult | None = None
-    for asked in _requests(request):
+    first: float | None = None
+    for asked in requests_of(request):
         gpus = asked.gpus or 0
         try:
             answer = tune_layouts(asked, _told(progress, gpus), shelf=shelf)
@@ -43,18 +45,43 @@ def tune_scale(
             errors[str(error)] = error
             points.append(ScalePoint(gpus=gpus, error=str(error)))
         else:
-            first = first or answer
-            points.append(_point(gpus, answer, first))
+            first = first or answer.layouts[0].tokens_per_second_per_gpu
+            points.append(point_of(answer, first))
     if first is None:
-        raise _no_layout(errors)
+        raise no_layout(errors)
+    made = result_of(points, scale_base(request, shelf), request)
+    return replace(made, seconds=time.perf_counter() - began)
+
+
+def result_of(
+    points: Sequence[ScalePoint],
+    base: Case,
+    request: TuneRequest,
+    *,
+    stopped_by: str | None = None,
+) -> ScaleResult:
+    """Return the answer; ``base`` is that of ``scale_base``, and ``seconds`` is 0."""
     return ScaleResult(
         points=tuple(points),
-        model=first.best.model,
-        profile=first.best.profile,
-        seq_length=first.best.workload.seq_length,
-        global_batch_size=first.global_batch_size,
-        seconds=time.perf_counter() - began,
+        model=base.model,
+        profile=ProfileRef.of(base.profile),
+        seq_length=base.workload.seq_length,
+        global_batch_size=request.global_batch_size or 0,
+        seconds=0.0,
+        stopped_by=stopped_by,
     )
+
+
+def scale_base(request: TuneRequest, shelf: Shelf = DISK) -> Case:
+    """Return what the layouts of the first number that can have some divide. Raise as
+    ``tune_scale`` does, and the last number's InputError where none can."""
+    errors: dict[str, DominoTuneError] = {}
+    for asked in requests_of(request):
+        try:
+            return base_of(asked, shelf)
+        except DominoTuneError as error:
+            errors[str(error)] = error
+    raise no_layout(errors)
 
 
 def gpus_of(sweep: str) -> tuple[int, ...]:
@@ -72,7 +99,7 @@ def gpus_of(sweep: str) -> tuple[int, ...]:
     return numbers
 
 
-def _requests(request: TuneRequest) -> list[TuneRequest]:
+def requests_of(request: TuneRequest) -> tuple[TuneRequest, ...]:
     """Return the request of each number. Raise InputError for what does not go with a sweep."""
     numbers = gpus_of(request.sweep or "")
     if request.gpus:
@@ -81,29 +108,30 @@ def _requests(request: TuneRequest) -> list[TuneRequest]:
         raise InputError("Layouts are searched by simulation: leave out --objective measure.")
     if not request.global_batch_size:
         raise InputError("--sweep also needs --global-batch-size B, in sequences; give both.")
-    return [replace(request, sweep=None, gpus=gpus) for gpus in numbers]
+    return tuple(replace(request, sweep=None, gpus=gpus) for gpus in numbers)
 
 
 def _told(progress: Progress, gpus: int) -> Progress:
     return lambda message: progress(f"{gpus:,} GPUs: {message}")
 
 
-def _point(gpus: int, answer: LayoutsResult, first: LayoutsResult) -> ScalePoint:
-    """Return a number's answer; ``first`` is that of the first number with a layout."""
-    layout = answer.layouts[0]
+def point_of(answer: LayoutsResult, first: float | None = None) -> ScalePoint:
+    """Return a number's answer; ``first``: tokens/s/GPU at the first number with a layout, None
+    where this is the first."""
+    layout, gpus = answer.layouts[0], answer.gpus
     each = layout.tokens_per_second_per_gpu
     return ScalePoint(
         gpus=gpus,
         layout=layout,
         tokens_per_second=each * gpus,
-        scaling_efficiency=each / first.layouts[0].tokens_per_second_per_gpu,
+        scaling_efficiency=each / (first or each),
         best_without_domino=answer.best_without_domino,
         optimality=answer.optimality,
         warnings=tuple(text for text in answer.best.warnings if not text.startswith(DRAWN)),
     )
 
 
-def _no_layout(errors: Mapping[str, DominoTuneError]) -> DominoTuneError:
+def no_layout(errors: Mapping[str, DominoTuneError]) -> DominoTuneError:
     """Return the error of a sweep without a layout: the last number's."""
     text, last = list(errors.items())[-1]
     if len(errors) == 1:

@@ -284,12 +284,12 @@ def _warnings(
     capacity_gib = case.capacity_bytes / GIB
     if not mine.fits:
         found.append(
-            f"{mine.label} needs {mine.peak_memory_gib:.1f} GiB at its peak, but "
+            f"{mine.label} needs {mine.peak_memory_gib:,.1f} GiB at its peak, but "
             f"{case.profile.machine.gpu} has {capacity_gib:.0f} GiB: it could not run."
         )
     if not baseline.fits:
         found.append(
-            f"The baseline would need {baseline.peak_memory_gib:.1f} GiB, more than a GPU's "
+            f"The baseline would need {baseline.peak_memory_gib:,.1f} GiB, more than a GPU's "
             f"{capacity_gib:.0f} GiB: it could not run."
         )
     found += _shown_in_part(case)

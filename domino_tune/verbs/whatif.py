@@ -11,7 +11,7 @@ from domino_tune.base.units import Dimension, QuantityError, parse_quantity
 from domino_tune.requests import TuneRequest, WhatIfRequest
 from domino_tune.requests.options import MOST
 from domino_tune.results import SimulateResult, WhatIfPoint, WhatIfResult
-from domino_tune.search import Record
+from domino_tune.search import Record, choose_best
 from domino_tune.search.problem import go_on
 from domino_tune.search.simulated import CasePlans
 from domino_tune.store.plans import PlanFile
@@ -29,6 +29,7 @@ from domino_tune.verbs.tune import search
 from simulator.case import Case
 from simulator.errors import DominoTuneError, InputError, unknown_name
 from simulator.ops import Collective
+from simulator.plan import SlicePlan
 
 Apply = Callable[[Case, str], Case]
 Best = Callable[[Case], Chosen]
@@ -324,5 +325,13 @@ def best_plan(
 ) -> Chosen:
     """Return the best plan of a changed case, as ``tune`` finds it by default; see ``search``."""
     made = search(plans, TuneRequest(), progress, record=record, pause=pause)
-    plan = made.found.best.plan
-    return Chosen(plan=plan, order=made.problem.order(plan))
+    return _chosen(plans, made.found.best.plan)
+
+
+def best_so_far(plans: CasePlans, record: Record) -> Chosen:
+    """Return the best plan of a search that was interrupted; ``record`` has a trial."""
+    return _chosen(plans, choose_best(record.trials).plan)
+
+
+def _chosen(plans: CasePlans, plan: SlicePlan) -> Chosen:
+    return Chosen(plan=plan, order=plans.problem.order(plan))

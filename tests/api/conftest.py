@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from tests.api.browser import Watched, chromium, watched
-from tests.api.page_steps import LAYOUTS, SMALL, done
+from tests.api.page_steps import LAYOUTS, SCALE, SMALL, done
 from tests.domino_tune.serving import Served, served
 
 if TYPE_CHECKING:
@@ -37,6 +38,30 @@ def seen(browser: Browser, server: Served) -> Iterator[Watched]:
 def tuned(server: Served) -> str:
     """The id of a tune that is done."""
     return done(server, "tunes", SMALL)
+
+
+@pytest.fixture(scope="module")
+def scaled(server: Served) -> str:
+    """The id of a search at several numbers of GPUs that is done."""
+    return done(server, "scales", SCALE)
+
+
+@pytest.fixture(scope="module")
+def swept(server: Served, tuned: str) -> str:
+    """The id of a sweep of the tune's plan that is done."""
+    plan = httpx.get(f"{server.url}/v1/tunes/{tuned}/plan", timeout=60).text
+    sweep = '"sweep": "link_bandwidth=0.5x,1x"'
+    return done(server, "sweeps", f'{{"plan": {plan}, {sweep}}}')
+
+
+@pytest.fixture(scope="module")
+def calibrated(server: Served) -> str:
+    """The id of a calibration that is done."""
+    runs = [{**SMALL, "tp": tp, "measured_ms": 200.0 / tp} for tp in (4, 2)]
+    for run in runs:
+        del run["profile"]
+    body = {"profile": "h100-dgx", "name": "fitted", "runs": runs}
+    return done(server, "calibrations", body)
 
 
 @pytest.fixture(scope="module")

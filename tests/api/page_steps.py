@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,19 @@ LAYOUTS = {
 }  # fmt: skip
 """A search of layouts of seconds, whose best one is a pipeline."""
 
+SCALE = {
+    "model": "gpt3-1.3b", "profile": "h100-dgx", "seq_length": 1024, "sweep": "gpus=4,8",
+    "global_batch_size": 16, "tp": 4,
+}  # fmt: skip
+"""A search at two numbers of GPUs, of seconds."""
 
-def done(server: Served, kind: str, body: dict[str, Any]) -> str:
-    """The id of a job that has come to its end."""
-    made = httpx.post(f"{server.url}/v1/{kind}", json=body, timeout=60).raise_for_status().json()
+
+def done(server: Served, kind: str, body: dict[str, Any] | str) -> str:
+    """The id of a job that has come to its end. A body that is text is JSON already."""
+    text = body if isinstance(body, str) else json.dumps(body)
+    headers = {"Content-Type": "application/json"}
+    made = httpx.post(f"{server.url}/v1/{kind}", content=text, headers=headers, timeout=60)
+    made = made.raise_for_status().json()
     end = time.monotonic() + PATIENCE_MS / 1000
     while True:
         job = httpx.get(f"{server.url}/v1/{kind}/{made['id']}", timeout=60).json()
@@ -38,12 +48,20 @@ def done(server: Served, kind: str, body: dict[str, Any]) -> str:
         time.sleep(0.2)
 
 
+QUESTIONS = {
+    "gpus": "GPUs and a global batch", "sweep": "Several numbers of GPUs",
+    "micro_batch_size": "A fixed layout",
+}  # fmt: skip
+"""A field of each question that no question before it has -> how the form calls the question."""
+LAST = "micro_batch_size"
+
+
 def fill(page: Page, values: dict[str, Any]) -> None:
     """Fill the form's fields by their names; the fields say which question is asked."""
     page.locator("form.ask").wait_for()
-    asked = "GPUs and a global batch" if "gpus" in values else "A fixed layout"
-    page.get_by_role("radio", name=asked).check()
-    page.locator("#field-gpus" if "gpus" in values else "#field-micro_batch_size").wait_for()
+    shown = next((field for field in QUESTIONS if field in values), LAST)
+    page.get_by_role("radio", name=QUESTIONS[shown]).check()
+    page.locator(f"#field-{shown}").wait_for()
     first = page.locator("fieldset .field [name]").evaluate_all("all => all.map(one => one.name)")
     if not set(values) <= set(first):
         page.get_by_text("More options").click()

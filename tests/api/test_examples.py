@@ -26,7 +26,7 @@ from tests.api.page_steps import measured
 from tests.api.service import serving
 from tests.processes import PATIENCE_S
 
-JOBS: Final = ("tune", "sweep", "layout_search", "calibration")
+JOBS: Final = ("tune", "sweep", "layout_search", "scale", "calibration")
 """Ends of the names of operations that make jobs; each goes before those that look at the job."""
 
 

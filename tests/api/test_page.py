@@ -92,9 +92,13 @@ def test_a_sweep_is_drawn_point_by_point(seen: Watched, tuned: str) -> None:
     page.locator("#sweep-values").fill("0.5x, 1x")
     page.get_by_role("button", name="Sweep").click()
     page.locator(".swept", has_text="2 points.").wait_for()
-    assert page.locator(".swept .lines circle").count() == 6
-    assert page.locator(".swept .lines").get_by_text("ms", exact=True).is_visible()
+    assert page.locator(".swept .plot circle").count() == 6
+    assert page.locator(".swept .plot").get_by_text("ms", exact=True).is_visible()
     assert page.locator(".swept tbody th").all_inner_texts() == ["0.5x", "1x"]
+    page.get_by_role("link", name="History").click()
+    page.locator(".job a", has_text="link bandwidth 0.5x, 1x").first.click()
+    page.get_by_role("heading", name="Over link bandwidth").wait_for()
+    page.locator(".swept .plot circle").nth(5).wait_for()
     seen.check()
 
 
@@ -236,6 +240,7 @@ def test_predicted_against_measured(seen: Watched, tuned: str, server: Served) -
     assert "−50 %" in rows.nth(1).inner_text()
     assert page.locator("#measured svg circle").count() == 2
     page.get_by_role("button", name="Delete what was measured").click()
+    page.get_by_role("button", name="Delete for good? what was measured").click()
     rows.first.wait_for(state="detached")
     assert httpx.get(f"{server.url}/v1/tunes/{tuned}/validations").json()["items"] == []
     seen.check()

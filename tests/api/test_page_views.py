@@ -12,7 +12,7 @@ import pytest
 
 from domino_tune.store.profiles import dump_profile, load_profile
 from tests.api.browser import Watched, axe_findings, watched
-from tests.api.page_steps import LAYOUTS, SMALL, done, fill
+from tests.api.page_steps import LAYOUTS, SCALE, SMALL, done, fill
 from tests.domino_tune.serving import Served
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def test_gpus_and_a_global_batch_are_answered_with_layouts(seen: Watched) -> Non
     page.locator("#answer h1").get_by_text("The best layout is tp 4, pp 2").wait_for()
     assert "fastest" in page.locator("#answer .verdict").inner_text()
     figures = page.locator("#answer .figures").inner_text()
-    for name in ("Tokens a second a GPU", "MFU", "Clock", "Peak memory", "of 80.0 a GPU"):
+    for name in ("Tokens/s/GPU", "MFU", "Clock", "Peak memory", "of 80.0 a GPU"):
         assert name in figures
     assert page.locator("#layouts svg.ranking rect").count() > 1
     assert page.locator("#layouts svg.frontier circle").count() >= 1
@@ -48,6 +48,53 @@ def test_gpus_and_a_global_batch_are_answered_with_layouts(seen: Watched) -> Non
     page.locator("#field-gpus").wait_for()
     assert page.locator("#field-gpus").input_value() == "8"
     assert page.locator("#field-pp").is_visible(), "what was given is shown"
+    seen.check()
+
+
+def test_several_numbers_of_gpus_are_compared(seen: Watched) -> None:
+    page = seen.open()
+    fill(page, {**SCALE, "sweep": "4, many"})
+    page.get_by_role("button", name="Compare numbers").click()
+    page.locator("#field-sweep-error", has_text="many").wait_for()
+    page.locator("#field-sweep").fill("4, 8")
+    page.locator("#sums").get_by_text("4, 8 GPUs, 16 sequences").wait_for()
+    page.get_by_role("button", name="Compare numbers").click()
+    page.locator(".swept", has_text="2 points.").wait_for()
+    page.locator(".verdict", has_text="On 8 GPUs, each has").wait_for()
+    assert page.locator(".swept tbody th").all_inner_texts() == ["4", "8"]
+    assert page.locator(".swept .plot").first.locator("circle").count() == 4
+    page.get_by_role("link", name="change and ask again").click()
+    page.locator("#field-sweep").wait_for()
+    assert page.locator("#field-sweep").input_value() == "4, 8"
+    seen.check(422)
+
+
+def test_a_calibration_says_what_it_learnt(seen: Watched, server: Served, tmp_path: Path) -> None:
+    rows = ["label,measured_ms,model,tp,seq_length,micro_batch_size"]
+    for tp, micro in ((4, 4), (2, 2)):
+        asked = {**SMALL, "tp": tp, "micro_batch_size": micro, "strategy": "megatron"}
+        found = httpx.post(f"{server.url}/v1/simulations", json=asked, timeout=60).json()
+        rows.append(f"run {tp},{1.08 * found['iteration_ms']},gpt3-1.3b,{tp},1024,{micro}")
+    (tmp_path / "runs.csv").write_text("\n".join(rows))
+    page = seen.open("#/library")
+    page.locator("#calibrate-profile option").nth(1).wait_for(state="attached")
+    page.get_by_role("button", name="Calibrate").click()
+    page.get_by_text("Choose a table of runs first.").wait_for()
+    page.locator("#calibrate-profile").select_option("h100-dgx")
+    page.get_by_label("A table of runs").set_input_files(tmp_path / "runs.csv")
+    page.get_by_label("Name of the new profile").fill("calibrated-here")
+    page.get_by_role("button", name="Calibrate").click()
+    page.locator("#answer h1", has_text="On average, a run that it did not see is").wait_for()
+    runs = page.locator("#runs .contest:not(.head)")
+    assert runs.count() == 2
+    assert "run 4" in runs.first.inner_text()
+    assert "−7.4 %" in runs.first.inner_text(), "a run 8 % longer than predicted"
+    assert page.locator("#learnt .contest .likely").count() > 3
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Profile", exact=True).click()
+    assert load_profile(download.value.path()).name == "calibrated-here"
+    page.get_by_role("link", name="Library").click()
+    page.get_by_role("button", name="Forget calibrated-here").wait_for()
     seen.check()
 
 
@@ -117,20 +164,47 @@ def test_the_history_is_searched_labelled_and_emptied(seen: Watched, server: Ser
     lines = page.locator(".job")
     first = page.locator(f".job[data-id={ids[0]}]")
     first.locator("input.label").fill("night run")
-    first.locator("input.label").press("Enter")
+    with page.expect_response(lambda answer: answer.request.method == "PATCH"):
+        first.locator("input.label").press("Enter")
     page.reload()
     first.wait_for()
     assert first.locator("input.label").input_value() == "night run"
     page.get_by_label("Search").fill("NIGHT run")
-    page.wait_for_function("document.querySelectorAll('.job').length === 1")
+    lines.nth(1).wait_for(state="detached")
     assert lines.first.get_attribute("data-id") == ids[0]
     page.get_by_label("State").select_option("failed")
     page.get_by_text("Nothing matches.").wait_for()
     page.get_by_label("State").select_option("done")
+    first.get_by_role("button", name="Delete").dblclick()
+    first.get_by_role("button", name="Delete for good?").wait_for()
+    page.get_by_label("Search").focus()  # thinks better of it
+    assert first.get_by_role("button", name="for good").count() == 0
     first.get_by_role("button", name="Delete").click()
+    first.get_by_role("button", name="Delete for good?").click()
     first.wait_for(state="detached")
     assert httpx.get(f"{server.url}/v1/tunes/{ids[0]}").status_code == 404
-    assert page.evaluate("localStorage.length") == 0, "its label goes with it"
+    assert page.evaluate("localStorage.length") == 0, "the server keeps labels"
+    page.get_by_label("State").select_option("")
+    page.get_by_label("Search").fill("")
+    page.locator(f".job[data-id={ids[1]}]").wait_for()
+    assert page.get_by_role("button", name="Show older ones").is_hidden()
+    seen.check()
+
+
+def test_older_jobs_are_a_click_away(seen: Watched, server: Served) -> None:
+    made = []
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        for _ in range(51):
+            made.append(client.post("/v1/tunes", json=SMALL).raise_for_status().json()["id"])
+            client.post(f"/v1/tunes/{made[-1]}/cancel").raise_for_status()
+        page = seen.open("#/history")
+        lines = page.locator(".job")
+        lines.nth(49).wait_for()
+        assert lines.count() == 50
+        page.get_by_role("button", name="Show older ones").click()
+        page.locator(f".job[data-id={made[0]}]").wait_for()
+        for one in made:
+            client.delete(f"/v1/tunes/{one}").raise_for_status()
     seen.check()
 
 
@@ -167,7 +241,8 @@ def test_a_config_becomes_a_model(seen: Watched, tmp_path: Path) -> None:
     page.locator("#field-model").select_option("tiny-llama")
     page.get_by_role("link", name="Library").click()
     page.get_by_role("button", name="Forget tiny-llama").click()
-    page.get_by_role("button", name="Forget tiny-llama").wait_for(state="detached")
+    page.get_by_role("button", name="Forget for good? tiny-llama").click()
+    page.locator("#model tbody tr", has_text="tiny-llama").wait_for(state="detached")
     (tmp_path / "wrong.json").write_text("{")
     page.get_by_label("A Hugging Face config.json").set_input_files(tmp_path / "wrong.json")
     page.get_by_text("wrong.json is no JSON file.").wait_for()
@@ -186,7 +261,8 @@ def test_a_profile_is_added_and_replaced(seen: Watched, tmp_path: Path) -> None:
         page.get_by_text(text).wait_for()
         page.locator("#profile tbody tr", has_text=f"GPU {said}").wait_for()
     page.get_by_role("button", name="Forget ours").click()
-    page.get_by_role("button", name="Forget ours").wait_for(state="detached")
+    page.get_by_role("button", name="Forget for good? ours").click()
+    page.locator("#profile tbody tr", has_text="ours").wait_for(state="detached")
     seen.check()
 
 
@@ -196,14 +272,24 @@ def test_a_profile_is_added_and_replaced(seen: Watched, tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 390, 1400, 1920])
 def test_every_view_fits_and_can_be_used_by_all(
-    browser: Browser, server: Served, tuned: str, laid_out: str, width: int, scheme: str
+    browser: Browser,
+    server: Served,
+    tuned: str,
+    laid_out: str,
+    calibrated: str,
+    scaled: str,
+    swept: str,
+    width: int,
+    scheme: str,
 ) -> None:
     size = {"width": width, "height": 800}
     touch = {"has_touch": True, "is_mobile": True} if width < 400 else {}
     views = (
         ("#/new", "form.ask"), ("#/history", ".job"), ("#/library", "#profile .shelf"),
         (f"#/tunes/{tuned}", "#lanes canvas"), (f"#/layouts/{laid_out}", "#lanes canvas"),
-        (f"#/compare/tunes.{tuned}/layouts.{laid_out}", ".numbers"), ("docs", "details.operation"),
+        (f"#/calibrations/{calibrated}", "#learnt"), (f"#/scales/{scaled}", "svg.plot"),
+        (f"#/sweeps/{swept}", "svg.plot"), ("docs", "details.operation"),
+        (f"#/compare/tunes.{tuned}/layouts.{laid_out}", ".numbers"),
     )  # fmt: skip
     with watched(browser, server.url, viewport=size, color_scheme=scheme, **touch) as seen:
         for place, ready in views:

@@ -13,7 +13,6 @@ from domino_tune.service.idempotency import Idempotency, claim_key, earlier_answ
 from domino_tune.service.jobs.job import (
     OPEN,
     Job,
-    JobKind,
     JobState,
     NewJob,
     Point,
@@ -21,7 +20,7 @@ from domino_tune.service.jobs.job import (
     new_id,
     no_such_job,
 )
-from domino_tune.service.jobs.listing import EVERY, JobFilter
+from domino_tune.service.jobs.listing import EVERY, JobFilter, searched
 from domino_tune.service.jobs.retention import make_room, remove_jobs
 from domino_tune.service.quota import Keep, lock_owner
 from domino_tune.service.sql.database import Database
@@ -80,7 +79,6 @@ class JobDesk:
 
     def page(
         self,
-        kind: JobKind,
         owner: str | None,
         cursor: str | None = None,
         limit: int = 50,
@@ -92,7 +90,7 @@ class JobDesk:
         A cursor is the last job's id, so that new jobs do not shift pages. Raise InputError for a
         bad cursor or limit.
         """
-        asked = select(jobs).where(jobs.c.kind == kind, *wanted.conditions())
+        asked = select(jobs).where(*wanted.conditions())
         if owner is not None:
             asked = asked.where(jobs.c.owner == owner)
         if cursor is not None:
@@ -101,6 +99,21 @@ class JobDesk:
         with self._database.read() as connection:
             found = tuple(Job.of(row) for row in connection.execute(asked))
         return found[:limit], found[limit - 1].id if len(found) > limit else None
+
+    def set_label(self, identity: str, owner: str | None, label: str | None) -> Job:
+        """Give a job a label, or take it away with None. Raise NotFoundError."""
+        with self._database.write() as connection:
+            job = _get(connection, identity, owner)
+            connection.execute(
+                update(jobs)
+                .where(jobs.c.id == identity)
+                .values(
+                    label=label,
+                    searched=searched(job.request, label),
+                    version=jobs.c.version + 1,
+                )
+            )
+            return _get(connection, identity, owner)
 
     def cancel(self, identity: str, owner: str | None) -> Job:
         """Cancel a job; one that has ended stays as it is. Raise NotFoundError."""
@@ -209,6 +222,7 @@ def _insert(connection: Connection, identity: str, new: NewJob) -> None:
             created_s=now_s(),
             version=1,
             stored_bytes=len(new.task),
+            searched=searched(new.request),
         )
     )
 

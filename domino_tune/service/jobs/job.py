@@ -17,7 +17,7 @@ from domino_tune.service.encoding import json_text, sha256_hex
 from domino_tune.service.tasks.quantum import StopReason
 from simulator.errors import InputError
 
-JobKind = Literal["tune", "sweep", "layout", "calibration"]
+JobKind = Literal["tune", "sweep", "layout", "scale", "calibration"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: Final[frozenset[JobState]] = frozenset({"done", "failed", "cancelled"})
 OPEN: Final[frozenset[JobState]] = frozenset({"queued", "running"})
@@ -75,7 +75,7 @@ class Job:
     ``attempts`` counts the claims that were not released. ``fence`` grows with every claim; only
     the owner with the newest one may write. ``version`` grows with every change that a reader can
     see. ``error`` is the problem (RFC 9457) of a failed job. ``stopped_by``: why it ends, or has
-    ended, before all was searched.
+    ended, before all was searched. ``label``: what its owner calls it.
     """
 
     id: str
@@ -93,6 +93,7 @@ class Job:
     started_s: float | None = None
     finished_s: float | None = None
     stopped_by: StopReason | None = None
+    label: str | None = None
     version: int
 
     @property
@@ -119,6 +120,7 @@ class Job:
             started_s=row.started_s,
             finished_s=row.finished_s,
             stopped_by=cast("StopReason | None", row.stopped_by),
+            label=row.label,
             version=row.version,
         )
 

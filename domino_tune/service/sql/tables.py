@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 UNFINISHED: Final = text("state IN ('queued', 'running')")
 """Jobs that may be claimed, few of all that there ever were. As text: SQLite uses the partial index
 only where a query repeats its condition."""
@@ -63,13 +63,16 @@ jobs: Final = Table(
     Column("version", Integer, nullable=False),
     Column("stopped_by", Text),
     Column("stored_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("label", Text),
+    Column("searched", Text, nullable=False),
     CheckConstraint("state IN ('queued', 'running', 'done', 'failed', 'cancelled')"),
     Index("jobs_by_state", "state", "owner", "id"),
     Index("jobs_unfinished", "id", sqlite_where=UNFINISHED, postgresql_where=UNFINISHED),
-    Index("jobs_by_owner", "owner", "kind", "id"),
+    Index("jobs_by_owner", "owner", "id"),
     Index("jobs_by_task", "task_digest"),
 )
-"""``stored_bytes``: of the job's task, points, artifacts and validations."""
+"""``stored_bytes``: of the job's task, points, artifacts and validations. ``label``: its owner's
+name for it. ``searched``: where a search of jobs looks (jobs/listing.py)."""
 
 points: Final = Table(
     "points",
@@ -135,8 +138,10 @@ profile_bodies: Final = Table(
     METADATA,
     Column("content_id", Text, primary_key=True),
     Column("body", LargeBinary, nullable=False),
+    Column("summary", Text, nullable=False),
 )
-"""Profiles by the id of their content."""
+"""Profiles by the id of their content. ``summary``: what lists show of one, so that they read
+none."""
 
 profiles: Final = Table(
     "profiles",

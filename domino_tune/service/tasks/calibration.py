@@ -21,8 +21,7 @@ from domino_tune.verbs.calibrate import AskedRun, calibrated, measured
 from simulator.errors import InputError
 from simulator.profile import Profile
 
-KIND: Final = "calibration"
-TOLD = "of a request"
+TOLD: Final = "of a request"
 """Where the runs come from, in the profile's provenance."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -45,7 +44,7 @@ class CalibrationTask:
         }
         return json_bytes(
             {
-                "kind": KIND, "name": self.name, "models": models,
+                "kind": "calibration", "name": self.name, "models": models,
                 "profile": json.loads(dump_profile(self.profile)),
                 "runs": [asdict(one) for one in self.runs],
             }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
+from typing import Any
 
 from domino_tune.requests import TuneRequest, WhatIfRequest
 from domino_tune.requests.outputs import TuneOutputs
@@ -16,6 +18,7 @@ from domino_tune.service.tasks.task import Task
 from domino_tune.store.plans import dump_plan
 from domino_tune.verbs.layouts import LayoutSpace, space_of
 from domino_tune.verbs.resolve import resolve
+from domino_tune.verbs.scale import requests_of, scale_base
 from domino_tune.verbs.tune import cases_to_tune
 from domino_tune.verbs.whatif import Question, ask
 from simulator.case import Case
@@ -32,6 +35,12 @@ class TaskContext:
     task: Task
     alone: Lock = field(default_factory=Lock)
     _point_plans: list[CasePlans] = field(default_factory=list)
+    _spaces: list[LayoutSpace] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, parsed: Mapping[str, Any]) -> TaskContext:
+        """Return the context of a task in the JSON of ``Task.to_bytes``."""
+        return cls(task=Task.from_json(parsed))
 
     @property
     def tuning(self) -> TuneRequest:
@@ -52,6 +61,22 @@ class TaskContext:
     def layouts(self) -> LayoutSpace:
         """Return what a search of layouts goes through."""
         return space_of(self.tuning, self.task.shelf)
+
+    @cached_property
+    def numbers(self) -> tuple[TuneRequest, ...]:
+        """Return the request of each number of GPUs that a search of layouts goes through."""
+        return requests_of(self.tuning)
+
+    @cached_property
+    def scaled(self) -> Case:
+        """Return what the layouts of the first of these numbers divide."""
+        return scale_base(self.tuning, self.task.shelf)
+
+    def layouts_at(self, asked: TuneRequest) -> LayoutSpace:
+        """Return the layouts at a number of GPUs, and keep them until another is asked for."""
+        if not self._spaces or self._spaces[0].request != asked:
+            self._spaces[:] = [space_of(asked, self.task.shelf)]
+        return self._spaces[0]
 
     @cached_property
     def question(self) -> Question:

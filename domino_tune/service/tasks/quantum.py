@@ -63,3 +63,13 @@ class QuantumResult:
     artifacts: Mapping[str, bytes] = field(default_factory=dict)
     stopped_by: StopReason | None = None
     seconds: float = 0.0
+
+
+class LastProgress:
+    """A Progress that keeps its last line."""
+
+    text = ""
+
+    def __call__(self, text: str) -> None:
+        """Keep the line."""
+        self.text = text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from threading import Lock
 from typing import Any, Final, TypeVar
@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from cachetools import LRUCache, cached
 
 from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest, WorkloadFields
-from domino_tune.service.encoding import json_bytes, sha256_hex
+from domino_tune.service.encoding import json_bytes, json_text, sha256_hex
 from domino_tune.store.formats.model_file import model_from_json
 from domino_tune.store.models import LoadedModel
 from domino_tune.store.plans import PlanFile, plan_from_json
@@ -19,19 +19,14 @@ from domino_tune.store.profiles import dump_profile, parse_profile
 from domino_tune.store.shelf import Pinned, Shelf
 from domino_tune.verbs.layouts import base_of
 from domino_tune.verbs.resolve import resolve
+from domino_tune.verbs.scale import scale_base
 from simulator.case import Case
 from simulator.errors import unknown_name
 from simulator.profile import Profile
 
 Asked = TypeVar("Asked", bound=WorkloadFields)
-REQUESTS: Final[dict[str, type[WorkloadFields]]] = {
-    "tune": TuneRequest,
-    "layout": TuneRequest,
-    "sweep": WhatIfRequest,
-    "simulate": SimulateRequest,
-    "whatif": WhatIfRequest,
-}
-"""The request of each kind of task."""
+TEXTS_BYTES: Final = 16 << 20
+"""Size of the profiles whose JSON is remembered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +49,9 @@ class Task:
     ) -> Task:
         """Look up what ``request`` names. Raise InputError for what is unknown or missing, or does
         not fit together."""
-        if kind not in REQUESTS:
-            raise unknown_name("kind of task", kind, REQUESTS)
-        case = case_of(kind, request, plan_file, shelf)
+        if kind not in ASKED:
+            raise unknown_name("kind of task", kind, ASKED)
+        case = ASKED[kind].case(request, plan_file, shelf)
         model = LoadedModel(spec=case.model)
         if request.model is not None:
             model = shelf.model(request.model)
@@ -71,16 +66,16 @@ class Task:
 
     def to_bytes(self) -> bytes:
         """Return canonical JSON: equal tasks have equal bytes."""
-        return json_bytes(
-            {
-                "kind": self.kind,
-                "request": asdict(self.request),
-                "model": asdict(self.model.spec),
-                "model_notes": self.model.notes,
-                "profile": json.loads(dump_profile(self.profile)),
-                "plan_file": self.plan_file.to_json() if self.plan_file else None,
-            }
-        )
+        members = {
+            "kind": json_text(self.kind),
+            "request": json_text(asdict(self.request)),
+            "model": json_text(asdict(self.model.spec)),
+            "model_notes": json_text(self.model.notes),
+            "profile": profile_text(self.profile),
+            "plan_file": json_text(self.plan_file.to_json() if self.plan_file else None),
+        }
+        body = ",".join(f'"{name}":{text}' for name, text in members.items())
+        return f"{{{body}}}".encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Task:
@@ -93,7 +88,7 @@ class Task:
         plan_file = parsed["plan_file"]
         return cls(
             kind=parsed["kind"],
-            request=request_of(REQUESTS[parsed["kind"]], parsed["request"]),
+            request=request_of(ASKED[parsed["kind"]].request, parsed["request"]),
             profile=profile_of(json_bytes(parsed["profile"])),
             model=LoadedModel(
                 spec=model_from_json(parsed["model"], source="The task's model"),
@@ -103,13 +98,25 @@ class Task:
         )
 
 
-def case_of(kind: str, request: WorkloadFields, plan_file: PlanFile | None, shelf: Shelf) -> Case:
-    """Return the case of a request; of a search of layouts, the one that they divide. Raise
-    InputError for what is unknown or missing, or does not fit together."""
-    if kind == "layout":
-        assert isinstance(request, TuneRequest)
-        return base_of(request, shelf)
-    return resolve(request, plan_file, shelf)
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """What a kind of task asks: its request, and the case of one, which raises InputError for what
+    is unknown or missing, or does not fit together."""
+
+    request: type[WorkloadFields]
+    case: Callable[[Any, PlanFile | None, Shelf], Case] = resolve
+
+
+ASKED: Final[Mapping[str, Ask]] = {
+    "tune": Ask(request=TuneRequest),
+    "layout": Ask(request=TuneRequest, case=lambda asked, _, shelf: base_of(asked, shelf)),
+    "scale": Ask(request=TuneRequest, case=lambda asked, _, shelf: scale_base(asked, shelf)),
+    "sweep": Ask(request=WhatIfRequest),
+    "simulate": Ask(request=SimulateRequest),
+    "whatif": Ask(request=WhatIfRequest),
+}
+"""Kinds of tasks that ask what a verb of the command line does. The case of a search of layouts is
+the one that they divide."""
 
 
 def request_of(kind: type[Asked], parsed: Mapping[str, Any]) -> Asked:
@@ -117,6 +124,13 @@ def request_of(kind: type[Asked], parsed: Mapping[str, Any]) -> Asked:
     given = {item.name: parsed[item.name] for item in fields(kind)}
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     return kind(**values)
+
+
+@cached(LRUCache(TEXTS_BYTES, len), key=lambda profile: profile.content_id, lock=Lock())
+def profile_text(profile: Profile) -> str:
+    """Return the profile's JSON. Writing a large one holds up other threads for a second, and every
+    task on it needs it."""
+    return json_text(json.loads(dump_profile(profile)))
 
 
 @cached(LRUCache(maxsize=4), key=sha256_hex, lock=Lock())

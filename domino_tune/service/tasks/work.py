@@ -9,52 +9,38 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Final
 
 from cachetools import LRUCache, cached
 
 from domino_tune.requests import WhatIfRequest
-from domino_tune.results import LayoutsResult, TuneResult, to_json
+from domino_tune.results import to_json
 from domino_tune.search import DEFAULT_TRIALS, Record, choose_best
-from domino_tune.search.layouts import LayoutSearch
 from domino_tune.search.simulated import CasePlans
 from domino_tune.service.encoding import json_bytes, sha256_hex
-from domino_tune.service.tasks.calibration import KIND as CALIBRATION
 from domino_tune.service.tasks.calibration import CalibrationTask
 from domino_tune.service.tasks.context import TaskContext
-from domino_tune.service.tasks.quantum import PausedError, Quantum, QuantumResult, StopReason
-from domino_tune.service.tasks.search_state import (
-    layouts_to_json,
-    record_from_json,
-    record_to_json,
-    restore_layouts,
+from domino_tune.service.tasks.found import found
+from domino_tune.service.tasks.layouts import layout, scale
+from domino_tune.service.tasks.quantum import (
+    LastProgress,
+    PausedError,
+    Quantum,
+    QuantumResult,
+    StopReason,
 )
+from domino_tune.service.tasks.search_state import record_from_json, record_to_json
+from domino_tune.service.tasks.sweeps import sweep, what_if_result
 from domino_tune.service.tasks.task import Task
-from domino_tune.verbs.layouts import best_so_far
-from domino_tune.verbs.layouts import conclude as conclude_layouts
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.tune import AllSearched, conclude, found_so_far, search_all
-from domino_tune.verbs.whatif import Question, ask, best_plan, check_points
-from simulator.case import Case
+from domino_tune.verbs.whatif import Question, ask
 from simulator.errors import unknown_name
 from simulator.units import MS_PER_NS
-
-GAINS: Final = ("domino_gain", "domino_gain_here")
-"""Fields of a layout that are unknown until the search has ended."""
-
-
-class LastProgress:
-    """A Progress that keeps its last line."""
-
-    text = ""
-
-    def __call__(self, text: str) -> None:
-        """Keep the line."""
-        self.text = text
 
 
 def advance(
@@ -67,11 +53,8 @@ def advance(
     job fails with.
     """
     began = time.perf_counter()
-    context, quantum = _context(task), Quantum(budget_s)
-    if isinstance(context, CalibrationTask):
-        made = context.advance(json.loads(state), quantum, stopped_by)
-    else:
-        made = JOBS[context.task.kind](context, json.loads(state), quantum, stopped_by)
+    job, shared = _read(task)
+    made = job.advance(shared, json.loads(state), Quantum(budget_s), stopped_by)
     return replace(made, seconds=time.perf_counter() - began)
 
 
@@ -92,7 +75,7 @@ def quick(kind: str, task: bytes) -> bytes:
 
 def forget() -> None:
     """Forget all tasks, as if the worker had just started."""
-    _context.cache_clear()
+    _read.cache_clear()
 
 
 def import_ahead() -> None:
@@ -102,11 +85,11 @@ def import_ahead() -> None:
 
 
 @cached(LRUCache(maxsize=6), key=sha256_hex, lock=Lock())
-def _context(task: bytes) -> TaskContext | CalibrationTask:
+def _read(task: bytes) -> tuple[Work, Any]:
+    """Return how a task is worked on, and what its quanta share."""
     parsed = json.loads(task)
-    if parsed["kind"] == CALIBRATION:
-        return CalibrationTask.from_json(parsed)
-    return TaskContext(task=Task.from_json(parsed))
+    job = JOBS[parsed["kind"]]
+    return job, job.read(parsed)
 
 
 def _tune(
@@ -121,7 +104,7 @@ def _tune(
     if stopped_by and any(record.trials for record in records):
         searched = found_so_far(cases, records)
         result = conclude(searched, request, progress, stopped_by=stopped_by)
-        return _found(context, result, sum(len(record.history) for record in records), stopped_by)
+        return found(context, result, sum(len(record.history) for record in records), stopped_by)
     ended: AllSearched | None = None
     with suppress(PausedError):
         ended = search_all(cases, request, progress, records=records, pause=quantum)
@@ -137,7 +120,7 @@ def _tune(
             best=_best_so_far(context, records),
             state=json_bytes({"records": [record_to_json(record) for record in records]}),
         )
-    return _found(context, conclude(ended, request, progress), done)
+    return found(context, conclude(ended, request, progress), done)
 
 
 def _left(cases: Sequence[CasePlans], records: Sequence[Record]) -> int | None:
@@ -150,27 +133,6 @@ def _left(cases: Sequence[CasePlans], records: Sequence[Record]) -> int | None:
         return None
     each = (sum(known) + sum(len(record.history) for _, record in begun)) / len(begun)
     return sum(known) + round(each * (len(cases) - len(begun)))
-
-
-def _found(
-    context: TaskContext,
-    result: TuneResult | LayoutsResult,
-    done: int,
-    stopped_by: StopReason | None = None,
-) -> QuantumResult:
-    """Return the last quantum of a search, after ``done`` evaluations."""
-    answer = to_json(result)
-    del answer["seconds"]  # of this run, not of the task
-    return QuantumResult(
-        done=done,
-        total=None if stopped_by else done,
-        text="done",
-        left=0,
-        stopped_by=stopped_by,
-        best=answer["best"] if isinstance(result, TuneResult) else answer["layouts"][0],
-        result=json_bytes(answer),
-        artifacts=context.artifacts(result),
-    )
 
 
 def _best_so_far(context: TaskContext, records: list[Record]) -> dict[str, Any] | None:
@@ -192,97 +154,6 @@ def _best_so_far(context: TaskContext, records: list[Record]) -> dict[str, Any] 
     }
 
 
-def _layout(
-    context: TaskContext, state: dict[str, Any], quantum: Quantum, stopped_by: StopReason | None
-) -> QuantumResult:
-    with context.alone:
-        space, progress, ended = context.layouts, LastProgress(), False
-        restore_layouts(state.get("layouts", []), space.candidates)
-        search = LayoutSearch(space.candidates, progress, pause=quantum)
-        if stopped_by and search.kept():
-            result = conclude_layouts(space, search, stopped_by=stopped_by)
-            return _found(context, result, search.evaluations, stopped_by)
-        with suppress(PausedError):
-            search.run()
-            ended = True
-        if ended and not (quantum.over and quantum.steps):
-            return _found(context, conclude_layouts(space, search), search.evaluations)
-        best = to_json(best_so_far(search))
-        return QuantumResult(
-            done=search.evaluations,
-            text=progress.text,
-            left=search.left,
-            best=best and {name: best[name] for name in best if name not in GAINS},
-            state=json_bytes({"layouts": layouts_to_json(space.candidates)}),
-        )
-
-
-def _sweep(
-    context: TaskContext, state: dict[str, Any], quantum: Quantum, stopped_by: StopReason | None
-) -> QuantumResult:
-    """Compute one point, in as many quanta as it takes. The unchanged case comes first."""
-    question, progress = context.question, LastProgress()
-    points = state["points"]
-    missing = [index for index in range(question.size) if str(index) not in points]
-    if "base" in state and (not missing or (stopped_by and points)):
-        return _sweep_result(context, state, stopped_by if missing else None)
-    index = missing[0] if "base" in state else None
-    record = Record()
-
-    def best(case: Case) -> Any:
-        plans = context.point_plans(case)
-        if stored := state.pop("record", None):
-            known = record_from_json(stored, plans.space)
-            record.history, record.pruned = known.history, known.pruned
-        return best_plan(plans, progress, record=record, pause=quantum)
-
-    new: tuple[tuple[int, bytes], ...] = ()
-    try:
-        if index is None:
-            state["base"] = to_json(question.base(progress, best))
-        else:
-            points[str(index)] = body = to_json(question.point(index, progress, best))
-            new = ((index, json_bytes(body)),)
-    except PausedError:
-        state["record"] = record_to_json(record)
-    return QuantumResult(
-        done=len(points),
-        total=question.size,
-        text=progress.text,
-        left=question.size - len(points),
-        points=new,
-        state=json_bytes(state),
-    )
-
-
-def _sweep_result(
-    context: TaskContext, state: dict[str, Any], stopped_by: StopReason | None
-) -> QuantumResult:
-    size = context.question.size
-    known = [state["points"].get(str(index)) for index in range(size)]
-    points = [point for point in known if point is not None]
-    answer = _what_if_result(context.question, state["base"], points, stopped_by)
-    return QuantumResult(
-        done=len(points), total=size, text="done", left=0, stopped_by=stopped_by,
-        result=json_bytes(answer),
-    )  # fmt: skip
-
-
-def _what_if_result(
-    question: Question, base: Any, points: list[Any], stopped_by: StopReason | None = None
-) -> dict[str, Any]:
-    """Return the JSON of a WhatIfResult, made of its parts. Raise InputError as ``whatif`` does."""
-    check_points([point["error"] or "" for point in points])
-    return {
-        "base": base,
-        "points": points,
-        "sweep": question.swept or None,
-        "retuned": question.retune,
-        "notes": list(question.case.notes),
-        "stopped_by": stopped_by,
-    }
-
-
 def _simulate(task: Task) -> Any:
     return simulate(task.request, plan_file=task.plan_file, shelf=task.shelf)  # type: ignore[arg-type]
 
@@ -295,7 +166,7 @@ def _whatif(task: Task) -> Any:
     unchanged = replace(task, request=replace(task.request, change=(), sweep=None))
     base = _base(unchanged.to_bytes(), question)
     points = [to_json(question.point(index)) for index in range(question.size)]
-    return _what_if_result(question, base, points)
+    return what_if_result(question, base, points)
 
 
 @cached(LRUCache(maxsize=32), key=lambda task, question: sha256_hex(task), lock=Lock())
@@ -303,14 +174,20 @@ def _base(task: bytes, question: Question) -> Any:
     return to_json(question.base())
 
 
-JOBS: Final[
-    dict[
-        str,
-        Callable[[TaskContext, dict[str, Any], Quantum, StopReason | None], QuantumResult],
-    ]
-] = {
-    "tune": _tune,
-    "layout": _layout,
-    "sweep": _sweep,
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The work of a kind of job: ``read`` makes of a task's JSON what its quanta share, ``advance``
+    computes one of them, as the function of that name says."""
+
+    read: Callable[[Mapping[str, Any]], Any] = TaskContext.from_json
+    advance: Callable[[Any, dict[str, Any], Quantum, StopReason | None], QuantumResult]
+
+
+JOBS: Final[Mapping[str, Work]] = {
+    "tune": Work(advance=_tune),
+    "layout": Work(advance=layout),
+    "scale": Work(advance=scale),
+    "sweep": Work(advance=sweep),
+    "calibration": Work(read=CalibrationTask.from_json, advance=CalibrationTask.advance),
 }
 QUICK: Final[dict[str, Callable[[Task], Any]]] = {"simulate": _simulate, "whatif": _whatif}

@@ -19,9 +19,11 @@ from tests.api.hostile.made import (
     layouts,
     number,
     post,
+    scale,
     send,
     tune,
 )
+from tests.api.hostile.measured import bad_measurements
 
 
 class Hostile(NamedTuple):
@@ -38,7 +40,7 @@ def corpus() -> dict[str, Hostile]:
     groups = (
         (_not_json(), {400}), (_bad_numbers(), {422}), (_bad_structures(), {422}),
         (_beyond_bounds(), {422}), (_bad_texts(), {422}), (_bad_parameters(), {422}),
-        (_too_large(), {413}),
+        (bad_measurements(), {422}), (_too_large(), {413}),
         (_bad_kinds(), {415}), (_unknown_places(), {404}), (_bad_names(), {404, 422}),
         (_not_http(), {400}), (_wrong_methods(), {405}), (_strangers(), {401, 403}),
     )  # fmt: skip
@@ -123,12 +125,6 @@ def _bad_structures() -> Mapping[str, Sequence[Part]]:
         "349,000 objects in a model": post(
             b'{"a":[' + b"{}," * 349_000 + b"1]}", "/v1/models?name=mine"
         ),
-        "a profile of a million numbers": [
-            send("PUT", "/v1/profiles/mine", b'{"a":[' + b"1.2345678901," * 10**6 + b"1]}")
-        ],
-        "a profile of 5 million objects": [
-            send("PUT", "/v1/profiles/mine", b'{"a":[' + b"{}," * (5 * 10**6) + b"1]}")
-        ],
         "100,000 keys": post(json.dumps({f"k{n}": 0 for n in range(60_000)}).encode()),
         "a text for a number": tune(tp="4"),
         "true for a number": tune(tp=True),
@@ -158,6 +154,7 @@ def _beyond_bounds() -> Mapping[str, Sequence[Part]]:
         ),
         "layouts of 4,096 layers": layouts(overrides=["num_hidden_layers=4096", "hidden_size=256"]),
         "layouts of one search in another": layouts(search="random", trials=1),
+        "10^9 trials": tune(search="random", trials=10**9),
     }  # fmt: skip
 
 
@@ -191,6 +188,8 @@ def _bad_texts() -> Mapping[str, Sequence[Part]]:
         "a sweep of 10^9": post(
             json.dumps(TUNE | {"sweep": "tp=1000000000,2"}).encode(), "/v1/sweeps"
         ),
+        "a scale of 10^9 GPUs": scale(sweep="gpus=8,1000000000"),
+        "a label that rings": [send("PATCH", f"/v1/jobs/job_{'0' * 32}", b'{"label": "\\u0007"}')],
         "a change of 10^9": post(
             json.dumps(TUNE | {"change": ["tp=1000000000x"]}).encode(), "/v1/what-ifs"
         ),
@@ -214,8 +213,6 @@ def _bad_parameters() -> Mapping[str, Sequence[Part]]:
         "an importer that is none": [
             send("POST", "/v1/profiles/mine/import?format=../x&into=h100-dgx", b"a", "text/csv")
         ],
-        "a profile that is none": [send("PUT", "/v1/profiles/mine", b'{"schema": 1}')],
-        "a profile with NaN": [send("PUT", "/v1/profiles/mine", b'{"schema": NaN}')],
     }  # fmt: skip
 
 

@@ -47,6 +47,12 @@ def layouts(**changed: Any) -> list[Part]:
     return post(json.dumps({**LAYOUTS, **changed}).encode(), "/v1/layouts")
 
 
+def scale(**changed: Any) -> list[Part]:
+    """A search of layouts at several numbers of GPUs, with other fields."""
+    asked = {name: value for name, value in LAYOUTS.items() if name != "gpus"}
+    return post(json.dumps({**asked, "sweep": "gpus=8,16", **changed}).encode(), "/v1/scales")
+
+
 def chunked(chunks: Iterable[bytes], path: str = "/v1/tunes") -> Iterator[bytes]:
     """A POST in chunks."""
     yield send("POST", path, kind=JSON, Transfer_Encoding="chunked", Content_Type=JSON)

@@ -103,6 +103,26 @@ def test_the_profile_is_in_the_library(client: httpx.Client, done: Any) -> None:
     assert told["iteration_ms"] == pytest.approx(measured, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ({"tp": 7}, "num_attention_heads = 16 is not divisible by tp = 7"),
+        ({"tp": 4, "pp": 4}, "num_hidden_layers = 2 is not divisible by pp = 4"),
+        ({"tp": 4, "strategy": "domino", "row_slices": 8}, "row_slices = 8 needs at least as many"),
+        ({"tp": 4, "strategy": "domino", "attn_col_slices": 3}, "attn_col_slices = 3"),
+        ({"tp": 16, "strategy": "userbuffers"}, "inside one node"),
+    ],
+)
+def test_an_impossible_layout_is_refused_at_once(
+    client: httpx.Client, runs: list[dict[str, Any]], layout: dict[str, Any], said: str
+) -> None:
+    bad = [runs[0], {**SHARED, "micro_batch_size": 4, "measured_ms": 10.0, **layout}]
+    problem = refused(client.post("/v1/calibrations", json=body(bad)), 422)
+    assert [fault["pointer"] for fault in problem["errors"]] == ["#/runs/1"]
+    assert problem["detail"].startswith("run 2: ")
+    assert said in problem["detail"]
+
+
 def test_a_table_asks_for_the_same(
     client: httpx.Client, done: Any, runs: list[dict[str, Any]]
 ) -> None:
@@ -125,14 +145,14 @@ def test_events_lists_and_deletion(client: httpx.Client, runs: list[dict[str, An
 def test_no_other_profile_is_lost(client: httpx.Client, runs: list[dict[str, Any]]) -> None:
     query = "format=gemm-csv&into=h100-dgx"
     made = client.post(
-        f"/v1/profiles/imported/import?{query}", content="m,n,k,us\n4096,12288,4096,650\n",
+        f"/v1/profiles/joined/import?{query}", content="m,n,k,us\n4096,12288,4096,650\n",
         headers={"Content-Type": "text/csv"},
     )  # fmt: skip
     assert made.status_code == 201, made.text
-    for name in ("h100-dgx", "a100-sxm", "imported"):
+    for name in ("h100-dgx", "a100-sxm", "joined"):
         problem = refused(client.post("/v1/calibrations", json=body(runs, name)), 409)
         assert "another name" in problem["detail"]
-    assert client.delete("/v1/profiles/imported").status_code == 204
+    assert client.delete("/v1/profiles/joined").status_code == 204
 
 
 def test_faults_are_pointed_at(client: httpx.Client, runs: list[dict[str, Any]], done: Any) -> None:
@@ -166,7 +186,7 @@ def test_faults_are_pointed_at(client: httpx.Client, runs: list[dict[str, Any]],
     ]
     for given, place in cases:
         problem = refused(client.post("/v1/calibrations", json=body(given)), 422)
-        assert place in [one["pointer"] for one in problem["errors"]], (given, problem)
+        assert {one["pointer"] for one in problem["errors"]} == {place}, (given, problem)
     refused(client.post("/v1/calibrations", json=body(runs, "more", profile="fitted")), 422)
 
 

@@ -115,11 +115,9 @@ def test_lists_are_apart_and_keys_make_one(
         refused(client.get(f"{other}/report"), 404)
 
 
-def test_layouts_that_divide_nothing_fail(client: httpx.Client) -> None:
-    asked = {**LAYOUTS, "tp": 3}
-    job = good(client.post("/v1/layouts", json=asked, headers={"Prefer": "wait=30"}))
-    assert job["state"] == "failed"
-    assert "No layout divides 4 GPUs" in job["error"]["detail"]
+def test_layouts_that_divide_nothing_are_refused_at_once(client: httpx.Client) -> None:
+    problem = refused(client.post("/v1/layouts", json={**LAYOUTS, "tp": 3}), 422)
+    assert "No layout divides 4 GPUs" in problem["detail"]
 
 
 @pytest.mark.parametrize(

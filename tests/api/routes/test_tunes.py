@@ -62,6 +62,12 @@ def test_files_are_those_of_the_verb(client: httpx.Client, tuned: Any, tmp_path:
     assert good(trace)["traceEvents"]
 
 
+def test_a_layout_that_the_target_cannot_run_is_refused_at_once(client: httpx.Client) -> None:
+    asked = {**SMALL, "target": "deepspeed", "pp": 2}
+    problem = refused(client.post("/v1/tunes", json=asked), 422)
+    assert (problem["reason"], "pipeline" in problem["detail"]) == ("target", True)
+
+
 def test_a_plan_that_a_framework_cannot_run_is_refused(client: httpx.Client, tuned: Any) -> None:
     answer = client.get(tuned["links"]["plan"], params={"to": "deepspeed"})
     if answer.status_code != 200:
@@ -128,12 +134,12 @@ def test_one_that_runs_tells_and_can_be_called_off(client: httpx.Client) -> None
 
 def test_one_that_cannot_fit_is_told_at_once_what_would(client: httpx.Client) -> None:
     asked = {**CELL, "model": "gpt3-13b", "tp": 1, "search": "random", "trials": 2}
-    before = good(client.get("/v1/tunes"))["items"]
+    before = [one["id"] for one in good(client.get("/v1/tunes"))["items"]]
     problem = refused(client.post("/v1/tunes", json=asked), 422)
     assert (problem["title"], problem["reason"]) == ("Infeasible plan", "memory")
     assert "the smallest change that fits: tp = " in problem["detail"]
     assert list(problem["change"]) == ["tp"]
-    assert good(client.get("/v1/tunes"))["items"] == before
+    assert [one["id"] for one in good(client.get("/v1/tunes"))["items"]] == before
     made = good(client.post("/v1/tunes", json={**asked, **problem["change"]}), 202)
     assert ended(client, made["links"]["self"])["state"] == "done"
 

@@ -50,6 +50,60 @@ def test_the_same_is_printed(server: Served, tmp_path: Path, form: tuple[str, ..
     assert "TIME" in without_seconds(here.stdout)
 
 
+SCALE = (
+    "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--tp", "2", "--seq-length", "512",
+    "--set", "num_hidden_layers=4", "--global-batch-size", "4", "--sweep", "gpus=2,3,4",
+)  # fmt: skip
+RUNS = (
+    "model,seq_length,tp,micro_batch_size,overrides,measured_ms\n"
+    "gpt3-1.3b,512,4,4,num_hidden_layers=2,12\ngpt3-1.3b,512,2,2,num_hidden_layers=2,11\n"
+)
+
+
+def test_the_same_numbers_of_gpus_are_printed(server: Served, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    here = command(tmp_path, *SCALE, "--json")
+    there = command(tmp_path, *SCALE, "--json", "--server", server.url, "--report", str(page))
+    assert (there.returncode, there.stderr) == (0, here.stderr)
+    assert without_seconds(there.stdout) == without_seconds(here.stdout)
+    assert "Tokens a second a GPU, by GPUs" in page.read_text("utf-8")
+
+
+def test_a_calibration_at_the_server(server: Served, tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text(RUNS)
+    asked = ("calibrate", "--profile", "h100-dgx", "--runs", str(tmp_path / "runs.csv"), "--json")
+    there = command(tmp_path, *asked, "--name", "mine", "--server", server.url)
+    assert there.returncode == 0, there.stderr
+    here = json.loads(command(tmp_path, *asked, "--name", "mine").stdout)
+    found = json.loads(there.stdout)
+    assert (found["parts"], found["runs"]) == (here["parts"], here["runs"])
+    assert found["path"] is None
+    with Client(server.url) as client:
+        assert client.get_profile("mine")[0]
+    refused = command(tmp_path, *asked, "--name", "other", "--token-file", "token")
+    assert refused.returncode == 2
+    assert "--token-file needs --server" in refused.stderr
+
+
+def test_jobs_of_all_kinds_are_listed(server: Served, tmp_path: Path) -> None:
+    with Client(server.url) as client:
+        job = client.jobs(kind="calibration").items[0]
+        assert client.set_label(job, "Night run").label == "Night run"
+        assert [one.id for one in client.jobs(q="NIGHT fitted mine h100").items] == []
+        assert [one.id for one in client.jobs(q="NIGHT mine").items] == [job.id]
+    listed = command(tmp_path, "jobs", "list", "--server", server.url, "--json")
+    assert {"calibration", "scale"} <= {one["kind"] for one in json.loads(listed.stdout)}
+    words = ("--search", "night", "--kind", "calibration", "--state", "done", "--json")
+    found = command(tmp_path, "jobs", "list", "--server", server.url, *words)
+    assert [one["label"] for one in json.loads(found.stdout)] == ["Night run"]
+    table = command(tmp_path, "jobs", "list", "--server", server.url, "--search", "night")
+    assert job.id in table.stdout
+    shown = command(tmp_path, "jobs", "show", job.id, "--server", server.url)
+    assert "Kept as mine." in shown.stdout
+    odd = command(tmp_path, "jobs", "list", "--server", server.url, "--kind", "dance")
+    assert odd.returncode == 2
+
+
 def test_the_same_files_are_written(server: Served, tmp_path: Path) -> None:
     written = {}
     for place, more in (("here", ()), ("there", ("--server", server.url))):
@@ -94,7 +148,7 @@ def test_the_same_exit_code(server: Served, tmp_path: Path, wrong: tuple[str, ..
     ("more", "said"),
     [
         (("--objective", "measure", "--server", "http://h:1"), "--objective cannot be asked of"),
-        (("--sweep", "gpus=2,4", "--server", "http://h:1"), "--sweep cannot be asked of"),
+        (("--sweep", "gpus=2,4", "--server", "http://h:1"), "--search, --trials cannot be"),
         (("--model", "a/config.json", "--server", "http://h:1"), "is a file"),
         (("--server", "h:1"), "no server's URL"),
         (("--server", "http://h:1", "--token-file", "/none"), "cannot be read"),
@@ -116,17 +170,17 @@ def test_nobody_there_is_6(tmp_path: Path) -> None:
 def test_ctrl_c_cancels_the_job(server: Served, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "domino_tune", *LONG, "--server", server.url]
     with Client(server.url) as client:
-        before = {job.id for job in client.tunes().items}
+        before = {job.id for job in client.jobs(kind="tune").items}
         process = subprocess.Popen(words, env=environment(tmp_path), stderr=subprocess.PIPE)
         end = time.monotonic() + PATIENCE_S
-        while not (made := {job.id for job in client.tunes().items} - before):
+        while not (made := {job.id for job in client.jobs(kind="tune").items} - before):
             assert time.monotonic() < end
             time.sleep(0.1)
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=PATIENCE_S)[1].endswith(b"error: interrupted.\n")
         assert process.returncode == 130
-        assert client.get_tune(made.pop()).state == "cancelled"
+        assert client.job(made.pop()).state == "cancelled"
 
 
 def test_jobs_are_listed_stopped_and_deleted(server: Served, tmp_path: Path) -> None:
@@ -138,7 +192,7 @@ def test_jobs_are_listed_stopped_and_deleted(server: Served, tmp_path: Path) -> 
                 search="bayes", trials=400,
             )
         )  # fmt: skip
-        while client.get_tune(job.id).plain["best"] is None:
+        while client.job(job.id).plain["best"] is None:
             time.sleep(0.1)
     running = command(tmp_path, "jobs", "show", job.id, *at)
     assert "running" in running.stdout
@@ -197,7 +251,7 @@ class Reports:
                 "random", "--trials", "2", "--server", server.url, "--out", self.plan,
             )  # fmt: skip
             assert tuned.returncode == 0, tuned
-            self.job = client.tunes().items[0].id
+            self.job = client.jobs(kind="tune").items[0].id
 
     def url(self, server: str) -> str:
         return f"{server}/v1/tunes/{self.job}/validations"

@@ -110,7 +110,7 @@ def test_a_running_job_does_not_hold_the_end_up(tmp_path: Path) -> None:
     with served(tmp_path) as running:
         with Client(running.url) as client:
             job = client.submit_tune(asked)
-            while client.get_tune(job.id).state == "queued":
+            while client.job(job.id).state == "queued":
                 time.sleep(0.1)
         running.process.send_signal(signal.SIGTERM)
         running.process.communicate(timeout=PATIENCE_S)

@@ -49,14 +49,14 @@ def test_a_sweep_is_the_frame_of_the_verb(client: Client) -> None:
 
 def test_lists_of_jobs_are_filtered_and_framed(client: Client) -> None:
     done = client.wait(client.submit_tune(ASKED))
-    page = client.tunes(state="done", model="gpt3-1.3b", limit=5)
+    page = client.jobs(kind="tune", state="done", model="gpt3-1.3b", limit=5)
     found = page.to_frame().set_index("id").loc[done.id]
     assert (found["state"], found["model"], found["tp"]) == ("done", "gpt3-1.3b", 2)
     assert found["iteration_ms"] > 0
-    assert client.tunes(model="gpt3-2.7b").items == ()
-    assert list(client.tunes(model="gpt3-2.7b").to_frame().columns) == []
+    assert client.jobs(kind="tune", model="gpt3-2.7b").items == ()
+    assert list(client.jobs(kind="tune", model="gpt3-2.7b").to_frame().columns) == []
     with pytest.raises(InputError, match="state"):
-        client.tunes(state="odd")
+        client.jobs(kind="tune", state="odd")
     with pytest.raises(InputError, match="no points"):
         done.to_frame()
 
@@ -109,8 +109,8 @@ def test_a_calibration_is_kept_and_told(client: Client, tmp_path: Path) -> None:
     assert list(answer.result.to_frame()["measured_ms"]) == [12.0, 11.0]
     assert texts[-1].startswith("done")
     assert all(texts)
-    assert client.job(answer.id) == client.get_calibration(answer.id)
-    assert answer.id in [one.id for one in client.calibrations(state="done").items]
+    assert client.job(answer.id).kind == "calibration"
+    assert answer.id in [one.id for one in client.jobs(kind="calibration", state="done").items]
     assert client.get_profile("fitted")[0]
     taken = CalibrateRequest(profile="h100-dgx", runs=asked.runs, name="a100-sxm")
     with pytest.raises(ConflictError, match="another name"):

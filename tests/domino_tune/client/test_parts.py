@@ -162,8 +162,8 @@ def test_bodies_of_layouts() -> None:
     [
         ({"search": "bayes", "trials": 3}, "--search, --trials cannot .* the layout is searched"),
         ({"seed": 3}, "--seed cannot .* the layout is searched"),
-        ({"backend": "gloo"}, "--backend cannot .* it starts no ranks"),
-        ({"objective": "measure"}, "--objective cannot .* it starts no ranks"),
+        ({"backend": "gloo"}, "--backend cannot .* a server starts no ranks"),
+        ({"objective": "measure"}, "--objective cannot .* a server starts no ranks"),
         ({"profile": "mine.json"}, r"--profile 'mine\.json' is a file"),
     ],
 )

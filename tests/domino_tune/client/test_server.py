@@ -78,7 +78,7 @@ def test_a_tune_is_what_it_is_locally(client: Client, local: TuneResult, tmp_pat
     assert client.trace(answer.id) == trace_bytes(local.best.timelines)
     assert client.report(answer.id).startswith(b"<!doctype html>")
     assert client.export(answer.id, "env")["environment"] is not None
-    assert answer.id in [job.id for job in client.tunes().items]
+    assert answer.id in [job.id for job in client.jobs(kind="tune").items]
 
 
 def test_layouts_are_what_they_are_locally(client: Client, tmp_path: Path) -> None:
@@ -93,11 +93,8 @@ def test_layouts_are_what_they_are_locally(client: Client, tmp_path: Path) -> No
     assert client.trace(answer.id, "layout") == trace_bytes(local.best.timelines)
     assert client.report(answer.id, "layout").startswith(b"<!doctype html>")
     assert client.export(answer.id, "env", "layout")["environment"] is not None
-    assert answer.id in [job.id for job in client.layout_jobs().items]
-    assert (
-        client.get_layouts(answer.id).result()
-        == client.wait(client.submit_layouts(LAYOUTS)).result()
-    )
+    assert answer.id in [job.id for job in client.jobs(kind="layout").items]
+    assert client.job(answer.id).result() == client.wait(client.submit_layouts(LAYOUTS)).result()
     with pytest.raises(NotFoundError):
         client.plan(answer.id)
 
@@ -131,7 +128,7 @@ def test_asyncio_gets_the_same(server: Served, local: TuneResult) -> None:
                 client.tune(ASKED), client.simulate(SimulateRequest(**WORKLOAD))
             )
             with pytest.raises(NotFoundError):
-                await client.get_tune("job_" + "0" * 32)
+                await client.job("job_" + "0" * 32)
             return tuned.result, simulated
 
     tuned, simulated = asyncio.run(both())
@@ -156,7 +153,7 @@ def test_what_ifs_and_sweeps(client: Client) -> None:
     job = client.sweep(sweep)
     assert job.result() == json.loads(json.dumps(to_json(whatif(sweep))))
     assert [one["index"] for one in client.points(job.id)["items"]] == [0, 1]
-    assert job.id in [one.id for one in client.sweeps().items]
+    assert job.id in [one.id for one in client.jobs(kind="sweep").items]
 
 
 def test_errors_are_those_of_the_verb(client: Client) -> None:
@@ -165,7 +162,7 @@ def test_errors_are_those_of_the_verb(client: Client) -> None:
     with pytest.raises(InfeasiblePlanError, match="GiB"):
         client.tune(TuneRequest(**{**WORKLOAD, "model": "gpt3-175b", "overrides": ()}))
     with pytest.raises(NotFoundError):
-        client.get_tune("job_" + "0" * 32)
+        client.job("job_" + "0" * 32)
     with pytest.raises(InputError):
         client.simulate(SimulateRequest(**{**WORKLOAD, "tp": None}))
 
@@ -189,12 +186,12 @@ def test_profiles_and_models(client: Client) -> None:
 
 def test_a_lost_answer_makes_no_second_job(server: Served) -> None:
     with Client(server.url) as client:
-        before = {job.id for job in client.tunes().items}
+        before = {job.id for job in client.jobs(kind="tune").items}
     with cutting_proxy(server.url) as proxy, Client(proxy.url) as client:
         proxy.cuts = 2
         job = client.submit_tune(ASKED)
         assert proxy.cut == 2
-        after = {job.id for job in client.tunes().items}
+        after = {job.id for job in client.jobs(kind="tune").items}
         assert after - before == {job.id}
 
 
@@ -217,7 +214,7 @@ def test_cancelled_by_another(client: Client) -> None:
 
 def test_stop_and_keep(client: Client) -> None:
     job = client.submit_tune(LONG)
-    while (now := client.get_tune(job.id)).plain["best"] is None:
+    while (now := client.job(job.id)).plain["best"] is None:
         time.sleep(0.1)
     assert now.left
     assert now.elapsed_s is not None
@@ -266,7 +263,7 @@ def test_cancelled_layouts_cancel_their_job(server: Served, client: Client) -> N
 
     with pytest.raises(TimeoutError):
         asyncio.run(broken_off())
-    assert client.layout_jobs().items[0].state == "cancelled"
+    assert client.jobs(kind="layout").items[0].state == "cancelled"
 
 
 def test_a_cancelled_task_cancels_its_job(server: Served, client: Client) -> None:
@@ -277,7 +274,7 @@ def test_a_cancelled_task_cancels_its_job(server: Served, client: Client) -> Non
 
     with pytest.raises(TimeoutError):
         asyncio.run(broken_off())
-    assert client.tunes().items[0].state == "cancelled"
+    assert client.jobs(kind="tune").items[0].state == "cancelled"
 
 
 def test_nobody_there() -> None:
@@ -324,7 +321,7 @@ def test_what_was_acknowledged_is_kept_by_the_next_one(tmp_path: Path) -> None:
         port = running.url.rpartition(":")[2]
         with Client(running.url) as client:
             job = client.submit_tune(LONG)
-            while (now := client.get_tune(job.id)).done < 5:
+            while (now := client.job(job.id)).done < 5:
                 time.sleep(0.1)
             told = client.finish(now)
             running.process.kill()

@@ -129,7 +129,7 @@ def examine(file: Path, must: Collection[str], outcome: Outcome) -> None:
     outcome.opened += 1
     outcome.damaged += damages(database, file)
     desk = JobDesk(database)
-    found = {job.id for job in desk.page("tune", "ann", limit=200)[0]}
+    found = {job.id for job in desk.page("ann", limit=200)[0]}
     outcome.lost += sorted(set(must) - found)
     assert desk.submit(big_job(99))[1]
     database.close()

@@ -22,7 +22,7 @@ def test_the_same_key_makes_one_job(desk: JobDesk) -> None:
     again, created_again = desk.submit(new_job(), key())
     assert (created, created_again) == (True, False)
     assert again == first
-    assert len(desk.page("tune", None)[0]) == 1
+    assert len(desk.page(None)[0]) == 1
 
 
 def test_a_key_is_known_without_its_job(desk: JobDesk) -> None:
@@ -43,7 +43,7 @@ def test_another_body_is_refused(desk: JobDesk) -> None:
     with pytest.raises(KeyReuseError, match="another body") as caught:
         desk.submit(new_job(), key(body=b"two"))
     assert meaning_of(caught.value).http_status == 422
-    assert len(desk.page("tune", None)[0]) == 1
+    assert len(desk.page(None)[0]) == 1
 
 
 def test_keys_of_other_owners_and_routes_are_others(desk: JobDesk) -> None:
@@ -102,6 +102,6 @@ def test_a_race_makes_one_job(url: str, databases: int) -> None:
     for answers in zip(*found, strict=True):
         assert len({identity for identity, _ in answers}) == 1
         assert sum(created for _, created in answers) == 1
-    assert len(JobDesk(replicas[0]).page("tune", None)[0]) == rounds
+    assert len(JobDesk(replicas[0]).page(None)[0]) == rounds
     for database in replicas:
         database.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +60,15 @@ def test_bundled_profiles_are_there_and_read_only(library: Library) -> None:
 def test_what_another_program_kept_is_listed(library: Library, database: Database) -> None:
     content_id, _ = library.put("mine", profile())
     library.put("yours", profile("yours"))
-    newer = json.loads(profile_file())
-    newer["schema"] = 10**6
+    newer = json.dumps({"schema": 10**6, **asdict(profile().summary)})
     with database.write() as connection:
         bodies = tables.profile_bodies
         mine = update(bodies).where(bodies.c.content_id == content_id)
-        connection.execute(mine.values(body=json.dumps(newer).encode()))
-    summaries = {one.name: library.summary(one) for one in Library(database).list()}
+        connection.execute(mine.values(summary=newer))
+    summaries = {one.name: one for one in Library(database).list()}
     assert (summaries["mine"].content_id, summaries["mine"].sections) == (content_id, {})
     assert "schema 1000000 is newer" in (summaries["mine"].problem or "")
+    assert summaries["yours"] == profile("yours").summary
     assert summaries["yours"].sections == summaries["a100-sxm"].sections
     assert [one for one in summaries.values() if one.problem] == [summaries["mine"]]
 

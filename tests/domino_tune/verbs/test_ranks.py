@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from domino_tune.runtime.launch_spec import LaunchSpec, check_one_stage
+from domino_tune.runtime.launch_spec import (
+    PLAYED_RECOMPUTE,
+    LaunchSpec,
+    check_one_stage,
+    check_recomputation,
+)
 from domino_tune.store.shelf import DISK
 from domino_tune.verbs.ranks import (
     PATIENCE,
@@ -58,6 +63,14 @@ def test_what_the_runtime_does_not_play_is_named_with_the_option_that_it_does(
     check_played(replace(case, workload=replace(plain, recompute="full")), "Ask")
     with pytest.raises(InputError, match=f"does not play {message} yet.*Ask with the options"):
         check_played(replace(case, workload=replace(plain, **fields)), "Ask")
+
+
+def test_recomputation_of_other_frameworks_is_not_played() -> None:
+    for kind in PLAYED_RECOMPUTE:
+        check_recomputation(Workload(seq_length=8, micro_batch_size=1, recompute=kind), "Ask")
+    single = Workload(seq_length=8, micro_batch_size=1, recompute="per-op")
+    with pytest.raises(InputError, match="Ask with --recompute none, selective or full"):
+        check_recomputation(single, "Ask")
 
 
 @pytest.mark.parametrize("fields", [{"pp": 2}, {"cp": 2}])

@@ -131,6 +131,22 @@ def test_deepspeed_gets_only_what_it_can_run(run: Runner) -> None:
     assert run("plan", "export", str(path), "--to", "deepspeed").code == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--pp", "2"), "pipeline stages; make the plan with --pp 1"),
+        (("--cp", "2"), "context parallelism"),
+        (("--recompute", "full"), "recomputation"),
+        (("--dp", "2", "--data-parallel", "fsdp"), "FSDP"),
+    ],
+)
+def test_deepspeed_searches_no_layout_that_its_export_refuses(
+    run: Runner, words: tuple[str, ...], what: str
+) -> None:
+    said = run.refused("tune", *run.workload, *words, "--target", "deepspeed")
+    assert f"DeepSpeed's Domino does not run {what}" in said
+
+
 def test_micro_batches_that_a_target_cannot_run_are_passed_over(run: Runner) -> None:
     """DeepSpeed halves the batch: of 1, 2 and 4 sequences it cannot run 1."""
     result = tune(

@@ -34,7 +34,8 @@ def random_space(seed: int) -> tuple[Case, Space]:
     rng = random.Random(seed)
     case = random_case(rng, layers=7, micros=1, cost=cost_model(1.0, False))
     case = replace(case, workload=replace(case.workload, micro_batch_size=rng.randint(1, 5)))
-    spec = SpaceSpec(col_slices=(1, 2), dgrad_slices=())
+    shards = case.workload.recompute == "per-op"
+    spec = SpaceSpec(col_slices=(1, 2), dgrad_slices=(), sequence_parallels=(shards,))
     return case, enumerate_plans(case.model, case.workload, spec=spec)
 
 
@@ -71,7 +72,7 @@ def test_the_last_byte_decides() -> None:
     with pytest.raises(InfeasiblePlanError) as caught:
         tuned(case, least - 1)
     assert caught.value.reason == "memory"
-    assert f"each needs {least / GIB:.1f} GiB or more" in str(caught.value)
+    assert f"each needs {least / GIB:,.1f} GiB or more" in str(caught.value)
     assert "No plan fits in the memory" in str(caught.value)
     assert "the smallest change that fits: --" in str(caught.value)
     assert tuned(case, least).best.peak_memory_gib == least / GIB

@@ -11,6 +11,7 @@ from domino_tune.base.errors import NotFoundError, QueueFullError
 from domino_tune.service.jobs.desk import MAX_LIMIT, JobDesk
 from domino_tune.service.jobs.job import JobProgress, NewJob, Point, new_id
 from domino_tune.service.jobs.leases import Leases
+from domino_tune.service.jobs.listing import JobFilter
 from domino_tune.service.sql.database import Database
 from simulator.errors import InputError
 from tests.domino_tune.service.made import key, new_job, submit
@@ -63,17 +64,42 @@ def test_anothers_job_is_not_found(desk: JobDesk) -> None:
         assert str(theirs.value) == str(none.value).replace(absent, job.id)
     assert desk.get(job.id, "ann").state == "queued"
     assert desk.get(job.id, None) == job
-    assert desk.page("tune", "bob") == ((), None)
+    assert desk.page("bob") == ((), None)
 
 
 def test_pages_are_newest_first(desk: JobDesk) -> None:
     made = [submit(desk, number=number).id for number in range(5)]
     submit(desk, "bob")
     submit(desk, kind="sweep")
-    found, cursor = desk.page("tune", "ann", limit=5)
+    found, cursor = desk.page("ann", limit=5, wanted=JobFilter(kind="tune"))
     assert [job.id for job in found] == made[::-1]
     assert cursor is None
-    assert len(desk.page("tune", None)[0]) == 6
+    assert len(desk.page(None)[0]) == 7
+    assert [job.kind for job in desk.page("ann")[0]] == ["sweep", *["tune"] * 5]
+
+
+def test_labels_and_search(desk: JobDesk) -> None:
+    request = {"model": "llama2-7b", "profile": "h100-dgx", "tp": 8, "overrides": ["a_b=50%"]}
+    job = desk.submit(NewJob(kind="layout", owner="ann", request=request, task=b"t"))[0]
+    submit(desk)
+    assert job.label is None
+    named = desk.set_label(job.id, "ann", "Größer als ÉTÉ")
+    assert (named.label, named.version) == ("Größer als ÉTÉ", job.version + 1)
+
+    def found(words: str) -> bool:
+        listed = [one.id for one in desk.page("ann", wanted=JobFilter(words=words))[0]]
+        assert set(listed) <= {job.id} or not words
+        return job.id in listed
+
+    for words in ("LLAMA2", "h100 7B", "tp 8", "größER", "GRÖSSER été", job.id, "a_b=50%", ""):
+        assert found(words), words
+    others = ("llama2-70b", "h100 sweep", "a%b", "axb=50%", "gr_sser", '"model":', job.id[1:], "\0")
+    for words in others:
+        assert not found(words), words
+    assert desk.set_label(job.id, "ann", None).label is None
+    assert not found("été")
+    with pytest.raises(NotFoundError):
+        desk.set_label(job.id, "bob", "mine")
 
 
 def test_cursors_are_stable_while_jobs_come_in(desk: JobDesk) -> None:
@@ -81,7 +107,7 @@ def test_cursors_are_stable_while_jobs_come_in(desk: JobDesk) -> None:
     seen: list[str] = []
     cursor = None
     while True:
-        found, cursor = desk.page("tune", "ann", cursor, limit=3)
+        found, cursor = desk.page("ann", cursor, limit=3)
         seen += [job.id for job in found]
         submit(desk)
         if cursor is None:
@@ -92,10 +118,10 @@ def test_cursors_are_stable_while_jobs_come_in(desk: JobDesk) -> None:
 def test_bad_cursors_and_limits(desk: JobDesk) -> None:
     for cursor in ("", "1", "job_x", "job_\0", "zzz" * 999):
         with pytest.raises(InputError, match="no cursor"):
-            desk.page("tune", "ann", cursor)
+            desk.page("ann", cursor)
     for limit in (-1, 0, MAX_LIMIT + 1):
         with pytest.raises(InputError, match=f"1 to {MAX_LIMIT}"):
-            desk.page("tune", "ann", limit=limit)
+            desk.page("ann", limit=limit)
         with pytest.raises(InputError, match=f"1 to {MAX_LIMIT}"):
             desk.points("job_" + "0" * 32, limit=limit)
 

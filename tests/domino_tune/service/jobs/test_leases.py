@@ -114,7 +114,7 @@ def test_a_renewed_lease_runs_on(desk: JobDesk, database: Database) -> None:
 def test_a_failed_job(desk: JobDesk, leases: Leases) -> None:
     submit(desk)
     leases.fail(claim(leases), {"title": "Infeasible plan", "status": 422})
-    job = desk.page("tune", "ann")[0][0]
+    job = desk.page("ann")[0][0]
     assert (job.state, job.error) == ("failed", {"title": "Infeasible plan", "status": 422})
     assert job.finished_s is not None
     assert leases.claim() is None

@@ -96,14 +96,14 @@ def test_old_jobs_go(database: Database, desk: JobDesk) -> None:
 def test_the_newest_of_each_owner_stay(database: Database, desk: JobDesk) -> None:
     made = [done(database, desk, number, owner) for number in range(3) for owner in ("ann", "bob")]
     assert Retention(database, Keep(jobs=2)).collect().jobs == 2
-    assert {job.id for job in desk.page("tune", None)[0]} == {job.id for job in made[2:]}
+    assert {job.id for job in desk.page(None)[0]} == {job.id for job in made[2:]}
 
 
 def test_many_go_in_several_transactions(database: Database, desk: JobDesk) -> None:
     for number in range(120):
         desk.cancel(submit(desk, number=number).id, "ann")
     assert Retention(database, Keep(jobs=1)).collect() == Collected(jobs=119, bodies=119)
-    assert len(desk.page("tune", "ann")[0]) == 1
+    assert len(desk.page("ann")[0]) == 1
 
 
 def test_what_is_stored_of_an_owner_is_counted(database: Database, desk: JobDesk) -> None:

@@ -7,6 +7,7 @@ import asyncio
 from domino_tune.service.executors.slots import SlotExecutor
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.jobs.leases import Leases
+from domino_tune.service.jobs.listing import JobFilter
 from domino_tune.service.jobs.retention import Retention
 from domino_tune.service.jobs.runner import Runner
 from domino_tune.service.quota import Keep
@@ -109,7 +110,7 @@ def test_what_is_not_kept_goes_while_it_runs(
         keep = Retention(database, Keep(jobs=1), period_s=0.1)
         runner = Runner(Leases(database, "one"), slots, 2, retention=keep)
         await runner.start()
-        await until(lambda: len(desk.page("tune", None)[0]) == 0)
+        await until(lambda: not desk.page(None, wanted=JobFilter(kind="tune"))[0])
         await runner.drain()
 
     asyncio.run(play())

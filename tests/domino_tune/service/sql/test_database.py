@@ -71,7 +71,7 @@ def test_what_raises_is_undone(desk: JobDesk, database: Database) -> None:
 def test_another_schema_version_is_refused(url: str, database: Database) -> None:
     with database.write() as connection:
         connection.execute(update(schema_version).values(version=99))
-    with pytest.raises(InputError, match="schema_version 99, this program knows 3"):
+    with pytest.raises(InputError, match="schema_version 99, this program knows 4"):
         open_database(url)
 
 
@@ -94,7 +94,7 @@ def test_replicas_that_start_together_make_one_schema(url: str) -> None:
 def test_threads_lose_nothing(desk: JobDesk) -> None:
     with ThreadPoolExecutor(24) as pool:
         made = set(pool.map(lambda number: submit(desk, number=number).id, range(120)))
-    assert {job.id for job in desk.page("tune", "ann", limit=200)[0]} == made
+    assert {job.id for job in desk.page("ann", limit=200)[0]} == made
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_full_disk_of_postgresql(postgres_url: str) -> None:
     with database.write() as connection:
         connection.execute(text("DROP TRIGGER full_disk ON jobs"))
     second = submit(desk)
-    assert desk.page("tune", "ann") == ((second, job), None)
+    assert desk.page("ann") == ((second, job), None)
     database.close()
 
 
@@ -225,7 +225,7 @@ def test_a_full_disk_of_sqlite(sqlite_url: str) -> None:
         connection.exec_driver_sql("PRAGMA max_page_count = 60")
     with pytest.raises(StorageError, match="full"):
         desk.submit(BIG)
-    assert desk.page("tune", "ann") == ((job,), None)
+    assert desk.page("ann") == ((job,), None)
     with database.read() as connection:
         connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
     assert desk.submit(BIG)[1]
@@ -256,7 +256,7 @@ def test_another_process_holds_sqlite_for_long(
     for one in waiting:
         with pytest.raises(UnavailableError, match="busy"):
             one.result()
-    assert desk.page("tune", "ann") == ((), None)  # readers do not wait for writers
+    assert desk.page("ann") == ((), None)  # readers do not wait for writers
     holder.execute("ROLLBACK")
     holder.close()
     assert desk.submit(new_job())[1]

@@ -39,6 +39,14 @@ def layout_task(**options: Any) -> bytes:
     return Task.of("layout", request, SHELF).to_bytes()
 
 
+def scale_task(**options: Any) -> bytes:
+    """A search of a tiny model's layouts on two, three and four GPUs; three divide nothing."""
+    one = ("tp", "micro_batch_size")
+    asked = {name: value for name, value in WORKLOAD.items() if name not in one}
+    asked |= {"tp": 2, "recompute": "none", "global_batch_size": 4, "sweep": "gpus=2,3,4"}
+    return Task.of("scale", TuneRequest(**{**asked, **options}), SHELF).to_bytes()
+
+
 def sweep_task(**options: Any) -> bytes:
     """A sweep of a tiny model over four link speeds."""
     asked = {**WORKLOAD, "sweep": "link_bandwidth=0.25x,0.5x,2x,4x", **options}

@@ -22,6 +22,7 @@ from domino_tune.store.profiles import load_profile
 from domino_tune.store.shelf import DISK, Pinned
 from domino_tune.verbs.layouts import tune_layouts
 from domino_tune.verbs.resolve import resolve
+from domino_tune.verbs.scale import tune_scale
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.tune import tune
 from domino_tune.verbs.whatif import whatif
@@ -34,6 +35,7 @@ from tests.domino_tune.service.tasks.examples import (
     WORKLOAD,
     finish,
     layout_task,
+    scale_task,
     sweep_task,
     tune_task,
     undisturbed,
@@ -62,8 +64,10 @@ LAYOUTS = {
     "a fixed tp": layout_task(tp=2, gpus=4, recompute="none"),
     "no tp": layout_task(tp=1, gpus=4, recompute="none"),
 }
+SCALE = scale_task()
 EVERYTHING = (
     TUNES
+    | {"scale": SCALE}
     | {f"sweep of {name}": task for name, task in SWEEPS.items()}
     | {f"layouts of {name}": task for name, task in LAYOUTS.items()}
 )
@@ -146,6 +150,50 @@ def test_a_search_of_layouts_gives_what_the_service_gives(name: str) -> None:
     quantum = undisturbed(LAYOUTS[name])
     assert json.loads(quantum.result or b"") == json.loads(json.dumps(answer))
     assert set(quantum.artifacts) == {"plan", "report", "trace"}
+
+
+def test_a_scale_gives_what_the_service_gives() -> None:
+    task = Task.from_bytes(SCALE)
+    assert isinstance(task.request, TuneRequest)
+    answer = to_json(tune_scale(task.request, shelf=SHELF))
+    del answer["seconds"]
+    assert json.loads(undisturbed(SCALE).result or b"") == json.loads(json.dumps(answer))
+    assert [point["layout"] is None for point in answer["points"]] == [False, True, False]
+
+
+def test_a_scale_goes_on_behind_the_points_that_are_known() -> None:
+    _, before = paused_everywhere(SCALE, work.resume(), forget=False)
+    points = [point for quantum in before for point in quantum.points]
+    assert [index for index, _ in points] == [0, 1, 2]
+    work.forget()
+    assert finish(SCALE, work.resume(points[:2]), 1e9).result == undisturbed(SCALE).result
+    assert [quantum.done for quantum in before] == sorted(quantum.done for quantum in before)
+    assert before[-1].left == 0
+
+
+def test_a_stopped_scale_has_the_numbers_so_far_and_the_best_of_the_last() -> None:
+    _, before = paused_everywhere(SCALE, work.resume(), forget=False)
+    whole = json.loads(undisturbed(SCALE).result or b"")
+    began = next(one for one in before if one.done == 2 and b'"layouts"' in one.state)
+    for after, known in ((before[0], 1), (next(q for q in before if q.done == 1), 1), (began, 3)):
+        state, stopped = after.state, None
+        while stopped is None or stopped.result is None:
+            stopped = work.advance(SCALE, state, 0.0, "user")
+            state = stopped.state
+        result = json.loads(stopped.result)
+        assert len(result["points"]) == known
+        assert result["stopped_by"] == stopped.stopped_by == "user"
+        if known == 3:
+            best = result["points"][2]["layout"]["iteration_ms"]
+            assert best >= whole["points"][2]["layout"]["iteration_ms"]
+
+
+def test_a_scale_without_any_layout_fails() -> None:
+    machine = replace(SHELF.profile("").machine, gpu_memory_gib=1e-3)
+    small = Pinned(replace(SHELF.profile(""), machine=machine), SHELF.model(""))
+    data = Task.of("scale", Task.from_bytes(SCALE).request, small).to_bytes()
+    with pytest.raises(InfeasiblePlanError, match="No number of GPUs in --sweep has a layout"):
+        finish(data, work.resume(), 0.0)
 
 
 def test_layouts_go_on_from_any_state_in_any_order() -> None:
@@ -270,6 +318,25 @@ def test_a_stopped_sweep_has_the_points_so_far() -> None:
         assert (last.done, last.total) == (quantum.done, 4)
     ended = work.advance(task, before[-1].state, 1e9, "user")
     assert (ended.result, ended.stopped_by) == (undisturbed(task).result, None)
+
+
+def test_a_retuned_sweep_is_stopped_within_a_point() -> None:
+    task = SWEEPS["retuned"]
+    last, before = paused_everywhere(task, work.resume(), forget=False)
+    whole = json.loads(last.result or b"")
+    for done in (b"base", b"points"):  # stopped while the unchanged case, or the point, is retuned
+        begun = [one for one in before if b'"record"' in one.state]
+        after = next(one for one in begun if (b'"base"' in one.state) == (done == b"points"))
+        quanta, state = 0, after.state
+        while (stopped := work.advance(task, state, 0.0, "user")).result is None:
+            quanta, state = quanta + 1, stopped.state
+        assert quanta <= 3
+        result = json.loads(stopped.result)
+        assert len(result["points"]) == 1
+        assert result["stopped_by"] == "user"
+        for name in ("base", "points"):
+            found, best = (one[name] if name == "base" else one[name][0] for one in (result, whole))
+            assert found["iteration_ms"] >= best["iteration_ms"]
 
 
 def test_what_is_left_is_at_least_what_comes() -> None:
