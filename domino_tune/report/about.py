@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from domino_tune.report.data import ReportData, Search
 from domino_tune.report.markup import Html, join, section, tag
 from domino_tune.report.names import change_label
-from domino_tune.report.plot import sweep_figure
+from domino_tune.report.plot import plot_figure
+
+REASONS: Final = {
+    "duplicate": "the same as others",
+    "rows": "with more slices than rows",
+    "hidden": "whose column slices do not divide the hidden size",
+    "order": "in an order that these slices do not have",
+    "wgrad": "with weight gradients where the order has no place for them",
+    "memory": "beyond the memory",
+    "comm_ctas": "with CTAs that the profile does not know",
+    "target": "that the framework does not run",
+}
+"""Why combinations are left out of a search, by the slugs of ``Space.infeasible``, in words."""
 
 
 def sweeps(data: ReportData) -> Html:
@@ -15,7 +28,7 @@ def sweeps(data: ReportData) -> Html:
     if not data.sweeps:
         return Html("")
     pictures = [
-        sweep_figure(
+        plot_figure(
             f"Iteration by {change_label(sweep.x_label)}", sweep.x_label, sweep.xs, sweep.series
         )
         for sweep in data.sweeps
@@ -38,12 +51,14 @@ def facts_list(facts: Sequence[tuple[str, str]]) -> Html:
 
 def _search(search: Search) -> tuple[tuple[str, str], ...]:
     took = () if search.seconds is None else (("Time", f"{search.seconds:.2f} s"),)
-    infeasible = ", ".join(f"{count:,} {why}" for why, count in search.infeasible.items() if count)
+    left_out = ", ".join(
+        f"{count:,} {REASONS.get(why, why)}" for why, count in search.infeasible.items() if count
+    )
     return (
         ("Search", f"{search.method}, {search.found}"),
         ("Space", f"{search.space_size:,} combinations"),
         ("Evaluated", f"{search.evaluations:,}"),
-        ("Infeasible", infeasible or "none"),
+        ("Left out", left_out or "none"),
         *took,
     )
 

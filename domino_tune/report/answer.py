@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from domino_tune.report.data import Numbers, ReportData
+from domino_tune.report.frontier import layout_words
 from domino_tune.report.markup import Html, join, tag
 from domino_tune.report.names import (
     STRATEGY_NAMES,
@@ -12,7 +13,7 @@ from domino_tune.report.names import (
     plan_text,
     slices_text,
 )
-from domino_tune.results.verdict import CLEAR, Contestant, Verdict
+from domino_tune.report.verdict import chances, leads, winner
 
 EVEN = 1.005
 """A smaller speedup is no reason to change the plan."""
@@ -24,8 +25,8 @@ def answer(data: ReportData) -> Html:
         "header",
         tag("p", data.title, class_="eyebrow"),
         tag("h1", *_headline(data)),
-        *((tag("p", data.verdict.text, class_="lead verdict"),) if data.verdict else ()),
-        tag("p", _reason(data), class_="lead"),
+        *_verdict(data),
+        tag("p", _reason(data), class_="lead reason"),
         *((tag("p", data.tie, class_="note"),) if data.tie else ()),
         _figures(data),
         _bars(data),
@@ -38,29 +39,19 @@ def _headline(data: ReportData) -> tuple[str, ...]:
     """Return the best layout where layouts were searched, else the winner of the contest, else how
     fast the plan is."""
     if data.layouts:
-        return ("The best layout is ", tag("em", data.layouts.layouts[0].label, class_="long"))
+        best = data.layouts.layouts[0]
+        return ("The best layout is ", tag("em", layout_words(best), class_="long"))
     if data.verdict and len(data.verdict.contestants) > 1:
-        return _winner(data.verdict)
+        return winner(data.verdict)
     return _sentence(data)
 
 
-def _winner(found: Verdict) -> tuple[str, ...]:
-    """Return which strategy is most often the fastest, by how much, and with what chance."""
-    best, baseline = found.leader, found.contestants[0]
-    if best is None:
-        return ("No plan fits the memory",)
-    chance = percent_text(round(best.chance, 2))
-    clear = best.chance >= CLEAR
-    sure = f"fastest with {chance}" if clear else f"who is fastest is open ({chance})"
-    if best is baseline:
-        return (f"Not here: {best.name} is " if clear else f"{best.name} leads; ", tag("em", sure))
-    return (*_ahead(best, baseline), f"; {sure}")
-
-
-def _ahead(best: Contestant, baseline: Contestant) -> tuple[str, ...]:
-    if not baseline.fits:
-        return (f"{best.name} fits, {baseline.name} does not",)
-    return (f"{best.name} is ", tag("em", f"{best.speedup:.2f}× as fast"), f" as {baseline.name}")
+def _verdict(data: ReportData) -> tuple[Html, ...]:
+    """Return all chances in words; where layouts were searched, with the winner."""
+    if data.verdict is None:
+        return ()
+    above = leads(data.verdict) if data.layouts else ""
+    return (tag("p", above, chances(data.verdict), class_="lead verdict"),)
 
 
 def _sentence(data: ReportData) -> tuple[str, ...]:
@@ -79,7 +70,8 @@ def _sentence(data: ReportData) -> tuple[str, ...]:
 def _reason(data: ReportData) -> str:
     plan, here = data.chosen.plan, data.chosen.timeline.breakdown
     if plan.strategy != "domino":
-        return f"That is {plan_text(plan)}."
+        text = plan_text(plan)
+        return f"{text[:1].upper()}{text[1:]}."
     hidden = percent_text(here.hidden_comm_fraction)
     before = data.baseline.timeline.breakdown.hidden_comm_fraction
     return (
@@ -91,15 +83,16 @@ def _reason(data: ReportData) -> str:
 def _figures(data: ReportData) -> Html:
     numbers = data.numbers
     items = [
-        _figure("Iteration", ms_text(numbers.iteration_ms), "ms", _span(numbers)),
-        _figure("Speedup", f"{numbers.speedup:.2f}", "×", _possible(numbers)),
+        _figure("Iteration", ms_text(numbers.iteration_ms), "ms",
+                f"Megatron-LM {ms_text(numbers.baseline_ms)} ms"),
+        _figure("Speedup", f"{numbers.speedup:.2f}×", "", _possible(numbers)),
         _figure(
-            "Tokens a second a GPU", f"{numbers.tokens_per_second_per_gpu:,.0f}", "",
+            "Tokens/s/GPU", f"{numbers.tokens_per_second_per_gpu:,.0f}", "",
             _utilization(numbers),
         ),
         _figure(
-            "Exposed communication", ms_text(numbers.exposed_ms), "ms",
-            f"of {ms_text(numbers.comm_ms)} ms in all",
+            "Exposed", ms_text(numbers.exposed_ms), "ms",
+            f"of {ms_text(numbers.comm_ms)} ms communication",
         ),
         _figure("Peak memory", gib_text(numbers.peak_memory_gib), "GiB", _capacity(data)),
         *_clock(numbers),
@@ -123,10 +116,6 @@ def _figure(name: str, value: str, unit: str, note: str, *, level: str = "") -> 
 
 def _capacity(data: ReportData) -> str:
     return f"of {gib_text(data.capacity_gib)} a GPU" if data.capacity_gib else "a GPU, predicted"
-
-
-def _span(numbers: Numbers) -> str:
-    return f"{ms_text(numbers.low_ms)} – {ms_text(numbers.high_ms)} ms likely"
 
 
 def _assumed(numbers: Numbers) -> str:

@@ -21,6 +21,7 @@ PARTS: Final = {
     "idle": "Waiting for the host",
 }
 LEGEND: Final = Legend(PARTS, {key: f"part-{key}" for key in PARTS}, "ms", ns_as_ms)
+BUSIEST: Final = "Passes of the pipeline's busiest rank, without its waits for other stages. "
 LEAST: Final = 0.005
 """Roles below this share of the longest iteration are left out of the table."""
 
@@ -65,7 +66,7 @@ def where_time_goes(data: ReportData) -> Html:
             tag("summary", "By operation, with time hidden behind other lanes"),
             table(("ms in flight", *names), _role_rows(shown, longest)),
         ),
-        lead=_lead(data, found),
+        lead=(BUSIEST if data.pipelines else "") + _lead(data, found),
     )
 
 

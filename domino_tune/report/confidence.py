@@ -70,7 +70,7 @@ def _crossovers(crossovers: Sequence[Crossover]) -> Html:
         return Html("")
     rows = [
         (
-            f"from ×{one.factor:.3g}", plan_name(one.winner), ms_text(one.iteration_ms),
+            f"from {one.factor:.3g}×", plan_name(one.winner), ms_text(one.iteration_ms),
             ms_text(one.baseline_ms), f"{one.baseline_ms / one.iteration_ms:.2f}×",
         )
         for one in crossovers
@@ -88,10 +88,10 @@ def crossover_sentence(crossovers: Sequence[Crossover]) -> str:
     until_now = [one for one in crossovers if one.factor <= 1]
     present = max(until_now, key=lambda one: one.factor, default=crossovers[0])
     later = next((one for one in crossovers if one.factor > max(1.0, present.factor)), None)
-    now, meaning = present.winner.label, "×1 is the slowdown that the profile states, ×0 none."
+    now, meaning = present.winner.label, "1× is the slowdown that the profile states, 0× none."
     if later is None:
         return f"{now} stays the best plan over the whole range looked at. {meaning}"
-    return f"{now} is best up to ×{later.factor:.3g}, then {later.winner.label}. {meaning}"
+    return f"{now} is best up to {later.factor:.3g}×, then {later.winner.label}. {meaning}"
 
 
 def _tornado(items: Sequence[Sensitivity], numbers: Numbers) -> Html:
@@ -106,6 +106,12 @@ def _tornado(items: Sequence[Sensitivity], numbers: Numbers) -> Html:
     ]
     return join(
         tag("h3", "What this plan's time depends on"),
+        tag(
+            "p",
+            f"Each fact of the machine at two other values: green is less than the plan's "
+            f"{ms_text(here)} ms, red is more.",
+            class_="note",
+        ),
         tag("div", *rows, class_="tornado"),
     )
 
@@ -117,7 +123,7 @@ def _tornado_row(item: Sensitivity, here: float, widest: float) -> Html:
     ]
     name = tag("span", change_label(item.key), class_="name")
     low, high = (change.replace("x", "×") for change in (item.low, item.high))
-    times = tag("span", f"{low} → {ms_text(item.low_ms)} ms · {high} → "
+    times = tag("span", f"{low} → {ms_text(item.low_ms)} · {high} → "
                 f"{ms_text(item.high_ms)} ms", class_="value")  # fmt: skip
     return tag("div", name, tag("span", *bars, class_="track"), times, class_="change")
 

@@ -37,8 +37,9 @@ class Scale(NamedTuple):
         return self.start + (self.end - self.start) * (value - low) / (high - low)
 
 
-def frontier_figure(layouts: Sequence[LayoutResult]) -> Html:
+def frontier_figure(frontier: Sequence[LayoutResult]) -> Html:
     """Return the plot, fastest layout first, beside the table that its numbers point to."""
+    layouts = _told_apart(frontier)
     rows = [
         (
             str(number), layout_name(one),
@@ -58,9 +59,25 @@ def frontier_figure(layouts: Sequence[LayoutResult]) -> Html:
     )  # fmt: skip
 
 
+def _told_apart(frontier: Sequence[LayoutResult]) -> list[LayoutResult]:
+    """Return the layouts that need less than the last one in the tenths of a GiB that are shown."""
+    found: list[LayoutResult] = []
+    for one in frontier:
+        if not found or gib_text(one.peak_memory_gib) != gib_text(found[-1].peak_memory_gib):
+            found.append(one)
+    return found
+
+
 def layout_name(one: LayoutResult) -> Html:
     """Return a layout's name with its plan below it."""
-    return tag("span", one.label, tag("small", plan_name(one.plan)))
+    return tag("span", layout_words(one), tag("small", plan_name(one.plan)))
+
+
+def layout_words(one: LayoutResult) -> Html:
+    """Return a layout's name, whose lines end behind commas only."""
+    first, *others = one.label.split(", ")
+    return join(tag("span", first, class_="whole"),
+                *(join(", ", tag("span", part, class_="whole")) for part in others))  # fmt: skip
 
 
 def _svg(layouts: Sequence[LayoutResult]) -> Html:

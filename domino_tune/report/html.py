@@ -60,11 +60,11 @@ def write_scale(path: str | Path, result: ScaleResult, commands: Sequence[tuple[
 
 
 def _page(title: str, body: Iterable[Html], scripts: str = "") -> str:
+    whole = "\n".join(part for part in body if part)
+    if " data-plot=" in whole:
+        scripts += string.Template(static("plots.html")).substitute(script=static("plot.js"))
     return string.Template(static("page.html")).substitute(
-        title=text(title),
-        style=static("page.css"),
-        body="\n".join(part for part in body if part),
-        scripts=scripts,
+        title=text(title), style=static("page.css"), body=whole, scripts=scripts
     )
 
 
@@ -96,6 +96,6 @@ def _lanes(data: ReportData) -> Html:
         tag("div", "", id="lanes-views"),
         tag("noscript", tag("p", "The lanes need JavaScript; the tables below do not.")),
         cut if drawn < total else "",
-        lead="Upper lane: computation. Lower lane: collectives, in the colour of the slice they "
-        "belong to. Hatched red: computation stands still until one arrives.",
+        lead="First lane: computation. Below it: the collectives of each group, in the colour of "
+        "their slice. Hatched red: computation stands still until one arrives.",
     )

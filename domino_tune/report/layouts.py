@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from domino_tune.report.data import ReportData
-from domino_tune.report.frontier import frontier_figure, layout_name
+from domino_tune.report.frontier import frontier_figure, layout_name, layout_words
 from domino_tune.report.markup import Html, join, section, table, tag
 from domino_tune.report.names import gib_text, ms_text, percent_text, times_text
 from domino_tune.report.plan_names import plan_key
@@ -16,7 +16,7 @@ from domino_tune.results.texts import share
 
 ROW: Final = 42
 BAR: Final = 14
-WIDEST: Final = 73
+WIDEST: Final = 66
 """Per cent of the width that the longest bar takes; numbers stand right of it."""
 
 
@@ -38,10 +38,10 @@ def _lead(found: Layouts) -> str:
         return f"{batch}. No layout fits without Domino."
     if rival.tokens_per_second_per_gpu >= first.tokens_per_second_per_gpu:
         return f"{batch}. The best layout does without Domino."
-    return (
-        f"{batch}. The best layout without Domino is {rival.label}: the first is "
-        f"{times_text(first.domino_gain)} as fast."
-    )
+    return join(
+        f"{batch}. The best layout without Domino is ", layout_words(rival),
+        f": the first is {times_text(first.domino_gain)} as fast.",
+    )  # fmt: skip
 
 
 def _legend(found: Layouts) -> Html:
@@ -97,7 +97,7 @@ def _bar(one: LayoutResult, y: int, scale: float, mark: float | None, tied: bool
                   height=BAR, class_=f"rank-{kind}")  # fmt: skip
     if mark is not None:
         x = _per_cent(mark * scale)
-        yield tag("line", x1=x, x2=x, y1=top - 3, y2=top + BAR + 3, class_="rank-rival")
+        yield tag("line", x1=x, x2=x, y1=top - 1, y2=top + BAR + 3, class_="rank-rival")
     more = f", +{percent_text(round(here - 1, 3))}" if here and here > 1.0005 else ""
     yield tag("text", f"{rate:,.0f}{more}", x=_per_cent(WIDEST), dx=9, y=top + 11)
 

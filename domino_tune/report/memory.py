@@ -20,6 +20,11 @@ def where_memory_goes(data: ReportData) -> Html:
         "memory",
         "Where the memory goes",
         stacked(stacks, legend, longest, _edge(data.capacity_gib, longest)),
+        tag(
+            "p",
+            tag("span", f"what a GPU has: {gib_text(data.capacity_gib)} GiB", class_="key edge"),
+            class_="pass-keys",
+        ),
         table(("GiB a GPU, at the peak", *names), stack_rows(stacks, legend), class_="parts"),
         lead=_lead(data),
     )

@@ -29,7 +29,11 @@ def pipeline_picture(data: ReportData) -> Html:
         class_="pass-keys",
     )
     drawn = [
-        tag("figure", tag("figcaption", picture.title), _svg(picture, longest))
+        tag(
+            "figure",
+            tag("figcaption", f"{picture.title}: {ms_text(picture.end_ms)} ms"),
+            _svg(picture, longest),
+        )
         for picture in data.pipelines
     ]
     return section(
@@ -48,7 +52,7 @@ def _svg(picture: PipelinePicture, longest_ms: float) -> Html:
     ]
     return tag(
         "svg", *rows, viewBox=f"0 0 {WIDTH} {height}", class_="pipeline", role="img",
-        aria_label=f"{picture.title}: {ms_text(picture.end_ms)}",
+        aria_label=f"{picture.title}: {ms_text(picture.end_ms)} ms",
     )  # fmt: skip
 
 
@@ -61,7 +65,7 @@ def _stage(number: int, stage: Sequence[Pass], scale: float) -> Iterator[Html]:
         about = (
             f"{NAMES[one.kind]} of micro-batch {one.micro}"
             + (f", virtual stage {one.chunk}" if most else "")
-            + f": {ms_text(one.end_ms - one.start_ms)}"
+            + f": {ms_text(one.end_ms - one.start_ms)} ms"
         )
         box = tag(
             "rect", x=f"{x:.2f}", y=y + 2, width=f"{max(0.3, width - 0.4):.2f}", height=ROW - 4,

@@ -7,14 +7,14 @@ from domino_tune.report.answer import masthead
 from domino_tune.report.frontier import layout_name
 from domino_tune.report.markup import Html, section, table, tag
 from domino_tune.report.names import gib_text, ms_text, percent_text, times_text
-from domino_tune.report.plot import Axis, sweep_figure
+from domino_tune.report.plot import Axis, plot_figure
 from domino_tune.results.scale import ScalePoint, ScaleResult
 from domino_tune.results.texts import share
 
 EVEN = 1.0005
 """A smaller gain is called none."""
-RATES = Axis("Tokens a second a GPU", "", "{:,.0f}".format)
-GAINS = Axis("Gain of Domino in per cent", "", "{:.2f} %".format)
+RATES = Axis("Tokens a second a GPU", "", 0)
+GAINS = Axis("Gain of Domino", "%", 2)
 
 
 def scale_parts(result: ScaleResult) -> list[Html]:
@@ -73,11 +73,11 @@ def _plots(result: ScaleResult) -> list[Html]:
         "best without Domino": [_rate_without(point) for point in result.points],
         "best layout": [_rate(point) for point in result.points],
     }
-    plots = [sweep_figure("Tokens a second a GPU, by GPUs", "GPUs", xs, rates, RATES)]
+    plots = [plot_figure("Tokens a second a GPU, by GPUs", "GPUs", xs, rates, RATES)]
     if any((layout.domino_gain or 1.0) >= EVEN for _, layout in result.found):
         gains = {"gain of Domino": [_gain_per_cent(point) for point in result.points]}
-        caption = "What Domino adds to the best layout, in %, by GPUs"
-        plots.append(sweep_figure(caption, "GPUs", xs, gains, GAINS))
+        caption = "What Domino adds to the best layout, by GPUs"
+        plots.append(plot_figure(caption, "GPUs", xs, gains, GAINS))
     return plots
 
 

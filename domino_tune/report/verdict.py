@@ -1,24 +1,71 @@
-"""The section on strategies: each one's speed-up with its range, and its chance to be fastest."""
+"""Strategies: who wins and with what chance, in words and as a section with each one's range."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from domino_tune.report.data import ReportData
+from domino_tune.report.frontier import ticks_around
 from domino_tune.report.markup import Html, section, tag
-from domino_tune.report.names import ms_text, percent_text, plan_text
-from domino_tune.results.verdict import Contestant, Verdict
+from domino_tune.report.names import STRATEGY_NAMES, ms_text, percent_text, plan_text
+from domino_tune.results.verdict import CLEAR, Contestant, Verdict
 
 MARGIN: Final = 0.02
 """Room on either side of the axis, in speed-up."""
 FAMILY_WORDS: Final = {
     "gemm_forward": "forward GEMMs", "gemm_dgrad": "dgrad GEMMs", "gemm_wgrad": "wgrad GEMMs",
     "attention": "attention", "pointwise": "memory-bound ops", "collective": "collectives",
-    "peer_copy": "copies between GPUs", "collective_between_nodes": "collectives between nodes",
+    "peer_copy": "copies between GPUs", "tile_fused": "tile-fused kernels",
+    "collective_between_nodes": "collectives between nodes",
     "contention": "how much communication slows compute",
     "contention_of_collectives": "how much compute slows communication", "launch": "launches",
-    "power": "what ops draw, and so the clock",
+    "power": "the power of ops, and so the clock",
 }  # fmt: skip
+
+
+def winner(found: Verdict) -> tuple[str, ...]:
+    """Return which strategy is most often the fastest, by how much, and with what chance: the parts
+    of a sentence without its full stop."""
+    best, baseline = found.leader, found.contestants[0]
+    if best is None:
+        return ("No plan fits the memory",)
+    clear, chance, name = best.chance >= CLEAR, _chance(best), _name(best)
+    if best is baseline and clear:
+        return f"Not here: {name} is ", tag("em", f"the fastest with a chance of {chance}")
+    sure = f"; its chance to be the fastest is {chance}"
+    if clear:
+        sure = f", and the fastest with a chance of {chance}"
+    if best is baseline:
+        return (f"{name} leads{sure}",)
+    if not baseline.fits:
+        return (f"{name} fits, {_name(baseline)} does not; it is the fastest with {chance}",)
+    faster = tag("em", f"{best.speedup:.2f}× as fast")
+    return f"{name} is ", faster, f" as {_name(baseline)}{sure}"
+
+
+def chances(found: Verdict) -> str:
+    """Return each strategy's chance to be the fastest, the best first, as a sentence."""
+    ranked = sorted(found.contestants, key=lambda one: (-one.fits, -one.chance, -one.speedup))
+    said = (f"{_name(one)} {_chance(one) if one.fits else 'does not fit'}" for one in ranked)
+    return f"Chance to be the fastest: {', '.join(said)}."
+
+
+def leads(found: Verdict) -> str:
+    """Return who wins below a headline that says something else; a sentence with a space behind."""
+    best, baseline = found.leader, found.contestants[0]
+    if best is None:
+        return "No plan fits the memory. "
+    over = f", {best.speedup:.2f}× as fast as {_name(baseline)}"
+    return f"{_name(best)} leads there{over if best is not baseline and baseline.fits else ''}. "
+
+
+def _name(one: Contestant) -> str:
+    return STRATEGY_NAMES[one.plan.strategy]
+
+
+def _chance(one: Contestant) -> str:
+    return percent_text(round(one.chance, 2))
 
 
 def verdict_part(data: ReportData) -> Html:
@@ -37,14 +84,14 @@ def _lead(found: Verdict) -> str:
     doubt = f" Most of the doubt comes from {', '.join(worst)}." if worst else ""
     return (
         f"{found.draws:,} machines were drawn from the errors of the profile, and all strategies "
-        "played on each. A bar holds eight of ten draws; “Fastest” is the share of draws in which "
-        f"nothing that fits is faster.{doubt}"
+        "played on each. A bar holds eight of ten draws; the chance to be fastest is the share of "
+        f"draws in which nothing that fits is faster.{doubt}"
     )
 
 
 def _plot(found: Verdict) -> Html:
-    low = min(one.low for one in found.contestants) - MARGIN
-    high = max(one.high for one in found.contestants) + MARGIN
+    bounds = [1.0, *(value for one in found.contestants for value in (one.low, one.high))]
+    low, high = min(bounds) - MARGIN, max(bounds) + MARGIN
     rows = [_row(one, low, high - low, one is found.leader) for one in found.contestants]
     head = tag(
         "div",
@@ -52,14 +99,25 @@ def _plot(found: Verdict) -> Html:
             tag("span", name, class_=where)
             for name, where in (
                 ("Strategy", "who"),
-                ("Speed-up over Megatron-LM", ""),
-                ("", "value"),
-                ("Fastest", "chance"),
+                ("Speed-up over Megatron-LM: eight of ten draws", ""),
+                ("as profiled", "value"),
+                ("Chance to be fastest", "chance"),
             )
         ),
         class_="contest head",
     )
-    return tag("div", head, *rows, class_="contests")
+    return tag("div", head, *rows, _axis(bounds, low, high - low), class_="contests")
+
+
+def _axis(bounds: list[float], low: float, span: float) -> Html:
+    """Return a row with the speed-ups below the bars."""
+    marks = [
+        tag("span", f"{tick:.2f}×", style=f"left:{100 * (tick - low) / span:.2f}%")
+        for tick in ticks_around(bounds)
+        if low + 0.04 * span <= tick <= low + 0.96 * span  # a text at the edge would stand out
+    ]
+    axis = tag("span", *marks, class_="range axis")
+    return tag("div", tag("span", ""), axis, class_="contest scale", aria_hidden="true")
 
 
 def _row(one: Contestant, low: float, span: float, best: bool) -> Html:
@@ -75,14 +133,23 @@ def _row(one: Contestant, low: float, span: float, best: bool) -> Html:
         tag("i", "", class_="middle", style=f"left:{at(one.speedup)}"),
         class_="range", role="img", aria_label=label,
     )  # fmt: skip
-    chance = percent_text(round(one.chance, 2)) if one.fits else "does not fit"
+    chance = _chance(one) if one.fits else "does not fit"
     return tag(
         "div",
-        tag("span", tag("b", one.name), tag("small", one.runs_in), class_="who",
+        tag("span", tag("b", one.name), tag("small", *_flags_whole(one.runs_in)), class_="who",
             title=plan_text(one.plan)),
         track,
         tag("span", f"{one.speedup:.2f}×", tag("small", f"{one.low:.2f} – {one.high:.2f}, "
             f"{ms_text(one.iteration_ms)} ms"), class_="value"),
-        tag("span", chance, class_="chance"),
+        tag("span", chance, tag("small", "fastest", class_="narrow") if one.fits else "",
+            class_="chance"),
         class_="contest best" if best else "contest",
     )  # fmt: skip
+
+
+def _flags_whole(said: str) -> list[str]:
+    """Return the text in parts, of which each option of a command line stays on one line."""
+    return [
+        tag("span", part, class_="whole") if part.startswith("--") else part
+        for part in re.split(r"(--[\w-]+)", said)
+    ]

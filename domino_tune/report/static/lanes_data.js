@@ -13,9 +13,11 @@ const readColours = () => {
   }
 };
 
+const grouped = (value, digits) => value.toLocaleString('en-US', { minimumFractionDigits: digits, maximumFractionDigits: digits });
+
 const time = ns => {
   const size = Math.abs(ns);
-  if (size >= 1e8) return (ns / 1e6).toFixed(1) + ' ms';
+  if (size >= 1e8) return grouped(ns / 1e6, 1) + ' ms';
   if (size >= 1e6) return (ns / 1e6).toFixed(size >= 1e7 ? 2 : 3) + ' ms';
   return size >= 1e3 ? (ns / 1e3).toFixed(1) + ' µs' : Math.round(ns) + ' ns';
 };
@@ -24,7 +26,7 @@ const time = ns => {
 const tick = (at, step, span) => {
   const unit = span > 2e6 ? 1e6 : 1e3;
   const digits = Math.max(0, Math.ceil(Math.log10(unit / step) - 1e-9));
-  return (at / unit).toFixed(digits).replace(/^-(0(\.0*)?)$/, '$1') + (unit === 1e6 ? ' ms' : ' µs');
+  return grouped(at / unit, digits).replace(/^-(0(\.0*)?)$/, '$1') + (unit === 1e6 ? ' ms' : ' µs');
 };
 
 // Return a timeline's lanes of ops with absolute times, and the gaps of its compute lane.

@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 
@@ -23,7 +22,6 @@ from domino_tune.report.names import (
     size_text,
 )
 from domino_tune.report.plan_names import KEY, plan_name
-from domino_tune.report.plot import Axis, sweep_svg
 from domino_tune.report.ties import TIE
 from domino_tune.search.problem import TIE_PERCENT
 from simulator.errors import InputError
@@ -76,11 +74,11 @@ def test_turns_are_said_from_todays_winner_on() -> None:
     a, b, baseline = SLICED, SlicePlan(row_slices=4), MEGATRON
     assert crossover_sentence([crossover(0, a)]).startswith(f"{a.label} stays the best plan")
     some = [crossover(0, a), crossover(0.5, b), crossover(1.7, baseline)]
-    assert crossover_sentence(some).startswith(f"{b.label} is best up to ×1.7, then megatron.")
+    assert crossover_sentence(some).startswith(f"{b.label} is best up to 1.7×, then megatron.")
     two = [crossover(0, a), crossover(0.5, b)]
     assert crossover_sentence(two).startswith(f"{b.label} stays")
     later = [crossover(2, a), crossover(3, b)]
-    assert crossover_sentence(later).startswith(f"{a.label} is best up to ×3, then {b.label}")
+    assert crossover_sentence(later).startswith(f"{a.label} is best up to 3×, then {b.label}")
 
 
 def test_plans_within_a_percent_of_the_fastest_are_marked_as_ties() -> None:
@@ -109,42 +107,6 @@ def test_every_part_of_a_plans_name_is_explained() -> None:
     assert plan_name(SLICED) == f'<span title="{plan_text(SLICED)}">{SLICED.label}</span>'.replace(
         "'", "&#x27;"
     )
-
-
-def test_sweep_is_one_drawing_with_a_line_a_series() -> None:
-    series = {"megatron": (750.0, 417.9, 355.0), "a <b> & c": (574.0, 370.3, 345.0)}
-    drawing = ElementTree.fromstring(sweep_svg("link_bandwidth", ("0.5x", "1x", "2x"), series))
-    lines = drawing.findall("polyline")
-    assert len(lines) == 2
-    heights = [float(p.split(",")[1]) for p in str(lines[0].get("points")).split()]
-    assert heights == sorted(heights)
-    assert "a <b> & c" in [t.text for t in drawing.findall("text")]
-    places = [float(str(t.get("y"))) for t in drawing.findall("text[@class='name']")]
-    assert abs(places[0] - places[1]) >= 15
-
-
-def test_sweep_leaves_out_points_without_a_value_and_names_that_are_too_close() -> None:
-    xs = [f"{n:,}" for n in range(1000, 1032)]
-    axis = Axis("Tokens", "t", "{:.1f}".format)
-    drawing = ElementTree.fromstring(sweep_svg("GPUs", xs, {"a": [None, *[5000.0] * 31]}, axis))
-    assert len(str(drawing.find("polyline").get("points")).split()) == 31  # type: ignore[union-attr]
-    assert drawing.findtext("g/title") == "a: 5000.0 t"
-    said = [t.text for t in drawing.findall("text")]
-    assert "1,000" in said
-    assert "1,001" not in said
-    assert "6,000" in said
-    ElementTree.fromstring(sweep_svg("GPUs", (1, 2), {"a": (None, None)}))
-
-
-@pytest.mark.parametrize("values", [(1.0,), (1.0, math.nan)])
-def test_sweep_refuses_what_it_cannot_draw(values: tuple[float, ...]) -> None:
-    with pytest.raises(InputError, match="2 finite values"):
-        sweep_svg("tp", (1, 2), {"a": values})
-
-
-def test_sweep_of_nothing_and_of_zeros() -> None:
-    ElementTree.fromstring(sweep_svg("tp", (), {}))
-    ElementTree.fromstring(sweep_svg("tp", (1,), {"a": (0.0,)}))
 
 
 def test_data_refuses_what_does_not_fit() -> None:

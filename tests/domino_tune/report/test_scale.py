@@ -48,11 +48,11 @@ def written(folder: Path, *points: ScalePoint) -> Reader:
 def test_the_page_has_plots_and_a_row_a_number(tmp_path: Path) -> None:
     page = written(tmp_path, NONE, point(16, 1000.0), point(1024, 850.0, 1.034))
     assert page.ids == ["answer", "scale", "numbers", "asked", "again"]
-    assert (page.links, page.scripts) == ([], 0)
+    assert (page.links, page.scripts) == ([], 1)
     assert "On 1,024 GPUs, each has 85 % of its speed on 16" in page.text
     assert "Domino adds at most 3.4 %, on 1,024 GPUs" in page.text
     assert "512 sequences of 2,048 tokens" in page.text
-    assert "What Domino adds to the best layout, in %" in page.text
+    assert "What Domino adds to the best layout, by GPUs" in page.text
     assert "No <b>layout</b> fits." in page.text
     assert "16, 1,024 GPUs: A <warning>." in page.text
     assert "870,400" in page.text
