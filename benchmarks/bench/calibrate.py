@@ -82,4 +82,8 @@ def _vtrain() -> Table:
             reported("mean error, worst draw", f"{max(errors):.1%}"),
             reported("median factors", parts),
         ],
+        [
+            "The factors that explain all of the runs best leave 8.1 %: where hosts decide, tp 8 "
+            "takes 25 % longer, and 2,048 wide at tp 4 20 % less, than one host of all tells."
+        ],
     )

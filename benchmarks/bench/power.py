@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from benchmarks.bench.baselines import JOBS, case_of, cuts
-from benchmarks.bench.runs import CI_KEYS, Run, async_tp_runs, ci_run, userbuffers_runs
+from benchmarks.bench.runs import CI_KEYS, Run, async_tp_run, ci_run, userbuffers_runs
 from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import baseline_plan
@@ -137,7 +137,7 @@ def _caps() -> Table:
 
 def _published() -> Table:
     keys = tuple(key for keys in CI_KEYS.values() for key in keys)
-    runs = [*(ci_run(gpu, keys) for gpu in ("h100", "a100")), *userbuffers_runs(), *async_tp_runs()]
+    runs = [*(ci_run(gpu, keys) for gpu in ("h100", "a100")), *userbuffers_runs(), async_tp_run()]
     return Table(
         title="Published runs, ms: at the clock of the timings, and under the cap",
         columns=("run", ">measured", ">before", ">error", ">after", ">error", ">MHz", ">W"),

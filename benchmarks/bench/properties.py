@@ -11,7 +11,12 @@ from benchmarks.verdict import verdict
 from domino_tune.base.tables import Table
 from tests.contracts.schedule_contract import CONTRACT, random_built
 from tests.simulator.cases import KINDS
-from tests.simulator.engine_checks import check_contended_dag, check_dag, check_engines_agree
+from tests.simulator.engine_checks import (
+    check_admission,
+    check_contended_dag,
+    check_dag,
+    check_engines_agree,
+)
 from tests.simulator.memory_checks import check_peak_is_brute_force
 from tests.simulator.periodic_checks import check_shortcut_is_exact
 
@@ -37,6 +42,7 @@ PROPERTIES: Final = (
     Property("engines equal, contention and host: random programs", 2000, check_engines_agree),
     Property("engines equal, contention and host: random DAGs", 2000, check_contended_dag),
     Property("engines equal an independent list scheduler: random DAGs", 10_000, check_dag),
+    Property("engines equal an independent scheduler with admission", 2000, check_admission),
     Property("periodic shortcut equals the full simulation", 1000, check_shortcut_is_exact),
     Property("peak memory equals brute force", 1000, check_peak_is_brute_force),
     *(Property(f"schedule contract: {kind}", 120, partial(check_contract, kind)) for kind in KINDS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import multiprocessing
 import secrets
 import socket
 import threading
@@ -11,12 +12,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from api.jobs import MOST_STREAMS
+from benchmarks.load.bodies import ENDLESS_TRIALS, tune
 from benchmarks.load.process import Service
 from benchmarks.load.traffic import percentile
 from benchmarks.verdict import Check, at_most, check_table, reported
@@ -29,8 +33,11 @@ BODIES: Final = 60
 PROFILES: Final = 4
 FRESH: Final = 12
 FLOODERS: Final = 16
+STREAMS: Final = 64
 PROBE_S: Final = 0.02
 SETTLE_S: Final = 1.0
+START_S: Final = 3.0
+"""Workers import what they need for about so long."""
 TIMEOUT_S: Final = 120.0
 
 
@@ -59,31 +66,58 @@ class Watch:
 
 @contextmanager
 def watching(service: Service) -> Iterator[Watch]:
-    """Yield a watch that samples memory and /healthz, while the block runs and a second longer."""
-    watch, over = Watch(before=service.rss_bytes()), threading.Event()
+    """Yield a watch that samples memory and /healthz, while the block runs and a second longer.
 
-    def sample(once: Callable[[], None]) -> None:
-        while not over.wait(PROBE_S):
-            once()
-
-    def health() -> None:
-        began = time.perf_counter()
-        get(service, "/healthz")
-        watch.health_ms.append(1e3 * (time.perf_counter() - began))
+    Liveness is probed by a process of its own, as Kubernetes does: beside the block's threads a
+    probe would wait for their interpreter, too.
+    """
+    watch, over = Watch(before=_settled(service)), threading.Event()
 
     def memory() -> None:
-        watch.peak = max(watch.peak, service.rss_bytes())
+        while not over.wait(PROBE_S):
+            watch.peak = max(watch.peak, service.rss_bytes())
 
-    with ThreadPoolExecutor(2) as threads:
-        done = [threads.submit(sample, once) for once in (health, memory)]
+    spawned = multiprocessing.get_context("spawn")
+    here, there = spawned.Pipe()
+    prober = spawned.Process(target=_probe, args=(service.url, there))
+    prober.start()
+    here.recv()  # it is ready
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(memory)
         try:
             yield watch
             time.sleep(SETTLE_S)
         finally:
             over.set()
-    for one in done:
-        one.result()
+            here.send(None)
+            watch.health_ms = here.recv()
+            prober.join()
+    done.result()
     watch.after = service.rss_bytes()
+
+
+def _settled(service: Service) -> int:
+    """Wait until the service's workers have begun; return its resident bytes."""
+    sizes = [service.rss_bytes()]
+    while len(sizes) < 2 or sizes[-1] - sizes[-2] > MIB:
+        time.sleep(START_S)
+        sizes.append(service.rss_bytes())
+    return sizes[-1]
+
+
+def _probe(url: str, pipe: Connection) -> None:
+    """Ask for /healthz until something comes through the pipe; send the times in ms."""
+    host, times_ms = urlsplit(url), list[float]()
+    pipe.send(None)
+    while not pipe.poll(PROBE_S):
+        began = time.perf_counter()
+        connection = http.client.HTTPConnection(host.hostname or "", host.port, timeout=TIMEOUT_S)
+        connection.request("GET", "/healthz")
+        connection.getresponse().read()
+        connection.close()
+        times_ms.append(1e3 * (time.perf_counter() - began))
+    pipe.recv()
+    pipe.send(times_ms)
 
 
 def get(service: Service, path: str, secret: str = "") -> int:
@@ -174,6 +208,30 @@ def tokens(service: Service, secret: str) -> Table:
     return check_table("Unknown tokens from the address that new tokens call from", checks)
 
 
+def streams(service: Service, secret: str) -> Table:
+    """Open more event streams than a token may have, all at the same moment."""
+    headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
+    with ThreadPoolExecutor(STREAMS) as threads, ExitStack() as stack:
+
+        def ask(method: str, path: str, body: bytes | None = None) -> http.client.HTTPResponse:
+            host = urlsplit(service.url)
+            connection = http.client.HTTPConnection(
+                host.hostname or "", host.port, timeout=TIMEOUT_S
+            )
+            stack.callback(connection.close)
+            connection.request(method, path, body, headers)
+            return connection.getresponse()
+
+        job = json.load(ask("POST", "/v1/tunes", json.dumps(tune(0, ENDLESS_TRIALS)).encode()))
+        asked = [threads.submit(ask, "GET", job["links"]["events"]) for _ in range(STREAMS)]
+        opened = Counter(one.result().status for one in asked)
+    checks = [
+        must(f"of {STREAMS} streams asked for: 200", opened[200], MOST_STREAMS),
+        must("refused 429", opened[429], STREAMS - MOST_STREAMS),
+    ]
+    return check_table(f"{STREAMS} event streams of one token at once", checks)
+
+
 def answered(statuses: Sequence[int], low: int, high: int) -> Check:
     """Return a check that all statuses are in ``low`` to ``high``, and what they were."""
     counts = ", ".join(f"{count} × {status}" for status, count in Counter(statuses).items())
@@ -190,6 +248,7 @@ ABUSE: Final[dict[str, tuple[Scope, Callable[[Service, str], Table]]]] = {
     "bodies": ("read", bodies),
     "profiles": ("admin", profiles),
     "tokens": ("read", tokens),
+    "streams": ("tune", streams),
 }
 """Abuses by name: the scope of the caller's token, and the load."""
 
