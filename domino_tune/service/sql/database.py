@@ -23,6 +23,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from domino_tune.base.errors import UnavailableError
 from domino_tune.service.sql import sqlite
@@ -57,6 +58,8 @@ class Database:
         # SQLite allows one writer and polls for it; a lock wakes the next thread at once.
         self._write_lock = threading.Lock() if engine.dialect.name == "sqlite" else None
         self._stored_s = -math.inf
+        self._closed = False
+        event.listen(engine, "checkin", self._given_back)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -107,8 +110,14 @@ class Database:
             connection.execute(delete(tasks).where(tasks.c.digest == digest))
 
     def close(self) -> None:
-        """Close the pooled connections."""
+        """Close the pooled connections; one that is in use is closed when it is given back."""
+        self._closed = True
         self._engine.dispose()
+
+    def _given_back(self, connection: object, record: ConnectionPoolEntry) -> None:
+        """Close what a thread that outlasts ``close`` gives back: nobody will ask for it again."""
+        if self._closed:
+            record.invalidate()
 
 
 def open_database(url: str) -> Database:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import func, select, text, update
@@ -89,6 +90,17 @@ def test_replicas_that_start_together_make_one_schema(url: str) -> None:
         assert connection.scalar(select(func.count()).select_from(schema_version)) == 1
     for database in databases:
         database.close()
+
+
+def test_what_is_in_use_when_the_database_is_closed_is_closed_after_use(
+    postgres_url: str,
+) -> None:
+    database = open_database(postgres_url)
+    with database.read() as connection:
+        driver: Any = connection.connection.driver_connection
+        database.close()
+        assert connection.scalar(select(schema_version.c.version)) is not None
+    assert driver.closed
 
 
 def test_threads_lose_nothing(desk: JobDesk) -> None:
