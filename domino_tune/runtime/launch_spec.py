@@ -20,6 +20,9 @@ PLAYED_RECOMPUTE: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 CTA_SETTINGS: Final = ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
 """Environment variables that NCCL prefers to a communicator's own configuration: with one of them
 set, all communicators use the same number of CTAs."""
+QUEUES_SETTING: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""Environment variable of the number of CUDA's hardware queues. With one, kernels start in the
+order of their launch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from domino_tune.runtime.clock import Tick
 from domino_tune.runtime.lanes.call import Call, perform, pretend
+from domino_tune.runtime.lanes.launch_edges import keeps_launch_order, wait_for_start
 
 HIGH_PRIORITY = -1
 
@@ -47,13 +48,15 @@ class StreamQueue:
 
     def launch(self, name: str, call: Call, work: Callable[[], object]) -> StreamHandle:
         """Have ``work`` issue kernels that use the tensors of ``call``, after everything issued so
-        far."""
+        far. Where kernels keep the order of their launch, so do those of a captured graph."""
         start, end = _event(), _event()
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             start.record()
             work()
             end.record()
+        if torch.cuda.is_current_stream_capturing() and keeps_launch_order():
+            wait_for_start(self.stream)
         return StreamHandle(name, start, end, call)
 
     def close(self) -> None:

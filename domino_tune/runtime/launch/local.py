@@ -29,7 +29,7 @@ from domino_tune.runtime.launch.watch import (
     tail,
     waits_for_others,
 )
-from domino_tune.runtime.launch_spec import LaunchSpec, Message
+from domino_tune.runtime.launch_spec import QUEUES_SETTING, LaunchSpec, Message
 
 POLL_S: Final = 0.1
 """How often ranks are checked; messages arrive at once. Rare enough not to disturb timing."""
@@ -140,7 +140,7 @@ class Ranks:
         threads = str(self.spec.threads_per_rank)
         return {
             **os.environ,
-            **({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if self.spec.kernels_in_order else {}),
+            **({QUEUES_SETTING: "1"} if self.spec.kernels_in_order else {}),
             "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
             "GLOO_SOCKET_IFNAME": self.network.interface,
             "OMP_NUM_THREADS": threads,

@@ -20,10 +20,11 @@ from domino_tune.runtime.clock import DeviceClock, HostClock, WholeClock, empty_
 from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.graphs import CapturedExecutor
 from domino_tune.runtime.head_start import HeadStart, spin
-from domino_tune.runtime.lanes.call import Call
+from domino_tune.runtime.lanes.call import Call, all_reduce
 from domino_tune.runtime.lanes.lane import Lane, ThreadHandle
 from domino_tune.runtime.lanes.silent import silent_lanes
 from domino_tune.runtime.lanes.streams import StreamHandle, StreamLane, StreamQueue
+from domino_tune.runtime.launch_spec import QUEUES_SETTING
 from domino_tune.runtime.live_memory import PERSISTENT
 from domino_tune.runtime.ops.dropout import keep_mask
 from domino_tune.runtime.ops.layers import add_product, widening_gemm
@@ -216,12 +217,37 @@ def test_a_captured_step_equals_an_eager_one(
         assert error(seen.parameters[name], tensor) < 1e-4, name
 
 
-def test_a_captured_step_waits_for_slow_collectives() -> None:
+@pytest.mark.parametrize("queues", ["1", "8"])
+def test_a_captured_step_waits_for_slow_collectives(
+    queues: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(QUEUES_SETTING, queues)
     job = Job(name="", model=LLAMA, tp=2, plan=SLICED, steps=5)
     lane = HalvingLane()
     seen = train(job, CUDA, {TP: lane, DP: lane}, CapturedExecutor)
     eager = train(job, CUDA, {TP: lane, DP: lane})
     assert seen.losses == pytest.approx(eager.losses, rel=1e-6)
+
+
+def test_a_graph_keeps_the_order_of_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each collective has one edge from its start, to a kernel on the compute stream."""
+    from cuda.bindings import runtime as cudart
+
+    monkeypatch.setenv(QUEUES_SETTING, "1")
+    values, graph, queue = torch.ones(8, device=CUDA), torch.cuda.CUDAGraph(True), StreamQueue()
+    spin(1_000)  # measures the clock, which a capture forbids
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            values.add_(1)
+            queue.launch("sum", all_reduce(values), lambda: spin(20_000)).wait()
+            values.mul_(2)
+    number = cudart.cudaGraphGetEdges(graph.raw_cuda_graph())[-1]
+    edges = cudart.cudaGraphGetEdges(graph.raw_cuda_graph(), number)[3]
+    started = [edge for edge in edges if edge.from_port]
+    assert len(started) == 3
+    graph.replay()
+    torch.cuda.synchronize()
+    assert values.tolist() == [22.0] * 8
 
 
 @pytest.mark.parametrize("plan", SOME_PLANS, ids=lambda plan: plan.label)
