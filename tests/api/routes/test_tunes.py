@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from domino_tune.report.ties import ties
 from domino_tune.requests import PlanExportRequest
 from domino_tune.results import to_json
 from domino_tune.store.plans import load_plan
@@ -161,7 +162,8 @@ def test_stop_and_keep(client: httpx.Client) -> None:
     assert (done["progress"]["left"], done["progress"]["eta_s"]) == (0, 0)
     assert done["result"]["stopped_by"] == "user"
     assert done["result"]["optimality"] == "best_found"
-    assert done["result"]["best"]["iteration_ms"] <= job["best"]["iteration_ms"]
+    # Plans looked at since then may be lighter and as fast.
+    assert ties(done["result"]["best"]["iteration_ms"], job["best"]["iteration_ms"])
     assert good(client.get(f"{place}/plan"))["schema"]
     assert good(client.post(f"{place}/finish")) == done
     assert client.delete(place).status_code == 204

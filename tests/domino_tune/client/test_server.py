@@ -16,6 +16,7 @@ import pytest
 from domino_tune.base.errors import AccessError, ConflictError, NotFoundError, ServiceError
 from domino_tune.client import AsyncClient, Client
 from domino_tune.client.jobs import tune_answer
+from domino_tune.report.ties import ties
 from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
 from domino_tune.results import TuneResult, to_json
 from domino_tune.store.formats.chrome_trace import trace_bytes
@@ -226,7 +227,8 @@ def test_stop_and_keep(client: Client) -> None:
     assert (ended.state, ended.stopped_by) == ("done", "user")
     found = tune_answer(ended, seconds=0.0).result
     assert (found.stopped_by, found.optimality) == ("user", "best_found")
-    assert found.best.iteration_ms <= now.plain["best"]["iteration_ms"]
+    # Plans looked at since then may be lighter and as fast.
+    assert ties(found.best.iteration_ms, now.plain["best"]["iteration_ms"])
     assert client.job(job.id) == ended
     client.delete(ended)
     with pytest.raises(NotFoundError):
