@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Literal
 
 from simulator.clock import UnsureClocks
-from simulator.contention import Part
+from simulator.contention import ContentionFit, Part
 from simulator.cost import SOURCE_OF, CostModel
 from simulator.estimate import Source
 from simulator.profile import ResumeSection, SkewSection
-from simulator.program import compile_program
+from simulator.program import Program, compile_program, retimed, slowed
 from simulator.recurrence import totals
 from simulator.resume import Resumed
 from simulator.schedule import COMPUTE, TP, OpTemplate
@@ -54,13 +56,13 @@ def confidence_of(
     ``clocks``: those that the iteration may have instead, where power holds it.
     """
     total = timeline.makespan_ns
-    path, paid_ns = _Path(cost), _paid_ns(timeline, cost)
-    for index in timeline.critical_path:
-        elapsed_ns = timeline.end_ns[index] - timeline.start_ns[index]
-        path.add(timeline.templates[index], elapsed_ns, paid_ns.get(index, 0))
+    path = _Path(cost)
+    for op, elapsed_ns, paid_ns, times in _critical_ops(timeline, cost):
+        path.add(op, elapsed_ns, paid_ns, times)
     path.wait(total - path.spent.total())
-    up, down = (_contention_ns(timeline, cost, up=up) for up in (True, False))
-    power_up, power_down = _clock_ns(timeline, cost, clocks)
+    again = _Again(timeline, cost)
+    up, down = (_contention_ns(again, up=up) for up in (True, False))
+    power_up, power_down = _clock_ns(again, clocks)
     shares = {source: time_ns / total for source, time_ns in path.spent.most_common()}
     return Confidence(
         low_ns=max(0, round(total - math.hypot(*path.unsure.values(), *down, *power_down))),
@@ -85,9 +87,9 @@ class _Path:
         self.unsure: defaultdict[str, float] = defaultdict(float)
         self.far: Counter[str] = Counter()
 
-    def add(self, op: OpTemplate, elapsed_ns: int, paid_ns: int) -> None:
-        """Add an op: its look-up, a launch inside it, what it paid for the last wait, a wait for
-        other ranks, and contention."""
+    def add(self, op: OpTemplate, elapsed_ns: int, paid_ns: int, times: int) -> None:
+        """Add an op that stands there ``times`` times: its look-up, a launch inside it, what it
+        paid for the last wait, a wait for other ranks, and contention."""
         cost, kind = self.cost, op.signature.kind
         estimate = cost.estimate(op.signature)
         alone_ns = min(elapsed_ns, cost.duration_ns(op.signature))
@@ -95,21 +97,21 @@ class _Path:
         paid_ns = min(elapsed_ns - alone_ns - launch_ns, paid_ns)
         stretched_ns = elapsed_ns - alone_ns - launch_ns - paid_ns
         waited_ns = _waited_ns(op, cost, alone_ns, stretched_ns)
-        self.unsure[kind] += alone_ns * estimate.error
-        self.unsure["launch"] += launch_ns * cost.launch.error
+        self.unsure[kind] += times * alone_ns * estimate.error
+        self.unsure["launch"] += times * launch_ns * cost.launch.error
         if cost.resume is not None:
-            self.unsure["resume"] += paid_ns * cost.resume.error
+            self.unsure["resume"] += times * paid_ns * cost.resume.error
         if cost.skew is not None and op.lane == COMPUTE:  # the slowest rank's
-            self.unsure["skew"] += elapsed_ns * cost.skew.error
+            self.unsure["skew"] += times * elapsed_ns * cost.skew.error
         slowed_ns, slowed_by = cost.slowed_ns(op.signature)
-        self._spend(estimate.source, alone_ns - slowed_ns)
-        self._spend(slowed_by, slowed_ns)
-        self._spend(cost.launch.source, launch_ns)
-        self._spend(_source_of(cost.profile.resume), paid_ns)
-        self._spend(_source_of(cost.profile.skew), waited_ns)
-        self._spend(_slowdown_source(op, cost), stretched_ns - waited_ns)
+        self._spend(estimate.source, times * (alone_ns - slowed_ns))
+        self._spend(slowed_by, times * slowed_ns)
+        self._spend(cost.launch.source, times * launch_ns)
+        self._spend(_source_of(cost.profile.resume), times * paid_ns)
+        self._spend(_source_of(cost.profile.skew), times * waited_ns)
+        self._spend(_slowdown_source(op, cost), times * (stretched_ns - waited_ns))
         if estimate.source == "extrapolated":
-            self.far[op.role] += elapsed_ns
+            self.far[op.role] += times * elapsed_ns
 
     def wait(self, waited_ns: int) -> None:
         """Add what lies between the ops: waits for the host, else of ranks for each other."""
@@ -122,6 +124,22 @@ class _Path:
     def _spend(self, source: Source, time_ns: int) -> None:
         if time_ns:
             self.spent[source] += time_ns
+
+
+def _critical_ops(
+    timeline: Timeline, cost: CostModel
+) -> Iterator[tuple[OpTemplate, int, int, int]]:
+    """Yield (op, its time, what it paid for the last wait, how often) of the critical path. Layers
+    are alike, so many of its ops are."""
+    paid_ns = _paid_ns(timeline, cost)
+    templates, counts = timeline.templates, Counter[tuple[int, int, int]]()
+    known: dict[int, OpTemplate] = {}
+    for index in timeline.critical_path:
+        op, elapsed_ns = templates[index], timeline.end_ns[index] - timeline.start_ns[index]
+        known[id(op)] = op
+        counts[id(op), elapsed_ns, paid_ns.get(index, 0)] += 1
+    for (number, elapsed_ns, paid), times in counts.items():
+        yield known[number], elapsed_ns, paid, times
 
 
 def _inline_ns(op: OpTemplate, cost: CostModel) -> int:
@@ -170,33 +188,48 @@ def _paid_ns(timeline: Timeline, cost: CostModel) -> dict[int, int]:
     return paid_ns
 
 
-def _contention_ns(timeline: Timeline, cost: CostModel, *, up: bool) -> list[float]:
+class _Again:
+    """Plays the schedule of a timeline again, with other costs."""
+
+    def __init__(self, timeline: Timeline, cost: CostModel) -> None:
+        self.timeline, self.cost = timeline, cost
+
+    @cached_property
+    def _program(self) -> Program:
+        return compile_program(self.timeline.schedule, self.cost)
+
+    def beside_ns(self, fit: ContentionFit) -> float:
+        """Return by how much the iteration changes with another law of contention."""
+        cost = self.cost.beside(fit)
+        return self._off_ns(slowed(self._program, self.timeline.schedule, cost))
+
+    def at_clock_ns(self, clock_mhz: int) -> float:
+        """Return by how much the iteration changes at another clock."""
+        cost = self.cost.at_clock(clock_mhz)
+        return self._off_ns(retimed(self._program, self.timeline.schedule, cost))
+
+    def _off_ns(self, program: Program) -> float:
+        return abs(totals(program).makespan_ns - self.timeline.makespan_ns)
+
+
+def _contention_ns(again: _Again, *, up: bool) -> list[float]:
     """Return by how much the iteration changes (ns) with each part of the law off by its error."""
-    fit = cost.contention.fit
-    if fit is None or cost.contention.is_off:
+    contention = again.cost.contention
+    fit = contention.fit
+    if fit is None or contention.is_off:
         return []
     parts: list[Part] = ["compute", "collectives"]
-    if any(op.lane > TP for op in timeline.templates):
+    if any(op.lane > TP for op in again.timeline.templates):
         parts.append("links")
-    programs = (
-        compile_program(timeline.schedule, cost.beside(fit.off(part, 1.0 if up else -1.0)))
-        for part in parts
-    )
-    return [abs(totals(program).makespan_ns - timeline.makespan_ns) for program in programs]
+    return [again.beside_ns(fit.off(part, 1.0 if up else -1.0)) for part in parts]
 
 
-def _clock_ns(
-    timeline: Timeline, cost: CostModel, clocks: UnsureClocks | None
-) -> tuple[list[float], list[float]]:
+def _clock_ns(again: _Again, clocks: UnsureClocks | None) -> tuple[list[float], list[float]]:
     """Return by how much other clocks make the iteration longer, and shorter (ns)."""
     if clocks is None:
         return [], []
-
-    def off_ns(clock_mhz: int) -> float:
-        program = compile_program(timeline.schedule, cost.at_clock(clock_mhz))
-        return abs(totals(program).makespan_ns - timeline.makespan_ns)
-
-    return [off_ns(clocks.draws_more), off_ns(clocks.slowest)], [off_ns(clocks.draws_less)]
+    more, less = again.at_clock_ns(clocks.draws_more), again.at_clock_ns(clocks.draws_less)
+    return [more, again.at_clock_ns(clocks.slowest)], [less]
 
 
 def _level(unsure: float) -> Level:

@@ -108,10 +108,13 @@ class Timeline:
         return tuple(reversed(path))
 
     def _before(self, index: int, ends: dict[int, list[int]], times: list[int]) -> int:
-        position = bisect.bisect_right(times, self.start_ns[index]) - 1
-        if position < 0:
-            return -1
-        before = [i for i in ends[times[position]] if i != index]
+        ended = ends.get(self.start_ns[index])
+        if ended is None:
+            position = bisect.bisect_right(times, self.start_ns[index]) - 1
+            if position < 0:
+                return -1
+            ended = ends[times[position]]
+        before = [i for i in ended if i != index]
         lane = self.templates[index].lane
         return max(before, key=lambda i: (self.templates[i].lane == lane, i), default=-1)
 

@@ -15,10 +15,11 @@ from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.power import STEP_MHZ
 from simulator.predict import played, predict
 from simulator.presets import MODELS
-from simulator.program import compile_program, retimed
+from simulator.profile import Profile
+from simulator.program import compile_program, retimed, slowed
 from simulator.recurrence import totals
 from simulator.specs import ClusterSpec, Workload
-from tests.simulator.cases import bundled_profile, hot_profile
+from tests.simulator.cases import bundled_profile, hot_profile, uneven_profile
 
 SLICED = SlicePlan(row_slices=2, sequence_parallel=True)
 LLAMA = MODELS["llama2-7b"]
@@ -133,3 +134,19 @@ def test_a_program_at_another_clock_is_what_would_be_compiled(plan: SlicePlan) -
     again = retimed(compile_program(schedule, slow), schedule, fast)
     assert again.root == compile_program(schedule, fast).root
     assert again.families == compile_program(schedule, fast).families
+
+
+@pytest.mark.parametrize("plan", [MEGATRON, SLICED], ids=lambda plan: plan.label)
+@pytest.mark.parametrize("profile", [hot_profile(), uneven_profile()], ids=["hot", "uneven"])
+def test_a_program_beside_another_law_is_what_would_be_compiled(
+    plan: SlicePlan, profile: Profile
+) -> None:
+    case = replace(hot_case(micros=3), profile=profile)
+    schedule = played(case, plan).schedule
+    fit = case.cost.contention.fit
+    assert fit is not None
+    other = case.cost.beside(fit.off("compute", 1.0).off("collectives", -1.0))
+    again = slowed(compile_program(schedule, case.cost), schedule, other)
+    compiled = compile_program(schedule, other)
+    assert (again.root, again.families) == (compiled.root, compiled.families)
+    assert totals(again) == totals(compiled) != totals(compile_program(schedule, case.cost))
