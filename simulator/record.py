@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from simulator.op_spans import spans_of_ops
 from simulator.program import Program
-from simulator.recurrence import Machine
+from simulator.recurrence import Flight, Machine
 from simulator.schedule import COMPUTE, Schedule
 from simulator.timeline import Timeline
 
@@ -32,24 +32,12 @@ class _Recorder(Machine):
     def __init__(self, program: Program) -> None:
         super().__init__(program, shortcut=False)
         self.spans: list[list[Span]] = [[] for _ in range(program.lanes)]
-        self._began = [0] * program.lanes
 
     def _compute(self, work: int, family: int, room: int, *, rest: bool = False) -> None:
         start = self.now
         super()._compute(work, family, room, rest=rest)
         self.spans[COMPUTE].append((start, self.now))
 
-    def _start(self, before_ns: int | None = None, room: int = 0) -> tuple[bool, int]:
-        idle = [index for index, flight in enumerate(self.flights) if not flight.work]
-        started = super()._start(before_ns, room)
-        for index in idle:
-            if self.flights[index].work:
-                self._began[index] = self.now
-        return started
-
-    def _advance(self, elapsed: int, rates: tuple[int, ...]) -> None:
-        busy = [index for index, flight in enumerate(self.flights) if flight.work]
-        super()._advance(elapsed, rates)
-        for index in busy:
-            if not self.flights[index].work:
-                self.spans[index].append((self._began[index], self.now))
+    def _end(self, lane: int, flight: Flight, end_ns: int) -> None:
+        super()._end(lane, flight, end_ns)
+        self.spans[lane].append((flight.began_ns, end_ns))

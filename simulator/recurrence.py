@@ -36,6 +36,7 @@ from simulator.resume import Resumed
 
 _SHIFT = (WORK_UNIT * SCALE).bit_length() - 1
 assert 1 << _SHIFT == WORK_UNIT * SCALE
+_NEVER = 1 << 100
 
 
 class Totals(NamedTuple):
@@ -85,14 +86,16 @@ class _Waiting(NamedTuple):
         )
 
 
-class _Flight:
-    """One comm lane: the collective in flight, and the queue behind it."""
+class Flight:
+    """One comm lane: the collective in flight since ``began_ns``, of family 0 if there is none, and
+    the queue behind it."""
 
-    __slots__ = ("done", "family", "issued", "queue", "work")
+    __slots__ = ("began_ns", "done", "family", "issued", "queue", "work")
 
     def __init__(self) -> None:
         self.work = 0
         self.family = 0
+        self.began_ns = 0
         self.issued = 0
         self.done = 0
         self.queue: deque[_Waiting] = deque()
@@ -106,7 +109,8 @@ class Machine:
         self.now = 0
         self.compute = self.comm = self.exposed = 0
         self.lane_ns = [0] * program.lanes
-        self.flights = [_Flight() for _ in range(program.lanes)]
+        self.flights = [Flight() for _ in range(program.lanes)]
+        self.comm_flights = self.flights[1:]
         self.rates = Rates(program)
         self.host = Host(program.queue_depth)
         self.resumed = Resumed(program.resume)
@@ -136,7 +140,7 @@ class Machine:
 
     def drain(self) -> None:
         """Play until all collectives have ended."""
-        while any(f.work or f.queue for f in self.flights):
+        while any(f.work or f.queue for f in self.comm_flights):
             self._idle(None)
 
     # One repetition -----------------------------------------------------------------------------
@@ -144,9 +148,11 @@ class Machine:
     def _play(self, steps: tuple[Step, ...]) -> None:
         flights, host = self.flights, self.host
         timed = host.depth > 0
+        # GPUs lose nothing behind a wait, and searches play many of their steps.
+        run = self._compute if self.resumed.law is None else self._resume
         for lane, work, family, waits, launch_ns, room, needs, part, _ in steps:
             if part == REST:
-                self._resume(work, family, room, rest=True)
+                run(work, family, room, rest=True)
                 if timed:
                     host.ended(self.now)
                 continue
@@ -167,23 +173,30 @@ class Machine:
                     self._idle(issued_at)
             if self.ordered:
                 self._start_all()
-            self._resume(work, family, room)
+            run(work, family, room)
             if timed and part != FIRST:
                 host.ended(self.now)
 
     def _resume(self, work: int, family: int, room: int, *, rest: bool = False) -> None:
         """Run one step of compute, with what it pays for the last wait."""
-        if self.resumed.law is not None:  # GPUs have none, and searches play many of their steps
-            work += self.resumed.paid_ns(self.now, work // WORK_UNIT) * WORK_UNIT
+        work += self.resumed.paid_ns(self.now, work // WORK_UNIT) * WORK_UNIT
         self._compute(work, family, room, rest=rest)
         self.resumed.busy_until_ns = self.now
 
     def _start_all(self) -> None:
         """Wait, with compute idle, until every collective that was issued has started."""
         self._start()
-        while any(one.needs for flight in self.flights for one in flight.queue):
+        while self._is_awaited():
             self._idle(None)
             self._start()
+
+    def _is_awaited(self) -> bool:
+        """Return whether a collective that was issued and needs SMs has not started."""
+        for flight in self.comm_flights:  # a loop: any() takes three times as long
+            for one in flight.queue:
+                if one.needs:
+                    return True
+        return False
 
     def _start(self, before_ns: int | None = None, room: int = 0) -> tuple[bool, int]:
         """Start what can start; return whether a lane is in flight, and the next start (ns).
@@ -192,7 +205,7 @@ class Machine:
         SMs, can start.
         """
         active, pending = False, 0
-        for flight in self.flights:
+        for flight in self.comm_flights:
             if not flight.work and flight.queue:
                 first = flight.queue[0]
                 if first.issued_at > self.now:
@@ -200,6 +213,7 @@ class Machine:
                     pending = min(pending or first.issued_at, first.issued_at)
                 elif before_ns is None or first.needs <= room or first.ready_ns < before_ns:
                     flight.work, flight.family = first.work, first.family
+                    flight.began_ns = self.now
                     flight.queue.popleft()
             if flight.work:
                 active = True
@@ -207,7 +221,6 @@ class Machine:
 
     def _compute(self, work: int, family: int, room: int, *, rest: bool = False) -> None:
         """Run one step of compute while the comm lanes go on; ``rest`` of an op in flight."""
-        flights = self.flights
         before_ns = -1 if rest else self.now if self.free else None
         while True:
             active, _ = self._start(before_ns, room)  # what waits for the host is behind this op
@@ -217,58 +230,62 @@ class Machine:
                 self.now += elapsed
                 self.compute += elapsed
                 return
-            rates = self.rates[(family, *[f.family if f.work else 0 for f in flights[1:]])]
-            rate = rates[0]
-            elapsed = ends = -(-work * rate >> _SHIFT)
-            for index in range(1, len(flights)):
-                if flights[index].work:
-                    elapsed = min(elapsed, -(-flights[index].work * rates[index] >> _SHIFT))
+            rates = self.rates[(family, *[flight.family for flight in self.comm_flights])]
+            ends = -(-work * rates[0] >> _SHIFT)
+            elapsed = self._next_end(rates, ends)
             self.compute += elapsed
             self._advance(elapsed, rates)
             if elapsed == ends:
                 return
-            work -= (elapsed << _SHIFT) // rate
+            work -= (elapsed << _SHIFT) // rates[0]
 
     def _idle(self, until: int | None) -> None:
         """Let comm lanes run to their next event, or to ``until``, with compute idle."""
-        flights = self.flights
         active, pending = self._start()
-        limits = [pending - self.now] if pending else []
-        if until is not None:
-            limits.append(until - self.now)
-        rates = self.rates[(0, *[f.family if f.work else 0 for f in flights[1:]])]
-        for index in range(1, len(flights)):
-            if flights[index].work:
-                limits.append(-(-flights[index].work * rates[index] >> _SHIFT))
-        elapsed = min(limits)
+        limits = [moment - self.now for moment in (pending, until) if moment]
+        rates = self.rates[(0, *[flight.family for flight in self.comm_flights])]
+        elapsed = self._next_end(rates, min(limits, default=_NEVER))
+        assert elapsed < _NEVER
         if active:
             self.exposed += elapsed
         self._advance(elapsed, rates)
 
+    def _next_end(self, rates: tuple[int, ...], elapsed: int) -> int:
+        """Return the time until the next collective ends (ns), at most ``elapsed``."""
+        for index, flight in enumerate(self.comm_flights, 1):
+            if flight.work and (left := -(-flight.work * rates[index] >> _SHIFT)) < elapsed:
+                elapsed = left
+        return elapsed
+
     def _advance(self, elapsed: int, rates: tuple[int, ...]) -> None:
         busy = False
-        for index in range(1, len(self.flights)):
-            flight = self.flights[index]
+        for index, flight in enumerate(self.comm_flights, 1):
             if flight.work:
                 busy = True
                 self.lane_ns[index] += elapsed
                 left = flight.work - (elapsed << _SHIFT) // rates[index]
-                flight.work = left if left > 0 else 0
                 if left <= 0:
-                    flight.done += 1
+                    self._end(index, flight, self.now + elapsed)
+                else:
+                    flight.work = left
         if busy:
             self.comm += elapsed
         self.now += elapsed
+
+    def _end(self, lane: int, flight: Flight, end_ns: int) -> None:
+        """End the collective in flight on a lane."""
+        flight.work = flight.family = 0
+        flight.done += 1
 
     # Periodic shortcut --------------------------------------------------------------------------
 
     def _state(self) -> tuple[object, ...]:
         # A repetition ends with the last compute op, so compute was busy until now.
         return self.resumed.owed_ns, *(
-            (f.work, f.work and f.family, f.issued - f.done,
+            (f.work, f.family, f.issued - f.done,
              tuple((w, k, max(0, at - self.now), ready < self.now, needs)
                    for w, k, at, ready, needs in f.queue))
-            for f in self.flights
+            for f in self.comm_flights
         )  # fmt: skip
 
     def _sums(self) -> tuple[int, ...]:
