@@ -19,7 +19,7 @@ from domino_tune.runtime.launch_spec import QUEUES_SETTING
 
 NEEDS_BINDINGS: Final = (
     "A graph that keeps the launch order needs cuda-bindings 13, which torch for CUDA 13 brings: "
-    "pip install 'cuda-bindings>=13'"
+    "pip install 'domino_tune[kernels]'"
 )
 
 
