@@ -8,11 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.job_schemas import Sweep, SweepPointPage
-from api.jobs import (
-    Cursor,
-    Limit,
-    points_response,
-)
+from api.jobs import Cursor, Limit, points_response
 from api.routes.of_jobs import Nouns, Texts, job_routes
 from api.schemas import SweepBody
 from api.wire import JobId, Me

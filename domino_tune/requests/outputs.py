@@ -12,6 +12,11 @@ from simulator.errors import InputError
 FILE: Final = "FILE"
 
 
+def server_option(help_text: str) -> Any:
+    """Return the option of the server that does the work."""
+    return option(help_text, flag="--server", metavar="URL", default=None)
+
+
 def token_option() -> Any:
     """Return the option of a token's file. Its metavar is not FILE, as it is not written."""
     return option(
@@ -97,10 +102,9 @@ class PlanOutputs(PictureOutputs):
 class TuneOutputs(PlanOutputs):
     """The best plan's files, which may come from a server."""
 
-    server: str | None = option(
-        "Tune at this server: http://HOST:PORT; model and profile are names that it knows.",
-        flag="--server", metavar="URL", default=None,
-    )  # fmt: skip
+    server: str | None = server_option(
+        "Tune at this server: http://HOST:PORT; model and profile are names that it knows."
+    )
     token_file: str | None = token_option()
 
     def __post_init__(self) -> None:
@@ -112,11 +116,10 @@ class TuneOutputs(PlanOutputs):
 class CalibrateOutputs(JsonOutputs):
     """The result, which may come from a server."""
 
-    server: str | None = option(
+    server: str | None = server_option(
         "Calibrate at this server, which keeps the profile: http://HOST:PORT; models and profile "
-        "are names that it knows.",
-        flag="--server", metavar="URL", default=None,
-    )  # fmt: skip
+        "are names that it knows."
+    )
     token_file: str | None = token_option()
 
     def __post_init__(self) -> None:
