@@ -156,7 +156,7 @@ def _waited_ns(op: OpTemplate, cost: CostModel, alone_ns: int, stretched_ns: int
         return 0
     most = 1.0
     if fit is not None:
-        most = max([fit.collective.factor, *(row.collective_factor for row in fit.by_size)])
+        most = fit.most_beside_compute(cost.contention.sms_of(cost.family(op.signature)))
         most *= max(fit.same_links.factor, fit.other_links.factor)
     return max(0, stretched_ns - round(alone_ns * (most - 1) * cost.contention.strength))
 

@@ -3,9 +3,10 @@
 Law (its form was fitted on 4× A100 and on an H200, see the profile's provenance): beside
 collectives that hold C CTAs, the slowdown of an op that takes T alone is SMs/(SMs − a·C) × f +
 min(1, u·C/T), with a, f and u by op family. u·C is the time lost in the op's last wave, for an op
-of any length; it is at most T. The slowdown of a collective is g while compute runs. Each other
-collective in flight adds to it: one amount on the same links (both inside a node, or both between
-nodes), another amount on other links.
+of any length; it is at most T. The slowdown of a collective is g while compute runs, times what it
+waits for memory beside ops that stream (``simulator.memory_queue``). Each other collective in
+flight adds to it: one amount on the same links (both inside a node, or both between nodes), another
+amount on other links.
 
 A GEMM's CTAs take all SMs and keep them until they retire. So an op of a family that ``fills`` the
 GPU lets no collective in before it ends, or before a GEMM's last wave where that leaves SMs enough
@@ -31,13 +32,14 @@ from simulator.lookup import (
     require_number,
     require_sorted,
 )
+from simulator.memory_queue import MemoryQueue
 from simulator.ops import CollectiveKind
 
 SCALE: Final = 1024  # slowdowns are integers in 1/1024
 _LEAST_SMS: Final = 0.1  # compute keeps at least this share of the SMs
 
 
-Known = TypeVar("Known", "Slowdown", "ComputeContention")
+Known = TypeVar("Known", "Slowdown", "ComputeContention", MemoryQueue)
 Part = Literal["compute", "collectives", "links"]
 """The parts of the law that may be wrong: slowdowns of compute, of collectives beside compute, and
 of collectives beside each other."""
@@ -127,6 +129,7 @@ class ContentionFit:
     collective: Slowdown
     same_links: Slowdown
     other_links: Slowdown
+    memory: MemoryQueue | None = field(default=None, metadata=ABSENT_IF_EMPTY)
     by_size: tuple[SizeContention, ...] = field(default=(), metadata=ABSENT_IF_EMPTY)
 
     def __post_init__(self) -> None:
@@ -186,17 +189,26 @@ class ContentionFit:
             collective=_as_assumed(self.collective, error),
             same_links=_as_assumed(self.same_links, error),
             other_links=_as_assumed(self.other_links, error),
+            memory=self.memory and _as_assumed(self.memory, error),
         )
+
+    def most_beside_compute(self, ctas: int) -> float:
+        """Return the largest slowdown that compute gives a collective of ``ctas``."""
+        sized = max((row.collective_factor for row in self.by_size), default=1.0)
+        waits = self.memory.most(ctas) if self.memory else 1.0
+        return max(self.collective.factor * waits, sized)
 
 
 class ComputeFamily(NamedTuple):
     """Compute ops that contention treats alike: one kind, and one duration if the law needs it.
 
-    ``alone_ns``: duration of such an op alone; 0 if the law does not need it.
+    ``alone_ns``: duration of such an op alone; 0 if the law does not need it. ``gb_s``: what it
+    moves through memory; 0 if the law does not need it, or if it is no op that streams.
     """
 
     kind: str
     alone_ns: int = 0
+    gb_s: int = 0
 
 
 class CollectiveFamily(NamedTuple):
@@ -282,7 +294,7 @@ class Contention:
         active = [flight for flight in flights if flight]
         compute_factor = self._compute_factor(compute, active) if compute and active else 1.0
         return compute_factor, *(
-            1.0 if flight is None else self._collective_factor(index, flights, compute is not None)
+            1.0 if flight is None else self._collective_factor(index, flights, compute)
             for index, flight in enumerate(flights)
         )
 
@@ -313,6 +325,12 @@ class Contention:
             return False
         return self._law(kind).us_per_cta > 0
 
+    @property
+    def depends_on_streams(self) -> bool:
+        """Whether slowdowns depend on what an op moves through memory."""
+        fit = self.fit
+        return fit is not None and not self.is_off and fit.memory is not None and not fit.by_size
+
     def _ctas(self, flight: CollectiveFamily) -> int:
         assert self.fit is not None
         return 0 if flight.op == "peer_copy" else flight.ctas or self.fit.default_ctas
@@ -342,7 +360,7 @@ class Contention:
         return self.fit.law(kind)
 
     def _collective_factor(
-        self, index: int, flights: list[CollectiveFamily | None], computing: bool
+        self, index: int, flights: list[CollectiveFamily | None], compute: ComputeFamily | None
     ) -> float:
         assert self.fit is not None
         me = flights[index]
@@ -353,9 +371,11 @@ class Contention:
                 shared = flight.between_nodes == me.between_nodes
                 links = self.fit.same_links if shared else self.fit.other_links
                 factor += links.factor - 1
-        if not computing:
+        if compute is None:
             return factor
         if self.fit.by_size:
             rows = [(row.bytes, row.collective_factor) for row in self.fit.rows_of(me.op)]
             return factor * _at_size(me.size_bytes, rows)
-        return factor * self.fit.collective.factor
+        memory = self.fit.memory
+        waits = memory.slowdown(compute.gb_s, self._ctas(me)) if memory else 1.0
+        return factor * self.fit.collective.factor * waits

@@ -174,7 +174,8 @@ class CostModel:
         return round(self.skew.wait_us(alone_ns / 1000, beside_ns / 1000) * 1000)
 
     def family(self, signature: Signature) -> Family:
-        """Return the contention family; duration and size are set only where the law needs them."""
+        """Return the contention family; duration, rate and size are set only where the law needs
+        them."""
         if isinstance(signature, Collective):
             fit = self.contention.fit
             ctas = signature.reserved_sms or signature.ctas
@@ -184,9 +185,13 @@ class CostModel:
             if signature.op == "peer_copy":
                 return CollectiveFamily(*group, op=signature.op)
             return CollectiveFamily(*group)
-        if self.contention.depends_on_duration(signature.kind):
-            return ComputeFamily(signature.kind, self.duration_ns(signature))
-        return ComputeFamily(signature.kind)
+        kind, alone_ns, gb_s = signature.kind, 0, 0
+        if self.contention.depends_on_duration(kind):
+            alone_ns = self.duration_ns(signature)
+        if isinstance(signature, Pointwise) and self.contention.depends_on_streams:
+            moved = signature.bytes_read + signature.bytes_written
+            gb_s = moved // self.duration_ns(signature)
+        return ComputeFamily(kind, alone_ns, gb_s)
 
     def at_clock(self, clock_mhz: int) -> AtClock:
         """Return the same costs at a clock; the profile needs a power section."""

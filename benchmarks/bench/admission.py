@@ -19,15 +19,17 @@ from benchmarks.bench.facts import REPOSITORY
 from benchmarks.verdict import Check, at_most, check_table, reported
 from domino_tune.base.tables import Table
 from domino_tune.measure.fits.beside import fit_beside
-from domino_tune.measure.fits.h200 import (
+from domino_tune.measure.fits.common import records
+from domino_tune.measure.fits.h200_contention import (
     FILLING,
     FULL_RATE,
     SM_COUNT,
     beside_cells,
-    emulated_factors,
     full_cells,
-    records,
+    gb_s_of,
+    streamed_cells,
 )
+from domino_tune.measure.fits.memory_queue import fit_memory
 from domino_tune.store.profiles import load_profile
 from simulator.contention import CollectiveFamily, ComputeFamily, Contention, ContentionFit
 from simulator.implementation import LAUNCH_ORDERS
@@ -179,14 +181,18 @@ def _without(
     rows: Sequence[Mapping[str, Any]], family: str, case: str, rate: float
 ) -> ContentionFit:
     """Return the law of ``family`` from all cells but those of ``case``. Collectives that move
-    nothing are not slowed; others by the median of the cells that let them in at once."""
+    nothing are not slowed; others as those beside pointwise ops are."""
     known: ContentionFit = load_profile(NAME).section("contention").fit
+    assert known.memory is not None
     others = [row for row in rows if row["case"] != case]
     mine = [one for one in beside_cells(others, rate) if one.family == family]
-    factor = statistics.median(emulated_factors(others)) if rate else 1.0
+    factor, memory = 1.0, None
+    if rate:
+        found = fit_memory(streamed_cells(others), known.memory.attained_gb_s)
+        factor, memory = found.factor, found.law
     return replace(
         known, compute=(fit_beside(mine, sm_count=SM_COUNT).law,),
-        collective=replace(known.collective, factor=factor),
+        collective=replace(known.collective, factor=factor), memory=memory,
     )  # fmt: skip
 
 
@@ -199,9 +205,8 @@ def _played(
     needs = -(-cell["ctas"] // CTAS_PER_SM[cell["rate"]])
     sent = Step(TP, collective_ns * WORK_UNIT, 2, (), 0, needs=needs)
     steps = (sent,) * count + _op(row, op_ns, rule) * OPS
-    families = (
-        None, ComputeFamily(row["family"], op_ns), CollectiveFamily(1, 8, ctas=cell["ctas"])
-    )  # fmt: skip
+    beside = ComputeFamily(row["family"], op_ns, 0 if row["family"] in FILLING else gb_s_of(row))
+    families = (None, beside, CollectiveFamily(1, 8, ctas=cell["ctas"]))
     program = Program(
         root=Loop(body=steps), lanes=2, families=families, contention=Contention(fit), queue_depth=0
     )

@@ -13,7 +13,9 @@ from benchmarks.bench.facts import REPOSITORY, read_measured
 from benchmarks.verdict import Check, SkippedError, at_most, check_table, reported
 from domino_tune.base.tables import Table
 from domino_tune.measure.fits.beside import Beside, fit_beside
-from domino_tune.measure.fits.h200 import SM_COUNT, beside_cells, gemm_fit, records
+from domino_tune.measure.fits.common import records
+from domino_tune.measure.fits.h200 import gemm_fit
+from domino_tune.measure.fits.h200_contention import SM_COUNT, beside_cells
 from domino_tune.requests import TuneRequest
 from domino_tune.results import TuneResult
 from domino_tune.store.profiles import load_profile

@@ -106,6 +106,9 @@ def _contention(fit: ContentionFit) -> Iterator[Assumption]:
         if law.kind == "assumed":
             what = f"{law.family} beside collectives: {law.factor:g} times, {law.sms_per_cta:g} SMs"
             yield Assumption(where="contention", what=f"{what} a CTA", error=law.error)
+    if fit.memory is not None and fit.memory.kind == "assumed":
+        what = f"memory that gives {fit.memory.attained_gb_s:g} GB/s, for which collectives wait"
+        yield Assumption(where="contention", what=what, error=fit.memory.error)
     for what, slowdown in (
         ("a collective beside compute", fit.collective),
         ("two collectives on the same links", fit.same_links),

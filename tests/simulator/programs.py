@@ -14,6 +14,7 @@ from simulator.contention import (
     Slowdown,
 )
 from simulator.implementation import LAUNCH_ORDERS
+from simulator.memory_queue import MemoryQueue
 from simulator.ops import Pointwise
 from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Step
 from simulator.resume import ResumeFit, ResumeRow
@@ -22,9 +23,9 @@ from simulator.skew import SkewFit, SkewRow
 from simulator.waves import OPEN
 
 FAMILIES = (
-    None, ComputeFamily("gemm", 700), ComputeFamily("attention"), ComputeFamily("pointwise"),
-    CollectiveFamily(1, 8), CollectiveFamily(1, 8, 4), CollectiveFamily(2, 8, 16),
-    CollectiveFamily(1, 8, 0, 3), CollectiveFamily(2, 8, 0, 4000),
+    None, ComputeFamily("gemm", 700), ComputeFamily("attention"),
+    ComputeFamily("pointwise", 0, 900), CollectiveFamily(1, 8), CollectiveFamily(1, 8, 4),
+    CollectiveFamily(2, 8, 16), CollectiveFamily(1, 8, 0, 3), CollectiveFamily(2, 8, 0, 4000),
 )  # fmt: skip
 COMPUTE_FAMILIES = (1, 2, 3)
 COMM_FAMILIES = (4, 5, 6, 7, 8)
@@ -49,6 +50,9 @@ def random_contention(rng: random.Random) -> Contention:
         collective=Slowdown(factor=1 + rng.random() / 2, error=0.1),
         same_links=Slowdown(factor=1 + rng.random(), error=0.1),
         other_links=Slowdown(factor=1.0 + rng.random() / 10, error=0.1),
+        memory=MemoryQueue(
+            attained_gb_s=1000.0, busiest=0.95, wait=0.1, by_cta=0.05, error=0.1
+        ) if rng.random() < 0.5 else None,
         by_size=random_sizes(rng) if rng.random() < 0.5 else (),
     )  # fmt: skip
     return Contention(fit)

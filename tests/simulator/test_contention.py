@@ -20,6 +20,7 @@ from simulator.contention import (
     Slowdown,
 )
 from simulator.errors import InputError, ProfileError
+from simulator.memory_queue import MemoryQueue
 
 FIT = ContentionFit(
     sm_count=100, default_ctas=20,
@@ -79,6 +80,28 @@ def test_short_ops_lose_the_same_time_as_long_ones() -> None:
     assert contention.slowdowns((GEMM, TP10))[0] == SCALE
     assert not Contention(replace(fit, by_size=SIZED.by_size)).depends_on_duration("gemm")
     assert not Contention(None).depends_on_duration("gemm")
+
+
+def test_a_collective_waits_for_memory_beside_an_op_that_streams() -> None:
+    queue = MemoryQueue(attained_gb_s=4000, busiest=0.9, wait=0.1, by_cta=0.05, error=0.04)
+    fit = replace(FIT, memory=queue)
+    contention = Contention(fit)
+    assert contention.depends_on_streams
+    beside = {
+        gb_s: contention.slowdowns((ComputeFamily("pointwise", 0, gb_s), TP10))[1] / SCALE
+        for gb_s in (0, 2000, 3600, 4800)
+    }
+    factor = FIT.collective.factor
+    assert beside[0] == pytest.approx(factor, abs=1e-3)
+    assert beside[2000] == pytest.approx(factor * (1 + 0.1 * 1 * 1.5), abs=1e-3)
+    assert beside[3600] == beside[4800] == pytest.approx(factor * (1 + 0.1 * 9 * 1.5), abs=1e-3)
+    assert fit.most_beside_compute(10) == pytest.approx(beside[4800], abs=1e-3)
+    assert contention.slowdowns((None, TP10)) == (SCALE, SCALE)
+    assert not Contention(fit, strength=0).depends_on_streams
+    assert not Contention(replace(SIZED, memory=queue)).depends_on_streams
+    assumed = fit.as_assumed(0.25).memory
+    assert assumed is not None
+    assert (assumed.kind, assumed.error) == ("assumed", 0.25)
 
 
 def test_a_family_without_a_law_takes_the_first() -> None:

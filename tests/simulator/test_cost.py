@@ -95,6 +95,15 @@ def test_durations_count_where_contention_depends_on_them() -> None:
     assert cost.family(attention) == ComputeFamily("attention")
 
 
+def test_what_streams_is_counted_where_collectives_wait_for_memory() -> None:
+    cost = CostModel(load_profile("h200-sxm"))
+    add = Pointwise("add", 2 * 83_886_080, 83_886_080)
+    gb_s = 3 * 83_886_080 // cost.duration_ns(add)
+    assert 4000 < gb_s < 4800
+    assert cost.family(add) == ComputeFamily("pointwise", 0, gb_s)
+    assert CostModel(load_profile("h100-dgx")).family(add) == ComputeFamily("pointwise")
+
+
 def test_cuda_graphs_launch_for_free(profile: Profile) -> None:
     assert CostModel(profile).launch.mode == "async"
     assert CostModel(profile).launch.cost_ns["gemm"] > 0

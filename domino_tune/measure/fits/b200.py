@@ -10,7 +10,8 @@ from typing import Final
 from domino_tune.measure.fits.attention import fit_attention
 from domino_tune.measure.fits.common import rounded
 from domino_tune.measure.fits.h100 import CREATED, NIC_LATENCY_US
-from domino_tune.measure.fits.h200 import contention_records, h200_contention, h200_ops
+from domino_tune.measure.fits.h200 import attained_gb_s, h200_ops
+from domino_tune.measure.fits.h200_contention import contention_records, h200_contention
 from domino_tune.measure.fits.hopper import pointwise_laws
 from domino_tune.measure.fits.parts import ASSUMED_ERROR, eager_launch
 from domino_tune.measure.fits.power import b200_power
@@ -82,7 +83,7 @@ def b200_profile(data: Path, measurements: Path) -> Profile:
         attention=_attention(attention_rows(tables)),
         pointwise=_pointwise(tables, h200, machine),
         collectives=_collectives(tables),
-        contention=_contention(measurements),
+        contention=_contention(measurements, h200),
         launch=eager_launch(),
         power=b200_power(data, gemm_rows(tables)),
     )
@@ -297,12 +298,16 @@ def _collectives(tables: Path) -> CollectiveSection:
     )
 
 
-def _contention(measurements: Path) -> ContentionSection:
-    h200 = h200_contention(contention_records(measurements)).fit
+def _contention(measurements: Path, h200: Profile) -> ContentionSection:
+    attained = attained_gb_s(h200)
+    law = h200_contention(contention_records(measurements), attained).fit
+    here = attained * MEMORY_GB_S / h200.machine.memory_bandwidth_gb_s
     fit = replace(
-        h200,
+        law,
         sm_count=SM_COUNT,
-        compute=tuple(replace(law, kind="assumed", error=ASSUMED_ERROR) for law in h200.compute),
+        compute=tuple(replace(one, kind="assumed", error=ASSUMED_ERROR) for one in law.compute),
+        memory=law.memory
+        and replace(law.memory, attained_gb_s=rounded(here), kind="assumed", error=ASSUMED_ERROR),
     )
     return ContentionSection(
         fit=fit,

@@ -1,6 +1,11 @@
-"""Rounding and errors for all fits."""
+"""Records, rounding and errors for all fits."""
 
 from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,3 +21,10 @@ def rounded(value: float, digits: int = 4) -> float:
 def mape(predicted: Floats, measured: Floats) -> float:
     """Return the mean of |predicted/measured − 1|."""
     return float(np.mean(np.abs(predicted / measured - 1.0)))
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a gzipped JSON-lines file without those that only record an error."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        found = [json.loads(line) for line in file]
+    return [record for record in found if "error" not in record]

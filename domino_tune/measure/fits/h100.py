@@ -8,11 +8,11 @@ from pathlib import Path
 
 from domino_tune.measure.fits.attention import fit_attention
 from domino_tune.measure.fits.common import rounded
-from domino_tune.measure.fits.h200 import (
+from domino_tune.measure.fits.h200 import h200_ops
+from domino_tune.measure.fits.h200_contention import (
     SOURCE,
     collective_slowdown,
     contention_records,
-    h200_ops,
 )
 from domino_tune.measure.fits.hopper import TRANSFER_ERROR, backward_gemms, pointwise_laws
 from domino_tune.measure.fits.multimem import multimem_collectives

@@ -5,32 +5,32 @@ A node's collectives come from the bundled H100 profile: both GPUs have the same
 
 from __future__ import annotations
 
-import gzip
-import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from domino_tune.measure.contention_law import SHARED_LINKS
 from domino_tune.measure.fits.attention import fit_attention
-from domino_tune.measure.fits.beside import Beside, BesideFit, fit_beside
-from domino_tune.measure.fits.common import rounded
+from domino_tune.measure.fits.common import records, rounded
 from domino_tune.measure.fits.gemm import fit_gemm
-from domino_tune.measure.fits.parts import LAUNCH_ERROR, OTHER_LINKS
+from domino_tune.measure.fits.h200_contention import (
+    SM_COUNT,
+    SOURCE,
+    contention_records,
+    h200_contention,
+)
+from domino_tune.measure.fits.parts import LAUNCH_ERROR
 from domino_tune.measure.fits.pointwise import fit_pointwise
 from domino_tune.measure.fits.power import hopper_power
 from domino_tune.measure.op_rows import add_ops
-from simulator.contention import ContentionFit, Slowdown
 from simulator.lookup.gemm import GemmFit, GemmRow
 from simulator.lookup.pointwise import DEFAULT, PointwiseFit, PointwiseRow
 from simulator.profile import (
     AttentionSection,
     CollectiveSection,
-    ContentionSection,
     LaunchSection,
     Machine,
     PointwiseSection,
@@ -38,23 +38,15 @@ from simulator.profile import (
 )
 from simulator.provenance import Provenance
 
-SM_COUNT: Final = 132
 CREATED: Final = "2026-11-20"
 BOOST: Final = (
     "boost, up to 1980 MHz, not recorded: bursts on a GPU that spins, cool, while the host issues "
     "the ops ahead. A long run's 1470 MHz makes compute-bound ops up to 1.35 times slower."
 )
-SOURCE: Final = "scripts/gpu-profile on one H200: measurements/h200-sxm"
-FULL_RATE: Final = 40.0
-"""Bytes/ns that a CTA moves through HBM in the cells of the law; in others it moves none."""
-NVLS_CTAS: Final = 16
 LAW_HEAD_DIM: Final = 128
 ASSUMED_COLLECTIVE_US: Final = 15.0
 ASSUMED_COLLECTIVES: Final = 0.1
 """Expected error of an H100's collective on an H200."""
-COLLECTIVE_FACTOR: Final = 1.144
-"""Slowdown of a collective beside compute, measured on A100. Assumed: on Hopper its CTAs get in
-when those of a GEMM leave, which this factor does not tell; see ``collective_slowdown``."""
 REWRITTEN: Final[dict[str, tuple[str, float]]] = {
     "rmsnorm": ("layernorm", 1.0),
     "rmsnorm_bwd": ("layernorm_bwd", 1.0),
@@ -80,10 +72,9 @@ ALIKE: Final[dict[str, tuple[str, float]]] = {
 """Ops that were never measured -> the op that streams as they do, and how much longer they take.
 Both cross-entropies by their rates on a B200 beside that of streams, SimuMax's ce_fusion and ce
 (data/measured/b200/memory_bound.csv)."""
-FILLING: Final = ("gemm", "attention")
-"""Families beside which a collective lasted as long as the ops that it met: it got in when they
-ended, or in a GEMM's last wave. Beside pointwise ops it took as long as alone."""
 ASSUMED_ERROR: Final = 0.3
+BEYOND_L2_BYTES: Final = 1.5e9
+"""An op that moves more finds at most 3 % of it in the L2."""
 ONE_KERNEL: Final = ("attn.norm", "mlp.norm", "mlp.act", "mlp.act_bwd")
 """Pointwise ops of a GPT that were one kernel when launches were timed."""
 
@@ -105,7 +96,7 @@ def h200_profile(data: Path, measurements: Path, h100: CollectiveSection) -> Pro
                 f"network. There: {h100.provenance.note}",
             ),
         ),
-        contention=h200_contention(contention_records(measurements)),
+        contention=h200_contention(contention_records(measurements), attained_gb_s(ops)),
         launch=_launch(records(measurements / "launch.jsonl.gz")),
         power=hopper_power(data, measured=True),
     )
@@ -125,55 +116,11 @@ def h200_ops(measurements: Path) -> Profile:
     return _with_ops(empty, records(measurements / "ops.jsonl.gz"))
 
 
-def records(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a gzipped JSON-lines file without those that only record an error."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        found = [json.loads(line) for line in file]
-    return [record for record in found if "error" not in record]
-
-
-def contention_records(measurements: Path) -> list[dict[str, Any]]:
-    """Return the records of ops beside emulated collectives."""
-    return records(measurements / "contention.jsonl.gz")
-
-
-def beside_cells(rows: Iterable[Mapping[str, Any]], rate: float = FULL_RATE) -> list[Beside]:
-    """Return the cells whose collective was first, had the higher priority and moved ``rate``."""
-    return [
-        Beside(
-            family=row["family"], case=row["case"], ctas=cell["ctas"],
-            alone_us=row["alone_again_ns"] / 1000,
-            slowdown=cell["op_mean_ns"] / row["alone_again_ns"],
-        )
-        for row, cell in full_cells(rows, rate)
-    ]  # fmt: skip
-
-
-def full_cells(
-    rows: Iterable[Mapping[str, Any]], rate: float = FULL_RATE
-) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield (op, cell) of the cells whose collective was first, had the higher priority and moved
-    ``rate`` bytes/ns by CTA."""
-    for row in rows:
-        for cell in row["cells"]:
-            if cell["rate"] == rate and cell["collective_first"] and cell["priority"] < 0:
-                yield row, cell
-
-
-def emulated_factors(rows: Iterable[Mapping[str, Any]]) -> list[float]:
-    """Return by how much emulated collectives slow beside pointwise ops, which let them in."""
-    return [
-        cell["collective_ns"] / cell["collective_alone_ns"]
-        for row, cell in full_cells(rows)
-        if row["family"] not in FILLING
-    ]
-
-
-def collective_slowdown(rows: Iterable[Mapping[str, Any]]) -> Slowdown:
-    """Return A100's factor of NCCL's collectives, with its mean error on emulated ones."""
-    factors = emulated_factors(rows)
-    error = statistics.fmean(abs(COLLECTIVE_FACTOR / factor - 1) for factor in factors)
-    return Slowdown(factor=COLLECTIVE_FACTOR, kind="assumed", error=rounded(error, 2))
+def attained_gb_s(ops: Profile) -> float:
+    """Return the most that an op moved through memory, of those that move far more than the L2
+    holds."""
+    moved = ((row.bytes_read + row.bytes_written, row) for row in ops.section("pointwise").rows)
+    return max(size / row.median_us / 1000 for size, row in moved if size > BEYOND_L2_BYTES)
 
 
 def _machine() -> Machine:
@@ -289,44 +236,6 @@ def gemm_fit(rows: Sequence[GemmRow], layout: str) -> GemmFit:
         if row.layout == layout and row.accumulate == (layout == "wgrad")
     ]
     return fit_gemm(shapes, SM_COUNT, layout=layout, accumulate=layout == "wgrad")
-
-
-def h200_contention(rows: Sequence[Mapping[str, Any]]) -> ContentionSection:
-    """Return the law of ops beside emulated collectives, fitted to these records."""
-    cells = beside_cells(rows)
-    collective = collective_slowdown(rows)
-    fits = {
-        family: fit_beside([cell for cell in cells if cell.family == family], sm_count=SM_COUNT)
-        for family in ("gemm", "attention", "pointwise")
-    }
-    error = fits["gemm"].leave_case_out_error
-    return ContentionSection(
-        fit=ContentionFit(
-            sm_count=SM_COUNT,
-            default_ctas=NVLS_CTAS,
-            compute=tuple(replace(fit.law, fills=name in FILLING) for name, fit in fits.items()),
-            collective=collective,
-            same_links=SHARED_LINKS,
-            other_links=OTHER_LINKS,
-        ),
-        provenance=Provenance(
-            kind="fitted", source=SOURCE, error=error, note=_note(fits, collective)
-        ),
-    )
-
-
-def _note(fits: Mapping[str, BesideFit], collective: Slowdown) -> str:
-    errors = ", ".join(f"{name} {fit.leave_case_out_error:.1%}" for name, fit in fits.items())
-    return (
-        "Ops beside an emulated collective (C CTAs that stream through HBM), C = 1 to 32. Errors "
-        f"with each op left out: {errors}. A GEMM loses the same time by a CTA however long it is: "
-        "its last wave. Beside GEMMs and attention these collectives lasted as long as the ops "
-        "that they met: they get in when such an op ends, or in a GEMM's last wave where that "
-        "leaves them SMs (simulator.waves). Assumed: that this holds below 70 us; "
-        f"the collective's own factor, A100's, which is {collective.error:.0%} off on average "
-        "beside pointwise ops; two collectives sharing links half speed each, not sharing them "
-        "1.1 times."
-    )
 
 
 def _launch(rows: Sequence[Mapping[str, Any]]) -> LaunchSection:
