@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from simulator.buckets import (
     BUCKET,
@@ -16,13 +17,14 @@ from simulator.buckets import (
     with_buckets,
     with_gathers,
 )
-from simulator.edges import Edges
+from simulator.edges import EMBED_GRADS, EMBEDS, HEAD_GRADS, HEADS, Edges
 from simulator.errors import ScheduleError
 from simulator.fragments import Fragments, gradient_name
 from simulator.issue_order import (
     FORWARD_FRAGMENTS,
     IssueOrder,
     LayerOrder,
+    Token,
     backward_fragments,
     check_issue_order,
     wgrad_chains,
@@ -89,6 +91,18 @@ def _own_order(plan: SlicePlan, recompute: Recompute) -> LayerOrder:
     return fixed_order(plan, recompute)
 
 
+class Ends(NamedTuple):
+    """What a pass plays in the place of tokens of the layer before its first one, and of the layer
+    behind its last one; None where nothing is played."""
+
+    before: Callable[[Token], list[OpTemplate]] | None
+    behind: Callable[[Token], list[OpTemplate]] | None
+
+    def of(self, *, before: bool, behind: bool) -> Ends:
+        """Return the ends that there are."""
+        return Ends(self.before if before else None, self.behind if behind else None)
+
+
 class Builder:
     """Builder of micro-batches from the layers' issue orders and the edges.
 
@@ -138,24 +152,35 @@ class Builder:
 
     def forward(self, fragments: Fragments, *, first: bool) -> list[Segment]:
         """Return the segments of a micro-batch's forward pass, up to the loss."""
-        order, shapes, edges = self.order.forward, self.shapes, Edges(templates=fragments)
+        order, shapes = self.order.forward, self.shapes
         gathers = self._gathers_early and (first or shapes.shards_parameters)
         if gathers:
             stack = math.ceil(self.layers / order.stride) * order.stride
             order = with_gathers(order, min(stack, self._bucket_layers(order.stride)), "gather")
+        edges = Edges(templates=fragments, gathers=gathers)
         ahead = zero_grads(self._templates) if first else []
-        ahead += edges.embedding(gathers=gathers) if shapes.embedding else []
+        ahead += edges.parameters() if gathers and shapes.embedding else []
+        ends = Ends(
+            before=lambda token: _moved(edges.instead(EMBEDS, token), token.offset + 1),
+            behind=lambda token: _moved(edges.instead(HEADS, token), token.offset),
+        )
         return [
             *_segment(ahead),
-            *self._pass(fragments, order, range(self.layers), mirror=-1),
-            *_segment(edges.head() if shapes.head else [], self.layers),
-        ]
+            *self._pass(
+                fragments, order, range(self.layers), mirror=-1,
+                ends=ends.of(before=shapes.embedding, behind=shapes.head),
+            ),
+            *_segment(edges.loss_sums(), self.layers),
+        ]  # fmt: skip
 
     def backward(self, fragments: Fragments, *, last: bool) -> list[Segment]:
         """Return the segments of a micro-batch's backward pass, from the loss: of the layers that
         forward kept, then of the others. ``last``: of the iteration."""
-        edges = Edges(templates=fragments)
-        segments = _segment(edges.head_grad() if self.shapes.head else [], self.layers)
+        edges, segments = Edges(templates=fragments), []
+        ends = Ends(
+            before=lambda token: _moved(edges.instead(HEAD_GRADS, token), token.offset),
+            behind=lambda token: _moved(edges.instead(EMBED_GRADS, token), token.offset - 1),
+        )
         for layers, recomputes in self._stretches():
             order, made = self.order.backward, fragments
             if not recomputes:
@@ -166,8 +191,14 @@ class Builder:
                 order = with_gathers(order, order.stride, "gather_bwd")
             made = replace(made, chains=wgrad_chains(order))
             positions = range(self.layers - layers.stop, self.layers - layers.start)
-            segments += self._pass(made, order, positions, mirror=self.layers - 1)
-        return segments + _segment(edges.embedding_grad() if self.shapes.embedding else [])
+            segments += self._pass(
+                made, order, positions, mirror=self.layers - 1,
+                ends=ends.of(
+                    before=self.shapes.head and not positions.start,
+                    behind=self.shapes.embedding and positions.stop == self.layers,
+                ),
+            )  # fmt: skip
+        return segments + _segment(edges.dense_embedding_grad())
 
     def _stretches(self) -> list[tuple[range, bool]]:
         """Return the layers of each stretch of backward, and whether it recomputes them."""
@@ -181,23 +212,23 @@ class Builder:
         return replace(fragments, shapes=replace(self.shapes, workload=workload))
 
     def _pass(
-        self, fragments: Fragments, order: IssueOrder, positions: range, *, mirror: int
+        self, fragments: Fragments, order: IssueOrder, positions: range, *, mirror: int, ends: Ends
     ) -> list[Segment]:
         """Return the segments of an order along ``positions`` of a pass: whole repetitions become a
-        loop."""
+        loop. ``ends`` makes the ops one position before and behind them."""
         stride, offsets = order.stride, [t.offset for t in order.tokens]
         if any(token.fragment in GATHERS for token in order.tokens):
             offsets.append(2 * stride - 1)  # the last layer that a whole repetition gathers
         low, high, count = min(offsets), max(offsets), len(positions)
-        first = -(high // stride)
-        last = (count - 1 - low) // stride
+        first = -((high + (ends.before is not None)) // stride)
+        last = (count - 1 - low + (ends.behind is not None)) // stride
         whole = range(-(low // stride), (count - 1 - high) // stride + 1)
         segments = []
         repetition = first
         while repetition <= last:
             times = len(whole) if whole and repetition == whole.start else 1
             start = positions.start + repetition * stride
-            inside = self._repetition(fragments, order, start, positions)
+            inside = self._repetition(fragments, order, start, positions, ends)
             if inside:
                 segments.append(
                     Segment(
@@ -209,15 +240,18 @@ class Builder:
         return segments
 
     def _repetition(
-        self, fragments: Fragments, order: IssueOrder, start: int, positions: range
+        self, fragments: Fragments, order: IssueOrder, start: int, positions: range, ends: Ends
     ) -> tuple[OpTemplate, ...]:
-        """Return the ops of the repetition that begins with layer ``start`` of the pass, without
-        those of layers beyond ``positions``."""
+        """Return the ops of the repetition that begins with layer ``start`` of the pass, with those
+        of ``ends`` for the layers next to ``positions``, and none for layers beyond."""
         gathers = any(token.fragment in GATHERS for token in order.tokens)
+        at_ends = {positions.start - 1: ends.before, positions.stop: ends.behind}
         ops: list[OpTemplate] = []
         for token in order.tokens:
             layer = start + token.offset
             if layer not in positions:
+                edge = at_ends.get(layer)
+                ops += edge(token) if edge else []
                 continue
             if token.fragment == BUCKET:
                 ops += bucket(fragments, token, order.stride, self._final_gradients())
@@ -262,12 +296,15 @@ class Builder:
             rest += left
             reads += [Ref(layer, name) for layer in layers[:left] for name in names]
             reads += [Ref(layer, "grad.dp") for layer in layers[left :: per_bucket or 1]]
-        last = shapes.plan.rows_back[-1]
-        reads += [Ref(self.layers, f"grad.head.s{last}"), Ref(0, f"grad.embed.s{last}")]
+        reads += [Ref(self.layers, "grad.head"), Ref(0, "grad.embed")]
         parameters = rest * shapes.layer_parameters + shapes.edge_parameters
         gathers = shapes.reduces and shapes.shards_optimizer and not self._gathers_early
         ops = optimizer_step(self._templates, parameters, tuple(reads), gathers=gathers)
         return Segment(templates=tuple(ops))
+
+
+def _moved(ops: list[OpTemplate], layers: int) -> list[OpTemplate]:
+    return [op.shifted(layers) for op in ops]
 
 
 def _segment(ops: list[OpTemplate], layer: int = 0) -> list[Segment]:

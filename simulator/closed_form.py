@@ -16,7 +16,8 @@ fills x_f in rising order of 1 − 1/φ_f − 1/γ, while that is negative. More
 ops down further. Where a slowdown depends on how long an op takes or how large a message is, φ_f or
 γ is the least one: beside a slower one less work is done in the same time, so no term of T gets
 smaller. In ``intra`` the op behind a block's first gather reads it, so that no compute runs beside
-it: these gathers are added whole, and K is the rest.
+it: these gathers are added whole, and K is the rest. Embedding and head are added whole, too, and
+are part of H_f where the order plays them beside layers (``simulator.edges``).
 
 The estimate takes these sums and adds what each order exposes. It leaves out the all-reduces at the
 edges, waits between ranks and what compute pays for them, and links that two groups share, so it is
@@ -43,6 +44,7 @@ from simulator.plan import SlicePlan
 from simulator.recipes import Recipe, Recipes, mode_of
 from simulator.sharding import recomputed_layers
 from simulator.stretch import (
+    NO_EDGES,
     Stretch,
     Work,
     backward_exposed_ns,
@@ -58,10 +60,11 @@ SAFETY: Final = 1e-9
 
 
 class EdgeWork(NamedTuple):
-    """Compute outside the layers, in ns: of the micro-batches, and of the optimizer's step; and the
-    energy of the former."""
+    """Compute outside the layers, in ns: of the micro-batches, of one of them by family, and of the
+    optimizer's step; and the energy of the first."""
 
     micro_ns: int
+    family_ns: Counter[str]
     step_ns: int
     drawn_j: float
 
@@ -129,10 +132,14 @@ class ClosedForm:
     def _bound_ns(self, plan: SlicePlan) -> int:
         slow, micros = self._slowdowns(plan), self.case.workload.grad_accumulation
         waits, device, host = _waits_for_gathers(plan), 0.0, 0
-        for layers, stretches in self._kinds(plan):
-            device += layers * sum(least_ns(stretch, *slow, waits=waits) for stretch in stretches)
-            host += layers * _launch_ns(stretches)
         edges = self.edges(plan)
+        beside = edges.family_ns if _joins_edges(plan) else NO_EDGES
+        for layers, stretches in self._kinds(plan):
+            device += sum(
+                least_ns(one, *slow, waits=waits, layers=layers, edges_ns=beside)
+                for one in stretches
+            )
+            host += layers * _launch_ns(stretches)
         device = micros * device + edges.micro_ns + edges.step_ns
         return int(max(device, micros * host) * (1 - SAFETY))
 
@@ -252,6 +259,7 @@ class ClosedForm:
             self._edges[key] = EdgeWork(
                 sum(one.family_ns.total() for one in (clears, first))
                 + more * later.family_ns.total(),
+                first.family_ns | later.family_ns,
                 step.family_ns.total(),
                 clears.drawn_j + first.drawn_j + more * later.drawn_j,
             )
@@ -286,12 +294,19 @@ class ClosedForm:
 
 def bound_key(plan: SlicePlan) -> tuple[object, ...]:
     """Return what the bound of a plan depends on."""
-    return mode_of(plan), plan.slices, plan.merge_wgrad, _waits_for_gathers(plan)
+    waits = _waits_for_gathers(plan)
+    return mode_of(plan), plan.slices, plan.merge_wgrad, waits, _joins_edges(plan)
 
 
 def _launch_ns(stretches: Iterable[Stretch]) -> int:
     """Return the host's cost of a layer."""
     return sum(work.launch_ns for stretch in stretches for work in stretch.blocks)
+
+
+def _joins_edges(plan: SlicePlan) -> bool:
+    """Return whether compute of embedding and head may run beside collectives of layers: where an
+    order moves tokens into other layers' repetitions."""
+    return plan.strategy == "domino" and plan.order != "intra"
 
 
 def _waits_for_gathers(plan: SlicePlan) -> bool:

@@ -1,10 +1,19 @@
-"""Edges of the stack of layers: embedding, head and loss."""
+"""Edges of the stack of layers: embedding, head and loss.
+
+They stand where the layers before and behind the stack would. The embedding makes what the last
+fragments of a layer make, so it is issued where an order has those of the layer before the first;
+the head begins as a layer does. So each edge takes the place of a fragment of a layer that does not
+exist (``EMBEDS``, ``HEADS``, ``HEAD_GRADS``, ``EMBED_GRADS``), and a slice's collectives at the
+edges run beside the layers' compute of other slices, as far as the order lets layers overlap.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
+from simulator.issue_order import ALL_SLICES, Token
 from simulator.ops import Pointwise
 from simulator.schedule import DP, OpTemplate, Ref
 from simulator.shapes import GRAD_BYTES, Shapes
@@ -23,44 +32,88 @@ UNFUSED_LOSS: Final = {
 times the loss's gradient, and to the model's dtype. The logits are in 16 bits."""
 
 
+Await = Literal["dgrad", "wgrad", "nothing"]
+"""Which gradient at the head a slice waits for: of its input, where the order asked for that of the
+table first, of the table, none."""
+Place = tuple[str, str]
+"""Block and fragment of a layer."""
+EMBEDS: Final[Mapping[Place, str]] = {("mlp", "fc2"): "look_up", ("mlp", "residual"): "embed_post"}
+"""Fragment of the layer before the stack -> method of ``Edges`` for the ops in its place."""
+HEADS: Final[Mapping[Place, str]] = {
+    ("attn", "norm"): "head_norm", ("attn", "qkv"): "logits", ("attn", "core_attn"): "loss_max",
+}  # fmt: skip
+"""The same for the layer behind the stack."""
+HEAD_GRADS: Final[Mapping[Place, str]] = {
+    ("attn", "core_attn_bwd"): "loss_grad", ("attn", "qkv_dgrad"): "logits_dgrad",
+    ("mlp", "fc2_wgrad"): "early_wgrad", ("mlp", "fc1_wgrad"): "early_wgrad",
+    ("attn", "proj_wgrad"): "early_wgrad", ("attn", "qkv_wgrad"): "logits_wgrad",
+    ("attn", "norm_bwd"): "head_norm_bwd",
+}  # fmt: skip
+"""The same for the layer with which backward would begin. Any of its wgrads may be what hides the
+sum of its dgrad."""
+EMBED_GRADS: Final[Mapping[Place, str]] = {
+    ("mlp", "residual_bwd"): "embed_gather", ("mlp", "fc2_dgrad"): "embed_bwd",
+}  # fmt: skip
+"""The same for the layer in which backward would end."""
+
+
 @dataclass(kw_only=True)
 class Edges:
-    """Builder of the ops before, between and behind the layers. Layer numbers are relative:
-    0 is layer 0 for the embedding, and the number of layers for the head."""
+    """Builder of the ops before, between and behind the layers, of one pass. Layer numbers are
+    relative: 0 is layer 0 for the embedding, and the number of layers for the head.
+
+    ``gathers``: the embedding waits for the parameters of the edges, which come from the replicas.
+    """
 
     templates: Templates
+    gathers: bool = False
+    _added: dict[str, list[int]] = field(default_factory=dict)
+    _awaited: dict[int, Await] = field(default_factory=dict)
 
     @property
     def shapes(self) -> Shapes:
         """Shapes of the templates."""
         return self.templates.shapes
 
-    def embedding(self, *, gathers: bool = False) -> list[OpTemplate]:
-        """Return the vocabulary-parallel embedding, its all-reduce, positions and dropout.
+    def instead(self, places: Mapping[Place, str], token: Token) -> list[OpTemplate]:
+        """Return the ops in the place of ``token``; none for most fragments, and for column pieces
+        but the first."""
+        method = places.get((token.block, token.fragment))
+        if method is None or token.piece > 0:
+            return []
+        make: Callable[[int], list[OpTemplate]] = getattr(self, method)
+        rows = self.shapes.plan.rows_back if token.slice == ALL_SLICES else (token.slice,)
+        return [op for row in rows for op in make(row)]
 
-        ``gathers``: the parameters of the edges come from the replicas first.
-        """
-        rows = range(self.shapes.plan.row_slices)
-        looked_up = [op for row in rows for op in self._look_up(row)]
-        if gathers:
-            signature = self.shapes.dp_gather(self.shapes.edge_parameters)
-            own = self.templates.op("embed.dp.ag", -1, signature, (), "params.edges", 0, lane=DP)
-            first, *rest = looked_up
-            waiting = first._replace(reads=(*first.reads, *own.writes))
-            looked_up = [own, waiting, *rest]
-        return looked_up + [self._embedding_post(row) for row in rows]
+    def whole(self) -> list[OpTemplate]:
+        """Return all ops of both passes, in no order that could be played."""
+        s, rows = self.shapes, self.shapes.plan.rows_back
+        embeds = [*EMBEDS.values(), *EMBED_GRADS.values()] if s.embedding else []
+        heads = [*HEADS.values(), *HEAD_GRADS.values()] if s.head else []
+        ops = [op for name in (*embeds, *heads) for row in rows for op in getattr(self, name)(row)]
+        return [*ops, *self.loss_sums(), *self.dense_embedding_grad()]
 
-    def _look_up(self, row: int) -> list[OpTemplate]:
+    def parameters(self) -> list[OpTemplate]:
+        """Return the gather of the edges' parameters from the replicas."""
+        signature = self.shapes.dp_gather(self.shapes.edge_parameters)
+        return [self.templates.op("embed.dp.ag", -1, signature, (), "params.edges", 0, lane=DP)]
+
+    # Forward ------------------------------------------------------------------------------------
+
+    def look_up(self, row: int) -> list[OpTemplate]:
+        """Return the vocabulary-parallel embedding of a slice and its sum over the ranks."""
         s, size = self.shapes, self.shapes.hidden_bytes(row)
+        waits = (Ref(0, "params.edges"),) if self.gathers else ()
         produced = self.templates.op(
-            "embed", row, s.pointwise("embedding", size, size), (), f"s{row}.embed", size,
+            "embed", row, s.pointwise("embedding", size, size), waits, f"s{row}.embed", size,
             weights=("w.embed",),
         )  # fmt: skip
         # Positions are added to all tokens, before each rank takes its share.
         sums = self.templates.reduced if self._learns_positions else self.templates.summed
         return sums(produced, size)
 
-    def _embedding_post(self, row: int) -> OpTemplate:
+    def embed_post(self, row: int) -> list[OpTemplate]:
+        """Return positions and dropout of a slice."""
         s, f, output = self.shapes, self.templates, self.shapes.residual_bytes(row)
         # Without learned positions, dropout and a factor nothing moves.
         model = s.model
@@ -70,66 +123,60 @@ class Edges:
         signature = s.pointwise("embedding_post", read * works, output * works + mask)
         refer = f.reduced_ref if self._learns_positions else f.summed_ref
         source = (refer(0, f"s{row}.embed"),)
-        return f.op("embed.post", row, signature, source, f"s{row}.x", output + mask)
+        return [f.op("embed.post", row, signature, source, f"s{row}.x", output + mask)]
 
     @property
     def _learns_positions(self) -> bool:
         return self.shapes.model.position_embedding == "learned"
 
-    def head(self) -> list[OpTemplate]:
-        """Return the final norm, LM head and cross-entropy.
-
-        Each step runs over all slices, so that another slice's work hides the small all-reduces.
-        The loss of a slice has two (maximum; sum and target logit).
-        """
-        rows = range(self.shapes.plan.row_slices)
-        return [op for step in (self._logits, self._loss_sum) for row in rows for op in step(row)]
-
-    def head_grad(self) -> list[OpTemplate]:
-        """Return the gradients of ``head``; another slice's work hides the dgrad's collective."""
-        steps, rows = (self._loss_grad, self._head_norm_grad), self.shapes.plan.rows_back
-        return [op for step in steps for row in rows for op in step(row)]
-
-    def _before(self, table: str, row: int) -> tuple[Ref, ...]:
-        """Return the gradient of ``table`` that slice ``row`` adds to: that of the slice before."""
-        rows = self.shapes.plan.rows_back
-        index = rows.index(row)
-        return (Ref(0, f"grad.{table}.s{rows[index - 1]}"),) if index else ()
-
     def _vocab(self) -> int:
         return padded_vocab_size(self.shapes.model, self.shapes.cluster) // self.shapes.cluster.tp
 
-    def _logits(self, row: int) -> list[OpTemplate]:
-        s, f = self.shapes, self.templates
-        tokens, hidden, size = s.tokens(row), s.model.hidden_size, s.residual_bytes(row)
-        logits_bytes = tokens * self._vocab() * s.element
+    def head_norm(self, row: int) -> list[OpTemplate]:
+        """Return the final norm of a slice and the gather of its output."""
+        s, f, size = self.shapes, self.templates, self.shapes.residual_bytes(row)
         norm = f.op(
             "head.norm", row, s.pointwise(s.model.norm, size, size), (Ref(0, f"s{row}.x"),),
             f"s{row}.head.norm", size, weights=("w.head.norm",),
         )  # fmt: skip
-        whole = f"s{row}.head.norm.ag"
-        gather = f.gathered(row, "head.norm.ag", norm.writes[0], whole)
-        source = (f.gathered_ref(norm.writes[0], whole),)
-        capped = s.model.final_logit_softcapping > 0
+        return [norm, *f.gathered(row, "head.norm.ag", norm.writes[0], f"s{row}.head.norm.ag")]
+
+    def logits(self, row: int) -> list[OpTemplate]:
+        """Return the LM head of a slice."""
+        s, f, tokens = self.shapes, self.templates, self.shapes.tokens(row)
+        logits_bytes = tokens * self._vocab() * s.element
+        source = f.gathered_ref(Ref(0, f"s{row}.head.norm"), f"s{row}.head.norm.ag")
         ops = [f.op(
-            "head.logits", row, s.gemm(tokens, self._vocab(), hidden, "forward"), source,
-            f"s{row}.uncapped" if capped else f"s{row}.logits", logits_bytes,
+            "head.logits", row, s.gemm(tokens, self._vocab(), s.model.hidden_size, "forward"),
+            (source,), f"s{row}.uncapped" if self._capped else f"s{row}.logits", logits_bytes,
             weights=(self._table,),
         )]  # fmt: skip
-        if capped:
+        if self._capped:
             signature = s.pointwise("softcap", logits_bytes, logits_bytes)
             ops.append(f.op(
                 "head.softcap", row, signature, ops[0].writes, f"s{row}.logits", logits_bytes
             ))  # fmt: skip
-        loss_bytes = tokens * LOSS_BYTES
+        return ops
+
+    def loss_max(self, row: int) -> list[OpTemplate]:
+        """Return the largest logit of each token, over the ranks."""
+        s, f, tokens = self.shapes, self.templates, self.shapes.tokens(row)
+        logits_bytes, loss_bytes = tokens * self._vocab() * s.element, tokens * LOSS_BYTES
         signature = self._loss("cross_entropy_max", row, logits_bytes, loss_bytes)
-        top = f.op("loss.max", row, signature, ops[-1].writes, f"s{row}.loss.max", loss_bytes)
+        source = (Ref(0, f"s{row}.logits"),)
+        top = f.op("loss.max", row, signature, source, f"s{row}.loss.max", loss_bytes)
         reduced = f.reduced(top, loss_bytes, "fp32")
-        if self._own_logits:
-            f.value_bytes[f"s{row}.fp32.logits"] = tokens * self._vocab() * LOSS_BYTES
-            copied = top._replace(writes=(*top.writes, Ref(0, f"s{row}.fp32.logits")))
-            reduced = [copied, *reduced[1:]]
-        return [norm, *gather, *ops, *reduced]
+        if not self._own_logits:
+            return reduced
+        f.value_bytes[f"s{row}.fp32.logits"] = tokens * self._vocab() * LOSS_BYTES
+        copied = top._replace(writes=(*top.writes, Ref(0, f"s{row}.fp32.logits")))
+        return [copied, *reduced[1:]]
+
+    def loss_sums(self) -> list[OpTemplate]:
+        """Return sum and target logit of all slices, behind the whole of forward: another slice's
+        work hides the small all-reduces."""
+        rows = range(self.shapes.plan.row_slices) if self.shapes.head else ()
+        return [op for row in rows for op in self._loss_sum(row)]
 
     @property
     def _own_logits(self) -> bool:
@@ -159,10 +206,12 @@ class Edges:
         sums = f.op("loss.sum", row, signature, reads, f"s{row}.loss.sum", sums_bytes)
         return f.reduced(sums, sums_bytes, "fp32")
 
-    def _loss_grad(self, row: int) -> list[OpTemplate]:
+    # Backward -----------------------------------------------------------------------------------
+
+    def loss_grad(self, row: int) -> list[OpTemplate]:
+        """Return the gradient of a slice's logits, and the gather that its wgrad needs."""
         s, f = self.shapes, self.templates
-        tokens, hidden = s.tokens(row), s.model.hidden_size
-        logits_bytes = tokens * self._vocab() * s.element
+        logits_bytes = s.tokens(row) * self._vocab() * s.element
         signature = self._loss("cross_entropy_grad", row, logits_bytes, logits_bytes)
         reads = (
             self._loss_input(row),
@@ -170,29 +219,60 @@ class Edges:
             f.reduced_ref(0, f"s{row}.loss.sum"),
         )
         ops = [f.op("loss.grad", row, signature, reads, f"d.s{row}.logits", 0)]
-        if s.model.final_logit_softcapping > 0:
+        if self._capped:
             signature = s.pointwise("softcap_bwd", 2 * logits_bytes, logits_bytes)
             sources = (*ops[0].writes, Ref(0, f"s{row}.uncapped"))
             ops.append(f.op("head.softcap_bwd", row, signature, sources, f"d.s{row}.uncapped", 0))
         norm = f"s{row}.head.norm"
-        again = f.gathered(row, "head.norm.ag_bwd", Ref(0, norm), f"{norm}.ag_bwd")
-        waits = again[-1].writes if again and f.waits_for_sums else ()
-        dgrad = f.op(
-            "head.logits_dgrad", row, s.gemm(tokens, hidden, self._vocab(), "dgrad"),
-            (*ops[-1].writes, *waits), f"d.s{row}.head.norm", s.hidden_bytes(row),
-            weights=(self._table,),
-        )  # fmt: skip
-        wgrad = self._head_wgrad(row, ops[-1].writes)
-        return [*ops, *again, *f.summed(dgrad, s.hidden_bytes(row)), *wgrad]
+        return [*ops, *f.gathered(row, "head.norm.ag_bwd", Ref(0, norm), f"{norm}.ag_bwd")]
 
-    def _head_wgrad(self, row: int, grad: tuple[Ref, ...]) -> list[OpTemplate]:
+    def logits_dgrad(self, row: int) -> list[OpTemplate]:
+        """Return the gradient of the final norm's output, summed over the ranks."""
+        s, f, norm = self.shapes, self.templates, f"s{row}.head.norm"
+        again = f.gathered_ref(Ref(0, norm), f"{norm}.ag_bwd")
+        waits = (again,) if f.waits_for_sums and s.shards_tokens else ()
+        signature = s.gemm(s.tokens(row), s.model.hidden_size, self._vocab(), "dgrad")
+        dgrad = f.op(
+            "head.logits_dgrad", row, signature, (self._logits_grad(row), *waits),
+            f"d.{norm}", s.hidden_bytes(row), weights=(self._table,),
+        )  # fmt: skip
+        asked = self._awaited.get(row) == "dgrad"
+        self._awaited[row] = "wgrad"
+        return [*f.summed(dgrad, s.hidden_bytes(row)), *(self.early_wgrad(row) if asked else ())]
+
+    @property
+    def _capped(self) -> bool:
+        return self.shapes.model.final_logit_softcapping > 0
+
+    def _logits_grad(self, row: int) -> Ref:
+        return Ref(0, f"d.s{row}.uncapped" if self._capped else f"d.s{row}.logits")
+
+    def _adding(self, table: str, row: int) -> tuple[str, tuple[Ref, ...]]:
+        """Return the name of the gradient of ``table`` that slice ``row`` makes, and the gradient
+        to which it adds: that of the slice issued before. The last one's is the table's."""
+        added = self._added.setdefault(table, [])
+        before = (Ref(0, f"grad.{table}.s{added[-1]}"),) if added else ()
+        added.append(row)
+        last = len(added) == self.shapes.plan.row_slices
+        return f"grad.{table}" if last else f"grad.{table}.s{row}", before
+
+    def logits_wgrad(self, row: int) -> list[OpTemplate]:
+        """Return ``early_wgrad``; where the dgrad is not issued yet, it comes right behind that."""
+        self._awaited.setdefault(row, "dgrad")
+        return self.early_wgrad(row)
+
+    def early_wgrad(self, row: int) -> list[OpTemplate]:
+        """Return what a slice adds to the gradient of the head's table, if its dgrad is issued and
+        it is not."""
+        if self._awaited.get(row) != "wgrad":
+            return []
+        self._awaited[row] = "nothing"
         s, f = self.shapes, self.templates
         signature = s.gemm(self._vocab(), s.model.hidden_size, s.tokens(row), "wgrad")
-        before = self._before("head", row)
-        norm, name = f"s{row}.head.norm", f"grad.head.s{row}"
-        reads = (*grad, f.gathered_ref(Ref(0, norm), f"{norm}.ag_bwd"))
+        norm, (name, before) = f"s{row}.head.norm", self._adding("head", row)
+        reads = (self._logits_grad(row), f.gathered_ref(Ref(0, norm), f"{norm}.ag_bwd"))
         if f.waits_for_sums:
-            reads = (*reads, f.summed_ref(0, f"d.s{row}.head.norm"))
+            reads = (*reads, f.summed_ref(0, f"d.{norm}"))
         ops = f.accumulated("head.logits_wgrad", row, signature, reads, name, before)
         if s.workload.implementation.dummy_wgrads:
             dummy = Ref(0, f"{name}.dummy")
@@ -200,53 +280,56 @@ class Edges:
             ops[0] = ops[0]._replace(writes=(*ops[0].writes, dummy))
         return ops
 
-    def _head_norm_grad(self, row: int) -> list[OpTemplate]:
+    def head_norm_bwd(self, row: int) -> list[OpTemplate]:
+        """Return the gradient of the stack's output."""
         s, f, size = self.shapes, self.templates, self.shapes.residual_bytes(row)
         signature = s.pointwise(f"{s.model.norm}_bwd", 2 * size, size)
         reads = (f.summed_ref(0, f"d.s{row}.head.norm"), Ref(0, f"s{row}.x"))
         return [
-            f.op(
-                "head.norm_bwd",
-                row,
-                signature,
-                reads,
-                f"d.s{row}.x",
-                size,
-                weights=("w.head.norm",),
-            )
-        ]
+            f.op("head.norm_bwd", row, signature, reads, f"d.s{row}.x", size,
+                 weights=("w.head.norm",))
+        ]  # fmt: skip
 
-    def embedding_grad(self) -> list[OpTemplate]:
-        """Return the scatter-adds of the slices into the table's (and the positions') gradient.
+    def embed_gather(self, row: int) -> list[OpTemplate]:
+        """Return the gather of the gradient of a slice's embedding."""
+        local = Ref(0, f"d.s{row}.x")
+        return self.templates.gathered(row, "embed_bwd.ag", local, f"d.s{row}.embed.ag")
+
+    def embed_bwd(self, row: int) -> list[OpTemplate]:
+        """Return the scatter-add of a slice into the table's (and the positions') gradient.
 
         The first of a step clears the table's gradient, unless a tied head has written it.
         """
         s, f = self.shapes, self.templates
-        dense = s.workload.implementation.dense_embedding_grad
-        elements = self._vocab() * s.model.hidden_size
-        table = elements * (s.element if dense else GRAD_BYTES)
-        clears = dense or not (f.accumulate_first or s.model.tie_word_embeddings)
-        first, last = s.plan.rows_back[0], s.plan.rows_back[-1]
-        ops = []
-        for row in s.plan.rows_back:
-            size = s.hidden_bytes(row)
-            cleared = table if clears and row == first else 0
-            scaled = size * s.model.scaled_embeddings
-            signature = s.pointwise(
-                "embedding_bwd", size + s.mask_bytes(row) + scaled, size + cleared + scaled
-            )
-            before = self._before("embed", row)
-            local, whole = Ref(0, f"d.s{row}.x"), f"d.s{row}.embed.ag"
-            ops += f.gathered(row, "embed_bwd.ag", local, whole)
-            reads = (f.gathered_ref(local, whole), *before)
-            whole_sum = dense and row == last
-            write = f"grad.embed.s{row}.dense" if whole_sum else f"grad.embed.s{row}"
-            ops.append(f.op("embed_bwd", row, signature, reads, write, 0))
-        if dense:
-            reads = ops[-1].writes
-            write = f"grad.embed.s{last}"
-            ops.append(f.op("embed_bwd.add", -1, s.gradient_sum(elements), reads, write, 0))
-        return ops
+        size, (name, before) = s.hidden_bytes(row), self._adding("embed", row)
+        clears = self._dense or not (f.accumulate_first or s.model.tie_word_embeddings)
+        cleared = self._table_bytes if clears and not before else 0
+        scaled = size * s.model.scaled_embeddings
+        signature = s.pointwise(
+            "embedding_bwd", size + s.mask_bytes(row) + scaled, size + cleared + scaled
+        )
+        whole = f.gathered_ref(Ref(0, f"d.s{row}.x"), f"d.s{row}.embed.ag")
+        if self._dense and name == "grad.embed":
+            name = "grad.embed.dense"
+        return [f.op("embed_bwd", row, signature, (whole, *before), name, 0)]
+
+    def dense_embedding_grad(self) -> list[OpTemplate]:
+        """Return the sum of a gradient that the embedding made apart into the table's."""
+        if not (self._dense and self.shapes.embedding):
+            return []
+        signature = self.shapes.gradient_sum(self._vocab() * self.shapes.model.hidden_size)
+        reads = (Ref(0, "grad.embed.dense"),)
+        return [self.templates.op("embed_bwd.add", -1, signature, reads, "grad.embed", 0)]
+
+    @property
+    def _dense(self) -> bool:
+        return self.shapes.workload.implementation.dense_embedding_grad
+
+    @property
+    def _table_bytes(self) -> int:
+        """Bytes of the gradient of the table."""
+        width = self.shapes.element if self._dense else GRAD_BYTES
+        return self._vocab() * self.shapes.model.hidden_size * width
 
     @property
     def _table(self) -> str:

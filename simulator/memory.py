@@ -28,8 +28,8 @@ from simulator.specs import Recompute
 
 SHORT: Final = 4
 """Layers of each kind in the shorter stack; others have one more. Orders span three at most."""
-HEAD: Final = 1
-"""Index of the head among the phases: forward, head, backward, backward that recomputes."""
+TURN: Final = 1
+"""Index of the loss's sums among the phases: forward, these, backward, backward that recomputes."""
 IN_PLACE: Final = (".ar", ".rope", ".qk_norm", ".own")
 """Ends of the names of values that are in their predecessor's memory, or it in theirs."""
 WORKSPACE_BYTES: Final = 32 << 20
@@ -97,10 +97,10 @@ def unpiped_memory(case: Case, plan: SlicePlan, order: LayerOrder | None = None)
 def head_bytes(case: Case) -> Iterator[int]:
     """Yield, for each number of row slices, most first, bytes that no such plan's peak is below.
 
-    Every plan issues all of forward before the head and all of backward behind it. So in the head
-    it holds what backward will read, which is the same bytes for every cut and order. Each stage of
-    the head runs over all slices before the next, so the head's peak depends on the row slices
-    alone, and no plan's peak is below its own head's.
+    Every plan issues all of forward before the loss's sums and all of backward behind them. So
+    there it holds all logits and what backward will read, which is the same bytes for every cut and
+    order. The sums run over all slices, so their peak depends on the row slices alone, and no
+    plan's peak is below it.
     """
     batch = case.workload.micro_batch_size
     rows = range(min(MAX_ROW_SLICES, batch), 0, -1)
@@ -113,8 +113,8 @@ def head_bytes(case: Case) -> Iterator[int]:
         )  # fmt: skip
         if row_problem(plan, case.workload, case.cluster):
             continue
-        head = _peaks(case, plan, order_of(case, plan))[HEAD]
-        yield sum(held_parameters(case, case.shapes(plan))) + head.whole
+        turn = _peaks(case, plan, order_of(case, plan))[TURN]
+        yield sum(held_parameters(case, case.shapes(plan))) + turn.whole
 
 
 def _peaks(case: Case, plan: SlicePlan, order: LayerOrder) -> list[Live]:
@@ -138,8 +138,8 @@ def _peaks(case: Case, plan: SlicePlan, order: LayerOrder) -> list[Live]:
 
 
 def _phases(case: Case, plan: SlicePlan, order: LayerOrder, kept: int, again: int) -> list[Live]:
-    """Return the peaks of live values in the forward pass, the head, and backward of ``kept``
-    layers and of ``again`` recomputed ones."""
+    """Return the peaks of live values in the forward pass, the loss's sums, and backward of
+    ``kept`` layers and of ``again`` recomputed ones."""
     recompute: Recompute = case.workload.recompute if again else "none"
     workload = replace(
         case.workload, grad_accumulation=1, recompute=recompute,
@@ -160,8 +160,8 @@ def _keeping(order: LayerOrder) -> LayerOrder:
 
 
 def live_peaks(schedule: Schedule) -> list[Live]:
-    """Return one micro-batch's peaks of live values: before, in and behind the head, and from the
-    first recomputed layer on."""
+    """Return one micro-batch's peaks of live values: before, in and behind the loss's sums, and
+    from the first recomputed layer on."""
     phases = _with_phases(schedule.parts[0].segments)
     return [phase.peak for phase in lifetimes(phases, 4, schedule.value_bytes)]
 
@@ -220,11 +220,11 @@ def _storage(name: str) -> str:
 def _with_phases(segments: tuple[Segment, ...]) -> list[tuple[int, Segment]]:
     phase, phased = 0, []
     for segment in segments:
-        if segment.templates[0].role.startswith(("head.", "loss.")):
-            phase = 1
+        if segment.templates[0].role == "loss.sum":
+            phase = TURN
         elif any(RECOMPUTED_SUFFIX in template.role for template in segment.templates):
             phase = 3
-        elif phase == 1:
+        elif phase == TURN:
             phase = 2
         phased.append((phase, segment))
     return phased

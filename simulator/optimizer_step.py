@@ -79,7 +79,7 @@ def _sums_over_ranks(t: Templates, reads: tuple[Ref, ...]) -> list[OpTemplate]:
         back = t.op("step.tp.unpack", -1, copy, summed.writes, "step.tp.whole", 0)
         ops += [pack, summed, back]
     if s.kv_copies > 1:
-        last = (Ref(0, f"grad.embed.s{s.plan.rows_back[-1]}"),)
+        last = (Ref(0, "grad.embed"),)
         ops.append(t.op("step.kv.ar", -1, s.copies_all_reduce(), last, "step.kv", 0, lane=TP))
     return ops
 

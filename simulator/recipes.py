@@ -109,7 +109,9 @@ class Recipes:
             shapes = self.case.shapes(plan)
             cleared = self.case.workload.implementation.zero_grads
             first, later = (
-                self._listed(plan, _micro_edges(Templates(shapes=shapes, accumulate_first=adds)))
+                self._listed(
+                    plan, Edges(templates=Templates(shapes=shapes, accumulate_first=adds)).whole()
+                )
                 for adds in (cleared, True)
             )
             self._micro_edges[key] = first, later
@@ -172,9 +174,3 @@ def mode_of(plan: SlicePlan) -> tuple[object, ...]:
     """Return what decides a plan's ops, besides its counts of slices and what is merged."""
     slicing = plan.slice_dim, plan.slice_balance
     return plan.strategy, plan.comm_ctas, plan.sequence_parallel, *slicing
-
-
-def _micro_edges(templates: Templates) -> list[OpTemplate]:
-    edges, shapes = Edges(templates=templates), templates.shapes
-    ops = [*edges.embedding(), *edges.embedding_grad()] if shapes.embedding else []
-    return [*ops, *edges.head(), *edges.head_grad()] if shapes.head else ops

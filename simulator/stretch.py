@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from simulator.issue_order import BLOCKS, COLUMN_PARALLEL, ROW_PARALLEL
 from simulator.plan import SlicePlan
+
+NO_EDGES: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class Work(NamedTuple):
@@ -58,15 +62,19 @@ def stretch_of(plan: SlicePlan, blocks: tuple[Work, ...], pieces: tuple[int, ...
 
 
 def least_ns(
-    stretch: Stretch, slow: dict[str, float], slow_comm: float, *, waits: bool = False
-) -> float:
-    """Return the minimum of ``closed_form``; ``waits``: for the gathers, alone."""
-    total = float(stretch.compute_ns + stretch.comm_ns)
+    stretch: Stretch, slow: dict[str, float], slow_comm: float, *,
+    waits: bool = False, layers: int = 1, edges_ns: Mapping[str, int] = NO_EDGES,
+) -> float:  # fmt: skip
+    """Return the minimum of ``closed_form`` for ``layers`` equal passes; ``waits``: for the
+    gathers, alone. ``edges_ns``: compute by family, not counted here, that may hide collectives
+    too."""
+    total = float(layers * (stretch.compute_ns + stretch.comm_ns))
     gathers_ns = sum(work.gather_ns for work in stretch.blocks) if waits else 0
-    room = slow_comm * (stretch.comm_ns - gathers_ns)
-    for family in sorted(stretch.hiding_ns, key=slow.__getitem__):
+    room = slow_comm * layers * (stretch.comm_ns - gathers_ns)
+    for family in sorted({**stretch.hiding_ns, **edges_ns}, key=slow.__getitem__):
         gain = 1 / slow[family] + 1 / slow_comm - 1
-        beside = min(room, slow[family] * stretch.hiding_ns[family])
+        hiding_ns = layers * stretch.hiding_ns.get(family, 0) + edges_ns.get(family, 0)
+        beside = min(room, slow[family] * hiding_ns)
         total -= max(0.0, gain) * beside
         room -= beside
     return total

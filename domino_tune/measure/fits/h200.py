@@ -119,7 +119,8 @@ def h200_ops(measurements: Path) -> Profile:
 def attained_gb_s(ops: Profile) -> float:
     """Return the most that an op moved through memory, of those that move far more than the L2
     holds."""
-    moved = ((row.bytes_read + row.bytes_written, row) for row in ops.section("pointwise").rows)
+    rows: Sequence[PointwiseRow] = ops.section("pointwise").rows
+    moved = ((row.bytes_read + row.bytes_written, row) for row in rows)
     return max(size / row.median_us / 1000 for size, row in moved if size > BEYOND_L2_BYTES)
 
 

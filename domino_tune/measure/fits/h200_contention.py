@@ -77,8 +77,8 @@ def streamed_cells(rows: Iterable[Mapping[str, Any]]) -> list[Streamed]:
 
 def gb_s_of(row: Mapping[str, Any]) -> int:
     """Return what a pointwise op of the records moves through memory alone."""
-    moved = math.prod(row["shape"]) * _ELEMENT_BYTES * STREAMS[row["name"]]
-    return round(moved / row["alone_again_ns"])
+    moved: float = math.prod(row["shape"]) * _ELEMENT_BYTES * STREAMS[row["name"]]
+    return round(moved / float(row["alone_again_ns"]))
 
 
 def collective_slowdown(

@@ -75,7 +75,8 @@ def _solve(cells: Sequence[Streamed], attained_gb_s: float) -> MemoryFit:
 
     def off(parameters: Floats) -> Floats:
         fit = fit_of(parameters)
-        return np.log(np.array([_slowdown(fit, cell) for cell in cells]) / measured)
+        found: Floats = np.log(np.array([_slowdown(fit, cell) for cell in cells]) / measured)
+        return found
 
     found = least_squares(
         off, _START, bounds=(_LOW, _HIGH), jac="3-point", loss="soft_l1", f_scale=0.02,

@@ -60,10 +60,10 @@ def cut_of(
         plan, order = replace(MEGATRON, sequence_parallel=shards), None
     shapes = Shapes(model=model, workload=workload, cluster=one, plan=plan)
     ops = tuple(build_schedule(model, workload, one, plan, order).ops())
-    head = next(i for i, op in enumerate(ops) if op.role == "head.norm")
+    turn = next(i for i, op in enumerate(ops) if op.role == "loss.sum")
     forward, backward = (
         tuple(op for op in part if op.role.startswith(("attn.", "mlp.")))
-        for part in (ops[:head], ops[head:])
+        for part in (ops[:turn], ops[turn:])
     )
     slices = range(plan.row_slices)
     last = model.num_hidden_layers - 1
