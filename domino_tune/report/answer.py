@@ -74,10 +74,21 @@ def _reason(data: ReportData) -> str:
         return f"{text[:1].upper()}{text[1:]}."
     hidden = percent_text(here.hidden_comm_fraction)
     before = data.baseline.timeline.breakdown.hidden_comm_fraction
+    text = plan_text(plan)
+    named = (
+        f"The rest of this page is about Domino's best cut, {text}."
+        if _another_wins(data) else f"{text.capitalize()}."
+    )  # fmt: skip
     return (
-        f"{plan_text(plan).capitalize()}. {hidden} of its communication runs behind computation; "
+        f"{named} {hidden} of its communication runs behind computation; "
         f"Megatron-LM hides {percent_text(before)}."
     )
+
+
+def _another_wins(data: ReportData) -> bool:
+    """Return whether the headline names another strategy than the plan's."""
+    leader = data.verdict.leader if data.verdict else None
+    return leader is not None and leader.plan.strategy != data.chosen.plan.strategy
 
 
 def _figures(data: ReportData) -> Html:

@@ -6,10 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from simulator.edges import HEAD_GRADS, Edges
+from simulator.issue_order import parse_token
 from simulator.ops import Collective, Gemm, Pointwise
-from simulator.plan import MEGATRON, NO_COMM
+from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.schedule import DP, TP, Op, Schedule
-from tests.simulator.small_models import GPT, LLAMA, edges_of, schedule_of, sizes_of
+from simulator.shapes import Shapes
+from simulator.specs import ClusterSpec
+from simulator.templates import Templates
+from tests.simulator.small_models import GPT, LLAMA, edges_of, schedule_of, sizes_of, workload
 
 HIDDEN = 40
 VOCAB = 512 // 2
@@ -181,3 +186,41 @@ def test_stages_of_the_head_run_over_all_slices() -> None:
         ("head.norm_bwd",),
     ]
     assert roles == [f"s{row}.{role}" for stage in stages for row in (0, 1) for role in stage]
+
+
+def test_edges_stand_where_an_order_has_the_layers_beyond_the_stack() -> None:
+    """``inter`` issues slice 0 of a layer before slice 1 of the one before it is done: so does it
+    beside the embedding and the head."""
+    plan = SlicePlan(order="inter", wgrad="eager")
+    at = {op.name: place for place, op in enumerate(schedule_of(GPT, plan).ops())}
+    first, last = "l0", f"l{GPT.num_hidden_layers - 1}"
+    for earlier, later in (
+        (f"{first}.s0.attn.norm", "s1.embed"),
+        ("s0.head.logits", f"{last}.s1.mlp.residual"),
+        (f"{last}.s1.mlp.fc2_dgrad", "s0.head.norm_bwd"),
+        ("s1.embed_bwd", f"{first}.s0.attn.norm_bwd"),
+    ):
+        assert at[earlier] < at[later], (earlier, later)
+    assert at["s1.loss.max"] < at["s0.loss.sum"] < at["s1.loss.sum"] < at["s1.loss.grad"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "made"),
+    [
+        (("qkv_dgrad.0", "qkv_wgrad"), (["logits_dgrad"], ["logits_wgrad"])),
+        (("qkv_wgrad", "qkv_dgrad.0"), ([], ["logits_dgrad", "logits_wgrad"])),
+        (
+            ("proj_wgrad", "qkv_dgrad.0", "qkv_dgrad.1", "proj_wgrad", "qkv_wgrad"),
+            ([], ["logits_dgrad"], [], ["logits_wgrad"], []),
+        ),
+    ],
+)
+def test_the_heads_wgrad_takes_the_first_place_of_a_wgrad_behind_its_dgrad(
+    tokens: tuple[str, ...], made: tuple[list[str], ...]
+) -> None:
+    plan = SlicePlan(row_slices=1, order="intra", wgrad="eager")
+    shapes = Shapes(model=GPT, workload=workload(GPT), cluster=ClusterSpec(tp=2), plan=plan)
+    edges = Edges(templates=Templates(shapes=shapes))
+    found = (edges.instead(HEAD_GRADS, parse_token(f"attn.{token}:0+0")) for token in tokens)
+    roles = [[op.role.removeprefix("head.") for op in ops if op.lane != TP] for ops in found]
+    assert roles == list(made)

@@ -115,6 +115,7 @@ def test_the_verdict_stands_on_top_with_its_chance(chances: tuple[float, float],
     first, second = sorted(chances, reverse=True)
     assert re.search(rf"{text}[\w-]+ {first:.0%}, [\w-]+ {second:.0%}\.", page.replace(" %", "%"))
     assert "likely" not in page
+    assert ("about Domino's best cut, " in page) == (chances[0] > chances[1])
 
 
 def test_the_verdict_tells_what_does_not_fit() -> None:
