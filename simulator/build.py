@@ -247,20 +247,24 @@ class Builder:
         gathers = any(token.fragment in GATHERS for token in order.tokens)
         at_ends = {positions.start - 1: ends.before, positions.stop: ends.behind}
         ops: list[OpTemplate] = []
+        ahead: list[OpTemplate] = []  # gathers, which embedding and head do not need
         for token in order.tokens:
             layer = start + token.offset
             if layer not in positions:
                 edge = at_ends.get(layer)
                 ops += edge(token) if edge else []
                 continue
+            if token.fragment in GATHERS:
+                ahead.append(gather(fragments, token, min(order.stride, positions.stop - layer)))
+                continue
+            ops += ahead
+            ahead = []
             if token.fragment == BUCKET:
                 ops += bucket(fragments, token, order.stride, self._final_gradients())
-            elif token.fragment in GATHERS:
-                ops.append(gather(fragments, token, min(order.stride, positions.stop - layer)))
             else:
                 templates = fragments.templates(token)
                 ops += awaiting(token, order.stride, templates) if gathers else templates
-        return tuple(ops)
+        return (*ops, *ahead)
 
     # Data-parallel gradients --------------------------------------------------------------------
 
