@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from simulator.build import build_schedule
 from simulator.case import Case
+from simulator.edges import Edges
 from simulator.issue_order import LayerOrder, without_recomputation
 from simulator.ordering import order_of
 from simulator.plan import MAX_ROW_SLICES, SlicePlan, row_problem
@@ -25,6 +26,7 @@ from simulator.shapes import Shapes
 from simulator.sharding import recomputed_layers
 from simulator.slicing import SEQUENCE_ROW_SLICES, searched_slicings
 from simulator.specs import Recompute
+from simulator.templates import Templates
 
 SHORT: Final = 4
 """Layers of each kind in the shorter stack; others have one more. Orders span three at most."""
@@ -100,7 +102,8 @@ def head_bytes(case: Case) -> Iterator[int]:
     Every plan issues all of forward before the loss's sums and all of backward behind them. So
     there it holds all logits and what backward will read, which is the same bytes for every cut and
     order. The sums run over all slices, so their peak depends on the row slices alone, and no
-    plan's peak is below it.
+    plan's peak is below it. Nor is it below what it holds when the first slice's gradient of the
+    head's input is made, since no gradient of a layer is made before.
     """
     batch = case.workload.micro_batch_size
     rows = range(min(MAX_ROW_SLICES, batch), 0, -1)
@@ -114,7 +117,32 @@ def head_bytes(case: Case) -> Iterator[int]:
         if row_problem(plan, case.workload, case.cluster):
             continue
         turn = _peaks(case, plan, order_of(case, plan))[TURN]
-        yield sum(held_parameters(case, case.shapes(plan))) + turn.whole
+        held = max(turn.whole, _turned_bytes(case, plan, turn))
+        yield sum(held_parameters(case, case.shapes(plan))) + held
+
+
+def _turned_bytes(case: Case, plan: SlicePlan, turn: Live) -> int:
+    """Return the least that is held with the first gradient of the head's input: gradients of other
+    slices' logits may be made before it, which free what only they read."""
+    made, rows = Templates(shapes=case.shapes(plan)), range(plan.row_slices)
+    Edges(templates=made).whole()
+
+    def size(name: str) -> int:
+        return made.value_bytes.get(name, 0)
+
+    def turned(row: int) -> int:
+        """Return what the gradient of a slice's logits and the gather behind it add."""
+        s = f"s{row}"
+        freed = sum(size(f"{s}.{name}") for name in ("loss.max", "loss.sum", "fp32.logits"))
+        gathered = size(f"{s}.head.norm.ag_bwd")
+        return gathered - (size(f"{s}.head.norm") if gathered else 0) - freed
+
+    others = sum(min(0, turned(row)) for row in rows)
+    return turn.whole + min(
+        others - min(0, turned(row)) + turned(row)
+        + size(f"d.s{row}.head.norm") + size(f"d.s{row}.head.norm.rs")
+        for row in rows
+    )  # fmt: skip
 
 
 def _peaks(case: Case, plan: SlicePlan, order: LayerOrder) -> list[Live]:

@@ -44,7 +44,9 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         'hint = f" Did you mean {near[ -1]!r}?" if near else ""',
     ): "at most one near name is asked for",
     (
-        "simulator/build.py", "first = -(high // stride)", "first = -(high * stride)",
+        "simulator/build.py",
+        "first = -((high + (ends.before is not None)) // stride)",
+        "first = -((high + (ends.before is not None)) * stride)",
     ): "repetitions before the first one with a layer inside the stack have no tokens",
     (
         "simulator/specs.py",

@@ -31,8 +31,8 @@ DRAWS: Final = 2000
 SEED: Final = 0
 TAIL: Final = 10
 """Percent of the draws below ``low``, and above ``high``."""
-MICROS: Final = 2
-"""Most micro-batches that sensitivities are taken from: the first and the last."""
+MICROS: Final = 3
+"""Most micro-batches that sensitivities are taken from: the first, one between and the last."""
 NAMES: Final[Mapping[str, str]] = {
     "megatron": "Megatron", "domino": "Domino", "userbuffers": "userbuffers",
     "async-tp": "async-TP", "fused": "tile fusion",

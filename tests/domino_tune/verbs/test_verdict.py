@@ -236,8 +236,8 @@ def with_memory(gib: float) -> Profile:
 
 
 def test_a_plan_that_does_not_fit_has_no_chance() -> None:
-    """Between the peaks of the baseline and of what needs more."""
-    case = case_of()
+    """Between the peaks of what needs least and of what needs more."""
+    case = case_of(micro_batch_size=4)
     peaks = {
         name: peak_bytes(case, one.plan, one.order)
         for name, one in contestants_of(case, chosen_of(case)).items()

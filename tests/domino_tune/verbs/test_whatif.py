@@ -32,7 +32,8 @@ def test_one_times_changes_nothing(run: Runner) -> None:
 
 @pytest.mark.parametrize("key", ["link_bandwidth", "gpu_flops", "memory_bandwidth"])
 def test_a_faster_machine_is_not_slower(run: Runner, key: str) -> None:
-    found = times(whatif(run, "--sweep", f"{key}=0.5x,1x,2x,4x"))
+    """Under a CUDA graph, since the host of so small a model decides the rest."""
+    found = times(whatif(run, "--cuda-graph", "--sweep", f"{key}=0.5x,1x,2x,4x"))
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
 
