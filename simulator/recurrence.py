@@ -119,7 +119,7 @@ class Machine:
 
     def run(self, loop: Loop, *, nested: bool = False) -> None:
         """Play a loop; skip periods if the state repeats. ``nested``: an outer loop may skip."""
-        seen: dict[tuple[object, ...], _Mark] = {}
+        seen: dict[tuple[object, ...], Mark] = {}
         repetition = 0
         leaf = not loop.body or isinstance(loop.body[0], Step)
         while repetition < loop.count:
@@ -132,7 +132,7 @@ class Machine:
             if self.shortcut and repetition < loop.count:
                 state = self._state()
                 mark = seen.get(state)
-                seen[state] = _Mark(
+                seen[state] = Mark(
                     repetition, self.host.mark(self.now, whole_micro=not leaf), self._sums()
                 )
                 if mark is not None:
@@ -294,7 +294,7 @@ class Machine:
             *(f.issued for f in self.flights), *(f.done for f in self.flights),
         )  # fmt: skip
 
-    def _skip(self, mark: _Mark, repetition: int, remaining: int, nested: bool) -> int:
+    def _skip(self, mark: Mark, repetition: int, remaining: int, nested: bool) -> int:
         """Add up whole periods like the one since ``mark``; return the repetitions skipped."""
         period = repetition - mark.repetition
         times = remaining // period
@@ -315,7 +315,7 @@ class Machine:
         return times * period
 
 
-class _Mark(NamedTuple):
+class Mark(NamedTuple):
     """The start of a period."""
 
     repetition: int
