@@ -49,18 +49,22 @@ class Confidence:
 
 
 def confidence_of(
-    timeline: Timeline, cost: CostModel, clocks: UnsureClocks | None = None
+    timeline: Timeline,
+    cost: CostModel,
+    clocks: UnsureClocks | None = None,
+    program: Program | None = None,
 ) -> Confidence:
     """Return interval and level of ``timeline``, which was predicted with ``cost``.
 
-    ``clocks``: those that the iteration may have instead, where power holds it.
+    ``clocks``: those that the iteration may have instead, where power holds it. ``program``: the
+    one of the timeline; without it, it is compiled.
     """
     total = timeline.makespan_ns
     path = _Path(cost)
     for op, elapsed_ns, paid_ns, times in _critical_ops(timeline, cost):
         path.add(op, elapsed_ns, paid_ns, times)
     path.wait(total - path.spent.total())
-    again = _Again(timeline, cost)
+    again = _Again(timeline, cost, program)
     up, down = (_contention_ns(again, up=up) for up in (True, False))
     power_up, power_down = _clock_ns(again, clocks)
     shares = {source: time_ns / total for source, time_ns in path.spent.most_common()}
@@ -191,22 +195,23 @@ def _paid_ns(timeline: Timeline, cost: CostModel) -> dict[int, int]:
 class _Again:
     """Plays the schedule of a timeline again, with other costs."""
 
-    def __init__(self, timeline: Timeline, cost: CostModel) -> None:
-        self.timeline, self.cost = timeline, cost
+    def __init__(self, timeline: Timeline, cost: CostModel, program: Program | None) -> None:
+        self.timeline, self.cost, self.given = timeline, cost, program
 
     @cached_property
-    def _program(self) -> Program:
-        return compile_program(self.timeline.schedule, self.cost)
+    def program(self) -> Program:
+        """The program of the timeline."""
+        return self.given or compile_program(self.timeline.schedule, self.cost)
 
     def beside_ns(self, fit: ContentionFit) -> float:
         """Return by how much the iteration changes with another law of contention."""
         cost = self.cost.beside(fit)
-        return self._off_ns(slowed(self._program, self.timeline.schedule, cost))
+        return self._off_ns(slowed(self.program, self.timeline.schedule, cost))
 
     def at_clock_ns(self, clock_mhz: int) -> float:
         """Return by how much the iteration changes at another clock."""
         cost = self.cost.at_clock(clock_mhz)
-        return self._off_ns(retimed(self._program, self.timeline.schedule, cost))
+        return self._off_ns(retimed(self.program, self.timeline.schedule, cost))
 
     def _off_ns(self, program: Program) -> float:
         return abs(totals(program).makespan_ns - self.timeline.makespan_ns)

@@ -25,8 +25,10 @@ from simulator.schedule import OpTemplate, Schedule, Segment
 from simulator.shapes import Shapes
 from simulator.sharding import recomputed_layers
 from simulator.slicing import SEQUENCE_ROW_SLICES, searched_slicings
-from simulator.specs import Recompute
+from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
 from simulator.templates import Templates
+
+Specs = tuple[ModelSpec, Workload, ClusterSpec]
 
 SHORT: Final = 4
 """Layers of each kind in the shorter stack; others have one more. Orders span three at most."""
@@ -90,7 +92,7 @@ def _buffer_bytes(case: Case, shapes: Shapes) -> int:
 
 def unpiped_memory(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Memory:
     """Return the memory at its peak of a rank with all layers."""
-    live = max(_peaks(case, plan, order or order_of(case, plan)))
+    live = max(_peaks(_specs(case), plan, order or order_of(case, plan)))
     return held_parameters(case, case.shapes(plan))._replace(
         activations=live.whole - live.logits, logits=live.logits
     )
@@ -116,7 +118,7 @@ def head_bytes(case: Case) -> Iterator[int]:
         )  # fmt: skip
         if row_problem(plan, case.workload, case.cluster):
             continue
-        turn = _peaks(case, plan, order_of(case, plan))[TURN]
+        turn = _peaks(_specs(case), plan, order_of(case, plan))[TURN]
         held = max(turn.whole, _turned_bytes(case, plan, turn))
         yield sum(held_parameters(case, case.shapes(plan))) + held
 
@@ -145,40 +147,48 @@ def _turned_bytes(case: Case, plan: SlicePlan, turn: Live) -> int:
     )  # fmt: skip
 
 
-def _peaks(case: Case, plan: SlicePlan, order: LayerOrder) -> list[Live]:
-    """Return the peaks of live values of the whole stack, one for each phase."""
-    again = recomputed_layers(case.model, case.workload)
-    counts = (case.model.num_hidden_layers - again, again)
+def _specs(case: Case) -> Specs:
+    return case.model, case.workload, case.cluster
+
+
+@lru_cache(maxsize=64)
+def _peaks(specs: Specs, plan: SlicePlan, order: LayerOrder) -> tuple[Live, ...]:
+    """Return the peaks of live values of the whole stack, one for each phase. How fast the machine
+    is does not matter, so what-ifs ask for the same ones again."""
+    model, workload, _ = specs
+    again = recomputed_layers(model, workload)
+    counts = (model.num_hidden_layers - again, again)
     short = tuple(min(count, SHORT) for count in counts)
-    base = _phases(case, plan, order, *short)
+    base = _phases(specs, plan, order, *short)
     peaks = base
     for kind, count in enumerate(counts):
         more = count - short[kind]
         if more:
             longer = list(short)
             longer[kind] += 1
-            grown = _phases(case, plan, order, *longer)
+            grown = _phases(specs, plan, order, *longer)
             peaks = [
                 Live(*(p + more * (b - a) for p, a, b in zip(peak, before, after, strict=True)))
                 for peak, before, after in zip(peaks, base, grown, strict=True)
             ]
-    return peaks
+    return tuple(peaks)
 
 
-def _phases(case: Case, plan: SlicePlan, order: LayerOrder, kept: int, again: int) -> list[Live]:
+def _phases(specs: Specs, plan: SlicePlan, order: LayerOrder, kept: int, again: int) -> list[Live]:
     """Return the peaks of live values in the forward pass, the loss's sums, and backward of
     ``kept`` layers and of ``again`` recomputed ones."""
-    recompute: Recompute = case.workload.recompute if again else "none"
-    workload = replace(
-        case.workload, grad_accumulation=1, recompute=recompute,
+    model, workload, cluster = specs
+    recompute: Recompute = workload.recompute if again else "none"
+    once = replace(
+        workload, grad_accumulation=1, recompute=recompute,
         recompute_layers=again if kept else 0,
     )  # fmt: skip
     schedule = build_schedule(
-        replace(case.model, num_hidden_layers=kept + again),
-        workload,
-        case.cluster,
+        replace(model, num_hidden_layers=kept + again),
+        once,
+        cluster,
         plan,
-        order if again or case.workload.recompute == "none" else _keeping(order),
+        order if again or workload.recompute == "none" else _keeping(order),
     )
     return live_peaks(schedule)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from simulator import clock
 from simulator.build import build_schedule
 from simulator.case import Case
@@ -16,6 +18,9 @@ from simulator.program import Program, compile_program
 from simulator.recurrence import Totals, longer
 from simulator.schedule import Schedule
 from simulator.timeline import Timeline
+
+_built = lru_cache(maxsize=16)(build_schedule)
+"""Durations are no part of a schedule, so what-ifs and drawn machines play the same ones again."""
 
 
 def played(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Played:
@@ -41,7 +46,7 @@ def scheduled(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> S
     if case.cluster.pp > 1:
         return busiest_schedule(case, plan, order)
     chosen = order or order_of(case, plan)
-    return build_schedule(case.model, case.workload, case.cluster, plan, chosen)
+    return _built(case.model, case.workload, case.cluster, plan, chosen)
 
 
 def scheduled_at(

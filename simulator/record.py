@@ -27,8 +27,8 @@ def record(schedule: Schedule, program: Program) -> Timeline:
 
 
 class _Recorder(Machine):
-    """``spans``: (start, end) of each lane's steps in ns, in issue order; lanes are FIFO. A lane has
-    as many of them as steps that are ``done``."""
+    """``spans``: (start, end) of each lane's steps in ns, in issue order; lanes are FIFO. A lane
+    has as many of them as steps that are ``done``."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program, shortcut=True)

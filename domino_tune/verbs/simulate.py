@@ -113,8 +113,9 @@ def simulate_plan(case: Case, chosen: Chosen, *, judged: Ahead | None = None) ->
     }
     timelines = Timelines({name: partial(play, *made) for name, made in drawn.items()})
     made_plans = {name: one.plan for name, one in plans.items()}
-    timeline = record(*drawn[CHOSEN])
-    confidence = confidence_of(timeline, runs[CHOSEN].cost, unsure_clocks(case, runs[CHOSEN]))
+    schedule, program = drawn[CHOSEN]
+    timeline, run = record(schedule, program), runs[CHOSEN]
+    confidence = confidence_of(timeline, run.cost, unsure_clocks(case, run), program)
     return _result(
         case, chosen, variants, made_plans, timelines, timeline, confidence,
         _pipeline(case, piped.get(CHOSEN)), peaks[CHOSEN],
