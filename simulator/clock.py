@@ -38,13 +38,14 @@ class Power(NamedTuple):
     """Clock, mean power and energy of an iteration on one GPU.
 
     ``passes_w``: mean power of the passes, which the cap holds. ``unsure``: the relative error that
-    is expected of what is drawn above idle.
+    is expected of what is drawn above idle. ``burden``: of what it was found.
     """
 
     clock_mhz: int
     passes_w: float
     energy_j: float
     unsure: float
+    burden: Burden
 
 
 class Played(NamedTuple):
@@ -166,6 +167,7 @@ class Burden:
             passes_w=self.law.idle_w + _mean_w(passes, makespan_ns - step.alone_ns),
             energy_j=energy_j,
             unsure=off_j / max(1e-12, passes_j),
+            burden=self,
         )
 
 
@@ -181,13 +183,12 @@ class UnsureClocks(NamedTuple):
     slowest: int
 
 
-def unsure_clocks(
-    found: Played, law: PowerSection | None, most_mhz: int = 0
-) -> UnsureClocks | None:
+def unsure_clocks(found: Played, most_mhz: int = 0) -> UnsureClocks | None:
     """Return the clocks that ``found`` may have instead; None without a law of power."""
-    if law is None or found.power is None:
+    if found.power is None:
         return None
-    burden, clocks = Burden(found.schedule, found.cost, law), law.clocks(most_mhz)
+    burden = found.power.burden
+    law, clocks = burden.law, burden.law.clocks(most_mhz)
     clock, makespan_ns = found.power.clock_mhz, found.totals.makespan_ns
     times = 1 + found.power.unsure
     more, less = (burden.clock(clocks, clock, makespan_ns, by) for by in (times, 1 / times))

@@ -135,15 +135,14 @@ def _critical_ops(
 ) -> Iterator[tuple[OpTemplate, int, int, int]]:
     """Yield (op, its time, what it paid for the last wait, how often) of the critical path. Layers
     are alike, so many of its ops are."""
-    paid_ns = _paid_ns(timeline, cost)
-    templates, counts = timeline.templates, Counter[tuple[int, int, int]]()
-    known: dict[int, OpTemplate] = {}
-    for index in timeline.critical_path:
-        op, elapsed_ns = templates[index], timeline.end_ns[index] - timeline.start_ns[index]
-        known[id(op)] = op
-        counts[id(op), elapsed_ns, paid_ns.get(index, 0)] += 1
-    for (number, elapsed_ns, paid), times in counts.items():
-        yield known[number], elapsed_ns, paid, times
+    paid_ns, path = _paid_ns(timeline, cost), timeline.critical_path
+    ops = [timeline.templates[index] for index in path]
+    elapsed_ns = [timeline.end_ns[index] - timeline.start_ns[index] for index in path]
+    paid = [paid_ns.get(index, 0) for index in path]
+    known = {id(op): op for op in ops}
+    counts = Counter(zip(map(id, ops), elapsed_ns, paid, strict=True))
+    for (number, op_ns, wait_ns), times in counts.items():
+        yield known[number], op_ns, wait_ns, times
 
 
 def _inline_ns(op: OpTemplate, cost: CostModel) -> int:
@@ -209,7 +208,9 @@ class _Again:
         return self._off_ns(slowed(self.program, self.timeline.schedule, cost))
 
     def at_clock_ns(self, clock_mhz: int) -> float:
-        """Return by how much the iteration changes at another clock."""
+        """Return by how much the iteration changes at a clock."""
+        if clock_mhz == self.cost.clock_mhz:
+            return 0.0
         cost = self.cost.at_clock(clock_mhz)
         return self._off_ns(retimed(self.program, self.timeline.schedule, cost))
 

@@ -132,6 +132,7 @@ class CostModel:
         self.draw = NOMINAL
         self._estimates: dict[Signature, Estimate] = {}
         self._durations_ns: dict[Signature, int] = {}
+        self._timed_mhz: dict[Signature, float] = {}
         self._at_clocks: dict[int, AtClock] = {}
         fit = _contention_fit(profile)
         self.contention = Contention(fit, strength=changes.contention)
@@ -296,7 +297,8 @@ class Drawn(CostModel):
         self.__dict__.update(nominal.__dict__)
         self.draw = draw
         self._nominal = nominal
-        self._estimates, self._durations_ns, self._at_clocks = {}, {}, {}
+        self._estimates, self._durations_ns, self._timed_mhz = {}, {}, {}
+        self._at_clocks = {}
         fit = nominal.contention.fit
         self.contention = Contention(
             fit and draw.contention(fit), strength=nominal.changes.contention
@@ -332,11 +334,21 @@ class AtClock(CostModel):
         """Return the duration alone at this clock."""
         if isinstance(signature, Fused):  # of its parts at this clock
             return self._fused(signature)
-        if signature not in self._estimates:
-            timed = self._timed.estimate(signature)
-            stretch = self._power.stretch(signature.kind, timed.duration_us, self.clock_mhz)
-            self._estimates[signature] = timed._replace(duration_us=timed.duration_us * stretch)
-        return self._estimates[signature]
+        estimate = self._estimates.get(signature)
+        if estimate is None:
+            timed_us, source, error = self._timed.estimate(signature)
+            mhz = self.timed_mhz(signature)
+            stretch = self._power.stretch(signature.kind, mhz, self.clock_mhz)
+            estimate = self._estimates[signature] = Estimate(timed_us * stretch, source, error)
+        return estimate
+
+    def timed_mhz(self, signature: Signature) -> float:
+        """Return the clock at which the op was timed; it is looked up once for all clocks."""
+        mhz = self._timed_mhz.get(signature)
+        if mhz is None:
+            timed_us = self._timed.estimate(signature).duration_us
+            mhz = self._timed_mhz[signature] = self._power.timed_mhz(signature.kind, timed_us)
+        return mhz
 
     def at_clock(self, clock_mhz: int) -> AtClock:
         """Return the same costs at another clock."""
@@ -354,11 +366,11 @@ class AtClock(CostModel):
     def energy_j(self, signature: Signature) -> float:
         """Return what the op draws above idle."""
         energy_j = self._energies_j.get(signature)
-        if isinstance(signature, Fused):  # waiting for tiles draws little
-            return self.energy_j(signature.gemm) + self.energy_j(signature.collective)
         if energy_j is None:
-            timed_us = self._timed.estimate(signature).duration_us
-            watts = self._power.draw_w(signature.kind, timed_us, self.clock_mhz)
+            if isinstance(signature, Fused):  # waiting for tiles draws little
+                return self.energy_j(signature.gemm) + self.energy_j(signature.collective)
+            mhz = self.timed_mhz(signature)
+            watts = self._power.draw_w(signature.kind, mhz, self.clock_mhz)
             energy_j = watts * self.duration_ns(signature) * S_PER_NS
             self._energies_j[signature] = energy_j
         return energy_j

@@ -128,18 +128,19 @@ class PowerSection:
         """Return the numbers of one of FAMILIES."""
         return self.families[FAMILIES.index(name)]
 
-    def draw_w(self, family: str, timed_us: float, clock_mhz: int) -> float:
-        """Return the watts above idle while an op of ``family`` runs at ``clock_mhz``."""
-        kept_mhz = min(clock_mhz, self.timed_mhz(family, timed_us))
+    def draw_w(self, family: str, timed_mhz: float, clock_mhz: int) -> float:
+        """Return the watts above idle while an op of ``family`` that was timed at ``timed_mhz``
+        runs at ``clock_mhz``."""
+        kept_mhz = min(clock_mhz, timed_mhz)
         return self.family(family).draw_w * math.pow(kept_mhz / self.boost_mhz, self.exponent)
 
-    def stretch(self, family: str, timed_us: float, clock_mhz: int) -> float:
-        """Return the factor from a timing of ``timed_us`` to the duration at ``clock_mhz``."""
-        slower = max(1.0, self.timed_mhz(family, timed_us) / clock_mhz)
+    def stretch(self, family: str, timed_mhz: float, clock_mhz: int) -> float:
+        """Return the factor from a timing at ``timed_mhz`` to the duration at ``clock_mhz``."""
+        slower = max(1.0, timed_mhz / clock_mhz)
         return 1.0 + self.family(family).elasticity * (slower - 1.0)
 
     def timed_mhz(self, family: str, timed_us: float) -> float:
-        """Return the clock at which a timing was taken; boost where none is told."""
+        """Return the clock at which ``timed_us`` was timed; boost where none is told."""
         rows = [row for row in self.row_clocks if row.family == family]
         return _clock_mhz(rows, timed_us) if rows else float(self.boost_mhz)
 

@@ -38,7 +38,7 @@ def played(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Play
 
 def unsure_clocks(case: Case, found: Played) -> UnsureClocks | None:
     """Return the clocks that ``found`` may have instead; None without a law of power."""
-    return clock.unsure_clocks(found, case.power, case.cluster.clock_mhz)
+    return clock.unsure_clocks(found, case.cluster.clock_mhz)
 
 
 def scheduled(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Schedule:

@@ -121,13 +121,16 @@ def retimed(program: Program, schedule: Schedule, cost: CostModel) -> Program:
         return compile_program(schedule, cost)
     compiler = _Compiler(cost, program.lanes, schedule)
     numbers = [compiler.numbers_of(signature) for signature in program.signatures]
+    works = [[own.work_of(part) for part in (WHOLE, FIRST, REST)] for own in numbers]
+    families = [own.family for own in numbers]
 
     def timed(item: Step | Loop) -> Any:
         if isinstance(item, Loop):
-            return Loop(body=tuple(map(timed, item.body)), count=item.count)
-        lane, _, _, *rest = item  # not _replace, which takes several times as long
-        own = numbers[item.number]
-        return Step(lane, own.work_of(item.part), own.family, *rest)  # type: ignore[arg-type]
+            return Loop(body=tuple([timed(one) for one in item.body]), count=item.count)
+        # Not _replace, which takes several times as long.
+        lane, _, _, waits, launch_ns, room, needs, part, number = item
+        work = works[number][part]
+        return Step(lane, work, families[number], waits, launch_ns, room, needs, part, number)
 
     return replace(program, root=timed(program.root), families=tuple(compiler.families))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -96,24 +97,34 @@ class Timeline:
         started, on the same lane if possible. If none did, the host delayed this op, and the path
         goes on at the latest end before.
         """
-        ends: dict[int, list[int]] = {}
-        for index, end in enumerate(self.end_ns):
-            ends.setdefault(end, []).append(index)
-        times = sorted(ends)
         path = []
-        current = max(range(len(self.end_ns)), key=lambda i: (self.end_ns[i], i), default=-1)
+        current = self._ended[self.makespan_ns][-1] if self.end_ns else -1
         while current >= 0:
             path.append(current)
-            current = self._before(current, ends, times)
+            current = self._before(current)
         return tuple(reversed(path))
 
-    def _before(self, index: int, ends: dict[int, list[int]], times: list[int]) -> int:
-        ended = ends.get(self.start_ns[index])
+    @cached_property
+    def _ended(self) -> dict[int, list[int]]:
+        """Indices of the ops that ended at a time, in issue order."""
+        ended: defaultdict[int, list[int]] = defaultdict(list)
+        for index, end_ns in enumerate(self.end_ns):
+            ended[end_ns].append(index)
+        return dict(ended)
+
+    @cached_property
+    def _end_times(self) -> list[int]:
+        return sorted(self._ended)
+
+    def _before(self, index: int) -> int:
+        ended = self._ended.get(self.start_ns[index])
         if ended is None:
-            position = bisect.bisect_right(times, self.start_ns[index]) - 1
+            position = bisect.bisect_right(self._end_times, self.start_ns[index]) - 1
             if position < 0:
                 return -1
-            ended = ends[times[position]]
+            ended = self._ended[self._end_times[position]]
+        if len(ended) == 1 and ended[0] != index:
+            return ended[0]
         before = [i for i in ended if i != index]
         lane = self.templates[index].lane
         return max(before, key=lambda i: (self.templates[i].lane == lane, i), default=-1)

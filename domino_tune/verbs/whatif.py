@@ -33,6 +33,7 @@ from simulator.plan import SlicePlan
 
 Apply = Callable[[Case, str], Case]
 Best = Callable[[Case], Chosen]
+About = tuple[Case, Chosen]
 PROBE_BYTES: Final = 256 << 20
 """Size of the all-reduce that gives the profile's link bandwidth and latency."""
 
@@ -277,20 +278,34 @@ def whatif(
     return what_if(ask(request, plan_file or read_plan_file(request), shelf), progress)
 
 
-def ask(request: WhatIfRequest, plan_file: PlanFile | None = None, shelf: Shelf = DISK) -> Question:
-    """Return the question of a request; names are looked up on ``shelf``. Raise InputError."""
+def ask(
+    request: WhatIfRequest,
+    plan_file: PlanFile | None = None,
+    shelf: Shelf = DISK,
+    about: About | None = None,
+) -> Question:
+    """Return the question of a request, ``about`` what it asks if that is known. Names are looked
+    up on ``shelf``. Raise InputError."""
     changes = parse_changes(request.change)
     swept, values = parse_sweep(request.sweep)
-    case = resolve(request, plan_file, shelf)
-    plan = plan_of(request, plan_file, case)
+    case, chosen = about or asked_about(request, plan_file, shelf)
     return Question(
         case=case,
-        chosen=Chosen.of(case, plan, plan_file.order if plan_file else None),
+        chosen=chosen,
         changes=changes,
         swept=swept,
         values=values,
         retune=request.retune,
     )
+
+
+def asked_about(
+    request: WhatIfRequest, plan_file: PlanFile | None = None, shelf: Shelf = DISK
+) -> About:
+    """Return the unchanged case and the plan that a request asks about, with its order."""
+    case = resolve(request, plan_file, shelf)
+    plan = plan_of(request, plan_file, case)
+    return case, Chosen.of(case, plan, plan_file.order if plan_file else None)
 
 
 def what_if(question: Question, progress: Progress = no_progress) -> WhatIfResult:

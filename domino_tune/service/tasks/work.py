@@ -38,7 +38,7 @@ from domino_tune.service.tasks.sweeps import sweep, what_if_result
 from domino_tune.service.tasks.task import Task
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.tune import AllSearched, conclude, found_so_far, search_all
-from domino_tune.verbs.whatif import Question, ask
+from domino_tune.verbs.whatif import About, Question, ask, asked_about
 from simulator.errors import unknown_name
 from simulator.units import MS_PER_NS
 
@@ -159,18 +159,25 @@ def _simulate(task: Task) -> Any:
 
 
 def _whatif(task: Task) -> Any:
-    """Return the JSON of ``whatif``; keep the unchanged prediction, which every step of a dragged
-    slider needs again."""
+    """Return the JSON of ``whatif``; keep what is asked about and the unchanged prediction, which
+    every step of a dragged slider needs again."""
     assert isinstance(task.request, WhatIfRequest)
-    question = ask(task.request, task.plan_file, task.shelf)
-    unchanged = replace(task, request=replace(task.request, change=(), sweep=None))
-    base = _base(unchanged.to_bytes(), question)
+    unchanged = replace(task, request=replace(task.request, change=(), sweep=None)).to_bytes()
+    question = ask(task.request, about=_about(unchanged, task))
+    base = _base(unchanged, question)
     points = [to_json(question.point(index)) for index in range(question.size)]
     return what_if_result(question, base, points)
 
 
-@cached(LRUCache(maxsize=32), key=lambda task, question: sha256_hex(task), lock=Lock())
-def _base(task: bytes, question: Question) -> Any:
+@cached(LRUCache(maxsize=4), key=lambda unchanged, task: sha256_hex(unchanged), lock=Lock())
+def _about(unchanged: bytes, task: Task) -> About:
+    """Keep a few, as ``profile_of`` does: each has a profile, and the look-ups made in it."""
+    assert isinstance(task.request, WhatIfRequest)
+    return asked_about(task.request, task.plan_file, task.shelf)
+
+
+@cached(LRUCache(maxsize=32), key=lambda unchanged, question: sha256_hex(unchanged), lock=Lock())
+def _base(unchanged: bytes, question: Question) -> Any:
     return to_json(question.base())
 
 
