@@ -1,4 +1,4 @@
-"""Fewer garbage collections while many small objects are made."""
+"""Fewer and shorter garbage collections."""
 
 from __future__ import annotations
 
@@ -21,3 +21,13 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+def leave_out_what_is_there() -> None:
+    """Leave what there is now, imports above all, out of all collections to come.
+
+    It stays as long as the process, and going through it for cycles stopped a worker for 30 ms in
+    every third what-if.
+    """
+    gc.collect()
+    gc.freeze()

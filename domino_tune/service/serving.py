@@ -15,6 +15,7 @@ import uvicorn
 from domino_tune.base.errors import ServiceError
 from domino_tune.base.extras import needed_for
 from domino_tune.base.freed_memory import give_freed_memory_back
+from domino_tune.base.garbage import leave_out_what_is_there
 from domino_tune.base.loopback import is_loopback
 from domino_tune.requests.service import ServeRequest
 from domino_tune.service.quota import DAY_S, MIB
@@ -46,6 +47,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then call ``ready``."""
         await super().startup(sockets)
+        leave_out_what_is_there()
         self.ready()
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 import psutil
 
 from domino_tune.base.freed_memory import give_freed_memory_back
+from domino_tune.base.garbage import leave_out_what_is_there
 from domino_tune.service.executors.errors import ExecutorLostError, WorkerDiedError
 from simulator.errors import DominoTuneError
 
@@ -242,6 +243,7 @@ def serve_calls(pipe: Connection, niceness: int) -> None:
     from domino_tune.service.tasks.work import import_ahead
 
     import_ahead()
+    leave_out_what_is_there()
     with suppress(EOFError, OSError):
         while True:
             function, args, kwargs = pipe.recv()
