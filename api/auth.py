@@ -6,12 +6,12 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-import anyio
 from starlette.requests import Request
 
 from api.limits import Buckets
+from api.lookups import Lookups
 from api.problems import ProblemError
-from domino_tune.service.tokens import SCOPES, Scope, TokenDesk
+from domino_tune.service.tokens import SCOPES, Scope
 
 LONGEST_SECRET: Final = 200
 _REALM: Final = 'Bearer realm="domino_tune"'
@@ -31,18 +31,12 @@ LOCAL: Final = Caller(owner="local", scope="admin", key="local")
 
 
 async def authenticate(
-    request: Request,
-    tokens: TokenDesk,
-    buckets: Buckets,
-    lookups: anyio.CapacityLimiter,
-    *,
-    required: bool,
+    request: Request, tokens: Lookups, buckets: Buckets, *, required: bool
 ) -> Caller:
     """Return the caller by the request's token. Raise ProblemError 401, and 429 for too many tries.
 
     A token that is sent must be valid, even where none is ``required``. Those that are not valid
-    count by address. They never lock out a valid one: it is looked up first, and while it was not
-    seen lately in a thread of ``lookups``, so that guesses do not take the threads of others.
+    count by address. They never lock out a valid one: it is looked up first.
     """
     given = request.headers.getlist("authorization")
     if not given and not required:
@@ -54,8 +48,7 @@ async def authenticate(
         raise _unknown("Send one header, `Authorization: Bearer dt_…`.", _REALM)
     secret = secret.strip()
     key = f"token {hashlib.sha256(secret.encode()).hexdigest()}"
-    turn = None if buckets.knows(key) else lookups
-    token = await anyio.to_thread.run_sync(tokens.find, secret, limiter=turn)
+    token = await tokens.find(secret, seen=buckets.knows(key))
     if token is None:
         buckets.forget(key)  # revoked
         buckets.take(f"unknown {request.client.host if request.client else ''}")

@@ -15,6 +15,7 @@ import anyio
 
 from api.intake import Intake
 from api.limits import Buckets
+from api.lookups import Lookups
 from api.quick import Quick
 from api.settings import Settings
 from domino_tune.service.executors.registry import open_executor
@@ -32,7 +33,6 @@ from domino_tune.service.tokens import TokenDesk
 QUICK_NICENESS: Final = 5
 """Somebody waits for these workers: they go before those of jobs and after the event loop."""
 MOST_PINGS: Final = 2
-MOST_LOOKUPS: Final = 2
 
 
 @dataclass(kw_only=True)
@@ -41,14 +41,14 @@ class Parts:
 
     ``draining`` is set when the service is about to stop: streams end, and /readyz answers 503.
     ``streams`` counts open streams by caller. ``pings`` limits simultaneous checks of the database,
-    so that they do not take all threads when it is away; ``lookups`` those of unknown tokens.
+    so that they do not take all threads when it is away.
     """
 
     settings: Settings
     database: Database
     jobs: JobDesk
     measurements: Measurements
-    tokens: TokenDesk
+    tokens: Lookups
     library: Library
     quick: Quick
     buckets: Buckets
@@ -57,9 +57,6 @@ class Parts:
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     streams: Counter[str] = field(default_factory=Counter)
     pings: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(MOST_PINGS))
-    lookups: anyio.CapacityLimiter = field(
-        default_factory=lambda: anyio.CapacityLimiter(MOST_LOOKUPS)
-    )
     intake: Intake = field(default_factory=Intake)
 
     def wake(self) -> None:
@@ -98,7 +95,7 @@ def open_parts(settings: Settings) -> Parts:
         database=database,
         jobs=JobDesk(database, settings.keep),
         measurements=Measurements(database, settings.keep),
-        tokens=TokenDesk(database),
+        tokens=Lookups(TokenDesk(database).find),
         library=library,
         quick=Quick(quick, work.quick, settings.quick_s),
         buckets=Buckets(settings.rate_per_s, settings.burst),

@@ -170,9 +170,8 @@ def caller(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
     async def admit(request: Request) -> Caller:
         parts = parts_of(request)
         found = await authenticate(
-            request, parts.tokens, parts.buckets, parts.lookups,
-            required=parts.settings.tokens_required,
-        )  # fmt: skip
+            request, parts.tokens, parts.buckets, required=parts.settings.tokens_required
+        )
         parts.buckets.take(found.key)
         check_scope(found, scope)
         request.state.caller = found

@@ -1,0 +1,97 @@
+"""Tokens are looked up once for requests that come together, and never as they were before."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from api.lookups import Lookups
+from domino_tune.base.errors import UnavailableError
+from domino_tune.service.sql.database import open_database
+from domino_tune.service.tokens import Token, TokenDesk
+
+
+class Finding:
+    """A look-up that counts its calls; each reads, then waits for ``gate``."""
+
+    def __init__(self, desk: TokenDesk) -> None:
+        self.desk = desk
+        self.calls = 0
+        self.gate = threading.Event()
+
+    def __call__(self, secret: str) -> Token | None:
+        self.calls += 1
+        found = self.desk.find(secret)
+        assert self.gate.wait(10)
+        return found
+
+
+async def begun(finding: Finding, calls: int) -> None:
+    while finding.calls < calls:
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> TokenDesk:
+    return TokenDesk(open_database(f"sqlite:///{tmp_path}/service.db"))
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_requests_that_come_together_share_a_lookup(desk: TokenDesk, seen: bool) -> None:
+    secret = desk.add("ann", "ann", "read")
+    finding = Finding(desk)
+
+    async def work() -> None:
+        lookups = Lookups(finding)
+        first = asyncio.create_task(lookups.find(secret, seen=seen))
+        await begun(finding, 1)
+        later = [asyncio.create_task(lookups.find(secret, seen=seen)) for _ in range(60)]
+        await asyncio.sleep(0.01)
+        later[0].cancel()
+        assert finding.calls == 1
+        finding.gate.set()
+        found = await asyncio.gather(first, *later[1:])
+        assert {one.name for one in found if one} == {"ann"}
+        assert all(found)
+        assert finding.calls == 2
+
+    asyncio.run(work())
+
+
+def test_a_request_behind_a_revocation_is_refused(desk: TokenDesk) -> None:
+    """Although a look-up that began before is still under way."""
+    secret = desk.add("ann", "ann", "read")
+    finding = Finding(desk)
+
+    async def work() -> None:
+        lookups = Lookups(finding)
+        before = asyncio.create_task(lookups.find(secret, seen=True))
+        await begun(finding, 1)
+        desk.revoke("ann")
+        behind = asyncio.create_task(lookups.find(secret, seen=True))
+        await asyncio.sleep(0.01)
+        finding.gate.set()
+        assert await before is not None
+        assert await behind is None
+
+    asyncio.run(work())
+
+
+def test_an_error_is_that_of_all_who_wait_and_of_nobody_else(desk: TokenDesk) -> None:
+    outcomes: list[Token | Exception] = []
+
+    def find(secret: str) -> Token | None:
+        raise UnavailableError("The database is away.")
+
+    async def work() -> None:
+        lookups = Lookups(find)
+        asked = (lookups.find("dt_x", seen=False) for _ in range(3))
+        outcomes.extend(await asyncio.gather(*asked, return_exceptions=True))  # type: ignore[arg-type]
+        with pytest.raises(UnavailableError):
+            await lookups.find("dt_x", seen=False)
+
+    asyncio.run(work())
+    assert [type(one) for one in outcomes] == [UnavailableError] * 3
