@@ -29,8 +29,9 @@ from domino_tune.verbs.tune import cases_to_tune, check_some_may_fit
 from domino_tune.verbs.whatif import parse_changes, parse_sweep
 from simulator.errors import DominoTuneError
 
-STORED_BYTES: Final = 8 << 20
-"""Size of the tasks that are stored."""
+STORED_BYTES: Final = 2 << 20
+"""Size of the tasks that are stored, so that a request that comes again and again is not checked
+anew: a hundred on a bundled profile."""
 
 
 def new_search(kind: JobKind, body: Wire, library: Library, owner: str) -> NewJob:

@@ -52,9 +52,14 @@ def advance(
     made of what ``state`` holds, as soon as that is something. Raise the DominoTuneError that the
     job fails with.
     """
-    began = time.perf_counter()
+    began, ended = time.perf_counter(), True
     job, shared = _read(task)
-    made = job.advance(shared, json.loads(state), Quantum(budget_s), stopped_by)
+    try:
+        made = job.advance(shared, json.loads(state), Quantum(budget_s), stopped_by)
+        ended = made.result is not None
+    finally:
+        if ended:
+            _forget(task)
     return replace(made, seconds=time.perf_counter() - began)
 
 
@@ -78,13 +83,24 @@ def forget() -> None:
     _read.cache_clear()
 
 
+def _forget(task: bytes) -> None:
+    """Forget a task that has ended: what a search has looked up and bounded is 20 MiB and more."""
+    with _turn:
+        OPENED.pop(sha256_hex(task), None)
+
+
 def import_ahead() -> None:
     """Import what quanta need, so that the first job of a worker does not wait for it."""
     from domino_tune.store.formats import chrome_trace  # noqa: F401
     from domino_tune.verbs import report  # noqa: F401
 
 
-@cached(LRUCache(maxsize=6), key=sha256_hex, lock=Lock())
+OPENED: Final[LRUCache[str, Any]] = LRUCache(maxsize=6)
+"""The last tasks that were opened and have not ended, by digest, with what their quanta share."""
+_turn: Final = Lock()
+
+
+@cached(OPENED, key=sha256_hex, lock=_turn)
 def _read(task: bytes) -> tuple[Work, Any]:
     """Return how a task is worked on, and what its quanta share."""
     parsed = json.loads(task)

@@ -350,6 +350,17 @@ def test_what_is_left_is_at_least_what_comes() -> None:
             assert before[0].left is not None
 
 
+@pytest.mark.parametrize("name", ["random", "sweep of links"])
+def test_a_worker_keeps_a_task_until_it_ends(name: str) -> None:
+    """What a search has looked up and bounded takes tens of MiB."""
+    task = EVERYTHING[name]
+    work.forget()
+    begun = work.advance(task, work.resume(), 0.0)
+    assert len(work.OPENED) == 1
+    paused_everywhere(task, begun.state, forget=False)
+    assert not work.OPENED
+
+
 def test_a_task_is_all_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither names nor files are looked up when it runs."""
     monkeypatch.setenv("DOMINO_TUNE_HOME", str(tmp_path))
