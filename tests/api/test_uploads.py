@@ -59,7 +59,9 @@ def test_one_that_takes_too_long_is_given_up(large: Profile) -> None:
 
 
 def test_a_text_longer_than_any_note_is_pointed_at() -> None:
+    """Whether a thread reads it or a process."""
     for text, pointer in (
+        (b'{"machine": {"gpu": "' + b"x" * 1_000_000 + b'"}}', "#/machine/gpu"),
         (b'{"machine": {"gpu": "' + b"x" * 15_000_000 + b'"}}', "#/machine/gpu"),
         (b'{"a": {"' + b"k" * 100_000 + b'": 1}}', "#/a/" + "k" * 100),
     ):
