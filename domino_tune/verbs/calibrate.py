@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Final
 
-from domino_tune.base.cores import Ahead, in_turn, on_all_cores
+from domino_tune.base.cores import Ahead, in_turn, where_many
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import CalibrateRequest, SimulateRequest
 from domino_tune.requests.from_text import by_field, request_from_text
@@ -53,7 +53,7 @@ def calibrate(
     runs = [measured(one, OneProfile(profile, shelf)) for one in asked]
     progress(f"{len(runs)} runs")
     files = [Path(one).name for one in (request.runs, *request.megatron_log) if one]
-    made, result = calibrated(profile, request.name, runs, ", ".join(files), on_all_cores)
+    made, result = calibrated(profile, request.name, runs, ", ".join(files), where_many)
     save_profile(made, path)
     return replace(result, path=str(path))
 

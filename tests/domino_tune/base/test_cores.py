@@ -100,6 +100,16 @@ def test_a_process_with_threads_is_not_copied() -> None:
     assert printed.split() == ["True"]
 
 
+def test_few_results_are_computed_where_the_caches_are() -> None:
+    printed = _script(
+        "for count in (6, cores.FEW, cores.FEW + 1):\n"
+        "    items = [8] * count\n"
+        "    pids = {result()[1] for _, result in cores.where_many(square, items)}\n"
+        "    print(len(pids), os.getpid() in pids)\n"
+    )
+    assert printed.splitlines() == ["1 True", "1 True", "3 False"]
+
+
 @pytest.mark.parametrize("number", [9, 15])
 def test_copies_end_with_a_process_that_is_killed(number: int) -> None:
     text = (
