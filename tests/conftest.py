@@ -1,11 +1,11 @@
-"""Shared fixtures, the Hypothesis profile, and the rule that CI skips no test it can run."""
+"""Shared fixtures, which tests run by default, and the rule that CI skips no test it can run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -19,11 +19,16 @@ NO_SKIPS = os.environ.get("DOMINO_TUNE_NO_SKIPS") == "1"
 ALLOWED = ("no GPU", "no facts")
 """Beginnings of the reasons for which a test may skip in CI."""
 
+QUICK_EXAMPLES: Final = 20
+"""Examples of a property by default; Hypothesis' own number with --thorough."""
+
 # The same examples in every run, so that everyone sees the same failure.
-settings.register_profile("domino_tune", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("domino_tune")
+settings.register_profile("thorough", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("quick", settings.get_profile("thorough"), max_examples=QUICK_EXAMPLES)
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+Shown = tuple[tuple[str, int], ...]
+"""Parameters of a case, each with the identity of its value."""
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +53,12 @@ def postgres() -> Iterator[Postgres]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--thorough", action="store_true", help="run the tests marked thorough, too")
+    said = "run the tests marked thorough and all cases of those marked sampled, with more examples"
+    parser.addoption("--thorough", action="store_true", help=said)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("thorough" if config.getoption("--thorough") else "quick")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -57,9 +67,57 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     faults = REPOSITORY / "tests" / "faults"
     items.sort(key=lambda item: faults not in item.path.parents)
     if not config.getoption("--thorough"):
-        long = [item for item in items if item.get_closest_marker("thorough")]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+        short = [item for item in items if not item.get_closest_marker("thorough")]
+        kept = set(_sample(short))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in short if item in kept]
+
+
+def _sample(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the tests that have no cases, or not the mark ``sampled``; of the others some cases."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if hasattr(item, "callspec") and item.get_closest_marker("sampled"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        else:
+            yield item
+    for of_one_test in cases.values():
+        mark = of_one_test[0].get_closest_marker("sampled")
+        assert mark is not None
+        if count := mark.kwargs.get("count"):
+            yield from of_one_test[:: -(-len(of_one_test) // count)]
+        else:
+            yield from _covering(of_one_test, mark.args)
+
+
+def _covering(cases: list[pytest.Item], crossed: tuple[str, ...]) -> Iterator[pytest.Item]:
+    """Yield cases that together show each value of each parameter, and each combination of the
+    ``crossed`` ones: again and again the first that shows most that is new."""
+    shows = {case: _shown(case, crossed) for case in cases}
+    seen: set[Shown] = set()
+    while shows:
+        best = max(shows, key=lambda case: len(shows[case] - seen))
+        new = shows.pop(best) - seen
+        if not new:
+            return
+        seen |= new
+        yield best
+
+
+def _shown(case: pytest.Item, crossed: tuple[str, ...]) -> set[Shown]:
+    """Return the values of a case, each with its parameter; parameters of one list are one."""
+    first: dict[str, str] = {}
+    for mark in case.iter_markers("parametrize"):
+        given = mark.args[0]
+        names = given.replace(" ", "").split(",") if isinstance(given, str) else given
+        first |= dict.fromkeys(names, names[0])
+    values: dict[str, Shown] = {}
+    # A value that several cases have is one object in all of them; it may have no hash.
+    for name, value in case.callspec.params.items():  # type: ignore[attr-defined]
+        of = first.get(name, name)
+        values[of] = (*values.get(of, ()), (name, id(value)))
+    together = tuple(pair for name in crossed for pair in values.pop(name))
+    return {*values.values(), together} - {()}
 
 
 @pytest.hookimpl(wrapper=True)

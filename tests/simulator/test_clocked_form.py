@@ -40,6 +40,7 @@ def test_without_a_law_of_power_the_plain_forms_serve() -> None:
     assert isinstance(closed_form(replace(case, profile=hot_profile())), ClockedForm)
 
 
+@pytest.mark.sampled(count=10)
 @pytest.mark.parametrize("seed", range(40))
 def test_the_bound_holds_under_every_law(seed: int) -> None:
     rng = random.Random(seed)

@@ -152,6 +152,7 @@ def cases(request: pytest.FixtureRequest) -> list[list[Look]]:
     return looks
 
 
+@pytest.mark.sampled(count=2)
 class TestRandomCases:
     def test_the_bound_holds(self, cases: list[list[Look]]) -> None:
         for one in chain(*cases):
@@ -221,6 +222,7 @@ def layer_of(case: Case, plan: SlicePlan) -> Layer:
 
 
 class TestExact:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("model", [GPT, LLAMA], ids=lambda model: model.name)
     @pytest.mark.parametrize("profile", PROFILES)
     def test_without_communication(self, profile: str, model: ModelSpec) -> None:
@@ -251,6 +253,7 @@ class TestExact:
         assert layer.prior_ns == pytest.approx(layer.time_ns, rel=0.01)
 
 
+@pytest.mark.sampled(count=2)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_the_bound_of_a_layer_in_one_slice_holds_and_is_reached(profile: str) -> None:
     """Here little hides behind the edges: a slowdown that is not the least breaks the bound."""
@@ -269,6 +272,7 @@ def test_the_bound_of_a_layer_in_one_slice_holds_and_is_reached(profile: str) ->
 
 
 class TestSearch:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("profile", PROFILES)
     @pytest.mark.parametrize("order", ["inter", "paper", "intra", "greedy"])
     def test_the_bound_holds_for_two_slices_in_every_order(self, order: str, profile: str) -> None:

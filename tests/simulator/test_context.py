@@ -42,6 +42,7 @@ def attention_flops(case: Case, direction: str) -> int:
     )
 
 
+@pytest.mark.sampled("how", "plan")
 @pytest.mark.parametrize("how", CP_COMM)
 @pytest.mark.parametrize("cp", [2, 4])
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -201,6 +201,7 @@ def _draw(seed: int) -> Draw:
     return Draw({family: rng.gauss(0, 1) for family in FAMILIES})
 
 
+@pytest.mark.sampled(count=10)
 @pytest.mark.parametrize("seed", range(40))
 def test_engines_agree_on_drawn_machines(seed: int) -> None:
     case, plan = _random(seed)
@@ -222,6 +223,7 @@ def test_engines_agree_on_drawn_pipelines(seed: int) -> None:
     assert engine.play(found.program) == found.run
 
 
+@pytest.mark.sampled(count=4)
 @pytest.mark.parametrize("cluster", [{}, {"tp": 2, "pp": 2}, {"tp": 2, "pp": 2, "vpp": 2}], ids=str)
 @pytest.mark.parametrize("seed", range(4))
 def test_bounds_hold_on_drawn_machines(seed: int, cluster: dict[str, Any]) -> None:

@@ -27,24 +27,28 @@ REDUCE, SHORT = (Collective("all_reduce", size, 1, 8) for size in (0, 1))
 COST = TableCost({SMALL: 10, LARGE: 25, REDUCE: 100}, Contention(None), Launch(mode="none"))
 
 
+@pytest.mark.sampled(count=2)
 @pytest.mark.parametrize("block", range(0, 300, 50))
 def test_engines_agree_on_random_programs(block: int) -> None:
     for seed in range(block, block + 50):
         check_engines_agree(seed)
 
 
+@pytest.mark.sampled(count=2)
 @pytest.mark.parametrize("block", range(0, 300, 50))
 def test_engines_give_the_admission_schedulers_times_on_random_programs(block: int) -> None:
     for seed in range(block, block + 50):
         check_admission(seed)
 
 
+@pytest.mark.sampled(count=2)
 @pytest.mark.parametrize("block", range(0, 500, 50))
 def test_engines_give_the_list_schedulers_times_on_random_dags(block: int) -> None:
     for seed in range(block, block + 50):
         check_dag(seed)
 
 
+@pytest.mark.sampled(count=2)
 @pytest.mark.parametrize("block", range(0, 200, 50))
 def test_engines_agree_on_random_dags_with_contention_and_skew(block: int) -> None:
     for seed in range(block, block + 50):

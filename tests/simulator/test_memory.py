@@ -31,6 +31,7 @@ def gpt_case(grad_accumulation: int = 1) -> Case:
     )
 
 
+@pytest.mark.sampled(count=1)
 @pytest.mark.parametrize("block", range(0, 120, 40))
 def test_peak_is_the_brute_force_over_the_whole_stack(block: int) -> None:
     for seed in range(block, block + 40):

@@ -15,6 +15,7 @@ from tests.simulator.cases import cost_model
 from tests.simulator.periodic_checks import check_shortcut_is_exact
 
 
+@pytest.mark.sampled(count=1)
 @pytest.mark.parametrize("block", range(0, 80, 20))
 def test_shortcut_is_exact_on_random_cases(block: int) -> None:
     for seed in range(block, block + 20):

@@ -281,6 +281,7 @@ def test_the_other_way_is_refused() -> None:
         check_order(schedule_of(ALONG, order=wrong))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("recompute", RECOMPUTE)
 @pytest.mark.parametrize("order", ["greedy", "intra"])
 def test_orders_of_slices_are_legal(recompute: str, order: str) -> None:

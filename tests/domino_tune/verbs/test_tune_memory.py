@@ -39,6 +39,7 @@ def random_space(seed: int) -> tuple[Case, Space]:
     return case, enumerate_plans(case.model, case.workload, spec=spec)
 
 
+@pytest.mark.sampled(count=3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_plan_needs_less_than_the_least(seed: int) -> None:
     """And what that rests on: the head's memory depends on row slices alone."""

@@ -13,6 +13,7 @@ from simulator.pipeline.program import Message, PipelineProgram, Task
 from tests.simulator.pipeline.programs import program_of, random_program
 
 
+@pytest.mark.sampled(count=2)
 @pytest.mark.parametrize("first", range(0, 400, 50))
 def test_both_engines_agree_to_the_nanosecond(first: int) -> None:
     for seed in range(first, first + 50):

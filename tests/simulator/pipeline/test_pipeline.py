@@ -47,6 +47,7 @@ CASES: list[dict[str, Any]] = [
 PLANS = [SP, SlicePlan(), SlicePlan(sequence_parallel=True, row_slices=1), NO_COMM]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("given", CASES, ids=str)
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.label)
 def test_the_record_plays_what_is_predicted(given: dict[str, Any], plan: SlicePlan) -> None:
