@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+from domino_tune import PlanFile, save_plan, tune
 from domino_tune.cli.commands import main
 from domino_tune.store.formats.model_file import dump_model
 from simulator.specs import ModelSpec
@@ -23,6 +26,20 @@ TINY = ModelSpec(
     max_position_embeddings=512,
 )
 ON_TWO = ("--profile", "h100-dgx", "--tp", "2", "--seq-length", "256", "--micro-batch-size", "2")
+
+
+@cache
+def tuned_plan() -> PlanFile:
+    """The best of two plans for the small workload; made once for all tests that need a plan."""
+    found = tune(
+        model=TINY, profile="h100-dgx", tp=2, seq_length=256, micro_batch_size=2, search="random",
+        trials=2,
+    )  # fmt: skip
+    return found.best.plan_file
+
+
+ANSWERS: dict[tuple[str, ...], str] = {}
+"""What was printed to questions that were asked already, by their words."""
 
 
 class Done(NamedTuple):
@@ -53,6 +70,17 @@ class Runner:
         out, err = self.capsys.readouterr()
         return Done(code, out, err)
 
+    def answer(self, *arguments: str) -> dict[str, Any]:
+        """Return what a command prints as JSON. A question that was asked before, by whichever
+        test, is not asked again; one that writes files names a folder of its own."""
+        key = tuple(word.replace(self.tiny, "tiny.json") for word in arguments)
+        if key not in ANSWERS:
+            done = self(*arguments, "--json")
+            assert done.code == 0, done.err
+            ANSWERS[key] = done.out
+        found: dict[str, Any] = json.loads(ANSWERS[key])
+        return found
+
     def refused(self, *arguments: str) -> str:
         """Run a command that must be refused as bad input; return its one-line message."""
         done = self(*arguments)
@@ -62,6 +90,12 @@ class Runner:
         assert "Traceback" not in done.err
         assert done.err.count("\n") == 1
         return done.err
+
+    def plan(self) -> Path:
+        """Write a plan of the small workload, as a tune does."""
+        path = self.folder / "plan.json"
+        save_plan(tuned_plan(), path)
+        return path
 
     def files(self) -> set[str]:
         """Names in the folder, temporary ones included."""

@@ -122,9 +122,7 @@ def test_far_outside_the_profile_warns(run: Runner) -> None:
 class TestPlanFiles:
     @pytest.fixture
     def plan(self, run: Runner) -> Path:
-        path = run.folder / "plan.json"
-        assert run("tune", *run.workload, "--search", "random", "--trials", "2", "--out", str(path))
-        return path
+        return run.plan()
 
     def refuse(self, run: Runner, plan: Path, text: str) -> str:
         bad = run.folder / "bad.json"

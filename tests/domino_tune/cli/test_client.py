@@ -15,7 +15,7 @@ import pytest
 
 from domino_tune.client import Client
 from domino_tune.requests import TuneRequest
-from tests.domino_tune.serving import Served, command, environment, served
+from tests.domino_tune.serving import Served, command, environment, process, served
 from tests.domino_tune.verbs.validation_cases import write_files
 from tests.processes import PATIENCE_S
 
@@ -43,8 +43,8 @@ def without_seconds(text: str) -> str:
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_the_same_is_printed(server: Served, tmp_path: Path, form: tuple[str, ...]) -> None:
-    here = command(tmp_path, *TUNE, *form)
-    there = command(tmp_path, *TUNE, *form, "--server", server.url)
+    here = process(tmp_path, *TUNE, *form)
+    there = process(tmp_path, *TUNE, *form, "--server", server.url)
     assert (there.returncode, there.stderr) == (0, here.stderr)
     assert without_seconds(there.stdout) == without_seconds(here.stdout)
     assert "TIME" in without_seconds(here.stdout)
@@ -171,15 +171,15 @@ def test_ctrl_c_cancels_the_job(server: Served, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "domino_tune", *LONG, "--server", server.url]
     with Client(server.url) as client:
         before = {job.id for job in client.jobs(kind="tune").items}
-        process = subprocess.Popen(words, env=environment(tmp_path), stderr=subprocess.PIPE)
+        tuning = subprocess.Popen(words, env=environment(tmp_path), stderr=subprocess.PIPE)
         end = time.monotonic() + PATIENCE_S
         while not (made := {job.id for job in client.jobs(kind="tune").items} - before):
             assert time.monotonic() < end
             time.sleep(0.1)
         time.sleep(0.5)
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=PATIENCE_S)[1].endswith(b"error: interrupted.\n")
-        assert process.returncode == 130
+        tuning.send_signal(signal.SIGINT)
+        assert tuning.communicate(timeout=PATIENCE_S)[1].endswith(b"error: interrupted.\n")
+        assert tuning.returncode == 130
         assert client.job(made.pop()).state == "cancelled"
 
 

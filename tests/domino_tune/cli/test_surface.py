@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "cli.txt"
 HEAVY = ("numpy", "pandas", "pydantic", "simpy", "skopt", "sklearn", "matplotlib", "torch")
 
 
+@cache
 def surface() -> list[str]:
     """One line an option: command, option, what it takes, whether it is required or repeats."""
     return sorted(_lines(typer.main.get_command(build_app()), []))

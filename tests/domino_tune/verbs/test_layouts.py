@@ -35,21 +35,27 @@ SMALL = TuneRequest(
 
 
 @cache
-def found() -> LayoutsResult:
-    return tune_layouts(SMALL)
+def found(asked: TuneRequest = SMALL) -> LayoutsResult:
+    return tune_layouts(asked)
 
 
-def test_the_answer_is_that_of_looking_at_every_plan() -> None:
-    candidates, _ = candidates_of(base_of(SMALL, DISK), SMALL)
+@pytest.mark.parametrize(
+    "asked",
+    [replace(SMALL, pp=1, recompute="none"), pytest.param(SMALL, marks=pytest.mark.thorough)],
+    ids=["few layouts", "all layouts"],
+)
+def test_the_answer_is_that_of_looking_at_every_plan(asked: TuneRequest) -> None:
+    result = found(asked)
+    candidates, _ = candidates_of(base_of(asked, DISK), asked)
     for one in candidates:
         for plan in one.plans:
             one.timed[plan] = one.time(plan)
     best = sorted(candidates, key=lambda one: one.best_ns())
     times = [one.best_ns() * 1e-6 for one in best[:KEPT]]
-    assert [one.iteration_ms for one in found().layouts] == pytest.approx(times)
+    assert [one.iteration_ms for one in result.layouts] == pytest.approx(times)
     unsliced = min(one.best_ns(one.unsliced) for one in candidates) * 1e-6
-    assert found().best_without_domino is not None
-    assert found().best_without_domino.iteration_ms == pytest.approx(unsliced)  # type: ignore[union-attr]
+    assert result.best_without_domino is not None
+    assert result.best_without_domino.iteration_ms == pytest.approx(unsliced)  # type: ignore[union-attr]
     for one in candidates:
         for plan, bound_ns in one.bounds_ns.items():
             timed = one.timed[plan]
@@ -162,6 +168,6 @@ def test_the_command_prints_layouts_and_writes_the_best_plan(run: Runner, tmp_pa
     assert load_plan(str(plan)).cluster.world_size == 4
     assert "micro-batch" in page.read_text("utf-8")
     assert trace.stat().st_size
-    text = run(*words).out
+    text = run(*words, "--pp", "1", "--recompute", "none").out
     assert "(num_hidden_layers=4) on 4 GPUs, 4 sequences an iteration" in text
     assert "Without Domino the best is" in text

@@ -38,10 +38,7 @@ TWO_SLICES = replace(DOMINO, sequence_parallel=False)
 
 @pytest.fixture
 def plan(run: Runner) -> Path:
-    path = run.folder / "plan.json"
-    done = run("tune", *run.workload, "--search", "random", "--trials", "2", "--out", str(path))
-    assert done.code == 0, done.err
-    return path
+    return run.plan()
 
 
 def test_show(run: Runner, plan: Path) -> None:

@@ -28,10 +28,7 @@ JOB = (
 
 
 def answer(run: Runner, *words: str) -> dict[str, Any]:
-    done = run("simulate", *JOB, *words, "--json")
-    assert done.code == 0, done.err
-    found: dict[str, Any] = json.loads(done.out)
-    return found
+    return run.answer("simulate", *JOB, *words)
 
 
 def test_a_lower_cap_is_slower_and_takes_less_energy(run: Runner) -> None:

@@ -21,19 +21,27 @@ from tests.domino_tune.runs import Runner
 
 SMALL = TuneRequest(
     model="gpt3-1.3b", profile="h100-dgx", seq_length=2048, sweep="gpus=2, 3,4",
-    global_batch_size=4, overrides=("num_hidden_layers=4",),
+    global_batch_size=4, overrides=("num_hidden_layers=4",), pp=1, recompute="none",
 )  # fmt: skip
 WORDS = (
     "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--seq-length", "2048",
     "--global-batch-size", "4", "--set", "num_hidden_layers=4", "--sweep", "gpus=2,3,4",
+    "--pp", "1", "--recompute", "none",
 )  # fmt: skip
 HEAD = ["gpus", "layout"]
 
 
 @cache
+def told() -> tuple[ScaleResult, frozenset[str]]:
+    """Two numbers with layouts around one that divides neither layers nor batch; and beginnings of
+    the lines of its progress."""
+    said: list[str] = []
+    result = tune_scale(replace(SMALL, tp=2), said.append)
+    return result, frozenset(line.partition(":")[0] for line in said)
+
+
 def found() -> ScaleResult:
-    """Two numbers with layouts around one that divides neither layers nor batch."""
-    return tune_scale(replace(SMALL, tp=2))
+    return told()[0]
 
 
 def test_each_number_has_the_layout_that_it_has_alone() -> None:
@@ -117,15 +125,14 @@ def test_a_model_that_fits_at_no_number() -> None:
 
 
 def test_progress_names_the_number() -> None:
-    said: list[str] = []
-    tune_scale(replace(SMALL, tp=2, sweep="gpus=2,4"), said.append)
-    assert {line.partition(":")[0] for line in said} == {"2 GPUs", "4 GPUs"}
+    assert told()[1] == {"2 GPUs", "4 GPUs"}
 
 
 def test_from_python() -> None:
     given: dict[str, Any] = {
         "model": "gpt3-1.3b", "profile": "h100-dgx", "seq_length": 2048, "global_batch_size": 4,
-        "overrides": "num_hidden_layers=4", "tp": 2, "sweep": "gpus=2,3,4",
+        "overrides": "num_hidden_layers=4", "tp": 2, "sweep": "gpus=2,3,4", "pp": 1,
+        "recompute": "none",
     }  # fmt: skip
     result = domino_tune.tune_scale(**given)
     assert isinstance(result, domino_tune.ScaleResult)

@@ -19,10 +19,7 @@ PROMISED = (
 
 
 def simulate(run: Runner, *options: str) -> dict[str, Any]:
-    done = run("simulate", *run.workload, *options, "--json")
-    assert done.code == 0, done.err
-    result: dict[str, Any] = json.loads(done.out)
-    return result
+    return run.answer("simulate", *run.workload, *options)
 
 
 def test_json_has_what_was_promised(run: Runner) -> None:

@@ -18,10 +18,7 @@ WORDS = (
 
 
 def simulate(run: Runner, *options: str) -> dict[str, Any]:
-    done = run(*WORDS, *options, "--json")
-    assert done.code == 0, done.err
-    result: dict[str, Any] = json.loads(done.out)
-    return result
+    return run.answer(*WORDS, *options)
 
 
 def test_a_pipeline_tells_of_its_stages(run: Runner) -> None:

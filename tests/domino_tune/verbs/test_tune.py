@@ -25,10 +25,7 @@ PROMISED = (
 
 
 def tune(run: Runner, *options: str) -> dict[str, Any]:
-    done = run("tune", *run.workload, *options, "--json")
-    assert done.code == 0, done.err
-    result: dict[str, Any] = json.loads(done.out)
-    return result
+    return run.answer("tune", *run.workload, *options)
 
 
 @pytest.mark.parametrize("search", ["exhaustive", "bayes", "random"])
