@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import threading
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from tests.domino_tune.runtime.huggingface.models import PLANS, batch, model_of,
 
 Tensor = torch.Tensor
 CLIP = 0.5
+MODELS = [f"transformers.models.{name}.modeling_{name}" for name in FAMILIES]
 
 
 @dataclass
@@ -240,8 +242,12 @@ def _rank(rank: int, ranks: int, folder: str, job: Callable[..., Any], arguments
 
 
 def on_ranks(folder: Path, ranks: int, job: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Return what ``job`` returns on each of ``ranks`` real processes."""
+    """Return what ``job`` returns on each of ``ranks`` real processes.
+
+    They are copies of a process that has imported all of this, and done nothing else.
+    """
+    multiprocessing.set_forkserver_preload([__name__, *MODELS])
     start_processes(  # type: ignore[no-untyped-call]
-        _rank, (ranks, str(folder), job, arguments), nprocs=ranks, start_method="spawn"
+        _rank, (ranks, str(folder), job, arguments), nprocs=ranks, start_method="forkserver"
     )
     return [torch.load(folder / f"found{rank}", weights_only=False) for rank in range(ranks)]
