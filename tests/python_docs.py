@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -17,10 +18,11 @@ BLOCK: Final = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<shown
 MARK: Final = "---- end of a block ----"
 
 
-def printed(page: Path, folder: Path) -> list[str]:
-    """Return what each block prints, run one after the other in ``folder`` with a new home."""
+def printed(page: Path, folder: Path, most: int | None = None) -> list[str]:
+    """Return what each block prints, or the first ``most``, run one after the other in ``folder``
+    with a new home."""
     (folder / "examples").symlink_to(REPOSITORY / "examples")
-    blocks = [match["code"] for match in BLOCK.finditer(page.read_text("utf-8"))]
+    blocks = [match["code"] for match in BLOCK.finditer(page.read_text("utf-8"))][:most]
     program = "".join(f"{code}\nprint({MARK!r})\n" for code in blocks)
     home = {"DOMINO_TUNE_HOME": str(folder / "home"), "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
@@ -29,6 +31,12 @@ def printed(page: Path, folder: Path) -> list[str]:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout.split(f"{MARK}\n")[:-1]
+
+
+def shown(most: int) -> list[str]:
+    """Return what the page shows under its first blocks."""
+    found = BLOCK.finditer(PAGE.read_text("utf-8"))
+    return [match["shown"] or "" for match in islice(found, most)]
 
 
 def page_with(outputs: list[str]) -> str:

@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.python_docs import PAGE, page_with, printed
+from tests.python_docs import PAGE, page_with, printed, shown
+
+FEW = 2
 
 
+def test_the_first_blocks_print_what_the_page_shows(tmp_path: Path) -> None:
+    assert printed(PAGE, tmp_path, FEW) == shown(FEW)
+
+
+@pytest.mark.thorough
 def test_every_block_prints_what_the_page_shows(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     assert page_with(printed(PAGE, tmp_path)) == PAGE.read_text("utf-8")

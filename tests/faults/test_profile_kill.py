@@ -89,7 +89,7 @@ def test_kill_9_at_any_moment_leaves_a_valid_file_and_the_next_run_continues(hom
     assert "nothing was left to measure" in finish(home, samples=3)
 
 
-@pytest.mark.parametrize("whole_group", [True, False])
+@pytest.mark.parametrize("whole_group", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_ctrl_c_ends_ranks_keeps_the_file_and_prints_how_to_continue(
     home: Path, whole_group: bool
 ) -> None:
@@ -112,6 +112,7 @@ def test_ctrl_c_ends_ranks_keeps_the_file_and_prints_how_to_continue(
     assert timed_ops(load_file(home))
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_is_reported_and_what_was_measured_is_kept(home: Path) -> None:
     process = start(home, samples=1000)
     next(progress(process))

@@ -37,6 +37,7 @@ def collect(message: dict[str, Any], pids: list[int]) -> None:
     pids += message["pids"]
 
 
+@pytest.mark.sampled(count=2)
 @pytest.mark.parametrize(
     ("job", "rank", "code", "output"),
     [
@@ -60,12 +61,14 @@ def test_a_killed_rank_is_named() -> None:
     assert "Rank 1 of 2 was killed by SIGKILL" in text
 
 
+@pytest.mark.sampled(count=1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_rank_is_a_hang(rank: int) -> None:
     text = fail("gets_signal", rank=rank, signal=int(signal.SIGSTOP), hang_timeout_s=2)
     assert f"rank {rank} of 2 seems to hold the others up (it is stopped)" in text
 
 
+@pytest.mark.sampled(count=1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_hangs_is_named_and_shows_where(rank: int) -> None:
     text = fail("sleeps", rank=rank, hang_timeout_s=2)
@@ -113,6 +116,7 @@ def test_ctrl_c_ends_all_ranks_and_reaches_the_caller() -> None:
     assert not any(map(is_alive, started))
 
 
+@pytest.mark.sampled(count=1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_ranks_die_with_their_parent(number: signal.Signals) -> None:
     with working_parent() as (parent, started):

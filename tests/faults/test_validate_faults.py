@@ -169,6 +169,7 @@ def lenient(*plans: SlicePlan) -> list[Measured]:
     return run_plans(MODEL, WORKLOAD, CLUSTER, planned, 3, LaunchSpec(tp=2), lenient=True)
 
 
+@pytest.mark.sampled(count=1)
 @pytest.mark.parametrize(
     ("job", "why"), [("validate_killed", KILLED), ("validate_crashing", BROKE)]
 )
@@ -181,12 +182,14 @@ def test_a_plan_that_brings_its_ranks_down_fails_alone(
     assert [len(one.makespans_ns) for one in others] == [3, 3]
 
 
+@pytest.mark.thorough
 def test_the_first_plan_takes_all_down_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_runs, "JOB", "tests.faults.jobs:validate_killed")
     with pytest.raises(RankKilledError, match="Rank 1 of 2 was killed by SIGKILL"):
         lenient(FOUR, TWO)
 
 
+@pytest.mark.thorough
 def test_validate_says_which_plan_killed_its_ranks(
     run: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

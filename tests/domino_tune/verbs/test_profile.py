@@ -81,9 +81,18 @@ def test_a_complete_profile_says_so_and_starts_no_ranks(
     assert "Complete: nothing was left to measure" in out
 
 
+@pytest.mark.parametrize(
+    ("search", "optimality"),
+    [
+        (("--search", "random", "--trials", "20"), "best_found"),
+        pytest.param((), "proven", marks=pytest.mark.thorough),
+    ],
+    ids=["random", "exhaustive"],
+)
 def test_every_verb_takes_the_profile(
-    at_home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+    at_home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, search: tuple[str, ...],
+    optimality: str,
+) -> None:  # fmt: skip
     plan = str(tmp_path / "plan.json")
     assert "measured" in said(capsys, "profiles", "show", "here")[0]
     assert "rows left out" in said(capsys, "profiles", "check", "here")[0]
@@ -91,10 +100,10 @@ def test_every_verb_takes_the_profile(
     tuned = json.loads(
         said(
             capsys, "tune", "--model", str(at_home / "tiny.json"), "--profile", "here", *JOB,
-            "--dtype", "fp32", "--out", plan, "--json",
+            "--dtype", "fp32", "--out", plan, "--json", *search,
         )[0]
     )  # fmt: skip
-    assert tuned["optimality"] == "proven"
+    assert tuned["optimality"] == optimality
     shares = tuned["simulation"]["confidence_shares"]
     # Every look-up is of a measured row; only what contention adds is a law's.
     assert set(shares) <= {"measured", "fitted"}

@@ -98,6 +98,7 @@ def test_ranks_are_spread_in_equal_shares() -> None:
     assert [network.entrance(rank, 2)[0] for rank in range(2)] == ["a", "b"]
 
 
+@pytest.mark.sampled(count=1)
 def test_ranks_talk_through_the_link_at_its_speed(kind: str) -> None:
     pytest.importorskip("torch")
     found: list[dict[str, Any]] = []
@@ -110,6 +111,7 @@ def test_ranks_talk_through_the_link_at_its_speed(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("link")
+@pytest.mark.sampled(count=1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_hosts_vanish_with_the_parent(number: signal.Signals) -> None:
     pytest.importorskip("torch")

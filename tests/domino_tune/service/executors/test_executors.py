@@ -199,6 +199,7 @@ class TestSlots:
         finally:
             slots.shutdown(wait=False)
 
+    @pytest.mark.thorough
     def test_a_worker_that_computes_is_left_alone(self) -> None:
         slots = SlotExecutor(1, stall_s=3)
         try:
