@@ -64,3 +64,23 @@ def finish(task: bytes, state: bytes, budget_s: float) -> QuantumResult:
     while (quantum := work.advance(task, state, budget_s)).result is None:
         state = quantum.state
     return quantum
+
+
+def paused_everywhere(
+    task: bytes, state: bytes, forget: bool
+) -> tuple[QuantumResult, list[QuantumResult]]:
+    """Return the last quantum, and all before it; none does more than one step."""
+    before: list[QuantumResult] = []
+    while (quantum := work.advance(task, state, 0.0)).result is None:
+        before.append(quantum)
+        state = quantum.state
+        if forget:
+            work.forget()
+    return quantum, before
+
+
+@cache
+def paused(task: bytes) -> tuple[QuantumResult, list[QuantumResult]]:
+    """Return the last quantum of a job in one worker, and all before it. What the worker remembers
+    of the job may be gone since."""
+    return paused_everywhere(task, work.resume(), forget=False)

@@ -16,7 +16,6 @@ import pytest
 from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
 from domino_tune.results import to_json
 from domino_tune.service.tasks import work
-from domino_tune.service.tasks.quantum import QuantumResult
 from domino_tune.service.tasks.task import Task
 from domino_tune.store.profiles import load_profile
 from domino_tune.store.shelf import DISK, Pinned
@@ -35,6 +34,8 @@ from tests.domino_tune.service.tasks.examples import (
     WORKLOAD,
     finish,
     layout_task,
+    paused,
+    paused_everywhere,
     scale_task,
     sweep_task,
     tune_task,
@@ -73,19 +74,6 @@ EVERYTHING = (
 )
 
 
-def paused_everywhere(
-    task: bytes, state: bytes, forget: bool
-) -> tuple[QuantumResult, list[QuantumResult]]:
-    """Return the last quantum, and all before it; none does more than one step."""
-    before: list[QuantumResult] = []
-    while (quantum := work.advance(task, state, 0.0)).result is None:
-        before.append(quantum)
-        state = quantum.state
-        if forget:
-            work.forget()
-    return quantum, before
-
-
 @pytest.mark.parametrize(
     "forget",
     [
@@ -97,7 +85,7 @@ def paused_everywhere(
 def test_paused_after_every_quantum_it_gives_the_same(name: str, forget: bool) -> None:
     task = EVERYTHING[name]
     expected = undisturbed(task)
-    last, before = paused_everywhere(task, work.resume(), forget)
+    last, before = paused_everywhere(task, work.resume(), forget) if forget else paused(task)
     assert before
     assert last.result == expected.result
     assert last.artifacts == expected.artifacts
@@ -162,7 +150,7 @@ def test_a_scale_gives_what_the_service_gives() -> None:
 
 
 def test_a_scale_goes_on_behind_the_points_that_are_known() -> None:
-    _, before = paused_everywhere(SCALE, work.resume(), forget=False)
+    _, before = paused(SCALE)
     points = [point for quantum in before for point in quantum.points]
     assert [index for index, _ in points] == [0, 1, 2]
     work.forget()
@@ -209,7 +197,7 @@ def test_layouts_go_on_from_any_state_in_any_order() -> None:
 
 
 def test_the_best_layout_so_far_is_told() -> None:
-    last, before = paused_everywhere(LAYOUTS["two GPUs"], work.resume(), forget=False)
+    last, before = paused(LAYOUTS["two GPUs"])
     times = [quantum.best["iteration_ms"] for quantum in before if quantum.best]
     assert len(times) == len(before)
     assert times == sorted(times, reverse=True)
@@ -237,7 +225,7 @@ def test_a_sweep_gives_what_the_service_gives(name: str) -> None:
 
 
 def test_progress_counts_up_to_the_best() -> None:
-    last, before = paused_everywhere(TUNES["random"], work.resume(), forget=False)
+    last, before = paused(TUNES["random"])
     assert [quantum.done for quantum in before] == list(range(1, 13))
     assert {quantum.total for quantum in before} == {12}
     times = [quantum.best["iteration_ms"] for quantum in before if quantum.best]
@@ -250,7 +238,7 @@ def test_progress_counts_up_to_the_best() -> None:
 
 def test_a_sweep_goes_on_behind_the_points_that_are_known() -> None:
     task = SWEEPS["links"]
-    _, before = paused_everywhere(task, work.resume(), forget=False)
+    _, before = paused(task)
     points = [point for quantum in before for point in quantum.points]
     assert [index for index, _ in points] == [0, 1, 2, 3]
     for known in range(5):
@@ -341,7 +329,7 @@ def test_a_retuned_sweep_is_stopped_within_a_point() -> None:
 
 def test_what_is_left_is_at_least_what_comes() -> None:
     for name in ("exhaustive", "random", "layouts of two GPUs", "sweep of links"):
-        last, before = paused_everywhere(EVERYTHING[name], work.resume(), forget=False)
+        last, before = paused(EVERYTHING[name])
         for quantum in before:
             assert quantum.left is None or quantum.done + quantum.left >= last.done
             assert quantum.seconds > 0
