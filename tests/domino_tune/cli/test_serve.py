@@ -91,6 +91,7 @@ def test_the_address_is_printed_and_answers(server: Served) -> None:
         assert answer.status == 200
 
 
+@pytest.mark.sampled(count=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_it_gracefully(tmp_path: Path, number: int) -> None:
     with served(tmp_path) as running:

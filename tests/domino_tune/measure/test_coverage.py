@@ -49,6 +49,7 @@ def sources(
     return Counter(cost.estimate(signature).source for signature in found)
 
 
+@pytest.mark.sampled(count=4)
 @pytest.mark.parametrize("micros", [1, 3])
 @pytest.mark.parametrize(
     ("model", "batch", "cluster"),

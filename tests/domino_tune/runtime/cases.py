@@ -47,6 +47,9 @@ PLANS: Final = (
     SlicePlan(row_slices=5, attn_col_slices=2, merge_wgrad=True),
 )
 """Every strategy, order and placement; five sequences make every sliced plan uneven but one."""
+FEW: Final = 10
+"""Of a kind with fewer jobs, all are played by default."""
+THIRD: Final = 3
 SHUFFLED: Final = SlicePlan(row_slices=3, attn_col_slices=2, mlp_col_slices=2)
 
 
@@ -67,6 +70,11 @@ def all_jobs() -> dict[str, list[Job]]:
         for kind, jobs in kinds.items()
     }
     return named
+
+
+def few_jobs() -> dict[str, list[Job]]:
+    """Kind → the jobs played by default; every model, team, dtype and order is among them."""
+    return {kind: jobs if len(jobs) < FEW else jobs[::THIRD] for kind, jobs in all_jobs().items()}
 
 
 def _planned(job: Job) -> Job:

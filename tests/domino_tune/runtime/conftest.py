@@ -14,18 +14,26 @@ import pytest
 import torch
 
 from tests.conftest import REPOSITORY
-from tests.domino_tune.runtime.cases import all_jobs
-from tests.domino_tune.runtime.jobs import RankResult
+from tests.domino_tune.runtime.cases import all_jobs, few_jobs
+from tests.domino_tune.runtime.jobs import Job, RankResult
 from tests.domino_tune.runtime.ranks import WORLD
 from tests.processes import PATIENCE_S
 
 Results = dict[str, list[RankResult]]
 """Job name → what its ranks saw, in rank order."""
+Jobs = dict[str, list[Job]]
+"""Kind → jobs."""
 
 
 @pytest.fixture(scope="session")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Every job, played on real gloo ranks."""
+def jobs(pytestconfig: pytest.Config) -> Jobs:
+    """The jobs that are played: all of them with --thorough."""
+    return all_jobs() if pytestconfig.getoption("--thorough") else few_jobs()
+
+
+@pytest.fixture(scope="session")
+def played(tmp_path_factory: pytest.TempPathFactory, jobs: Jobs) -> Results:
+    """The jobs, played on real gloo ranks."""
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
@@ -34,7 +42,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Results:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             folder.mkdir()
-            _run_ranks(folder)
+            _run_ranks(folder, [job for kind in jobs.values() for job in kind])
     assert (folder / f"rank{WORLD - 1}").exists(), "the ranks failed; see the other failures"
     results: Results = {}
     for rank in range(WORLD):
@@ -43,8 +51,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return results
 
 
-def _run_ranks(folder: Path) -> None:
-    jobs = [job for kind in all_jobs().values() for job in kind]
+def _run_ranks(folder: Path, jobs: list[Job]) -> None:
     (folder / "jobs").write_bytes(pickle.dumps(jobs))
     ranks = [_start(rank, folder) for rank in range(WORLD)]
     deadline = time.monotonic() + PATIENCE_S

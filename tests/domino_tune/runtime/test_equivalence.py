@@ -10,8 +10,7 @@ import torch
 from domino_tune.runtime.parameters import parameter_specs
 from domino_tune.runtime.plain_torch.model import PlainModel
 from domino_tune.runtime.shards import ParameterSpec
-from tests.domino_tune.runtime.cases import all_jobs
-from tests.domino_tune.runtime.conftest import Results
+from tests.domino_tune.runtime.conftest import Jobs, Results
 from tests.domino_tune.runtime.jobs import Job, RankResult
 from tests.domino_tune.runtime.ranks import plain_pass
 from tests.domino_tune.runtime.reference import full_weights, trained
@@ -24,13 +23,15 @@ EXACT_KINDS = (
 
 
 @pytest.mark.parametrize("kind", EXACT_KINDS)
-def test_loss_gradients_and_parameters_equal_the_unsliced_model(kind: str, played: Results) -> None:
-    misses = [miss for job in all_jobs()[kind] for miss in _misses(job, played[job.name])]
+def test_loss_gradients_and_parameters_equal_the_unsliced_model(
+    kind: str, jobs: Jobs, played: Results
+) -> None:
+    misses = [miss for job in jobs[kind] for miss in _misses(job, played[job.name])]
     assert not misses, "\n".join(misses)
 
 
-def test_half_precision_stays_near_the_unsliced_model(played: Results) -> None:
-    for job in all_jobs()["half"]:
+def test_half_precision_stays_near_the_unsliced_model(jobs: Jobs, played: Results) -> None:
+    for job in jobs["half"]:
         for seen in played[job.name]:
             assert seen.losses == pytest.approx(
                 trained(job.unsliced).losses, rel=TOLERANCE[job.dtype]
@@ -40,27 +41,27 @@ def test_half_precision_stays_near_the_unsliced_model(played: Results) -> None:
             )
 
 
-def test_without_communication_it_runs_and_is_wrong(played: Results) -> None:
-    for job in all_jobs()["no_comm"]:
+def test_without_communication_it_runs_and_is_wrong(jobs: Jobs, played: Results) -> None:
+    for job in jobs["no_comm"]:
         losses = [seen.losses for seen in played[job.name]]
         assert all(map(math.isfinite, losses[0]))
         assert losses[0] != pytest.approx(trained(job.unsliced).losses, rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", [*EXACT_KINDS, "half", "no_comm"])
-def test_order_lanes_and_memory(kind: str, played: Results) -> None:
+def test_order_lanes_and_memory(kind: str, jobs: Jobs, played: Results) -> None:
     """Launch order, lane rules and freed values are checked on the ranks, at every step."""
     problems = [
         f"{job.name}: {problem}"
-        for job in all_jobs()[kind]
+        for job in jobs[kind]
         for seen in played[job.name]
         for problem in seen.problems
     ]
     assert not problems, "\n".join(problems[:20])
 
 
-def test_plain_tensor_parallel_layers_equal_the_whole_ones(played: Results) -> None:
-    for job in all_jobs()["plain"]:
+def test_plain_tensor_parallel_layers_equal_the_whole_ones(jobs: Jobs, played: Results) -> None:
+    for job in jobs["plain"]:
         weights = {name: weight.requires_grad_() for name, weight in full_weights(job).items()}
         expected, gradients = plain_pass(PlainModel(model=job.model, weights=weights), job)
         specs = {spec.name: spec for spec in parameter_specs(job.model, job.cluster)}

@@ -203,6 +203,7 @@ def test_a_slow_host_is_found_although_nothing_waited_for_it() -> None:
         assert name == "launch" or one.factor == pytest.approx(1.0, abs=0.05)
 
 
+@pytest.mark.sampled(count=1)
 @pytest.mark.parametrize("factor", [0.85, 1.2])
 def test_draw_of_power_is_found_where_the_cap_holds_the_clock(factor: float) -> None:
     known = profile(power=True)

@@ -158,6 +158,7 @@ def test_a_plan_that_ran_out_of_memory_is_told_and_not_run_again(
     assert found.chosen.plan != lost
 
 
+@pytest.mark.thorough
 def test_a_baseline_that_ran_out_of_memory_is_an_answer_and_no_evidence(
     request_: TuneRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

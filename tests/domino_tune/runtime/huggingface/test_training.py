@@ -33,6 +33,7 @@ from tests.domino_tune.runtime.huggingface.ranks import (
 )
 
 
+@pytest.mark.sampled(count=1)
 @pytest.mark.parametrize(("name", "plan"), [("qwen3", "rows sp"), ("gpt2", "rows")])
 def test_a_hundred_steps_and_a_saved_model(name: str, plan: str, tmp_path: Path) -> None:
     """AdamW with clipping follows the single process; what is saved gives the same logits."""
@@ -49,6 +50,7 @@ def test_a_hundred_steps_and_a_saved_model(name: str, plan: str, tmp_path: Path)
     assert {p.name for p in (tmp_path / "saved").iterdir()} >= {"config.json", "model.safetensors"}
 
 
+@pytest.mark.sampled(count=1)
 @pytest.mark.parametrize(("name", "plan"), [("llama", "rows sp"), ("gpt2", "sequences")])
 def test_a_run_that_is_resumed_goes_on_to_the_bit(name: str, plan: str, tmp_path: Path) -> None:
     for through, in_parts in on_ranks(tmp_path, 2, resumed, 2, name, plan, tmp_path / "kept"):
@@ -112,6 +114,7 @@ def test_the_layers_are_still_the_layers() -> None:
     assert layers[-1] is layers[2]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "hooked"])
 @pytest.mark.parametrize(("plan", "slices"), [("rows", 2), ("sequences sp", 3)])
 def test_the_stack_gets_embeddings_slice_by_slice(
