@@ -62,6 +62,7 @@ def test_the_tables() -> None:
     assert [row[0] for row in forward.rows] == [f"{1024 << power:,}" for power in range(7)]
 
 
+@pytest.mark.thorough
 def test_rivals_are_within_the_limits_of_what_was_published() -> None:
     flux, async_tp, userbuffers, strategies, _ = rivals()
     for table in (flux, async_tp, userbuffers):

@@ -102,6 +102,7 @@ def test_the_way_of_a_tune_goes_down(capsys: pytest.CaptureFixture[str]) -> None
     assert len(files) <= MOST_FILES
 
 
+@pytest.mark.thorough
 def test_the_way_of_the_command_goes_down(tmp_path: Path) -> None:
     asked = "--model llama2-7b --profile h100-dgx --tp 8 --seq-length 1024 --micro-batch-size 2"
     out = str(tmp_path / "plan.json")
