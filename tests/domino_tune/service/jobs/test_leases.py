@@ -218,6 +218,7 @@ def test_a_stopped_process_finds_its_job_done(url: str, desk: JobDesk, database:
     assert desk.result(job.id) == b"in time"
 
 
+@pytest.mark.sampled(count=1)
 def test_eight_owners_finish_each_job_once(url: str, desk: JobDesk) -> None:
     owners, each = 8, 25  # tests.faults.store: 100
     worked = work_together(url, owners, each)

@@ -39,6 +39,7 @@ from tests.domino_tune.service.tasks.examples import (
 )
 from tests.postgres import Postgres
 
+pytestmark = pytest.mark.sampled(count=1)  # SQLite, and PostgreSQL where it is away for a while
 POISON = b'"seed":666,'
 
 

@@ -72,6 +72,7 @@ EVERYTHING = (
     | {f"sweep of {name}": task for name, task in SWEEPS.items()}
     | {f"layouts of {name}": task for name, task in LAYOUTS.items()}
 )
+LONG = ("exhaustive, three row slices", "deepspeed", "sweep of retuned")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,13 @@ EVERYTHING = (
         pytest.param(True, id="another worker each time", marks=pytest.mark.thorough),
     ],
 )
-@pytest.mark.parametrize("name", EVERYTHING)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough) if name in LONG else name
+        for name in EVERYTHING
+    ],
+)
 def test_paused_after_every_quantum_it_gives_the_same(name: str, forget: bool) -> None:
     task = EVERYTHING[name]
     expected = undisturbed(task)
@@ -118,6 +125,7 @@ def test_in_another_process_with_other_hashes_too(name: str) -> None:
     assert done.stdout.split() == [hashlib.sha256(body).hexdigest() for body in bodies]
 
 
+@pytest.mark.sampled(count=3)
 @pytest.mark.parametrize("name", TUNES)
 def test_a_tune_gives_what_the_service_gives(name: str) -> None:
     task = Task.from_bytes(TUNES[name])
