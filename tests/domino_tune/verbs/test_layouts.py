@@ -55,7 +55,7 @@ def test_the_answer_is_that_of_looking_at_every_plan(asked: TuneRequest) -> None
     assert [one.iteration_ms for one in result.layouts] == pytest.approx(times)
     unsliced = min(one.best_ns(one.unsliced) for one in candidates) * 1e-6
     assert result.best_without_domino is not None
-    assert result.best_without_domino.iteration_ms == pytest.approx(unsliced)  # type: ignore[union-attr]
+    assert result.best_without_domino.iteration_ms == pytest.approx(unsliced)
     for one in candidates:
         for plan, bound_ns in one.bounds_ns.items():
             timed = one.timed[plan]
