@@ -169,7 +169,7 @@ def lenient(*plans: SlicePlan) -> list[Measured]:
     return run_plans(MODEL, WORKLOAD, CLUSTER, planned, 3, LaunchSpec(tp=2), lenient=True)
 
 
-@pytest.mark.sampled(count=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("job", "why"), [("validate_killed", KILLED), ("validate_crashing", BROKE)]
 )

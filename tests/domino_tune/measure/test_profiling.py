@@ -145,6 +145,7 @@ def test_a_budget_of_no_time_ends_at_once_and_leaves_a_valid_file(tmp_path: Path
     assert not path.exists()
 
 
+@pytest.mark.thorough
 def test_the_same_command_twice_on_a_budget_counts_both(tmp_path: Path) -> None:
     """Far more timings are missing than either run has time for."""
     path, profile, counts = tmp_path / "here.json", empty(), []

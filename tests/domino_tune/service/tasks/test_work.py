@@ -272,6 +272,7 @@ def test_what_cannot_run_fails_the_same_however_it_is_cut() -> None:
     assert "None of the 5 plans tried" in messages[0]
 
 
+@pytest.mark.sampled(count=2)
 @pytest.mark.parametrize("name", ["exhaustive", "micro-batches", "layouts of two GPUs"])
 def test_stopped_it_gives_the_best_so_far(name: str) -> None:
     task = EVERYTHING[name]
@@ -316,6 +317,7 @@ def test_a_stopped_sweep_has_the_points_so_far() -> None:
     assert (ended.result, ended.stopped_by) == (undisturbed(task).result, None)
 
 
+@pytest.mark.thorough
 def test_a_retuned_sweep_is_stopped_within_a_point() -> None:
     task = SWEEPS["retuned"]
     last, before = paused_everywhere(task, work.resume(), forget=False)
