@@ -27,6 +27,7 @@ MOST_CPU_S: Final = 600
 WALL_PER_CPU: Final = 10
 """A run that takes this many times its CPU time waits for something that never comes."""
 
+BRIEF: Final = ("-q", "-x", "--tb=no", "-p", "no:cacheprovider")
 ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
@@ -64,7 +65,7 @@ class Tree:
         if not tests:
             return True
         limited = ("bash", "-c", f'ulimit -v {MEMORY_KIB} -t {cpu_s}; exec "$@"', "-")
-        pytest = (sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider")
+        pytest = (sys.executable, "-m", "pytest", "--thorough", *BRIEF)
         run = subprocess.Popen(
             [*limited, *pytest, *tests],
             cwd=self.root,

@@ -52,6 +52,11 @@ def test_total():
     assert unseen(2)
 """
 
+OPTION = """
+def pytest_addoption(parser):
+    parser.addoption("--thorough", action="store_true")
+"""
+
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
@@ -59,7 +64,7 @@ def repository(tmp_path: Path) -> Path:
     for path, text in (
         ("simulator/pairs.py", MODULE), ("simulator/__init__.py", ""),
         ("domino_tune/search/__init__.py", ""), ("tests/contracts/test_none.py", "def test(): 0"),
-        ("tests/simulator/test_pairs.py", TEST),
+        ("tests/simulator/test_pairs.py", TEST), ("tests/conftest.py", OPTION),
     ):  # fmt: skip
         file = tmp_path / "repository" / path
         file.parent.mkdir(parents=True, exist_ok=True)
