@@ -53,6 +53,7 @@ def test_the_same_is_printed(server: Served, tmp_path: Path, form: tuple[str, ..
 SCALE = (
     "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--tp", "2", "--seq-length", "512",
     "--set", "num_hidden_layers=4", "--global-batch-size", "4", "--sweep", "gpus=2,3,4",
+    "--pp", "1", "--recompute", "none",
 )  # fmt: skip
 RUNS = (
     "model,seq_length,tp,micro_batch_size,overrides,measured_ms\n"

@@ -37,7 +37,7 @@ WORKLOAD: dict[str, Any] = {
 ASKED = TuneRequest(**WORKLOAD, search="random", trials=4)
 LAYOUTS = TuneRequest(
     model="gpt3-1.3b", profile="h100-dgx", seq_length=256, overrides=("num_hidden_layers=4",),
-    gpus=4, global_batch_size=4,
+    gpus=4, global_batch_size=4, pp=1, recompute="none",
 )  # fmt: skip
 LONG = TuneRequest(
     model="gpt3-13b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=8,
@@ -103,7 +103,8 @@ def test_layouts_are_what_they_are_locally(client: Client, tmp_path: Path) -> No
 def test_the_command_line_asks_for_layouts(server: Served, tmp_path: Path) -> None:
     words = (
         "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--seq-length", "256",
-        "--set", "num_hidden_layers=4", "--gpus", "4", "--global-batch-size", "4", "--json",
+        "--set", "num_hidden_layers=4", "--gpus", "4", "--global-batch-size", "4", "--pp", "1",
+        "--recompute", "none", "--json",
     )  # fmt: skip
     plan, page, trace = (tmp_path / name for name in ("plan.json", "page.html", "trace.json"))
     files = ("--out", str(plan), "--report", str(page), "--trace", str(trace))
@@ -316,6 +317,7 @@ def test_a_restart_goes_unnoticed(tmp_path: Path) -> None:
     assert [one.state for one in found] == ["done"]
 
 
+@pytest.mark.thorough
 def test_what_was_acknowledged_is_kept_by_the_next_one(tmp_path: Path) -> None:
     """Killed right after it acknowledged `finish`: the next service ends the job, with a plan that
     is no worse than the best one that was shown."""

@@ -239,6 +239,7 @@ def test_a_killed_worker_costs_nothing(
     asyncio.run(play())
 
 
+@pytest.mark.thorough
 def test_two_runners_share_the_work(database: Database, desk: JobDesk, slots: SlotExecutor) -> None:
     watched = [Watched(slots), Watched(slots)]
     tasks = [tune_task(search="random", trials=3, seed=seed) for seed in range(6)]
@@ -279,6 +280,7 @@ def test_drained_it_gives_its_jobs_back(
     asyncio.run(play())
 
 
+@pytest.mark.thorough
 def test_points_that_were_committed_are_not_made_again(
     database: Database, desk: JobDesk, slots: SlotExecutor
 ) -> None:

@@ -98,14 +98,8 @@ def test_paused_after_every_quantum_it_gives_the_same(name: str, forget: bool) -
     assert last.artifacts == expected.artifacts
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bayes", pytest.param("exhaustive", marks=pytest.mark.thorough),
-        pytest.param("sweep of retuned", marks=pytest.mark.thorough),
-        pytest.param("layouts of two GPUs", marks=pytest.mark.thorough),
-    ],
-)  # fmt: skip
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["bayes", "exhaustive", "sweep of retuned", "layouts of two GPUs"])
 def test_in_another_process_with_other_hashes_too(name: str) -> None:
     expected = undisturbed(EVERYTHING[name])
     program = (
