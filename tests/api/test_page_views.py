@@ -269,6 +269,7 @@ def test_a_profile_is_added_and_replaced(seen: Watched, tmp_path: Path) -> None:
 # Screens -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 390, 1400, 1920])
 def test_every_view_fits_and_can_be_used_by_all(

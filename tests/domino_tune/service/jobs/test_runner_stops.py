@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from domino_tune.service.executors.slots import SlotExecutor
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.jobs.leases import Leases
@@ -20,6 +22,8 @@ from tests.domino_tune.service.tasks.examples import (
     sweep_task,
     tune_task,
 )
+
+pytestmark = pytest.mark.sampled(count=1)  # SQLite; the desk and its leases have both databases
 
 
 def test_stop_and_keep(database: Database, desk: JobDesk, slots: SlotExecutor) -> None:

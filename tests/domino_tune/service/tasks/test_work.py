@@ -218,6 +218,7 @@ def test_layouts_that_fit_nowhere_fail_the_same_however_they_are_cut() -> None:
             finish(task, work.resume(), budget_s)
 
 
+@pytest.mark.sampled(count=2)
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_gives_what_the_service_gives(name: str) -> None:
     task = Task.from_bytes(SWEEPS[name])
