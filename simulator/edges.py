@@ -270,9 +270,9 @@ class Edges:
         s, f = self.shapes, self.templates
         signature = s.gemm(self._vocab(), s.model.hidden_size, s.tokens(row), "wgrad")
         norm, (name, before) = f"s{row}.head.norm", self._adding("head", row)
-        reads = (self._logits_grad(row), f.gathered_ref(Ref(0, norm), f"{norm}.ag_bwd"))
-        if f.waits_for_sums:
-            reads = (*reads, f.summed_ref(0, f"d.{norm}"))
+        waits = (f.summed_ref(0, f"d.{norm}"),) if f.waits_for_sums else ()
+        whole = f.gathered_ref(Ref(0, norm), f"{norm}.ag_bwd")
+        reads = (self._logits_grad(row), whole, *waits)
         ops = f.accumulated("head.logits_wgrad", row, signature, reads, name, before)
         if s.workload.implementation.dummy_wgrads:
             dummy = Ref(0, f"{name}.dummy")
