@@ -37,24 +37,6 @@ Await = Literal["dgrad", "wgrad", "nothing"]
 table first, of the table, none."""
 Place = tuple[str, str]
 """Block and fragment of a layer."""
-EMBEDS: Final[Mapping[Place, str]] = {("mlp", "fc2"): "look_up", ("mlp", "residual"): "embed_post"}
-"""Fragment of the layer before the stack -> method of ``Edges`` for the ops in its place."""
-HEADS: Final[Mapping[Place, str]] = {
-    ("attn", "norm"): "head_norm", ("attn", "qkv"): "logits", ("attn", "core_attn"): "loss_max",
-}  # fmt: skip
-"""The same for the layer behind the stack."""
-HEAD_GRADS: Final[Mapping[Place, str]] = {
-    ("attn", "core_attn_bwd"): "loss_grad", ("attn", "qkv_dgrad"): "logits_dgrad",
-    ("mlp", "fc2_wgrad"): "early_wgrad", ("mlp", "fc1_wgrad"): "early_wgrad",
-    ("attn", "proj_wgrad"): "early_wgrad", ("attn", "qkv_wgrad"): "logits_wgrad",
-    ("attn", "norm_bwd"): "head_norm_bwd",
-}  # fmt: skip
-"""The same for the layer with which backward would begin. Any of its wgrads may be what hides the
-sum of its dgrad."""
-EMBED_GRADS: Final[Mapping[Place, str]] = {
-    ("mlp", "residual_bwd"): "embed_gather", ("mlp", "fc2_dgrad"): "embed_bwd",
-}  # fmt: skip
-"""The same for the layer in which backward would end."""
 
 
 @dataclass(kw_only=True)
@@ -75,22 +57,21 @@ class Edges:
         """Shapes of the templates."""
         return self.templates.shapes
 
-    def instead(self, places: Mapping[Place, str], token: Token) -> list[OpTemplate]:
+    def instead(self, places: Places, token: Token) -> list[OpTemplate]:
         """Return the ops in the place of ``token``; none for most fragments, and for column pieces
         but the first."""
-        method = places.get((token.block, token.fragment))
-        if method is None or token.piece > 0:
+        make = places.get((token.block, token.fragment))
+        if make is None or token.piece > 0:
             return []
-        make: Callable[[int], list[OpTemplate]] = getattr(self, method)
         rows = self.shapes.plan.rows_back if token.slice == ALL_SLICES else (token.slice,)
-        return [op for row in rows for op in make(row)]
+        return [op for row in rows for op in make(self, row)]
 
     def whole(self) -> list[OpTemplate]:
         """Return all ops of both passes, in no order that could be played."""
         s, rows = self.shapes, self.shapes.plan.rows_back
         embeds = [*EMBEDS.values(), *EMBED_GRADS.values()] if s.embedding else []
         heads = [*HEADS.values(), *HEAD_GRADS.values()] if s.head else []
-        ops = [op for name in (*embeds, *heads) for row in rows for op in getattr(self, name)(row)]
+        ops = [op for make in (*embeds, *heads) for row in rows for op in make(self, row)]
         return [*ops, *self.loss_sums(), *self.dense_embedding_grad()]
 
     def parameters(self) -> list[OpTemplate]:
@@ -334,3 +315,25 @@ class Edges:
     @property
     def _table(self) -> str:
         return "w.embed" if self.shapes.model.tie_word_embeddings else "w.head.logits"
+
+
+Places = Mapping[Place, Callable[[Edges, int], list[OpTemplate]]]
+EMBEDS: Final[Places] = {("mlp", "fc2"): Edges.look_up, ("mlp", "residual"): Edges.embed_post}
+"""Fragment of the layer before the stack -> what makes the ops in its place."""
+HEADS: Final[Places] = {
+    ("attn", "norm"): Edges.head_norm, ("attn", "qkv"): Edges.logits,
+    ("attn", "core_attn"): Edges.loss_max,
+}  # fmt: skip
+"""The same for the layer behind the stack."""
+HEAD_GRADS: Final[Places] = {
+    ("attn", "core_attn_bwd"): Edges.loss_grad, ("attn", "qkv_dgrad"): Edges.logits_dgrad,
+    ("mlp", "fc2_wgrad"): Edges.early_wgrad, ("mlp", "fc1_wgrad"): Edges.early_wgrad,
+    ("attn", "proj_wgrad"): Edges.early_wgrad, ("attn", "qkv_wgrad"): Edges.logits_wgrad,
+    ("attn", "norm_bwd"): Edges.head_norm_bwd,
+}  # fmt: skip
+"""The same for the layer with which backward would begin. Any of its wgrads may be what hides the
+sum of its dgrad."""
+EMBED_GRADS: Final[Places] = {
+    ("mlp", "residual_bwd"): Edges.embed_gather, ("mlp", "fc2_dgrad"): Edges.embed_bwd,
+}  # fmt: skip
+"""The same for the layer in which backward would end."""
