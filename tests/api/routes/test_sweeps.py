@@ -16,7 +16,8 @@ SWEEP = {**CELL, "sweep": "link_bandwidth=0.5x,1x,2x"}
 
 
 def test_a_sweep_is_the_verbs(client: httpx.Client) -> None:
-    job = good(client.post("/v1/sweeps", json=SWEEP, headers={"Prefer": "wait=30"}))
+    answer = client.post("/v1/sweeps", json=SWEEP, headers={"Prefer": "respond-async"})
+    job = ended(client, answer.headers["location"])
     local = whatif(WhatIfRequest(**CELL, sweep="link_bandwidth=0.5x,1x,2x"))
     assert job["result"] == json.loads(json.dumps(to_json(local)))
     points = good(client.get(job["links"]["points"]))
@@ -63,6 +64,7 @@ def test_what_cannot_be_read_is_refused_at_once(
 
 def test_one_without_a_possible_point_fails(client: httpx.Client) -> None:
     asked = {**CELL, "sweep": "tp=3,5"}
-    job = good(client.post("/v1/sweeps", json=asked, headers={"Prefer": "wait=30"}))
+    answer = client.post("/v1/sweeps", json=asked, headers={"Prefer": "respond-async"})
+    job = ended(client, answer.headers["location"])
     assert job["state"] == "failed"
     assert "No point" in job["error"]["detail"]
