@@ -175,8 +175,7 @@ class CostModel:
         return round(self.skew.wait_us(alone_ns / 1000, beside_ns / 1000) * 1000)
 
     def family(self, signature: Signature) -> Family:
-        """Return the contention family; duration, rate and size are set only where the law needs
-        them."""
+        """Return the contention family, with the numbers that the law needs and no others."""
         if isinstance(signature, Collective):
             fit = self.contention.fit
             ctas = signature.reserved_sms or signature.ctas
@@ -190,8 +189,7 @@ class CostModel:
         if self.contention.depends_on_duration(kind):
             alone_ns = self.duration_ns(signature)
         if isinstance(signature, Pointwise) and self.contention.depends_on_streams:
-            moved = signature.bytes_read + signature.bytes_written
-            gb_s = moved // self.duration_ns(signature)
+            gb_s = signature.moved_bytes // self.duration_ns(signature)
         return ComputeFamily(kind, alone_ns, gb_s)
 
     def at_clock(self, clock_mhz: int) -> AtClock:
@@ -297,8 +295,7 @@ class Drawn(CostModel):
         self.__dict__.update(nominal.__dict__)
         self.draw = draw
         self._nominal = nominal
-        self._estimates, self._durations_ns, self._timed_mhz = {}, {}, {}
-        self._at_clocks = {}
+        self._estimates, self._durations_ns, self._timed_mhz, self._at_clocks = {}, {}, {}, {}
         fit = nominal.contention.fit
         self.contention = Contention(
             fit and draw.contention(fit), strength=nominal.changes.contention

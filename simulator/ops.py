@@ -123,6 +123,11 @@ class Pointwise(NamedTuple):
         return "pointwise"
 
     @property
+    def moved_bytes(self) -> int:
+        """Bytes that it reads and writes."""
+        return self.bytes_read + self.bytes_written
+
+    @property
     def flops(self) -> int:
         """0: FLOPs of pointwise ops are not counted."""
         return 0

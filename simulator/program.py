@@ -122,15 +122,13 @@ def retimed(program: Program, schedule: Schedule, cost: CostModel) -> Program:
     compiler = _Compiler(cost, program.lanes, schedule)
     numbers = [compiler.numbers_of(signature) for signature in program.signatures]
     works = [[own.work_of(part) for part in (WHOLE, FIRST, REST)] for own in numbers]
-    families = [own.family for own in numbers]
 
     def timed(item: Step | Loop) -> Any:
         if isinstance(item, Loop):
             return Loop(body=tuple([timed(one) for one in item.body]), count=item.count)
-        # Not _replace, which takes several times as long.
-        lane, _, _, waits, launch_ns, room, needs, part, number = item
-        work = works[number][part]
-        return Step(lane, work, families[number], waits, launch_ns, room, needs, part, number)
+        lane, _, _, waits, launch_ns, room, needs, part, number = item  # _replace takes longer
+        work, family = works[number][part], numbers[number].family
+        return Step(lane, work, family, waits, launch_ns, room, needs, part, number)
 
     return replace(program, root=timed(program.root), families=tuple(compiler.families))
 

@@ -122,7 +122,7 @@ class PointwiseTable:
 
     def estimate(self, op: Pointwise) -> Estimate:
         """Return the duration alone on the machine."""
-        moved = op.bytes_read + op.bytes_written
+        moved = op.moved_bytes
         return self._roof.bounded(self._estimate(op), op.dtype, 0, moved)
 
     def _estimate(self, op: Pointwise) -> Estimate:
@@ -131,7 +131,7 @@ class PointwiseTable:
         row = self._exact.get(op)
         if row is not None:
             return Estimate(row.median_us, "measured", row_error(row))
-        total = max(1, op.bytes_read + op.bytes_written)
+        total = max(1, op.moved_bytes)
         if op.name in self._by_name:
             return self._between(self._by_name[op.name], total)
         fit = self._fit(op.name)
