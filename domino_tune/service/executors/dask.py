@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import CancelledError, Executor, Future, InvalidStateError
+from concurrent.futures import wait as _wait
 from contextlib import suppress
 from typing import Any, Final
 
@@ -23,12 +24,17 @@ CONNECT_S: Final = 10
 CLOSE_S: Final = 1
 LOST: Final = ("CommClosedError", "TimeoutError")
 """Errors of the connection to the cluster. Other OSErrors are the call's own and would recur."""
+DROPPED: Final = "The Dask cluster dropped this; it may be back soon."
 DIED: Final = "Dask's workers died over this; does it need more memory than they have?"
 
 
 class DaskExecutor(Executor):
-    """Run calls through ``distributed.Client.get_executor``; replace a client that lost its
-    scheduler at the next call. Raise InputError where there is no scheduler at ``place``."""
+    """Run calls through a ``distributed.Client``; replace a client that lost its scheduler at the
+    next call. Raise InputError where there is no scheduler at ``place``.
+
+    Dask's own executor leaves a call open for good whose result is under way when the connection
+    breaks; here every accepted call ends.
+    """
 
     def __init__(self, place: str) -> None:
         try:
@@ -41,24 +47,30 @@ class DaskExecutor(Executor):
         self._place = place
         self._lock = threading.Lock()
         self._client: Any = None
+        self._calls: set[Future[Any]] = set()
         self._closed = False
         try:
             self._open()
         except (ExecutorLostError, ValueError):
             raise InputError(
-                f"No Dask scheduler answers at {place!r}; start one (`dask scheduler`), or give "
-                "another --executor."
+                f"No Dask scheduler answers at {self._place!r}; start one (`dask scheduler`), or "
+                "give another --executor."
             ) from None
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call ``fn``, which workers must be able to import. Raise ExecutorLostError."""
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
-        inner = self._open().submit(fn, *args, **kwargs)
-        outer: Future[Any] = Future()
-        outer.add_done_callback(lambda done: inner.cancel() if done.cancelled() else None)
-        inner.add_done_callback(lambda done: _pass_on(done, outer))
-        return outer
+        with self._lock:
+            client = self._open()
+            # Each call is tried once, and never answered with an old result.
+            call = client.submit(fn, *args, pure=False, retries=0, **kwargs)
+            future: Future[Any] = Future()
+            self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+        future.add_done_callback(lambda done: call.cancel() if done.cancelled() else None)
+        client.loop.add_callback(_settle, call, future)
+        return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more calls. With ``wait`` finish the accepted ones first; else drop them."""
@@ -66,53 +78,64 @@ class DaskExecutor(Executor):
         if not self._lock.acquire(timeout=-1 if wait else CLOSE_S):
             return  # the thread that is connecting closes the client
         try:
-            if self._client is not None:
-                self._pool.shutdown(wait=wait and not cancel_futures)
-                self._client.close(timeout=CLOSE_S)
-                self._client = None
+            if wait and not cancel_futures:
+                _wait(self._calls)
+            self._close()
         finally:
             self._lock.release()
 
-    def _open(self) -> Executor:
-        """Return the client's executor, which tries a call once and never reuses an old result."""
-        with self._lock:
-            # A client that reconnects by itself keeps calls for later, and may lose them.
-            if self._client is None or self._client.status != "running":
-                self._reconnect()
-            return self._pool
+    def _open(self) -> Any:
+        """Return a client that is connected."""
+        # One that reconnects by itself keeps calls for later, and may lose them.
+        if self._client is None or self._client.status != "running":
+            self._close()
+            self._client = self._reconnect()
+        return self._client
 
-    def _reconnect(self) -> None:
-        if self._client is not None:
-            with suppress(Exception):
-                self._client.close(timeout=CLOSE_S)
-            self._client = None
+    def _reconnect(self) -> Any:
         try:
             # Without a scheme Dask uses the configured one, tcp or tls.
-            self._client = self._connect(self._place, timeout=CONNECT_S, set_as_default=False)
+            client = self._connect(self._place, timeout=CONNECT_S, set_as_default=False)
         except OSError as error:  # TimeoutError is one
             raise ExecutorLostError(f"No Dask scheduler answers at {self._place!r}.") from error
         if self._closed:
-            self._client.close(timeout=CLOSE_S)
-            self._client = None
+            client.close(timeout=CLOSE_S)
             raise ExecutorLostError("The executor was shut down while it connected.")
-        self._pool: Executor = self._client.get_executor(pure=False, retries=0)
+        return client
+
+    def _close(self) -> None:
+        """Close the client, if there is one, and end what it was asked."""
+        if self._client is None:
+            return
+        with suppress(Exception):
+            self._client.close(timeout=CLOSE_S)
+        self._client = None
+        for future in list(self._calls):
+            _fail(future, ExecutorLostError(DROPPED))
 
 
-def _pass_on(inner: Future[Any], outer: Future[Any]) -> None:
-    """Settle ``outer`` as ``inner``, with our own errors."""
-    if not outer.set_running_or_notify_cancel():
-        return
-    if inner.cancelled():
-        outer.set_exception(
-            ExecutorLostError("The Dask cluster dropped this; it may be back soon.")
-        )
-        return
-    error = inner.exception()
-    if error is None:
-        outer.set_result(inner.result())
-    elif type(error).__name__ == "KilledWorker":
-        outer.set_exception(WorkerDiedError(DIED))
-    elif type(error).__name__ in LOST:
-        outer.set_exception(ExecutorLostError("The Dask cluster does not answer."))
+async def _settle(call: Any, future: Future[Any]) -> None:
+    """Settle ``future`` as Dask's ``call``, with our own errors. Runs in the client's loop."""
+    try:
+        result = await call
+    except CancelledError:
+        _fail(future, ExecutorLostError(DROPPED))
+    except Exception as error:
+        _fail(future, _ours(error))
     else:
-        outer.set_exception(error)
+        with suppress(InvalidStateError):  # cancelled, or dropped with its client
+            future.set_result(result)
+
+
+def _ours(error: Exception) -> Exception:
+    name = type(error).__name__
+    if name == "KilledWorker":
+        return WorkerDiedError(DIED)
+    if name in LOST:
+        return ExecutorLostError("The Dask cluster does not answer.")
+    return error
+
+
+def _fail(future: Future[Any], error: Exception) -> None:
+    with suppress(InvalidStateError):
+        future.set_exception(error)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, Executor, wait
+from concurrent.futures import CancelledError, Executor, Future, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -236,6 +236,21 @@ class TestSlots:
         parent.stdout.close()
         assert pids
         wait_until(lambda: not any(is_alive(pid) for pid in pids))
+
+
+def test_every_call_ends_when_a_cluster_dies(tmp_path: Path) -> None:
+    """Those that wait, those that run, and those whose large results are under way."""
+    with dask_cluster(tmp_path) as cluster:
+        made = open_executor(cluster.address, 2)
+        calls: list[Future[object]] = [made.submit(bytes, 64 << 20) for _ in range(12)]
+        calls.extend(made.submit(slow, 60) for _ in range(4))
+        calls[0].result(PATIENCE_S)
+        cluster.kill()
+        assert not wait(calls, 60).not_done
+        assert {type(call.exception()) for call in calls} == {type(None), ExecutorLostError}
+        with pytest.raises(ExecutorLostError, match="No Dask scheduler answers"):
+            made.submit(pow, 2, 2)
+        made.shutdown()
 
 
 @pytest.mark.parametrize(
