@@ -23,10 +23,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
+from simulator.compiler import compile_program, retimed
 from simulator.cost import CostModel
 from simulator.ops import Signature
 from simulator.power import FAMILIES, PowerSection
-from simulator.program import Program, compile_program, retimed
+from simulator.program import Program
 from simulator.recurrence import Totals, totals
 from simulator.schedule import COMPUTE, Schedule
 from simulator.units import S_PER_NS

@@ -19,11 +19,12 @@ from functools import cached_property
 from typing import Final, Literal
 
 from simulator.clock import UnsureClocks
+from simulator.compiler import compile_program, retimed, slowed
 from simulator.contention import ContentionFit, Part
-from simulator.cost import SOURCE_OF, CostModel
-from simulator.estimate import Source
+from simulator.cost import CostModel
+from simulator.estimate import SOURCE_OF, Source
 from simulator.profile import ResumeSection, SkewSection
-from simulator.program import Program, compile_program, retimed, slowed
+from simulator.program import Program
 from simulator.recurrence import totals
 from simulator.resume import Resumed
 from simulator.schedule import COMPUTE, TP, OpTemplate

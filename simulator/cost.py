@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -15,9 +15,10 @@ from simulator.contention import (
     ContentionFit,
     Family,
 )
-from simulator.draws import NOMINAL, Draw
+from simulator.draws import NOMINAL, Draw, family_of
 from simulator.errors import InputError, ProfileError
-from simulator.estimate import Estimate, Source
+from simulator.estimate import SOURCE_OF, Estimate, Source
+from simulator.launch import launch_of
 from simulator.lookup.expected import TILE_FUSED
 from simulator.lookup.fused import SM_COUNT, gathered_us, scattered_us
 from simulator.ops import Attention, Collective, Fused, Gemm, Pointwise, Signature
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from simulator.lookup.gemm import GemmTable
     from simulator.lookup.pointwise import PointwiseTable
     from simulator.power import PowerSection
-    from simulator.profile import LaunchMode, Profile
+    from simulator.profile import Profile
     from simulator.provenance import Provenance
 
 
@@ -76,39 +77,6 @@ SECTION_OF: Final[dict[str, str]] = {
     "gemm": "gemm", "attention": "attention", "pointwise": "pointwise", "collective": "collectives",
 }  # fmt: skip
 """Kind of an op -> the section of a profile that has its times."""
-SOURCE_OF: Final[dict[str, Source]] = {
-    "measured": "measured", "imported": "measured", "fitted": "fitted", "assumed": "assumed",
-}  # fmt: skip
-"""Provenance of a section whose numbers are taken as they are -> source of an estimate."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """Host lane: ``cost_ns`` by op kind; mode ``none`` costs nothing (CUDA graphs).
-
-    ``source`` and ``error`` (relative) tell how well the costs are known.
-    """
-
-    mode: LaunchMode
-    cost_ns: dict[str, int] = field(default_factory=dict)
-    queue_depth: int = 1024
-    source: Source = "measured"
-    error: float = 0.0
-
-    def of(self, signature: Signature) -> int:
-        """Return the ns that the host needs to launch an op, of all its kernels."""
-        kernels = signature.kernels if isinstance(signature, Pointwise) else 1
-        return kernels * self.cost_ns.get(signature.kind, 0)
-
-    def off(self, factor: float, error: float) -> Launch:
-        """Return the costs of another host, as well known as before or up to ``error``.
-
-        A slower host spends the same more on every kernel, whatever its kind: its framework's share
-        of a launch. ``factor`` is that of the cheapest kind.
-        """
-        more_ns = round((factor - 1) * min(self.cost_ns.values(), default=0))
-        costs = {kind: cost_ns + more_ns for kind, cost_ns in self.cost_ns.items()}
-        return replace(self, cost_ns=costs, error=min(error, self.error))
 
 
 class CostModel:
@@ -136,9 +104,10 @@ class CostModel:
         self._at_clocks: dict[int, AtClock] = {}
         fit = _contention_fit(profile)
         self.contention = Contention(fit, strength=changes.contention)
-        self.launch = _launch(profile, cuda_graph, changes.compute_speed)
+        self.launch = launch_of(profile, cuda_graph, changes.compute_speed)
         self.skew = profile.skew.fit if profile.skew else None
         self.resume = profile.resume.fit if profile.resume else None
+        self.burst = profile.collectives.burst if profile.collectives else None
         self.power = profile.power
 
     def estimate(self, signature: Signature) -> Estimate:
@@ -173,6 +142,13 @@ class CostModel:
         if self.skew is None:
             return 0
         return round(self.skew.wait_us(alone_ns / 1000, beside_ns / 1000) * 1000)
+
+    def saved_ns(self, signature: Signature) -> int:
+        """Return what a collective between nodes saves behind a link that was idle."""
+        if self.burst is None or not isinstance(signature, Collective) or signature.nodes == 1:
+            return 0
+        saved_us = self.burst.saved_us(signature.sent_bytes) / self.changes.link_bandwidth
+        return round(1000 * saved_us * self.draw.factor(family_of(signature), self.burst.error))
 
     def family(self, signature: Signature) -> Family:
         """Return the contention family, with the numbers that the law needs and no others."""
@@ -381,20 +357,3 @@ def _contention_fit(profile: Profile) -> ContentionFit | None:
     provenance = section.provenance
     assumed = provenance.kind == "assumed"
     return section.fit.as_assumed(provenance.error or 0.0) if assumed else section.fit
-
-
-def _launch(profile: Profile, cuda_graph: bool, compute_speed: float) -> Launch:
-    """Return the launch costs; where the host also computes (``inline``), they follow its speed."""
-    section = profile.launch
-    if cuda_graph or section is None or section.mode == "none":
-        return Launch(mode="none")
-    speed = compute_speed if section.mode == "inline" else 1.0
-    provenance = section.provenance
-    costs = {kind: round(us * 1000 / speed) for kind, us in section.cost_us.items()}
-    return Launch(
-        mode=section.mode,
-        cost_ns=costs,
-        queue_depth=section.queue_depth,
-        source=SOURCE_OF[provenance.kind],
-        error=provenance.error or 0.0,
-    )

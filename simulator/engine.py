@@ -14,6 +14,7 @@ from typing import Any, Final
 import simpy
 
 from simulator.contention import SCALE
+from simulator.link_burst import LONG_AGO_NS, owed_ns
 from simulator.op_spans import spans_of_ops
 from simulator.program import FIRST, REST, WORK_UNIT, Program, Rates, Step
 from simulator.resume import Resumed
@@ -52,8 +53,9 @@ class _Finish(simpy.Event):
 class _Lane:
     """A lane: its op in flight, and the queue in front of it."""
 
-    __slots__ = ("admitted", "arrival", "done", "ends_at", "family", "finished", "issued", "queue",
-                 "rate", "reached", "target", "timer_at", "unstarted", "work")  # fmt: skip
+    __slots__ = ("admitted", "arrival", "done", "ends_at", "family", "finished", "issued",
+                 "moved_until", "queue", "rate", "reached", "target", "timer_at", "unstarted",
+                 "work")  # fmt: skip
 
     def __init__(self, env: simpy.Environment) -> None:
         self.work = 0
@@ -69,6 +71,7 @@ class _Lane:
         self.target = 0
         self.reached: simpy.Event | None = None
         self.unstarted = 0
+        self.moved_until = LONG_AGO_NS  # the end of its last collective
         self.admitted: simpy.Event | None = None
 
 
@@ -182,13 +185,20 @@ class _Engine:
             if self.all_started is not None and not any(one.unstarted for one in self.lanes):
                 self.all_started.succeed()
                 self.all_started = None
-            yield self._start(lane, index, self.steps[index])
+            yield self._start(lane, index, self._longer(lane, self.steps[index]))
             self.ends[index] = int(env.now)
+            if lane.family:  # else it waited, and the link was idle
+                lane.moved_until = int(env.now)
             lane.done += 1
             if lane.reached is not None and lane.done >= lane.target:
                 lane.reached.succeed()
                 lane.reached = None
         self._settle()
+
+    def _longer(self, lane: _Lane, step: Step) -> Step:
+        """Return a collective with what it does not save: its link was not idle for long."""
+        more_ns = owed_ns(step.saved_ns, int(self.env.now) - lane.moved_until)
+        return step._replace(work=step.work + more_ns * WORK_UNIT) if more_ns else step
 
     def _issued_at(self, index: int) -> int:
         """Return the time (ns) at which the host issues an op. All compute before it must be done.

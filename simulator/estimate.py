@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 Source = Literal["measured", "interpolated", "fitted", "extrapolated", "assumed"]
+SOURCE_OF: Final[dict[str, Source]] = {
+    "measured": "measured", "imported": "measured", "fitted": "fitted", "assumed": "assumed",
+}  # fmt: skip
+"""Provenance of a section whose numbers are taken as they are -> source of an estimate."""
 
 
 class Estimate(NamedTuple):

@@ -168,6 +168,13 @@ class Collective(NamedTuple):
         return self.nodes * self.per_node
 
     @property
+    def sent_bytes(self) -> float:
+        """Bytes that each rank sends at least: what others have to know of its own part, and in an
+        all-reduce of their sum, too."""
+        times = 2 if self.op == "all_reduce" else 1
+        return times * self.size_bytes * (self.ranks - 1) / self.ranks
+
+    @property
     def flops(self) -> int:
         """0: FLOPs of collectives are not counted."""
         return 0

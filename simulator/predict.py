@@ -8,13 +8,14 @@ from simulator import clock
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.clock import Played, UnsureClocks, settle
+from simulator.compiler import compile_program
 from simulator.cost import CostModel
 from simulator.engine import play
 from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
 from simulator.pipeline.predict import busiest_schedule, played_pipeline
 from simulator.plan import SlicePlan
-from simulator.program import Program, compile_program
+from simulator.program import Program
 from simulator.recurrence import Totals, longer
 from simulator.schedule import Schedule
 from simulator.timeline import Timeline

@@ -12,6 +12,9 @@ without room is ready at the instant at which an op starts, the program's launch
 first. ``comm_first``: the collective. ``free``: the op, unless the collective was ready before that
 instant. ``ordered``: the op starts when all collectives issued before it have started.
 
+Bursts. A collective whose lane was not idle for as long as it could save takes longer, by the
+difference (``simulator.link_burst``). While it waits for later ranks its link is idle.
+
 Resuming. An op that starts behind a wait pays what the wait costs (``simulator.resume``): its work
 is more by that.
 
@@ -31,6 +34,7 @@ from typing import NamedTuple
 
 from simulator.contention import SCALE
 from simulator.host import Host, HostMark
+from simulator.link_burst import LONG_AGO_NS, owed_ns
 from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Rates, Step
 from simulator.resume import Resumed
 
@@ -78,6 +82,7 @@ class _Waiting(NamedTuple):
     issued_at: int
     ready_ns: int
     needs: int
+    saved_ns: int
 
     def later(self, elapsed_ns: int) -> _Waiting:
         """Return the same, some time later."""
@@ -88,14 +93,15 @@ class _Waiting(NamedTuple):
 
 class Flight:
     """One comm lane: the collective in flight since ``began_ns``, of family 0 if there is none, and
-    the queue behind it."""
+    the queue behind it. ``moved_until_ns``: the end of the last one."""
 
-    __slots__ = ("began_ns", "done", "family", "issued", "queue", "work")
+    __slots__ = ("began_ns", "done", "family", "issued", "moved_until_ns", "queue", "work")
 
     def __init__(self) -> None:
         self.work = 0
         self.family = 0
         self.began_ns = 0
+        self.moved_until_ns = LONG_AGO_NS
         self.issued = 0
         self.done = 0
         self.queue: deque[_Waiting] = deque()
@@ -116,6 +122,7 @@ class Machine:
         self.resumed = Resumed(program.resume)
         self.ordered = program.launch_order == "ordered"
         self.free = program.launch_order == "free"
+        self.most_saved_ns = program.most_saved_ns
 
     def run(self, loop: Loop, *, nested: bool = False) -> None:
         """Play a loop; skip periods if the state repeats. ``nested``: an outer loop may skip."""
@@ -150,7 +157,7 @@ class Machine:
         timed = host.depth > 0
         # GPUs lose nothing behind a wait, and searches play many of their steps.
         run = self._compute if self.resumed.law is None else self._resume
-        for lane, work, family, waits, launch_ns, room, needs, part, _ in steps:
+        for lane, work, family, waits, launch_ns, room, needs, part, _, saved_ns in steps:
             if part == REST:
                 run(work, family, room, rest=True)
                 if timed:
@@ -160,7 +167,7 @@ class Machine:
             if lane:
                 flight = flights[lane]
                 flight.issued += 1
-                flight.queue.append(_Waiting(work, family, issued_at, self.now, needs))
+                flight.queue.append(_Waiting(work, family, issued_at, self.now, needs, saved_ns))
                 continue
             for waited, behind in waits:
                 flight = flights[waited]
@@ -213,6 +220,9 @@ class Machine:
                     pending = min(pending or first.issued_at, first.issued_at)
                 elif before_ns is None or first.needs <= room or first.ready_ns < before_ns:
                     flight.work, flight.family = first.work, first.family
+                    if first.saved_ns:
+                        idle_ns = self.now - flight.moved_until_ns
+                        flight.work += owed_ns(first.saved_ns, idle_ns) * WORK_UNIT
                     flight.began_ns = self.now
                     flight.queue.popleft()
             if flight.work:
@@ -274,6 +284,8 @@ class Machine:
 
     def _end(self, lane: int, flight: Flight, end_ns: int) -> None:
         """End the collective in flight on a lane."""
+        if flight.family:  # else it waited, and the link was idle
+            flight.moved_until_ns = end_ns
         flight.work = flight.family = 0
         flight.done += 1
 
@@ -282,11 +294,16 @@ class Machine:
     def _state(self) -> tuple[object, ...]:
         # A repetition ends with the last compute op, so compute was busy until now.
         return self.resumed.owed_ns, *(
-            (f.work, f.family, f.issued - f.done,
-             tuple((w, k, max(0, at - self.now), ready < self.now, needs)
-                   for w, k, at, ready, needs in f.queue))
+            (f.work, f.family, f.issued - f.done, self._idle_ns(f),
+             tuple((w, k, max(0, at - self.now), ready < self.now, needs, saved_ns)
+                   for w, k, at, ready, needs, saved_ns in f.queue))
             for f in self.comm_flights
         )  # fmt: skip
+
+    def _idle_ns(self, flight: Flight) -> int:
+        """Return for how long a lane's link was idle, as far as that still matters."""
+        moving = flight.work and flight.family
+        return 0 if moving else min(self.most_saved_ns, self.now - flight.moved_until_ns)
 
     def _sums(self) -> tuple[int, ...]:
         return (
@@ -309,6 +326,7 @@ class Machine:
             flight.issued = grown[3 + lanes + index]
             flight.done = grown[3 + 2 * lanes + index]
             flight.queue = deque(one.later(times * elapsed) for one in flight.queue)
+            flight.moved_until_ns += times * elapsed
         self.host.skip(mark.host, times, elapsed, nested=nested)
         self.now += times * elapsed
         self.resumed.busy_until_ns = self.now

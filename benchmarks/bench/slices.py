@@ -15,6 +15,7 @@ from benchmarks.verdict import Check, check_table, reported
 from domino_tune.base.tables import Table
 from domino_tune.measure.importers import read_table
 from domino_tune.measure.importers.imported import text_of
+from simulator.compiler import compile_program
 from simulator.cost import CostModel
 from simulator.engine import play
 from simulator.estimate import Estimate
@@ -22,7 +23,6 @@ from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.pointwise import PointwiseRow
 from simulator.ops import Collective, Gemm, Pointwise, Signature
 from simulator.profile import CollectiveSection, PointwiseSection, Profile
-from simulator.program import compile_program
 from simulator.provenance import Provenance
 from simulator.schedule import COMPUTE, TP, OpTemplate, Ref, Repeat, Schedule, Segment
 

@@ -23,12 +23,12 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "simulator/recurrence.py", "self.family = 0", "self.family = -1",
     ): "the family of a lane without work is never read",
     (
-        "simulator/program.py",
+        "simulator/compiler.py",
         "latest = max([latest, *(layers // stride for layers in own)])",
         "latest = max([latest, *(layers * stride for layers in own)])",
     ): "more repetitions are compiled one by one; equal ones join in the same loop",
     (
-        "simulator/program.py",
+        "simulator/compiler.py",
         "if not own and ref.name in older:",
         "if not own or ref.name in older:",
     ): "every repetition is compiled alone; equal ones join in the same loop",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from domino_tune.measure.burst_law import burst_law
 from domino_tune.measure.contention_law import assumptions, contention_fit, with_earlier_sizes
 from domino_tune.measure.op_rows import MEASURED, add_ops, add_rows
 from simulator.lookup.collectives import CollectiveRow
@@ -60,12 +61,14 @@ def _add_collective(profile: Profile, message: Message, before: Profile | None) 
         median_us=message["median_us"],
         spread_us=message["spread_us"],
         samples=message["samples"],
+        behind_us=message.get("behind_us", 0.0),
     )
     known, earlier = (
         {r.key: r for r in (one.collectives.rows if one and one.collectives else ())}
         for one in (profile, before)
     )
-    section = CollectiveSection(rows=add_rows(known, earlier, {row.key: row}), provenance=MEASURED)
+    rows = add_rows(known, earlier, {row.key: row})
+    section = CollectiveSection(rows=rows, burst=burst_law(rows), provenance=MEASURED)
     profile = replace(profile, collectives=section)
     if "hand_over_us" not in message or _knows_hand_over(before):
         return profile

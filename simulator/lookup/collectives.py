@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple, get_args
+from dataclasses import dataclass, field
+from typing import Final, get_args
 
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.estimate import Estimate, Source
 from simulator.lookup import (
+    ABSENT_IF_EMPTY,
     FIT_KINDS,
     MAX_REACH,
     FitKind,
@@ -28,6 +29,7 @@ from simulator.lookup import (
     row_error,
     widened,
 )
+from simulator.lookup.collective_law import Law
 from simulator.ops import MULTIMEM, Collective, CollectiveKind
 
 MIB: Final = 1 << 20
@@ -43,7 +45,8 @@ GroupKey = tuple[str, int, int, int]  # op, nodes, per node, CTAs
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveRow:
-    """One timing: ``bytes`` is the full tensor, ``ctas`` 0 is NCCL's choice."""
+    """One timing: ``bytes`` is the full tensor, ``ctas`` 0 is NCCL's choice; ``behind_us`` is that
+    of one right behind another, 0 if it was not timed."""
 
     op: CollectiveKind
     nodes: int
@@ -53,6 +56,7 @@ class CollectiveRow:
     median_us: float
     spread_us: float = 0.0
     samples: int = 1
+    behind_us: float = field(default=0.0, metadata=ABSENT_IF_EMPTY)
 
     def __post_init__(self) -> None:
         owner = f"collectives row {self.key}"
@@ -62,6 +66,12 @@ class CollectiveRow:
         require_count(owner, "ctas", self.ctas, low=0)
         require_positive(owner, "median_us", self.median_us)
         require_number(owner, "spread_us", self.spread_us)
+        require_number(owner, "behind_us", self.behind_us)
+
+    @property
+    def signature(self) -> Collective:
+        """Return the collective that was timed."""
+        return Collective(self.op, self.bytes, self.nodes, self.per_node, self.ctas)
 
     @property
     def group(self) -> GroupKey:
@@ -128,24 +138,6 @@ class CollectiveFit:
             total += slope * (min(size_bytes, high) - low) / MIB
             low = high
         return total
-
-
-class Law(NamedTuple):
-    """A collective's time in two shares, its source and expected error."""
-
-    latency_us: float
-    transfer_us: float
-    source: Source
-    error: float
-
-    @property
-    def total_us(self) -> float:
-        """Latency plus transfer, in µs."""
-        return self.latency_us + self.transfer_us
-
-    def scaled(self, factor: float, error: float) -> Law:
-        """Return the law times ``factor``, which is assumed."""
-        return Law(self.latency_us * factor, self.transfer_us * factor, "assumed", error)
 
 
 def _lowest(min_bytes: int) -> int:

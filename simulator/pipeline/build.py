@@ -12,6 +12,7 @@ from simulator.buckets import gradient_passes, layers_per_bucket
 from simulator.build import Builder
 from simulator.case import Case
 from simulator.chunks import Chunk, joined
+from simulator.compiler import compile_program, retimed
 from simulator.cost import CostModel
 from simulator.issue_order import LayerOrder
 from simulator.ops import Collective
@@ -20,7 +21,7 @@ from simulator.pipeline.orders import Action
 from simulator.pipeline.program import Message, PipelineProgram, Task
 from simulator.pipeline.wires import Wired, Wiring, wiring
 from simulator.plan import SlicePlan
-from simulator.program import Program, compile_program, retimed
+from simulator.program import Program
 from simulator.recurrence import Totals, totals
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
 from simulator.shapes import Shapes

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from simulator.case import Case
 from simulator.clock import Burden, Played, Power, find_clock
+from simulator.compiler import compile_program
 from simulator.cost import CostModel
 from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
@@ -14,7 +15,6 @@ from simulator.pipeline.build import Pieces, PipelineBuilder
 from simulator.pipeline.program import PipelineProgram, PipelineRun
 from simulator.pipeline.recurrence import play
 from simulator.plan import SlicePlan
-from simulator.program import compile_program
 from simulator.recurrence import Totals
 from simulator.schedule import Repeat, Schedule, Segment
 

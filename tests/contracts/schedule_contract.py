@@ -16,13 +16,13 @@ from typing import Final
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.closed_form import ClosedForm
+from simulator.compiler import compile_program
 from simulator.cost import CostModel
 from simulator.issue_order import IssueOrder, LayerOrder, parse_issue_order
 from simulator.ops import Collective, Fused
 from simulator.ordering import order_of
 from simulator.plan import MEGATRON, Order, SlicePlan
 from simulator.predict import predict, simulate
-from simulator.program import compile_program
 from simulator.recurrence import totals
 from simulator.schedule import COMPUTE, Op, Schedule, check_order, is_weight
 from simulator.timeline import Timeline

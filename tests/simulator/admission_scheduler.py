@@ -1,6 +1,7 @@
 """An independent answer with admission: instants one by one, without contention, host and loops.
 
-At each instant steps end, then everything starts that may, in any order, until nothing more does.
+At each instant steps end, then everything starts that may, in any order, until nothing more does. A
+collective ends no sooner behind the last one of its lane than its work and what an idle link saves.
 It shares no code with the engines; a step's fields are its only input.
 """
 
@@ -34,6 +35,7 @@ class _Scheduler:
         self.in_flight: dict[int, int] = {}  # lane -> step
         self.queues: list[deque[tuple[int, int]]] = [deque() for _ in range(lanes)]
         self.issued, self.done = [0] * lanes, [0] * lanes
+        self.moved = [float("-inf")] * lanes  # the end of the last collective that moved bytes
 
     def instant(self) -> bool:
         """Play one instant and go to the next; return whether there is one."""
@@ -41,6 +43,8 @@ class _Scheduler:
             if self.spans[index][1] == self.now:
                 del self.in_flight[lane]
                 self.done[lane] += 1
+                if self.steps[index].family:
+                    self.moved[lane] = self.now
         while self._compute_goes_on() or self._one_gets_in():
             pass
         if not self.in_flight:
@@ -88,4 +92,5 @@ class _Scheduler:
     def _start(self, index: int) -> None:
         step = self.steps[index]
         self.in_flight[step.lane] = index
-        self.spans[index] = self.now, self.now + step.work // WORK_UNIT
+        began = max(self.now, self.moved[step.lane] + step.saved_ns)
+        self.spans[index] = self.now, int(began) + step.work // WORK_UNIT

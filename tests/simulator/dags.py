@@ -11,7 +11,8 @@ import random
 from typing import NamedTuple
 
 from simulator.contention import Contention
-from simulator.cost import CostModel, Launch
+from simulator.cost import CostModel
+from simulator.launch import Launch
 from simulator.ops import Collective, Pointwise, Signature
 from simulator.resume import ResumeFit
 from simulator.schedule import COMPUTE, OpTemplate, Ref, Repeat, Schedule, Segment
@@ -32,15 +33,20 @@ class TableCost(CostModel):
         launch: Launch,
         skew: SkewFit | None = None,
         resume: ResumeFit | None = None,
+        saved_ns: dict[Signature, int] | None = None,
     ):
         self.durations = durations_ns
         self.contention = contention
         self.launch = launch
         self.skew = skew
         self.resume = resume
+        self.saved = saved_ns or {}
 
     def duration_ns(self, signature: Signature) -> int:
         return self.durations[signature]
+
+    def saved_ns(self, signature: Signature) -> int:
+        return self.saved.get(signature, 0)
 
 
 class RandomDag(NamedTuple):
@@ -73,7 +79,16 @@ def random_dag(seed: int, *, contention: bool = False) -> RandomDag:
     law = random_contention(rng) if contention else Contention(None)
     skew = random_skew(rng, most_ns / 1000) if contention and rng.random() < 0.75 else None
     launch, resume = _launch(rng, most_ns), random_resume(rng, most_ns / 1000)
-    return RandomDag(schedule, TableCost(durations, law, launch, skew, resume))
+    saved = _saved(rng, lanes, most_ns)
+    return RandomDag(schedule, TableCost(durations, law, launch, skew, resume, saved))
+
+
+def _saved(rng: random.Random, lanes: int, most_ns: int) -> dict[Signature, int]:
+    """What collectives save behind an idle link: nothing in one of two, else it depends."""
+    if rng.random() < 0.5:
+        return {}
+    signatures = [signature for lane in range(1, lanes) for signature in _choices(lane)]
+    return {signature: rng.randint(0, most_ns) for signature in signatures}
 
 
 def _launch(rng: random.Random, most_ns: int) -> Launch:

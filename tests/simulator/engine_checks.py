@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from simulator.compiler import compile_program
 from simulator.contention import Contention
 from simulator.engine import play
 from simulator.op_spans import spans_of_ops
-from simulator.program import Program, compile_program
+from simulator.program import Program
 from simulator.record import record
 from simulator.recurrence import Totals, totals
 from simulator.schedule import COMPUTE, Op, Schedule, Segment
@@ -71,7 +72,8 @@ def check_dag(seed: int) -> None:
     if launch.mode == "inline":
         durations = [a + b for a, b in zip(durations, launches, strict=True)]
     depth = launch.queue_depth if launch.mode == "async" else 0
-    expected = list_schedule(ops, durations, launches, depth, dag.cost.resume)
+    saved = [dag.cost.saved_ns(op.signature) for op in ops]
+    expected = list_schedule(ops, durations, launches, depth, dag.cost.resume, saved)
     program = compile_program(dag.schedule, dag.cost)
     timeline = play(dag.schedule, program)
     assert record(dag.schedule, program) == timeline

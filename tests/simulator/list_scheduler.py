@@ -6,7 +6,8 @@ starts at the latest end of its predecessors:
 - a compute op: whatever it reads; a collective: every compute op issued before it;
 - the host, which issues the ops one by one and at most ``queue_depth`` compute ops ahead.
 
-A compute op behind a wait takes longer, by its part of what the wait costs.
+A compute op behind a wait takes longer, by its part of what the wait costs. A collective ends no
+sooner behind the last one of its lane than its duration and what an idle link saves it.
 """
 
 from __future__ import annotations
@@ -53,9 +54,11 @@ def list_schedule(
     launches_ns: Sequence[int] = (),
     queue_depth: int = 0,
     resume: ResumeFit | None = None,
+    saved_ns: Sequence[int] = (),
 ) -> list[Placed]:
     """Start and end of every op; ``queue_depth`` 0 leaves the host out."""
     owed_ns = 0
+    moved_ns: dict[int, int] = {}
     placed: list[Placed] = []
     host_ns = 0
     compute_ends: list[int] = []
@@ -73,7 +76,12 @@ def list_schedule(
             owed_ns = resume.owed_ns(idle_ns, owed_ns) if idle_ns else owed_ns
             paid_ns = resume.paid_ns(owed_ns, duration_ns)
             owed_ns, duration_ns = owed_ns - paid_ns, duration_ns + paid_ns
-        placed.append(Placed(start, start + duration_ns))
+        end_ns = start + duration_ns
+        if op.lane != ON_COMPUTE and saved_ns:
+            moved = moved_ns.get(op.lane, start - saved_ns[index])
+            end_ns = max(end_ns, moved + saved_ns[index] + duration_ns)
+            moved_ns[op.lane] = end_ns
+        placed.append(Placed(start, end_ns))
         if op.lane == ON_COMPUTE:
             compute_ends.append(placed[-1].end_ns)
     return placed

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 
 from simulator.build import build_schedule
-from simulator.cost import CostModel, Launch
+from simulator.compiler import compile_program
+from simulator.cost import CostModel
 from simulator.engine import play
+from simulator.launch import Launch
 from simulator.ordering import order_of
-from simulator.program import REST, compile_program
+from simulator.program import REST
 from simulator.recurrence import totals
 from tests.simulator.cases import KINDS, random_case, random_cost, random_plan
 

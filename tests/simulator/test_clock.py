@@ -8,6 +8,7 @@ import pytest
 
 from simulator.case import Case
 from simulator.clock import Burden
+from simulator.compiler import compile_program, retimed, slowed
 from simulator.engine import play
 from simulator.errors import InputError
 from simulator.limits import check_values
@@ -16,7 +17,6 @@ from simulator.power import STEP_MHZ
 from simulator.predict import played, predict
 from simulator.presets import MODELS
 from simulator.profile import Profile
-from simulator.program import compile_program, retimed, slowed
 from simulator.recurrence import totals
 from simulator.specs import ClusterSpec, Workload
 from tests.simulator.cases import bundled_profile, hot_profile, uneven_profile

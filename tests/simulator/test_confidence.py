@@ -12,9 +12,10 @@ from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.confidence import LOW_SHARE, MEDIUM_SHARE, Confidence, confidence_of
 from simulator.contention import Contention, ContentionFit, Slowdown
-from simulator.cost import CostModel, Launch
+from simulator.cost import CostModel
 from simulator.engine import play
 from simulator.estimate import Estimate, Source
+from simulator.launch import Launch
 from simulator.ops import Collective, Gemm, Signature
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import played, predict, simulate, unsure_clocks

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from simulator.compiler import compile_program
 from simulator.contention import Contention
-from simulator.cost import Launch
 from simulator.engine import play
 from simulator.errors import ScheduleError
+from simulator.launch import Launch
 from simulator.ops import Collective, Pointwise, Signature
-from simulator.program import WORK_UNIT, compile_program
+from simulator.program import WORK_UNIT
 from simulator.recurrence import totals
 from simulator.schedule import COMPUTE, DP, TP, OpTemplate, Ref, Repeat, Schedule, Segment
 from simulator.skew import SkewFit, SkewRow

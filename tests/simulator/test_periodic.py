@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from simulator.build import build_schedule
+from simulator.compiler import compile_program
 from simulator.plan import SlicePlan
 from simulator.presets import MODELS
-from simulator.program import Loop, Program, compile_program
+from simulator.program import Loop, Program
 from simulator.recurrence import totals
 from simulator.schedules import fixed_order
 from simulator.specs import ClusterSpec, Workload

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from domino_tune.store.profiles import load_profile
+from simulator.compiler import compile_program, retimed
 from simulator.contention import Contention
-from simulator.cost import Launch
+from simulator.launch import Launch
 from simulator.ops import Attention, Collective, Gemm, Signature
-from simulator.program import FIRST, REST, WHOLE, WORK_UNIT, Step, compile_program, retimed
+from simulator.program import FIRST, REST, WHOLE, WORK_UNIT, Step
 from simulator.schedule import COMPUTE, TP, OpTemplate, Repeat, Schedule, Segment
 from simulator.waves import OPEN, Waves, waves_of
 from tests.simulator.dags import TableCost

@@ -7,17 +7,17 @@ affects all of them alike.
 from __future__ import annotations
 
 import statistics
-import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import accumulate, compress, pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from domino_tune.base.medians import half_spread
-from domino_tune.measure.probes.traffic import call_of
+from domino_tune.measure.probes.traffic import Traffic, call_of
 from domino_tune.runtime.clock import empty_ns, probing_clock, was_late
 from domino_tune.runtime.lanes.lane import Lane
 from domino_tune.runtime.lanes.silent import meeting_lanes
@@ -34,8 +34,8 @@ Samples = dict[Signature, list[int]]
 Message = dict[str, Any]
 BURST: Final = 4
 """Timed collectives of a burst, after a first one that synchronises the ranks."""
-COMPUTE_S: Final = 1e-3
-"""Compute before a timed collective, seconds."""
+EVICTING: Final = 1 << 22
+"""Elements of a GEMM before each timed collective: more than a core's own cache holds."""
 SHORTEST_US: Final = 128
 """Shortest stretch of compute for which skew is measured."""
 LEAST_SKEW_ERROR: Final = 0.005
@@ -154,7 +154,8 @@ def _beside(spans: Sequence[tuple[int, int]], timeline: Timeline) -> list[bool]:
 class CollectiveProbe:
     """Times one collective on the runtime's own lane of that number; nothing else runs.
 
-    A collective's time is the shortest span of all ranks: that of the last rank to begin.
+    A collective's time is the shortest span of all ranks: that of the last rank to begin. On CPUs
+    it is timed behind an idle link, and again (``behind_ns``) right behind another one.
     """
 
     def __init__(self, context: RankContext, collective: Collective, lane: int) -> None:
@@ -163,8 +164,8 @@ class CollectiveProbe:
         self.lane = context.lanes_for(collective.ctas)[lane]
         self.call = call_of(collective, context.device)
         self.clock = probing_clock(context.device)
-        self.square = torch.randn(256, 256)
         self.spans_ns: list[int] = []
+        self.behind_ns: list[int] = []
         self.hand_overs_ns: list[float] = []
 
     def warm_up(self) -> None:
@@ -180,9 +181,18 @@ class CollectiveProbe:
                 return
 
     def _add(self, spans: list[list[int]], hand_overs: list[list[int]]) -> None:
-        self.spans_ns += [min(together) for together in zip(*spans, strict=True)]
+        self.spans_ns += _shortest(spans)
         if self.context.device.type != "cuda":  # a stream has no thread to wake up
             self.hand_overs_ns += [statistics.fmean(rank) for rank in hand_overs]
+            self.behind_ns += _shortest(self.context.all_gather_objects(self._behind()))
+
+    def _behind(self) -> list[int]:
+        """Return the spans, ns, of collectives that follow each other at once."""
+        self.context.barrier()
+        traffic = Traffic(self.lane, self.call)
+        traffic.issue(1 + BURST)
+        traffic.drain()
+        return [self.clock.at_ns(b) - self.clock.at_ns(a) for a, b in traffic.spans()][1:]
 
     def _burst(self) -> tuple[list[int], list[int], bool]:
         """Return spans, ns; the compute lane's extra wait for each, ns; whether any was late."""
@@ -205,13 +215,11 @@ class CollectiveProbe:
         return spans[1:], hand_overs[1:], late
 
     def _compute(self) -> None:
-        """Compute first, as before a collective in training: the link is idle then, but the core is
-        busy. On a GPU neither matters."""
-        if self.context.device.type == "cuda":
-            return
-        until = time.perf_counter() + COMPUTE_S
-        while time.perf_counter() < until:
-            self.square @ self.square
+        """Compute first, as before a collective in training: then the link is idle, and neither the
+        message nor the lane's own code is in the core's cache. On a GPU nothing of that matters."""
+        if self.context.device.type != "cuda":
+            wide = _operand()
+            wide @ wide.T
 
     def message(self, hand_over_us: float | None) -> Message:
         """Return the results so far; ``hand_over_us`` is the cost of handing over a collective."""
@@ -222,7 +230,19 @@ class CollectiveProbe:
             "spread_us": half_spread(self.spans_ns) / 1e3,
             "samples": len(self.spans_ns),
         }
+        if self.behind_ns:
+            found["behind_us"] = statistics.median(self.behind_ns) / 1e3
         return found if hand_over_us is None else {**found, "hand_over_us": hand_over_us}
+
+
+@cache
+def _operand() -> torch.Tensor:
+    return torch.ones(64, EVICTING // 64)
+
+
+def _shortest(ranks: Sequence[Sequence[int]]) -> list[int]:
+    """Return the shortest span of all ranks, of each collective."""
+    return [min(together) for together in zip(*ranks, strict=True)]
 
 
 def hand_over_us(probes: Sequence[CollectiveProbe]) -> float | None:

@@ -45,6 +45,20 @@ def test_launch_costs_are_kept_whichever_comes_first(messages: tuple[dict[str, A
     assert {cost.estimate(GEMM).source, cost.estimate(REDUCE).source} == {"measured"}
 
 
+def test_collectives_behind_each_other_tell_what_an_idle_link_carries_at_once() -> None:
+    profile = Profile(name="here", created="2026-11-20", machine=this_machine(1, "gloo", {}))
+    profile = add_message(profile, COLLECTIVE)
+    assert profile.collectives is not None
+    assert profile.collectives.burst is None
+    profile = add_message(profile, {**COLLECTIVE, "samples": 40, "behind_us": 250.0})
+    assert profile.collectives is not None
+    assert profile.collectives.rows[0].behind_us == 250.0
+    assert profile.collectives.burst is not None
+    assert profile.collectives.burst.saved_us(4096) == pytest.approx(50.0)
+    assert CostModel(profile).saved_ns(REDUCE) == 50_000
+    assert parse_profile(dump_profile(profile), source="here") == profile
+
+
 def test_launches_of_a_gpu_are_measured_apart() -> None:
     """Its ops and collectives tell nothing of them, and what is told stays, whatever comes."""
     launch = {"gemm": 6.0, "attention": 9.0, "pointwise": 5.0, "collective": 14.0}
