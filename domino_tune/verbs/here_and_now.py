@@ -34,14 +34,17 @@ class Candidate:
 
 
 def as_emulated(case: Case, spec: LaunchSpec) -> Case:
-    """Return the case of a single rank: nobody to wait for, and on CPU no contention, as
-    collectives wait."""
+    """Return the case of a single rank: nobody to wait for, no link that idles, and on CPU no
+    contention, as collectives wait."""
     skew = case.profile.skew
     if skew is not None:
         skew = replace(
             skew, fit=replace(skew.fit, slowest_factor=1.0, rows=(), beside=(), error=0.0)
         )
-    alone = replace(case.profile, skew=skew)
+    collectives = case.profile.collectives
+    if collectives is not None:
+        collectives = replace(collectives, burst=None)
+    alone = replace(case.profile, skew=skew, collectives=collectives)
     return replace(
         case, profile=replace(alone, contention=None) if spec.backend == "gloo" else alone
     )
