@@ -15,7 +15,7 @@ from domino_tune.service.tokens import Token, TokenDesk
 
 
 class Finding:
-    """A look-up that counts its calls; each reads, then waits for ``gate``."""
+    """A look-up; each call reads, is counted, then waits for ``gate``."""
 
     def __init__(self, desk: TokenDesk) -> None:
         self.desk = desk
@@ -23,8 +23,8 @@ class Finding:
         self.gate = threading.Event()
 
     def __call__(self, secret: str) -> Token | None:
-        self.calls += 1
         found = self.desk.find(secret)
+        self.calls += 1
         assert self.gate.wait(10)
         return found
 
