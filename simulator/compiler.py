@@ -263,8 +263,11 @@ class _Compiler:
             return late, moves
         first = numbers.work_of(FIRST)
         if not first:
-            whole = Step(lane, work, family, waits, launch_ns, room, needs, number=number)
-            return (whole._replace(saved_ns=saved_ns) if saved_ns else whole,)
+            return (
+                Step(
+                    lane, work, family, waits, launch_ns, room, needs, WHOLE, number, saved_ns
+                ),
+            )  # fmt: skip
         return (
             Step(lane, first, family, waits, launch_ns, 0, part=FIRST, number=number),
             Step(lane, work - first, family, (), 0, room, part=REST, number=number),

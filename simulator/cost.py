@@ -147,7 +147,7 @@ class CostModel:
         """Return what a collective between nodes saves behind a link that was idle."""
         if self.burst is None or not isinstance(signature, Collective) or signature.nodes == 1:
             return 0
-        saved_us = self.burst.saved_us(signature.sent_bytes) / self.changes.link_bandwidth
+        saved_us = self.burst.saved_us(signature.bus_bytes) / self.changes.link_bandwidth
         return round(1000 * saved_us * self.draw.factor(family_of(signature), self.burst.error))
 
     def family(self, signature: Signature) -> Family:

@@ -133,6 +133,13 @@ class Pointwise(NamedTuple):
         return 0
 
 
+def busbw_factor(op: str, ranks: int) -> float:
+    """Return bus bandwidth over algorithm bandwidth (nccl-tests' PERFORMANCE.md)."""
+    if op == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if op in ("all_gather", "reduce_scatter") else 1.0
+
+
 class Collective(NamedTuple):
     """A collective over ``nodes`` × ``per_node`` ranks.
 
@@ -168,11 +175,9 @@ class Collective(NamedTuple):
         return self.nodes * self.per_node
 
     @property
-    def sent_bytes(self) -> float:
-        """Bytes that each rank sends at least: what others have to know of its own part, and in an
-        all-reduce of their sum, too."""
-        times = 2 if self.op == "all_reduce" else 1
-        return times * self.size_bytes * (self.ranks - 1) / self.ranks
+    def bus_bytes(self) -> float:
+        """Bytes that each rank sends: bus bandwidth (busbw) is these by the time."""
+        return busbw_factor(self.op, self.ranks) * self.size_bytes
 
     @property
     def flops(self) -> int:

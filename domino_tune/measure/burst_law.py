@@ -16,22 +16,26 @@ from simulator.lookup.collectives import CollectiveRow
 SIZES: Final = tuple(round(1024 * 2 ** (step / 4)) for step in range(45))
 """Buckets that are tried, bytes: 1 KiB to 2 MiB."""
 LEAST_US: Final = 20.0
-"""What is saved beyond a thread's wake-up; a collective is not timed better than that."""
+"""A difference of two timings below this is chance."""
 
 
 class Saved(NamedTuple):
-    """What collectives save that send ``sent_bytes``, µs, and how well that is known."""
+    """What a collective saves that sends ``sent_bytes``; a row that spreads weighs less."""
 
     sent_bytes: float
     saved_us: float
-    spread_us: float
+    weight: float
 
 
 def burst_law(rows: Sequence[CollectiveRow]) -> LinkBurst | None:
     """Return the law of the rows between nodes; None where they save nothing."""
     timed = [row for row in rows if row.nodes > 1 and row.behind_us]
     found = [
-        Saved(row.signature.sent_bytes, row.behind_us - row.median_us, row.spread_us)
+        Saved(
+            row.signature.bus_bytes,
+            row.behind_us - row.median_us,
+            1 / (LEAST_US**2 + row.spread_us**2),
+        )
         for row in timed
     ]
     if not found:
@@ -41,7 +45,7 @@ def burst_law(rows: Sequence[CollectiveRow]) -> LinkBurst | None:
     )
     if us_per_byte * size < LEAST_US:
         return None
-    weights = sum(map(_weight, found))
+    weights = sum(one.weight for one in found)
     return LinkBurst(
         burst_bytes=size,
         gb_s=1e-3 / us_per_byte,
@@ -50,13 +54,9 @@ def burst_law(rows: Sequence[CollectiveRow]) -> LinkBurst | None:
     )
 
 
-def _weight(one: Saved) -> float:
-    return 1 / (LEAST_US**2 + one.spread_us**2)
-
-
 def _fit(found: Sequence[Saved], size: int) -> tuple[int, float, float]:
     """Return the size, the µs per byte that fits best, and the squares that it leaves."""
-    parts = [(_weight(one), min(one.sent_bytes, size), one.saved_us) for one in found]
+    parts = [(one.weight, min(one.sent_bytes, size), one.saved_us) for one in found]
     slope = sum(w * x * y for w, x, y in parts) / sum(w * x * x for w, x, _ in parts)
     slope = max(0.0, slope)
     return size, slope, sum(w * (y - slope * x) ** 2 for w, x, y in parts)

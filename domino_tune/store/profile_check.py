@@ -11,7 +11,6 @@ from typing import Any, Final
 from simulator.lookup.attention import AttentionFit, AttentionRow, AttentionTable
 from simulator.lookup.collectives import CollectiveRow, CollectiveTable
 from simulator.lookup.pointwise import PointwiseFit, PointwiseRow, PointwiseTable
-from simulator.ops import Collective
 from simulator.profile import SECTIONS, Profile
 
 MOST_ROWS: Final = 300  # rows to leave out one by one, picked evenly
@@ -114,8 +113,7 @@ def collective_error(rows: Sequence[CollectiveRow]) -> float:
         for index in range(1, len(line) - 1):
             row = line[index]
             table = CollectiveTable(line[:index] + line[index + 1 :])
-            op = Collective(row.op, row.bytes, row.nodes, row.per_node, row.ctas)
-            errors.append(abs(table.estimate(op).duration_us / row.median_us - 1))
+            errors.append(abs(table.estimate(row.signature).duration_us / row.median_us - 1))
     return sum(errors) / len(errors) if errors else math.nan
 
 

@@ -67,8 +67,7 @@ def _probe(case: Case) -> tuple[Collective, float, float]:
 def link_bandwidth(case: Case) -> float:
     """Return the bus bandwidth of a large all-reduce, in bytes/s (nccl-tests' busbw)."""
     probe, _, transfer_s = _probe(case)
-    ranks = case.cluster.tp
-    return 2 * (ranks - 1) / ranks * probe.size_bytes / transfer_s
+    return probe.bus_bytes / transfer_s
 
 
 def link_latency(case: Case) -> float:

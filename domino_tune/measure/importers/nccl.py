@@ -20,10 +20,10 @@ from domino_tune.measure.importers.imported import (
     lines_of,
     text_of,
 )
-from domino_tune.measure.importers.rates import busbw_factor
 from domino_tune.measure.importers.tables import count, microseconds, records
 from simulator.errors import InputError, unknown_name
 from simulator.lookup.collectives import COLLECTIVES, CollectiveRow
+from simulator.ops import busbw_factor
 
 BINARIES = {
     "all_reduce_perf": "all_reduce",

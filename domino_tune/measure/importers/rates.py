@@ -12,6 +12,7 @@ from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.gemm import moved_bytes
 from simulator.lookup.pointwise import PointwiseRow
 from simulator.lookup.roof import L2_MULTIPLE
+from simulator.ops import busbw_factor
 from simulator.profile import Machine
 
 UNIT_NAMES: Final = {
@@ -196,10 +197,3 @@ def _collective(row: CollectiveRow, machine: Machine) -> Bound:
         limit=f"{LINK_MARGIN:g} times the memory bandwidth of {machine.gpu}, {memory:,g} GB/s",
         usual_us=inside,
     )
-
-
-def busbw_factor(op: str, ranks: int) -> float:
-    """Return bus bandwidth over algorithm bandwidth (nccl-tests' PERFORMANCE.md)."""
-    if op == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    return (ranks - 1) / ranks if op in ("all_gather", "reduce_scatter") else 1.0

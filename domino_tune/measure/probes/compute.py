@@ -189,10 +189,7 @@ class CollectiveProbe:
     def _behind(self) -> list[int]:
         """Return the spans, ns, of collectives that follow each other at once."""
         self.context.barrier()
-        traffic = Traffic(self.lane, self.call)
-        traffic.issue(1 + BURST)
-        traffic.drain()
-        return [self.clock.at_ns(b) - self.clock.at_ns(a) for a, b in traffic.spans()][1:]
+        return Traffic(self.lane, self.call).host_burst_ns(BURST)
 
     def _burst(self) -> tuple[list[int], list[int], bool]:
         """Return spans, ns; the compute lane's extra wait for each, ns; whether any was late."""

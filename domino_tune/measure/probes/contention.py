@@ -177,7 +177,7 @@ class HostContentionProbe(_Probe):
         time.sleep(BEGIN_S)
         slowed, (begin, end) = self._play(in_step=False)
         traffic.drain()
-        spans = _host_spans(traffic)
+        spans = traffic.host_spans()
         during = [_length(span) for span in spans if span[0] > begin and span[1] < end]
         self._add_sample(
             slowdowns(alone, slowed, (spans[0][0], spans[-1][1])),
@@ -187,10 +187,7 @@ class HostContentionProbe(_Probe):
     def _collective_ns(self) -> float:
         """Return the mean time of collectives back to back while nothing else runs, ns."""
         self.session.context.barrier()
-        traffic = self._traffic()
-        traffic.issue(1 + BURST)
-        traffic.drain()
-        return statistics.fmean([end - start for start, end in _host_spans(traffic)][1:])
+        return statistics.fmean(self._traffic().host_burst_ns(BURST))
 
     def _play(self, *, in_step: bool = True) -> tuple[list[TimedOp], Span]:
         """Return the step's ops, and its start and end, on the host's clock."""
@@ -203,11 +200,6 @@ class HostContentionProbe(_Probe):
             for op, start, end in timeline.lane(COMPUTE)
         ]
         return ops, (began, time.perf_counter_ns())
-
-
-def _host_spans(traffic: Traffic) -> list[Span]:
-    """Return (start, end) of each all-reduce on the host's clock, ns."""
-    return [(start, end) for start, end in traffic.spans() if isinstance(start, int)]  # type: ignore[misc]
 
 
 Bursts = list[list[Span]]

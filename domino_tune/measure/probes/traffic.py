@@ -47,6 +47,17 @@ class Traffic:
         for handle in self.handles:
             handle.wait()
 
+    def host_spans(self) -> list[tuple[int, int]]:
+        """Return start and end of each on the host's clock, ns, on a CPU."""
+        return [(start, end) for start, end in self.spans() if isinstance(start, int)]  # type: ignore[misc]
+
+    def host_burst_ns(self, count: int) -> list[int]:
+        """Play a first one, which synchronises the ranks, and ``count`` right behind each other, on
+        a CPU; return how long these took, ns."""
+        self.issue(1 + count)
+        self.drain()
+        return [end - start for start, end in self.host_spans()][1:]
+
     def spans(self) -> list[tuple[Tick, Tick]]:
         """Return start and end of each, once all are done."""
         return [handle.ticks() for handle in self.handles]

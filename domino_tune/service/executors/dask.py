@@ -53,8 +53,8 @@ class DaskExecutor(Executor):
             self._open()
         except (ExecutorLostError, ValueError):
             raise InputError(
-                f"No Dask scheduler answers at {self._place!r}; start one (`dask scheduler`), or "
-                "give another --executor."
+                f"No Dask scheduler answers at {place!r}; start one (`dask scheduler`), or give "
+                "another --executor."
             ) from None
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

@@ -20,7 +20,7 @@ def rows(bucket: LinkBurst | None, nodes: int = 2, off_us: float = 0.0) -> list[
     rng, found = random.Random(3), []
     for op in ("all_gather", "reduce_scatter"):
         for size in SIZES:
-            sent = Collective(op, size, nodes, 2 // nodes).sent_bytes
+            sent = Collective(op, size, nodes, 2 // nodes).bus_bytes
             saved = bucket.saved_us(sent) if bucket else 0.0
             spread = 5 + size / 30_000
             median = 100 + sent / 60
