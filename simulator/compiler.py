@@ -44,9 +44,9 @@ def retimed(program: Program, schedule: Schedule, cost: CostModel) -> Program:
         if isinstance(item, Loop):
             return Loop(body=tuple([timed(one) for one in item.body]), count=item.count)
         # _replace takes longer
-        lane, _, _, waits, launch_ns, room, needs, part, number, saved_ns = item
+        lane, _, _, waits, launch_ns, room, needs, part, number, saved, wake = item
         work, family = works[number][part], numbers[number].family
-        return Step(lane, work, family, waits, launch_ns, room, needs, part, number, saved_ns)
+        return Step(lane, work, family, waits, launch_ns, room, needs, part, number, saved, wake)
 
     return replace(program, root=timed(program.root), families=tuple(compiler.families))
 
@@ -74,6 +74,7 @@ class _Numbers(NamedTuple):
     waves: int
     number: int
     saved_ns: int
+    wake_ns: int
 
     def work_of(self, part: int) -> int:
         """Return the work of a part of the op: FIRST is all waves but the last, in whole ns."""
@@ -138,7 +139,9 @@ class _Compiler:
             launch_order=schedule.launch_order if admits_late else "comm_first",
             resume=self.cost.resume,
             signatures=tuple(self.numbers),
-            most_saved_ns=max((own.saved_ns for own in self.numbers.values()), default=0),
+            most_idle_ns=max(
+                (max(own.saved_ns, own.wake_ns) for own in self.numbers.values()), default=0
+            ),
         )
 
     def _least_needs(self, schedule: Schedule) -> int:
@@ -247,7 +250,7 @@ class _Compiler:
         lane = template.lane
         waits = self._waits(template, layer)
         numbers = self.numbers_of(template.signature)
-        work, family, launch_ns, room, needs, _, number, saved_ns = numbers
+        work, family, launch_ns, room, needs, _, number, saved_ns, wake_ns = numbers
         wait_ns = 0
         if self.cost.skew is not None:
             wait_ns = self.skew.add(
@@ -259,13 +262,17 @@ class _Compiler:
                 self.written[layer + ref.layer, ref.name] = (lane, self.issued[lane])
         if wait_ns:
             late = Step(lane, wait_ns * WORK_UNIT, 0, waits, launch_ns, needs=needs)
-            moves = Step(lane, work, family, (), 0, needs=0, number=number, saved_ns=saved_ns)
+            moves = Step(
+                lane, work, family, (), 0, needs=0, number=number, saved_ns=saved_ns,
+                wake_ns=wake_ns,
+            )  # fmt: skip
             return late, moves
         first = numbers.work_of(FIRST)
         if not first:
             return (
                 Step(
-                    lane, work, family, waits, launch_ns, room, needs, WHOLE, number, saved_ns
+                    lane, work, family, waits, launch_ns, room, needs, WHOLE, number, saved_ns,
+                    wake_ns,
                 ),
             )  # fmt: skip
         return (
@@ -308,14 +315,17 @@ class _Compiler:
         if numbers is None:
             cost = self.cost
             family = self.families.setdefault(cost.family(signature), len(self.families))
-            duration_ns = cost.duration_ns(signature)
+            saved_ns, wake_ns = cost.idle_times(signature)
+            duration_ns = cost.awake_ns(signature)
             launch_ns = self.launch.of(signature) if self.launch.mode != "none" else 0
-            if self.launch.mode == "inline":
+            if self.launch.mode == "inline" and isinstance(signature, Collective):
+                wake_ns += launch_ns  # a lane that is awake goes on by itself
+            elif self.launch.mode == "inline":
                 duration_ns += launch_ns
             waves, room = room_beside(signature, cost.contention, self.least_needs)
             numbers = self.numbers[signature] = _Numbers(
                 duration_ns * WORK_UNIT, family, launch_ns, room, self._needs(signature), waves,
-                len(self.numbers), cost.saved_ns(signature),
+                len(self.numbers), saved_ns, wake_ns,
             )  # fmt: skip
         return numbers
 

@@ -18,6 +18,7 @@ from simulator.contention import (
 from simulator.draws import NOMINAL, Draw, family_of
 from simulator.errors import InputError, ProfileError
 from simulator.estimate import SOURCE_OF, Estimate, Source
+from simulator.idle_lane import NO_TIMES, IdleTimes
 from simulator.launch import launch_of
 from simulator.lookup.expected import TILE_FUSED
 from simulator.lookup.fused import SM_COUNT, gathered_us, scattered_us
@@ -107,7 +108,7 @@ class CostModel:
         self.launch = launch_of(profile, cuda_graph, changes.compute_speed)
         self.skew = profile.skew.fit if profile.skew else None
         self.resume = profile.resume.fit if profile.resume else None
-        self.burst = profile.collectives.burst if profile.collectives else None
+        self.idle_lane = profile.collectives.idle_lane if profile.collectives else None
         self.power = profile.power
 
     def estimate(self, signature: Signature) -> Estimate:
@@ -143,12 +144,23 @@ class CostModel:
             return 0
         return round(self.skew.wait_us(alone_ns / 1000, beside_ns / 1000) * 1000)
 
-    def saved_ns(self, signature: Signature) -> int:
-        """Return what a collective between nodes saves behind a link that was idle."""
-        if self.burst is None or not isinstance(signature, Collective) or signature.nodes == 1:
-            return 0
-        saved_us = self.burst.saved_us(signature.bus_bytes) / self.changes.link_bandwidth
-        return round(1000 * saved_us * self.draw.factor(family_of(signature), self.burst.error))
+    def awake_ns(self, signature: Signature) -> int:
+        """Return the duration of an op whose lane did not idle, but for what an idle link saves."""
+        return self.duration_ns(signature) - self.idle_times(signature).wake_ns
+
+    def idle_times(self, signature: Signature) -> IdleTimes:
+        """Return what a collective saves and pays behind a lane that idled: links of a node have no
+        bucket, and waking is a part of the duration, all but 1 ns of it at most."""
+        law = self.idle_lane
+        if law is None or not isinstance(signature, Collective):
+            return NO_TIMES
+        off = 1000 * self.draw.factor(family_of(signature), law.error)
+        saved_us = law.saved_us(signature.bus_bytes) if signature.nodes > 1 else 0.0
+        wake_ns = round(off * law.wake_us * self.changes.link_latency)
+        return IdleTimes(
+            round(off * saved_us / self.changes.link_bandwidth),
+            min(wake_ns, self.duration_ns(signature) - 1),
+        )
 
     def family(self, signature: Signature) -> Family:
         """Return the contention family, with the numbers that the law needs and no others."""

@@ -16,8 +16,8 @@ from typing import Any, Final, Literal
 from simulator.calibration import Calibration
 from simulator.contention import ContentionFit
 from simulator.errors import MissingSectionError, ProfileError
+from simulator.idle_lane import IdleLane
 from simulator.limits import check_values
-from simulator.link_burst import LinkBurst
 from simulator.lookup import (
     ABSENT_IF_EMPTY,
     require_choice,
@@ -156,15 +156,15 @@ class CollectiveSection:
     """Collective rows and laws, both sorted, and assumptions for groups that were not timed.
 
     ``nic_gb_s`` (1e9 bytes per second per rank, one way) and ``nic_latency_us`` serve groups over
-    several nodes that have neither rows nor fits; without them such groups are refused. ``burst``:
-    what links between nodes carry at once when they were idle; None if that is nothing.
+    several nodes that have neither rows nor fits; without them such groups are refused.
+    ``idle_lane``: how the rows differ right behind another collective; None if they do not.
     """
 
     rows: tuple[CollectiveRow, ...] = ()
     fits: tuple[CollectiveFit, ...] = ()
     nic_gb_s: float | None = None
     nic_latency_us: float | None = None
-    burst: LinkBurst | None = field(default=None, metadata=ABSENT_IF_EMPTY)
+    idle_lane: IdleLane | None = field(default=None, metadata=ABSENT_IF_EMPTY)
     provenance: Provenance
 
     def __post_init__(self) -> None:

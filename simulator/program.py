@@ -31,8 +31,9 @@ class Step(NamedTuple):
     finds it in flight. ``needs``: SMs that a collective needs to start; 0 if it has them already,
     from waiting for later ranks or because they are kept free, or takes none. ``part``: FIRST of a
     compute op in two steps, or REST, which follows it at once; else WHOLE. ``number``: that of its
-    signature in the program, -1 for a wait. ``saved_ns``: what a collective saves behind a link
-    that was idle (``simulator.link_burst``)."""
+    signature in the program, -1 for a wait. ``saved_ns`` and
+    ``wake_ns``: what a collective saves and pays behind a lane that idled
+    (``simulator.idle_lane``)."""
 
     lane: int
     work: int
@@ -44,6 +45,7 @@ class Step(NamedTuple):
     part: int = WHOLE
     number: int = -1
     saved_ns: int = 0
+    wake_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,8 @@ class Program:
 
     ``queue_depth``: how many compute ops the host may be ahead; 0 turns the host lane off.
     ``launch_order``: who is first on a GPU (``simulator.implementation``). ``resume``: what compute
-    loses behind a wait. ``signatures``: of the steps' numbers. ``most_saved_ns``: by a collective.
+    loses behind a wait. ``signatures``: of the steps' numbers. ``most_idle_ns``: for
+    how long it matters that a lane idled.
     """
 
     root: Loop
@@ -84,7 +87,7 @@ class Program:
     launch_order: LaunchOrder = "comm_first"
     resume: ResumeFit | None = None
     signatures: tuple[Signature, ...] = ()
-    most_saved_ns: int = 0
+    most_idle_ns: int = 0
 
 
 class Rates(dict[tuple[int, ...], tuple[int, ...]]):

@@ -12,8 +12,8 @@ without room is ready at the instant at which an op starts, the program's launch
 first. ``comm_first``: the collective. ``free``: the op, unless the collective was ready before that
 instant. ``ordered``: the op starts when all collectives issued before it have started.
 
-Bursts. A collective whose lane was not idle for as long as it could save takes longer, by the
-difference (``simulator.link_burst``). While it waits for later ranks its link is idle.
+Idle lanes. A collective takes longer by what it does not save and by what it pays for waking, as
+its lane idled (``simulator.idle_lane``). While it waits for later ranks its link is idle.
 
 Resuming. An op that starts behind a wait pays what the wait costs (``simulator.resume``): its work
 is more by that.
@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from simulator.contention import SCALE
 from simulator.host import Host, HostMark
-from simulator.link_burst import LONG_AGO_NS, owed_ns
+from simulator.idle_lane import LONG_AGO_NS, more_ns
 from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Rates, Step
 from simulator.resume import Resumed
 
@@ -83,6 +83,7 @@ class _Waiting(NamedTuple):
     ready_ns: int
     needs: int
     saved_ns: int
+    wake_ns: int
 
     def later(self, elapsed_ns: int) -> _Waiting:
         """Return the same, some time later."""
@@ -122,7 +123,7 @@ class Machine:
         self.resumed = Resumed(program.resume)
         self.ordered = program.launch_order == "ordered"
         self.free = program.launch_order == "free"
-        self.most_saved_ns = program.most_saved_ns
+        self.most_idle_ns = program.most_idle_ns
 
     def run(self, loop: Loop, *, nested: bool = False) -> None:
         """Play a loop; skip periods if the state repeats. ``nested``: an outer loop may skip."""
@@ -157,7 +158,7 @@ class Machine:
         timed = host.depth > 0
         # GPUs lose nothing behind a wait, and searches play many of their steps.
         run = self._compute if self.resumed.law is None else self._resume
-        for lane, work, family, waits, launch_ns, room, needs, part, _, saved_ns in steps:
+        for lane, work, family, waits, launch_ns, room, needs, part, _, saved_ns, wake_ns in steps:
             if part == REST:
                 run(work, family, room, rest=True)
                 if timed:
@@ -167,7 +168,9 @@ class Machine:
             if lane:
                 flight = flights[lane]
                 flight.issued += 1
-                flight.queue.append(_Waiting(work, family, issued_at, self.now, needs, saved_ns))
+                flight.queue.append(
+                    _Waiting(work, family, issued_at, self.now, needs, saved_ns, wake_ns)
+                )
                 continue
             for waited, behind in waits:
                 flight = flights[waited]
@@ -220,9 +223,9 @@ class Machine:
                     pending = min(pending or first.issued_at, first.issued_at)
                 elif before_ns is None or first.needs <= room or first.ready_ns < before_ns:
                     flight.work, flight.family = first.work, first.family
-                    if first.saved_ns:
+                    if first.saved_ns or first.wake_ns:
                         idle_ns = self.now - flight.moved_until_ns
-                        flight.work += owed_ns(first.saved_ns, idle_ns) * WORK_UNIT
+                        flight.work += more_ns(first.saved_ns, first.wake_ns, idle_ns) * WORK_UNIT
                     flight.began_ns = self.now
                     flight.queue.popleft()
             if flight.work:
@@ -295,15 +298,15 @@ class Machine:
         # A repetition ends with the last compute op, so compute was busy until now.
         return self.resumed.owed_ns, *(
             (f.work, f.family, f.issued - f.done, self._idle_ns(f),
-             tuple((w, k, max(0, at - self.now), ready < self.now, needs, saved_ns)
-                   for w, k, at, ready, needs, saved_ns in f.queue))
+             tuple((w, k, max(0, at - self.now), ready < self.now, needs, saved_ns, wake_ns)
+                   for w, k, at, ready, needs, saved_ns, wake_ns in f.queue))
             for f in self.comm_flights
         )  # fmt: skip
 
     def _idle_ns(self, flight: Flight) -> int:
         """Return for how long a lane's link was idle, as far as that still matters."""
         moving = flight.work and flight.family
-        return 0 if moving else min(self.most_saved_ns, self.now - flight.moved_until_ns)
+        return 0 if moving else min(self.most_idle_ns, self.now - flight.moved_until_ns)
 
     def _sums(self) -> tuple[int, ...]:
         return (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from domino_tune.measure.burst_law import burst_law
 from domino_tune.measure.contention_law import assumptions, contention_fit, with_earlier_sizes
+from domino_tune.measure.idle_lane_law import idle_lane_law
 from domino_tune.measure.op_rows import MEASURED, add_ops, add_rows
 from simulator.lookup.collectives import CollectiveRow
 from simulator.ops import Collective
@@ -68,7 +68,7 @@ def _add_collective(profile: Profile, message: Message, before: Profile | None) 
         for one in (profile, before)
     )
     rows = add_rows(known, earlier, {row.key: row})
-    section = CollectiveSection(rows=rows, burst=burst_law(rows), provenance=MEASURED)
+    section = CollectiveSection(rows=rows, idle_lane=idle_lane_law(rows), provenance=MEASURED)
     profile = replace(profile, collectives=section)
     if "hand_over_us" not in message or _knows_hand_over(before):
         return profile

@@ -34,8 +34,8 @@ class Candidate:
 
 
 def as_emulated(case: Case, spec: LaunchSpec) -> Case:
-    """Return the case of a single rank: nobody to wait for, no link that idles, and on CPU no
-    contention, as collectives wait."""
+    """Return the case of a single rank: nobody to wait for, collectives that take as long behind
+    each other, and on CPU no contention, as collectives wait."""
     skew = case.profile.skew
     if skew is not None:
         skew = replace(
@@ -43,7 +43,7 @@ def as_emulated(case: Case, spec: LaunchSpec) -> Case:
         )
     collectives = case.profile.collectives
     if collectives is not None:
-        collectives = replace(collectives, burst=None)
+        collectives = replace(collectives, idle_lane=None)
     alone = replace(case.profile, skew=skew, collectives=collectives)
     return replace(
         case, profile=replace(alone, contention=None) if spec.backend == "gloo" else alone

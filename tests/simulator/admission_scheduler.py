@@ -1,7 +1,8 @@
 """An independent answer with admission: instants one by one, without contention, host and loops.
 
 At each instant steps end, then everything starts that may, in any order, until nothing more does. A
-collective ends no sooner behind the last one of its lane than its work and what an idle link saves.
+collective ends no sooner behind the last one of its lane than its work and what an idle link saves,
+and as much later as it takes to wake its lane.
 It shares no code with the engines; a step's fields are its only input.
 """
 
@@ -93,4 +94,5 @@ class _Scheduler:
         step = self.steps[index]
         self.in_flight[step.lane] = index
         began = max(self.now, self.moved[step.lane] + step.saved_ns)
+        began += min(self.now - self.moved[step.lane], step.wake_ns)
         self.spans[index] = self.now, int(began) + step.work // WORK_UNIT

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from simulator.contention import Contention
 from simulator.cost import CostModel
+from simulator.idle_lane import NO_TIMES, IdleTimes
 from simulator.launch import Launch
 from simulator.ops import Collective, Pointwise, Signature
 from simulator.resume import ResumeFit
@@ -33,20 +34,20 @@ class TableCost(CostModel):
         launch: Launch,
         skew: SkewFit | None = None,
         resume: ResumeFit | None = None,
-        saved_ns: dict[Signature, int] | None = None,
+        idle: dict[Signature, IdleTimes] | None = None,
     ):
         self.durations = durations_ns
         self.contention = contention
         self.launch = launch
         self.skew = skew
         self.resume = resume
-        self.saved = saved_ns or {}
+        self.idle = idle or {}
 
     def duration_ns(self, signature: Signature) -> int:
         return self.durations[signature]
 
-    def saved_ns(self, signature: Signature) -> int:
-        return self.saved.get(signature, 0)
+    def idle_times(self, signature: Signature) -> IdleTimes:
+        return self.idle.get(signature, NO_TIMES)
 
 
 class RandomDag(NamedTuple):
@@ -79,16 +80,22 @@ def random_dag(seed: int, *, contention: bool = False) -> RandomDag:
     law = random_contention(rng) if contention else Contention(None)
     skew = random_skew(rng, most_ns / 1000) if contention and rng.random() < 0.75 else None
     launch, resume = _launch(rng, most_ns), random_resume(rng, most_ns / 1000)
-    saved = _saved(rng, lanes, most_ns)
-    return RandomDag(schedule, TableCost(durations, law, launch, skew, resume, saved))
+    idle = _idle_times(rng, durations, most_ns) if rng.random() < 0.5 else None
+    return RandomDag(schedule, TableCost(durations, law, launch, skew, resume, idle))
 
 
-def _saved(rng: random.Random, lanes: int, most_ns: int) -> dict[Signature, int]:
-    """What collectives save behind an idle link: nothing in one of two, else it depends."""
-    if rng.random() < 0.5:
-        return {}
-    signatures = [signature for lane in range(1, lanes) for signature in _choices(lane)]
-    return {signature: rng.randint(0, most_ns) for signature in signatures}
+def _idle_times(
+    rng: random.Random, durations_ns: dict[Signature, int], most_ns: int
+) -> dict[Signature, IdleTimes]:
+    """What collectives save and pay behind an idle lane: one of both, or both."""
+    saves, wakes = rng.choice(((True, False), (False, True), (True, True)))
+    return {
+        signature: IdleTimes(
+            rng.randint(0, most_ns) if saves else 0, rng.randrange(duration_ns) if wakes else 0
+        )
+        for signature, duration_ns in durations_ns.items()
+        if isinstance(signature, Collective)
+    }
 
 
 def _launch(rng: random.Random, most_ns: int) -> Launch:

@@ -68,12 +68,16 @@ def check_dag(seed: int) -> None:
     _check_is_legal(ops)
     launch = dag.cost.launch
     launches = [launch.cost_ns.get(op.signature.kind, 0) for op in ops]
-    durations = [dag.cost.durations[op.signature] for op in ops]
+    durations = [dag.cost.awake_ns(op.signature) for op in ops]
+    idle = [dag.cost.idle_times(op.signature) for op in ops]
     if launch.mode == "inline":
-        durations = [a + b for a, b in zip(durations, launches, strict=True)]
+        for index, op in enumerate(ops):
+            if op.lane == COMPUTE:
+                durations[index] += launches[index]
+            else:
+                idle[index] = idle[index]._replace(wake_ns=idle[index].wake_ns + launches[index])
     depth = launch.queue_depth if launch.mode == "async" else 0
-    saved = [dag.cost.saved_ns(op.signature) for op in ops]
-    expected = list_schedule(ops, durations, launches, depth, dag.cost.resume, saved)
+    expected = list_schedule(ops, durations, launches, depth, dag.cost.resume, idle)
     program = compile_program(dag.schedule, dag.cost)
     timeline = play(dag.schedule, program)
     assert record(dag.schedule, program) == timeline

@@ -7,7 +7,8 @@ starts at the latest end of its predecessors:
 - the host, which issues the ops one by one and at most ``queue_depth`` compute ops ahead.
 
 A compute op behind a wait takes longer, by its part of what the wait costs. A collective ends no
-sooner behind the last one of its lane than its duration and what an idle link saves it.
+sooner behind the last one of its lane than its duration and what an idle link saves it; ``idle`` is
+that and what waking its lane takes, as far as the lane slept.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def list_schedule(
     launches_ns: Sequence[int] = (),
     queue_depth: int = 0,
     resume: ResumeFit | None = None,
-    saved_ns: Sequence[int] = (),
+    idle: Sequence[tuple[int, int]] = (),
 ) -> list[Placed]:
     """Start and end of every op; ``queue_depth`` 0 leaves the host out."""
     owed_ns = 0
@@ -77,9 +78,11 @@ def list_schedule(
             paid_ns = resume.paid_ns(owed_ns, duration_ns)
             owed_ns, duration_ns = owed_ns - paid_ns, duration_ns + paid_ns
         end_ns = start + duration_ns
-        if op.lane != ON_COMPUTE and saved_ns:
-            moved = moved_ns.get(op.lane, start - saved_ns[index])
-            end_ns = max(end_ns, moved + saved_ns[index] + duration_ns)
+        if op.lane != ON_COMPUTE and idle:
+            saved_ns, wake_ns = idle[index]
+            awake_until = moved_ns.get(op.lane, start - saved_ns - wake_ns)
+            end_ns = max(end_ns, awake_until + saved_ns + duration_ns)
+            end_ns += min(start - awake_until, wake_ns)
             moved_ns[op.lane] = end_ns
         placed.append(Placed(start, end_ns))
         if op.lane == ON_COMPUTE:

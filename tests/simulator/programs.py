@@ -29,7 +29,7 @@ FAMILIES = (
 )  # fmt: skip
 COMPUTE_FAMILIES = (1, 2, 3)
 COMM_FAMILIES = (4, 5, 6, 7, 8)
-MOST_SAVED_NS = 200
+MOST_IDLE_NS = 200
 
 
 def random_contention(rng: random.Random) -> Contention:
@@ -106,12 +106,14 @@ def random_steps(rng: random.Random, count: int, lanes: int, launch_ns: int) -> 
             lane = rng.randrange(1, lanes)
             alone = Step(
                 lane, rng.randint(1, 300) * WORK_UNIT, rng.choice(COMM_FAMILIES), (), cost,
-                needs=rng.choice((1, 1, 4, 16)), saved_ns=rng.choice((0, 0, 50, MOST_SAVED_NS)),
+                needs=rng.choice((1, 1, 4, 16)), saved_ns=rng.choice((0, 0, 50, MOST_IDLE_NS)),
+                wake_ns=rng.choice((0, 0, 70, MOST_IDLE_NS)),
             )  # fmt: skip
             steps.append(alone)
             issued[lane] += 1
             if rng.random() < 0.3:
-                steps[-1] = alone._replace(family=rng.choice((0, alone.family)), saved_ns=0)
+                family = rng.choice((0, alone.family))
+                steps[-1] = alone._replace(family=family, saved_ns=0, wake_ns=0)
                 steps.append(alone._replace(launch_ns=0, needs=0))
                 issued[lane] += 1
             continue
@@ -161,7 +163,7 @@ def random_program(seed: int) -> Program:
         root=random_loop(rng, lanes, launch_ns), lanes=lanes, families=FAMILIES,
         contention=random_contention(rng), queue_depth=depth,
         launch_order=rng.choice(LAUNCH_ORDERS), resume=random_resume(rng, 0.2),
-        most_saved_ns=MOST_SAVED_NS,
+        most_idle_ns=MOST_IDLE_NS,
     )  # fmt: skip
 
 

@@ -45,17 +45,17 @@ def test_launch_costs_are_kept_whichever_comes_first(messages: tuple[dict[str, A
     assert {cost.estimate(GEMM).source, cost.estimate(REDUCE).source} == {"measured"}
 
 
-def test_collectives_behind_each_other_tell_what_an_idle_link_carries_at_once() -> None:
+def test_collectives_behind_each_other_tell_what_an_idle_lane_changes() -> None:
     profile = Profile(name="here", created="2026-11-20", machine=this_machine(1, "gloo", {}))
     profile = add_message(profile, COLLECTIVE)
     assert profile.collectives is not None
-    assert profile.collectives.burst is None
+    assert profile.collectives.idle_lane is None
     profile = add_message(profile, {**COLLECTIVE, "samples": 40, "behind_us": 250.0})
     assert profile.collectives is not None
     assert profile.collectives.rows[0].behind_us == 250.0
-    assert profile.collectives.burst is not None
-    assert profile.collectives.burst.saved_us(4096) == pytest.approx(50.0)
-    assert CostModel(profile).saved_ns(REDUCE) == 50_000
+    assert profile.collectives.idle_lane is not None
+    assert profile.collectives.idle_lane.saved_us(4096) == pytest.approx(50.0)
+    assert CostModel(profile).idle_times(REDUCE) == (50_000, 0)
     assert parse_profile(dump_profile(profile), source="here") == profile
 
 

@@ -7,21 +7,21 @@ from dataclasses import replace
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.verbs.here_and_now import as_emulated
 from simulator.case import Case
-from simulator.link_burst import LinkBurst
+from simulator.idle_lane import IdleLane
 from simulator.profile import SkewSection
 from simulator.provenance import Provenance
 from simulator.skew import SkewFit, SkewRow
 from tests.simulator.test_skew import small_case
 
 SKEW = SkewFit(slowest_factor=1.02, step_excess=0.01, rows=(SkewRow(9.0, 1.0),), error=0.01)
-BURST = LinkBurst(burst_bytes=9000, gb_s=0.1, error=0.1, samples=1)
+LAW = IdleLane(burst_bytes=9000, burst_us=90.0, wake_us=5.0, error=0.1, samples=1)
 
 
 def case_of_ranks() -> Case:
     case = small_case()
     assert case.profile.collectives is not None
     section = SkewSection(fit=SKEW, provenance=Provenance(kind="measured", source="a test"))
-    collectives = replace(case.profile.collectives, burst=BURST)
+    collectives = replace(case.profile.collectives, idle_lane=LAW)
     return replace(case, profile=replace(case.profile, skew=section, collectives=collectives))
 
 
@@ -32,6 +32,6 @@ def test_one_rank_waits_for_nobody_and_its_link_never_idles() -> None:
         assert alone.skew is not None
         assert alone.skew.fit == replace(SKEW, slowest_factor=1.0, rows=(), error=0.0)
         assert alone.collectives is not None
-        assert alone.collectives.burst is None
+        assert alone.collectives.idle_lane is None
         assert alone.collectives.rows == ranks.profile.collectives.rows  # type: ignore[union-attr]
         assert (alone.contention is None) == (backend == "gloo")

@@ -1,0 +1,69 @@
+"""The law of idle lanes, from collectives timed behind a lane that idled and behind each other.
+
+The law (``simulator.idle_lane``) has three unknowns: a bucket's size, the time that a whole bucket
+takes, and the time of waking. For a given size both times are the least-squares ones that are not
+negative; the size is the one that leaves the smallest squares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from scipy.optimize import nnls
+
+from simulator.idle_lane import IdleLane
+from simulator.lookup.collectives import CollectiveRow
+
+SIZES: Final = tuple(round(1024 * 2 ** (step / 4)) for step in range(45))
+"""Buckets that are tried, bytes: 1 KiB to 2 MiB."""
+LEAST_US: Final = 20.0
+"""A difference of two timings below this is chance."""
+
+
+class _Fit(NamedTuple):
+    """A law that was tried, and the squares that it leaves."""
+
+    squares: float
+    burst_bytes: int
+    burst_us: float
+    wake_us: float
+
+
+def idle_lane_law(rows: Sequence[CollectiveRow]) -> IdleLane | None:
+    """Return the law of the rows; None where it makes no difference whether a lane idled."""
+    timed = [row for row in rows if row.behind_us]
+    if not timed:
+        return None
+    fit = min(_fit(timed, size) for size in SIZES)
+    most_us = fit.burst_us + fit.wake_us
+    if most_us < LEAST_US:
+        return None
+    weights = sum(_weight(row) for row in timed)
+    return IdleLane(
+        burst_bytes=fit.burst_bytes,
+        burst_us=fit.burst_us,
+        wake_us=fit.wake_us,
+        error=math.sqrt(fit.squares / weights) / most_us,
+        samples=sum(row.samples for row in timed),
+    )
+
+
+def _fit(rows: Sequence[CollectiveRow], size: int) -> _Fit:
+    """Return the law with a bucket of ``size``; the links of a node have none."""
+    roots = np.sqrt([_weight(row) for row in rows])
+    full = [min(1.0, row.signature.bus_bytes / size) if row.nodes > 1 else 0.0 for row in rows]
+    terms = np.column_stack([full, [-1.0] * len(rows)]) * roots[:, None]
+    (burst_us, wake_us), left = nnls(terms, [_longer_us(row) for row in rows] * roots)
+    return _Fit(float(left**2), size, float(burst_us), float(wake_us))
+
+
+def _longer_us(row: CollectiveRow) -> float:
+    return row.behind_us - row.median_us
+
+
+def _weight(row: CollectiveRow) -> float:
+    """Return what a row weighs: one that spreads, less."""
+    return float(1 / (LEAST_US**2 + row.spread_us**2))
