@@ -13,6 +13,7 @@ from simulator.case import Case
 from simulator.contention import SizeContention
 from simulator.cost import Changes, CostModel
 from simulator.errors import InputError
+from simulator.idle_lane import IdleLane
 from simulator.implementation import IMPLEMENTATIONS, KEYS, NAMES, Implementation
 from simulator.plan import MEGATRON, NO_COMM, Order, SlicePlan, WgradPlacement
 from simulator.profile import Profile, SkewSection
@@ -44,7 +45,8 @@ def hot_profile() -> Profile:
 
 @cache
 def uneven_profile() -> Profile:
-    """The bundled profile on ranks that are not equally fast, with contention by message size."""
+    """The bundled profile on ranks that are not equally fast, with contention by message size and
+    lanes that save and pay something behind a pause."""
     known = bundled_profile()
     assert known.contention is not None
     families = ("gemm", "attention", "pointwise")
@@ -61,7 +63,10 @@ def uneven_profile() -> Profile:
     beside = (SkewRow(60.0, 20.0), SkewRow(2000.0, 240.0))
     skew = SkewFit(slowest_factor=1.07, rows=rows, beside=beside, error=0.02)
     section = SkewSection(fit=skew, provenance=Provenance(kind="assumed", source="a test"))
-    return replace(known, contention=law, skew=section)
+    assert known.collectives is not None
+    idle = IdleLane(burst_bytes=1 << 20, burst_us=20.0, wake_us=4.0, error=0.1, samples=1)
+    collectives = replace(known.collectives, idle_lane=idle)
+    return replace(known, contention=law, skew=section, collectives=collectives)
 
 
 @cache
