@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from simulator.contention import Family
 from simulator.cost import CostModel
 from simulator.errors import ScheduleError
+from simulator.idle_lane import IdleTimes
 from simulator.launch import Launch
 from simulator.ops import Collective, Signature
 from simulator.program import FIRST, REST, WHOLE, WORK_UNIT, Loop, Program, Step
@@ -44,9 +45,9 @@ def retimed(program: Program, schedule: Schedule, cost: CostModel) -> Program:
         if isinstance(item, Loop):
             return Loop(body=tuple([timed(one) for one in item.body]), count=item.count)
         # _replace takes longer
-        lane, _, _, waits, launch_ns, room, needs, part, number, saved, wake = item
+        lane, _, _, waits, launch_ns, room, needs, part, number, idle = item
         work, family = works[number][part], numbers[number].family
-        return Step(lane, work, family, waits, launch_ns, room, needs, part, number, saved, wake)
+        return Step(lane, work, family, waits, launch_ns, room, needs, part, number, idle)
 
     return replace(program, root=timed(program.root), families=tuple(compiler.families))
 
@@ -73,8 +74,7 @@ class _Numbers(NamedTuple):
     needs: int
     waves: int
     number: int
-    saved_ns: int
-    wake_ns: int
+    idle: IdleTimes
 
     def work_of(self, part: int) -> int:
         """Return the work of a part of the op: FIRST is all waves but the last, in whole ns."""
@@ -139,9 +139,7 @@ class _Compiler:
             launch_order=schedule.launch_order if admits_late else "comm_first",
             resume=self.cost.resume,
             signatures=tuple(self.numbers),
-            most_idle_ns=max(
-                (max(own.saved_ns, own.wake_ns) for own in self.numbers.values()), default=0
-            ),
+            most_idle_ns=max((own.idle.matter_for_ns for own in self.numbers.values()), default=0),
         )
 
     def _least_needs(self, schedule: Schedule) -> int:
@@ -250,7 +248,7 @@ class _Compiler:
         lane = template.lane
         waits = self._waits(template, layer)
         numbers = self.numbers_of(template.signature)
-        work, family, launch_ns, room, needs, _, number, saved_ns, wake_ns = numbers
+        work, family, launch_ns, room, needs, _, number, idle = numbers
         wait_ns = 0
         if self.cost.skew is not None:
             wait_ns = self.skew.add(
@@ -262,19 +260,11 @@ class _Compiler:
                 self.written[layer + ref.layer, ref.name] = (lane, self.issued[lane])
         if wait_ns:
             late = Step(lane, wait_ns * WORK_UNIT, 0, waits, launch_ns, needs=needs)
-            moves = Step(
-                lane, work, family, (), 0, needs=0, number=number, saved_ns=saved_ns,
-                wake_ns=wake_ns,
-            )  # fmt: skip
+            moves = Step(lane, work, family, (), 0, needs=0, number=number, idle=idle)
             return late, moves
         first = numbers.work_of(FIRST)
         if not first:
-            return (
-                Step(
-                    lane, work, family, waits, launch_ns, room, needs, WHOLE, number, saved_ns,
-                    wake_ns,
-                ),
-            )  # fmt: skip
+            return (Step(lane, work, family, waits, launch_ns, room, needs, WHOLE, number, idle),)
         return (
             Step(lane, first, family, waits, launch_ns, 0, part=FIRST, number=number),
             Step(lane, work - first, family, (), 0, room, part=REST, number=number),
@@ -315,17 +305,17 @@ class _Compiler:
         if numbers is None:
             cost = self.cost
             family = self.families.setdefault(cost.family(signature), len(self.families))
-            saved_ns, wake_ns = cost.idle_times(signature)
-            duration_ns = cost.awake_ns(signature)
+            duration_ns, idle = cost.awake_ns(signature), cost.idle_times(signature)
             launch_ns = self.launch.of(signature) if self.launch.mode != "none" else 0
-            if self.launch.mode == "inline" and isinstance(signature, Collective):
-                wake_ns += launch_ns  # a lane that is awake goes on by itself
-            elif self.launch.mode == "inline":
-                duration_ns += launch_ns
+            inline_ns = launch_ns if self.launch.mode == "inline" else 0
+            if isinstance(signature, Collective):  # a lane that is awake goes on by itself
+                idle = idle._replace(wake_ns=idle.wake_ns + inline_ns)
+            else:
+                duration_ns += inline_ns
             waves, room = room_beside(signature, cost.contention, self.least_needs)
             numbers = self.numbers[signature] = _Numbers(
                 duration_ns * WORK_UNIT, family, launch_ns, room, self._needs(signature), waves,
-                len(self.numbers), saved_ns, wake_ns,
+                len(self.numbers), idle,
             )  # fmt: skip
         return numbers
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import simpy
 
 from simulator.contention import SCALE
-from simulator.idle_lane import LONG_AGO_NS, more_ns
+from simulator.idle_lane import LONG_AGO_NS
 from simulator.op_spans import spans_of_ops
 from simulator.program import FIRST, REST, WORK_UNIT, Program, Rates, Step
 from simulator.resume import Resumed
@@ -198,8 +198,8 @@ class _Engine:
     def _longer(self, lane: _Lane, step: Step) -> Step:
         """Return a collective with what it does not save, and what it pays for waking."""
         idle_ns = int(self.env.now) - lane.moved_until
-        added_ns = more_ns(step.saved_ns, step.wake_ns, idle_ns)
-        return step._replace(work=step.work + added_ns * WORK_UNIT) if added_ns else step
+        more_ns = step.idle.more_ns(idle_ns)
+        return step._replace(work=step.work + more_ns * WORK_UNIT) if more_ns else step
 
     def _issued_at(self, index: int) -> int:
         """Return the time (ns) at which the host issues an op. All compute before it must be done.

@@ -44,17 +44,21 @@ class IdleLane:
 
 
 class IdleTimes(NamedTuple):
-    """What a collective saves, and what waking is of its time, behind a lane that idled for long,
+    """What a collective saves behind a lane that idled for long, and what it then spends on waking,
     ns."""
 
     saved_ns: int
     wake_ns: int
 
+    @property
+    def matter_for_ns(self) -> int:
+        """Return the idle time behind which more of it changes nothing."""
+        return max(self)
+
+    def more_ns(self, idle_ns: int) -> int:
+        """Return how much longer a collective takes behind a lane that idled for ``idle_ns`` than
+        one that saves all and is awake."""
+        return max(0, self.saved_ns - idle_ns) + min(self.wake_ns, idle_ns)
+
 
 NO_TIMES: Final = IdleTimes(0, 0)
-
-
-def more_ns(saved_ns: int, wake_ns: int, idle_ns: int) -> int:
-    """Return how much longer a collective takes behind a lane that idled for ``idle_ns`` than one
-    that saves all and is awake."""
-    return max(0, saved_ns - idle_ns) + min(wake_ns, idle_ns)

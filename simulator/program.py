@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from simulator.contention import SCALE, Contention, Family
+from simulator.idle_lane import NO_TIMES, IdleTimes
 from simulator.implementation import LaunchOrder
 from simulator.ops import Signature
 from simulator.resume import ResumeFit
@@ -31,9 +32,8 @@ class Step(NamedTuple):
     finds it in flight. ``needs``: SMs that a collective needs to start; 0 if it has them already,
     from waiting for later ranks or because they are kept free, or takes none. ``part``: FIRST of a
     compute op in two steps, or REST, which follows it at once; else WHOLE. ``number``: that of its
-    signature in the program, -1 for a wait. ``saved_ns`` and
-    ``wake_ns``: what a collective saves and pays behind a lane that idled
-    (``simulator.idle_lane``)."""
+    signature in the program, -1 for a wait. ``idle``: what a
+    collective saves and pays behind a lane that idled."""
 
     lane: int
     work: int
@@ -44,8 +44,7 @@ class Step(NamedTuple):
     needs: int = 1
     part: int = WHOLE
     number: int = -1
-    saved_ns: int = 0
-    wake_ns: int = 0
+    idle: IdleTimes = NO_TIMES
 
 
 @dataclass(frozen=True, kw_only=True)

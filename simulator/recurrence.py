@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from simulator.contention import SCALE
 from simulator.host import Host, HostMark
-from simulator.idle_lane import LONG_AGO_NS, more_ns
+from simulator.idle_lane import LONG_AGO_NS, NO_TIMES, IdleTimes
 from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Rates, Step
 from simulator.resume import Resumed
 
@@ -82,8 +82,7 @@ class _Waiting(NamedTuple):
     issued_at: int
     ready_ns: int
     needs: int
-    saved_ns: int
-    wake_ns: int
+    idle: IdleTimes
 
     def later(self, elapsed_ns: int) -> _Waiting:
         """Return the same, some time later."""
@@ -158,7 +157,7 @@ class Machine:
         timed = host.depth > 0
         # GPUs lose nothing behind a wait, and searches play many of their steps.
         run = self._compute if self.resumed.law is None else self._resume
-        for lane, work, family, waits, launch_ns, room, needs, part, _, saved_ns, wake_ns in steps:
+        for lane, work, family, waits, launch_ns, room, needs, part, _, idle in steps:
             if part == REST:
                 run(work, family, room, rest=True)
                 if timed:
@@ -168,9 +167,7 @@ class Machine:
             if lane:
                 flight = flights[lane]
                 flight.issued += 1
-                flight.queue.append(
-                    _Waiting(work, family, issued_at, self.now, needs, saved_ns, wake_ns)
-                )
+                flight.queue.append(_Waiting(work, family, issued_at, self.now, needs, idle))
                 continue
             for waited, behind in waits:
                 flight = flights[waited]
@@ -223,9 +220,9 @@ class Machine:
                     pending = min(pending or first.issued_at, first.issued_at)
                 elif before_ns is None or first.needs <= room or first.ready_ns < before_ns:
                     flight.work, flight.family = first.work, first.family
-                    if first.saved_ns or first.wake_ns:
+                    if first.idle != NO_TIMES:
                         idle_ns = self.now - flight.moved_until_ns
-                        flight.work += more_ns(first.saved_ns, first.wake_ns, idle_ns) * WORK_UNIT
+                        flight.work += first.idle.more_ns(idle_ns) * WORK_UNIT
                     flight.began_ns = self.now
                     flight.queue.popleft()
             if flight.work:
@@ -298,8 +295,8 @@ class Machine:
         # A repetition ends with the last compute op, so compute was busy until now.
         return self.resumed.owed_ns, *(
             (f.work, f.family, f.issued - f.done, self._idle_ns(f),
-             tuple((w, k, max(0, at - self.now), ready < self.now, needs, saved_ns, wake_ns)
-                   for w, k, at, ready, needs, saved_ns, wake_ns in f.queue))
+             tuple((w, k, max(0, at - self.now), ready < self.now, needs, idle)
+                   for w, k, at, ready, needs, idle in f.queue))
             for f in self.comm_flights
         )  # fmt: skip
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from simulator.idle_lane import IdleLane
@@ -37,33 +38,28 @@ def idle_lane_law(rows: Sequence[CollectiveRow]) -> IdleLane | None:
     timed = [row for row in rows if row.behind_us]
     if not timed:
         return None
-    fit = min(_fit(timed, size) for size in SIZES)
+    # A row that spreads weighs less: these are the roots of the weights.
+    roots = 1 / np.hypot(LEAST_US, [row.spread_us for row in timed])
+    sent = np.array([row.signature.bus_bytes if row.nodes > 1 else 0.0 for row in timed])
+    longer_us = np.array([row.behind_us - row.median_us for row in timed])
+    fit = min(_fit(sent, longer_us, roots, size) for size in SIZES)
     most_us = fit.burst_us + fit.wake_us
     if most_us < LEAST_US:
         return None
-    weights = sum(_weight(row) for row in timed)
     return IdleLane(
         burst_bytes=fit.burst_bytes,
         burst_us=fit.burst_us,
         wake_us=fit.wake_us,
-        error=math.sqrt(fit.squares / weights) / most_us,
+        error=math.sqrt(fit.squares / float(roots @ roots)) / most_us,
         samples=sum(row.samples for row in timed),
     )
 
 
-def _fit(rows: Sequence[CollectiveRow], size: int) -> _Fit:
-    """Return the law with a bucket of ``size``; the links of a node have none."""
-    roots = np.sqrt([_weight(row) for row in rows])
-    full = [min(1.0, row.signature.bus_bytes / size) if row.nodes > 1 else 0.0 for row in rows]
-    terms = np.column_stack([full, [-1.0] * len(rows)]) * roots[:, None]
-    (burst_us, wake_us), left = nnls(terms, [_longer_us(row) for row in rows] * roots)
+def _fit(
+    sent: NDArray[np.float64], longer_us: NDArray[np.float64], roots: NDArray[np.float64], size: int
+) -> _Fit:
+    """Return the law with a bucket of ``size``. ``sent``: bytes that rows send between nodes, as
+    links of a node have no bucket; ``roots`` of the rows' weights."""
+    terms = np.column_stack([np.minimum(1.0, sent / size), np.full_like(sent, -1.0)])
+    (burst_us, wake_us), left = nnls(terms * roots[:, None], longer_us * roots)
     return _Fit(float(left**2), size, float(burst_us), float(wake_us))
-
-
-def _longer_us(row: CollectiveRow) -> float:
-    return row.behind_us - row.median_us
-
-
-def _weight(row: CollectiveRow) -> float:
-    """Return what a row weighs: one that spreads, less."""
-    return float(1 / (LEAST_US**2 + row.spread_us**2))

@@ -93,6 +93,6 @@ class _Scheduler:
     def _start(self, index: int) -> None:
         step = self.steps[index]
         self.in_flight[step.lane] = index
-        began = max(self.now, self.moved[step.lane] + step.saved_ns)
-        began += min(self.now - self.moved[step.lane], step.wake_ns)
+        began = max(self.now, self.moved[step.lane] + step.idle.saved_ns)
+        began += min(self.now - self.moved[step.lane], step.idle.wake_ns)
         self.spans[index] = self.now, int(began) + step.work // WORK_UNIT

@@ -13,6 +13,7 @@ from simulator.contention import (
     SizeContention,
     Slowdown,
 )
+from simulator.idle_lane import NO_TIMES, IdleTimes
 from simulator.implementation import LAUNCH_ORDERS
 from simulator.memory_queue import MemoryQueue
 from simulator.ops import Pointwise
@@ -106,14 +107,16 @@ def random_steps(rng: random.Random, count: int, lanes: int, launch_ns: int) -> 
             lane = rng.randrange(1, lanes)
             alone = Step(
                 lane, rng.randint(1, 300) * WORK_UNIT, rng.choice(COMM_FAMILIES), (), cost,
-                needs=rng.choice((1, 1, 4, 16)), saved_ns=rng.choice((0, 0, 50, MOST_IDLE_NS)),
-                wake_ns=rng.choice((0, 0, 70, MOST_IDLE_NS)),
+                needs=rng.choice((1, 1, 4, 16)),
+                idle=IdleTimes(
+                    rng.choice((0, 0, 50, MOST_IDLE_NS)), rng.choice((0, 0, 70, MOST_IDLE_NS))
+                ),
             )  # fmt: skip
             steps.append(alone)
             issued[lane] += 1
             if rng.random() < 0.3:
                 family = rng.choice((0, alone.family))
-                steps[-1] = alone._replace(family=family, saved_ns=0, wake_ns=0)
+                steps[-1] = alone._replace(family=family, idle=NO_TIMES)
                 steps.append(alone._replace(launch_ns=0, needs=0))
                 issued[lane] += 1
             continue

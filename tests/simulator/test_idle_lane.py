@@ -11,7 +11,7 @@ from simulator.case import Case
 from simulator.cost import Changes, CostModel
 from simulator.draws import Draw
 from simulator.errors import ProfileError
-from simulator.idle_lane import LONG_AGO_NS, NO_TIMES, IdleLane, more_ns
+from simulator.idle_lane import LONG_AGO_NS, NO_TIMES, IdleLane, IdleTimes
 from simulator.lookup.collectives import CollectiveRow
 from simulator.ops import Collective, Gemm
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
@@ -47,13 +47,14 @@ def test_a_bucket_saves_no_more_than_it_holds() -> None:
 
 def test_a_link_fills_its_bucket_while_it_idles() -> None:
     idle_ns = (0, 60_000, 200_000, 10**9, 5 - LONG_AGO_NS)
-    assert [more_ns(200_000, 0, idle) for idle in idle_ns] == [200_000, 140_000, 0, 0, 0]
+    assert [IdleTimes(200_000, 0).more_ns(idle) for idle in idle_ns] == [200_000, 140_000, 0, 0, 0]
 
 
 def test_waking_takes_no_longer_than_a_lane_slept() -> None:
     idle_ns = (0, 10_000, 30_000, 5 - LONG_AGO_NS)
-    assert [more_ns(0, 30_000, idle) for idle in idle_ns] == [0, 10_000, 30_000, 30_000]
-    assert [more_ns(20_000, 30_000, idle) for idle in idle_ns] == [20_000, 20_000, 30_000, 30_000]
+    assert [IdleTimes(0, 30_000).more_ns(idle) for idle in idle_ns] == [0, 10_000, 30_000, 30_000]
+    both = IdleTimes(20_000, 30_000)
+    assert [both.more_ns(idle) for idle in idle_ns] == [20_000, 20_000, 30_000, 30_000]
 
 
 def test_what_is_saved_is_what_ranks_send_between_nodes() -> None:
