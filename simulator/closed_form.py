@@ -231,7 +231,7 @@ class ClosedForm:
         if self.case.workload.recompute == "full":
             waited.add("norm_again")
         for fragment, ways, computes, times in recipe.parts:
-            spent_ns = times * min(cost.awake_ns(one) for one in ways)
+            spent_ns = times * min(cost.least_ns(one) for one in ways)
             launched_ns = times * launch.of(ways[0])
             if isinstance(cost, AtClock):
                 drawn_j += times * min(cost.energy_j(one) for one in ways)
@@ -243,7 +243,7 @@ class ClosedForm:
             else:
                 comm_ns += spent_ns
                 gather_ns += spent_ns * (fragment in waited)
-        last_ns = cost.awake_ns(recipe.last) if recipe.last else 0
+        last_ns = cost.least_ns(recipe.last) if recipe.last else 0
         return Work(families, fragments, comm_ns, gather_ns, last_ns, launch_ns, drawn_j)
 
     def edges(self, plan: SlicePlan) -> EdgeWork:

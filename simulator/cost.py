@@ -148,6 +148,11 @@ class CostModel:
         """Return the duration of an op whose lane did not idle, but for what an idle link saves."""
         return self.duration_ns(signature) - self.idle_times(signature).wake_ns
 
+    def least_ns(self, signature: Signature) -> int:
+        """Return the least duration of an op, however long its lane idled."""
+        idle = self.idle_times(signature)
+        return self.duration_ns(signature) - idle.wake_ns + idle.least_ns
+
     def idle_times(self, signature: Signature) -> IdleTimes:
         """Return what a collective saves and pays behind a lane that idled: links of a node have no
         bucket, and waking is a part of the duration, all but 1 ns of it at most."""

@@ -55,6 +55,11 @@ class IdleTimes(NamedTuple):
         """Return the idle time behind which more of it changes nothing."""
         return max(self)
 
+    @property
+    def least_ns(self) -> int:
+        """Return the least of ``more_ns``, which goes from one to the other as the lane idles."""
+        return min(self)
+
     def more_ns(self, idle_ns: int) -> int:
         """Return how much longer a collective takes behind a lane that idled for ``idle_ns`` than
         one that saves all and is awake."""

@@ -256,7 +256,8 @@ class TestExact:
 @pytest.mark.sampled(count=2)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_the_bound_of_a_layer_in_one_slice_holds_and_is_reached(profile: str) -> None:
-    """Here little hides behind the edges: a slowdown that is not the least breaks the bound."""
+    """Here little hides behind the edges: a slowdown that is not the least breaks the bound. What
+    it leaves out, waits between ranks and waking, is not there where it must be reached."""
     shares = []
     for pieces in ((1, 1, 1, 1), (1, 1, 1, 8), (1, 1, 2, 2)):
         plan = SlicePlan(
@@ -265,10 +266,19 @@ def test_the_bound_of_a_layer_in_one_slice_holds_and_is_reached(profile: str) ->
         )  # fmt: skip
         for batch, link in ((1, 4.0), (4, 4.0), (16, 1.0), (16, 0.05)):
             case = simple_case(profile, model=LLAMA, batch=batch, link=link, contention=2.0)
-            layer = layer_of(case, plan)
-            assert layer.bound_ns <= layer.time_ns + 2, (plan.label, batch, link)
-            shares.append(layer.bound_ns / layer.time_ns)
-    assert max(shares) >= 0.995
+            bare = replace(case, profile=without_waits(case.profile))
+            layer, reached = layer_of(case, plan), layer_of(bare, plan)
+            for one in (layer, reached):
+                assert one.bound_ns <= one.time_ns + 2, (plan.label, batch, link)
+            shares.append(reached.bound_ns / reached.time_ns)
+    assert max(shares) >= 0.9975
+
+
+def without_waits(profile: Profile) -> Profile:
+    """The same on ranks that are equally fast, with lanes that never sleep."""
+    assert profile.collectives is not None
+    awake = replace(profile.collectives, idle_lane=None)
+    return replace(profile, skew=None, collectives=awake)
 
 
 class TestSearch:

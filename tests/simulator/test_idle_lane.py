@@ -57,6 +57,12 @@ def test_waking_takes_no_longer_than_a_lane_slept() -> None:
     assert [both.more_ns(idle) for idle in idle_ns] == [20_000, 20_000, 30_000, 30_000]
 
 
+@pytest.mark.parametrize("times", [(0, 0), (7, 0), (0, 7), (7, 3), (3, 7), (5, 5)])
+def test_the_least_holds_however_long_a_lane_idled(times: tuple[int, int]) -> None:
+    both = IdleTimes(*times)
+    assert both.least_ns == min(both.more_ns(idle_ns) for idle_ns in range(12))
+
+
 def test_what_is_saved_is_what_ranks_send_between_nodes() -> None:
     cost = with_law(BUCKET)
     small = BETWEEN._replace(size_bytes=8_000)
@@ -81,6 +87,13 @@ def test_waking_is_a_part_of_the_duration() -> None:
     assert with_law(WAKING, link_latency=2.0).idle_times(BETWEEN) == (0, 10_000)
     long = with_law(replace(WAKING, wake_us=1e6))
     assert long.awake_ns(BETWEEN) == 1
+
+
+def test_bounds_take_the_least_of_both() -> None:
+    cost = with_law(replace(BUCKET, wake_us=5.0))
+    assert cost.least_ns(BETWEEN) == cost.duration_ns(BETWEEN)
+    assert with_law(BUCKET).least_ns(BETWEEN) == cost.duration_ns(BETWEEN)
+    assert with_law(WAKING).least_ns(BETWEEN) == cost.duration_ns(BETWEEN) - 5_000
 
 
 def test_collectives_behind_each_other_take_what_they_do_not_save() -> None:
