@@ -27,9 +27,8 @@ BENCHES: Final[dict[str, Bench]] = {
     for name in (
         "baselines", "power", "admission", "sequence-slices", "accuracy", "contention",
         "slices", "published", "vtrain", "rivals", "calibrate", "layouts", "host", "shares",
-        "upstream", "paper",
-        "speed", "greedy", "search", "properties", "h200", "agreement", "constants", "runtime",
-        "applied", "tune_measure",
+        "upstream", "paper", "speed", "greedy", "search", "properties", "h200", "gpu-records",
+        "agreement", "constants", "runtime", "applied", "tune_measure",
     )
 }  # fmt: skip
 """Benchmarks by name, in the order in which all of them run."""

@@ -24,7 +24,9 @@ def mape(predicted: Floats, measured: Floats) -> float:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a gzipped JSON-lines file without those that only record an error."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
+    """Return the objects of a JSON-lines file, gzipped or not, without those that only record an
+    error."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
         found = [json.loads(line) for line in file]
     return [record for record in found if "error" not in record]

@@ -9,12 +9,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import torch
-
+from domino_tune.measure.gpu.state import release_memory
 from domino_tune.runtime.clock import empty_ns, probing_clock, was_late
 from domino_tune.runtime.session import Session
 from simulator.build import build_schedule
@@ -24,7 +23,6 @@ from simulator.presets import MODELS
 from simulator.schedule import COMPUTE
 from simulator.slicing import SEQUENCE_ROW_SLICES
 from simulator.specs import ClusterSpec, ModelSpec, Workload
-from simulator.units import GIB
 
 LAYERS: Final = 2
 WARM_UP: Final = 2
@@ -40,7 +38,6 @@ FAMILIES: Final = (
 DEGREES: Final = (8, 4, 2, 1)
 TOKENS: Final = {8: 32_768, 4: 32_768, 2: 16_384, 1: 16_384}
 """Most tokens of a batch, by degree: a step should take a fraction of a second."""
-MEMORY_BYTES: Final = 100 * GIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +61,9 @@ class OpsCase:
         return ClusterSpec(tp=self.tp)
 
 
-def ops_cases() -> Iterator[OpsCase]:
-    """Yield all presets at all degrees, most useful first: TP 8 of every preset, then TP 4, …"""
+def ops_cases(memory_bytes: float) -> Iterator[OpsCase]:
+    """Yield all presets at all degrees that fit in so much memory, most useful first: TP 8 of every
+    preset, then TP 4, …"""
     for tp in DEGREES:
         for name, seq in FAMILIES:
             model = replace(MODELS[name], num_hidden_layers=LAYERS)
@@ -76,7 +74,7 @@ def ops_cases() -> Iterator[OpsCase]:
                 tp=tp,
                 plans=slice_plans(batch),
             )
-            if fits_in_memory(case):
+            if needed_bytes(case) <= memory_bytes:
                 yield case
 
 
@@ -104,12 +102,7 @@ def slice_plans(batch: int) -> tuple[SlicePlan, ...]:
     return (MEGATRON, *sliced, *along, *sharded)
 
 
-def fits_in_memory(case: OpsCase) -> bool:
-    """Return whether the case leaves some memory of a GPU of 140 GB."""
-    return _bytes(case) <= MEMORY_BYTES
-
-
-def _bytes(case: OpsCase) -> float:
+def needed_bytes(case: OpsCase) -> float:
     """Return the rough bytes of parameters, optimizer states, logits and layers' activations."""
     m, tokens = case.model, case.workload.micro_batch_size * case.workload.seq_length
     layer = m.hidden_size * (m.qkv_size + m.attention_size + m.fc1_size + m.intermediate_size)
@@ -163,14 +156,8 @@ def play_case(
         "failed": failed,
         "late_steps": late,
         "empty_span_us": empty_ns(device) / 1e3,
-        "ops": [_row(signature, times) for signature, times in sorted(found.items(), key=str)],
+        "ops": [op_row(signature, times) for signature, times in sorted(found.items(), key=str)],
     }
-
-
-def release_memory(device: torch.device) -> None:
-    """Release the memory that torch caches."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _play(session: Session, plan: SlicePlan, found: dict[Signature, list[float]]) -> int:
@@ -198,7 +185,8 @@ def _play(session: Session, plan: SlicePlan, found: dict[Signature, list[float]]
     return late
 
 
-def _row(signature: Signature, times: list[float]) -> dict[str, Any]:
+def op_row(signature: Signature, times: Sequence[float]) -> dict[str, Any]:
+    """Return a row of a ``plan`` message from an op's times, ns."""
     ordered = sorted(times)
     quarter = len(ordered) // 4
     return {

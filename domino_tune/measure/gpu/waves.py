@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from domino_tune.measure.gpu.ops import FAMILIES, OpsCase, fits_in_memory
+from domino_tune.measure.gpu.ops import FAMILIES, OpsCase, needed_bytes
 from simulator.plan import MEGATRON
 from simulator.presets import MODELS
 from simulator.specs import ModelSpec, Workload
@@ -23,8 +23,8 @@ WAVES: Final = (1, 2, 4)
 """Numbers of full waves of CTAs after which a step is measured, on both sides."""
 
 
-def wave_cases(sm_count: int) -> Iterator[OpsCase]:
-    """Yield one layer of each preset at TP 8, unsliced, at every token count.
+def wave_cases(sm_count: int, memory_bytes: float) -> Iterator[OpsCase]:
+    """Yield one layer of each preset at TP 8, unsliced, at every token count that fits in memory.
 
     With more degrees a layout would have more rows than ``simulator.lookup.gemm_points`` takes.
     """
@@ -34,7 +34,7 @@ def wave_cases(sm_count: int) -> Iterator[OpsCase]:
             case = OpsCase(
                 model=model, workload=workload_of(tokens, model), tp=TP, plans=(MEGATRON,)
             )
-            if fits_in_memory(case):
+            if needed_bytes(case) <= memory_bytes:
                 yield case
 
 

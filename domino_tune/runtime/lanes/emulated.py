@@ -51,12 +51,16 @@ class Wire:
         self.sum = torch.empty_like(self.left)
         self._next = 0
 
-    def carry(self, moved_bytes: int, pace: Pace) -> None:
-        """Launch one collective on the current stream; it moves ``moved_bytes`` through HBM."""
+    def carry(self, moved_bytes: int, pace: Pace, stamps: torch.Tensor | None = None) -> None:
+        """Launch one collective on the current stream; it moves ``moved_bytes`` through HBM.
+
+        ``stamps``: int64 [CTAs, 2], where each CTA writes when it began and ended, by the device's
+        clock in ns.
+        """
         from domino_tune.runtime.lanes.kernels import carry
 
         chunks = Chunks.of(moved_bytes, pace)
-        carry(self.left, self.right, self.sum, self._next, chunks, pace.ctas)
+        carry(self.left, self.right, self.sum, self._next, chunks, pace.ctas, stamps)
         self._next = (self._next + chunks.count * pace.ctas * chunks.block) % self.left.numel()
 
 

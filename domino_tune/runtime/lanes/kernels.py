@@ -50,14 +50,15 @@ def drawn_mask(
 
 
 @triton.jit(do_not_specialize=["first", "count", "chunk_ns"])  # type: ignore[untyped-decorator]
-def carry_kernel(left, right, total, first, count, chunk_ns, blocks, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def carry_kernel(left, right, total, stamps, first, count, chunk_ns, blocks, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Add blocks of two buffers into a third, at most one block every ``chunk_ns``.
 
     A CTA that is late may catch up by a few blocks, as over a link with a small buffer. A larger
-    delay makes it end later.
+    delay makes it end later. Each writes its beginning and its end (ns) to ``stamps``, if not None.
     """
     lane = tl.arange(0, BLOCK)
-    deadline = globaltimer()
+    begun = globaltimer()
+    deadline = begun
     for index in range(count):
         block = index * tl.num_programs(0) + tl.program_id(0)
         offset = ((first + block) % blocks) * BLOCK + lane
@@ -66,15 +67,18 @@ def carry_kernel(left, right, total, first, count, chunk_ns, blocks, BLOCK: tl.c
         deadline = tl.maximum(deadline, now - 4 * chunk_ns) + chunk_ns
         while now < deadline:
             now = globaltimer()
+    if stamps is not None:
+        tl.store(stamps + 2 * tl.program_id(0), begun)
+        tl.store(stamps + 2 * tl.program_id(0) + 1, globaltimer())
 
 
 def carry(
     left: torch.Tensor, right: torch.Tensor, total: torch.Tensor, first: int, chunks: Chunks,
-    ctas: int,
+    ctas: int, stamps: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """Launch ``carry_kernel`` on the current stream, from element ``first`` of the buffers."""
     carry_kernel[(ctas,)](
-        left, right, total, first // chunks.block, chunks.count, chunks.chunk_ns,
+        left, right, total, stamps, first // chunks.block, chunks.count, chunks.chunk_ns,
         left.numel() // chunks.block,
         BLOCK=chunks.block, num_warps=16,
     )  # fmt: skip

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from domino_tune.measure.collect import add_message
-from domino_tune.measure.gpu.__main__ import Stage, main, play_cases
-from domino_tune.measure.gpu.contention import cells_of, ops
+from domino_tune.measure.gpu.__main__ import STAGES, main
+from domino_tune.measure.gpu.contention import cells_of
+from domino_tune.measure.gpu.op_stages import played
 from domino_tune.measure.gpu.ops import OpsCase, needed_signatures, ops_cases, slice_plans
 from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
+from domino_tune.measure.gpu.stage import Stage
 from domino_tune.measure.gpu.waves import (
     LEAST_TOKENS,
     MOST_TOKENS,
@@ -23,6 +25,7 @@ from domino_tune.measure.gpu.waves import (
     token_counts,
     wave_cases,
 )
+from domino_tune.measure.gpu.works import works
 from domino_tune.measure.op_rows import measured_ops
 from domino_tune.store.profiles import load_profile
 from simulator.lookup.gemm_points import MAX_POINTS
@@ -30,7 +33,10 @@ from simulator.ops import Collective, Gemm
 from simulator.plan import MEGATRON
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
+from simulator.units import GIB
 from tests.domino_tune.runtime.jobs import LLAMA
+
+MEMORY = 100.0 * GIB
 
 
 def test_a_single_rank_plays_its_shard() -> None:
@@ -47,7 +53,7 @@ def test_a_single_rank_plays_its_shard() -> None:
 
 
 def test_cases_are_distinct_and_the_asked_for_come_first() -> None:
-    cases = list(ops_cases())
+    cases = list(ops_cases(MEMORY))
     assert len({case.name for case in cases}) == len(cases)
     assert [case.name for case in cases[:3]] == [
         "gpt3-13b/tp8/b8x2048",
@@ -65,10 +71,10 @@ def test_cases_are_distinct_and_the_asked_for_come_first() -> None:
 
 
 def test_contention_covers_every_family_once_a_cell() -> None:
-    named = [(family, name, shape) for family, name, shape, _ in ops()]
-    assert len(set(named)) == len(named)
-    assert {family for family, _, _ in named} == {"gemm", "attention", "pointwise"}
-    cells = list(cells_of(*named[0]))
+    named = list(works())
+    assert len({work.case for work in named}) == len(named)
+    assert {work.family for work in named} == {"gemm", "attention", "pointwise"}
+    cells = list(cells_of(*named[0][:3]))
     assert len(set(cells)) == len(cells)
 
 
@@ -89,7 +95,7 @@ def test_tokens_stand_on_both_sides_of_a_step() -> None:
 
 
 def test_further_token_counts_are_sequences_that_the_model_takes() -> None:
-    cases = list(wave_cases(132))
+    cases = list(wave_cases(132, MEMORY))
     assert len({case.name for case in cases}) == len(cases) > 200
     for case in cases:
         assert case.workload.seq_length <= case.model.max_position_embeddings
@@ -98,7 +104,7 @@ def test_further_token_counts_are_sequences_that_the_model_takes() -> None:
 
 def test_tables_with_them_are_still_interpolated_row_by_row() -> None:
     signatures = {row.signature for row in load_profile("h200-sxm").section("gemm").rows}
-    for case in wave_cases(132):
+    for case in wave_cases(132, MEMORY):
         signatures |= {op for op in needed_signatures(case, case.plans[0]) if isinstance(op, Gemm)}
     for layout in ("forward", "dgrad", "wgrad"):
         rows = sum(signature.layout == layout for signature in signatures)
@@ -107,6 +113,11 @@ def test_tables_with_them_are_still_interpolated_row_by_row() -> None:
 
 def _stage(folder: Path) -> Stage:
     return Stage(folder, "ops", 1.0, "h200-sxm", torch.device("cpu"))
+
+
+def test_what_does_not_fit_is_left_out() -> None:
+    names = [{case.name for case in ops_cases(gib * GIB)} for gib in (40, 100)]
+    assert names[0] < names[1]
 
 
 def test_cases_are_played_once_and_leave_a_profile(tmp_path: Path) -> None:
@@ -118,23 +129,15 @@ def test_cases_are_played_once_and_leave_a_profile(tmp_path: Path) -> None:
         )
         for seq in (16, 32)
     ]  # fmt: skip
-    play_cases(_stage(tmp_path), cases[:1])
-    play_cases(_stage(tmp_path), cases)
+    for some in (cases[:1], cases):
+        stage = _stage(tmp_path)
+        stage.run(played(stage, some, 1.0))
     rows = _stage(tmp_path).rows()
     assert [(row["case"], row["complete"]) for row in rows] == [(c.name, True) for c in cases]
     measured = measured_ops(load_profile(tmp_path / "h200-sxm.json"))
     for case in cases:
         for plan in case.plans:
             assert needed_signatures(case, plan) <= measured
-
-
-def test_a_stage_keeps_whole_rows_only(tmp_path: Path) -> None:
-    stage = _stage(tmp_path)
-    stage.write({"case": "a", "complete": True})
-    with stage.rows_file.open("a") as file:
-        file.write('{"case": "b", "comp')
-    assert [row["case"] for row in stage.rows()] == ["a"]
-    assert not stage.spent()
 
 
 def test_a_measured_gemm_is_known_again() -> None:
@@ -153,6 +156,6 @@ def test_a_measured_gemm_is_known_again() -> None:
 def test_without_a_gpu_it_says_so(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
     if torch.cuda.is_available():
         pytest.skip("no GPU must be here for this")
-    assert main(["--stage", "ops", "--out", str(tmp_path)]) == 2
-    assert main(["--stage", "waves", "--out", str(tmp_path)]) == 2
-    assert "No GPU" in capsys.readouterr().err
+    for stage in STAGES:
+        assert main(["--stage", stage, "--out", str(tmp_path)]) == 2
+        assert "No GPU" in capsys.readouterr().err

@@ -41,6 +41,11 @@ def test_masks_do_not_depend_on_the_cut(process: ProcessPoolExecutor) -> None:
     assert process.submit(interpreted.masks_cut_anyhow).result()
 
 
+@pytest.mark.parametrize("ctas", [1, 3, 100])
+def test_a_persistent_gemm_multiplies(ctas: int, process: ProcessPoolExecutor) -> None:
+    assert process.submit(interpreted.persistent_difference, ctas).result() < 0.01
+
+
 def _arguments(kernel: object, **given: object) -> tuple[dict[str, str], dict[str, object]]:
     """Types by name and constants: pointers to bf16 where nothing else is given."""
     names = kernel.arg_names  # type: ignore[attr-defined]
@@ -55,6 +60,7 @@ def test_a_hopper_takes_them() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    from domino_tune.measure.gpu import kernels as measuring
     from domino_tune.runtime.lanes import kernels
     from domino_tune.runtime.ops import pointwise_kernels as ours
 
@@ -84,10 +90,17 @@ def test_a_hopper_takes_them() -> None:
             {"mask": "*u8", "step": "*fp32", "first": size, "key": size, "threshold": size,
              "elements": size, "quarter": size, "BLOCK": kernels.BLOCK},
         ),
+        *(
+            (kernels.carry_kernel,
+             {"left": "*fp32", "right": "*fp32", "total": "*fp32", "stamps": stamps, "first": size,
+              "count": size, "chunk_ns": size, "blocks": size, "BLOCK": 4096})
+            for stamps in ("*i64", None)
+        ),
+        (measuring.stamp_kernel, {"stamp": "*i64"}),
         (
-            kernels.carry_kernel,
-            {"left": "*fp32", "right": "*fp32", "total": "*fp32", "first": size, "count": size,
-             "chunk_ns": size, "blocks": size, "BLOCK": 4096},
+            measuring.persistent_gemm_kernel,
+            {"tokens": size, "columns": size, "inner": size, "BLOCK_M": measuring.BLOCK_M,
+             "BLOCK_N": measuring.BLOCK_N, "BLOCK_K": measuring.BLOCK_K},
         ),
     ]  # fmt: skip
     for kernel, given in cases:

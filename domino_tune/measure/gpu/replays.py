@@ -1,0 +1,142 @@
+"""Replays: work as a CUDA graph, run back to back, so that a GPU has the clock of a long run.
+
+Nothing spins and nothing waits for launches. Where ops are timed, a graph holds an event before and
+behind each; two graphs take turns, so that one runs while the other's events are read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from domino_tune.measure.gpu.arena import since_ns, timed_event
+from domino_tune.runtime.clock import Clock, NoClock, Tick
+from domino_tune.runtime.executor import Executor
+from domino_tune.runtime.graphs import EAGER_STEPS
+from domino_tune.runtime.session import Session
+from simulator.ops import Signature
+from simulator.schedule import COMPUTE
+
+QUEUED: Final = 3
+"""Replays that the host is ahead of the device."""
+
+
+class MarkClock:
+    """A clock for a capture: each moment becomes an event of the graph, which every replay records
+    anew."""
+
+    def __init__(self) -> None:
+        self.events: list[torch.cuda.Event] = []
+
+    def start(self) -> None:
+        """Begin a step."""
+        self.events.clear()
+
+    def tick(self) -> Tick:
+        """Return an event behind all work captured so far."""
+        event = torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
+        event.record()
+        self.events.append(event)
+        return event
+
+    def stop(self) -> None:
+        """Do nothing: a capture runs nothing."""
+
+    def at_ns(self, tick: Tick) -> int:
+        """Return 0: the moment is known after a replay."""
+        return 0
+
+
+class Step(NamedTuple):
+    """A captured step. ``clock`` holds its ops' events, none where they are not timed;
+    ``signatures`` is of these ops."""
+
+    graph: torch.cuda.CUDAGraph
+    clock: Clock
+    signatures: tuple[Signature, ...] = ()
+
+    def op_ns(self) -> list[float]:
+        """Return what each op took in the last replay, which has ended."""
+        assert isinstance(self.clock, MarkClock)
+        events = self.clock.events
+        return [since_ns(a, b) for a, b in zip(events[::2], events[1::2], strict=True)]
+
+
+def captured(work: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """Return a graph of ``work``, which ran eagerly before; ``pool``: memory of another graph that
+    never runs at the same time."""
+    for _ in range(EAGER_STEPS):
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        work()
+    return graph
+
+
+def captured_step(
+    session: Session, executor: Executor, *, marked: bool = False, pool: Any = None
+) -> Step:
+    """Return a step of ``executor`` on the session's batch; ``marked``: with events around its
+    compute ops."""
+    executor.run_step(*session.batch)
+    clock: Clock = MarkClock() if marked else NoClock()
+
+    def play() -> None:
+        capturing = torch.cuda.is_current_stream_capturing()
+        executor.play(*session.batch, clock if capturing else NoClock())
+
+    graph = captured(play, pool)
+    computes = tuple(op.signature for op in executor.ops if op.lane == COMPUTE)
+    return Step(graph, clock, computes)
+
+
+def back_to_back(graph: torch.cuda.CUDAGraph, seconds: float) -> list[float]:
+    """Replay the graph for about ``seconds`` without a pause; return each replay's ns."""
+    events: deque[torch.cuda.Event] = deque()
+    found: list[float] = []
+    stop_at = time.monotonic() + seconds
+    last = timed_event()
+    last.record()
+    while time.monotonic() < stop_at or not found:
+        graph.replay()
+        events.append(timed_event())
+        events[-1].record()
+        if len(events) > QUEUED:
+            ended = events.popleft()
+            ended.synchronize()
+            found.append(since_ns(last, ended))
+            last = ended
+    torch.cuda.synchronize()
+    for ended in events:
+        found.append(since_ns(last, ended))
+        last = ended
+    return found
+
+
+def timed_replays(steps: Sequence[Step], seconds: float) -> Iterator[tuple[int, list[float]]]:
+    """Replay marked steps in turn for about ``seconds``; yield the host's time (perf_counter_ns) at
+    each one's end, and its ops' ns."""
+    stop_at = time.monotonic() + seconds
+    under_way: deque[tuple[Step, torch.cuda.Event]] = deque()
+    number = 0
+    while time.monotonic() < stop_at or number < len(steps):
+        step = steps[number % len(steps)]
+        step.graph.replay()
+        end = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        end.record()
+        under_way.append((step, end))
+        number += 1
+        if len(under_way) == len(steps):
+            yield _ended(*under_way.popleft())
+    for one in under_way:
+        yield _ended(*one)
+
+
+def _ended(step: Step, end: torch.cuda.Event) -> tuple[int, list[float]]:
+    end.synchronize()
+    return time.perf_counter_ns(), step.op_ns()
