@@ -35,6 +35,7 @@ FOLDER: Final = "DOMINO_TUNE_GPU_RECORDS"
 """Names the folder of the records; default: this profile's in measurements/."""
 CLOCK_LIMIT: Final = 0.03
 CTAS: Final = 16
+FULL_RATE: Final = 40.0
 
 
 def gpu_records() -> list[Table]:
@@ -142,7 +143,7 @@ def admission_table(rows: Sequence[Row]) -> Table:
     made = []
     for row in rows:
         for cell in row["cells"]:
-            if cell["ctas"] == CTAS and cell["rate"]:
+            if cell["ctas"] == CTAS and cell["rate"] == FULL_RATE:
                 made.append(_admission_row(row, cell))
     return Table(
         title=f"Collectives of {CTAS} CTAs that meet a GEMM",
@@ -157,11 +158,12 @@ def admission_table(rows: Sequence[Row]) -> Table:
 
 def _admission_row(row: Row, cell: Row) -> tuple[str, ...]:
     alone_ns, lasted_ns = row["alone_ns"], cell["end_ns"] - cell["all_in_ns"]
+    first = f"{cell['gemms_ns'][0] / alone_ns:.2f}" if cell["gemms_ns"] else "-"
     return (
         row["kind"], " × ".join(f"{size:,}" for size in row["shape"]), str(row["margin"]),
         f"{alone_ns / 1e3:.1f}", cell["arrival"], f"{cell['all_in_ns'] / 1e3:.1f}",
         f"{cell['all_in_ns'] / alone_ns:.2f}", f"{lasted_ns / row['collective_ns']:.2f}",
-        f"{cell['gemms_ns'][0] / alone_ns:.2f}",
+        first,
     )  # fmt: skip
 
 

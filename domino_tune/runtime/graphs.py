@@ -62,7 +62,7 @@ class CapturedExecutor:
         try:
             self._captured = _Captured(self.executor, tokens, targets, self.pool)
         except (RuntimeError, AssertionError) as error:
-            first = _root_cause(error)
+            first = root_cause(error)
             self.why_not = f"{type(first).__name__}: {first}".splitlines()[0]
             torch.cuda.set_stream(stream)  # a failed capture may leave its own stream current
             state.values.clear()
@@ -125,7 +125,7 @@ def whole_ns(executor: Executor, result: StepResult) -> int:
     return clock.elapsed_ns if isinstance(clock, DeviceClock) else result.timeline.makespan_ns
 
 
-def _root_cause(error: BaseException) -> BaseException:
+def root_cause(error: BaseException) -> BaseException:
     """Return the first error: ending a failed capture raises another one that explains nothing."""
     while error.__context__ is not None:
         error = error.__context__

@@ -116,7 +116,10 @@ def _admission() -> dict[str, Any]:
     return {
         "case": "a", "complete": True, "kind": "library", "shape": [1664, 2560, 5120], "margin": 0,
         "alone_ns": 100_000.0, "collective_ns": 150_000,
-        "cells": [{"ctas": ctas, "rate": rate, **met} for ctas in (4, 16) for rate in (0.0, 40.0)],
+        "cells": [
+            *({"ctas": ctas, "rate": rate, **met} for ctas in (4, 16) for rate in (6.0, 40.0)),
+            {"ctas": 16, "rate": 40.0, **met, "arrival": "idle", "gemms_ns": []},
+        ],
     }  # fmt: skip
 
 
@@ -127,7 +130,8 @@ def _copies(op: float) -> dict[str, Any]:
 
 
 def test_admission_is_told_in_shares() -> None:
-    (row,) = admission_table([_admission()]).rows
+    row, idle = admission_table([_admission()]).rows
+    assert (idle[4], idle[-1]) == ("idle", "-")
     assert row == (
         "library", "1,664 × 2,560 × 5,120", "0", "100.0", "behind", "50.0", "0.50", "1.20", "1.20",
     )  # fmt: skip

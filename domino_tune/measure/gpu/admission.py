@@ -4,7 +4,9 @@ A collective arrives shortly before a GEMM begins, shortly behind, or in its mid
 wave of tiles, one and a half, two, four or ten, of the library's kernels and of a persistent one,
 each with some SMs that it leaves free. Every CTA of the collective writes when it began.
 
-Not seen on one GPU: a start that waits for the CTAs of other ranks.
+A collective that arrives later waits for a copy from the host, which needs no SM. ``idle``: no GEMM
+is there; what that takes is in all other times, too. Not seen on one GPU: a start that waits for
+the CTAs of other ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from domino_tune.measure.gpu.arena import since_ns, timed_event
-from domino_tune.measure.gpu.contention import BYTES_PER_NS_PER_CTA, COLLECTIVE_NS, moved_bytes
+from domino_tune.measure.gpu.contention import COLLECTIVE_NS, moved_bytes
 from domino_tune.measure.gpu.stage import GpuCase, Row, Stage
 from domino_tune.measure.gpu.works import SETS, Work, random_bf16
 from domino_tune.runtime.head_start import HeadStart, spin
@@ -38,9 +40,16 @@ KINDS: Final = ("library", "spared", "persistent")
 SM_COUNT_TARGET). ``persistent``: our kernel on so many SMs fewer."""
 MARGINS: Final = (0, 8, 16, 32)
 CTAS: Final = (4, 16, 32)
-ARRIVALS: Final = ("before", "behind", "within")
+RATES: Final = (6.0, 40.0)
+"""Bytes/ns through memory by CTA. With fewer the kernel takes so few registers that it would find
+room beside a persistent GEMM's."""
+ARRIVALS: Final = ("idle", "before", "behind", "within")
 LEAD_NS: Final = 10_000
 """Time between the one that is first and the other; a launch of an idle stream takes less."""
+HOST_BYTES_PER_NS: Final = 50
+"""About what a copy from the host moves over PCIe 5."""
+MOST_DELAY_BYTES: Final = 64 << 20
+SPIN_NS: Final = 3_000_000
 CALLS: Final = 3
 REPEATS: Final = 8
 TRIES: Final = 3
@@ -49,12 +58,15 @@ SECONDS: Final = 2.5
 
 class Meeting(NamedTuple):
     """One collective met GEMMs; all in ns. ``first_in``, ``all_in``, ``end``: when its first CTA
-    began, its last one began, and the last one ended, from its arrival. ``gemms``: their times."""
+    began, its last one began, and the last one ended, from its arrival, which was ``arrived``
+    behind the moment at which both could go. ``gemms``: their times. ``late``: the host was."""
 
-    first_in: float
-    all_in: float
-    end: float
+    first_in: int
+    all_in: int
+    end: int
+    arrived: int
     gemms: tuple[float, ...]
+    late: bool = False
 
 
 class Encounter(NamedTuple):
@@ -69,20 +81,40 @@ class Encounter(NamedTuple):
 
     @property
     def later_ns(self) -> int:
-        """How much later the collective arrives than the first GEMM begins."""
+        """About how much later the collective arrives than the first GEMM begins."""
         return LEAD_NS if self.arrival == "behind" else round(self.alone_ns / 2)
+
+    @property
+    def calls(self) -> int:
+        """How many GEMMs it meets."""
+        return 0 if self.arrival == "idle" else CALLS
 
 
 class Gate:
     """Lets GEMMs and a collective go at known moments, the host ahead of both."""
 
-    def __init__(self) -> None:
-        self.was_late = False
-
     @cached_property
     def head_start(self) -> HeadStart:
         """The host's head start."""
-        return HeadStart(spin_ns=3_000_000)
+        return HeadStart(SPIN_NS)
+
+    @cached_property
+    def _delay(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a buffer of the GPU, and one of the host, to copy it from."""
+        pinned = torch.zeros(MOST_DELAY_BYTES, dtype=torch.uint8, pin_memory=True)
+        return torch.empty_like(pinned, device="cuda"), pinned
+
+    def warm_up(self) -> None:
+        """Compile and load everything, so that no meeting waits for that."""
+        from domino_tune.measure.gpu.kernels import stamp
+
+        stamp(torch.zeros(1, dtype=torch.int64, device="cuda"))
+        for rate in RATES:
+            for ctas in CTAS:
+                stamps = torch.zeros(ctas, 2, dtype=torch.int64, device="cuda")
+                self._wire.carry(moved_bytes(ctas, rate), Pace(COLLECTIVE_NS, ctas), stamps)
+        self._wait(MOST_DELAY_BYTES)
+        torch.cuda.synchronize()
 
     @cached_property
     def _wire(self) -> Wire:
@@ -93,7 +125,8 @@ class Gate:
         return StreamQueue(HIGH_PRIORITY).stream
 
     def alone_ns(self, work: Work) -> float:
-        """Return the median time of a GEMM behind others, ns."""
+        """Return the median time of a GEMM behind others, ns. The host's lead is as at first."""
+        self.head_start.spin_ns = SPIN_NS
         torch.cuda.synchronize()
         self.head_start.give()
         ticks = _ticks(work, 4 * CALLS)
@@ -104,7 +137,7 @@ class Gate:
         """Return one meeting; try again where the host was late."""
         found = self._meet(encounter)
         for _ in range(TRIES):
-            if not self.was_late:
+            if not found.late:
                 break
             found = self._meet(encounter)
         return found
@@ -115,17 +148,17 @@ class Gate:
         torch.cuda.synchronize()
         self.head_start.give()
         origin = self._stamped_origin(zero)
-        if encounter.arrival == "before":
+        if encounter.arrival in ("idle", "before"):
             arrived = self._send(encounter, stamps, origin, 0)
             spin(LEAD_NS)
-            ticks = _ticks(encounter.work, CALLS)
+            ticks = _ticks(encounter.work, encounter.calls)
         else:
-            ticks = _ticks(encounter.work, CALLS)
+            ticks = _ticks(encounter.work, encounter.calls)
             arrived = self._send(encounter, stamps, origin, encounter.later_ns)
-        self.was_late = self.head_start.check()
+        late = self.head_start.check()
         torch.cuda.synchronize()
-        arrived_ns = int(zero) + since_ns(origin, arrived)
-        return meeting(stamps.tolist(), arrived_ns, _spans(ticks))
+        later_ns = round(since_ns(origin, arrived))
+        return meeting(stamps.tolist(), int(zero), later_ns, _spans(ticks))._replace(late=late)
 
     def _stamped_origin(self, zero: torch.Tensor) -> torch.cuda.Event:
         """Return an event at the moment that ``zero`` then holds by the device's clock."""
@@ -142,20 +175,28 @@ class Gate:
         self._stream.wait_event(origin)
         with torch.cuda.stream(self._stream):
             if later_ns:
-                spin(later_ns)
+                self._wait(later_ns * HOST_BYTES_PER_NS)
             arrived = _recorded()
             self._wire.carry(moved_bytes(encounter.ctas, encounter.rate), pace, stamps)
         return arrived
 
+    def _wait(self, size: int) -> None:
+        """Keep the current stream busy for as long as the host needs to send so many bytes."""
+        target, pinned = (buffer[: min(size, MOST_DELAY_BYTES)] for buffer in self._delay)
+        target.copy_(pinned, non_blocking=True)
+
 
 def meeting(
-    stamps: Sequence[Sequence[int]], arrived_ns: float, gemms_ns: Sequence[float]
+    stamps: Sequence[Sequence[int]], zero_ns: int, later_ns: int, gemms_ns: Sequence[float]
 ) -> Meeting:
-    """Return a meeting from its CTAs' (begin, end) and the arrival, by the device's clock."""
+    """Return a meeting from its CTAs' (begin, end) by the device's clock, which was ``zero_ns``
+    when all could go; the collective arrived ``later_ns`` behind that."""
+    arrived_ns = zero_ns + later_ns  # whole: the device's clock has more digits than a float
     begun, ended = zip(*stamps, strict=True)
     return Meeting(
-        min(begun) - arrived_ns, max(begun) - arrived_ns, max(ended) - arrived_ns, tuple(gemms_ns)
-    )
+        min(begun) - arrived_ns, max(begun) - arrived_ns, max(ended) - arrived_ns, later_ns,
+        tuple(gemms_ns),
+    )  # fmt: skip
 
 
 def median_meeting(found: Sequence[Meeting]) -> dict[str, Any]:
@@ -166,6 +207,8 @@ def median_meeting(found: Sequence[Meeting]) -> dict[str, Any]:
         "first_in_ns": statistics.median(one.first_in for one in found),
         "all_in_ns": statistics.median(starts),
         "end_ns": statistics.median(one.end for one in found),
+        "arrived_ns": statistics.median(one.arrived for one in found),
+        "late": sum(one.late for one in found),
         "gemms_ns": [statistics.median(times) for times in gemms],
         "least_in_ns": min(starts),
         "most_in_ns": max(starts),
@@ -187,12 +230,13 @@ def admission_cases(stage: Stage) -> Iterator[GpuCase]:
 
 
 def _admitted(gate: Gate, kind: str, shape: tuple[int, int, int], margin: int) -> Row:
+    gate.warm_up()
     work = MAKERS[kind](shape, margin)
     for call in range(SETS):
         work(call)
     alone_ns, cells = gate.alone_ns(work), []
     for arrival in ARRIVALS:
-        for rate in BYTES_PER_NS_PER_CTA:
+        for rate in RATES:
             for ctas in CTAS:
                 encounter = Encounter(work, alone_ns, ctas, rate, arrival)
                 gate.meet(encounter)  # warms up
@@ -270,6 +314,6 @@ def _spans(ticks: Sequence[torch.cuda.Event]) -> list[float]:
 def told(row: Row) -> str:
     """Return when the last of 16 CTAs got in, by arrival, as shares of the GEMM."""
     alone_ns = row["alone_ns"]
-    full = [cell for cell in row["cells"] if cell["ctas"] == 16 and cell["rate"]]
+    full = [cell for cell in row["cells"] if cell["ctas"] == 16 and cell["rate"] == RATES[-1]]
     found = ", ".join(f"{c['arrival']} {c['all_in_ns'] / alone_ns:.2f}" for c in full)
     return f"alone {alone_ns / 1e3:.1f} us; 16 CTAs in after {found} of it"

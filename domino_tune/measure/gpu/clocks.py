@@ -15,14 +15,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-import torch
-
 from domino_tune.measure.gpu.played_plans import LAYERS, PLANS, TP, PlayedPlan
-from domino_tune.measure.gpu.replays import back_to_back, captured, captured_step
+from domino_tune.measure.gpu.replays import Replay, back_to_back, captured, captured_step
 from domino_tune.measure.gpu.sampler import Sampler, nvml_meter
 from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
 from domino_tune.measure.gpu.stage import GpuCase, Row, Stage
 from domino_tune.measure.gpu.works import works
+from domino_tune.runtime.clock import NoClock
 from domino_tune.runtime.lanes.emulated_lanes import EmulatedLanes
 from domino_tune.runtime.lanes.pace_rows import paces_of
 from domino_tune.store.profiles import load_profile
@@ -43,10 +42,10 @@ PACES_FROM: Final = "h200-sxm"
 
 def clock_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield rest, every plan, and every family alone."""
-    activities: list[tuple[str, Callable[[], torch.cuda.CUDAGraph | None], bool]] = [
+    activities: list[tuple[str, Callable[[], Replay | None], bool]] = [
         ("rest", lambda: None, False),
-        *((one.name, partial(_plan_graph, stage, one), one.withheld) for one in PLANS),
-        *((f"{family} alone", partial(_family_graph, family), False) for family in FAMILIES),
+        *((one.name, partial(_plan_replay, stage, one), one.withheld) for one in PLANS),
+        *((f"{family} alone", partial(_family_replay, family), False) for family in FAMILIES),
     ]
     for name, make, withheld in activities:
         yield GpuCase(
@@ -55,7 +54,7 @@ def clock_cases(stage: Stage) -> Iterator[GpuCase]:
         )  # fmt: skip
 
 
-def _plan_graph(stage: Stage, one: PlayedPlan) -> torch.cuda.CUDAGraph:
+def _plan_replay(stage: Stage, one: PlayedPlan) -> Replay:
     model = replace(MODELS[one.preset], num_hidden_layers=LAYERS)
     cluster = ClusterSpec(tp=TP)
     session = single_gpu_session(model, one.workload, cluster, stage.device)
@@ -64,28 +63,31 @@ def _plan_graph(stage: Stage, one: PlayedPlan) -> torch.cuda.CUDAGraph:
         schedule = build_schedule(session.model, one.workload, cluster, one.plan)
         paces = paces_of(CostModel(load_profile(PACES_FROM)), [(one.plan.comm_ctas, schedule)])
         lanes = EmulatedLanes([list(row) for row in paces], stage.device).of(one.plan.comm_ctas)
-    return captured_step(session, session.executor(one.plan, None, lanes)).graph
+    return captured_step(session, session.executor(one.plan, None, lanes))
 
 
-def _family_graph(family: str) -> torch.cuda.CUDAGraph:
-    made = [work.make() for work in works() if work.family == family]
+def _family_replay(family: str) -> Replay:
+    def make() -> Callable[[], None]:
+        made = [work.make() for work in works() if work.family == family]
 
-    def play() -> None:
-        for work in made:
-            for call in range(CALLS):
-                work(call)
+        def play() -> None:
+            for work in made:
+                for call in range(CALLS):
+                    work(call)
 
-    return captured(play)
+        return play
+
+    return captured(make, NoClock())
 
 
-def _watched(stage: Stage, make: Callable[[], torch.cuda.CUDAGraph | None], withheld: bool) -> Row:
-    """Return what was sampled while the graph ran, or nothing did."""
-    graph = make()
-    with Sampler(nvml_meter(stage.device)) as sampler:
+def _watched(stage: Stage, make: Callable[[], Replay | None], withheld: bool) -> Row:
+    """Return what was sampled while the work ran, or nothing did."""
+    meter, replay = nvml_meter(stage.device), make()
+    with Sampler(meter) as sampler:
         begun_ns = time.perf_counter_ns()
-        if graph is None:
+        if replay is None:
             time.sleep(SECONDS)
-        steps_ns = back_to_back(graph, SECONDS) if graph else []
+        steps_ns = back_to_back(replay, SECONDS) if replay else []
         seconds = (time.perf_counter_ns() - begun_ns) / 1e9
     samples = [((at - begun_ns) / 1e9, mhz, watts) for at, mhz, watts, _ in sampler.samples]
     return {

@@ -1,9 +1,9 @@
 """Copies beside compute: what transfers that need no SM, or few, cost the ops that they meet.
 
-One GPU has two such transfers: copies in its own memory, and copies from and to pinned memory of
-the host, by copy engines over PCIe. A transfer between GPUs by copy engine touches memory as the
-second does, at NVLink's rate, which lies between the two. Multimem stores need a switch and a
-second GPU: they cannot run here.
+Copies from and to pinned memory of the host go by copy engines, over PCIe. Copies within the device
+are kernels on SMs: they show what traffic at memory's own rate costs. A transfer between GPUs by
+copy engine needs no SM, as the first, at NVLink's rate, which lies between the two. Multimem stores
+need a switch and a second GPU: they cannot run here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from domino_tune.measure.gpu.works import NamedWork, works
 from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue
 
 MIB: Final = 1 << 20
-SIZES: Final = (1 * MIB, 8 * MIB, 64 * MIB)
+SIZES: Final = (16 * MIB, 64 * MIB)
+"""Bytes of one copy; a unit of traffic has as many as make the largest."""
 WAYS: Final = ("within", "to_host", "from_host")
 SECONDS: Final = 3.0
 
@@ -57,7 +58,12 @@ class Copies:
             "from_host": ("target", "host"),
         }
         into, out_of = (self._buffers[name][:size] for name in ends[way])
-        traffic = Traffic(self._stream, partial(into.copy_, out_of, non_blocking=True))
+
+        def issue() -> None:
+            for _ in range(max(SIZES) // size):
+                into.copy_(out_of, non_blocking=True)
+
+        traffic = Traffic(self._stream, issue)
         if (way, size) not in self._alone_ns:
             self._alone_ns[way, size] = self.arena.traffic_alone(traffic)
         return traffic, self._alone_ns[way, size]

@@ -13,10 +13,11 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from domino_tune.base.errors import RunError
 from domino_tune.measure.gpu.arena import since_ns, timed_event
 from domino_tune.runtime.clock import Clock, NoClock, Tick
 from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.graphs import EAGER_STEPS
+from domino_tune.runtime.graphs import EAGER_STEPS, root_cause
 from domino_tune.runtime.session import Session
 from simulator.ops import Signature
 from simulator.schedule import COMPUTE
@@ -51,12 +52,13 @@ class MarkClock:
         return 0
 
 
-class Step(NamedTuple):
-    """A captured step. ``clock`` holds its ops' events, none where they are not timed;
-    ``signatures`` is of these ops."""
+class Replay(NamedTuple):
+    """Captured work. ``clock`` holds its ops' events, none where they are not timed; ``signatures``
+    is of these ops. ``keeps``: what owns the memory that the graph reads."""
 
     graph: torch.cuda.CUDAGraph
     clock: Clock
+    keeps: object
     signatures: tuple[Signature, ...] = ()
 
     def op_ns(self) -> list[float]:
@@ -66,21 +68,39 @@ class Step(NamedTuple):
         return [since_ns(a, b) for a, b in zip(events[::2], events[1::2], strict=True)]
 
 
-def captured(work: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph:
-    """Return a graph of ``work``, which ran eagerly before; ``pool``: memory of another graph that
-    never runs at the same time."""
-    for _ in range(EAGER_STEPS):
-        work()
+class CaptureError(RunError):
+    """A capture failed. Torch's random numbers cannot be trusted in this process any more."""
+
+
+def captured(make: Callable[[], Callable[[], object]], clock: Clock, pool: Any = None) -> Replay:
+    """Return a graph of the work that ``make`` returns, which runs eagerly before; ``pool``: memory
+    of another graph that never runs at the same time. Raise CaptureError where that fails.
+
+    All of it is on one stream: a backward op runs where its forward did, and a capture may wait for
+    no other stream.
+    """
+    usual, own = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    own.wait_stream(usual)
+    with torch.cuda.stream(own):
+        work = make()
+        for _ in range(EAGER_STEPS):
+            work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        work()
-    return graph
+    try:
+        with torch.cuda.graph(
+            graph, pool=pool, stream=own, capture_error_mode="thread_local"
+        ):  # fmt: skip
+            work()
+    except (RuntimeError, AssertionError) as error:
+        torch.cuda.set_stream(usual)  # a failed capture may leave its own stream current
+        raise CaptureError(f"No graph could be captured: {root_cause(error)}") from error
+    return Replay(graph, clock, work)
 
 
 def captured_step(
     session: Session, executor: Executor, *, marked: bool = False, pool: Any = None
-) -> Step:
+) -> Replay:
     """Return a step of ``executor`` on the session's batch; ``marked``: with events around its
     compute ops."""
     executor.run_step(*session.batch)
@@ -90,20 +110,20 @@ def captured_step(
         capturing = torch.cuda.is_current_stream_capturing()
         executor.play(*session.batch, clock if capturing else NoClock())
 
-    graph = captured(play, pool)
+    replay = captured(lambda: play, clock, pool)
     computes = tuple(op.signature for op in executor.ops if op.lane == COMPUTE)
-    return Step(graph, clock, computes)
+    return replay._replace(keeps=(session, executor), signatures=computes)
 
 
-def back_to_back(graph: torch.cuda.CUDAGraph, seconds: float) -> list[float]:
-    """Replay the graph for about ``seconds`` without a pause; return each replay's ns."""
+def back_to_back(replay: Replay, seconds: float) -> list[float]:
+    """Replay it for about ``seconds`` without a pause; return each replay's ns."""
     events: deque[torch.cuda.Event] = deque()
     found: list[float] = []
     stop_at = time.monotonic() + seconds
     last = timed_event()
     last.record()
     while time.monotonic() < stop_at or not found:
-        graph.replay()
+        replay.graph.replay()
         events.append(timed_event())
         events[-1].record()
         if len(events) > QUEUED:
@@ -118,11 +138,11 @@ def back_to_back(graph: torch.cuda.CUDAGraph, seconds: float) -> list[float]:
     return found
 
 
-def timed_replays(steps: Sequence[Step], seconds: float) -> Iterator[tuple[int, list[float]]]:
+def timed_replays(steps: Sequence[Replay], seconds: float) -> Iterator[tuple[int, list[float]]]:
     """Replay marked steps in turn for about ``seconds``; yield the host's time (perf_counter_ns) at
     each one's end, and its ops' ns."""
     stop_at = time.monotonic() + seconds
-    under_way: deque[tuple[Step, torch.cuda.Event]] = deque()
+    under_way: deque[tuple[Replay, torch.cuda.Event]] = deque()
     number = 0
     while time.monotonic() < stop_at or number < len(steps):
         step = steps[number % len(steps)]
@@ -137,6 +157,6 @@ def timed_replays(steps: Sequence[Step], seconds: float) -> Iterator[tuple[int, 
         yield _ended(*one)
 
 
-def _ended(step: Step, end: torch.cuda.Event) -> tuple[int, list[float]]:
+def _ended(step: Replay, end: torch.cuda.Event) -> tuple[int, list[float]]:
     end.synchronize()
     return time.perf_counter_ns(), step.op_ns()

@@ -51,6 +51,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._sample, name="gpu-sampler", daemon=True)
 
     def __enter__(self) -> Sampler:
+        self.samples.append(self.meter.sample())  # what fails should fail now
         self.energy_j = -self.meter.energy_j()
         self._thread.start()
         return self
@@ -91,6 +92,8 @@ def nvml_meter(device: torch.device) -> Meter:
 
 def _sample(nvml: Any, handle: Any) -> Sample:
     (power,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
+    if power.nvmlReturn:  # else a GPU that does not tell would draw 0 W
+        raise nvml.NVMLError(power.nvmlReturn)
     clock_mhz = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
     reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     return Sample(time.perf_counter_ns(), clock_mhz, power.value.uiVal / 1000, reasons)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from domino_tune.measure.gpu.replays import CaptureError
 from domino_tune.measure.gpu.state import Burner, gpu_state, release_memory
 from domino_tune.measure.machine import machine_of
 from domino_tune.runtime.launch_spec import LaunchSpec
@@ -39,6 +41,14 @@ class GpuCase:
     tell: Callable[[Row], str] = told_by_name
 
 
+def _whole(line: str) -> list[dict[str, Any]]:
+    """Return the row of a line; none where a killed run left a part of one."""
+    try:
+        return [json.loads(line)]
+    except json.JSONDecodeError:
+        return []
+
+
 class Stage:
     """The files of a stage's results, and its time limit."""
 
@@ -62,15 +72,16 @@ class Stage:
         if left and self.device.type == "cuda":
             Burner().tflops(HEAT_SECONDS)
         for case in left:
-            if self.spent():
+            if self.spent() or not self._measure(case):
                 break
-            self._measure(case)
             release_memory(self.device)
 
     def left(self, cases: Iterable[GpuCase]) -> list[GpuCase]:
-        """Return the cases that no earlier run has finished."""
+        """Return the cases that no earlier run has finished; those that failed come last."""
         done = {row["case"] for row in self.rows() if row.get("complete")}
-        return [case for case in cases if case.name not in done]
+        failed = {row["case"] for row in self.rows() if "error" in row}
+        left = (case for case in cases if case.name not in done)
+        return sorted(left, key=lambda case: case.name in failed)
 
     def announced(self, left: Sequence[GpuCase]) -> str:
         """Return what this run will do."""
@@ -80,35 +91,44 @@ class Stage:
             f"this run begins none after {self.minutes:g} minutes. Results: {self.rows_file}"
         )
 
-    def _measure(self, case: GpuCase) -> None:
+    def _measure(self, case: GpuCase) -> bool:
+        """Measure and keep a case; return whether this process can go on."""
         begun = time.monotonic()
         try:
             row = case.measure()
         except Exception as error:
             traceback.print_exc()
             self.write({"case": case.name, "error": f"{type(error).__name__}: {error}"})
-            return
+            if isinstance(error, CaptureError):
+                print("Run the stage again: a capture that failed spoils the process.", flush=True)
+            return not isinstance(error, CaptureError)
         seconds = time.monotonic() - begun
         self.write(
             {"case": case.name, "complete": True, **row, "seconds": seconds, "state": gpu_state()}
         )
         print(f"{case.name}: {case.tell(row)}, {seconds:.1f} s", flush=True)
+        return True
 
     def spent(self) -> bool:
         """Return whether the time is up."""
         return time.monotonic() > self.stop_at
 
     def write(self, row: Row) -> None:
-        """Append one row; it is on disk when this returns."""
-        with self.rows_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        """Append one row; it is on disk when this returns. A line that a killed run left without
+        its end stays alone."""
+        with self.rows_file.open("a+b") as file:
+            file.seek(max(0, file.tell() - 1))
+            begins = b"\n" if file.read(1) not in (b"", b"\n") else b""
+            file.write(begins + json.dumps(row).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of this and earlier runs."""
         if not self.rows_file.exists():
             return []
         lines = self.rows_file.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        return [row for line in lines for row in _whole(line)]
 
     def profile(self) -> Profile:
         """Return the profile so far."""

@@ -14,19 +14,27 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
 
+from domino_tune.base.errors import RunError
 from domino_tune.measure.gpu.clocks import FAMILIES
 from domino_tune.measure.gpu.op_stages import memory_bytes
-from domino_tune.measure.gpu.ops import OpsCase, op_row, ops_cases
+from domino_tune.measure.gpu.ops import SHORTEST_NS, OpsCase, op_row, ops_cases
 from domino_tune.measure.gpu.played_plans import TP, TWO_SLICES
-from domino_tune.measure.gpu.replays import MarkClock, Step, captured, captured_step, timed_replays
+from domino_tune.measure.gpu.replays import (
+    MarkClock,
+    Replay,
+    captured,
+    captured_step,
+    timed_replays,
+)
 from domino_tune.measure.gpu.sampler import Sample, Sampler, nvml_meter
 from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
 from domino_tune.measure.gpu.stage import GpuCase, Row, Stage
+from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.session import Session
 from simulator.ops import Signature
 from simulator.plan import MEGATRON, SlicePlan
@@ -37,6 +45,8 @@ PRESETS: Final = 8
 REST_S: Final = 3.0
 FALLING_S: Final = 3.0
 STEADY_S: Final = 3.0
+CLOCK_KNOWN_AFTER_S: Final = 0.2
+"""NVML tells a clock a little late, which matters while it falls fast."""
 PAIRS: Final = 200
 LEAST_FALL: Final = 0.03
 """Least difference of the highest and the lowest clock, relative, that tells an elasticity."""
@@ -65,14 +75,17 @@ def _sustained(stage: Stage, case: OpsCase, plan: SlicePlan) -> Row:
     begun_ns = time.perf_counter_ns()
     with Sampler(nvml_meter(stage.device)) as sampler:
         moments = list(timed_replays(steps, FALLING_S + STEADY_S))
+    _require_numbers(steps)
     signatures = steps[0].signatures
-    steady_ns = begun_ns + round(1e9 * FALLING_S)
+    steady_ns, known_ns = (begun_ns + round(1e9 * s) for s in (FALLING_S, CLOCK_KNOWN_AFTER_S))
     return {
         "kind": "plan",
         "empty_span_us": empty_ns / 1e3,
         "ops": op_rows(signatures, [m for m in moments if m[0] >= steady_ns], empty_ns),
         "clock_mhz": statistics.fmean(s.clock_mhz for s in sampler.samples if s.at_ns >= steady_ns),
-        "elasticity": elasticities(signatures, moments, sampler.samples, empty_ns),
+        "elasticity": elasticities(
+            signatures, [m for m in moments if m[0] >= known_ns], sampler.samples, empty_ns
+        ),
         "samples": [
             (round((s.at_ns - begun_ns) / 1e9, 4), s.clock_mhz, s.power_w) for s in sampler.samples
         ],
@@ -80,12 +93,20 @@ def _sustained(stage: Stage, case: OpsCase, plan: SlicePlan) -> Row:
     }
 
 
-def _marked_steps(session: Session, plan: SlicePlan) -> list[Step]:
+def _marked_steps(session: Session, plan: SlicePlan) -> list[Replay]:
     """Return two captured steps that share their memory."""
     first = captured_step(session, session.executor(plan, None), marked=True)
     pool = first.graph.pool()
     second = captured_step(session, session.executor(plan, None), marked=True, pool=pool)
     return [first, second]
+
+
+def _require_numbers(steps: Sequence[Replay]) -> None:
+    """Raise RunError where the replays computed no numbers: their power would be another one."""
+    for step in steps:
+        _, executor = cast("tuple[Session, Executor]", step.keeps)
+        if not math.isfinite(float(executor.loss())):
+            raise RunError("The replayed steps' loss is no number: nothing was measured.")
 
 
 def empty_marks_ns() -> float:
@@ -97,10 +118,10 @@ def empty_marks_ns() -> float:
             for _ in range(2 * PAIRS):
                 clock.tick()
 
-    graph = captured(marks)
-    graph.replay()
+    replay = captured(lambda: marks, clock)
+    replay.graph.replay()
     torch.cuda.synchronize()
-    return statistics.median(Step(graph, clock).op_ns())
+    return statistics.median(replay.op_ns())
 
 
 def op_rows(
@@ -110,7 +131,7 @@ def op_rows(
     found: dict[Signature, list[float]] = defaultdict(list)
     for _, op_ns in moments:
         for signature, took_ns in zip(signatures, op_ns, strict=True):
-            found[signature].append(took_ns - empty_ns)
+            found[signature].append(max(SHORTEST_NS, took_ns - empty_ns))
     return [op_row(signature, times) for signature, times in sorted(found.items(), key=str)]
 
 
@@ -122,7 +143,7 @@ def by_family(
     for at_ns, op_ns in moments:
         sums = dict.fromkeys(FAMILIES, 0.0)
         for signature, took_ns in zip(signatures, op_ns, strict=True):
-            sums[signature.kind] += (took_ns - empty_ns) / 1e3
+            sums[signature.kind] += max(SHORTEST_NS, took_ns - empty_ns) / 1e3
         rows.append(
             (round((at_ns - begun_ns) / 1e9, 4), *(round(took_us, 4) for took_us in sums.values()))
         )

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 
 from domino_tune.measure.gpu.works import Work
 from simulator.ops import Attention, Gemm, Pointwise, Signature
+
+Play = TypeVar("Play", bound=Callable[..., Any])
 
 BF16: Final = torch.bfloat16
 FP32_BYTES: Final = 4
@@ -103,6 +105,11 @@ def _logits_gradient(
     return (gradient - (columns[None, :] == targets[:, None]).float()).to(BF16)
 
 
+def compiled(function: Play) -> Play:
+    """Return the function as one kernel, of each shape its own."""
+    return cast("Play", torch.compile(function, dynamic=False))
+
+
 def _loss_operands(sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     logits = _random(sizes.tokens, sizes.vocab)
     targets = torch.randint(0, sizes.vocab, (sizes.tokens,), device=device())
@@ -111,20 +118,20 @@ def _loss_operands(sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 def _fused_max(signature: Signature, sizes: Sizes) -> Work:
     logits, _, _ = _loss_operands(sizes)
-    largest = torch.compile(_largest)
+    largest = compiled(_largest)
     return lambda call: largest(logits)
 
 
 def _fused_sum(signature: Signature, sizes: Sizes) -> Work:
     operands = _loss_operands(sizes)
-    sums = torch.compile(_sums)
+    sums = compiled(_sums)
     return lambda call: sums(*operands)
 
 
 def _fused_gradient(signature: Signature, sizes: Sizes) -> Work:
     logits, top, targets = _loss_operands(sizes)
     total, _ = _sums(logits, top, targets)
-    gradient = torch.compile(_logits_gradient)
+    gradient = compiled(_logits_gradient)
     return lambda call: gradient(logits, top, total, targets)
 
 
@@ -235,12 +242,17 @@ def _lower_right(queries: int, keys: int) -> Any:
 
 @contextmanager
 def _deterministic(wanted: bool) -> Any:
+    """Play what is inside in a fixed order. Torch would also fill new tensors, which takes time."""
+    settings: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(wanted, warn_only=True)
+    filled = settings.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(wanted)  # a warning alone would change no kernel
+    settings.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
+        settings.fill_uninitialized_memory = filled
 
 
 Maker = Callable[[Signature, Sizes], Work]

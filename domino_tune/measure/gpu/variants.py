@@ -24,7 +24,7 @@ from domino_tune.measure.gpu.works import Work
 from domino_tune.runtime.clock import empty_ns
 from simulator.build import build_schedule
 from simulator.implementation import IMPLEMENTATIONS, Implementation
-from simulator.ops import Attention, Collective, Gemm, Signature
+from simulator.ops import Attention, Collective, Gemm, Pointwise, Signature
 from simulator.plan import MEGATRON
 from simulator.sharding import padded_vocab_size
 
@@ -72,10 +72,11 @@ def preset_variants(case: OpsCase) -> list[Variant]:
     found: dict[Signature, Variant] = {}
     for implementation in IMPLEMENTED:
         for signature, role in _signatures(case, implementation).items():
-            if signature not in ours and signature not in found and not _adds_up(signature):
-                make = MAKERS.get(_maker_name(signature, role))
-                work = partial(make, signature, sizes) if make else None
-                found[signature] = Variant(signature, work)
+            if signature in ours or signature in found or _is_elsewhere(signature):
+                continue
+            make = MAKERS.get(_maker_name(signature, role))
+            work = partial(make, signature, sizes) if make else None
+            found[signature] = Variant(signature, work)
     return list(found.values())
 
 
@@ -91,8 +92,11 @@ def query_variants() -> list[Variant]:
     return found
 
 
-def _adds_up(signature: Signature) -> bool:
-    """Return whether it is a weight gradient that adds to fp32 sums: stage ``training`` has it."""
+def _is_elsewhere(signature: Signature) -> bool:
+    """Return whether it is a weight gradient that adds to fp32 sums, which stage ``training`` has,
+    or an op that moves nothing."""
+    if isinstance(signature, Pointwise):
+        return not signature.moved_bytes
     return isinstance(signature, Gemm) and signature.accumulate
 
 
@@ -132,7 +136,7 @@ class Bench:
                 continue
             try:
                 found = self.arena.calls_alone(make())
-            except RuntimeError as error:  # out of memory, or no compiler: go on with the others
+            except Exception as error:  # out of memory, or no compiler: go on with the others
                 failed[str(signature)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
                 continue
             empty = empty_ns(self.device)

@@ -12,7 +12,10 @@ pytest.importorskip("torch")
 import torch
 
 from domino_tune.measure.gpu.admission import (
+    CALLS,
+    CTAS,
     LEAD_NS,
+    RATES,
     SHAPES,
     Encounter,
     Meeting,
@@ -21,20 +24,28 @@ from domino_tune.measure.gpu.admission import (
     meeting,
     told,
 )
+from domino_tune.measure.gpu.contention import moved_bytes
 from domino_tune.measure.gpu.stage import Stage
+from domino_tune.runtime.lanes.pace import BLOCKS, Chunks, Pace
 
 
 def test_a_meeting_counts_from_the_arrival() -> None:
-    found = meeting([(1_100, 2_000), (1_500, 2_600), (1_050, 2_500)], 1_000.0, [300.0, 310.0])
-    assert found == Meeting(first_in=50, all_in=500, end=1_600, gemms=(300.0, 310.0))
+    zero = 1_764_000_000_000_000_000  # ns, of which a float has not all digits
+    stamps = [(zero + 1_101, zero + 2_000), (zero + 1_500, zero + 2_600)]
+    found = meeting(stamps, zero, 1_000, [300.0, 310.0])
+    assert found == Meeting(101, 500, 1_600, 1_000, (300.0, 310.0))
 
 
 def test_meetings_are_told_by_their_medians() -> None:
-    found = median_meeting([Meeting(i, 10 * i, 100 * i, (i, 2 * i)) for i in (1, 2, 9)])
+    found = median_meeting(
+        [Meeting(i, 10 * i, 100 * i, 5, (i, 2 * i), late=i == 9) for i in (1, 2, 9)]
+    )
     assert found == {
         "first_in_ns": 2, "all_in_ns": 20, "end_ns": 200, "gemms_ns": [2, 4],
-        "least_in_ns": 10, "most_in_ns": 90,
+        "least_in_ns": 10, "most_in_ns": 90, "arrived_ns": 5, "late": 1,
     }  # fmt: skip
+    idle = median_meeting([Meeting(1, 2, 3, 4, ())])
+    assert idle["gemms_ns"] == []
     cell = {"ctas": 16, "rate": 40.0, "arrival": "behind", **found}
     assert told({"alone_ns": 2_000.0, "cells": [cell]}) == (
         "alone 2.0 us; 16 CTAs in after behind 0.01 of it"
@@ -48,8 +59,18 @@ def test_shapes_have_the_waves_that_are_told() -> None:
 
 
 def test_collectives_arrive_behind_the_beginning_or_in_the_middle() -> None:
-    behind, within = (Encounter(print, 80_000.0, 4, 0.0, name) for name in ("behind", "within"))
+    behind, within, idle = (
+        Encounter(print, 80_000.0, 4, 6.0, name) for name in ("behind", "within", "idle")
+    )
     assert (behind.later_ns, within.later_ns) == (LEAD_NS, 40_000)
+    assert (behind.calls, idle.calls) == (CALLS, 0)
+
+
+def test_collectives_take_too_many_registers_to_share_an_sm_with_a_gemm() -> None:
+    """The kernel of the largest blocks; with fewer elements a CTA takes another one."""
+    for rate in RATES:
+        for ctas in CTAS:
+            assert Chunks.of(moved_bytes(ctas, rate), Pace(150_000, ctas)).block == max(BLOCKS)
 
 
 def test_every_kind_spares_what_it_can(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from domino_tune.measure.gpu.replays import CaptureError
 from domino_tune.measure.gpu.stage import GpuCase, Row, Stage
 
 
@@ -53,6 +54,21 @@ def test_a_case_that_fails_is_recorded_and_tried_again(tmp_path: Path) -> None:
     assert [row.get("x") for row in _stage(tmp_path).rows()] == [None, 1, 2]
 
 
+@pytest.mark.filterwarnings("default")
+def test_after_a_failed_capture_the_process_ends_and_the_case_comes_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def spoils() -> Row:
+        raise CaptureError("No graph could be captured: an op waits for another stream")
+
+    cases = [_case("a", spoils), _case("b", lambda: {"x": 1})]
+    _stage(tmp_path).run(cases)
+    assert [row["case"] for row in _stage(tmp_path).rows()] == ["a"]
+    assert "Run the stage again" in capsys.readouterr().out
+    _stage(tmp_path).run(cases)
+    assert [row["case"] for row in _stage(tmp_path).rows()] == ["a", "b", "a"]
+
+
 def test_what_is_not_complete_is_left(tmp_path: Path) -> None:
     cases = [_case("a", lambda: {"x": 1, "complete": False})]
     _stage(tmp_path).run(cases)
@@ -70,6 +86,8 @@ def test_a_stage_keeps_whole_rows_only(tmp_path: Path) -> None:
     stage = _stage(tmp_path)
     stage.write({"case": "a", "complete": True})
     with stage.rows_file.open("a") as file:
-        file.write('{"case": "b", "comp')
+        file.write('{"case": "b", "cells": {}')
     assert [row["case"] for row in stage.rows()] == ["a"]
+    stage.write({"case": "c"})
+    assert [row["case"] for row in stage.rows()] == ["a", "c"]
     assert not stage.spent()
