@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from benchmarks.bench.facts import REPOSITORY
 from benchmarks.verdict import Check, SkippedError, at_most, check_table, reported
 from domino_tune.base.tables import Table
@@ -34,6 +36,7 @@ NAME: Final = "h200-sxm"
 FOLDER: Final = "DOMINO_TUNE_GPU_RECORDS"
 """Names the folder of the records; default: this profile's in measurements/."""
 CLOCK_LIMIT: Final = 0.03
+FAMILIES: Final = ("gemm", "attention", "pointwise")
 CTAS: Final = 16
 FULL_RATE: Final = 40.0
 
@@ -47,6 +50,7 @@ def gpu_records() -> list[Table]:
     }
     tables = [
         *clock_tables(found["clocks"], found["sustained"], profile),
+        *([sustained_table(found["sustained"], profile)] if found["sustained"] else []),
         *(make(found[stage]) for stage, make in TABLES.items() if found[stage]),
     ]
     if found["variants"]:
@@ -133,6 +137,40 @@ def _clock_check(one: PlayedPlan, off: float) -> Check:
     if one.withheld:
         return at_most(f"{one.name}, withheld", CLOCK_LIMIT, abs(off))
     return reported(f"{one.name}, fitted", f"{abs(off):.2%}")
+
+
+def sustained_table(rows: Sequence[Row], profile: Profile) -> Table:
+    """Return each family's times at a long run's clock over those of the profile's bursts."""
+    bursts = {
+        row.signature: row.median_us for kind in FAMILIES for row in profile.section(kind).rows
+    }
+    ratios: dict[str, list[float]] = {kind: [] for kind in FAMILIES}
+    for row in rows:
+        for op in row["ops"]:
+            signature = signature_from(op["signature"])
+            if signature in bursts:
+                ratios[signature.kind].append(op["median_us"] / bursts[signature])
+    clocks = [row["clock_mhz"] for row in rows]
+    return Table(
+        title="Ops at the clock of a long run: times over those of bursts",
+        columns=("ops", ">signatures", ">10 %", ">median", ">90 %", ">elasticity"),
+        rows=[
+            (kind, str(len(found)), *_deciles(found), _elasticity(rows, kind))
+            for kind, found in ratios.items()
+            if found
+        ],
+        notes=(f"Clocks: {min(clocks):.0f} to {max(clocks):.0f} MHz.",),
+    )  # fmt: skip
+
+
+def _deciles(found: Sequence[float]) -> tuple[str, str, str]:
+    low, middle, high = np.quantile(found, (0.1, 0.5, 0.9))
+    return f"{low:.2f}", f"{middle:.2f}", f"{high:.2f}"
+
+
+def _elasticity(rows: Iterable[Row], kind: str) -> str:
+    found = [row["elasticity"][kind] for row in rows if kind in row["elasticity"]]
+    return f"{statistics.median(found):.2f}" if found else "-"
 
 
 # Admission and copies ----------------------------------------------------------------------------

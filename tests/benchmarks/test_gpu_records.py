@@ -23,6 +23,7 @@ from benchmarks.bench.gpu_records import (
     fitted_law,
     gpu_records,
     rows_of,
+    sustained_table,
     variant_table,
 )
 from benchmarks.verdict import SkippedError, count_verdicts
@@ -106,6 +107,23 @@ def test_clocks_of_withheld_plans_are_held_against_the_law() -> None:
     ]
     _, checks = clock_tables(wrong, sustained_rows(), load_profile(NAME))
     assert count_verdicts([checks]) == (0, 2)
+
+
+def test_times_at_a_long_runs_clock_are_told_beside_bursts() -> None:
+    profile = load_profile(NAME)
+    gemms = profile.section("gemm").rows[:3]
+    ops = [
+        {"signature": ["gemm", *row.signature], "median_us": times * row.median_us}
+        for row, times in zip(gemms, (1.0, 1.2, 1.3), strict=True)
+    ]
+    unknown = {"signature": ["gemm", *gemms[0].signature._replace(m=7)], "median_us": 1.0}
+    rows = [
+        {"ops": [*ops, unknown], "clock_mhz": mhz, "elasticity": elasticity}
+        for mhz, elasticity in ((1470.0, {"gemm": 0.9}), (1500.0, {}))
+    ]
+    table = sustained_table(rows, profile)
+    assert table.rows == [("gemm", "6", "1.00", "1.20", "1.30", "0.90")]
+    assert table.notes == ("Clocks: 1470 to 1500 MHz.",)
 
 
 def _admission() -> dict[str, Any]:

@@ -313,7 +313,7 @@ def test_a_restart_goes_unnoticed(tmp_path: Path) -> None:
             waiting = threading.Thread(target=lambda: found.append(client.wait(job)))
             waiting.start()
             with served(tmp_path, "--port", port):
-                waiting.join(60)
+                waiting.join(PATIENCE_S)
     assert [one.state for one in found] == ["done"]
 
 
