@@ -193,6 +193,7 @@ def test_layouts_that_take_too_long(
     bounds.check_layouts(*layouts_of(**{**given, **allowed}))
 
 
+@pytest.mark.thorough
 def test_no_layout_has_more_ops_than_are_counted() -> None:
     base, request = layouts_of(gpus=4, global_batch_size=8, overrides=("num_hidden_layers=6",))
     for one in candidates_of(base, request)[0]:

@@ -86,6 +86,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         yield Shown(url=service.url, folder=folder, secret=secret, calls=found)
 
 
+@pytest.mark.thorough
 def test_every_operation_has_an_example_that_runs(shown: Shown) -> None:
     headers = {"Authorization": f"Bearer {shown.secret}"}
     kept: dict[str, str] = {}

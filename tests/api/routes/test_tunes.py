@@ -102,6 +102,7 @@ def test_deepspeeds_own_order_costs_what_the_service_s_own_profile_says(
     assert " instead of " not in told["notes"][0]
 
 
+@pytest.mark.thorough
 def test_preferences_that_are_none_are_passed_over(client: httpx.Client) -> None:
     for prefer in ("respond-async", "wait", "wait=x", "foo; wait=0"):
         answer = client.post("/v1/tunes", json={**SMALL, "seed": 6}, headers={"Prefer": prefer})
@@ -172,6 +173,7 @@ def test_stop_and_keep(client: httpx.Client) -> None:
     refused(client.delete(place), 404)
 
 
+@pytest.mark.thorough
 def test_what_frameworks_run_is_said_beside_it(client: httpx.Client) -> None:
     asked = {**CELL, "seq_length": 2048, "micro_batch_size": 8}
     found = ended(client, good(client.post("/v1/tunes", json=asked), 202)["links"]["self"])

@@ -184,6 +184,7 @@ def test_ctrl_c_cancels_the_job(server: Served, tmp_path: Path) -> None:
         assert client.job(made.pop()).state == "cancelled"
 
 
+@pytest.mark.thorough
 def test_jobs_are_listed_stopped_and_deleted(server: Served, tmp_path: Path) -> None:
     at = ("--server", server.url)
     with Client(server.url) as client:

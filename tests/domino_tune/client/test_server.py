@@ -214,6 +214,7 @@ def test_cancelled_by_another(client: Client) -> None:
         ended.result()
 
 
+@pytest.mark.thorough
 def test_stop_and_keep(client: Client) -> None:
     job = client.submit_tune(LONG)
     while (now := client.job(job.id)).plain["best"] is None:

@@ -64,6 +64,7 @@ def test_the_answer_is_that_of_looking_at_every_plan(asked: TuneRequest) -> None
             assert timed is None or bound_ns <= timed.iteration_ns
 
 
+@pytest.mark.thorough
 def test_an_interrupted_search_goes_on_to_the_same_answer() -> None:
     space, times = space_of(SMALL), [float("inf")]
 
