@@ -12,7 +12,7 @@ import torch
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.gpu.__main__ import STAGES, main
 from domino_tune.measure.gpu.contention import cells_of
-from domino_tune.measure.gpu.op_stages import played
+from domino_tune.measure.gpu.op_stages import TRAINING_PLANS, played
 from domino_tune.measure.gpu.ops import OpsCase, needed_signatures, ops_cases, slice_plans
 from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
 from domino_tune.measure.gpu.stage import Stage
@@ -159,3 +159,19 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, capsys) -> None:  # type: igno
     for stage in STAGES:
         assert main(["--stage", stage, "--out", str(tmp_path)]) == 2
         assert "No GPU" in capsys.readouterr().err
+
+
+def test_training_adds_up_weight_gradients(tmp_path: Path) -> None:
+    """What a first micro-batch does not play: sums in fp32, and layers that are recomputed."""
+    model = replace(LLAMA, num_hidden_layers=1)
+    workload = Workload(
+        seq_length=16, micro_batch_size=2, dtype="fp32", grad_accumulation=2, recompute="full"
+    )
+    case = OpsCase(model=model, workload=workload, tp=2, plans=TRAINING_PLANS)
+    stage = _stage(tmp_path)
+    stage.run(played(stage, [case], 1.0))
+    measured = measured_ops(load_profile(tmp_path / "h200-sxm.json"))
+    sums = [op for op in measured if isinstance(op, Gemm) and op.accumulate]
+    assert {op.layout for op in sums} == {"wgrad"}
+    for plan in TRAINING_PLANS:
+        assert needed_signatures(case, plan) <= measured
