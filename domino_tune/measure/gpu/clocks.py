@@ -16,7 +16,13 @@ from functools import partial
 from typing import Final
 
 from domino_tune.measure.gpu.played_plans import LAYERS, PLANS, TP, PlayedPlan
-from domino_tune.measure.gpu.replays import Replay, back_to_back, captured, captured_step
+from domino_tune.measure.gpu.replays import (
+    Replay,
+    back_to_back,
+    captured,
+    captured_step,
+    require_numbers,
+)
 from domino_tune.measure.gpu.sampler import Sampler, nvml_meter
 from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
 from domino_tune.measure.gpu.stage import GpuCase, Row, Stage
@@ -89,6 +95,8 @@ def _watched(stage: Stage, make: Callable[[], Replay | None], withheld: bool) ->
             time.sleep(SECONDS)
         steps_ns = back_to_back(replay, SECONDS) if replay else []
         seconds = (time.perf_counter_ns() - begun_ns) / 1e9
+    if replay and isinstance(replay.keeps, tuple):  # a step
+        require_numbers(replay)
     samples = [((at - begun_ns) / 1e9, mhz, watts) for at, mhz, watts, _ in sampler.samples]
     return {
         "withheld": withheld,

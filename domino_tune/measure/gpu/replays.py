@@ -6,10 +6,11 @@ behind each; two graphs take turns, so that one runs while the other's events ar
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import torch
 
@@ -72,9 +73,9 @@ class CaptureError(RunError):
     """A capture failed. Torch's random numbers cannot be trusted in this process any more."""
 
 
-def captured(make: Callable[[], Callable[[], object]], clock: Clock, pool: Any = None) -> Replay:
-    """Return a graph of the work that ``make`` returns, which runs eagerly before; ``pool``: memory
-    of another graph that never runs at the same time. Raise CaptureError where that fails.
+def captured(make: Callable[[], Callable[[], object]], clock: Clock) -> Replay:
+    """Return a graph of the work that ``make`` returns, which runs eagerly before. Raise
+    CaptureError where that fails.
 
     All of it is on one stream: a backward op runs where its forward did, and a capture may wait for
     no other stream.
@@ -88,9 +89,7 @@ def captured(make: Callable[[], Callable[[], object]], clock: Clock, pool: Any =
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(
-            graph, pool=pool, stream=own, capture_error_mode="thread_local"
-        ):  # fmt: skip
+        with torch.cuda.graph(graph, stream=own, capture_error_mode="thread_local"):
             work()
     except (RuntimeError, AssertionError) as error:
         torch.cuda.set_stream(usual)  # a failed capture may leave its own stream current
@@ -98,9 +97,7 @@ def captured(make: Callable[[], Callable[[], object]], clock: Clock, pool: Any =
     return Replay(graph, clock, work)
 
 
-def captured_step(
-    session: Session, executor: Executor, *, marked: bool = False, pool: Any = None
-) -> Replay:
+def captured_step(session: Session, executor: Executor, *, marked: bool = False) -> Replay:
     """Return a step of ``executor`` on the session's batch; ``marked``: with events around its
     compute ops."""
     executor.run_step(*session.batch)
@@ -110,9 +107,16 @@ def captured_step(
         capturing = torch.cuda.is_current_stream_capturing()
         executor.play(*session.batch, clock if capturing else NoClock())
 
-    replay = captured(lambda: play, clock, pool)
+    replay = captured(lambda: play, clock)
     computes = tuple(op.signature for op in executor.ops if op.lane == COMPUTE)
     return replay._replace(keeps=(session, executor), signatures=computes)
+
+
+def require_numbers(step: Replay) -> None:
+    """Raise RunError where a replayed step computed no numbers: its power would be another one."""
+    _, executor = cast("tuple[Session, Executor]", step.keeps)
+    if not math.isfinite(float(executor.loss())):
+        raise RunError("The replayed step's loss is no number: nothing was measured.")
 
 
 def back_to_back(replay: Replay, seconds: float) -> list[float]:

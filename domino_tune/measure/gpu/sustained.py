@@ -11,15 +11,14 @@ import statistics
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import torch
 
-from domino_tune.base.errors import RunError
 from domino_tune.measure.gpu.clocks import FAMILIES
 from domino_tune.measure.gpu.op_stages import memory_bytes
 from domino_tune.measure.gpu.ops import SHORTEST_NS, OpsCase, op_row, ops_cases
@@ -29,12 +28,12 @@ from domino_tune.measure.gpu.replays import (
     Replay,
     captured,
     captured_step,
+    require_numbers,
     timed_replays,
 )
 from domino_tune.measure.gpu.sampler import Sample, Sampler, nvml_meter
 from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
 from domino_tune.measure.gpu.stage import GpuCase, Row, Stage
-from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.session import Session
 from simulator.ops import Signature
 from simulator.plan import MEGATRON, SlicePlan
@@ -69,18 +68,21 @@ def sustained_cases(stage: Stage) -> Iterator[GpuCase]:
 def _sustained(stage: Stage, case: OpsCase, plan: SlicePlan) -> Row:
     session = single_gpu_session(case.model, case.workload, case.cluster, stage.device)
     steps = _marked_steps(session, plan)
-    empty_ns = empty_marks_ns()
+    empty_ns, least = marks_ns(), torch.zeros(1, device=stage.device)
+    least_ns = marks_ns(lambda: least.add_(1))
     torch.cuda.synchronize()
     time.sleep(REST_S)
     begun_ns = time.perf_counter_ns()
     with Sampler(nvml_meter(stage.device)) as sampler:
         moments = list(timed_replays(steps, FALLING_S + STEADY_S))
-    _require_numbers(steps)
+    for step in steps:
+        require_numbers(step)
     signatures = steps[0].signatures
     steady_ns, known_ns = (begun_ns + round(1e9 * s) for s in (FALLING_S, CLOCK_KNOWN_AFTER_S))
     return {
         "kind": "plan",
         "empty_span_us": empty_ns / 1e3,
+        "least_op_us": least_ns / 1e3,  # of one element: what events around any kernel add
         "ops": op_rows(signatures, [m for m in moments if m[0] >= steady_ns], empty_ns),
         "clock_mhz": statistics.fmean(s.clock_mhz for s in sampler.samples if s.at_ns >= steady_ns),
         "elasticity": elasticities(
@@ -94,28 +96,19 @@ def _sustained(stage: Stage, case: OpsCase, plan: SlicePlan) -> Row:
 
 
 def _marked_steps(session: Session, plan: SlicePlan) -> list[Replay]:
-    """Return two captured steps that share their memory."""
-    first = captured_step(session, session.executor(plan, None), marked=True)
-    pool = first.graph.pool()
-    second = captured_step(session, session.executor(plan, None), marked=True, pool=pool)
-    return [first, second]
+    """Return two captured steps of the same weights."""
+    return [captured_step(session, session.executor(plan, None), marked=True) for _ in range(2)]
 
 
-def _require_numbers(steps: Sequence[Replay]) -> None:
-    """Raise RunError where the replays computed no numbers: their power would be another one."""
-    for step in steps:
-        _, executor = cast("tuple[Session, Executor]", step.keeps)
-        if not math.isfinite(float(executor.loss())):
-            raise RunError("The replayed steps' loss is no number: nothing was measured.")
-
-
-def empty_marks_ns() -> float:
-    """Return the median ns between two events of a graph with nothing between."""
+def marks_ns(work: Callable[[], object] = lambda: None) -> float:
+    """Return the median ns between two events of a graph, with nothing or ``work`` between."""
     clock = MarkClock()
 
     def marks() -> None:
         if torch.cuda.is_current_stream_capturing():
-            for _ in range(2 * PAIRS):
+            for _ in range(PAIRS):
+                clock.tick()
+                work()
                 clock.tick()
 
     replay = captured(lambda: marks, clock)

@@ -3,6 +3,8 @@
 Cross-entropy compiled into one kernel a pass, and written out in fp32 as Megatron-LM does without
 fusion; attention with its scores in memory, and with backward in a fixed order; attention of a part
 of the queries; what adds, scales and clears gradients by itself; tables' gradients made whole.
+(In a fixed order it is FlashAttention's kernel; otherwise torch may take cuDNN's.) ``late``: calls
+waited for the host, so that they are no times of the device.
 Signatures are those of schedules, so that rows answer look-ups.
 """
 
@@ -140,7 +142,8 @@ class Bench:
                 failed[str(signature)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
                 continue
             empty = empty_ns(self.device)
-            rows.append(op_row(signature, [max(1.0, took - empty) for took in found]))
+            row = op_row(signature, [max(1.0, took - empty) for took in found])
+            rows.append({**row, "late": self.arena.was_late})
         return {"ops": rows, "failed": failed}
 
 

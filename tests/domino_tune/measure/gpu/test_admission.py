@@ -60,9 +60,9 @@ def test_shapes_have_the_waves_that_are_told() -> None:
 
 def test_collectives_arrive_behind_the_beginning_or_in_the_middle() -> None:
     behind, within, idle = (
-        Encounter(print, 80_000.0, 4, 6.0, name) for name in ("behind", "within", "idle")
+        Encounter(print, 80_000.0, 4, 6.0, name) for name in ("behind", "within", "idle later")
     )
-    assert (behind.later_ns, within.later_ns) == (LEAD_NS, 40_000)
+    assert (behind.later_ns, within.later_ns, idle.later_ns) == (LEAD_NS, 40_000, LEAD_NS)
     assert (behind.calls, idle.calls) == (CALLS, 0)
 
 

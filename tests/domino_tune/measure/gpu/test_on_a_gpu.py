@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,13 +14,15 @@ pytest.importorskip("torch")
 import torch
 import torch.nn.functional as F
 
-from domino_tune.measure.gpu.admission import CTAS, MAKERS, Encounter, Gate, Meeting
-from domino_tune.measure.gpu.clocks import FAMILIES, _family_replay
+from domino_tune.measure.gpu.admission import ARRIVALS, CTAS, MAKERS, Encounter, Gate, Meeting
+from domino_tune.measure.gpu.clocks import FAMILIES, _family_replay, _plan_replay
 from domino_tune.measure.gpu.copies import SIZES, WAYS, Copies
-from domino_tune.measure.gpu.replays import back_to_back, timed_replays
+from domino_tune.measure.gpu.played_plans import PLANS
+from domino_tune.measure.gpu.replays import back_to_back, require_numbers, timed_replays
 from domino_tune.measure.gpu.sampler import Sampler, nvml_meter
 from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
-from domino_tune.measure.gpu.sustained import _marked_steps, _require_numbers, empty_marks_ns
+from domino_tune.measure.gpu.stage import Stage
+from domino_tune.measure.gpu.sustained import _marked_steps, marks_ns
 from domino_tune.measure.gpu.variants import Bench, Variant
 from domino_tune.runtime.lanes.emulated import Wire
 from domino_tune.runtime.lanes.pace import Pace
@@ -68,7 +72,7 @@ def test_a_persistent_gemm_is_torchs() -> None:
         assert float((out.float() - wanted).abs().max() / wanted.abs().max()) < 0.01
 
 
-@pytest.mark.parametrize("arrival", ["idle", "before", "behind", "within"])
+@pytest.mark.parametrize("arrival", ARRIVALS)
 def test_a_collective_meets_a_gemm(arrival: str) -> None:
     gate = Gate()
     gate.warm_up()
@@ -77,31 +81,40 @@ def test_a_collective_meets_a_gemm(arrival: str) -> None:
     alone_ns = gate.alone_ns(work)
     found: Meeting = gate.meet(Encounter(work, alone_ns, CTAS[0], 40.0, arrival))
     assert 0 < found.first_in <= found.all_in < found.end
-    assert len(found.gemms) == (0 if arrival == "idle" else 3)
-    assert found.arrived < 20 * alone_ns
+    assert len(found.gemms) == (0 if arrival.startswith("idle") else 3)
+    assert found.arrived < 2 * alone_ns  # no copy waits for all GEMMs
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_runs_as_a_graph(family: str) -> None:
     times_ns = back_to_back(_family_replay(family), 0.3)
     assert len(times_ns) > 2
-    assert max(times_ns[1:]) < 3 * statistics.median(times_ns)
+    assert statistics.quantiles(times_ns, n=10)[-1] < 3 * statistics.median(times_ns)
+
+
+def test_a_plan_runs_as_a_graph_beside_emulated_collectives(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, "clocks", 1.0, "mine", DEVICE)
+    replay = _plan_replay(stage, PLANS[1])
+    assert len(back_to_back(replay, 0.5)) > 2
+    require_numbers(replay)
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=lambda model: model.name)
 @pytest.mark.parametrize("plan", [MEGATRON, TWO], ids=lambda plan: plan.label)
 def test_ops_of_replayed_steps_are_timed(plan: SlicePlan, model: ModelSpec) -> None:
     workload = Workload(seq_length=64, micro_batch_size=2, dtype="bf16")
-    session = single_gpu_session(model, workload, ClusterSpec(tp=2), DEVICE)
+    long = replace(model, max_position_embeddings=64)
+    session = single_gpu_session(long, workload, ClusterSpec(tp=2), DEVICE)
     steps = _marked_steps(session, plan)
     moments = list(timed_replays(steps, 0.2))
-    _require_numbers(steps)
+    for step in steps:
+        require_numbers(step)
     assert len(moments) > 4
     assert [at_ns for at_ns, _ in moments] == sorted(at_ns for at_ns, _ in moments)
     for _, op_ns in moments:
         assert len(op_ns) == len(steps[0].signatures)
         assert min(op_ns) > 0
-    assert 0 < empty_marks_ns() < 100_000
+    assert 0 <= marks_ns() < 100_000
 
 
 def test_nvml_tells_clock_power_and_energy() -> None:
@@ -118,6 +131,7 @@ def test_copies_take_their_time(way: str) -> None:
     assert max(SIZES) / unit_ns < 10_000  # bytes/ns, or GB/s: no memory is that fast
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's compiler has some of its own
 def test_other_kernels_are_timed() -> None:
     """Of this size each; where torch cannot compile, only the fused ones fail."""
     from domino_tune.measure.gpu.variant_works import MAKERS as WORKS
