@@ -21,6 +21,7 @@ from domino_tune.base.tables import Table
 from domino_tune.measure.fits.clock_law import clock_law, with_collectives
 from domino_tune.measure.fits.common import records
 from domino_tune.measure.gpu.played_plans import LAYERS, PLANS, TP, PlayedPlan
+from domino_tune.measure.gpu.step_breakdown import KINDS
 from domino_tune.measure.op_rows import signature_from
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
@@ -36,7 +37,6 @@ NAME: Final = "h200-sxm"
 FOLDER: Final = "DOMINO_TUNE_GPU_RECORDS"
 """Names the folder of the records; default: this profile's in measurements/."""
 CLOCK_LIMIT: Final = 0.03
-FAMILIES: Final = ("gemm", "attention", "pointwise")
 CTAS: Final = 16
 FULL_RATE: Final = 40.0
 
@@ -141,10 +141,8 @@ def _clock_check(one: PlayedPlan, off: float) -> Check:
 
 def sustained_table(rows: Sequence[Row], profile: Profile) -> Table:
     """Return each family's times at a long run's clock over those of the profile's bursts."""
-    bursts = {
-        row.signature: row.median_us for kind in FAMILIES for row in profile.section(kind).rows
-    }
-    ratios: dict[str, list[float]] = {kind: [] for kind in FAMILIES}
+    bursts = {row.signature: row.median_us for kind in KINDS for row in profile.section(kind).rows}
+    ratios: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for row in rows:
         for op in row["ops"]:
             signature = signature_from(op["signature"])

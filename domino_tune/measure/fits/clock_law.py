@@ -28,7 +28,8 @@ SOURCE: Final = "scripts/gpu-profile --stage clocks and sustained: lasting loads
 def clock_law(clocks: Sequence[Row], sustained: Iterable[Row], known: PowerSection) -> PowerSection:
     """Return ``known`` with what the records say of compute and of rest."""
     by_case = {row["case"]: row for row in clocks}
-    idle_w = by_case["rest"]["power_w"] if "rest" in by_case else known.idle_w
+    rest = by_case.get("rest")
+    idle_w = rest["power_w"] if rest else known.idle_w
     elasticities = _elasticities(sustained)
     families = []
     for one in known.families:
@@ -41,7 +42,7 @@ def clock_law(clocks: Sequence[Row], sustained: Iterable[Row], known: PowerSecti
         families.append(one)
     return replace(
         known, idle_w=rounded(idle_w), families=tuple(families),
-        kinds={**known.kinds, "idle_w": "measured" if "rest" in by_case else known.kinds["idle_w"]},
+        kinds={**known.kinds, "idle_w": "measured" if rest else known.kinds["idle_w"]},
         provenance=replace(known.provenance, source=SOURCE),
     )  # fmt: skip
 

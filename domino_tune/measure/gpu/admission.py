@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from domino_tune.measure.gpu.arena import since_ns, timed_event
+from domino_tune.measure.gpu.arena import recorded, since_ns, ticks_around
 from domino_tune.measure.gpu.contention import COLLECTIVE_NS, moved_bytes
 from domino_tune.measure.gpu.stage import GpuCase, Row, Stage
 from domino_tune.measure.gpu.works import SETS, Work, random_bf16
@@ -93,18 +93,14 @@ class Encounter(NamedTuple):
 class Gate:
     """Lets GEMMs and a collective go at known moments, the host ahead of both."""
 
-    @cached_property
-    def head_start(self) -> HeadStart:
-        """The host's head start."""
-        return HeadStart(SPIN_NS)
-
-    @cached_property
-    def _delay(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a buffer of the GPU, and one of the host, to copy it from."""
+    def __init__(self) -> None:
+        self.head_start = HeadStart(SPIN_NS)
+        self._wire, self._stream = Wire(), StreamQueue(HIGH_PRIORITY).stream
         pinned = torch.zeros(MOST_DELAY_BYTES, dtype=torch.uint8, pin_memory=True)
-        return torch.empty_like(pinned, device="cuda"), pinned
+        self._delay = torch.empty_like(pinned, device="cuda"), pinned
+        self._warm_up()
 
-    def warm_up(self) -> None:
+    def _warm_up(self) -> None:
         """Compile and load everything, so that no meeting waits for that."""
         from domino_tune.measure.gpu.kernels import stamp
 
@@ -115,14 +111,6 @@ class Gate:
                 self._wire.carry(moved_bytes(ctas, rate), Pace(COLLECTIVE_NS, ctas), stamps)
         self._wait(MOST_DELAY_BYTES)
         torch.cuda.synchronize()
-
-    @cached_property
-    def _wire(self) -> Wire:
-        return Wire()
-
-    @cached_property
-    def _stream(self) -> torch.cuda.Stream:
-        return StreamQueue(HIGH_PRIORITY).stream
 
     def alone_ns(self, work: Work) -> float:
         """Return the median time of a GEMM behind others, ns. The host's lead is as at first."""
@@ -138,7 +126,7 @@ class Gate:
     def _back_to_back(self, work: Work) -> list[torch.cuda.Event]:
         torch.cuda.synchronize()
         self.head_start.give()
-        return _ticks(work, 4 * CALLS)
+        return ticks_around(work, 4 * CALLS)
 
     def meet(self, encounter: Encounter) -> Meeting:
         """Return one meeting; try again where the host was late."""
@@ -158,9 +146,9 @@ class Gate:
         if encounter.arrival in ("idle", "before"):
             arrived = self._send(encounter, stamps, origin, 0)
             spin(LEAD_NS)
-            ticks = _ticks(encounter.work, encounter.calls)
+            ticks = ticks_around(encounter.work, encounter.calls)
         else:
-            ticks = _ticks(encounter.work, encounter.calls)
+            ticks = ticks_around(encounter.work, encounter.calls)
             arrived = self._send(encounter, stamps, origin, encounter.later_ns)
         late = self.head_start.check()
         torch.cuda.synchronize()
@@ -172,7 +160,7 @@ class Gate:
         from domino_tune.measure.gpu.kernels import stamp
 
         stamp(zero)
-        return _recorded()
+        return recorded()
 
     def _send(
         self, encounter: Encounter, stamps: torch.Tensor, origin: torch.cuda.Event, later_ns: int
@@ -183,7 +171,7 @@ class Gate:
         with torch.cuda.stream(self._stream):
             if later_ns:
                 self._wait(later_ns * HOST_BYTES_PER_NS)
-            arrived = _recorded()
+            arrived = recorded()
             self._wire.carry(moved_bytes(encounter.ctas, encounter.rate), pace, stamps)
         return arrived
 
@@ -224,7 +212,7 @@ def median_meeting(found: Sequence[Meeting]) -> dict[str, Any]:
 
 def admission_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield a case per GEMM, kind and margin, those without a margin first."""
-    gate = Gate()
+    gate = cache(Gate)  # made on the GPU, with the first case
     for margin in MARGINS:
         for kind in KINDS:
             if kind == "library" and margin:
@@ -236,8 +224,8 @@ def admission_cases(stage: Stage) -> Iterator[GpuCase]:
                 )  # fmt: skip
 
 
-def _admitted(gate: Gate, kind: str, shape: tuple[int, int, int], margin: int) -> Row:
-    gate.warm_up()
+def _admitted(made: Callable[[], Gate], kind: str, shape: tuple[int, int, int], margin: int) -> Row:
+    gate = made()
     work = MAKERS[kind](shape, margin)
     for call in range(SETS):
         work(call)
@@ -297,21 +285,6 @@ def _operands(
         [random_bf16(rows, wide) for _ in range(SETS)] for rows in (tokens, out)
     )  # fmt: skip
     return x, weight, random_bf16(tokens, out)
-
-
-def _ticks(work: Work, calls: int) -> list[torch.cuda.Event]:
-    """Launch calls of a GEMM; return the events around them."""
-    ticks = [_recorded()]
-    for call in range(calls):
-        work(call)
-        ticks.append(_recorded())
-    return ticks
-
-
-def _recorded() -> torch.cuda.Event:
-    event = timed_event()
-    event.record()
-    return event
 
 
 def _spans(ticks: Sequence[torch.cuda.Event]) -> list[float]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
 
-from domino_tune.measure.gpu.works import Work
+from domino_tune.measure.gpu.works import NamedWork, Work
 from domino_tune.runtime.head_start import HeadStart
 
 OPS_NS: Final = 2_500_000
@@ -29,12 +29,39 @@ class Traffic(NamedTuple):
     issue: Callable[[], object]
 
 
+class Beside(NamedTuple):
+    """Traffic to play an op beside, what the record says of it, and the key of traffic that takes
+    as long alone; ``first``: it is launched before the ops."""
+
+    told: dict[str, Any]
+    traffic: Traffic
+    key: Hashable
+    first: bool = True
+
+
 class Arena:
     """Plays ops and traffic, alone and beside each other."""
 
     def __init__(self) -> None:
         self.head_start = HeadStart(spin_ns=6_000_000)
         self.was_late = False
+        self._alone_ns: dict[Hashable, float] = {}
+
+    def row(self, named: NamedWork, cells: Iterable[Beside], alone_as: str) -> dict[str, Any]:
+        """Return the record of an op alone and beside each traffic, whose own time alone, ns, is
+        named ``alone_as``."""
+        work = named.make()
+        alone_ns, rows = self.ops_alone(work), []
+        for told, traffic, key, first in cells:
+            if key not in self._alone_ns:
+                self._alone_ns[key] = self.traffic_alone(traffic)
+            unit_ns = self._alone_ns[key]
+            found = self.concurrent(work, traffic, alone_ns, unit_ns, first=first)
+            rows.append({**told, alone_as: unit_ns, **found})
+        return {
+            "family": named.family, "name": named.name, "shape": list(named.shape),
+            "alone_ns": alone_ns, "alone_again_ns": self.ops_alone(work), "cells": rows,
+        }  # fmt: skip
 
     def ops_alone(self, work: Work) -> float:
         """Return the median ns of one call, with calls back to back."""
@@ -93,18 +120,16 @@ class Arena:
         self.head_start.give()
         origin.record()
         sent = _send(traffic, units, origin) if first else []
-        ticks = [_recorded()]
-        for call in range(calls if work else 0):
-            assert work is not None
-            work(call)
-            ticks.append(_recorded())
+        ticks = ticks_around(work, calls) if work else []
         if not first:
             sent = _send(traffic, units, origin)
         self.was_late = self.head_start.check()
         torch.cuda.synchronize()
-        moments = [since_ns(origin, tick) for tick in ticks]
-        spans = [(since_ns(origin, start), since_ns(origin, end)) for start, end in sent]
-        return list(pairwise(moments)), spans
+        played, carried = (
+            [(since_ns(origin, start), since_ns(origin, end)) for start, end in pairs]
+            for pairs in (pairwise(ticks), sent)
+        )
+        return played, carried
 
 
 def _send(
@@ -118,10 +143,19 @@ def _send(
     sent = []
     with torch.cuda.stream(traffic.stream):
         for _ in range(units):
-            start = _recorded()
+            start = recorded()
             traffic.issue()
-            sent.append((start, _recorded()))
+            sent.append((start, recorded()))
     return sent
+
+
+def ticks_around(work: Work, calls: int) -> list[torch.cuda.Event]:
+    """Launch calls of an op; return the events around them."""
+    ticks = [recorded()]
+    for call in range(calls):
+        work(call)
+        ticks.append(recorded())
+    return ticks
 
 
 def timed_event() -> torch.cuda.Event:
@@ -134,7 +168,8 @@ def since_ns(origin: torch.cuda.Event, event: torch.cuda.Event) -> float:
     return 1e6 * float(origin.elapsed_time(event))
 
 
-def _recorded() -> torch.cuda.Event:
+def recorded() -> torch.cuda.Event:
+    """Return an event behind all work issued to the current stream so far."""
     event = timed_event()
     event.record()
     return event

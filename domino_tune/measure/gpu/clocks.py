@@ -21,11 +21,11 @@ from domino_tune.measure.gpu.replays import (
     back_to_back,
     captured,
     captured_step,
-    require_numbers,
 )
 from domino_tune.measure.gpu.sampler import Sampler, nvml_meter
 from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
 from domino_tune.measure.gpu.stage import GpuCase, Row, Stage
+from domino_tune.measure.gpu.step_breakdown import KINDS
 from domino_tune.measure.gpu.works import works
 from domino_tune.runtime.clock import NoClock
 from domino_tune.runtime.lanes.emulated_lanes import EmulatedLanes
@@ -39,7 +39,6 @@ from simulator.specs import ClusterSpec
 SECONDS: Final = 30.0
 SETTLED_AFTER_S: Final = 10.0
 """The GPU is warm and its clock steady; what is summed up is from then on."""
-FAMILIES: Final = ("gemm", "attention", "pointwise")
 CALLS: Final = 4
 """Calls of each of a family's works in a graph."""
 PACES_FROM: Final = "h200-sxm"
@@ -51,7 +50,7 @@ def clock_cases(stage: Stage) -> Iterator[GpuCase]:
     activities: list[tuple[str, Callable[[], Replay | None], bool]] = [
         ("rest", lambda: None, False),
         *((one.name, partial(_plan_replay, stage, one), one.withheld) for one in PLANS),
-        *((f"{family} alone", partial(_family_replay, family), False) for family in FAMILIES),
+        *((f"{family} alone", partial(_family_replay, family), False) for family in KINDS),
     ]
     for name, make, withheld in activities:
         yield GpuCase(
@@ -95,8 +94,8 @@ def _watched(stage: Stage, make: Callable[[], Replay | None], withheld: bool) ->
             time.sleep(SECONDS)
         steps_ns = back_to_back(replay, SECONDS) if replay else []
         seconds = (time.perf_counter_ns() - begun_ns) / 1e9
-    if replay and isinstance(replay.keeps, tuple):  # a step
-        require_numbers(replay)
+    if replay:
+        replay.require_numbers()
     samples = [((at - begun_ns) / 1e9, mhz, watts) for at, mhz, watts, _ in sampler.samples]
     return {
         "withheld": withheld,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cache, partial
 from typing import Final
 
-from domino_tune.measure.gpu.arena import Arena, Traffic
+from domino_tune.measure.gpu.arena import Arena, Beside, Traffic
 from domino_tune.measure.gpu.stage import GpuCase, Row, Stage
 from domino_tune.measure.gpu.works import NamedWork, works
 from domino_tune.runtime.lanes.emulated import Wire
@@ -57,57 +57,28 @@ def moved_bytes(ctas: int, rate: float) -> int:
     return max(4 * MOVED_PER_BYTE, round(rate * ctas * COLLECTIVE_NS))
 
 
-class Bench:
-    """An arena, and the emulated collectives in it, timed once each."""
-
-    def __init__(self) -> None:
-        self._alone_ns: dict[tuple[int, float, int], float] = {}
-
-    @cached_property
-    def arena(self) -> Arena:
-        """The arena: made on the GPU when it is first used."""
-        return Arena()
-
-    @cached_property
-    def wire(self) -> Wire:
-        """The link of the emulated collectives."""
-        return Wire()
-
-    def collective(self, ctas: int, rate: float, priority: int) -> tuple[Traffic, float]:
-        """Return collectives as traffic, and how long one takes alone, ns."""
-        pace, moved = Pace(COLLECTIVE_NS, ctas), moved_bytes(ctas, rate)
-        traffic = Traffic(StreamQueue(priority).stream, partial(self.wire.carry, moved, pace))
-        key = ctas, rate, priority
-        if key not in self._alone_ns:
-            self._alone_ns[key] = self.arena.traffic_alone(traffic)
-        return traffic, self._alone_ns[key]
-
-
 def contention_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield a case per op: alone, and with every collective of its cells."""
-    bench = Bench()
+    arena, wire = cache(Arena), cache(Wire)  # made on the GPU, with the first case
+
+    def beside_collectives(named: NamedWork) -> Row:
+        cells = cells_of(named.family, named.name, named.shape)
+        return arena().row(named, (_collective(wire(), cell) for cell in cells),
+                           "collective_alone_ns")  # fmt: skip
+
     for work in works():
         yield GpuCase(
-            name=work.case, seconds=SECONDS, measure=partial(beside_collectives, bench, work),
+            name=work.case, seconds=SECONDS, measure=partial(beside_collectives, work),
             tell=slowdowns,
         )  # fmt: skip
 
 
-def beside_collectives(bench: Bench, named: NamedWork) -> Row:
-    """Return the row of one op."""
-    work = named.make()
-    alone_ns = bench.arena.ops_alone(work)
-    rows = []
-    for cell in cells_of(named.family, named.name, named.shape):
-        traffic, unit_ns = bench.collective(cell.ctas, cell.rate, cell.priority)
-        found = bench.arena.concurrent(
-            work, traffic, alone_ns, unit_ns, first=cell.collective_first
-        )
-        rows.append({**asdict(cell), "collective_alone_ns": unit_ns, **found})
-    return {
-        "family": named.family, "name": named.name, "shape": list(named.shape),
-        "alone_ns": alone_ns, "alone_again_ns": bench.arena.ops_alone(work), "cells": rows,
-    }  # fmt: skip
+def _collective(wire: Wire, cell: Cell) -> Beside:
+    """Return the cell's collectives as traffic."""
+    issue = partial(wire.carry, moved_bytes(cell.ctas, cell.rate), Pace(COLLECTIVE_NS, cell.ctas))
+    traffic = Traffic(StreamQueue(cell.priority).stream, issue)
+    key = cell.ctas, cell.rate, cell.priority
+    return Beside(asdict(cell), traffic, key, cell.collective_first)
 
 
 def slowdowns(row: Row) -> str:

@@ -8,13 +8,13 @@ need a switch and a second GPU: they cannot run here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from collections.abc import Iterator
+from functools import cache, partial
 from typing import Final
 
 import torch
 
-from domino_tune.measure.gpu.arena import Arena, Traffic
+from domino_tune.measure.gpu.arena import Arena, Beside, Traffic
 from domino_tune.measure.gpu.stage import GpuCase, Row, Stage
 from domino_tune.measure.gpu.works import NamedWork, works
 from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue
@@ -22,75 +22,52 @@ from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue
 MIB: Final = 1 << 20
 SIZES: Final = (16 * MIB, 64 * MIB)
 """Bytes of one copy; a unit of traffic has as many as make the largest."""
-WAYS: Final = ("within", "to_host", "from_host")
+WAYS: Final = {
+    "within": ("target", "source"), "to_host": ("host", "source"), "from_host": ("target", "host"),
+}  # fmt: skip
+"""Way -> into which buffer, out of which."""
 SECONDS: Final = 3.0
 
 
 class Copies:
-    """Transfers of every way and size, timed once each."""
+    """Transfers of every way and size."""
 
     def __init__(self) -> None:
-        self._alone_ns: dict[tuple[str, int], float] = {}
-
-    @cached_property
-    def arena(self) -> Arena:
-        """The arena: made on the GPU when it is first used."""
-        return Arena()
-
-    @cached_property
-    def _stream(self) -> torch.cuda.Stream:
-        return StreamQueue(HIGH_PRIORITY).stream
-
-    @cached_property
-    def _buffers(self) -> dict[str, torch.Tensor]:
         size = max(SIZES)
-        return {
+        self._stream = StreamQueue(HIGH_PRIORITY).stream
+        self._buffers = {
             "source": torch.zeros(size, dtype=torch.uint8, device="cuda"),
             "target": torch.zeros(size, dtype=torch.uint8, device="cuda"),
             "host": torch.zeros(size, dtype=torch.uint8, pin_memory=True),
         }
 
-    def traffic(self, way: str, size: int) -> tuple[Traffic, float]:
-        """Return copies of ``size`` bytes as traffic, and how long one takes alone, ns."""
-        ends = {
-            "within": ("target", "source"),
-            "to_host": ("host", "source"),
-            "from_host": ("target", "host"),
-        }
-        into, out_of = (self._buffers[name][:size] for name in ends[way])
+    def all(self) -> Iterator[Beside]:
+        """Yield copies of every way and size as traffic."""
+        for way, ends in WAYS.items():
+            for size in SIZES:
+                yield Beside({"way": way, "bytes": size}, self._traffic(ends, size), (way, size))
+
+    def _traffic(self, ends: tuple[str, str], size: int) -> Traffic:
+        into, out_of = (self._buffers[name][:size] for name in ends)
 
         def issue() -> None:
             for _ in range(max(SIZES) // size):
                 into.copy_(out_of, non_blocking=True)
 
-        traffic = Traffic(self._stream, issue)
-        if (way, size) not in self._alone_ns:
-            self._alone_ns[way, size] = self.arena.traffic_alone(traffic)
-        return traffic, self._alone_ns[way, size]
+        return Traffic(self._stream, issue)
 
 
 def copy_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield a case per op: alone, and with copies of every way and size."""
-    copies = Copies()
+    arena, copies = cache(Arena), cache(Copies)  # made on the GPU, with the first case
+
+    def beside_copies(named: NamedWork) -> Row:
+        return arena().row(named, copies().all(), "copy_alone_ns")
+
     for work in works():
-        measure: Callable[[], Row] = partial(beside_copies, copies, work)
-        yield GpuCase(name=work.case, seconds=SECONDS, measure=measure, tell=costs)
-
-
-def beside_copies(copies: Copies, named: NamedWork) -> Row:
-    """Return the row of one op."""
-    work = named.make()
-    alone_ns = copies.arena.ops_alone(work)
-    cells = []
-    for way in WAYS:
-        for size in SIZES:
-            traffic, unit_ns = copies.traffic(way, size)
-            found = copies.arena.concurrent(work, traffic, alone_ns, unit_ns)
-            cells.append({"way": way, "bytes": size, "copy_alone_ns": unit_ns, **found})
-    return {
-        "family": named.family, "name": named.name, "shape": list(named.shape),
-        "alone_ns": alone_ns, "alone_again_ns": copies.arena.ops_alone(work), "cells": cells,
-    }  # fmt: skip
+        yield GpuCase(
+            name=work.case, seconds=SECONDS, measure=partial(beside_copies, work), tell=costs
+        )
 
 
 def costs(row: Row) -> str:

@@ -16,7 +16,6 @@ from domino_tune.measure.gpu.stage import GpuCase, Row, Stage
 from domino_tune.measure.gpu.state import burst_and_sustained, copy_gb_s
 from domino_tune.measure.probes.launch import launch_row
 from domino_tune.runtime.session import Session
-from domino_tune.store.profiles import save_profile
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
 from simulator.profile import LaunchSection
@@ -67,7 +66,6 @@ def told(row: Row) -> str:
 
 
 def _save(stage: Stage, row: Row) -> None:
-    profile = stage.profile()
-    if profile.launch is None:
+    if stage.profile.launch is None:
         section = LaunchSection(mode="async", cost_us=row["cost_us"], provenance=MEASURED)
-        save_profile(replace(profile, launch=section), stage.profile_file)
+        stage.profile = replace(stage.profile, launch=section)

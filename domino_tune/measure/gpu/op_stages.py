@@ -17,7 +17,6 @@ from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
 from domino_tune.measure.gpu.stage import GpuCase, Row, Stage
 from domino_tune.measure.gpu.waves import wave_cases
 from domino_tune.measure.op_rows import measured_ops
-from domino_tune.store.profiles import save_profile
 from simulator.plan import MEGATRON
 from simulator.profile import Profile
 from simulator.provenance import Provenance
@@ -71,10 +70,9 @@ def played(stage: Stage, cases: Iterable[OpsCase], seconds: float) -> Iterator[G
 
 
 def _play(stage: Stage, case: OpsCase) -> Row:
-    profile = stage.profile()
     session = single_gpu_session(case.model, case.workload, case.cluster, stage.device)
-    message = play_case(session, case, measured_ops(profile), stage.stop_at)
-    save_profile(_with_source(add_message(profile, message)), stage.profile_file)
+    message = play_case(session, case, measured_ops(stage.profile), stage.stop_at)
+    stage.profile = _with_source(add_message(stage.profile, message))
     return message
 
 

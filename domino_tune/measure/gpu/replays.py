@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 import torch
 
@@ -55,12 +55,19 @@ class MarkClock:
 
 class Replay(NamedTuple):
     """Captured work. ``clock`` holds its ops' events, none where they are not timed; ``signatures``
-    is of these ops. ``keeps``: what owns the memory that the graph reads."""
+    is of these ops. ``keeps``: what owns the memory that the graph reads; ``executor``: of a step.
+    """
 
     graph: torch.cuda.CUDAGraph
     clock: Clock
     keeps: object
     signatures: tuple[Signature, ...] = ()
+    executor: Executor | None = None
+
+    def require_numbers(self) -> None:
+        """Raise RunError where a step computed no numbers: its power would be another one."""
+        if self.executor and not math.isfinite(float(self.executor.loss())):
+            raise RunError("The replayed step's loss is no number: nothing was measured.")
 
     def op_ns(self) -> list[float]:
         """Return what each op took in the last replay, which has ended."""
@@ -109,14 +116,7 @@ def captured_step(session: Session, executor: Executor, *, marked: bool = False)
 
     replay = captured(lambda: play, clock)
     computes = tuple(op.signature for op in executor.ops if op.lane == COMPUTE)
-    return replay._replace(keeps=(session, executor), signatures=computes)
-
-
-def require_numbers(step: Replay) -> None:
-    """Raise RunError where a replayed step computed no numbers: its power would be another one."""
-    _, executor = cast("tuple[Session, Executor]", step.keeps)
-    if not math.isfinite(float(executor.loss())):
-        raise RunError("The replayed step's loss is no number: nothing was measured.")
+    return replay._replace(keeps=session, signatures=computes, executor=executor)
 
 
 def back_to_back(replay: Replay, seconds: float) -> list[float]:

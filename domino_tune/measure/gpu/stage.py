@@ -15,14 +15,13 @@ from typing import Any
 import torch
 
 from domino_tune.measure.gpu.replays import CaptureError
-from domino_tune.measure.gpu.state import Burner, gpu_state, release_memory
+from domino_tune.measure.gpu.state import SUSTAINED_SECONDS, Burner, gpu_state, release_memory
 from domino_tune.measure.machine import machine_of
 from domino_tune.runtime.launch_spec import LaunchSpec
-from domino_tune.store.profiles import load_profile
+from domino_tune.store.profiles import load_profile, save_profile
 from simulator.profile import Profile
 
 Row = Mapping[str, Any]
-HEAT_SECONDS = 2.0
 
 
 def told_by_name(row: Row) -> str:
@@ -61,6 +60,7 @@ class Stage:
         self.rows_file = folder / f"{name}.jsonl"
         self.profile_file = folder / f"{profile_name}.json"
         self.profile_name = profile_name
+        self._profile: Profile | None = None
         self.stop_at = time.monotonic() + 60 * minutes
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -70,7 +70,7 @@ class Stage:
         left = self.left(cases)
         print(self.announced(left), flush=True)
         if left and self.device.type == "cuda":
-            Burner().tflops(HEAT_SECONDS)
+            Burner().tflops(SUSTAINED_SECONDS)
         for case in left:
             if self.spent() or not self._measure(case):
                 break
@@ -78,8 +78,9 @@ class Stage:
 
     def left(self, cases: Iterable[GpuCase]) -> list[GpuCase]:
         """Return the cases that no earlier run has finished; those that failed come last."""
-        done = {row["case"] for row in self.rows() if row.get("complete")}
-        failed = {row["case"] for row in self.rows() if "error" in row}
+        rows = self.rows()
+        done = {row["case"] for row in rows if row.get("complete")}
+        failed = {row["case"] for row in rows if "error" in row}
         left = (case for case in cases if case.name not in done)
         return sorted(left, key=lambda case: case.name in failed)
 
@@ -130,8 +131,19 @@ class Stage:
         lines = self.rows_file.read_text(encoding="utf-8").splitlines()
         return [row for line in lines for row in _whole(line)]
 
+    @property
     def profile(self) -> Profile:
-        """Return the profile so far."""
+        """The profile so far; what is set is on disk then."""
+        if self._profile is None:
+            self._profile = self._first_profile()
+        return self._profile
+
+    @profile.setter
+    def profile(self, profile: Profile) -> None:
+        save_profile(profile, self.profile_file)
+        self._profile = profile
+
+    def _first_profile(self) -> Profile:
         if self.profile_file.exists():
             return load_profile(self.profile_file)
         return Profile(

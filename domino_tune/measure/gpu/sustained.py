@@ -19,7 +19,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from domino_tune.measure.gpu.clocks import FAMILIES
 from domino_tune.measure.gpu.op_stages import memory_bytes
 from domino_tune.measure.gpu.ops import SHORTEST_NS, OpsCase, op_row, ops_cases
 from domino_tune.measure.gpu.played_plans import TP, TWO_SLICES
@@ -28,12 +27,12 @@ from domino_tune.measure.gpu.replays import (
     Replay,
     captured,
     captured_step,
-    require_numbers,
     timed_replays,
 )
 from domino_tune.measure.gpu.sampler import Sample, Sampler, nvml_meter
 from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
 from domino_tune.measure.gpu.stage import GpuCase, Row, Stage
+from domino_tune.measure.gpu.step_breakdown import KINDS
 from domino_tune.runtime.session import Session
 from simulator.ops import Signature
 from simulator.plan import MEGATRON, SlicePlan
@@ -76,7 +75,7 @@ def _sustained(stage: Stage, case: OpsCase, plan: SlicePlan) -> Row:
     with Sampler(nvml_meter(stage.device)) as sampler:
         moments = list(timed_replays(steps, FALLING_S + STEADY_S))
     for step in steps:
-        require_numbers(step)
+        step.require_numbers()
     signatures = steps[0].signatures
     steady_ns, known_ns = (begun_ns + round(1e9 * s) for s in (FALLING_S, CLOCK_KNOWN_AFTER_S))
     return {
@@ -134,7 +133,7 @@ def by_family(
     """Return of each replay its end, in s, and the µs of GEMMs, attention and pointwise ops."""
     rows = []
     for at_ns, op_ns in moments:
-        sums = dict.fromkeys(FAMILIES, 0.0)
+        sums = dict.fromkeys(KINDS, 0.0)
         for signature, took_ns in zip(signatures, op_ns, strict=True):
             sums[signature.kind] += max(SHORTEST_NS, took_ns - empty_ns) / 1e3
         rows.append(
@@ -155,7 +154,7 @@ def elasticities(
     logs = np.log(clocks)
     return {
         family: float(-np.polyfit(logs, [math.log(row[column]) for row in rows], 1)[0])
-        for column, family in enumerate(FAMILIES, 1)
+        for column, family in enumerate(KINDS, 1)
         if all(row[column] > 0 for row in rows)
     }
 

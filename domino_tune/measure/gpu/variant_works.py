@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from domino_tune.measure.gpu.works import Work
+from domino_tune.runtime.ops.attention import causal_mask
 from simulator.ops import Attention, Gemm, Pointwise, Signature
 
 Play = TypeVar("Play", bound=Callable[..., Any])
@@ -211,7 +212,7 @@ def _attention(signature: Signature, sizes: Sizes | None) -> Work:
     key, value = (
         _random(one.batch, one.kv_heads, one.keys, one.head_dim).requires_grad_() for _ in range(2)
     )
-    mask = _lower_right(one.seq, one.keys)
+    mask = causal_mask(one.seq, one.keys)
 
     def attend() -> torch.Tensor:
         return F.scaled_dot_product_attention(
@@ -230,14 +231,6 @@ def _attention(signature: Signature, sizes: Sizes | None) -> Work:
             return torch.autograd.grad(result, (query, key, value), upstream, retain_graph=True)
 
     return work
-
-
-def _lower_right(queries: int, keys: int) -> Any:
-    if queries == keys:
-        return None
-    from torch.nn.attention.bias import causal_lower_right  # imports Triton, if it is there
-
-    return causal_lower_right(queries, keys)
 
 
 @contextmanager

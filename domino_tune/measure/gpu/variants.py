@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -49,16 +49,16 @@ class Variant(NamedTuple):
 
 def variant_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield a case per preset, and one of queries that end where keys do."""
-    bench = Bench(stage.device)
+    arena = cache(Arena)  # made on the GPU, with the first case
     for case in ops_cases(float("inf")):
         if case.tp == TP and case.model.name in PRESETS:
             yield GpuCase(
                 name=case.name, seconds=SECONDS, tell=told,
-                measure=partial(bench.measured, partial(preset_variants, case)),
+                measure=partial(_measured, arena, partial(preset_variants, case)),
             )  # fmt: skip
     yield GpuCase(
         name="queries of a part", seconds=SECONDS, tell=told,
-        measure=partial(bench.measured, query_variants),
+        measure=partial(_measured, arena, query_variants),
     )  # fmt: skip
 
 
@@ -117,34 +117,27 @@ def _signatures(case: OpsCase, implementation: Implementation) -> dict[Signature
     }
 
 
-class Bench:
-    """Times variants one after the other."""
+def _measured(arena: Callable[[], Arena], variants: Callable[[], list[Variant]]) -> Row:
+    return measured(arena(), variants())
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
 
-    @cached_property
-    def arena(self) -> Arena:
-        """The arena: made on the GPU when it is first used."""
-        return Arena()
-
-    def measured(self, variants: Callable[[], list[Variant]]) -> Row:
-        """Return the rows of those that could be played, and of the others the reason."""
-        rows: list[dict[str, Any]] = []
-        failed: dict[str, str] = {}
-        for signature, make in variants():
-            if make is None:
-                failed[str(signature)] = "nothing plays it"
-                continue
-            try:
-                found = self.arena.calls_alone(make())
-            except Exception as error:  # out of memory, or no compiler: go on with the others
-                failed[str(signature)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-                continue
-            empty = empty_ns(self.device)
-            row = op_row(signature, [max(1.0, took - empty) for took in found])
-            rows.append({**row, "late": self.arena.was_late})
-        return {"ops": rows, "failed": failed}
+def measured(arena: Arena, variants: list[Variant]) -> Row:
+    """Return the rows of those that could be played, and of the others the reason."""
+    rows: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    empty = empty_ns(torch.device("cuda"))
+    for signature, make in variants:
+        if make is None:
+            failed[str(signature)] = "nothing plays it"
+            continue
+        try:
+            found = arena.calls_alone(make())
+        except Exception as error:  # out of memory, or no compiler: go on with the others
+            failed[str(signature)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            continue
+        row = op_row(signature, [max(1.0, took - empty) for took in found])
+        rows.append({**row, "late": arena.was_late})
+    return {"ops": rows, "failed": failed}
 
 
 def told(row: Row) -> str:

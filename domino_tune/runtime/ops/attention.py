@@ -21,7 +21,7 @@ def core_attn(state: State, op: Op) -> None:
     with torch.set_grad_enabled(op.name not in state.recomputed):
         leaves = _leaves(state, op)
         query, key, value = leaves if len(leaves) == 3 else _heads(state, op, leaves[0])
-        mask = _mask(query.shape[2], key.shape[2])
+        mask = causal_mask(query.shape[2], key.shape[2])
         mixed = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None,
             enable_gqa=query.shape[1] != key.shape[1],
@@ -31,7 +31,7 @@ def core_attn(state: State, op: Op) -> None:
     state.write(op, result.detach())
 
 
-def _mask(queries: int, keys: int) -> Any:
+def causal_mask(queries: int, keys: int) -> Any:
     """Return torch's mask of causal queries that end with the last key; None where there are as
     many, which ``is_causal`` tells faster."""
     if queries == keys:

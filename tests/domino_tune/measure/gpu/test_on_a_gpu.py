@@ -15,15 +15,17 @@ import torch
 import torch.nn.functional as F
 
 from domino_tune.measure.gpu.admission import ARRIVALS, CTAS, MAKERS, Encounter, Gate, Meeting
-from domino_tune.measure.gpu.clocks import FAMILIES, _family_replay, _plan_replay
+from domino_tune.measure.gpu.arena import Arena
+from domino_tune.measure.gpu.clocks import _family_replay, _plan_replay
 from domino_tune.measure.gpu.copies import SIZES, WAYS, Copies
-from domino_tune.measure.gpu.played_plans import PLANS
-from domino_tune.measure.gpu.replays import back_to_back, require_numbers, timed_replays
+from domino_tune.measure.gpu.played_plans import PLANS, TWO_SLICES
+from domino_tune.measure.gpu.replays import back_to_back, timed_replays
 from domino_tune.measure.gpu.sampler import Sampler, nvml_meter
 from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
 from domino_tune.measure.gpu.stage import Stage
+from domino_tune.measure.gpu.step_breakdown import KINDS
 from domino_tune.measure.gpu.sustained import _marked_steps, marks_ns
-from domino_tune.measure.gpu.variants import Bench, Variant
+from domino_tune.measure.gpu.variants import Variant, measured
 from domino_tune.runtime.lanes.emulated import Wire
 from domino_tune.runtime.lanes.pace import Pace
 from simulator.plan import MEGATRON, SlicePlan
@@ -38,7 +40,6 @@ pytestmark = [
 ]
 DEVICE = torch.device("cuda", 0)
 SHAPE = (1664, 2560, 5120)
-TWO = SlicePlan(row_slices=2, order="intra", wgrad="eager")
 
 
 def test_ctas_stamp_when_they_begin_and_end() -> None:
@@ -75,7 +76,6 @@ def test_a_persistent_gemm_is_torchs() -> None:
 @pytest.mark.parametrize("arrival", ARRIVALS)
 def test_a_collective_meets_a_gemm(arrival: str) -> None:
     gate = Gate()
-    gate.warm_up()
     work = MAKERS["persistent"](SHAPE, 0)
     work(0)
     alone_ns = gate.alone_ns(work)
@@ -85,7 +85,7 @@ def test_a_collective_meets_a_gemm(arrival: str) -> None:
     assert found.arrived < 2 * alone_ns  # no copy waits for all GEMMs
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 def test_a_family_runs_as_a_graph(family: str) -> None:
     times_ns = back_to_back(_family_replay(family), 0.3)
     assert len(times_ns) > 2
@@ -96,11 +96,11 @@ def test_a_plan_runs_as_a_graph_beside_emulated_collectives(tmp_path: Path) -> N
     stage = Stage(tmp_path, "clocks", 1.0, "mine", DEVICE)
     replay = _plan_replay(stage, PLANS[1])
     assert len(back_to_back(replay, 0.5)) > 2
-    require_numbers(replay)
+    replay.require_numbers()
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=lambda model: model.name)
-@pytest.mark.parametrize("plan", [MEGATRON, TWO], ids=lambda plan: plan.label)
+@pytest.mark.parametrize("plan", [MEGATRON, TWO_SLICES], ids=lambda plan: plan.label)
 def test_ops_of_replayed_steps_are_timed(plan: SlicePlan, model: ModelSpec) -> None:
     workload = Workload(seq_length=64, micro_batch_size=2, dtype="bf16")
     long = replace(model, max_position_embeddings=64)
@@ -108,7 +108,7 @@ def test_ops_of_replayed_steps_are_timed(plan: SlicePlan, model: ModelSpec) -> N
     steps = _marked_steps(session, plan)
     moments = list(timed_replays(steps, 0.2))
     for step in steps:
-        require_numbers(step)
+        step.require_numbers()
     assert len(moments) > 4
     assert [at_ns for at_ns, _ in moments] == sorted(at_ns for at_ns, _ in moments)
     for _, op_ns in moments:
@@ -127,7 +127,8 @@ def test_nvml_tells_clock_power_and_energy() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_copies_take_their_time(way: str) -> None:
-    _, unit_ns = Copies().traffic(way, SIZES[0])
+    named = {(one.told["way"], one.told["bytes"]): one.traffic for one in Copies().all()}
+    unit_ns = Arena().traffic_alone(named[way, SIZES[0]])
     assert max(SIZES) / unit_ns < 10_000  # bytes/ns, or GB/s: no memory is that fast
 
 
@@ -142,6 +143,6 @@ def test_other_kernels_are_timed() -> None:
             for name, signature in ON_CPU.items()
         ]
 
-    row = Bench(DEVICE).measured(variants)
+    row = measured(Arena(), variants())
     assert row["failed"] == {}
     assert len(row["ops"]) == len(ON_CPU)
