@@ -33,8 +33,8 @@ OWN_SHARE: Final = 0.3
 
 PLAN_ERROR: Final = 0.009
 """Standard error of the logarithm of a plan's time that no look-up explains: the simulator's own.
-Half of the 112 speed-ups in docs/fidelity.json, each of two plans on real ranks, are within 0.86 %
-of what was predicted. On GPUs it is assumed to be the same: no plans have run there."""
+Half of the 112 speed-ups in results/fidelity.json, each of two plans on real ranks, are within
+0.86 % of what was predicted. On GPUs it is assumed to be the same: no plans have run there."""
 
 
 @dataclass(frozen=True)

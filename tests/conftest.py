@@ -34,8 +34,8 @@ Shown = tuple[tuple[str, int], ...]
 @pytest.fixture(scope="session")
 def facts_dir() -> Path:
     """Return the folder of tables that are not held (data/NOTICE.md). Skip where there is none."""
-    from benchmarks.bench import facts
-    from benchmarks.verdict import SkippedError
+    from lab.bench import facts
+    from lab.verdict import SkippedError
 
     try:
         return facts.facts_dir()

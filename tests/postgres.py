@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import pytest
 
-from benchmarks.load.process import free_port
+from lab.load.process import free_port
 
 MISSING: Final = "PostgreSQL is not installed; apt-get install postgresql"
 NO_DRIVER: Final = "psycopg is not installed; pip install 'psycopg[binary]'"

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-from benchmarks.load.process import child_pids
+from lab.load.process import child_pids
 
 PATIENCE_S: Final = 900
 """Limit of waits that only guard against hanging: loaded machines take long."""

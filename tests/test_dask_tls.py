@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.load.process import free_port, search_path
+from lab.load.process import free_port, search_path
 from tests.processes import PATIENCE_S
 from tests.test_deploy_service import documented
 

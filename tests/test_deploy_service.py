@@ -23,9 +23,9 @@ from distributed.cli import dask_scheduler, dask_worker
 from packaging.requirements import Requirement
 
 from api.settings import Settings
-from benchmarks.load.memory import DEPLOYED_BYTES
 from domino_tune.base.version import VERSION
 from domino_tune.requests.service import ServeRequest
+from lab.load.memory import DEPLOYED_BYTES
 from tests.conftest import REPOSITORY
 from tests.test_deploy import parsed
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.load import bodies
-from benchmarks.load.process import Service, process_tree
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.jobs.job import Job
 from domino_tune.service.sql.database import open_database
+from lab.load import bodies
+from lab.load.process import Service, process_tree
 from tests.conftest import REPOSITORY
 from tests.processes import PATIENCE_S, wait_until, wait_until_gone
 from tests.test_deploy_kubernetes import CONTAINER

@@ -1,2 +1,2 @@
-"""Measuring: probes on ranks, one GPU's programs, fits of bundled profiles, importers. May import
-runtime, results, search, store and the packages below."""
+"""Measuring: probes on ranks, laws fitted to them, importers. May import runtime, results, search,
+store and the packages below."""

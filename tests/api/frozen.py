@@ -1,4 +1,4 @@
-"""docs/openapi.json, which is frozen. Write it anew with ``python -m tests.api.frozen``."""
+"""results/openapi.json, which is frozen. Write it anew with ``python -m tests.api.frozen``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from api.app import create_app, route_table
 from api.settings import Settings
 from tests.conftest import REPOSITORY
 
-FILE: Final = REPOSITORY / "docs" / "openapi.json"
+FILE: Final = REPOSITORY / "results" / "openapi.json"
 
 
 def document() -> dict[str, Any]:

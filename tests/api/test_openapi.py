@@ -21,7 +21,7 @@ def made() -> dict[str, Any]:
 
 def test_it_is_the_committed_one(made: dict[str, Any]) -> None:
     assert FILE.read_text(encoding="utf-8") == text(made), (
-        "The API changed; `python -m tests.api.frozen` writes docs/openapi.json anew."
+        "The API changed; `python -m tests.api.frozen` writes results/openapi.json anew."
     )
 
 

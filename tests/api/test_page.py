@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from api.routes.page import assets
-from benchmarks.load.process import free_port
 from domino_tune.store.plans import load_plan
+from lab.load.process import free_port
 from tests.api.browser import PATIENCE_MS, Watched, watched
 from tests.api.page_steps import ENDLESS, SMALL, drag, fill, measurement, picture
 from tests.domino_tune.serving import Served, command, served

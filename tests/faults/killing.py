@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.load.process import Service
+from lab.load.process import Service
 from tests.dask_cluster import DaskCluster
 from tests.faults.customers import AcknowledgedJob, Audit, Customers
 from tests.processes import children, wait_until

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
-ROOTS: Final = ("api", "benchmarks", "domino_tune", "profiles", "scripts", "simulator")
-SPLIT: Final = ("benchmarks", "domino_tune", "scripts")
+ROOTS: Final = ("api", "lab", "domino_tune", "profiles", "scripts", "simulator")
+SPLIT: Final = ("lab", "domino_tune", "scripts")
 """Folders whose packages and loose files are rooms of their own; every other folder is one."""
 
 

@@ -65,7 +65,7 @@ def test_every_package_says_what_it_is() -> None:
 def test_tests_mirror_the_tree() -> None:
     """Each folder of tests stands for one of ours; its own helpers aside."""
     ours = {path.parent.relative_to(REPOSITORY) for path in modules().values()}
-    for part in ("api", "benchmarks", "domino_tune", "simulator"):
+    for part in ("api", "lab", "domino_tune", "simulator"):
         for folder in (REPOSITORY / "tests" / part).rglob("test_*.py"):
             tested = folder.parent.relative_to(REPOSITORY / "tests")
             if tested != Path("api/hostile"):

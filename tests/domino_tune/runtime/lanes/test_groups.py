@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
 from domino_tune.runtime.lanes import groups
 from domino_tune.runtime.lanes.groups import GroupLanes, group_timeout, members, nccl_options
 from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.runtime.ops.state import Training
 from domino_tune.runtime.session import Session
+from lab.gpu.single_gpu_rank import single_gpu_session
 from simulator.errors import InputError
 from simulator.plan import SlicePlan
 from simulator.schedule import DP, TP

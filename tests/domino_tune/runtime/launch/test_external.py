@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from benchmarks.load.process import free_port
+from lab.load.process import free_port
 
 pytest.importorskip("torch")
 

@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 import torch
 
-from domino_tune.measure.gpu.single_gpu_rank import single_gpu_session
 from domino_tune.runtime.ops import pointwise_formulas
 from domino_tune.runtime.ops.pointwise import PointwiseFunctions
+from lab.gpu.single_gpu_rank import single_gpu_session
 from simulator.plan import SlicePlan
 from tests.domino_tune.runtime.jobs import GPT, LLAMA, Job, batch
 
@@ -138,7 +138,7 @@ def masks_cut_anyhow() -> bool:
 
 def persistent_difference(ctas: int) -> float:
     """Largest difference of a GEMM with ragged tiles, relative to its largest element."""
-    from domino_tune.measure.gpu.kernels import BLOCK_K, persistent_linear
+    from lab.gpu.kernels import BLOCK_K, persistent_linear
 
     torch.manual_seed(0)
     x, weight = torch.randn(150, 2 * BLOCK_K), torch.randn(300, 2 * BLOCK_K)

@@ -60,9 +60,9 @@ def test_a_hopper_takes_them() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from domino_tune.measure.gpu import kernels as measuring
     from domino_tune.runtime.lanes import kernels
     from domino_tune.runtime.ops import pointwise_kernels as ours
+    from lab.gpu import kernels as measuring
 
     wide = {"WIDE": tl.float32}
     size, row = "i32", {**wide, "width": "i32", "BLOCK": 8192}

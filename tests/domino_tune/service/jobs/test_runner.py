@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.load.process import free_port
 from domino_tune.requests.problems import plain_problem
 from domino_tune.service.executors.registry import open_executor
 from domino_tune.service.executors.slots import SlotExecutor
@@ -24,6 +23,7 @@ from domino_tune.service.sql.database import Database, open_database
 from domino_tune.service.sql.tables import jobs as jobs_table
 from domino_tune.service.tasks import work
 from domino_tune.service.tasks.quantum import QuantumResult, StopReason
+from lab.load.process import free_port
 from tests.dask_cluster import DaskCluster, dask_cluster
 from tests.domino_tune.service.jobs.runners import (
     Watched,

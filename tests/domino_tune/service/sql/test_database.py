@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, text, update
 
-from benchmarks.load.process import free_port
 from domino_tune.base.errors import StorageError, UnavailableError, with_cause
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.jobs.job import NewJob
@@ -22,6 +21,7 @@ from domino_tune.service.jobs.leases import Leases
 from domino_tune.service.sql import database as database_module
 from domino_tune.service.sql.database import Database, open_database
 from domino_tune.service.sql.tables import jobs, schema_version
+from lab.load.process import free_port
 from simulator.errors import InputError
 from tests.domino_tune.service.made import new_job, submit
 from tests.postgres import Postgres, running_postgres

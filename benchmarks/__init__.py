@@ -1,1 +1,0 @@
-"""Benchmarks: print as tables what the project must reach. Not shipped; may import everything."""

@@ -1,0 +1,1 @@
+"""The lab: what proves the product, and makes its bundled profiles. Not shipped; may import all."""

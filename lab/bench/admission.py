@@ -1,0 +1,277 @@
+"""How a collective gets onto a busy GPU, beside our H200's records: each op withheld.
+
+There an emulated collective ran back to back beside one op, back to back too. The same two lanes
+are played with the law that is fitted to all other ops. Of collectives the median is compared, of
+ops the mean, as the records have them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+from domino_tune.base.tables import Table
+from domino_tune.store.profiles import load_profile
+from lab.bench.baselines import case_of
+from lab.bench.facts import REPOSITORY
+from lab.fits.beside import fit_beside
+from lab.fits.common import records
+from lab.fits.h200_contention import (
+    FILLING,
+    FULL_RATE,
+    SM_COUNT,
+    beside_cells,
+    full_cells,
+    gb_s_of,
+    streamed_cells,
+)
+from lab.fits.memory_queue import fit_memory
+from lab.verdict import Check, at_most, check_table, reported
+from simulator.contention import CollectiveFamily, ComputeFamily, Contention, ContentionFit
+from simulator.implementation import LAUNCH_ORDERS
+from simulator.ops import Gemm, Pointwise
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.predict import predict
+from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Step
+from simulator.record import record
+from simulator.schedule import COMPUTE, TP, OpTemplate, Repeat, Schedule, Segment
+from simulator.units import MS_PER_NS
+from simulator.waves import Waves, waves_of
+
+NAME: Final = "h200-sxm"
+LIMIT: Final = 0.05
+LONG_US: Final = 150.0
+FAMILIES: Final = ("gemm", "attention", "pointwise")
+OPS: Final = 60
+"""Ops of a loop that is played; its ends are left out."""
+CTAS_PER_SM: Final[dict[float, int]] = {0.0: 4, FULL_RATE: 2}
+"""Emulated CTAs that share an SM, by the bytes/ns that each moves, because of their registers: with
+4 SMs free, 16 or 8 got in at once, 32 or 16 did not (all three GEMMs of 128 tiles)."""
+Rule = Literal["at once", "at its end", "in its last wave"]
+RULES: Final[tuple[Rule, ...]] = get_args(Rule)
+"""When a collective gets in beside a GEMM; of these the last is the simulator's."""
+
+
+class Played(NamedTuple):
+    """What an op and a collective take, in ns."""
+
+    op_ns: float
+    collective_ns: float
+
+
+class Cell(NamedTuple):
+    """One measured cell: relative errors by rule, of the op and of the collective."""
+
+    family: str
+    name: str
+    op_us: float
+    errors: dict[Rule, Played]
+
+
+def admission() -> list[Table]:
+    """Return the errors by family, and what each launch order does to a job."""
+    rows = records(REPOSITORY / "measurements" / NAME / "contention.jsonl.gz")
+    return [_beside_records(rows), _rules(rows), _launch_orders()]
+
+
+def _beside_records(rows: Sequence[Mapping[str, Any]]) -> Table:
+    cells = list(_cells(rows, FULL_RATE))
+    checks: list[Check] = []
+    for family in FAMILIES:
+        mine = [cell for cell in cells if cell.family == family]
+        again = _repeated(row for row in rows if row["family"] == family)
+        checks += [
+            at_most(f"{family}, {len(mine)} cells: the op", LIMIT, _error(mine).op_ns),
+            at_most(f"{family}: the collective", LIMIT, _error(mine).collective_ns),
+            *_parts(mine),
+            reported("  how far the same cells are apart: the op", f"{again.op_ns:.1%}"),
+            reported("  how far the same cells are apart: the collective",
+                     f"{again.collective_ns:.1%}"),
+        ]  # fmt: skip
+    return check_table(
+        "Op and collective beside each other (MAPE), each op withheld", checks,
+        notes=[
+            "The same cells: 8 and 32 CTAs were run four times, with each priority and order. "
+            "Beside weight gradients, which add to fp32, a collective of two CTAs or more that "
+            "moves bytes gets in an op later than one that moves none; why is not known."
+        ],
+    )  # fmt: skip
+
+
+def _parts(cells: Sequence[Cell]) -> list[Check]:
+    """Return the collective's errors by length and name of the op."""
+    long = [cell for cell in cells if cell.op_us >= LONG_US]
+    named = [(f"  {LONG_US:g} us or more", long)] if long else []
+    named += [
+        (f"  {name}", [cell for cell in cells if cell.name == name])
+        for name in dict.fromkeys(cell.name for cell in cells)
+    ]
+    return [
+        reported(f"{what}, {len(some)} cells: the collective", f"{_error(some).collective_ns:.1%}")
+        for what, some in named
+    ]
+
+
+def _rules(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the errors beside GEMMs by rule. A collective that moves nothing is not slowed: what
+    is off then is when it got in."""
+    table = []
+    for what, rate in (("moves nothing", 0.0), ("moves bytes", FULL_RATE)):
+        cells = [cell for cell in _cells(rows, rate) if cell.family == "gemm"]
+        for part, some in (
+            ("all", cells), ("below 150 us", [c for c in cells if c.op_us < LONG_US])
+        ):  # fmt: skip
+            errors = [_error(some, rule).collective_ns for rule in RULES]
+            table.append((what, part, str(len(some)), *(f"{error:.1%}" for error in errors)))
+    return Table(
+        title="When a collective gets in beside a GEMM: MAPE of the collective by rule",
+        columns=("collective", "GEMMs", ">cells", *(f">{rule}" for rule in RULES)),
+        rows=table,
+    )
+
+
+def _error(cells: Sequence[Cell], rule: Rule = "in its last wave") -> Played:
+    errors = [cell.errors[rule] for cell in cells]
+    return Played(*(statistics.fmean(some) for some in zip(*errors, strict=True)))
+
+
+def _repeated(rows: Iterable[Mapping[str, Any]]) -> Played:
+    """Return the mean distance of a cell from the mean of its three repetitions, relative."""
+    found: dict[tuple[str, int], list[Played]] = defaultdict(list)
+    for row in rows:
+        for cell in row["cells"]:
+            if cell["rate"] == FULL_RATE:
+                times = Played(cell["op_mean_ns"], cell["collective_ns"])
+                found[row["case"], cell["ctas"]].append(times)
+    apart = [
+        Played(*(abs(_apart(values)) for values in zip(one, *others, strict=True)))
+        for cells in found.values() if len(cells) > 1
+        for index, one in enumerate(cells)
+        for others in (cells[:index] + cells[index + 1 :],)
+    ]  # fmt: skip
+    return Played(*(statistics.fmean(some) for some in zip(*apart, strict=True)))
+
+
+def _apart(values: Sequence[float]) -> float:
+    """Return the distance of the first from the mean of the others."""
+    return values[0] / statistics.fmean(values[1:]) - 1
+
+
+def _cells(rows: Sequence[Mapping[str, Any]], rate: float) -> Iterator[Cell]:
+    fitted: dict[str, ContentionFit] = {}
+    for row, cell in full_cells(rows, rate):
+        family, case = row["family"], row["case"]
+        if case not in fitted:
+            fitted[case] = _without(rows, family, case, rate)
+        errors: dict[Rule, Played] = {}
+        for rule in RULES if family == "gemm" else RULES[-1:]:
+            played = _played(row, cell, fitted[case], rule)
+            errors[rule] = Played(
+                abs(played.op_ns / cell["op_mean_ns"] - 1),
+                abs(played.collective_ns / cell["collective_ns"] - 1),
+            )
+        yield Cell(family, row["name"], row["alone_again_ns"] / 1000, errors)
+
+
+def _without(
+    rows: Sequence[Mapping[str, Any]], family: str, case: str, rate: float
+) -> ContentionFit:
+    """Return the law of ``family`` from all cells but those of ``case``. Collectives that move
+    nothing are not slowed; others as those beside pointwise ops are."""
+    known: ContentionFit = load_profile(NAME).section("contention").fit
+    assert known.memory is not None
+    others = [row for row in rows if row["case"] != case]
+    mine = [one for one in beside_cells(others, rate) if one.family == family]
+    factor, memory = 1.0, None
+    if rate:
+        found = fit_memory(streamed_cells(others), known.memory.attained_gb_s)
+        factor, memory = found.factor, found.law
+    return replace(
+        known, compute=(fit_beside(mine, sm_count=SM_COUNT).law,),
+        collective=replace(known.collective, factor=factor), memory=memory,
+    )  # fmt: skip
+
+
+def _played(
+    row: Mapping[str, Any], cell: Mapping[str, Any], fit: ContentionFit, rule: Rule
+) -> Played:
+    """Return the mean time of an op and the median of a collective in a long loop."""
+    op_ns, collective_ns = round(row["alone_again_ns"]), round(cell["collective_alone_ns"])
+    count = 1 + OPS * op_ns * 3 // collective_ns
+    needs = -(-cell["ctas"] // CTAS_PER_SM[cell["rate"]])
+    sent = Step(TP, collective_ns * WORK_UNIT, 2, (), 0, needs=needs)
+    steps = (sent,) * count + _op(row, op_ns, rule) * OPS
+    beside = ComputeFamily(row["family"], op_ns, 0 if row["family"] in FILLING else gb_s_of(row))
+    families = (None, beside, CollectiveFamily(1, 8, ctas=cell["ctas"]))
+    program = Program(
+        root=Loop(body=steps), lanes=2, families=families, contention=Contention(fit), queue_depth=0
+    )
+    templates = tuple(
+        OpTemplate("op", -1, Pointwise("copy", 0, 0), step.lane, 0, (), ())
+        for step in steps if step.part != REST
+    )  # fmt: skip
+    schedule = Schedule(parts=(Repeat(segments=(Segment(templates=templates),)),), value_bytes={})
+    timeline = record(schedule, program)
+    ends: dict[int, list[int]] = {COMPUTE: [], TP: []}
+    for template, end in zip(templates, timeline.end_ns, strict=True):
+        ends[template.lane].append(end)
+    whole = ends[COMPUTE][-1]
+    done = [end for end in ends[TP] if end <= whole]
+    return Played(whole / OPS, statistics.median(b - a for a, b in pairwise(done)))
+
+
+def _op(row: Mapping[str, Any], op_ns: int, rule: Rule) -> tuple[Step, ...]:
+    """Return the steps of one op."""
+    whole = Step(COMPUTE, op_ns * WORK_UNIT, 1, (), 0)
+    if rule == "at once" or row["family"] not in FILLING:
+        return (whole,)
+    waves = waves_of(_gemm(row), SM_COUNT) if row["family"] == "gemm" else Waves(1, 0)
+    if rule == "at its end" or not waves.free_sms:
+        return (whole._replace(room=0),)
+    first = op_ns * (waves.waves - 1) // waves.waves * WORK_UNIT
+    if not first:
+        return (whole._replace(room=waves.free_sms),)
+    return (
+        whole._replace(work=first, room=0, part=FIRST),
+        whole._replace(work=whole.work - first, room=waves.free_sms, part=REST),
+    )
+
+
+def _gemm(row: Mapping[str, Any]) -> Gemm:
+    tokens, out, wide = row["shape"]
+    sizes = {
+        "forward": (tokens, out, wide), "dgrad": (tokens, wide, out), "wgrad": (out, wide, tokens)
+    }[row["name"]]  # fmt: skip
+    return Gemm(*sizes, row["name"], accumulate=row["name"] == "wgrad")
+
+
+def _launch_orders() -> Table:
+    rows = []
+    for profile in ("h100-dgx", NAME):
+        for name, plan in _plans().items():
+            times = []
+            for order in LAUNCH_ORDERS:
+                case = case_of(profile, "gpt3-13b", 8)
+                how = replace(case.workload.implementation, launch_order=order)
+                workload = replace(case.workload, implementation=how)
+                there = replace(case, workload=workload)
+                times.append(predict(there, plan).makespan_ns * MS_PER_NS)
+            rows.append((profile, name, *(f"{ms:.1f}" for ms in times)))
+    return Table(
+        title="GPT-3 13B at TP 8, 8 × 2,048: ms by launch order",
+        columns=("profile", "plan", *(f">{order}" for order in LAUNCH_ORDERS)),
+        rows=rows,
+    )
+
+
+def _plans() -> dict[str, SlicePlan]:
+    return {
+        "Megatron-LM with SP": replace(MEGATRON, sequence_parallel=True),
+        "2 rows, greedy": SlicePlan(row_slices=2, sequence_parallel=True),
+        "2 rows, inter": SlicePlan(order="inter", wgrad="eager", sequence_parallel=True),
+        "4 rows, greedy": SlicePlan(row_slices=4, sequence_parallel=True),
+    }

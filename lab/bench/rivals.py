@@ -1,0 +1,176 @@
+"""Rivals beside what was published of them, nothing fitted; and the verdict for usual models."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from domino_tune.base.tables import Table
+from domino_tune.requests import SimulateRequest, TuneRequest
+from domino_tune.search.rivals import tuned_rival
+from domino_tune.store.profiles import load_profile
+from domino_tune.verbs.resolve import Chosen, resolve, unsliced
+from domino_tune.verbs.verdict import verdict_of
+from lab.bench.runs import rows, userbuffers_runs
+from lab.verdict import Check, at_most, check_table, reported
+from simulator.case import Case
+from simulator.cost import Changes, CostModel
+from simulator.ops import Collective, Fused, Gemm, Pointwise, Signature
+from simulator.ordering import order_of
+from simulator.plan import SlicePlan
+from simulator.predict import predict
+from simulator.specs import Recompute
+from simulator.units import MS_PER_NS
+
+RANKS: Final = 8
+GATHER_N, HIDDEN, SCATTER_K = 7168, 8192, 3584
+"""Flux's GEMMs: [m, 8192] · [8192, 7168] behind a gather; [m, 3584] · [3584, 8192] before a
+scatter."""
+HBM2E: Final = 2.4 / 3.35
+"""Memory bandwidth of AsyncTP's GPUs over that of the profile's."""
+DOMINO: Final = SlicePlan(row_slices=2, merge_wgrad=True, sequence_parallel=True)
+
+
+def rivals() -> list[Table]:
+    """Return each published comparison, and the verdicts."""
+    return [_flux(), _async_tp(), _userbuffers(), *_verdicts()]
+
+
+def _flux() -> Table:
+    cost = CostModel(load_profile("h100-dgx"))
+
+    def time_ms(*signatures: Signature) -> float:
+        return sum(cost.duration_ns(one) for one in signatures) * MS_PER_NS
+
+    checks: list[Check] = []
+    for row in rows("flux_h100.csv"):
+        m = int(row["m"])
+        size = m * HIDDEN * 2
+        gemms = (
+            Gemm(m, GATHER_N, HIDDEN, "forward", "fp16"),
+            Gemm(m, HIDDEN, SCATTER_K, "forward", "fp16"),
+        )
+        gather = Collective("all_gather", size, 1, RANKS, 0, "fp16")
+        scatter = gather._replace(op="reduce_scatter")
+        added = Pointwise("add", size, size // RANKS, "fp16")
+        cells = {
+            "ag_gemm_torch": time_ms(gemms[0], gather),
+            "ag_gemm_flux": time_ms(Fused(gemms[0], gather)),
+            "gemm_rs_torch": time_ms(gemms[1], scatter),
+            "gemm_rs_flux": time_ms(Fused(gemms[1], scatter), added),
+        }
+        for name, ms in cells.items():
+            measured = float(row[name])
+            what = f"{name}, m = {m}: {measured:.3f} ms, predicted {ms:.3f}"
+            checks.append(at_most(what, 0.12, abs(ms / measured - 1), digits=1))
+    return check_table("Flux on 8 H100s: one GEMM and its collective, error", checks)
+
+
+def _async_tp() -> Table:
+    """AsyncTP's gain with torchtitan's recomputation (``per-op``), and with others."""
+    (row,) = rows("asynctp_h100.csv")
+    measured = [float(row[name]) for name in ("tp_tokens_s", "async_tp_tokens_s")]
+    wanted, checks = measured[1] / measured[0], []
+    others: tuple[Recompute, ...] = ("none", "full")
+    for recompute in ("per-op", *others):
+        case = _async_tp_case(recompute)
+        per_gpu = case.tokens / case.cluster.world_size * 1e3
+        plain, rival = (
+            per_gpu / _ms(case, unsliced(name, (), True)) for name in ("megatron", "async-tp")
+        )
+        gain, speeds = rival / plain, f"{plain:,.0f} and {rival:,.0f} tokens/s a GPU"
+        if recompute in others:
+            checks.append(reported(f"  recompute {recompute}", f"{gain:.3f}; {speeds}"))
+            continue
+        what = f"gain {wanted:.3f} measured, predicted {gain:.3f}, off by"
+        checks.append(at_most(what, 0.04, abs(gain - wanted), ""))
+        published = " and ".join(f"{one:,.0f}" for one in measured)
+        checks.append(reported(f"  measured {published}", speeds))
+    return check_table(
+        "AsyncTP: Llama-3.1-8B on 64 H100s of 500 W and HBM2e, FSDP 8 × TP 8, 12 × 8,192", checks,
+        ["As PyTorch and torchtitan have it (--recompute per-op), nothing tuned."],
+    )  # fmt: skip
+
+
+def _async_tp_case(recompute: Recompute) -> Case:
+    case = resolve(
+        SimulateRequest(
+            model="llama3-8b", profile="h100-dgx", tp=8, dp=8, micro_batch_size=12, seq_length=8192,
+            data_parallel="fsdp", implementation="torch", recompute=recompute, power_cap="500",
+        )
+    )  # fmt: skip
+    return replace(case, changes=Changes(memory_bandwidth=HBM2E))
+
+
+def _userbuffers() -> Table:
+    checks = []
+    for run in userbuffers_runs():
+        plain = _ms(run.case, run.plan)
+        mine = _ms(run.case, unsliced("userbuffers", (), True))
+        tuned = _ms(run.case, tuned_rival(run.case, "userbuffers"))
+        what = f"{run.label}: {run.measured_ms:,.0f} ms, predicted {mine:,.0f}"
+        checks += [
+            at_most(what, 0.08, abs(mine / run.measured_ms - 1), digits=1),
+            reported("  without userbuffers", f"{plain:,.0f} ms"),
+            reported("  each GEMM's method tuned", f"{tuned:,.0f} ms"),
+        ]
+    return check_table("TransformerEngine's userbuffers on H100s, usual methods: error", checks)
+
+
+def _ms(case: Case, plan: SlicePlan) -> float:
+    return predict(case, plan, order_of(case, plan)).makespan_ns * MS_PER_NS
+
+
+class Job(NamedTuple):
+    """A model at TP 8, as people train it."""
+
+    model: str
+    micro_batch_size: int
+    seq_length: int
+    pp: int = 1
+
+
+JOBS: Final = (
+    Job("gpt3-13b", 4, 2048), Job("llama3-8b", 2, 8192), Job("llama3-70b", 2, 8192, 4),
+)  # fmt: skip
+PROFILES: Final = ("h100-dgx", "h200-sxm", "a100-sxm", "b200-sxm")
+
+
+def _verdicts() -> list[Table]:
+    lines, checks = [], []
+    for profile in PROFILES:
+        for job in JOBS:
+            case = resolve(
+                TuneRequest(
+                    model=job.model, profile=profile, tp=8, pp=job.pp,
+                    micro_batch_size=job.micro_batch_size, seq_length=job.seq_length,
+                    grad_accumulation=4 * job.pp,
+                )
+            )  # fmt: skip
+            chosen = Chosen.of(case, DOMINO)
+            predict(case, DOMINO, chosen.order)
+            began = time.process_time()
+            found = verdict_of(case, chosen)
+            seconds = time.process_time() - began
+            times = {one.strategy: one for one in found.contestants}
+            lines.append(
+                (
+                    profile, f"{job.model}, {job.micro_batch_size} × {job.seq_length}, pp {job.pp}",
+                    *(
+                        f"{times[name].speedup:.3f}x ({times[name].chance:.0%})"
+                        if name in times else ""
+                        for name in ("megatron", "domino", "userbuffers", "async-tp", "fused")
+                    ),
+                )
+            )  # fmt: skip
+            if (profile, job.model) == ("h100-dgx", "gpt3-13b"):
+                checks.append(at_most("verdict of GPT-3 13B, one core", 0.5, seconds, "s of CPU"))
+    table = Table(
+        title="Speed-up over Megatron with sequence parallelism at TP 8, and chance to be fastest",
+        columns=("profile", "job", ">Megatron", ">Domino", ">userbuffers", ">async-TP", ">fused"),
+        rows=lines,
+        notes=["Domino: two row slices, merged weight gradients, greedy order. Rivals: each GEMM's "
+               "method chosen by simulation. Chances count only what fits the memory."],
+    )  # fmt: skip
+    return [table, check_table("The verdict's time", checks)]

@@ -1,0 +1,119 @@
+"""Time of answers: one iteration, the fastest of all plans, and the command line's help."""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from domino_tune.base.tables import Table
+from domino_tune.search import SEARCHES, SearchOptions, SearchResult, SpaceSpec, enumerate_plans
+from domino_tune.search.simulated import SimulatedPlans
+from lab.bench.cases import make_case, with_heads
+from lab.bench.facts import REPOSITORY
+from lab.verdict import verdict
+from simulator.case import Case
+from simulator.ordering import order_of
+from simulator.plan import SlicePlan
+from simulator.predict import predict, simulate
+from simulator.presets import MODELS
+
+PLAN: Final = SlicePlan(row_slices=4, attn_col_slices=4, mlp_col_slices=4)
+SHORTCUT_MS: Final = 10.0
+FULL_MS: Final = 100.0
+FASTEST_MS: Final = 2000.0
+HELP_MS: Final = 300.0
+
+
+class Timed(NamedTuple):
+    """Medians over the runs, in ms."""
+
+    wall: float
+    cpu: float
+
+
+def speed() -> list[Table]:
+    """Return median CPU and wall times of several runs. Targets apply to CPU time."""
+    case = _gpt3_175b()
+    order = order_of(case, PLAN)
+    ops = len(simulate(case, PLAN, order).ops)
+    lines = [
+        _line("GPT-3 175B, 4×4 slices, stored order: schedule and periodic shortcut", SHORTCUT_MS,
+              timed(lambda: predict(case, PLAN, order), 15)),
+        _line("  the same with an empty cost model", None,
+              _cold(lambda fresh: predict(fresh, PLAN, order), 9)),
+        _line("  planning its greedy order, once for each plan", None,
+              timed(lambda: order_of(case, PLAN), 15)),
+        _line(f"GPT-3 175B, 4×4 slices: schedule and full SimPy, {ops:,} ops", FULL_MS,
+              timed(lambda: simulate(case, PLAN, order), 9)),
+    ]  # fmt: skip
+    result = _find_fastest()
+    lines.append(
+        _line(
+            f"GPT-3 13B, TP 8, batch 16: fastest of {result.space_size:,} plans, "
+            f"{result.evaluations} simulated", FASTEST_MS, timed(_find_fastest, 3),
+        )
+    )  # fmt: skip
+    lines.append(_line("python -m domino_tune --help", HELP_MS, timed(_help, 7)))
+    return [
+        Table(
+            title="Speed, one core, contention on",
+            columns=("what", ">target", ">CPU ms", ">wall ms", "verdict"),
+            rows=lines,
+            notes=["Medians. Other work on the machine adds to wall time, so the verdict is on CPU "
+                   "time. The search starts with an empty cost model and checks memory."],
+        )
+    ]  # fmt: skip
+
+
+def timed(action: Callable[[], object], runs: int) -> Timed:
+    """Return the median wall and CPU time of ``action``, in ms, child processes included."""
+    walls, cpus = [], []
+    for _ in range(runs):
+        wall_s, cpu_s = time.perf_counter(), _cpu_s()
+        action()
+        cpus.append(_cpu_s() - cpu_s)
+        walls.append(time.perf_counter() - wall_s)
+    return Timed(1e3 * statistics.median(walls), 1e3 * statistics.median(cpus))
+
+
+def _cpu_s() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def _cold(action: Callable[[Case], object], runs: int) -> Timed:
+    cases = [_gpt3_175b() for _ in range(runs)]
+    return timed(lambda: action(cases.pop()), runs)
+
+
+def _help() -> None:
+    subprocess.run(
+        [sys.executable, "-m", "domino_tune", "--help"], cwd=REPOSITORY, check=True,
+        stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def _gpt3_175b() -> Case:
+    return make_case(MODELS["gpt3-175b"], 8, 1024, 16)
+
+
+def _find_fastest() -> SearchResult:
+    """Search rows 1–16 and columns {1, 2, 4, 8} a block, dgrad pieces tied, with an empty cost
+    model."""
+    case = make_case(with_heads(MODELS["gpt3-13b"], 64), 8, 1024, 16)
+    space = enumerate_plans(case.model, case.workload, spec=SpaceSpec(dgrad_slices=()))
+    plans = SimulatedPlans(case=replace(case), plans=space)  # a copy has no cached look-ups
+    return SEARCHES["exhaustive"](plans, SearchOptions()).within(space)
+
+
+def _line(what: str, limit_ms: float | None, took: Timed) -> tuple[str, ...]:
+    ok = None if limit_ms is None else took.cpu <= limit_ms
+    target = "-" if limit_ms is None else f"≤ {limit_ms:g}"
+    return what, target, f"{took.cpu:.1f}", f"{took.wall:.1f}", verdict(ok)

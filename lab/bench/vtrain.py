@@ -1,0 +1,137 @@
+"""Published iterations of pipelines beside predictions, and which of two layouts is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations, groupby
+from statistics import mean, median
+from typing import Final, NamedTuple
+
+from domino_tune.base.tables import Table
+from lab.bench.runs import Run, b200_runs, vtrain_runs
+from lab.verdict import at_most, check_table, reported
+from simulator.predict import predict
+from simulator.units import MS_PER_NS
+
+NOISE: Final = 0.05
+"""Layouts whose measured times differ by less are not ordered."""
+HOST_MS: Final = 1.6
+"""What a layer and micro-batch takes an eager host at least (``scripts/bench host``): rows that are
+predicted to take less are in the host's hands."""
+LARGE: Final = 3072
+"""Models of this hidden size and more are large."""
+WHY: Final = (
+    "What is left is the host. Profiles count one launch of 6 us a kernel, 52 a layer: 0.3 ms, so "
+    "no prediction waits for it. The same layer in eager PyTorch launches 110 kernels and takes "
+    f"{HOST_MS} ms (`scripts/bench host`), and Megatron-DeepSpeed of 2022 took 3.4 ms and more on "
+    "its hosts, the same at each tp. Nobody has published what its host spends."
+)
+
+
+class Row(NamedTuple):
+    """A run and its prediction in ms."""
+
+    run: Run
+    ms: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the iteration."""
+        return self.ms / self.run.measured_ms - 1
+
+    @property
+    def kind(self) -> str:
+        """Where the run belongs."""
+        case = self.run.case
+        layers = case.model.num_hidden_layers / case.cluster.pp
+        if self.ms / case.workload.grad_accumulation / layers < HOST_MS:
+            return "in the host's hands"
+        return "large models" if case.model.hidden_size >= LARGE else "small models"
+
+
+def vtrain() -> list[Table]:
+    """Return errors of vTrain's rows by kind, and how often two layouts are ordered rightly."""
+    rows = [_row(run) for run in vtrain_runs()]
+    b200 = [_row(run) for run in b200_runs() if run.case.workload.grad_accumulation == 32]
+    return [_large(rows), _kinds(rows), _checks(rows, b200)]
+
+
+def _row(run: Run) -> Row:
+    return Row(run, predict(run.case, run.plan).makespan_ns * MS_PER_NS)
+
+
+def _large(rows: Sequence[Row]) -> Table:
+    return Table(
+        title="vTrain's runs of large models on A100s, ms; nothing fitted",
+        columns=("run, micro-batches", ">measured", ">predicted", ">error"),
+        rows=[
+            (one.run.label, f"{one.run.measured_ms:,.0f}", f"{one.ms:,.0f}", f"{one.error:+.1%}")
+            for one in rows
+            if one.run.case.model.hidden_size >= LARGE
+        ],
+    )
+
+
+def _kinds(rows: Sequence[Row]) -> Table:
+    shown = []
+    for kind, group in groupby(sorted(rows, key=lambda one: one.kind), key=lambda one: one.kind):
+        errors = [one.error for one in group]
+        shown.append((
+            kind, str(len(errors)), f"{mean(map(abs, errors)):.1%}", f"{mean(errors):+.1%}",
+            f"{median(errors):+.1%}", f"{min(errors):+.1%}", f"{max(errors):+.1%}",
+        ))  # fmt: skip
+    return Table(
+        title="vTrain's runs by what decides them",
+        columns=("kind", ">runs", ">mean |error|", ">mean", ">median", ">least", ">most"),
+        rows=shown,
+        notes=[WHY],
+    )
+
+
+def _checks(rows: Sequence[Row], b200: Sequence[Row]) -> Table:
+    device = [one for one in rows if one.kind != "in the host's hands"]
+    pairs = {
+        "vTrain, all": list(_pairs(rows)),
+        "vTrain, of the device": list(_pairs(device)),
+        "vTrain, large models": list(_pairs(one for one in rows if one.kind == "large models")),
+        "B200": list(_pairs(b200)),
+    }
+    every = [*pairs["vTrain, all"], *pairs["B200"]]
+    return check_table(
+        "Pipelines against their limits",
+        [
+            at_most("vTrain, 107 runs: mean error", 0.18, mean(abs(one.error) for one in rows)),
+            reported(
+                f"the same of the {len(device)} runs of the device",
+                f"{mean(abs(one.error) for one in device):.2%}",
+            ),
+            at_most(
+                f"pairs of layouts ordered wrongly, of {len(every)}", 0.05, 1 - mean(every)
+            ),
+            *(
+                reported(f"{what}: right", f"{sum(right)} of {len(right)}")
+                for what, right in pairs.items()
+            ),
+        ],
+        notes=[
+            "A pair: two layouts of one model, by tokens a second and GPU, whose measured values "
+            f"differ by {NOISE:.0%} or more."
+        ],
+    )  # fmt: skip
+
+
+def _pairs(rows: Iterable[Row]) -> Iterable[bool]:
+    """Yield for each pair of layouts of one model whether the faster one is predicted."""
+    ordered = sorted(rows, key=lambda one: repr(one.run.case.model))
+    for _, group in groupby(ordered, key=lambda one: one.run.case.model):
+        for one, other in combinations(group, 2):
+            if one.run.case.cluster == other.run.case.cluster:
+                continue
+            ratio = _rate(one, one.run.measured_ms) / _rate(other, other.run.measured_ms)
+            if max(ratio, 1 / ratio) >= 1 + NOISE:
+                yield (_rate(one, one.ms) > _rate(other, other.ms)) == (ratio > 1)
+
+
+def _rate(one: Row, ms: float) -> float:
+    """Return tokens a ms and GPU."""
+    return one.run.case.tokens / ms / one.run.case.cluster.world_size

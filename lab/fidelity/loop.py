@@ -1,0 +1,176 @@
+"""The runs for one model on one link: profile, tune, then run the plans in two launches."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from domino_tune.base.units import parse_quantity
+from domino_tune.requests import ProfileRequest, TuneRequest, WorkloadFields
+from domino_tune.runtime.lanes.pace_rows import PaceRow
+from domino_tune.runtime.launch.launch import LaunchSpec
+from domino_tune.runtime.plan_runs import Measured, run_plans
+from domino_tune.store.files import write_whole
+from domino_tune.store.formats.model_file import dump_model
+from domino_tune.store.profiles import user_profiles_dir
+from domino_tune.verbs.here_and_now import as_emulated, plan_paces
+from domino_tune.verbs.profile import profile
+from domino_tune.verbs.resolve import Chosen, resolve
+from domino_tune.verbs.tune import tune
+from domino_tune.verbs.verdict import drawn_times_ns, middle_of
+from lab.fidelity.scores import Cell, Setting
+from lab.fidelity.settings import BASELINE, TUNED, Kind
+from simulator.case import Case
+from simulator.cost import Changes
+from simulator.plan import NO_COMM
+from simulator.predict import simulate
+from simulator.specs import ModelSpec, Workload
+from simulator.units import MS_PER_NS
+
+BOUND: Final = "bound"
+"""Name of the plan without communication: no plan can be faster."""
+
+
+def run_setting(
+    model: ModelSpec,
+    workload: Workload,
+    link: str,
+    kind: Kind,
+    *,
+    rounds: int,
+    samples: int,
+    minutes: int | None,
+) -> Setting:
+    """Run one setting. The profile is finished, and its id taken, before the first plan runs."""
+    name = f"{model.name}-{workload.micro_batch_size}x{workload.seq_length}-{link}"
+    began = time.monotonic()
+    profiled = profile(
+        ProfileRequest(
+            name=name, for_model=str(model_file(model)), tp=2, emulate_link=link,
+            seq_length=workload.seq_length, micro_batch_size=workload.micro_batch_size,
+            dtype=workload.dtype, minutes=minutes, samples=samples,
+        )
+    )  # fmt: skip
+    profile_s = time.monotonic() - began
+    fields = WorkloadFields(
+        model=str(model_file(model)), profile=name, tp=2, seq_length=workload.seq_length,
+        micro_batch_size=workload.micro_batch_size, dtype=workload.dtype,
+        sequence_parallel=kind.sequence_parallel,
+    )  # fmt: skip
+    case = resolve(fields)
+    chosen = plans_of(case, fields, kind)
+    spec = LaunchSpec(tp=2, emulate_link_bits_per_s=_bits_per_s(link))
+    launches = [_run(case, chosen, rounds, spec) for _ in range(2)]
+    single_rank = replace(spec, single_rank=True, emulate_link_bits_per_s=None)
+    emulated = run_emulated(case, chosen, rounds, single_rank)
+    return setting_of(
+        case, as_emulated(case, single_rank), chosen, launches, emulated,
+        link=link, profile_id=profiled.profile.content_id, profile_s=profile_s,
+    )  # fmt: skip
+
+
+def model_file(model: ModelSpec) -> Path:
+    """Write the model to a file in the user's folder, as a user would, and return its path."""
+    path = user_profiles_dir().parent / f"{model.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, dump_model(model))
+    return path
+
+
+def _bits_per_s(link: str) -> int:
+    return round(parse_quantity("link", link, ("bytes/s",)).value * 8)
+
+
+def plans_of(case: Case, fields: WorkloadFields, kind: Kind) -> dict[str, Chosen]:
+    """Return the plans of the report, the tuned plan and the plan without communication by name."""
+    request = TuneRequest(
+        **{name: getattr(fields, name) for name in WorkloadFields.__dataclass_fields__},
+        search="bayes",
+    )
+    tuned = tune(request).best.plan_file
+    bound = replace(NO_COMM, sequence_parallel=bool(kind.sequence_parallel))
+    named = {name: Chosen.of(case, plan) for name, plan in {**kind.plans, BOUND: bound}.items()}
+    return {**named, TUNED: Chosen(plan=tuned.plan, order=tuned.order)}
+
+
+def _run(
+    case: Case,
+    chosen: Mapping[str, Chosen],
+    rounds: int,
+    spec: LaunchSpec,
+    paces: Sequence[PaceRow] | None = None,
+) -> dict[str, Measured]:
+    plans = [(one.plan, one.order) for one in chosen.values()]
+    measured = run_plans(case.model, case.workload, case.cluster, plans, rounds, spec, paces=paces)
+    return dict(zip(chosen, measured, strict=True))
+
+
+def run_emulated(
+    case: Case, chosen: Mapping[str, Chosen], rounds: int, single_rank: LaunchSpec
+) -> dict[str, Measured]:
+    """Run the plans on one rank, with collectives that take the profile's durations."""
+    timelines = [simulate(case, one.plan, one.order) for one in chosen.values()]
+    paces = plan_paces(case.cost, [one.plan for one in chosen.values()], timelines)
+    return _run(case, chosen, rounds, single_rank, paces)
+
+
+def setting_of(
+    case: Case,
+    emulated_case: Case,
+    chosen: Mapping[str, Chosen],
+    launches: Sequence[Mapping[str, Measured]],
+    emulated: Mapping[str, Measured],
+    *,
+    link: str,
+    profile_id: str,
+    profile_s: float,
+) -> Setting:
+    """Return measurements beside their predictions. ``emulated_case`` predicts ``emulated``."""
+    speed = _predicted_ms(case, chosen[BOUND]) / _measured_ms(launches[0][BOUND])
+    running = {name: one for name, one in chosen.items() if name != BOUND}
+    drawn_ns = drawn_times_ns(case, running)
+    steady_case = replace(case, changes=Changes(gpu_flops=speed, memory_bandwidth=speed))
+    cells = []
+    for name, one in running.items():
+        first, second = (launch[name] for launch in launches)
+        parts = [launch.timeline.breakdown for launch in (first, second) if launch.timeline]
+        exposed_ns = statistics.mean(part.exposed_comm_ns for part in parts)
+        predicted = simulate(case, one.plan, one.order).breakdown
+        cells.append(
+            Cell(
+                plan=name,
+                label=one.plan.label,
+                predicted_ms=predicted.makespan_ns * MS_PER_NS,
+                steady_ms=_predicted_ms(steady_case, one),
+                first=_rounds_ms(first),
+                second=_rounds_ms(second),
+                emulated=_rounds_ms(emulated[name]),
+                predicted_emulated_ms=_predicted_ms(emulated_case, one),
+                exposed_ms=exposed_ns * MS_PER_NS,
+                predicted_exposed_ms=predicted.exposed_comm_ns * MS_PER_NS,
+                hidden=statistics.mean(part.hidden_comm_fraction for part in parts),
+                drawn=None
+                if one == chosen[BASELINE]
+                else middle_of(drawn_ns[BASELINE] / drawn_ns[name]),
+            )
+        )
+    return Setting(
+        model=case.model.name, link=link, profile_id=profile_id, profile_s=profile_s,
+        speed=speed, cells=tuple(cells),
+    )  # fmt: skip
+
+
+def _rounds_ms(measured: Measured) -> tuple[float, ...]:
+    return tuple(round(makespan_ns * MS_PER_NS, 3) for makespan_ns in measured.makespans_ns)
+
+
+def _measured_ms(measured: Measured) -> float:
+    return statistics.median(measured.makespans_ns) * MS_PER_NS
+
+
+def _predicted_ms(case: Case, one: Chosen) -> float:
+    return simulate(case, one.plan, one.order).makespan_ns * MS_PER_NS

@@ -1,0 +1,248 @@
+"""Scores: errors of predictions, and the cost of choosing a plan by them.
+
+Pure functions of times. A ``Setting`` is a model on a link. Its plans are measured in two launches
+with the same number of rounds: the difference between the launches is the noise of measuring.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final
+
+from lab.fidelity.settings import ALWAYS_TWO, BASELINE, TUNED
+
+MIN_SPREAD: Final = 0.05
+"""Settings whose plans spread by less do not count for regret: any choice is good there."""
+
+
+def within_rounds(times: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return the log of each plan's time minus the mean of the logs of all plans in that round.
+
+    ``times[plan][round]``. A round is short, so a slow machine slows all of its plans alike.
+    """
+    rounds = [[math.log(time) for time in together] for together in zip(*times, strict=True)]
+    relative = [[log - statistics.fmean(logs) for log in logs] for logs in rounds]
+    return [list(logs) for logs in zip(*relative, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One plan of a model on a link. Times are in ms; ``first`` and ``second`` are the rounds of
+    the two launches.
+
+    ``steady_ms``: the prediction at the compute speed that the machine had while the plans ran.
+    ``emulated``: rounds on one rank whose collectives take the durations of the profile.
+    ``predicted_emulated_ms``: the prediction for these, without waits for other ranks.
+    ``hidden``: the measured share of communication that compute hides.
+    ``drawn``: the speed-up over the setting's baseline that the verdict gives: low and high; None
+    where the plan is the baseline, and where it was not asked.
+    """
+
+    plan: str
+    label: str
+    predicted_ms: float
+    steady_ms: float
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+    emulated: tuple[float, ...]
+    predicted_emulated_ms: float
+    exposed_ms: float
+    predicted_exposed_ms: float
+    hidden: float
+    drawn: tuple[float, float] | None = None
+
+    @property
+    def first_ms(self) -> float:
+        """Return the median of the first launch, in ms."""
+        return statistics.median(self.first)
+
+    @property
+    def second_ms(self) -> float:
+        """Return the median of the second launch, in ms."""
+        return statistics.median(self.second)
+
+    @property
+    def emulated_ms(self) -> float:
+        """Return the median on one rank with emulated collectives, in ms."""
+        return statistics.median(self.emulated)
+
+    @property
+    def emulated_error(self) -> float:
+        """Return predicted / measured − 1 on one rank with emulated collectives."""
+        return self.predicted_emulated_ms / self.emulated_ms - 1
+
+    @property
+    def error(self) -> float:
+        """Return predicted / measured − 1, with the first launch."""
+        return self.predicted_ms / self.first_ms - 1
+
+    @property
+    def steady_error(self) -> float:
+        """Return the error of the prediction at the speed that the machine had then."""
+        return self.steady_ms / self.first_ms - 1
+
+    @property
+    def noise(self) -> float:
+        """Return second launch / first launch − 1."""
+        return self.second_ms / self.first_ms - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One model on one link. ``speed``: of compute while plans ran, relative to the profile."""
+
+    model: str
+    link: str
+    profile_id: str
+    profile_s: float
+    speed: float
+    cells: tuple[Cell, ...]
+
+    def cell(self, plan: str) -> Cell:
+        """Return the cell of the plan with this name."""
+        return next(cell for cell in self.cells if cell.plan == plan)
+
+    @property
+    def name(self) -> str:
+        """Return model and link."""
+        return f"{self.model}, {self.link}"
+
+    @property
+    def error(self) -> float:
+        """Return the mean absolute error of its plans."""
+        return statistics.fmean(abs(cell.error) for cell in self.cells)
+
+    @property
+    def spread(self) -> float:
+        """Return slowest plan / fastest plan − 1, as measured."""
+        logs = self._relative_logs(0, 1).values()
+        return math.exp(max(logs) - min(logs)) - 1
+
+    def speedup(self, plan: str) -> float:
+        """Return the measured speed-up of a plan over the baseline, of both launches."""
+        logs = self._relative_logs(0, 1)
+        return math.exp(logs[BASELINE] - logs[plan])
+
+    def covered(self) -> Iterator[bool]:
+        """Yield for each plan with a drawn interval: does it hold the measured speed-up?"""
+        for cell in self.cells:
+            if cell.drawn is not None:
+                low, high = cell.drawn
+                yield low <= self.speedup(cell.plan) <= high
+
+    def regret(self, plan: str) -> float:
+        """Return how much slower a plan is than the best measured one, as a fraction.
+
+        The best of several noisy times looks better than it is. So one launch picks the best plan
+        and the other launch gives both times, then the other way round. The mean of both can be
+        below 0 where all plans take the same time.
+        """
+        first, second = self._relative_logs(0), self._relative_logs(1)
+        costs = [
+            judge[plan] - judge[min(pick, key=pick.__getitem__)]
+            for pick, judge in ((first, second), (second, first))
+        ]
+        return math.exp(statistics.fmean(costs)) - 1
+
+    @property
+    def random_regret(self) -> float:
+        """Return the mean regret of all plans: that of a random choice."""
+        return statistics.fmean(self.regret(cell.plan) for cell in self.cells)
+
+    @property
+    def pair_noise(self) -> float:
+        """Return by how much the ratio of two plans' times differs between launches, on average."""
+        first, second = self._relative_logs(0), self._relative_logs(1)
+        return statistics.fmean(
+            abs((first[a.plan] - first[b.plan]) - (second[a.plan] - second[b.plan]))
+            for a, b in combinations(self.cells, 2)
+        )
+
+    @property
+    def all_pairs(self) -> int:
+        """Return the number of pairs of plans."""
+        return math.comb(len(self.cells), 2)
+
+    def pairs(self) -> Iterator[bool]:
+        """Yield for each pair of plans that differ by more than the noise: is its order right?"""
+        first, second = self._relative_logs(0), self._relative_logs(1)
+        noise = self.pair_noise
+        for a, b in combinations(self.cells, 2):
+            one, two = first[a.plan] - first[b.plan], second[a.plan] - second[b.plan]
+            if one * two > 0 and min(abs(one), abs(two)) > noise:
+                yield (a.predicted_ms > b.predicted_ms) == (one > 0)
+
+    def _relative_logs(self, *launches: int) -> dict[str, float]:
+        """Return the median over all rounds of what ``within_rounds`` gives each plan."""
+        times = [
+            [time for launch in launches for time in (cell.first, cell.second)[launch]]
+            for cell in self.cells
+        ]
+        return {
+            cell.plan: statistics.median(logs)
+            for cell, logs in zip(self.cells, within_rounds(times), strict=True)
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """The numbers of all settings. Errors and noise are means of absolute relative values.
+
+    ``worst_setting`` and ``worst_cell`` name the largest errors; a cell's error has a sign.
+    ``pairs`` are those that ``Setting.pairs`` judges, ``left_out`` the others; ``concordance`` is
+    None without a judged pair. ``spread_settings`` are those that count for regret.
+    """
+
+    cells: int
+    error: float
+    worst_setting: str
+    worst_setting_error: float
+    worst_cell: str
+    worst_cell_error: float
+    steady_error: float
+    noise: float
+    emulated_error: float
+    pairs: int
+    left_out: int
+    concordance: float | None
+    settings: int
+    spread_settings: int
+    tuned_regret: float | None
+    two_regret: float | None
+    random_regret: float | None
+
+
+def score(settings: Sequence[Setting]) -> Score:
+    """Return the numbers of a report. A regret is the worst of all settings whose plans spread by
+    more than ``MIN_SPREAD``, or None where there is none."""
+    cells = [cell for setting in settings for cell in setting.cells]
+    worst_setting = max(settings, key=lambda setting: setting.error)
+    in_setting, worst_cell = max(
+        ((setting, cell) for setting in settings for cell in setting.cells),
+        key=lambda named: abs(named[1].error),
+    )
+    pairs = [right for setting in settings for right in setting.pairs()]
+    spread = [setting for setting in settings if setting.spread > MIN_SPREAD]
+    return Score(
+        cells=len(cells),
+        error=statistics.fmean(abs(cell.error) for cell in cells),
+        worst_setting=worst_setting.name,
+        worst_setting_error=worst_setting.error,
+        worst_cell=f"{in_setting.name}, {worst_cell.plan}",
+        worst_cell_error=worst_cell.error,
+        steady_error=statistics.fmean(abs(cell.steady_error) for cell in cells),
+        noise=statistics.fmean(abs(cell.noise) for cell in cells),
+        emulated_error=statistics.fmean(abs(cell.emulated_error) for cell in cells),
+        pairs=len(pairs),
+        left_out=sum(setting.all_pairs for setting in settings) - len(pairs),
+        concordance=statistics.fmean(pairs) if pairs else None,
+        settings=len(settings),
+        spread_settings=len(spread),
+        tuned_regret=max((setting.regret(TUNED) for setting in spread), default=None),
+        two_regret=max((setting.regret(ALWAYS_TWO) for setting in spread), default=None),
+        random_regret=max((setting.random_regret for setting in spread), default=None),
+    )

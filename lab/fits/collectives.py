@@ -1,0 +1,98 @@
+"""Fit piecewise α–β laws to collective timings."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from scipy.optimize import nnls
+
+from lab.fits.common import Floats, mape, rounded
+from simulator.errors import InputError
+from simulator.lookup.collectives import MIB, CollectiveFit, CollectiveRow, GroupKey
+
+MAX_KNOTS = 4
+_LEAST_GAP = 4  # least ratio of neighbouring knots, so that every segment has points
+_POINTS_A_PARAMETER = 1.5
+_TRIED = 30
+
+
+def fit_collectives(rows: Iterable[CollectiveRow]) -> tuple[CollectiveFit, ...]:
+    """Return a law per group (op, nodes, per node, CTAs), sorted; ``error``: leave-one-out MAPE."""
+    groups: dict[GroupKey, list[CollectiveRow]] = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row)
+    return tuple(fit_group(groups[group]) for group in sorted(groups))
+
+
+def fit_group(rows: Sequence[CollectiveRow]) -> CollectiveFit:
+    """Return the law of one group's rows, with the knots of the least leave-one-out error."""
+    rows = sorted(rows, key=lambda row: row.bytes)
+    if len(rows) < 3:
+        raise InputError(f"A law for {rows[0].group} needs at least 3 sizes, got {len(rows)}.")
+    sizes = np.array([row.bytes for row in rows], dtype=np.float64) / MIB
+    times = np.array([row.median_us for row in rows])
+    knots = _best_knots(sizes, times)
+    latency, *slopes = _solve(_design(sizes, knots), times)
+    return CollectiveFit(
+        op=rows[0].op,
+        nodes=rows[0].nodes,
+        per_node=rows[0].per_node,
+        ctas=rows[0].ctas,
+        latency_us=rounded(max(latency, 0.1)),
+        knots_bytes=tuple(int(knot * MIB) for knot in knots),
+        us_per_mib=tuple(rounded(slope) for slope in slopes),
+        min_bytes=rows[0].bytes,
+        max_bytes=rows[-1].bytes,
+        error=rounded(_leave_one_out(sizes, times, knots), 2),
+    )
+
+
+def _design(sizes: Floats, knots: Sequence[float]) -> Floats:
+    """Return columns: 1, then MiB spent in each segment."""
+    edges = [0.0, *knots, np.inf]
+    segments = [np.clip(sizes, low, high) - low for low, high in itertools.pairwise(edges)]
+    return np.stack([np.ones_like(sizes), *segments], axis=1)
+
+
+def _solve(design: Floats, times: Floats) -> Floats:
+    """Solve least squares of the relative error, without negative coefficients."""
+    scale = design.max(axis=0)
+    scale[scale == 0] = 1.0
+    coefficients, _ = nnls(design / scale / times[:, None], np.ones_like(times))
+    return np.asarray(coefficients / scale, dtype=np.float64)
+
+
+def _leave_one_out(sizes: Floats, times: Floats, knots: Sequence[float]) -> float:
+    """Return the MAPE of each inner point predicted from the others, with fixed knots."""
+    design = _design(sizes, knots)
+    if len(sizes) < 5:
+        return _in_sample(sizes, times, knots)
+    others = ~np.eye(len(sizes), dtype=bool)
+    inner = range(1, len(sizes) - 1)
+    predicted = np.array([design[i] @ _solve(design[others[i]], times[others[i]]) for i in inner])
+    return mape(predicted, times[1:-1])
+
+
+def _in_sample(sizes: Floats, times: Floats, knots: Sequence[float]) -> float:
+    design = _design(sizes, knots)
+    return mape(design @ _solve(design, times), times)
+
+
+def _best_knots(sizes: Floats, times: Floats) -> tuple[float, ...]:
+    """Return knots at powers of two inside the range, as many as reduce leave-one-out error."""
+    inside = [2.0**power for power in range(-20, 20) if sizes[1] <= 2.0**power <= sizes[-2]]
+    most = min(MAX_KNOTS, int(len(sizes) / _POINTS_A_PARAMETER) - 2)
+    candidates: list[tuple[float, ...]] = [()]
+    for number in range(1, most + 1):
+        spaced = [
+            knots
+            for knots in itertools.combinations(inside, number)
+            if all(b >= a * _LEAST_GAP for a, b in itertools.pairwise(knots))
+        ]
+        # Leaving points out costs seconds, so it is tried for the best in-sample candidates only.
+        spaced.sort(key=lambda knots: (round(_in_sample(sizes, times, knots), 6), knots))
+        candidates += spaced[:_TRIED]
+    scored = [(round(_leave_one_out(sizes, times, knots), 6), knots) for knots in candidates]
+    return min(scored, key=lambda item: (item[0], len(item[1]), item[1]))[1]

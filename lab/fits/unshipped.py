@@ -1,0 +1,120 @@
+"""Laws fitted to tables that the repository may not hold: data/fitted has the numbers only.
+
+data/NOTICE.md tells which tables these are and why they are not shipped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from domino_tune.measure.importers.nccl import nccl_table
+from domino_tune.measure.importers.tables import collectives_csv, cta_all_reduce_csv
+from domino_tune.store.files import parse_json, write_whole
+from domino_tune.store.parsing import parse
+from lab.fits.collectives import fit_collectives
+from lab.fits.contention import OverlapFit, fit_overlap, read_overlap
+from simulator.errors import InputError
+from simulator.lookup.collectives import CollectiveFit, CollectiveRow
+from simulator.profile import to_plain
+
+OVERLAP_TABLE: Final = "contention/overlap_432_1200MHz.csv"
+CTAS_TABLE: Final = "contention/ar_by_cta_w4.csv"
+NODES_TABLES: Final = tuple(
+    f"nccl-tests/nccltests309_{name}_default.csv" for name in ("A_2n16", "B_4n32", "C_8n64")
+)
+A100_SMS: Final = 108
+LARGEST_BYTES: Final = 4 << 30
+SMALL_BYTES: Final = 64 << 10  # up to this size NCCL uses few CTAs, whatever the limit
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlapped:
+    """The contention law on A100, and the number of cells that it was fitted to."""
+
+    cells: int
+    fit: OverlapFit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collectives:
+    """Laws of collectives, sorted by group."""
+
+    fits: tuple[CollectiveFit, ...]
+
+
+def a100_overlap(data: Path) -> Overlapped:
+    """Return the contention law fitted on A100, of the folder ``data/fitted``."""
+    return _read(Overlapped, data / "fitted" / "a100_overlap.json")
+
+
+def a100_all_reduce_by_ctas(data: Path) -> tuple[CollectiveFit, ...]:
+    """Return laws of an all-reduce of 4 GPUs by the number of NCCL's CTAs."""
+    return _read(Collectives, data / "fitted" / "a100_all_reduce_by_ctas.json").fits
+
+
+def h100_nodes_all_reduce(data: Path) -> tuple[CollectiveFit, ...]:
+    """Return laws of an all-reduce of 2, 4 and 8 nodes with 8 GPUs each."""
+    return _read(Collectives, data / "fitted" / "h100_nodes_all_reduce.json").fits
+
+
+def fit_unshipped(tables: Path, data: Path) -> None:
+    """Fit all laws to the ``tables`` and write them into ``data/fitted``."""
+    made: dict[str, Callable[[], Overlapped | Collectives]] = {
+        "a100_overlap": lambda: fitted_overlap(tables),
+        "a100_all_reduce_by_ctas": lambda: Collectives(
+            fits=fit_collectives(_rows_by_ctas(tables, data / "measured"))
+        ),
+        "h100_nodes_all_reduce": lambda: Collectives(fits=fit_collectives(_nodes_rows(tables))),
+    }
+    for name, fit in made.items():
+        text = json.dumps(to_plain(fit()), indent=1) + "\n"
+        write_whole(data / "fitted" / f"{name}.json", text)
+
+
+def fitted_overlap(tables: Path) -> Overlapped:
+    """Fit the contention law to its cells."""
+    cells = read_overlap((tables / OVERLAP_TABLE).read_bytes())
+    return Overlapped(cells=len(cells), fit=fit_overlap(cells, sm_count=A100_SMS))
+
+
+def _rows_by_ctas(tables: Path, measured: Path) -> list[CollectiveRow]:
+    """Return timed rows by CTAs; up to SMALL_BYTES, NCCL's own choice stands in for all."""
+    timed = cta_all_reduce_csv((tables / CTAS_TABLE).read_bytes()).rows
+    rows = collectives_csv((measured / "a100_nccl_nvlink.csv").read_bytes()).rows
+    small = [
+        row
+        for row in rows
+        if (row.op, row.per_node) == ("all_reduce", 4) and row.bytes <= SMALL_BYTES
+    ]
+    counts = sorted({row.ctas for row in timed})
+    return [*timed, *(replace(row, ctas=ctas) for ctas in counts for row in small)]
+
+
+def _nodes_rows(tables: Path) -> list[CollectiveRow]:
+    """Return rows of 2, 4 and 8 nodes; small sizes on 8 nodes are extrapolated from 2 and 4."""
+    two, four, eight = (
+        [
+            row
+            for row in nccl_table((tables / name).read_bytes()).rows
+            if 512 <= row.bytes <= LARGEST_BYTES
+        ]
+        for name in NODES_TABLES
+    )
+    on_two = {row.bytes: row.median_us for row in two}
+    extrapolated = [
+        replace(row, nodes=8, median_us=2 * row.median_us - on_two[row.bytes])
+        for row in four
+        if row.bytes < eight[0].bytes
+    ]
+    return [*two, *four, *extrapolated, *eight]
+
+
+def _read(kind: type[Kind], path: Path) -> Kind:
+    content: Any = parse_json(path.read_bytes(), source=str(path), error=InputError)
+    return parse(kind, content, source=str(path), error=InputError)

@@ -1,0 +1,153 @@
+"""A stage: cases measured one after the other into one file, which later runs continue."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from domino_tune.measure.machine import machine_of
+from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.store.profiles import load_profile, save_profile
+from lab.gpu.replays import CaptureError
+from lab.gpu.state import SUSTAINED_SECONDS, Burner, gpu_state, release_memory
+from simulator.profile import Profile
+
+Row = Mapping[str, Any]
+
+
+def told_by_name(row: Row) -> str:
+    """Return nothing but that the case was measured."""
+    return "measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuCase:
+    """One measurement of a stage. ``seconds``: about how long it takes on an H200. ``measure``
+    returns its row; ``complete`` in it is False where the time was up. ``tell`` sums it up."""
+
+    name: str
+    seconds: float
+    measure: Callable[[], Row]
+    tell: Callable[[Row], str] = told_by_name
+
+
+def _whole(line: str) -> list[dict[str, Any]]:
+    """Return the row of a line; none where a killed run left a part of one."""
+    try:
+        return [json.loads(line)]
+    except json.JSONDecodeError:
+        return []
+
+
+class Stage:
+    """The files of a stage's results, and its time limit."""
+
+    def __init__(
+        self, folder: Path, name: str, minutes: float, profile_name: str, device: torch.device
+    ) -> None:
+        self.name = name
+        self.device = device
+        self.minutes = minutes
+        self.rows_file = folder / f"{name}.jsonl"
+        self.profile_file = folder / f"{profile_name}.json"
+        self.profile_name = profile_name
+        self._profile: Profile | None = None
+        self.stop_at = time.monotonic() + 60 * minutes
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def run(self, cases: Iterable[GpuCase]) -> None:
+        """Say what is left and how long it will take; measure that until the time is up. A case
+        that fails is told and recorded, and tried again by the next run."""
+        left = self.left(cases)
+        print(self.announced(left), flush=True)
+        if left and self.device.type == "cuda":
+            Burner().tflops(SUSTAINED_SECONDS)
+        for case in left:
+            if self.spent() or not self._measure(case):
+                break
+            release_memory(self.device)
+
+    def left(self, cases: Iterable[GpuCase]) -> list[GpuCase]:
+        """Return the cases that no earlier run has finished; those that failed come last."""
+        rows = self.rows()
+        done = {row["case"] for row in rows if row.get("complete")}
+        failed = {row["case"] for row in rows if "error" in row}
+        left = (case for case in cases if case.name not in done)
+        return sorted(left, key=lambda case: case.name in failed)
+
+    def announced(self, left: Sequence[GpuCase]) -> str:
+        """Return what this run will do."""
+        minutes = sum(case.seconds for case in left) / 60
+        return (
+            f"{self.name}: {len(left)} cases are left, about {minutes:.1f} minutes on an H200; "
+            f"this run begins none after {self.minutes:g} minutes. Results: {self.rows_file}"
+        )
+
+    def _measure(self, case: GpuCase) -> bool:
+        """Measure and keep a case; return whether this process can go on."""
+        begun = time.monotonic()
+        try:
+            row = case.measure()
+        except Exception as error:
+            traceback.print_exc()
+            self.write({"case": case.name, "error": f"{type(error).__name__}: {error}"})
+            if isinstance(error, CaptureError):
+                print("Run the stage again: a capture that failed spoils the process.", flush=True)
+            return not isinstance(error, CaptureError)
+        seconds = time.monotonic() - begun
+        self.write(
+            {"case": case.name, "complete": True, **row, "seconds": seconds, "state": gpu_state()}
+        )
+        print(f"{case.name}: {case.tell(row)}, {seconds:.1f} s", flush=True)
+        return True
+
+    def spent(self) -> bool:
+        """Return whether the time is up."""
+        return time.monotonic() > self.stop_at
+
+    def write(self, row: Row) -> None:
+        """Append one row; it is on disk when this returns. A line that a killed run left without
+        its end stays alone."""
+        with self.rows_file.open("a+b") as file:
+            file.seek(max(0, file.tell() - 1))
+            begins = b"\n" if file.read(1) not in (b"", b"\n") else b""
+            file.write(begins + json.dumps(row).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of this and earlier runs."""
+        if not self.rows_file.exists():
+            return []
+        lines = self.rows_file.read_text(encoding="utf-8").splitlines()
+        return [row for line in lines for row in _whole(line)]
+
+    @property
+    def profile(self) -> Profile:
+        """The profile so far; what is set is on disk then."""
+        if self._profile is None:
+            self._profile = self._first_profile()
+        return self._profile
+
+    @profile.setter
+    def profile(self, profile: Profile) -> None:
+        save_profile(profile, self.profile_file)
+        self._profile = profile
+
+    def _first_profile(self) -> Profile:
+        if self.profile_file.exists():
+            return load_profile(self.profile_file)
+        return Profile(
+            name=self.profile_name,
+            created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            machine=replace(machine_of(LaunchSpec(tp=1, backend="nccl")), gpus_per_node=8),
+        )

@@ -1,0 +1,218 @@
+"""Loads: each sends requests to a new service, and returns a table of numbers and targets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from domino_tune.base.errors import RunError
+from domino_tune.base.tables import Table
+from lab.load import bodies, mixed
+from lab.load.abuse import ABUSE, make_token
+from lab.load.memory import DEPLOYED_BYTES, limited
+from lab.load.process import Service
+from lab.load.traffic import Visitor, call_at_rate, latency_ms, open_visitor
+from lab.verdict import Check, at_most, check_table, reported
+
+SIMULATIONS_PER_S: Final = 50.0
+SIMULATION_MS: Final = 50.0
+HEALTH_PER_S: Final = 50.0
+HEALTH_MS: Final = 50.0
+TUNES: Final = 8
+WHAT_IFS_PER_S: Final = 4.0
+WHAT_IF_MS: Final = 200.0
+MAX_GROWTH: Final = 0.05
+WARM_UP_REQUESTS: Final = 20
+START_TIMEOUT_S: Final = 60.0
+MAX_STOP_S: Final = 10.0
+MIB: Final = 1 << 20
+Drive = Callable[[Visitor], Awaitable[list[Check]]]
+Visit = Callable[[Visitor, int, float], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duration:
+    """Durations of loads: ``mixed_s`` of the mixed one, ``each_s`` of each other one."""
+
+    each_s: float
+    mixed_s: float
+
+    @property
+    def is_short(self) -> bool:
+        """Return whether the mixed load ends before memory stops growing."""
+        return self.mixed_s < 120
+
+
+def steady(
+    kind: str, visit: Visit, per_s: float, limit_ms: float, title: str,
+    service: Service, duration: Duration,
+) -> Table:  # fmt: skip
+    """Send some requests as a warm-up, then ``per_s`` requests a second. Return their latencies."""
+
+    async def drive(visitor: Visitor) -> list[Check]:
+        for number in range(WARM_UP_REQUESTS):
+            await visit(visitor, number, time.monotonic())
+        visitor.answers[kind] = [one for one in visitor.answers[kind] if one.is_error]
+
+        async def call(number: int, due_s: float) -> None:
+            await visit(visitor, WARM_UP_REQUESTS + number, due_s)
+
+        await call_at_rate(call, per_s, duration.each_s)
+        return latency_checks(visitor, kind, 0.95, limit_ms)
+
+    return run_load(service, title, drive)
+
+
+def healthz(service: Service, duration: Duration) -> Table:
+    """Request liveness while eight tunes run. They still run when the service is stopped."""
+
+    async def drive(visitor: Visitor) -> list[Check]:
+        async def call(number: int, due_s: float) -> None:
+            await visitor.ask("healthz", "GET", "/healthz", due_s=due_s)
+
+        jobs = [await start_tune(visitor, seed) for seed in range(TUNES)]
+        await wait_until_running(visitor, jobs)
+        await call_at_rate(call, HEALTH_PER_S, duration.each_s)
+        states = [(await get_tune(visitor, job))["state"] for job in jobs]
+        return [
+            *latency_checks(visitor, "healthz", 0.99, HEALTH_MS),
+            reported("tunes at the end", count_states(states)),
+        ]
+
+    title = f"/healthz {HEALTH_PER_S:g} times a second beside {TUNES} tunes"
+    return run_load(service, title, drive)
+
+
+def mixture(service: Service, duration: Duration) -> Table:
+    """Send mixed traffic. Return errors, memory and latencies."""
+
+    async def drive(visitor: Visitor) -> list[Check]:
+        memory = asyncio.create_task(mixed.watch_memory(service, duration.mixed_s))
+        await mixed.traffic(visitor, duration.mixed_s)
+        return [*memory_checks(await memory, duration), *latencies(visitor)]
+
+    return run_load(service, f"Mixed load, {duration.mixed_s / 60:.3g} minutes", drive)
+
+
+LOADS: Final[dict[str, Callable[[Service, Duration], Table]]] = {
+    "simulations": partial(
+        steady, "simulation", mixed.visit_simulation, SIMULATIONS_PER_S, SIMULATION_MS,
+        f"{SIMULATIONS_PER_S:g} simulations a second of a workload simulated before",
+    ),
+    "whatif": partial(
+        steady, "what-if", mixed.visit_what_if, WHAT_IFS_PER_S, WHAT_IF_MS,
+        f"GPT-3 13B, {WHAT_IFS_PER_S:g} what-ifs a second, each with another link bandwidth",
+    ),
+    "healthz": healthz,
+    "mixed": mixture,
+}  # fmt: skip
+
+
+def run_load(service: Service, title: str, drive: Drive) -> Table:
+    """Run ``drive`` and stop the service. Return the checks of both, and of errors."""
+
+    async def run() -> tuple[list[Check], list[str]]:
+        visitor = open_visitor(service.url)
+        async with visitor.client:
+            return await drive(visitor), visitor.errors()
+
+    checks, errors = asyncio.run(run())
+    stopped_s = time.monotonic()
+    code = service.stop()
+    checks += [
+        must_be_zero("errors", len(errors)),
+        must_be_zero("exit code after SIGTERM", code),
+        at_most("time from SIGTERM to exit", MAX_STOP_S, time.monotonic() - stopped_s, "s", 1),
+    ]
+    return check_table(title, checks, notes=errors[:10])
+
+
+def must_be_zero(what: str, value: int) -> Check:
+    """Return a check that ``value`` is 0."""
+    return Check(what=what, target="0", measured=str(value), ok=value == 0)
+
+
+def latency_checks(visitor: Visitor, kind: str, share: float, limit_ms: float) -> list[Check]:
+    """Return a percentile with a target, the median, and the slowest answer."""
+    answers = visitor.answers[kind]
+    p = f"p{100 * share:g}"
+    return [
+        at_most(f"{kind}, {p} of {len(answers)}", limit_ms, latency_ms(answers, share), "ms", 1),
+        reported(f"{kind}, median", f"{latency_ms(answers, 0.5):.1f} ms"),
+        reported(f"{kind}, slowest", f"{latency_ms(answers, 1.0):.1f} ms"),
+    ]
+
+
+def latencies(visitor: Visitor) -> list[Check]:
+    """Return the number of answers of each kind, and the 95th percentile of their times."""
+    return [
+        reported(f"{kind}: {len(answers)} answers, p95", f"{latency_ms(answers, 0.95):.0f} ms")
+        for kind, answers in visitor.answers.items()
+    ]
+
+
+def memory_checks(samples: Sequence[int], duration: Duration) -> list[Check]:
+    """Return the growth of resident memory. It has no target where the load was short."""
+    grown, last = mixed.growth(samples), samples[-1] / MIB
+    what = f"growth of memory after the first {100 * mixed.WARM_UP:g} % of the time"
+    size = reported("memory at the end, with workers", f"{last:.0f} MiB")
+    if duration.is_short:
+        return [reported(what, f"{100 * grown:.2f}%"), size]
+    return [at_most(what, MAX_GROWTH, grown), size]
+
+
+async def start_tune(visitor: Visitor, seed: int) -> str:
+    """Start a tune that lasts longer than any load here. Return its id."""
+    body = bodies.tune(seed, bodies.ENDLESS_TRIALS)
+    answer = await visitor.ask("tune", "POST", "/v1/tunes", json=body)
+    if answer.is_error:
+        raise RunError(f"The service refused a tune: {answer.status} {answer.body}")
+    return str(json.loads(answer.body)["id"])
+
+
+async def wait_until_running(visitor: Visitor, jobs: Sequence[str]) -> None:
+    """Wait until a tune has made progress, at most a minute."""
+    end = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < end:
+        tunes = [await get_tune(visitor, job) for job in jobs]
+        if any(one["state"] == "running" and one["progress"]["done"] for one in tunes):
+            return
+        await asyncio.sleep(0.2)
+
+
+async def get_tune(visitor: Visitor, job: str) -> dict[str, Any]:
+    """Request a tune and return it."""
+    tune: dict[str, Any] = json.loads((await visitor.ask("job", "GET", f"/v1/tunes/{job}")).body)
+    return tune
+
+
+def count_states(states: Sequence[str]) -> str:
+    """Return for example ``2 running, 6 queued``."""
+    return ", ".join(f"{count} {state}" for state, count in Counter(states).most_common())
+
+
+OPTIONS: Final[dict[str, tuple[str, ...]]] = {"healthz": ("--workers", str(TUNES))}
+"""Options of `serve` for a load. With these, all tunes of the load run at the same time."""
+
+
+NAMES: Final = (*LOADS, *ABUSE)
+
+
+def run(name: str, folder: Path, duration: Duration, *options: str) -> Table:
+    """Start a service in ``folder`` with the memory that a deployment gives it, run the load or
+    abuse ``name`` on it, and stop it. Return its table."""
+    secret = make_token(folder, ABUSE[name][0]) if name in ABUSE else ""
+    started = (*OPTIONS.get(name, ()), *options)
+    with (
+        limited(DEPLOYED_BYTES) as (before, limit),
+        Service.start(folder, *started, before=before) as service,
+    ):
+        table = ABUSE[name][1](service, secret) if secret else LOADS[name](service, duration)
+    return replace(table, notes=[*table.notes, f"Memory limit: {limit}."])

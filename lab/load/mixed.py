@@ -1,0 +1,141 @@
+"""Mixed traffic: all that users and the web page do, at the same time, for minutes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+from lab.load import bodies
+from lab.load.process import Service
+from lab.load.traffic import Visitor, call_at_rate
+
+POLL_S: Final = 0.5
+JOB_TIMEOUT_S: Final = 120.0
+TRIALS: Final = 20
+WARM_UP: Final = 0.2
+"""Share of the time in which caches and pools fill. Memory is compared after it."""
+WINDOW: Final = 0.1
+"""Share of the time over which the median of memory is taken, after the warm-up and at the end."""
+
+
+async def traffic(visitor: Visitor, seconds: float) -> None:
+    """Send all kinds of requests for ``seconds``, each kind at its own rate."""
+    kinds = (
+        (visit_simulation, 5.0),
+        (visit_what_if, 1.0),
+        (visit_health, 2.0),
+        (visit_lists, 0.5),
+        (visit_tune, 0.05),
+        (visit_cancel, 0.05),
+        (visit_sweep, 0.1),
+        (visit_profile, 0.1),
+    )
+    await asyncio.gather(
+        *(call_at_rate(partial(kind, visitor), per_s, seconds) for kind, per_s in kinds)
+    )
+
+
+async def visit_simulation(visitor: Visitor, number: int, due_s: float) -> None:
+    """Request one simulation."""
+    await visitor.ask("simulation", "POST", "/v1/simulations", json=bodies.CACHED, due_s=due_s)
+
+
+async def visit_what_if(visitor: Visitor, number: int, due_s: float) -> None:
+    """Request one what-if."""
+    body = bodies.what_if(number)
+    await visitor.ask("what-if", "POST", "/v1/what-ifs", json=body, due_s=due_s)
+
+
+async def visit_health(visitor: Visitor, number: int, due_s: float) -> None:
+    """Request liveness, and less often readiness, metrics and the page."""
+    path = ("/healthz", "/healthz", "/readyz", "/metrics", "/")[number % 5]
+    await visitor.ask("health", "GET", path, due_s=due_s)
+
+
+async def visit_lists(visitor: Visitor, number: int, due_s: float) -> None:
+    """Request a list that the page shows."""
+    path = ("/v1/tunes", "/v1/sweeps", "/v1/profiles", "/v1/models")[number % 4]
+    await visitor.ask("list", "GET", path, due_s=due_s)
+
+
+async def visit_tune(visitor: Visitor, number: int, due_s: float) -> None:
+    """Start a tune, wait for it, and request all its files."""
+    body = bodies.tune(seed=number, trials=TRIALS)
+    job = await start_job(visitor, "tune", "/v1/tunes", body, number, due_s)
+    if job is None or not await is_done(visitor, "tune", job):
+        return
+    path = f"/v1/tunes/{job['id']}"
+    for part in ("/plan", "/plan?to=megatron", "/report", "/trace", "/events"):
+        await visitor.ask("tune's files", "GET", path + part)
+
+
+async def visit_cancel(visitor: Visitor, number: int, due_s: float) -> None:
+    """Start a long tune and cancel it."""
+    body = bodies.tune(seed=number, trials=bodies.ENDLESS_TRIALS)
+    job = await start_job(visitor, "cancel", "/v1/tunes", body, number, due_s)
+    if job is not None:
+        await asyncio.sleep(1.0)
+        await visitor.ask("cancel", "POST", f"/v1/tunes/{job['id']}/cancel")
+
+
+async def visit_sweep(visitor: Visitor, number: int, due_s: float) -> None:
+    """Start a sweep, wait for it, and request its points."""
+    job = await start_job(visitor, "sweep", "/v1/sweeps", bodies.sweep(number), number, due_s)
+    if job is not None and await is_done(visitor, "sweep", job):
+        await visitor.ask("sweep", "GET", f"/v1/sweeps/{job['id']}/points")
+
+
+async def visit_profile(visitor: Visitor, number: int, due_s: float) -> None:
+    """Read a bundled profile and upload a copy of it."""
+    await visitor.ask("profile", "GET", f"/v1/profiles/{bodies.BUNDLED}", due_s=due_s)
+    name = f"copy-{number % 3}"
+    headers = {"Content-Type": "application/json"}
+    body = bodies.profile(name)
+    await visitor.ask("profile", "PUT", f"/v1/profiles/{name}", content=body, headers=headers)
+
+
+async def start_job(
+    visitor: Visitor, kind: str, path: str, body: Any, number: int, due_s: float
+) -> dict[str, Any] | None:
+    """Start a job. Return it, or None when the service refused."""
+    headers = {"Idempotency-Key": f"load-{kind}-{number}"}
+    answer = await visitor.ask(kind, "POST", path, json=body, headers=headers, due_s=due_s)
+    return None if answer.is_error else json.loads(answer.body)
+
+
+async def is_done(visitor: Visitor, kind: str, job: dict[str, Any]) -> bool:
+    """Wait until the job has ended. Return whether it is done; if not, record an error."""
+    end = time.monotonic() + JOB_TIMEOUT_S
+    while job["state"] in ("queued", "running") and time.monotonic() < end:
+        await asyncio.sleep(POLL_S)
+        path = f"/v1/{job['kind']}s/{job['id']}"
+        answer = await visitor.ask(f"{kind}'s progress", "GET", path)
+        if answer.is_error:
+            return False
+        job = json.loads(answer.body)
+    if job["state"] == "done":
+        return True
+    visitor.record_error(kind, f"{job['id']} ended {job['state']}: {job['error']}")
+    return False
+
+
+async def watch_memory(service: Service, seconds: float) -> list[int]:
+    """Return the resident bytes of the service and its workers, once a second."""
+    end = time.monotonic() + seconds
+    samples = []
+    while time.monotonic() < end:
+        samples.append(service.rss_bytes())
+        await asyncio.sleep(min(1.0, seconds / 20))
+    return samples
+
+
+def growth(samples: Sequence[int]) -> float:
+    """Return the growth of memory from the end of the warm-up to the end, as a fraction."""
+    first, width = int(WARM_UP * len(samples)), max(1, int(WINDOW * len(samples)))
+    before = statistics.median(samples[first : first + width])
+    return statistics.median(samples[-width:]) / before - 1

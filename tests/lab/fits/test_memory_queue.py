@@ -1,0 +1,49 @@
+"""The law of what collectives wait for memory, and what our H200's records make of it."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from domino_tune.store.profiles import load_profile
+from lab.fits.h200 import attained_gb_s, h200_ops
+from lab.fits.h200_contention import contention_records, streamed_cells
+from lab.fits.memory_queue import Streamed, fit_memory
+from simulator.errors import InputError
+from simulator.memory_queue import MemoryQueue
+from tests.conftest import REPOSITORY
+
+LAW = MemoryQueue(attained_gb_s=4000, busiest=0.95, wait=0.03, by_cta=0.05, error=0.0)
+RECORDS = REPOSITORY / "measurements" / "h200-sxm"
+
+
+def cells(factor: float = 1.01) -> list[Streamed]:
+    return [
+        Streamed(f"{name} at {gb_s:g}", ctas, gb_s, factor * LAW.slowdown(gb_s, ctas))
+        for name, gb_s, ctas in product(("one", "other"), (1000.0, 2500.0, 3800.0), (1, 4, 16, 32))
+    ]
+
+
+def test_a_law_is_found_again() -> None:
+    fit = fit_memory(cells(), 4000)
+    assert fit.factor == pytest.approx(1.01, rel=1e-3)
+    assert (fit.law.wait, fit.law.by_cta, fit.law.busiest) == pytest.approx((0.03, 0.05, 0.95))
+    assert fit.law.error == pytest.approx(0, abs=1e-6)
+
+
+def test_an_op_of_its_own_kind_shows_in_what_is_left_out() -> None:
+    odd = [cell._replace(case="odd", slowdown=1.5 * cell.slowdown) for cell in cells()[:4]]
+    assert fit_memory([*cells(), *odd], 4000).law.error > 0.05
+
+
+def test_one_op_is_too_few() -> None:
+    with pytest.raises(InputError, match="at least two ops"):
+        fit_memory(cells()[:4], 4000)
+
+
+def test_the_bundled_law_is_that_of_the_records() -> None:
+    attained = attained_gb_s(h200_ops(RECORDS))
+    law = fit_memory(streamed_cells(contention_records(RECORDS)), attained).law
+    assert load_profile("h200-sxm").section("contention").fit.memory == law
+    assert law.error < 0.05
