@@ -1,8 +1,9 @@
-"""Shared fixtures, which tests run by default, and the rule that CI skips no test it can run."""
+"""Shared fixtures, which cases of a test run without --all, and the rule that CI skips no test."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -11,20 +12,22 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from tests.postgres import Postgres
+    from tests.support.postgres import Postgres
+    from tests.support.runs import Runner
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DATA = REPOSITORY / "data"
+UNIT = REPOSITORY / "tests" / "unit"
 NO_SKIPS = os.environ.get("DOMINO_TUNE_NO_SKIPS") == "1"
 ALLOWED = ("no GPU", "no facts")
 """Beginnings of the reasons for which a test may skip in CI."""
 
 QUICK_EXAMPLES: Final = 20
-"""Examples of a property by default; Hypothesis' own number with --thorough."""
+"""Examples of a property by default; Hypothesis' own number with --all."""
 
 # The same examples in every run, so that everyone sees the same failure.
-settings.register_profile("thorough", deadline=None, derandomize=True, print_blob=True)
-settings.register_profile("quick", settings.get_profile("thorough"), max_examples=QUICK_EXAMPLES)
+settings.register_profile("all", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("quick", settings.get_profile("all"), max_examples=QUICK_EXAMPLES)
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 Shown = tuple[tuple[str, int], ...]
@@ -46,31 +49,44 @@ def facts_dir() -> Path:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """Run a PostgreSQL server for the session. Skip where it is not installed."""
-    from tests.postgres import running_postgres
+    from tests.support.postgres import running_postgres
 
     with running_postgres() as server:
         yield server
 
 
+@pytest.fixture
+def run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Runner:
+    """Return the command line in this process, with a user's home of its own."""
+    from tests.support.runs import Runner
+
+    monkeypatch.setenv("DOMINO_TUNE_HOME", str(tmp_path / "home"))
+    return Runner(capsys, tmp_path)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    said = "run the tests marked thorough and all cases of those marked sampled, with more examples"
-    parser.addoption("--thorough", action="store_true", help=said)
+    said = "run all cases of the tests marked sampled, with more examples of each property"
+    parser.addoption("--all", action="store_true", help=said)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("thorough" if config.getoption("--thorough") else "quick")
+    """Choose the number of examples. Let SIGINT interrupt: a script's background ignores it, and
+    every process that a test starts would inherit that."""
+    settings.load_profile("all" if config.getoption("--all") else "quick")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out long tests unless asked for. Begin with the tests that kill and wait: at the end,
-    one of them would keep all waiting."""
-    faults = REPOSITORY / "tests" / "faults"
-    items.sort(key=lambda item: faults not in item.path.parents)
-    if not config.getoption("--thorough"):
-        short = [item for item in items if not item.get_closest_marker("thorough")]
-        kept = set(_sample(short))
+    """Leave out cases of sampled tests unless all are asked for. Begin with the real ring: at the
+    end, one of its tests would keep all waiting."""
+    items.sort(key=lambda item: item.path.is_relative_to(UNIT))
+    if not config.getoption("--all"):
+        kept = set(_sample(items))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = [item for item in short if item in kept]
+        items[:] = [item for item in items if item in kept]
 
 
 def _sample(items: list[pytest.Item]) -> Iterator[pytest.Item]:

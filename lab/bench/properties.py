@@ -9,16 +9,17 @@ from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table
 from lab.verdict import verdict
-from tests.contracts.schedule_contract import CONTRACT, random_built
-from tests.simulator.cases import KINDS
-from tests.simulator.engine_checks import (
+from tests.unit.contracts.schedule_contract import CONTRACT
+from tests.unit.contracts.schedule_contract import random_built
+from tests.unit.simulator.cases import KINDS
+from tests.unit.simulator.engine_checks import (
     check_admission,
     check_contended_dag,
     check_dag,
     check_engines_agree,
 )
-from tests.simulator.memory_checks import check_peak_is_brute_force
-from tests.simulator.periodic_checks import check_shortcut_is_exact
+from tests.unit.simulator.memory_checks import check_peak_is_brute_force
+from tests.unit.simulator.periodic_checks import check_shortcut_is_exact
 
 SHOWN_SEEDS: Final = 5
 

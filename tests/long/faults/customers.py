@@ -1,0 +1,230 @@
+"""Customers of a service that is killed: they submit jobs and measurements, remember all that the
+service acknowledged, and check in the end that nothing of it is lost."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final
+
+import httpx
+
+from domino_tune.requests import TuneRequest, WhatIfRequest
+from domino_tune.service.tasks import work
+from domino_tune.service.tasks.quantum import QuantumResult
+from domino_tune.service.tasks.task import Task
+from domino_tune.store.shelf import DISK
+from tests.support.processes import PATIENCE_S
+
+RETRIED: Final = (429, 503)
+TINY: Final[dict[str, Any]] = {
+    "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 2, "seq_length": 256, "micro_batch_size": 2,
+    "overrides": ["num_hidden_layers=6", "hidden_size=512", "num_attention_heads=8"],
+}  # fmt: skip
+BODIES: Final[dict[str, dict[str, Any]]] = {
+    **{
+        f"tunes {seed}": {**TINY, "search": "random", "trials": 30 + seed, "seed": seed}
+        for seed in range(4)
+    },
+    **{
+        f"sweeps {number}": {
+            **TINY, "sweep": f"link_bandwidth=0.5x,{1 + number}.5x,{4 + number}x", "retune": True,
+        }
+        for number in range(2)
+    },
+}  # fmt: skip
+"""Bodies of requests by route and number."""
+
+
+@cache
+def expected_result(name: str) -> QuantumResult:
+    """Compute here, where nothing is killed, the last quantum of the job ``name`` of BODIES."""
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in BODIES[name].items()
+    }
+    kind, request = (
+        ("tune", TuneRequest(**values))
+        if name.startswith("tunes")
+        else ("sweep", WhatIfRequest(**values))
+    )
+    task, state = Task.of(kind, request, DISK).to_bytes(), work.resume()
+    while (quantum := work.advance(task, state, 1e9)).result is None:
+        state = quantum.state
+    return quantum
+
+
+@dataclass(kw_only=True)
+class AcknowledgedJob:
+    """An acknowledged job, and the points and measurements that the service showed of it."""
+
+    name: str
+    path: str
+    points: dict[int, Any] = field(default_factory=dict)
+    measurements: set[str] = field(default_factory=set)
+
+
+@dataclass(kw_only=True)
+class Audit:
+    """Numbers of what was acknowledged. ``lost`` and ``unequal`` must be empty."""
+
+    jobs: int = 0
+    points: int = 0
+    measurements: int = 0
+    lost: list[str] = field(default_factory=list)
+    unequal: list[str] = field(default_factory=list)
+
+    def add(self, other: Audit) -> None:
+        """Add another audit to this one."""
+        self.jobs += other.jobs
+        self.points += other.points
+        self.measurements += other.measurements
+        self.lost += other.lost
+        self.unequal += other.unequal
+
+
+class Customers:
+    """Clients of the service at ``url()``, which changes. A request that fails is sent again with
+    the same idempotency key."""
+
+    def __init__(self, url: Callable[[], str]) -> None:
+        self._url = url
+        self._http = httpx.Client(timeout=30)
+        self._submitted = 0
+        self.jobs: list[AcknowledgedJob] = []
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def submit(self) -> AcknowledgedJob:
+        """Submit the next job of BODIES, and return it when it is acknowledged."""
+        names = list(BODIES)
+        name = names[self._submitted % len(names)]
+        self._submitted += 1
+        route = name.split()[0]
+        key = f"{name} {self._submitted}".replace(" ", "-")
+        answer = self._request("POST", f"/v1/{route}", BODIES[name], key)
+        assert answer.status_code == 202, answer.text
+        self.jobs.append(AcknowledgedJob(name=name, path=f"/v1/{route}/{answer.json()['id']}"))
+        return self.jobs[-1]
+
+    def get(self, job: AcknowledgedJob) -> dict[str, Any]:
+        """Return the job as it is now. Remember the points that are shown: they must stay."""
+        shown: dict[str, Any] = self._request("GET", job.path).json()
+        if job.name.startswith("sweeps"):
+            points = self._request("GET", f"{job.path}/points?limit=100").json()
+            job.points |= {point["index"]: point for point in points["items"]}
+        return shown
+
+    def exists(self, job: AcknowledgedJob) -> bool:
+        """Return whether the service knows the job."""
+        return self._request("GET", job.path).status_code == 200
+
+    def cancel(self, job: AcknowledgedJob) -> None:
+        """Cancel the job."""
+        self._request("POST", f"{job.path}/cancel")
+
+    def report_measurement(self, job: AcknowledgedJob) -> None:
+        """Report a measurement of a tune that is done."""
+        simulated = self._request("GET", job.path).json()["result"]["simulation"]
+        key = f"{job.path.rpartition('/')[2]}-{len(job.measurements)}"
+        answer = self._request("POST", f"{job.path}/validations", measurement(simulated), key)
+        assert answer.status_code in (200, 201), answer.text
+        job.measurements.add(answer.json()["id"])
+
+    def unfinished(self) -> list[tuple[AcknowledgedJob, dict[str, Any]]]:
+        """Return the jobs that have not ended, each with what the service shows of it now."""
+        shown = [(job, self.get(job)) for job in self.jobs[-12:]]
+        return [(job, plain) for job, plain in shown if plain["state"] in ("queued", "running")]
+
+    def audit(self) -> Audit:
+        """Wait until every job has ended. Compare it with what was acknowledged and is expected."""
+        audit = Audit()
+        for job in self.jobs:
+            shown = self._wait(job)
+            audit.jobs += 1
+            audit.points += len(job.points)
+            audit.measurements += len(job.measurements)
+            if shown.get("state") != "done":
+                audit.lost.append(f"{job.path}: {shown.get('state')} {shown.get('error')}")
+                continue
+            self._compare(job, shown, audit)
+        return audit
+
+    def _compare(self, job: AcknowledgedJob, shown: dict[str, Any], audit: Audit) -> None:
+        expected = expected_result(job.name)
+        if _bytes(shown["result"]) != expected.result:
+            audit.unequal.append(f"{job.path}: result")
+        for name, body in expected.artifacts.items():
+            if self._request("GET", f"{job.path}/{name}").content != body:
+                audit.unequal.append(f"{job.path}: {name}")
+        if job.points:
+            now = self._request("GET", f"{job.path}/points?limit=100").json()["items"]
+            final = {point["index"]: point for point in now}
+            audit.lost += [
+                f"{job.path}: point {index}"
+                for index, point in job.points.items()
+                if final.get(index) != point
+            ]
+        if job.measurements:
+            found = self._request("GET", f"{job.path}/validations?limit=20").json()["items"]
+            missing = job.measurements - {one["id"] for one in found}
+            audit.lost += [f"{job.path}: measurement {one}" for one in missing]
+
+    def _wait(self, job: AcknowledgedJob) -> dict[str, Any]:
+        end_s = time.monotonic() + PATIENCE_S
+        shown = self.get(job)
+        while shown.get("state") in ("queued", "running") and time.monotonic() < end_s:
+            time.sleep(0.1)
+            shown = self.get(job)
+        return shown
+
+    def _request(
+        self, method: str, path: str, body: Any = None, key: str | None = None
+    ) -> httpx.Response:
+        """Send a request until there is an answer. The service may be down, or limit the rate."""
+        headers = {"Idempotency-Key": key} if key else {}
+        end_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                answer = self._http.request(method, self._url() + path, json=body, headers=headers)
+                if answer.status_code not in RETRIED:
+                    assert answer.status_code < 500, answer.text
+                    return answer
+            except httpx.TransportError:
+                pass
+            assert time.monotonic() < end_s, f"no answer to {method} {path}"
+            time.sleep(0.1)
+
+
+def _bytes(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def measurement(simulated: dict[str, Any]) -> dict[str, Any]:
+    """Return the result of `validate` for a plan that takes twice its simulated time."""
+    twice = 2 * simulated["iteration_ms"]
+
+    def iteration(ms: float) -> dict[str, Any]:
+        return {
+            "iteration_ms": ms, "speedup": None, "comm_ms": None, "exposed_comm_ms": None,
+            "hidden_comm_fraction": None, "peak_memory_gib": None,
+        }  # fmt: skip
+
+    plan = {
+        "name": "plan.json", "plan": simulated["plan"],
+        "predicted": iteration(simulated["iteration_ms"]), "measured": iteration(twice),
+        "error": -0.5, "error_at_present_speed": None,
+        "interval_ms": {"low": twice, "high": twice}, "spread_ms": 1.0, "loss": 10.0, "failed": "",
+        "makespans_ms": [twice], "roles": [], "captured": False, "why_not_captured": "",
+    }  # fmt: skip
+    return {
+        "plans": [plan], "max_error": None, "present_speed": None, "machine_differences": [],
+        "warnings": [], "rounds": 10, "interrupted": False, "emulated_collectives": False,
+        "backend": "nccl", "emulate_link_bits_per_s": None,
+        **{name: simulated[name] for name in ("profile", "model", "workload", "cluster")},
+    }  # fmt: skip

@@ -1,0 +1,33 @@
+"""A short run of scripts/faults: a killed service loses nothing that it acknowledged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.long.faults.kills import SCENARIOS
+from tests.support.postgres import running_postgres
+
+
+@pytest.mark.parametrize(
+    ("what", "times"),
+    [
+        ("API right after 202", 2),
+        pytest.param("pool worker", 3, marks=pytest.mark.thorough),
+        pytest.param("API", 3, marks=pytest.mark.thorough),
+        pytest.param("Dask worker", 2, marks=pytest.mark.thorough),
+    ],
+)
+def test_nothing_acknowledged_is_lost(tmp_path: Path, what: str, times: int) -> None:
+    audit = SCENARIOS[what](tmp_path, f"sqlite:///{tmp_path}/service.db", times, 1)
+    assert (audit.lost, audit.unequal) == ([], [])
+    assert audit.jobs >= times
+
+
+@pytest.mark.thorough
+def test_nothing_acknowledged_is_lost_on_postgresql(tmp_path: Path) -> None:
+    with running_postgres() as server:
+        audit = SCENARIOS["API"](tmp_path, server.new_database(), 2, 2)
+    assert (audit.lost, audit.unequal) == ([], [])
+    assert audit.jobs >= 3

@@ -1,0 +1,206 @@
+"""Profiles: files under names, guarded by ETags; tables imported into them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api.routes.profiles import MOST_LINES
+from domino_tune.requests import ProfilesImportRequest
+from domino_tune.store.profiles import dump_profile, load_profile, parse_profile
+from domino_tune.verbs.profiles import imported_profile, profiles_import
+from simulator.errors import InputError
+from simulator.profile import Profile
+from tests.real.api.asked import CELL, good, refused
+
+JSON = {"Content-Type": "application/json"}
+TABLE = "m,n,k,us\n4096,2048,4096,120\n8192,2048,4096,240\n16384,2048,4096,470\n"
+
+
+def named(name: str, created: str = "2026-01-01") -> Profile:
+    return replace(load_profile("h100-dgx"), name=name, created=created)
+
+
+def put(client: httpx.Client, profile: Profile, **headers: str) -> httpx.Response:
+    given = {**JSON, **{key.replace("_", "-"): value for key, value in headers.items()}}
+    return client.put(f"/v1/profiles/{profile.name}", content=dump_profile(profile), headers=given)
+
+
+def test_a_bundled_one_is_read_only(client: httpx.Client) -> None:
+    answer = client.get("/v1/profiles/h100-dgx", headers={"Accept-Encoding": "identity"})
+    found = parse_profile(answer.content, source="the answer")
+    assert found == load_profile("h100-dgx")
+    assert answer.headers["etag"] == f'"{found.content_id}"'
+    refused(put(client, load_profile("h100-dgx")), 409)
+    refused(client.delete("/v1/profiles/h100-dgx"), 409)
+
+
+def test_a_reader_who_knows_it_is_told_nothing(client: httpx.Client) -> None:
+    tag = client.get("/v1/profiles/h100-dgx").headers["etag"]
+    for known in (tag, f'"x", W/{tag}', "*"):
+        answer = client.get("/v1/profiles/h100-dgx", headers={"If-None-Match": known})
+        assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
+    good(client.get("/v1/profiles/h100-dgx", headers={"If-None-Match": '"other"'}))
+    good(client.get("/v1/profiles/h100-dgx", headers={"If-None-Match": "bare"}))
+
+
+def test_replacing_needs_to_know_what_is_replaced(client: httpx.Client) -> None:
+    first, second = named("guarded"), named("guarded", "2026-02-02")
+    made = put(client, first)
+    assert good(made, 201)["content_id"] == first.content_id
+    tag = made.headers["etag"]
+    good(put(client, first), 200)  # the same again changes nothing
+    refusal = put(client, second)
+    refused(refusal, 428)
+    assert refusal.headers["etag"] == tag
+    refused(put(client, second, If_Match='"sha256:0"'), 412)
+    refused(put(client, second, If_Match=f"W/{tag}"), 412)
+    refused(put(client, second, If_None_Match="*"), 412)
+    refused(put(client, second, If_Match="bare"), 400)
+    replaced = put(client, second, If_Match=f'"other", {tag}')
+    good(replaced)
+    assert replaced.headers["etag"] == f'"{second.content_id}"'
+    refused(put(client, first, If_Match=tag), 412)
+    assert parse_profile(client.get("/v1/profiles/guarded").content, source="it") == second
+    refused(client.delete("/v1/profiles/guarded", headers={"If-Match": tag}), 412)
+    good(client.delete("/v1/profiles/guarded"), 204)
+    refused(client.get("/v1/profiles/guarded"), 404)
+    refused(client.delete("/v1/profiles/guarded"), 404)
+    refused(put(client, first, If_Match="*"), 412)
+
+
+def test_it_can_be_tuned_on_and_jobs_keep_what_they_were_made_on(client: httpx.Client) -> None:
+    good(put(client, named("mine")), 201)
+    asked = {**CELL, "profile": "mine"}
+    own = good(client.post("/v1/simulations", json=asked))
+    theirs = good(client.post("/v1/simulations", json=CELL))
+    assert own["profile"]["name"] == "mine"
+    assert own["iteration_ms"] == theirs["iteration_ms"]
+    slower = replace(named("mine"), launch=None)
+    tag = client.get("/v1/profiles/mine").headers["etag"]
+    good(put(client, slower, If_Match=tag))
+    changed = good(client.post("/v1/simulations", json=asked))
+    assert changed["profile"]["content_id"] == slower.content_id != own["profile"]["content_id"]
+    names = [one["name"] for one in good(client.get("/v1/profiles"))["items"]]
+    assert names == sorted(names)
+    assert {"a100-sxm", "h100-dgx", "mine"} <= set(names)
+    good(client.delete("/v1/profiles/mine"), 204)
+    refused(client.post("/v1/simulations", json={**asked, "seq_length": 256}), 422)
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [(b"{}", 422), (b"[]", 422), (b"{", 400), (b'{"name": NaN}', 422), (b'{"a":1,"a":2}', 422)],
+)
+def test_what_is_no_profile(client: httpx.Client, content: bytes, status: int) -> None:
+    refused(client.put("/v1/profiles/none", content=content, headers=JSON), status)
+
+
+def test_tampered_and_misnamed_ones(client: httpx.Client) -> None:
+    plain = json.loads(dump_profile(named("tampered")))
+    plain["created"] = "2026-03-03"
+    problem = refused(client.put("/v1/profiles/tampered", json=plain), 422)
+    assert "checksum" in problem["detail"]
+    data = dump_profile(named("other"))
+    refused(client.put("/v1/profiles/this", content=data, headers=JSON), 422)
+    for name in ("A", "..", "a..b", "%2e%2e%2fetc", "a%2fb"):
+        answer = client.put(f"/v1/profiles/{name}", content=data, headers=JSON)
+        assert answer.status_code in (404, 405, 422), (name, answer.text)
+
+
+def test_an_import_is_the_verbs(
+    client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"format": "gemm-csv", "into": "h100-dgx"}
+    answer = import_table(client, "imported", asked, {"Idempotency-Key": "import-1"})
+    told = good(answer, 201)
+    (tmp_path / "table").write_text(TABLE)
+    monkeypatch.setenv("DOMINO_TUNE_HOME", str(tmp_path))
+    local = profiles_import(
+        ProfilesImportRequest(
+            file=str(tmp_path / "table"), name="imported", format="gemm-csv", into="h100-dgx"
+        )
+    )
+    for name in ("section", "rows", "replaced", "note"):
+        assert told[name] == getattr(local, name)
+    assert told["warnings"] == list(local.warnings)
+    assert told["profile"]["content_id"] == local.profile.content_id
+    assert answer.headers["etag"] == f'"{local.profile.content_id}"'
+    again = import_table(client, "imported", asked, {"Idempotency-Key": "import-1"})
+    assert (again.status_code, again.json()) == (201, told)
+    slower = refused(import_table(client, "slower", {**asked, "into": "a100-sxm"}), 422)
+    assert "above the peak of A100" in slower["detail"]
+    other = {**asked, "into": "h200-sxm"}
+    refused(import_table(client, "imported", other, {"Idempotency-Key": "import-1"}), 422)
+    refused(import_table(client, "imported", other), 428)
+    good(import_table(client, "imported", other, {"If-Match": answer.headers["etag"]}))
+
+
+def test_an_import_into_itself_is_made_once(client: httpx.Client) -> None:
+    data = dump_profile(named("grown"))
+    put = client.put("/v1/profiles/grown", content=data, headers=JSON)
+    asked = {"format": "gemm-csv", "into": "grown"}
+    headers = {"Idempotency-Key": "grown-1", "If-Match": put.headers["etag"]}
+    first = import_table(client, "grown", asked, headers)
+    again = import_table(client, "grown", asked, headers)
+    assert good(again) == good(first)
+    assert again.headers["etag"] == first.headers["etag"] != put.headers["etag"]
+    client.delete("/v1/profiles/grown", headers={"If-Match": first.headers["etag"]})
+    assert good(import_table(client, "grown", asked, headers)) == first.json()
+
+
+def import_table(
+    client: httpx.Client, name: str, asked: dict[str, str], headers: dict[str, str] | None = None
+) -> httpx.Response:
+    given = {"Content-Type": "text/csv", **(headers or {})}
+    return client.post(f"/v1/profiles/{name}/import", params=asked, content=TABLE, headers=given)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"format": "no-such-format"}, {"into": "no-such-profile"}, {"dtype": "int4"},
+        {"nodes": "0"}, {"ctas": "many"}, {"unit": "min"}, {"unknown": "1"},
+        {"file": "/etc/passwd"},
+    ],
+)  # fmt: skip
+def test_imports_that_cannot_be(client: httpx.Client, changed: dict[str, Any]) -> None:
+    asked = {"format": "gemm-csv", "into": "h100-dgx", **changed}
+    refused(import_table(client, "bad", asked), 422)
+
+
+LINES = "m,n,k,us\n" + "".join(f"{m},8,8,1\n" for m in range(1, MOST_LINES + 1))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        LINES.encode(), LINES.replace("\n", "\r").encode(), LINES.replace("\n", "\u2028").encode(),
+        LINES.replace("\n", "\r\n").encode(), gzip.compress(LINES.encode()),
+    ],
+    ids=["lf", "cr", "ls", "crlf", "gzip"],
+)  # fmt: skip
+def test_a_table_is_bounded(client: httpx.Client, content: bytes) -> None:
+    answer = client.post(
+        "/v1/profiles/bad/import", params={"format": "gemm-csv", "into": "h100-dgx"},
+        content=content, headers={"Content-Type": "text/csv"},
+    )  # fmt: skip
+    assert "20,000 lines" in refused(answer, 422)["detail"]
+
+
+def test_a_section_is_bounded() -> None:
+    base = load_profile("h100-dgx")
+    assert base.gemm
+    asked = ProfilesImportRequest(file="t", name="new", format="gemm-csv", into="h100-dgx")
+    most = len(base.gemm.rows) + TABLE.count("\n") - 1
+    made, _ = imported_profile(asked, base, TABLE.encode(), most_rows=most)
+    assert made.gemm
+    assert len(made.gemm.rows) <= most
+    with pytest.raises(InputError, match="together they may be"):
+        imported_profile(asked, base, TABLE.encode(), most_rows=most - 1)

@@ -1,0 +1,171 @@
+"""Starting ranks: places, groups, messages in order, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from domino_tune.runtime.launch import launch, local
+from domino_tune.runtime.launch.launch import LaunchSpec, run_job
+from domino_tune.runtime.launch.launcher import Launcher
+from simulator.errors import InputError
+from tests.conftest import REPOSITORY
+
+JOBS = "tests.long.faults.jobs"
+
+
+def messages(job: str, spec: LaunchSpec, **payload: object) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    run_job(f"{JOBS}:{job}", payload, spec, on_message=found.append)
+    return found
+
+
+def test_ranks_fill_tp_first_and_each_lane_has_its_group() -> None:
+    found = messages("describe", LaunchSpec(tp=2, dp=2), word="hello")
+    assert [m["place"] for m in found] == [[0, 0, 0, 4], [1, 1, 0, 4], [2, 0, 1, 4], [3, 1, 1, 4]]
+    # TP groups {0, 1} and {2, 3}; the DP lane sums the TP sums' inputs over {0, 2} and {1, 3}.
+    assert [m["sums"] for m in found] == [[1, 2], [1, 4], [5, 2], [5, 4]]
+    assert all(m["payload"] == {"word": "hello"} and m["threads"] == 1 for m in found)
+
+
+def test_ranks_keep_to_cores_of_their_own_where_there_are_enough() -> None:
+    cores = [set(m["cores"]) for m in messages("describe", LaunchSpec(tp=2))]
+    if len(os.sched_getaffinity(0)) >= 2:
+        assert len(cores[0]) == len(cores[1])
+        assert not cores[0] & cores[1]
+
+
+def test_messages_arrive_whole_and_in_order() -> None:
+    found = messages("count", LaunchSpec(tp=2), count=20, big=100_000)
+    assert [m["number"] for m in found] == list(range(20))
+    assert {len(m["pad"]) for m in found} == {100_000}
+
+
+def test_one_rank_is_a_world() -> None:
+    assert messages("describe", LaunchSpec(tp=1))[0]["sums"] == [0, 0]
+
+
+def test_the_parent_does_not_import_torch() -> None:
+    code = (
+        "import sys; from domino_tune.runtime.launch.launch import *;"
+        f"run_job('{JOBS}:count', {{'count': 1}}, LaunchSpec(tp=1), on_message=print);"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY)
+
+
+def test_an_error_in_the_listener_ends_the_ranks() -> None:
+    def listen(message: dict[str, Any]) -> None:
+        raise LookupError(str(message))
+
+    with pytest.raises(LookupError):
+        run_job(f"{JOBS}:works_on", {"rank": 0}, LaunchSpec(tp=2), on_message=listen)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tp": 0}, "launch.tp must be"),
+        ({"tp": 2, "threads_per_rank": 0}, "launch.threads_per_rank must be"),
+        ({"tp": 2, "backend": "mpi"}, "gloo, nccl"),
+        ({"tp": 2, "hang_timeout_s": 0}, "hang_timeout_s must be"),
+        ({"tp": 2, "hang_timeout_s": float("nan")}, "hang_timeout_s must be"),
+        ({"tp": 2, "emulate_link_bits_per_s": 0}, "emulate_link_bits_per_s must be"),
+        ({"tp": 2, "backend": "nccl", "emulate_link_bits_per_s": 10**9}, "--backend gloo"),
+    ],
+)
+def test_specs_that_make_no_sense_are_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        LaunchSpec(**fields)
+
+
+def test_a_world_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(InputError, match="--nproc-per-node 3 does not fit tp × dp = 2 × 1 = 2"):
+        messages("describe", LaunchSpec(tp=2, nproc_per_node=3))
+
+
+def test_missing_torch_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'domino_tune\[runtime\]'"):
+        messages("describe", LaunchSpec(tp=2))
+
+
+def test_nccl_without_cuda_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(InputError, match="use --backend gloo"):
+        messages("describe", LaunchSpec(tp=2, backend="nccl"))
+
+
+def test_folders_of_dead_parents_are_removed_and_those_in_use_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    abandoned, young = (tmp_path / f"domino-tune-run-{name}" for name in ("old", "young"))
+    for folder in (abandoned, young):
+        folder.mkdir()
+    long_ago = time.time() - 3600
+    os.utime(abandoned, (long_ago, long_ago))
+    with local._job_folder() as used:
+        os.utime(used, (long_ago, long_ago))
+        assert not abandoned.exists()
+        with local._job_folder():
+            assert used.exists()
+    assert list(tmp_path.iterdir()) == [young]
+
+
+def test_launch_names_are_what_callers_use() -> None:
+    assert set(launch.__all__) == {"LaunchSpec", "Message", "check_ready", "run_job"}
+
+
+def started_by(name: str, ranks_here: int) -> Launcher:
+    return Launcher(
+        name=name, rank=0, world_size=8, local_rank=0, ranks_here=ranks_here, address=("a", 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("launcher", "devices"),
+    [
+        (None, 8),
+        (started_by("torchrun", 4), 4),
+        (started_by("Slurm", 8), 8),
+        (started_by("Slurm", 8), 1),  # each task sees its own GPU only
+    ],
+)
+def test_a_gpu_for_each_rank_of_the_node_is_enough(launcher: Launcher | None, devices: int) -> None:
+    launch._check_cuda(LaunchSpec(tp=8, backend="nccl"), launcher, devices, "")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "devices", "says"),
+    [
+        (None, 0, "use --backend gloo. said"),
+        (started_by("torchrun", 8), 0, "use --backend gloo"),
+        (None, 4, "8 ranks need as many GPUs, and torch sees 4"),
+        (started_by("torchrun", 8), 4, "torchrun started 8 ranks on this node, .* sees 4 GPUs"),
+        (started_by("torchrun", 8), 1, "torchrun started 8 ranks on this node, .* sees 1 GPUs"),
+        (started_by("Slurm", 4), 2, "Slurm started 4 ranks on this node, .* sees 2 GPUs"),
+    ],
+)
+def test_ranks_without_a_gpu_of_their_own_are_refused(
+    launcher: Launcher | None, devices: int, says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        launch._check_cuda(LaunchSpec(tp=8, backend="nccl"), launcher, devices, "said")
+
+
+def test_under_a_launcher_missing_cuda_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": ""}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match="use --backend gloo"):
+        launch.check_ready(LaunchSpec(tp=2, backend="nccl"))

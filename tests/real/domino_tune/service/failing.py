@@ -1,0 +1,50 @@
+"""Compiles the failing disk and lets one process live with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import REPOSITORY
+
+SOURCE = Path(__file__).with_name("failing_disk.c")
+MISSING = "no C compiler for Linux; apt-get install gcc libc6-dev"
+
+
+def compiler() -> str | None:
+    """The C compiler; None where the library cannot be made."""
+    return (shutil.which("gcc") or shutil.which("cc")) if sys.platform == "linux" else None
+
+
+def make_library(folder: Path) -> Path:
+    made = folder / "failing_disk.so"
+    program = compiler()
+    assert program, MISSING
+    options = ["-Wall", "-Werror", "-shared", "-fPIC"]
+    subprocess.run([program, *options, "-o", made, SOURCE, "-ldl"], check=True)
+    return made
+
+
+def fail_each_call(
+    library: Path, folder: Path, error: int, lasting: bool, stride: int = 1
+) -> dict[str, int]:
+    """See ``failing_disk.py``; how many calls were let ``failed``, and how many steps ``refused``.
+
+    Raises AssertionError where a database was half-changed, or a job could not go on.
+    """
+    module = "tests.real.domino_tune.service.failing_disk"
+    arguments = [str(folder), str(error), str(int(lasting)), str(stride)]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", module, *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    counts: dict[str, int] = json.loads(done.stdout)
+    return counts

@@ -1,0 +1,272 @@
+"""A job has one owner at a time, and only who holds its newest lease may write."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import Connection, select, update
+
+from domino_tune.base.errors import ConflictError
+from domino_tune.service.jobs.desk import JobDesk
+from domino_tune.service.jobs.job import JobProgress, Point
+from domino_tune.service.jobs.leases import Claimed, Leases, LostLeaseError
+from domino_tune.service.sql import tables
+from domino_tune.service.sql.database import Database
+from tests.real.domino_tune.service.made import submit
+from tests.real.domino_tune.service.owner import SHORT_S
+from tests.real.domino_tune.service.owners import start, work_together
+from tests.support.processes import PATIENCE_S
+
+WRITES: dict[str, Callable[[Leases, Claimed], object]] = {
+    "renew": lambda leases, claimed: leases.renew(claimed),
+    "progress": lambda leases, claimed: leases.progress(claimed, JobProgress(done=9)),
+    "add_points": lambda leases, claimed: leases.add_points(
+        claimed, [Point(index=9, body=b"late")]
+    ),
+    "finish": lambda leases, claimed: leases.finish(claimed, b"late", {"plan": b"late"}),
+    "fail": lambda leases, claimed: leases.fail(claimed, {"title": "late"}),
+    "release": lambda leases, claimed: leases.release(claimed),
+}
+
+
+@pytest.fixture
+def leases(database: Database) -> Leases:
+    return Leases(database, "worker-1")
+
+
+def claim(leases: Leases) -> Claimed:
+    claimed = leases.claim()
+    assert claimed
+    return claimed
+
+
+def expire(database: Database) -> None:
+    """Let all leases have run out a second ago."""
+    with database.write() as connection:
+        connection.execute(
+            update(tables.jobs).values(lease_until_s=tables.jobs.c.lease_until_s - 1000)
+        )
+
+
+def test_nothing_to_claim(leases: Leases) -> None:
+    assert leases.claim() is None
+
+
+def test_the_oldest_first_and_each_once(desk: JobDesk, leases: Leases) -> None:
+    made = [submit(desk, number=number).id for number in range(3)]
+    claimed = [claim(leases) for _ in made]
+    assert [one.job.id for one in claimed] == made
+    assert [one.task for one in claimed] == [b"0", b"1", b"2"]
+    assert leases.claim() is None
+
+
+def test_owners_share(desk: JobDesk, leases: Leases) -> None:
+    for number in range(3):
+        submit(desk, number=number)
+    late = submit(desk, owner="bob", number=9).id
+    claimed = [claim(leases) for _ in range(4)]
+    assert claimed[1].job.id == late
+    assert [one.task for one in claimed if one.job.owner == "ann"] == [b"0", b"1", b"2"]
+
+
+def test_a_claimed_job(desk: JobDesk, leases: Leases) -> None:
+    job = submit(desk)
+    claimed = claim(leases)
+    assert claimed.job == desk.get(job.id, "ann")
+    assert (claimed.job.state, claimed.job.attempts, claimed.job.fence) == ("running", 1, 1)
+    assert claimed.job.started_s is not None
+    assert claimed.points == ()
+
+
+def test_progress_is_seen(desk: JobDesk, leases: Leases) -> None:
+    submit(desk)
+    claimed = claim(leases)
+    leases.progress(claimed, JobProgress(done=1, total=9, text="one"), {"iteration_ms": 1.5})
+    leases.progress(claimed, JobProgress(done=2, text="two"))
+    job = desk.get(claimed.job.id, "ann")
+    assert job.progress == JobProgress(done=2, total=None, text="two")
+    assert job.best == {"iteration_ms": 1.5}
+    assert job.version == claimed.job.version + 2
+
+
+def test_renewing_changes_nothing_that_is_seen(desk: JobDesk, leases: Leases) -> None:
+    submit(desk)
+    claimed = claim(leases)
+    assert leases.renew(claimed) is False
+    assert desk.get(claimed.job.id, "ann") == claimed.job
+
+
+def test_a_renewed_lease_runs_on(desk: JobDesk, database: Database) -> None:
+    submit(desk)
+    leases = Leases(database, "worker-1", lease_s=2)
+    claimed = claim(leases)
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        leases.renew(claimed)
+        assert Leases(database, "worker-2").claim() is None
+        time.sleep(0.1)
+    leases.finish(claimed, b"{}", {})
+
+
+def test_a_failed_job(desk: JobDesk, leases: Leases) -> None:
+    submit(desk)
+    leases.fail(claim(leases), {"title": "Infeasible plan", "status": 422})
+    job = desk.page("ann")[0][0]
+    assert (job.state, job.error) == ("failed", {"title": "Infeasible plan", "status": 422})
+    assert job.finished_s is not None
+    assert leases.claim() is None
+
+
+def test_a_released_job_is_claimed_again_with_its_points(desk: JobDesk, leases: Leases) -> None:
+    submit(desk, kind="sweep")
+    claimed = claim(leases)
+    made = (Point(index=0, body=b"zero"), Point(index=2, body=b"two"))
+    leases.add_points(claimed, made)
+    leases.release(claimed)
+    assert desk.get(claimed.job.id, "ann").state == "queued"
+    again = claim(leases)
+    assert again.points == made
+    assert (again.job.attempts, again.job.fence) == (1, 2)
+    assert again.job.started_s == claimed.job.started_s
+
+
+def test_points_that_are_there_stay(desk: JobDesk, leases: Leases) -> None:
+    submit(desk, kind="sweep")
+    claimed = claim(leases)
+    leases.add_points(claimed, [Point(index=0, body=b"first")])
+    leases.add_points(claimed, [Point(index=0, body=b"again"), Point(index=1, body=b"new")])
+    found, _ = desk.points(claimed.job.id)
+    assert [point.body for point in found] == [b"first", b"new"]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_past_its_lease_an_owner_cannot_write(
+    desk: JobDesk, database: Database, leases: Leases, write: str
+) -> None:
+    submit(desk)
+    late = claim(leases)
+    expire(database)
+    before = desk.get(late.job.id, None)
+    with pytest.raises(LostLeaseError):
+        WRITES[write](leases, late)
+    assert desk.get(late.job.id, None) == before
+    assert desk.points(late.job.id) == ((), None)
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("taker", ["worker-1", "worker-2"])
+def test_what_another_has_taken_over_stays_its(
+    desk: JobDesk, database: Database, leases: Leases, write: str, taker: str
+) -> None:
+    submit(desk)
+    late = claim(leases)
+    expire(database)
+    others = Leases(database, taker)
+    mine = claim(others)
+    assert (mine.job.id, mine.job.attempts, mine.job.fence) == (late.job.id, 2, 2)
+    with pytest.raises(LostLeaseError):
+        WRITES[write](leases, late)
+    others.finish(mine, b"mine", {"plan": b"mine"})
+    with pytest.raises(LostLeaseError):
+        WRITES[write](leases, late)
+    assert (desk.result(mine.job.id), desk.artifact(mine.job.id, "plan")) == (b"mine", b"mine")
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_who_is_not_its_owner_cannot_write(
+    desk: JobDesk, database: Database, leases: Leases, write: str
+) -> None:
+    submit(desk)
+    claimed = claim(leases)
+    with pytest.raises(LostLeaseError):
+        WRITES[write](Leases(database, "worker-2"), claimed)
+    assert desk.get(claimed.job.id, None) == claimed.job
+
+
+def test_a_cancelled_job_is_learnt_of_when_renewing(desk: JobDesk, leases: Leases) -> None:
+    submit(desk)
+    claimed = claim(leases)
+    desk.cancel(claimed.job.id, "ann")
+    assert leases.renew(claimed) is True
+    for name, write in WRITES.items():
+        if name != "renew":
+            with pytest.raises(LostLeaseError):
+                write(leases, claimed)
+    assert desk.get(claimed.job.id, "ann").state == "cancelled"
+
+
+def test_a_stopped_process_finds_its_job_done(url: str, desk: JobDesk, database: Database) -> None:
+    job = submit(desk)
+    with start("hold", url, "stopped") as stopped:
+        assert stopped.stdin
+        assert stopped.stdout
+        assert stopped.stdout.readline() == f"claimed {job.id}\n"
+        stopped.send_signal(signal.SIGSTOP)
+        leases = Leases(database, "next")
+        until = time.monotonic() + PATIENCE_S
+        while (claimed := leases.claim()) is None and time.monotonic() < until:
+            time.sleep(SHORT_S / 10)
+        assert claimed
+        leases.finish(claimed, b"in time", {})
+        stopped.send_signal(signal.SIGCONT)
+        stopped.stdin.write("go on\n")
+        stopped.stdin.flush()
+        assert stopped.stdout.readline() == f"lost {job.id}\n"
+    assert desk.result(job.id) == b"in time"
+
+
+@pytest.mark.sampled(count=1)
+def test_eight_owners_finish_each_job_once(url: str, desk: JobDesk) -> None:
+    owners, each = 8, 25  # tests.long.faults.store: 100
+    worked = work_together(url, owners, each)
+    assert len(worked.submitted) == owners * each
+    assert sorted(worked.finished) == sorted(worked.submitted)
+    assert desk.counts() == {"done": owners * each}
+    assert {desk.get(job, None).attempts for job in worked.submitted} == {1}
+    assert len({desk.artifact(job, "by") for job in worked.submitted}) > 1
+
+
+def test_a_profile_is_shelved_with_the_end_or_neither(desk: JobDesk, database: Database) -> None:
+    shelved: list[tuple[bytes, str]] = []
+
+    def shelve(connection: Connection, file: bytes, owner: str) -> None:
+        if file == b"taken":
+            raise ConflictError("The name is taken.")
+        shelved.append((file, owner))
+
+    leases = Leases(database, "worker-1", shelve=shelve)
+    job = submit(desk, owner="ann", kind="calibration")
+    claimed = claim(leases)
+    with pytest.raises(ConflictError):
+        leases.finish(claimed, b"{}", {"profile": b"taken"})
+    assert desk.get(job.id, "ann").state == "running"
+    leases.finish(claimed, b"{}", {"profile": b"free"})
+    assert desk.get(job.id, "ann").state == "done"
+    assert shelved == [(b"free", "ann")]
+
+
+def test_a_search_goes_on_from_what_was_committed(
+    desk: JobDesk, database: Database, leases: Leases
+) -> None:
+    submit(desk)
+    claimed = claim(leases)
+    assert claimed.checkpoint is None
+    leases.progress(claimed, JobProgress(done=1), {"plan": 1}, b"first")
+    leases.progress(claimed, JobProgress(done=2), {"plan": 1})
+    expire(database)
+    again = claim(leases)
+    assert (again.checkpoint, again.job.best) == (b"first", {"plan": 1})
+    leases.release(again, b"second")
+    last = claim(leases)
+    assert last.checkpoint == b"second"
+    with database.write() as connection:
+        connection.execute(update(tables.checkpoints).values(program="0.0.0"))
+    expire(database)
+    other = claim(leases)
+    assert other.checkpoint is None  # another version's indices may mean other plans
+    leases.finish(other, b"{}", {})
+    with database.read() as connection:
+        assert connection.execute(select(tables.checkpoints)).all() == []

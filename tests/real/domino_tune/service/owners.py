@@ -1,0 +1,40 @@
+"""Starts owner processes (``owner.py``) that work on one database."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from tests.conftest import REPOSITORY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worked:
+    """Ids of the jobs that owner processes handed in, and of those they were told to have finished,
+    each as often as that was."""
+
+    submitted: list[str]
+    finished: list[str]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "tests.real.domino_tune.service.owner", *arguments],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def work_together(url: str, owners: int, each: int) -> Worked:
+    """``owners`` processes hand in ``each`` jobs, and finish anybody's until none is left."""
+    processes = [start("work", url, f"owner-{number}", str(each)) for number in range(owners)]
+    lines = [line for process in processes for line in process.communicate()[0].splitlines()]
+    assert [process.returncode for process in processes] == [0] * owners
+    reports = [line.split() for line in lines]
+    return Worked(
+        submitted=[job for what, job in reports if what == "submitted"],
+        finished=[job for what, job in reports if what == "finished"],
+    )

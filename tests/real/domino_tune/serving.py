@@ -1,0 +1,83 @@
+"""Starts the service as users do, in a process of its own, with a home of its own; and commands."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from domino_tune.cli.commands import main
+from tests.conftest import REPOSITORY
+from tests.support.processes import PATIENCE_S
+
+NEEDS = ("fastapi", "uvicorn", "sqlalchemy", "httpx", "prometheus_client")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A service that answers under ``url``; its data lie in ``home``."""
+
+    url: str
+    home: Path
+    process: subprocess.Popen[str]
+
+    def log(self) -> str:
+        """What it wrote to stderr."""
+        return (self.home / "serve.log").read_text()
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """This process's, with a home and without a token."""
+    kept = {key: value for key, value in os.environ.items() if key != "DOMINO_TUNE_TOKEN"}
+    own = {"DOMINO_TUNE_HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
+    return {**kept, **own, "OMP_NUM_THREADS": "1", **more}
+
+
+def command(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """A command line in this process, which spares a second of imports."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    own = patch.dict(os.environ, environment(home, **more), clear=True)
+    with own, redirect_stdout(out), redirect_stderr(err):
+        code = main(words)
+    said, told = (stream.buffer.getvalue().decode() for stream in (out, err))
+    return subprocess.CompletedProcess(words, code, said, told)
+
+
+def process(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """A command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "domino_tune", *words], env=environment(home, **more),
+        capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+
+
+@contextmanager
+def served(home: Path, *options: str) -> Iterator[Served]:
+    """A running service; killed at the end where it still runs."""
+    for package in NEEDS:
+        pytest.importorskip(package, reason="pip install 'domino_tune[api,client]'")
+    words = [sys.executable, "-m", "domino_tune", "serve", "--port", "0", "--workers", "1"]
+    log = home / "serve.log"  # a pipe that nobody reads would fill up with the log of requests
+    with log.open("w", encoding="utf-8") as stderr:
+        process = subprocess.Popen(
+            [*words, *options], env=environment(home), text=True,
+            stdout=subprocess.PIPE, stderr=stderr,
+        )  # fmt: skip
+    try:
+        assert process.stdout
+        line = process.stdout.readline()
+        found = re.fullmatch(r"domino_tune serves (http://\S+) until Ctrl-C\.\n", line)
+        assert found, line + log.read_text("utf-8")
+        yield Served(url=found[1], home=home, process=process)
+    finally:
+        process.kill()
+        process.communicate()

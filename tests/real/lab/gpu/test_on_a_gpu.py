@@ -1,0 +1,148 @@
+"""The stages' parts on a device, small and in seconds: what fails here would cost a stage."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.nn.functional as F
+
+from domino_tune.runtime.lanes.emulated import Wire
+from domino_tune.runtime.lanes.pace import Pace
+from lab.gpu.admission import ARRIVALS, CTAS, MAKERS, Encounter, Gate, Meeting
+from lab.gpu.arena import Arena
+from lab.gpu.clocks import _family_replay, _plan_replay
+from lab.gpu.copies import SIZES, WAYS, Copies
+from lab.gpu.played_plans import PLANS, TWO_SLICES
+from lab.gpu.replays import back_to_back, timed_replays
+from lab.gpu.sampler import Sampler, nvml_meter
+from lab.gpu.single_gpu_rank import single_gpu_session
+from lab.gpu.stage import Stage
+from lab.gpu.step_breakdown import KINDS
+from lab.gpu.sustained import _marked_steps, marks_ns
+from lab.gpu.variants import Variant, measured
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+from tests.real.domino_tune.runtime.jobs import GPT, LLAMA
+from tests.real.lab.gpu.test_variants import ON_CPU
+from tests.real.lab.gpu.test_variants import SIZES as STEP
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch sees no CUDA device"),
+]
+DEVICE = torch.device("cuda", 0)
+SHAPE = (1664, 2560, 5120)
+
+
+def test_ctas_stamp_when_they_begin_and_end() -> None:
+    stamps = torch.zeros(8, 2, dtype=torch.int64, device=DEVICE)
+    for _ in range(2):  # the first run compiles
+        Wire().carry(8 * 6 * 150_000, Pace(150_000, 8), stamps)
+        torch.cuda.synchronize()
+    begun, ended = stamps.unbind(dim=1)
+    assert int((ended - begun).min()) >= 100_000
+    assert int(begun.max() - begun.min()) < 1_000_000
+
+
+def test_kernels_for_admission_multiply() -> None:
+    torch.manual_seed(0)
+    works = [make((300, 520, 128), 8) for make in MAKERS.values()]
+    for work in works:
+        found = work(0)
+        assert isinstance(found, torch.Tensor)
+        assert found.shape == (300, 520)
+        assert bool(torch.isfinite(found.float()).all())
+
+
+def test_a_persistent_gemm_is_torchs() -> None:
+    from lab.gpu.kernels import persistent_linear
+
+    x, weight = (torch.randn(rows, 128, device=DEVICE, dtype=torch.bfloat16) for rows in (300, 520))
+    out = torch.empty(300, 520, device=DEVICE, dtype=torch.bfloat16)
+    wanted = F.linear(x.float(), weight.float())
+    for ctas in (1, 100):
+        persistent_linear(x, weight, out.zero_(), ctas)
+        assert float((out.float() - wanted).abs().max() / wanted.abs().max()) < 0.01
+
+
+@pytest.mark.parametrize("arrival", ARRIVALS)
+def test_a_collective_meets_a_gemm(arrival: str) -> None:
+    gate = Gate()
+    work = MAKERS["persistent"](SHAPE, 0)
+    work(0)
+    alone_ns = gate.alone_ns(work)
+    found: Meeting = gate.meet(Encounter(work, alone_ns, CTAS[0], 40.0, arrival))
+    assert 0 < found.first_in <= found.all_in < found.end
+    assert len(found.gemms) == (0 if arrival.startswith("idle") else 3)
+    assert found.arrived < 2 * alone_ns  # no copy waits for all GEMMs
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_family_runs_as_a_graph(family: str) -> None:
+    times_ns = back_to_back(_family_replay(family), 0.3)
+    assert len(times_ns) > 2
+    assert statistics.quantiles(times_ns, n=10)[-1] < 3 * statistics.median(times_ns)
+
+
+def test_a_plan_runs_as_a_graph_beside_emulated_collectives(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, "clocks", 1.0, "mine", DEVICE)
+    replay = _plan_replay(stage, PLANS[1])
+    assert len(back_to_back(replay, 0.5)) > 2
+    replay.require_numbers()
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA], ids=lambda model: model.name)
+@pytest.mark.parametrize("plan", [MEGATRON, TWO_SLICES], ids=lambda plan: plan.label)
+def test_ops_of_replayed_steps_are_timed(plan: SlicePlan, model: ModelSpec) -> None:
+    workload = Workload(seq_length=64, micro_batch_size=2, dtype="bf16")
+    long = replace(model, max_position_embeddings=64)
+    session = single_gpu_session(long, workload, ClusterSpec(tp=2), DEVICE)
+    steps = _marked_steps(session, plan)
+    moments = list(timed_replays(steps, 0.2))
+    for step in steps:
+        step.require_numbers()
+    assert len(moments) > 4
+    assert [at_ns for at_ns, _ in moments] == sorted(at_ns for at_ns, _ in moments)
+    for _, op_ns in moments:
+        assert len(op_ns) == len(steps[0].signatures)
+        assert min(op_ns) > 0
+    assert 0 <= marks_ns() < 100_000
+
+
+def test_nvml_tells_clock_power_and_energy() -> None:
+    with Sampler(nvml_meter(DEVICE)) as sampler:
+        time.sleep(0.5)
+    assert len(sampler.samples) > 10
+    assert all(0 < one.clock_mhz < 4000 and 10 < one.power_w < 2000 for one in sampler.samples)
+    assert sampler.energy_j > 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_copies_take_their_time(way: str) -> None:
+    named = {(one.told["way"], one.told["bytes"]): one.traffic for one in Copies().all()}
+    unit_ns = Arena().traffic_alone(named[way, SIZES[0]])
+    assert max(SIZES) / unit_ns < 10_000  # bytes/ns, or GB/s: no memory is that fast
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's compiler has some of its own
+def test_other_kernels_are_timed() -> None:
+    """Of this size each; where torch cannot compile, only the fused ones fail."""
+    from lab.gpu.variant_works import MAKERS as WORKS
+
+    def variants() -> list[Variant]:
+        return [
+            Variant(signature, lambda name=name, s=signature: WORKS[name](s, STEP))  # type: ignore[misc]
+            for name, signature in ON_CPU.items()
+        ]
+
+    row = measured(Arena(), variants())
+    assert row["failed"] == {}
+    assert len(row["ops"]) == len(ON_CPU)

@@ -1,0 +1,177 @@
+"""The GPU's stages, as far as they go without one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from domino_tune.measure.collect import add_message
+from domino_tune.measure.op_rows import measured_ops
+from domino_tune.store.profiles import load_profile
+from lab.gpu.__main__ import STAGES, main
+from lab.gpu.contention import cells_of
+from lab.gpu.op_stages import TRAINING_PLANS, played
+from lab.gpu.ops import OpsCase, needed_signatures, ops_cases, slice_plans
+from lab.gpu.single_gpu_rank import single_gpu_session
+from lab.gpu.stage import Stage
+from lab.gpu.waves import (
+    LEAST_TOKENS,
+    MOST_TOKENS,
+    TILE,
+    WAVES,
+    around_step,
+    token_counts,
+    wave_cases,
+)
+from lab.gpu.works import works
+from simulator.lookup.gemm_points import MAX_POINTS
+from simulator.ops import Collective, Gemm
+from simulator.plan import MEGATRON
+from simulator.presets import MODELS
+from simulator.specs import ClusterSpec, Workload
+from simulator.units import GIB
+from tests.real.domino_tune.runtime.jobs import LLAMA
+
+MEMORY = 100.0 * GIB
+
+
+def test_a_single_rank_plays_its_shard() -> None:
+    model = replace(
+        MODELS["llama2-7b"], num_hidden_layers=1, hidden_size=128, num_attention_heads=8,
+        num_key_value_heads=8, head_dim=16, intermediate_size=256, vocab_size=1000,
+    )  # fmt: skip
+    workload = Workload(seq_length=16, micro_batch_size=2, dtype="fp32")
+    session = single_gpu_session(model, workload, ClusterSpec(tp=8), torch.device("cpu"))
+    result = session.executor(MEGATRON, None).run_step(*session.batch)
+    assert math.isfinite(result.loss)
+    assert session.parameters.weights["l0.w.mlp.fc2"].shape == (128, 32)
+    assert float(session.parameters.weights["l0.w.mlp.fc2"].std()) > 0
+
+
+def test_cases_are_distinct_and_the_asked_for_come_first() -> None:
+    cases = list(ops_cases(MEMORY))
+    assert len({case.name for case in cases}) == len(cases)
+    assert [case.name for case in cases[:3]] == [
+        "gpt3-13b/tp8/b8x2048",
+        "llama2-7b/tp8/b8x4096",
+        "llama2-70b/tp8/b8x4096",
+    ]
+    layouts = {
+        op.layout
+        for plan in cases[0].plans[:2]
+        for op in needed_signatures(cases[0], plan)
+        if isinstance(op, Gemm)
+    }
+    assert layouts == {"forward", "dgrad", "wgrad"}
+    assert not any(isinstance(op, Collective) for op in needed_signatures(cases[0], MEGATRON))
+
+
+def test_contention_covers_every_family_once_a_cell() -> None:
+    named = list(works())
+    assert len({work.case for work in named}) == len(named)
+    assert {work.family for work in named} == {"gemm", "attention", "pointwise"}
+    cells = list(cells_of(*named[0][:3]))
+    assert len(set(cells)) == len(cells)
+
+
+def test_tokens_stand_on_both_sides_of_a_step() -> None:
+    """A wave more begins where one tile more is computed."""
+
+    def waves(tokens: int) -> int:
+        tiles = math.ceil(tokens / TILE[0]) * math.ceil(2560 / TILE[1])
+        return math.ceil(tiles / 132)
+
+    for count in WAVES:
+        last, next_ = around_step(2560, count, 132)
+        assert (waves(last), waves(next_), waves(last + 1)) == (count, count + 1, count + 1)
+    counts = token_counts((2560,), 132)
+    assert {1664, 1792, 3328, 3456} <= set(counts)
+    assert (counts[0], counts[10]) == (LEAST_TOKENS, MOST_TOKENS)
+    assert all(count % 64 == 0 for count in counts)
+
+
+def test_further_token_counts_are_sequences_that_the_model_takes() -> None:
+    cases = list(wave_cases(132, MEMORY))
+    assert len({case.name for case in cases}) == len(cases) > 200
+    for case in cases:
+        assert case.workload.seq_length <= case.model.max_position_embeddings
+        assert LEAST_TOKENS <= case.workload.tokens <= MOST_TOKENS
+
+
+def test_tables_with_them_are_still_interpolated_row_by_row() -> None:
+    signatures = {row.signature for row in load_profile("h200-sxm").section("gemm").rows}
+    for case in wave_cases(132, MEMORY):
+        signatures |= {op for op in needed_signatures(case, case.plans[0]) if isinstance(op, Gemm)}
+    for layout in ("forward", "dgrad", "wgrad"):
+        rows = sum(signature.layout == layout for signature in signatures)
+        assert 1500 < rows <= MAX_POINTS
+
+
+def _stage(folder: Path) -> Stage:
+    return Stage(folder, "ops", 1.0, "h200-sxm", torch.device("cpu"))
+
+
+def test_what_does_not_fit_is_left_out() -> None:
+    names = [{case.name for case in ops_cases(gib * GIB)} for gib in (40, 100)]
+    assert names[0] < names[1]
+
+
+def test_cases_are_played_once_and_leave_a_profile(tmp_path: Path) -> None:
+    model = replace(LLAMA, num_hidden_layers=1)
+    cases = [
+        OpsCase(
+            model=model, workload=Workload(seq_length=seq, micro_batch_size=2, dtype="fp32"),
+            tp=2, plans=slice_plans(2),
+        )
+        for seq in (16, 32)
+    ]  # fmt: skip
+    for some in (cases[:1], cases):
+        stage = _stage(tmp_path)
+        stage.run(played(stage, some, 1.0))
+    rows = _stage(tmp_path).rows()
+    assert [(row["case"], row["complete"]) for row in rows] == [(c.name, True) for c in cases]
+    measured = measured_ops(load_profile(tmp_path / "h200-sxm.json"))
+    for case in cases:
+        for plan in case.plans:
+            assert needed_signatures(case, plan) <= measured
+
+
+def test_a_measured_gemm_is_known_again() -> None:
+    gemm = Gemm(64, 32, 16, "wgrad", "bf16", True, bias=True)
+    row = {
+        "signature": ["gemm", *gemm], "median_us": 2.0, "spread_us": 0.1, "samples": 3,
+    }  # fmt: skip
+    profile = add_message(
+        replace(load_profile("h100-dgx"), gemm=None),
+        {"kind": "plan", "ops": [row]},
+    )
+    assert profile.gemm is not None
+    assert [found.signature for found in profile.gemm.rows] == [gemm]
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    if torch.cuda.is_available():
+        pytest.skip("no GPU must be here for this")
+    for stage in STAGES:
+        assert main(["--stage", stage, "--out", str(tmp_path)]) == 2
+        assert "No GPU" in capsys.readouterr().err
+
+
+def test_training_adds_up_weight_gradients(tmp_path: Path) -> None:
+    """What a first micro-batch does not play: sums in fp32, and layers that are recomputed."""
+    model = replace(LLAMA, num_hidden_layers=1)
+    workload = Workload(
+        seq_length=16, micro_batch_size=2, dtype="fp32", grad_accumulation=2, recompute="full"
+    )
+    case = OpsCase(model=model, workload=workload, tp=2, plans=TRAINING_PLANS)
+    stage = _stage(tmp_path)
+    stage.run(played(stage, [case], 1.0))
+    measured = measured_ops(load_profile(tmp_path / "h200-sxm.json"))
+    sums = [op for op in measured if isinstance(op, Gemm) and op.accumulate]
+    assert {op.layout for op in sums} == {"wgrad"}
+    for plan in TRAINING_PLANS:
+        assert needed_signatures(case, plan) <= measured

@@ -1,0 +1,123 @@
+"""A real Dask cluster on loopback: one scheduler and its workers, each in its own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.support.processes import PATIENCE_S, children, wait_until
+
+NO_DASK = "no Dask: pip install 'domino_tune[dask]'"
+
+
+@dataclass(kw_only=True)
+class DaskCluster:
+    """A scheduler and workers. Each worker has a nanny, which starts a new process after a kill."""
+
+    folder: Path
+    scheduler: subprocess.Popen[bytes]
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def scheduler_address(self) -> str:
+        """Return ``tcp://host:port``."""
+        plain: dict[str, Any] = json.loads((self.folder / "scheduler.json").read_text())
+        return str(plain["address"])
+
+    @property
+    def address(self) -> str:
+        """Return ``dask://host:port``, as ``serve --executor`` takes it."""
+        return self.scheduler_address.replace("tcp://", "dask://")
+
+    def worker_pids(self) -> list[int]:
+        """Return the ids of the processes that compute: the children of the nannies."""
+        return [pid for nanny in self.workers for pid in children(nanny.pid, b"spawn_main")]
+
+    def wait_for_workers(self) -> None:
+        """Wait until every worker has joined."""
+        from distributed import Client
+
+        connect: Any = Client
+        with connect(self.scheduler_address, set_as_default=False) as client:
+            client.wait_for_workers(len(self.workers), timeout=PATIENCE_S)
+
+    def kill(self) -> None:
+        """Kill all processes with SIGKILL."""
+        for process in (self.scheduler, *self.workers):
+            for pid in (*children(process.pid), process.pid):
+                os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextmanager
+def dask_cluster(folder: Path, workers: int = 2, port: int = 0) -> Iterator[DaskCluster]:
+    """Run a cluster that reports a dead worker at once. Skip where Dask is not installed."""
+    pytest.importorskip("distributed", reason=NO_DASK)
+    folder.mkdir(exist_ok=True)
+    cluster = DaskCluster(
+        folder=folder,
+        scheduler=_start(
+            folder, "scheduler", "--host", "127.0.0.1", "--port", str(port),
+            "--scheduler-file", str(folder / "scheduler.json"),
+        ),
+    )  # fmt: skip
+    try:
+        wait_until(lambda: _is_started(folder / "scheduler.json", cluster.scheduler))
+        for number in range(workers):
+            cluster.workers.append(
+                _start(
+                    folder, "worker", cluster.scheduler_address, "--nthreads", "1",
+                    "--name", f"worker-{number}", "--local-directory", str(folder),
+                )
+            )  # fmt: skip
+        cluster.wait_for_workers()
+        yield cluster
+    finally:
+        for process in (*cluster.workers, cluster.scheduler):
+            stop(process)
+
+
+def _start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
+    }
+    log = folder / f"{command[0]}.log"
+    with open(log, "ab") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "dask", *command, "--no-dashboard"],
+            cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def _is_started(path: Path, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None, "the Dask scheduler ended"
+    return path.exists() and path.read_text().endswith("}")
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its session: first with SIGTERM, then with SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()

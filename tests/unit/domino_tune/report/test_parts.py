@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from domino_tune.report.breakdown import parts_ns, where_time_goes
+from domino_tune.report.confidence import crossover_sentence
+from domino_tune.report.data import Crossover, HeatCell, Numbers, PlanRow, Shown, Sweep
+from domino_tune.report.heat import heat_map
+from domino_tune.report.markup import Html, tag, text
+from domino_tune.report.names import (
+    ORDER_WORDS,
+    gib_text,
+    ms_text,
+    percent_text,
+    plan_text,
+    role_label,
+    shape_text,
+    size_text,
+)
+from domino_tune.report.plan_names import KEY, plan_name
+from domino_tune.report.ties import TIE
+from domino_tune.search.problem import TIE_PERCENT
+from simulator.errors import InputError
+from simulator.ops import Attention, Collective, Gemm, Pointwise
+from simulator.plan import MEGATRON, NO_COMM, SlicePlan
+from tests.support.pages import SLICED, case, report_data, shown
+
+
+@pytest.mark.parametrize("plan", [MEGATRON, NO_COMM, SLICED, SlicePlan(row_slices=4)])
+def test_parts_add_up_to_the_iteration(plan: SlicePlan) -> None:
+    item = shown(case(dp=2, micros=2), plan)
+    parts = parts_ns(item)
+    assert sum(parts.values()) == item.timeline.makespan_ns
+    assert min(parts.values()) >= 0
+    assert (parts["slowed"] > 0) == (plan != NO_COMM)
+    unknown = parts_ns(replace(item, alone_ns=()))
+    assert unknown["slowed"] == 0
+    assert sum(unknown.values()) == item.timeline.makespan_ns
+
+
+def test_time_section_tells_what_hiding_saves_and_costs() -> None:
+    page = where_time_goes(report_data(case()))
+    assert "Hiding communication saves" in page
+    assert "fc1 dgrad" in page
+    assert "norm, attention" in page
+
+
+def test_heat_map_marks_the_best_cell_and_the_holes() -> None:
+    cells = (
+        HeatCell(row_slices=1, col_slices=1, iteration_ms=110.0),
+        HeatCell(row_slices=2, col_slices=1, iteration_ms=80.0, note="a plan"),
+        HeatCell(row_slices=2, col_slices=4, iteration_ms=None, note="out of memory"),
+    )
+    data = report_data(case())
+    numbers = replace(data.numbers, baseline_ms=100.0)
+    page = heat_map(replace(data, heat=cells, numbers=numbers))
+    assert page.count('class="good best"') == 1
+    assert '<td class="good best" title="a plan" style="--v:72%">80.00<small>1.25×</small>' in page
+    assert page.count('class="none"') == 2
+    assert 'title="out of memory"' in page
+    assert "1 of 2 cuts beat Megatron-LM" in page
+    assert heat_map(data) == ""
+
+
+def crossover(factor: float, winner: SlicePlan) -> Crossover:
+    return Crossover(factor=factor, winner=winner, iteration_ms=1.0, baseline_ms=1.0)
+
+
+def test_turns_are_said_from_todays_winner_on() -> None:
+    a, b, baseline = SLICED, SlicePlan(row_slices=4), MEGATRON
+    assert crossover_sentence([crossover(0, a)]).startswith(f"{a.label} stays the best plan")
+    some = [crossover(0, a), crossover(0.5, b), crossover(1.7, baseline)]
+    assert crossover_sentence(some).startswith(f"{b.label} is best up to 1.7×, then megatron.")
+    two = [crossover(0, a), crossover(0.5, b)]
+    assert crossover_sentence(two).startswith(f"{b.label} stays")
+    later = [crossover(2, a), crossover(3, b)]
+    assert crossover_sentence(later).startswith(f"{a.label} is best up to 3×, then {b.label}")
+
+
+def test_plans_within_a_percent_of_the_fastest_are_marked_as_ties() -> None:
+    def plans(*times: float) -> str:
+        rows = tuple(PlanRow(plan=SLICED, iteration_ms=time) for time in times)
+        return heat_map(report_data(case(), plans=rows))
+
+    assert 100 * TIE == TIE_PERCENT
+    assert plans(100.0, 100.9, 101.1).count('class="tie"') == 2
+    assert "predictions do not tell apart" in plans(100.0, 100.9)
+    assert 'class="tie"' not in plans(100.0, 101.1)
+
+
+def test_every_part_of_a_plans_name_is_explained() -> None:
+    explained = " ".join(part for part, _ in KEY)
+    plans = [
+        SlicePlan(row_slices=2, mlp_col_slices=2, mlp_dgrad_slices=1, merge_wgrad=True),
+        SlicePlan(row_slices=3, sequence_parallel=True, comm_ctas=16, slice_dim="sequence"),
+        MEGATRON, NO_COMM,
+    ]  # fmt: skip
+    for plan in plans:
+        parts = re.sub(r"domino|=\w+|\d+[x/]?", " ", plan.label).split()
+        assert [part for part in parts if part not in explained] == []
+    for order in ORDER_WORDS:
+        assert order in explained
+    assert plan_name(SLICED) == f'<span title="{plan_text(SLICED)}">{SLICED.label}</span>'.replace(
+        "'", "&#x27;"
+    )
+
+
+def test_data_refuses_what_does_not_fit() -> None:
+    item = shown(case(), MEGATRON)
+    with pytest.raises(InputError, match="one time an op, got 1"):
+        Shown(plan=item.plan, timeline=item.timeline, alone_ns=(1,))
+    with pytest.raises(InputError, match="1 values for 2 points"):
+        Sweep(x_label="tp", xs=("1", "2"), series={"a": (1.0,)})
+    with pytest.raises(InputError, match="baseline_ms must be finite"):
+        Numbers(
+            iteration_ms=1.0, baseline_ms=math.nan, no_comm_ms=1.0, peak_memory_gib=1.0,
+            comm_ms=0.0, exposed_ms=0.0, baseline_exposed_ms=0.0,
+            tokens_per_second_per_gpu=1.0, tflops_per_gpu=1.0,
+            low_ms=1.0, high_ms=1.0, confidence="high", shares={},
+        )  # fmt: skip
+
+
+def test_markup_escapes_all_but_markup() -> None:
+    made = tag("p", "a < b", Html("<b>c</b>"), class_="x", aria_label='"', id=None)
+    assert made == '<p class="x" aria-label="&quot;">a &lt; b<b>c</b></p>'
+    assert tag("br") == "<br/>"
+    assert text(text("<")) == "&lt;"
+
+
+def test_names() -> None:
+    assert role_label("mlp.fc1_dgrad.ar") == "all-reduce fc1 dgrad"
+    assert role_label("attn.norm_bwd") == "norm bwd"
+    assert role_label("attn.proj_wgrad") == "proj wgrad"
+    assert role_label("something.new") == "something.new"
+    assert [gib_text(v) for v in (41.24, 178534.71)] == ["41.2", "178,534.7"]
+    assert [ms_text(v) for v in (0, 0.0384, 4.18, 369.71, 4109.9)] == [
+        "0", "0.038", "4.18", "369.7", "4,109.9",
+    ]  # fmt: skip
+    assert percent_text(0.995) == "99.5 %"
+    assert percent_text(1.0) == "100 %"
+    assert size_text(83886080) == "80.0 MiB"
+    assert size_text(12) == "12 B"
+    assert size_text(1 << 40) == "1024.0 GiB"
+    assert shape_text(Gemm(1024, 2, 3)) == "m 1,024 · n 2 · k 3 · forward"
+    assert shape_text(Collective("all_reduce", 2048, 2, 8)) == "2.0 KiB over 16 ranks on 2 nodes"
+    assert shape_text(Pointwise("gelu", 1024, 1024)) == "2.0 KiB moved"
+    assert shape_text(Attention(2, 8, 8, 1024, 64)) == "2 × 1,024 tokens · 8 heads of 64"
+    plan = SlicePlan(attn_col_slices=2, mlp_dgrad_slices=4, merge_wgrad=True, comm_ctas=8)
+    assert plan_text(plan) == (
+        "2 row slices × 2/1 column slices, dgrad in 2/4, greedy order, weight gradients fill the "
+        "waits, weight gradients merged over slices, 8 CTAs for communication"
+    )

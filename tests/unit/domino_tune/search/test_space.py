@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from domino_tune.search import SEARCHES, SearchOptions, SpaceSpec, enumerate_plans
+from simulator.errors import InfeasiblePlanError, InputError
+from simulator.plan import ORDERS, SlicePlan, check_plan_fits
+from simulator.slicing import SLICINGS
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+from tests.unit.domino_tune.search.bumpy import MODEL, SMALL, BumpyProblem, space_of
+
+WORKLOAD = Workload(seq_length=512, micro_batch_size=6)
+CLUSTER = ClusterSpec(tp=2)
+ODD_WIDTH = replace(MODEL, hidden_size=1020)
+
+
+def brute_force(model: ModelSpec, workload: Workload, spec: SpaceSpec) -> tuple[int, Counter[str]]:
+    """Feasible plans, duplicates included, and reasons, by the simulator's own checks."""
+    feasible, reasons = 0, Counter[str]()
+    axes = (
+        spec.orders, spec.wgrads, spec.merge_wgrads, spec.comm_ctas, spec.sequence_parallels,
+        spec.slicings,
+    )  # fmt: skip
+    for (rows, attn, mlp, attn_d, mlp_d), choice in product(spec.cuts, product(*axes)):
+        order, wgrad, merge_wgrad, comm_ctas, sequence_parallel, (dim, balance) = choice
+        if dim == "sequence" and rows not in spec.sequence_row_slices:
+            continue
+        try:
+            plan = SlicePlan(
+                row_slices=rows, attn_col_slices=attn, mlp_col_slices=mlp,
+                attn_dgrad_slices=attn_d, mlp_dgrad_slices=mlp_d, order=order, wgrad=wgrad,
+                merge_wgrad=merge_wgrad, comm_ctas=comm_ctas, sequence_parallel=sequence_parallel,
+                slice_dim=dim, slice_balance=balance,
+            )  # fmt: skip
+            check_plan_fits(plan, model, workload, CLUSTER)
+            feasible += 1
+        except InfeasiblePlanError as error:
+            reasons[error.reason] += 1
+    return feasible, reasons
+
+
+@pytest.mark.parametrize("model", [MODEL, ODD_WIDTH])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SMALL,
+        SpaceSpec(row_slices=(1, 2, 7), col_slices=(1, 3), dgrad_slices=(1, 8), comm_ctas=(0, 8)),
+        SpaceSpec(row_slices=(2, 8), orders=("inter", "paper"), wgrads=("eager",)),
+        replace(SMALL, sequence_parallels=(True, False)),
+        replace(SMALL, orders=ORDERS, slicings=SLICINGS, sequence_row_slices=(2, 8)),
+    ],
+)
+def test_counts_agree_with_the_simulators_checks(model: ModelSpec, spec: SpaceSpec) -> None:
+    feasible, reasons = brute_force(model, WORKLOAD, spec)
+    space = enumerate_plans(model, WORKLOAD, tp=CLUSTER.tp, spec=spec)
+    duplicates = space.infeasible["duplicate"]
+    assert len(space) + duplicates == feasible
+    assert space.infeasible - Counter(duplicate=duplicates) == reasons
+    assert space.size == feasible + reasons.total()
+
+
+def test_the_whole_space() -> None:
+    space = space_of(SpaceSpec())
+    assert space.size == 16 * 4**4 * 4 * 3 * 2 == 98_304
+    assert len(space) == 23_816
+    assert len(set(space)) == len(space)
+
+
+def test_every_plan_passes_the_simulators_checks() -> None:
+    for plan in enumerate_plans(ODD_WIDTH, WORKLOAD):
+        check_plan_fits(plan, ODD_WIDTH, WORKLOAD, CLUSTER)
+
+
+def test_the_unsliced_plan_is_there_once_an_order_that_differs() -> None:
+    spec = SpaceSpec(row_slices=(1,), col_slices=(1,), dgrad_slices=())
+    assert [plan.label for plan in space_of(spec)] == [
+        "domino 1x1/1 greedy wgrad=fill",
+        "domino 1x1/1 intra wgrad=eager",
+        "domino 1x1/1 intra wgrad=deferred",
+    ]
+
+
+def test_a_twin_outside_the_space_is_no_duplicate() -> None:
+    spec = SpaceSpec(
+        row_slices=(1,), col_slices=(1,), dgrad_slices=(), orders=("paper",), wgrads=("eager",),
+        merge_wgrads=(True,),
+    )  # fmt: skip
+    assert [plan.order for plan in space_of(spec)] == ["paper"]
+
+
+def test_tied_dgrad_slices_follow_the_columns() -> None:
+    assert {plan.slices[1:3] == plan.slices[3:5] for plan in space_of(SMALL)} == {True}
+
+
+def test_slices_of_a_space() -> None:
+    space = space_of(SMALL)
+    assert space[2:4] == (space[2], space[3])
+    assert space[-1] == list(space)[-1]
+
+
+def test_a_result_within_its_space_counts_everything() -> None:
+    space = space_of(SMALL)
+    problem = BumpyProblem(plans=space, limit_bytes=43 * 10**9)
+    result = SEARCHES["exhaustive"](problem, SearchOptions())
+    whole = result.within(space)
+    assert whole.space_size == space.size
+    assert whole.infeasible["memory"] == result.infeasible["memory"]
+    assert whole.infeasible["order"] == space.infeasible["order"]
+    assert whole.pruned + len(whole.trials) + sum(whole.infeasible.values()) == space.size
+
+
+class TestDeepSpeed:
+    def test_its_two_orders_of_one_cut(self) -> None:
+        space = enumerate_plans(MODEL, WORKLOAD, target="deepspeed")
+        assert [(plan.slices, plan.order) for plan in space] == [
+            ((2, 1, 1, 1, 1), "inter"),
+            ((2, 1, 1, 1, 1), "intra"),
+        ]
+
+    @pytest.mark.parametrize(
+        ("change", "culprit"),
+        [
+            ({"gated_mlp": True}, "MLP"),
+            ({"norm": "rmsnorm"}, "rmsnorm"),
+            ({"num_key_value_heads": 4}, "grouped-query"),
+            ({"qk_norm": True, "post_norm": True}, "qk_norm, post_norm"),
+        ],
+    )
+    def test_refuses_models_it_cannot_run(self, change: dict[str, object], culprit: str) -> None:
+        model = replace(MODEL, **change)  # type: ignore[arg-type]
+        with pytest.raises(InfeasiblePlanError, match=culprit) as caught:
+            enumerate_plans(model, WORKLOAD, target="deepspeed")
+        assert caught.value.reason == "target"
+
+    def test_refuses_an_odd_batch(self) -> None:
+        odd = Workload(seq_length=512, micro_batch_size=3)
+        with pytest.raises(InfeasiblePlanError, match="odd micro_batch_size = 3"):
+            enumerate_plans(MODEL, odd, target="deepspeed")
+
+    def test_unknown_target(self) -> None:
+        with pytest.raises(InputError, match="deepspeed"):
+            enumerate_plans(MODEL, WORKLOAD, target="deepsped")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("axis", [{"row_slices": ()}, {"orders": ("intra", "intra")}])
+def test_bad_axes_are_refused(axis: dict[str, tuple[object, ...]]) -> None:
+    with pytest.raises(InputError, match="space"):
+        SpaceSpec(**axis)  # type: ignore[arg-type]

@@ -1,0 +1,180 @@
+"""torchtitan's TOML, held against the fields of its config."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from domino_tune.results import ExportResult
+from domino_tune.verbs.plan import export_plan, export_text
+from simulator.errors import InfeasiblePlanError
+from simulator.plan import MEGATRON
+from simulator.specs import ClusterSpec
+from tests.support.plans import (
+    ASYNC_TP,
+    DOMINO,
+    FUSED,
+    SHARDED,
+    USERBUFFERS,
+    WORKLOAD,
+    on,
+    plan_file,
+    told,
+)
+
+TWO = ClusterSpec(tp=4, dp=2)
+FLOAT: Final = ("bfloat16", "float32")
+FIELDS: Final[dict[str, dict[str, Any]]] = {
+    "training": {
+        "local_batch_size": int, "global_batch_size": int, "seq_len": int, "dtype": FLOAT,
+        "mixed_precision_param": FLOAT,
+    },
+    "parallelism": {
+        "data_parallel_replicate_degree": int, "data_parallel_shard_degree": int,
+        "fsdp_reshard_after_forward": ("default", "always", "never"),
+        "tensor_parallel_degree": int, "enable_async_tensor_parallel": bool,
+        "pipeline_parallel_degree": int, "pipeline_parallel_schedule": str,
+        "pipeline_parallel_microbatch_size": int, "pipeline_parallel_layers_per_stage": int,
+        "pipeline_parallel_first_stage_less_layers": int,
+        "pipeline_parallel_last_stage_less_layers": int, "module_fqns_per_model_part": list,
+        "context_parallel_degree": int,
+        "context_parallel_rotate_method": ("allgather", "alltoall"),
+    },
+    "activation_checkpoint": {
+        "mode": ("selective", "full", "memory_budget", "none"), "selective_ac_option": str,
+    },
+    "compile": {"enable": bool, "components": list},
+}  # fmt: skip
+"""Section -> field -> its type, or its values: torchtitan/config/job_config.py of 0.2.2."""
+
+
+def exported(*args: Any, **named: Any) -> ExportResult:
+    return export_plan(plan_file(*args, **named), "torchtitan")
+
+
+def sections(*args: Any, **named: Any) -> dict[str, Any]:
+    """Return what torchtitan reads; raise ValueError for a field or a value that it has not."""
+    made = exported(*args, **named)
+    found = tomllib.loads(made.document)
+    assert tomllib.loads(export_text(made)) == found
+    for section, values in found.items():
+        for name, value in values.items():
+            allowed = FIELDS[section][name]
+            fits = value in allowed if isinstance(allowed, tuple) else type(value) is allowed
+            if not fits:
+                raise ValueError(f"{section}.{name} is {value!r}")
+    return found
+
+
+def said(*args: Any, **named: Any) -> str:
+    return "\n".join(exported(*args, **named).notes)
+
+
+def test_tensor_parallelism() -> None:
+    found = sections(workload=on("torch"))
+    assert found["training"] == {
+        "local_batch_size": 2, "global_batch_size": 8, "seq_len": 4096, "dtype": "bfloat16",
+    }  # fmt: skip
+    parallelism = found["parallelism"]
+    assert parallelism["tensor_parallel_degree"] == 8
+    assert parallelism["enable_async_tensor_parallel"] is False
+    assert found["activation_checkpoint"] == {"mode": "none"}
+    assert found["compile"]["enable"] is False  # the prediction has PyTorch's own kernels
+    assert "no fp32 weights" in said(workload=on("torch"))
+    assert "not PyTorch's" not in said(workload=on("torch"))
+
+
+def test_async_tensor_parallelism_is_compiled() -> None:
+    found = sections(ASYNC_TP, workload=on("torch"))
+    assert found["parallelism"]["enable_async_tensor_parallel"] is True
+    assert found["compile"] == {"enable": True, "components": ["model", "loss"]}
+    assert "which GEMMs overlap" in said(told(ASYNC_TP, "fc1_fprop=none"))
+
+
+@pytest.mark.parametrize(
+    ("data_parallel", "replicate", "shard", "reshard", "words"),
+    [
+        ("replicas", 2, 1, None, "mixes precision with FSDP only"),
+        ("fsdp", 1, 2, "always", ""),
+        ("distributed-optimizer", 1, 2, "never", "no distributed optimizer"),
+    ],
+)
+def test_replicas(
+    data_parallel: Any, replicate: int, shard: int, reshard: str | None, words: str
+) -> None:
+    workload = replace(WORKLOAD, data_parallel=data_parallel)
+    found = sections(workload=workload, cluster=TWO)
+    parallelism = found["parallelism"]
+    assert parallelism["data_parallel_replicate_degree"] == replicate
+    assert parallelism["data_parallel_shard_degree"] == shard
+    assert parallelism.get("fsdp_reshard_after_forward") == reshard
+    assert ("mixed_precision_param" in found["training"]) == (shard == 2)
+    assert found["training"]["global_batch_size"] == 16
+    assert words in said(workload=workload, cluster=TWO)
+
+
+def test_pipelines() -> None:
+    cluster = ClusterSpec(tp=2, pp=2, vpp=2)
+    workload = replace(WORKLOAD, overlap_p2p=True, recompute="full")
+    found = sections(workload=workload, cluster=cluster)
+    assert found["training"]["local_batch_size"] == 8  # all micro-batches of a step
+    parallelism = found["parallelism"]
+    assert parallelism["pipeline_parallel_schedule"] == "Interleaved1F1B"
+    assert parallelism["pipeline_parallel_microbatch_size"] == 2
+    assert parallelism["pipeline_parallel_layers_per_stage"] == 8
+    assert found["activation_checkpoint"] == {"mode": "full"}
+    uneven = replace(WORKLOAD, pp_layers=(17, 15), pp_schedule="gpipe")
+    parallelism = sections(workload=uneven, cluster=ClusterSpec(tp=2, pp=2))["parallelism"]
+    assert parallelism["pipeline_parallel_schedule"] == "GPipe"
+    first, last = parallelism["module_fqns_per_model_part"]
+    assert (first[0], first[-1], last[0]) == ("tok_embeddings", "layers.16", "layers.17")
+    assert (len(first), last[-2:]) == (18, ["norm", "output"])
+
+
+def test_recomputation_per_op_is_compiled() -> None:
+    found = sections(SHARDED, workload=replace(WORKLOAD, recompute="per-op"))
+    assert found["activation_checkpoint"] == {"mode": "selective", "selective_ac_option": "op"}
+    assert found["compile"]["enable"] is True
+
+
+def test_context_parallelism() -> None:
+    cluster = ClusterSpec(tp=2, cp=2)
+    parallelism = sections(cluster=cluster)["parallelism"]
+    assert parallelism["context_parallel_rotate_method"] == "alltoall"
+    assert "shards parameters; the prediction not" in said(cluster=cluster)
+
+
+def test_a_domino_plan_says_what_running_unsliced_costs() -> None:
+    assert "1,234.6 ms as planned, 1,345.7 ms unsliced" in said(DOMINO)
+    assert sections(DOMINO) == sections(SHARDED)
+
+
+def test_what_else_the_file_cannot_say() -> None:
+    workload = replace(WORKLOAD, tp_collectives="multimem", data_parallel="fsdp", grad_dtype="bf16")
+    text = said(workload=workload, cluster=replace(TWO, cuda_graph=True))
+    for words in ("CUDA graphs", "multimem", "gradients in fp32", "kernels of megatron-te"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("plan", "workload", "cluster", "message"),
+    [
+        (USERBUFFERS, {}, ClusterSpec(tp=8), "cannot run strategy 'userbuffers'"),
+        (FUSED, {}, ClusterSpec(tp=8), "cannot run strategy 'fused'"),
+        (MEGATRON, {}, ClusterSpec(tp=8), "with --sequence-parallel"),
+        (SHARDED, {"dtype": "fp16"}, ClusterSpec(tp=8), "--dtype bf16 or fp32"),
+        (SHARDED, {"recompute": "selective"}, ClusterSpec(tp=8), "attention core alone"),
+        (SHARDED, {"recompute": "full", "recompute_layers": 2}, ClusterSpec(tp=8), "first layers"),
+        (SHARDED, {"cp_comm": "a2a"}, ClusterSpec(tp=2, cp=2), "--cp-comm p2p"),
+        (SHARDED, {"pp_schedule": "zero-bubble"}, ClusterSpec(tp=2, pp=2), "zero-bubble"),
+    ],
+)
+def test_what_torchtitan_does_not_run(
+    plan: Any, workload: dict[str, Any], cluster: ClusterSpec, message: str
+) -> None:
+    with pytest.raises(InfeasiblePlanError, match=message) as caught:
+        exported(plan, workload=replace(WORKLOAD, **workload), cluster=cluster)
+    assert caught.value.reason == "target"

@@ -1,0 +1,174 @@
+"""tune --gpus: the best layouts, held against looking at every one of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from domino_tune.requests import TuneRequest
+from domino_tune.results import LayoutsResult
+from domino_tune.search.layouts import KEPT, LayoutSearch
+from domino_tune.store.plans import load_plan
+from domino_tune.store.shelf import DISK
+from domino_tune.verbs.layouts import (
+    base_of,
+    best_so_far,
+    candidates_of,
+    conclude,
+    layouts_of,
+    space_of,
+    tune_layouts,
+)
+from domino_tune.verbs.tune import tune
+from simulator.errors import InfeasiblePlanError, InputError
+from tests.support.runs import Runner
+
+SMALL = TuneRequest(
+    model="gpt3-1.3b", profile="h100-dgx", seq_length=2048, gpus=4, global_batch_size=4,
+    overrides=("num_hidden_layers=4",),
+)  # fmt: skip
+
+
+@cache
+def found(asked: TuneRequest = SMALL) -> LayoutsResult:
+    return tune_layouts(asked)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [replace(SMALL, pp=1, recompute="none"), pytest.param(SMALL, marks=pytest.mark.thorough)],
+    ids=["few layouts", "all layouts"],
+)
+def test_the_answer_is_that_of_looking_at_every_plan(asked: TuneRequest) -> None:
+    result = found(asked)
+    candidates, _ = candidates_of(base_of(asked, DISK), asked)
+    for one in candidates:
+        for plan in one.plans:
+            one.timed[plan] = one.time(plan)
+    best = sorted(candidates, key=lambda one: one.best_ns())
+    times = [one.best_ns() * 1e-6 for one in best[:KEPT]]
+    assert [one.iteration_ms for one in result.layouts] == pytest.approx(times)
+    unsliced = min(one.best_ns(one.unsliced) for one in candidates) * 1e-6
+    assert result.best_without_domino is not None
+    assert result.best_without_domino.iteration_ms == pytest.approx(unsliced)
+    for one in candidates:
+        for plan, bound_ns in one.bounds_ns.items():
+            timed = one.timed[plan]
+            assert one.quick_ns[plan] <= bound_ns
+            assert one.coarse_ns[plan] <= bound_ns
+            assert timed is None or bound_ns <= timed.iteration_ns
+
+
+@pytest.mark.thorough
+def test_an_interrupted_search_goes_on_to_the_same_answer() -> None:
+    space, times = space_of(SMALL), [float("inf")]
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    assert best_so_far(LayoutSearch(space.candidates)) is None
+    while True:
+        search = LayoutSearch(space.candidates, pause=stop)
+        try:
+            search.run()
+        except KeyboardInterrupt:
+            assert search.evaluations == len(times)
+            best = best_so_far(search)
+            assert best is not None
+            times.append(best.iteration_ms)
+        else:
+            break
+    assert times == sorted(times, reverse=True)
+    assert replace(conclude(space, search), seconds=found().seconds) == found()
+
+
+def test_numbers_of_a_layout_agree_with_each_other() -> None:
+    result = found()
+    assert result.optimality == "proven"
+    assert result.evaluations < result.plans
+    rival = result.best_without_domino
+    assert rival is not None
+    assert rival.domino_gain == rival.domino_gain_here == 1.0
+    for one in result.layouts:
+        assert one.tp * one.pp * one.cp * one.dp == 4
+        assert one.dp * one.micro_batch_size * one.grad_accumulation == 4
+        assert one.tokens_per_second_per_gpu == pytest.approx(4 * 2048 / 4 / one.iteration_ms * 1e3)
+        assert one.domino_gain == pytest.approx(rival.iteration_ms / one.iteration_ms)
+        assert one.domino_gain_here is None or one.domino_gain_here >= 1
+    memory = [one.peak_memory_gib for one in result.frontier]
+    assert memory == sorted(memory, reverse=True)
+    times = [one.iteration_ms for one in result.frontier]
+    assert times == sorted(times)
+    assert result.frontier[0].iteration_ms == result.layouts[0].iteration_ms
+    assert result.best.iteration_ms == pytest.approx(result.layouts[0].iteration_ms)
+
+
+def test_what_is_given_stays() -> None:
+    asked = replace(SMALL, pp=2, micro_batch_size=1, recompute="full", sequence_parallel=False)
+    for one in tune_layouts(asked).layouts:
+        assert (one.pp, one.micro_batch_size, one.recompute) == (2, 1, "full")
+        assert not one.plan.sequence_parallel
+    assert {one.tp for one in layouts_of(base_of(asked, DISK), replace(asked, tp=2))} == {2}
+
+
+def test_long_sequences_are_shared() -> None:
+    asked = replace(SMALL, model="llama3-8b", seq_length=32768)
+    assert {one.cp for one in layouts_of(base_of(asked, DISK), asked)} == {1, 2, 4}
+    assert {one.cp for one in layouts_of(base_of(SMALL, DISK), SMALL)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"global_batch_size": None}, "give --gpus N and --global-batch-size B"),
+        ({"gpus": None}, "give --gpus N and --global-batch-size B"),
+        ({"grad_accumulation": 2}, "leave out --grad-accumulation"),
+        ({"search": "bayes", "trials": 3}, "leave out --search, --trials"),
+        ({"seed": 3}, "leave out --seed"),
+        ({"objective": "measure"}, "leave out --objective measure"),
+        ({"dp": 4, "global_batch_size": 6}, "No layout divides 4 GPUs and 6 sequences as asked"),
+        ({"tp": 3}, "No layout divides 4 GPUs"),
+    ],
+)
+def test_what_does_not_go_with_layouts_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        tune_layouts(replace(SMALL, **fields))
+
+
+def test_one_layout_is_not_searched_for_layouts() -> None:
+    with pytest.raises(InputError, match=r"domino_tune\.tune_layouts in Python"):
+        tune(replace(SMALL, tp=2, micro_batch_size=1))
+
+
+def test_a_model_that_fits_nowhere() -> None:
+    with pytest.raises(InfeasiblePlanError, match="the smallest change that fits: --gpus 64"):
+        tune_layouts(replace(SMALL, model="gpt3-175b", overrides=()))
+
+
+def test_the_command_prints_layouts_and_writes_the_best_plan(run: Runner, tmp_path: Path) -> None:
+    words = (
+        "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--seq-length", "2048",
+        "--gpus", "4", "--global-batch-size", "4", "--set", "num_hidden_layers=4",
+    )  # fmt: skip
+    plan, page, trace = (tmp_path / name for name in ("plan.json", "page.html", "trace.json"))
+    done = run(*words, "--json", "--out", str(plan), "--report", str(page), "--trace", str(trace))
+    assert done.code == 0, done.err
+    shown = json.loads(done.out)
+    names = (
+        "tp", "pp", "vpp", "cp", "dp", "micro_batch_size", "recompute", "mfu", "domino_gain",
+        "tokens_per_second_per_gpu", "peak_memory_gib",
+    )  # fmt: skip
+    assert all(name in one for one in shown["layouts"] for name in names)
+    assert (shown["optimality"], len(shown["layouts"])) == ("proven", KEPT)
+    assert shown["evaluations"] > 0
+    assert load_plan(str(plan)).cluster.world_size == 4
+    assert "micro-batch" in page.read_text("utf-8")
+    assert trace.stat().st_size
+    text = run(*words, "--pp", "1", "--recompute", "none").out
+    assert "(num_hidden_layers=4) on 4 GPUs, 4 sequences an iteration" in text
+    assert "Without Domino the best is" in text

@@ -1,0 +1,164 @@
+"""tune --sweep: the best layout at each number of GPUs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import domino_tune
+from domino_tune.requests import TuneRequest
+from domino_tune.results import ScaleResult, to_json
+from domino_tune.results.layouts import LayoutResult
+from domino_tune.verbs.layouts import tune_layouts
+from domino_tune.verbs.scale import MOST, gpus_of, tune_scale
+from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
+from tests.support.runs import Runner
+
+SMALL = TuneRequest(
+    model="gpt3-1.3b", profile="h100-dgx", seq_length=2048, sweep="gpus=2, 3,4",
+    global_batch_size=4, overrides=("num_hidden_layers=4",), pp=1, recompute="none",
+)  # fmt: skip
+WORDS = (
+    "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--seq-length", "2048",
+    "--global-batch-size", "4", "--set", "num_hidden_layers=4", "--sweep", "gpus=2,3,4",
+    "--pp", "1", "--recompute", "none",
+)  # fmt: skip
+HEAD = ["gpus", "layout"]
+
+
+@cache
+def told() -> tuple[ScaleResult, frozenset[str]]:
+    """Two numbers with layouts around one that divides neither layers nor batch; and beginnings of
+    the lines of its progress."""
+    said: list[str] = []
+    result = tune_scale(replace(SMALL, tp=2), said.append)
+    return result, frozenset(line.partition(":")[0] for line in said)
+
+
+def found() -> ScaleResult:
+    return told()[0]
+
+
+def test_each_number_has_the_layout_that_it_has_alone() -> None:
+    for point, layout in found().found:
+        alone = tune_layouts(replace(SMALL, tp=2, sweep=None, gpus=point.gpus))
+        assert layout == alone.layouts[0]
+        assert point.best_without_domino == alone.best_without_domino
+        assert point.tokens_per_second == pytest.approx(4 * 2048 / layout.iteration_ms * 1e3)
+        assert not any("Trace and page" in text for text in point.warnings)
+
+
+def test_efficiency_is_over_the_first_number_that_has_a_layout() -> None:
+    (first, one), (second, other) = found().found
+    assert (first.gpus, second.gpus) == (2, 4)
+    assert first.scaling_efficiency == 1.0
+    assert second.scaling_efficiency == pytest.approx(
+        other.tokens_per_second_per_gpu / one.tokens_per_second_per_gpu
+    )
+
+
+def test_a_number_without_a_layout_says_why() -> None:
+    point = found().points[1]
+    assert (point.gpus, point.layout, point.scaling_efficiency) == (3, None, None)
+    assert point.error is not None
+    assert "No layout divides 3 GPUs" in point.error
+    text = str(found())
+    assert "not possible" in text
+    assert "\n3 GPUs: No layout divides 3 GPUs" in text
+    assert "strong scaling" in text
+    assert "over those at 2 GPUs" in text
+
+
+def test_the_frame_has_a_row_a_number() -> None:
+    frame = found().to_frame()
+    assert list(frame["gpus"]) == [2, 3, 4]
+    assert list(frame.columns)[:2] == HEAD
+    assert list(frame["error"].astype(bool)) == [False, True, False]
+    assert frame["tokens_per_second"].isna().tolist() == [False, True, False]
+    assert set(LayoutResult.__dataclass_fields__) < set(frame.columns)
+
+
+def test_the_numbers_of_a_sweep() -> None:
+    assert gpus_of("gpus=8,16, 4096") == (8, 16, 4096)
+    assert len(gpus_of("gpus=" + ",".join(map(str, range(1, MOST + 1))))) == MOST
+
+
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        "", "gpus", "gpus=", "gpus=8", "gpus=8,8", "gpus=16,8", "gpus=0,8", "gpus=8,-16",
+        "gpus=8,16,", "gpus=8,x", "gpus=8,1_6", "tp=1,2", "8,16", "gpus=8,¹6",
+        "gpus=8," + "9" * 5000, "gpus=" + ",".join(map(str, range(1, MOST + 2))),
+    ],
+)  # fmt: skip
+def test_other_sweeps_are_refused(sweep: str) -> None:
+    with pytest.raises(InputError, match="2 to 32 rising whole numbers ≥ 1, got"):
+        tune_scale(replace(SMALL, sweep=sweep))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"gpus": 8}, "leave out --gpus"),
+        ({"objective": "measure"}, "leave out --objective measure"),
+        ({"global_batch_size": None}, "--sweep also needs --global-batch-size"),
+        ({"sweep": "gpus=8,100000"}, "--gpus must be a whole number ≤ 65536, got 100000"),
+        ({"grad_accumulation": 2}, "^With --gpus the layout is searched; leave out --grad-accum"),
+        ({"model": "gpt"}, "^Unknown model 'gpt'"),
+        ({"tp": 5}, "No number of GPUs in --sweep has a layout; the last: No layout divides 4"),
+    ],
+)
+def test_what_does_not_go_with_a_sweep_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        tune_scale(replace(SMALL, **fields))
+
+
+def test_a_model_that_fits_at_no_number() -> None:
+    asked = replace(SMALL, model="gpt3-175b", overrides=(), sweep="gpus=2,4", tp=2)
+    with pytest.raises(InfeasiblePlanError, match=r"the last: No layout of gpt3-175b on 4 GPUs"):
+        tune_scale(asked)
+
+
+def test_progress_names_the_number() -> None:
+    assert told()[1] == {"2 GPUs", "4 GPUs"}
+
+
+def test_from_python() -> None:
+    given: dict[str, Any] = {
+        "model": "gpt3-1.3b", "profile": "h100-dgx", "seq_length": 2048, "global_batch_size": 4,
+        "overrides": "num_hidden_layers=4", "tp": 2, "sweep": "gpus=2,3,4", "pp": 1,
+        "recompute": "none",
+    }  # fmt: skip
+    result = domino_tune.tune_scale(**given)
+    assert isinstance(result, domino_tune.ScaleResult)
+    assert to_json(result)["points"] == to_json(found())["points"]
+    for verb in (domino_tune.tune, domino_tune.tune_layouts):
+        with pytest.raises(DominoTuneError, match="sweep asks for many numbers of GPUs: call"):
+            verb(**given)
+
+
+def test_the_command_prints_a_row_a_number_and_draws_them(run: Runner, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = run(*WORDS, "--tp", "2", "--json", "--report", str(page))
+    assert done.code == 0, done.err
+    shown = json.loads(done.out)
+    assert next(iter(shown)) == "points"
+    assert [point["gpus"] for point in shown["points"]] == [2, 3, 4]
+    assert shown["points"] == json.loads(json.dumps(to_json(found())))["points"]
+    assert shown["points"][1]["error"].startswith("No layout divides 3 GPUs")
+    text = page.read_text("utf-8")
+    assert "Tokens a second a GPU, by GPUs" in text
+    assert "--gpus 4 --global-batch-size 4 --out plan.json" in text
+    assert "100%" in run(*WORDS, "--tp", "2").out
+
+
+@pytest.mark.parametrize("flag", ["--out", "--trace"])
+def test_files_of_one_layout_are_refused(run: Runner, tmp_path: Path, flag: str) -> None:
+    said = run.refused(*WORDS, flag, str(tmp_path / "file.json"))
+    assert "files of one layout" in said
+    assert "--gpus N" in said

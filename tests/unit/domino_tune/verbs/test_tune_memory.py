@@ -1,0 +1,79 @@
+"""A space is refused for its memory only where no plan of it fits."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+
+from domino_tune.requests import TuneRequest
+from domino_tune.results import TuneResult
+from domino_tune.search import Space, SpaceSpec, enumerate_plans
+from domino_tune.verbs.resolve import resolve
+from domino_tune.verbs.tune import tune_cases
+from simulator.build import build_schedule
+from simulator.case import Case
+from simulator.errors import InfeasiblePlanError
+from simulator.memory import TURN, live_peaks
+from simulator.ordering import order_of
+from simulator.peak import least_peak_bytes, peak_bytes
+from simulator.units import GIB
+from tests.unit.simulator.cases import cost_model, random_case
+
+SEEDS = range(10)
+RANDOM = TuneRequest(
+    model="llama2-7b", profile="h100-dgx", tp=8, seq_length=512, micro_batch_size=4,
+    search="random", trials=10, implementation_set=("dummy_wgrads=false",),
+)  # fmt: skip
+
+
+def random_space(seed: int) -> tuple[Case, Space]:
+    """A small case, and all plans of its rows in every order, with one or two column pieces."""
+    rng = random.Random(seed)
+    case = random_case(rng, layers=7, micros=1, cost=cost_model(1.0, False))
+    case = replace(case, workload=replace(case.workload, micro_batch_size=rng.randint(1, 5)))
+    shards = case.workload.recompute == "per-op"
+    spec = SpaceSpec(col_slices=(1, 2), dgrad_slices=(), sequence_parallels=(shards,))
+    return case, enumerate_plans(case.model, case.workload, spec=spec)
+
+
+@pytest.mark.sampled(count=3)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_plan_needs_less_than_the_least(seed: int) -> None:
+    """And what that rests on: the head's memory depends on row slices alone."""
+    case, space = random_space(seed)
+    least = least_peak_bytes(case)
+    heads = defaultdict(set)
+    for plan in space:
+        order = order_of(case, plan)
+        assert peak_bytes(case, plan, order) >= least, plan.label
+        schedule = build_schedule(case.model, case.workload, case.cluster, plan, order)
+        heads[plan.row_slices].add(live_peaks(schedule)[TURN].whole)
+    assert {len(peaks) for peaks in heads.values()} == {1}
+
+
+def with_memory(case: Case, capacity_bytes: int) -> Case:
+    """``case`` on GPUs of so many bytes."""
+    machine = replace(case.profile.machine, gpu_memory_gib=capacity_bytes / GIB)
+    changed = replace(case, profile=replace(case.profile, machine=machine))
+    assert changed.capacity_bytes == capacity_bytes
+    return changed
+
+
+def tuned(case: Case, capacity_bytes: int) -> TuneResult:
+    return tune_cases([with_memory(case, capacity_bytes)], RANDOM)
+
+
+def test_the_last_byte_decides() -> None:
+    """Of this model some plans need the least and no more, so a byte less fits none."""
+    case = resolve(RANDOM)
+    least = least_peak_bytes(case)
+    with pytest.raises(InfeasiblePlanError) as caught:
+        tuned(case, least - 1)
+    assert caught.value.reason == "memory"
+    assert f"each needs {least / GIB:,.1f} GiB or more" in str(caught.value)
+    assert "No plan fits in the memory" in str(caught.value)
+    assert "the smallest change that fits: --" in str(caught.value)
+    assert tuned(case, least).best.peak_memory_gib == least / GIB

@@ -1,0 +1,101 @@
+"""Both engines of a pipeline: equal to the nanosecond, and each rule by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simulator.errors import ScheduleError
+from simulator.pipeline import engine, recurrence
+from simulator.pipeline.orders import Action
+from simulator.pipeline.program import Message, PipelineProgram, Task
+from tests.unit.simulator.pipeline.programs import program_of, random_program
+
+
+@pytest.mark.sampled(count=2)
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_both_engines_agree_to_the_nanosecond(first: int) -> None:
+    for seed in range(first, first + 50):
+        program = random_program(seed)
+        assert engine.play(program) == recurrence.play(program), seed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_longer_task_never_makes_it_shorter(seed: int) -> None:
+    program = random_program(seed)
+    slower = replace(
+        program,
+        ranks=tuple(
+            tuple(task._replace(duration_ns=task.duration_ns + 3) for task in tasks)
+            for tasks in program.ranks
+        ),
+    )
+    assert recurrence.play(slower).makespan_ns > recurrence.play(program).makespan_ns
+
+
+def two_ranks(*, blocking: bool = False, rendezvous: bool = False) -> PipelineProgram:
+    """Rank 0 sends to rank 1, which is busy for 50 ns before it reads."""
+    first = Task(Action("F", 0, 0), 10, sends=0)
+    return PipelineProgram(
+        ranks=(
+            (first, Task(Action("F", 1, 0), 10)),
+            (Task(Action("F", 1, 0), 50), Task(Action("F", 0, 0), 10, reads=0)),
+        ),
+        messages=(Message(5, 0, 0, 1),), rendezvous=rendezvous, blocking=blocking,
+        summed_ns=(0, 0), updated_ns=(0, 0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rules", "message", "second"),
+    [
+        ({}, (10, 15), (10, 20)),
+        ({"blocking": True}, (10, 15), (15, 25)),
+        ({"blocking": True, "rendezvous": True}, (50, 55), (55, 65)),
+    ],
+)
+def test_messages_wait_for_receivers_and_senders_for_messages(
+    rules: dict[str, bool], message: tuple[int, int], second: tuple[int, int]
+) -> None:
+    run = recurrence.play(two_ranks(**rules))
+    assert run.messages == (message,)
+    assert run.tasks[0][1] == second
+
+
+def test_messages_of_a_link_go_one_after_the_other() -> None:
+    program = program_of("gpipe", 2, 1, 3, {"F": 10, "B": 10}, message_ns=25)
+    run = recurrence.play(program)
+    forward = [span for span, one in zip(run.messages, program.messages, strict=True)
+               if one.sender == 0]  # fmt: skip
+    assert sorted(forward) == [(10, 35), (35, 60), (60, 85)]
+
+
+def test_gathers_come_first_and_buckets_follow_their_gradients() -> None:
+    alone = PipelineProgram(
+        ranks=(
+            (
+                Task(Action("F", 0, 0), 10, gathers_ns=(4, 20)),
+                Task(Action("B", 0, 0), 20, buckets_ns=(30, 5)),
+            ),
+        ),
+        messages=(), rendezvous=False, blocking=False, summed_ns=(3,), updated_ns=(2,),
+    )  # fmt: skip
+    run = recurrence.play(alone)
+    assert run.tasks == (((4, 24), (24, 44)),), "the last gather ends at 24"
+    assert run.gradients_at == (69,), "buckets are ready at 34 and 44; 34 + 30 + 5"
+    assert run.makespan_ns == 74
+
+
+def test_ranks_that_wait_for_each_other_are_named() -> None:
+    """Each reads first what the other sends last."""
+    stuck = PipelineProgram(
+        ranks=tuple(
+            (Task(Action("F", 0, 0), 1, reads=1 - rank), Task(Action("B", 0, 0), 1, sends=rank))
+            for rank in range(2)
+        ),
+        messages=(Message(1, 0, 0, 1), Message(1, 1, 1, 0)), rendezvous=False, blocking=False,
+        summed_ns=(0, 0), updated_ns=(0, 0),
+    )  # fmt: skip
+    with pytest.raises(ScheduleError, match="Rank 0 of the pipeline waits for ever"):
+        recurrence.play(stuck)

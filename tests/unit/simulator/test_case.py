@@ -1,0 +1,60 @@
+"""A case's memory and tokens, units, and the words of errors."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from simulator.case import Case
+from simulator.errors import InfeasiblePlanError, InputError, unknown_name
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.presets import MODELS
+from simulator.specs import ClusterSpec, Workload
+from simulator.units import GIB, MS_PER_NS
+from tests.unit.simulator.cases import bundled_profile
+
+CASE = Case(
+    model=MODELS["gpt3-13b"],
+    workload=Workload(seq_length=1024, micro_batch_size=4, grad_accumulation=3),
+    cluster=ClusterSpec(tp=8, dp=2),
+    profile=bundled_profile(),
+)
+
+
+def test_tokens_are_those_of_all_micro_batches_and_replicas() -> None:
+    assert CASE.tokens == 1024 * 4 * 3 * 2
+
+
+def test_a_plan_may_need_all_memory_and_no_byte_more() -> None:
+    capacity = CASE.capacity_bytes
+    assert capacity == 80 * 2**30
+    CASE.check_memory(MEGATRON, capacity)
+    with pytest.raises(InfeasiblePlanError, match=r"needs 80\.0 GiB .* has 80 GiB") as caught:
+        CASE.check_memory(MEGATRON, capacity + 1)
+    assert caught.value.reason == "memory"
+    assert pickle.loads(pickle.dumps(caught.value)).reason == "memory"
+
+
+def test_shapes_are_of_plans_that_fit() -> None:
+    assert CASE.shapes(SlicePlan(row_slices=4)).rows == (1, 1, 1, 1)
+    with pytest.raises(InfeasiblePlanError):
+        CASE.shapes(SlicePlan(row_slices=5))
+    with pytest.raises(InputError, match="tp = 3"):
+        replace(CASE, cluster=ClusterSpec(tp=3))
+
+
+def test_units() -> None:
+    assert 2_500_000 * MS_PER_NS == 2.5
+    assert GIB == 1024**3
+
+
+def test_unknown_names_are_told_with_the_nearest_one() -> None:
+    known = ["inter", "intra", "paper"]
+    assert str(unknown_name("order", "intr", known)) == (
+        "Unknown order 'intr'. Did you mean 'intra'? Known: inter, intra, paper."
+    )
+    assert str(unknown_name("order", "xyz", reversed(known))) == (
+        "Unknown order 'xyz'. Known: inter, intra, paper."
+    )

@@ -1,0 +1,292 @@
+"""Intervals and levels: errors weighted by time on the critical path, sources by provenance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from domino_tune.store.profiles import load_profile
+from simulator.case import Case
+from simulator.confidence import LOW_SHARE, MEDIUM_SHARE, Confidence, confidence_of
+from simulator.contention import Contention, ContentionFit, Slowdown
+from simulator.cost import CostModel
+from simulator.engine import play
+from simulator.estimate import Estimate, Source
+from simulator.launch import Launch
+from simulator.ops import Collective, Gemm, Signature
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.predict import played, predict, simulate, unsure_clocks
+from simulator.presets import MODELS
+from simulator.profile import Profile, ResumeSection, SkewSection
+from simulator.provenance import Provenance, ProvenanceKind
+from simulator.resume import ResumeFit, ResumeRow
+from simulator.schedule import COMPUTE, TP, OpTemplate, Repeat, Schedule, Segment
+from simulator.skew import SkewFit
+from simulator.specs import ClusterSpec, Workload
+from simulator.timeline import Timeline
+from tests.unit.simulator.cases import bundled_profile, cost_model, hot_profile, with_cost
+
+GEMM, OTHER, REDUCE = Gemm(1, 1, 1), Gemm(2, 2, 2), Collective("all_reduce", 8, 1, 8)
+SLICED = SlicePlan(row_slices=2)
+
+
+class StatedCost(CostModel):
+    """A cost model whose estimates are given."""
+
+    def __init__(self, estimates: dict[Signature, Estimate]) -> None:
+        super().__init__(bundled_profile(), cuda_graph=True)
+        self.stated = estimates
+        self.contention = Contention(None)
+
+    def estimate(self, signature: Signature) -> Estimate:
+        return self.stated[signature]
+
+
+def timeline_of(*spans: tuple[str, Signature, int, int]) -> Timeline:
+    """Ops one after another: role, signature, start, end."""
+    templates = tuple(
+        OpTemplate(role, -1, signature, TP if signature is REDUCE else COMPUTE, 0, (), ())
+        for role, signature, _, _ in spans
+    )
+    schedule = Schedule(parts=(Repeat(segments=(Segment(templates=templates),)),), value_bytes={})
+    return Timeline(
+        schedule=schedule,
+        start_ns=tuple(start for _, _, start, _ in spans),
+        end_ns=tuple(end for _, _, _, end in spans),
+    )
+
+
+def costs(source: Source = "fitted", other_us: float = 0.2) -> StatedCost:
+    return StatedCost(
+        {
+            GEMM: Estimate(0.6, "measured", 0.1),
+            OTHER: Estimate(other_us, source, 0.5),
+            REDUCE: Estimate(0.2, "interpolated", 0.2),
+        }
+    )
+
+
+SERIAL = timeline_of(("a", GEMM, 0, 600), ("b", OTHER, 600, 800), ("ar", REDUCE, 800, 1000))
+
+
+def test_one_sections_errors_add_and_sections_are_independent() -> None:
+    found = confidence_of(SERIAL, costs())
+    half = math.hypot(600 * 0.1 + 200 * 0.5, 200 * 0.2)
+    assert (found.low_ns, found.high_ns) == (round(1000 - half), round(1000 + half))
+    assert found.shares == pytest.approx({"measured": 0.6, "fitted": 0.2, "interpolated": 0.2})
+    assert (found.level, found.warnings) == ("high", ())
+
+
+def test_only_the_critical_path_counts() -> None:
+    hidden = timeline_of(("a", GEMM, 0, 600), ("ar", REDUCE, 600, 800), ("b", OTHER, 600, 1000))
+    assert "interpolated" not in confidence_of(hidden, costs(other_us=0.4)).shares
+
+
+@pytest.mark.parametrize(("length", "level"), [(40, "high"), (150, "medium"), (400, "low")])
+@pytest.mark.parametrize("source", ["extrapolated", "assumed"])
+def test_time_that_was_not_looked_up_lowers_the_level(
+    length: int, level: str, source: Source
+) -> None:
+    assert (MEDIUM_SHARE, LOW_SHARE) == (0.05, 0.20)
+    timeline = timeline_of(("a", GEMM, 0, 1000 - length), ("b", OTHER, 1000 - length, 1000))
+    cost = costs(source, other_us=length / 1000)
+    cost.stated[GEMM] = Estimate((1000 - length) / 1000, "measured", 0.1)
+    found = confidence_of(timeline, cost)
+    assert found.level == level
+    assert bool(found.warnings) == (source == "extrapolated")
+
+
+def test_skew_makes_compute_less_sure_and_nothing_else() -> None:
+    cost = costs()
+    cost.skew = SkewFit(slowest_factor=1.0, error=0.3)
+    found = confidence_of(SERIAL, cost)
+    half = math.hypot(600 * 0.1 + 200 * 0.5, 200 * 0.2, 800 * 0.3)
+    assert (found.low_ns, found.high_ns) == (round(1000 - half), round(1000 + half))
+
+
+def test_clocks_that_may_be_lower_or_higher_widen_the_interval_and_count_by_their_kind() -> None:
+    case = Case(
+        model=MODELS["llama2-7b"], workload=Workload(seq_length=2048, micro_batch_size=4),
+        cluster=ClusterSpec(tp=8), profile=hot_profile(),
+    )  # fmt: skip
+    run = played(case, SLICED)
+    timeline = play(run.schedule, run.program)
+    clocks = unsure_clocks(case, run)
+    assert clocks is not None
+    assert run.power is not None
+    assert clocks.draws_more < run.power.clock_mhz < clocks.draws_less
+    assert clocks.slowest < run.power.clock_mhz
+    alone, found = (confidence_of(timeline, run.cost, each) for each in (None, clocks))
+    assert found.low_ns < alone.low_ns
+    assert found.high_ns > alone.high_ns
+    timed = confidence_of(simulate(replace(case, profile=bundled_profile()), SLICED), case.cost)
+    assert found.shares["assumed"] > timed.shares["assumed"]
+
+
+def test_an_interval_never_reaches_below_zero() -> None:
+    cost = StatedCost({GEMM: Estimate(1.0, "assumed", 3.0)})
+    found = confidence_of(timeline_of(("a", GEMM, 0, 1000)), cost)
+    assert (found.low_ns, found.high_ns) == (0, 4000)
+
+
+@pytest.mark.parametrize(("wait", "level"), [(20, "high"), (150, "medium"), (400, "low")])
+def test_waits_for_a_host_of_assumed_costs_lower_the_level(wait: int, level: str) -> None:
+    cost = StatedCost({GEMM: Estimate((1000 - wait) / 1000, "measured", 0.0)})
+    cost.launch = Launch(mode="async", source="assumed", error=0.5)
+    found = confidence_of(timeline_of(("a", GEMM, wait, 1000)), cost)
+    assert found.level == level
+    assert found.shares == pytest.approx({"measured": 1 - wait / 1000, "assumed": wait / 1000})
+    assert (found.low_ns, found.high_ns) == (1000 - wait // 2, 1000 + wait // 2)
+
+
+@pytest.mark.parametrize(("stretch", "level"), [(40, "high"), (150, "medium"), (400, "low")])
+def test_what_assumed_contention_adds_lowers_the_level(stretch: int, level: str) -> None:
+    cost = StatedCost({GEMM: Estimate((1000 - stretch) / 1000, "measured", 0.0)})
+    cost.contention = Contention(bundled_profile().section("contention").fit, strength=0.0)
+    found = confidence_of(timeline_of(("a", GEMM, 0, 1000)), cost)
+    assert found.level == level
+    assert found.shares == pytest.approx(
+        {"measured": 1 - stretch / 1000, "assumed": stretch / 1000}
+    )
+
+
+def with_kinds(profile: Profile, **kinds: ProvenanceKind) -> Profile:
+    """The profile with the sections' provenance of these kinds."""
+    sections: dict[str, Any] = {
+        name: replace(
+            profile.section(name),
+            provenance=replace(profile.section(name).provenance, kind=kind, error=0.2),
+        )
+        for name, kind in kinds.items()
+    }
+    return replace(profile, **sections)
+
+
+def of_profile(profile: Profile, plan: SlicePlan = MEGATRON, **cluster: Any) -> Confidence:
+    case = Case(
+        model=MODELS["gpt3-6.7b"],
+        workload=Workload(seq_length=2048, micro_batch_size=8),
+        cluster=ClusterSpec(tp=8, **cluster),
+        profile=profile,
+    )
+    return confidence_of(simulate(case, plan), case.cost)
+
+
+SECTION_SHARES = {"gemm": 0.25, "attention": 0.02, "pointwise": 0.02, "collectives": 0.1}
+
+
+@pytest.mark.parametrize("section", SECTION_SHARES)
+def test_look_ups_of_an_assumed_section_are_assumed(section: str) -> None:
+    before = of_profile(with_kinds(bundled_profile(), launch="measured"), cuda_graph=True)
+    assumed: dict[str, ProvenanceKind] = {section: "assumed"}
+    after = of_profile(with_kinds(bundled_profile(), **assumed), cuda_graph=True)
+    more = after.shares["assumed"] - before.shares.get("assumed", 0.0)
+    assert more > SECTION_SHARES[section]
+    assert after.low_ns < before.low_ns < before.high_ns < after.high_ns
+
+
+def test_contention_widens_a_real_interval() -> None:
+    widths = []
+    for contention in (0.0, 2.0):
+        case = with_cost(
+            Case(
+                model=MODELS["gpt3-6.7b"],
+                workload=Workload(seq_length=512, micro_batch_size=8),
+                cluster=ClusterSpec(tp=8),
+                profile=bundled_profile(),
+            ),
+            cost_model(contention, True),
+        )
+        timeline = simulate(case, SLICED)
+        found = confidence_of(timeline, case.cost)
+        assert found.low_ns < timeline.makespan_ns < found.high_ns
+        assert sum(found.shares.values()) == pytest.approx(1.0)
+        widths.append(found.high_ns - found.low_ns)
+    assert widths[1] > widths[0]
+
+
+def test_a_hidden_collective_that_may_be_exposed_widens_the_interval() -> None:
+    """The factor of collectives is off no op of the critical path, but the plan depends on it."""
+    profile = bundled_profile()
+    section = profile.section("contention")
+
+    def wrong_by(error: float) -> Profile:
+        slow = replace(section.fit.collective, error=error)
+        fit = replace(section.fit, collective=slow)
+        return replace(profile, contention=replace(section, fit=fit))
+
+    sure, unsure = (of_profile(wrong_by(e), SLICED, cuda_graph=True) for e in (0.0, 3.0))
+    assert unsure.high_ns > 1.02 * sure.high_ns
+    case = Case(
+        model=MODELS["gpt3-6.7b"], workload=Workload(seq_length=2048, micro_batch_size=8),
+        cluster=ClusterSpec(tp=8, cuda_graph=True), profile=wrong_by(3.0),
+    )  # fmt: skip
+    fit = case.cost.contention.fit
+    assert fit is not None
+    total, half_sure = predict(case, SLICED).makespan_ns, predict_error(case, fit, 0.15)
+    added = predict_error(case, fit, 3.0)
+    more = (unsure.high_ns - total) ** 2 - (sure.high_ns - total) ** 2
+    assert more == pytest.approx(added**2 - half_sure**2, rel=1e-3)
+
+
+def predict_error(case: Case, fit: ContentionFit, error: float) -> int:
+    """By how much longer the sliced plan takes with collectives slower by ``error``, in ns."""
+    slow = replace(fit.collective, error=error)
+    worse = replace(fit, collective=slow).off("collectives", 1.0)
+    there = with_cost(case, case.cost.beside(worse))
+    return predict(there, SLICED).makespan_ns - predict(case, SLICED).makespan_ns
+
+
+@pytest.mark.parametrize("section", ["contention", "collectives", "launch"])
+def test_a_fitted_law_in_an_assumed_section_is_assumed(section: str) -> None:
+    """The H200's laws are fitted; a section that says it is assumed outweighs them."""
+    profile = load_profile("h200-sxm")
+    given = {name: profile.section(name).provenance.kind for name in ("contention", "launch")}
+    assert given == {"contention": "fitted", "launch": "measured"}
+    plan = MEGATRON if section == "collectives" else SlicePlan(row_slices=4)
+    known: dict[str, ProvenanceKind] = {section: "fitted"}
+    assumed: dict[str, ProvenanceKind] = {section: "assumed"}
+    before = of_profile(with_kinds(profile, **known), plan)
+    after = of_profile(with_kinds(profile, **assumed), plan)
+    assert after.shares["assumed"] > before.shares["assumed"]
+
+
+def test_launches_inside_of_ops_are_as_sure_as_launches() -> None:
+    """On a machine whose host computes, an op's launch counts by the launches' own provenance."""
+    cost = StatedCost({GEMM: Estimate(0.9, "measured", 0.0)})
+    cost.launch = Launch(mode="inline", cost_ns={"gemm": 100}, source="assumed", error=0.5)
+    found = confidence_of(timeline_of(("a", GEMM, 0, 1000)), cost)
+    assert found.shares == pytest.approx({"measured": 0.9, "assumed": 0.1})
+    assert (found.low_ns, found.high_ns, found.level) == (950, 1050, "medium")
+
+
+def test_what_compute_pays_for_a_wait_is_as_sure_as_the_law_of_waits() -> None:
+    """A wait of 100 us costs 10 us; an op of 50 us behind it pays half, one more a quarter."""
+    cost = StatedCost({GEMM: Estimate(50.0, "measured", 0.0)})
+    law = ResumeFit(rows=(ResumeRow(100.0, 10.0),), recovery_us=50.0, error=0.4, samples=1)
+    section = ResumeSection(fit=law, provenance=Provenance(kind="fitted", source="made up"))
+    cost.resume, cost.profile = law, replace(bundled_profile(), resume=section)
+    spans = [(0, 50_000), (150_000, 205_000), (205_000, 257_500)]
+    found = confidence_of(timeline_of(*(("a", GEMM, *span) for span in spans)), cost)
+    assert found.shares["fitted"] == pytest.approx(7.5 / 257.5)
+    assert found.high_ns - 257_500 == pytest.approx(0.4 * 7_500)
+
+
+def test_a_wait_for_other_ranks_is_not_contention() -> None:
+    cost = StatedCost({GEMM: Estimate(0.5, "measured", 0.0), REDUCE: Estimate(0.2, "fitted", 0.0)})
+    known = bundled_profile()
+    fit = known.section("contention").fit
+    few = replace(
+        fit, collective=Slowdown(factor=1.5, kind="fitted", error=0.0),
+        same_links=Slowdown(factor=1.0, error=0.0), other_links=Slowdown(factor=1.0, error=0.0),
+    )  # fmt: skip
+    skew = SkewFit(slowest_factor=1.0, error=0.0)
+    provenance = Provenance(kind="measured", source="made up")
+    cost.profile = replace(known, skew=SkewSection(fit=skew, provenance=provenance))
+    cost.skew, cost.contention = skew, Contention(few)
+    found = confidence_of(timeline_of(("a", GEMM, 0, 500), ("ar", REDUCE, 500, 1000)), cost)
+    # 500 ns of 200: at most 100 by contention, the other 200 waited.
+    assert found.shares == pytest.approx({"measured": 0.7, "fitted": 0.3})

@@ -1,0 +1,85 @@
+"""Peak memory from value lifetimes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simulator.build import build_schedule
+from simulator.case import Case
+from simulator.memory import live_peaks
+from simulator.ordering import order_of
+from simulator.peak import peak_bytes, peak_memory, static_memory
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.presets import MODELS
+from simulator.specs import ClusterSpec, Dtype, Workload
+from tests.unit.simulator.cases import bundled_profile, cost_model, with_cost
+from tests.unit.simulator.memory_checks import check_peak_is_brute_force
+
+
+def gpt_case(grad_accumulation: int = 1) -> Case:
+    workload = Workload(seq_length=1024, micro_batch_size=8, grad_accumulation=grad_accumulation)
+    return with_cost(
+        Case(
+            model=MODELS["gpt3-13b"],
+            workload=workload,
+            cluster=ClusterSpec(tp=8),
+            profile=bundled_profile(),
+        ),
+        cost_model(1.0, False),
+    )
+
+
+@pytest.mark.sampled(count=1)
+@pytest.mark.parametrize("block", range(0, 120, 40))
+def test_peak_is_the_brute_force_over_the_whole_stack(block: int) -> None:
+    for seed in range(block, block + 40):
+        check_peak_is_brute_force(seed)
+
+
+@pytest.mark.parametrize(("dtype", "per_parameter"), [("bf16", 18), ("fp32", 16), ("fp64", 20)])
+def test_static_memory_is_weights_gradients_and_adam(dtype: Dtype, per_parameter: int) -> None:
+    case = gpt_case()
+    case = replace(case, workload=replace(case.workload, dtype=dtype))
+    static = static_memory(case, MEGATRON)
+    assert static.buffers == 32 << 20
+    parameters = sum(static[:3]) // per_parameter
+    assert parameters * per_parameter == sum(static[:3])
+    assert parameters == pytest.approx(case.model.parameters / 8, rel=0.02)
+
+
+def test_saved_activations_of_a_layer_are_what_its_backward_reads() -> None:
+    """Bytes per token and hidden element of one more layer, 2 a value and 1 a dropout mask:
+    x, y with masks; two norms; qkv 3/8, core 1/8; fc1 4/8, before and after gelu."""
+    case = gpt_case()
+    deeper = replace(case, model=replace(case.model, num_hidden_layers=41))
+    live = [peak_bytes(c, MEGATRON) - sum(static_memory(c, MEGATRON)) for c in (case, deeper)]
+    unit = case.workload.tokens * case.model.hidden_size
+    assert live[1] - live[0] == unit * (3 + 3 + 2 + 2 + 3 / 4 + 1 / 4 + 1 + 1)
+
+
+def test_the_peak_by_category() -> None:
+    """In the head all logits of this rank are alive, and what backward will read."""
+    found = peak_memory(gpt_case(), MEGATRON)
+    tokens, vocab = 8 * 1024, 51_200 // 8
+    assert found.logits == tokens * vocab * 2
+    assert sum(found) == peak_bytes(gpt_case(), MEGATRON)
+    assert found._replace(activations=0, logits=0) == static_memory(gpt_case(), MEGATRON)
+
+
+def test_accumulation_keeps_no_activations() -> None:
+    assert peak_bytes(gpt_case(grad_accumulation=4), MEGATRON) == peak_bytes(gpt_case(), MEGATRON)
+
+
+def test_merged_weight_gradients_keep_more_in_backward() -> None:
+    plan = SlicePlan(row_slices=4, order="intra", wgrad="eager")
+    plain, merged = (backward_peak(each) for each in (plan, replace(plan, merge_wgrad=True)))
+    assert merged > plain
+
+
+def backward_peak(plan: SlicePlan) -> int:
+    """Peak of live values behind the head, in bytes."""
+    case = gpt_case()
+    schedule = build_schedule(case.model, case.workload, case.cluster, plan, order_of(case, plan))
+    return live_peaks(schedule)[2].whole
