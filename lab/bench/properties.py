@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table
 from lab.verdict import verdict
-from tests.unit.contracts.schedule_contract import CONTRACT
-from tests.unit.contracts.schedule_contract import random_built
+from tests.unit.contracts.schedule_contract import CONTRACT, random_built
 from tests.unit.simulator.cases import KINDS
 from tests.unit.simulator.engine_checks import (
     check_admission,
