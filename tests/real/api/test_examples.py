@@ -20,9 +20,9 @@ from api.examples import EXAMPLES
 from domino_tune.service.sql.database import open_database
 from domino_tune.service.tokens import TokenDesk
 from domino_tune.store.profiles import load_profile, save_profile
-from tests.real.api.asked import described, ended, fits, operation
 from tests.real.api.browser import chromium, watched
 from tests.real.api.page_steps import measured
+from tests.support.asked import described, ended, fits, operation
 from tests.support.processes import PATIENCE_S
 from tests.support.service import serving
 

@@ -11,7 +11,7 @@ import pytest
 
 from api.app import route_table
 from api.representation import LEAST_BYTES, has
-from tests.real.api.asked import CELL, SMALL, described, ended, good
+from tests.support.asked import CELL, SMALL, described, ended, good
 from tests.support.service import Service, serving
 
 PLAIN = {"Accept-Encoding": "identity"}

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.real.api.asked import SMALL, ended, good
+from tests.support.asked import SMALL, ended, good
 from tests.support.service import Service, serving
 
 

@@ -17,8 +17,8 @@ from domino_tune.results import to_json
 from domino_tune.store.profiles import parse_profile
 from domino_tune.verbs.calibrate import calibrate
 from domino_tune.verbs.simulate import simulate
-from tests.real.api.asked import ended, good, refused
 from tests.real.api.routes.test_events import events
+from tests.support.asked import ended, good, refused
 
 SHARED: Final[dict[str, Any]] = {
     "model": "gpt3-1.3b", "seq_length": 512, "overrides": ["num_hidden_layers=2"],

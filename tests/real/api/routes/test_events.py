@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from api.jobs import MOST_STREAMS
-from tests.real.api.asked import LONG, SMALL, described, good, refused
+from tests.support.asked import LONG, SMALL, described, good, refused
 
 
 def events(text: str) -> list[dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from tests.real.api.asked import SMALL, good, refused
+from tests.support.asked import SMALL, good, refused
 from tests.support.service import serving
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.real.api.asked import CELL, SMALL, ended, good, refused
+from tests.support.asked import CELL, SMALL, ended, good, refused
 
 
 @pytest.fixture(scope="module")

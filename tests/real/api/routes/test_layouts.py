@@ -14,8 +14,8 @@ from domino_tune.results import to_json
 from domino_tune.store.plans import load_plan
 from domino_tune.verbs.layouts import tune_layouts
 from domino_tune.verbs.plan import plan_export
-from tests.real.api.asked import CELL, LAYOUTS, SMALL, ended, good, refused
 from tests.real.api.routes.test_events import events
+from tests.support.asked import CELL, LAYOUTS, SMALL, ended, good, refused
 
 LONG = {
     "model": "llama3-8b", "profile": "h100-dgx", "seq_length": 4096, "gpus": 16,

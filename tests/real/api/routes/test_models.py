@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from simulator.presets import MODELS
-from tests.real.api.asked import CELL, good, refused
+from tests.support.asked import CELL, good, refused
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 8, "hidden_size": 1024, "num_attention_heads": 16,

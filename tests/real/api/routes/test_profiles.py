@@ -17,7 +17,7 @@ from domino_tune.store.profiles import dump_profile, load_profile, parse_profile
 from domino_tune.verbs.profiles import imported_profile, profiles_import
 from simulator.errors import InputError
 from simulator.profile import Profile
-from tests.real.api.asked import CELL, good, refused
+from tests.support.asked import CELL, good, refused
 
 JSON = {"Content-Type": "application/json"}
 TABLE = "m,n,k,us\n4096,2048,4096,120\n8192,2048,4096,240\n16384,2048,4096,470\n"

@@ -11,7 +11,7 @@ import pytest
 from domino_tune.requests import TuneRequest
 from domino_tune.results import to_json
 from domino_tune.verbs.scale import tune_scale
-from tests.real.api.asked import ended, good, refused
+from tests.support.asked import ended, good, refused
 
 SCALE: Final[dict[str, Any]] = {
     "model": "gpt3-1.3b", "profile": "h100-dgx", "seq_length": 512, "global_batch_size": 4,

@@ -12,7 +12,7 @@ from domino_tune.requests import SimulateRequest, WhatIfRequest
 from domino_tune.results import to_json
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.whatif import whatif
-from tests.real.api.asked import CELL, good, refused
+from tests.support.asked import CELL, good, refused
 
 
 def as_json(result: Any) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from domino_tune.requests import WhatIfRequest
 from domino_tune.results import to_json
 from domino_tune.verbs.whatif import whatif
-from tests.real.api.asked import CELL, ended, good, refused
+from tests.support.asked import CELL, ended, good, refused
 
 SWEEP = {**CELL, "sweep": "link_bandwidth=0.5x,1x,2x"}
 

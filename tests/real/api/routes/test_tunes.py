@@ -18,7 +18,7 @@ from domino_tune.store.plans import load_plan
 from domino_tune.store.profiles import dump_profile, load_profile
 from domino_tune.verbs.plan import plan_export
 from domino_tune.verbs.tune import tune
-from tests.real.api.asked import CELL, LONG, SMALL, TUNE, ended, good, refused
+from tests.support.asked import CELL, LONG, SMALL, TUNE, ended, good, refused
 from tests.support.processes import PATIENCE_S
 
 

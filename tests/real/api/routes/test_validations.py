@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.real.api.asked import LONG, good, refused
+from tests.support.asked import LONG, good, refused
 
 ERROR = 0.05
 

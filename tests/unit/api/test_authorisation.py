@@ -11,13 +11,13 @@ from typing import Any, get_args
 import httpx
 import pytest
 
-from api.app import route_table
+from api.app import create_app, route_table
 from api.wire import Declared
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.jobs.job import JobKind, NewJob
 from domino_tune.service.sql.database import open_database
 from domino_tune.service.tokens import SCOPES, TokenDesk
-from tests.support.service import Service, serving
+from tests.support.inside import Inside, inside
 
 ROUTES = route_table()
 OPEN = frozenset({
@@ -30,7 +30,7 @@ OPEN = frozenset({
 class World:
     """A service that demands tokens, one of each scope, and a job of each kind of another owner."""
 
-    service: Service
+    service: Inside
     secrets: dict[str, str]
     jobs: dict[str, str]
 
@@ -49,7 +49,6 @@ class World:
         kinds = (kind for kind in self.jobs if route.path.startswith(f"/v1/{kind}s"))
         path = route.path.replace("{job_id}", self.jobs[next(kinds, "tune")])
         path = path.replace("{validation_id}", "val_" + "0" * 32)
-        path = path.replace("{validation_id}", "val_" + "0" * 32)
         return path.replace("{name}", "nobody-has-this")
 
 
@@ -67,7 +66,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         for kind in get_args(JobKind)
     }
     database.close()
-    with serving(folder, tokens_required=True, workers=0, burst=100_000) as service:
+    with inside(folder, tokens_required=True, burst=100_000) as service:
         yield World(service=service, secrets=secrets, jobs=jobs)
 
 
@@ -84,12 +83,9 @@ def test_every_route_says_its_scope_and_few_need_none() -> None:
 
 
 def test_nothing_is_served_that_is_not_in_the_table(world: World) -> None:
-    from api.app import create_app
-
-    app = create_app(world.service.settings)
     served = {
         (method, getattr(route, "path", ""))
-        for route in app.routes
+        for route in create_app(world.service.settings).routes
         for method in getattr(route, "methods", None) or ("mounted",)
     }
     declared = {(route.method, route.path) for route in ROUTES}

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from api.openapi import problem_statuses
 from domino_tune.requests import ProfilesImportRequest
-from tests.real.api.frozen import FILE, document, operations, route_table, text
+from tests.support.frozen import FILE, document, operations, route_table, text
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def made() -> dict[str, Any]:
 
 def test_it_is_the_committed_one(made: dict[str, Any]) -> None:
     assert FILE.read_text(encoding="utf-8") == text(made), (
-        "The API changed; `python -m tests.real.api.frozen` writes results/openapi.json anew."
+        "The API changed; `python -m tests.support.frozen` writes results/openapi.json anew."
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import socket
 import time
 from collections.abc import Sequence
 from http.client import HTTPException, HTTPResponse
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 ANSWER_S = 30.0
 Part = bytes | float
@@ -21,7 +23,13 @@ class Answer(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
-    seconds: float
+    seconds: float = 0.0
+
+    @property
+    def problem(self) -> dict[str, Any]:
+        """Its problem; empty where it has none."""
+        kind = self.headers.get("content-type", "")
+        return dict(json.loads(self.body)) if kind == "application/problem+json" else {}
 
 
 def exchange(port: int, parts: Sequence[Part]) -> Answer:
@@ -34,20 +42,39 @@ def exchange(port: int, parts: Sequence[Part]) -> Answer:
                 else:
                     connection.sendall(part)
         began = time.perf_counter()
-        response = HTTPResponse(connection, method=_method(parts))
+        response = HTTPResponse(connection)
         try:
             response.begin()
             seconds = time.perf_counter() - began
             body = response.read()
         except (OSError, HTTPException):
             return Answer(0, {}, b"", time.perf_counter() - began)
-        headers = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, headers, body, seconds)
+        return _answer(response, body)._replace(seconds=seconds)
 
 
-def _method(parts: Sequence[Part]) -> str:
-    first = next((part for part in parts if isinstance(part, bytes)), b"")
-    return "HEAD" if first.startswith(b"HEAD ") else "GET"
+def answer_in(data: bytes, *, ended: bool) -> Answer | None:
+    """The answer in bytes that came over a connection; None where more of it may come."""
+    if b"\r\n\r\n" in data:
+        response = HTTPResponse(cast("socket.socket", _Received(data)))
+        with contextlib.suppress(HTTPException):
+            response.begin()
+            return _answer(response, response.read())
+    return Answer(0, {}, b"") if ended else None
+
+
+class _Received:
+    """As much of a socket as HTTPResponse needs."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        return io.BytesIO(self.data)
+
+
+def _answer(response: HTTPResponse, body: bytes) -> Answer:
+    headers = {name.lower(): value for name, value in response.getheaders()}
+    return Answer(response.status, headers, body)
 
 
 def request_line(parts: Sequence[Part]) -> tuple[str, str]:

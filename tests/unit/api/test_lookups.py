@@ -12,6 +12,7 @@ from api.lookups import Lookups
 from domino_tune.base.errors import UnavailableError
 from domino_tune.service.sql.database import open_database
 from domino_tune.service.tokens import Token, TokenDesk
+from tests.support.processes import PATIENCE_S
 
 
 class Finding:
@@ -25,7 +26,7 @@ class Finding:
     def __call__(self, secret: str) -> Token | None:
         found = self.desk.find(secret)
         self.calls += 1
-        assert self.gate.wait(10)
+        assert self.gate.wait(PATIENCE_S)
         return found
 
 
@@ -49,7 +50,7 @@ def test_requests_that_come_together_share_a_lookup(desk: TokenDesk, seen: bool)
         first = asyncio.create_task(lookups.find(secret, seen=seen))
         await begun(finding, 1)
         later = [asyncio.create_task(lookups.find(secret, seen=seen)) for _ in range(60)]
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         later[0].cancel()
         assert finding.calls == 1
         finding.gate.set()
@@ -72,7 +73,7 @@ def test_a_request_behind_a_revocation_is_refused(desk: TokenDesk) -> None:
         await begun(finding, 1)
         desk.revoke("ann")
         behind = asyncio.create_task(lookups.find(secret, seen=True))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         finding.gate.set()
         assert await before is not None
         assert await behind is None

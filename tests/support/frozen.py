@@ -1,8 +1,9 @@
-"""results/openapi.json, which is frozen. Write it anew with ``python -m tests.real.api.frozen``."""
+"""results/openapi.json, which is frozen. Write it anew with ``python -m tests.support.frozen``."""
 
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any, Final
 
 from api.app import create_app, route_table
@@ -12,6 +13,7 @@ from tests.conftest import REPOSITORY
 FILE: Final = REPOSITORY / "results" / "openapi.json"
 
 
+@cache
 def document() -> dict[str, Any]:
     """The description of the API as it is now; nothing is opened for it."""
     made: dict[str, Any] = create_app(Settings(database_url="sqlite://")).openapi()

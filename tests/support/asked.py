@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from functools import cache
 from typing import Any, Final
 
 import httpx
 from jsonschema import Draft202012Validator
 
 from domino_tune.requests import SimulateRequest, TuneRequest
-from tests.real.api.frozen import document
+from tests.support.frozen import document
 from tests.support.processes import PATIENCE_S
 
 CELL: Final[dict[str, Any]] = {
@@ -29,7 +28,6 @@ LAYOUTS: Final[dict[str, Any]] = {
 """A search of layouts of a few seconds."""
 TUNE: Final = TuneRequest(**SMALL)
 SIMULATION: Final = SimulateRequest(**CELL)
-description: Final = cache(document)
 
 
 def good(response: httpx.Response, status: int = 200) -> Any:
@@ -59,13 +57,13 @@ def described(response: httpx.Response) -> None:
 
 def fits(plain: Any, schema: dict[str, Any]) -> None:
     """JSON is as a schema of the description says."""
-    whole = {**schema, "components": description()["components"]}
+    whole = {**schema, "components": document()["components"]}
     Draft202012Validator(whole).validate(plain)
 
 
 def operation(method: str, path: str) -> dict[str, Any]:
     """What the description says of a method of a path."""
-    for template, operations in description()["paths"].items():
+    for template, operations in document()["paths"].items():
         if method in operations and re.fullmatch(re.sub(r"\{[^}]*\}", "[^/]+", template), path):
             found: dict[str, Any] = operations[method]
             return found

@@ -1,0 +1,131 @@
+"""Requests as bytes, and what they are answered: what the table is written with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from api.problems import phrase
+from domino_tune.requests.problems import type_of
+from tests.support.door.exchange import Part
+
+JSON: Final = "application/json"
+TUNE: Final[dict[str, Any]] = {
+    "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 4, "seq_length": 1024, "micro_batch_size": 4,
+}  # fmt: skip
+LAYOUTS: Final[dict[str, Any]] = {
+    "model": "gpt3-1.3b", "profile": "h100-dgx", "seq_length": 1024, "gpus": 8,
+    "global_batch_size": 16,
+}  # fmt: skip
+SCALE: Final = {k: v for k, v in LAYOUTS.items() if k != "gpus"} | {"sweep": "gpus=8,16"}
+MIB: Final = 1 << 20
+
+
+class Case(NamedTuple):
+    """A request, and its answer: status, place in the docs of problems (none: no problem), the
+    places of all faults, words of the detail; ``late``: answered by a deadline."""
+
+    parts: Sequence[Part]
+    status: int
+    type: str
+    at: tuple[str, ...] = ()
+    said: str = ""
+    late: bool = False
+
+
+class Row(NamedTuple):
+    """A request; and, where its group does not say it: places with spaces between, the type of its
+    problem, words of the detail."""
+
+    parts: Sequence[Part]
+    at: str = ""
+    type: str = ""
+    said: str = ""
+
+
+def cases(
+    status: int, rows: Mapping[str, Sequence[Part] | Row], *, at: str = "", late: bool = False
+) -> dict[str, Case]:
+    """A group of requests that are answered with ``status``."""
+    made = {}
+    for name, given in rows.items():
+        row = given if isinstance(given, Row) else Row(given)
+        known = type_of(phrase(status)).partition("#")[2] if status >= 400 else ""
+        places = tuple((row.at or at).split())
+        made[name] = Case(row.parts, status, row.type or known, places, row.said, late)
+    return made
+
+
+def send(
+    method: str, path: str, body: bytes | None = None, kind: str = JSON, **headers: str
+) -> bytes:
+    """A whole request; underscores in names of headers stand for hyphens."""
+    named: dict[str, str] = {"Host": "127.0.0.1"}
+    if body is not None:
+        named |= {"Content-Type": kind, "Content-Length": str(len(body))}
+    named |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [f"{method} {path} HTTP/1.1", *(f"{k}: {v}" for k, v in named.items() if v), "", ""]
+    return "\r\n".join(lines).encode("latin-1") + (body or b"")
+
+
+def get(path: str, **headers: str) -> list[Part]:
+    """A GET."""
+    return [send("GET", path, **headers)]
+
+
+def post(body: bytes, path: str = "/v1/tunes", **headers: str) -> list[Part]:
+    """A POST of a body."""
+    return [send("POST", path, body, **headers)]
+
+
+def put(body: bytes, name: str = "mine") -> list[Part]:
+    """A profile."""
+    return [send("PUT", f"/v1/profiles/{name}", body)]
+
+
+def ask(path: str, base: Mapping[str, Any], **changed: Any) -> list[Part]:
+    """A POST of a body with other fields."""
+    return post(json.dumps({**base, **changed}).encode(), f"/v1/{path}")
+
+
+def tune(**changed: Any) -> list[Part]:
+    """A tune with other fields."""
+    return ask("tunes", TUNE, **changed)
+
+
+def layouts(**changed: Any) -> list[Part]:
+    """A search of layouts with other fields."""
+    return ask("layouts", LAYOUTS, **changed)
+
+
+def without(path: str, base: Mapping[str, Any], *names: str) -> list[Part]:
+    """A POST of a body that lacks fields."""
+    return ask(path, {name: value for name, value in base.items() if name not in names})
+
+
+def model(config: Any, name: str = "mine") -> list[Part]:
+    """A config.json, or bytes, as a model."""
+    body = config if isinstance(config, bytes) else json.dumps(config).encode()
+    return post(body, f"/v1/models?name={name}")
+
+
+def chunked(chunks: Iterable[bytes]) -> list[Part]:
+    """A POST in chunks."""
+    head = send("POST", "/v1/tunes", Transfer_Encoding="chunked", Content_Type=JSON)
+    return [head, *(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks), b"0\r\n\r\n"]
+
+
+def drops(drop: bytes, count: int) -> list[Part]:
+    """The same, again and again, with pauses."""
+    return [part for _ in range(count) for part in (drop, 0.3)]
+
+
+def deep(opening: bytes, closing: bytes, depth: int) -> bytes:
+    """A tune with a value nested ``depth`` deep."""
+    return b'{"model": ' + opening * depth + b"1" + closing * depth + b"}"
+
+
+def number(text: str, path: str = "/v1/tunes") -> list[Part]:
+    """A tune whose tp is written as ``text``."""
+    return post(json.dumps(TUNE | {"tp": 0}).replace('"tp": 0', f'"tp": {text}').encode(), path)
