@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -31,6 +32,19 @@ def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen
         finally:
             with suppress(ProcessLookupError):  # nobody of the group is left
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def reserved_port() -> int:
+    """Return a TCP port that the system gives to nobody who asks for any port.
+
+    It had a connection, which ended here and lingers in TIME_WAIT; a server that names the port and
+    sets SO_REUSEADDR, as all do, can still bind it.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address: tuple[str, int] = server.getsockname()
+        with socket.create_connection(address):
+            server.accept()[0].close()
+    return address[1]
 
 
 def is_alive(pid: int) -> bool:
