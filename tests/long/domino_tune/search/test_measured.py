@@ -1,4 +1,4 @@
-"""Studies of the search by measurement: how often it ends near the best, over machines and seeds."""
+"""Studies of the search by measurement: how often it ends near the best plan."""
 
 from __future__ import annotations
 
