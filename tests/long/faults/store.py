@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from domino_tune.base.tables import Table, print_table
-from tests.support.asked import SMALL
 from tests.real.domino_tune.service import cut, failing, owners
 from tests.real.domino_tune.service.cut import Crashed, Outcome
+from tests.support.asked import SMALL
 from tests.support.postgres import running_postgres
 from tests.support.service import serving
 
