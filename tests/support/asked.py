@@ -77,3 +77,15 @@ def ended(client: httpx.Client, path: str) -> Any:
         assert time.monotonic() < end, job
         time.sleep(0.1)
     return job
+
+
+def listed(client: httpx.Client, path: str, limit: str = "1", **wanted: str) -> list[str]:
+    """Ids of all jobs that are wanted, over pages."""
+    found: list[str] = []
+    page: dict[str, Any] = {"next": ""}
+    while page["next"] is not None:
+        cursor = {"cursor": page["next"]} if page["next"] else {}
+        page = good(client.get(f"/v1/{path}", params={"limit": limit, **cursor, **wanted}))
+        found += [one["id"] for one in page["items"]]
+        assert all("result" not in one for one in page["items"])
+    return found

@@ -5,7 +5,11 @@ from __future__ import annotations
 import socket
 import sys
 
+from domino_tune.base.errors import ServiceError
 from domino_tune.service import serving
 
 if __name__ == "__main__":
-    serving._run(socket.socket(fileno=int(sys.argv[1])), lambda: None, ())
+    try:
+        serving._run(socket.socket(fileno=int(sys.argv[1])), lambda: None, ())
+    except ServiceError as error:
+        sys.exit(str(error))

@@ -7,9 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,7 @@ import httpx
 
 from api.settings import VARIABLE, Settings
 from tests.conftest import REPOSITORY
-from tests.support.processes import PATIENCE_S
-
-STOP_S = 30.0
+from tests.support.processes import PATIENCE_S, started, wait_until
 
 
 @dataclass(kw_only=True)
@@ -29,7 +26,7 @@ class Service:
 
     port: int
     settings: Settings
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[str]
     log: Path
 
     @property
@@ -39,13 +36,19 @@ class Service:
 
     def client(self, **given: Any) -> httpx.Client:
         """A client of it."""
-        return httpx.Client(base_url=self.url, timeout=60, **given)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE_S, **given)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal; the exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        return self.process.wait(STOP_S)
+        self.process.send_signal(number)
+        return self.process.wait(PATIENCE_S)
+
+    def is_ready(self) -> bool:
+        """Whether it answers requests. AssertionError where it ended."""
+        assert self.process.poll() is None, f"The service did not start:\n{self.log.read_text()}"
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/readyz", timeout=PATIENCE_S).status_code == 200
+        return False
 
 
 @contextmanager
@@ -59,27 +62,12 @@ def serving(folder: Path, **given: Any) -> Iterator[Service]:
     environment = {**os.environ, VARIABLE: settings.to_json(), "OMP_NUM_THREADS": "1"}
     with socket.create_server(("127.0.0.1", 0)) as listener, log.open("ab") as output:
         number = listener.fileno()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.launch", str(number)],
-            cwd=REPOSITORY, env=environment, pass_fds=[number], stderr=output,
-        )  # fmt: skip
-        port: int = listener.getsockname()[1]
-    service = Service(port=port, settings=settings, process=process, log=log)
-    try:
-        _wait(service)
-        yield service
-    finally:
-        service.stop(signal.SIGKILL)
-
-
-def _wait(service: Service) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            if httpx.get(f"{service.url}/readyz", timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        if service.process.poll() is not None or time.monotonic() > end:
-            raise AssertionError(f"The service did not start:\n{service.log.read_text()}")
-        time.sleep(0.05)
+        command = [sys.executable, "-m", "tests.support.launch", str(number)]
+        with started(
+            command, cwd=REPOSITORY, env=environment, pass_fds=[number], stderr=output
+        ) as process:
+            port: int = listener.getsockname()[1]
+            listener.close()  # the service has its own, and who dies does not answer any more
+            service = Service(port=port, settings=settings, process=process, log=log)
+            wait_until(service.is_ready)
+            yield service

@@ -54,21 +54,3 @@ def test_a_plan_file_stands_for_model_and_workload(client: httpx.Client, tuned: 
     plan["workload"]["seq_length"] += 1
     spoilt = refused(client.post("/v1/simulations", json={"plan": plan}), 422)
     assert spoilt["title"] == "Bad plan file"
-
-
-@pytest.mark.parametrize(
-    ("path", "changed"),
-    [
-        ("/v1/what-ifs", {}),
-        ("/v1/what-ifs", {"change": ["link_bandwidth"]}),
-        ("/v1/what-ifs", {"change": ["magic=2x"]}),
-        ("/v1/what-ifs", {"change": ["tp=2"], "retune": True}),
-        ("/v1/simulations", {"plan": {}}),
-        ("/v1/simulations", {"plan": "file.json"}),
-        ("/v1/simulations", {"tp": 3}),
-        ("/v1/simulations", {"profile": "no-such-machine"}),
-        ("/v1/simulations", {"row_slices": 16, "micro_batch_size": 1}),
-    ],
-)
-def test_what_cannot_be_is_refused(client: httpx.Client, path: str, changed: Any) -> None:
-    refused(client.post(path, json={**CELL, **changed}), 422)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,29 +15,8 @@ from domino_tune.results import to_json
 from domino_tune.store.plans import load_plan
 from domino_tune.store.profiles import dump_profile, load_profile
 from domino_tune.verbs.plan import plan_export
-from domino_tune.verbs.tune import tune
-from tests.support.asked import CELL, LONG, SMALL, TUNE, ended, good, refused
-from tests.support.processes import PATIENCE_S
-
-
-def test_a_tune_is_a_job_with_a_place(client: httpx.Client) -> None:
-    answer = client.post("/v1/tunes", json={**SMALL, "seed": 5})
-    job = good(answer, 202)
-    assert answer.headers["location"] == f"/v1/tunes/{job['id']}" == job["links"]["self"]
-    assert int(answer.headers["retry-after"]) >= 1
-    assert job["request"] == {**SMALL, "seed": 5}
-    assert (job["kind"], job["result"], job["finished"]) == ("tune", None, None)
-    done = ended(client, answer.headers["location"])
-    assert done["state"] == "done"
-    assert done["progress"]["done"] == done["progress"]["total"]
-    assert done["created"] <= done["started"] <= done["finished"]
-    assert done["best"].items() >= done["result"]["best"].items()
-
-
-def test_a_result_is_what_the_verb_gives(tuned: Any) -> None:
-    local = json.loads(json.dumps(to_json(tune(TUNE))))
-    del local["seconds"]
-    assert tuned["result"] == local
+from tests.real.api.routes.asking import best_so_far
+from tests.support.asked import CELL, LONG, SMALL, ended, good, listed, refused
 
 
 def test_files_are_those_of_the_verb(client: httpx.Client, tuned: Any, tmp_path: Path) -> None:
@@ -69,13 +46,6 @@ def test_a_layout_that_the_target_cannot_run_is_refused_at_once(client: httpx.Cl
     assert (problem["reason"], "pipeline" in problem["detail"]) == ("target", True)
 
 
-def test_a_plan_that_a_framework_cannot_run_is_refused(client: httpx.Client, tuned: Any) -> None:
-    answer = client.get(tuned["links"]["plan"], params={"to": "deepspeed"})
-    if answer.status_code != 200:
-        assert refused(answer, 422)["title"] == "Infeasible plan"
-    refused(client.get(tuned["links"]["plan"], params={"to": "horovod"}), 422)
-
-
 def test_deepspeeds_own_order_costs_what_the_service_s_own_profile_says(
     client: httpx.Client,
 ) -> None:
@@ -102,38 +72,6 @@ def test_deepspeeds_own_order_costs_what_the_service_s_own_profile_says(
     assert " instead of " not in told["notes"][0]
 
 
-@pytest.mark.thorough
-def test_preferences_that_are_none_are_passed_over(client: httpx.Client) -> None:
-    for prefer in ("respond-async", "wait", "wait=x", "foo; wait=0"):
-        answer = client.post("/v1/tunes", json={**SMALL, "seed": 6}, headers={"Prefer": prefer})
-        good(answer, 202)
-        assert "preference-applied" not in answer.headers
-        ended(client, answer.headers["location"])
-    answer = client.post("/v1/tunes", json=LONG, headers={"Prefer": "respond-async, wait=1"})
-    assert answer.headers["preference-applied"] == "wait=1"
-    good(answer, 202)
-    good(client.post(f"{answer.headers['location']}/cancel"))
-
-
-def test_one_that_runs_tells_and_can_be_called_off(client: httpx.Client) -> None:
-    place = client.post("/v1/tunes", json=LONG).headers["location"]
-    seen = []
-    with client.stream("GET", f"{place}/events") as events:
-        for line in events.iter_lines():
-            if line.startswith("data: "):
-                seen.append(json.loads(line[6:]))
-                if seen[-1]["best"] is not None:
-                    break
-    assert seen[-1]["state"] == "running"
-    assert 0 < seen[-1]["progress"]["done"] < seen[-1]["progress"]["total"]
-    assert seen[-1]["best"]["iteration_ms"] > 0
-    for part in ("plan", "report", "trace"):
-        assert "it is running" in refused(client.get(f"{place}/{part}"), 404)["detail"]
-    assert good(client.post(f"{place}/cancel"))["state"] == "cancelled"
-    assert good(client.post(f"{place}/cancel"))["state"] == "cancelled"
-    assert ended(client, place)["result"] is None
-
-
 def test_one_that_cannot_fit_is_told_at_once_what_would(client: httpx.Client) -> None:
     asked = {**CELL, "model": "gpt3-13b", "tp": 1, "search": "random", "trials": 2}
     before = [one["id"] for one in good(client.get("/v1/tunes"))["items"]]
@@ -144,67 +82,6 @@ def test_one_that_cannot_fit_is_told_at_once_what_would(client: httpx.Client) ->
     assert [one["id"] for one in good(client.get("/v1/tunes"))["items"]] == before
     made = good(client.post("/v1/tunes", json={**asked, **problem["change"]}), 202)
     assert ended(client, made["links"]["self"])["state"] == "done"
-
-
-def test_stop_and_keep(client: httpx.Client) -> None:
-    place = client.post("/v1/tunes", json=LONG).headers["location"]
-    end = time.monotonic() + PATIENCE_S
-    while (job := good(client.get(place)))["best"] is None:
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    told = job["progress"]
-    assert told["left"] == told["total"] - told["done"] > 0
-    assert 0 < told["computed_s"] <= told["elapsed_s"] + 1
-    assert 0 < told["eta_s"] <= told["limit_s"] == 3600
-    assert refused(client.delete(place), 409)["title"] == "Conflict"
-    good(client.post(f"{place}/finish"))
-    done = ended(client, place)
-    assert (done["state"], done["stopped_by"]) == ("done", "user")
-    assert (done["progress"]["left"], done["progress"]["eta_s"]) == (0, 0)
-    assert done["result"]["stopped_by"] == "user"
-    assert done["result"]["optimality"] == "best_found"
-    # Plans looked at since then may be lighter and as fast.
-    assert ties(done["result"]["best"]["iteration_ms"], job["best"]["iteration_ms"])
-    assert good(client.get(f"{place}/plan"))["schema"]
-    assert good(client.post(f"{place}/finish")) == done
-    assert client.delete(place).status_code == 204
-    for path in (place, f"{place}/plan", f"{place}/events"):
-        refused(client.get(path), 404)
-    refused(client.delete(place), 404)
-
-
-@pytest.mark.thorough
-def test_what_frameworks_run_is_said_beside_it(client: httpx.Client) -> None:
-    asked = {**CELL, "seq_length": 2048, "micro_batch_size": 8}
-    found = ended(client, good(client.post("/v1/tunes", json=asked), 202)["links"]["self"])
-    there = {one["framework"]: one for one in found["result"]["frameworks"]}
-    assert list(there) == ["Megatron-LM", "DeepSpeed"]
-    for one in there.values():
-        assert not one["runs_best"]
-        speedup = found["result"]["baseline_ms"] / one["iteration_ms"]
-        assert one["speedup"] == pytest.approx(speedup, abs=1e-5)
-    rival, own = there["Megatron-LM"], there["DeepSpeed"]
-    assert rival["route"] == "simulations"
-    same = good(client.post("/v1/simulations", json={**asked, **rival["request"]}))
-    assert (same["plan"], same["iteration_ms"]) == (rival["plan"], rival["iteration_ms"])
-    assert (own["route"], own["request"]["target"]) == ("tunes", "deepspeed")
-    made = good(client.post("/v1/tunes", json={**asked, **own["request"]}), 202)
-    job = ended(client, made["links"]["self"])
-    best = job["result"]["best"]
-    assert (best["plan"], best["iteration_ms"]) == (own["plan"], own["iteration_ms"])
-    again = {one["framework"]: one for one in job["result"]["frameworks"]}["DeepSpeed"]
-    assert again["runs_best"]
-    assert again["plan"] == best["plan"]
-
-
-def test_the_same_key_makes_one_tune(client: httpx.Client) -> None:
-    headers = {"Idempotency-Key": "once-1"}
-    first = good(client.post("/v1/tunes", json={**SMALL, "seed": 7}, headers=headers), 202)
-    again = client.post("/v1/tunes", json={**SMALL, "seed": 7}, headers=headers)
-    assert again.json()["id"] == first["id"]
-    other = refused(client.post("/v1/tunes", json={**SMALL, "seed": 8}, headers=headers), 422)
-    assert "once-1" in other["detail"]
-    ended(client, first["links"]["self"])
 
 
 def test_the_same_key_needs_nothing_that_it_named(client: httpx.Client) -> None:
@@ -220,46 +97,56 @@ def test_the_same_key_needs_nothing_that_it_named(client: httpx.Client) -> None:
     ended(client, first["links"]["self"])
 
 
+def test_a_plan_is_of_frameworks_that_are_known(client: httpx.Client, tuned: Any) -> None:
+    refused(client.get(tuned["links"]["plan"], params={"to": "horovod"}), 422)
+
+
+def test_preferences_that_are_none_are_passed_over(client: httpx.Client) -> None:
+    for prefer in ("respond-async", "wait", "wait=x", "foo; wait=0", "respond-async, wait=1"):
+        answer = client.post("/v1/tunes", json=LONG, headers={"Prefer": prefer})
+        good(answer, 202)
+        applied = "wait=1" if prefer.endswith("wait=1") else None
+        assert answer.headers.get("preference-applied") == applied
+        good(client.post(f"{answer.headers['location']}/cancel"))
+
+
+def test_one_that_runs_tells_its_pace_and_keeps_its_best(client: httpx.Client) -> None:
+    place = client.post("/v1/tunes", json=LONG).headers["location"]
+    told = best_so_far(client, place)
+    pace = told["progress"]
+    assert told["best"]["iteration_ms"] > 0
+    assert pace["left"] == pace["total"] - pace["done"] > 0
+    assert pace["done"] > 0
+    assert 0 < pace["computed_s"] <= pace["elapsed_s"] + 1
+    assert 0 < pace["eta_s"] <= pace["limit_s"] == 3600
+    good(client.post(f"{place}/finish"))
+    done = ended(client, place)
+    assert (done["state"], done["stopped_by"]) == ("done", "user")
+    assert (done["progress"]["left"], done["progress"]["eta_s"]) == (0, 0)
+    assert (done["result"]["stopped_by"], done["result"]["optimality"]) == ("user", "best_found")
+    # Plans looked at since then may be lighter and as fast.
+    assert ties(done["result"]["best"]["iteration_ms"], told["best"]["iteration_ms"])
+    assert good(client.get(f"{place}/plan"))["schema"]
+    assert good(client.post(f"{place}/finish")) == done
+    good(client.delete(place), 204)
+    refused(client.get(f"{place}/plan"), 404)
+
+
 def test_pages_hold_all_once_newest_first(client: httpx.Client, tuned: Any) -> None:
     made = [good(client.post("/v1/tunes", json={**SMALL, "seed": s}), 202)["id"] for s in (1, 2, 3)]
-    found: list[str] = []
-    cursor: str | None = None
-    while True:
-        asked = {"limit": "2", **({"cursor": cursor} if cursor else {})}
-        page = good(client.get("/v1/tunes", params=asked))
-        found += [job["id"] for job in page["items"]]
-        assert all("result" not in job for job in page["items"])
-        cursor = page["next"]
-        if cursor is None:
-            break
+    found = listed(client, "tunes", limit="2")
     assert found[:3] == made[::-1]
     assert tuned["id"] in found
     assert len(set(found)) == len(found) > 3
-    for bad in ({"cursor": "x"}, {"limit": "0"}, {"limit": "1000"}, {"limit": "two"}):
-        refused(client.get("/v1/tunes", params=bad), 422)
     for job in made:
-        ended(client, f"/v1/tunes/{job}")
+        good(client.post(f"/v1/tunes/{job}/cancel"))
 
 
-def test_what_is_not_there(client: httpx.Client, tuned: Any) -> None:
-    refused(client.get(f"/v1/tunes/job_{'0' * 32}"), 404)
-    refused(client.get("/v1/tunes/nonsense"), 422)
-    refused(client.get(f"/v1/sweeps/{tuned['id']}"), 404)
-    refused(client.delete(f"/v1/sweeps/{tuned['id']}"), 404)
-
-
-@pytest.mark.parametrize(
-    ("changed", "pointer"),
-    [
-        ({"tp": "4"}, "#/tp"),
-        ({"tp": None}, "#/tp"),
-        ({"model": "no-such-model"}, "#"),
-        ({"model": "../secret"}, "#/model"),
-        ({"objective": "measure"}, "#/objective"),
-        ({"overrides": ["num_attention_heads=x"]}, "#/overrides"),
-        ({"tp": 7}, "#"),
-    ],
-)
-def test_faults_are_pointed_at(client: httpx.Client, changed: dict[str, Any], pointer: str) -> None:
-    problem = refused(client.post("/v1/tunes", json={**SMALL, **changed}), 422)
-    assert pointer in [fault["pointer"] for fault in problem["errors"]], problem
+def test_a_plan_file_is_found_by_what_it_was_made_for(client: httpx.Client, tuned: Any) -> None:
+    plan = client.get(tuned["links"]["plan"]).text
+    asked = f'{{"plan": {plan}, "sweep": "link_bandwidth=1x,2x"}}'
+    headers = {"Content-Type": "application/json"}
+    job = good(client.post("/v1/sweeps", content=asked, headers=headers), 202)
+    assert job["request"]["plan"]["model"] == "gpt3-1.3b"
+    assert job["id"] in listed(client, "sweeps", model="gpt3-1.3b", profile="h100-dgx")
+    assert job["id"] not in listed(client, "sweeps", model="gpt3-2.7b")

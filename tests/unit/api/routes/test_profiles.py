@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -94,26 +91,6 @@ def test_it_can_be_tuned_on_and_jobs_keep_what_they_were_made_on(client: httpx.C
     refused(client.post("/v1/simulations", json={**asked, "seq_length": 256}), 422)
 
 
-@pytest.mark.parametrize(
-    ("content", "status"),
-    [(b"{}", 422), (b"[]", 422), (b"{", 400), (b'{"name": NaN}', 422), (b'{"a":1,"a":2}', 422)],
-)
-def test_what_is_no_profile(client: httpx.Client, content: bytes, status: int) -> None:
-    refused(client.put("/v1/profiles/none", content=content, headers=JSON), status)
-
-
-def test_tampered_and_misnamed_ones(client: httpx.Client) -> None:
-    plain = json.loads(dump_profile(named("tampered")))
-    plain["created"] = "2026-03-03"
-    problem = refused(client.put("/v1/profiles/tampered", json=plain), 422)
-    assert "checksum" in problem["detail"]
-    data = dump_profile(named("other"))
-    refused(client.put("/v1/profiles/this", content=data, headers=JSON), 422)
-    for name in ("A", "..", "a..b", "%2e%2e%2fetc", "a%2fb"):
-        answer = client.put(f"/v1/profiles/{name}", content=data, headers=JSON)
-        assert answer.status_code in (404, 405, 422), (name, answer.text)
-
-
 def test_an_import_is_the_verbs(
     client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,36 +139,7 @@ def import_table(
     return client.post(f"/v1/profiles/{name}/import", params=asked, content=TABLE, headers=given)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"format": "no-such-format"}, {"into": "no-such-profile"}, {"dtype": "int4"},
-        {"nodes": "0"}, {"ctas": "many"}, {"unit": "min"}, {"unknown": "1"},
-        {"file": "/etc/passwd"},
-    ],
-)  # fmt: skip
-def test_imports_that_cannot_be(client: httpx.Client, changed: dict[str, Any]) -> None:
-    asked = {"format": "gemm-csv", "into": "h100-dgx", **changed}
-    refused(import_table(client, "bad", asked), 422)
-
-
 LINES = "m,n,k,us\n" + "".join(f"{m},8,8,1\n" for m in range(1, MOST_LINES + 1))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        LINES.encode(), LINES.replace("\n", "\r").encode(), LINES.replace("\n", "\u2028").encode(),
-        LINES.replace("\n", "\r\n").encode(), gzip.compress(LINES.encode()),
-    ],
-    ids=["lf", "cr", "ls", "crlf", "gzip"],
-)  # fmt: skip
-def test_a_table_is_bounded(client: httpx.Client, content: bytes) -> None:
-    answer = client.post(
-        "/v1/profiles/bad/import", params={"format": "gemm-csv", "into": "h100-dgx"},
-        content=content, headers={"Content-Type": "text/csv"},
-    )  # fmt: skip
-    assert "20,000 lines" in refused(answer, 422)["detail"]
 
 
 def test_a_section_is_bounded() -> None:

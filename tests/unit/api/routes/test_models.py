@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-import pytest
 
 from simulator.presets import MODELS
 from tests.support.asked import CELL, good, refused
@@ -58,26 +57,6 @@ def test_a_key_makes_one(client: httpx.Client) -> None:
     first = good(add(client, "keyed", CONFIG, Idempotency_Key="model-1"), 201)
     assert good(add(client, "keyed", CONFIG, Idempotency_Key="model-1"), 201) == first
     refused(add(client, "other", CONFIG, Idempotency_Key="model-1"), 422)
-
-
-@pytest.mark.parametrize(
-    ("name", "config", "status"),
-    [
-        ("gpt3-13b", CONFIG, 409),
-        ("../x", CONFIG, 422),
-        ("", CONFIG, 422),
-        ("ok", {}, 422),
-        ("ok", [], 422),
-        ("ok", {**CONFIG, "hidden_size": "large"}, 422),
-        ("ok", {**CONFIG, "num_hidden_layers": 10**6}, 422),
-        ("ok", {**CONFIG, "model_type": "mixtral"}, 422),
-        ("ok", {**CONFIG, "num_local_experts": 8}, 422),
-    ],
-)
-def test_what_is_no_model(client: httpx.Client, name: str, config: Any, status: int) -> None:
-    refused(add(client, name, config), status)
-    if name == "ok":
-        refused(client.get("/v1/models/ok"), 404)
 
 
 def test_a_model_can_be_deleted(client: httpx.Client) -> None:

@@ -1,0 +1,104 @@
+"""The application as a whole: headers, metrics, its log, and limits of the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.requests import Request
+
+from api.app import route_table
+from api.observe import SAFE_HEADERS, Observe
+from tests.support.asked import SMALL, good, refused
+from tests.support.inside import Inside, inside
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/openapi.json", "/v1/tunes", "/nowhere"])
+def test_every_answer_has_safe_headers(service: Inside, path: str) -> None:
+    with service.client() as client:
+        answer = client.get(path)
+    for name in SAFE_HEADERS:
+        assert name in answer.headers
+    assert re.fullmatch("[0-9a-f]{16}", answer.headers["x-request-id"])
+    assert "server" not in answer.headers
+
+
+def test_problems_name_the_place_and_what_is_allowed(service: Inside) -> None:
+    with service.client() as client:
+        assert client.get("/nowhere").json()["instance"] == "/nowhere"
+        assert client.request("PATCH", "/v1/tunes").headers["allow"] == "GET, HEAD, POST"
+
+
+def test_the_document_is_served(service: Inside) -> None:
+    with service.client() as client:
+        document = client.get("/openapi.json").json()
+    operations = {
+        operation["operationId"]
+        for methods in document["paths"].values()
+        for operation in methods.values()
+    }
+    assert operations == {route.name for route in route_table()}
+
+
+def test_metrics_count_by_route_and_never_by_path(service: Inside) -> None:
+    with service.client() as client:
+        for number in range(3):
+            client.get(f"/v1/profiles/not-there-{number}")
+            client.get(f"/somewhere/{number}")
+        text = client.get("/metrics").text
+    counted = re.findall(r"^http_requests_total\{(.*)\} (.*)$", text, re.MULTILINE)
+    assert ('method="GET",route="/v1/profiles/{name}",status="404"', "3.0") in counted
+    assert "unmatched" in text
+    assert "not-there" not in text
+    assert 'domino_tune_jobs{state="queued"}' in text
+    assert "process_resident_memory_bytes" in text
+
+
+def test_a_bug_is_told_without_its_data(caplog: pytest.LogCaptureFixture) -> None:
+    app = FastAPI()
+
+    @app.get("/bug")
+    async def bug(request: Request) -> None:
+        raise RuntimeError(f"secret {request.headers['authorization']}")
+
+    class Silent:
+        def began(self) -> None: ...
+
+        def ended(self, method: str, route: str, status: int, seconds: float) -> None: ...
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.get("/bug", headers={"Authorization": "dt_hidden"})
+
+    app.add_middleware(Observe, counts=Silent(), route_of=lambda scope: "bug")
+    with caplog.at_level(logging.INFO, "domino_tune"):
+        answer = asyncio.run(ask())
+    assert answer.status_code == 500
+    plain = answer.json()
+    assert plain["title"] == "Internal Server Error"
+    assert answer.headers["x-request-id"] in plain["detail"]
+    assert "RuntimeError" in caplog.text
+    assert "hidden" not in answer.text + caplog.text
+
+
+def test_the_queue_is_bounded(tmp_path: Path) -> None:
+    with inside(tmp_path, most_queued=2) as service, service.client() as client:
+        keyed = {"Idempotency-Key": "first"}
+        first = good(client.post("/v1/tunes", json=SMALL, headers=keyed), 202)
+        swept = {**SMALL, "sweep": "link_bandwidth=1x,2x"}
+        for name in ("search", "trials"):
+            del swept[name]
+        good(client.post("/v1/sweeps", json=swept), 202)
+        third = client.post("/v1/tunes", json=SMALL)
+        refused(third, 429)
+        assert int(third.headers["retry-after"]) > 0
+        again = good(client.post("/v1/tunes", json=SMALL, headers=keyed), 202)
+        assert again["id"] == first["id"]
+        good(client.post(first["links"]["self"] + "/cancel"))
+        good(client.post("/v1/tunes", json=SMALL), 202)
