@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     with chromium() as running:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with served(tmp_path_factory.mktemp("page")) as running:
         yield running
@@ -34,19 +34,19 @@ def seen(browser: Browser, server: Served) -> Iterator[Watched]:
         yield page
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def tuned(server: Served) -> str:
     """The id of a tune that is done."""
     return done(server, "tunes", SMALL)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def scaled(server: Served) -> str:
     """The id of a search at several numbers of GPUs that is done."""
     return done(server, "scales", SCALE)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def swept(server: Served, tuned: str) -> str:
     """The id of a sweep of the tune's plan that is done."""
     plan = httpx.get(f"{server.url}/v1/tunes/{tuned}/plan", timeout=60).text
@@ -54,7 +54,7 @@ def swept(server: Served, tuned: str) -> str:
     return done(server, "sweeps", f'{{"plan": {plan}, {sweep}}}')
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def calibrated(server: Served) -> str:
     """The id of a calibration that is done."""
     runs = [{**SMALL, "tp": tp, "measured_ms": 200.0 / tp} for tp in (4, 2)]
@@ -64,7 +64,7 @@ def calibrated(server: Served) -> str:
     return done(server, "calibrations", body)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def laid_out(server: Served) -> str:
     """The id of a search of layouts that is done."""
     return done(server, "layouts", LAYOUTS)

@@ -13,7 +13,6 @@ import pytest
 
 from api.routes.page import assets
 from domino_tune.store.plans import load_plan
-from lab.load.process import free_port
 from tests.real.api.browser import PATIENCE_MS, Watched, watched
 from tests.real.api.page_steps import ENDLESS, SMALL, drag, fill, measurement, picture
 from tests.real.domino_tune.serving import Served, command, served
@@ -205,22 +204,6 @@ def test_a_running_tune_is_stopped_and_its_best_kept(seen: Watched) -> None:
     seen.check()
 
 
-@pytest.mark.thorough
-def test_a_server_that_dies_comes_back_with_its_tunes(browser: Browser, tmp_path: Path) -> None:
-    port = ("--port", str(free_port()))
-    with served(tmp_path, *port) as server, watched(browser, server.url) as seen:
-        page = seen.open()
-        fill(page, {**SMALL, "search": "random", "trials": 150})
-        page.locator("#field-tp").press("Enter")
-        page.locator(".best-so-far", has_text="Best so far").wait_for()
-        server.process.kill()
-        server.process.wait()
-        with served(tmp_path, *port):
-            page.locator("#lanes canvas").first.wait_for()
-            seen.errors = [said for said in seen.errors if "net::ERR_" not in said]
-            seen.check()
-
-
 def test_paste_blocks(seen: Watched, tuned: str) -> None:
     page = seen.open(f"#/tunes/{tuned}")
     page.get_by_role("button", name="Megatron-LM", exact=True).click()
@@ -307,13 +290,6 @@ def test_files_have_etags_of_their_content(server: Served) -> None:
                 assert (again.status_code, again.content) == (304, b"")
             other = client.get(path, headers={"If-None-Match": '"other"'})
             assert other.status_code == 200
-
-
-@pytest.mark.parametrize("name", ["nothing.js", "..%2fapp.py", "%2e%2e", "app.js%00", "page.html"])
-def test_other_names_are_no_files(server: Served, name: str) -> None:
-    answer = httpx.get(f"{server.url}/static/{name}")
-    assert answer.status_code in (400, 404)
-    assert answer.headers["content-type"] == "application/problem+json"
 
 
 def test_nothing_comes_from_other_hosts() -> None:

@@ -25,7 +25,6 @@ CONFIG = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough
 def test_gpus_and_a_global_batch_are_answered_with_layouts(seen: Watched) -> None:
     page = seen.open()
     fill(page, LAYOUTS)
@@ -52,7 +51,6 @@ def test_gpus_and_a_global_batch_are_answered_with_layouts(seen: Watched) -> Non
     seen.check()
 
 
-@pytest.mark.thorough
 def test_several_numbers_of_gpus_are_compared(seen: Watched) -> None:
     page = seen.open()
     fill(page, {**SCALE, "sweep": "4, many"})
@@ -160,7 +158,6 @@ def test_a_plans_name_is_told_in_words(seen: Watched, tuned: str) -> None:
     seen.check()
 
 
-@pytest.mark.thorough
 def test_the_history_is_searched_labelled_and_emptied(seen: Watched, server: Served) -> None:
     ids = [done(server, "tunes", {**SMALL, "seq_length": 512 * n, "trials": 2}) for n in (1, 2)]
     page = seen.open("#/history")
@@ -211,7 +208,6 @@ def test_older_jobs_are_a_click_away(seen: Watched, server: Served) -> None:
     seen.check()
 
 
-@pytest.mark.thorough
 def test_two_jobs_stand_side_by_side(seen: Watched, server: Served, tuned: str) -> None:
     same = done(server, "tunes", {**SMALL, "seed": 7})
     page = seen.open("#/history")
@@ -273,10 +269,14 @@ def test_a_profile_is_added_and_replaced(seen: Watched, tmp_path: Path) -> None:
 # Screens -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
-@pytest.mark.sampled
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 390, 1400, 1920])
+@pytest.mark.sampled(count=2)
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (360, "light"), (390, "dark"), (1920, "light"), (390, "light"), (1400, "dark"),
+        (360, "dark"), (1400, "light"), (1920, "dark"),
+    ],
+)  # fmt: skip
 def test_every_view_fits_and_can_be_used_by_all(
     browser: Browser,
     server: Served,

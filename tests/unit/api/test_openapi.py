@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from api.examples import EXAMPLES
 from api.openapi import problem_statuses
 from domino_tune.requests import ProfilesImportRequest
+from tests.support.asked import fits
 from tests.support.frozen import FILE, document, operations, route_table, text
 
 
@@ -91,3 +93,16 @@ def test_it_names_no_file_of_a_server(made: dict[str, Any]) -> None:
         assert body["additionalProperties"] is False
         assert not {"evidence", "objective", "backend", "emulate_link"} & set(body["properties"])
     assert json.dumps(bodies).count("#/components/schemas/") == 0
+
+
+def test_examples_are_those_of_operations_and_fit_their_schemas(made: dict[str, Any]) -> None:
+    names = {one.name for one in route_table()}
+    assert set(EXAMPLES) <= names
+    for route in route_table():
+        if route.body is None:
+            continue
+        example = EXAMPLES[route.name]
+        assert (example.body is None) is bool(example.file)
+        if isinstance(example.body, dict):
+            content = operations(made)[route.name]["requestBody"]["content"]
+            fits(example.body, content["application/json"]["schema"])
