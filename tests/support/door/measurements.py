@@ -18,9 +18,10 @@ SHARED: Final[dict[str, Any]] = {
     "cuda_graph": True,
 }  # fmt: skip
 RUNS: Final[tuple[dict[str, Any], ...]] = (
-    {**SHARED, "tp": 4, "micro_batch_size": 4, "label": "run 0", "measured_ms": 10.0},
-    {**SHARED, "tp": 2, "micro_batch_size": 2, "label": "run 1", "measured_ms": 10.0},
+    {**SHARED, "tp": 4, "micro_batch_size": 4, "label": "run 0", "measured_ms": 4.948},
+    {**SHARED, "tp": 2, "micro_batch_size": 2, "label": "run 1", "measured_ms": 6.17},
 )
+"""8 % longer than predicted on the bundled H100 profile."""
 TABLE: Final = "m,n,k,us\n4096,2048,4096,120\n8192,2048,4096,240\n16384,2048,4096,470\n"
 
 
