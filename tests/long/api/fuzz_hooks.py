@@ -8,6 +8,9 @@ from typing import Any, Final
 
 import schemathesis
 
+from tests.support.asked import CELL
+from tests.support.door.questions import CONFIG
+
 ANSWERABLE: Final[dict[str, dict[str, Any]]] = {
     "tune": {
         "search": "random", "trials": 2, "tune_also": [], "target": None, "grad_accumulation": 1,
@@ -21,19 +24,12 @@ ANSWERABLE: Final[dict[str, dict[str, Any]]] = {
     "sweep": {"plan": None, "change": [], "sweep": "link_bandwidth=1x,2x", "retune": False},
 }  # fmt: skip
 """Fields of a body, by the start or end of its operation's name."""
-WORKLOAD: Final = {
-    "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 4, "dp": 1, "nodes": None, "dtype": "bf16",
-    "seq_length": 512, "micro_batch_size": 4, "overrides": [],
-}  # fmt: skip
+WORKLOAD: Final = {**CELL, "dp": 1, "nodes": None, "dtype": "bf16", "overrides": []}
 CUT: Final = dict.fromkeys((
     "strategy", "row_slices", "col_slices", "attn_col_slices", "mlp_col_slices",
     "attn_dgrad_slices", "mlp_dgrad_slices", "order", "wgrad", "comm_ctas", "grad_accumulation",
 ))  # fmt: skip
 SEARCHES: Final = ("tune", "layout_search")
-CONFIG: Final = {
-    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4,
-    "intermediate_size": 512, "vocab_size": 1024,
-}  # fmt: skip
 
 
 @schemathesis.hook

@@ -35,13 +35,16 @@ class Case(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A request; and, where its group does not say it: places with spaces between, the type of its
-    problem, words of the detail."""
+    """A request; and, where its group does not say it: places of faults and the type of its
+    problem (TYPES) with spaces between, and words of the detail."""
 
     parts: Sequence[Part]
-    at: str = ""
-    type: str = ""
+    told: str = ""
     said: str = ""
+
+
+TYPES: Final = frozenset({"bad-input", "bad-profile", "bad-plan-file", "infeasible-plan"})
+"""Those that are not called as their status is."""
 
 
 def cases(
@@ -51,10 +54,23 @@ def cases(
     made = {}
     for name, given in rows.items():
         row = given if isinstance(given, Row) else Row(given)
+        words = (row.told or at).split()
         known = type_of(phrase(status)).partition("#")[2] if status >= 400 else ""
-        places = tuple((row.at or at).split())
-        made[name] = Case(row.parts, status, row.type or known, places, row.said, late)
+        kind = next((word for word in words if word in TYPES), known)
+        places = tuple(word for word in words if word not in TYPES)
+        made[name] = Case(row.parts, status, kind, places, row.said, late)
     return made
+
+
+def refused(
+    path: str,
+    base: Mapping[str, Any],
+    rows: Mapping[str, tuple[Mapping[str, Any], *tuple[str, ...]]],
+) -> dict[str, Case]:
+    """Bodies with other fields, which are refused: name -> (fields, what a Row has)."""
+    return cases(422, {
+        name: Row(ask(path, base, **changed), *told) for name, (changed, *told) in rows.items()
+    })  # fmt: skip
 
 
 def send(
@@ -87,16 +103,6 @@ def put(body: bytes, name: str = "mine") -> list[Part]:
 def ask(path: str, base: Mapping[str, Any], **changed: Any) -> list[Part]:
     """A POST of a body with other fields."""
     return post(json.dumps({**base, **changed}).encode(), f"/v1/{path}")
-
-
-def tune(**changed: Any) -> list[Part]:
-    """A tune with other fields."""
-    return ask("tunes", TUNE, **changed)
-
-
-def layouts(**changed: Any) -> list[Part]:
-    """A search of layouts with other fields."""
-    return ask("layouts", LAYOUTS, **changed)
 
 
 def without(path: str, base: Mapping[str, Any], *names: str) -> list[Part]:

@@ -41,21 +41,21 @@ def profiles() -> dict[str, Case]:
     tampered = file | {"name": "mine", "created": "2026-03-03"}
     long = b"x" * 15_000_000
     return cases(422, {
-        "a profile that is empty": Row(put(b"{}"), "#", "bad-profile"),
-        "a profile that is none": Row(put(b'{"schema": 1}'), "#/schema", "bad-profile"),
+        "a profile that is empty": Row(put(b"{}"), "# bad-profile"),
+        "a profile that is none": Row(put(b'{"schema": 1}'), "#/schema bad-profile"),
         "a profile with NaN": Row(put(b'{"schema": NaN}'), "#/schema"),
         "a profile of a million numbers": Row(
-            put(b'{"a":[' + b"1.2345678901," * 10**6 + b"1]}"), "#", said="at most 800,000 values"
+            put(b'{"a":[' + b"1.2345678901," * 10**6 + b"1]}"), "#", "at most 800,000 values"
         ),
         "a profile of 5 million objects": Row(
-            put(b'{"a":[' + b"{}," * (5 * 10**6) + b"1]}"), "#", said="at most 800,000 values"
+            put(b'{"a":[' + b"{}," * (5 * 10**6) + b"1]}"), "#", "at most 800,000 values"
         ),
         "a GPU that sets the terminal's title": Row(
-            _gpu("H100\x1b]0;mine\x07"), "#/machine", "bad-profile"
+            _gpu("H100\x1b]0;mine\x07"), "#/machine bad-profile"
         ),
-        "a GPU that is read backwards": Row(_gpu("H100 \u202e08 BG"), "#/machine", "bad-profile"),
+        "a GPU that is read backwards": Row(_gpu("H100 \u202e08 BG"), "#/machine bad-profile"),
         "a GPU of 1,000,000 characters": Row(
-            _gpu("H" * 1_000_000), "#/machine/gpu", said="at most 64,000 characters"
+            _gpu("H" * 1_000_000), "#/machine/gpu", "at most 64,000 characters"
         ),
         "a GPU of 15,000,000 characters": Row(
             put(b'{"machine": {"gpu": "' + long + b'"}}'), "#/machine/gpu"
@@ -64,9 +64,9 @@ def profiles() -> dict[str, Case]:
             put(b'{"a": {"' + b"k" * 100_000 + b'": 1}}'), "#/a/" + "k" * 100
         ),
         "a profile that was changed": Row(
-            put(json.dumps(tampered).encode()), "#/checksum", "bad-profile", "checksum"
+            put(json.dumps(tampered).encode()), "#/checksum bad-profile", "checksum"
         ),
-        "a profile of another name": Row(put(bundled_bytes("h100-dgx")), "#", "bad-input"),
+        "a profile of another name": Row(put(bundled_bytes("h100-dgx")), "# bad-input"),
     })  # fmt: skip
 
 
@@ -76,21 +76,21 @@ def imports() -> dict[str, Case]:
     ends = {"LF": "\n", "CR": "\r", "LS": "\u2028", "CR LF": "\r\n"}
     files = {name: lines.replace("\n", end).encode() for name, end in ends.items()}
     return cases(422, {
-        "an importer that is none": Row(_table(format="../x"), "#", "bad-input"),
-        "an importer that is not there": Row(_table(format="no-such-format"), "#", "bad-input"),
-        "an import into nothing": Row(_table(into="no-such-profile"), "#", "bad-input"),
-        "an import of int4": Row(_table(dtype="int4"), "#/dtype", "bad-input"),
+        "an importer that is none": Row(_table(format="../x"), "# bad-input"),
+        "an importer that is not there": Row(_table(format="no-such-format"), "# bad-input"),
+        "an import into nothing": Row(_table(into="no-such-profile"), "# bad-input"),
+        "an import of int4": Row(_table(dtype="int4"), "#/dtype bad-input"),
         "an import of 0 nodes": Row(_table(nodes="0"), "nodes"),
         "an import of many CTAs": Row(_table(ctas="many"), "ctas"),
         "an import in minutes": Row(_table(unit="min"), "unit"),
         "an import of more": Row(_table(unknown="1"), "unknown"),
         "an import of a file": Row(_table(file="/etc/passwd"), "file"),
         "a table that is none": Row(
-            _table(b"\x00\xff" * 1000), "#", "bad-input", "The file is not UTF-8 text"
+            _table(b"\x00\xff" * 1000), "# bad-input", "The file is not UTF-8 text"
         ),
         **{
             f"a table of too many lines ending in {end}": Row(
-                _table(body), "#", said="20,000 lines"
+                _table(body), "#", "20,000 lines"
             )
             for end, body in {**files, "nothing, packed": gzip.compress(lines.encode())}.items()
         },
@@ -147,7 +147,7 @@ def calibrations() -> dict[str, Case]:
         },
         **{
             name: Row(
-                _calibration([first, bare | change]), "#/runs/1", "bad-input", said
+                _calibration([first, bare | change]), "#/runs/1 bad-input", said
             )
             for name, (change, said) in impossible.items()
         },
@@ -155,7 +155,7 @@ def calibrations() -> dict[str, Case]:
         "65 runs": Row(_calibration([first] * 65), "#/runs"),
         **{name: Row(_calibration(table), "#/runs") for name, table in tables.items()},
         "a table with an odd column": Row(
-            _calibration(runs_table([*RUNS]).replace("tp", "pt")), "#/runs", "bad-input"
+            _calibration(runs_table([*RUNS]).replace("tp", "pt")), "#/runs bad-input"
         ),
     }) | cases(409, {
         "a calibration in place of a bundled one": _calibration([*RUNS], "h100-dgx"),

@@ -163,9 +163,9 @@ def parameters() -> dict[str, Case]:
     }  # fmt: skip
     return cases(422, {
         **{name: Row(get(f"/v1/{place}"), at) for name, (place, at) in jobs.items()},
-        "a cursor that is none": Row(get("/v1/tunes?cursor=%ff%fe"), "#", "bad-input", "no cursor"),
-        "a cursor in words": Row(get("/v1/tunes?cursor=x"), "#", "bad-input", "no cursor"),
-        "a cursor of models": Row(get("/v1/models?cursor=none"), "#", "bad-input", "no cursor"),
+        "a cursor that is none": Row(get("/v1/tunes?cursor=%ff%fe"), "# bad-input", "no cursor"),
+        "a cursor in words": Row(get("/v1/tunes?cursor=x"), "# bad-input", "no cursor"),
+        "a cursor of models": Row(get("/v1/models?cursor=none"), "# bad-input", "no cursor"),
         "a key of 10,000": Row(post(label, Idempotency_Key="k" * 10_000), "Idempotency-Key"),
     })  # fmt: skip
 
