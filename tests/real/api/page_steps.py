@@ -129,6 +129,8 @@ def _measured(name: str, plan: dict[str, Any], predicted_ms: float) -> dict[str,
         "name": name, "plan": plan, "predicted": iteration(predicted_ms),
         "measured": iteration(twice), "error": -0.5, "error_at_present_speed": None,
         "interval_ms": {"low": 0.98 * twice, "high": 1.03 * twice}, "spread_ms": 1.0, "loss": 10.0,
-        "failed": "", "makespans_ms": [twice], "roles": [], "captured": False,
-        "why_not_captured": "",
+        "failed": "", "makespans_ms": [twice, twice], "captured": False, "why_not_captured": "",
+        "roles": [
+            {"role": "attn.qkv", "count": 8, "predicted_ms": 1.0, "measured_ms": 2, "ratio": 2.0}
+        ],
     }  # fmt: skip

@@ -46,7 +46,7 @@ def _request(asked: dict[str, Any]) -> TuneRequest:
 
 
 FILES: Final = ("plan", "report", "trace")
-WIDE: Final = ",".join(f"{1 + n / 100}x" for n in range(40))
+WIDE: Final = ",".join(f"{1 + n / 100:g}x" for n in range(40))
 KINDS: Final = {
     "tune": Kind(
         small=SMALL, long=LONG, links=(*FILES, "validations"), files=FILES,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, get_args
 
 import httpx
 import pytest
 
+from domino_tune.requests import PlanExportRequest
+from domino_tune.results import to_json
 from domino_tune.service.jobs.job import JobKind
+from domino_tune.store.plans import load_plan
+from domino_tune.verbs.plan import plan_export
 from tests.real.api.routes.asking import events
 from tests.real.api.routes.conftest import Jobs
 from tests.real.api.routes.kinds import KINDS, as_json
@@ -96,3 +101,26 @@ def test_a_key_makes_one_that_runs_and_is_called_off(client: httpx.Client, kind:
     for path in (place, f"{place}/events", *(f"{place}/{name}" for name in known.links)):
         refused(client.get(path), 404)
     refused(client.delete(place), 404)
+
+
+@pytest.mark.parametrize("kind", ["tune", "layout"])
+def test_files_are_those_of_the_best(
+    client: httpx.Client, jobs: Jobs, kind: str, tmp_path: Path
+) -> None:
+    links, result = jobs.done(kind)["links"], jobs.done(kind)["result"]
+    best = result["best"] if kind == "tune" else result["layouts"][0]
+    assert jobs.done(kind)["best"].items() >= best.items()
+    file = tmp_path / "plan.json"
+    file.write_bytes(client.get(links["plan"]).content)
+    plan = load_plan(file)
+    assert plan.cluster.world_size == 4
+    assert plan.predicted.iteration_ms == pytest.approx(best["iteration_ms"])
+    for to in ("env", "megatron"):
+        told = good(client.get(links["plan"], params={"to": to}))
+        local, text = plan_export(PlanExportRequest(file=str(file), to=to)), told.pop("text")
+        assert told == to_json(local)
+        assert all(f"export {name}=" in text for name in local.environment)
+    report = client.get(links["report"])
+    assert report.text.startswith("<!doctype html>")
+    assert "sandbox" in report.headers["content-security-policy"]
+    assert good(client.get(links["trace"]))["traceEvents"]

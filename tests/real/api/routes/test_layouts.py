@@ -1,40 +1,14 @@
-"""Searches of layouts, at one number of GPUs and at several: files, points, what does not fit."""
+"""Searches of layouts, at one number of GPUs and at several: points, what does not fit."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import httpx
 import pytest
 
-from domino_tune.requests import PlanExportRequest
-from domino_tune.results import to_json
-from domino_tune.store.plans import load_plan
-from domino_tune.verbs.plan import plan_export
 from tests.real.api.routes.asking import best_so_far
 from tests.real.api.routes.conftest import Jobs
 from tests.real.api.routes.kinds import KINDS
 from tests.support.asked import LAYOUTS, ended, good, refused
-
-
-def test_files_are_those_of_the_best_layout(
-    client: httpx.Client, jobs: Jobs, tmp_path: Path
-) -> None:
-    found = jobs.done("layout")
-    links, best = found["links"], found["result"]["layouts"][0]
-    assert found["best"] == best
-    file = tmp_path / "plan.json"
-    file.write_bytes(client.get(links["plan"]).content)
-    plan = load_plan(file)
-    assert plan.cluster.world_size == LAYOUTS["gpus"]
-    assert plan.predicted.iteration_ms == pytest.approx(best["iteration_ms"])
-    told = good(client.get(links["plan"], params={"to": "env"}))
-    assert told.pop("text")
-    assert told == to_json(plan_export(PlanExportRequest(file=str(file), to="env")))
-    report = client.get(links["report"])
-    assert report.text.startswith("<!doctype html>")
-    assert "sandbox" in report.headers["content-security-policy"]
-    assert good(client.get(links["trace"]))["traceEvents"]
 
 
 def test_layouts_that_cannot_fit_are_told_at_once_what_would(client: httpx.Client) -> None:

@@ -1,43 +1,16 @@
-"""Tunes, from the request to the plan file, against what the same verbs give locally."""
+"""Tunes: what is refused at once, their pace, keys and pages, and plans for frameworks."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from domino_tune.report.ties import ties
-from domino_tune.requests import PlanExportRequest
-from domino_tune.results import to_json
-from domino_tune.store.plans import load_plan
 from domino_tune.store.profiles import dump_profile, load_profile
-from domino_tune.verbs.plan import plan_export
 from tests.real.api.routes.asking import best_so_far
 from tests.support.asked import CELL, LONG, SMALL, ended, good, listed, refused
-
-
-def test_files_are_those_of_the_verb(client: httpx.Client, tuned: Any, tmp_path: Path) -> None:
-    links = tuned["links"]
-    answer = client.get(links["plan"])
-    good(answer)
-    file = tmp_path / "plan.json"
-    file.write_bytes(answer.content)
-    plan = load_plan(file)
-    assert plan.predicted.iteration_ms == pytest.approx(tuned["result"]["best"]["iteration_ms"])
-    exportable = ("env", "megatron")
-    for to in exportable:
-        told = good(client.get(links["plan"], params={"to": to}))
-        local = plan_export(PlanExportRequest(file=str(file), to=to))
-        text = told.pop("text")
-        assert told == to_json(local)
-        assert all(f"export {name}=" in text for name in local.environment)
-    report, trace = client.get(links["report"]), client.get(links["trace"])
-    assert report.text.startswith("<!doctype html>")
-    assert "sandbox" in report.headers["content-security-policy"]
-    assert good(trace)["traceEvents"]
 
 
 def test_a_layout_that_the_target_cannot_run_is_refused_at_once(client: httpx.Client) -> None:

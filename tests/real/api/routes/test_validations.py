@@ -8,49 +8,16 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.real.api import page_steps
 from tests.support.asked import LONG, good, refused
 
-ERROR = 0.05
+ERROR = -0.5
 
 
 @pytest.fixture(scope="package")
 def measured(tuned: Any) -> dict[str, Any]:
-    """What ``validate --json`` prints of the tune's plan, were it 5 % faster than predicted."""
-    simulation = tuned["result"]["simulation"]
-
-    def one(name: str, plan: dict[str, Any], iteration_ms: float) -> dict[str, Any]:
-        iteration = {
-            "speedup": None, "comm_ms": 1.0, "exposed_comm_ms": 0.5, "hidden_comm_fraction": 0.5,
-            "peak_memory_gib": None,
-        }  # fmt: skip
-        real_ms = iteration_ms / (1 + ERROR)
-        return {
-            "name": name, "plan": plan, "error": ERROR, "error_at_present_speed": None,
-            "predicted": {**iteration, "iteration_ms": iteration_ms},
-            "measured": {**iteration, "iteration_ms": real_ms},
-            "interval_ms": {"low": 0.99 * real_ms, "high": 1.01 * real_ms}, "spread_ms": 0.1,
-            "loss": 10.5, "failed": "", "makespans_ms": [real_ms] * 3,
-            "roles": [
-                {
-                    "role": "attn.qkv", "count": 8, "predicted_ms": 1.0,
-                    "measured_ms": 2, "ratio": 2.0,
-                }
-            ],
-            "captured": False, "why_not_captured": "",
-        }  # fmt: skip
-
-    megatron = {**simulation["plan"], "strategy": "megatron", "label": "megatron"}
-    return {
-        "plans": [
-            one("baseline", megatron, simulation["baseline_ms"]),
-            one("plan.json", simulation["plan"], simulation["iteration_ms"]),
-        ],
-        "max_error": None, "present_speed": 1.0, "profile": simulation["profile"],
-        "machine_differences": [], "warnings": [], "rounds": 3, "interrupted": False,
-        "emulated_collectives": False,
-        "backend": "gloo", "emulate_link_bits_per_s": None, "model": simulation["model"],
-        "workload": simulation["workload"], "cluster": simulation["cluster"],
-    }  # fmt: skip
+    """What ``validate --json`` prints of the tune's plan, were it twice as slow as predicted."""
+    return page_steps.measured(tuned["result"]["simulation"])
 
 
 def test_a_report_stands_beside_the_prediction(
