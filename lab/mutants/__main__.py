@@ -7,9 +7,11 @@ are called equivalent.
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Path(folder).chmod(0o711)  # PostgreSQL may run as another user
         needed: dict[str, float] = {}
         trees = [Tree(REPOSITORY, Path(folder) / str(job), needed) for job in range(options.jobs)]
-        outcomes = played(trees, faults, texts, options.cpu_s)
+        outcomes = played(trees, faults, texts, options.cpu_s, options.minutes)
         broken = trees[0].broken()
     checks, is_met = judged(outcomes, options.seed, broken)
     tables = (listed(outcomes), by_area(outcomes, options.cpu_s), checks)
@@ -81,25 +83,32 @@ def _parser() -> argparse.ArgumentParser:
                         help="faults that are tried at once (default: 2)")  # fmt: skip
     parser.add_argument("--cpu-s", type=float, default=300, metavar="S",
                         help="most CPU time of the tests of one fault (default: 300)")  # fmt: skip
+    parser.add_argument("--minutes", type=float, default=math.inf, metavar="M",
+                        help="begin no fault after this time (default: no limit)")  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="FILE",
                         help="write the tables to this file, too, as Markdown")  # fmt: skip
     return parser
 
 
 def played(
-    trees: Sequence[Tree], faults: Sequence[Fault], texts: dict[str, str], cpu_s: float
-) -> list[Outcome]:
-    """Return what became of ``faults``, in their order. Each tree tries one after the other."""
+    trees: Sequence[Tree], faults: Sequence[Fault], texts: dict[str, str], cpu_s: float,
+    minutes: float,
+) -> list[Outcome]:  # fmt: skip
+    """Return what became of ``faults``, in their order, but of those alone whose turn came within
+    ``minutes``. Each tree tries one after the other."""
     free: SimpleQueue[Tree] = SimpleQueue()
     numbers = count(1)
+    end_s = time.monotonic() + 60 * minutes
 
-    def play(fault: Fault) -> Outcome:
+    def play(fault: Fault) -> Outcome | None:
         old, new = fault.change(texts[fault.path])
         fate: Fate = "equivalent"
         test = ""
         if (fault.path, old, new) not in EQUIVALENT:
             tree = free.get()
             try:
+                if time.monotonic() > end_s:
+                    return None
                 fate, test = tree.judge(fault, cpu_s)
             finally:
                 free.put(tree)
@@ -110,7 +119,7 @@ def played(
     for tree in trees:
         free.put(tree)
     with ThreadPoolExecutor(len(trees)) as pool:
-        return list(pool.map(play, faults))
+        return [outcome for outcome in pool.map(play, faults) if outcome]
 
 
 def listed(outcomes: Sequence[Outcome]) -> Table:
