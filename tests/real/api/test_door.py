@@ -25,6 +25,11 @@ def test_all_are_answered_as_the_table_says(tmp_path: Path, postgres: Postgres) 
             answers |= threads.map(ask, late)
         faults = {name: wrong(rows[name], answer) for name, answer in answers.items()}
         assert not {name: fault for name, fault in faults.items() if fault}
+        with service.client() as client:  # and nothing was kept
+            assert client.get("/v1/jobs").json()["items"] == []
+            assert {
+                client.get(f"/v1/{kind}/mine").status_code for kind in ("models", "profiles")
+            } == {404}
         assert service.process.poll() is None
         log = service.log.read_text()
     assert "Traceback" not in log

@@ -8,16 +8,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.routes.profiles import MOST_LINES
 from domino_tune.requests import ProfilesImportRequest
 from domino_tune.store.profiles import dump_profile, load_profile, parse_profile
 from domino_tune.verbs.profiles import imported_profile, profiles_import
 from simulator.errors import InputError
 from simulator.profile import Profile
 from tests.support.asked import CELL, good, refused
+from tests.support.door.measurements import TABLE
 
 JSON = {"Content-Type": "application/json"}
-TABLE = "m,n,k,us\n4096,2048,4096,120\n8192,2048,4096,240\n16384,2048,4096,470\n"
 
 
 def named(name: str, created: str = "2026-01-01") -> Profile:
@@ -36,15 +35,6 @@ def test_a_bundled_one_is_read_only(client: httpx.Client) -> None:
     assert answer.headers["etag"] == f'"{found.content_id}"'
     refused(put(client, load_profile("h100-dgx")), 409)
     refused(client.delete("/v1/profiles/h100-dgx"), 409)
-
-
-def test_a_reader_who_knows_it_is_told_nothing(client: httpx.Client) -> None:
-    tag = client.get("/v1/profiles/h100-dgx").headers["etag"]
-    for known in (tag, f'"x", W/{tag}', "*"):
-        answer = client.get("/v1/profiles/h100-dgx", headers={"If-None-Match": known})
-        assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
-    good(client.get("/v1/profiles/h100-dgx", headers={"If-None-Match": '"other"'}))
-    good(client.get("/v1/profiles/h100-dgx", headers={"If-None-Match": "bare"}))
 
 
 def test_replacing_needs_to_know_what_is_replaced(client: httpx.Client) -> None:
@@ -137,9 +127,6 @@ def import_table(
 ) -> httpx.Response:
     given = {"Content-Type": "text/csv", **(headers or {})}
     return client.post(f"/v1/profiles/{name}/import", params=asked, content=TABLE, headers=given)
-
-
-LINES = "m,n,k,us\n" + "".join(f"{m},8,8,1\n" for m in range(1, MOST_LINES + 1))
 
 
 def test_a_section_is_bounded() -> None:
