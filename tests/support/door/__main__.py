@@ -34,8 +34,8 @@ def main() -> int:
             rows.append(_row(name + " *" * case.late, answers[0], times_ms))
     notes = [
         f"{len(rows)} requests; {len(bad)} answered wrongly: {', '.join(bad) or 'none'}.",
-        f"Above {ALLOWED_MS:g} ms: {', '.join(slow) or 'none'}. Large profiles are read by a process "
-        "that starts first, and some layouts are looked through.",
+        f"Above {ALLOWED_MS:g} ms: {', '.join(slow) or 'none'}. A process reads large profiles, "
+        "and it starts first; some layouts are looked through.",
         f"Those marked * wait for a deadline of {RECEIVE_S:g} s, or 2 s more for heads.",
     ]
     columns = ("request", ">status", "problem", ">median ms", ">worst ms")

@@ -87,7 +87,7 @@ def send(
 
 def get(path: str, **headers: str) -> list[Part]:
     """A GET."""
-    return [send("GET", path, **headers)]
+    return [send("GET", path, None, JSON, **headers)]
 
 
 def post(body: bytes, path: str = "/v1/tunes", **headers: str) -> list[Part]:
