@@ -11,7 +11,7 @@ from typing import Final
 
 from domino_tune.base.tables import Table
 from domino_tune.requests import TuneRequest
-from domino_tune.results import TuneResult
+from domino_tune.results.tune import TuneResult
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.tune import tune
 from lab.bench.facts import REPOSITORY, read_measured

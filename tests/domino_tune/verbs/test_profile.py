@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from domino_tune.cli.commands import main
 from domino_tune.measure.machine import this_machine
 from domino_tune.requests import ProfileRequest
@@ -28,6 +26,11 @@ from tests.domino_tune.measure.probes.probing import TINY
 
 JOB = ("--tp", "2", "--seq-length", "16", "--micro-batch-size", "2")
 FEW = ("--samples", "3")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_torch() -> None:
+    pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module")

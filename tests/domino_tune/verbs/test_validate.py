@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 from domino_tune.base.errors import ToleranceError
 from domino_tune.cli import show
 from domino_tune.requests import ValidateRequest
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.results.validate import ValidateResult
 from domino_tune.runtime.plan_runs import Measured, Runs, ignore
 from domino_tune.store.plans import load_plan, save_plan
