@@ -16,3 +16,9 @@ def run(
     """The command line, with a user's home of its own."""
     monkeypatch.setenv("DOMINO_TUNE_HOME", str(tmp_path / "home"))
     return Runner(capsys, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def needs_torch() -> None:
+    """Skip without torch, which collection does not import."""
+    pytest.importorskip("torch")

@@ -24,13 +24,10 @@ from simulator.profile import Profile
 from tests.conftest import REPOSITORY
 from tests.domino_tune.measure.probes.probing import TINY
 
+pytestmark = pytest.mark.usefixtures("needs_torch")
+
 JOB = ("--tp", "2", "--seq-length", "16", "--micro-batch-size", "2")
 FEW = ("--samples", "3")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def needs_torch() -> None:
-    pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module")

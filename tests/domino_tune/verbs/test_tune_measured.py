@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from domino_tune.cli import show
 from domino_tune.measure.collect import add_message
 from domino_tune.requests import TuneRequest
@@ -29,6 +27,8 @@ from simulator.plan import MEGATRON
 from tests.domino_tune.runs import Runner
 from tests.domino_tune.verbs.measured_cases import launches, measured_request
 from tests.domino_tune.verbs.validation_cases import FOUR
+
+pytestmark = pytest.mark.usefixtures("needs_torch")
 
 BASELINE = replace(MEGATRON, sequence_parallel=True)
 
