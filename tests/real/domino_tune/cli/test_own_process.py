@@ -39,6 +39,12 @@ def test_small_questions_import_nothing_heavy(asked: str) -> None:
     assert done.stderr.strip() == "0 []"
 
 
+def test_the_package_alone_imports_nothing_heavy() -> None:
+    code = f"import domino_tune, sys; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_a_simulation_imports_neither_reports_nor_what_measures() -> None:
     unused = (
         "domino_tune.measure", "domino_tune.report", "domino_tune.runtime",
