@@ -1,17 +1,26 @@
-"""Cases that benchmarks share: model, TP degree, batch, sequence length and link speed."""
+"""Cases that benchmarks share, and how they ask for times, intervals and the fastest plan."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
+from operator import itemgetter
+from statistics import median
 from typing import Final, NamedTuple
 
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
+from simulator.confidence import Confidence, confidence_of
 from simulator.cost import NO_CHANGES, Changes
+from simulator.plan import SlicePlan
+from simulator.predict import played, predict, unsure_clocks
 from simulator.presets import MODELS
 from simulator.profile import Profile
+from simulator.record import record
 from simulator.specs import ClusterSpec, ModelSpec, Workload
+from simulator.timeline import Timeline
+from simulator.units import MS_PER_NS
 
 PROFILE: Final = "h100-dgx"
 
@@ -52,6 +61,41 @@ def make_case(
         profile=h100(),
         changes=changes,
     )
+
+
+def time_ms(case: Case, plan: SlicePlan) -> float:
+    """Return the time of an iteration."""
+    return predict(case, plan).makespan_ns * MS_PER_NS
+
+
+def fastest(case: Case, plans: Iterable[SlicePlan]) -> tuple[int, SlicePlan]:
+    """Return the time, in ns, and the plan of the first of the fastest."""
+    times = ((predict(case, plan).makespan_ns, plan) for plan in plans)
+    return min(times, key=itemgetter(0))
+
+
+def recorded(case: Case, plan: SlicePlan) -> Timeline:
+    """Return the timeline that the fast engine plays."""
+    found = played(case, plan)
+    return record(found.schedule, found.program)
+
+
+def interval(case: Case, plan: SlicePlan) -> Confidence:
+    """Return how sure the time of an iteration is."""
+    found = played(case, plan)
+    timeline = record(found.schedule, found.program)
+    return confidence_of(timeline, found.cost, unsure_clocks(case, found))
+
+
+def half_width(known: Confidence) -> float:
+    """Return half of the interval over its middle."""
+    return (known.high_ns - known.low_ns) / (known.high_ns + known.low_ns)
+
+
+def spread(values: Iterable[float], form: str) -> tuple[str, str, str]:
+    """Return the least, the median and the most of ``values`` in ``form``."""
+    known = sorted(values)
+    return format(known[0], form), format(median(known), form), format(known[-1], form)
 
 
 class SearchCase(NamedTuple):

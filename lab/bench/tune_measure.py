@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import operator
 import os
@@ -27,9 +26,10 @@ from domino_tune.store.formats.model_file import dump_model
 from domino_tune.verbs.profile import profile
 from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.tune_measured import MeasuringSession, question_of
+from lab.bench.runtime import need
 from lab.fidelity.scores import within_rounds
 from lab.fidelity.settings import MODELS
-from lab.verdict import Check, SkippedError, at_most, check_table, reported
+from lab.verdict import Check, at_most, check_table, reported
 from simulator.case import Case
 from simulator.plan import SlicePlan
 
@@ -48,8 +48,7 @@ REGRET: Final = 0.02
 
 def tune_measure() -> list[Table]:
     """Profile TP 2 on two emulated hosts, run all plans, then search without their times."""
-    if importlib.util.find_spec("torch") is None:
-        raise SkippedError("no torch; pip install 'domino_tune[runtime]'")
+    need("torch")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["DOMINO_TUNE_HOME"] = folder
         checks = [check for name in CASES for check in _checks(name, Path(folder))]

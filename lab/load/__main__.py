@@ -15,7 +15,8 @@ from simulator.errors import unknown_name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the named loads, or all, each on a new service. Return 2 for an unknown name, else 0."""
+    """Run the named loads, or all, each on a new service. Return 1 for a missed target, 2 for an
+    unknown name."""
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)
     options, serve_options = _parser().parse_args(words[:at]), words[at + 1 :]
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_table(tables[-1])
     met, missed = count_verdicts(tables)
     print_line(f"{met} ok, {missed} missed")
-    return 0
+    return int(missed > 0)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,35 +5,28 @@ from __future__ import annotations
 import http.client
 import json
 import multiprocessing
-import secrets
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from api.jobs import MOST_STREAMS
 from domino_tune.base.tables import Table
 from domino_tune.service.sql.database import open_database
 from domino_tune.service.tokens import Scope, TokenDesk
-from lab.load.bodies import ENDLESS_TRIALS, tune
 from lab.load.process import Service
 from lab.load.traffic import percentile
 from lab.verdict import Check, at_most, check_table, reported
 
 MIB: Final = 1 << 20
 BODIES: Final = 60
-PROFILES: Final = 4
-FRESH: Final = 12
-FLOODERS: Final = 16
-STREAMS: Final = 64
 PROBE_S: Final = 0.02
 SETTLE_S: Final = 1.0
 START_S: Final = 3.0
@@ -120,20 +113,11 @@ def _probe(url: str, pipe: Connection) -> None:
     pipe.send(times_ms)
 
 
-def get(service: Service, path: str, secret: str = "") -> int:
-    """Return the status of a GET."""
-    return send(service, "GET", path, secret=secret)
-
-
-def send(
-    service: Service, method: str, path: str, body: bytes | None = None, secret: str = ""
-) -> int:
+def send(service: Service, method: str, path: str, body: bytes, secret: str) -> int:
     """Return the status of one request on a connection of its own; 0 where it was cut off."""
     host = urlsplit(service.url)
     connection = http.client.HTTPConnection(host.hostname or "", host.port, timeout=TIMEOUT_S)
-    headers = {"Content-Type": "application/json"} if body is not None else {}
-    if secret:
-        headers["Authorization"] = f"Bearer {secret}"
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {secret}"}
     try:
         connection.connect()
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -148,24 +132,31 @@ def send(
 def bodies(service: Service, secret: str) -> Table:
     """Send sixty bodies of 1 MiB, each of 349,000 objects, with a token that may only read."""
     junk = b'{"model":[' + b"{}," * 349_000 + b"1]}"
-    with watching(service) as watch, ThreadPoolExecutor(BODIES) as threads:
-        sent = [
-            threads.submit(send, service, "POST", "/v1/simulations", junk, secret)
-            for _ in range(BODIES)
-        ]
-    checks = [*watch.checks(100, 50), answered([one.result() for one in sent], 400, 500)]
-    return check_table(f"{BODIES} bodies of 1 MiB that hold 349,000 objects, read scope", checks)
+    sent = [("POST", "/v1/simulations", junk)] * BODIES
+    title = f"{BODIES} bodies of 1 MiB that hold 349,000 objects, read scope"
+    return _at_once(service, secret, sent, title, most_mib=100, health_ms=50)
 
 
 def profiles(service: Service, secret: str) -> Table:
     """Upload junk of 15 MB as profiles: numbers, lists, objects, one long text."""
-    with watching(service) as watch, ThreadPoolExecutor(PROFILES) as threads:
-        sent = [
-            threads.submit(send, service, "PUT", f"/v1/profiles/junk-{index}", body, secret)
-            for index, body in enumerate(junk_profiles())
-        ]
-    checks = [*watch.checks(300, 100), answered([one.result() for one in sent], 400, 500)]
-    return check_table(f"{PROFILES} junk profiles of 15 MB, admin scope", checks)
+    junk = junk_profiles()
+    sent = [("PUT", f"/v1/profiles/junk-{index}", body) for index, body in enumerate(junk)]
+    title = f"{len(sent)} junk profiles of 15 MB, admin scope"
+    return _at_once(service, secret, sent, title, most_mib=300, health_ms=100)
+
+
+def _at_once(
+    service: Service, secret: str, requests: Sequence[tuple[str, str, bytes]], title: str,
+    *, most_mib: float, health_ms: float,
+) -> Table:  # fmt: skip
+    """Send all requests at once. All must be refused with a 4xx, within memory and liveness."""
+    with watching(service) as watch, ThreadPoolExecutor(len(requests)) as threads:
+        sent = [threads.submit(send, service, *request, secret) for request in requests]
+    statuses = [one.result() for one in sent]
+    counts = ", ".join(f"{count} × {status}" for status, count in Counter(statuses).items())
+    refused = all(400 <= status < 500 for status in statuses)
+    answers = Check(what="answers", target="400–499", measured=counts, ok=refused)
+    return check_table(title, [*watch.checks(most_mib, health_ms), answers])
 
 
 def junk_profiles() -> list[bytes]:
@@ -180,83 +171,17 @@ def junk_profiles() -> list[bytes]:
     ]
 
 
-def tokens(service: Service, secret: str) -> Table:
-    """Guess tokens without end from one address, while tokens that nobody used yet call."""
-    home = service.log.parent
-    fresh = [make_token(home, "read", f"fresh-{number}") for number in range(FRESH)]
-    over, guessed = threading.Event(), Counter[int]()
-
-    def guess() -> None:
-        while not over.is_set():
-            guessed[get(service, "/v1/models", "dt_" + secrets.token_urlsafe(32))] += 1
-
-    with ThreadPoolExecutor(FLOODERS) as threads:
-        floods = [threads.submit(guess) for _ in range(FLOODERS)]
-        try:
-            time.sleep(3.0)  # more than the burst that an address has
-            good = [get(service, "/v1/models", one) for one in fresh]
-        finally:
-            over.set()
-        for flood in floods:
-            flood.result()
-    refused = sum(guessed[status] for status in (401, 429))
-    checks = [
-        reported("guesses refused 401, then 429", f"{guessed[401]:,}, {guessed[429]:,}"),
-        must("guesses answered otherwise", guessed.total() - refused, 0),
-        must(f"of {FRESH} calls, each with a new token: 200", good.count(200), FRESH),
-    ]
-    return check_table("Unknown tokens from the address that new tokens call from", checks)
-
-
-def streams(service: Service, secret: str) -> Table:
-    """Open more event streams than a token may have, all at the same moment."""
-    headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
-    with ThreadPoolExecutor(STREAMS) as threads, ExitStack() as stack:
-
-        def ask(method: str, path: str, body: bytes | None = None) -> http.client.HTTPResponse:
-            host = urlsplit(service.url)
-            connection = http.client.HTTPConnection(
-                host.hostname or "", host.port, timeout=TIMEOUT_S
-            )
-            stack.callback(connection.close)
-            connection.request(method, path, body, headers)
-            return connection.getresponse()
-
-        job = json.load(ask("POST", "/v1/tunes", json.dumps(tune(0, ENDLESS_TRIALS)).encode()))
-        asked = [threads.submit(ask, "GET", job["links"]["events"]) for _ in range(STREAMS)]
-        opened = Counter(one.result().status for one in asked)
-    checks = [
-        must(f"of {STREAMS} streams asked for: 200", opened[200], MOST_STREAMS),
-        must("refused 429", opened[429], STREAMS - MOST_STREAMS),
-    ]
-    return check_table(f"{STREAMS} event streams of one token at once", checks)
-
-
-def answered(statuses: Sequence[int], low: int, high: int) -> Check:
-    """Return a check that all statuses are in ``low`` to ``high``, and what they were."""
-    counts = ", ".join(f"{count} × {status}" for status, count in Counter(statuses).items())
-    good = all(low <= status < high for status in statuses)
-    return Check(what="answers", target=f"{low}–{high - 1}", measured=counts, ok=good)
-
-
-def must(what: str, value: int, target: int) -> Check:
-    """Return a check that ``value`` is ``target``."""
-    return Check(what=what, target=str(target), measured=str(value), ok=value == target)
-
-
 ABUSE: Final[dict[str, tuple[Scope, Callable[[Service, str], Table]]]] = {
     "bodies": ("read", bodies),
     "profiles": ("admin", profiles),
-    "tokens": ("read", tokens),
-    "streams": ("tune", streams),
 }
 """Abuses by name: the scope of the caller's token, and the load."""
 
 
-def make_token(folder: Path, scope: Scope, name: str = "abuser") -> str:
+def make_token(folder: Path, scope: Scope) -> str:
     """Return the secret of a new token in the database of a service in ``folder``."""
     database = open_database(f"sqlite:///{folder / 'service.db'}")
     try:
-        return TokenDesk(database).add(name, "abuser", scope)
+        return TokenDesk(database).add("abuser", "abuser", scope)
     finally:
         database.close()

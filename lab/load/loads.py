@@ -7,10 +7,10 @@ import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from domino_tune.base.errors import RunError
 from domino_tune.base.tables import Table
@@ -19,7 +19,7 @@ from lab.load.abuse import ABUSE, make_token
 from lab.load.memory import DEPLOYED_BYTES, limited
 from lab.load.process import Service
 from lab.load.traffic import Visitor, call_at_rate, latency_ms, open_visitor
-from lab.verdict import Check, at_most, check_table, reported
+from lab.verdict import Check, at_most, check_table, equal, reported
 
 SIMULATIONS_PER_S: Final = 50.0
 SIMULATION_MS: Final = 50.0
@@ -30,6 +30,8 @@ WHAT_IFS_PER_S: Final = 4.0
 WHAT_IF_MS: Final = 200.0
 MAX_GROWTH: Final = 0.05
 WARM_UP_REQUESTS: Final = 20
+SHORT_S: Final = 120.0
+"""Before that a mixed load has not filled caches and pools."""
 START_TIMEOUT_S: Final = 60.0
 MAX_STOP_S: Final = 10.0
 MIB: Final = 1 << 20
@@ -37,17 +39,11 @@ Drive = Callable[[Visitor], Awaitable[list[Check]]]
 Visit = Callable[[Visitor, int, float], Awaitable[None]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Duration:
+class Duration(NamedTuple):
     """Durations of loads: ``mixed_s`` of the mixed one, ``each_s`` of each other one."""
 
     each_s: float
     mixed_s: float
-
-    @property
-    def is_short(self) -> bool:
-        """Return whether the mixed load ends before memory stops growing."""
-        return self.mixed_s < 120
 
 
 def steady(
@@ -80,10 +76,11 @@ def healthz(service: Service, duration: Duration) -> Table:
         jobs = [await start_tune(visitor, seed) for seed in range(TUNES)]
         await wait_until_running(visitor, jobs)
         await call_at_rate(call, HEALTH_PER_S, duration.each_s)
-        states = [(await get_tune(visitor, job))["state"] for job in jobs]
+        ended = [(await get_tune(visitor, job))["state"] for job in jobs]
+        states = Counter(ended).most_common()
         return [
             *latency_checks(visitor, "healthz", 0.99, HEALTH_MS),
-            reported("tunes at the end", count_states(states)),
+            reported("tunes at the end", ", ".join(f"{n} {state}" for state, n in states)),
         ]
 
     title = f"/healthz {HEALTH_PER_S:g} times a second beside {TUNES} tunes"
@@ -96,7 +93,11 @@ def mixture(service: Service, duration: Duration) -> Table:
     async def drive(visitor: Visitor) -> list[Check]:
         memory = asyncio.create_task(mixed.watch_memory(service, duration.mixed_s))
         await mixed.traffic(visitor, duration.mixed_s)
-        return [*memory_checks(await memory, duration), *latencies(visitor)]
+        times = [
+            reported(f"{kind}: {len(answers)} answers, p95", f"{latency_ms(answers, 0.95):.0f} ms")
+            for kind, answers in visitor.answers.items()
+        ]
+        return [*memory_checks(await memory, duration), *times]
 
     return run_load(service, f"Mixed load, {duration.mixed_s / 60:.3g} minutes", drive)
 
@@ -127,16 +128,11 @@ def run_load(service: Service, title: str, drive: Drive) -> Table:
     stopped_s = time.monotonic()
     code = service.stop()
     checks += [
-        must_be_zero("errors", len(errors)),
-        must_be_zero("exit code after SIGTERM", code),
+        equal("errors", 0, len(errors)),
+        equal("exit code after SIGTERM", 0, code),
         at_most("time from SIGTERM to exit", MAX_STOP_S, time.monotonic() - stopped_s, "s", 1),
     ]
     return check_table(title, checks, notes=errors[:10])
-
-
-def must_be_zero(what: str, value: int) -> Check:
-    """Return a check that ``value`` is 0."""
-    return Check(what=what, target="0", measured=str(value), ok=value == 0)
 
 
 def latency_checks(visitor: Visitor, kind: str, share: float, limit_ms: float) -> list[Check]:
@@ -150,20 +146,12 @@ def latency_checks(visitor: Visitor, kind: str, share: float, limit_ms: float) -
     ]
 
 
-def latencies(visitor: Visitor) -> list[Check]:
-    """Return the number of answers of each kind, and the 95th percentile of their times."""
-    return [
-        reported(f"{kind}: {len(answers)} answers, p95", f"{latency_ms(answers, 0.95):.0f} ms")
-        for kind, answers in visitor.answers.items()
-    ]
-
-
 def memory_checks(samples: Sequence[int], duration: Duration) -> list[Check]:
     """Return the growth of resident memory. It has no target where the load was short."""
     grown, last = mixed.growth(samples), samples[-1] / MIB
     what = f"growth of memory after the first {100 * mixed.WARM_UP:g} % of the time"
     size = reported("memory at the end, with workers", f"{last:.0f} MiB")
-    if duration.is_short:
+    if duration.mixed_s < SHORT_S:
         return [reported(what, f"{100 * grown:.2f}%"), size]
     return [at_most(what, MAX_GROWTH, grown), size]
 
@@ -191,11 +179,6 @@ async def get_tune(visitor: Visitor, job: str) -> dict[str, Any]:
     """Request a tune and return it."""
     tune: dict[str, Any] = json.loads((await visitor.ask("job", "GET", f"/v1/tunes/{job}")).body)
     return tune
-
-
-def count_states(states: Sequence[str]) -> str:
-    """Return for example ``2 running, 6 queued``."""
-    return ", ".join(f"{count} {state}" for state, count in Counter(states).most_common())
 
 
 OPTIONS: Final[dict[str, tuple[str, ...]]] = {"healthz": ("--workers", str(TUNES))}

@@ -11,15 +11,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
 
-from domino_tune.base.errors import RunError
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import Chosen, resolve
 from lab.fidelity.settings import PLANS, TUNED
 from lab.gpu.ops import OpsCase, needed_signatures, slice_plans
-from lab.gpu_proof import __main__, speed
-from lab.gpu_proof.__main__ import CANNOT, UNFINISHED, main, measure_speeds, run
+from lab.gpu_proof import speed
+from lab.gpu_proof.__main__ import UNFINISHED, run
 from lab.gpu_proof.cases import ProofCase, proof_cases
 from lab.gpu_proof.own_profile import laid_over, own_profile, with_launch
 from simulator.cost import CostModel
@@ -104,44 +102,3 @@ def test_launch_costs_are_the_mean_of_all_batches() -> None:
     assert launch is not None
     assert launch.mode == "async"
     assert launch.cost_us == {"gemm": 15.0, "collective": 6.0}
-
-
-def test_its_speed_is_measured_and_stored(tmp_path: Path) -> None:
-    found, path, payload = (
-        speed.measure_speed(CASE), tmp_path / "speed.json", speed.speed_payload(CASE)
-    )  # fmt: skip
-    assert [plan.label for plan in found.plans] == [plan.label for plan in speed.PLANS]
-    assert len(found.rounds_ns) == speed.STEPS
-    speed.write_speed(path, found, payload)
-    assert speed.read_speed(path, payload) == found
-    with pytest.raises(InputError, match="with another steps"):
-        speed.read_speed(path, {**payload, "steps": 1})
-    table = speed.speed_table([found], 100.0)
-    assert [row[:2] for row in table.rows] == [(CASE.model.name, p.label) for p in found.plans]
-    assert [check.ok is None for check in speed.speed_checks([found])] == [False, True, True]
-
-
-def test_a_speed_that_fails_is_left_for_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(case: ProofCase) -> None:
-        raise RunError("Only 3 of 30 rounds were launched in time.")
-
-    monkeypatch.setattr(__main__, "measure_speed", fail)
-    assert measure_speeds([CASE], tmp_path, time.monotonic() + 60) == []
-    assert "Only 3 of 30" in capsys.readouterr().err
-
-
-def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("no GPU must be here for this")
-    assert main(["--folder", str(tmp_path)]) == CANNOT
-    printed = capsys.readouterr().err
-    assert "torch sees no CUDA device" in printed
-    assert "Traceback" not in printed
-
-
-def test_every_shape_is_launched_both_ways() -> None:
-    cases = list(proof_cases(20))
-    assert len({case.name for case in cases}) == len(cases) == 8
-    assert len(cases) * (len(PLANS) + 1) >= 24
