@@ -19,9 +19,8 @@ from lab.bench.runs import (
     tokenweave_passes,
 )
 from lab.verdict import Check, at_most, check_table, verdict
-from simulator.case import Case
 from simulator.peak import peak_bytes
-from simulator.plan import MEGATRON, NO_COMM, SlicePlan
+from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS
 from simulator.units import GIB, MS_PER_NS
@@ -149,26 +148,20 @@ def _coverage(found: Sequence[Found]) -> Table:
 
 
 def _forward() -> Table:
-    """Return forward passes with multimem all-reduces and without any. vLLM's eager kernels."""
+    """Return forward passes with multimem all-reduces, by vLLM's eager kernels."""
     rows = []
-    for one in tokenweave_passes():
-        with_them = _forward_ms(one.case, megatron(sequence_parallel=False))
-        without = _forward_ms(one.case, NO_COMM)
-        share = 1 - one.no_reduce_ms / one.baseline_ms
-        rows.append((
-            f"{one.tokens:,}", f"{one.baseline_ms:,.1f}", f"{with_them:,.1f}",
-            f"{with_them / one.baseline_ms - 1:+.1%}", f"{one.no_reduce_ms:,.1f}",
-            f"{without:,.1f}", f"{without / one.no_reduce_ms - 1:+.1%}", f"{share:.1%}",
-            f"{1 - without / with_them:.1%}",
-        ))  # fmt: skip
+    for tokens, case, measured_ms in tokenweave_passes():
+        timeline = recorded(case, megatron(sequence_parallel=False))
+        ops = zip(timeline.ops, timeline.start_ns, strict=True)
+        ms = next(start for op, start in ops if op.role.startswith("head.")) * MS_PER_NS
+        rows.append(
+            (f"{tokens:,}", f"{measured_ms:,.1f}", f"{ms:,.1f}", f"{ms / measured_ms - 1:+.1%}")
+        )
     return Table(
-        title="Forward of Llama 70B at TP 8 on H100s, ms: with multimem all-reduces, and without",
-        columns=(
-            "tokens", ">measured", ">predicted", ">error", ">no AR", ">predicted", ">error",
-            ">share of AR", ">predicted",
-        ),
+        title="Forward of Llama 70B at TP 8 on H100s, ms, until the last layer ends",
+        columns=("tokens", ">measured", ">predicted", ">error"),
         rows=rows,
-    )  # fmt: skip
+    )
 
 
 def _domino() -> list[Table]:
@@ -198,10 +191,3 @@ def _domino() -> list[Table]:
             rows=[(f"{ours:.1f}", f"{run:g}", f"{ours / run - 1:+.0%}") for run in UPSTREAM_MS],
         ),
     ]
-
-
-def _forward_ms(case: Case, plan: SlicePlan) -> float:
-    """Return the time until the last layer's forward ends."""
-    timeline = recorded(case, plan)
-    ops = zip(timeline.ops, timeline.start_ns, strict=True)
-    return next(start for op, start in ops if op.role.startswith("head.")) * MS_PER_NS

@@ -12,10 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from domino_tune.base.errors import RunError
 from domino_tune.base.tables import Table
 from lab.load import bodies, mixed
-from lab.load.abuse import ABUSE, make_token
 from lab.load.memory import DEPLOYED_BYTES, limited
 from lab.load.process import Service
 from lab.load.traffic import Visitor, call_at_rate, latency_ms, open_visitor
@@ -35,6 +33,9 @@ SHORT_S: Final = 120.0
 START_TIMEOUT_S: Final = 60.0
 MAX_STOP_S: Final = 10.0
 MIB: Final = 1 << 20
+BODIES: Final = 60
+JUNK_MIB: Final = 100.0
+SAMPLE_S: Final = 0.05
 Drive = Callable[[Visitor], Awaitable[list[Check]]]
 Visit = Callable[[Visitor, int, float], Awaitable[None]]
 
@@ -73,7 +74,12 @@ def healthz(service: Service, duration: Duration) -> Table:
         async def call(number: int, due_s: float) -> None:
             await visitor.ask("healthz", "GET", "/healthz", due_s=due_s)
 
-        jobs = [await start_tune(visitor, seed) for seed in range(TUNES)]
+        endless = [bodies.tune(seed, bodies.ENDLESS_TRIALS) for seed in range(TUNES)]
+        started = [
+            await mixed.start_job(visitor, "tune", "/v1/tunes", body, seed, time.monotonic())
+            for seed, body in enumerate(endless)
+        ]
+        jobs = [job["id"] for job in started if job]
         await wait_until_running(visitor, jobs)
         await call_at_rate(call, HEALTH_PER_S, duration.each_s)
         ended = [(await get_tune(visitor, job))["state"] for job in jobs]
@@ -102,6 +108,47 @@ def mixture(service: Service, duration: Duration) -> Table:
     return run_load(service, f"Mixed load, {duration.mixed_s / 60:.3g} minutes", drive)
 
 
+def junk(service: Service, duration: Duration) -> Table:
+    """Send many bodies of 1 MiB at once, each of 349,000 objects, beside requests for liveness."""
+    body = b'{"model":[' + b"{}," * 349_000 + b"1]}"
+
+    async def drive(visitor: Visitor) -> list[Check]:
+        async def call(number: int, due_s: float) -> None:
+            await visitor.ask("healthz", "GET", "/healthz", due_s=due_s)
+
+        for number in range(WARM_UP_REQUESTS):  # workers import what they need
+            await mixed.visit_simulation(visitor, number, time.monotonic())
+        before = service.rss_bytes()
+        sizes = [before]
+
+        async def sample() -> None:
+            while True:
+                sizes.append(service.rss_bytes())
+                await asyncio.sleep(SAMPLE_S)
+
+        memory = asyncio.create_task(sample())
+        asked = asyncio.create_task(call_at_rate(call, HEALTH_PER_S, duration.each_s))
+        sent = (
+            visitor.client.post("/v1/simulations", content=body, headers=bodies.JSON)
+            for _ in range(BODIES)
+        )
+        statuses = Counter(answer.status_code for answer in await asyncio.gather(*sent))
+        await asked
+        memory.cancel()
+        grown = (max(sizes) - before) / MIB
+        return [
+            Check(
+                what="answers", target="400–499", ok=all(400 <= one < 500 for one in statuses),
+                measured=", ".join(f"{count} × {status}" for status, count in statuses.items()),
+            ),
+            at_most("growth of memory, with workers, at its peak", JUNK_MIB, grown, "MiB", 0),
+            reported("healthz meanwhile, slowest",
+                     f"{latency_ms(visitor.answers['healthz'], 1.0):.0f} ms"),
+        ]  # fmt: skip
+
+    return run_load(service, f"{BODIES} bodies of 1 MiB that hold 349,000 objects", drive)
+
+
 LOADS: Final[dict[str, Callable[[Service, Duration], Table]]] = {
     "simulations": partial(
         steady, "simulation", mixed.visit_simulation, SIMULATIONS_PER_S, SIMULATION_MS,
@@ -112,6 +159,7 @@ LOADS: Final[dict[str, Callable[[Service, Duration], Table]]] = {
         f"GPT-3 13B, {WHAT_IFS_PER_S:g} what-ifs a second, each with another link bandwidth",
     ),
     "healthz": healthz,
+    "junk": junk,
     "mixed": mixture,
 }  # fmt: skip
 
@@ -156,15 +204,6 @@ def memory_checks(samples: Sequence[int], duration: Duration) -> list[Check]:
     return [at_most(what, MAX_GROWTH, grown), size]
 
 
-async def start_tune(visitor: Visitor, seed: int) -> str:
-    """Start a tune that lasts longer than any load here. Return its id."""
-    body = bodies.tune(seed, bodies.ENDLESS_TRIALS)
-    answer = await visitor.ask("tune", "POST", "/v1/tunes", json=body)
-    if answer.is_error:
-        raise RunError(f"The service refused a tune: {answer.status} {answer.body}")
-    return str(json.loads(answer.body)["id"])
-
-
 async def wait_until_running(visitor: Visitor, jobs: Sequence[str]) -> None:
     """Wait until a tune has made progress, at most a minute."""
     end = time.monotonic() + START_TIMEOUT_S
@@ -185,17 +224,13 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {"healthz": ("--workers", str(TUNES
 """Options of `serve` for a load. With these, all tunes of the load run at the same time."""
 
 
-NAMES: Final = (*LOADS, *ABUSE)
-
-
 def run(name: str, folder: Path, duration: Duration, *options: str) -> Table:
-    """Start a service in ``folder`` with the memory that a deployment gives it, run the load or
-    abuse ``name`` on it, and stop it. Return its table."""
-    secret = make_token(folder, ABUSE[name][0]) if name in ABUSE else ""
+    """Start a service in ``folder`` with the memory that a deployment gives it, run the load
+    ``name`` on it, and stop it. Return its table."""
     started = (*OPTIONS.get(name, ()), *options)
     with (
         limited(DEPLOYED_BYTES) as (before, limit),
         Service.start(folder, *started, before=before) as service,
     ):
-        table = ABUSE[name][1](service, secret) if secret else LOADS[name](service, duration)
+        table = LOADS[name](service, duration)
     return replace(table, notes=[*table.notes, f"Memory limit: {limit}."])

@@ -51,6 +51,8 @@ def test_regret_is_relative_to_the_best_plan() -> None:
     assert found.two_regret == pytest.approx((90 / 80 * 90 / 80.8) ** 0.5 - 1)
     assert found.random_regret is not None
     assert 0 < found.random_regret < 0.3
+    alike = setting(cell("inter", 1.0, 100.0, 100.0), cell("tuned", 1.0, 103.0, 103.0))
+    assert score([alike]).tuned_regret is None  # its plans do not differ
 
 
 def test_the_best_is_picked_by_one_launch_and_judged_by_the_other() -> None:
@@ -72,11 +74,6 @@ def test_only_pairs_beyond_the_noise_are_judged() -> None:
     assert (both.pairs, both.left_out) == (3, 1)
     assert both.concordance == pytest.approx(1 / 3)
     assert score([noisy]).concordance is None
-
-
-def test_regret_needs_plans_that_differ() -> None:
-    alike = setting(cell("inter", 1.0, 100.0, 100.0), cell("tuned", 1.0, 103.0, 103.0))
-    assert score([alike]).tuned_regret is None
 
 
 @pytest.mark.parametrize("second", [100.0, 200.0])
