@@ -18,18 +18,18 @@ class Bench(NamedTuple):
     """
 
     prints: str
-    names: tuple[str, ...]
-
-    def parts(self) -> list[Part]:
-        """Import the modules and return the functions."""
-        return [
-            getattr(import_module(f"{__name__}.{module}"), function)
-            for module, _, function in (name.partition(".") for name in self.names)
-        ]
+    parts: tuple[str, ...]
 
 
-def _bench(prints: str, *names: str) -> Bench:
-    return Bench(prints, names)
+def find(part: str) -> Part:
+    """Import a part's module and return its function."""
+    module, _, function = part.partition(".")
+    found: Part = getattr(import_module(f"{__name__}.{module}"), function)
+    return found
+
+
+def _bench(prints: str, *parts: str) -> Bench:
+    return Bench(prints, parts)
 
 
 BENCHES: Final[dict[str, Bench]] = {

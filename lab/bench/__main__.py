@@ -6,11 +6,15 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from typing import Final
 
 from domino_tune.base.tables import Table, print_line, print_table
-from lab.bench import BENCHES
+from lab.bench import BENCHES, find
 from lab.verdict import SkippedError, count_verdicts
 from simulator.errors import unknown_name
+
+EXTRAS: Final = ("torch", "transformers")
+"""Packages that an installation without the runtime lacks."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,11 +41,16 @@ def run(name: str) -> list[Table]:
     wall, cpu = time.perf_counter(), time.process_time()
     print_line(f"=== {name}")
     tables: list[Table] = []
-    for part in BENCHES[name].parts():
+    for part in BENCHES[name].parts:
         try:
-            found = list(part())
+            found = list(find(part)())
         except SkippedError as reason:
-            print_line(f"skipped: {part.__name__}: {reason}")
+            print_line(f"skipped: {part}: {reason}")
+            continue
+        except ModuleNotFoundError as missing:
+            if missing.name not in EXTRAS:
+                raise
+            print_line(f"skipped: {part}: no {missing.name}")
             continue
         for table in found:
             print_table(table)

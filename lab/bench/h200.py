@@ -7,7 +7,7 @@ import random
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from domino_tune.base.tables import Table
 from domino_tune.requests import TuneRequest
@@ -197,11 +197,14 @@ def _same_shapes(gemms: Sequence[GemmRow]) -> Table:
 def _agreement(rows: Sequence[Row]) -> Table:
     """Return the published profile's times of compute-bound shapes over ours."""
     published, lines = load_profile(PUBLISHED), []
-    tables = {GemmRow: published.gemm_table(), AttentionRow: published.attention_table()}
+    tables: dict[type[Row], Any] = {
+        GemmRow: published.gemm_table(),
+        AttentionRow: published.attention_table(),
+    }
     for family in FAMILIES:
         look_up = tables[family.kind].estimate
         mine = [row for row in rows if family.holds(row)]
-        ratios = [look_up(row.signature).duration_us / row.median_us for row in mine]  # type: ignore[arg-type]
+        ratios = [look_up(row.signature).duration_us / row.median_us for row in mine]
         median, (low, high) = statistics.quantiles(ratios, n=20)[9], family.expected
         lines.append((
             family.name, str(len(ratios)), *_ventiles(ratios, 5, 50, 95),

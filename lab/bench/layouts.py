@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table
 from domino_tune.requests import TuneRequest
-from domino_tune.results import LayoutResult, LayoutsResult
+from domino_tune.results.layouts import LayoutResult, LayoutsResult
 from domino_tune.verbs.layouts import tune_layouts
 from lab.verdict import at_most, check_table
 from simulator.errors import InfeasiblePlanError

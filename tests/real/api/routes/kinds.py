@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from domino_tune.requests import TuneRequest, WhatIfRequest
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.verbs.layouts import tune_layouts
 from domino_tune.verbs.scale import tune_scale
 from domino_tune.verbs.tune import tune

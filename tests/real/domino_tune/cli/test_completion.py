@@ -16,8 +16,8 @@ from domino_tune.cli.commands import VERBS, main
 from domino_tune.cli.completion import ASKED, NAMES
 from domino_tune.requests.options import option_of
 from simulator.presets import MODELS
+from tests.real.domino_tune.cli.test_own_process import HEAVY
 from tests.support.processes import PATIENCE_S
-from tests.unit.domino_tune.cli.test_surface import HEAVY
 
 BUNDLED = ["a100-sxm", "b200-sxm", "h100-dgx", "h200-sxm"]
 Ask = Callable[[str], list[str]]

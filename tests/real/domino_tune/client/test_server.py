@@ -18,7 +18,8 @@ from domino_tune.client import AsyncClient, Client
 from domino_tune.client.jobs import tune_answer
 from domino_tune.report.ties import ties
 from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
-from domino_tune.results import TuneResult, to_json
+from domino_tune.results.json_form import to_json
+from domino_tune.results.tune import TuneResult
 from domino_tune.store.formats.chrome_trace import trace_bytes
 from domino_tune.store.plans import load_plan, save_plan
 from domino_tune.verbs.layouts import tune_layouts
