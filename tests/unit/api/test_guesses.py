@@ -8,17 +8,17 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from domino_tune.service.sql.database import open_database
 from domino_tune.service.tokens import TokenDesk
-from tests.support.door.made import send
+from tests.support.door.made import JSON, send
 from tests.support.inside import Inside, inside
 
 BURST: Final = 5
-LIMITED: Final = {"burst": BURST, "rate_per_s": 0.001}
+LIMITED: Final[dict[str, Any]] = {"burst": BURST, "rate_per_s": 0.001}
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def desk(tmp_path: Path) -> Iterator[TokenDesk]:
 def ask(service: Inside, secret: str, address: str = "127.0.0.1", **headers: str) -> int:
     """The status of a call with a token."""
     named = {"Authorization": f"Bearer {secret}", **headers}
-    return service.exchange([send("GET", "/v1/models", **named)], address).status
+    return service.exchange([send("GET", "/v1/models", None, JSON, **named)], address).status
 
 
 def guess(service: Inside, address: str = "127.0.0.1", **headers: str) -> int:
