@@ -14,6 +14,8 @@ from domino_tune.service.sql.database import open_database
 from domino_tune.service.tokens import Token, TokenDesk
 from tests.support.processes import PATIENCE_S
 
+pytestmark = pytest.mark.anyio
+
 
 class Finding:
     """A look-up; each call reads, is counted, then waits for ``gate``."""
@@ -41,44 +43,36 @@ def desk(tmp_path: Path) -> TokenDesk:
 
 
 @pytest.mark.parametrize("seen", [True, False])
-def test_requests_that_come_together_share_a_lookup(desk: TokenDesk, seen: bool) -> None:
+async def test_requests_that_come_together_share_a_lookup(desk: TokenDesk, seen: bool) -> None:
     secret = desk.add("ann", "ann", "read")
     finding = Finding(desk)
-
-    async def work() -> None:
-        lookups = Lookups(finding)
-        first = asyncio.create_task(lookups.find(secret, seen=seen))
-        await begun(finding, 1)
-        later = [asyncio.create_task(lookups.find(secret, seen=seen)) for _ in range(60)]
-        await asyncio.sleep(0)
-        later[0].cancel()
-        assert finding.calls == 1
-        finding.gate.set()
-        found = await asyncio.gather(first, *later[1:])
-        assert {one.name for one in found if one} == {"ann"}
-        assert all(found)
-        assert finding.calls == 2
-
-    asyncio.run(work())
+    lookups = Lookups(finding)
+    first = asyncio.create_task(lookups.find(secret, seen=seen))
+    await begun(finding, 1)
+    later = [asyncio.create_task(lookups.find(secret, seen=seen)) for _ in range(60)]
+    await asyncio.sleep(0)
+    later[0].cancel()
+    assert finding.calls == 1
+    finding.gate.set()
+    found = await asyncio.gather(first, *later[1:])
+    assert {one.name for one in found if one} == {"ann"}
+    assert all(found)
+    assert finding.calls == 2
 
 
-def test_a_request_behind_a_revocation_is_refused(desk: TokenDesk) -> None:
+async def test_a_request_behind_a_revocation_is_refused(desk: TokenDesk) -> None:
     """Although a look-up that began before is still under way."""
     secret = desk.add("ann", "ann", "read")
     finding = Finding(desk)
-
-    async def work() -> None:
-        lookups = Lookups(finding)
-        before = asyncio.create_task(lookups.find(secret, seen=True))
-        await begun(finding, 1)
-        desk.revoke("ann")
-        behind = asyncio.create_task(lookups.find(secret, seen=True))
-        await asyncio.sleep(0)
-        finding.gate.set()
-        assert await before is not None
-        assert await behind is None
-
-    asyncio.run(work())
+    lookups = Lookups(finding)
+    before = asyncio.create_task(lookups.find(secret, seen=True))
+    await begun(finding, 1)
+    desk.revoke("ann")
+    behind = asyncio.create_task(lookups.find(secret, seen=True))
+    await asyncio.sleep(0)
+    finding.gate.set()
+    assert await before is not None
+    assert await behind is None
 
 
 def test_an_error_is_that_of_all_who_wait_and_of_nobody_else(desk: TokenDesk) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,8 @@ from api.problems import ProblemError
 from api.quick import Quick
 from simulator.errors import InputError
 from tests.support.processes import PATIENCE_S
+
+pytestmark = pytest.mark.anyio
 
 
 class Computing:
@@ -38,125 +39,100 @@ def executor() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
+@pytest.fixture
+def compute(executor: ThreadPoolExecutor) -> Iterator[Computing]:
+    made = Computing()
+    yield made
+    made.gate.set()
 
 
-def test_equal_requests_are_one(executor: ThreadPoolExecutor) -> None:
-    compute = Computing()
-
-    async def work() -> None:
-        made = Quick(executor, compute, deadline_s=PATIENCE_S)
-        both = asyncio.gather(made.answer("me", "a", b"1"), made.answer("me", "a", b"1"))
-        await asyncio.sleep(0)
-        assert made.waiting == 1
-        compute.gate.set()
-        assert list(await both) == [b"a1", b"a1"]
-        assert await made.answer("me", "a", b"1") == b"a1"
-        assert compute.calls == 1
-        assert await made.answer("me", "b", b"1") == b"b1"
-        assert made.waiting == 0
-
-    run(work())
-
-
-def test_errors_are_not_kept(executor: ThreadPoolExecutor) -> None:
-    compute = Computing()
+async def test_equal_requests_are_one(executor: ThreadPoolExecutor, compute: Computing) -> None:
+    made = Quick(executor, compute, deadline_s=PATIENCE_S)
+    both = asyncio.gather(made.answer("me", "a", b"1"), made.answer("me", "a", b"1"))
+    await asyncio.sleep(0)
+    assert made.waiting == 1
     compute.gate.set()
-
-    async def work() -> None:
-        made = Quick(executor, compute, deadline_s=PATIENCE_S)
-        for _ in range(2):
-            with pytest.raises(InputError):
-                await made.answer("me", "a", b"bad")
-        assert compute.calls == 2
-
-    run(work())
+    assert list(await both) == [b"a1", b"a1"]
+    assert await made.answer("me", "a", b"1") == b"a1"
+    assert compute.calls == 1
+    assert await made.answer("me", "b", b"1") == b"b1"
+    assert made.waiting == 0
 
 
-def test_a_deadline_and_the_answer_afterwards(executor: ThreadPoolExecutor) -> None:
-    compute = Computing()
-
-    async def work() -> None:
-        made = Quick(executor, compute, deadline_s=0)
-        with pytest.raises(ProblemError) as caught:
-            await made.answer("me", "a", b"1")
-        assert caught.value.status == 503
-        assert "Retry-After" in caught.value.headers
-        compute.gate.set()
-        while made.waiting:
-            await asyncio.sleep(0)
-        assert await made.answer("me", "a", b"1") == b"a1"
-        assert compute.calls == 1
-
-    run(work())
-
-
-def test_room_is_bounded(executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick, "STORED_BYTES", 6)
-    compute = Computing()
+async def test_errors_are_not_kept(executor: ThreadPoolExecutor, compute: Computing) -> None:
     compute.gate.set()
+    made = Quick(executor, compute, deadline_s=PATIENCE_S)
+    for _ in range(2):
+        with pytest.raises(InputError):
+            await made.answer("me", "a", b"bad")
+    assert compute.calls == 2
 
-    async def work() -> None:
-        made = Quick(executor, compute, deadline_s=PATIENCE_S)
-        for task in (b"1", b"2", b"3", b"4"):
-            await made.answer("me", "a", task)
-        await made.answer("me", "a", b"4")
-        assert compute.calls == 4
+
+async def test_a_deadline_and_the_answer_afterwards(
+    executor: ThreadPoolExecutor, compute: Computing
+) -> None:
+    made = Quick(executor, compute, deadline_s=0)
+    with pytest.raises(ProblemError) as caught:
         await made.answer("me", "a", b"1")
-        assert compute.calls == 5
+    assert caught.value.status == 503
+    assert "Retry-After" in caught.value.headers
+    compute.gate.set()
+    while made.waiting:
+        await asyncio.sleep(0)
+    assert await made.answer("me", "a", b"1") == b"a1"
+    assert compute.calls == 1
 
-    run(work())
+
+async def test_room_is_bounded(
+    executor: ThreadPoolExecutor, compute: Computing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick, "STORED_BYTES", 6)
+    compute.gate.set()
+    made = Quick(executor, compute, deadline_s=PATIENCE_S)
+    for task in (b"1", b"2", b"3", b"4"):
+        await made.answer("me", "a", task)
+    await made.answer("me", "a", b"4")
+    assert compute.calls == 4
+    await made.answer("me", "a", b"1")
+    assert compute.calls == 5
 
 
-def test_too_many_at_once_are_sent_away(
-    executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+async def test_too_many_at_once_are_sent_away(
+    executor: ThreadPoolExecutor, compute: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quick, "MOST_WAITING", 2)
-    compute = Computing()
-
-    async def work() -> None:
-        made = Quick(executor, compute, deadline_s=PATIENCE_S)
-        two = asyncio.gather(made.answer("me", "a", b"1"), made.answer("me", "a", b"2"))
-        await asyncio.sleep(0)
-        with pytest.raises(ProblemError) as caught:
-            await made.answer("me", "a", b"3")
-        assert caught.value.status == 503
-        compute.gate.set()
-        assert list(await two) == [b"a1", b"a2"]
-
-    run(work())
+    made = Quick(executor, compute, deadline_s=PATIENCE_S)
+    two = asyncio.gather(made.answer("me", "a", b"1"), made.answer("me", "a", b"2"))
+    await asyncio.sleep(0)
+    with pytest.raises(ProblemError) as caught:
+        await made.answer("me", "a", b"3")
+    assert caught.value.status == 503
+    compute.gate.set()
+    assert list(await two) == [b"a1", b"a2"]
 
 
-def test_one_caller_cannot_have_all_the_room(
-    executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+async def test_one_caller_cannot_have_all_the_room(
+    executor: ThreadPoolExecutor, compute: Computing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quick, "MOST_OF_A_CALLER", 2)
-    compute = Computing()
-
-    async def work() -> None:
-        made = Quick(executor, compute, deadline_s=PATIENCE_S)
-        asked = [made.answer("me", "a", task) for task in (b"1", b"2")]
-        waiting = asyncio.gather(*asked)
-        await asyncio.sleep(0)
-        with pytest.raises(ProblemError) as caught:
-            await made.answer("me", "a", b"3")
-        assert caught.value.status == 429
-        assert "Retry-After" in caught.value.headers
-        other = asyncio.ensure_future(made.answer("you", "a", b"3"))
-        await asyncio.sleep(0)
-        compute.gate.set()
-        assert [*await waiting, await other] == [b"a1", b"a2", b"a3"]
-        assert await made.answer("me", "a", b"4") == b"a4"
-
-    run(work())
+    made = Quick(executor, compute, deadline_s=PATIENCE_S)
+    asked = [made.answer("me", "a", task) for task in (b"1", b"2")]
+    waiting = asyncio.gather(*asked)
+    await asyncio.sleep(0)
+    with pytest.raises(ProblemError) as caught:
+        await made.answer("me", "a", b"3")
+    assert caught.value.status == 429
+    assert "Retry-After" in caught.value.headers
+    other = asyncio.ensure_future(made.answer("you", "a", b"3"))
+    await asyncio.sleep(0)
+    compute.gate.set()
+    assert [*await waiting, await other] == [b"a1", b"a2", b"a3"]
+    assert await made.answer("me", "a", b"4") == b"a4"
 
 
-def test_what_nobody_waits_for_any_more_is_not_computed() -> None:
-    compute = Computing()
-
-    async def work(executor: ThreadPoolExecutor) -> None:
-        made = Quick(executor, compute, deadline_s=PATIENCE_S)
+async def test_what_nobody_waits_for_any_more_is_not_computed(compute: Computing) -> None:
+    with ThreadPoolExecutor(1) as alone:
+        made = Quick(alone, compute, deadline_s=PATIENCE_S)
         first, second, third, fourth = (
             asyncio.ensure_future(made.answer(caller, "a", task))
             for caller, task in (("me", b"1"), ("me", b"2"), ("me", b"3"), ("you", b"3"))
@@ -172,6 +148,3 @@ def test_what_nobody_waits_for_any_more_is_not_computed() -> None:
         assert await made.answer("me", "a", b"1") == b"a1"
         assert compute.calls == 2
         assert await made.answer("me", "a", b"2") == b"a2"
-
-    with ThreadPoolExecutor(1) as executor:
-        run(work(executor))
