@@ -9,9 +9,11 @@ import socket
 import time
 from collections.abc import Sequence
 from http.client import HTTPException, HTTPResponse
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
-ANSWER_S = 30.0
+from tests.support.processes import PATIENCE_S
+
+ANSWER_S: Final = PATIENCE_S
 Part = bytes | float
 """Bytes to send, or seconds to wait."""
 
