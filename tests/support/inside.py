@@ -27,6 +27,7 @@ from api.app import create_app
 from api.settings import Settings
 from domino_tune.service import serving
 from tests.support.door.exchange import Answer, Part, answer_in
+from tests.support.processes import PATIENCE_S
 
 HERE: Final = "127.0.0.1"
 STEP_S: Final = 0.5
@@ -166,7 +167,9 @@ def _threads(slots: int, niceness: int = 0) -> Executor:
 def inside(folder: Path, proxies: Sequence[str] = (), **given: Any) -> Iterator[Inside]:
     """A service with its database in ``folder`` that runs no jobs; threads stand for its worker
     processes."""
-    asked: dict[str, Any] = {"database_url": f"sqlite:///{folder}/jobs.db", "workers": 0, **given}
+    asked: dict[str, Any] = {
+        "database_url": f"sqlite:///{folder}/jobs.db", "workers": 0, "quick_s": PATIENCE_S, **given,
+    }  # fmt: skip
     settings = Settings(**asked)
     app = create_app(settings)
     with (

@@ -88,7 +88,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
 def test_every_operation_has_an_example_that_runs(shown: Shown) -> None:
     headers = {"Authorization": f"Bearer {shown.secret}"}
     kept: dict[str, str] = {}
-    with httpx.Client(base_url=shown.url, headers=headers, timeout=60) as client:
+    with httpx.Client(base_url=shown.url, headers=headers, timeout=PATIENCE_S) as client:
         for name in (f"create_{kind}" for kind in JOBS):
             answer = good(shown, name)
             job = ended(client, answer.headers["location"])

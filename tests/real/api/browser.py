@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.support.processes import PATIENCE_S
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-PATIENCE_MS: Final = 900_000
+PATIENCE_MS: Final = 1000 * PATIENCE_S
 RESOURCE: Final = "Failed to load resource: the server responded with a status of "
 """How Chromium tells of every answer that is an error, expected or not."""
 

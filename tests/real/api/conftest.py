@@ -11,6 +11,7 @@ import pytest
 from tests.real.api.browser import Watched, chromium, watched
 from tests.real.api.page_steps import LAYOUTS, SCALE, SMALL, done
 from tests.real.domino_tune.serving import Served, served
+from tests.support.processes import PATIENCE_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -49,7 +50,7 @@ def scaled(server: Served) -> str:
 @pytest.fixture(scope="package")
 def swept(server: Served, tuned: str) -> str:
     """The id of a sweep of the tune's plan that is done."""
-    plan = httpx.get(f"{server.url}/v1/tunes/{tuned}/plan", timeout=60).text
+    plan = httpx.get(f"{server.url}/v1/tunes/{tuned}/plan", timeout=PATIENCE_S).text
     sweep = '"sweep": "link_bandwidth=0.5x,1x"'
     return done(server, "sweeps", f'{{"plan": {plan}, {sweep}}}')
 

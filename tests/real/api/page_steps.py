@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from tests.real.api.browser import PATIENCE_MS
 from tests.real.domino_tune.serving import Served
+from tests.support.asked import ended
+from tests.support.processes import PATIENCE_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -36,16 +36,11 @@ def done(server: Served, kind: str, body: dict[str, Any] | str) -> str:
     """The id of a job that has come to its end. A body that is text is JSON already."""
     text = body if isinstance(body, str) else json.dumps(body)
     headers = {"Content-Type": "application/json"}
-    made = httpx.post(f"{server.url}/v1/{kind}", content=text, headers=headers, timeout=60)
-    made = made.raise_for_status().json()
-    end = time.monotonic() + PATIENCE_MS / 1000
-    while True:
-        job = httpx.get(f"{server.url}/v1/{kind}/{made['id']}", timeout=60).json()
-        if job["state"] == "done":
-            return str(job["id"])
-        assert job["state"] in ("queued", "running"), job["error"]
-        assert time.monotonic() < end, "it never came to an end"
-        time.sleep(0.2)
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
+        made = client.post(f"/v1/{kind}", content=text, headers=headers).raise_for_status()
+        job = ended(client, made.json()["links"]["self"])
+    assert job["state"] == "done", job["error"]
+    return str(job["id"])
 
 
 QUESTIONS = {
@@ -94,7 +89,7 @@ def drag(page: Page, name: str) -> None:
 
 def measurement(server: Served, tuned: str) -> dict[str, Any]:
     """What `validate` would say had the tune's plan and the baseline taken twice their time."""
-    job = httpx.get(f"{server.url}/v1/tunes/{tuned}", timeout=30).json()
+    job = httpx.get(f"{server.url}/v1/tunes/{tuned}", timeout=PATIENCE_S).json()
     return measured(job["result"]["simulation"])
 
 

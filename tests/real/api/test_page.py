@@ -16,6 +16,7 @@ from domino_tune.store.plans import load_plan
 from tests.real.api.browser import PATIENCE_MS, Watched, watched
 from tests.real.api.page_steps import ENDLESS, SMALL, drag, fill, measurement, picture
 from tests.real.domino_tune.serving import Served, command, served
+from tests.support.processes import PATIENCE_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -72,7 +73,7 @@ def test_the_last_position_of_a_slider_wins(seen: Watched, tuned: str) -> None:
     while (not bodies or bodies[-1]["change"] != last) and time.monotonic() < deadline:
         page.wait_for_timeout(50)
     assert bodies[-1]["change"] == last
-    answer = httpx.post(f"{seen.origin}/v1/what-ifs", json=bodies[-1], timeout=30).json()
+    answer = httpx.post(f"{seen.origin}/v1/what-ifs", json=bodies[-1], timeout=PATIENCE_S).json()
     right = pytest.approx(answer["points"][0]["iteration_ms"], rel=0.01)
     while float(wanted.inner_text()) != right and time.monotonic() < deadline:
         page.wait_for_timeout(50)
@@ -214,9 +215,9 @@ def test_paste_blocks(seen: Watched, tuned: str) -> None:
 def test_predicted_against_measured(seen: Watched, tuned: str, server: Served) -> None:
     page = seen.open(f"#/tunes/{tuned}/measured")
     page.locator("#measured", has_text=f"/v1/tunes/{tuned}/validations").wait_for()
-    httpx.post(
-        f"{server.url}/v1/tunes/{tuned}/validations", json=measurement(server, tuned)
-    ).raise_for_status()
+    place = f"{server.url}/v1/tunes/{tuned}/validations"
+    report = measurement(server, tuned)
+    httpx.post(place, json=report, timeout=PATIENCE_S).raise_for_status()
     page.reload()
     rows = page.locator("#measured tbody tr")
     rows.nth(1).wait_for()
@@ -225,12 +226,12 @@ def test_predicted_against_measured(seen: Watched, tuned: str, server: Served) -
     page.get_by_role("button", name="Delete what was measured").click()
     page.get_by_role("button", name="Delete for good? what was measured").click()
     rows.first.wait_for(state="detached")
-    assert httpx.get(f"{server.url}/v1/tunes/{tuned}/validations").json()["items"] == []
+    assert httpx.get(place, timeout=PATIENCE_S).json()["items"] == []
     seen.check()
 
 
 def test_docs_show_every_operation(seen: Watched, server: Served) -> None:
-    spec = httpx.get(f"{server.url}/openapi.json").json()
+    spec = httpx.get(f"{server.url}/openapi.json", timeout=PATIENCE_S).json()
     page = seen.open("docs")
     page.locator("details.operation").first.wait_for()
     count = sum(len(item) for item in spec["paths"].values())
@@ -278,7 +279,7 @@ def test_a_token_is_asked_for_and_kept_for_the_session(browser: Browser, tmp_pat
 
 
 def test_files_have_etags_of_their_content(server: Served) -> None:
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         for path in ("/", "/docs", *(f"/static/{name}" for name in assets())):
             answer = client.get(path)
             assert answer.status_code == 200

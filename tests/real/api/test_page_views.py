@@ -14,6 +14,7 @@ from domino_tune.store.profiles import dump_profile, load_profile
 from tests.real.api.browser import Watched, axe_findings, watched
 from tests.real.api.page_steps import LAYOUTS, SCALE, SMALL, done, fill
 from tests.real.domino_tune.serving import Served
+from tests.support.processes import PATIENCE_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -73,7 +74,7 @@ def test_a_calibration_says_what_it_learnt(seen: Watched, server: Served, tmp_pa
     rows = ["label,measured_ms,model,tp,seq_length,micro_batch_size"]
     for tp, micro in ((4, 4), (2, 2)):
         asked = {**SMALL, "tp": tp, "micro_batch_size": micro, "strategy": "megatron"}
-        found = httpx.post(f"{server.url}/v1/simulations", json=asked, timeout=60).json()
+        found = httpx.post(f"{server.url}/v1/simulations", json=asked, timeout=PATIENCE_S).json()
         rows.append(f"run {tp},{1.08 * found['iteration_ms']},gpt3-1.3b,{tp},1024,{micro}")
     (tmp_path / "runs.csv").write_text("\n".join(rows))
     page = seen.open("#/library")
@@ -130,7 +131,7 @@ def test_what_runs_elsewhere_is_one_click_away(
     seen: Watched, server: Served, tuned: str, laid_out: str
 ) -> None:
     for kind, one in (("tunes", tuned), ("layouts", laid_out)):
-        result = httpx.get(f"{server.url}/v1/{kind}/{one}").json()["result"]
+        result = httpx.get(f"{server.url}/v1/{kind}/{one}", timeout=PATIENCE_S).json()["result"]
         there = next(f for f in result["frameworks"] if f["route"] == "simulations")
         page = seen.open(f"#/{kind}/{one}")
         page.get_by_role("button", name=f"Show it for {there['framework']}").click()
@@ -182,7 +183,7 @@ def test_the_history_is_searched_labelled_and_emptied(seen: Watched, server: Ser
     first.get_by_role("button", name="Delete").click()
     first.get_by_role("button", name="Delete for good?").click()
     first.wait_for(state="detached")
-    assert httpx.get(f"{server.url}/v1/tunes/{ids[0]}").status_code == 404
+    assert httpx.get(f"{server.url}/v1/tunes/{ids[0]}", timeout=PATIENCE_S).status_code == 404
     assert page.evaluate("localStorage.length") == 0, "the server keeps labels"
     page.get_by_label("State").select_option("")
     page.get_by_label("Search").fill("")
@@ -193,7 +194,7 @@ def test_the_history_is_searched_labelled_and_emptied(seen: Watched, server: Ser
 
 def test_older_jobs_are_a_click_away(seen: Watched, server: Served) -> None:
     made = []
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         for _ in range(51):
             made.append(client.post("/v1/tunes", json=SMALL).raise_for_status().json()["id"])
             client.post(f"/v1/tunes/{made[-1]}/cancel").raise_for_status()
