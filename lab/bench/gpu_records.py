@@ -19,8 +19,8 @@ from domino_tune.base.tables import Table
 from domino_tune.measure.op_rows import signature_from
 from domino_tune.store.profiles import load_profile
 from lab.bench.facts import REPOSITORY
-from lab.fits.clock_law import clock_law, with_collectives
 from lab.fits.common import records
+from lab.fits.power import stage_law, with_collectives
 from lab.gpu.played_plans import LAYERS, PLANS, TP, PlayedPlan
 from lab.gpu.step_breakdown import KINDS
 from lab.verdict import Check, SkippedError, at_most, check_table, reported
@@ -104,7 +104,7 @@ def clock_tables(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profi
 def fitted_law(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profile) -> PowerSection:
     """Return the law of these records, without the withheld plans."""
     assert profile.power is not None
-    law = clock_law(clocks, sustained, profile.power)
+    law = stage_law(clocks, sustained, profile.power)
     by_case = {row["case"]: row for row in clocks}
     for one in PLANS:
         row = by_case.get(one.name)

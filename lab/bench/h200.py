@@ -15,10 +15,10 @@ from domino_tune.results import TuneResult
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.tune import tune
 from lab.bench.facts import REPOSITORY, read_measured
-from lab.fits.beside import Beside, fit_beside
 from lab.fits.common import records
-from lab.fits.h200 import gemm_fit
-from lab.fits.h200_contention import SM_COUNT, beside_cells
+from lab.fits.contention import Beside, beside_cells, fit_beside
+from lab.fits.gemm import layout_fit
+from lab.fits.measured import MACHINE
 from lab.verdict import Check, SkippedError, at_most, check_table, reported
 from simulator.contention import compute_slowdown
 from simulator.errors import InfeasiblePlanError
@@ -78,7 +78,9 @@ def withheld_errors(profile: Profile, layout: str) -> list[float]:
     for fold in range(FOLDS):
         withheld = set(shapes[fold::FOLDS])
         known = [row for row in section.rows if _shape(row) not in withheld]
-        left = replace(section, rows=tuple(known), fits=(gemm_fit(known, layout),))
+        left = replace(
+            section, rows=tuple(known), fits=(layout_fit(known, layout, MACHINE.sm_count),)
+        )
         table = replace(profile, gemm=left).gemm_table()
         errors += [
             abs(table.estimate(row.signature).duration_us / row.median_us - 1)
@@ -140,10 +142,10 @@ def _contention() -> Table:
     checks: list[Check] = []
     for family in ("gemm", "attention", "pointwise"):
         mine = [one for one in measurements if one.family == family]
-        fit = fit_beside(mine, sm_count=SM_COUNT)
+        fit = fit_beside(mine, sm_count=MACHINE.sm_count)
         checks += [
             at_most(f"{family}, {len(mine)} measurements, each op withheld", CONTENTION_LIMIT,
-                    fit.leave_case_out_error),
+                    fit.law.error),
             reported(
                 "  SMs that a CTA takes, factor, µs an op loses by a CTA",
                 f"{fit.law.sms_per_cta:g}, {fit.law.factor:g}, {fit.law.us_per_cta:g}",
@@ -156,7 +158,7 @@ def _contention() -> Table:
 def _a100_error(measurements: Sequence[Beside]) -> float:
     per_cta, factor = A100_LAW
     return statistics.fmean(
-        abs(compute_slowdown(per_cta, factor, one.ctas, SM_COUNT) / one.slowdown - 1)
+        abs(compute_slowdown(per_cta, factor, one.ctas, MACHINE.sm_count) / one.slowdown - 1)
         for one in measurements
     )
 

@@ -16,20 +16,17 @@ from typing import Final
 from domino_tune.store.profiles import save_profile
 from lab.fits.a100 import a100_profile
 from lab.fits.b200 import b200_profile
-from lab.fits.h100 import h100_collectives, h100_profile
+from lab.fits.common import Sources
+from lab.fits.h100 import h100_profile
 from lab.fits.h200 import h200_profile
 from lab.fits.unshipped import fit_unshipped
 from simulator.profile import Profile
 
-BUILDERS: Final[dict[str, Callable[[argparse.Namespace], Profile]]] = {
-    "h100-dgx": lambda given: h100_profile(given.data, given.measurements / "h200-sxm"),
-    "a100-sxm": lambda given: a100_profile(given.data, given.measurements / "h200-sxm"),
-    "b200-sxm": lambda given: b200_profile(given.data, given.measurements / "h200-sxm"),
-    "h200-sxm": lambda given: h200_profile(
-        given.data, given.measurements / "h200-sxm", h100_collectives(given.data)
-    ),
-}
-"""Name → the function that makes the profile from the given folders."""
+GPUS: Final[dict[str, Callable[[Sources], Profile]]] = {
+    "h100-dgx": h100_profile, "a100-sxm": a100_profile, "b200-sxm": b200_profile,
+    "h200-sxm": h200_profile,
+}  # fmt: skip
+"""Name → the description of the GPU."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--measurements", type=Path, default=Path("measurements"),
                         help="folder of our own measurements")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("profiles"), help="folder to write into")
-    parser.add_argument("--only", choices=["fitted", *sorted(BUILDERS)],
+    parser.add_argument("--only", choices=["fitted", *sorted(GPUS)],
                         help="one profile, or data/fitted from DOMINO_TUNE_FACTS")  # fmt: skip
     given = parser.parse_args(arguments)
     if given.only == "fitted":
@@ -50,9 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                          "repository does not hold: see data/NOTICE.md")  # fmt: skip
         fit_unshipped(Path(tables), given.data)
         return
-    for name, build in BUILDERS.items():
+    for name, described in GPUS.items():
         if given.only in (None, name):
-            save_profile(build(given), given.out / f"{name}.json")
+            profile = described(Sources(given.data, given.measurements))
+            save_profile(profile, given.out / f"{name}.json")
 
 
 if __name__ == "__main__":
