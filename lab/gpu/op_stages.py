@@ -12,7 +12,7 @@ import torch
 
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.op_rows import measured_ops
-from lab.gpu.ops import OpsCase, ops_cases, play_case
+from lab.gpu.ops import OpsCase, memory_bytes, ops_cases, play_case
 from lab.gpu.played_plans import TP, TWO_SLICES
 from lab.gpu.single_gpu_rank import single_gpu_session
 from lab.gpu.stage import GpuCase, Row, Stage
@@ -54,11 +54,6 @@ def between_cases(stage: Stage) -> Iterator[GpuCase]:
         memory_bytes(stage.device),
     )
     return played(stage, cases, WAVES_SECONDS)
-
-
-def memory_bytes(device: torch.device) -> float:
-    """Return what cases may take: some of the memory stays free for what is not counted."""
-    return 0.7 * torch.cuda.get_device_properties(device).total_memory
 
 
 def played(stage: Stage, cases: Iterable[OpsCase], seconds: float) -> Iterator[GpuCase]:

@@ -93,9 +93,3 @@ def copy_gb_s(size_bytes: int = 2 << 30) -> float:
         end.synchronize()
         times.append(float(begin.elapsed_time(end)))
     return 2 * size_bytes / (1e6 * statistics.median(times[2:]))
-
-
-def release_memory(device: torch.device) -> None:
-    """Release the memory that torch caches."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import torch
 import torch.nn.functional as F
 
+from domino_tune.measure.gpu.events import Work
 from domino_tune.runtime.ops.attention import causal_mask
-from lab.gpu.works import Work
 from simulator.ops import Attention, Gemm, Pointwise, Signature
 
 Play = TypeVar("Play", bound=Callable[..., Any])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from domino_tune.measure.collect import add_message
+from domino_tune.measure.gpu.works import works
 from domino_tune.measure.op_rows import measured_ops
 from domino_tune.store.profiles import load_profile
 from lab.gpu.__main__ import STAGES, main
@@ -27,7 +28,6 @@ from lab.gpu.waves import (
     token_counts,
     wave_cases,
 )
-from lab.gpu.works import works
 from simulator.lookup.gemm_points import MAX_POINTS
 from simulator.ops import Collective, Gemm
 from simulator.plan import MEGATRON

@@ -12,14 +12,17 @@ pytest.importorskip("torch")
 import torch
 
 from domino_tune.base.errors import RunError
-from lab.gpu.sampler import Meter, Sample, Sampler, nvml_meter
+from domino_tune.measure.gpu.sampler import Meter, Sample, Sampler, nvml_meter
 
 
 def _meter() -> Meter:
     joules = itertools.count(1000.0, 42.0)
     clocks = itertools.count(1980, -1)
     return Meter(
-        lambda: Sample(time.perf_counter_ns(), next(clocks), 700.0, 4), lambda: next(joules)
+        lambda: Sample(time.perf_counter_ns(), next(clocks), 700.0, 4),
+        lambda: next(joules),
+        1980,
+        700.0,
     )
 
 
