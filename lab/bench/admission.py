@@ -191,7 +191,7 @@ def _without(
         found = fit_memory(streamed_cells(others), known.memory.attained_gb_s)
         factor, memory = found.factor, found.law
     return replace(
-        known, compute=(fit_beside(mine, sm_count=MACHINE.sm_count).law,),
+        known, compute=(fit_beside(mine, sm_count=MACHINE.sm_count),),
         collective=replace(known.collective, factor=factor), memory=memory,
     )  # fmt: skip
 

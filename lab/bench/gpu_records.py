@@ -17,12 +17,12 @@ import numpy as np
 
 from domino_tune.base.tables import Table
 from domino_tune.measure.op_rows import signature_from
+from domino_tune.measure.power_law import COMPUTE
 from domino_tune.store.profiles import load_profile
 from lab.bench.facts import REPOSITORY
 from lab.fits.common import records
 from lab.fits.power import stage_law, with_collectives
 from lab.gpu.played_plans import LAYERS, PLANS, TP, PlayedPlan
-from lab.gpu.step_breakdown import KINDS
 from lab.verdict import Check, SkippedError, at_most, check_table, reported
 from simulator.case import Case
 from simulator.cost import CostModel
@@ -141,8 +141,10 @@ def _clock_check(one: PlayedPlan, off: float) -> Check:
 
 def sustained_table(rows: Sequence[Row], profile: Profile) -> Table:
     """Return each family's times at a long run's clock over those of the profile's bursts."""
-    bursts = {row.signature: row.median_us for kind in KINDS for row in profile.section(kind).rows}
-    ratios: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    bursts = {
+        row.signature: row.median_us for kind in COMPUTE for row in profile.section(kind).rows
+    }
+    ratios: dict[str, list[float]] = {kind: [] for kind in COMPUTE}
     for row in rows:
         for op in row["ops"]:
             signature = signature_from(op["signature"])

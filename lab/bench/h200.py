@@ -145,10 +145,10 @@ def _contention() -> Table:
         fit = fit_beside(mine, sm_count=MACHINE.sm_count)
         checks += [
             at_most(f"{family}, {len(mine)} measurements, each op withheld", CONTENTION_LIMIT,
-                    fit.law.error),
+                    fit.error),
             reported(
                 "  SMs that a CTA takes, factor, µs an op loses by a CTA",
-                f"{fit.law.sms_per_cta:g}, {fit.law.factor:g}, {fit.law.us_per_cta:g}",
+                f"{fit.sms_per_cta:g}, {fit.factor:g}, {fit.us_per_cta:g}",
             ),
             reported("  error of the law fitted on A100", f"{_a100_error(mine):.1%}"),
         ]  # fmt: skip

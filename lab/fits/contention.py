@@ -178,16 +178,9 @@ class Beside(NamedTuple):
     slowdown: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class BesideFit:
-    """The law of one family; ``law.error`` is the MAPE of each case predicted from the others."""
-
-    law: ComputeContention
-    error: float
-
-
-def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> BesideFit:
-    """Fit the law to all cells of a family. Raise InputError for fewer than two cases."""
+def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> ComputeContention:
+    """Fit the law to all cells of a family; ``error`` is the MAPE of each case predicted from the
+    others. Raise InputError for fewer than two cases."""
     family = cells[0].family
 
     def law_of(parameters: Sequence[float], error: float = 0.0) -> ComputeContention:
@@ -216,10 +209,7 @@ def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> BesideFit:
 
     left_out = withheld(cells, lambda cell: cell.case, off)
     numbers = [rounded(float(value)) for value in solve(cells)]
-    return BesideFit(
-        law=law_of(numbers, rounded(float(np.mean(left_out)), 3)),
-        error=rounded(float(np.mean(off(cells, cells))), 3),
-    )
+    return law_of(numbers, rounded(float(np.mean(left_out)), 3))
 
 
 # Collectives while ops stream --------------------------------------------------------------------
@@ -344,7 +334,7 @@ def beside_law(rows: Sequence[Row], *, sm_count: int, attained_gb_s: float) -> C
     cells = beside_cells(rows)
     memory = fit_memory(streamed_cells(rows), attained_gb_s).law
     laws = (
-        fit_beside([cell for cell in cells if cell.family == family], sm_count=sm_count).law
+        fit_beside([cell for cell in cells if cell.family == family], sm_count=sm_count)
         for family in FAMILIES
     )
     return ContentionFit(

@@ -180,7 +180,7 @@ def leave_out_error(
     stride = max(1, -(-len(table) // _LOOKED_UP_ROWS))
     errors: list[float] = []
     for out in _folds(table, folds):
-        curves = GemmCurves(*table[~out].T, _trend(table[~out], fit, sm_count))
+        curves = GemmCurves(*_columns(table[~out]), _trend(table[~out], fit, sm_count))
         for m, n, k, us in table[out][::stride].tolist():
             errors.append(abs(curves.predict(int(m), int(n), int(k))[0] / us - 1))
     return float(np.mean(errors))
@@ -297,6 +297,11 @@ def _sample(table: Floats, count: int) -> Floats:
         len(table), count, replace=False, p=weight / weight.sum()
     )
     return table[np.sort(chosen)]
+
+
+def _columns(table: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    m, n, k, us = table.T
+    return m, n, k, us
 
 
 def _is_training(table: Floats) -> Mask:

@@ -15,19 +15,20 @@ from domino_tune.measure.op_rows import measured_ops
 from domino_tune.store.profiles import load_profile
 from lab.gpu.__main__ import STAGES, main
 from lab.gpu.contention import cells_of
-from lab.gpu.op_stages import TRAINING_PLANS, played
-from lab.gpu.ops import OpsCase, needed_signatures, ops_cases, slice_plans
-from lab.gpu.single_gpu_rank import single_gpu_session
-from lab.gpu.stage import Stage
-from lab.gpu.waves import (
+from lab.gpu.op_stages import (
     LEAST_TOKENS,
     MOST_TOKENS,
     TILE,
+    TRAINING_PLANS,
     WAVES,
     around_step,
+    played,
     token_counts,
     wave_cases,
 )
+from lab.gpu.ops import OpsCase, needed_signatures, ops_cases, slice_plans
+from lab.gpu.single_gpu_rank import single_gpu_session
+from lab.gpu.stage import Stage
 from simulator.lookup.gemm_points import MAX_POINTS
 from simulator.ops import Collective, Gemm
 from simulator.plan import MEGATRON
