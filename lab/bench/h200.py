@@ -18,7 +18,7 @@ from lab.bench.facts import REPOSITORY, read_measured
 from lab.fits.common import records
 from lab.fits.contention import Beside, beside_cells, fit_beside
 from lab.fits.gemm import layout_fit
-from lab.fits.measured import MACHINE
+from lab.fits.measured import GPU
 from lab.verdict import Check, SkippedError, at_most, check_table, reported
 from simulator.contention import compute_slowdown
 from simulator.errors import InfeasiblePlanError
@@ -79,7 +79,7 @@ def withheld_errors(profile: Profile, layout: str) -> list[float]:
         withheld = set(shapes[fold::FOLDS])
         known = [row for row in section.rows if _shape(row) not in withheld]
         left = replace(
-            section, rows=tuple(known), fits=(layout_fit(known, layout, MACHINE.sm_count),)
+            section, rows=tuple(known), fits=(layout_fit(known, layout, GPU.machine.sm_count),)
         )
         table = replace(profile, gemm=left).gemm_table()
         errors += [
@@ -142,7 +142,7 @@ def _contention() -> Table:
     checks: list[Check] = []
     for family in ("gemm", "attention", "pointwise"):
         mine = [one for one in measurements if one.family == family]
-        fit = fit_beside(mine, sm_count=MACHINE.sm_count)
+        fit = fit_beside(mine, sm_count=GPU.machine.sm_count)
         checks += [
             at_most(f"{family}, {len(mine)} measurements, each op withheld", CONTENTION_LIMIT,
                     fit.error),
@@ -158,7 +158,7 @@ def _contention() -> Table:
 def _a100_error(measurements: Sequence[Beside]) -> float:
     per_cta, factor = A100_LAW
     return statistics.fmean(
-        abs(compute_slowdown(per_cta, factor, one.ctas, MACHINE.sm_count) / one.slowdown - 1)
+        abs(compute_slowdown(per_cta, factor, one.ctas, GPU.machine.sm_count) / one.slowdown - 1)
         for one in measurements
     )
 

@@ -10,12 +10,11 @@ import numpy as np
 from scipy.optimize import nnls
 
 from domino_tune.measure.importers.tables import collectives_csv, number, records
-from lab.fits.common import Floats, Sources, mape, rounded
+from lab.fits.common import Floats, Gpu, Sources, mape, rounded
 from simulator.errors import InputError
 from simulator.lookup.collectives import MIB, CollectiveFit, CollectiveRow, GroupKey
 from simulator.ops import CollectiveKind
 from simulator.profile import CollectiveSection
-from simulator.provenance import Provenance
 
 MAX_KNOTS: Final = 4
 _LEAST_GAP: Final = 4  # least ratio of neighbouring knots, so that every segment has points
@@ -35,23 +34,17 @@ _SIZE: Final = ("BL", "hidden_size")
 
 
 def collective_section(
-    table: bytes,
-    others: Iterable[CollectiveFit],
-    *,
-    nic: tuple[float, float],
-    source: str,
-    note: str,
+    gpu: Gpu, sources: Sources, others: Iterable[CollectiveFit]
 ) -> CollectiveSection:
-    """Return the laws of a node's table beside ``others``; ``nic``: GB/s and latency, µs."""
-    node = fit_collectives(collectives_csv(table).rows)
+    """Return the laws of the node's table beside ``others``."""
+    told = gpu.told["collectives"]
+    node = fit_collectives(collectives_csv(sources.table(told["table"])).rows)
     fits = tuple(sorted((*node, *others), key=lambda fit: fit.group))
     reduce = [fit.error for fit in fits if fit.op == "all_reduce"]
+    gb_s, latency_us = told["nic"]
     return CollectiveSection(
-        fits=fits, nic_gb_s=nic[0], nic_latency_us=nic[1],
-        provenance=Provenance(
-            kind="fitted", source=source, error=float(f"{sum(reduce) / len(reduce):.2g}"),
-            note=f"error: leave-one-out over the all-reduce laws, knots held. {note}",
-        ),
+        fits=fits, nic_gb_s=gb_s, nic_latency_us=latency_us,
+        provenance=gpu.words("collectives", float(f"{sum(reduce) / len(reduce):.2g}")),
     )  # fmt: skip
 
 

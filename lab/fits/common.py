@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -13,20 +14,39 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from simulator.errors import InputError
+from simulator.profile import Machine, Profile
+from simulator.provenance import Provenance
 
 Floats = NDArray[np.float64]
 Cell = TypeVar("Cell")
 
-AICONFIGURATOR: Final = "ai-dynamo/aiconfigurator @095f58a (Apache-2.0)"
-OVERLAP: Final = "Evansika959/aiconfigurator_overlap_exp @0488800"
-SIMUMAX: Final = "MooreThreads/SimuMax @4dcaae5 (Apache-2.0)"
-OURS: Final = "scripts/gpu-profile on one H200: measurements/h200-sxm"
 CREATED: Final = "2026-11-20"
 """The newest date in the sources."""
 ASSUMED_ERROR: Final = 0.25
 TRANSFER_ERROR: Final = 0.05
 """Expected error of an H200's ratio or rate on an H100: forward GEMMs of the same shape differ by
 4 % on average (309 shapes, ``scripts/bench h200``)."""
+
+
+class Gpu:
+    """The description of a bundled profile's GPU: ``gpus/NAME.toml``, a table a section."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        path = Path(__file__).parent / "gpus" / f"{name}.toml"
+        self.told: dict[str, dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))
+        self.machine = Machine(**self.told["machine"])
+
+    def words(self, section: str, error: float | None = None, **facts: object) -> Provenance:
+        """Return a section's provenance, with ``facts`` in the places that its texts leave."""
+        told = self.told[section]
+        texts = {key: told[key].format(**facts) for key in ("source", "clock", "note")
+                 if key in told}  # fmt: skip
+        return Provenance(kind=told["kind"], error=told.get("error", error), **texts)
+
+    def profile(self, **sections: Any) -> Profile:
+        """Return the profile of these sections."""
+        return Profile(name=self.name, created=CREATED, machine=self.machine, **sections)
 
 
 class Sources(NamedTuple):

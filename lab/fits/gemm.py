@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from domino_tune.measure.importers.tables import gemm_csv
-from lab.fits.common import AICONFIGURATOR, TRANSFER_ERROR, Floats, rounded
+from lab.fits.common import TRANSFER_ERROR, Floats, Gpu, Sources, rounded
 from simulator.errors import InputError
 from simulator.lookup.gemm import ACCUMULATE_BYTES, GemmFit, GemmRow
 from simulator.lookup.gemm_law import (
@@ -28,7 +28,6 @@ from simulator.lookup.gemm_law import (
 from simulator.lookup.gemm_table import GemmCurves
 from simulator.ops import Gemm
 from simulator.profile import GemmSection, Machine, Profile
-from simulator.provenance import Provenance
 
 Shape = tuple[int, int, int, float]
 Mask = NDArray[np.bool_]
@@ -69,21 +68,17 @@ _RATE_RANGE: Final = 10.0
 _BACKWARD: Final = (("dgrad", False), ("wgrad", False), ("wgrad", True))
 
 
-def gemm_section(
-    table: bytes, machine: Machine, *, clock: str, note: str, backward_of: Profile | None = None
-) -> GemmSection:
-    """Return the law of a table of forward GEMMs; of backward ones, by the ratios that another
-    GPU's rows have."""
-    rows = gemm_csv(table).rows
+def gemm_section(gpu: Gpu, sources: Sources, other: Profile | None = None) -> GemmSection:
+    """Return the law of the GPU's table of forward GEMMs; of backward ones, by the ratios that
+    another GPU's rows have."""
+    rows = gemm_csv(sources.table(gpu.told["gemm"]["table"])).rows
+    machine = gpu.machine
     fit = fit_gemm([(row.m, row.n, row.k, row.median_us) for row in rows], machine.sm_count)
-    backward = _backward_fits(backward_of, fit, machine) if backward_of else ()
+    backward = _backward_fits(other, fit, machine) if other else ()
     return GemmSection(
         fits=tuple(sorted((fit, *backward), key=lambda f: (f.layout, f.dtype, f.accumulate))),
-        provenance=Provenance(
-            kind="fitted", source=f"{len(rows)} shapes of {AICONFIGURATOR}", error=fit.error,
-            clock=clock, note=note,
-        ),
-    )  # fmt: skip
+        provenance=gpu.words("gemm", fit.error, rows=len(rows), transfer=TRANSFER_ERROR),
+    )
 
 
 def layout_fit(rows: Sequence[GemmRow], layout: str, sm_count: int) -> GemmFit:

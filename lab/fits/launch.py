@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from lab.fits.common import OURS, rounded
+from lab.fits.common import rounded
 from simulator.profile import LaunchSection
 from simulator.provenance import Provenance
 
@@ -29,7 +29,7 @@ def launch_section(rows: Sequence[Mapping[str, Any]] = ()) -> LaunchSection:
             assumed=("collective",),
             provenance=Provenance(
                 kind="measured",
-                source=OURS,
+                source="scripts/gpu-profile on one H200: measurements/h200-sxm",
                 error=LAUNCH_ERROR,
                 note="Host time of the runtime's own ops, median over nine plans of three models "
                 "on a virtual machine; they differ by a factor of two. Of pointwise ops only those "

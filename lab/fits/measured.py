@@ -9,32 +9,14 @@ from typing import Any, Final
 
 from domino_tune.measure.op_rows import add_ops
 from lab.fits.attention import fit_attention
-from lab.fits.common import CREATED, OURS, Sources
+from lab.fits.common import Gpu, Sources
 from lab.fits.gemm import layout_fit
 from lab.fits.pointwise import like
 from simulator.lookup.gemm import GemmRow
 from simulator.lookup.pointwise import DEFAULT, PointwiseRow
-from simulator.profile import AttentionSection, Machine, PointwiseSection, Profile
-from simulator.provenance import Provenance
+from simulator.profile import AttentionSection, PointwiseSection, Profile
 
-MACHINE: Final = Machine(
-    gpu="H200 SXM 141 GB",
-    gpus_per_node=8,
-    gpu_memory_gib=139.8,
-    sm_count=132,
-    peak_tflops={"bf16": 989.4, "fp16": 989.4, "fp32": 66.9, "fp64": 66.9},
-    memory_bandwidth_gb_s=4800.0,
-    backend="nccl",
-    l2_mb=50.0,
-    details={
-        "measured": "one GPU; driver 580.159.04, CUDA 13.0, torch 2.11.0; 700 W",
-        "clocks": "1980 MHz at rest; 1470 MHz, 690 W under lasting load (power cap)",
-    },
-)
-BOOST: Final = (
-    "boost, up to 1980 MHz, not recorded: bursts on a GPU that spins, cool, while the host issues "
-    "the ops ahead. A long run's 1470 MHz makes compute-bound ops up to 1.35 times slower."
-)
+GPU: Final = Gpu("h200-sxm")
 LAW_HEAD_DIM: Final = 128
 REWRITTEN: Final[dict[str, tuple[str, float]]] = {
     "rmsnorm": ("layernorm", 1.0),
@@ -74,20 +56,14 @@ def h200_ops(sources: Sources) -> Profile:
         known = best.setdefault(str(row["signature"]), row)
         if known["samples"] <= row["samples"]:
             best[str(row["signature"])] = row
-    profile = add_ops(Profile(name="h200-sxm", created=CREATED, machine=MACHINE), best.values())
-    measured = Provenance(
-        kind="measured",
-        source=OURS,
-        clock=BOOST,
-        note="Layers of the presets at TP 8, 4, 2 and in part 1, in place, one rank, nothing "
-        "beside it.",
-    )
+    profile = add_ops(GPU.profile(), best.values())
+    measured = GPU.words("gemm")
     gemm, attention, pointwise = (
         replace(profile.section(name), provenance=measured)
         for name in ("gemm", "attention", "pointwise")
     )
     rows = _possible(gemm.rows)
-    fits = tuple(layout_fit(rows, layout, MACHINE.sm_count) for layout in LAYOUTS)
+    fits = tuple(layout_fit(rows, layout, GPU.machine.sm_count) for layout in LAYOUTS)
     return replace(
         profile, gemm=replace(gemm, rows=rows, fits=fits), attention=attention,
         pointwise=_rewritten(replace(pointwise, rows=_moved_only(pointwise.rows))),
@@ -102,7 +78,7 @@ def attention_section(ops: Profile) -> AttentionSection:
     section: AttentionSection = ops.section("attention")
     rows = [row for row in section.rows if row.head_dim == LAW_HEAD_DIM]
     forward = [row for row in rows if row.direction == "forward"]
-    return replace(section, fit=fit_attention(forward, rows, sm_count=MACHINE.sm_count))
+    return replace(section, fit=fit_attention(forward, rows, sm_count=GPU.machine.sm_count))
 
 
 def attained_gb_s(ops: Profile) -> float:
@@ -119,7 +95,7 @@ def _possible(rows: Sequence[GemmRow]) -> tuple[GemmRow, ...]:
     One is: a dgrad of 4,096 × 640 × 5,120 at 1,085 TFLOP/s, more than 132 SMs have at 1,980 MHz. It
     takes as long as half its tokens do.
     """
-    peak = MACHINE.peak_tflops["bf16"]
+    peak = GPU.machine.peak_tflops["bf16"]
     return tuple(row for row in rows if row.signature.flops / row.median_us / 1e6 <= peak)
 
 
@@ -138,15 +114,12 @@ def _moved_only(rows: Sequence[PointwiseRow]) -> tuple[PointwiseRow, ...]:
 
 def _rewritten(section: PointwiseSection) -> PointwiseSection:
     """Replace the rows of ops whose kernels have changed by assumed laws."""
-    note = (
-        f"{section.provenance.note} Assumed, since they became one kernel each after they were "
-        f"measured: {', '.join(sorted(REWRITTEN))}. Assumed, never measured: "
-        f"{', '.join(sorted(ALIKE))}."
-    )
     alike = {**ALIKE, **REWRITTEN}.items()
     return replace(
         section,
         rows=tuple(row for row in section.rows if row.name not in REWRITTEN),
         fits=tuple(like(section.rows, name, other, factor) for name, (other, factor) in alike),
-        provenance=replace(section.provenance, note=note),
+        provenance=GPU.words(
+            "pointwise", rewritten=", ".join(sorted(REWRITTEN)), alike=", ".join(sorted(ALIKE))
+        ),
     )

@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from domino_tune.measure.power_law import power_law, power_section
-from lab.fits.common import Sources, rounded
+from lab.fits.common import Gpu, Sources, rounded
 from simulator.case import Case
 from simulator.clock import Burden
 from simulator.lookup.gemm import GemmRow
 from simulator.plan import SlicePlan
 from simulator.power import FamilyPower, PowerSection
 from simulator.predict import scheduled
-from simulator.provenance import Provenance, ProvenanceKind
+from simulator.provenance import ProvenanceKind
 
 Row = Mapping[str, Any]
 FASTEST: Final = 0.9
@@ -70,11 +70,9 @@ def _number_before(text: str, unit: str) -> str:
     return text.split(unit)[0].split()[-1]
 
 
-def capped_section(
-    sources: Sources, cap: Cap, source: str, note: str, rows: Sequence[GemmRow] = ()
-) -> PowerSection:
+def capped_section(gpu: Gpu, sources: Sources, rows: Sequence[GemmRow] = ()) -> PowerSection:
     """Return the section of a GPU; ``rows``: the table of its GEMMs."""
-    ours = Lasting(sources)
+    ours, cap = Lasting(sources), Cap(**gpu.told["power"]["cap"])
     lasting_mhz = cap.lasting_mhz or ours.clock_mhz
     clocks = [(0.0, ours.burst_mhz)]
     if rows and cap.heats:
@@ -90,7 +88,7 @@ def capped_section(
         lasting=(lasting_mhz, ours.watts if cap.cap_w == ours.cap_w else cap.cap_w),
         clocks=clocks, gemm_kind=kind,
         kinds={"boost_mhz": cap.boost_kind, "cap_w": "imported", "idle_w": known},
-        provenance=Provenance(kind=kind, source=source, note=note),
+        provenance=gpu.words("power"),
     )  # fmt: skip
 
 
