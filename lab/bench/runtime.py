@@ -19,7 +19,7 @@ from simulator.specs import ClusterSpec
 LIMIT: Final = 1.03
 ROUNDS: Final = 15
 LINKS: Final = {"loopback": None, "1 Gbit/s": 10**9}
-JOB: Final = "domino_tune.measure.probes.reference_job:compare"
+JOB: Final = "lab.gpu_proof.reference_job:compare"
 
 
 def runtime() -> list[Table]:

@@ -12,13 +12,13 @@ pytest.importorskip("torch")
 import torch
 
 from domino_tune.base.errors import RunError
-from domino_tune.measure.probes import launch, reference_job
+from domino_tune.measure.probes import launch
 from domino_tune.measure.probes.launch import host_costs, mean_costs_us
-from domino_tune.measure.probes.reference_job import MarkClock, layer_ends, rounds_alone
 from domino_tune.runtime.clock import DeviceClock
 from domino_tune.runtime.session import Session
 from lab.gpu.single_gpu_rank import single_gpu_session
-from lab.gpu_proof import taken_apart
+from lab.gpu_proof import reference_job, taken_apart
+from lab.gpu_proof.reference_job import MarkClock, layer_ends, rounds_alone
 from lab.gpu_proof.step_breakdown import KINDS, StepBreakdown
 from lab.gpu_proof.taken_apart import break_down
 from simulator.build import build_schedule

@@ -160,16 +160,3 @@ def test_streaming_ops_have_the_published_rate_and_no_launch() -> None:
         us = table.estimate(Pointwise(name, size, size)).duration_us
         assert us - 2 * size / rates[rate] / 1e3 == pytest.approx(2.883, abs=0.1)
     assert table.estimate(Pointwise("adam", size, size)).source == "assumed"
-
-
-def test_every_section_says_where_it_comes_from() -> None:
-    kinds = {
-        name: PROFILE.section(name).provenance.kind
-        for name in ("gemm", "attention", "pointwise", "collectives", "contention", "launch")
-    }
-    assert kinds == {
-        "gemm": "imported", "attention": "fitted", "pointwise": "fitted",
-        "collectives": "fitted", "contention": "assumed", "launch": "assumed",
-    }  # fmt: skip
-    assert "not recorded" in PROFILE.section("gemm").provenance.clock
-    assert all(law.kind == "assumed" for law in PROFILE.section("contention").fit.compute)
