@@ -16,16 +16,3 @@ def test_shapes_that_were_withheld_are_looked_up(layout: str, limit: float) -> N
     errors = withheld_errors(load_profile("h200-sxm"), layout)
     assert len(errors) > 800
     assert sum(errors) / len(errors) < limit
-
-
-def test_every_section_says_where_it_comes_from() -> None:
-    profile = load_profile("h200-sxm")
-    kinds = {
-        name: profile.section(name).provenance.kind
-        for name in ("gemm", "attention", "pointwise", "collectives", "contention", "launch")
-    }
-    assert kinds == {
-        "gemm": "measured", "attention": "measured", "pointwise": "measured",
-        "collectives": "assumed", "contention": "fitted", "launch": "measured",
-    }  # fmt: skip
-    assert "h100-dgx" in profile.section("collectives").provenance.note

@@ -6,15 +6,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lab.gpu.clocks import settled, told
+from domino_tune.measure.gpu.sampler import Sample
+from lab.gpu.clocks import late_step, told
 from lab.gpu.played_plans import PLANS
-from lab.gpu.sampler import Sample
-from lab.gpu.sustained import (
-    by_family,
-    clock_at,
-    elasticities,
-    op_rows,
-)
+from lab.gpu.sustained import by_family, elasticities, op_rows
 from simulator.ops import Attention, Gemm, Pointwise
 
 GEMM, ATTENTION, COPY = Gemm(64, 64, 64), Attention(1, 2, 2, 64, 32), Pointwise("copy", 8, 8)
@@ -22,12 +17,13 @@ OPS = (GEMM, COPY, ATTENTION, GEMM)
 EMPTY_NS = 500.0
 
 
-def test_what_is_steady_counts() -> None:
-    samples = [(0.0, 1980, 300.0), (9.9, 1500, 690.0), (10.0, 1470, 690.0), (11.0, 1480, 700.0)]
-    found = settled(samples, [2.5e9] * 6, 10.0)
+def test_steps_on_a_warm_gpu_count() -> None:
+    found = {"clock_mhz": 1475.0, "power_w": 695.0}
+    found |= late_step([1e9, 1e9, *[2.5e9] * 4], 695.0, 10.0)
     assert found == {"clock_mhz": 1475, "power_w": 695, "step_ms": 2500, "step_j": 1737.5}
     assert told(found) == "1475 MHz, 695 W, 2500.00 ms and 1737.50 J a step"
-    assert told(settled(samples, [], 10.0)) == "1475 MHz, 695 W"
+    assert late_step([], 695.0, 10.0) == {}
+    assert told({"clock_mhz": 1475.0, "power_w": 695.0}) == "1475 MHz, 695 W"
 
 
 def test_some_plans_are_withheld() -> None:
@@ -67,8 +63,3 @@ def test_a_replay_is_taken_apart() -> None:
         "pointwise": 30.0,
     }
     assert rows["gemm"]["samples"] == 2
-
-
-def test_the_clock_is_that_of_the_last_sample() -> None:
-    samples = [Sample(at, mhz, 1.0, 0) for at, mhz in ((10, 1980), (20, 1800))]
-    assert [clock_at(samples, at) for at in (5, 11, 20, 21, 99)] == [1980, 1980, 1980, 1800, 1800]

@@ -20,7 +20,7 @@ from domino_tune.runtime.clock import (
 from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.graphs import EAGER_STEPS, CapturedExecutor, whole_ns
 from domino_tune.runtime.session import Session
-from lab.gpu.step_breakdown import KINDS, StepBreakdown
+from lab.gpu_proof.step_breakdown import KINDS, StepBreakdown
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE
 

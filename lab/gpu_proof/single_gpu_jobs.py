@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from domino_tune.measure.op_rows import signature_from
 from domino_tune.measure.probes.launch import issue_us, mean_costs_us
-from domino_tune.measure.probes.reference_job import rounds_alone
 from domino_tune.runtime.lanes.emulated import EmulatedStreamLane
 from domino_tune.runtime.lanes.pace import Pace
 from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.session import Session
 from lab.gpu.ops import OpsCase, play_case, slice_plans
-from lab.gpu.speed import break_down
-from lab.gpu.state import SUSTAINED_SECONDS, Burner
+from lab.gpu.state import heat
+from lab.gpu_proof.reference_job import rounds_alone
+from lab.gpu_proof.taken_apart import break_down
 from simulator.plan import MEGATRON, SlicePlan
 
 PACE: Final = Pace(duration_ns=20_000, ctas=16)
@@ -75,5 +75,5 @@ def _session(context: RankContext, payload: Mapping[str, Any]) -> Session:
 def _heat(session: Session) -> None:
     """Bring a GPU to the clock of long runs."""
     if session.context.device.type == "cuda":
-        Burner().tflops(SUSTAINED_SECONDS)
+        heat()
     session.context.beat()

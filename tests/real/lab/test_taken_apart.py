@@ -12,15 +12,15 @@ pytest.importorskip("torch")
 import torch
 
 from domino_tune.base.errors import RunError
-from domino_tune.measure.probes import launch, reference_job
+from domino_tune.measure.probes import launch
 from domino_tune.measure.probes.launch import host_costs, mean_costs_us
-from domino_tune.measure.probes.reference_job import MarkClock, layer_ends, rounds_alone
 from domino_tune.runtime.clock import DeviceClock
 from domino_tune.runtime.session import Session
-from lab.gpu import speed
 from lab.gpu.single_gpu_rank import single_gpu_session
-from lab.gpu.speed import break_down
-from lab.gpu.step_breakdown import KINDS, StepBreakdown
+from lab.gpu_proof import reference_job, taken_apart
+from lab.gpu_proof.reference_job import MarkClock, layer_ends, rounds_alone
+from lab.gpu_proof.step_breakdown import KINDS, StepBreakdown
+from lab.gpu_proof.taken_apart import break_down
 from simulator.build import build_schedule
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.schedule import COMPUTE
@@ -79,10 +79,10 @@ def test_layers_are_timed_beside_plain_ones(model: ModelSpec) -> None:
 
 def test_steps_that_come_late_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     lateness: Iterator[bool] = iter([True, False, False, True, False] + [True] * 100)
-    monkeypatch.setattr(speed, "was_late", lambda clock: next(lateness))
-    assert set(speed._by_kind_us(_session(GPT), MEGATRON, 3)) == set(KINDS)
+    monkeypatch.setattr(taken_apart, "was_late", lambda clock: next(lateness))
+    assert set(taken_apart._by_kind_us(_session(GPT), MEGATRON, 3)) == set(KINDS)
     with pytest.raises(RunError, match="Only 0 of 6 steps of megatron"):
-        speed._by_kind_us(_session(GPT), MEGATRON, 3)
+        taken_apart._by_kind_us(_session(GPT), MEGATRON, 3)
     monkeypatch.setattr(reference_job, "was_late", lambda clock: True)
     with pytest.raises(RunError, match="Only 0 of 6 rounds"):
         rounds_alone(_session(GPT), 3)

@@ -33,10 +33,13 @@ class Sample(NamedTuple):
 
 
 class Meter(NamedTuple):
-    """Reads one GPU: its state now, and the joules since the driver was loaded."""
+    """Reads one GPU: its state now, and the joules since the driver was loaded; its highest clock
+    and its power cap."""
 
     sample: Callable[[], Sample]
     energy_j: Callable[[], float]
+    boost_mhz: int
+    cap_w: float
 
 
 class Sampler:
@@ -64,6 +67,11 @@ class Sampler:
         self._thread.join()
         self.energy_j += self.meter.energy_j()
 
+    def since(self, begun_ns: int) -> list[tuple[float, int, float]]:
+        """Return each sample's s since a moment, MHz and W."""
+        return [(round((s.at_ns - begun_ns) / 1e9, 4), s.clock_mhz, s.power_w)
+                for s in self.samples]  # fmt: skip
+
     def _sample(self) -> None:
         due = time.monotonic()
         while not self._ended.is_set():
@@ -87,6 +95,8 @@ def nvml_meter(device: torch.device) -> Meter:
     return Meter(
         sample=lambda: _sample(pynvml, handle),
         energy_j=lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000,
+        boost_mhz=int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+        cap_w=float(pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1000,
     )
 
 

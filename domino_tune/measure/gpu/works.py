@@ -11,10 +11,9 @@ from typing import Final, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from domino_tune.measure.gpu.events import Work
 from domino_tune.runtime.ops.layers import add_product
 
-Work = Callable[[int], object]
-"""Plays the op once; takes the number of the call."""
 SETS: Final = 3
 GEMMS: Final = (
     (8192, 1920, 5120), (8192, 5120, 640), (8192, 2560, 5120), (8192, 5120, 2560),
@@ -54,6 +53,14 @@ def works() -> Iterator[NamedWork]:
     for tokens, wide in POINTWISE:
         for name in ("layernorm", "gelu", "add"):
             yield NamedWork("pointwise", name, (tokens, wide), _pointwise(name, tokens, wide))
+
+
+def first_works() -> list[NamedWork]:
+    """Return the first op of each family and name."""
+    first: dict[tuple[str, str], NamedWork] = {}
+    for work in works():
+        first.setdefault((work.family, work.name), work)
+    return list(first.values())
 
 
 def _gemm(layout: str, tokens: int, out: int, wide: int) -> Callable[[], Work]:
