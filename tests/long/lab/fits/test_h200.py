@@ -8,7 +8,6 @@ from domino_tune.store.profiles import load_profile
 from lab.bench.h200 import withheld_errors
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("layout", "limit"), [("forward", 0.02), ("dgrad", 0.023), ("wgrad", 0.021)]
 )

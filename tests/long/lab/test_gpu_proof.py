@@ -37,7 +37,6 @@ def _options(folder: Path, minutes: float) -> argparse.Namespace:
     )  # fmt: skip
 
 
-@pytest.mark.thorough
 def test_it_continues_with_the_files_of_earlier_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,7 +60,6 @@ def test_it_continues_with_the_files_of_earlier_runs(
         run(_options(moved, 5.0), [CASE])
 
 
-@pytest.mark.thorough
 def test_the_ops_of_its_plans_are_measured_first(tmp_path: Path) -> None:
     base = load_profile("h100-dgx")
     inputs = CASE.model, [CASE.workload], tmp_path

@@ -45,7 +45,6 @@ def _sums_as_the_makers() -> bool:
     return wide and not kernels & {"Haswell", "Zen"}
 
 
-@pytest.mark.thorough
 def test_a_profile_that_is_made_again_has_the_same_bytes(made: Path, tmp_path: Path) -> None:
     """On any processor."""
     main(
@@ -56,7 +55,6 @@ def test_a_profile_that_is_made_again_has_the_same_bytes(made: Path, tmp_path: P
     assert (tmp_path / name).read_bytes() == (made / name).read_bytes()
 
 
-@pytest.mark.thorough
 def test_the_same_tables_give_the_same_bytes(made: Path) -> None:
     same = {
         name: (made / f"{name}.json").read_bytes() == (BUNDLED / f"{name}.json").read_bytes()
@@ -65,7 +63,6 @@ def test_the_same_tables_give_the_same_bytes(made: Path) -> None:
     assert all(same.values()) or not _sums_as_the_makers(), same
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_tables_give_the_same_times_on_any_processor(made: Path, name: str) -> None:
     ours, bundled = (CostModel(load_profile(folder / f"{name}.json")) for folder in (made, BUNDLED))
