@@ -21,6 +21,7 @@ from domino_tune.store.models import LoadedModel
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.profiles import bundled_names, load_profile, save_profile, user_profiles_dir
 from domino_tune.store.shelf import DISK, Shelf
+from domino_tune.verbs.measured_runs import LEAST_RUNS, check_possible, merged_samples
 from domino_tune.verbs.resolve import plan_of, resolve
 from simulator.calibration import CalibratedPart, Calibration
 from simulator.case import Case
@@ -29,7 +30,6 @@ from simulator.predict import predict
 from simulator.profile import Profile
 from simulator.provenance import Provenance
 
-LEAST_RUNS: Final = 2
 USUAL: Final = "megatron"
 """Strategy of a run that names none."""
 MOST_LEFT: Final = 0.25
@@ -53,18 +53,22 @@ def calibrate(
     runs = [measured(one, OneProfile(profile, shelf)) for one in asked]
     progress(f"{len(runs)} runs")
     files = [Path(one).name for one in (request.runs, *request.megatron_log) if one]
+    notes = [one.note for one in asked if one.note]
     made, result = calibrated(profile, request.name, runs, ", ".join(files), where_many)
     save_profile(made, path)
-    return replace(result, path=str(path))
+    return replace(result, path=str(path), notes=(*notes, *result.notes))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskedRun:
-    """An iteration that was measured: a name for people, the plan as a request, its time."""
+    """An iteration that was measured: a name for people, the plan as a request, its time and by
+    what that may be rounded, and a note that comes with the answer."""
 
     label: str
     request: SimulateRequest
     measured_ms: float
+    rounding_ms: float = 0.0
+    note: str = ""
 
 
 def check_base(profile: Profile) -> None:
@@ -87,10 +91,11 @@ def calibrated(
 
     ``told`` says where they come from. Raise InputError for runs that contradict each other.
     """
+    runs, notes = merged_samples(runs)
     fitted = fit_runs(runs, ahead)
     _refuse_contradictions(runs, fitted)
     made = replace(profile, name=name, calibration=_calibration(profile, fitted, runs, told))
-    return made, _result(made, fitted, runs)
+    return made, replace(_result(made, fitted, runs), notes=notes)
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,10 @@ def asked_in(row: RunRow, profile: str) -> AskedRun:
         request = request_from_text(SimulateRequest, {**options, **usual, "profile": profile})
     except DominoTuneError as error:
         raise InputError(f"{row.label}: {error}") from None
-    return AskedRun(label=row.label, request=request, measured_ms=row.measured_ms)
+    return AskedRun(
+        label=row.label, request=request, measured_ms=row.measured_ms, rounding_ms=row.rounding_ms,
+        note=row.note,
+    )  # fmt: skip
 
 
 def planned(run: AskedRun, shelf: Shelf) -> MeasuredRun:
@@ -168,12 +176,17 @@ def planned(run: AskedRun, shelf: Shelf) -> MeasuredRun:
         plan = plan_of(run.request, None, case)
     except DominoTuneError as error:
         raise InputError(f"{run.label}: {error}") from None
-    return MeasuredRun(label=run.label, case=case, plan=plan, measured_ms=run.measured_ms)
+    return MeasuredRun(
+        label=run.label, case=case, plan=plan, measured_ms=run.measured_ms,
+        rounding_ms=run.rounding_ms,
+    )  # fmt: skip
 
 
 def check_predictable(run: MeasuredRun) -> None:
-    """Raise InputError, which names it, for a run that cannot be predicted. Look at one layer and
-    micro-batch of it, for milliseconds: ``planned`` has looked at how layers are divided."""
+    """Raise InputError, which names it, for a run that cannot be, or cannot be predicted. Look at
+    one layer and micro-batch of it, for milliseconds: ``planned`` has looked at how layers are
+    divided."""
+    check_possible(run)
     try:
         predict(_one_layer(run.case), run.plan)
     except DominoTuneError as error:
@@ -195,6 +208,10 @@ def _one_layer(case: Case) -> Case:
 def measured(run: AskedRun, shelf: Shelf) -> MeasuredRun:
     """Return the run as ``planned`` does. Raise InputError, too, where it cannot be predicted."""
     made = planned(run, shelf)
+    try:
+        check_possible(made)
+    except DominoTuneError as error:
+        raise InputError(f"{error} {run.note}".rstrip()) from None
     try:
         predict(made.case, made.plan)
     except DominoTuneError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
@@ -93,7 +93,8 @@ class CalibrationTask:
                 done=len(known), text=f"{len(known):,} predictions of {len(self.runs)} runs",
                 state=json_bytes({"times": known}),
             )  # fmt: skip
-        answer = to_json(result)
+        notes = [one.note for one in self.runs if one.note]
+        answer = to_json(replace(result, notes=(*notes, *result.notes)))
         del answer["path"]
         return QuantumResult(
             done=len(known), total=len(known), text="done", left=0, result=json_bytes(answer),
@@ -142,4 +143,4 @@ class _Shelf:
 
 def _run(parsed: Mapping[str, Any]) -> AskedRun:
     request = request_of(SimulateRequest, parsed["request"])
-    return AskedRun(label=parsed["label"], request=request, measured_ms=parsed["measured_ms"])
+    return AskedRun(**{**parsed, "request": request})
