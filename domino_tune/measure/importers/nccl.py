@@ -45,7 +45,8 @@ def _read_text(data: bytes, hints: Hints) -> Found:
     if not tables[0].results:
         _refuse_unknown_mark(lines)
     used = [table for table in tables if not _is_other(table)] or tables
-    rows, labels = [], Counter[str]()
+    rows: list[tuple[str, Any]] = []
+    labels = Counter[str]()
     for table in used:
         group = _table_group(table, hints)
         rows += rows_of(group, table.results, hints)

@@ -49,7 +49,7 @@ def _contradict(same: Same) -> bool:
 
 def _excess(same: Same) -> float:
     """Return by how much the longest time exceeds the shortest, as a share of it."""
-    times = [row.median_us for _, row in same]
+    times = [float(row.median_us) for _, row in same]
     return max(times) / min(times) - 1
 
 
@@ -65,7 +65,8 @@ def _contradictions(all_rows: Sequence[Same]) -> tuple[str, ...]:
             f"{kept.median_us:,.6g} us, not {first} with {before.median_us:,.6g} us."
         )
     if others:
-        worst = sorted(max(others, key=_excess), key=lambda one: float(one[1].median_us))
+        most_apart = max(others, key=_excess)
+        worst = sorted(most_apart, key=lambda one: float(one[1].median_us))
         (least_at, least), (most_at, most) = worst[0], worst[-1]
         told.append(
             f"{_rows(others)} by more than {NOISE:.0%}: their median is kept, so "
