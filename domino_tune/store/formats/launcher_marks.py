@@ -2,8 +2,8 @@
 
 mpirun (``[1,0]<stdout>:``), Hydra (``[0] ``), srun (``0: ``), pdsh (``node-4: ``), torchrun
 (``[default0]:``), Ray (``(RayTrainWorker pid=9, ip=…) ``), Docker Compose (``trainer-1  | ``),
-kubectl (``[pod/trainer-0/main] ``), timestamps of all these, and colours. They may stand one after
-the other.
+kubectl (``[pod/trainer-0/main] ``), timestamps and levels of all these, and colours. They may stand
+one after the other.
 """
 
 from __future__ import annotations
@@ -14,27 +14,33 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 _COLOURS: Final = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
-_TIME: Final = re.compile(
+_SAID: Final = re.compile(
     r"\s{0,8}(?:"
     r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d)?\]?"
     r"|\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?"
     r"|(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?: \d{4})?"
+    r"|\d{10}\.\d{1,9}"
+    r"|std(?:out|err) [FP]"  # a container's log
+    r"|[IWE]\d{4} \d\d:\d\d:\d\d\.\d{1,9} +\d+ [^\]\s]{1,80}\]"
+    r"|(?:- )?\[?(?:DEBUG|INFO|WARNING)\]?(?: -)?"
+    r"|\[repeated \d+x across cluster\]"  # by Ray
     r")(?:[:,]?\s|(?=[\[(<])|$)"
 )
 _RANK: Final = re.compile(
     r"\s{0,8}(?:"
-    r"(?:\[[^\]\s]{1,80}\]){0,2}<std[a-z]{2,6}>:"  # mpirun
+    r"(?:\[[^\]\s]{1,80}\]){0,2}<std[a-z]{2,6}>:?"  # mpirun
     r"|[\w.-]{1,80} [\w./-]{1,80}\[\d{1,9}\]:"  # journald
-    r"|\((?:[^()]{0,80}\s)?pid=\d+[^()]{0,80}\)(?: \[repeated [^\]]{0,80}\])?"  # Ray
+    r"|\((?:[^()]{0,80}\s)?pid=\d+[^()]{0,80}\)"  # Ray
     r"|\[pod/[^\]\s]{1,200}\]"  # kubectl
     r"|\[[\w.-]{1,80}\]:"  # torchrun
-    r"|\[(?:rank ?)?\d{1,7}\](?=\s|$)"  # Hydra
+    r"|\[(?:rank)? ?\d{1,7}\](?=\s|$)|rank ?\d{1,7}:(?=\s|$)"  # Hydra
+    r"|(?=[a-z.-]{0,200}\d)[a-z\d.-]{1,200}-[a-z\d]{1,40} [a-z][a-z\d-]{0,80}(?= )"  # stern
     r"|[\w.@/-]{1,200}\s{0,40}\|(?=\s|$)"  # Docker Compose
-    r"|(?=[\w.-]{0,200}\d)[\w.-]{1,200}:(?=\s|$)"  # srun, pdsh
+    r"|(?=\w{0,200}[\d.-])[\w.-]{1,200}:(?=\s|$)"  # srun, pdsh
     r") ?",
     re.IGNORECASE,
 )
-MOST_MARKS: Final = 6
+MOST_MARKS: Final = 8
 """Marks of one line."""
 
 
@@ -83,7 +89,9 @@ def _unmarked(number: int, text: str) -> Line:
     text = _COLOURS.sub("", text).rstrip("\r")
     marks = []
     for _ in range(MOST_MARKS):
-        if told := _TIME.match(text):
+        if text[:1] == "#":
+            break  # a remark of nccl-tests, and the usual line
+        if told := _SAID.match(text):
             text = text[told.end() :]
         elif told := _RANK.match(text):
             marks.append(told[0].strip())
