@@ -50,13 +50,14 @@ MOST_STEPS: Final = 12
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
     """An iteration that was measured, as a case and a plan; its time may be ``rounding_ms`` off as
-    it was printed."""
+    it was printed. ``note``: how it was read, for people."""
 
     label: str
     case: Case
     plan: SlicePlan
     measured_ms: float
     rounding_ms: float = 0.0
+    note: str = ""
 
     @property
     def rounding(self) -> float:

@@ -53,10 +53,9 @@ def calibrate(
     runs = [measured(one, OneProfile(profile, shelf)) for one in asked]
     progress(f"{len(runs)} runs")
     files = [Path(one).name for one in (request.runs, *request.megatron_log) if one]
-    notes = [one.note for one in asked if one.note]
     made, result = calibrated(profile, request.name, runs, ", ".join(files), where_many)
     save_profile(made, path)
-    return replace(result, path=str(path), notes=(*notes, *result.notes))
+    return replace(result, path=str(path))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +90,12 @@ def calibrated(
 
     ``told`` says where they come from. Raise InputError for runs that contradict each other.
     """
-    runs, notes = merged_samples(runs)
+    notes = tuple(run.note for run in runs if run.note)
+    runs, merged = merged_samples(runs)
     fitted = fit_runs(runs, ahead)
     _refuse_contradictions(runs, fitted)
     made = replace(profile, name=name, calibration=_calibration(profile, fitted, runs, told))
-    return made, replace(_result(made, fitted, runs), notes=notes)
+    return made, replace(_result(made, fitted, runs), notes=notes + merged)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def planned(run: AskedRun, shelf: Shelf) -> MeasuredRun:
         raise InputError(f"{run.label}: {error}") from None
     return MeasuredRun(
         label=run.label, case=case, plan=plan, measured_ms=run.measured_ms,
-        rounding_ms=run.rounding_ms,
+        rounding_ms=run.rounding_ms, note=run.note,
     )  # fmt: skip
 
 
@@ -208,10 +208,7 @@ def _one_layer(case: Case) -> Case:
 def measured(run: AskedRun, shelf: Shelf) -> MeasuredRun:
     """Return the run as ``planned`` does. Raise InputError, too, where it cannot be predicted."""
     made = planned(run, shelf)
-    try:
-        check_possible(made)
-    except DominoTuneError as error:
-        raise InputError(f"{error} {run.note}".rstrip()) from None
+    check_possible(made)
     try:
         predict(made.case, made.plan)
     except DominoTuneError as error:
@@ -222,15 +219,15 @@ def measured(run: AskedRun, shelf: Shelf) -> MeasuredRun:
 def _refuse_contradictions(runs: Sequence[MeasuredRun], fitted: Fitted) -> None:
     """Raise InputError for a run that no factors explain beside the others."""
     left = [
-        (after_ms / run.measured_ms - 1, run.label)
+        (after_ms / run.measured_ms - 1, run)
         for run, after_ms in zip(runs, fitted.after_ms, strict=True)
     ]
     off, worst = max(left, key=lambda one: abs(one[0]))
     if abs(off) > MOST_LEFT:
         raise InputError(
-            f"The runs contradict each other: with the factors that explain them best, {worst} is "
-            f"predicted {off:+.0%} off, of which more than {MOST_LEFT:.0%} is refused. Check its "
-            "options and its time, or leave it out."
+            f"The runs contradict each other: with the factors that explain them best, "
+            f"{worst.label} is predicted {off:+.0%} off, of which more than {MOST_LEFT:.0%} is "
+            f"refused. Check its options and its time, or leave it out. {worst.note}".rstrip()
         )
 
 

@@ -37,6 +37,7 @@ def check_possible(run: MeasuredRun) -> None:
             f"{run.label}: it needs {needed_gib:,.0f} GiB a GPU, where {machine.gpu} has "
             f"{machine.gpu_memory_gib:,.0f}, so it cannot have run as it is given; probably the "
             "layout, the batch, recomputation or the model is another. Correct it, or leave it out."
+            f" {run.note}".rstrip()
         )
 
 
@@ -49,7 +50,7 @@ def _check_rate(run: MeasuredRun) -> None:
             f"{run.label}: {run.measured_ms:,.6g} ms would be {rate:,.0f} TFLOP/s a GPU, where "
             f"{case.profile.machine.gpu} has {peak:,.4g} in {case.workload.dtype}; probably the "
             "number of GPUs, the batch or the model is another, or the time is not of a whole "
-            "iteration. Correct it, or leave it out."
+            f"iteration. Correct it, or leave it out. {run.note}".rstrip()
         )
 
 

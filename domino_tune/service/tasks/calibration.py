@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
@@ -93,8 +93,7 @@ class CalibrationTask:
                 done=len(known), text=f"{len(known):,} predictions of {len(self.runs)} runs",
                 state=json_bytes({"times": known}),
             )  # fmt: skip
-        notes = [one.note for one in self.runs if one.note]
-        answer = to_json(replace(result, notes=(*notes, *result.notes)))
+        answer = to_json(result)
         del answer["path"]
         return QuantumResult(
             done=len(known), total=len(known), text="done", left=0, result=json_bytes(answer),

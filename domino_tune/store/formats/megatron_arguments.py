@@ -92,7 +92,8 @@ PRICED: Final = frozenset(
     {
         *NEEDED, *MORE_SHAPE, *KINDS, *SWITCHES, *KERNELS, *FLASH, *FSDP, *GRAPHS, *RECOMPUTATION,
         "accumulate_allreduce_grads_in_fp32", "attention_backend", "bf16", "clip_grad",
-        "context_parallel_size", "cp_comm_type", "fp16", "group_query_attention",
+        "context_parallel_size", "cp_comm_type", "data_parallel_sharding_strategy", "fp16",
+        "group_query_attention",
         "num_key_value_heads", "num_layers_per_virtual_pipeline_stage", "num_query_groups",
         "num_virtual_stages_per_pipeline_rank", "overlap_p2p_comm", "swiglu", "tp_comm_overlap",
         "transformer_impl", "use_distributed_optimizer", "virtual_pipeline_model_parallel_size",
@@ -264,7 +265,6 @@ DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "attention_softmax_in_fp32": ("False", "True"),
     "bias_gelu_fusion": ("True", "False"),
     "DDP_impl": ("local",),
-    "data_parallel_sharding_strategy": ("no_shard",),
     "gradient_reduce_div_fusion": ("True",),
     "masked_softmax_fusion": ("True",),
     "main_grads_dtype": ("torch.float32", "fp32"),

@@ -142,10 +142,11 @@ def _not_simulated(source: str, name: str, value: str) -> InputError:
 
 def _note(arguments: Mapping[str, str], source: str) -> str:
     """Return what was not looked at, and what was read as something else."""
+    by_block = "recompute_num_layers" if arguments.get("recompute_method") == "block" else ""
     told = [
         f"{name} = {value[:LONGEST_VALUE]}"
         for name, value in sorted(arguments.items())
-        if not is_usual(name, value)
+        if not is_usual(name, value) and name != by_block
     ]
     notes = []
     if told:
@@ -153,6 +154,8 @@ def _note(arguments: Mapping[str, str], source: str) -> str:
             f"{source}: predicted without {', '.join(told)}: not looked at, and not Megatron-LM's "
             "default."
         )
+    if _is(arguments, "checkpoint_activations") and _recomputed(arguments)[0] == "full":
+        notes.append(f"{source}: checkpoint_activations = True is read as full recomputation.")
     if _is_local(arguments):
         notes.append(
             f"{source}: transformer_impl is {arguments.get('transformer_impl', 'not printed')}, "

@@ -121,6 +121,16 @@ def test_the_attention_core_alone_is_selective(modules: str) -> None:
     assert case_of(log({**GPT, **told})).workload.recompute == "selective"
 
 
+def test_what_is_priced_is_not_told() -> None:
+    block = {
+        "recompute_method": "block",
+        "recompute_granularity": "full",
+        "recompute_num_layers": 4,
+    }
+    fsdp = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
+    assert note({**block, **fsdp}) == ""
+
+
 def test_modules_count_only_where_recomputation_is_selective() -> None:
     assert case_of(log({**GPT, "recompute_modules": "['mlp']"})).workload.recompute == "none"
 
@@ -216,6 +226,7 @@ def test_a_log_of_2021_is_read_as_it_ran() -> None:
         "layernorm", "learned", "gelu",
     )  # fmt: skip
     assert read_megatron_log(log(OLD), "run.log").note == (
+        "run.log: checkpoint_activations = True is read as full recomputation. "
         "run.log: transformer_impl is not printed, read as --implementation megatron-2022."
     )
 
