@@ -193,7 +193,7 @@ def test_faults_are_pointed_at(client: httpx.Client, runs: list[dict[str, Any]],
 def test_runs_that_contradict_each_other_fail_the_job(
     client: httpx.Client, runs: list[dict[str, Any]]
 ) -> None:
-    odd = [runs[0], {**runs[0], "measured_ms": 3 * runs[0]["measured_ms"]}]
+    odd = [runs[0], {**runs[1], "measured_ms": 10 * runs[1]["measured_ms"]}]
     job = good(client.post("/v1/calibrations", json=body(odd, "never")), 202)
     failed = ended(client, job["links"]["self"])
     assert failed["state"] == "failed"
@@ -203,13 +203,43 @@ def test_runs_that_contradict_each_other_fail_the_job(
     refused(client.get(f"{job['links']['self']}/profile"), 404)
 
 
+def test_runs_that_cannot_be_are_refused_at_once(
+    client: httpx.Client, runs: list[dict[str, Any]]
+) -> None:
+    first, other = runs[:2]
+    twice = [first, {**first, "measured_ms": 3 * first["measured_ms"]}, other]
+    fast = [first, {**other, "measured_ms": 0.001}]
+    big = [first, {**other, "model": "gpt3-175b", "overrides": [], "measured_ms": 1e6}]
+    for wrong, pointer, said in (
+        ([first, first], "#/runs", "All runs are of one layout: run 0, run 0."),
+        (twice, "#/runs", "run 0, run 0 are of one layout and contradict each other"),
+        (fast, "#/runs/1", "TFLOP/s a GPU, where H100 SXM 80 GB has 989.4 in bf16"),
+        (big, "#/runs/1", "GiB a GPU, where H100 SXM 80 GB has 80"),
+    ):
+        problem = refused(client.post("/v1/calibrations", json=body(wrong, "never")), 422)
+        assert said in problem["detail"]
+        assert problem["errors"][0]["pointer"] == pointer
+
+
+def test_notes_and_roundings_come_with_the_answer(
+    client: httpx.Client, runs: list[dict[str, Any]]
+) -> None:
+    noted = [{**runs[0], "note": "not looked at: x", "rounding_ms": 0.5}, *runs[1:]]
+    job = good(client.post("/v1/calibrations", json=body(table(noted), "noted")), 202)
+    result = good(client.get(ended(client, job["links"]["self"])["links"]["self"]))["result"]
+    assert result["notes"] == ["not looked at: x"]
+
+
 def test_what_takes_too_long_can_be_called_off(
     client: httpx.Client, runs: list[dict[str, Any]]
 ) -> None:
     long = [
-        {**one, "overrides": ["num_hidden_layers=96"], "measured_ms": 50 * one["measured_ms"]}
-        for one in runs * 20
-    ]
+        {
+            **one, "overrides": [f"num_hidden_layers={96 + number}"],
+            "measured_ms": 100 * one["measured_ms"],
+        }
+        for number, one in enumerate(runs * 20)
+    ]  # fmt: skip
     job = good(client.post("/v1/calibrations", json=body(long, "long")), 202)
     good(client.post(f"{job['links']['self']}/cancel"))
     assert ended(client, job["links"]["self"])["state"] == "cancelled"
