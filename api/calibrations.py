@@ -20,7 +20,6 @@ from domino_tune.service.library import Library
 from domino_tune.service.tasks.calibration import CalibrationTask
 from domino_tune.store.formats.run_table import RunRow, read_runs
 from domino_tune.verbs.calibrate import (
-    LEAST_RUNS,
     USUAL,
     AskedRun,
     OneProfile,
@@ -29,6 +28,7 @@ from domino_tune.verbs.calibrate import (
     check_predictable,
     planned,
 )
+from domino_tune.verbs.measured_runs import LEAST_RUNS, merged_samples
 from simulator.errors import DominoTuneError
 
 
@@ -41,13 +41,17 @@ def new_calibration(body: Any, library: Library, owner: str) -> NewJob:
     replace(profile, name=body.name)  # raises for what is no name
     shelf = library.shelf()
     runs, models = _runs(body), {}
+    found = []
     for index, run in enumerate(runs):
         with _placed("runs", *([] if isinstance(body.runs, str) else [index])):
             made = planned(run, OneProfile(profile, shelf))
             check_setup(made.case, made.plan, most_ops=MOST_OPS_AT_ONCE)
             check_predictable(made)
+            found.append(made)
             name = run.request.model or ""
             models[name] = shelf.model(name)
+    with _placed("runs"):
+        merged_samples(found)
     task = CalibrationTask(name=body.name, profile=profile, models=models, runs=tuple(runs))
     shown = {"profile": body.profile, "name": body.name, "runs": len(runs)}
     return NewJob(kind="calibration", owner=owner, request=shown, task=task.to_bytes())
@@ -69,7 +73,8 @@ def _runs(body: Any) -> list[AskedRun]:
 def _body_of(row: RunRow, profile: str) -> Any:
     """Return the row as JSON would give it, within the same bounds."""
     run = asked_in(row, profile)
-    given: dict[str, Any] = {"label": run.label, "measured_ms": run.measured_ms}
+    told = ("label", "measured_ms", "rounding_ms", "note")
+    given: dict[str, Any] = {name: getattr(run, name) for name in told if getattr(run, name)}
     for item in fields(SimulateRequest):
         value = getattr(run.request, item.name)
         if value != item.default and item.name != "profile":
@@ -85,12 +90,14 @@ def _body_of(row: RunRow, profile: str) -> Any:
 def _asked(run: Wire, number: int, profile: str) -> AskedRun:
     with _placed("runs", number):
         check_fields(run)
-    told = run.model_dump(include={"label", "measured_ms"})
+    told = run.model_dump(include={"label", "measured_ms", "rounding_ms", "note"})
     request = to_request(run, SimulateRequest, without=tuple(told))
     return AskedRun(
         label=told["label"] or f"run {number + 1}",
         request=replace(request, profile=profile, strategy=request.strategy or USUAL),
         measured_ms=told["measured_ms"],
+        rounding_ms=told["rounding_ms"],
+        note=told["note"] or "",
     )
 
 

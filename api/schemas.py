@@ -38,10 +38,10 @@ from domino_tune.results.tune import BEST, SPEEDUPS, GridCell, TrialResult
 from domino_tune.results.tune import TuneResult as TuneAnswer
 from domino_tune.results.validate import ValidateResult
 from domino_tune.results.whatif import POINT_FIELDS, WhatIfResult
-from domino_tune.store.formats.run_table import LEAST_MS, MOST_MS
+from domino_tune.store.formats.run_table import LEAST_MS, LONGEST_NOTE, MOST_MS
 from domino_tune.store.plans import Predicted, ProfileRef
 from domino_tune.store.profiles import ProfileSummary
-from domino_tune.verbs.calibrate import LEAST_RUNS
+from domino_tune.verbs.measured_runs import LEAST_RUNS
 from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
@@ -93,6 +93,14 @@ MeasuredRunBody = create_model(
     measured_ms=(
         Annotated[float, Field(ge=LEAST_MS, le=MOST_MS)],
         Field(description="Median time of an iteration, in ms."),
+    ),
+    rounding_ms=(
+        Annotated[float, Field(ge=0, le=MOST_MS)],
+        Field(default=0.0, description="By what that time may be rounded, in ms."),
+    ),
+    note=(
+        Annotated[str, Field(min_length=1, max_length=LONGEST_NOTE)] | None,
+        Field(default=None, description="What comes with the answer, for people."),
     ),
 )
 

@@ -304,9 +304,21 @@ class Drawn(CostModel):
             return self._fused(signature)
         estimate = self._estimates.get(signature)
         if estimate is None:
-            estimate = self.draw.estimate(signature, self._nominal.estimate(signature))
+            nominal = self._nominal.estimate(signature)
+            estimate = self.draw.estimate(signature, nominal)
+            if self.draw.factors and estimate.duration_us < nominal.duration_us:
+                least_us = min(nominal.duration_us, self._least_us(signature))
+                estimate = estimate._replace(duration_us=max(estimate.duration_us, least_us))
             self._estimates[signature] = estimate
         return estimate
+
+    def _least_us(self, signature: Signature) -> float:
+        """Return the time of an op at the machine's peak, which no measured iteration shows that
+        it beats."""
+        if not isinstance(signature, Gemm | Attention):
+            return 0.0
+        peak = self.changes.gpu_flops * self.changes.compute_speed
+        return self.profile.machine.roof.floor_us(signature.dtype, signature.flops, 0) / peak
 
 
 class AtClock(CostModel):

@@ -71,6 +71,7 @@ export const calibrated = (job, eyebrow, asking) => {
     h('h1', { tabindex: '-1' }, 'On average, a run that it did not see is ', h('em', {}, `${percent(out)} off`)),
     h('p', { class: 'lead' }, `${result.profile.name} was calibrated with ${count(result.runs.length)} runs, each of which was also predicted by the others alone. `
       + `${job.request.profile} as it was is ${percent(before)} off.`),
-    (result.warnings ?? []).map(said => h('p', { class: 'warn' }, h('strong', {}, 'Mind: '), said))),
+    (result.warnings ?? []).map(said => h('p', { class: 'warn' }, h('strong', {}, 'Mind: '), said)),
+    (result.notes ?? []).map(said => h('p', { class: 'note' }, said))),
   runs(result), parts(result), kept(result, asking)];
 };

@@ -31,7 +31,7 @@ from domino_tune.requests.verbs import (
 )
 from domino_tune.store.files import read_text
 from domino_tune.store.formats.megatron_log import read_megatron_log
-from domino_tune.store.formats.run_table import LABEL, MEASURED, read_runs
+from domino_tune.store.formats.run_table import LABEL, MEASURED, NOTE, ROUNDING, read_runs
 from domino_tune.store.plans import load_plan
 from simulator.errors import InputError
 
@@ -88,8 +88,12 @@ def calibration_body(request: CalibrateRequest) -> bytes:
     rows = read_runs(read_text(request.runs), request.runs) if request.runs else []
     rows += [read_megatron_log(read_text(path), Path(path).name) for path in request.megatron_log]
     cells = [
-        {LABEL: row.label, MEASURED: repr(row.measured_ms), **by_field(row.options)} for row in rows
-    ]
+        {
+            LABEL: row.label, MEASURED: repr(row.measured_ms), ROUNDING: repr(row.rounding_ms),
+            NOTE: row.note, **by_field(row.options),
+        }
+        for row in rows
+    ]  # fmt: skip
     table = io.StringIO()
     columns = list(dict.fromkeys(name for row in cells for name in row))
     writer = csv.DictWriter(table, columns or [MEASURED], restval="")

@@ -41,7 +41,7 @@ class LearntPart:
 class CalibrateResult(Shown):
     """The new profile, and what it rests on. Errors are means of absolute relative errors;
     ``left_out_error``: of runs that were predicted by the others. ``path``: its file, None where a
-    service keeps it."""
+    service keeps it. ``notes``: what of the runs was not looked at, or was put together."""
 
     profile: ProfileRef
     path: str | None = None
@@ -53,6 +53,7 @@ class CalibrateResult(Shown):
     after_error: float
     left_out_error: float
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def tables(self) -> Sequence[Table]:
         """Return the parts, and the runs."""
@@ -81,6 +82,7 @@ class CalibrateResult(Shown):
                 for one in self.runs
             ],
             narrow=("before",),
+            notes=self.notes,
         )  # fmt: skip
         return runs, parts
 

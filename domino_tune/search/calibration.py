@@ -49,16 +49,24 @@ MOST_STEPS: Final = 12
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
-    """An iteration that was measured, as a case and a plan."""
+    """An iteration that was measured, as a case and a plan; its time may be ``rounding_ms`` off as
+    it was printed. ``note``: how it was read, for people."""
 
     label: str
     case: Case
     plan: SlicePlan
     measured_ms: float
+    rounding_ms: float = 0.0
+    note: str = ""
+
+    @property
+    def rounding(self) -> float:
+        """Standard error by rounding, relative: any time within is as likely."""
+        return self.rounding_ms / math.sqrt(3) / self.measured_ms
 
 
 class Learnt(NamedTuple):
-    """A part's factor; its relative error before (``prior``) and behind the runs."""
+    """A part's factor; its relative error before (``prior``) and after the runs."""
 
     factor: float
     prior: float
@@ -206,21 +214,28 @@ class _Problem:
         self._times.update({tuple(x): row for x, row in zip(new, times, strict=True)})
 
     def _errors(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        measured = np.array([run.measured_ms for run in self.runs])
-        errors: NDArray[np.float64] = np.log(self.times_ms(x) / measured) / self.noise
+        rounding = np.array([run.rounding for run in self.runs])
+        errors: NDArray[np.float64] = self._off(x) / np.hypot(self.noise, rounding)
         return errors
+
+    def _off(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the logarithms of predicted over measured times."""
+        measured = np.array([run.measured_ms for run in self.runs])
+        off: NDArray[np.float64] = np.log(self.times_ms(x) / measured)
+        return off
 
     def learn_noise(self, x: NDArray[np.float64]) -> bool:
         """Take the noise that the runs show at ``x``; return whether it is another one.
 
         As many runs as the unknowns can explain by themselves (the trace of the hat matrix) tell
-        nothing of it.
+        nothing of it, nor does what rounding explains.
         """
         jacobian, count = self.jacobian(x), len(self.runs)
-        errors = self._errors(x) * self.noise
+        rounding = np.array([run.rounding for run in self.runs])
         told = jacobian[:count]
         explained = float(np.trace(told @ np.linalg.inv(jacobian.T @ jacobian) @ told.T))
-        squares = NOISE_RUNS * NOISE**2 + float(errors @ errors)
+        unexplained = np.maximum(0.0, self._off(x) ** 2 - rounding**2)
+        squares = NOISE_RUNS * NOISE**2 + float(unexplained.sum())
         noise = math.sqrt(squares / (NOISE_RUNS + max(0.0, count - explained)))
         changed = abs(noise / self.noise - 1) > SETTLED
         self.noise = noise

@@ -21,6 +21,7 @@ from domino_tune.store.models import LoadedModel
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.profiles import bundled_names, load_profile, save_profile, user_profiles_dir
 from domino_tune.store.shelf import DISK, Shelf
+from domino_tune.verbs.measured_runs import LEAST_RUNS, check_possible, merged_samples
 from domino_tune.verbs.resolve import plan_of, resolve
 from simulator.calibration import CalibratedPart, Calibration
 from simulator.case import Case
@@ -29,7 +30,6 @@ from simulator.predict import predict
 from simulator.profile import Profile
 from simulator.provenance import Provenance
 
-LEAST_RUNS: Final = 2
 USUAL: Final = "megatron"
 """Strategy of a run that names none."""
 MOST_LEFT: Final = 0.25
@@ -60,11 +60,14 @@ def calibrate(
 
 @dataclass(frozen=True, kw_only=True)
 class AskedRun:
-    """An iteration that was measured: a name for people, the plan as a request, its time."""
+    """An iteration that was measured: a name for people, the plan as a request, its time and by
+    what that may be rounded, and a note that comes with the answer."""
 
     label: str
     request: SimulateRequest
     measured_ms: float
+    rounding_ms: float = 0.0
+    note: str = ""
 
 
 def check_base(profile: Profile) -> None:
@@ -87,10 +90,12 @@ def calibrated(
 
     ``told`` says where they come from. Raise InputError for runs that contradict each other.
     """
+    notes = tuple(run.note for run in runs if run.note)
+    runs, merged = merged_samples(runs)
     fitted = fit_runs(runs, ahead)
     _refuse_contradictions(runs, fitted)
     made = replace(profile, name=name, calibration=_calibration(profile, fitted, runs, told))
-    return made, _result(made, fitted, runs)
+    return made, replace(_result(made, fitted, runs), notes=notes + merged)
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,10 @@ def asked_in(row: RunRow, profile: str) -> AskedRun:
         request = request_from_text(SimulateRequest, {**options, **usual, "profile": profile})
     except DominoTuneError as error:
         raise InputError(f"{row.label}: {error}") from None
-    return AskedRun(label=row.label, request=request, measured_ms=row.measured_ms)
+    return AskedRun(
+        label=row.label, request=request, measured_ms=row.measured_ms, rounding_ms=row.rounding_ms,
+        note=row.note,
+    )  # fmt: skip
 
 
 def planned(run: AskedRun, shelf: Shelf) -> MeasuredRun:
@@ -168,12 +176,17 @@ def planned(run: AskedRun, shelf: Shelf) -> MeasuredRun:
         plan = plan_of(run.request, None, case)
     except DominoTuneError as error:
         raise InputError(f"{run.label}: {error}") from None
-    return MeasuredRun(label=run.label, case=case, plan=plan, measured_ms=run.measured_ms)
+    return MeasuredRun(
+        label=run.label, case=case, plan=plan, measured_ms=run.measured_ms,
+        rounding_ms=run.rounding_ms, note=run.note,
+    )  # fmt: skip
 
 
 def check_predictable(run: MeasuredRun) -> None:
-    """Raise InputError, which names it, for a run that cannot be predicted. Look at one layer and
-    micro-batch of it, for milliseconds: ``planned`` has looked at how layers are divided."""
+    """Raise InputError, which names it, for a run that cannot be, or cannot be predicted. Look at
+    one layer and micro-batch of it, for milliseconds: ``planned`` has looked at how layers are
+    divided."""
+    check_possible(run)
     try:
         predict(_one_layer(run.case), run.plan)
     except DominoTuneError as error:
@@ -195,6 +208,7 @@ def _one_layer(case: Case) -> Case:
 def measured(run: AskedRun, shelf: Shelf) -> MeasuredRun:
     """Return the run as ``planned`` does. Raise InputError, too, where it cannot be predicted."""
     made = planned(run, shelf)
+    check_possible(made)
     try:
         predict(made.case, made.plan)
     except DominoTuneError as error:
@@ -205,15 +219,15 @@ def measured(run: AskedRun, shelf: Shelf) -> MeasuredRun:
 def _refuse_contradictions(runs: Sequence[MeasuredRun], fitted: Fitted) -> None:
     """Raise InputError for a run that no factors explain beside the others."""
     left = [
-        (after_ms / run.measured_ms - 1, run.label)
+        (after_ms / run.measured_ms - 1, run)
         for run, after_ms in zip(runs, fitted.after_ms, strict=True)
     ]
     off, worst = max(left, key=lambda one: abs(one[0]))
     if abs(off) > MOST_LEFT:
         raise InputError(
-            f"The runs contradict each other: with the factors that explain them best, {worst} is "
-            f"predicted {off:+.0%} off, of which more than {MOST_LEFT:.0%} is refused. Check its "
-            "options and its time, or leave it out."
+            f"The runs contradict each other: with the factors that explain them best, "
+            f"{worst.label} is predicted {off:+.0%} off, of which more than {MOST_LEFT:.0%} is "
+            f"refused. Check its options and its time, or leave it out. {worst.note}".rstrip()
         )
 
 

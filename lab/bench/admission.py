@@ -20,18 +20,18 @@ from domino_tune.store.profiles import load_profile
 from lab.bench.baselines import case_of
 from lab.bench.cases import time_ms
 from lab.bench.facts import REPOSITORY
-from lab.fits.beside import fit_beside
 from lab.fits.common import records
-from lab.fits.h200_contention import (
+from lab.fits.contention import (
     FILLING,
     FULL_RATE,
-    SM_COUNT,
     beside_cells,
+    fit_beside,
+    fit_memory,
     full_cells,
     gb_s_of,
     streamed_cells,
 )
-from lab.fits.memory_queue import fit_memory
+from lab.fits.measured import GPU
 from lab.verdict import Check, at_most, check_table, reported
 from simulator.contention import CollectiveFamily, ComputeFamily, Contention, ContentionFit
 from simulator.implementation import LAUNCH_ORDERS
@@ -191,7 +191,7 @@ def _without(
         found = fit_memory(streamed_cells(others), known.memory.attained_gb_s)
         factor, memory = found.factor, found.law
     return replace(
-        known, compute=(fit_beside(mine, sm_count=SM_COUNT).law,),
+        known, compute=(fit_beside(mine, sm_count=GPU.machine.sm_count),),
         collective=replace(known.collective, factor=factor), memory=memory,
     )  # fmt: skip
 
@@ -229,7 +229,7 @@ def _op(row: Mapping[str, Any], op_ns: int, rule: Rule) -> tuple[Step, ...]:
     whole = Step(COMPUTE, op_ns * WORK_UNIT, 1, (), 0)
     if rule == "at once" or row["family"] not in FILLING:
         return (whole,)
-    waves = waves_of(_gemm(row), SM_COUNT) if row["family"] == "gemm" else Waves(1, 0)
+    waves = waves_of(_gemm(row), GPU.machine.sm_count) if row["family"] == "gemm" else Waves(1, 0)
     if rule == "at its end" or not waves.free_sms:
         return (whole._replace(room=0),)
     first = op_ns * (waves.waves - 1) // waves.waves * WORK_UNIT

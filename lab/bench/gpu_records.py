@@ -17,12 +17,12 @@ import numpy as np
 
 from domino_tune.base.tables import Table
 from domino_tune.measure.op_rows import signature_from
+from domino_tune.measure.power_law import COMPUTE
 from domino_tune.store.profiles import load_profile
 from lab.bench.facts import REPOSITORY
-from lab.fits.clock_law import clock_law, with_collectives
 from lab.fits.common import records
+from lab.fits.power import stage_law, with_collectives
 from lab.gpu.played_plans import LAYERS, PLANS, TP, PlayedPlan
-from lab.gpu.step_breakdown import KINDS
 from lab.verdict import SkippedError, at_most, check_table, reported
 from simulator.case import Case
 from simulator.cost import CostModel
@@ -110,7 +110,7 @@ def clock_tables(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profi
 def fitted_law(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profile) -> PowerSection:
     """Return the law of these records, without the withheld plans."""
     assert profile.power is not None
-    law = clock_law(clocks, sustained, profile.power)
+    law = stage_law(clocks, sustained, profile.power)
     by_case = {row["case"]: row for row in clocks}
     for one in PLANS:
         row = by_case.get(one.name)
@@ -128,7 +128,9 @@ def case_of(one: PlayedPlan, profile: Profile) -> Case:
 
 def sustained_table(rows: Sequence[Row], profile: Profile) -> Table:
     """Return each family's times at a long run's clock over those of the profile's bursts."""
-    bursts = {row.signature: row.median_us for kind in KINDS for row in profile.section(kind).rows}
+    bursts = {
+        row.signature: row.median_us for kind in COMPUTE for row in profile.section(kind).rows
+    }
     ratios: Ratios = defaultdict(list)
     for row in rows:
         for kind, elasticity in row["elasticity"].items():

@@ -15,10 +15,10 @@ from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import Chosen
 from domino_tune.verbs.tune import tune
 from lab.bench.facts import REPOSITORY, errors, read_measured
-from lab.fits.beside import Beside, fit_beside
 from lab.fits.common import records
-from lab.fits.h200 import gemm_fit
-from lab.fits.h200_contention import SM_COUNT, beside_cells
+from lab.fits.contention import Beside, beside_cells, fit_beside
+from lab.fits.gemm import layout_fit
+from lab.fits.measured import GPU
 from lab.verdict import Check, at_most, check_table, reported, verdict
 from simulator.contention import compute_slowdown
 from simulator.errors import InfeasiblePlanError
@@ -141,7 +141,9 @@ def withheld_errors(profile: Profile, layout: str) -> list[float]:
     for fold in range(FOLDS):
         withheld = set(shapes[fold::FOLDS])
         known = [row for row in section.rows if _shape(row) not in withheld]
-        left = replace(section, rows=tuple(known), fits=(gemm_fit(known, layout),))
+        left = replace(
+            section, rows=tuple(known), fits=(layout_fit(known, layout, GPU.machine.sm_count),)
+        )
         table = replace(profile, gemm=left).gemm_table()
         found += errors(table, [row for row in section.rows if _shape(row) in withheld])
     return found
@@ -156,13 +158,13 @@ def _contention() -> Table:
     checks: list[Check] = []
     for family in ("gemm", "attention", "pointwise"):
         mine = [one for one in measurements if one.family == family]
-        fit = fit_beside(mine, sm_count=SM_COUNT)
+        fit = fit_beside(mine, sm_count=GPU.machine.sm_count)
         checks += [
             at_most(f"{family}, {len(mine)} measurements, each op withheld", CONTENTION_LIMIT,
-                    fit.leave_case_out_error),
+                    fit.error),
             reported(
                 "  SMs that a CTA takes, factor, µs an op loses by a CTA",
-                f"{fit.law.sms_per_cta:g}, {fit.law.factor:g}, {fit.law.us_per_cta:g}",
+                f"{fit.sms_per_cta:g}, {fit.factor:g}, {fit.us_per_cta:g}",
             ),
             reported("  error of the law fitted on A100", f"{_a100_error(mine):.1%}"),
         ]  # fmt: skip
@@ -171,7 +173,7 @@ def _contention() -> Table:
 
 def _a100_error(measurements: Sequence[Beside]) -> float:
     return statistics.fmean(
-        abs(compute_slowdown(*A100_LAW, one.ctas, SM_COUNT) / one.slowdown - 1)
+        abs(compute_slowdown(*A100_LAW, one.ctas, GPU.machine.sm_count) / one.slowdown - 1)
         for one in measurements
     )
 

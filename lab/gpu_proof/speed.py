@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.runtime.launch.launch import run_job
-from lab.gpu.step_breakdown import KINDS, StepBreakdown
 from lab.gpu_proof.cases import ProofCase
+from lab.gpu_proof.step_breakdown import KINDS, StepBreakdown
 from lab.verdict import Check, at_most, reported
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.specs import ClusterSpec
 
-JOB: Final = "lab.gpu.single_gpu_jobs:speed"
+JOB: Final = "lab.gpu_proof.single_gpu_jobs:speed"
 RATIO: Final = 1.03
 STEPS: Final = 15
 PLANS: Final = (

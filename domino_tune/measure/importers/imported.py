@@ -5,22 +5,21 @@ from __future__ import annotations
 import gzip
 import io
 import re
-import statistics
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from domino_tune.measure.importers.preset_shapes import unknown_shapes
 from domino_tune.measure.importers.rates import UNITS, check_rates, lifted_rows
+from domino_tune.measure.importers.repeats import changed_row, merged
 from domino_tune.store.files import MAX_TEXT_BYTES
 from simulator.errors import InputError
-from simulator.lookup.gemm import GemmRow
-from simulator.profile import Machine, gemm_key
+from simulator.profile import Machine
 
 SectionName = Literal["gemm", "attention", "pointwise", "collectives"]
 Placed = Sequence[tuple[str, Any]]
-"""Rows, each behind its place in the file, such as ``line 3``."""
+"""Rows, each after its place in the file, such as ``line 3``."""
 Found = tuple[Placed, str]
 """Rows, and a note that names what was left out."""
 """No table of timings is larger; an unpacked zip bomb is."""
@@ -98,11 +97,14 @@ class Importer:
             raise InputError("The table has no rows to import" + (f" ({note})." if note else "."))
         factor = UNITS[hints.unit or "us"]
         if factor != 1:
-            placed = [(at, _replace(row, median_us=factor * row.median_us)) for at, row in placed]
+            placed = [
+                (at, changed_row(row, median_us=factor * row.median_us)) for at, row in placed
+            ]
         warnings = unknown_shapes([row for _, row in placed])
         if hints.machine is not None:
             warnings += check_rates(placed, hints.machine, hints.unit, takes_unit=takes_unit)
-        rows = merged(row for _, row in placed)
+        rows, twice = merged(placed)
+        warnings += twice
         if hints.machine is not None:
             warnings += lifted_rows(rows, hints.machine)
         return Imported(section=self.section, rows=rows, note=note, warnings=warnings)
@@ -148,32 +150,3 @@ def lines_of(text: str) -> Iterator[tuple[int, str]]:
 def brief(text: str) -> str:
     """Return a value of the file for a message: quoted, and cut if it is long."""
     return repr(text if len(text) <= 40 else text[:40] + "…")
-
-
-def merged(rows: Iterable[Any]) -> tuple[Any, ...]:
-    """Return rows sorted by key; rows of one key become one: median time, half the range."""
-    by_key: dict[Any, list[Any]] = {}
-    for row in rows:
-        by_key.setdefault(key_of(row), []).append(row)
-    return tuple(_median_row(by_key[key]) for key in sorted(by_key))
-
-
-def _median_row(same: list[Any]) -> Any:
-    if len(same) == 1:
-        return same[0]
-    times = [row.median_us for row in same]
-    return _replace(
-        same[0],
-        median_us=statistics.median(times),
-        spread_us=(max(times) - min(times)) / 2,
-        samples=sum(row.samples for row in same),
-    )
-
-
-def key_of(row: Any) -> Any:
-    """Return what identifies a row: its signature."""
-    return gemm_key(row) if isinstance(row, GemmRow) else row.key
-
-
-def _replace(row: Any, **changes: Any) -> Any:
-    return row._replace(**changes) if isinstance(row, GemmRow) else replace(row, **changes)

@@ -142,4 +142,4 @@ class _Shelf:
 
 def _run(parsed: Mapping[str, Any]) -> AskedRun:
     request = request_of(SimulateRequest, parsed["request"])
-    return AskedRun(label=parsed["label"], request=request, measured_ms=parsed["measured_ms"])
+    return AskedRun(**{**parsed, "request": request})

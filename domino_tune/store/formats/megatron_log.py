@@ -1,143 +1,167 @@
 """Logs of Megatron-LM: its arguments and the time of its iterations, as a run.
 
 Megatron-LM prints every argument once, as ``  name ........ value``, later the size to which it
-pads the vocabulary, and for each logged iteration ``elapsed time per iteration (ms): 1234.5``
-(megatron/training: arguments.py, tokenizer, training.py). Launchers put a rank before each line.
+pads the vocabulary, and for each logged iteration ``elapsed time per iteration (ms): 1234.5``,
+older forks ``(s): 1.2`` (megatron/training: arguments.py, tokenizer, training.py). Launchers put
+marks before lines; the first rank prints the arguments, the last one the times.
 """
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from domino_tune.store.formats.launcher_marks import Line, by_rank, unknown_mark, unmarked
+from domino_tune.store.formats.megatron_arguments import (
+    FLASH,
+    FSDP,
+    GRAPHS,
+    KERNELS,
+    KINDS,
+    MORE_SHAPE,
+    NEEDED,
+    OFFLOAD,
+    REFUSED,
+    SAME,
+    SHAPE,
+    SWITCHES,
+    VOCABULARY,
+    is_usual,
+)
 from domino_tune.store.formats.run_table import RunRow, checked_ms
 from simulator.errors import InputError
+from simulator.implementation import IMPLEMENTATIONS
 from simulator.specs import CP_COMM
 
-_START: Final = "- arguments -"
-_ARGUMENT: Final = re.compile(r"^(?:\[[\w.:-]+\]:|\s*[\w.-]+:)?\s+(\w+) \.{2,} ?(.*)$")
-_ELAPSED: Final = re.compile(r"elapsed time per iteration \(ms\): *([0-9]+(?:\.[0-9]+)?)")
+_START: Final = re.compile(r"-{3,} arguments -{3,}")
+_END: Final = re.compile(r"-{3,} end of arguments -{3,}")
+_ARGUMENT: Final = re.compile(r"\s*([A-Za-z]\w*) (\.*)(?: (.*))?$")
+_CONTENT: Final = re.compile(rf"\b[a-z_]+ \.{{4,}} |{_START.pattern}")
+"""What tells a line of the arguments, wherever it stands."""
+_ELAPSED: Final = re.compile(
+    r"elapsed time per iteration \((ms|s)\): *([0-9]{1,400}(?:\.([0-9]{1,20}))?)"
+)
+_MS: Final = {"ms": 1.0, "s": 1e3}
 _PADDED: Final = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d+)\)")
 _WHOLE: Final = re.compile(r"[0-9]{1,9}")
 WARM_UP: Final = 2
 """Logged iterations to leave out: the first ones compile, allocate and warm up."""
-VOCABULARY: Final = "padded_vocab_size"
-SAME: Final = {
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
-    "micro_batch_size": "micro_batch_size",
-    "seq_length": "seq_length",
-}
-"""Argument -> option of simulate that means the same."""
-SHAPE: Final = {
-    "num_layers": "num_hidden_layers",
-    "hidden_size": "hidden_size",
-    "num_attention_heads": "num_attention_heads",
-    "ffn_hidden_size": "intermediate_size",
-    VOCABULARY: "vocab_size",
-}
-"""Argument -> field of a model, to be set on the preset that is nearest in kind."""
-NEEDED: Final = (*SAME, "world_size", "global_batch_size", *SHAPE)
-MORE_SHAPE: Final = {
-    "kv_channels": "head_dim",
-    "max_position_embeddings": "max_position_embeddings",
-    "hidden_dropout": "hidden_dropout",
-    "attention_dropout": "attention_dropout",
-}
-"""The same of arguments that some versions do not print."""
-KINDS: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = {
-    "normalization": {"LayerNorm": {"norm": "layernorm"}, "RMSNorm": {"norm": "rmsnorm"}},
-    "position_embedding_type": {
-        "learned_absolute": {"position_embedding": "learned"},
-        "rope": {"position_embedding": "rope"},
-        "none": {"position_embedding": "none"},
-    },
-    "untie_embeddings_and_output_weights": {
-        "True": {"tie_word_embeddings": "false"}, "False": {"tie_word_embeddings": "true"},
-    },
-    "qk_layernorm": {"True": {"qk_norm": "true"}, "False": {"qk_norm": "false"}},
-    "add_bias_linear": {
-        "True": {"attention_bias": "true", "proj_bias": "true", "mlp_bias": "true"},
-        "False": {"attention_bias": "false", "mlp_bias": "false"},
-    },
-    "add_qkv_bias": {"True": {"attention_bias": "true"}},
-}  # fmt: skip
-"""Argument -> its value -> fields of a model. A bias of qkv alone is the last word on biases."""
-SWITCHES: Final = {
-    "sequence_parallel": "sequence_parallel",
-    "overlap_grad_reduce": "overlap_grad_reduce",
-    "overlap_param_gather": "overlap_param_gather",
-}
-"""Argument that is True or False -> option of simulate; False where it is not printed."""
-KERNELS: Final = {
-    "bias_dropout_fusion": "bias_dropout_fusion",
-    "bias_swiglu_fusion": "swiglu_fusion",
-    "check_for_nan_in_loss_and_grad": "check_for_nan_in_grad",
-    "cross_entropy_loss_fusion": "cross_entropy_loss_fusion",
-    "deterministic_mode": "deterministic_attention",
-    "gradient_accumulation_fusion": "gradient_accumulation_fusion",
-    "log_num_zeros_in_grad": "log_num_zeros_in_grad",
-    "log_params_norm": "log_params_norm",
-}
-"""Argument that is True or False -> key of the implementation."""
-FSDP: Final = ("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
-UNUSED: Final = {
-    **dict.fromkeys(
-        ("num_experts", "mtp_num_layers", "fp8", "fp4", "rampup_batch_size", "window_size",
-         "pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers",
-         "decoder_last_pipeline_num_layers"), "None",
-    ),
-    **dict.fromkeys(
-        ("multi_latent_attention", "squared_relu", "use_tp_pp_dp_mapping",
-         "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"), "False",
-    ),
-}  # fmt: skip
-"""Argument -> the only value with which a run can be read."""
+LONGEST_VALUE: Final = 40
+"""Characters of a value that a message shows."""
 
 
 def read_megatron_log(text: str, source: str) -> RunRow:
     """Return the run of a log, with the median of its iterations; of several starts, the last.
 
-    Raise InputError where arguments or iterations are missing, or cannot be simulated.
+    Its note tells the arguments that were not looked at and are not at their default. Raise
+    InputError where arguments or iterations are missing, or cannot be simulated.
     """
-    last = text[max(0, text.rfind(_START)) :]
-    found = _ELAPSED.findall(last)
+    lines = _last_start(unmarked(enumerate(text.splitlines(), 1)))
+    found = _elapsed(lines)
     if not found:
         raise InputError(
             f"{source} has no line with `elapsed time per iteration (ms):`; give the output of "
             "rank 0 and of the last rank, with --log-interval."
         )
-    times = [float(one) for one in found]
-    median = statistics.median(times[WARM_UP:] or times)
-    arguments = _arguments(last)
-    padded = _PADDED.findall(last)
+    arguments = _arguments(lines)
+    padded = _PADDED.findall("\n".join(line.text for line in lines))
     if padded and arguments.get(VOCABULARY, "None") == "None":
         arguments[VOCABULARY] = padded[-1]
-    _check(arguments, source)
-    return RunRow(source, _options(arguments, source), checked_ms(str(median), source))
+    _check(arguments, source, lines)
+    times = [_MS[unit] * float(value) for unit, value, _ in found]
+    unit, _, decimals = found[-1]
+    return RunRow(
+        label=source,
+        options=_options(arguments, source),
+        measured_ms=checked_ms(str(statistics.median(times[WARM_UP:] or times)), source),
+        rounding_ms=_MS[unit] * 0.5 * 10 ** -len(decimals),
+        note=_note(arguments, source),
+    )
 
 
-def _arguments(text: str) -> dict[str, str]:
-    found = (_ARGUMENT.match(line) for line in text.splitlines())
-    return {one[1]: one[2].strip() for one in found if one}
+def _last_start(lines: Sequence[Line]) -> Sequence[Line]:
+    starts = [at for at, line in enumerate(lines) if _START.search(line.text)]
+    return lines[starts[-1] :] if starts else lines
 
 
-def _check(arguments: Mapping[str, str], source: str) -> None:
+def _elapsed(lines: Sequence[Line]) -> Sequence[tuple[str, str, str]]:
+    """Return unit, value and decimals of each iteration, of the rank that prints most of them."""
+    ranks = by_rank(lines, _ELAPSED.search)
+    return max(
+        ([one for line in rank for one in _ELAPSED.findall(line.text)] for rank in ranks), key=len
+    )
+
+
+def _arguments(lines: Sequence[Line]) -> dict[str, str]:
+    """Return the arguments that the rank of the first line prints. Between start and end even a
+    name so long that no dot is left before its value is one."""
+    mark = lines[0].mark
+    started = bool(_START.search(lines[0].text))
+    found = {}
+    for line in lines:
+        if mark and line.mark not in ("", mark) and started:
+            continue
+        if started and _END.search(line.text):
+            break
+        told = _ARGUMENT.match(line.text)
+        if told and (started or len(told[2]) > 1):
+            found[told[1]] = (told[3] or "").strip()
+    return found
+
+
+def _check(arguments: Mapping[str, str], source: str, lines: Sequence[Line]) -> None:
     """Raise InputError for arguments that are missing or that no simulation has."""
     missing = [name for name in NEEDED if arguments.get(name, "None") == "None"]
+    mark = "" if arguments.keys() & SAME.keys() else unknown_mark(lines, _CONTENT)
+    if mark:
+        raise InputError(
+            f"Lines of {source} begin with {mark!r}, a mark of no launcher that is known here, so "
+            "its arguments cannot be read; take it off every line."
+        )
     if missing:
         raise InputError(
             f"{source} does not print {', '.join(missing)}; give a log from its beginning, where "
             "Megatron-LM prints its arguments and the size of its padded vocabulary."
         )
-    for name, usual in UNUSED.items():
-        if arguments.get(name, usual) != usual:
-            raise InputError(
-                f"{source} is of a run with {name} = {arguments[name]}, which is not simulated; "
-                "leave it out."
-            )
+    for name, usual in REFUSED.items():
+        if arguments.get(name, usual[0]) not in usual:
+            raise _not_simulated(source, name, arguments[name])
+    for name, value in arguments.items():
+        if OFFLOAD in name and value == "True" and not is_usual(name, value):
+            raise _not_simulated(source, name, value)
+
+
+def _not_simulated(source: str, name: str, value: str) -> InputError:
+    return InputError(
+        f"{source} is of a run with {name} = {value[:LONGEST_VALUE]}, which is not simulated; "
+        "leave it out."
+    )
+
+
+def _note(arguments: Mapping[str, str], source: str) -> str:
+    """Return what was not looked at, and what was read as something else."""
+    by_block = "recompute_num_layers" if arguments.get("recompute_method") == "block" else ""
+    told = [
+        f"{name} = {value[:LONGEST_VALUE]}"
+        for name, value in sorted(arguments.items())
+        if not is_usual(name, value) and name != by_block
+    ]
+    notes = []
+    if told:
+        notes.append(
+            f"{source}: predicted without {', '.join(told)}: not looked at, and not Megatron-LM's "
+            "default."
+        )
+    if _is(arguments, "checkpoint_activations") and _recomputed(arguments)[0] == "full":
+        notes.append(f"{source}: checkpoint_activations = True is read as full recomputation.")
+    if _is_local(arguments):
+        notes.append(
+            f"{source}: transformer_impl is {arguments.get('transformer_impl', 'not printed')}, "
+            "read as --implementation megatron-2022."
+        )
+    return " ".join(notes)
 
 
 def _options(arguments: Mapping[str, str], source: str) -> dict[str, str]:
@@ -164,19 +188,18 @@ def _options(arguments: Mapping[str, str], source: str) -> dict[str, str]:
         "dp": str(dp),
         "grad_accumulation": str(micros),
         "model": "llama2-7b" if _is(arguments, "swiglu") else "gpt3-2.7b",
-        "overrides": " ".join(f"{name}={value}" for name, value in _model(arguments).items()),
+        "overrides": " ".join(
+            f"{name}={value}" for name, value in _model(arguments, source).items()
+        ),
         **{option: str(_is(arguments, name)).lower() for name, option in SWITCHES.items()},
         **_precision(arguments),
-        **_recomputation(arguments),
-        "data_parallel": _sharing(arguments),
+        **_recomputation(arguments, source),
+        **_implementation(arguments, source),
+        "data_parallel": _sharing(arguments, source),
         "strategy": "megatron",
-        "implementation": "megatron-te",
-        "implementation_set": " ".join(
-            f"{key}={arguments[name].lower()}"
-            for name, key in KERNELS.items()
-            if arguments.get(name) in ("True", "False")
-        ),
     }
+    if _has_graph(arguments, source):
+        options["cuda_graph"] = "yes"
     if _is(arguments, "tp_comm_overlap") and options["tp"] != "1":
         options["strategy"] = "userbuffers"
     if pp > 1:
@@ -194,21 +217,88 @@ def _divided(source: str, name: str, value: int, by: str, divisor: int) -> int:
     return value // divisor
 
 
-def _model(arguments: Mapping[str, str]) -> dict[str, str]:
+def _model(arguments: Mapping[str, str], source: str) -> dict[str, str]:
     """Return the fields of the model, by name."""
     shape = {field: arguments[name] for name, field in SHAPE.items()}
     for name, field in MORE_SHAPE.items():
         if arguments.get(name, "None") != "None":
             shape[field] = arguments[name]
     for name, values in KINDS.items():
-        shape |= values.get(arguments.get(name, ""), {})
+        if arguments.get(name, "None") != "None" or name == "position_embedding_type":
+            shape |= _kind(arguments, name, values, source)
     if _is(arguments, "add_qkv_bias") and arguments.get("add_bias_linear") == "False":
         shape["proj_bias"] = "false"
-    grouped = _is(arguments, "group_query_attention")
-    shape["num_key_value_heads"] = arguments[
-        "num_query_groups" if grouped and "num_query_groups" in arguments else "num_attention_heads"
-    ]
+    shape["num_key_value_heads"] = arguments[_key_value_heads(arguments)]
     return shape
+
+
+def _kind(
+    arguments: Mapping[str, str], name: str, values: Mapping[str, Mapping[str, str]], source: str
+) -> Mapping[str, str]:
+    """Return the fields that a value means. Raise InputError for one that no simulation has."""
+    value = arguments.get(name)
+    if value is None:
+        return {}
+    known = values.get(_word(value))
+    if known is None:
+        raise _not_simulated(source, name, value)
+    return known
+
+
+def _word(value: str) -> str:
+    """Return a choice in small letters; some are printed as ``AttnBackend.flash``."""
+    return value.rpartition(".")[2].lower()
+
+
+def _key_value_heads(arguments: Mapping[str, str]) -> str:
+    """Return the name of the argument that says how many heads have keys of their own."""
+    if _is(arguments, "group_query_attention") and "num_query_groups" in arguments:
+        return "num_query_groups"
+    forks = arguments.get("num_key_value_heads", "None") != "None"
+    return "num_key_value_heads" if forks else "num_attention_heads"
+
+
+def _implementation(arguments: Mapping[str, str], source: str) -> dict[str, str]:
+    """Return the implementation, and what differs from it."""
+    name = "megatron-2022" if _is_local(arguments) else "megatron-te"
+    changes = {
+        key: arguments[argument].lower()
+        for argument, key in KERNELS.items()
+        if arguments.get(argument) in ("True", "False")
+    }
+    flash = str(_has_flash(arguments, source)).lower()
+    if flash != str(IMPLEMENTATIONS[name].flash_attention).lower():
+        changes["flash_attention"] = flash
+    if _is_zero(arguments, "clip_grad"):
+        changes["clip_grad"] = "false"
+    told = " ".join(f"{key}={value}" for key, value in changes.items())
+    return {"implementation": name, "implementation_set": told}
+
+
+def _is_local(arguments: Mapping[str, str]) -> bool:
+    """Return whether the layers are Megatron-LM's own. Before it had others it printed neither
+    which nor a kind of norm."""
+    usual = "transformer_engine" if "normalization" in arguments else "local"
+    return arguments.get("transformer_impl", usual) == "local"
+
+
+def _has_flash(arguments: Mapping[str, str], source: str) -> bool:
+    if _is_local(arguments):
+        return any(_is(arguments, name) for name in FLASH)
+    backend = _word(arguments.get("attention_backend", "auto"))
+    if backend not in ("auto", "flash", "fused", "unfused", "local"):
+        raise _not_simulated(source, "attention_backend", backend)
+    return backend not in ("unfused", "local")
+
+
+def _has_graph(arguments: Mapping[str, str], source: str) -> bool:
+    """Return whether an iteration is one CUDA graph. Raise InputError for graphs of layers."""
+    scope = arguments.get("cuda_graph_scope", "")
+    usual = ("False", "None", "none")
+    made = [name for name in GRAPHS[:3] if arguments.get(name, "None") not in usual]
+    if made and "full_iteration" not in scope:
+        raise _not_simulated(source, made[0], arguments[made[0]])
+    return bool(made)
 
 
 def _precision(arguments: Mapping[str, str]) -> dict[str, str]:
@@ -218,20 +308,53 @@ def _precision(arguments: Mapping[str, str]) -> dict[str, str]:
     return {"dtype": "bf16", "grad_dtype": "bf16" if in_bf16 else "fp32"}
 
 
-def _recomputation(arguments: Mapping[str, str]) -> dict[str, str]:
-    kind = arguments.get("recompute_granularity", "None")
-    if kind not in ("full", "selective"):
+def _recomputation(arguments: Mapping[str, str], source: str) -> dict[str, str]:
+    kind, method, layers = _recomputed(arguments)
+    if kind == "None":
         return {"recompute": "none"}
-    if kind == "full" and arguments.get("recompute_method") == "block":
-        return {"recompute": kind, "recompute_layers": arguments.get("recompute_num_layers", "")}
+    modules = arguments.get("recompute_modules", "None")
+    if kind == "selective" and modules not in ("None", "[]") and _names(modules) != ["core_attn"]:
+        raise _not_simulated(source, "recompute_modules", modules)
+    if kind not in ("full", "selective"):
+        raise _not_simulated(source, "recompute_granularity", kind)
+    if kind == "full" and method == "block":
+        return {"recompute": kind, "recompute_layers": layers}
     return {"recompute": kind}
 
 
-def _sharing(arguments: Mapping[str, str]) -> str:
-    if any(_is(arguments, name) for name in FSDP):
+def _recomputed(arguments: Mapping[str, str]) -> tuple[str, str, str]:
+    """Return granularity, method and layers; older versions know full recomputation only."""
+    for prefix in ("recompute", "activations_checkpoint"):
+        method, layers = (
+            arguments.get(f"{prefix}_{one}", "None") for one in ("method", "num_layers")
+        )
+        kind = arguments.get(f"{prefix}_granularity", "None")
+        if kind == "None" and prefix != "recompute" and method != "None":
+            kind = "full"
+        if kind != "None":
+            return kind, method, layers
+    return ("full" if _is(arguments, "checkpoint_activations") else "None"), "uniform", ""
+
+
+def _names(value: str) -> list[str]:
+    """Return the words of a printed list."""
+    return re.findall(r"\w+", value)
+
+
+def _sharing(arguments: Mapping[str, str], source: str) -> str:
+    """Return what replicas share. Raise InputError for kinds between those that are simulated."""
+    sharded = [name for name in FSDP if _is(arguments, name)]
+    kind = "data_parallel_sharding_strategy"
+    everything = "optim_grads_params"  # the only kind of use_torch_fsdp2
+    if sharded not in ([], ["use_torch_fsdp2"]) and arguments.get(kind, everything) != everything:
+        raise _not_simulated(source, kind, arguments[kind])
+    if sharded:
         return "fsdp"
-    sharded = _is(arguments, "use_distributed_optimizer")
-    return "distributed-optimizer" if sharded else "replicas"
+    stage = arguments.get("zero_stage", "0") if _is(arguments, "deepspeed") else "0"
+    if stage.removesuffix(".0") not in ("0", "1"):
+        raise _not_simulated(source, "zero_stage", stage)
+    optimizer = _is(arguments, "use_distributed_optimizer") or stage.startswith("1")
+    return "distributed-optimizer" if optimizer else "replicas"
 
 
 def _virtual_stages(
@@ -257,6 +380,10 @@ def _cp_comm(arguments: Mapping[str, str], source: str) -> str:
             f"{', '.join(CP_COMM)}."
         )
     return told
+
+
+def _is_zero(arguments: Mapping[str, str], name: str) -> bool:
+    return arguments.get(name, "1") in ("0", "0.0")
 
 
 def _is(arguments: Mapping[str, str], name: str) -> bool:

@@ -10,6 +10,10 @@ from typing import Final, NamedTuple
 from simulator.errors import InputError
 
 MEASURED: Final = "measured_ms"
+ROUNDING: Final = "rounding_ms"
+NOTE: Final = "note"
+LONGEST_NOTE: Final = 4_000
+"""Characters of a note."""
 LABEL: Final = "label"
 MOST_RUNS: Final = 10_000
 LEAST_MS: Final = 1e-3
@@ -17,18 +21,22 @@ MOST_MS: Final = 1e9
 
 
 class RunRow(NamedTuple):
-    """A run: a name for people, its options as texts, and the median iteration in ms."""
+    """A run: a name for people, its options as texts, and the median iteration in ms, which may be
+    ``rounding_ms`` off as it was printed. ``note``: what of it was not looked at."""
 
     label: str
     options: dict[str, str]
     measured_ms: float
+    rounding_ms: float = 0.0
+    note: str = ""
 
 
 def read_runs(text: str, source: str) -> list[RunRow]:
     """Return the rows of a CSV table; lines that begin with ``#`` are remarks.
 
-    A column ``label`` names the run. Raise InputError for a table without ``measured_ms``, and for
-    a time that no iteration can take.
+    A column ``label`` names the run, ``rounding_ms`` is by what its time may be rounded, ``note``
+    comes with the answer. Raise InputError for a table without ``measured_ms``, and for a time that
+    no iteration can take.
     """
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     try:
@@ -57,7 +65,10 @@ def _rows(reader: csv.DictReader[str], source: str) -> list[RunRow]:
         cells = {name.strip(): (cell or "").strip() for name, cell in row.items()}
         measured = checked_ms(cells.pop(MEASURED), f"Run {number} of {source}")
         label = cells.pop(LABEL, "") or f"run {number}"
-        found.append(RunRow(label, cells, measured))
+        rounding = cells.pop(ROUNDING, "")
+        rounding_ms = _checked_rounding(rounding, measured, label) if rounding else 0.0
+        note = cells.pop(NOTE, "")[:LONGEST_NOTE]
+        found.append(RunRow(label, cells, measured, rounding_ms, note))
         if len(found) > MOST_RUNS:
             raise InputError(f"{source} has more than {MOST_RUNS:,} runs; give fewer.")
     return found
@@ -73,5 +84,19 @@ def checked_ms(text: str, source: str) -> float:
         raise InputError(
             f"{source}: {MEASURED} must be a number from {LEAST_MS:g} to {MOST_MS:g}, got "
             f"{text[:40]!r}; correct it."
+        )
+    return value
+
+
+def _checked_rounding(text: str, measured_ms: float, label: str) -> float:
+    """Return by what a time may be rounded. Raise InputError for no number up to the time."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= measured_ms:
+        raise InputError(
+            f"{label}: {ROUNDING} must be a number from 0 to {MEASURED}, got {text[:40]!r}; "
+            "correct it."
         )
     return value

@@ -25,7 +25,6 @@ def test_nothing_acknowledged_is_lost(tmp_path: Path, what: str, times: int) -> 
     assert audit.jobs >= times
 
 
-@pytest.mark.thorough
 def test_nothing_acknowledged_is_lost_on_postgresql(tmp_path: Path) -> None:
     with running_postgres() as server:
         audit = SCENARIOS["API"](tmp_path, server.new_database(), 2, 2)

@@ -152,6 +152,23 @@ def calibrations() -> dict[str, Case]:
             for name, (change, said) in impossible.items()
         },
         "one run": Row(_calibration([first]), "#/runs"),
+        "two runs of one layout": Row(
+            _calibration([first, first]), "#/runs bad-input",
+            "All runs are of one layout: run 0, run 0.",
+        ),
+        "runs that contradict each other": Row(
+            _calibration([first, {**first, "measured_ms": 15.0}, second]), "#/runs bad-input",
+            "run 0, run 0 are of one layout and contradict each other",
+        ),
+        "a run faster than any": Row(
+            _calibration([first, {**second, "measured_ms": 0.001}]), "#/runs/1 bad-input",
+            "TFLOP/s a GPU, where H100 SXM 80 GB has 989.4 in bf16",
+        ),
+        "a run of what does not fit": Row(
+            _calibration(
+                [first, {**second, "model": "gpt3-175b", "overrides": [], "measured_ms": 1e6}]
+            ), "#/runs/1 bad-input", "GiB a GPU, where H100 SXM 80 GB has 80",
+        ),
         "65 runs": Row(_calibration([first] * 65), "#/runs"),
         **{name: Row(_calibration(table), "#/runs") for name, table in tables.items()},
         "a table with an odd column": Row(

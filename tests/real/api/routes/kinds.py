@@ -25,7 +25,13 @@ SEARCHED: Final[dict[str, Any]] = {
     "model": "llama3-8b", "profile": "h100-dgx", "seq_length": 4096, "global_batch_size": 256,
 }  # fmt: skip
 CALIBRATION: Final = {"profile": "h100-dgx", "name": "fitted", "runs": RUNS}
-DEEP: Final = [{**one, "overrides": ["num_hidden_layers=96"]} for one in RUNS * 20]
+DEEP: Final = [
+    {
+        **one, "overrides": [f"num_hidden_layers={96 + number}"],
+        "measured_ms": 100 * one["measured_ms"],
+    }
+    for number, one in enumerate(RUNS * 20)
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

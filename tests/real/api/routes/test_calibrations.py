@@ -68,7 +68,7 @@ def test_no_other_profile_is_lost(client: httpx.Client) -> None:
 
 
 def test_runs_that_contradict_each_other_fail_the_job(client: httpx.Client) -> None:
-    odd: list[dict[str, Any]] = [RUNS[0], {**RUNS[0], "measured_ms": 3 * RUNS[0]["measured_ms"]}]
+    odd: list[dict[str, Any]] = [RUNS[0], {**RUNS[1], "measured_ms": 10 * RUNS[1]["measured_ms"]}]
     asked = {**CALIBRATION, "runs": odd, "name": "never"}
     job = good(client.post("/v1/calibrations", json=asked), 202)
     failed = ended(client, job["links"]["self"])
@@ -77,3 +77,10 @@ def test_runs_that_contradict_each_other_fail_the_job(client: httpx.Client) -> N
     assert "contradict" in failed["error"]["detail"]
     refused(client.get("/v1/profiles/never"), 404)
     refused(client.get(f"{job['links']['self']}/profile"), 404)
+
+
+def test_notes_and_roundings_come_with_the_answer(client: httpx.Client) -> None:
+    noted = [{**RUNS[0], "note": "not looked at: x", "rounding_ms": 0.5}, RUNS[1]]
+    asked = {**CALIBRATION, "runs": runs_table(noted), "name": "noted"}
+    job = good(client.post("/v1/calibrations", json=asked), 202)
+    assert ended(client, job["links"]["self"])["result"]["notes"] == ["not looked at: x"]

@@ -1,0 +1,221 @@
+"""Tables that nccl-tests prints, of all its versions: each with its own ranks and columns.
+
+A log may have several: one collective again, or others, of the same ranks or not. Columns are read
+by their names, since versions differ: ``#wrong`` counts elements, ``error`` and ``res`` are the
+largest deviation; root and redop are not always there; the first version printed milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from domino_tune.measure.importers.imported import brief
+from domino_tune.measure.importers.nccl_groups import Both, Result, Timing
+from domino_tune.store.formats.launcher_marks import Line, by_rank
+from simulator.errors import InputError
+
+RANK: Final = re.compile(
+    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?on\s+(\S+)\s+device"
+)
+_STARTING: Final = re.compile(r"Collective test starting:\s*(\S+)")
+_SETTINGS: Final = re.compile(r"#?\s*(?:nThread\s+\d|nccl-tests version|Using devices)")
+_OUT_OF_BOUNDS: Final = re.compile(r"#?\s*Out of bounds values\s*:\s*(\d+)")
+_USUAL: Final = (
+    "size", "count", "type", "redop", "root", *2 * ("time", "algbw", "busbw", "#wrong"),
+)  # fmt: skip
+"""Columns of a table whose header was cut off."""
+_CPU_TIME: Final = "cputime"
+_UNIT_US: Final = {"(us)": 1.0, "(ms)": 1e3, "(s)": 1e6}
+_FIRST_VERSION: Final = "bytes"
+"""Name of the first column where times are in milliseconds, and no line gives units."""
+DEVIATIONS: Final = {"half": 1e-2, "bfloat16": 1e-2, "float": 1e-5, "double": 1e-12}
+"""Type -> the largest deviation that older versions accept; of whole numbers there is none."""
+REDUCES: Final = ("all_reduce", "reduce_scatter")
+EITHER: Final = ("send_recv",)
+"""Collectives of which some versions print a redop and others do not."""
+ROOTED: Final = ("broadcast",)
+MOST_COLUMNS: Final = 40
+
+
+@dataclass(kw_only=True)
+class Table:
+    """Results of one collective on one group; ``ranks``: of each, its group and host."""
+
+    program: str | None = None
+    ranks: dict[int, tuple[str, str]] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    unit_us: float | None = None
+    results: list[Result] = field(default_factory=list)
+    kinds: set[tuple[str, str]] = field(default_factory=set)
+    ended: bool = False
+
+    @property
+    def place(self) -> str:
+        """Its lines."""
+        if not self.results:
+            return "The file"
+        first, last = (self.results[end][0].removeprefix("line ") for end in (0, -1))
+        return f"lines {first} to {last}"
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each rank of a group; of several groups, which run side by side, the first.
+
+        Raise InputError for groups of several shapes.
+        """
+        groups: dict[str, list[str]] = {}
+        for group, host in self.ranks.values():
+            groups.setdefault(group, []).append(host)
+        shapes = {(len(hosts), len(set(hosts))) for hosts in groups.values()}
+        if len(shapes) > 1:
+            raise InputError(
+                f"{self.place}: the groups of this table have several shapes; run nccl-tests "
+                "without NCCL_TESTS_SPLIT, or with groups of one shape."
+            )
+        return next(iter(groups.values()), [])
+
+    def check_op(self, op: str) -> None:
+        """Raise InputError where the columns redop and root say that ``op`` was not timed."""
+        for redop, root in self.kinds:
+            reduces = redop not in ("", "none")
+            other = bool(redop) and reduces != (op in REDUCES) and op not in EITHER
+            if other or (root.isdigit() and (reduces or op not in ROOTED)):
+                raise InputError(
+                    f"{self.place}: rows with redop {redop or 'not given'} and root "
+                    f"{root or 'not given'} are not of {op}; correct --op. Import a log of several "
+                    "collectives as several files."
+                )
+
+
+def tables_of(lines: Sequence[Line]) -> list[Table]:
+    """Return the tables of a log, those of each rank that printed some; without any, what the log
+    says of one without results."""
+    found = [table for rank in by_rank(lines, _tells) for table in _tables(rank)]
+    return [table for table in found if table.results] or found[:1]
+
+
+def _tells(text: str) -> bool:
+    """Return whether a line may be of a table."""
+    cells = text.split(maxsplit=2)
+    return text.lstrip().startswith("#") or (len(cells) == 3 and cells[0].isdigit())
+
+
+def _tables(lines: Sequence[Line]) -> Iterator[Table]:
+    table = Table()
+    for line in lines:
+        text = line.text.strip()
+        header = _columns(text)
+        if table.results and (header or _begins(text)):
+            yield table
+            # A header alone is a further table of the same ranks; all else begins another job.
+            same = Table(program=table.program, ranks=dict(table.ranks))
+            table = same if header else Table()
+        if header:
+            table.columns = header
+        elif wrong := _OUT_OF_BOUNDS.match(text):
+            _check_bounds(line, wrong)
+            table.ended = True
+        elif text.startswith("#"):
+            _note(table, text)
+        elif _is_result(table, text):
+            table.results.append(_result(table, line.number, text))
+    yield table
+
+
+def _begins(text: str) -> bool:
+    """Return whether a line is of what is printed before a table."""
+    return bool(_SETTINGS.match(text) or RANK.match(text) or _STARTING.search(text))
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    """Return the names of a header's columns; none of another line."""
+    if not text.startswith("#"):
+        return ()
+    names = text[1:].split(maxsplit=MOST_COLUMNS)
+    if _CPU_TIME in names:
+        raise InputError("nccl-tests timed the CPU (-C); run it without -C to time the collective.")
+    if names[:1] not in (["size"], [_FIRST_VERSION]) or "time" not in names:
+        return ()
+    if names.count("time") == 1:  # the names of both directions, once
+        names += names[names.index("time") :]
+    return tuple(names)
+
+
+def _note(table: Table, text: str) -> None:
+    """Take what a remark says of the table."""
+    if rank := RANK.match(text):
+        number = int(rank[1][:9])
+        if number in table.ranks:  # of a run that ended before it printed results
+            table.ranks = {}
+        table.ranks[number] = (rank[2] or "", rank[3])
+    elif started := _STARTING.search(text):
+        table.program = started[1]
+    elif units := [_UNIT_US[cell] for cell in text.split() if cell in _UNIT_US]:
+        table.unit_us = units[0]
+
+
+def _check_bounds(line: Line, wrong: re.Match[str]) -> None:
+    if int(wrong[1][:9]):
+        raise InputError(
+            f"line {line.number}: {wrong[1][:9]} values out of bounds, so the times are not "
+            "usable. Fix the machine and run it again."
+        )
+
+
+def _is_result(table: Table, text: str) -> bool:
+    """Return whether a line begins as a result does: with two whole numbers, or below a header with
+    one that was cut off."""
+    cells = text.split(maxsplit=2)
+    if not cells or not cells[0].isdigit():
+        return False
+    if len(cells) == 1:
+        return bool(table.columns) and not table.ended
+    return cells[1].isdigit()
+
+
+def _result(table: Table, number: int, text: str) -> Result:
+    """Return a line of results; raise InputError where it is cut off, or is none."""
+    columns = table.columns or _USUAL
+    cells = text.split()
+    if len(cells) < len(columns):
+        raise InputError(
+            f"line {number}: {len(columns)} columns expected, got {len(cells)}; truncated?"
+        )
+    if len(cells) > len(columns):
+        raise InputError(f"line {number}: not a line of nccl-tests: {brief(text)}.")
+    named = dict(zip(columns, cells, strict=True))
+    first = columns.index("time")
+    second = columns.index("time", first + 1)
+    try:
+        int(cells[1])
+        both: Both = (
+            _timing(table, named.get("type", ""), columns[first:second], cells[first:second]),
+            _timing(table, named.get("type", ""), columns[second:], cells[second:]),
+        )
+        result = f"line {number}", int(cells[0]), both
+    except ValueError:
+        raise InputError(f"line {number}: not a line of nccl-tests: {brief(text)}.") from None
+    table.kinds.add((named.get("redop", named.get("op", "")), named.get("root", "")))
+    return result
+
+
+def _timing(
+    table: Table, dtype: str, columns: Sequence[str], texts: Sequence[str]
+) -> Timing | None:
+    cells = dict(zip(columns, texts, strict=True))
+    if cells["time"] == "N/A":  # the collective does not run in place
+        return None
+    usual_us = 1e3 if table.columns[:1] == (_FIRST_VERSION,) else 1.0
+    wrong = cells.get("#wrong", "N/A")
+    deviation = cells.get("error", cells.get("res", "N/A"))
+    return Timing(
+        time_us=float(cells["time"]) * (table.unit_us or usual_us),
+        bus_gb_s=float(cells["busbw"]) if "busbw" in cells else math.nan,
+        wrong=0.0 if wrong == "N/A" else float(wrong),
+        deviation=0.0 if deviation == "N/A" else float(deviation),
+        allowed=DEVIATIONS.get(dtype, 0.0) if deviation != "N/A" else math.inf,
+    )
