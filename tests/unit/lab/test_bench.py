@@ -16,7 +16,6 @@ from lab.bench.cases import SEARCH_CASES
 from lab.bench.constants import MEASURED, near_stated
 from lab.bench.properties import PROPERTIES, Property, properties
 from lab.bench.published import published
-from lab.bench.rivals import rivals
 from lab.bench.runs import Run, b200_runs
 from lab.bench.search import search
 from lab.verdict import SkippedError, at_most, check_table, count_verdicts, reported
@@ -114,9 +113,3 @@ def test_published_iterations_are_as_far_off_as_documents_say() -> None:
         "B200, iteration: mean error", "B200, iteration: worst error",
         "h100-dgx, 1 rows: measured / predicted",
     ]  # fmt: skip
-
-
-@pytest.mark.thorough
-def test_rivals_are_within_the_limits_of_what_was_published() -> None:
-    for table in rivals()[:3]:
-        assert {row[-1] for row in table.rows} <= {"ok", "-"}
