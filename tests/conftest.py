@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -75,6 +76,7 @@ def needs_torch() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     said = "run all cases of the tests marked sampled, with more examples of each property"
     parser.addoption("--all", action="store_true", help=said)
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run tests in a random order")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,6 +95,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = set(_sample(items))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
+    if (seed := config.getoption("--shuffle")) is not None:
+        _shuffle(items, random.Random(seed))
+
+
+def _shuffle(items: list[pytest.Item], chance: random.Random) -> None:
+    """Put files, and the tests of each, in a random order; a file's fixtures are made once."""
+    chance.shuffle(items)
+    places: dict[Path, int] = {}
+    for item in items:
+        places.setdefault(item.path, len(places))
+    items.sort(key=lambda item: places[item.path])
 
 
 def _sample(items: list[pytest.Item]) -> Iterator[pytest.Item]:
