@@ -72,7 +72,8 @@ def axe_findings(page: Page) -> list[str]:
 @contextmanager
 def watched(browser: Browser, origin: str, **options: Any) -> Iterator[Watched]:
     """A page of a fresh session; ``options`` are of ``Browser.new_context``."""
-    context = browser.new_context(**options)
+    # An animation that nobody looks at would take a core while a test waits.
+    context = browser.new_context(reduced_motion="reduce", **options)
     context.set_default_timeout(PATIENCE_MS)
     found = Watched(page=context.new_page(), origin=origin)
     page = found.page
