@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from tests.conftest import REPOSITORY
@@ -18,21 +20,29 @@ class Worked:
     finished: list[str]
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "tests.real.domino_tune.service.owner", *arguments],
-        cwd=REPOSITORY,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+@contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run an owner, which is killed at the end where it has not ended."""
+    words = [sys.executable, "-W", "error", "-m", "tests.real.domino_tune.service.owner"]
+    with subprocess.Popen(
+        [*words, *arguments], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         text=True,
-    )
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def work_together(url: str, owners: int, each: int) -> Worked:
     """``owners`` processes hand in ``each`` jobs, and finish anybody's until none is left."""
-    processes = [start("work", url, f"owner-{number}", str(each)) for number in range(owners)]
-    lines = [line for process in processes for line in process.communicate()[0].splitlines()]
-    assert [process.returncode for process in processes] == [0] * owners
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(started("work", url, f"owner-{number}", str(each)))
+            for number in range(owners)
+        ]
+        lines = [line for process in processes for line in process.communicate()[0].splitlines()]
+        assert [process.returncode for process in processes] == [0] * owners
     reports = [line.split() for line in lines]
     return Worked(
         submitted=[job for what, job in reports if what == "submitted"],

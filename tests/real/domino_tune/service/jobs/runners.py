@@ -39,12 +39,13 @@ async def running(
     budget_s: float = 0.0,
     limit_s: float = LIMIT_S,
 ) -> AsyncIterator[Runner]:
-    runner = Runner(Leases(database, name), executor, 2, budget_s=budget_s, limit_s=limit_s)
+    leases = Leases(database, name, lease_s=PATIENCE_S)
+    runner = Runner(leases, executor, 2, budget_s=budget_s, limit_s=limit_s)
     await runner.start()
     try:
         yield runner
     finally:
-        await runner.drain()
+        await runner.drain(PATIENCE_S)
 
 
 def submit(desk: JobDesk, task: bytes, owner: str = "ann") -> Job:
