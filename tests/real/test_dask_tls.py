@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.real.test_deploy_service import documented
+from tests.real.deployment import documented
 from tests.support.dask_cluster import dask, scheduling
 from tests.support.processes import PATIENCE_S
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.real.deployment import NGINX
 from tests.real.domino_tune.serving import command, served
-from tests.real.test_deploy_service import NGINX
 from tests.support.processes import wait_until
 
 PROXY = "127.0.0.2"

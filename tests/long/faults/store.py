@@ -16,8 +16,9 @@ import pytest
 
 from domino_tune.base.tables import Table, print_table
 from tests.real.api.asked import SMALL
-from tests.real.domino_tune.service import cut, failing, owners
-from tests.real.domino_tune.service.cut import Crashed, Outcome
+from tests.real.domino_tune.service import failing, owners
+from tests.support import cut
+from tests.support.cut import Crashed, Outcome
 from tests.support.postgres import running_postgres
 from tests.support.service import serving
 

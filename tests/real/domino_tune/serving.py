@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -61,16 +62,16 @@ def process(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess
 
 
 @contextmanager
-def served(home: Path, *options: str) -> Iterator[Served]:
-    """A running service; killed at the end where it still runs."""
+def served(home: Path, *options: str, **more: str) -> Iterator[Served]:
+    """A running service, in an environment with ``more``; its group is killed at the end."""
     for package in NEEDS:
         pytest.importorskip(package, reason="pip install 'domino_tune[api,client]'")
     words = [sys.executable, "-m", "domino_tune", "serve", "--port", "0", "--workers", "1"]
     log = home / "serve.log"  # a pipe that nobody reads would fill up with the log of requests
     with log.open("w", encoding="utf-8") as stderr:
         process = subprocess.Popen(
-            [*words, *options], env=environment(home), text=True,
-            stdout=subprocess.PIPE, stderr=stderr,
+            [*words, *options], env=environment(home, **more), text=True,
+            stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
         )  # fmt: skip
     try:
         assert process.stdout
@@ -79,5 +80,6 @@ def served(home: Path, *options: str) -> Iterator[Served]:
         assert found, line + log.read_text("utf-8")
         yield Served(url=found[1], home=home, process=process)
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

@@ -15,8 +15,8 @@ from domino_tune.service.jobs.job import Job, JobKind, NewJob
 from domino_tune.service.jobs.leases import Leases
 from domino_tune.service.jobs.runner import LIMIT_S, Runner
 from domino_tune.service.sql.database import Database
-from tests.real.domino_tune.service.tasks.examples import undisturbed
 from tests.support.processes import PATIENCE_S
+from tests.support.tasks import undisturbed
 
 
 class Watched(Executor):

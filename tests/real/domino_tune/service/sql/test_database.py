@@ -227,14 +227,16 @@ def test_a_broken_connection_or_an_endless_statement_is_noticed(postgres_url: st
         given = driver.info.get_parameters()  # type: ignore[union-attr]
         assert given["tcp_user_timeout"] == "7000"
         assert given["keepalives_idle"] == database_module.LIBPQ["keepalives_idle"]
-    with (
-        pytest.raises(UnavailableError, match="busy") as caught,
-        database.read() as connection,
-    ):
-        found = connection.scalar(text("SHOW statement_timeout"))
-        assert found == f"{database_module.STATEMENT_S}s"
-        connection.execute(text("SET LOCAL statement_timeout = '100ms'"))
-        connection.execute(select(func.pg_sleep(PATIENCE_S)))
+
+    def take_long() -> None:
+        with database.read() as connection:
+            found = connection.scalar(text("SHOW statement_timeout"))
+            assert found == f"{database_module.STATEMENT_S}s"
+            connection.execute(text("SET LOCAL statement_timeout = '100ms'"))
+            connection.execute(select(func.pg_sleep(PATIENCE_S)))
+
+    with pytest.raises(UnavailableError, match="busy") as caught:
+        take_long()
     assert "busy" in with_cause(caught.value)
     assert "[QueryCanceled: canceling statement due to statement timeout]" in with_cause(
         caught.value

@@ -39,7 +39,6 @@ def run(server: Served, words: list[str]) -> str:
     return done.stdout
 
 
-@pytest.mark.thorough
 def test_the_python_runs(server: Served) -> None:
     for code, shown in zip(PYTHON, SHOWN, strict=True):  # the second lists what the first made
         code = code.replace("http://127.0.0.1:8000", server.url)
@@ -48,7 +47,6 @@ def test_the_python_runs(server: Served) -> None:
         assert "" not in printed.splitlines()
 
 
-@pytest.mark.thorough
 def test_the_command_line_runs(server: Served) -> None:
     found = re.search(r"^python (-m domino_tune tune (?:.*\\\n)*.*)$", TEXT, re.MULTILINE)
     assert found

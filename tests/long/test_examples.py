@@ -28,7 +28,6 @@ def train(folder: Path, steps: int) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "losses.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.thorough
 def test_the_example_learns_and_resumes_to_the_bit(tmp_path: Path) -> None:
     through = train(tmp_path / "through", 12)
     assert len(through) == 12

@@ -1,4 +1,7 @@
-"""Blocks of docs/python.md, and what they print; ``python -m tests.real.python_docs`` renews it."""
+"""Blocks of docs/python.md and what they print.
+
+``python -m tests.support.python_docs`` renews the page.
+"""
 
 from __future__ import annotations
 
