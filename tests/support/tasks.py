@@ -116,5 +116,8 @@ EVERYTHING = (
     | {f"sweep of {name}": task for name, task in SWEEPS.items()}
     | {f"layouts of {name}": task for name, task in LAYOUTS.items()}
 )
-LONG = ("exhaustive, three row slices", "deepspeed", "sweep of retuned")
+LONG = (
+    "exhaustive, three row slices", "bayes", "deepspeed", "sweep of retuned",
+    "layouts of a fixed tp",
+)  # fmt: skip
 """Those that take many seconds."""

@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.real.domino_tune.serving import Served, environment, served
+from tests.support.processes import PATIENCE_S
 
 TEXT: Final = (REPOSITORY / "docs" / "client.md").read_text("utf-8")
 PYTHON: Final = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -32,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def run(server: Served, words: list[str]) -> str:
     """What a command prints that succeeds."""
     done = subprocess.run(
-        words, env=environment(server.home), capture_output=True, text=True, timeout=900,
+        words, env=environment(server.home), capture_output=True, text=True, timeout=PATIENCE_S,
         cwd=server.home,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -53,7 +54,7 @@ def test_the_command_line_runs(server: Served) -> None:
     words = [sys.executable, *found[1].replace("\\\n", " ").split()]
     words[words.index("https://tuner.example")] = server.url
     done = subprocess.run(
-        words, env=environment(server.home), capture_output=True, text=True, timeout=900,
+        words, env=environment(server.home), capture_output=True, text=True, timeout=PATIENCE_S,
         cwd=server.home,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -85,7 +85,7 @@ def test_a_missing_extra_is_named(
 
 
 def test_the_address_is_printed_and_answers(server: Served) -> None:
-    with urllib.request.urlopen(f"{server.url}/healthz", timeout=10) as answer:
+    with urllib.request.urlopen(f"{server.url}/healthz", timeout=PATIENCE_S) as answer:
         assert answer.status == 200
 
 
