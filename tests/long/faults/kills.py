@@ -128,11 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help=f"processes (default: all: {', '.join(SCENARIOS)})")  # fmt: skip
     parser.add_argument("--kills", type=int, default=200, help="number of kills at random moments")
     parser.add_argument("--after", type=int, default=100, help="number of kills right after 202")
-    parser.add_argument("--short", action="store_true", help="kill 6 and 4 times, as a quick test")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     options = parser.parse_args(argv)
-    if options.short:
-        options.kills, options.after = 6, 4
     lines, total = [], Audit()
     names = options.names or list(SCENARIOS)
     for row, audit in rows(names, options.kills, options.after, options.seed):

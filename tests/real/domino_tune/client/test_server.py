@@ -138,10 +138,15 @@ def test_a_simulation_replays_a_plan_file(
 def test_errors_are_those_of_the_verb(client: Client) -> None:
     with pytest.raises(InputError, match="num_hidden_layer"):
         client.tune(TuneRequest(**{**WORKLOAD, "overrides": ("num_hidden_layer=4",)}))
-    large = {**WORKLOAD, "model": "gpt3-175b", "overrides": ()}
-    with pytest.raises(InfeasiblePlanError, match="smallest change that fits: ") as caught:
-        client.tune(TuneRequest(**large))
-    assert (caught.value.reason, list(caught.value.change or ())) == ("memory", ["tp"])
+    large: dict[str, Any] = {
+        "model": "gpt3-13b",
+        "profile": "h100-dgx",
+        "tp": 1,
+        "seq_length": 2048,
+    }
+    with pytest.raises(InfeasiblePlanError, match="smallest change that fits: tp = 4") as caught:
+        client.tune(TuneRequest(**large, micro_batch_size=4))
+    assert (caught.value.reason, caught.value.change) == ("memory", {"tp": 4})
     with pytest.raises(NotFoundError):
         client.job("job_" + "0" * 32)
     with pytest.raises(InputError):

@@ -212,8 +212,8 @@ def test_a_stopped_process_finds_its_job_done(url: str, desk: JobDesk, database:
     assert desk.result(job.id) == b"in time"
 
 
-def test_eight_owners_finish_each_job_once(url: str, desk: JobDesk) -> None:
-    owners, each = 8, 25  # tests.long.faults.store: 100
+def test_four_owners_finish_each_job_once(url: str, desk: JobDesk) -> None:
+    owners, each = 4, 25  # tests/long: 8, 100
     worked = work_together(url, owners, each)
     assert len(worked.submitted) == owners * each
     assert sorted(worked.finished) == sorted(worked.submitted)
