@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from lab.load.process import child_pids
 
 PATIENCE_S: Final = 900
 """Limit of waits that only guard against hanging: loaded machines take long."""
 T = TypeVar("T")
+
+
+@contextmanager
+def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start a process in a group of its own. When the block ends, end the group, however it ends.
+
+    ``options`` are Popen's; streams are text.
+    """
+    options = {"text": True, "start_new_session": True, **options}
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):  # nobody of the group is left
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def reserved_port() -> int:
+    """Return a TCP port that the system gives to nobody who asks for any port.
+
+    It had a connection, which ended here and lingers in TIME_WAIT; a server that names the port and
+    sets SO_REUSEADDR, as all do, can still bind it.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address: tuple[str, int] = server.getsockname()
+        with socket.create_connection(address):
+            server.accept()[0].close()
+    return address[1]
 
 
 def is_alive(pid: int) -> bool:

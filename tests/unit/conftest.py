@@ -37,12 +37,13 @@ def _refuse(what: str) -> None:
 sys.addaudithook(_listen)
 
 
-@pytest.fixture(autouse=True)
-def only_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(scope="module", autouse=True)
+def only_this_process() -> Iterator[None]:
     """Fail a test that leaves its process, also where the code under test hides that."""
     global _caused
-    monkeypatch.setattr(cores, "_cores", lambda: 1)
     _caused = []
-    yield
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cores, "_cores", lambda: 1)
+        yield
     caused, _caused = _caused, None
     assert caused == []

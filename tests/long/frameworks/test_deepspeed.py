@@ -10,7 +10,6 @@ from tests.long.frameworks.cases import CASES, NARROW, exports
 from tests.long.frameworks.environment import answers, environment
 from tests.support.megatron_options import parsed
 
-pytestmark = pytest.mark.thorough
 DEEPSPEED: Final = (
     "deepspeed==0.19.8", "einops==0.8.2", "hjson==3.1.0", "megatron-core==0.3.0",
     "py-cpuinfo==9.0.0",

@@ -10,7 +10,6 @@ from tests.long.frameworks.cases import exports
 from tests.long.frameworks.environment import answers, environment
 from tests.support.megatron_options import parsed
 
-pytestmark = pytest.mark.thorough
 MEGATRON_CORE: Final = "megatron-core==0.16.1"
 """The newest on 24 November 2026."""
 WRONG: Final[dict[str, dict[str, Any]]] = {

@@ -16,7 +16,6 @@ from tests.long.frameworks.cases import exports
 from tests.long.frameworks.environment import environment, site_packages
 from tests.long.frameworks.source import asked_of, fields_of, texts_of
 
-pytestmark = pytest.mark.thorough
 NEMO: Final = ("nemo_toolkit==2.2.1", "megatron-core==0.11.0")
 """The last with models that Hydra configures, of 2025, and megatron-core of its release."""
 ENTRIES: Final = {

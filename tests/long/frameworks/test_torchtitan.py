@@ -12,7 +12,6 @@ from tests.long.frameworks.cases import CASES, exports
 from tests.long.frameworks.environment import answers, environment
 from tests.support.plans import CLUSTER, LLAMA
 
-pytestmark = pytest.mark.thorough
 TORCHTITAN: Final = (
     "torchtitan==0.2.2", "tyro==1.0.17", "docstring-parser==0.18.0", "typeguard==4.6.0",
 )  # fmt: skip

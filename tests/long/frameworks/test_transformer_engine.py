@@ -9,7 +9,6 @@ import pytest
 from tests.long.frameworks.cases import exports
 from tests.long.frameworks.environment import answers, environment
 
-pytestmark = pytest.mark.thorough
 VERSIONS: Final = ("transformer-engine==2.20.2", "transformer-engine==2.11.0")
 """The newest on 24 November 2026, and the newest that megatron-core 0.16 asks for: their modules of
 Python, without the compiled half."""

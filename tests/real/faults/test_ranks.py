@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 from domino_tune.base.errors import RunError, meaning_of
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 from tests.conftest import REPOSITORY
-from tests.support.processes import PATIENCE_S, children, is_alive, wait_until_gone
+from tests.support.processes import PATIENCE_S, children, is_alive, started, wait_until_gone
 
 
 def fail(job: str, **payload: object) -> str:
@@ -27,7 +27,7 @@ def fail(job: str, **payload: object) -> str:
     spec = LaunchSpec(tp=2, hang_timeout_s=float(str(payload.pop("hang_timeout_s", 40))))
     with pytest.raises(RunError) as caught:
         run_job(
-            f"tests.long.faults.jobs:{job}", payload, spec, on_message=lambda m: collect(m, pids)
+            f"tests.support.rank_jobs:{job}", payload, spec, on_message=lambda m: collect(m, pids)
         )
     assert len(pids) == 2
     assert not any(map(is_alive, pids))
@@ -83,7 +83,7 @@ import json, sys
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 spec = LaunchSpec(tp=2, emulate_link_bits_per_s=int(sys.argv[1]) or None)
 try:
-    run_job("tests.long.faults.jobs:works_on", {"rank": 0}, spec,
+    run_job("tests.support.rank_jobs:works_on", {"rank": 0}, spec,
             on_message=lambda m: print(json.dumps(m), flush=True))
 except KeyboardInterrupt:
     print("interrupted", flush=True)
@@ -94,34 +94,28 @@ except KeyboardInterrupt:
 def working_parent(link: int = 0) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A parent whose ranks work, and the ids of all processes it started. All end with the test:
     ranks left behind would take the cores of every test after it."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(link)],
-        stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, start_new_session=True,
-    )  # fmt: skip
-    try:
+    command = [sys.executable, "-c", PARENT, str(link)]
+    with started(command, stdout=subprocess.PIPE, cwd=REPOSITORY) as parent:
         assert parent.stdout is not None
         ranks = json.loads(parent.stdout.readline())["pids"]
-        started = children(parent.pid)
-        assert set(ranks) <= set(started)
-        yield parent, started
-    finally:
-        parent.kill()
-        parent.communicate()
+        all_pids = children(parent.pid)
+        assert set(ranks) <= set(all_pids)
+        yield parent, all_pids
 
 
 def test_ctrl_c_ends_all_ranks_and_reaches_the_caller() -> None:
-    with working_parent() as (parent, started):
+    with working_parent() as (parent, pids):
         os.killpg(parent.pid, signal.SIGINT)  # as a terminal does
         out, _ = parent.communicate(timeout=PATIENCE_S)
     assert out == "interrupted\n"
     assert parent.returncode == 0
-    assert not any(map(is_alive, started))
+    assert not any(map(is_alive, pids))
 
 
 @pytest.mark.sampled(count=1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_ranks_die_with_their_parent(number: signal.Signals) -> None:
-    with working_parent() as (parent, started):
+    with working_parent() as (parent, pids):
         parent.send_signal(number)
         parent.communicate(timeout=PATIENCE_S)
-    wait_until_gone(started)
+    wait_until_gone(pids)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from domino_tune.cli.commands import main
 from domino_tune.requests import TuneRequest
 from domino_tune.verbs.tune import tune
 from tests.unit.house.imports import REPOSITORY, longest_chain, modules, rooms
@@ -101,12 +100,3 @@ def test_the_way_of_a_tune_goes_down(capsys: pytest.CaptureFixture[str]) -> None
         print(f"\nThe way of a tune, {len(files)} files:\n{listed(steps)}")
     assert not climbs(steps), listed(climbs(steps))
     assert len(files) <= MOST_FILES
-
-
-@pytest.mark.thorough
-def test_the_way_of_the_command_goes_down(tmp_path: Path) -> None:
-    asked = "--model llama2-7b --profile h100-dgx --tp 8 --seq-length 1024 --micro-batch-size 2"
-    out = str(tmp_path / "plan.json")
-    steps = walked(lambda: main(["tune", *asked.split(), "--out", out, "--json"]))
-    assert steps[0].callee == "cli/commands.py"
-    assert not climbs(steps), listed(climbs(steps))

@@ -145,7 +145,6 @@ def test_a_budget_of_no_time_ends_at_once_and_leaves_a_valid_file(tmp_path: Path
     assert not path.exists()
 
 
-@pytest.mark.thorough
 def test_the_same_command_twice_on_a_budget_counts_both(tmp_path: Path) -> None:
     """Far more timings are missing than either run has time for."""
     path, profile, counts = tmp_path / "here.json", empty(), []
@@ -159,7 +158,6 @@ def test_the_same_command_twice_on_a_budget_counts_both(tmp_path: Path) -> None:
     assert any(both[op] > first[op] > 0 for op in first)
 
 
-@pytest.mark.thorough
 def test_messages_of_two_groups_go_over_their_own_lanes(tmp_path: Path) -> None:
     """With tp = dp both groups have two ranks, and only the place of these tells them apart."""
     cluster = ClusterSpec(tp=2, dp=2, ranks_per_node=2)

@@ -84,12 +84,10 @@ def test_a_complete_profile_says_so_and_starts_no_ranks(
     assert "Complete: nothing was left to measure" in out
 
 
+@pytest.mark.sampled(count=1)
 @pytest.mark.parametrize(
     ("search", "optimality"),
-    [
-        (("--search", "random", "--trials", "20"), "best_found"),
-        pytest.param((), "proven", marks=pytest.mark.thorough),
-    ],
+    [(("--search", "random", "--trials", "20"), "best_found"), ((), "proven")],
     ids=["random", "exhaustive"],
 )
 def test_every_verb_takes_the_profile(
@@ -121,7 +119,6 @@ def test_every_verb_takes_the_profile(
     assert json.loads(doubled)["points"][0]["error"] is None
 
 
-@pytest.mark.thorough
 def test_the_next_run_measures_only_what_is_new(
     at_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,7 +263,6 @@ def test_a_damaged_file_is_not_overwritten(
     assert path.read_text() == "{"
 
 
-@pytest.mark.thorough
 def test_under_torchrun_rank_0_alone_answers(at_home: Path) -> None:
     words = ["--name", "torchrun", *for_model(at_home), *JOB, *FEW]
     for word in ("Complete, in", "nothing was left to measure"):

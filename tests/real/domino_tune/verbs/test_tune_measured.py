@@ -158,14 +158,13 @@ def test_a_plan_that_ran_out_of_memory_is_told_and_not_run_again(
     assert found.chosen.plan != lost
 
 
-@pytest.mark.thorough
 def test_a_baseline_that_ran_out_of_memory_is_an_answer_and_no_evidence(
     request_: TuneRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory may be free the next time: what an earlier version wrote down is passed over, too."""
     asked = replace(request_, evidence=str(tmp_path / "evidence.jsonl"), trials=1)
     with monkeypatch.context() as patched:
-        patched.setattr(plan_runs, "JOB", "tests.long.faults.jobs:validate_without_memory")
+        patched.setattr(plan_runs, "JOB", "tests.support.rank_jobs:validate_without_memory")
         with pytest.raises(InfeasiblePlanError, match="baseline cannot run") as caught:
             tune(asked)
     assert caught.value.reason == "memory"

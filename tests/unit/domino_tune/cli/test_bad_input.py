@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -279,24 +276,6 @@ class TestNothingHalfWritten:
         )  # fmt: skip
         assert "line 2" in message
         assert run.files() == {"table.csv", "tiny.json"}
-
-
-def test_in_a_process_of_its_own() -> None:
-    command = [sys.executable, "-m", "domino_tune", "simulate", "--model", "gpt3-13b"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: Missing --profile")
-    assert "Traceback" not in done.stderr
-
-
-def test_reader_that_goes_away() -> None:
-    """`domino_tune models --json | head -1` is no error."""
-    read, write = os.pipe()
-    os.close(read)
-    command = [sys.executable, "-m", "domino_tune", "models", "--json"]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_interrupted(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -17,7 +15,6 @@ from domino_tune.cli.commands import VERBS, build_app, main
 from tests.conftest import REPOSITORY
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "cli.txt"
-HEAVY = ("numpy", "pandas", "pydantic", "simpy", "skopt", "sklearn", "matplotlib", "torch")
 
 
 @cache
@@ -45,7 +42,7 @@ def test_nothing_was_taken_away() -> None:
 
 
 def test_every_addition_is_written_down() -> None:
-    """To freeze an addition, put the new lines into tests/golden/cli.txt, sorted."""
+    """To freeze an addition, put the new lines into tests/unit/golden/cli.txt, sorted."""
     assert surface() == GOLDEN.read_text().splitlines()
 
 
@@ -60,13 +57,3 @@ def test_the_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> 
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"domino_tune {project['version']}\n"
-
-
-@pytest.mark.parametrize("asked", ["--help", "--version"])
-def test_small_questions_import_nothing_heavy(asked: str) -> None:
-    code = (
-        f"import sys; from domino_tune.cli.commands import main; rc = main(['{asked}']);"
-        f"print(rc, [m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "0 []"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +20,6 @@ from domino_tune.search.bayes import FIRST_CUTS, rank
 from domino_tune.search.features import Pool, encode
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import SlicePlan
-from tests.conftest import REPOSITORY
 from tests.unit.domino_tune.search.bumpy import BumpyProblem, space_of
 
 
@@ -114,28 +110,6 @@ class TestEverySearch:
         seen: list[Trial] = []
         options = SearchOptions(trials=8, progress=seen.append)
         assert SEARCHES[search](BumpyProblem(), options).trials == tuple(seen)
-
-
-@pytest.mark.parametrize("search", SEARCHES)
-def test_hash_seed_does_not_matter(search: str) -> None:
-    program = (
-        "from tests.unit.domino_tune.search.bumpy import BumpyProblem\n"
-        "from domino_tune.search import SEARCHES, SearchOptions\n"
-        f"result = SEARCHES[{search!r}](BumpyProblem(), SearchOptions(trials=8, seed=1))\n"
-        "print([trial.index for trial in result.trials])"
-    )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=REPOSITORY,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("0", "1")
-    }
-    assert len(outputs) == 1
 
 
 class TestExhaustive:

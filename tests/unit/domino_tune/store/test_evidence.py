@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ import pytest
 from domino_tune.store.evidence import Evidence, LaunchRecord, PlanRun, Question, evidence_path
 from simulator.errors import InputError
 from simulator.plan import MEGATRON, SlicePlan
-from tests.conftest import REPOSITORY
 
 QUESTION: Question = {"model": {"hidden_size": 64, "tied": False}, "machine": {"gpu": "one"}}
 TWO = SlicePlan(row_slices=2)
@@ -149,33 +146,3 @@ def test_default_place_is_of_the_question(tmp_path: Path, monkeypatch: pytest.Mo
     assert path.parent.is_dir()
     assert path == evidence_path(json.loads(json.dumps(QUESTION)))
     assert path != evidence_path({**QUESTION, "machine": {"gpu": "two"}})
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from tests.unit.domino_tune.store.test_evidence import PAIR
-from tests.unit.domino_tune.store.test_evidence import QUESTION
-from domino_tune.store.evidence import Evidence
-with Evidence(Path(sys.argv[1]), QUESTION) as evidence:
-    while True:
-        evidence.append(PAIR)
-        print(len(evidence.records), flush=True)
-"""
-
-
-def test_killed_while_writing_it_holds_all_it_said(tmp_path: Path) -> None:
-    path = tmp_path / "evidence.jsonl"
-    said = 0
-    for _ in range(3):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)], cwd=REPOSITORY, stdout=subprocess.PIPE
-        )
-        assert writer.stdout is not None
-        for _ in range(5):
-            said = int(writer.stdout.readline())
-        writer.kill()
-        rest = writer.communicate()[0].split()
-        said = int(rest[-1]) if rest else said
-        assert len(records(path)) >= said
-    assert said >= 15

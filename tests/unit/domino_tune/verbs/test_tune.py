@@ -93,7 +93,6 @@ def test_micro_batch_is_tuned_with_the_global_batch_kept(run: Runner) -> None:
     assert best["micro_batch_size"] * best["grad_accumulation"] == 4
 
 
-@pytest.mark.thorough
 def test_micro_batches_that_do_not_fit_are_counted() -> None:
     request = TuneRequest(
         model="gpt3-13b", profile="h100-dgx", tp=4, seq_length=2048, micro_batch_size=16,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import pytest
 
 pytest.importorskip("torch")
@@ -12,6 +9,7 @@ pytest.importorskip("transformers")
 
 import torch
 
+from tests.real.domino_tune.runtime.huggingface.agreed import Job, expected, whole_model, worst
 from tests.real.domino_tune.runtime.huggingface.models import CONFIGS, PLANS, model_of
 from tests.real.domino_tune.runtime.huggingface.ranks import (
     Found,
@@ -21,7 +19,6 @@ from tests.real.domino_tune.runtime.huggingface.ranks import (
     passes,
 )
 
-Job = tuple[str, str, dict[str, Any]]
 BF16 = {"dtype": torch.bfloat16}
 EXACT: list[Job] = [
     *((name, plan, {}) for name in CONFIGS for plan in ("unsliced sp", "rows", "sequences sp")),
@@ -36,34 +33,6 @@ ROUNDED: list[Job] = [
     ("llama", "rows sp", {"autocast": True}),
     ("gpt2", "sequences", {"autocast": True}),
 ]
-
-
-@cache
-def whole_model(name: str, rounded: bool, micro_batches: int) -> Found:
-    """What ``transformers`` gives, in fp32 of weights that may have been rounded to bf16."""
-    model = model_of(name, torch.bfloat16 if rounded else torch.float32).float()
-    return passes(model, micro_batches=micro_batches)
-
-
-def expected(job: Job) -> Found:
-    name, _, options = job
-    return whole_model(name, "dtype" in options, options.get("micro_batches", 1))
-
-
-def worst(found: Found, wanted: Found) -> dict[str, float]:
-    """The largest differences, relative to the largest number of a tensor."""
-
-    def off(a: Any, b: Any) -> float:
-        return float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1e-9))
-
-    assert found.gradients.keys() == wanted.gradients.keys()
-    return {
-        "loss": abs(found.loss / wanted.loss - 1),
-        "logits": off(found.logits, wanted.logits),
-        "evaluated": off(found.evaluated, wanted.evaluated),
-        "norm": abs(found.norm / wanted.norm - 1),
-        **{name: off(g, wanted.gradients[name]) for name, g in found.gradients.items()},
-    }
 
 
 @pytest.fixture(scope="module")

@@ -10,21 +10,19 @@ import sys
 
 import pytest
 
-from lab.load.process import free_port
-
 pytest.importorskip("torch")
 
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 from domino_tune.runtime.launch.launcher import find_launcher, first_host
 from simulator.errors import InputError
 from tests.conftest import REPOSITORY
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, reserved_port
 
 RANK = """
 import json, sys
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 job, payload = sys.argv[1], json.loads(sys.argv[2])
-run_job("tests.long.faults.jobs:" + job, payload, LaunchSpec(tp=2, hang_timeout_s=20),
+run_job("tests.support.rank_jobs:" + job, payload, LaunchSpec(tp=2, hang_timeout_s=20),
         on_message=lambda m: print(json.dumps(m), flush=True))
 print("rank 0 goes on")
 """
@@ -53,7 +51,7 @@ def test_torchrun_ranks_run_the_job_and_only_rank_0_goes_on() -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"),
-            *(f"--master-port={free_port()}", "--no-python"),
+            *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--no-python"),
             *(sys.executable, "-c", RANK, "count", '{"count": 3}'),
         ],
         env=ENV, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
@@ -65,7 +63,7 @@ def test_torchrun_ranks_run_the_job_and_only_rank_0_goes_on() -> None:
 
 
 def test_slurm_ranks_run_the_job() -> None:
-    first, second = start_slurm("count", {"count": 2}, free_port())
+    first, second = start_slurm("count", {"count": 2}, reserved_port())
     out, err = first.communicate(timeout=PATIENCE_S)
     assert (first.returncode, len(out.splitlines())) == (0, 3), err
     out, err = second.communicate(timeout=PATIENCE_S)
@@ -73,7 +71,7 @@ def test_slurm_ranks_run_the_job() -> None:
 
 
 def test_a_rank_that_fails_under_slurm_says_why_and_ends_with_code_4() -> None:
-    victim, culprit = start_slurm("raises", {"rank": 1}, free_port())
+    victim, culprit = start_slurm("raises", {"rank": 1}, reserved_port())
     _, err = culprit.communicate(timeout=PATIENCE_S)
     assert culprit.returncode == 4
     assert "Rank 1 failed:" in err

@@ -21,7 +21,7 @@ from domino_tune.runtime.launch.launcher import Launcher
 from simulator.errors import InputError
 from tests.conftest import REPOSITORY
 
-JOBS = "tests.long.faults.jobs"
+JOBS = "tests.support.rank_jobs"
 
 
 def messages(job: str, spec: LaunchSpec, **payload: object) -> list[dict[str, Any]]:

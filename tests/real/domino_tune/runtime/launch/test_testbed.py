@@ -104,7 +104,7 @@ def test_ranks_talk_through_the_link_at_its_speed(kind: str) -> None:
     found: list[dict[str, Any]] = []
     spec = LaunchSpec(tp=2, emulate_link_bits_per_s=100 * MBIT)
     payload = {"bytes": 4_000_000, "times": 2}
-    run_job("tests.long.faults.jobs:bandwidth", payload, spec, on_message=found.append)
+    run_job("tests.support.rank_jobs:bandwidth", payload, spec, on_message=found.append)
     # Two ranks send 4 MB each way at 100 Mbit/s: 0.32 s, less the bucket. A lower bound alone is
     # no matter of how busy this machine is.
     assert min(message["seconds"] for message in found) > 0.25

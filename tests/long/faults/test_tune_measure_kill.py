@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from domino_tune.requests import TuneRequest
 from domino_tune.requests.command_line import command_line
 from tests.conftest import REPOSITORY
 from tests.real.domino_tune.verbs.measured_cases import launches, measured_request
-from tests.support.processes import PATIENCE_S, children, wait_until, wait_until_gone
+from tests.support.processes import PATIENCE_S, children, started, wait_until, wait_until_gone
 
 Tuning = subprocess.Popen[str]
 
@@ -28,12 +29,9 @@ def request_(tmp_path: Path) -> TuneRequest:
     return measured_request(tmp_path)
 
 
-def start(request: TuneRequest) -> Tuning:
+def tuning_of(request: TuneRequest) -> AbstractContextManager[Tuning]:
     command = [sys.executable, *shlex.split(command_line("tune", request))[1:], "--json"]
-    return subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+    return started(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def evidence_lines(request: TuneRequest) -> int:
@@ -41,54 +39,54 @@ def evidence_lines(request: TuneRequest) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def start_run(request: TuneRequest, known: int) -> tuple[Tuning, list[int]]:
-    """Start a tuning. Return it and its ranks, while they run after ``known`` lines of evidence."""
-    tuning = start(request)
+def ranks_of(tuning: Tuning, request: TuneRequest, known: int) -> list[int]:
+    """Return the ranks of a tuning, while they run after ``known`` lines of evidence."""
 
     def ranks() -> list[int]:
         assert tuning.poll() is None, tuning.communicate()
         found = children(tuning.pid, b"domino_tune.runtime.launch.worker")
         return found if evidence_lines(request) >= known and len(found) == 2 else []
 
-    return tuning, wait_until(ranks)
+    return wait_until(ranks)
 
 
 def finish(request: TuneRequest) -> dict[str, object]:
-    tuning = start(request)
-    out, err = tuning.communicate(timeout=2 * PATIENCE_S)
+    with tuning_of(request) as tuning:
+        out, err = tuning.communicate(timeout=2 * PATIENCE_S)
     assert tuning.returncode == 0, err
     answer: dict[str, object] = json.loads(out)
     return answer
 
 
-@pytest.mark.thorough
 def test_a_tuning_that_is_stopped_three_times_loses_nothing(request_: TuneRequest) -> None:
     """The same command runs four times. Each run continues where the one before was stopped."""
-    tuning, ranks = start_run(request_, known=2)
-    tuning.kill()
-    tuning.communicate()
-    wait_until_gone(ranks)
+    with tuning_of(request_) as tuning:
+        ranks = ranks_of(tuning, request_, known=2)
+        tuning.kill()
+        tuning.communicate()
+        wait_until_gone(ranks)
     first = launches(request_)
     assert len(first) >= 1
 
-    tuning, ranks = start_run(request_, known=1 + len(first))
-    os.kill(ranks[1], signal.SIGKILL)
-    _, err = tuning.communicate(timeout=PATIENCE_S)
+    with tuning_of(request_) as tuning:
+        os.kill(ranks_of(tuning, request_, known=1 + len(first))[1], signal.SIGKILL)
+        _, err = tuning.communicate(timeout=PATIENCE_S)
     assert tuning.returncode == 4, err
     assert "Rank 1 of 2 was killed by SIGKILL" in err
     assert "To go on: python -m domino_tune tune" in err
     second = launches(request_)
     assert second[: len(first)] == first
 
-    tuning, ranks = start_run(request_, known=1 + len(second))
-    os.killpg(tuning.pid, signal.SIGINT)  # as a terminal does
-    _, err = tuning.communicate(timeout=PATIENCE_S)
+    with tuning_of(request_) as tuning:
+        ranks = ranks_of(tuning, request_, known=1 + len(second))
+        os.killpg(tuning.pid, signal.SIGINT)  # as a terminal does
+        _, err = tuning.communicate(timeout=PATIENCE_S)
+        wait_until_gone(ranks)
     assert tuning.returncode == 130, err
     assert "Best so far: " in err
     assert "To go on: python -m domino_tune tune" in err
     assert str(request_.evidence) in err
     assert "Traceback" not in err
-    wait_until_gone(ranks)
     third = launches(request_)
     assert third[: len(second)] == second
 
