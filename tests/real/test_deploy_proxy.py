@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ import httpx
 import pytest
 
 from tests.real.deployment import NGINX
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, started
 
 BURST = 5
 
@@ -80,16 +78,10 @@ def proxied(folder: Path, **limits: str) -> Iterator[Proxy]:
                 assert many, old
             (folder / "nginx.conf").write_text(text)
             user = "user root;" if os.geteuid() == 0 else ""  # who may read this folder
-            process = subprocess.Popen(
-                [program, "-c", str(folder / "nginx.conf"), "-g", f"daemon off; {user}"],
-                env={**os.environ, "NGINX": f"{number};"},  # a socket that it inherits
-                pass_fds=[number], start_new_session=True,
-            )  # fmt: skip
-            try:
+            command = [program, "-c", str(folder / "nginx.conf"), "-g", f"daemon off; {user}"]
+            inherited = {**os.environ, "NGINX": f"{number};"}
+            with started(command, env=inherited, pass_fds=[number]):
                 yield proxy
-            finally:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
 
 
 def test_the_proxy_limits_each_caller_and_speaks_of_problems(tmp_path: Path) -> None:

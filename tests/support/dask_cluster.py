@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.support.processes import PATIENCE_S, children, wait_until
+from tests.support.processes import PATIENCE_S, children, started, wait_until
 
 NO_DASK = "no Dask: pip install 'domino_tune[dask]'"
 
@@ -26,8 +26,8 @@ class DaskCluster:
     """A scheduler and workers. Each worker has a nanny, which starts a new process after a kill."""
 
     folder: Path
-    scheduler: subprocess.Popen[bytes]
-    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    scheduler: subprocess.Popen[str]
+    workers: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
     def scheduler_address(self) -> str:
@@ -80,7 +80,7 @@ def dask_cluster(folder: Path, workers: int = 2, port: int = 0) -> Iterator[Dask
 
 
 @contextmanager
-def scheduling(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+def scheduling(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     """Run ``dask WORDS``, a scheduler, which writes its address to ``scheduler.json``."""
     file = folder / "scheduler.json"
     with dask(folder, *words, "--scheduler-file", str(file)) as process:
@@ -89,7 +89,7 @@ def scheduling(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @contextmanager
-def dask(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+def dask(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     """Run ``dask WORDS`` in a process group of its own until the context ends."""
     environment = {
         **os.environ,
@@ -97,20 +97,16 @@ def dask(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         "OMP_NUM_THREADS": "1",
         "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
     }
-    with open(folder / f"{words[0]}.log", "ab") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dask", *words],
-            cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            start_new_session=True,
-        )  # fmt: skip
-    try:
+    command = [sys.executable, "-m", "dask", *words]
+    with (
+        open(folder / f"{words[0]}.log", "ab") as out,
+        started(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        ) as process,
+    ):
         yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
-def _is_started(path: Path, process: subprocess.Popen[bytes]) -> bool:
+def _is_started(path: Path, process: subprocess.Popen[str]) -> bool:
     assert process.poll() is None, (path.parent / "scheduler.log").read_text()
     return path.exists() and path.read_text().endswith("}")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -18,7 +17,7 @@ import pytest
 
 from domino_tune.cli.commands import main
 from tests.conftest import REPOSITORY
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, started
 
 NEEDS = ("fastapi", "uvicorn", "sqlalchemy", "httpx", "prometheus_client")
 
@@ -68,18 +67,14 @@ def served(home: Path, *options: str, **more: str) -> Iterator[Served]:
         pytest.importorskip(package, reason="pip install 'domino_tune[api,client]'")
     words = [sys.executable, "-m", "domino_tune", "serve", "--port", "0", "--workers", "1"]
     log = home / "serve.log"  # a pipe that nobody reads would fill up with the log of requests
-    with log.open("w", encoding="utf-8") as stderr:
-        process = subprocess.Popen(
-            [*words, *options], env=environment(home, **more), text=True,
-            stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
-        )  # fmt: skip
-    try:
+    with (
+        log.open("w", encoding="utf-8") as stderr,
+        started(
+            [*words, *options], env=environment(home, **more), stdout=subprocess.PIPE, stderr=stderr
+        ) as process,
+    ):
         assert process.stdout
         line = process.stdout.readline()
         found = re.fullmatch(r"domino_tune serves (http://\S+) until Ctrl-C\.\n", line)
         assert found, line + log.read_text("utf-8")
         yield Served(url=found[1], home=home, process=process)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()

@@ -15,7 +15,7 @@ import pytest
 from domino_tune.client import Client
 from domino_tune.requests import TuneRequest
 from tests.real.domino_tune.serving import Served, command, environment, process, served
-from tests.support.processes import PATIENCE_S, wait_until
+from tests.support.processes import PATIENCE_S, started, wait_until
 from tests.support.validation_cases import write_files
 
 TUNE = (
@@ -179,14 +179,10 @@ def test_ctrl_c_cancels_the_job(server: Served, tmp_path: Path) -> None:
         def made() -> set[str]:
             return {job.id for job in client.jobs(kind="tune").items} - before
 
-        environ = environment(tmp_path)
-        with subprocess.Popen(words, env=environ, stderr=subprocess.PIPE) as tuning:
-            try:
-                wait_until(made)  # whether or not the command line has been told of it
-                tuning.send_signal(signal.SIGINT)
-                assert tuning.communicate(timeout=PATIENCE_S)[1].endswith(b"error: interrupted.\n")
-            finally:
-                tuning.kill()
+        with started(words, env=environment(tmp_path), stderr=subprocess.PIPE) as tuning:
+            wait_until(made)  # whether or not the command line has been told of it
+            tuning.send_signal(signal.SIGINT)
+            assert tuning.communicate(timeout=PATIENCE_S)[1].endswith("error: interrupted.\n")
         assert tuning.returncode == 130
         assert [client.job(one).state for one in made()] == ["cancelled"]
 

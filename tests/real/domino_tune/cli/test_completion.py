@@ -10,8 +10,8 @@ from pathlib import Path
 
 from domino_tune.cli.completion import ASKED
 from simulator.presets import MODELS
+from tests.real.domino_tune.cli.test_own_process import HEAVY
 from tests.support.processes import PATIENCE_S
-from tests.unit.domino_tune.cli.test_surface import HEAVY
 
 
 def test_bash_itself_completes(tmp_path: Path) -> None:

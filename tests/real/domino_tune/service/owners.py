@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 from tests.conftest import REPOSITORY
+from tests.support.processes import started
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,25 +20,18 @@ class Worked:
     finished: list[str]
 
 
-@contextmanager
-def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def owner(*arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """Run an owner, which is killed at the end where it has not ended."""
     words = [sys.executable, "-W", "error", "-m", "tests.real.domino_tune.service.owner"]
-    with subprocess.Popen(
-        [*words, *arguments], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True,
-    ) as process:  # fmt: skip
-        try:
-            yield process
-        finally:
-            process.kill()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return started([*words, *arguments], cwd=REPOSITORY, **pipes)
 
 
 def work_together(url: str, owners: int, each: int) -> Worked:
     """``owners`` processes hand in ``each`` jobs, and finish anybody's until none is left."""
     with ExitStack() as stack:
         processes = [
-            stack.enter_context(started("work", url, f"owner-{number}", str(each)))
+            stack.enter_context(owner("work", url, f"owner-{number}", str(each)))
             for number in range(owners)
         ]
         lines = [line for process in processes for line in process.communicate()[0].splitlines()]

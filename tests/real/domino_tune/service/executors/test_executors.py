@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Executor, Future, wait
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,14 @@ from domino_tune.service.executors.slots import NICENESS, STALL_CHECKS, SlotExec
 from simulator.errors import InfeasiblePlanError, InputError
 from tests.conftest import REPOSITORY
 from tests.support.dask_cluster import dask_cluster
-from tests.support.processes import PATIENCE_S, children, is_alive, wait_until, wait_until_gone
+from tests.support.processes import (
+    PATIENCE_S,
+    children,
+    is_alive,
+    started,
+    wait_until,
+    wait_until_gone,
+)
 
 
 @contextmanager
@@ -242,16 +249,14 @@ class TestSlots:
             "    print('ready', flush=True)\n"
             "    time.sleep(1e6)\n"
         )
-        parent = subprocess.Popen(
-            [sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
-        )
-        with parent, ExitStack() as at_last:
-            at_last.callback(parent.kill)
+        command = [sys.executable, "-c", program]
+        with started(command, cwd=REPOSITORY, stdout=subprocess.PIPE) as parent:
             assert parent.stdout is not None
             assert parent.stdout.readline() == "ready\n"
             pids = children(parent.pid, b"spawn_main")
-        assert pids
-        wait_until_gone(pids)
+            assert pids
+            parent.kill()
+            wait_until_gone(pids)
 
 
 @contextmanager

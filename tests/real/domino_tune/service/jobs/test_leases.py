@@ -15,7 +15,7 @@ from domino_tune.service.jobs.leases import Claimed, Leases, LostLeaseError
 from domino_tune.service.sql import tables
 from domino_tune.service.sql.database import Database
 from tests.real.domino_tune.service.made import submit
-from tests.real.domino_tune.service.owners import started, work_together
+from tests.real.domino_tune.service.owners import owner, work_together
 from tests.support.processes import PATIENCE_S
 
 WRITES: dict[str, Callable[[Leases, Claimed], object]] = {
@@ -196,7 +196,7 @@ def test_a_cancelled_job_is_learnt_of_when_renewing(desk: JobDesk, leases: Lease
 
 def test_a_stopped_process_finds_its_job_done(url: str, desk: JobDesk, database: Database) -> None:
     job = submit(desk)
-    with started("hold", url, "stopped") as stopped:
+    with owner("hold", url, "stopped") as stopped:
         assert stopped.stdin
         assert stopped.stdout
         assert stopped.stdout.readline() == f"claimed {job.id}\n"
