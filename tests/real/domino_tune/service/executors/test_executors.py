@@ -237,15 +237,16 @@ class TestSlots:
         slots.shutdown(wait=False)
 
     def test_workers_end_with_their_parent(self, tmp_path: Path) -> None:
+        begun, end = tmp_path / "begun", tmp_path / "end"
         program = (
             "import time\n"
             "from pathlib import Path\n"
             "from domino_tune.service.executors.slots import SlotExecutor\n"
-            "from tests.real.domino_tune.service.executors.test_executors import wait_for\n"
+            "from tests.real.domino_tune.service.executors.test_executors import meet\n"
             "if __name__ == '__main__':\n"
             "    slots = SlotExecutor(2)\n"
             "    [slots.submit(pow, 2, n).result() for n in range(4)]\n"
-            f"    slots.submit(wait_for, Path({str(tmp_path / 'never')!r}))\n"
+            f"    slots.submit(meet, Path({str(begun)!r}), Path({str(end)!r}))\n"
             "    print('ready', flush=True)\n"
             "    time.sleep(1e6)\n"
         )
@@ -255,7 +256,9 @@ class TestSlots:
             assert parent.stdout.readline() == "ready\n"
             pids = children(parent.pid, b"spawn_main")
             assert pids
+            wait_until(begun.exists)
             parent.kill()
+            end.touch()
             wait_until_gone(pids)
 
 

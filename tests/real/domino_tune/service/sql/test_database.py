@@ -200,7 +200,7 @@ def test_a_transaction_left_open_does_not_keep_its_locks(postgres_url: str) -> N
     def ended(pid: int) -> bool:
         asked = text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid")
         with database.read() as connection:
-            return connection.scalar(asked, {"pid": pid}) == 0
+            return bool(connection.scalar(asked, {"pid": pid}) == 0)
 
     def stop_within() -> None:
         with database.write() as connection:
