@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -31,9 +32,14 @@ METRICS = [
 ]  # fmt: skip
 
 
-def states(service: Served, jobs: list[str]) -> list[str]:
-    urls = (f"{service.url}/v1/tunes/{job}" for job in jobs)
-    return [httpx.get(url, timeout=PATIENCE_S).json()["state"] for url in urls]
+@pytest.fixture
+def client() -> Iterator[httpx.Client]:
+    with httpx.Client(timeout=PATIENCE_S) as client:
+        yield client
+
+
+def states(client: httpx.Client, service: Served, jobs: list[str]) -> list[str]:
+    return [client.get(f"{service.url}/v1/tunes/{job}").json()["state"] for job in jobs]
 
 
 def read_events(url: str, begun: threading.Event, ended: threading.Event) -> None:
@@ -47,15 +53,15 @@ def read_events(url: str, begun: threading.Event, ended: threading.Event) -> Non
     ended.set()
 
 
-def test_sigterm_requeues_running_jobs(tmp_path: Path) -> None:
+def test_sigterm_requeues_running_jobs(tmp_path: Path, client: httpx.Client) -> None:
     begun, ended = threading.Event(), threading.Event()
     with served(tmp_path, "--workers", "2") as service:
         made = [
-            httpx.post(f"{service.url}/v1/tunes", json=bodies.tune(seed, bodies.ENDLESS_TRIALS))
+            client.post(f"{service.url}/v1/tunes", json=bodies.tune(seed, bodies.ENDLESS_TRIALS))
             for seed in range(3)
         ]
         jobs = [one.json()["id"] for one in made]
-        wait_until(lambda: states(service, jobs).count("running") >= 2)
+        wait_until(lambda: states(client, service, jobs).count("running") >= 2)
         processes = process_tree(service.process.pid)
         events = f"{service.url}/v1/tunes/{jobs[0]}/events"
         threading.Thread(target=read_events, args=(events, begun, ended)).start()
@@ -72,7 +78,7 @@ def test_sigterm_requeues_running_jobs(tmp_path: Path) -> None:
     assert [(one.state, one.attempts) for one in kept] == [("queued", 0)] * 3
 
 
-def test_deployments_use_existing_routes(tmp_path: Path) -> None:
+def test_deployments_use_existing_routes(tmp_path: Path, client: httpx.Client) -> None:
     """The probes, the path for Prometheus and the image's health check, on a real service."""
     (job,) = PROMETHEUS["scrape_configs"]
     probes = [CONTAINER[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
@@ -80,13 +86,13 @@ def test_deployments_use_existing_routes(tmp_path: Path) -> None:
     assert interpreter == "python"
     with served(tmp_path) as service:
         for path in [job["metrics_path"], *(probe["path"] for probe in probes)]:
-            assert httpx.get(service.url + path).status_code == 200
-        exported = httpx.get(service.url + job["metrics_path"]).text
+            assert client.get(service.url + path).status_code == 200
+        exported = client.get(service.url + job["metrics_path"]).text
         metrics = re.findall(r"^\| `(\w+)` \|.*\|.*\|$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
         assert [name for name in metrics if f"\n{name}" in exported] == METRICS
         port = service.url.rpartition(":")[2]
         check = [sys.executable, *(word.replace("8000", port) for word in words)]
-        assert subprocess.run(check, capture_output=True, check=False).returncode == 0
+        wait_until(lambda: subprocess.run(check, capture_output=True, check=False).returncode == 0)
     assert subprocess.run(check, capture_output=True, check=False).returncode != 0
 
 
@@ -114,7 +120,7 @@ sys.addaudithook(listen)
 """
 
 
-def test_it_writes_to_its_folder_and_to_tmp_only(tmp_path: Path) -> None:
+def test_it_writes_to_its_folder_and_to_tmp_only(tmp_path: Path, client: httpx.Client) -> None:
     """So the root file system of the image may be read-only. AUDIT prints other writes."""
     home, temporary, hook = tmp_path / "home", tmp_path / "tmp", tmp_path / "hook"
     for folder in (home, temporary, hook):
@@ -127,9 +133,9 @@ def test_it_writes_to_its_folder_and_to_tmp_only(tmp_path: Path) -> None:
     }  # fmt: skip
     with served(home, **environment) as service:
         small = {**bodies.tune(seed=0, trials=3), "model": "gpt3-1.3b", "micro_batch_size": 2}
-        tuned = httpx.post(f"{service.url}/v1/tunes", json=small).json()["id"]
-        wait_until(lambda: states(service, [tuned]) == ["done"])
-        assert httpx.post(f"{service.url}/v1/simulations", json=bodies.CACHED).status_code == 200
+        tuned = client.post(f"{service.url}/v1/tunes", json=small).json()["id"]
+        wait_until(lambda: states(client, service, [tuned]) == ["done"])
+        assert client.post(f"{service.url}/v1/simulations", json=bodies.CACHED).status_code == 200
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(PATIENCE_S) == 0
     assert "WROTE" not in service.log()

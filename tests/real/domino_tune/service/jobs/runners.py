@@ -57,7 +57,7 @@ async def until(condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline_s
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.05)
 
 
 async def finished(desk: JobDesk, jobs: Mapping[str, bytes]) -> None:

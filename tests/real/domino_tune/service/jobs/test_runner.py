@@ -14,24 +14,16 @@ import pytest
 from domino_tune.requests.problems import plain_problem
 from domino_tune.service.executors.slots import SlotExecutor
 from domino_tune.service.jobs.desk import JobDesk
+from domino_tune.service.jobs.job import Point
+from domino_tune.service.jobs.leases import Leases
 from domino_tune.service.jobs.runner import MOST_ATTEMPTS
 from domino_tune.service.sql.database import Database, open_database
 from domino_tune.service.sql.tables import jobs as jobs_table
 from domino_tune.service.tasks import work
 from domino_tune.service.tasks.quantum import QuantumResult, StopReason
-from tests.real.domino_tune.service.jobs.runners import (
-    Watched,
-    finished,
-    running,
-    submit,
-    until,
-)
+from tests.real.domino_tune.service.jobs.runners import Watched, finished, running, submit, until
 from tests.support.postgres import Postgres
-from tests.support.tasks import (
-    longer_task,
-    sweep_task,
-    tune_task,
-)
+from tests.support.tasks import longer_task, paused, sweep_task, tune_task
 
 POISON = b'"seed":666,'
 
@@ -185,26 +177,6 @@ def test_a_killed_worker_costs_nothing(
     asyncio.run(play())
 
 
-def test_two_runners_share_the_work(database: Database, desk: JobDesk, slots: SlotExecutor) -> None:
-    watched = [Watched(slots), Watched(slots)]
-    tasks = [tune_task(search="random", trials=3, seed=seed) for seed in range(6)]
-
-    async def play() -> None:
-        jobs = {submit(desk, task).id: task for task in tasks}
-        async with (
-            running(database, watched[0], "one"),
-            running(database, watched[1], "two"),
-        ):
-            await finished(desk, jobs)
-
-    asyncio.run(play())
-    did = [set(executor.tasks) for executor in watched]
-    assert did[0]
-    assert did[1]
-    assert not did[0] & did[1]
-    assert len(did[0] | did[1]) == len(tasks)
-
-
 def test_drained_it_gives_its_jobs_back(
     database: Database, desk: JobDesk, slots: SlotExecutor
 ) -> None:
@@ -228,20 +200,22 @@ def test_drained_it_gives_its_jobs_back(
 def test_points_that_were_committed_are_not_made_again(
     database: Database, desk: JobDesk, slots: SlotExecutor
 ) -> None:
-    task = sweep_task(retune=True)
+    task = sweep_task()
+    job, leases, watched = submit(desk, task), Leases(database, "one"), Watched(slots)
+    quanta = paused(task)[1]
+    known = [Point(index=index, body=body) for one in quanta for index, body in one.points][:2]
+    claimed = leases.claim()
+    assert claimed
+    leases.add_points(claimed, known)
+    leases.release(claimed)
 
     async def play() -> None:
-        job = submit(desk, task)
-        async with running(database, slots):
-            await until(lambda: len(desk.points(job.id)[0]) == 2)
-        before, _ = desk.points(job.id)
-        async with running(database, slots, "two"):
+        async with running(database, watched, "two"):
             await finished(desk, {job.id: task})
-        after, _ = desk.points(job.id)
-        assert after[: len(before)] == before
-        assert len(after) == 4
 
     asyncio.run(play())
+    assert len(watched.tasks) == len(quanta) + 1 - len(known)
+    assert [one.index for one in desk.points(job.id)[0]] == [0, 1, 2, 3]
 
 
 def test_a_database_that_is_away_for_a_while_is_waited_for(
