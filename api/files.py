@@ -12,7 +12,7 @@ from starlette.responses import Response
 from api.auth import Caller
 from api.jobs import find_job, json_response
 from api.wire import REPORT_CSP, in_thread, parts_of
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.jobs.job import JobKind
 from domino_tune.service.jobs.leases import PROFILE

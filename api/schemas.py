@@ -29,13 +29,15 @@ from domino_tune.requests.verbs import (
     NOT_SERVED,
     SCALE_NOT_SERVED,
 )
-from domino_tune.results import CalibrateResult, ExportResult, SimulateResult, WhatIfResult
-from domino_tune.results import TuneResult as TuneAnswer
+from domino_tune.results.calibrate import CalibrateResult
 from domino_tune.results.layouts import Layouts
+from domino_tune.results.plan import ExportResult
 from domino_tune.results.scale import ScaleResult
+from domino_tune.results.simulate import SimulateResult
 from domino_tune.results.tune import BEST, SPEEDUPS, GridCell, TrialResult
+from domino_tune.results.tune import TuneResult as TuneAnswer
 from domino_tune.results.validate import ValidateResult
-from domino_tune.results.whatif import POINT_FIELDS
+from domino_tune.results.whatif import POINT_FIELDS, WhatIfResult
 from domino_tune.store.formats.run_table import LEAST_MS, MOST_MS
 from domino_tune.store.plans import Predicted, ProfileRef
 from domino_tune.store.profiles import ProfileSummary

@@ -13,16 +13,14 @@ from domino_tune.base.origin import REMEDY, hidden_packages
 from domino_tune.base.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from domino_tune.results import (
-        CalibrateResult,
-        LayoutsResult,
-        ProfilingResult,
-        ScaleResult,
-        SimulateResult,
-        TuneResult,
-        ValidateResult,
-        WhatIfResult,
-    )
+    from domino_tune.results.calibrate import CalibrateResult
+    from domino_tune.results.layouts import LayoutsResult
+    from domino_tune.results.profile import ProfilingResult
+    from domino_tune.results.scale import ScaleResult
+    from domino_tune.results.simulate import SimulateResult
+    from domino_tune.results.tune import TuneResult
+    from domino_tune.results.validate import ValidateResult
+    from domino_tune.results.whatif import WhatIfResult
     from domino_tune.store.plans import PlanFile, load_plan, save_plan
     from domino_tune.store.profiles import load_profile, save_profile
     from domino_tune.verbs.calls import (
@@ -40,10 +38,14 @@ if TYPE_CHECKING:
     from simulator.specs import ModelSpec
 
 _PLACES: Final = {
-    "domino_tune.results": (
-        "CalibrateResult", "LayoutsResult", "ProfilingResult", "ScaleResult", "SimulateResult",
-        "TuneResult", "ValidateResult", "WhatIfResult",
-    ),
+    "domino_tune.results.calibrate": ("CalibrateResult",),
+    "domino_tune.results.layouts": ("LayoutsResult",),
+    "domino_tune.results.profile": ("ProfilingResult",),
+    "domino_tune.results.scale": ("ScaleResult",),
+    "domino_tune.results.simulate": ("SimulateResult",),
+    "domino_tune.results.tune": ("TuneResult",),
+    "domino_tune.results.validate": ("ValidateResult",),
+    "domino_tune.results.whatif": ("WhatIfResult",),
     "domino_tune.store.plans": ("PlanFile", "load_plan", "save_plan"),
     "domino_tune.store.profiles": ("load_profile", "save_profile"),
     "domino_tune.verbs.calls": (

@@ -27,11 +27,6 @@ class Check:
     measured: str
     ok: bool | None = None
 
-    @property
-    def verdict(self) -> str:
-        """Return ``ok``, ``MISS``, or ``-`` where there is no target."""
-        return verdict(self.ok)
-
 
 def verdict(ok: bool | None) -> str:
     """Return the word for a comparison: ``ok``, ``MISS``, or ``-`` for None."""
@@ -50,6 +45,16 @@ def at_most(what: str, limit: float, value: float, unit: str = "%", digits: int 
     )
 
 
+def at_least(what: str, limit: float, share: float) -> Check:
+    """Return a check that a share is at least ``limit``."""
+    return Check(what=what, target=f"≥ {limit:.0%}", measured=f"{share:.1%}", ok=share >= limit)
+
+
+def equal(what: str, target: int, value: int) -> Check:
+    """Return a check that ``value`` is ``target``."""
+    return Check(what=what, target=str(target), measured=str(value), ok=value == target)
+
+
 def reported(what: str, measured: str) -> Check:
     """Return a check without a target."""
     return Check(what=what, measured=measured)
@@ -60,9 +65,14 @@ def check_table(title: str, checks: Sequence[Check], notes: Sequence[str] = ()) 
     return Table(
         title=title,
         columns=("what", ">target", ">measured", "verdict"),
-        rows=[(c.what, c.target, c.measured, c.verdict) for c in checks],
+        rows=[(c.what, c.target, c.measured, verdict(c.ok)) for c in checks],
         notes=notes,
     )
+
+
+def missed(checks: Sequence[Check]) -> bool:
+    """Return whether any of the targets is missed."""
+    return any(check.ok is False for check in checks)
 
 
 def count_verdicts(tables: Sequence[Table]) -> tuple[int, int]:

@@ -66,6 +66,12 @@ def run(
     return Runner(capsys, tmp_path)
 
 
+@pytest.fixture(scope="session")
+def needs_torch() -> None:
+    """Skip without torch, which collection does not import."""
+    pytest.importorskip("torch")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     said = "run all cases of the tests marked sampled, with more examples of each property"
     parser.addoption("--all", action="store_true", help=said)

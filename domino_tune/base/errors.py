@@ -14,6 +14,11 @@ from simulator.errors import (
 )
 
 
+class TuningInterrupted(KeyboardInterrupt):
+    """Ctrl-C in a measured search. The text says where the evidence is, the best plan so far, and
+    how to go on."""
+
+
 class PlanFileError(DominoTuneError):
     """A plan file is truncated, changed by hand, or of an unknown schema version."""
 

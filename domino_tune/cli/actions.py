@@ -22,19 +22,20 @@ from domino_tune.requests.outputs import (
 )
 
 if TYPE_CHECKING:
-    from domino_tune.results import SimulateResult
+    from domino_tune.results.simulate import SimulateResult
 
 
 def simulate(request: requests.SimulateRequest, outputs: PlanOutputs) -> None:
     """Predict one plan and print it."""
     from domino_tune.cli import show
-    from domino_tune.verbs import report
     from domino_tune.verbs.simulate import simulate as run
 
     _check_places(outputs)
     result = run(request)
     _write_files(outputs, result)
     if outputs.report:
+        from domino_tune.verbs import report
+
         report.report_simulation(outputs.report, request, result)
     answer(result, outputs.json, show.tables)
 
@@ -55,12 +56,11 @@ def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
 
 def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     """Find the best plan on this machine; when interrupted, print how to go on."""
+    from domino_tune.base.errors import TuningInterrupted
     from domino_tune.base.garbage import rare_collections
     from domino_tune.base.tables import print_line
     from domino_tune.cli import show
-    from domino_tune.verbs import report
     from domino_tune.verbs.tune import tune as run
-    from domino_tune.verbs.tune_measured import TuningInterrupted
 
     if request.gpus or request.global_batch_size:
         _tune_layouts(request, outputs)
@@ -75,6 +75,8 @@ def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
         raise
     _write_files(outputs, result.best)
     if outputs.report:
+        from domino_tune.verbs import report
+
         report.report_tuning(outputs.report, request, outputs, result)
     answer(result, outputs.json, show.tables)
 
@@ -83,13 +85,14 @@ def _tune_layouts(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     """Find the best layouts; the files are of the best one."""
     from domino_tune.base.garbage import rare_collections
     from domino_tune.cli import show
-    from domino_tune.verbs import report
     from domino_tune.verbs.layouts import tune_layouts
 
     with show.progress() as progress, rare_collections():
         result = tune_layouts(request, progress)
     _write_files(outputs, result.best)
     if outputs.report:
+        from domino_tune.verbs import report
+
         report.report_layouts(outputs.report, request, outputs, result)
     answer(result, outputs.json, show.tables)
 
@@ -99,7 +102,6 @@ def _tune_scale(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     for the files of one layout."""
     from domino_tune.base.garbage import rare_collections
     from domino_tune.cli import service_actions, show
-    from domino_tune.verbs import report
     from domino_tune.verbs.scale import tune_scale
     from simulator.errors import InputError
 
@@ -114,6 +116,8 @@ def _tune_scale(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
         with show.progress() as progress, rare_collections():
             result = tune_scale(request, progress)
     if outputs.report:
+        from domino_tune.verbs import report
+
         report.report_scale(outputs.report, request, outputs, result)
     answer(result, outputs.json, show.tables)
 
@@ -121,13 +125,14 @@ def _tune_scale(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
 def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
     """Predict a plan on a changed machine or workload."""
     from domino_tune.cli import show
-    from domino_tune.verbs import report
     from domino_tune.verbs.whatif import whatif as run
 
     _check_places(outputs)
     with show.progress() as progress:
         result = run(request, progress)
     if outputs.report:
+        from domino_tune.verbs import report
+
         report.report_whatif(outputs.report, request, result)
     answer(result, outputs.json, show.tables)
 
@@ -191,7 +196,7 @@ def calibrate(request: requests.CalibrateRequest, outputs: CalibrateOutputs) -> 
 
 def plan_export(request: requests.PlanExportRequest, outputs: FileOutputs) -> None:
     """Write a framework's arguments and environment, as a file for a shell to source or as JSON."""
-    from domino_tune.results import to_json
+    from domino_tune.results.json_form import to_json
     from domino_tune.store.files import write_whole
     from domino_tune.verbs.plan import export_text
     from domino_tune.verbs.plan import plan_export as run

@@ -14,8 +14,10 @@ from domino_tune.requests.outputs import CalibrateOutputs, Outputs, TuneOutputs
 
 if TYPE_CHECKING:
     from domino_tune.client.jobs import Search
-    from domino_tune.results import CalibrateResult, ScaleResult, Tuned
+    from domino_tune.results.calibrate import CalibrateResult
     from domino_tune.results.layouts import Layouts
+    from domino_tune.results.scale import ScaleResult
+    from domino_tune.results.tune import Tuned
 
 
 def serve(request: requests.ServeRequest, outputs: Outputs) -> None:

@@ -7,16 +7,18 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from domino_tune.base.printable import printable
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.base.tables import Table, print_line, print_table
-from domino_tune.results import ModelsResult, PlanResult
-from domino_tune.results.shown import Shown
-from domino_tune.results.simulate import workload_line
-from domino_tune.results.texts import ms
-from simulator.issue_order import IssueOrder
-from simulator.specs import ModelSpec
+
+if TYPE_CHECKING:
+    from domino_tune.results.models import ModelsResult
+    from domino_tune.results.plan import PlanResult
+    from domino_tune.results.shown import Shown
+    from simulator.issue_order import IssueOrder
+    from simulator.specs import ModelSpec
 
 
 def tables(result: Shown) -> None:
@@ -91,6 +93,9 @@ def still_progress() -> Iterator[Progress]:
 
 def plan(result: PlanResult) -> None:
     """Print the content of a plan file, and the case that it was made for."""
+    from domino_tune.results.simulate import workload_line
+    from domino_tune.results.texts import ms
+
     file = result.plan_file
     print_table(
         Table(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from domino_tune.base.tables import Table, print_line, print_table
 from domino_tune.cli.show import warn
-from domino_tune.results import (
+from domino_tune.results.profiles import (
     CheckResult,
     DiffResult,
     ImportResult,
     ProfileResult,
     ProfilesResult,
+    Trust,
 )
-from domino_tune.results.profiles import Trust
 
 
 def listing(result: ProfilesResult) -> None:

@@ -11,7 +11,7 @@ from domino_tune.base.errors import ServiceError
 from domino_tune.client.address import segment
 from domino_tune.client.answers import error_of
 from domino_tune.client.frames import rows_frame
-from domino_tune.results import CalibrateResult, Tuned
+from domino_tune.results.calibrate import CalibrateResult
 from domino_tune.results.from_json import (
     calibrated_from_json,
     layouts_from_json,
@@ -20,6 +20,7 @@ from domino_tune.results.from_json import (
 )
 from domino_tune.results.layouts import Layouts
 from domino_tune.results.scale import ScaleResult
+from domino_tune.results.tune import Tuned
 from domino_tune.results.whatif import whatif_frame
 from simulator.errors import InputError
 

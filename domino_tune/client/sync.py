@@ -48,8 +48,8 @@ from domino_tune.client.jobs import (
 )
 from domino_tune.client.tokens import Token
 from domino_tune.client.transport import JSON_HEADERS, PAUSES_S, new_key
-from domino_tune.results import Simulated
 from domino_tune.results.from_json import simulated_from_json
+from domino_tune.results.simulate import Simulated
 from domino_tune.store.files import read_bytes
 from simulator.errors import DominoTuneError
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from domino_tune.measure.contention_law import assumptions, contention_fit, with_earlier_sizes
 from domino_tune.measure.idle_lane_law import idle_lane_law
 from domino_tune.measure.op_rows import MEASURED, add_ops, add_rows
+from domino_tune.measure.power_law import with_loads
 from simulator.lookup.collectives import CollectiveRow
 from simulator.ops import Collective
 from simulator.profile import (
@@ -86,7 +87,9 @@ def _add_contention(profile: Profile, message: Message, before: Profile | None) 
     rows, lanes = message["rows"], message.get("lanes")
     if not rows:
         return profile
-    fit = contention_fit(rows, sm_count=profile.machine.sm_count, lanes=lanes)
+    fit = contention_fit(
+        rows, sm_count=profile.machine.sm_count, lanes=lanes, waits=message.get("waits")
+    )
     if before and before.contention:
         fit = with_earlier_sizes(fit, before.contention.fit)
     provenance = replace(MEASURED, note=assumptions(rows, lanes))
@@ -127,6 +130,10 @@ def _add_resume(profile: Profile, message: Message, before: Profile | None) -> P
     return replace(profile, resume=ResumeSection(fit=fit, provenance=MEASURED))
 
 
+def _add_power(profile: Profile, message: Message, before: Profile | None) -> Profile:
+    return replace(profile, power=with_loads(profile.power, message))
+
+
 _HANDLERS: Final[Mapping[str, Callable[[Profile, Message, Profile | None], Profile]]] = {
     "skew": _add_skew,
     "resume": _add_resume,
@@ -134,4 +141,5 @@ _HANDLERS: Final[Mapping[str, Callable[[Profile, Message, Profile | None], Profi
     "collective": _add_collective,
     "contention": _add_contention,
     "launch": _add_launch,
+    "power": _add_power,
 }

@@ -1,8 +1,7 @@
 """Builds the contention section from measured slowdowns: by size on CPU, by CTA count on GPUs.
 
 A row holds how much each family of compute slows while collectives of one operation, size and CTA
-count run, and how much these slow. (``fits.contention`` fits the same law to iterations in which
-both overlap only partly; here they overlap all the time.)
+count run, and how much these slow, all the time.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Final
 
 from simulator.contention import (
@@ -35,18 +34,32 @@ Row = Mapping[str, Any]
 Points = Sequence[tuple[int, float]]
 
 
+FILLS: Final = 0.5
+"""An op that keeps a collective out for more of what is left of it holds all SMs that it can take:
+other ops let it in at once, and GEMMs in their last wave."""
+
+
 def contention_fit(
-    rows: Sequence[Row], *, sm_count: int, lanes: Row | None = None
+    rows: Sequence[Row],
+    *,
+    sm_count: int,
+    lanes: Row | None = None,
+    waits: Mapping[str, Sequence[float]] | None = None,
 ) -> ContentionFit:
     """Return the fit of a message's rows (op, size_bytes, ctas, compute by family, collective,
     spread).
 
     Rows with a CTA count give the law. A row of NCCL's own choice (ctas 0) then shows which CTA
     count that choice is like. Without CTA counts, as on gloo, slowdowns are stored by size.
-    ``lanes`` is what two concurrent collectives did to each other (shared, factor), if measured.
+    ``lanes`` is what two concurrent collectives did to each other (shared, factor), if measured;
+    ``waits`` by family how long collectives waited that met an op of it, of what was left of it.
     """
     counted = [row for row in rows if row["ctas"]]
     fit = _by_ctas(counted, rows, sm_count) if counted else _by_size(rows)
+    if waits:
+        filling = {family for family, found in waits.items() if median(found) > FILLS}
+        laws = (replace(law, fills=law.family in filling) for law in fit.compute)
+        fit = replace(fit, compute=tuple(laws))
     if lanes is None:
         return fit
     measured = Slowdown(factor=max(1.0, _short(lanes["factor"])), error=LEAST_ERROR)
@@ -64,6 +77,8 @@ def assumptions(rows: Sequence[Row], lanes: Row | None) -> str:
         found.append("two collectives on different links do not disturb each other")
     if not any("collective" in row for row in rows):
         found.append("compute does not slow collectives")
+    if any(row.get("emulated") for row in rows):
+        found.append("NCCL's CTAs disturb as emulated ones do, which stream through memory")
     sized = [row["compute"].keys() for row in rows if not row["ctas"]]
     if any(families != sized[0] for families in sized):
         found.append("ops too long for a size's all-reduces slow as with the nearest sizes")

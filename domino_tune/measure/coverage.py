@@ -136,12 +136,13 @@ def contention_of(
     ctas: tuple[int, ...] = (),
 ) -> ContentionProbe | None:
     """Return two row slices to time with messages of their size and of their column pieces; with
-    ``ctas``, with the largest at each count, the backend's choice last. None at TP 1.
+    ``ctas``, with the largest at each count, the backend's choice last. At TP 1 collectives are
+    emulated, with each count; None without any.
 
     On CPU scatters and gathers take another share of the core than all-reduces, so they are timed,
     too; on a GPU what counts is the CTAs that they hold.
     """
-    if cluster.tp == 1:
+    if cluster.tp == 1 and not ctas:
         return None
     plan = SlicePlan(row_slices=2, order="intra", wgrad="eager")
     if workload.micro_batch_size == 1:
@@ -151,7 +152,7 @@ def contention_of(
         "all_reduce", shapes.hidden_bytes(0), *cluster.tp_group, dtype=workload.dtype
     )
     if ctas:
-        counts = (*ctas, 0)
+        counts = ctas if cluster.tp == 1 else (*ctas, 0)
         return ContentionProbe(
             case=0, plan=plan, messages=tuple(whole._replace(ctas=count) for count in counts)
         )

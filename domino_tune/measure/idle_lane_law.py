@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from simulator.idle_lane import IdleLane
 from simulator.lookup.collectives import CollectiveRow
@@ -60,6 +59,8 @@ def _fit(
 ) -> _Fit:
     """Return the law with a bucket of ``size``. ``sent``: bytes that rows send between nodes, as
     links of a node have no bucket; ``roots`` of the rows' weights."""
+    from scipy.optimize import nnls
+
     terms = np.column_stack([np.minimum(1.0, sent / size), np.full_like(sent, -1.0)])
     (burst_us, wake_us), left = nnls(terms * roots[:, None], longer_us * roots)
     return _Fit(float(left**2), size, float(burst_us), float(wake_us))

@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
 
+from domino_tune.measure.power_law import lacking_loads
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.ops import Collective, Gemm, Signature
@@ -68,12 +69,14 @@ class ContentionProbe:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSet:
-    """Everything to measure; ``ops`` are the compute signatures that a profile stores."""
+    """Everything to measure; ``ops`` are the compute signatures that a profile stores, ``loads``
+    tell a GPU's power."""
 
     cases: tuple[ProbeCase, ...]
     collectives: tuple[Collective, ...]
     contention: ContentionProbe | None
     ops: frozenset[Signature]
+    loads: tuple[str, ...] = ()
 
     def without_collectives(self) -> ProbeSet:
         """Return the compute part: what fewer ranks than the cluster has can measure."""
@@ -100,6 +103,7 @@ class ProbeSet:
             collectives=collectives,
             contention=self.contention if unfinished else None,
             ops=ops,
+            loads=tuple(one for one in lacking_loads(profile.power) if one in self.loads),
         )
 
     def _known_ops(
@@ -117,7 +121,7 @@ class ProbeSet:
     def is_empty(self) -> bool:
         """Return whether there is nothing to measure."""
         plans = any(case.plans for case in self.cases)
-        return not (plans or self.collectives or self.contention)
+        return not (plans or self.collectives or self.contention or self.loads)
 
     def payload(self, samples: int, seconds: float | None) -> dict[str, Any]:
         """Return the payload of ``measure.probes.rank_job``.
@@ -137,6 +141,7 @@ class ProbeSet:
             ],
             "collectives": [list(collective) for collective in self.collectives],
             "contention": self._contention_payload(),
+            "loads": list(self.loads),
             "seconds": seconds,
         }
 

@@ -1,23 +1,11 @@
-"""Results of the plan and models verbs."""
+"""Results of the plan verbs."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from domino_tune.store.plans import PlanFile
-from simulator.specs import ModelSpec
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelsResult:
-    """The models that come with the program."""
-
-    models: tuple[ModelSpec, ...]
-
-    def to_json(self) -> Any:
-        """Return one object a model: its fields and its number of parameters."""
-        return [{**asdict(model), "parameters": model.parameters} for model in self.models]
 
 
 @dataclass(frozen=True, kw_only=True)

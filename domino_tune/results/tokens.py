@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 
 
 @dataclass(frozen=True, kw_only=True)

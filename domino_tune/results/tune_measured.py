@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.tables import Table
-from domino_tune.results import Interval, TuneResult, to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.results.shown import frame
-from domino_tune.results.simulate import workload_line
+from domino_tune.results.simulate import Interval, workload_line
 from domino_tune.results.texts import ms
+from domino_tune.results.tune import TuneResult
 from simulator.plan import SlicePlan
 
 if TYPE_CHECKING:

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from domino_tune.base.tables import Table
-from domino_tune.results import Interval
 from domino_tune.results.json_form import HIDDEN
 from domino_tune.results.shown import Shown, frame
-from domino_tune.results.simulate import workload_line
+from domino_tune.results.simulate import Interval, workload_line
 from domino_tune.results.texts import NONE, factor, memory, ms, percent
 from domino_tune.store.plans import ProfileRef
 from simulator.plan import SlicePlan

@@ -36,27 +36,17 @@ from domino_tune.requests import (
 )
 from domino_tune.requests.options import option_of
 from domino_tune.requests.problems import in_wire_words
-from domino_tune.results import (
-    CalibrateResult,
-    LayoutsResult,
-    ProfilingResult,
-    ScaleResult,
-    SimulateResult,
-    TuneResult,
-    ValidateResult,
-    WhatIfResult,
-)
+from domino_tune.results.calibrate import CalibrateResult
+from domino_tune.results.layouts import LayoutsResult
+from domino_tune.results.profile import ProfilingResult
+from domino_tune.results.scale import ScaleResult
+from domino_tune.results.simulate import SimulateResult
+from domino_tune.results.tune import TuneResult
+from domino_tune.results.validate import ValidateResult
+from domino_tune.results.whatif import WhatIfResult
 from domino_tune.store.models import LoadedModel, load_model, override
 from domino_tune.store.plans import PlanFile
 from domino_tune.store.profiles import load_profile
-from domino_tune.verbs import calibrate as calibrate_verb
-from domino_tune.verbs import layouts as layouts_verb
-from domino_tune.verbs import profile as profile_verb
-from domino_tune.verbs import scale as scale_verb
-from domino_tune.verbs import simulate as simulate_verb
-from domino_tune.verbs import tune as tune_verb
-from domino_tune.verbs import validate as validate_verb
-from domino_tune.verbs import whatif as whatif_verb
 from simulator.errors import DominoTuneError, InputError, unknown_name
 from simulator.profile import Profile
 from simulator.specs import ModelSpec
@@ -200,10 +190,14 @@ def _value(key: str, hint: Any, value: Any) -> Any:
 
 
 def _simulate(request: SimulateRequest, loaded: Loaded, progress: Progress) -> SimulateResult:
+    from domino_tune.verbs import simulate as simulate_verb
+
     return simulate_verb.simulate(request, plan_file=loaded.plan_file, shelf=loaded)
 
 
 def _tune(request: TuneRequest, loaded: Loaded, progress: Progress) -> TuneResult:
+    from domino_tune.verbs import tune as tune_verb
+
     _refuse_sweep(request)
     if request.objective == "measure":
         loaded.refuse("objective='measure'")
@@ -211,11 +205,15 @@ def _tune(request: TuneRequest, loaded: Loaded, progress: Progress) -> TuneResul
 
 
 def _tune_layouts(request: TuneRequest, loaded: Loaded, progress: Progress) -> LayoutsResult:
+    from domino_tune.verbs import layouts as layouts_verb
+
     _refuse_sweep(request)
     return layouts_verb.tune_layouts(request, progress, shelf=loaded)
 
 
 def _tune_scale(request: TuneRequest, loaded: Loaded, progress: Progress) -> ScaleResult:
+    from domino_tune.verbs import scale as scale_verb
+
     return scale_verb.tune_scale(request, progress, shelf=loaded)
 
 
@@ -226,10 +224,14 @@ def _refuse_sweep(request: TuneRequest) -> None:
 
 
 def _whatif(request: WhatIfRequest, loaded: Loaded, progress: Progress) -> WhatIfResult:
+    from domino_tune.verbs import whatif as whatif_verb
+
     return whatif_verb.whatif(request, progress, plan_file=loaded.plan_file, shelf=loaded)
 
 
 def _validate(request: ValidateRequest, loaded: Loaded, progress: Progress) -> ValidateResult:
+    from domino_tune.verbs import validate as validate_verb
+
     loaded.refuse("validate")
     result = validate_verb.validate(request, progress)
     try:
@@ -241,10 +243,14 @@ def _validate(request: ValidateRequest, loaded: Loaded, progress: Progress) -> V
 
 
 def _profile(request: ProfileRequest, loaded: Loaded, progress: Progress) -> ProfilingResult:
+    from domino_tune.verbs import profile as profile_verb
+
     return profile_verb.profile(request, progress)
 
 
 def _calibrate(request: CalibrateRequest, loaded: Loaded, progress: Progress) -> CalibrateResult:
+    from domino_tune.verbs import calibrate as calibrate_verb
+
     return calibrate_verb.calibrate(request, progress, shelf=loaded)
 
 

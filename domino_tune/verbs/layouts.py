@@ -15,9 +15,9 @@ from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import TuneRequest
 from domino_tune.requests.options import option_of
 from domino_tune.requests.verbs import NOT_OF_LAYOUTS
-from domino_tune.results import SimulateResult
 from domino_tune.results.frameworks import RunsThere
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
+from domino_tune.results.simulate import SimulateResult
 from domino_tune.search.layouts import Candidate, LayoutSearch, Timed
 from domino_tune.search.simulated import slicings_of
 from domino_tune.store.shelf import DISK, Shelf

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -15,6 +16,7 @@ from domino_tune.measure.coverage import coverage, cta_counts
 from domino_tune.measure.machine import machine_of, ranks_per_node
 from domino_tune.measure.model_free import CPU, GPU, model_free_probes
 from domino_tune.measure.outliers import outliers_of
+from domino_tune.measure.power_law import lacking_loads
 from domino_tune.measure.probe_set import ProbeSet, lacks_waits
 from domino_tune.measure.profiling import measure_profile
 from domino_tune.measure.same_machine import differences
@@ -37,6 +39,10 @@ from simulator.units import GIB
 
 FOR_MODEL: Final = ("seq_length", "micro_batch_size")
 MINUTE_S: Final = 60
+NO_POWER: Final = (
+    "Power and clock are not measured: NVIDIA's bindings are not installed "
+    "(pip install 'domino_tune[kernels]')."
+)
 START_S: Final = 8
 """Time that starting ranks takes from the budget."""
 
@@ -144,6 +150,10 @@ def resolve_task(request: ProfileRequest) -> Task:
     )
     dtype = cast("Dtype", request.dtype or ("bf16" if spec.backend == "nccl" else "fp32"))
     probes, notes = _probes(request, cluster, dtype, fresh)
+    if spec.backend == "nccl" and find_spec("pynvml") is None:
+        notes = (*notes, NO_POWER)
+    elif spec.backend == "nccl":
+        probes = replace(probes, loads=lacking_loads(None))
     return Task(request=request, spec=spec, path=path, profile=known, probes=probes, notes=notes)
 
 
@@ -258,7 +268,9 @@ def _result(task: Task, measured: Profile, *, seconds: float) -> ProfilingResult
 def _section(task: Task, after: Profile, left: ProbeSet, name: str) -> MeasuredSection:
     """Return the counts of one section; fits such as launch and skew have no rows to count."""
     lacking: int | None = None
-    if name in ("gemm", "attention", "pointwise"):
+    if name == "power":
+        lacking = len(left.loads)
+    elif name in ("gemm", "attention", "pointwise"):
         lacking = sum(signature.kind == name for signature in left.ops)
     elif name == "collectives":
         lacking = len(left.collectives)

@@ -9,8 +9,15 @@ from typing import Any, Final
 
 from domino_tune import requests
 from domino_tune.measure.importers import Hints, Imported, import_into, not_from, read_table
-from domino_tune.results import CheckResult, DiffResult, ImportResult, ProfileResult, ProfilesResult
-from domino_tune.results.profiles import SectionResult, Trust
+from domino_tune.results.profiles import (
+    CheckResult,
+    DiffResult,
+    ImportResult,
+    ProfileResult,
+    ProfilesResult,
+    SectionResult,
+    Trust,
+)
 from domino_tune.results.simulate import Interval
 from domino_tune.store.assumptions import assumptions
 from domino_tune.store.files import check_writable, make_folder, only_user, read_bytes

@@ -26,16 +26,11 @@ from domino_tune.report.html import write_report, write_scale
 from domino_tune.report.names import STRATEGY_NAMES, plan_text
 from domino_tune.requests.command_line import command_line, simulate_request
 from domino_tune.requests.outputs import TuneOutputs
-from domino_tune.results import (
-    LayoutsResult,
-    ScaleResult,
-    SimulateResult,
-    TuneResult,
-    WhatIfPoint,
-    WhatIfResult,
-)
-from domino_tune.results.simulate import workload_line
-from domino_tune.results.tune import found_words
+from domino_tune.results.layouts import LayoutsResult
+from domino_tune.results.scale import ScaleResult
+from domino_tune.results.simulate import SimulateResult, workload_line
+from domino_tune.results.tune import TuneResult, found_words
+from domino_tune.results.whatif import WhatIfPoint, WhatIfResult
 from domino_tune.search.problem import piece_count
 from domino_tune.verbs.landscape import NOTE
 from domino_tune.verbs.simulate import BASELINE, BOUND, CHOSEN

@@ -11,7 +11,8 @@ from typing import Final
 
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import TuneRequest
-from domino_tune.results import LayoutsResult, ScalePoint, ScaleResult
+from domino_tune.results.layouts import LayoutsResult
+from domino_tune.results.scale import ScalePoint, ScaleResult
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.layouts import base_of, tune_layouts

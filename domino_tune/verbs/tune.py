@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from domino_tune.base.cores import Ahead, in_turn, on_all_cores
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import TuneRequest
-from domino_tune.results import TuneResult
-from domino_tune.results.tune import TrialResult
+from domino_tune.results.tune import TrialResult, TuneResult
 from domino_tune.search import (
     SEARCHES,
     Record,
@@ -30,7 +29,6 @@ from domino_tune.verbs.frameworks import frameworks_of
 from domino_tune.verbs.landscape import contention_sensitivity, plan_grid
 from domino_tune.verbs.resolve import Chosen, check_collectives, resolve
 from domino_tune.verbs.simulate import simulate_plan
-from domino_tune.verbs.tune_measured import tune_measured
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.specs import TP_COLLECTIVES
@@ -46,6 +44,8 @@ def tune(
     result is a MeasuredTuneResult.
     """
     if request.objective == "measure":
+        from domino_tune.verbs.tune_measured import tune_measured
+
         return tune_measured(request, progress)
     check_simulated(request)
     cases = cases_to_tune(resolve(request, shelf=shelf), request.tune_also)

@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from domino_tune.base.errors import RunError
+from domino_tune.base.errors import RunError, TuningInterrupted
 from domino_tune.base.medians import median_interval
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.measure.machine import machine_of
 from domino_tune.measure.same_machine import compared_fields
 from domino_tune.requests import TuneRequest
 from domino_tune.requests.command_line import command_line
-from domino_tune.results import Interval
+from domino_tune.results.simulate import Interval
 from domino_tune.results.tune import TrialResult
 from domino_tune.results.tune_measured import MeasuredPlan, MeasuredTuneResult
 from domino_tune.runtime.launch.launch import check_ready
@@ -65,10 +65,6 @@ from simulator.units import GIB, MS_PER_NS
 
 ROUNDS: Final = 10
 FINAL_ROUNDS: Final = 20
-
-
-class TuningInterrupted(KeyboardInterrupt):
-    """Ctrl-C. The text says where the evidence is, the best plan so far, and how to go on."""
 
 
 @dataclass(kw_only=True)

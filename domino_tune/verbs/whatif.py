@@ -10,7 +10,8 @@ from domino_tune.base.progress import Progress, no_progress
 from domino_tune.base.units import Dimension, QuantityError, parse_quantity
 from domino_tune.requests import TuneRequest, WhatIfRequest
 from domino_tune.requests.options import MOST
-from domino_tune.results import SimulateResult, WhatIfPoint, WhatIfResult
+from domino_tune.results.simulate import SimulateResult
+from domino_tune.results.whatif import WhatIfPoint, WhatIfResult
 from domino_tune.search import Record, choose_best
 from domino_tune.search.problem import go_on
 from domino_tune.search.simulated import CasePlans

@@ -1,4 +1,4 @@
-"""Run benchmarks and print their tables: ``python -m lab.bench [NAME …]``."""
+"""Run benchmarks and print their tables. Exit with 1 where a target is missed."""
 
 from __future__ import annotations
 
@@ -6,48 +6,58 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from typing import Final
 
-from domino_tune.base.tables import print_line, print_table
-from lab.bench import BENCHES
+from domino_tune.base.tables import Table, print_line, print_table
+from lab.bench import BENCHES, find
 from lab.verdict import SkippedError, count_verdicts
 from simulator.errors import unknown_name
 
+EXTRAS: Final = ("torch", "transformers")
+"""Packages that an installation without the runtime lacks."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the named benchmarks, or all. Return 2 for an unknown name; a missed target returns 0."""
+    """Run the named benchmarks, or all. Return 1 for a missed target, 2 for an unknown name."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks (default: all)")
-    parser.add_argument("--list", action="store_true", help="print their names")
+    parser.add_argument("--list", action="store_true", help="print what each of them prints")
     options = parser.parse_args(argv)
     if options.list:
-        print("\n".join(BENCHES))
+        print("\n".join(f"{name:<13} {bench.prints}" for name, bench in BENCHES.items()))
         return 0
     for name in options.names:
         if name not in BENCHES:
             print(f"error: {unknown_name('benchmark', name, BENCHES)}", file=sys.stderr)
             return 2
-    met = missed = 0
-    for name in options.names or BENCHES:
-        ok, miss = run(name)
-        met, missed = met + ok, missed + miss
+    tables = [table for name in options.names or BENCHES for table in run(name)]
+    met, missed = count_verdicts(tables)
     print_line(f"{met} ok, {missed} missed")
-    return 0
+    return int(missed > 0)
 
 
-def run(name: str) -> tuple[int, int]:
-    """Print one benchmark's tables and times. Return how many targets were met and missed."""
+def run(name: str) -> list[Table]:
+    """Print one benchmark's tables and times, and what was skipped. Return the tables."""
     wall, cpu = time.perf_counter(), time.process_time()
     print_line(f"=== {name}")
-    try:
-        tables = BENCHES[name]()
-    except SkippedError as reason:
-        print_line(f"skipped: {reason}")
-        return 0, 0
-    for table in tables:
-        print_table(table)
+    tables: list[Table] = []
+    for part in BENCHES[name].parts:
+        try:
+            found = list(find(part)())
+        except SkippedError as reason:
+            print_line(f"skipped: {part}: {reason}")
+            continue
+        except ModuleNotFoundError as missing:
+            if missing.name not in EXTRAS:
+                raise
+            print_line(f"skipped: {part}: no {missing.name}")
+            continue
+        for table in found:
+            print_table(table)
+        tables += found
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     print_line(f"--- {name}: {wall:.1f} s wall, {cpu:.1f} s CPU")
-    return count_verdicts(tables)
+    return tables
 
 
 if __name__ == "__main__":

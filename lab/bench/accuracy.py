@@ -1,38 +1,59 @@
-"""Errors of look-ups: GEMMs and all-reduces withheld, GEMMs extrapolated, and bundled fits."""
+"""Errors of look-ups and of the contention law on what was withheld from them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from statistics import fmean
 from typing import Final
 
 from domino_tune.base.tables import Table
-from domino_tune.store.profile_check import check_profile, collective_error
+from domino_tune.store.profile_check import collective_error
 from domino_tune.store.profiles import load_profile
-from lab.bench.facts import H100_SMS, bare_h100, gemm_section, read_measured
+from lab.bench.facts import errors, facts_dir, read_measured
 from lab.fits.collectives import fit_collectives
 from lab.fits.gemm import Shape, fit_gemm, leave_out_error
-from lab.verdict import Check, at_most, check_table, reported
+from lab.fits.unshipped import fitted_overlap
+from lab.verdict import Check, at_most, check_table, equal, reported
 from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.gemm import GemmFit, GemmRow
-from simulator.ops import Gemm
+from simulator.profile import GemmSection, Machine, Profile
+from simulator.provenance import Provenance
 
+H100_SMS: Final = 132
 GEMM_LIMIT: Final = 0.025
 ALL_REDUCE_LIMIT: Final = 0.03
 EXTRAPOLATION_LIMIT: Final = 0.08
+CONTENTION_LIMIT: Final = 0.03
+MEASUREMENTS: Final = 70
 KNOWN_M: Final = 2048
 FAR_M: Final = 4096
-BUNDLED: Final = ("h100-dgx", "a100-sxm")
 
 
 def accuracy() -> list[Table]:
-    """Return errors of look-ups in the imported H100 tables, and those the bundled fits state."""
+    """Return errors of look-ups in the imported H100 tables."""
     checks = [*_gemm_checks(), *_all_reduce_checks()]
     notes = [
         "withheld: whole (n, k) pairs in ten folds; MAPE of the table's interpolation.",
         "extrapolation: rows of m ≤ 2,048 imported; the law is fitted to the same rows alone.",
     ]
-    return [check_table("Look-ups from the imported H100 tables", checks, notes), _bundled()]
+    return [check_table("Look-ups from the imported H100 tables", checks, notes)]
+
+
+def contention() -> list[Table]:
+    """Return errors of the law: fitted to all measurements, and with one GEMM shape left out."""
+    overlapped = fitted_overlap(facts_dir())
+    fit = overlapped.fit
+    checks = [
+        equal("measurements", MEASUREMENTS, overlapped.cells),
+        at_most("MAPE, one GEMM shape left out at a time", CONTENTION_LIMIT,
+                fit.leave_shape_out_error),
+        at_most("MAPE, fitted once to all", CONTENTION_LIMIT, fit.error),
+        reported("SMs that a CTA takes", f"{fit.sms_per_cta:g}"),
+        reported("factors on GEMM time, all-reduce time",
+                 f"{fit.compute_factor:g}, {fit.collective_factor:g}"),
+        reported("constant of the experiment", f"{fit.constant_us:g} us"),
+    ]  # fmt: skip
+    return [check_table("Contention: overlap_432_1200MHz, 4 × A100, 64 MiB all-reduce", checks)]
 
 
 def _gemm_checks() -> list[Check]:
@@ -65,14 +86,16 @@ def _gemm_checks() -> list[Check]:
 def _extrapolation_error(
     known: Sequence[GemmRow], targets: Sequence[GemmRow], fits: tuple[GemmFit, ...]
 ) -> float:
-    """Return the MAPE of look-ups of ``targets`` in a profile that holds only ``known``."""
-    profile = replace(bare_h100("known"), gemm=gemm_section(tuple(known), fits))
-    table = profile.gemm_table()
-    errors = [
-        abs(table.estimate(Gemm(row.m, row.n, row.k)).duration_us / row.median_us - 1)
-        for row in targets
-    ]
-    return sum(errors) / len(errors)
+    """Return the MAPE of look-ups of ``targets`` in an H100 profile that holds only ``known`` and
+    its data sheet, as an import makes it."""
+    machine = Machine(
+        gpu="H100 SXM 80 GB", gpus_per_node=8, gpu_memory_gib=80.0, sm_count=H100_SMS,
+        peak_tflops={"bf16": 989.4}, memory_bandwidth_gb_s=3350.0, backend="nccl",
+    )  # fmt: skip
+    source = Provenance(kind="imported", source="published measurements")
+    section = GemmSection(rows=tuple(known), fits=fits, provenance=source)
+    bare = Profile(name="known", created="2025-06-18", machine=machine, gemm=section)
+    return fmean(errors(bare.gemm_table(), targets))
 
 
 def _all_reduce_checks() -> list[Check]:
@@ -94,21 +117,6 @@ def _all_reduce_checks() -> list[Check]:
             )
         )
     return checks
-
-
-def _bundled() -> Table:
-    """Return the error that each section of the bundled profiles states."""
-    rows = [
-        (name, check.section, check.kind,
-         f"{100 * check.error:.2g}%" if check.error else "not known")
-        for name in BUNDLED
-        for check in check_profile(load_profile(name))
-    ]  # fmt: skip
-    return Table(
-        title="Errors that the bundled profiles state",
-        columns=("profile", "section", "numbers are", ">stated error"),
-        rows=rows,
-    )
 
 
 def _shapes(rows: Sequence[GemmRow]) -> list[Shape]:

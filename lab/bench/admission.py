@@ -7,39 +7,39 @@ ops the mean, as the records have them.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
 from lab.bench.baselines import case_of
+from lab.bench.cases import time_ms
 from lab.bench.facts import REPOSITORY
-from lab.fits.beside import fit_beside
 from lab.fits.common import records
-from lab.fits.h200_contention import (
+from lab.fits.contention import (
     FILLING,
     FULL_RATE,
-    SM_COUNT,
     beside_cells,
+    fit_beside,
+    fit_memory,
     full_cells,
     gb_s_of,
     streamed_cells,
 )
-from lab.fits.memory_queue import fit_memory
+from lab.fits.measured import GPU
 from lab.verdict import Check, at_most, check_table, reported
 from simulator.contention import CollectiveFamily, ComputeFamily, Contention, ContentionFit
 from simulator.implementation import LAUNCH_ORDERS
 from simulator.ops import Gemm, Pointwise
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.predict import predict
 from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Step
 from simulator.record import record
 from simulator.schedule import COMPUTE, TP, OpTemplate, Repeat, Schedule, Segment
-from simulator.units import MS_PER_NS
 from simulator.waves import Waves, waves_of
 
 NAME: Final = "h200-sxm"
@@ -56,41 +56,50 @@ RULES: Final[tuple[Rule, ...]] = get_args(Rule)
 """When a collective gets in beside a GEMM; of these the last is the simulator's."""
 
 
-class Played(NamedTuple):
-    """What an op and a collective take, in ns."""
+class Pair(NamedTuple):
+    """Two numbers: of the op and of the collective."""
 
-    op_ns: float
-    collective_ns: float
+    op: float
+    collective: float
 
 
 class Cell(NamedTuple):
-    """One measured cell: relative errors by rule, of the op and of the collective."""
+    """One measured cell: relative errors by rule."""
 
     family: str
     name: str
     op_us: float
-    errors: dict[Rule, Played]
+    errors: dict[Rule, Pair]
 
 
 def admission() -> list[Table]:
-    """Return the errors by family, and what each launch order does to a job."""
+    """Return the errors by family and by rule, and what each launch order does to a job."""
     rows = records(REPOSITORY / "measurements" / NAME / "contention.jsonl.gz")
-    return [_beside_records(rows), _rules(rows), _launch_orders()]
+    gemms = [row for row in rows if row["family"] == "gemm"]
+    moving, still = list(_cells(rows, rows, FULL_RATE)), list(_cells(gemms, rows, 0.0))
+    return [_beside_records(rows, moving), _rules(moving, still), _launch_orders()]
 
 
-def _beside_records(rows: Sequence[Mapping[str, Any]]) -> Table:
-    cells = list(_cells(rows, FULL_RATE))
+def _beside_records(rows: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> Table:
     checks: list[Check] = []
     for family in FAMILIES:
         mine = [cell for cell in cells if cell.family == family]
+        error = _error(mine)
         again = _repeated(row for row in rows if row["family"] == family)
+        parts = {f"  {LONG_US:g} us or more": [one for one in mine if one.op_us >= LONG_US]}
+        for name in dict.fromkeys(cell.name for cell in mine):
+            parts[f"  {name}"] = [one for one in mine if one.name == name]
         checks += [
-            at_most(f"{family}, {len(mine)} cells: the op", LIMIT, _error(mine).op_ns),
-            at_most(f"{family}: the collective", LIMIT, _error(mine).collective_ns),
-            *_parts(mine),
-            reported("  how far the same cells are apart: the op", f"{again.op_ns:.1%}"),
+            at_most(f"{family}, {len(mine)} cells: the op", LIMIT, error.op),
+            at_most(f"{family}: the collective", LIMIT, error.collective),
+            *(
+                reported(f"{what}, {len(some)} cells: the collective",
+                         f"{_error(some).collective:.1%}")
+                for what, some in parts.items() if some
+            ),
+            reported("  how far the same cells are apart: the op", f"{again.op:.1%}"),
             reported("  how far the same cells are apart: the collective",
-                     f"{again.collective_ns:.1%}"),
+                     f"{again.collective:.1%}"),
         ]  # fmt: skip
     return check_table(
         "Op and collective beside each other (MAPE), each op withheld", checks,
@@ -102,30 +111,14 @@ def _beside_records(rows: Sequence[Mapping[str, Any]]) -> Table:
     )  # fmt: skip
 
 
-def _parts(cells: Sequence[Cell]) -> list[Check]:
-    """Return the collective's errors by length and name of the op."""
-    long = [cell for cell in cells if cell.op_us >= LONG_US]
-    named = [(f"  {LONG_US:g} us or more", long)] if long else []
-    named += [
-        (f"  {name}", [cell for cell in cells if cell.name == name])
-        for name in dict.fromkeys(cell.name for cell in cells)
-    ]
-    return [
-        reported(f"{what}, {len(some)} cells: the collective", f"{_error(some).collective_ns:.1%}")
-        for what, some in named
-    ]
-
-
-def _rules(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _rules(moving: Sequence[Cell], still: Sequence[Cell]) -> Table:
     """Return the errors beside GEMMs by rule. A collective that moves nothing is not slowed: what
     is off then is when it got in."""
     table = []
-    for what, rate in (("moves nothing", 0.0), ("moves bytes", FULL_RATE)):
-        cells = [cell for cell in _cells(rows, rate) if cell.family == "gemm"]
-        for part, some in (
-            ("all", cells), ("below 150 us", [c for c in cells if c.op_us < LONG_US])
-        ):  # fmt: skip
-            errors = [_error(some, rule).collective_ns for rule in RULES]
+    for what, cells in (("moves nothing", still), ("moves bytes", moving)):
+        for part, below_us in (("all", math.inf), ("below 150 us", LONG_US)):
+            some = [one for one in cells if one.family == "gemm" and one.op_us < below_us]
+            errors = [_error(some, rule).collective for rule in RULES]
             table.append((what, part, str(len(some)), *(f"{error:.1%}" for error in errors)))
     return Table(
         title="When a collective gets in beside a GEMM: MAPE of the collective by rule",
@@ -134,47 +127,54 @@ def _rules(rows: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _error(cells: Sequence[Cell], rule: Rule = "in its last wave") -> Played:
-    errors = [cell.errors[rule] for cell in cells]
-    return Played(*(statistics.fmean(some) for some in zip(*errors, strict=True)))
+def _error(cells: Sequence[Cell], rule: Rule = "in its last wave") -> Pair:
+    return _mean([cell.errors[rule] for cell in cells])
 
 
-def _repeated(rows: Iterable[Mapping[str, Any]]) -> Played:
-    """Return the mean distance of a cell from the mean of its three repetitions, relative."""
-    found: dict[tuple[str, int], list[Played]] = defaultdict(list)
+def _mean(pairs: Sequence[Pair]) -> Pair:
+    return Pair(*(statistics.fmean(some) for some in zip(*pairs, strict=True)))
+
+
+def _off(one: Pair, other: Pair) -> Pair:
+    """Return how far ``one`` is from ``other``, relative."""
+    return Pair(*(abs(mine / theirs - 1) for mine, theirs in zip(one, other, strict=True)))
+
+
+def _measured(cell: Mapping[str, Any]) -> Pair:
+    return Pair(cell["op_mean_ns"], cell["collective_ns"])
+
+
+def _repeated(rows: Iterable[Mapping[str, Any]]) -> Pair:
+    """Return the mean distance of a cell from the mean of its three repetitions."""
+    found: dict[tuple[str, int], list[Pair]] = defaultdict(list)
     for row in rows:
         for cell in row["cells"]:
             if cell["rate"] == FULL_RATE:
-                times = Played(cell["op_mean_ns"], cell["collective_ns"])
-                found[row["case"], cell["ctas"]].append(times)
-    apart = [
-        Played(*(abs(_apart(values)) for values in zip(one, *others, strict=True)))
+                found[row["case"], cell["ctas"]].append(_measured(cell))
+    return _mean([
+        _off(one, _mean(cells[:index] + cells[index + 1 :]))
         for cells in found.values() if len(cells) > 1
         for index, one in enumerate(cells)
-        for others in (cells[:index] + cells[index + 1 :],)
-    ]  # fmt: skip
-    return Played(*(statistics.fmean(some) for some in zip(*apart, strict=True)))
+    ])  # fmt: skip
 
 
-def _apart(values: Sequence[float]) -> float:
-    """Return the distance of the first from the mean of the others."""
-    return values[0] / statistics.fmean(values[1:]) - 1
-
-
-def _cells(rows: Sequence[Mapping[str, Any]], rate: float) -> Iterator[Cell]:
+def _cells(
+    asked: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], rate: float
+) -> Iterator[Cell]:
+    """Yield the cells of ``asked``, each by the law of the other cases of ``rows``."""
     fitted: dict[str, ContentionFit] = {}
-    for row, cell in full_cells(rows, rate):
+    for row, cell in full_cells(asked, rate):
         family, case = row["family"], row["case"]
         if case not in fitted:
             fitted[case] = _without(rows, family, case, rate)
-        errors: dict[Rule, Played] = {}
-        for rule in RULES if family == "gemm" else RULES[-1:]:
-            played = _played(row, cell, fitted[case], rule)
-            errors[rule] = Played(
-                abs(played.op_ns / cell["op_mean_ns"] - 1),
-                abs(played.collective_ns / cell["collective_ns"] - 1),
-            )
-        yield Cell(family, row["name"], row["alone_again_ns"] / 1000, errors)
+        rules = RULES if family == "gemm" else RULES[-1:]
+        yield Cell(
+            family, row["name"], row["alone_again_ns"] / 1000,
+            {
+                rule: _off(_played(row, cell, fitted[case], rule), _measured(cell))
+                for rule in rules
+            },
+        )  # fmt: skip
 
 
 def _without(
@@ -191,14 +191,14 @@ def _without(
         found = fit_memory(streamed_cells(others), known.memory.attained_gb_s)
         factor, memory = found.factor, found.law
     return replace(
-        known, compute=(fit_beside(mine, sm_count=SM_COUNT).law,),
+        known, compute=(fit_beside(mine, sm_count=GPU.machine.sm_count),),
         collective=replace(known.collective, factor=factor), memory=memory,
     )  # fmt: skip
 
 
 def _played(
     row: Mapping[str, Any], cell: Mapping[str, Any], fit: ContentionFit, rule: Rule
-) -> Played:
+) -> Pair:
     """Return the mean time of an op and the median of a collective in a long loop."""
     op_ns, collective_ns = round(row["alone_again_ns"]), round(cell["collective_alone_ns"])
     count = 1 + OPS * op_ns * 3 // collective_ns
@@ -221,7 +221,7 @@ def _played(
         ends[template.lane].append(end)
     whole = ends[COMPUTE][-1]
     done = [end for end in ends[TP] if end <= whole]
-    return Played(whole / OPS, statistics.median(b - a for a, b in pairwise(done)))
+    return Pair(whole / OPS, statistics.median(b - a for a, b in pairwise(done)))
 
 
 def _op(row: Mapping[str, Any], op_ns: int, rule: Rule) -> tuple[Step, ...]:
@@ -229,7 +229,7 @@ def _op(row: Mapping[str, Any], op_ns: int, rule: Rule) -> tuple[Step, ...]:
     whole = Step(COMPUTE, op_ns * WORK_UNIT, 1, (), 0)
     if rule == "at once" or row["family"] not in FILLING:
         return (whole,)
-    waves = waves_of(_gemm(row), SM_COUNT) if row["family"] == "gemm" else Waves(1, 0)
+    waves = waves_of(_gemm(row), GPU.machine.sm_count) if row["family"] == "gemm" else Waves(1, 0)
     if rule == "at its end" or not waves.free_sms:
         return (whole._replace(room=0),)
     first = op_ns * (waves.waves - 1) // waves.waves * WORK_UNIT
@@ -250,28 +250,22 @@ def _gemm(row: Mapping[str, Any]) -> Gemm:
 
 
 def _launch_orders() -> Table:
-    rows = []
-    for profile in ("h100-dgx", NAME):
-        for name, plan in _plans().items():
-            times = []
-            for order in LAUNCH_ORDERS:
-                case = case_of(profile, "gpt3-13b", 8)
-                how = replace(case.workload.implementation, launch_order=order)
-                workload = replace(case.workload, implementation=how)
-                there = replace(case, workload=workload)
-                times.append(predict(there, plan).makespan_ns * MS_PER_NS)
-            rows.append((profile, name, *(f"{ms:.1f}" for ms in times)))
-    return Table(
-        title="GPT-3 13B at TP 8, 8 × 2,048: ms by launch order",
-        columns=("profile", "plan", *(f">{order}" for order in LAUNCH_ORDERS)),
-        rows=rows,
-    )
-
-
-def _plans() -> dict[str, SlicePlan]:
-    return {
+    plans = {
         "Megatron-LM with SP": replace(MEGATRON, sequence_parallel=True),
         "2 rows, greedy": SlicePlan(row_slices=2, sequence_parallel=True),
         "2 rows, inter": SlicePlan(order="inter", wgrad="eager", sequence_parallel=True),
         "4 rows, greedy": SlicePlan(row_slices=4, sequence_parallel=True),
     }
+    rows = []
+    for profile, name in product(("h100-dgx", NAME), plans):
+        case, times = case_of(profile, "gpt3-13b", 8), []
+        for order in LAUNCH_ORDERS:
+            how = replace(case.workload.implementation, launch_order=order)
+            there = replace(case, workload=replace(case.workload, implementation=how))
+            times.append(f"{time_ms(there, plans[name]):.1f}")
+        rows.append((profile, name, *times))
+    return Table(
+        title="GPT-3 13B at TP 8, 8 × 2,048: ms by launch order",
+        columns=("profile", "plan", *(f">{order}" for order in LAUNCH_ORDERS)),
+        rows=rows,
+    )

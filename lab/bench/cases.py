@@ -1,17 +1,26 @@
-"""Cases that benchmarks share: model, TP degree, batch, sequence length and link speed."""
+"""Cases that benchmarks share, and how they ask for times, intervals and the fastest plan."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
+from operator import itemgetter
+from statistics import median
 from typing import Final, NamedTuple
 
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
+from simulator.confidence import Confidence, confidence_of
 from simulator.cost import NO_CHANGES, Changes
+from simulator.plan import SlicePlan
+from simulator.predict import played, predict, unsure_clocks
 from simulator.presets import MODELS
 from simulator.profile import Profile
+from simulator.record import record
 from simulator.specs import ClusterSpec, ModelSpec, Workload
+from simulator.timeline import Timeline
+from simulator.units import MS_PER_NS
 
 PROFILE: Final = "h100-dgx"
 
@@ -54,6 +63,41 @@ def make_case(
     )
 
 
+def time_ms(case: Case, plan: SlicePlan) -> float:
+    """Return the time of an iteration."""
+    return predict(case, plan).makespan_ns * MS_PER_NS
+
+
+def fastest(case: Case, plans: Iterable[SlicePlan]) -> tuple[int, SlicePlan]:
+    """Return the time, in ns, and the plan of the first of the fastest."""
+    times = ((predict(case, plan).makespan_ns, plan) for plan in plans)
+    return min(times, key=itemgetter(0))
+
+
+def recorded(case: Case, plan: SlicePlan) -> Timeline:
+    """Return the timeline that the fast engine plays."""
+    found = played(case, plan)
+    return record(found.schedule, found.program)
+
+
+def interval(case: Case, plan: SlicePlan) -> Confidence:
+    """Return how sure the time of an iteration is."""
+    found = played(case, plan)
+    timeline = record(found.schedule, found.program)
+    return confidence_of(timeline, found.cost, unsure_clocks(case, found))
+
+
+def half_width(known: Confidence) -> float:
+    """Return half of the interval over its middle."""
+    return (known.high_ns - known.low_ns) / (known.high_ns + known.low_ns)
+
+
+def spread(values: Iterable[float], form: str) -> tuple[str, str, str]:
+    """Return the least, the median and the most of ``values`` in ``form``."""
+    known = sorted(values)
+    return format(known[0], form), format(median(known), form), format(known[-1], form)
+
+
 class SearchCase(NamedTuple):
     """One case of the search benchmarks. ``link`` multiplies the bandwidth of the links."""
 
@@ -77,29 +121,17 @@ class SearchCase(NamedTuple):
 
 
 SEARCH_CASES: Final = (
-    SearchCase("gpt3-2.7b", 2, 8, 2048),
-    SearchCase("gpt3-2.7b", 4, 16, 1024),
-    SearchCase("gpt3-2.7b", 8, 4, 512, 0.5),
-    SearchCase("gpt3-6.7b", 4, 8, 1024),
-    SearchCase("gpt3-6.7b", 8, 16, 512),
-    SearchCase("gpt3-6.7b", 8, 12, 1024, 0.25),
-    SearchCase("gpt3-6.7b", 16, 16, 1024),
-    SearchCase("gpt3-13b", 8, 16, 1024),
-    SearchCase("gpt3-13b", 8, 16, 1024, 0.25),
-    SearchCase("gpt3-13b", 8, 5, 2048, 2.0),
-    SearchCase("gpt3-13b", 16, 16, 1024),
-    SearchCase("gpt3-13b", 32, 32, 512),
-    SearchCase("gpt3-30b", 16, 4, 1024, 0.5),
-    SearchCase("gpt3-30b", 16, 2, 2048),
-    SearchCase("llama2-7b", 4, 8, 1024),
-    SearchCase("llama2-7b", 8, 8, 2048, 0.5),
-    SearchCase("llama2-7b", 8, 1, 4096),
-    SearchCase("llama2-13b", 8, 16, 512),
-    SearchCase("llama2-13b", 16, 7, 1024),
-    SearchCase("llama2-13b", 32, 8, 1024, 2.0),
-    SearchCase("llama3-8b", 8, 6, 2048),
-    SearchCase("llama3-8b", 4, 4, 2048, 0.25),
-    SearchCase("llama2-13b", 8, 2, 4096),
-    SearchCase("gpt3-175b", 64, 2, 1024),
-)
+    SearchCase("gpt3-2.7b", 2, 8, 2048), SearchCase("gpt3-2.7b", 4, 16, 1024),
+    SearchCase("gpt3-2.7b", 8, 4, 512, 0.5), SearchCase("gpt3-6.7b", 4, 8, 1024),
+    SearchCase("gpt3-6.7b", 8, 16, 512), SearchCase("gpt3-6.7b", 8, 12, 1024, 0.25),
+    SearchCase("gpt3-6.7b", 16, 16, 1024), SearchCase("gpt3-13b", 8, 16, 1024),
+    SearchCase("gpt3-13b", 8, 16, 1024, 0.25), SearchCase("gpt3-13b", 8, 5, 2048, 2.0),
+    SearchCase("gpt3-13b", 16, 16, 1024), SearchCase("gpt3-13b", 32, 32, 512),
+    SearchCase("gpt3-30b", 16, 4, 1024, 0.5), SearchCase("gpt3-30b", 16, 2, 2048),
+    SearchCase("llama2-7b", 4, 8, 1024), SearchCase("llama2-7b", 8, 8, 2048, 0.5),
+    SearchCase("llama2-7b", 8, 1, 4096), SearchCase("llama2-13b", 8, 16, 512),
+    SearchCase("llama2-13b", 16, 7, 1024), SearchCase("llama2-13b", 32, 8, 1024, 2.0),
+    SearchCase("llama3-8b", 8, 6, 2048), SearchCase("llama3-8b", 4, 4, 2048, 0.25),
+    SearchCase("llama2-13b", 8, 2, 4096), SearchCase("gpt3-175b", 64, 2, 1024),
+)  # fmt: skip
 """One node and several, batches of 1 to 32, bandwidth ×0.25 to ×2."""

@@ -10,15 +10,14 @@ from typing import Final
 
 from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
-from lab.bench.facts import read_measured
+from lab.bench.facts import errors, read_measured
 from lab.verdict import Check, check_table
 from simulator.lookup import expected
 from simulator.lookup.attention import AttentionRow, AttentionTable
 from simulator.lookup.collectives import MIB, CollectiveRow, CollectiveTable
-from simulator.lookup.expected import EXPECTED, Expected
+from simulator.lookup.expected import Expected
 from simulator.lookup.gemm import ACCUMULATE_BYTES, GemmRow, moved_bytes
 from simulator.lookup.pointwise import PointwiseRow, PointwiseTable
-from simulator.ops import Collective, Gemm
 from simulator.profile import Profile
 
 Errors = Iterator[float]
@@ -28,33 +27,25 @@ GEMMS: Final = (("h100-dgx", "h100_gemm_bf16.csv.gz"), ("a100-sxm", "a100_gemm_b
 
 
 def constants() -> list[Table]:
-    """Return what tables tell of each measured constant, and the list of those that are assumed."""
+    """Return what tables tell of each constant; `profiles check` lists those that are assumed."""
     checks, notes = [], []
     for constant, parts in MEASURED.items():
-        errors = [list(part()) for part in parts]
-        checks.append(near_stated(constant, [error for part in errors for error in part]))
+        found = [list(part()) for part in parts]
+        checks.append(near_stated(constant, list(itertools.chain(*found))))
         if len(parts) > 1:
-            means = sorted(100 * statistics.fmean(part) for part in errors)
+            means = sorted(100 * statistics.fmean(part) for part in found)
             spread = f"{means[0]:.0f} to {means[-1]:.0f} %"
             notes.append(f"{constant.what}: {spread} by machine and group ({constant.source}).")
-    assumed = [one for one in EXPECTED if one.kind == "assumed"]
     return [
         check_table(
-            "Expected errors that tables tell: means of |looked up / measured − 1|",
-            checks,
-            notes,
-        ),
-        Table(
-            title="Assumed: no table tells",
-            columns=("expected error of", ">error", "why"),
-            rows=[(one.what, f"{one.error:.1%}", one.source) for one in assumed],
-        ),
+            "Expected errors that tables tell: means of |looked up / measured − 1|", checks, notes
+        )
     ]
 
 
-def near_stated(constant: Expected, errors: Sequence[float]) -> Check:
+def near_stated(constant: Expected, found: Sequence[float]) -> Check:
     """Return a check that the mean error is between half of the stated error and that error."""
-    mean, stated = statistics.fmean(errors), constant.error
+    mean, stated = statistics.fmean(found), constant.error
     return Check(
         what=constant.what,
         target=f"{50 * stated:g} to {100 * stated:g} %",
@@ -71,9 +62,9 @@ def _from_forward(layout: str) -> Errors:
     """Yield the error of rows of ``layout`` taken for forward GEMMs of their shape."""
     table = _h200().gemm_table()
     rows: tuple[GemmRow, ...] = _h200().section("gemm").rows
-    for row in rows:
-        if row.layout == layout and not row.accumulate:
-            yield abs(table.estimate(Gemm(row.m, row.n, row.k)).duration_us / row.median_us - 1)
+    mine = [row for row in rows if row.layout == layout and not row.accumulate]
+    packed = (row._replace(layout="forward", strides=(0, 0, 0), bias=False) for row in mine)
+    return errors(table, packed)
 
 
 def _accumulated() -> Errors:
@@ -109,9 +100,7 @@ def _attention() -> Errors:
     rows: tuple[AttentionRow, ...] = _h200().section("attention").rows
     for seq in sorted({row.seq for row in rows}):
         table = AttentionTable([row for row in rows if row.seq != seq])
-        for row in rows:
-            if row.seq == seq:
-                yield abs(table.estimate(row.signature).duration_us / row.median_us - 1)
+        yield from errors(table, [row for row in rows if row.seq == seq])
 
 
 def _pointwise() -> Errors:
@@ -120,8 +109,7 @@ def _pointwise() -> Errors:
     for row in rows:
         others = [other for other in rows if other is not row and other.name == row.name]
         if len(others) > 2 and row.bytes_written:
-            us = PointwiseTable(others).estimate(row.signature).duration_us
-            yield abs(us / row.median_us - 1)
+            yield from errors(PointwiseTable(others), [row])
 
 
 def _between_rows(name: str) -> Errors:
@@ -133,9 +121,8 @@ def _between_rows(name: str) -> Errors:
     for _, group in itertools.groupby(rows, key=lambda row: row.group):
         line = list(group)
         for index in range(1, len(line) - 1):
-            row, table = line[index], CollectiveTable([*line[:index], *line[index + 1 :]])
-            op = Collective(row.op, row.bytes, row.nodes, row.per_node)
-            yield abs(table.estimate(op).duration_us / row.median_us - 1)
+            table = CollectiveTable([*line[:index], *line[index + 1 :]])
+            yield from errors(table, [line[index]])
 
 
 def _collectives(
@@ -143,15 +130,11 @@ def _collectives(
 ) -> Parts:
     """Return, by machine, what yields the errors of ``asked`` rows from ``known`` ones, ≥ 1 MiB."""
 
-    def errors(name: str) -> Errors:
+    def found(name: str) -> Errors:
         rows = [r for r in read_measured(name, "collectives-csv").rows if r.bytes >= MIB]
-        table = CollectiveTable([row for row in rows if known(row)])
-        for row in rows:
-            if asked(row):
-                op = Collective(row.op, row.bytes, row.nodes, row.per_node)
-                yield abs(table.estimate(op).duration_us / row.median_us - 1)
+        return errors(CollectiveTable(list(filter(known, rows))), filter(asked, rows))
 
-    return tuple(partial(errors, name) for name in NODES)
+    return tuple(partial(found, name) for name in NODES)
 
 
 def _between_groups(asked: int, *known: int) -> Parts:

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table
 from domino_tune.requests import TuneRequest
-from domino_tune.results import LayoutResult, LayoutsResult
+from domino_tune.results.layouts import LayoutResult, LayoutsResult
 from domino_tune.verbs.layouts import tune_layouts
 from lab.verdict import at_most, check_table
 from simulator.errors import InfeasiblePlanError
@@ -15,23 +15,22 @@ PROFILES: Final = ("h100-dgx", "a100-sxm", "b200-sxm")
 
 
 class Job(NamedTuple):
-    """A model on some GPUs; the batch is in sequences."""
+    """A model on some GPUs; the batch is in sequences, ``limit_s`` is for the search."""
 
     model: str
     seq_length: int
     gpus: int
     global_batch_size: int
+    limit_s: float | None = None
 
 
 JOBS: Final = (
     Job("llama3-8b", 8192, 8, 128), Job("llama3-8b", 8192, 64, 512),
     Job("gpt3-13b", 2048, 16, 256), Job("gpt3-13b", 2048, 128, 1024),
-    Job("llama3-70b", 8192, 64, 256), Job("llama3-70b", 8192, 512, 1024),
-    Job("gpt3-175b", 2048, 512, 1536), Job("llama3-405b", 8192, 1024, 1024),
+    Job("llama3-70b", 8192, 64, 256, 10.0), Job("llama3-70b", 8192, 512, 1024),
+    Job("gpt3-175b", 2048, 512, 1536), Job("llama3-405b", 8192, 1024, 1024, 60.0),
     Job("llama3-405b", 8192, 4096, 2048),
 )  # fmt: skip
-LIMITS_S: Final = {("llama3-70b", 64): 10.0, ("llama3-405b", 1024): 60.0}
-"""Seconds that a search may take."""
 
 
 def layouts() -> list[Table]:
@@ -44,7 +43,10 @@ def layouts() -> list[Table]:
                 "profile", "model", ">GPUs", ">batch", "with", ">tokens/s/GPU", "without",
                 ">tokens/s/GPU", ">gain", ">best gain in a layout", ">plans", ">simulated", ">s",
             ),
-            rows=[_row(profile, job, one) for (profile, job), one in found.items()],
+            rows=[
+                (profile, job.model, f"{job.gpus:,}", f"{job.global_batch_size:,}", *_cells(one))
+                for (profile, job), one in found.items()
+            ],
             notes=[
                 "gain: of the best layout over the best one without Domino; best gain in a layout: "
                 "among the ten best, over the same layout without it."
@@ -53,9 +55,9 @@ def layouts() -> list[Table]:
         check_table(
             "Time of a search on two cores",
             [
-                at_most(f"{job.model}, {job.gpus} {profile}", limit, one.seconds, "s", 1)
+                at_most(f"{job.model}, {job.gpus} {profile}", job.limit_s, one.seconds, "s", 1)
                 for (profile, job), one in found.items()
-                if one and (limit := LIMITS_S.get((job.model, job.gpus)))
+                if one and job.limit_s
             ],
         ),
     ]  # fmt: skip
@@ -72,25 +74,22 @@ def _search(profile: str, job: Job) -> LayoutsResult | None:
         return None
 
 
-def _row(profile: str, job: Job, found: LayoutsResult | None) -> tuple[str, ...]:
-    head = (profile, job.model, f"{job.gpus:,}", f"{job.global_batch_size:,}")
+def _cells(found: LayoutsResult | None) -> tuple[str, ...]:
     if found is None:
-        return (*head, "nothing fits", *[""] * 8)
-    best, rival = found.layouts[0], found.best_without_domino
+        return ("nothing fits", *[""] * 8)
+    best = found.layouts[0]
     gains = [one.domino_gain_here for one in found.layouts if one.domino_gain_here]
     return (
-        *head, _words(best), f"{best.tokens_per_second_per_gpu:,.0f}",
-        _words(rival) if rival else "nothing fits",
-        f"{rival.tokens_per_second_per_gpu:,.0f}" if rival else "",
+        *_layout(best), *_layout(found.best_without_domino),
         f"{best.domino_gain:.3f}" if best.domino_gain else "", f"{max(gains, default=1.0):.3f}",
         f"{found.plans:,}", f"{found.evaluations:,}", f"{found.seconds:.1f}",
     )  # fmt: skip
 
 
-def _words(one: LayoutResult) -> str:
-    cut = f" {one.plan.row_slices}x{one.plan.mlp_col_slices}" if _slices(one) else ""
-    return f"{one.label}{cut}"
-
-
-def _slices(one: LayoutResult) -> bool:
-    return one.plan.strategy == "domino"
+def _layout(one: LayoutResult | None) -> tuple[str, str]:
+    """Return a layout with its cut, and its speed."""
+    if one is None:
+        return "nothing fits", ""
+    sliced = one.plan.strategy == "domino"
+    cut = f" {one.plan.row_slices}x{one.plan.mlp_col_slices}" if sliced else ""
+    return f"{one.label}{cut}", f"{one.tokens_per_second_per_gpu:,.0f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -27,18 +28,16 @@ CI_MODEL: Final = ModelSpec(
     max_position_embeddings=8192, tie_word_embeddings=False, hidden_dropout=0.1,
     attention_dropout=0.1,
 )  # fmt: skip
-CI_KEYS: Final = {
-    "deterministic mode": ("deterministic_attention=true",),
-    "no gradient-accumulation fusion": ("gradient_accumulation_fusion=false",),
-    "NCCL ring": ("nccl_algo=ring",),
-    "norm and zeros logged": ("log_params_norm=true", "log_num_zeros_in_grad=true"),
-    "cross entropy not fused (Megatron's default)": ("cross_entropy_loss_fusion=false",),
-}
-"""Condition of the run -> the keys that set it."""
+CI_PROFILES: Final = {"h100": "h100-dgx", "a100": "a100-sxm"}
+CI_KEYS: Final = (
+    "deterministic_attention=true", "gradient_accumulation_fusion=false", "nccl_algo=ring",
+    "log_params_norm=true", "log_num_zeros_in_grad=true", "cross_entropy_loss_fusion=false",
+)  # fmt: skip
+"""What the run sets otherwise than ``megatron-te`` has it; the last is Megatron's default."""
 CI_UNKNOWN: Final = (
-    "which attention kernels ran in deterministic mode (cuDNN's or FlashAttention's)",
-    "what an H100's and an A100's ops draw: assumed to be as our H200's",
-    "whether biases exist (assumed: Megatron's default, yes)",
+    "Of Megatron-LM's CI run these have no source: which attention kernels ran in deterministic "
+    "mode (cuDNN's or FlashAttention's); what an H100's and an A100's ops draw: assumed to be as "
+    "our H200's; whether biases exist (assumed: Megatron's default, yes)."
 )
 NEMOTRON: Final = ModelSpec(
     name="nemotron4-15b", num_hidden_layers=32, hidden_size=6144, num_attention_heads=48,
@@ -46,8 +45,6 @@ NEMOTRON: Final = ModelSpec(
     max_position_embeddings=4096, hidden_act="relu", position_embedding="rope",
     tie_word_embeddings=False, attention_bias=False, mlp_bias=False,
 )  # fmt: skip
-
-
 NVIDIA: Final = {
     "nemotron4-15b": NEMOTRON,
     "gpt3-175b": replace(MODELS["gpt3-175b"], hidden_dropout=0.0, attention_dropout=0.0),
@@ -64,10 +61,9 @@ class Run(NamedTuple):
     gib: float | None = None
     peer_ms: float | None = None
 
-    @property
-    def layout(self) -> str:
-        """The row without its number of micro-batches."""
-        return self.label.rpartition(", ")[0]
+    def error(self, ms: float) -> float:
+        """Return the relative error of a predicted iteration."""
+        return ms / self.measured_ms - 1
 
 
 def rows(name: str) -> list[Line]:
@@ -114,18 +110,20 @@ def b200_runs() -> list[Run]:
     return runs
 
 
-def ci_run(gpu: str, keys: tuple[str, ...]) -> Run:
-    """Return Megatron-LM's CI run of a 7B model at TP 4, with ``keys`` set."""
-    row = next(row for row in rows("megatron_ci_7b.csv") if row["gpu"] == gpu)
-    profile = {"h100": "h100-dgx", "a100": "a100-sxm"}[gpu]
+def ci_runs() -> list[Run]:
+    """Return Megatron-LM's CI runs of a 7B model at TP 4, on H100s and on A100s."""
+    return [_ci_run(row) for row in rows("megatron_ci_7b.csv")]
+
+
+def _ci_run(row: Line) -> Run:
+    gpu = row["gpu"]
     case = _case(
-        CI_MODEL, profile, ClusterSpec(tp=4, dp=2), seq_length=8192, micro_batch_size=2,
+        CI_MODEL, CI_PROFILES[gpu], ClusterSpec(tp=4, dp=2), seq_length=8192, micro_batch_size=2,
         grad_accumulation=2, data_parallel="distributed-optimizer",
-        implementation=changed(IMPLEMENTATIONS["megatron-te"], keys),
+        implementation=changed(IMPLEMENTATIONS["megatron-te"], CI_KEYS),
     )  # fmt: skip
-    plan = megatron(sequence_parallel=False)
     measured, gib = float(row["median_ms"]), float(row["max_allocated_gib"])
-    return Run(f"7B on {gpu}", case, plan, measured, gib)
+    return Run(f"7B on {gpu}", case, megatron(sequence_parallel=False), measured, gib)
 
 
 def korthikanti_runs() -> list[Run]:
@@ -195,18 +193,9 @@ def async_tp_run() -> Run:
     return Run("llama3-8b, 64 H100s of 500 W", slower, megatron(sequence_parallel=True), measured)
 
 
-class Forward(NamedTuple):
-    """One measured forward pass of a prompt, with all-reduces and without."""
-
-    tokens: int
-    case: Case
-    baseline_ms: float
-    no_reduce_ms: float
-
-
-def tokenweave_passes() -> list[Forward]:
-    """Return the forward passes of Llama 70B over eight H100s, whose all-reduces are multimem."""
-    passes = []
+def tokenweave_passes() -> Iterator[tuple[int, Case, float]]:
+    """Yield tokens, case and measured ms of forward passes of a prompt through Llama 70B over eight
+    H100s, whose all-reduces are multimem."""
     for row in rows("tokenweave_forward_tp8.csv"):
         tokens = int(row["tokens"])
         case = _case(
@@ -214,8 +203,7 @@ def tokenweave_passes() -> list[Forward]:
             micro_batch_size=1, tp_collectives="multimem",
             implementation=replace(IMPLEMENTATIONS["megatron-te"], zero_grads=False),
         )  # fmt: skip
-        passes.append(Forward(tokens, case, float(row["baseline_ms"]), float(row["no_ar_ms"])))
-    return passes
+        yield tokens, case, float(row["baseline_ms"])
 
 
 def userbuffers_runs() -> list[Run]:

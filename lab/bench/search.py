@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from statistics import median
+from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table
-from domino_tune.search import (
-    SEARCHES,
-    Evaluation,
-    SearchOptions,
-    Space,
-    SpaceSpec,
-    enumerate_plans,
-)
+from domino_tune.search import SEARCHES, Evaluation, SearchOptions, Trial, enumerate_plans
 from domino_tune.search.simulated import SimulatedPlans
 from lab.bench.cases import SEARCH_CASES, SearchCase
-from lab.bench.optima import optima
-from lab.verdict import Check, check_table, reported, verdict
+from lab.verdict import Check, at_most, check_table, reported, verdict
 from simulator.plan import SlicePlan
 from simulator.units import MS_PER_NS
 
@@ -31,6 +23,18 @@ SEEDS: Final = (0, 1)
 """Of random searches; a Bayesian search draws nothing."""
 
 
+class Found(NamedTuple):
+    """A case, the number of its plans, the fastest, and the evaluations that searches needed
+    (BUDGET + 1: they did not come near). ``ends``: how far random ones ended from it, at most."""
+
+    case: SearchCase
+    plans: int
+    best: Trial
+    bayes: int
+    random: tuple[int, ...]
+    ends: float
+
+
 class _FoundError(Exception):
     """The goal is reached; the rest of the budget is not needed."""
 
@@ -38,11 +42,9 @@ class _FoundError(Exception):
 class _Watched(SimulatedPlans):
     """Counts evaluations, stores the least time, and ends the search at ``goal_ns``."""
 
-    def __init__(self, search_case: SearchCase, plans: Space, goal_ns: float) -> None:
-        super().__init__(case=search_case.case(), plans=plans)
-        self.goal_ns = goal_ns
-        self.evaluations = 0
-        self.fastest_ns = 0
+    goal_ns = 0.0
+    evaluations = 0
+    fastest_ns = 0
 
     def evaluate(self, plan: SlicePlan) -> Evaluation:
         """Evaluate ``plan``. Raise _FoundError at the goal."""
@@ -54,85 +56,54 @@ class _Watched(SimulatedPlans):
         return found
 
 
-class _Blind(_Watched):
-    """The same without prior knowledge: one estimate for all plans, no bounds."""
-
-    def lower_bound_ns(self, plan: SlicePlan) -> int:
-        """Return 0: nothing is ruled out."""
-        return 0
-
-    def quick_bound_ns(self, plan: SlicePlan) -> int:
-        """Return 0, too."""
-        return 0
-
-    def prior_ns(self, plan: SlicePlan) -> float:
-        """Return the same for every plan."""
-        return self.goal_ns
-
-
-def search(cases: tuple[SearchCase, ...] = SEARCH_CASES) -> list[Table]:
+def search(cases: Sequence[SearchCase] = SEARCH_CASES) -> list[Table]:
     """Compare ``bayes`` with ``random`` on every case, with the same budget."""
-    rows, bayes, blind, random = [], [], [], []
-    for search_case in cases:
-        best_ns = optima(search_case).best_ns
-        bayes.append(_needs(search_case, "bayes", best_ns)[0])
-        blind.append(_needs_blind(search_case, best_ns))
-        draws = [_needs(search_case, "random", best_ns, seed) for seed in SEEDS]
-        random += [count for count, _ in draws]
-        rows.append((
-            search_case.label, f"{optima(search_case).plans:,}", f"{best_ns * MS_PER_NS:.1f}",
-            _count(bayes[-1]), _count(blind[-1]), " ".join(_count(count) for count, _ in draws),
-            f"{100 * max(off for _, off in draws):+.1f}%", verdict(bayes[-1] <= BUDGET),
-        ))  # fmt: skip
-    cuts = Counter(_best_cut(search_case) for search_case in cases)
-    return [_summary(bayes, blind, random, cuts), _cases(rows)]
+    found = [_found(case) for case in cases]
+    return [_summary(found), _cases(found)]
 
 
-def _best_cut(search_case: SearchCase) -> str:
-    found = optima(search_case)
-    return min(found.greedy, found.fixed, key=lambda trial: trial.iteration_ns).plan.cut
+def _found(search_case: SearchCase) -> Found:
+    plans = _plans(search_case)
+    result = SEARCHES["exhaustive"](plans, SearchOptions())
+    assert result.optimality == "proven"
+    best = min(result.trials, key=lambda trial: (trial.iteration_ns, trial.index))
+    bayes, _ = _needs(search_case, "bayes", best.iteration_ns)
+    draws = [_needs(search_case, "random", best.iteration_ns, seed) for seed in SEEDS]
+    random, ends = zip(*draws, strict=True)
+    return Found(search_case, len(plans.plans), best, bayes, random, max(ends))
+
+
+def _plans(search_case: SearchCase) -> _Watched:
+    case = search_case.case()
+    return _Watched(case=case, plans=enumerate_plans(case.model, case.workload))
 
 
 def _needs(search_case: SearchCase, name: str, best_ns: int, seed: int = 0) -> tuple[int, float]:
-    """Return what ``_evaluations`` does, and the least time relative to the optimum, minus 1."""
-    case = search_case.case()
-    pool = _Watched(search_case, enumerate_plans(case.model, case.workload), best_ns * WITHIN)
-    return _evaluations(pool, name, seed), pool.fastest_ns / best_ns - 1
-
-
-def _needs_blind(search_case: SearchCase, best_ns: int) -> int:
-    """Return evaluations without prior knowledge, in a space with tied dgrad pieces."""
-    case = search_case.case()
-    plans = enumerate_plans(case.model, case.workload, spec=SpaceSpec(dgrad_slices=()))
-    return _evaluations(_Blind(search_case, plans, best_ns * WITHIN), "bayes")
-
-
-def _evaluations(pool: _Watched, name: str, seed: int = 0) -> int:
-    """Return the evaluations until the goal, or BUDGET + 1 if the search does not reach it."""
+    """Return the evaluations until the goal, and how far the search ended from the optimum."""
+    plans = _plans(search_case)
+    plans.goal_ns = best_ns * WITHIN
     try:
-        SEARCHES[name](pool, SearchOptions(trials=BUDGET, seed=seed))
+        SEARCHES[name](plans, SearchOptions(trials=BUDGET, seed=seed))
     except _FoundError:
-        return pool.evaluations
-    return BUDGET + 1
+        return plans.evaluations, plans.fastest_ns / best_ns - 1
+    return BUDGET + 1, plans.fastest_ns / best_ns - 1
 
 
 def _count(evaluations: int) -> str:
     return f">{BUDGET}" if evaluations > BUDGET else str(evaluations)
 
 
-def _summary(bayes: list[int], blind: list[int], random: list[int], cuts: Counter[str]) -> Table:
-    middle = statistics.median(bayes)
+def _summary(found: Sequence[Found]) -> Table:
+    bayes = [one.bayes for one in found]
+    near = [count <= BUDGET for one in found for count in one.random]
+    cuts = Counter(one.best.plan.cut for one in found)
     checks = [
-        Check(what="cases", target=f"≥ {LEAST_CASES}", measured=str(len(bayes)),
-              ok=len(bayes) >= LEAST_CASES),
+        Check(what="cases", target=f"≥ {LEAST_CASES}", measured=str(len(found)),
+              ok=len(found) >= LEAST_CASES),
         Check(what="bayes: most evaluations", target=f"≤ {BUDGET}", measured=_count(max(bayes)),
               ok=max(bayes) <= BUDGET),
-        Check(what="bayes: median", target=f"≤ {MEDIAN}", measured=f"{middle:g}",
-              ok=middle <= MEDIAN),
-        reported(f"random: runs within 1% after {BUDGET}",
-             f"{sum(count <= BUDGET for count in random)} of {len(random)}"),
-        reported("bayes without the estimate and without bounds: median, most",
-             f"{statistics.median(blind):g}, {_count(max(blind))}"),
+        at_most("bayes: median", MEDIAN, median(bayes), "evaluations", 1),
+        reported(f"random: runs within 1% after {BUDGET}", f"{sum(near)} of {len(near)}"),
         reported("cuts of the optima", ", ".join(f"{n} × {cut}" for cut, n in cuts.most_common())),
     ]  # fmt: skip
     return check_table(
@@ -140,14 +111,21 @@ def _summary(bayes: list[int], blind: list[int], random: list[int], cuts: Counte
     )
 
 
-def _cases(rows: Sequence[tuple[str, ...]]) -> Table:
+def _cases(found: Sequence[Found]) -> Table:
     return Table(
         title="Search, case by case",
-        columns=("case", ">plans", ">optimum ms", ">bayes", ">blind", ">random", ">random ends at",
-                 "verdict"),
-        rows=rows,
+        columns=(
+            "case", ">plans", ">optimum ms", ">bayes", ">random", ">random ends at", "verdict",
+        ),
+        rows=[
+            (
+                one.case.label, f"{one.plans:,}", f"{one.best.iteration_ns * MS_PER_NS:.1f}",
+                _count(one.bayes), " ".join(map(_count, one.random)), f"{one.ends:+.1%}",
+                verdict(one.bayes <= BUDGET),
+            )
+            for one in found
+        ],
         notes=["The whole space that `tune` searches. bayes: a Gaussian process with the "
-               "closed-form estimate as its mean. blind: the process alone, over plans with tied "
-               "dgrad pieces. random: one number per seed. The optimum is the fastest of all plans "
-               "under the profile: bounds rule out the others."],
+               "closed-form estimate as its mean. random: one number per seed. The optimum is the "
+               "fastest of all plans under the profile: bounds rule out the others."],
     )  # fmt: skip

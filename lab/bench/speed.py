@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from domino_tune.base.tables import Table
 from domino_tune.search import SEARCHES, SearchOptions, SearchResult, SpaceSpec, enumerate_plans
@@ -31,36 +31,26 @@ FASTEST_MS: Final = 2000.0
 HELP_MS: Final = 300.0
 
 
-class Timed(NamedTuple):
-    """Medians over the runs, in ms."""
-
-    wall: float
-    cpu: float
-
-
 def speed() -> list[Table]:
     """Return median CPU and wall times of several runs. Targets apply to CPU time."""
     case = _gpt3_175b()
     order = order_of(case, PLAN)
     ops = len(simulate(case, PLAN, order).ops)
+    cold = [_gpt3_175b() for _ in range(9)]
+    found = _find_fastest()
     lines = [
         _line("GPT-3 175B, 4×4 slices, stored order: schedule and periodic shortcut", SHORTCUT_MS,
-              timed(lambda: predict(case, PLAN, order), 15)),
-        _line("  the same with an empty cost model", None,
-              _cold(lambda fresh: predict(fresh, PLAN, order), 9)),
-        _line("  planning its greedy order, once for each plan", None,
-              timed(lambda: order_of(case, PLAN), 15)),
-        _line(f"GPT-3 175B, 4×4 slices: schedule and full SimPy, {ops:,} ops", FULL_MS,
-              timed(lambda: simulate(case, PLAN, order), 9)),
+              15, lambda: predict(case, PLAN, order)),
+        _line("  the same with an empty cost model", None, len(cold),
+              lambda: predict(cold.pop(), PLAN, order)),
+        _line("  planning its greedy order, once for each plan", None, 15,
+              lambda: order_of(case, PLAN)),
+        _line(f"GPT-3 175B, 4×4 slices: schedule and full SimPy, {ops:,} ops", FULL_MS, 9,
+              lambda: simulate(case, PLAN, order)),
+        _line(f"GPT-3 13B, TP 8, batch 16: fastest of {found.space_size:,} plans, "
+              f"{found.evaluations} simulated", FASTEST_MS, 3, _find_fastest),
+        _line("python -m domino_tune --help", HELP_MS, 7, _help),
     ]  # fmt: skip
-    result = _find_fastest()
-    lines.append(
-        _line(
-            f"GPT-3 13B, TP 8, batch 16: fastest of {result.space_size:,} plans, "
-            f"{result.evaluations} simulated", FASTEST_MS, timed(_find_fastest, 3),
-        )
-    )  # fmt: skip
-    lines.append(_line("python -m domino_tune --help", HELP_MS, timed(_help, 7)))
     return [
         Table(
             title="Speed, one core, contention on",
@@ -72,25 +62,25 @@ def speed() -> list[Table]:
     ]  # fmt: skip
 
 
-def timed(action: Callable[[], object], runs: int) -> Timed:
-    """Return the median wall and CPU time of ``action``, in ms, child processes included."""
+def _line(
+    what: str, limit_ms: float | None, runs: int, action: Callable[[], object]
+) -> tuple[str, ...]:
+    """Return the median CPU and wall time of ``action``, child processes included."""
     walls, cpus = [], []
     for _ in range(runs):
         wall_s, cpu_s = time.perf_counter(), _cpu_s()
         action()
-        cpus.append(_cpu_s() - cpu_s)
-        walls.append(time.perf_counter() - wall_s)
-    return Timed(1e3 * statistics.median(walls), 1e3 * statistics.median(cpus))
+        cpus.append(1e3 * (_cpu_s() - cpu_s))
+        walls.append(1e3 * (time.perf_counter() - wall_s))
+    cpu, wall = statistics.median(cpus), statistics.median(walls)
+    if limit_ms is None:
+        return what, "-", f"{cpu:.1f}", f"{wall:.1f}", "-"
+    return what, f"≤ {limit_ms:g}", f"{cpu:.1f}", f"{wall:.1f}", verdict(cpu <= limit_ms)
 
 
 def _cpu_s() -> float:
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
-
-
-def _cold(action: Callable[[Case], object], runs: int) -> Timed:
-    cases = [_gpt3_175b() for _ in range(runs)]
-    return timed(lambda: action(cases.pop()), runs)
 
 
 def _help() -> None:
@@ -111,9 +101,3 @@ def _find_fastest() -> SearchResult:
     space = enumerate_plans(case.model, case.workload, spec=SpaceSpec(dgrad_slices=()))
     plans = SimulatedPlans(case=replace(case), plans=space)  # a copy has no cached look-ups
     return SEARCHES["exhaustive"](plans, SearchOptions()).within(space)
-
-
-def _line(what: str, limit_ms: float | None, took: Timed) -> tuple[str, ...]:
-    ok = None if limit_ms is None else took.cpu <= limit_ms
-    target = "-" if limit_ms is None else f"≤ {limit_ms:g}"
-    return what, target, f"{took.cpu:.1f}", f"{took.wall:.1f}", verdict(ok)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import operator
 import os
@@ -10,7 +9,7 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from domino_tune.base.progress import no_progress
 from domino_tune.base.tables import Table
@@ -27,15 +26,16 @@ from domino_tune.store.formats.model_file import dump_model
 from domino_tune.verbs.profile import profile
 from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.tune_measured import MeasuringSession, question_of
+from lab.bench.runtime import need
 from lab.fidelity.scores import within_rounds
 from lab.fidelity.settings import MODELS
-from lab.verdict import Check, SkippedError, at_most, check_table, reported
+from lab.verdict import Check, at_most, check_table, reported
 from simulator.case import Case
 from simulator.plan import SlicePlan
 
 LINK: Final = "1gbit"
 BITS_PER_S: Final = 10**9
-CASES: Final = ("gpt-small",)
+NAME: Final = "gpt-small"
 SPACE: Final = SpaceSpec(
     row_slices=(1, 2, 4), col_slices=(1, 2), dgrad_slices=(), merge_wgrads=(False,)
 )
@@ -48,23 +48,22 @@ REGRET: Final = 0.02
 
 def tune_measure() -> list[Table]:
     """Profile TP 2 on two emulated hosts, run all plans, then search without their times."""
-    if importlib.util.find_spec("torch") is None:
-        raise SkippedError("no torch; pip install 'domino_tune[runtime]'")
+    need("torch")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["DOMINO_TUNE_HOME"] = folder
-        checks = [check for name in CASES for check in _checks(name, Path(folder))]
-    return [check_table("tune --objective measure beside an exhaustive measurement", checks)]
+        checks = _checks(_profiled(Path(folder)), Path(folder))
+    title = f"tune --objective measure beside an exhaustive measurement: {NAME}, {LINK}"
+    return [check_table(title, checks)]
 
 
-def _checks(name: str, folder: Path) -> list[Check]:
-    case = _profiled(name, folder)
+def _checks(case: Case, folder: Path) -> list[Check]:
     spec = LaunchSpec(tp=2, emulate_link_bits_per_s=BITS_PER_S)
     problem = SimulatedPlans(
         case=case, plans=enumerate_plans(case.model, case.workload, spec=SPACE)
     )
     pool = measured_pool(problem, list(problem.plans))
     times = _run(case, problem, pool.plans, spec, ROUNDS)
-    with Evidence(folder / f"{name}.jsonl", question_of(case, spec)) as evidence:
+    with Evidence(folder / "evidence.jsonl", question_of(case, spec)) as evidence:
         session = MeasuringSession(
             case=case, problem=problem, pool=pool, spec=spec, evidence=evidence,
             progress=no_progress,
@@ -77,32 +76,29 @@ def _checks(name: str, folder: Path) -> list[Check]:
     rivals = sorted({best, found.best, simulated, 0})
     last = _run(case, problem, [pool.plans[index] for index in rivals], spec, DUEL_ROUNDS)
     duel = dict(zip(rivals, last, strict=True))
-    what = f"{name}, {LINK}"
     return [
-        reported(f"{what}: plans run exhaustively, {ROUNDS} rounds", str(len(pool.plans))),
-        reported(f"{what}: the best of them", pool.plans[best].label),
-        at_most(f"{what}: plans measured, baseline included", TRIALS, len(session.ratios.evaluated),
+        reported(f"plans run exhaustively, {ROUNDS} rounds", str(len(pool.plans))),
+        reported("the best of them", pool.plans[best].label),
+        at_most("plans measured, baseline included", TRIALS, len(session.ratios.evaluated),
                 unit="plans", digits=0),
-        at_most(f"{what}: regret of what was found ({pool.plans[found.best].label})", REGRET,
+        at_most(f"regret of what was found ({pool.plans[found.best].label})", REGRET,
                 regret(duel[found.best], duel[best])),
-        reported(f"{what}: regret of the simulator's best, not run",
+        reported("regret of the simulator's best, not run",
              f"{regret(duel[simulated], duel[best]):.2%}"),
-        reported(f"{what}: regret of the baseline", f"{regret(duel[0], duel[best]):.2%}"),
+        reported("regret of the baseline", f"{regret(duel[0], duel[best]):.2%}"),
     ]  # fmt: skip
 
 
-def _profiled(name: str, folder: Path) -> Case:
-    model, workload = MODELS[name]
-    file = folder / f"{name}.json"
+def _profiled(folder: Path) -> Case:
+    model, workload = MODELS[NAME]
+    file = folder / "model.json"
     write_whole(file, dump_model(model))
-    shape = {
+    shape: dict[str, Any] = {
         "seq_length": workload.seq_length, "micro_batch_size": workload.micro_batch_size,
         "dtype": workload.dtype, "tp": 2,
     }  # fmt: skip
-    profile(
-        ProfileRequest(name=name, for_model=str(file), emulate_link=LINK, samples=10, **shape)  # type: ignore[arg-type]
-    )
-    return resolve(WorkloadFields(model=str(file), profile=name, **shape))  # type: ignore[arg-type]
+    profile(ProfileRequest(name=NAME, for_model=str(file), emulate_link=LINK, samples=10, **shape))
+    return resolve(WorkloadFields(model=str(file), profile=NAME, **shape))
 
 
 def _run(

@@ -8,23 +8,22 @@ from statistics import mean, median
 from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table
+from lab.bench.cases import time_ms
 from lab.bench.runs import Run, b200_runs, vtrain_runs
 from lab.verdict import at_most, check_table, reported
-from simulator.predict import predict
-from simulator.units import MS_PER_NS
 
 NOISE: Final = 0.05
 """Layouts whose measured times differ by less are not ordered."""
 HOST_MS: Final = 1.6
-"""What a layer and micro-batch takes an eager host at least (``scripts/bench host``): rows that are
-predicted to take less are in the host's hands."""
+"""What a layer and micro-batch takes an eager host at least (``scripts/bench runtime``): rows that
+are predicted to take less are in the host's hands."""
 LARGE: Final = 3072
 """Models of this hidden size and more are large."""
 WHY: Final = (
     "What is left is the host. Profiles count one launch of 6 us a kernel, 52 a layer: 0.3 ms, so "
     "no prediction waits for it. The same layer in eager PyTorch launches 110 kernels and takes "
-    f"{HOST_MS} ms (`scripts/bench host`), and Megatron-DeepSpeed of 2022 took 3.4 ms and more on "
-    "its hosts, the same at each tp. Nobody has published what its host spends."
+    f"{HOST_MS} ms (`scripts/bench runtime`), and Megatron-DeepSpeed of 2022 took 3.4 ms and more "
+    "on its hosts, the same at each tp. Nobody has published what its host spends."
 )
 
 
@@ -37,7 +36,7 @@ class Row(NamedTuple):
     @property
     def error(self) -> float:
         """Relative error of the iteration."""
-        return self.ms / self.run.measured_ms - 1
+        return self.run.error(self.ms)
 
     @property
     def kind(self) -> str:
@@ -51,13 +50,11 @@ class Row(NamedTuple):
 
 def vtrain() -> list[Table]:
     """Return errors of vTrain's rows by kind, and how often two layouts are ordered rightly."""
-    rows = [_row(run) for run in vtrain_runs()]
-    b200 = [_row(run) for run in b200_runs() if run.case.workload.grad_accumulation == 32]
+    whole = [run for run in b200_runs() if run.case.workload.grad_accumulation == 32]
+    rows, b200 = (
+        [Row(run, time_ms(run.case, run.plan)) for run in runs] for runs in (vtrain_runs(), whole)
+    )
     return [_large(rows), _kinds(rows), _checks(rows, b200)]
-
-
-def _row(run: Run) -> Row:
-    return Row(run, predict(run.case, run.plan).makespan_ns * MS_PER_NS)
 
 
 def _large(rows: Sequence[Row]) -> Table:

@@ -10,16 +10,18 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-from domino_tune.base.tables import print_line, print_table
+from domino_tune.base.tables import print_table
 from domino_tune.measure.machine import cpu_name
 from domino_tune.store.files import write_whole
 from domino_tune.store.models import load_model
 from lab.fidelity.page import checks, markdown, tables, to_json
-from lab.fidelity.records import read_setting, write_setting
+from lab.fidelity.records import kept, setting_from
 from lab.fidelity.scores import Setting
 from lab.fidelity.settings import KINDS, LINKS, MODELS
+from lab.verdict import missed
 from simulator.specs import ModelSpec, Workload
 
 
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _write(settings, options)
     for table in tables(settings, KINDS[options.kind].title):
         print_table(table)
-    return int(any(check.ok is False for check in checks(settings)))
+    return int(missed(checks(settings)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,8 +58,6 @@ def _parser() -> argparse.ArgumentParser:
                         help="runs of each plan in a launch (default: 10)")  # fmt: skip
     parser.add_argument("--samples", type=int, default=10, metavar="N",
                         help="timings of each op in a profile (default: 10)")  # fmt: skip
-    parser.add_argument("--minutes", type=int, default=None, metavar="N",
-                        help="time limit of each profile")  # fmt: skip
     parser.add_argument("--folder", default="out/fidelity", metavar="FOLDER",
                         help="folder of results (default: out/fidelity)")  # fmt: skip
     parser.add_argument("--page", default=None, metavar="FILE", help="write the page to FILE")
@@ -70,21 +70,18 @@ def _setting(folder: Path, name: str, link: str, options: argparse.Namespace) ->
     from lab.fidelity.loop import run_setting
 
     model, workload = _model(name, options)
-    kind = "" if options.kind == "plain" else f"{options.kind}-"
-    path = folder / f"setting-{kind}{model.name}-{link}.json"
-    inputs = {
-        "model": asdict(model), "workload": asdict(workload),
-        "rounds": options.rounds, "samples": options.samples, "minutes": options.minutes,
-    }  # fmt: skip
-    if path.exists():
-        return read_setting(path, inputs)
-    print_line(f"{model.name} on {link} ...", sys.stderr)
-    setting = run_setting(
-        model, workload, link, KINDS[options.kind], rounds=options.rounds,
-        samples=options.samples, minutes=options.minutes,
+
+    measure = partial(
+        run_setting, model, workload, link, KINDS[options.kind], rounds=options.rounds,
+        samples=options.samples,
     )  # fmt: skip
-    write_setting(path, setting, inputs)
-    return setting
+    kind = "" if options.kind == "plain" else f"{options.kind}-"
+    inputs = {
+        "model": asdict(model), "workload": asdict(workload), "rounds": options.rounds,
+        "samples": options.samples,
+    }  # fmt: skip
+    path = folder / f"setting-{kind}{model.name}-{link}.json"
+    return setting_from(kept(path, inputs, measure, f"{model.name} on {link}"))
 
 
 def _model(name: str, options: argparse.Namespace) -> tuple[ModelSpec, Workload]:

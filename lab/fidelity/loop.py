@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from domino_tune.base.units import parse_quantity
 from domino_tune.requests import ProfileRequest, TuneRequest, WorkloadFields
@@ -43,27 +43,24 @@ def run_setting(
     *,
     rounds: int,
     samples: int,
-    minutes: int | None,
 ) -> Setting:
     """Run one setting. The profile is finished, and its id taken, before the first plan runs."""
     name = f"{model.name}-{workload.micro_batch_size}x{workload.seq_length}-{link}"
-    began = time.monotonic()
-    profiled = profile(
-        ProfileRequest(
-            name=name, for_model=str(model_file(model)), tp=2, emulate_link=link,
-            seq_length=workload.seq_length, micro_batch_size=workload.micro_batch_size,
-            dtype=workload.dtype, minutes=minutes, samples=samples,
-        )
-    )  # fmt: skip
+    file, began = str(model_file(model)), time.monotonic()
+    shape: dict[str, Any] = {
+        "tp": 2, "seq_length": workload.seq_length, "dtype": workload.dtype,
+        "micro_batch_size": workload.micro_batch_size,
+    }  # fmt: skip
+    request = ProfileRequest(name=name, for_model=file, emulate_link=link, samples=samples, **shape)
+    profiled = profile(request)
     profile_s = time.monotonic() - began
     fields = WorkloadFields(
-        model=str(model_file(model)), profile=name, tp=2, seq_length=workload.seq_length,
-        micro_batch_size=workload.micro_batch_size, dtype=workload.dtype,
-        sequence_parallel=kind.sequence_parallel,
-    )  # fmt: skip
+        model=file, profile=name, sequence_parallel=kind.sequence_parallel, **shape
+    )
     case = resolve(fields)
     chosen = plans_of(case, fields, kind)
-    spec = LaunchSpec(tp=2, emulate_link_bits_per_s=_bits_per_s(link))
+    bits_per_s = round(parse_quantity("link", link, ("bytes/s",)).value * 8)
+    spec = LaunchSpec(tp=2, emulate_link_bits_per_s=bits_per_s)
     launches = [_run(case, chosen, rounds, spec) for _ in range(2)]
     single_rank = replace(spec, single_rank=True, emulate_link_bits_per_s=None)
     emulated = run_emulated(case, chosen, rounds, single_rank)
@@ -79,10 +76,6 @@ def model_file(model: ModelSpec) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, dump_model(model))
     return path
-
-
-def _bits_per_s(link: str) -> int:
-    return round(parse_quantity("link", link, ("bytes/s",)).value * 8)
 
 
 def plans_of(case: Case, fields: WorkloadFields, kind: Kind) -> dict[str, Chosen]:

@@ -11,7 +11,7 @@ from typing import Final
 from domino_tune.base.tables import Table
 from lab.fidelity.scores import MIN_SPREAD, Score, Setting, score
 from lab.fidelity.settings import ALWAYS_TWO, TUNED
-from lab.verdict import Check, at_most, check_table, reported
+from lab.verdict import Check, at_least, at_most, check_table, reported
 
 ERROR: Final = 0.03
 LEAN: Final = 0.015
@@ -33,37 +33,30 @@ def checks(settings: Sequence[Setting]) -> list[Check]:
         reported("cells (plans of a model on a link)", str(total.cells)),
         reported("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
         at_most("iteration time, mean absolute error", ERROR, total.error),
-        within("the same with its sign", LEAN, lean(settings)),
+        _lean(settings),
         reported("the same at the machine's speed while plans ran", f"{total.steady_error:.2%}"),
         reported("the same on one rank with emulated collectives", f"{total.emulated_error:.2%}"),
         *worst_errors(total),
         *choice_checks(total, REGRET),
         *_coverage(settings),
     ]
-    for setting in settings:
-        if setting.link == HIDDEN_LINK:
-            hidden = setting.cell(TUNED).hidden
-            found.append(
-                Check(
-                    what=f"communication hidden by the tuned plan, {setting.model}, {setting.link}",
-                    target=f"≥ {HIDDEN:.0%}",
-                    measured=f"{hidden:.1%}",
-                    ok=hidden >= HIDDEN,
-                )
-            )
-    return found
+    return found + [
+        at_least(
+            f"communication hidden by the tuned plan, {setting.name}", HIDDEN,
+            setting.cell(TUNED).hidden,
+        )
+        for setting in settings
+        if setting.link == HIDDEN_LINK
+    ]  # fmt: skip
 
 
-def lean(settings: Sequence[Setting]) -> float:
+def _lean(settings: Sequence[Setting]) -> Check:
     """Return the mean error of all cells, with its sign: which way predictions lean."""
-    return statistics.fmean(cell.error for setting in settings for cell in setting.cells)
-
-
-def within(what: str, limit: float, value: float) -> Check:
-    """Return the check that a signed number is at most ``limit`` away from zero."""
+    error = statistics.fmean(cell.error for setting in settings for cell in setting.cells)
     return Check(
-        what=what, target=f"within ±{limit:.1%}", measured=f"{value:+.2%}", ok=abs(value) <= limit
-    )
+        what="the same with its sign", target=f"within ±{LEAN:.1%}", measured=f"{error:+.2%}",
+        ok=abs(error) <= LEAN,
+    )  # fmt: skip
 
 
 def _coverage(settings: Sequence[Setting]) -> list[Check]:
@@ -99,12 +92,7 @@ def choice_checks(total: Score, regret: float) -> list[Check]:
     ordered = f"pairs of plans in the right order, of {total.pairs} that differ by more than noise"
     return [
         reported(ordered, NO_PAIR) if total.concordance is None
-        else Check(
-            what=ordered,
-            target=f"≥ {CONCORDANCE:.0%}",
-            measured=f"{total.concordance:.1%}",
-            ok=total.concordance >= CONCORDANCE,
-        ),
+        else at_least(ordered, CONCORDANCE, total.concordance),
         reported("pairs left out: they differ by no more than noise",
                  f"{total.left_out} of {total.pairs + total.left_out}"),
         reported(worst, NO_SETTING) if total.tuned_regret is None

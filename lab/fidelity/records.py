@@ -6,53 +6,47 @@ A second run takes what the files hold, and measures only the rest.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from domino_tune.base.tables import print_line
 from domino_tune.store.files import write_whole
 from lab.fidelity.scores import Cell, Setting
 from simulator.errors import InputError
 
 
-def write_setting(path: Path, setting: Setting, inputs: Mapping[str, Any]) -> None:
-    """Write a setting and its inputs."""
-    write_record(path, asdict(setting), inputs)
+def kept(
+    path: Path, inputs: Mapping[str, Any], measure: Callable[[], Any], what: str
+) -> dict[str, Any]:
+    """Return the result in a file as plain data; say ``what`` is measured and write the file if
+    there is none.
 
-
-def read_setting(path: Path, inputs: Mapping[str, Any]) -> Setting:
-    """Return the setting in a file. Raise InputError where its inputs are not ``inputs``."""
-    return setting_from(read_record(path, inputs))
-
-
-def setting_from(plain: Mapping[str, Any]) -> Setting:
-    """Return the setting that ``asdict`` made ``plain`` of, read from JSON."""
-    cells = tuple(_cell(cell) for cell in plain["cells"])
-    return Setting(**{**plain, "cells": cells})
-
-
-def _cell(plain: Mapping[str, Any]) -> Cell:
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()
-    }
-    return Cell(**values)
-
-
-def write_record(path: Path, result: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Write a result and its inputs as JSON."""
-    write_whole(path, json.dumps({"inputs": inputs, "result": result}, indent=1) + "\n")
-
-
-def read_record(path: Path, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result in a file. Raise InputError where its inputs are not ``inputs``."""
-    record = json.loads(path.read_text())
-    inputs = json.loads(json.dumps(inputs))
-    if record["inputs"] != inputs:
-        differing = sorted(name for name in inputs if record["inputs"].get(name) != inputs[name])
+    Raise InputError where the inputs in the file are others.
+    """
+    if not path.exists():
+        print_line(f"{what} ...", sys.stderr)
+        result = asdict(measure())
+        write_whole(path, json.dumps({"inputs": inputs, "result": result}, indent=1) + "\n")
+    record, wanted = json.loads(path.read_text()), json.loads(json.dumps(inputs))
+    if record["inputs"] != wanted:
+        differing = sorted(name for name in wanted if record["inputs"].get(name) != wanted[name])
         raise InputError(
             f"{path} was measured with another {', '.join(differing)}. Remove it, or give another "
             "--folder."
         )
-    result: dict[str, Any] = record["result"]
-    return result
+    found: dict[str, Any] = record["result"]
+    return found
+
+
+def setting_from(plain: Mapping[str, Any]) -> Setting:
+    """Return the setting that ``asdict`` made ``plain`` of, read from JSON."""
+    cells = []
+    for cell in plain["cells"]:
+        values: dict[str, Any] = {
+            name: tuple(one) if isinstance(one, list) else one for name, one in cell.items()
+        }
+        cells.append(Cell(**values))
+    return Setting(**{**plain, "cells": tuple(cells)})

@@ -1,4 +1,1 @@
-"""Fits of laws and the bundled profiles.
-
-May import importers, contention_law, op_rows, store and the simulator.
-"""
+"""Fits of laws, one module each, and the bundled profiles: one description a GPU."""

@@ -9,27 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from domino_tune.store.profiles import save_profile
-from lab.fits.a100 import a100_profile
-from lab.fits.b200 import b200_profile
-from lab.fits.h100 import h100_collectives, h100_profile
-from lab.fits.h200 import h200_profile
+from lab.fits.bundled import BUNDLED
+from lab.fits.common import Sources
 from lab.fits.unshipped import fit_unshipped
-from simulator.profile import Profile
-
-BUILDERS: Final[dict[str, Callable[[argparse.Namespace], Profile]]] = {
-    "h100-dgx": lambda given: h100_profile(given.data, given.measurements / "h200-sxm"),
-    "a100-sxm": lambda given: a100_profile(given.data, given.measurements / "h200-sxm"),
-    "b200-sxm": lambda given: b200_profile(given.data, given.measurements / "h200-sxm"),
-    "h200-sxm": lambda given: h200_profile(
-        given.data, given.measurements / "h200-sxm", h100_collectives(given.data)
-    ),
-}
-"""Name → the function that makes the profile from the given folders."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--measurements", type=Path, default=Path("measurements"),
                         help="folder of our own measurements")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("profiles"), help="folder to write into")
-    parser.add_argument("--only", choices=["fitted", *sorted(BUILDERS)],
+    parser.add_argument("--only", choices=["fitted", *sorted(BUNDLED)],
                         help="one profile, or data/fitted from DOMINO_TUNE_FACTS")  # fmt: skip
     given = parser.parse_args(arguments)
     if given.only == "fitted":
@@ -50,9 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                          "repository does not hold: see data/NOTICE.md")  # fmt: skip
         fit_unshipped(Path(tables), given.data)
         return
-    for name, build in BUILDERS.items():
+    sources = Sources(given.data, given.measurements)
+    for name, made_of in BUNDLED.items():
         if given.only in (None, name):
-            save_profile(build(given), given.out / f"{name}.json")
+            save_profile(made_of(sources), given.out / f"{name}.json")
 
 
 if __name__ == "__main__":

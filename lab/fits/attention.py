@@ -1,20 +1,23 @@
-"""Fit the attention law (see simulator.lookup.attention) to timings."""
+"""Attention: the law of ``simulator.lookup.attention``, fitted to timings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
-from scipy.optimize import least_squares
 
-from lab.fits.common import Floats, rounded
+from lab.fits.common import ASSUMED_ERROR, Floats, robust, rounded, withheld
 from simulator.errors import InputError
 from simulator.lookup.attention import AttentionFit, AttentionRow
+from simulator.profile import Machine
 
-_START = (14.0, 0.56, 630.0, 3000.0, 1.2)  # fixed us, row ns, TFLOP/s, tile TFLOP/s, blend
-_LOW = (0.0, 0.0, 1.0, 1.0, 1.0)
-_HIGH = (1e3, 1e3, 1e4, 1e5, 20.0)
+_START: Final = (14.0, 0.56, 630.0, 3000.0, 1.2)
+"""Fixed µs, ns a row, TFLOP/s, TFLOP/s of a tile, blend."""
+_BOUNDS: Final = ((0.0, 0.0, 1.0, 1.0, 1.0), (1e3, 1e3, 1e4, 1e5, 20.0))
+_LINEAR_ABOVE: Final = 0.05
+_FOLDS: Final = 5
 
 
 def fit_attention(
@@ -33,38 +36,43 @@ def fit_attention(
     head_dims = {row.head_dim for row in forward}
     if len(head_dims) != 1 or len(forward) < 10:
         raise InputError(f"The law needs ≥ 10 rows of one head size, got {sorted(head_dims)}.")
-    parameters = _solve(forward, sm_count)
+
+    def off(others: list[AttentionRow], mine: list[AttentionRow]) -> list[float]:
+        law = _law(others, forward, sm_count)
+        return [abs(sum(law.shares_us(r.signature)) / r.median_us - 1) for r in mine]
+
+    error = float(np.mean(withheld(forward, withheld_by, off, folds=_FOLDS)))
     ratio, ratio_error = _backward_ratio(pairs)
-    return _law(
-        parameters, forward, sm_count,
-        error=_withheld_error(forward, sm_count, withheld_by), ratio=ratio, ratio_error=ratio_error,
+    return replace(
+        _law(forward, forward, sm_count), error=rounded(error, 2),
+        backward_ratio=rounded(ratio, 3), backward_error=rounded(ratio_error, 2),
+    )  # fmt: skip
+
+
+def assumed_on(fit: AttentionFit, of: Machine, machine: Machine) -> AttentionFit:
+    """Return the law of another GPU, rates by peak FLOP/s and the cost of a row by memory
+    bandwidth."""
+    flops = machine.peak_tflops["bf16"] / of.peak_tflops["bf16"]
+    memory = machine.memory_bandwidth_gb_s / of.memory_bandwidth_gb_s
+    return replace(
+        fit, kind="assumed", sm_count=machine.sm_count, tflops=rounded(fit.tflops * flops),
+        tile_tflops=rounded(fit.tile_tflops * flops), row_ns=rounded(fit.row_ns / memory),
+        error=ASSUMED_ERROR,
     )  # fmt: skip
 
 
 def _law(
-    parameters: Floats,
-    rows: Sequence[AttentionRow],
-    sm_count: int,
-    *,
-    error: float = 0.0,
-    ratio: float = 1.0,
-    ratio_error: float = 0.0,
+    fitted: Sequence[AttentionRow], rows: Sequence[AttentionRow], sm_count: int
 ) -> AttentionFit:
-    fixed, row_ns, tflops, tile_tflops, blend = (rounded(float(p)) for p in parameters)
+    """Return the forward law of the ``fitted`` rows, for the range of all ``rows``."""
+    numbers = (rounded(float(one)) for one in _solve(fitted, sm_count))
+    fixed, row_ns, tflops, tile_tflops, blend = numbers
     return AttentionFit(
-        sm_count=sm_count,
-        head_dim=rows[0].head_dim,
-        fixed_us=fixed,
-        row_ns=row_ns,
-        tflops=tflops,
-        tile_tflops=tile_tflops,
-        blend=blend,
-        backward_ratio=rounded(ratio, 3),
-        min_seq=min(row.seq for row in rows),
-        max_seq=max(row.seq for row in rows),
-        error=rounded(error, 2),
-        backward_error=rounded(ratio_error, 2),
-    )
+        sm_count=sm_count, head_dim=rows[0].head_dim, fixed_us=fixed, row_ns=row_ns, tflops=tflops,
+        tile_tflops=tile_tflops, blend=blend, backward_ratio=1.0,
+        min_seq=min(row.seq for row in rows), max_seq=max(row.seq for row in rows),
+        error=0.0, backward_error=0.0,
+    )  # fmt: skip
 
 
 def _solve(rows: Sequence[AttentionRow], sm_count: int) -> Floats:
@@ -76,31 +84,12 @@ def _solve(rows: Sequence[AttentionRow], sm_count: int) -> Floats:
     flops = np.array([row.signature.flops for row in rows], dtype=np.float64)
     tile_flops = 4 * 128 * seq * dim * sm_count
 
-    def residuals(p: Floats) -> Floats:
+    def off(p: Floats) -> Floats:
         work = batch * heads * seq * p[1] / 1e3 + flops / (p[2] * 1e6)
         tile = tile_flops / (p[3] * 1e6)
         return np.asarray(np.log((p[0] + (work ** p[4] + tile ** p[4]) ** (1 / p[4])) / times))
 
-    found = least_squares(
-        residuals, _START, bounds=(_LOW, _HIGH), x_scale=_START, jac="3-point",
-        loss="soft_l1", f_scale=0.05, ftol=1e-14, xtol=1e-14, gtol=1e-14, max_nfev=500,
-    )  # fmt: skip
-    return np.asarray(found.x, dtype=np.float64)
-
-
-def _withheld_error(
-    rows: Sequence[AttentionRow], sm_count: int, by: Callable[[AttentionRow], Any]
-) -> float:
-    """Return the mean error over five folds of the rows' keys ``by``."""
-    keys = sorted({by(row) for row in rows})
-    errors = []
-    for fold in range(5):
-        out = set(keys[fold::5])
-        law = _law(_solve([r for r in rows if by(r) not in out], sm_count), rows, sm_count)
-        errors += [
-            abs(sum(law.shares_us(r.signature)) / r.median_us - 1) for r in rows if by(r) in out
-        ]
-    return float(np.mean(errors))
+    return robust(off, _START, _BOUNDS, linear_above=_LINEAR_ABOVE, scaled=True)
 
 
 def _backward_ratio(pairs: Sequence[AttentionRow]) -> tuple[float, float]:

@@ -1,21 +1,73 @@
-"""Fit piecewise α–β laws to collective timings."""
+"""Collectives: piecewise α–β laws of NCCL's and of multimem ones."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 from scipy.optimize import nnls
 
-from lab.fits.common import Floats, mape, rounded
+from domino_tune.measure.importers.tables import collectives_csv, number, records
+from lab.fits.common import Floats, Gpu, Sources, mape, rounded
 from simulator.errors import InputError
 from simulator.lookup.collectives import MIB, CollectiveFit, CollectiveRow, GroupKey
+from simulator.ops import CollectiveKind
+from simulator.profile import CollectiveSection
 
-MAX_KNOTS = 4
-_LEAST_GAP = 4  # least ratio of neighbouring knots, so that every segment has points
-_POINTS_A_PARAMETER = 1.5
-_TRIED = 30
+MAX_KNOTS: Final = 4
+_LEAST_GAP: Final = 4  # least ratio of neighbouring knots, so that every segment has points
+_POINTS_A_PARAMETER: Final = 1.5
+_TRIED: Final = 30
+CTAS: Final = (2, 4, 8, 16, 32)
+"""Of figure_7.csv's multimem all-reduces."""
+BEST: Final[tuple[tuple[CollectiveKind, str], ...]] = (
+    ("multimem_all_reduce", "multimem_ar_us"),
+    ("multimem_reduce_scatter", "multimem_rs_us"),
+    ("multimem_all_gather", "multimem_ag_us"),
+)
+"""Collective -> its column in figure_5.csv, at its best CTAs."""
+_RANKS: Final = 8
+_ELEMENT_BYTES: Final = 2
+_SIZE: Final = ("BL", "hidden_size")
+
+
+def collective_section(
+    gpu: Gpu, sources: Sources, others: Iterable[CollectiveFit]
+) -> CollectiveSection:
+    """Return the laws of the node's table beside ``others``."""
+    told = gpu.told["collectives"]
+    node = fit_collectives(collectives_csv(sources.table(told["table"])).rows)
+    fits = tuple(sorted((*node, *others), key=lambda fit: fit.group))
+    reduce = [fit.error for fit in fits if fit.op == "all_reduce"]
+    gb_s, latency_us = told["nic"]
+    return CollectiveSection(
+        fits=fits, nic_gb_s=gb_s, nic_latency_us=latency_us,
+        provenance=gpu.words("collectives", float(f"{sum(reduce) / len(reduce):.2g}")),
+    )  # fmt: skip
+
+
+def multimem_collectives(sources: Sources) -> tuple[CollectiveFit, ...]:
+    """Return the laws on eight H100s, all-reduces by CTAs; CTAs 0 are the best ones of each size,
+    which the table's authors chose."""
+    reduce = BEST[0][0]
+    by_ctas = [(reduce, ctas, f"multimem_ar_us_ctas_{ctas}") for ctas in CTAS]
+    best = [(op, 0, column) for op, column in BEST]
+    rows = []
+    for name, timed in (("figure_7.csv", by_ctas), ("figure_5.csv", best)):
+        columns = (*_SIZE, *(column for _, _, column in timed))
+        for line, row in records(sources.table(f"multimem/{name}"), columns):
+            tokens, hidden = (number(line, row, column) for column in _SIZE)
+            rows += [
+                CollectiveRow(
+                    op=op, nodes=1, per_node=_RANKS, ctas=ctas,
+                    bytes=round(tokens * hidden) * _ELEMENT_BYTES,
+                    median_us=number(line, row, column),
+                )
+                for op, ctas, column in timed
+            ]  # fmt: skip
+    return fit_collectives(rows)
 
 
 def fit_collectives(rows: Iterable[CollectiveRow]) -> tuple[CollectiveFit, ...]:
@@ -85,10 +137,10 @@ def _best_knots(sizes: Floats, times: Floats) -> tuple[float, ...]:
     inside = [2.0**power for power in range(-20, 20) if sizes[1] <= 2.0**power <= sizes[-2]]
     most = min(MAX_KNOTS, int(len(sizes) / _POINTS_A_PARAMETER) - 2)
     candidates: list[tuple[float, ...]] = [()]
-    for number in range(1, most + 1):
+    for knot_count in range(1, most + 1):
         spaced = [
             knots
-            for knots in itertools.combinations(inside, number)
+            for knots in itertools.combinations(inside, knot_count)
             if all(b >= a * _LEAST_GAP for a, b in itertools.pairwise(knots))
         ]
         # Leaving points out costs seconds, so it is tried for the best in-sample candidates only.

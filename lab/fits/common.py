@@ -1,16 +1,76 @@
-"""Records, rounding and errors for all fits."""
+"""What all fits share: sources, rounding, errors, and robust least squares."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from simulator.errors import InputError
+from simulator.profile import Machine, Profile
+from simulator.provenance import Provenance
 
 Floats = NDArray[np.float64]
+Cell = TypeVar("Cell")
+
+CREATED: Final = "2026-11-20"
+"""The newest date in the sources."""
+ASSUMED_ERROR: Final = 0.25
+TRANSFER_ERROR: Final = 0.05
+"""Expected error of an H200's ratio or rate on an H100: forward GEMMs of the same shape differ by
+4 % on average (309 shapes, ``scripts/bench h200``)."""
+
+
+class Gpu:
+    """The description of a bundled profile's GPU: ``gpus/NAME.toml``, a table a section."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        path = Path(__file__).parent / "gpus" / f"{name}.toml"
+        self.told: dict[str, dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))
+        self.machine = Machine(**self.told["machine"])
+
+    def words(self, section: str, error: float | None = None, **facts: object) -> Provenance:
+        """Return a section's provenance, with ``facts`` in the places that its texts leave."""
+        told = self.told[section]
+        texts = {key: told[key].format(**facts) for key in ("source", "clock", "note")
+                 if key in told}  # fmt: skip
+        return Provenance(kind=told["kind"], error=told.get("error", error), **texts)
+
+    def profile(self, **sections: Any) -> Profile:
+        """Return the profile of these sections."""
+        return Profile(name=self.name, created=CREATED, machine=self.machine, **sections)
+
+
+class Sources(NamedTuple):
+    """The folder of the published tables, and that of our own records by GPU."""
+
+    data: Path
+    measurements: Path
+
+    def table(self, name: str) -> bytes:
+        """Return a published table."""
+        return (self.data / "measured" / name).read_bytes()
+
+    def ours(self, stage: str) -> list[dict[str, Any]]:
+        """Return what a stage recorded on our H200."""
+        return records(self.measurements / "h200-sxm" / f"{stage}.jsonl.gz")
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSON-lines file, gzipped or not, without those that only record an
+    error."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        found = [json.loads(line) for line in file]
+    return [record for record in found if "error" not in record]
 
 
 def rounded(value: float, digits: int = 4) -> float:
@@ -23,10 +83,41 @@ def mape(predicted: Floats, measured: Floats) -> float:
     return float(np.mean(np.abs(predicted / measured - 1.0)))
 
 
-def records(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSON-lines file, gzipped or not, without those that only record an
-    error."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        found = [json.loads(line) for line in file]
-    return [record for record in found if "error" not in record]
+def robust(
+    off: Callable[[Floats], Floats],
+    start: tuple[float, ...],
+    bounds: tuple[tuple[float, ...], tuple[float, ...]],
+    *,
+    linear_above: float,
+    scaled: bool = False,
+) -> Floats:
+    """Return the parameters of least ``off``, log errors; larger ones than ``linear_above`` count
+    linearly. ``scaled``: steps are in proportion to ``start``."""
+    found = least_squares(
+        off, start, bounds=bounds, x_scale=start if scaled else 1.0, jac="3-point",
+        loss="soft_l1", f_scale=linear_above, ftol=1e-14, xtol=1e-14, gtol=1e-14, max_nfev=500,
+    )  # fmt: skip
+    return np.asarray(found.x, dtype=np.float64)
+
+
+def withheld(
+    cells: Sequence[Cell],
+    key: Callable[[Cell], Any],
+    errors: Callable[[list[Cell], list[Cell]], Iterable[float]],
+    *,
+    folds: int | None = None,
+) -> list[float]:
+    """Return the ``errors`` of cells by a fit of the others: each key's, or those of ``folds``.
+
+    Raise InputError for fewer than two keys.
+    """
+    keys = sorted({key(cell) for cell in cells})
+    if len(keys) < 2:
+        raise InputError(f"A law needs at least two ops of different shapes, got {keys}.")
+    found: list[float] = []
+    count = folds or len(keys)
+    for fold in range(count):
+        out = set(keys[fold::count])
+        mine = [cell for cell in cells if key(cell) in out]
+        found += errors([cell for cell in cells if key(cell) not in out], mine)
+    return found

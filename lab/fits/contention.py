@@ -1,26 +1,64 @@
-"""Fit the contention law to iterations in which a GEMM and an all-reduce run concurrently.
+"""Contention: from iterations of a GEMM and an all-reduce, or from ops beside collectives.
 
 An iteration is two jobs that start together and slow each other until one ends. It also has a
-constant time that belongs to the experiment (launches, events), not to the law.
+constant time that belongs to the experiment (launches, events), not to the law. Our H200's records
+have ops that run while emulated collectives do, by family, and what these wait for memory beside
+ops that stream.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from scipy.optimize import least_squares
 
+from domino_tune.measure.contention_law import SHARED_LINKS
 from domino_tune.measure.importers.imported import text_of
-from domino_tune.measure.importers.tables import count, microseconds, records
-from lab.fits.common import Floats, mape, rounded
+from domino_tune.measure.importers.tables import count, microseconds
+from domino_tune.measure.importers.tables import records as lines
+from lab.fits.common import ASSUMED_ERROR, Floats, mape, robust, rounded, withheld
+from simulator.contention import ComputeContention, ContentionFit, Slowdown
 from simulator.errors import InputError
+from simulator.lookup import FitKind
+from simulator.memory_queue import MemoryQueue
 
-_START = (1.85, 1.11, 1.14, 50.0)  # SMs per CTA, compute factor, collective factor, constant us
-_LOW, _HIGH = (0.0, 1.0, 1.0, 0.0), (3.0, 2.0, 2.0, 200.0)
+Row = Mapping[str, Any]
+ASSUMED_SLOWDOWN: Final = 0.15
+"""Expected error of a slowdown that nobody timed on that GPU."""
+POINTWISE_SLOWDOWN: Final = ComputeContention(
+    family="pointwise", sms_per_cta=0.0, factor=1.15, kind="assumed", error=ASSUMED_SLOWDOWN
+)
+"""A collective takes about an eighth of the memory bandwidth: 16 CTAs that read and write at the
+rate of NVLink (0.45 TB/s of 3.35 TB/s)."""
+OTHER_LINKS: Final = Slowdown(factor=1.1, kind="assumed", error=0.1)
+"""Two collectives on other links share the memory only: less than what a collective takes of it."""
+COLLECTIVE_FACTOR: Final = 1.144
+"""Slowdown of a collective beside compute, measured on A100. Assumed: on Hopper its CTAs get in
+when those of a GEMM leave, which this factor does not tell; see ``collective_slowdown``."""
+NVLS_CTAS: Final = 16
+FULL_RATE: Final = 40.0
+"""Bytes/ns that a CTA moves through HBM in the cells of the law; in others it moves none."""
+FAMILIES: Final = ("gemm", "attention", "pointwise")
+FILLING: Final = ("gemm", "attention")
+"""Families beside which a collective lasted as long as the ops that it met: it got in when they
+ended, or in a GEMM's last wave. Beside pointwise ops it starts at once, and waits for memory."""
+STREAMS: Final[dict[str, int]] = {"layernorm": 2, "gelu": 2, "add": 3}
+"""Tensors that a pointwise op of the records reads or writes."""
+_ELEMENT_BYTES: Final = 2
+_LINEAR_ABOVE: Final = 0.02
+_NOTHING: Final = 1e-9
+
+
+# A GEMM and an all-reduce that start together ----------------------------------------------------
+
+_OVERLAP_START: Final = (1.85, 1.11, 1.14, 50.0)
+"""SMs per CTA, compute factor, collective factor, constant µs."""
+_OVERLAP_BOUNDS: Final = ((0.0, 1.0, 1.0, 0.0), (3.0, 2.0, 2.0, 200.0))
 
 
 class Overlap(NamedTuple):
@@ -53,41 +91,42 @@ def read_overlap(data: bytes) -> tuple[Overlap, ...]:
     alone = {int(c): 1e3 * float(ms) for c, ms in re.findall(r"(\d+):([\d.]+)", head[1])}
     return tuple(
         Overlap(
-            (count(i, row, "m"), count(i, row, "n"), count(i, row, "k")),
-            ctas,
-            1e3 * microseconds(i, row, "gemm_only"),
-            comm_us,
+            (count(i, row, "m"), count(i, row, "n"), count(i, row, "k")), ctas,
+            1e3 * microseconds(i, row, "gemm_only"), comm_us,
             1e3 * microseconds(i, row, f"c{ctas}"),
         )
-        for i, row in records(data, ("m", "n", "k", "gemm_only"))
+        for i, row in lines(data, ("m", "n", "k", "gemm_only"))
         for ctas, comm_us in alone.items()
         if row.get(f"c{ctas}", "").strip()
-    )
+    )  # fmt: skip
 
 
 def fit_overlap(cells: Sequence[Overlap], *, sm_count: int) -> OverlapFit:
     """Fit the law to all cells; ``leave_shape_out_error`` predicts each shape from the others."""
-    shapes = sorted({cell.shape for cell in cells})
-    if len(shapes) < 2:
-        raise InputError(f"The contention law needs at least two GEMM shapes, got {shapes}.")
-    parameters = _solve(cells, sm_count)
-    predicted: list[float] = []
-    measured: list[float] = []
-    for shape in shapes:
-        others = _solve([cell for cell in cells if cell.shape != shape], sm_count)
-        out = [cell for cell in cells if cell.shape == shape]
-        predicted += list(predict(others, out, sm_count))
-        measured += [cell.together_us for cell in out]
-    every = np.array([cell.together_us for cell in cells])
-    sms_per_cta, compute, collective, constant = (rounded(float(p)) for p in parameters)
+
+    def solve(some: Sequence[Overlap]) -> Floats:
+        times = _together(some)
+        return robust(
+            lambda p: np.log(predict(p, some, sm_count) / times),
+            _OVERLAP_START, _OVERLAP_BOUNDS, linear_above=_LINEAR_ABOVE, scaled=True,
+        )  # fmt: skip
+
+    def off(others: list[Overlap], mine: list[Overlap]) -> list[float]:
+        predicted = predict(solve(others), mine, sm_count)
+        return list(np.abs(predicted / _together(mine) - 1.0))
+
+    left_out = withheld(cells, lambda cell: cell.shape, off)
+    found = solve(cells)
+    sms_per_cta, compute, collective, constant = (rounded(float(p)) for p in found)
     return OverlapFit(
-        sms_per_cta=sms_per_cta,
-        compute_factor=compute,
-        collective_factor=collective,
-        constant_us=constant,
-        error=rounded(mape(predict(parameters, cells, sm_count), every), 3),
-        leave_shape_out_error=rounded(mape(np.array(predicted), np.array(measured)), 3),
-    )
+        sms_per_cta=sms_per_cta, compute_factor=compute, collective_factor=collective,
+        constant_us=constant, leave_shape_out_error=rounded(float(np.mean(left_out)), 3),
+        error=rounded(mape(predict(found, cells, sm_count), _together(cells)), 3),
+    )  # fmt: skip
+
+
+def _together(cells: Sequence[Overlap]) -> Floats:
+    return np.array([cell.together_us for cell in cells])
 
 
 def predict(parameters: Floats, cells: Sequence[Overlap], sm_count: int) -> Floats:
@@ -103,11 +142,213 @@ def predict(parameters: Floats, cells: Sequence[Overlap], sm_count: int) -> Floa
     return np.asarray(np.where(gemm_end < comm_end, gemm_first, comm_first) + constant)
 
 
-def _solve(cells: Sequence[Overlap], sm_count: int) -> Floats:
-    measured = np.array([cell.together_us for cell in cells])
-    found = least_squares(
-        lambda p: np.log(predict(p, cells, sm_count) / measured),
-        _START, bounds=(_LOW, _HIGH), x_scale=_START, jac="3-point",
-        loss="soft_l1", f_scale=0.02, ftol=1e-14, xtol=1e-14, gtol=1e-14, max_nfev=500,
+def overlap_law(
+    fit: OverlapFit, *, sm_count: int, default_ctas: int, kind: FitKind, error: float
+) -> ContentionFit:
+    """Return the law of GEMMs. Assumed: attention loses SMs as they do, pointwise ops bandwidth;
+    both let no collective in before they end, as on our H200."""
+    gemm = ComputeContention(
+        family="gemm", sms_per_cta=fit.sms_per_cta, factor=fit.compute_factor, fills=True,
+        kind=kind, error=error,
     )  # fmt: skip
-    return np.asarray(found.x, dtype=np.float64)
+    attention = replace(
+        gemm, family="attention", kind="assumed", error=max(error, ASSUMED_SLOWDOWN)
+    )  # fmt: skip
+    return ContentionFit(
+        sm_count=sm_count, default_ctas=default_ctas, compute=(gemm, attention, POINTWISE_SLOWDOWN),
+        collective=Slowdown(factor=fit.collective_factor, kind=kind, error=error),
+        same_links=SHARED_LINKS, other_links=OTHER_LINKS,
+    )  # fmt: skip
+
+
+# Ops while collectives run all the time ----------------------------------------------------------
+
+_BESIDE_START: Final = (0.2, 1.0, 0.5)
+_BESIDE_BOUNDS: Final = ((0.0, 1.0, 0.0), (3.0, 2.0, 100.0))
+
+
+class Beside(NamedTuple):
+    """One cell: an op of ``case`` that takes ``alone_us`` alone, and ``slowdown`` times as long
+    while a collective of ``ctas`` CTAs runs."""
+
+    family: str
+    case: str
+    ctas: int
+    alone_us: float
+    slowdown: float
+
+
+def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> ComputeContention:
+    """Fit the law to all cells of a family; ``error`` is the MAPE of each case predicted from the
+    others. Raise InputError for fewer than two cases."""
+    family = cells[0].family
+
+    def law_of(parameters: Sequence[float], error: float = 0.0) -> ComputeContention:
+        per_cta, factor, us = (float(value) for value in parameters)
+        return ComputeContention(
+            family=family, sms_per_cta=per_cta, factor=factor, us_per_cta=us, error=error
+        )  # fmt: skip
+
+    def shares(parameters: Floats, some: Sequence[Beside]) -> Floats:
+        """Return slowdowns by the law over those measured."""
+        law = law_of(parameters.tolist())
+        predicted = np.array([law.slowdown(one.ctas, sm_count, one.alone_us) for one in some])
+        return np.asarray(predicted / np.array([one.slowdown for one in some]))
+
+    def solve(some: Sequence[Beside]) -> Floats:
+        found = robust(
+            lambda p: np.log(shares(p, some)),
+            _BESIDE_START, _BESIDE_BOUNDS, linear_above=_LINEAR_ABOVE,
+        )  # fmt: skip
+        # A parameter at its lower bound comes back as 1e-20.
+        return np.where(found < _NOTHING, 0.0, found)
+
+    def off(others: Sequence[Beside], mine: Sequence[Beside]) -> list[float]:
+        errors: list[float] = np.abs(shares(solve(others), mine) - 1).tolist()
+        return errors
+
+    left_out = withheld(cells, lambda cell: cell.case, off)
+    numbers = [rounded(float(value)) for value in solve(cells)]
+    return law_of(numbers, rounded(float(np.mean(left_out)), 3))
+
+
+# Collectives while ops stream --------------------------------------------------------------------
+
+_QUEUE_START: Final = (1.02, 0.02, 0.04)
+_QUEUE_BOUNDS: Final = ((1.0, 0.0, 0.0), (1.2, 5.0, 1.0))
+
+
+class Streamed(NamedTuple):
+    """One cell: a collective of ``ctas`` CTAs takes ``slowdown`` times as long beside an op of
+    ``case``, which moves ``gb_s`` alone."""
+
+    case: str
+    ctas: int
+    gb_s: float
+    slowdown: float
+
+
+class MemoryFit(NamedTuple):
+    """The law, and the factor that collectives have beside any op. ``law.error`` is the MAPE with
+    each case left out."""
+
+    law: MemoryQueue
+    factor: float
+
+
+def fit_memory(cells: Sequence[Streamed], attained_gb_s: float) -> MemoryFit:
+    """Fit the law to all cells. Raise InputError for fewer than two cases."""
+
+    def fit_of(parameters: Floats, some: Sequence[Streamed]) -> MemoryFit:
+        factor, wait, by_cta = map(float, parameters)
+        busiest = max(cell.gb_s for cell in some) / attained_gb_s
+        queue = MemoryQueue(
+            attained_gb_s=attained_gb_s, busiest=busiest, wait=wait, by_cta=by_cta, error=0.0
+        )
+        return MemoryFit(queue, factor)
+
+    def shares(fit: MemoryFit, some: Sequence[Streamed]) -> Floats:
+        """Return slowdowns by the law over those measured."""
+        waits = [fit.factor * fit.law.slowdown(cell.gb_s, cell.ctas) for cell in some]
+        return np.asarray(np.array(waits) / np.array([cell.slowdown for cell in some]))
+
+    def solve(some: Sequence[Streamed]) -> MemoryFit:
+        found = robust(
+            lambda p: np.log(shares(fit_of(p, some), some)),
+            _QUEUE_START, _QUEUE_BOUNDS, linear_above=_LINEAR_ABOVE,
+        )  # fmt: skip
+        return fit_of(found, some)
+
+    def off(others: Sequence[Streamed], mine: Sequence[Streamed]) -> list[float]:
+        errors: list[float] = np.abs(shares(solve(others), mine) - 1).tolist()
+        return errors
+
+    left_out = withheld(cells, lambda cell: cell.case, off)
+    law, factor = solve(cells)
+    return MemoryFit(
+        MemoryQueue(
+            attained_gb_s=rounded(attained_gb_s, 4), busiest=rounded(law.busiest, 3),
+            wait=rounded(law.wait, 3), by_cta=rounded(law.by_cta, 3),
+            error=rounded(float(np.mean(left_out)), 3),
+        ),
+        rounded(factor),
+    )  # fmt: skip
+
+
+# Our H200's records ------------------------------------------------------------------------------
+
+
+def full_cells(rows: Iterable[Row], rate: float = FULL_RATE) -> Iterator[tuple[Row, Row]]:
+    """Yield (op, cell) of the cells whose collective was first, had the higher priority and moved
+    ``rate`` bytes/ns by CTA."""
+    for row in rows:
+        for cell in row["cells"]:
+            if cell["rate"] == rate and cell["collective_first"] and cell["priority"] < 0:
+                yield row, cell
+
+
+def beside_cells(rows: Iterable[Row], rate: float = FULL_RATE) -> list[Beside]:
+    """Return those cells, of ops beside collectives."""
+    return [
+        Beside(
+            row["family"], row["case"], cell["ctas"], row["alone_again_ns"] / 1000,
+            cell["op_mean_ns"] / row["alone_again_ns"],
+        )
+        for row, cell in full_cells(rows, rate)
+    ]  # fmt: skip
+
+
+def streamed_cells(rows: Iterable[Row]) -> list[Streamed]:
+    """Return the cells of collectives that move bytes beside pointwise ops."""
+    return [
+        Streamed(
+            row["case"], cell["ctas"], gb_s_of(row),
+            cell["collective_ns"] / cell["collective_alone_ns"],
+        )
+        for row, cell in full_cells(rows)
+        if row["family"] not in FILLING
+    ]  # fmt: skip
+
+
+def gb_s_of(row: Row) -> int:
+    """Return what a pointwise op of the records moves through memory alone."""
+    moved: float = math.prod(row["shape"]) * _ELEMENT_BYTES * STREAMS[row["name"]]
+    return round(moved / float(row["alone_again_ns"]))
+
+
+def collective_slowdown(rows: Iterable[Row], memory: MemoryQueue | None = None) -> Slowdown:
+    """Return A100's factor of NCCL's collectives, with its mean error on emulated ones, beside
+    what ``memory`` explains of these."""
+    errors = [
+        abs(COLLECTIVE_FACTOR * waits / cell.slowdown - 1)
+        for cell in streamed_cells(rows)
+        for waits in (memory.slowdown(cell.gb_s, cell.ctas) if memory else 1.0,)
+    ]
+    error = rounded(statistics.fmean(errors), 2)
+    return Slowdown(factor=COLLECTIVE_FACTOR, kind="assumed", error=error)
+
+
+def beside_law(rows: Sequence[Row], *, sm_count: int, attained_gb_s: float) -> ContentionFit:
+    """Return the law of ops beside emulated collectives, fitted to these records of a GPU whose
+    memory gives long ops at most ``attained_gb_s``."""
+    cells = beside_cells(rows)
+    memory = fit_memory(streamed_cells(rows), attained_gb_s).law
+    laws = (
+        fit_beside([cell for cell in cells if cell.family == family], sm_count=sm_count)
+        for family in FAMILIES
+    )
+    return ContentionFit(
+        sm_count=sm_count, default_ctas=NVLS_CTAS, memory=memory,
+        compute=tuple(replace(law, fills=law.family in FILLING) for law in laws),
+        collective=collective_slowdown(rows, memory),
+        same_links=SHARED_LINKS, other_links=OTHER_LINKS,
+    )  # fmt: skip
+
+
+def assumed_law(law: ContentionFit, *, sm_count: int, attained_gb_s: float) -> ContentionFit:
+    """Return the law as one of a GPU that was not timed, and what its memory gives."""
+    queue = law.memory and replace(
+        law.memory, attained_gb_s=rounded(attained_gb_s), kind="assumed", error=ASSUMED_ERROR
+    )
+    compute = (replace(one, kind="assumed", error=ASSUMED_ERROR) for one in law.compute)
+    return replace(law, sm_count=sm_count, compute=tuple(compute), memory=queue)

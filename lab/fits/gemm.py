@@ -1,4 +1,4 @@
-"""Fit the tiled GEMM law to measured rows, and measure its error on withheld (n, k) pairs.
+"""GEMMs: the tiled law, fitted to measured rows, and its error on withheld (n, k) pairs.
 
 Least squares on log(time) with a soft L1 loss, so that a few odd kernels do not change the law.
 Samples are seeded and numbers rounded: the same rows give the same fit.
@@ -7,16 +7,18 @@ Samples are seeded and numbers rounded: the same rows give the same fit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from domino_tune.measure.importers.tables import gemm_csv
+from lab.fits.common import TRANSFER_ERROR, Floats, Gpu, Sources, rounded
 from simulator.errors import InputError
-from simulator.lookup.gemm import GemmFit
+from simulator.lookup.gemm import ACCUMULATE_BYTES, GemmFit, GemmRow
 from simulator.lookup.gemm_law import (
     TILE_CLASSES,
-    Floats,
     Law,
     RooflineLaw,
     TiledLaw,
@@ -24,6 +26,8 @@ from simulator.lookup.gemm_law import (
     make_law,
 )  # fmt: skip
 from simulator.lookup.gemm_table import GemmCurves
+from simulator.ops import Gemm
+from simulator.profile import GemmSection, Machine, Profile
 
 Shape = tuple[int, int, int, float]
 Mask = NDArray[np.bool_]
@@ -61,6 +65,54 @@ _TILE_US: Final = (2.5, 0.01, 100.0)
 # Start rates of the tile classes, largest tile first, as shares of the best measured rate.
 _RATE_STARTS: Final = (1.15, 1.1, 1.1, 0.9, 0.7)
 _RATE_RANGE: Final = 10.0
+_BACKWARD: Final = (("dgrad", False), ("wgrad", False), ("wgrad", True))
+
+
+def gemm_section(gpu: Gpu, sources: Sources, other: Profile | None = None) -> GemmSection:
+    """Return the law of the GPU's table of forward GEMMs; of backward ones, by the ratios that
+    another GPU's rows have."""
+    rows = gemm_csv(sources.table(gpu.told["gemm"]["table"])).rows
+    machine = gpu.machine
+    fit = fit_gemm([(row.m, row.n, row.k, row.median_us) for row in rows], machine.sm_count)
+    backward = _backward_fits(other, fit, machine) if other else ()
+    return GemmSection(
+        fits=tuple(sorted((fit, *backward), key=lambda f: (f.layout, f.dtype, f.accumulate))),
+        provenance=gpu.words("gemm", fit.error, rows=len(rows), transfer=TRANSFER_ERROR),
+    )
+
+
+def layout_fit(rows: Sequence[GemmRow], layout: str, sm_count: int) -> GemmFit:
+    """Return the tiled law of a layout's rows. Most weight gradients accumulate."""
+    accumulate = layout == "wgrad"
+    shapes = [
+        (row.m, row.n, row.k, row.median_us)
+        for row in rows
+        if row.layout == layout and row.accumulate == accumulate
+    ]
+    return fit_gemm(shapes, sm_count, layout=layout, accumulate=accumulate)
+
+
+def _backward_fits(other: Profile, forward: GemmFit, machine: Machine) -> list[GemmFit]:
+    """Return laws of dgrad and wgrad on ``machine``, by layout and way to write C.
+
+    A row of the other GPU gives one timing: the forward law of the shape, times what the row takes
+    over its GPU's forward GEMM of that shape, plus what fp32 sums cost more behind slower memory.
+    """
+    law, table = make_law(forward.law, forward.params, machine.sm_count), other.gemm_table()
+    slower_us = 1 / (1e3 * machine.memory_bandwidth_gb_s)
+    slower_us -= 1 / (1e3 * other.machine.memory_bandwidth_gb_s)
+    fits = []
+    for layout, accumulate in _BACKWARD:
+        timings = []
+        for row in other.section("gemm").rows:
+            if (row.layout, row.accumulate) == (layout, accumulate):
+                ratio = row.median_us / table.estimate(Gemm(row.m, row.n, row.k)).duration_us
+                us = law.parts(row.m, row.n, row.k).total_us * ratio
+                us += ACCUMULATE_BYTES * row.m * row.n * slower_us if accumulate else 0.0
+                timings.append((row.m, row.n, row.k, us))
+        fit = fit_gemm(timings, machine.sm_count, layout=layout, accumulate=accumulate)
+        fits.append(replace(fit, error=rounded(fit.error + TRANSFER_ERROR, 3)))
+    return fits
 
 
 def fit_gemm(
@@ -85,7 +137,7 @@ def fit_gemm(
     return GemmFit(
         law="tiled", layout=layout, dtype=dtype, accumulate=accumulate,
         params=_params(_fit(table, sm_count)),
-        error=_rounded(error, 3), ranges=ranges,
+        error=rounded(error, 3), ranges=ranges,
     )  # fmt: skip
 
 
@@ -102,7 +154,7 @@ def heldout_error(
     for out in _folds(table, folds)[:rounds]:
         law = _fit(table[~out], sm_count)
         tested.append(table[out])
-        errors.append(np.abs(law.times_us(*_shapes(table[out])) / table[out, 3] - 1))
+        errors.append(np.abs(law.times_us(*table[out].T[:3]) / table[out, 3] - 1))
     shapes, error = np.concatenate(tested), np.concatenate(errors)
     return {
         "training": _mean(error, _is_training(shapes)),
@@ -132,9 +184,7 @@ def leave_out_error(
 def _trend(table: Floats, fit: GemmFit | None, sm_count: int) -> Law:
     if fit is not None:
         return make_law(fit.law, fit.params, sm_count)
-    return fit_roofline(*_columns(table)) or RooflineLaw(
-        fixed_us=0.0, flops_per_us=1.0, bytes_per_us=1.0
-    )
+    return fit_roofline(*table.T) or RooflineLaw(fixed_us=0.0, flops_per_us=1.0, bytes_per_us=1.0)
 
 
 def _fit(table: Floats, sm_count: int) -> TiledLaw:
@@ -161,7 +211,7 @@ def _descend(
     """Return (cost, point) of least squares from ``start``; ``effort`` is (steps, tolerance)."""
     from scipy.optimize import least_squares  # late: the import takes half a second
 
-    shapes, target = _shapes(table), np.log(table[:, 3])
+    shapes, target = table.T[:3], np.log(table[:, 3])
 
     def residual(point: Floats) -> Floats:
         result: Floats = np.log(_law(point, sm_count).times_us(*shapes)) - target
@@ -176,7 +226,7 @@ def _descend(
 
 def _start(table: Floats, sm_count: int) -> tuple[Floats, Floats, Floats]:
     """Return start and bounds; rates and bandwidth start from the best of the rows."""
-    m, n, k, us = _columns(table)
+    m, n, k, us = table.T
     rate = float(np.quantile(2e-6 * m * n * k / us, 0.99)) / sm_count
     best_mb_us = float(np.quantile(2e-6 * (m * k + n * k + m * n) / us, 0.8))
     bounds = list(_SCALARS.values())
@@ -205,16 +255,12 @@ def _law(point: Floats, sm_count: int) -> TiledLaw:
 
 
 def _params(law: TiledLaw) -> dict[str, Any]:
-    scalars = {name: _rounded(getattr(law, name), _DIGITS) for name in _SCALARS}
+    scalars = {name: rounded(getattr(law, name), _DIGITS) for name in _SCALARS}
     tiles = {
-        name: tuple(_rounded(x, _DIGITS) for x in getattr(law, name))
+        name: tuple(rounded(x, _DIGITS) for x in getattr(law, name))
         for name in ("tile_mflop_us", "tile_us")
     }
     return scalars | tiles
-
-
-def _rounded(value: float, digits: int) -> float:
-    return float(f"{value:.{digits - 1}e}")
 
 
 def _table(rows: Sequence[Shape], least: int) -> Floats:
@@ -248,17 +294,14 @@ def _sample(table: Floats, count: int) -> Floats:
     return table[np.sort(chosen)]
 
 
-def _shapes(table: Floats) -> tuple[Floats, Floats, Floats]:
-    return table[:, 0], table[:, 1], table[:, 2]
-
-
 def _columns(table: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    return table[:, 0], table[:, 1], table[:, 2], table[:, 3]
+    m, n, k, us = table.T
+    return m, n, k, us
 
 
 def _is_training(table: Floats) -> Mask:
     """Return a mask of multiples of 8 tokens, at least 256, with layers of at least 512 × 512."""
-    m, n, k, _ = _columns(table)
+    m, n, k, _ = table.T
     mask: Mask = (m >= 256) & (m % 8 == 0) & (n >= 512) & (k >= 512)
     return mask
 

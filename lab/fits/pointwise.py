@@ -1,31 +1,66 @@
-"""Fit fixed cost, bandwidth in cache, knee and bandwidth in memory to pointwise timings."""
+"""Pointwise ops: fixed cost, bandwidth in cache, knee and bandwidth in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 from scipy.optimize import nnls
 
-from lab.fits.common import Floats, mape, rounded
+from lab.fits.common import TRANSFER_ERROR, Floats, mape, rounded
 from simulator.errors import InputError
 from simulator.lookup.pointwise import PointwiseFit, PointwiseRow
+from simulator.profile import Machine, Profile
 
-MB = 1_000_000
-KNEES_MB = (10, 15, 20, 25, 30, 35, 40, 50, 60, 80)
-_RESOLUTION_US = 1.0  # tables have whole microseconds: reduces the weight of short times
+MB: Final = 1_000_000
+KNEES_MB: Final = (10, 15, 20, 25, 30, 35, 40, 50, 60, 80)
+_RESOLUTION_US: Final = 1.0  # tables have whole microseconds: reduces the weight of short times
+_LIKE_ERROR: Final = 0.3
+"""Expected error of an op that is taken to be like another."""
 
 
-def fit_pointwise(
-    rows: Sequence[PointwiseRow], names: tuple[str, ...], *, knees_mb: Sequence[int] = KNEES_MB
-) -> PointwiseFit:
+def transferred(other: Profile, machine: Machine, *, least_error: float = 0) -> list[PointwiseFit]:
+    """Return a law by name: those that the ``other`` GPU timed, fitted; those that it assumes,
+    assumed. Rates within the L2 stay, beyond it they follow the memory bandwidth; with a
+    ``least_error`` all are assumed."""
+    section = other.section("pointwise")
+    faster = machine.memory_bandwidth_gb_s / other.machine.memory_bandwidth_gb_s
+    rows = [row for row in section.rows if row.pieces == 1 and row.bytes_written]
+    timed = [
+        fit_pointwise([row for row in rows if row.name == name], (name,))
+        for name in sorted({row.name for row in rows})
+    ]
+    laws = [
+        replace(
+            fit, large_gb_s=rounded(fit.large_gb_s * faster),
+            error=max(least_error, rounded(fit.error + TRANSFER_ERROR, 2)),
+        )
+        for fit in sorted((*timed, *section.fits), key=lambda fit: fit.names)
+    ]  # fmt: skip
+    return [replace(law, kind="assumed") for law in laws] if least_error else laws
+
+
+def like(rows: Sequence[PointwiseRow], name: str, other: str, factor: float) -> PointwiseFit:
+    """Return the law of the ``other`` op's whole rows, ``factor`` times as long, for ``name``."""
+    scaled = [
+        replace(row, median_us=factor * row.median_us)
+        for row in rows
+        if row.name == other and row.pieces == 1
+    ]
+    law = fit_pointwise(scaled, (name,))
+    return replace(law, kind="assumed", error=max(_LIKE_ERROR, law.error))
+
+
+def fit_pointwise(rows: Sequence[PointwiseRow], names: tuple[str, ...]) -> PointwiseFit:
     """Fit the law for ``names`` to rows of one op; ``error`` is of withheld sizes, five folds."""
     if len(rows) < 10:
         raise InputError(f"A law for {names} needs at least 10 timings, got {len(rows)}.")
     rows = sorted(rows, key=lambda row: (row.bytes_read + row.bytes_written, row.key))
     sizes = np.array([row.bytes_read + row.bytes_written for row in rows], dtype=np.float64) / MB
     times = np.array([row.median_us for row in rows])
-    knee, (fixed, small, large) = _solve(sizes, times, knees_mb)
+    knee, (fixed, small, large) = _solve(sizes, times)
     return PointwiseFit(
         names=names,
         fixed_us=rounded(fixed),
@@ -33,7 +68,7 @@ def fit_pointwise(
         knee_bytes=knee * MB,
         large_gb_s=rounded(1e3 / max(large, 1e-6)),
         max_bytes=int(sizes[-1] * MB),
-        error=rounded(_withheld_error(sizes, times, knees_mb), 2),
+        error=rounded(_withheld_error(sizes, times), 2),
     )
 
 
@@ -42,11 +77,11 @@ def _design(sizes: Floats, knee: float) -> Floats:
     return np.stack([np.ones_like(sizes), small, sizes - small], axis=1)
 
 
-def _solve(sizes: Floats, times: Floats, knees: Sequence[int]) -> tuple[int, Floats]:
+def _solve(sizes: Floats, times: Floats) -> tuple[int, Floats]:
     """Return the best knee and (fixed us, us per MB below it, us per MB above it)."""
     weights = 1 / (times + _RESOLUTION_US)
     best: tuple[float, int, Floats] | None = None
-    for knee in knees:
+    for knee in KNEES_MB:
         design = _design(sizes, knee) * weights[:, None]
         scale = design.max(axis=0)
         scale[scale == 0] = 1.0
@@ -57,12 +92,12 @@ def _solve(sizes: Floats, times: Floats, knees: Sequence[int]) -> tuple[int, Flo
     return best[1], best[2]
 
 
-def _withheld_error(sizes: Floats, times: Floats, knees: Sequence[int]) -> float:
+def _withheld_error(sizes: Floats, times: Floats) -> float:
     """Return the mean relative error of every fifth size, for times well above the resolution."""
     fold = np.arange(len(sizes)) % 5
     predicted = np.empty_like(times)
     for out in range(5):
-        knee, coefficients = _solve(sizes[fold != out], times[fold != out], knees)
+        knee, coefficients = _solve(sizes[fold != out], times[fold != out])
         predicted[fold == out] = _design(sizes[fold == out], knee) @ coefficients
     clear = times >= 5 * _RESOLUTION_US
     return mape(predicted[clear], times[clear])

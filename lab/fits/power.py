@@ -13,48 +13,51 @@ from __future__ import annotations
 import csv
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from lab.fits.common import rounded
-from lab.fits.parts import ASSUMED_ERROR
+from domino_tune.measure.power_law import power_law, power_section
+from lab.fits.common import Gpu, Sources, rounded
+from simulator.case import Case
+from simulator.clock import Burden
 from simulator.lookup.gemm import GemmRow
-from simulator.power import FamilyPower, PowerSection, RowClock
-from simulator.provenance import Provenance, ProvenanceKind
+from simulator.plan import SlicePlan
+from simulator.power import FamilyPower, PowerSection
+from simulator.predict import scheduled
+from simulator.provenance import ProvenanceKind
 
-H200_BOOST_MHZ: Final = 1980
-B200_BOOST_MHZ: Final = 1965
-B200_CAP_W: Final = 1000.0
-A100_CAP_W: Final = 400.0
-A100_BOOST_MHZ: Final = 1410
-A100_LASTING_MHZ: Final = (1200, 1350)
-"""Clocks of large GEMMs at the cap, 1,410 MHz requested (data/measured/power_points.csv)."""
-EXPONENT: Final = 2.0
-"""Dynamic power goes with the clock and the square of the voltage. The voltage follows the clock in
-part: between 1 (a constant one, as far below boost) and 3 (a proportional one)."""
-CLOCK_SPREAD: Final = 0.03
-DRAWS: Final = {"attention": (1.0, 0.2), "pointwise": (0.3, 0.3), "collective": (0.15, 0.5)}
-"""What others draw, as a share of GEMMs' watts above idle, and its error: attention keeps the same
-tensor cores busy; copies the memory; a collective some SMs and the links. Nobody measured them."""
-GEMM_ERROR: Final = 0.1
-"""Of our H200's, which was seen at one clock; ASSUMED_ERROR where it stands for another GPU."""
-ELASTICITIES: Final = {"gemm": 1.0, "attention": 1.0, "pointwise": 0.0, "collective": 0.2}
-"""897 TFLOP/s, our H200's fastest GEMM, is 666 × 1,980 / 1,470: a GEMM goes with the clock."""
+Row = Mapping[str, Any]
 FASTEST: Final = 0.9
 """Quantile of GEMMs' FLOP/s that is taken for what the clock allows."""
 
 
-def power_points(data: Path) -> list[Mapping[str, str]]:
+@dataclass(frozen=True, kw_only=True)
+class Cap:
+    """A GPU at its power cap. ``lasting_mhz``: of GEMMs without end, None: as far below boost as
+    our H200's. ``seen``: it is our H200, else like it in proportion to the cap. ``from_us``:
+    durations of GEMMs that differ by the clock; ``heats``: the longest are those of a lasting load,
+    else the shortest are those of a burst."""
+
+    boost_mhz: int
+    cap_w: float
+    boost_kind: ProvenanceKind
+    from_us: tuple[float, ...] = ()
+    lasting_mhz: float | None = None
+    seen: bool = False
+    heats: bool = False
+
+
+def power_points(sources: Sources) -> list[Mapping[str, str]]:
     """Return the published points and our own."""
-    with (data / "measured" / "power_points.csv").open(encoding="utf-8") as file:
-        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+    lines = sources.table("power_points.csv").decode().splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
 class Lasting:
     """GEMMs without end on an H200: clock, watts, FLOP/s in that state and in the first 20 ms."""
 
-    def __init__(self, data: Path) -> None:
-        ours = [point for point in power_points(data) if point["gpu"] == "H200 SXM"]
+    def __init__(self, sources: Sources) -> None:
+        ours = [point for point in power_points(sources) if point["gpu"] == "H200 SXM"]
         lasting, burst, rest = ours
         self.clock_mhz = int(lasting["clock_mhz"])
         self.watts = float(_number_before(lasting["what"], " W"))
@@ -67,126 +70,32 @@ def _number_before(text: str, unit: str) -> str:
     return text.split(unit)[0].split()[-1]
 
 
-def hopper_power(data: Path, *, measured: bool, rows: Sequence[GemmRow] = ()) -> PowerSection:
-    """Return the section of an H200, whose state was ``measured``, or of an H100.
-
-    ``rows``: the table whose long GEMMs ran at a lower clock than its middle ones.
-    """
-    lasting = Lasting(data)
-    known: ProvenanceKind = "measured" if measured else "assumed"
-    return _section(
-        boost_mhz=H200_BOOST_MHZ,
-        cap_w=lasting.cap_w,
-        idle_w=lasting.idle_w,
-        lasting_mhz=lasting.clock_mhz,
-        lasting_w=lasting.watts,
-        gemm_kind="fitted" if measured else "assumed",
-        clocks=_from_short(rows, lasting.burst_mhz, (700.0, 1500.0, 8000.0)),
-        kinds={"boost_mhz": known, "cap_w": "imported", "idle_w": known},
-        provenance=Provenance(
-            kind="fitted" if measured else "assumed",
-            source="our H200's record: 1,470 MHz, 690 of 700 W and 666 TFLOP/s after a long run, "
-            "790 in the first 20 ms, 134 W at rest"
-            + ("" if measured else "; an H100 SXM is assumed to be alike"),
-            note="A timing's clock is that at which GEMMs that last would run at its FLOP/s; of an "
-            "H100, long ones by the table itself.",
-        ),
-    )
-
-
-def b200_power(data: Path, rows: Sequence[GemmRow]) -> PowerSection:
-    """Return the section of a B200; its long GEMMs are those of a lasting load."""
-    lasting = Lasting(data)
-    share = lasting.clock_mhz / H200_BOOST_MHZ
-    return _section(
-        boost_mhz=B200_BOOST_MHZ,
-        cap_w=B200_CAP_W,
-        idle_w=rounded(lasting.idle_w * B200_CAP_W / lasting.cap_w, 3),
-        lasting_mhz=round(share * B200_BOOST_MHZ),
-        lasting_w=B200_CAP_W,
-        gemm_kind="assumed",
-        clocks=_from_long(rows, round(share * B200_BOOST_MHZ), (100.0, 1200.0)),
-        kinds={"boost_mhz": "assumed", "cap_w": "imported", "idle_w": "assumed"},
-        provenance=Provenance(
-            kind="assumed",
-            source="1,000 W by NVIDIA's data sheet; as our H200 in proportion to the cap",
-            note="SimuMax times a GEMM in a hundred runs one after the other: those that last "
-            "1.2 ms or more have nearly one rate at all shapes, a fourth below that of short ones. "
-            "They are taken for timed at the cap, and short ones for faster by their rate.",
-        ),
-    )
-
-
-def a100_power(data: Path, rows: Sequence[GemmRow]) -> PowerSection:
-    """Return the section of an A100; its long GEMMs are those of a lasting load."""
-    lasting = Lasting(data)
-    clock_mhz = round(statistics.fmean(A100_LASTING_MHZ))
-    return _section(
-        boost_mhz=A100_BOOST_MHZ,
-        cap_w=A100_CAP_W,
-        idle_w=rounded(lasting.idle_w * A100_CAP_W / lasting.cap_w, 3),
-        lasting_mhz=clock_mhz,
-        lasting_w=A100_CAP_W,
-        gemm_kind="assumed",
-        clocks=_from_long(rows, clock_mhz, (700.0, 1500.0)),
-        kinds={"boost_mhz": "imported", "cap_w": "imported", "idle_w": "assumed"},
-        provenance=Provenance(
-            kind="assumed",
-            source="large GEMMs at 1,200 to 1,350 MHz and 400 W "
-            "(Evansika959/aiconfigurator_overlap_exp); else as our H200 in proportion to the cap",
-            note="Long GEMMs of the table run at the rate that is published for normal random "
-            "inputs after a long run, 257 TFLOP/s: they are taken for timed at the cap.",
-        ),
-    )
-
-
-def _section(
-    *,
-    boost_mhz: int,
-    cap_w: float,
-    idle_w: float,
-    lasting_mhz: int,
-    lasting_w: float,
-    gemm_kind: ProvenanceKind,
-    clocks: Sequence[tuple[float, float]],
-    kinds: dict[str, ProvenanceKind],
-    provenance: Provenance,
-) -> PowerSection:
-    gemm_w = (lasting_w - idle_w) * (boost_mhz / lasting_mhz) ** EXPONENT
-    families = [
-        FamilyPower(
-            family="gemm", draw_w=rounded(gemm_w, 4), elasticity=ELASTICITIES["gemm"],
-            kind=gemm_kind, error=ASSUMED_ERROR if gemm_kind == "assumed" else GEMM_ERROR,
-        ),
-        *(
-            FamilyPower(
-                family=name, draw_w=rounded(share * gemm_w, 4), elasticity=ELASTICITIES[name],
-                kind="assumed", error=error,
-            )
-            for name, (share, error) in DRAWS.items()
-        ),
-    ]  # fmt: skip
-    gemms = [RowClock("gemm", from_us, rounded(mhz, 4)) for from_us, mhz in clocks]
-    short = RowClock("attention", 0.0, gemms[0].clock_mhz)
-    return PowerSection(
-        boost_mhz=boost_mhz,
-        cap_w=cap_w,
-        idle_w=idle_w,
-        exponent=EXPONENT,
-        clock_spread=CLOCK_SPREAD,
-        families=tuple(families),
-        row_clocks=(short, RowClock("collective", 0.0, float(boost_mhz)), *gemms),
-        kinds={**kinds, "exponent": "assumed", "clock_spread": "assumed"},
-        provenance=provenance,
-    )
+def capped_section(gpu: Gpu, sources: Sources, rows: Sequence[GemmRow] = ()) -> PowerSection:
+    """Return the section of a GPU; ``rows``: the table of its GEMMs."""
+    ours, cap = Lasting(sources), Cap(**gpu.told["power"]["cap"])
+    lasting_mhz = cap.lasting_mhz or ours.clock_mhz
+    clocks = [(0.0, ours.burst_mhz)]
+    if rows and cap.heats:
+        clocks = _from_long(rows, lasting_mhz, cap.from_us)
+    elif rows:
+        clocks = _from_short(rows, ours.burst_mhz, cap.from_us)
+    known: ProvenanceKind = "measured" if cap.seen else "assumed"
+    kind: ProvenanceKind = "fitted" if cap.seen else "assumed"
+    return power_section(
+        boost_mhz=cap.boost_mhz, cap_w=cap.cap_w,
+        idle_w=ours.idle_w if cap.cap_w == ours.cap_w
+        else rounded(ours.idle_w * cap.cap_w / ours.cap_w, 3),
+        lasting=(lasting_mhz, ours.watts if cap.cap_w == ours.cap_w else cap.cap_w),
+        clocks=clocks, gemm_kind=kind,
+        kinds={"boost_mhz": cap.boost_kind, "cap_w": "imported", "idle_w": known},
+        provenance=gpu.words("power"),
+    )  # fmt: skip
 
 
 def _from_short(
     rows: Sequence[GemmRow], clock_mhz: float, from_us: Sequence[float]
 ) -> list[tuple[float, float]]:
     """Return (duration, clock) of timings, of which short ones ran at ``clock_mhz``."""
-    if not rows:
-        return [(0.0, clock_mhz)]
     rates = _rates(rows, from_us)
     return [(0.0, clock_mhz), (from_us[0], clock_mhz), *(
         (at, clock_mhz * rate / rates[0]) for at, rate in zip(from_us[1:], rates[1:], strict=True)
@@ -213,3 +122,41 @@ def _rates(rows: Iterable[GemmRow], from_us: Sequence[float]) -> list[float]:
                  if low <= row.median_us < high]  # fmt: skip
         rates.append(statistics.quantiles(found, n=10)[round(FASTEST * 10) - 1])
     return rates
+
+
+def stage_law(clocks: Sequence[Row], sustained: Iterable[Row], known: PowerSection) -> PowerSection:
+    """Return ``known`` with what the records of stages ``clocks`` and ``sustained`` say; of
+    elasticities the medians over layers."""
+    found: dict[str, list[float]] = {}
+    for row in sustained:
+        for family, value in row["elasticity"].items():
+            found.setdefault(family, []).append(value)
+    law = power_law(
+        {row["case"].removesuffix(" alone"): row for row in clocks},
+        {family: statistics.median(values) for family, values in found.items()}, known,
+    )  # fmt: skip
+    source = "scripts/gpu-profile --stage clocks and sustained: lasting loads on one GPU"
+    return replace(law, provenance=replace(law.provenance, source=source))
+
+
+def with_collectives(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -> PowerSection:
+    """Return ``law`` with the draw of collectives that gives a lasting step of ``plan`` the joules
+    of its row; 0 where its other ops take them all."""
+    none, one = (_step_j(_drawing(law, watts), case, plan, row) for watts in (0.0, 1.0))
+    draw_w = max(0.0, (row["step_j"] - none) / (one - none))
+    return _drawing(law, rounded(draw_w), kind="fitted")
+
+
+def _step_j(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -> float:
+    """Return the joules of a step at the row's clock and duration."""
+    held = replace(case, profile=replace(case.profile, power=law))
+    burden = Burden(scheduled(held, plan), held.cost, law)
+    return burden.power(round(row["clock_mhz"]), round(1e6 * row["step_ms"])).energy_j
+
+
+def _drawing(law: PowerSection, watts: float, **changed: Any) -> PowerSection:
+    def of(one: FamilyPower) -> FamilyPower:
+        drawn = one.family == "collective"
+        return replace(one, draw_w=watts, **changed) if drawn else one
+
+    return replace(law, families=tuple(map(of, law.families)))

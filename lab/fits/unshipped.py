@@ -16,6 +16,7 @@ from domino_tune.measure.importers.tables import collectives_csv, cta_all_reduce
 from domino_tune.store.files import parse_json, write_whole
 from domino_tune.store.parsing import parse
 from lab.fits.collectives import fit_collectives
+from lab.fits.common import Sources
 from lab.fits.contention import OverlapFit, fit_overlap, read_overlap
 from simulator.errors import InputError
 from simulator.lookup.collectives import CollectiveFit, CollectiveRow
@@ -48,19 +49,15 @@ class Collectives:
     fits: tuple[CollectiveFit, ...]
 
 
-def a100_overlap(data: Path) -> Overlapped:
+def a100_overlap(sources: Sources) -> Overlapped:
     """Return the contention law fitted on A100, of the folder ``data/fitted``."""
-    return _read(Overlapped, data / "fitted" / "a100_overlap.json")
+    return _read(Overlapped, sources, "a100_overlap")
 
 
-def a100_all_reduce_by_ctas(data: Path) -> tuple[CollectiveFit, ...]:
-    """Return laws of an all-reduce of 4 GPUs by the number of NCCL's CTAs."""
-    return _read(Collectives, data / "fitted" / "a100_all_reduce_by_ctas.json").fits
-
-
-def h100_nodes_all_reduce(data: Path) -> tuple[CollectiveFit, ...]:
-    """Return laws of an all-reduce of 2, 4 and 8 nodes with 8 GPUs each."""
-    return _read(Collectives, data / "fitted" / "h100_nodes_all_reduce.json").fits
+def collectives_of(sources: Sources, name: str) -> tuple[CollectiveFit, ...]:
+    """Return laws of collectives: ``a100_all_reduce_by_ctas``, of 4 GPUs by NCCL's CTAs, or
+    ``h100_nodes_all_reduce``, of 2, 4 and 8 nodes with 8 GPUs each."""
+    return _read(Collectives, sources, name).fits
 
 
 def fit_unshipped(tables: Path, data: Path) -> None:
@@ -87,11 +84,7 @@ def _rows_by_ctas(tables: Path, measured: Path) -> list[CollectiveRow]:
     """Return timed rows by CTAs; up to SMALL_BYTES, NCCL's own choice stands in for all."""
     timed = cta_all_reduce_csv((tables / CTAS_TABLE).read_bytes()).rows
     rows = collectives_csv((measured / "a100_nccl_nvlink.csv").read_bytes()).rows
-    small = [
-        row
-        for row in rows
-        if (row.op, row.per_node) == ("all_reduce", 4) and row.bytes <= SMALL_BYTES
-    ]
+    small = [r for r in rows if r.group[:3] == ("all_reduce", 1, 4) and r.bytes <= SMALL_BYTES]
     counts = sorted({row.ctas for row in timed})
     return [*timed, *(replace(row, ctas=ctas) for ctas in counts for row in small)]
 
@@ -100,9 +93,9 @@ def _nodes_rows(tables: Path) -> list[CollectiveRow]:
     """Return rows of 2, 4 and 8 nodes; small sizes on 8 nodes are extrapolated from 2 and 4."""
     two, four, eight = (
         [
-            row
-            for row in nccl_table((tables / name).read_bytes()).rows
-            if 512 <= row.bytes <= LARGEST_BYTES
+            r
+            for r in nccl_table((tables / name).read_bytes()).rows
+            if 512 <= r.bytes <= LARGEST_BYTES
         ]
         for name in NODES_TABLES
     )
@@ -115,6 +108,7 @@ def _nodes_rows(tables: Path) -> list[CollectiveRow]:
     return [*two, *four, *extrapolated, *eight]
 
 
-def _read(kind: type[Kind], path: Path) -> Kind:
+def _read(kind: type[Kind], sources: Sources, name: str) -> Kind:
+    path = sources.data / "fitted" / f"{name}.json"
     content: Any = parse_json(path.read_bytes(), source=str(path), error=InputError)
     return parse(kind, content, source=str(path), error=InputError)

@@ -9,8 +9,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from domino_tune.measure.gpu.events import Work, recorded, since_ns, ticks_around, timed_event
+from domino_tune.measure.gpu.works import NamedWork
 from domino_tune.runtime.head_start import HeadStart
-from lab.gpu.works import NamedWork, Work
 
 OPS_NS: Final = 2_500_000
 """Time of the ops that are played together, alone."""
@@ -147,32 +148,6 @@ def _send(
             traffic.issue()
             sent.append((start, recorded()))
     return sent
-
-
-def ticks_around(work: Work, calls: int) -> list[torch.cuda.Event]:
-    """Launch calls of an op; return the events around them."""
-    ticks = [recorded()]
-    for call in range(calls):
-        work(call)
-        ticks.append(recorded())
-    return ticks
-
-
-def timed_event() -> torch.cuda.Event:
-    """Return an event that has a time."""
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def since_ns(origin: torch.cuda.Event, event: torch.cuda.Event) -> float:
-    """Return the ns between two events that have happened."""
-    return 1e6 * float(origin.elapsed_time(event))
-
-
-def recorded() -> torch.cuda.Event:
-    """Return an event behind all work issued to the current stream so far."""
-    event = timed_event()
-    event.record()
-    return event
 
 
 def _lengths(spans: Spans) -> list[float]:

@@ -11,18 +11,18 @@ from dataclasses import asdict, dataclass
 from functools import cache, partial
 from typing import Final
 
+from domino_tune.measure.gpu.meetings import COLLECTIVE_NS, moved_bytes
+from domino_tune.measure.gpu.works import NamedWork, works
 from domino_tune.runtime.lanes.emulated import Wire
-from domino_tune.runtime.lanes.pace import MOVED_PER_BYTE, Pace
+from domino_tune.runtime.lanes.pace import Pace
 from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue
 from lab.gpu.arena import Arena, Beside, Traffic
 from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.works import NamedWork, works
 
 CTAS: Final = (1, 2, 4, 8, 16, 32)
 BYTES_PER_NS_PER_CTA: Final = (0.0, 40.0)
 """Through HBM. 0 takes SMs but no bandwidth; 40 with 16 CTAs is about what an all-reduce of
 280 GB/s (algorithm bandwidth) over NVSwitch reads and writes."""
-COLLECTIVE_NS: Final = 150_000
 SECONDS: Final = 6.0
 
 
@@ -50,11 +50,6 @@ def cells_of(family: str, name: str, shape: tuple[int, ...]) -> Iterator[Cell]:
                 family=family, name=name, shape=shape, ctas=ctas, rate=BYTES_PER_NS_PER_CTA[-1],
                 priority=priority, collective_first=first,
             )  # fmt: skip
-
-
-def moved_bytes(ctas: int, rate: float) -> int:
-    """Return the bytes through memory of a collective whose CTAs each move ``rate`` bytes/ns."""
-    return max(4 * MOVED_PER_BYTE, round(rate * ctas * COLLECTIVE_NS))
 
 
 def contention_cases(stage: Stage) -> Iterator[GpuCase]:

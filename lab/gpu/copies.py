@@ -14,10 +14,10 @@ from typing import Final
 
 import torch
 
+from domino_tune.measure.gpu.works import NamedWork, works
 from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue
 from lab.gpu.arena import Arena, Beside, Traffic
 from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.works import NamedWork, works
 
 MIB: Final = 1 << 20
 SIZES: Final = (16 * MIB, 64 * MIB)

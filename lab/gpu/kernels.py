@@ -1,23 +1,18 @@
-"""Triton kernels for measurements: the device's clock, a persistent GEMM that spares some SMs."""
+"""A Triton kernel for measurements: a persistent GEMM that spares some SMs."""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import globaltimer
+
+from domino_tune.runtime.lanes.kernels import stamp_kernel as stamp_kernel
 
 BLOCK_M = 128
 BLOCK_N = 256
 BLOCK_K = 64
 STAGES = 4
 """196 KiB of an SM's 227 KiB of shared memory: one CTA an SM, as of cuBLAS's large kernels."""
-
-
-@triton.jit
-def stamp_kernel(stamp):  # type: ignore[no-untyped-def]
-    """Write the device's clock, ns."""
-    tl.store(stamp, globaltimer())
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -41,11 +36,6 @@ def persistent_gemm_kernel(  # type: ignore[no-untyped-def]
             total = tl.dot(a, b, total)
         kept = (row < tokens) & (column < columns)
         tl.store(out + row * columns + column, total.to(out.dtype.element_ty), mask=kept)
-
-
-def stamp(target: torch.Tensor) -> None:
-    """Write the device's clock (ns) to an int64 tensor, on the current stream."""
-    stamp_kernel[(1,)](target)
 
 
 def persistent_linear(

@@ -1,5 +1,4 @@
-"""Launches on one GPU: what the host spends on an op, eager and as a CUDA graph; and the clocks of
-a burst and of a long run."""
+"""Launches on one GPU: what the host spends on an op, eager and as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ from lab.gpu.op_stages import MEASURED
 from lab.gpu.played_plans import TWO_SLICES
 from lab.gpu.single_gpu_rank import single_gpu_session
 from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.state import burst_and_sustained, copy_gb_s
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
 from simulator.profile import LaunchSection
@@ -34,7 +32,7 @@ SECONDS: Final = 8.0
 
 
 def launch_cases(stage: Stage) -> Iterator[GpuCase]:
-    """Yield the clocks, then launch costs plan by plan; the first case's go into the profile."""
+    """Yield launch costs plan by plan; the first case's go into the profile."""
 
     @lru_cache(maxsize=1)  # plans of a case follow each other
     def session(name: str, seq: int, batch: int, tp: int) -> Session:
@@ -47,17 +45,12 @@ def launch_cases(stage: Stage) -> Iterator[GpuCase]:
         _save(stage, row)
         return row
 
-    yield GpuCase(name="clocks", seconds=SECONDS, measure=_clocks, tell=json.dumps)
     for case in CASES:
         for plan in PLANS:
             yield GpuCase(
                 name=f"{case[0]} {plan.label}", seconds=SECONDS,
                 measure=partial(costs, case, plan), tell=told,
             )  # fmt: skip
-
-
-def _clocks() -> Row:
-    return {**burst_and_sustained(), "copy_gb_s": copy_gb_s()}
 
 
 def told(row: Row) -> str:

@@ -13,9 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import torch
+
 from domino_tune.runtime.clock import empty_ns, probing_clock, was_late
 from domino_tune.runtime.session import Session
-from lab.gpu.state import release_memory
+from lab.gpu.stage import release_memory
 from simulator.build import build_schedule
 from simulator.ops import Collective, Signature
 from simulator.plan import MEGATRON, SlicePlan
@@ -76,6 +78,11 @@ def ops_cases(memory_bytes: float) -> Iterator[OpsCase]:
             )
             if needed_bytes(case) <= memory_bytes:
                 yield case
+
+
+def memory_bytes(device: torch.device) -> float:
+    """Return what cases may take: some of the memory stays free for what is not counted."""
+    return 0.7 * torch.cuda.get_device_properties(device).total_memory
 
 
 def slice_plans(batch: int) -> tuple[SlicePlan, ...]:

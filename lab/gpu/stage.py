@@ -14,14 +14,20 @@ from typing import Any
 
 import torch
 
+from domino_tune.measure.gpu.replays import CaptureError
 from domino_tune.measure.machine import machine_of
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.store.profiles import load_profile, save_profile
-from lab.gpu.replays import CaptureError
-from lab.gpu.state import SUSTAINED_SECONDS, Burner, gpu_state, release_memory
+from lab.gpu.state import gpu_state, heat
 from simulator.profile import Profile
 
 Row = Mapping[str, Any]
+
+
+def release_memory(device: torch.device) -> None:
+    """Release the memory that torch caches."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def told_by_name(row: Row) -> str:
@@ -70,7 +76,7 @@ class Stage:
         left = self.left(cases)
         print(self.announced(left), flush=True)
         if left and self.device.type == "cuda":
-            Burner().tflops(SUSTAINED_SECONDS)
+            heat()
         for case in left:
             if self.spent() or not self._measure(case):
                 break

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import torch
 import torch.nn.functional as F
 
+from domino_tune.measure.gpu.events import Work
 from domino_tune.runtime.ops.attention import causal_mask
-from lab.gpu.works import Work
 from simulator.ops import Attention, Gemm, Pointwise, Signature
 
 Play = TypeVar("Play", bound=Callable[..., Any])
@@ -111,39 +111,32 @@ def compiled(function: Play) -> Play:
     return cast("Play", torch.compile(function, dynamic=False))
 
 
-def _loss_operands(sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _loss_operands(sizes: Sizes) -> dict[str, torch.Tensor]:
     logits = _random(sizes.tokens, sizes.vocab)
     targets = torch.randint(0, sizes.vocab, (sizes.tokens,), device=device())
-    return logits, _largest(logits), targets
-
-
-def _fused_max(signature: Signature, sizes: Sizes) -> Work:
-    logits, _, _ = _loss_operands(sizes)
-    largest = compiled(_largest)
-    return lambda call: largest(logits)
-
-
-def _fused_sum(signature: Signature, sizes: Sizes) -> Work:
-    operands = _loss_operands(sizes)
-    sums = compiled(_sums)
-    return lambda call: sums(*operands)
-
-
-def _fused_gradient(signature: Signature, sizes: Sizes) -> Work:
-    logits, top, targets = _loss_operands(sizes)
+    top = _largest(logits)
     total, _ = _sums(logits, top, targets)
-    gradient = compiled(_logits_gradient)
-    return lambda call: gradient(logits, top, total, targets)
+    return {"logits": logits, "top": top, "total": total, "targets": targets}
+
+
+def _fused(function: Callable[..., Any], *names: str) -> Maker:
+    """A pass compiled into one kernel, on the operands of these names."""
+
+    def make(signature: Signature, sizes: Sizes) -> Work:
+        found, play = _loss_operands(sizes), compiled(function)
+        return lambda call: play(*(found[name] for name in names))
+
+    return make
 
 
 def _unfused_max(signature: Signature, sizes: Sizes) -> Work:
-    logits, _, _ = _loss_operands(sizes)
+    logits = _loss_operands(sizes)["logits"]
     return lambda call: logits.float().amax(dim=-1)
 
 
 def _unfused_sum(signature: Signature, sizes: Sizes) -> Work:
-    logits, top, _ = _loss_operands(sizes)
-    wide = logits.float()
+    found = _loss_operands(sizes)
+    wide, top = found["logits"].float(), found["top"]
 
     def work(call: int) -> object:
         shares = wide.sub_(top[:, None]).exp()
@@ -153,8 +146,9 @@ def _unfused_sum(signature: Signature, sizes: Sizes) -> Work:
 
 
 def _unfused_gradient(signature: Signature, sizes: Sizes) -> Work:
-    logits, _, targets = _loss_operands(sizes)
-    shares, upstream = logits.float(), torch.ones(sizes.tokens, 1, device=device())
+    found = _loss_operands(sizes)
+    shares, targets = found["logits"].float(), found["targets"]
+    upstream = torch.ones(sizes.tokens, 1, device=device())
     rows = torch.arange(sizes.tokens, device=device())
 
     def work(call: int) -> object:
@@ -174,9 +168,12 @@ def _scores(signature: Signature, sizes: Sizes) -> torch.Tensor:
     return _random(kept // 2 // sizes.seq_length, sizes.seq_length)
 
 
-def _softmax(signature: Signature, sizes: Sizes) -> Work:
-    scores = _scores(signature, sizes)
-    return lambda call: torch.softmax(scores, -1)
+def _on_scores(play: Callable[[torch.Tensor], object]) -> Maker:
+    def make(signature: Signature, sizes: Sizes) -> Work:
+        scores = _scores(signature, sizes)
+        return lambda call: play(scores)
+
+    return make
 
 
 def _softmax_grad(signature: Signature, sizes: Sizes) -> Work:
@@ -184,11 +181,6 @@ def _softmax_grad(signature: Signature, sizes: Sizes) -> Work:
     gradient, shares = torch.randn_like(scores), torch.softmax(scores, -1)
     backward = torch.ops.aten._softmax_backward_data
     return lambda call: backward(gradient, shares, -1, BF16)
-
-
-def _dropout(signature: Signature, sizes: Sizes) -> Work:
-    scores = _scores(signature, sizes)
-    return lambda call: torch.native_dropout(scores, 1 - KEEP, True)
 
 
 def _dropout_grad(signature: Signature, sizes: Sizes) -> Work:
@@ -256,15 +248,15 @@ MAKERS: Final[dict[str, Callable[..., Work]]] = {
     "zero_grads": _gradients(lambda sums, new: sums.zero_()),
     "adam": _adam,
     "embedding_bwd": _table_gradient,
-    "fused_cross_entropy loss.max": _fused_max,
-    "fused_cross_entropy loss.sum": _fused_sum,
-    "fused_cross_entropy loss.grad": _fused_gradient,
+    "fused_cross_entropy loss.max": _fused(_largest, "logits"),
+    "fused_cross_entropy loss.sum": _fused(_sums, "logits", "top", "targets"),
+    "fused_cross_entropy loss.grad": _fused(_logits_gradient, "logits", "top", "total", "targets"),
     "unfused_cross_entropy loss.max": _unfused_max,
     "unfused_cross_entropy loss.sum": _unfused_sum,
     "unfused_cross_entropy loss.grad": _unfused_gradient,
-    "softmax": _softmax,
+    "softmax": _on_scores(lambda scores: torch.softmax(scores, -1)),
     "softmax_bwd": _softmax_grad,
-    "dropout": _dropout,
+    "dropout": _on_scores(lambda scores: torch.native_dropout(scores, 1 - KEEP, True)),
     "dropout_bwd": _dropout_grad,
     "gemm": _matmul,
     "attention": _attention,

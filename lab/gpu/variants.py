@@ -17,13 +17,13 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from domino_tune.measure.gpu.events import Work
 from domino_tune.runtime.clock import empty_ns
 from lab.gpu.arena import Arena
 from lab.gpu.ops import OpsCase, op_row, ops_cases
 from lab.gpu.played_plans import TP
 from lab.gpu.stage import GpuCase, Row, Stage
 from lab.gpu.variant_works import MAKERS, Sizes
-from lab.gpu.works import Work
 from simulator.build import build_schedule
 from simulator.implementation import IMPLEMENTATIONS, Implementation
 from simulator.ops import Attention, Collective, Gemm, Pointwise, Signature

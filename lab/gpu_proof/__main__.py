@@ -13,28 +13,28 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from domino_tune.base.errors import RunError
-from domino_tune.base.tables import Table, print_line, print_table
+from domino_tune.base.tables import print_line, print_table
 from domino_tune.store.files import write_whole
 from domino_tune.store.profiles import load_profile, save_profile
 from lab.fidelity.page import choice_checks, detail, page, worst_errors
-from lab.fidelity.records import read_setting, write_setting
+from lab.fidelity.records import kept, setting_from
 from lab.fidelity.scores import Setting, score
 from lab.gpu_proof.cases import LAYERS, TP, ProofCase, proof_cases, run_case
 from lab.gpu_proof.own_profile import own_profile
 from lab.gpu_proof.speed import (
     Speed,
     measure_speed,
-    read_speed,
     speed_checks,
+    speed_from,
     speed_payload,
     speed_table,
-    write_speed,
 )
-from lab.verdict import Check, at_most, check_table, reported
+from lab.verdict import Check, at_most, check_table, missed, reported
 from simulator.errors import DominoTuneError
 from simulator.profile import Profile
 
@@ -76,7 +76,11 @@ def run(options: argparse.Namespace, cases: Sequence[ProofCase]) -> int:
         return UNFINISHED
     settings = _settings(cases, folder, stop_at)
     speeds = measure_speeds(cases, folder, stop_at)
-    found, tables = report(settings, speeds, base.machine.peak_tflops["bf16"])
+    found = [*(checks(settings) if settings else ()), *speed_checks(speeds)]
+    counted = reported("settings, speeds of a model", f"{len(settings)}, {len(speeds)}")
+    tables = [check_table("Emulated on one GPU", [counted, *found]), *detail(settings)]
+    if speeds:
+        tables.append(speed_table(speeds, base.machine.peak_tflops["bf16"]))
     for table in tables:
         print_table(table)
     if options.page:
@@ -85,19 +89,7 @@ def run(options: argparse.Namespace, cases: Sequence[ProofCase]) -> int:
     if left:
         print_line(f"{left} of the settings and speeds are left: start it again.", sys.stderr)
         return UNFINISHED
-    return MISSED if any(check.ok is False for check in found) else 0
-
-
-def report(
-    settings: Sequence[Setting], speeds: Sequence[Speed], peak_tflops: float
-) -> tuple[list[Check], list[Table]]:
-    """Return the checks and the tables of the results so far."""
-    found = [*(checks(settings) if settings else ()), *speed_checks(speeds)]
-    counted = reported("settings, speeds of a model", f"{len(settings)}, {len(speeds)}")
-    tables = [check_table("Emulated on one GPU", [counted, *found]), *detail(settings)]
-    if speeds:
-        tables.append(speed_table(speeds, peak_tflops))
-    return found, tables
+    return MISSED if missed(found) else 0
 
 
 def measure_ops(cases: Sequence[ProofCase], base: Profile, folder: Path, stop_at: float) -> bool:
@@ -119,14 +111,11 @@ def measure_ops(cases: Sequence[ProofCase], base: Profile, folder: Path, stop_at
 def _settings(cases: Sequence[ProofCase], folder: Path, stop_at: float) -> list[Setting]:
     found = []
     for case in cases:
-        profile = case.profile_in(folder)
-        path, inputs = folder / f"{case.name}.json", case.inputs(load_profile(profile).content_id)
-        if not path.exists():
-            if time.monotonic() > stop_at:
-                continue
-            print_line(f"{case.name} ...", sys.stderr)
-            write_setting(path, run_case(case, profile), inputs)
-        found.append(read_setting(path, inputs))
+        profile, path = case.profile_in(folder), folder / f"{case.name}.json"
+        if path.exists() or time.monotonic() <= stop_at:
+            inputs = case.inputs(load_profile(profile).content_id)
+            plain = kept(path, inputs, partial(run_case, case, profile), case.name)
+            found.append(setting_from(plain))
     return found
 
 
@@ -134,17 +123,15 @@ def measure_speeds(cases: Sequence[ProofCase], folder: Path, stop_at: float) -> 
     """Return the speed of each model at its first shape. Print and skip a run that fails."""
     found = []
     for model, case in {case.model: case for case in reversed(cases)}.items():
-        path, payload = folder / f"speed-{model.name}.json", speed_payload(case)
-        if not path.exists():
-            if time.monotonic() > stop_at:
-                continue
-            print_line(f"the speed of {model.name} ...", sys.stderr)
+        path = folder / f"speed-{model.name}.json"
+        if path.exists() or time.monotonic() <= stop_at:
             try:
-                write_speed(path, measure_speed(case), payload)
+                payload, what = speed_payload(case), f"the speed of {model.name}"
+                plain = kept(path, payload, partial(measure_speed, case), what)
             except RunError as error:
                 print_line(f"gpu-proof: {error}", sys.stderr)
                 continue
-        found.append(read_speed(path, payload))
+            found.append(speed_from(plain))
     return found
 
 

@@ -27,7 +27,7 @@ from simulator.provenance import Provenance
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 NAME: Final = "this-gpu"
-JOB: Final = "lab.gpu.single_gpu_jobs:ops"
+JOB: Final = "lab.gpu_proof.single_gpu_jobs:ops"
 MEASURED: Final = Provenance(
     kind="measured", source="scripts/gpu-proof: ops in place on the GPU that ran the plans"
 )

@@ -5,19 +5,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.runtime.launch.launch import run_job
-from lab.fidelity.records import read_record, write_record
-from lab.gpu.step_breakdown import KINDS, StepBreakdown
 from lab.gpu_proof.cases import ProofCase
+from lab.gpu_proof.step_breakdown import KINDS, StepBreakdown
 from lab.verdict import Check, at_most, reported
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.specs import ClusterSpec
 
-JOB: Final = "lab.gpu.single_gpu_jobs:speed"
+JOB: Final = "lab.gpu_proof.single_gpu_jobs:speed"
 RATIO: Final = 1.03
 STEPS: Final = 15
 PLANS: Final = (
@@ -76,18 +74,12 @@ def measure_speed(case: ProofCase) -> Speed:
     )
 
 
-def write_speed(path: Path, speed: Speed, payload: Mapping[str, Any]) -> None:
-    """Write a speed and the payload it was measured with."""
-    write_record(path, asdict(speed), payload)
-
-
-def read_speed(path: Path, payload: Mapping[str, Any]) -> Speed:
-    """Return the speed in a file. Raise InputError where its payload is not ``payload``."""
-    record = read_record(path, payload)
+def speed_from(plain: Mapping[str, Any]) -> Speed:
+    """Return the speed that ``asdict`` made ``plain`` of, read from JSON."""
     return Speed(
-        model=record["model"],
-        plans=tuple(StepBreakdown(**one) for one in record["plans"]),
-        rounds_ns=tuple(map(tuple, record["rounds_ns"])),
+        model=plain["model"],
+        plans=tuple(StepBreakdown(**one) for one in plain["plans"]),
+        rounds_ns=tuple(map(tuple, plain["rounds_ns"])),
     )
 
 

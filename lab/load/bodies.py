@@ -18,6 +18,7 @@ GPT3_13B: Final[dict[str, Any]] = {
     "micro_batch_size": 16,
 }  # fmt: skip
 
+JSON: Final = {"Content-Type": "application/json"}
 ENDLESS_TRIALS: Final = 10_000
 """Trials of a tune that lasts longer than any load here."""
 

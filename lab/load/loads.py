@@ -7,19 +7,17 @@ import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from domino_tune.base.errors import RunError
 from domino_tune.base.tables import Table
 from lab.load import bodies, mixed
-from lab.load.abuse import ABUSE, make_token
 from lab.load.memory import DEPLOYED_BYTES, limited
 from lab.load.process import Service
 from lab.load.traffic import Visitor, call_at_rate, latency_ms, open_visitor
-from lab.verdict import Check, at_most, check_table, reported
+from lab.verdict import Check, at_most, check_table, equal, reported
 
 SIMULATIONS_PER_S: Final = 50.0
 SIMULATION_MS: Final = 50.0
@@ -30,24 +28,23 @@ WHAT_IFS_PER_S: Final = 4.0
 WHAT_IF_MS: Final = 200.0
 MAX_GROWTH: Final = 0.05
 WARM_UP_REQUESTS: Final = 20
+SHORT_S: Final = 120.0
+"""Before that a mixed load has not filled caches and pools."""
 START_TIMEOUT_S: Final = 60.0
 MAX_STOP_S: Final = 10.0
 MIB: Final = 1 << 20
+BODIES: Final = 60
+JUNK_MIB: Final = 100.0
+SAMPLE_S: Final = 0.05
 Drive = Callable[[Visitor], Awaitable[list[Check]]]
 Visit = Callable[[Visitor, int, float], Awaitable[None]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Duration:
+class Duration(NamedTuple):
     """Durations of loads: ``mixed_s`` of the mixed one, ``each_s`` of each other one."""
 
     each_s: float
     mixed_s: float
-
-    @property
-    def is_short(self) -> bool:
-        """Return whether the mixed load ends before memory stops growing."""
-        return self.mixed_s < 120
 
 
 def steady(
@@ -77,13 +74,19 @@ def healthz(service: Service, duration: Duration) -> Table:
         async def call(number: int, due_s: float) -> None:
             await visitor.ask("healthz", "GET", "/healthz", due_s=due_s)
 
-        jobs = [await start_tune(visitor, seed) for seed in range(TUNES)]
+        endless = [bodies.tune(seed, bodies.ENDLESS_TRIALS) for seed in range(TUNES)]
+        started = [
+            await mixed.start_job(visitor, "tune", "/v1/tunes", body, seed, time.monotonic())
+            for seed, body in enumerate(endless)
+        ]
+        jobs = [job["id"] for job in started if job]
         await wait_until_running(visitor, jobs)
         await call_at_rate(call, HEALTH_PER_S, duration.each_s)
-        states = [(await get_tune(visitor, job))["state"] for job in jobs]
+        ended = [(await get_tune(visitor, job))["state"] for job in jobs]
+        states = Counter(ended).most_common()
         return [
             *latency_checks(visitor, "healthz", 0.99, HEALTH_MS),
-            reported("tunes at the end", count_states(states)),
+            reported("tunes at the end", ", ".join(f"{n} {state}" for state, n in states)),
         ]
 
     title = f"/healthz {HEALTH_PER_S:g} times a second beside {TUNES} tunes"
@@ -96,9 +99,54 @@ def mixture(service: Service, duration: Duration) -> Table:
     async def drive(visitor: Visitor) -> list[Check]:
         memory = asyncio.create_task(mixed.watch_memory(service, duration.mixed_s))
         await mixed.traffic(visitor, duration.mixed_s)
-        return [*memory_checks(await memory, duration), *latencies(visitor)]
+        times = [
+            reported(f"{kind}: {len(answers)} answers, p95", f"{latency_ms(answers, 0.95):.0f} ms")
+            for kind, answers in visitor.answers.items()
+        ]
+        return [*memory_checks(await memory, duration), *times]
 
     return run_load(service, f"Mixed load, {duration.mixed_s / 60:.3g} minutes", drive)
+
+
+def junk(service: Service, duration: Duration) -> Table:
+    """Send many bodies of 1 MiB at once, each of 349,000 objects, beside requests for liveness."""
+    body = b'{"model":[' + b"{}," * 349_000 + b"1]}"
+
+    async def drive(visitor: Visitor) -> list[Check]:
+        async def call(number: int, due_s: float) -> None:
+            await visitor.ask("healthz", "GET", "/healthz", due_s=due_s)
+
+        for number in range(WARM_UP_REQUESTS):  # workers import what they need
+            await mixed.visit_simulation(visitor, number, time.monotonic())
+        before = service.rss_bytes()
+        sizes = [before]
+
+        async def sample() -> None:
+            while True:
+                sizes.append(service.rss_bytes())
+                await asyncio.sleep(SAMPLE_S)
+
+        memory = asyncio.create_task(sample())
+        asked = asyncio.create_task(call_at_rate(call, HEALTH_PER_S, duration.each_s))
+        sent = (
+            visitor.client.post("/v1/simulations", content=body, headers=bodies.JSON)
+            for _ in range(BODIES)
+        )
+        statuses = Counter(answer.status_code for answer in await asyncio.gather(*sent))
+        await asked
+        memory.cancel()
+        grown = (max(sizes) - before) / MIB
+        return [
+            Check(
+                what="answers", target="400–499", ok=all(400 <= one < 500 for one in statuses),
+                measured=", ".join(f"{count} × {status}" for status, count in statuses.items()),
+            ),
+            at_most("growth of memory, with workers, at its peak", JUNK_MIB, grown, "MiB", 0),
+            reported("healthz meanwhile, slowest",
+                     f"{latency_ms(visitor.answers['healthz'], 1.0):.0f} ms"),
+        ]  # fmt: skip
+
+    return run_load(service, f"{BODIES} bodies of 1 MiB that hold 349,000 objects", drive)
 
 
 LOADS: Final[dict[str, Callable[[Service, Duration], Table]]] = {
@@ -111,6 +159,7 @@ LOADS: Final[dict[str, Callable[[Service, Duration], Table]]] = {
         f"GPT-3 13B, {WHAT_IFS_PER_S:g} what-ifs a second, each with another link bandwidth",
     ),
     "healthz": healthz,
+    "junk": junk,
     "mixed": mixture,
 }  # fmt: skip
 
@@ -127,16 +176,11 @@ def run_load(service: Service, title: str, drive: Drive) -> Table:
     stopped_s = time.monotonic()
     code = service.stop()
     checks += [
-        must_be_zero("errors", len(errors)),
-        must_be_zero("exit code after SIGTERM", code),
+        equal("errors", 0, len(errors)),
+        equal("exit code after SIGTERM", 0, code),
         at_most("time from SIGTERM to exit", MAX_STOP_S, time.monotonic() - stopped_s, "s", 1),
     ]
     return check_table(title, checks, notes=errors[:10])
-
-
-def must_be_zero(what: str, value: int) -> Check:
-    """Return a check that ``value`` is 0."""
-    return Check(what=what, target="0", measured=str(value), ok=value == 0)
 
 
 def latency_checks(visitor: Visitor, kind: str, share: float, limit_ms: float) -> list[Check]:
@@ -150,31 +194,14 @@ def latency_checks(visitor: Visitor, kind: str, share: float, limit_ms: float) -
     ]
 
 
-def latencies(visitor: Visitor) -> list[Check]:
-    """Return the number of answers of each kind, and the 95th percentile of their times."""
-    return [
-        reported(f"{kind}: {len(answers)} answers, p95", f"{latency_ms(answers, 0.95):.0f} ms")
-        for kind, answers in visitor.answers.items()
-    ]
-
-
 def memory_checks(samples: Sequence[int], duration: Duration) -> list[Check]:
     """Return the growth of resident memory. It has no target where the load was short."""
     grown, last = mixed.growth(samples), samples[-1] / MIB
     what = f"growth of memory after the first {100 * mixed.WARM_UP:g} % of the time"
     size = reported("memory at the end, with workers", f"{last:.0f} MiB")
-    if duration.is_short:
+    if duration.mixed_s < SHORT_S:
         return [reported(what, f"{100 * grown:.2f}%"), size]
     return [at_most(what, MAX_GROWTH, grown), size]
-
-
-async def start_tune(visitor: Visitor, seed: int) -> str:
-    """Start a tune that lasts longer than any load here. Return its id."""
-    body = bodies.tune(seed, bodies.ENDLESS_TRIALS)
-    answer = await visitor.ask("tune", "POST", "/v1/tunes", json=body)
-    if answer.is_error:
-        raise RunError(f"The service refused a tune: {answer.status} {answer.body}")
-    return str(json.loads(answer.body)["id"])
 
 
 async def wait_until_running(visitor: Visitor, jobs: Sequence[str]) -> None:
@@ -193,26 +220,17 @@ async def get_tune(visitor: Visitor, job: str) -> dict[str, Any]:
     return tune
 
 
-def count_states(states: Sequence[str]) -> str:
-    """Return for example ``2 running, 6 queued``."""
-    return ", ".join(f"{count} {state}" for state, count in Counter(states).most_common())
-
-
 OPTIONS: Final[dict[str, tuple[str, ...]]] = {"healthz": ("--workers", str(TUNES))}
 """Options of `serve` for a load. With these, all tunes of the load run at the same time."""
 
 
-NAMES: Final = (*LOADS, *ABUSE)
-
-
 def run(name: str, folder: Path, duration: Duration, *options: str) -> Table:
-    """Start a service in ``folder`` with the memory that a deployment gives it, run the load or
-    abuse ``name`` on it, and stop it. Return its table."""
-    secret = make_token(folder, ABUSE[name][0]) if name in ABUSE else ""
+    """Start a service in ``folder`` with the memory that a deployment gives it, run the load
+    ``name`` on it, and stop it. Return its table."""
     started = (*OPTIONS.get(name, ()), *options)
     with (
         limited(DEPLOYED_BYTES) as (before, limit),
         Service.start(folder, *started, before=before) as service,
     ):
-        table = ABUSE[name][1](service, secret) if secret else LOADS[name](service, duration)
+        table = LOADS[name](service, duration)
     return replace(table, notes=[*table.notes, f"Memory limit: {limit}."])

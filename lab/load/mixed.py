@@ -94,9 +94,8 @@ async def visit_profile(visitor: Visitor, number: int, due_s: float) -> None:
     """Read a bundled profile and upload a copy of it."""
     await visitor.ask("profile", "GET", f"/v1/profiles/{bodies.BUNDLED}", due_s=due_s)
     name = f"copy-{number % 3}"
-    headers = {"Content-Type": "application/json"}
     body = bodies.profile(name)
-    await visitor.ask("profile", "PUT", f"/v1/profiles/{name}", content=body, headers=headers)
+    await visitor.ask("profile", "PUT", f"/v1/profiles/{name}", content=body, headers=bodies.JSON)
 
 
 async def start_job(

@@ -1,1 +1,1 @@
-"""Faults put into simulator/ and domino_tune/search/: do their tests notice them?"""
+"""Faults put into the code: do its tests notice them?"""

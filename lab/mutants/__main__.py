@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table, print_line, print_table
+from lab.mutants.areas import AREAS, MUTATED, area_of, sources
 from lab.mutants.equivalents import EQUIVALENT
-from lab.mutants.faults import MUTATED, Fault, sample, sources
-from lab.mutants.trees import Tree, folder_of
+from lab.mutants.faults import Fault, sample
+from lab.mutants.trees import Fate, Tree
 from lab.verdict import Check, at_most, check_table
 
 REPOSITORY: Final = Path(__file__).resolve().parent.parent.parent
 LEAST_NOTICED: Final = 0.85
 MOST_EQUIVALENT: Final = 0.05
-PATIENCE: Final = 3
-"""Tests that compute this many times as long as without a fault have noticed it."""
-
-Fate = Literal["noticed", "survived", "equivalent"]
+FATES: Final[tuple[Fate, ...]] = ("noticed", "survived", "unjudged", "equivalent")
 
 
 class Outcome(NamedTuple):
@@ -43,22 +44,30 @@ class Outcome(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tests with each fault, and print tables. Return 1 when a limit is missed."""
+    # A shell that starts this in the background ignores Ctrl-C, which tests send to processes.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = _parser()
     options = parser.parse_args(argv)
+    texts = {
+        path: text
+        for path, text in sources(REPOSITORY).items()
+        if any(Path(path).is_relative_to(part) for part in options.paths)
+    }
+    faults = sample(texts, options.count, options.seed)
+    if not faults:
+        parser.error(f"no fault fits into {options.paths}; name code of {' or '.join(MUTATED)}")
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        trees = [Tree(REPOSITORY, Path(folder) / str(job)) for job in range(options.jobs)]
-        texts = {
-            path: text
-            for path, text in sources(trees[0].root).items()
-            if any(Path(path).is_relative_to(part) for part in options.paths)
-        }
-        faults = sample(texts, options.count, options.seed)
-        if not faults:
-            parser.error(f"no fault fits into {options.paths}; name code of {' or '.join(MUTATED)}")
-        outcomes = played(trees, faults, texts)
-    print_table(listed(outcomes))
-    table, is_met = judged(outcomes, options.seed)
-    print_table(table)
+        Path(folder).chmod(0o711)  # PostgreSQL may run as another user
+        needed: dict[str, float] = {}
+        trees = [Tree(REPOSITORY, Path(folder) / str(job), needed) for job in range(options.jobs)]
+        outcomes = played(trees, faults, texts, options.cpu_s, options.minutes)
+        broken = trees[0].broken()
+    checks, is_met = judged(outcomes, options.seed, broken)
+    tables = (listed(outcomes), by_area(outcomes, options.cpu_s), checks)
+    for table in tables:
+        print_table(table)
+    if options.out:
+        options.out.write_text("\n".join(map(markdown, tables)), "utf-8")
     return int(not is_met)
 
 
@@ -69,35 +78,48 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, metavar="N",
                         help="which faults are chosen (default: 0)")  # fmt: skip
     parser.add_argument("--count", type=int, default=100, metavar="N",
-                        help="number of faults (default: 100)")  # fmt: skip
+                        help="number of faults, the same for each area (default: 100)")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=2, metavar="N",
                         help="faults that are tried at once (default: 2)")  # fmt: skip
+    parser.add_argument("--cpu-s", type=float, default=300, metavar="S",
+                        help="most CPU time of the tests of one fault (default: 300)")  # fmt: skip
+    parser.add_argument("--minutes", type=float, default=math.inf, metavar="M",
+                        help="begin no fault after this time (default: no limit)")  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="FILE",
+                        help="write the tables to this file, too, as Markdown")  # fmt: skip
     return parser
 
 
-def played(trees: Sequence[Tree], faults: Sequence[Fault], texts: dict[str, str]) -> list[Outcome]:
-    """Return what became of ``faults``, in their order. Each tree tries one after the other."""
+def played(
+    trees: Sequence[Tree], faults: Sequence[Fault], texts: dict[str, str], cpu_s: float,
+    minutes: float,
+) -> list[Outcome]:  # fmt: skip
+    """Return what became of ``faults``, in their order, but of those alone whose turn came within
+    ``minutes``. Each tree tries one after the other."""
     free: SimpleQueue[Tree] = SimpleQueue()
+    numbers = count(1)
+    end_s = time.monotonic() + 60 * minutes
 
-    def play(fault: Fault) -> Outcome:
+    def play(fault: Fault) -> Outcome | None:
         old, new = fault.change(texts[fault.path])
-        if (fault.path, old, new) in EQUIVALENT:
-            return Outcome(fault, "equivalent", old, new)
-        tree = free.get()
-        try:
-            limit_s = limits_s[folder_of(fault.path)]
-            fate: Fate = "noticed" if tree.is_noticed(fault, limit_s) else "survived"
-        finally:
-            free.put(tree)
-        print_line(f"{fate} {fault.path}:{fault.line}: {old} -> {new}", sys.stderr)
+        fate: Fate = "equivalent"
+        test = ""
+        if (fault.path, old, new) not in EQUIVALENT:
+            tree = free.get()
+            try:
+                if time.monotonic() > end_s:
+                    return None
+                fate, test = tree.judge(fault, cpu_s)
+            finally:
+                free.put(tree)
+        said = f"{next(numbers)}/{len(faults)} {fate} {fault.path}:{fault.line}: {old} -> {new}"
+        print_line(f"{said} ({test})" if test else said, sys.stderr)
         return Outcome(fault, fate, old, new)
 
-    folders = sorted({folder_of(fault.path) for fault in faults})
-    limits_s = {each: math.ceil(PATIENCE * trees[0].passing_s(each)) for each in folders}
     for tree in trees:
         free.put(tree)
     with ThreadPoolExecutor(len(trees)) as pool:
-        return list(pool.map(play, faults))
+        return [outcome for outcome in pool.map(play, faults) if outcome]
 
 
 def listed(outcomes: Sequence[Outcome]) -> Table:
@@ -114,8 +136,27 @@ def listed(outcomes: Sequence[Outcome]) -> Table:
     )  # fmt: skip
 
 
-def judged(outcomes: Sequence[Outcome], seed: int) -> tuple[Table, bool]:
-    """Return the counts beside their limits, and whether both limits are met."""
+def by_area(outcomes: Sequence[Outcome], cpu_s: float) -> Table:
+    """Return the counts of each area."""
+    counts = Counter((area_of(outcome.fault.path), outcome.fate) for outcome in outcomes)
+    rows = []
+    for area in AREAS:
+        if total := sum(counts[area, fate] for fate in FATES):
+            share = f"{counts[area, 'noticed'] / total:.0%}"
+            rows.append((area, *(str(counts[area, fate]) for fate in FATES), share))
+    return Table(
+        title="Faults by area",
+        columns=("area", *(f">{fate}" for fate in FATES), ">noticed, of all"),
+        rows=rows,
+        notes=(
+            "Areas get equal shares of the faults. A fault is unjudged when its area's tests, the "
+            f"nearest first, had not all run after {cpu_s:g} s of CPU time and none failed.",
+        ),
+    )
+
+
+def judged(outcomes: Sequence[Outcome], seed: int, broken: Sequence[str]) -> tuple[Table, bool]:
+    """Return the counts beside their limits, and whether all limits are met."""
     fates = Counter(outcome.fate for outcome in outcomes)
     total = len(outcomes)
     checks = [
@@ -126,10 +167,20 @@ def judged(outcomes: Sequence[Outcome], seed: int) -> tuple[Table, bool]:
             ok=fates["noticed"] >= LEAST_NOTICED * total,
         ),
         at_most("equivalent", MOST_EQUIVALENT, fates["equivalent"] / total, digits=0),
+        at_most("tests that fail without any fault", 0, len(broken), unit="tests", digits=0),
     ]
-    notes = [f"{fates[fate]} {fate}" for fate in ("noticed", "survived", "equivalent")]
+    notes = [f"{test} fails without any fault" for test in broken]
     table = check_table(f"{total} faults, seed {seed}", checks, notes)
     return table, all(check.ok for check in checks)
+
+
+def markdown(table: Table) -> str:
+    """Return a table as Markdown."""
+    names = [column.lstrip(">") for column in table.columns]
+    rule = ["---:" if column.startswith(">") else "---" for column in table.columns]
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in table.rows]
+    lines = [f"| {' | '.join(row)} |" for row in (names, rule, *rows)]
+    return "\n".join([f"## {table.title}", "", *lines, *(f"\n{note}" for note in table.notes), ""])
 
 
 if __name__ == "__main__":

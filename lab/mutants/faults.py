@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import random
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import zip_longest
 from typing import Any, Final
 
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator
 
-MUTATED: Final = ("simulator", "domino_tune/search")
-"""Folders whose code gets faults."""
+from lab.mutants.areas import area_of
 
 BINARY: Final = (
     "Add_Sub", "Sub_Add", "Mul_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_Mul", "Pow_Mul",
@@ -32,6 +33,9 @@ OPERATORS: Final = (
     "core/ReplaceBreakWithContinue", "core/ReplaceContinueWithBreak", "core/ZeroIterationForLoop",
 )  # fmt: skip
 """Operators of cosmic-ray, without those that types forbid: ``//`` to ``/``, ``+`` to ``&``."""
+LOGGING: Final = ("debug", "info", "warning", "error", "exception")
+ON_GPU: Final = re.compile(r"torch\.cuda\.(?!device_count)|device='cuda'")
+ASKS_FOR_GPU: Final = re.compile(r"[!=]= 'cuda'|\bis_cuda\b")
 
 
 @dataclass(frozen=True, order=True, kw_only=True)
@@ -64,7 +68,13 @@ class Fault:
 def faults_of(path: str, source: str) -> list[Fault]:
     """Return all faults of a file, by place."""
     nodes = list(ast_nodes(get_ast(source)))
-    return sorted(fault for name in OPERATORS for fault in _of_operator(path, nodes, name))
+    unseen = unseen_lines(source)
+    return sorted(
+        fault
+        for name in OPERATORS
+        for fault in _of_operator(path, nodes, name)
+        if fault.line not in unseen
+    )
 
 
 def _of_operator(path: str, nodes: Sequence[Any], name: str) -> Iterator[Fault]:
@@ -81,10 +91,13 @@ def is_left_out(node: Any) -> bool:
     """Return whether a node of parso's tree is no code that a test could notice.
 
     Annotations, decorators and the ``*`` of parameters are declarations, which mypy checks. The
-    text of an error is for people. ``strict=`` of zip is an assertion.
+    text of an error is for people. ``strict=`` of zip is an assertion. ``**`` before a dict is no
+    power.
     """
     inside = set()
     if node.parent is not None and node.parent.type == "parameters":
+        return True
+    if getattr(node, "value", "") == "**" and node.parent.type != "power":
         return True
     while (parent := node.parent) is not None:
         inside.add(parent.type)
@@ -106,18 +119,49 @@ def _is_strict(parent: Any) -> bool:
     return parent.type == "argument" and getattr(parent.children[0], "value", "") == "strict"
 
 
-def sources(root: Path) -> dict[str, str]:
-    """Return the text of each file that may get a fault, by its path under ``root``."""
-    files = (path for folder in MUTATED for path in sorted((root / folder).rglob("*.py")))
-    return {path.relative_to(root).as_posix(): path.read_text("utf-8") for path in files}
+def unseen_lines(source: str) -> set[int]:
+    """Return the lines that no test is for, or none without a GPU: what is logged, texts of errors,
+    what runs a module as a program, and what runs on a GPU alone."""
+    return {
+        line
+        for node in ast.walk(ast.parse(source))
+        for unseen in _unseen(node)
+        for line in range(unseen.lineno, (unseen.end_lineno or unseen.lineno) + 1)
+    }
+
+
+def _unseen(node: ast.AST) -> Sequence[ast.stmt | ast.expr]:
+    match node:
+        case ast.If(test=asked):
+            text = ast.unparse(asked)
+            if "__name__" in text:
+                return [node]
+            return node.body if re.search(r"[^!]= 'cuda'|^[\w.]*\bis_cuda\b", text) else ()
+        case ast.FunctionDef() | ast.ClassDef():
+            text = ast.unparse(node)
+            return [node] if ON_GPU.search(text) and not ASKS_FOR_GPU.search(text) else ()
+        case ast.Call(func=ast.Attribute(attr=name)) if name in LOGGING:
+            return [node]
+        case ast.Call(func=ast.Name(id=name)) if name.endswith("Error"):
+            return [text for text in node.args if isinstance(text, ast.JoinedStr)]
+    return ()
 
 
 def sample(texts: dict[str, str], count: int, seed: int) -> list[Fault]:
-    """Return ``count`` random faults, at most one for each place, the same for the same seed."""
-    places: dict[tuple[str, int, int], list[Fault]] = defaultdict(list)
+    """Return ``count`` random faults, at most one for each place, the same for the same seed.
+
+    Areas get equal shares, or what they have: in proportion to their code, the small ones would get
+    a handful, which tells nothing about their tests. They take turns.
+    """
+    places: dict[str, dict[tuple[str, int, int], list[Fault]]] = {}
     for path, text in texts.items():
+        of_area = places.setdefault(area_of(path), defaultdict(list))
         for fault in faults_of(path, text):
-            places[path, fault.line, fault.column].append(fault)
+            of_area[path, fault.line, fault.column].append(fault)
     rng = random.Random(seed)
-    chosen = rng.sample(sorted(places), min(count, len(places)))
-    return [rng.choice(places[place]) for place in chosen]
+    chosen = []
+    for of_area in places.values():
+        drawn = rng.sample(sorted(of_area), min(count, len(of_area)))
+        chosen.append([rng.choice(of_area[place]) for place in drawn])
+    turns = [fault for turn in zip_longest(*chosen) for fault in turn if fault]
+    return turns[:count]

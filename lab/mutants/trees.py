@@ -2,86 +2,169 @@
 
 from __future__ import annotations
 
+import math
 import os
-import resource
+import re
 import shutil
-import signal
 import subprocess
-import sys
-from collections.abc import Sequence
+import sysconfig
+import time
+import venv
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
-from lab.mutants.faults import MUTATED, Fault
+import psutil
+
+from lab.mutants.areas import ALL_CASES, area_of
+from lab.mutants.faults import Fault
+from lab.mutants.nearest import ordered_tests
 
 NOT_COPIED: Final = shutil.ignore_patterns(".*", "out", "__pycache__", "*.egg-info")
-TESTS: Final = {
-    "simulator": ("tests/simulator", "tests/contracts"),
-    "domino_tune/search": ("tests/domino_tune/search",),
-}
-"""Folders of the tests that should notice a fault, by the folder of the fault."""
-MEMORY_KIB: Final = 8 << 20
-"""Most address space of a test run, because a fault may fill the memory."""
-MOST_CPU_S: Final = 600
-"""Most CPU time of the tests of a folder."""
-WALL_PER_CPU: Final = 10
-"""A run that takes this many times its CPU time waits for something that never comes."""
+STUCK_CPU_S: Final = 60
+STUCK_S: Final = 180
+"""A test that computes or takes this long is stuck, if it needs at most half without the fault."""
+MOST_MEMORY: Final = 6 << 30
+"""Most memory of a test run, in bytes, because a fault may fill it."""
+POLL_S: Final = 0.2
 
-BRIEF: Final = ("-q", "-x", "--tb=no", "-p", "no:cacheprovider")
+BRIEF: Final = ("-v", "-x", "--tb=no", "-p", "no:cacheprovider")
 ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+OK_OR_NO_TESTS: Final = (0, 5)
+BEGUN: Final = re.compile(r"^(\S+\.py::.+?) *(?:(?:PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b.*)?$", re.M)
+"""A line of `pytest -v`: a test, and its result where it has one."""
+NOT_COLLECTED: Final = re.compile(r"^ERROR (\S+\.py)\b", re.M)
+
+Fate = Literal["noticed", "survived", "unjudged", "equivalent"]
+
+
+class Run(NamedTuple):
+    """How a run of tests ended: with the ``last`` of them, or a file that cannot be imported."""
+
+    how: Literal["passed", "failed", "stuck", "limit"]
+    last: str
+    cpu_s: float
 
 
 class Tree:
-    """A copy of the repository at ``root``. One fault at a time is in it."""
+    """A copy of the repository at ``root``, with a Python that imports nothing but the copy and
+    installed packages, whatever the environment of a process. One fault at a time is in it.
 
-    def __init__(self, repository: Path, root: Path) -> None:
+    ``needed`` holds which share of these limits tests need without any fault, infinite for those
+    that fail; trees of one repository may share it.
+    """
+
+    def __init__(self, repository: Path, root: Path, needed: dict[str, float]) -> None:
         shutil.copytree(repository, root, ignore=NOT_COPIED)
         self.root = root
+        self.needed = needed
+        self._temporary = root / ".tmp"
         self._edits = 0
+        venv.create(root / ".venv", symlinks=True)
+        self.python = root / ".venv/bin/python"
+        packages = next((root / ".venv/lib").glob("python*/site-packages"))
+        # A path in a .pth file is searched for modules, but not for .pth files: an editable
+        # install of another tree is not seen.
+        (packages / "tree.pth").write_text(f"{root}\n{sysconfig.get_path('purelib')}\n")
 
-    def is_noticed(self, fault: Fault, cpu_s: int) -> bool:
-        """Return whether a test fails with ``fault``, or computes for more than ``cpu_s``."""
+    def judge(self, fault: Fault, most_cpu_s: float) -> tuple[Fate, str]:
+        """Return whether the tests of the fault's area notice it, and which one does.
+
+        One does that fails with the fault, again alone, or is stuck with it, and passes without it.
+        A fault survives when all have passed, and is unjudged when the CPU time runs out before.
+        """
+        left_s, area, flaky = most_cpu_s, area_of(fault.path), set[str]()
+        for tests in ordered_tests(self.root, fault.path):
+            while (run := self._run_with(fault, area, tests, left_s, flaky)).how != "passed":
+                left_s -= run.cpu_s
+                if run.how == "limit" or run.last in {*flaky, *self.broken()}:
+                    return "unjudged", run.last
+                needed = self._needed(area, run.last)
+                if run.how == "stuck" and needed < math.inf:
+                    return "noticed" if needed <= 1 / 2 else "unjudged", run.last
+                if needed < math.inf:
+                    if self._run_with(fault, area, [run.last], math.inf).how != "passed":
+                        return "noticed", run.last
+                    flaky.add(run.last)
+            left_s -= run.cpu_s
+        return "survived", ""
+
+    def broken(self) -> list[str]:
+        """Return the tests that fail without any fault, which are left out."""
+        return sorted(test for test, needed in self.needed.items() if needed == math.inf)
+
+    def _needed(self, area: str, test: str) -> float:
+        if test not in self.needed:
+            begun_s = time.monotonic()
+            run = self.run(area, [test], math.inf)
+            share = _share(run.cpu_s, time.monotonic() - begun_s)
+            self.needed[test] = share if run.how == "passed" else math.inf
+        return self.needed[test]
+
+    def _run_with(
+        self, fault: Fault, area: str, tests: Sequence[str], cpu_s: float,
+        flaky: Collection[str] = (),
+    ) -> Run:  # fmt: skip
         path = self.root / fault.path
         source = path.read_text("utf-8")
         self._write(path, fault.applied(source))
         try:
-            nearest, others = ordered_tests(self.root, fault.path)
-            return not (self.passes(nearest, cpu_s) and self.passes(others, cpu_s))
+            return self.run(area, tests, cpu_s, flaky)
         finally:
             self._write(path, source)
 
-    def passing_s(self, folder: str) -> float:
-        """Return the CPU seconds of a folder's tests. Raise RuntimeError if one fails."""
-        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-        if not self.passes(TESTS[folder], MOST_CPU_S):
-            raise RuntimeError(f"The tests of {folder} fail without any fault; correct them.")
-        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+    def run(
+        self, area: str, tests: Sequence[str], cpu_s: float, flaky: Collection[str] = ()
+    ) -> Run:
+        """Run ``tests`` of an area, without ``flaky`` and broken ones, up to the first failure or
+        ``cpu_s``; then end all that they started.
 
-    def passes(self, tests: Sequence[str], cpu_s: int) -> bool:
-        """Return whether ``tests`` pass within ``cpu_s``, or True for none.
-
-        The first failure ends the run. Plugins would take longer to load than most faults live.
+        Plugins would take longer to load than most faults live.
         """
+        left_out = {*flaky, *self.broken()}
+        tests = [test for test in tests if test not in left_out]
         if not tests:
-            return True
-        limited = ("bash", "-c", f'ulimit -v {MEMORY_KIB} -t {cpu_s}; exec "$@"', "-")
-        pytest = (sys.executable, "-m", "pytest", "--thorough", *BRIEF)
-        run = subprocess.Popen(
-            [*limited, *pytest, *tests],
-            cwd=self.root,
-            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(self.root)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+            return Run("passed", "", 0)
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        self._temporary.mkdir()
+        self._temporary.chmod(0o777)  # PostgreSQL may run as another user
+        log = self.root / ".log"
+        cases = ["--all"] if area in ALL_CASES else []
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [self.python, "-m", "pytest", *BRIEF, *cases,
+                 *(f"--deselect={test}" for test in sorted(left_out)), *tests],
+                cwd=self.root, env=self._environment(), start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
         try:
-            return run.wait(WALL_PER_CPU * cpu_s) == 0
-        except subprocess.TimeoutExpired:
-            return False
+            how, used_s = _watched(process, log, cpu_s)
         finally:
-            if run.poll() is None:  # tests start processes, too: end the whole group
-                os.killpg(run.pid, signal.SIGKILL)
-                run.wait()
+            self._end_all()
+            process.wait()
+        text = log.read_text("utf-8", "replace")
+        named = BEGUN.findall(text) or NOT_COLLECTED.findall(text) or tests[:1]
+        return Run(how, named[-1], used_s)
+
+    def _environment(self) -> dict[str, str]:
+        own = {"PYTHONPATH": str(self.root), "TMPDIR": str(self._temporary)}
+        return {**os.environ, **ENVIRONMENT, **own}
+
+    def _end_all(self) -> None:
+        """End the processes of the tree, also those that left the group of the tests."""
+        while found := list(self._processes()):
+            for process in found:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(found, timeout=10)
+
+    def _processes(self) -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                words = [*process.cmdline(), *process.environ().values()]
+                if any(f"{self.root}/" in word for word in words):
+                    yield process
 
     def _write(self, path: Path, source: str) -> None:
         """Write a file with a time of its own, or Python would take an older compiled form."""
@@ -90,22 +173,36 @@ class Tree:
         os.utime(path, (self._edits, self._edits))
 
 
-def folder_of(path: str) -> str:
-    """Return which folder of MUTATED holds the file."""
-    return next(folder for folder in MUTATED if Path(path).is_relative_to(folder))
+def _watched(
+    process: subprocess.Popen[bytes], log: Path, cpu_s: float
+) -> tuple[Literal["passed", "failed", "stuck", "limit"], float]:
+    """Wait for the end of a run of tests; return how it ended and its CPU time."""
+    used_s, size, at_s, at_cpu_s = 0.0, 0, time.monotonic(), 0.0
+    while (code := process.poll()) is None:
+        time.sleep(POLL_S)
+        cpu_now_s, memory = _usage(process.pid)
+        used_s = max(used_s, cpu_now_s)
+        if (now := log.stat().st_size) != size:  # a test began or ended
+            size, at_s, at_cpu_s = now, time.monotonic(), used_s
+        if memory > MOST_MEMORY or _share(used_s - at_cpu_s, time.monotonic() - at_s) > 1:
+            return "stuck", used_s
+        if used_s > cpu_s:
+            return "limit", used_s
+    return "passed" if code in OK_OR_NO_TESTS else "failed", used_s
 
 
-def ordered_tests(root: Path, path: str) -> tuple[list[str], list[str]]:
-    """Return the test files for a file of MUTATED: those that have its name or import it, then the
-    others."""
-    module = Path(path).with_suffix("")
-    name = module.parent.name if module.stem == "__init__" else module.stem
-    imported = f"from {'.'.join(module.parts).removesuffix('.__init__')} import"
-    nearest: list[str] = []
-    others: list[str] = []
-    for tests in TESTS[folder_of(path)]:
-        for file in sorted((root / tests).rglob("test_*.py")):
-            is_near = file.stem.startswith(f"test_{name}") or imported in file.read_text("utf-8")
-            (nearest if is_near else others).append(file.relative_to(root).as_posix())
-    nearest.sort(key=lambda file: not Path(file).stem.startswith(f"test_{name}"))
-    return nearest, others
+def _share(cpu_s: float, wall_s: float) -> float:
+    return max(cpu_s / STUCK_CPU_S, wall_s / STUCK_S)
+
+
+def _usage(pid: int) -> tuple[float, int]:
+    """Return CPU seconds and bytes of memory of a process and all that it started."""
+    cpu_s, memory = 0.0, 0
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in [process, *process.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                times = each.cpu_times()
+                cpu_s += sum(times[:4])
+                memory += each.memory_info().rss
+    return cpu_s, memory

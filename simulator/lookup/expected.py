@@ -1,6 +1,6 @@
 """Expected errors of look-ups that borrow: a number taken from another signature, group or dtype.
 
-Each has its source. ``scripts/bench constants`` measures again what tables can tell; what they
+Each has its source. ``scripts/bench accuracy`` measures again what tables can tell; what they
 cannot is assumed, and ``profiles check`` lists it.
 """
 
@@ -89,7 +89,7 @@ COLLECTIVE_RING: Final = Expected(
     "an all-reduce that NVSwitch may not sum, as a scatter and a gather",
     0.1,
     "assumed",
-    "until measured: see scripts/bench constants",
+    "until measured: see scripts/bench accuracy",
 )
 POINTWISE_DEFAULT: Final = Expected(
     "a pointwise op by the law of others", 0.3, "assumed", "ops of one size differ by as much"

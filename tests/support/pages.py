@@ -19,8 +19,8 @@ from domino_tune.report.data import (
     Source,
     Sweep,
 )
-from domino_tune.results import LayoutResult, SimulateResult
-from domino_tune.results.layouts import Layouts
+from domino_tune.results.layouts import LayoutResult, Layouts
+from domino_tune.results.simulate import SimulateResult
 from domino_tune.results.verdict import Contestant, Verdict
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case

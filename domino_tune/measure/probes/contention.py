@@ -12,16 +12,20 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple, Protocol
 
 from domino_tune.base.medians import half_spread
+from domino_tune.measure.gpu.meetings import RATES, AdmissionProbe
 from domino_tune.measure.probes.compute import BURST, TRIES
 from domino_tune.measure.probes.lanes import LanesProbe
 from domino_tune.measure.probes.traffic import Traffic, call_of
 from domino_tune.runtime.clock import Clock, DeviceClock, HostClock, Tick, empty_ns
 from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.head_start import CHUNK_OPS, HeadStart
-from domino_tune.runtime.lanes.lane import Handle
+from domino_tune.runtime.lanes.emulated import EmulatedStreamLane, Wire
+from domino_tune.runtime.lanes.lane import Handle, Lane
+from domino_tune.runtime.lanes.pace import MOVED_PER_BYTE, Pace
 from domino_tune.runtime.lanes.silent import silent_lanes
 from domino_tune.runtime.session import Session
 from simulator.ops import Collective
@@ -72,12 +76,16 @@ def silent_executor(session: Session, plan: SlicePlan, clock: Clock) -> Executor
 
 
 def contention_message(
-    probes: Sequence[ContentionProbe], both_lanes: Sequence[LanesProbe] = ()
+    probes: Sequence[ContentionProbe],
+    both_lanes: Sequence[LanesProbe] = (),
+    admission: Sequence[AdmissionProbe] = (),
 ) -> Message:
     """Return a row per operation, message size and CTA count; under ``lanes``, two concurrent
-    collectives."""
+    collectives; under ``waits``, when a collective gets in."""
     rows = [probe.row() for probe in probes if probe.samples]
     message = {"kind": "contention", "rows": [row for row in rows if row["compute"]]}
+    for one in admission:
+        message |= one.message()
     found = [probe.row() for probe in both_lanes if probe.factors]
     return {**message, "lanes": found[0]} if found else message
 
@@ -88,7 +96,12 @@ class _Probe:
     def __init__(self, session: Session, collective: Collective) -> None:
         self.session = session
         self.message = collective
-        self.lane = session.context.lanes_for(collective.ctas)[TP]
+        self.emulated = collective.ranks == 1 and collective.ctas > 0
+        self.lane = (
+            _emulated(collective)
+            if self.emulated
+            else session.context.lanes_for(collective.ctas)[TP]
+        )
         self.compute: dict[str, list[float]] = defaultdict(list)
         self.collective: list[float] = []
         self.samples = 0
@@ -106,6 +119,8 @@ class _Probe:
             "spread": _relative_spread(self.compute.values()),
             "samples": self.samples,
         }
+        if self.emulated:
+            row["emulated"] = True
         factors = self.collective
         return {**row, "collective": statistics.median(factors)} if factors else row
 
@@ -121,6 +136,19 @@ class _Probe:
         if known:
             self.collective.append(statistics.fmean(known))
         self.samples += bool(kinds)
+
+
+def _emulated(collective: Collective) -> Lane:
+    """Return a lane for a rank that is alone: its collectives are as fast as their CTAs are over
+    NVSwitch."""
+    took_ns = round(MOVED_PER_BYTE * collective.size_bytes / (RATES[-1] * collective.ctas))
+    return EmulatedStreamLane(lambda call: Pace(took_ns, collective.ctas), _wire())
+
+
+@cache
+def _wire() -> Wire:
+    """Return the one emulated link: its buffers are large."""
+    return Wire()
 
 
 def _relative_spread(families: Iterable[Sequence[float]]) -> float:

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from domino_tune.measure.gpu.loads import measure_loads
+from domino_tune.measure.gpu.meetings import AdmissionProbe
 from domino_tune.measure.probes.compute import (
     CollectiveProbe,
     PlanProbe,
@@ -61,8 +63,9 @@ def profile(context: RankContext, payload: Mapping[str, Any]) -> None:
 
     Payload: cases (each with fields of the specs under model, workload and cluster, plans, and
     rounds: how often to play them), collectives, contention (a case's number, a plan, messages;
-    or None), seconds (the budget, or None). With the first case run the collectives and
-    what depends on no signature: skew, waits and the executor's own cost.
+    or None), loads (of a GPU's power, after all cases), seconds (the budget, or None). With the
+    first case run the collectives and what depends on no signature: skew, waits and the executor's
+    own cost.
     """
     payload = context.all_gather_objects(payload)[0]  # under a launcher each rank made its own
     budget = Budget(context, payload["seconds"])
@@ -72,6 +75,7 @@ def profile(context: RankContext, payload: Mapping[str, Any]) -> None:
         case.play(budget, payload["collectives"] if case.number == 0 else (), payload["contention"])
         for case in work
     )
+    complete = complete and measure_loads(context, payload["loads"], budget.spent)
     context.report({"kind": "end", "complete": complete})
 
 
@@ -163,7 +167,9 @@ class _Case:
                 contention_probe(session, SlicePlan(**contention["plan"]), message)
                 for message in messages
             ]
-            if self.context.dp > 1:
+            if self.context.device.type == "cuda":
+                probes.admission = [AdmissionProbe(self.context)]
+            if self.context.dp > 1 and self.context.tp > 1:
                 probes.both_lanes = [LanesProbe(session, messages[0].size_bytes)]
         return probes
 
@@ -186,7 +192,9 @@ class _Case:
         for collective in timed:
             context.report(collective.message(hand_over_us(timed)))
         if any(probe.samples for probe in probes.contention):
-            context.report(contention_message(probes.contention, probes.both_lanes))
+            context.report(
+                contention_message(probes.contention, probes.both_lanes, probes.admission)
+            )
         if context.device.type != "cuda":
             time.sleep(SETTLE_S)
 
@@ -209,6 +217,7 @@ class _Probes:
     launches: Sequence[LaunchProbe] = ()
     contention: Sequence[ContentionProbe] = ()
     both_lanes: Sequence[LanesProbe] = ()
+    admission: Sequence[AdmissionProbe] = ()
     found: Samples = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -217,7 +226,7 @@ class _Probes:
         first, rest = self.plans[:MOST_USEFUL], self.plans[MOST_USEFUL:]
         return [
             *first, *self.steps, *self.idle, *self.launches, *self.collectives, *self.contention,
-            *self.both_lanes, *rest,
+            *self.both_lanes, *self.admission, *rest,
         ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Triton kernels for CUDA: dropout masks, emulated collectives. Needs Triton and a device."""
+"""Triton kernels: dropout masks, emulated collectives, the clock. Needs Triton and a device."""
 
 from __future__ import annotations
 
@@ -70,6 +70,17 @@ def carry_kernel(left, right, total, stamps, first, count, chunk_ns, blocks, BLO
     if stamps is not None:
         tl.store(stamps + 2 * tl.program_id(0), begun)
         tl.store(stamps + 2 * tl.program_id(0) + 1, globaltimer())
+
+
+@triton.jit
+def stamp_kernel(stamp):  # type: ignore[no-untyped-def]
+    """Write the device's clock, ns."""
+    tl.store(stamp, globaltimer())
+
+
+def stamp(target: torch.Tensor) -> None:
+    """Write the device's clock (ns) to an int64 tensor, on the current stream."""
+    stamp_kernel[(1,)](target)
 
 
 def carry(

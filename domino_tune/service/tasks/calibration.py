@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Final, TypeVar
 
 from domino_tune.requests import SimulateRequest
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.search.calibration import MeasuredRun
 from domino_tune.service.encoding import json_bytes, sha256_hex
 from domino_tune.service.tasks.quantum import PausedError, Quantum, QuantumResult, StopReason

@@ -12,7 +12,8 @@ from typing import Any
 
 from domino_tune.requests import TuneRequest, WhatIfRequest
 from domino_tune.requests.outputs import TuneOutputs
-from domino_tune.results import LayoutsResult, TuneResult
+from domino_tune.results.layouts import LayoutsResult
+from domino_tune.results.tune import TuneResult
 from domino_tune.search.simulated import CasePlans
 from domino_tune.service.tasks.task import Task
 from domino_tune.store.plans import dump_plan

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from domino_tune.results import LayoutsResult, TuneResult, to_json
+from domino_tune.results.json_form import to_json
+from domino_tune.results.layouts import LayoutsResult
+from domino_tune.results.tune import TuneResult
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.tasks.context import TaskContext
 from domino_tune.service.tasks.quantum import QuantumResult, StopReason

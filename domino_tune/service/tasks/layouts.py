@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, Final
 
-from domino_tune.results import LayoutsResult, ScalePoint, to_json
+from domino_tune.results.json_form import to_json
+from domino_tune.results.layouts import LayoutsResult
+from domino_tune.results.scale import ScalePoint
 from domino_tune.search.layouts import LayoutSearch
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.tasks.context import TaskContext

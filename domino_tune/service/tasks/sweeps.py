@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.search import Record
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.tasks.context import TaskContext

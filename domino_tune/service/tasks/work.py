@@ -18,7 +18,7 @@ from typing import Any, Final
 from cachetools import LRUCache, cached
 
 from domino_tune.requests import WhatIfRequest
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.search import DEFAULT_TRIALS, Record, choose_best
 from domino_tune.search.simulated import CasePlans
 from domino_tune.service.encoding import json_bytes, sha256_hex

@@ -11,7 +11,8 @@ from typing import Final
 
 from domino_tune.service.sql.database import open_database
 from domino_tune.service.tokens import TokenDesk
-from tests.support.service import REPOSITORY, serving
+from tests.conftest import REPOSITORY
+from tests.support.service import serving
 
 UNFIT: Final = ("positive_data_acceptance",)
 """A body may fit its schema and still name a model that is not there: that is 422, too."""

@@ -14,8 +14,7 @@ from domino_tune.requests import Request, SimulateRequest, TuneRequest, WhatIfRe
 from domino_tune.requests.fields import NEEDED
 from domino_tune.requests.options import option, option_of
 from domino_tune.requests.verbs import LAYOUT_FIELDS, LAYOUTS_NOT_SERVED, NOT_SERVED
-from domino_tune.results import to_json
-from domino_tune.results.json_form import HIDDEN
+from domino_tune.results.json_form import HIDDEN, to_json
 from domino_tune.store.plans import ProfileRef
 from simulator.plan import SlicePlan
 

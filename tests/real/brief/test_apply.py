@@ -9,12 +9,12 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.real.domino_tune.runtime.huggingface.agreed import expected, worst
+from tests.real.domino_tune.runtime.huggingface.agreed import Job, expected, worst
 from tests.real.domino_tune.runtime.huggingface.ranks import agreement, on_ranks
 
 
 def test_two_ranks_give_what_transformers_gives(tmp_path: Path) -> None:
-    jobs = [("llama", "rows sp", {})]
+    jobs: list[Job] = [("llama", "rows sp", {})]
     for found in on_ranks(tmp_path, 2, agreement, 2, jobs):
         off = worst(found[0], expected(jobs[0]))
         assert max(off.values()) <= 1e-5, (max(off, key=off.__getitem__), off)

@@ -1,48 +1,16 @@
-"""Every load runs for seconds against a real service without errors. Times are not checked."""
+"""What loads measure: memory, its limit, and the processes of a service."""
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from lab.load import mixed
-from lab.load.__main__ import main
-from lab.load.abuse import ABUSE
-from lab.load.loads import LOADS, Duration, run
 from lab.load.memory import limited
 from lab.load.process import process_tree, resident_bytes
-from lab.load.traffic import call_at_rate, percentile
-
-BRIEF = Duration(each_s=1.0, mixed_s=6.0)
-
-
-LATE = ("takes longer than", "did not answer in")
-"""What a service says with 503 on a machine that is busy with other tests."""
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", LOADS)
-def test_load_runs_without_errors(name: str, tmp_path: Path) -> None:
-    table = run(name, tmp_path, BRIEF)
-    counts = {row[0]: row[2] for row in table.rows}
-    late = [one for one in table.notes if "503" in one and any(said in one for said in LATE)]
-    assert counts["errors"] == str(len(late)), table.notes
-    assert counts["exit code after SIGTERM"] == "0"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ABUSE)
-def test_abuse_is_refused(name: str, tmp_path: Path) -> None:
-    table = run(name, tmp_path, BRIEF)
-    timed = ("growth", "/healthz")
-    verdicts = {row[0]: row[-1] for row in table.rows if not row[0].startswith(timed)}
-    assert "ok" in verdicts.values()
-    assert "MISS" not in verdicts.values(), table.rows
 
 
 def test_a_service_has_the_memory_of_a_container() -> None:
@@ -56,35 +24,9 @@ def test_a_service_has_the_memory_of_a_container() -> None:
         assert (done.returncode == 0) is succeeds, done
 
 
-def test_an_unknown_load_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["mixd"]) == 2
-    assert "Did you mean 'mixed'" in capsys.readouterr().err
-
-
-def test_percentile_is_a_value_that_was_measured() -> None:
-    values = [float(n) for n in range(1, 101)]
-    assert percentile(values, 0.95) == 95
-    assert percentile(values, 0.5) == 50
-    assert percentile(values, 1.0) == 100
-    assert percentile([3.0], 0.99) == 3
-
-
 def test_growth_ignores_the_warm_up() -> None:
     assert mixed.growth([1, 50, 100, 100, 100, 100, 100, 100, 100, 104]) == pytest.approx(0.04)
     assert mixed.growth([100]) == 0
-
-
-def test_requests_are_sent_when_due_though_answers_are_late() -> None:
-    sent: list[float] = []
-
-    async def slow(number: int, due_s: float) -> None:
-        sent.append(due_s)
-        await asyncio.sleep(0.5)
-
-    began = time.monotonic()
-    asyncio.run(call_at_rate(slow, per_s=100, seconds=0.1))
-    assert len(sent) == 10
-    assert max(sent) - began < 0.5
 
 
 def test_descendants_are_found_with_their_memory() -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lab.mutants import __main__ as script
+from lab.mutants import trees
+from lab.mutants.areas import AREAS, GPU_FILES, MUTATED, RINGS, TESTS, area_of, area_tests, sources
 from lab.mutants.equivalents import EQUIVALENT
-from lab.mutants.faults import MUTATED, Fault, faults_of, sample, sources
-from lab.mutants.trees import Tree, ordered_tests
+from lab.mutants.faults import Fault, faults_of, sample
+from lab.mutants.nearest import ordered_tests
+from lab.mutants.trees import Tree
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODULE = '''"""A module."""
@@ -52,9 +57,27 @@ def test_total():
     assert unseen(2)
 """
 
-OPTION = """
-def pytest_addoption(parser):
-    parser.addoption("--thorough", action="store_true")
+PROGRAM = """
+import logging
+
+LOG = logging.getLogger("x")
+
+
+def pace(device, loud: int) -> int:
+    if device.type == "cuda":
+        return loud + 4
+    if loud > 5:
+        LOG.info("%d loud", loud + 6)
+        return UserError(f"{loud + 7} is too loud.")
+    return {**made(loud), "power": loud ** 3}
+
+
+def spin(loud: int) -> None:
+    torch.cuda._sleep(loud + 8)
+
+
+if __name__ == "__main__":
+    pace(None, 9)
 """
 
 
@@ -62,9 +85,8 @@ def pytest_addoption(parser):
 def repository(tmp_path: Path) -> Path:
     """A repository of one module and one test, which looks away at one place."""
     for path, text in (
-        ("simulator/pairs.py", MODULE), ("simulator/__init__.py", ""),
-        ("domino_tune/search/__init__.py", ""), ("tests/contracts/test_none.py", "def test(): 0"),
-        ("tests/simulator/test_pairs.py", TEST), ("tests/conftest.py", OPTION),
+        ("simulator/pairs.py", MODULE), ("simulator/__init__.py", ""), ("tests/conftest.py", ""),
+        ("tests/unit/simulator/test_pairs.py", TEST),
     ):  # fmt: skip
         file = tmp_path / "repository" / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -93,6 +115,15 @@ def test_faults_are_in_code_alone() -> None:
     assert not [new for _, new in changes() if "False" in new]
 
 
+def test_no_fault_is_in_what_no_test_is_for() -> None:
+    """What is logged, errors' texts, programs' beginnings, GPUs' code, ``**`` of a dict."""
+    changed = {fault.change(PROGRAM) for fault in faults_of("api/pace.py", PROGRAM)}
+    assert {old for old, _ in changed} == {
+        'if device.type == "cuda":', "if loud > 5:", 'return {**made(loud), "power": loud ** 3}',
+    }  # fmt: skip
+    assert not [new for _, new in changed if "{*made" in new]
+
+
 def test_kinds_of_faults() -> None:
     found = {new for old, new in changes() if old == "while value < 3:"}
     assert found == {
@@ -112,8 +143,7 @@ def declarations(tree: ast.AST) -> Iterator[ast.expr]:
 
 
 def test_no_fault_of_the_repository_is_in_an_annotation_or_a_decorator() -> None:
-    texts = sources(REPOSITORY)
-    assert {path.rpartition("/")[0] for path in texts} >= set(MUTATED)
+    texts = {path: text for path, text in sources(REPOSITORY).items() if "search/" in path}
     for path, text in texts.items():
         places = {(fault.line, fault.column) for fault in faults_of(path, text)}
         for node in declarations(ast.parse(text)):
@@ -121,6 +151,26 @@ def test_no_fault_of_the_repository_is_in_an_annotation_or_a_decorator() -> None
             assert node.end_col_offset is not None
             end = node.end_lineno, node.end_col_offset
             assert not [at for at in places if (node.lineno, node.col_offset) <= at < end], path
+
+
+def test_each_area_has_code_and_tests() -> None:
+    assert {area_of(path) for path in sources(REPOSITORY)} == {*AREAS} == {*TESTS}
+    for folder in MUTATED:
+        assert [*(REPOSITORY / folder).rglob("*.py")]
+    for area, parts in TESTS.items():
+        for part in parts:
+            assert [*REPOSITORY.glob(f"tests/{part}"), *REPOSITORY.glob(f"tests/*/{part}")], part
+        assert area_tests(REPOSITORY, area)
+    for file in GPU_FILES:
+        assert (REPOSITORY / file).is_file()
+
+
+def test_areas_get_equal_shares() -> None:
+    texts = {f"{folders[0]}/module.py": MODULE for folders in AREAS.values()}
+    texts |= {f"simulator/{name}.py": MODULE for name in "abcdef"}
+    chosen = sample(texts, 3 * len(AREAS), 0)
+    assert set(Counter(area_of(fault.path) for fault in chosen).values()) == {3}
+    assert {area_of(fault.path) for fault in chosen[: len(AREAS)]} == {*AREAS}
 
 
 def test_a_seed_chooses_the_same_faults_and_each_place_once() -> None:
@@ -133,41 +183,113 @@ def test_a_seed_chooses_the_same_faults_and_each_place_once() -> None:
         assert fault.change(texts[fault.path])[0] in " ".join(texts[fault.path].split())
 
 
-def test_a_fault_is_noticed_or_not(repository: Path, tmp_path: Path) -> None:
-    tree = Tree(repository, tmp_path / "copy")
+def test_a_fault_is_noticed_or_not(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "STUCK_CPU_S", 6)
+    tree = Tree(repository, tmp_path / "copy", {})
     found = changes()
-    for new, noticed in (
-        ("start = start - value", True), ("return value * 3", False),
-        ("value = value - 1", True),  # it never ends
-    ):  # fmt: skip
+    test = "tests/unit/simulator/test_pairs.py::test_total"
+    for new, most_cpu_s, fate in (
+        ("start = start - value", 60, ("noticed", test)),
+        ("return value * 3", 60, ("survived", "")),
+        ("value = value - 1", 60, ("noticed", test)),  # it never ends
+        ("return value * 3", 0, ("unjudged", "tests/unit/simulator/test_pairs.py")),
+    ):
         fault = next(fault for (_, line), fault in found.items() if line == new)
-        assert tree.is_noticed(fault, 2) is noticed
+        assert tree.judge(fault, most_cpu_s) == fate
     assert (repository / "simulator/pairs.py").read_text("utf-8") == MODULE
     assert (tree.root / "simulator/pairs.py").read_text("utf-8") == MODULE
+    assert tree.broken() == []
+
+
+def test_a_test_that_fails_without_a_fault_notices_none(repository: Path, tmp_path: Path) -> None:
+    """Nor does a file that cannot be imported, or a test that fails now and then."""
+    tests = repository / "tests/unit/simulator"
+    (tests / "test_pairs.py").write_text(f"{TEST}def test_broken(): assert 0")
+    (tests / "test_pairs_again.py").write_text("import nothing_of_this_name")
+    now_and_then = tmp_path / "now_and_then"
+    (tests / "test_pairs_once.py").write_text(
+        f"from pathlib import Path\nSEEN = Path({str(now_and_then)!r})\n"
+        "def test():\n    seen = SEEN.exists()\n    SEEN.touch()\n    assert seen"
+    )
+    tree = Tree(repository, tmp_path / "copy", {})
+    assert tree.judge(changes()["return value * 2", "return value * 3"], 60) == ("survived", "")
+    assert tree.broken() == [
+        "tests/unit/simulator/test_pairs.py::test_broken",
+        "tests/unit/simulator/test_pairs_again.py",
+    ]
+    assert now_and_then.exists()
+
+
+def test_programs_of_a_tree_run_its_code_and_end_with_its_tests(
+    repository: Path, tmp_path: Path
+) -> None:
+    """Whatever their environment and folder, though another tree is installed."""
+    tree = Tree(repository, tmp_path / "copy", {})
+    shown = subprocess.run(
+        [tree.python, "-c", "import simulator, pytest; print(simulator.__file__)"],
+        cwd="/", env={}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert shown.stdout.strip() == str(tree.root / "simulator/__init__.py")
+    (tree.root / "tests/unit/simulator/test_pairs.py").write_text(
+        "import subprocess, sys\ndef test(tmp_path):\n    subprocess.Popen([sys.executable, '-c', "
+        "'input()'], stdin=subprocess.PIPE, start_new_session=True)"
+    )
+    assert tree.run("simulator", ["tests/unit/simulator/test_pairs.py"], 60).how == "passed"
+    assert not [*tree._processes()]
 
 
 def test_tests_with_the_modules_name_come_first() -> None:
     nearest, others = ordered_tests(REPOSITORY, "simulator/lookup/gemm.py")
-    assert nearest[0] == "tests/unit/simulator/lookup/test_gemm.py"
-    assert "tests/unit/simulator/test_engines.py" in others
+    assert nearest[0].endswith("simulator/lookup/test_gemm.py")
+    assert [file for file in others if file.endswith("simulator/test_engines.py")]
     assert not set(nearest) & set(others)
+    assert sorted([*nearest, *others]) == area_tests(REPOSITORY, "simulator")
+
+
+def test_tests_that_reach_a_file_through_their_own_modules_are_near(tmp_path: Path) -> None:
+    """A conftest.py is one, and so is a module that is started as a program."""
+    for path, text in (
+        ("domino_tune/runtime/far.py", ""),
+        ("domino_tune/runtime/user.py", "from domino_tune.runtime import far"),
+        ("tests/real/domino_tune/runtime/conftest.py", "RUN = 'tests.ranks'"),
+        ("tests/ranks.py", "from domino_tune.runtime.far import Far"),
+        ("tests/real/domino_tune/runtime/test_ranks.py", "from tests.ranks import Rank"),
+        ("tests/real/domino_tune/runtime/test_played.py", ""),
+        ("tests/unit/domino_tune/runtime/test_a.py", ""),
+        ("tests/unit/domino_tune/runtime/test_b.py", "import domino_tune.runtime.user"),
+        ("tests/long/domino_tune/runtime/test_far.py", "import domino_tune.runtime.far"),
+    ):  # fmt: skip
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    nearest, others = ordered_tests(tmp_path, "domino_tune/runtime/far.py")
+    names = [[Path(file).name for file in files] for files in (nearest, others)]
+    assert names == [["test_ranks.py", "test_played.py"], ["test_b.py", "test_a.py"]]
+    assert "long" not in RINGS
 
 
 def test_the_script_prints_a_verdict(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     monkeypatch.setattr(script, "REPOSITORY", repository)
+    monkeypatch.setattr(trees, "STUCK_CPU_S", 6)
     for new in ("return value + 2", "return value / 2"):
         change = "simulator/pairs.py", "return value * 2", new
         monkeypatch.setitem(EQUIVALENT, change, "a test")
-    assert script.main(["--count", "6", "--jobs", "2", "simulator"]) == 1
+    out = tmp_path / "mutants.md"
+    assert script.main(["--count", "4", "--jobs", "2", "--out", str(out), "simulator"]) == 1
     printed = capsys.readouterr().out
     assert "equivalent: a test" in printed or "survived" in printed
-    assert "6 faults, seed 0" in printed
+    assert "4 faults, seed 0" in printed
     assert "MISS" in printed
-    (repository / "tests/simulator/test_pairs.py").write_text("def test(): assert 0")
-    with pytest.raises(RuntimeError, match="fail without any fault"):
-        script.main(["--count", "1"])
+    written = out.read_text("utf-8")
+    assert "| area | noticed | survived | unjudged | equivalent | noticed, of all |" in written
+    assert "after 300 s of CPU time" in written
+    (repository / "tests/unit/simulator/test_pairs.py").write_text("def test(): assert 0")
+    assert script.main(["--count", "3", "--jobs", "1"]) == 1
+    assert "test_pairs.py::test fails without any fault" in capsys.readouterr().out
 
 
 def test_where_no_code_is_the_script_says_so(
@@ -175,8 +297,8 @@ def test_where_no_code_is_the_script_says_so(
 ) -> None:
     monkeypatch.setattr(script, "REPOSITORY", repository)
     with pytest.raises(SystemExit, match="2"):
-        script.main(["api"])
-    assert "name code of simulator or domino_tune/search" in capsys.readouterr().err
+        script.main(["lab"])
+    assert "name code of simulator or domino_tune/search or" in capsys.readouterr().err
 
 
 def test_equivalent_faults_exist_and_have_a_reason() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from domino_tune.requests import TuneRequest
 from domino_tune.verbs.tune import tune
-from tests.unit.house.imports import REPOSITORY, longest_chain, modules, rooms
+from tests.conftest import REPOSITORY
+from tests.unit.house.imports import longest_chain, modules, rooms
 from tests.unit.house.way import Step, room, walked
 
 MOST_ENTRIES = 14

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from tests.unit.house.imports import REPOSITORY
+from tests.conftest import REPOSITORY
 
 CALLS_BACK = "base/cores.py"
 """Calls what it was handed, as ``map`` does: a library's part."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,25 +11,11 @@ import pytest
 pytest.importorskip("torch")
 
 from domino_tune.store.profiles import load_profile
-from lab.bench.gpu_records import (
-    FOLDER,
-    NAME,
-    admission_table,
-    case_of,
-    clock_tables,
-    copies_table,
-    fitted_law,
-    gpu_records,
-    rows_of,
-    sustained_table,
-    variant_table,
-)
+from lab.bench.gpu_records import NAME, case_of, clock_tables, fitted_law
 from lab.gpu.played_plans import PLANS
-from lab.verdict import SkippedError, count_verdicts
-from simulator.ops import Pointwise
+from lab.verdict import count_verdicts
 from simulator.power import PowerSection
 from simulator.predict import played
-from simulator.profile import Profile
 
 ELASTICITY = {"gemm": 0.9, "attention": 0.8, "pointwise": 0.1}
 DRAWS = {"gemm": 800.0, "attention": 900.0, "pointwise": 500.0, "collective": 120.0}
@@ -107,83 +90,3 @@ def test_clocks_of_withheld_plans_are_held_against_the_law() -> None:
     ]
     _, checks = clock_tables(wrong, sustained_rows(), load_profile(NAME))
     assert count_verdicts([checks]) == (0, 2)
-
-
-def test_times_at_a_long_runs_clock_are_told_beside_bursts() -> None:
-    profile = load_profile(NAME)
-    gemms = profile.section("gemm").rows[:3]
-    ops = [
-        {"signature": ["gemm", *row.signature], "median_us": times * row.median_us}
-        for row, times in zip(gemms, (1.0, 1.2, 1.3), strict=True)
-    ]
-    unknown = {"signature": ["gemm", *gemms[0].signature._replace(m=7)], "median_us": 1.0}
-    rows = [
-        {"ops": [*ops, unknown], "clock_mhz": mhz, "elasticity": elasticity}
-        for mhz, elasticity in ((1470.0, {"gemm": 0.9}), (1500.0, {}))
-    ]
-    table = sustained_table(rows, profile)
-    assert table.rows == [("gemm", "6", "1.00", "1.20", "1.30", "0.90")]
-    assert table.notes == ("Clocks: 1470 to 1500 MHz.",)
-
-
-def _admission() -> dict[str, Any]:
-    met = {
-        "all_in_ns": 50_000.0, "end_ns": 230_000.0, "gemms_ns": [120_000.0, 100_000.0],
-        "arrival": "behind",
-    }  # fmt: skip
-    return {
-        "case": "a", "complete": True, "kind": "library", "shape": [1664, 2560, 5120], "margin": 0,
-        "alone_ns": 100_000.0, "collective_ns": 150_000,
-        "cells": [
-            *({"ctas": ctas, "rate": rate, **met} for ctas in (4, 16) for rate in (6.0, 40.0)),
-            {"ctas": 16, "rate": 40.0, **met, "arrival": "idle", "gemms_ns": []},
-        ],
-    }  # fmt: skip
-
-
-def _copies(op: float) -> dict[str, Any]:
-    cell = {"way": "within", "bytes": 1 << 20, "copy_alone_ns": 1e3, "collective_ns": 1.5e3}
-    cells = [{**cell, "op_mean_ns": op}, {**cell, "op_mean_ns": None}]
-    return {"case": str(op), "complete": True, "family": "gemm", "alone_ns": 100.0, "cells": cells}
-
-
-def test_admission_is_told_in_shares() -> None:
-    row, idle = admission_table([_admission()]).rows
-    assert (idle[4], idle[-1]) == ("idle", "-")
-    assert row == (
-        "library", "1,664 × 2,560 × 5,120", "0", "100.0", "behind", "50.0", "0.50", "1.20", "1.20",
-    )  # fmt: skip
-
-
-def test_copies_are_told_by_medians() -> None:
-    table = copies_table([_copies(110.0), _copies(120.0), _copies(190.0)])
-    assert table.rows == [("gemm", "within", "1", "3", "1.200", "1.500")]
-
-
-def _cost_us(profile: Profile, signature: Pointwise) -> float:
-    estimate = profile.pointwise_table().estimate(signature)
-    return estimate.duration_us
-
-
-def test_other_kernels_are_told_beside_the_profile() -> None:
-    profile = load_profile(NAME)
-    copy = Pointwise("copy", 1 << 28, 1 << 28)
-    ops = [
-        {"signature": ["pointwise", *copy], "median_us": times * _cost_us(profile, copy)}
-        for times in (1.0, 2.0, 1.5)
-    ]
-    (row,) = variant_table([{"ops": ops}], profile).rows
-    assert row == ("copy", "3", "1.00", "1.50", "2.00")
-
-
-def test_tables_are_of_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER, str(tmp_path))
-    with pytest.raises(SkippedError, match=r"scripts/gpu-profile"):
-        gpu_records()
-    (tmp_path / "admission.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in (_admission(), {"case": "b", "error": "OOM"}))
-    )
-    with gzip.open(tmp_path / "copies.jsonl.gz", "wt") as file:
-        file.write(json.dumps(_copies(110.0)) + "\n")
-    assert [table.title.split()[0] for table in gpu_records()] == ["Collectives", "Copies"]
-    assert len(rows_of(tmp_path, "admission")) == 1

@@ -9,16 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from lab.fidelity.page import (
-    ERROR,
-    NO_PAIR,
-    NO_SETTING,
-    checks,
-    choice_checks,
-    markdown,
-    tables,
-    to_json,
-)
+from lab.fidelity.page import checks, tables, to_json
 from lab.fidelity.records import setting_from
 from lab.fidelity.scores import Cell, Setting, score
 from simulator.draws import PLAN_ERROR
@@ -60,21 +51,13 @@ def test_regret_is_relative_to_the_best_plan() -> None:
     assert found.two_regret == pytest.approx((90 / 80 * 90 / 80.8) ** 0.5 - 1)
     assert found.random_regret is not None
     assert 0 < found.random_regret < 0.3
+    alike = setting(cell("inter", 1.0, 100.0, 100.0), cell("tuned", 1.0, 103.0, 103.0))
+    assert score([alike]).tuned_regret is None  # its plans do not differ
 
 
 def test_the_best_is_picked_by_one_launch_and_judged_by_the_other() -> None:
     lucky = setting(cell("inter", 1.0, 90.0, 110.0), cell("tuned", 1.0, 100.0, 100.0))
     assert lucky.regret("tuned") == pytest.approx((100 / 110 * 100 / 100) ** 0.5 - 1)
-
-
-def test_regret_needs_plans_that_differ() -> None:
-    alike = setting(cell("inter", 1.0, 100.0, 100.0), cell("tuned", 1.0, 103.0, 103.0))
-    assert score([alike]).tuned_regret is None
-    verdicts = {check.what: check for check in choice_checks(score([alike]), 0.02)}
-    for plan in ("`tune`", "always two", "a random"):
-        what = f"worst regret of {plan}"
-        regret = next(check for name, check in verdicts.items() if name.startswith(what))
-        assert (regret.measured, regret.ok) == (NO_SETTING, None)
 
 
 def test_only_pairs_beyond_the_noise_are_judged() -> None:
@@ -90,17 +73,16 @@ def test_only_pairs_beyond_the_noise_are_judged() -> None:
     both = score([swapped, noisy])
     assert (both.pairs, both.left_out) == (3, 1)
     assert both.concordance == pytest.approx(1 / 3)
-    verdicts = {check.what: check for check in choice_checks(both, 0.02)}
-    left_out = verdicts["pairs left out: they differ by no more than noise"]
-    assert (left_out.measured, left_out.ok) == ("1 of 4", None)
+    assert score([noisy]).concordance is None
 
 
-def test_without_a_pair_to_judge_no_order_is_right() -> None:
-    noisy = setting(cell("inter", 2.0, 100.0, 90.0), cell("tuned", 1.0, 95.0, 97.0))
-    found = score([noisy])
-    assert (found.pairs, found.left_out, found.concordance) == (0, 1, None)
-    first = choice_checks(found, 0.02)[0]
-    assert (first.measured, first.ok) == (NO_PAIR, None)
+@pytest.mark.parametrize("second", [100.0, 200.0])
+def test_no_noise_makes_an_error_right(second: float) -> None:
+    """The limit is 3 % however much two launches differ."""
+    for predicted, ok in ((104.0, True), (108.0, False)):
+        asked = setting(cell("inter", predicted, 100.0, second), cell("tuned", 80.0, 80.0, 80.0))
+        (check,) = (c for c in checks([asked]) if c.what.startswith("iteration time"))
+        assert (check.target, check.ok) == ("≤ 3%", ok)
 
 
 def test_a_slow_round_changes_no_ratio() -> None:
@@ -116,29 +98,6 @@ def test_a_slow_round_changes_no_ratio() -> None:
     assert drifting.pair_noise == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize("second", [100.0, 110.0, 200.0])
-def test_no_noise_makes_an_error_right(second: float) -> None:
-    """The limit is 3 % however much two launches differ."""
-    wrong = setting(cell("inter", 104.0, 100.0, second), cell("tuned", 80.0, 80.0, 80.0))
-    worse = setting(cell("inter", 108.0, 100.0, second), cell("tuned", 80.0, 80.0, 80.0))
-    for measured, ok in ((wrong, True), (worse, False)):
-        (check,) = (c for c in checks([measured]) if c.what.startswith("iteration time"))
-        assert (check.target, check.ok) == ("≤ 3%", ok)
-    assert ERROR == 0.03
-
-
-def test_the_worst_setting_and_the_worst_cell_are_named() -> None:
-    two = cell("inter", 80.0, 100.0, 100.0)
-    good = replace(MEASURED, model="good", cells=(two, cell("tuned", 100.0, 100.0, 100.0)))
-    short = replace(MEASURED, link="slow", cells=(two, cell("tuned", 70.0, 100.0, 100.0)))
-    found = score([good, MEASURED, short])
-    assert (found.worst_setting, found.worst_cell) == ("m, slow", "m, slow, tuned")
-    assert found.worst_cell_error == pytest.approx(-0.3)
-    shown = {check.what: check.measured for check in checks([good, MEASURED, short])}
-    assert shown["mean absolute error of the worst setting, m, slow"] == "25.00%"
-    assert shown["largest error of a cell, m, slow, tuned"] == "-30.00%"
-
-
 def test_intervals_are_held_against_speedups_within_rounds() -> None:
     """The baseline is 5 % slower in the second launch, and so is the plan: 1.25 in both."""
     held = replace(cell("inter", 1.0, 80.0, 84.0), drawn=(1.2, 1.3))
@@ -149,8 +108,6 @@ def test_intervals_are_held_against_speedups_within_rounds() -> None:
     assert list(asked.covered()) == [True, False]
     (check,) = (one for one in checks([asked]) if one.what.startswith("speed-ups"))
     assert (check.target, check.measured, check.ok) == ("80% ± 8%", "50.0%", False)
-    assert "| m | 1gbit | inter | 1.250 | 1.200–1.300 |" in markdown([asked], "here", "Fidelity")
-    assert not any(one.what.startswith("speed-ups") for one in checks([MEASURED]))
 
 
 def test_the_simulators_own_error_is_what_real_ranks_showed() -> None:
@@ -183,15 +140,3 @@ def test_the_page_in_results_says_what_its_numbers_give() -> None:
     ]
     assert [row for row in rows if row not in page] == []
     assert len([line for line in page if line.startswith("|")]) == len(rows) + 2 * 3
-
-
-def test_the_page_shows_missed_targets() -> None:
-    verdicts = {check.what: check.verdict for check in checks([MEASURED])}
-    assert verdicts["iteration time, mean absolute error"] == "MISS"
-    assert verdicts["the same with its sign"] == "ok"
-    assert verdicts["communication hidden by the tuned plan, m, 1gbit"] == "ok"
-    page = markdown([MEASURED], "a machine", "Fidelity")
-    assert "| m | 1gbit | baseline | 110.0 | 100.0 | +10.0% |" in page
-    plain = json.loads(to_json([MEASURED], "a machine"))
-    assert plain["score"]["error"] == score([MEASURED]).error
-    assert plain["settings"][0]["cells"][2]["plan"] == "tuned"

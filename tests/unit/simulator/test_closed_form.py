@@ -15,7 +15,6 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 import pytest
-from scipy.stats import spearmanr
 
 from domino_tune.search import Evaluation, SearchOptions, Space, SpaceSpec, enumerate_plans
 from domino_tune.search.exhaustive import search_exhaustive
@@ -180,6 +179,8 @@ class TestRandomCases:
 
     def test_the_estimate_ranks_plans(self, cases: list[list[Look]]) -> None:
         """What a search needs of it."""
+        from scipy.stats import spearmanr
+
         ranks, losses = [], []
         for looks in cases:
             pairs = [(one.prior_ns, one.time_ns) for one in looks]

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from domino_tune.requests import CalibrateRequest, SimulateRequest
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.store.profiles import parse_profile
 from domino_tune.verbs.calibrate import calibrate
 from domino_tune.verbs.simulate import simulate

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from domino_tune.requests import PlanExportRequest, TuneRequest
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.store.plans import load_plan
 from domino_tune.verbs.layouts import tune_layouts
 from domino_tune.verbs.plan import plan_export

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from domino_tune.requests import TuneRequest
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.verbs.scale import tune_scale
 from tests.real.api.asked import ended, good, refused
 

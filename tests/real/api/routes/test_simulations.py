@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from domino_tune.requests import SimulateRequest, WhatIfRequest
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.whatif import whatif
 from tests.real.api.asked import CELL, good, refused

@@ -13,7 +13,7 @@ import pytest
 
 from domino_tune.report.ties import ties
 from domino_tune.requests import PlanExportRequest
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.store.plans import load_plan
 from domino_tune.store.profiles import dump_profile, load_profile
 from domino_tune.verbs.plan import plan_export

@@ -39,6 +39,29 @@ def test_small_questions_import_nothing_heavy(asked: str) -> None:
     assert done.stderr.strip() == "0 []"
 
 
+def test_the_package_alone_imports_nothing_heavy() -> None:
+    code = f"import domino_tune, sys; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_simulation_imports_neither_reports_nor_what_measures() -> None:
+    unused = (
+        "domino_tune.measure", "domino_tune.report", "domino_tune.runtime",
+        "domino_tune.verbs.tune", "domino_tune.verbs.whatif", "pandas", "scipy", "sklearn",
+    )  # fmt: skip
+    words = [
+        "simulate", "--model", "llama2-7b", "--profile", "h100-dgx", "--tp", "8",
+        "--seq-length", "1024", "--micro-batch-size", "2", "--json",
+    ]  # fmt: skip
+    code = (
+        f"import sys; from domino_tune.cli.commands import main; rc = main({words!r});"
+        f"print(rc, [m for m in {unused!r} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "0 []"
+
+
 def test_pandas_comes_with_the_first_frame() -> None:
     code = (
         "import sys; from domino_tune import simulate;"

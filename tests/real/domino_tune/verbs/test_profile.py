@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from domino_tune.cli.commands import main
 from domino_tune.measure.machine import this_machine
 from domino_tune.requests import ProfileRequest
@@ -25,6 +23,8 @@ from simulator.cost import CostModel
 from simulator.profile import Profile
 from tests.conftest import REPOSITORY
 from tests.support.probing import TINY
+
+pytestmark = pytest.mark.usefixtures("needs_torch")
 
 JOB = ("--tp", "2", "--seq-length", "16", "--micro-batch-size", "2")
 FEW = ("--samples", "3")

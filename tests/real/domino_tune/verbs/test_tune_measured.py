@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from domino_tune.cli import show
 from domino_tune.measure.collect import add_message
 from domino_tune.requests import TuneRequest
 from domino_tune.requests.command_line import command_line
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.results.tune_measured import MeasuredTuneResult
 from domino_tune.runtime import plan_runs
 from domino_tune.store.evidence import LaunchRecord, PlanRun
@@ -29,6 +27,8 @@ from simulator.plan import MEGATRON
 from tests.real.domino_tune.verbs.measured_cases import launches, measured_request
 from tests.support.runs import Runner
 from tests.support.validation_cases import FOUR
+
+pytestmark = pytest.mark.usefixtures("needs_torch")
 
 BASELINE = replace(MEGATRON, sequence_parallel=True)
 

@@ -12,23 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from domino_tune.runtime.plan_runs import graph_notes, loss_problems
-from simulator.cost import Changes
-
-pytest.importorskip("torch")
-
 from domino_tune.base.errors import ToleranceError
 from domino_tune.cli import show
 from domino_tune.requests import ValidateRequest
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.results.validate import ValidateResult
-from domino_tune.runtime.plan_runs import Measured, Runs, ignore
+from domino_tune.runtime.plan_runs import Measured, Runs, graph_notes, ignore, loss_problems
 from domino_tune.store.plans import load_plan, save_plan
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs import calls
 from domino_tune.verbs.validate import check_result, validate
 from simulator.build import build_schedule
-from simulator.cost import CostModel
+from simulator.cost import Changes, CostModel
 from simulator.errors import InfeasiblePlanError
 from simulator.ops import Attention, Collective, Gemm, Pointwise
 from simulator.plan import MEGATRON, NO_COMM
@@ -44,6 +39,8 @@ from tests.support.validation_cases import (
     Files,
     write_files,
 )
+
+pytestmark = pytest.mark.usefixtures("needs_torch")
 
 ROUNDS = 4
 

@@ -1,4 +1,4 @@
-"""Meetings of a collective and GEMMs: what is played, and what is read off their stamps."""
+"""Stage ``admission``: which GEMMs are met, and what is told of it."""
 
 from __future__ import annotations
 
@@ -11,29 +11,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from domino_tune.runtime.lanes.pace import BLOCKS, Chunks, Pace
-from lab.gpu.admission import (
-    CALLS,
-    CTAS,
-    LEAD_NS,
-    RATES,
-    SHAPES,
-    Encounter,
-    Meeting,
-    admission_cases,
-    median_meeting,
-    meeting,
-    told,
-)
-from lab.gpu.contention import moved_bytes
+from domino_tune.measure.gpu.meetings import Meeting
+from lab.gpu.admission import SHAPES, admission_cases, median_meeting, told
 from lab.gpu.stage import Stage
-
-
-def test_a_meeting_counts_from_the_arrival() -> None:
-    zero = 1_764_000_000_000_000_000  # ns, of which a float has not all digits
-    stamps = [(zero + 1_101, zero + 2_000), (zero + 1_500, zero + 2_600)]
-    found = meeting(stamps, zero, 1_000, [300.0, 310.0])
-    assert found == Meeting(101, 500, 1_600, 1_000, (300.0, 310.0))
 
 
 def test_meetings_are_told_by_their_medians() -> None:
@@ -56,21 +36,6 @@ def test_shapes_have_the_waves_that_are_told() -> None:
     tiles = [math.ceil(tokens / 128) * math.ceil(out / 256) for tokens, out, _ in SHAPES[:5]]
     assert tiles == [130, 200, 260, 520, 1280]
     assert [math.ceil(count / 132) for count in tiles] == [1, 2, 2, 4, 10]
-
-
-def test_collectives_arrive_behind_the_beginning_or_in_the_middle() -> None:
-    behind, within, idle = (
-        Encounter(print, 80_000.0, 4, 6.0, name) for name in ("behind", "within", "idle later")
-    )
-    assert (behind.later_ns, within.later_ns, idle.later_ns) == (LEAD_NS, 40_000, LEAD_NS)
-    assert (behind.calls, idle.calls) == (CALLS, 0)
-
-
-def test_collectives_take_too_many_registers_to_share_an_sm_with_a_gemm() -> None:
-    """The kernel of the largest blocks; with fewer elements a CTA takes another one."""
-    for rate in RATES:
-        for ctas in CTAS:
-            assert Chunks.of(moved_bytes(ctas, rate), Pace(150_000, ctas)).block == max(BLOCKS)
 
 
 def test_every_kind_spares_what_it_can(tmp_path: Path) -> None:

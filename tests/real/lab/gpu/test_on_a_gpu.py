@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,19 +12,18 @@ pytest.importorskip("torch")
 import torch
 import torch.nn.functional as F
 
+from domino_tune.measure.gpu.replays import back_to_back
 from domino_tune.runtime.lanes.emulated import Wire
 from domino_tune.runtime.lanes.pace import Pace
-from lab.gpu.admission import ARRIVALS, CTAS, MAKERS, Encounter, Gate, Meeting
+from lab.gpu.admission import MAKERS
 from lab.gpu.arena import Arena
-from lab.gpu.clocks import _family_replay, _plan_replay
+from lab.gpu.clocks import plan_step
 from lab.gpu.copies import SIZES, WAYS, Copies
 from lab.gpu.played_plans import PLANS, TWO_SLICES
-from lab.gpu.replays import back_to_back, timed_replays
-from lab.gpu.sampler import Sampler, nvml_meter
 from lab.gpu.single_gpu_rank import single_gpu_session
 from lab.gpu.stage import Stage
-from lab.gpu.step_breakdown import KINDS
-from lab.gpu.sustained import _marked_steps, marks_ns
+from lab.gpu.steps import timed_replays
+from lab.gpu.sustained import marked_steps, marks_ns
 from lab.gpu.variants import Variant, measured
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
@@ -39,7 +36,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch sees no CUDA device"),
 ]
 DEVICE = torch.device("cuda", 0)
-SHAPE = (1664, 2560, 5120)
 
 
 def test_ctas_stamp_when_they_begin_and_end() -> None:
@@ -73,30 +69,11 @@ def test_a_persistent_gemm_is_torchs() -> None:
         assert float((out.float() - wanted).abs().max() / wanted.abs().max()) < 0.01
 
 
-@pytest.mark.parametrize("arrival", ARRIVALS)
-def test_a_collective_meets_a_gemm(arrival: str) -> None:
-    gate = Gate()
-    work = MAKERS["persistent"](SHAPE, 0)
-    work(0)
-    alone_ns = gate.alone_ns(work)
-    found: Meeting = gate.meet(Encounter(work, alone_ns, CTAS[0], 40.0, arrival))
-    assert 0 < found.first_in <= found.all_in < found.end
-    assert len(found.gemms) == (0 if arrival.startswith("idle") else 3)
-    assert found.arrived < 2 * alone_ns  # no copy waits for all GEMMs
-
-
-@pytest.mark.parametrize("family", KINDS)
-def test_a_family_runs_as_a_graph(family: str) -> None:
-    times_ns = back_to_back(_family_replay(family), 0.3)
-    assert len(times_ns) > 2
-    assert statistics.quantiles(times_ns, n=10)[-1] < 3 * statistics.median(times_ns)
-
-
 def test_a_plan_runs_as_a_graph_beside_emulated_collectives(tmp_path: Path) -> None:
     stage = Stage(tmp_path, "clocks", 1.0, "mine", DEVICE)
-    replay = _plan_replay(stage, PLANS[1])
-    assert len(back_to_back(replay, 0.5)) > 2
-    replay.require_numbers()
+    step = plan_step(stage, PLANS[1])
+    assert len(back_to_back([step.replay], 0.5)) > 2
+    step.require_numbers()
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=lambda model: model.name)
@@ -105,7 +82,7 @@ def test_ops_of_replayed_steps_are_timed(plan: SlicePlan, model: ModelSpec) -> N
     workload = Workload(seq_length=64, micro_batch_size=2, dtype="bf16")
     long = replace(model, max_position_embeddings=64)
     session = single_gpu_session(long, workload, ClusterSpec(tp=2), DEVICE)
-    steps = _marked_steps(session, plan)
+    steps = marked_steps(session, plan)
     moments = list(timed_replays(steps, 0.2))
     for step in steps:
         step.require_numbers()
@@ -115,14 +92,6 @@ def test_ops_of_replayed_steps_are_timed(plan: SlicePlan, model: ModelSpec) -> N
         assert len(op_ns) == len(steps[0].signatures)
         assert min(op_ns) > 0
     assert 0 <= marks_ns() < 100_000
-
-
-def test_nvml_tells_clock_power_and_energy() -> None:
-    with Sampler(nvml_meter(DEVICE)) as sampler:
-        time.sleep(0.5)
-    assert len(sampler.samples) > 10
-    assert all(0 < one.clock_mhz < 4000 and 10 < one.power_w < 2000 for one in sampler.samples)
-    assert sampler.energy_j > 0
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from lab.gpu.replays import CaptureError
+from domino_tune.measure.gpu.replays import CaptureError
 from lab.gpu.stage import GpuCase, Row, Stage
 
 

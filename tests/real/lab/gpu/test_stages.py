@@ -5,29 +5,31 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from domino_tune.measure.collect import add_message
+from domino_tune.measure.gpu.works import works
 from domino_tune.measure.op_rows import measured_ops
 from domino_tune.store.profiles import load_profile
 from lab.gpu.__main__ import STAGES, main
 from lab.gpu.contention import cells_of
-from lab.gpu.op_stages import TRAINING_PLANS, played
-from lab.gpu.ops import OpsCase, needed_signatures, ops_cases, slice_plans
-from lab.gpu.single_gpu_rank import single_gpu_session
-from lab.gpu.stage import Stage
-from lab.gpu.waves import (
+from lab.gpu.op_stages import (
     LEAST_TOKENS,
     MOST_TOKENS,
     TILE,
+    TRAINING_PLANS,
     WAVES,
     around_step,
+    played,
     token_counts,
     wave_cases,
 )
-from lab.gpu.works import works
+from lab.gpu.ops import OpsCase, needed_signatures, ops_cases, slice_plans
+from lab.gpu.single_gpu_rank import single_gpu_session
+from lab.gpu.stage import Stage
 from simulator.lookup.gemm_points import MAX_POINTS
 from simulator.ops import Collective, Gemm
 from simulator.plan import MEGATRON
@@ -151,6 +153,22 @@ def test_a_measured_gemm_is_known_again() -> None:
     )
     assert profile.gemm is not None
     assert [found.signature for found in profile.gemm.rows] == [gemm]
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_stage_tells_its_cases_apart_and_how_long_they_take(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU that is only told of: what is left is announced before anything is allocated."""
+    told = SimpleNamespace(total_memory=141 * GIB, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: told)
+    stage = Stage(tmp_path, name, 1.0, "h200-sxm", torch.device("cpu"))
+    left = stage.left(STAGES[name](stage))
+    assert len({case.name for case in left}) == len(left) > 4
+    assert f"{name}: {len(left)} cases are left, about " in stage.announced(left)
+    assert 30 < sum(case.seconds for case in left) < 3600
+    stage.write({"case": left[0].name, "complete": True})
+    assert [case.name for case in stage.left(STAGES[name](stage))] == [c.name for c in left[1:]]
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from domino_tune.requests.service import SCOPES
 from domino_tune.results.tokens import TokenAddedResult
-from domino_tune.service.sql.database import open_database
-from domino_tune.service.tokens import SCOPES as SCOPES_KEPT
-from domino_tune.service.tokens import Token, TokenDesk
 from tests.support.runs import Runner
+
+if TYPE_CHECKING:
+    from domino_tune.service.tokens import Token
 
 SECRET = r"dt_[A-Za-z0-9_-]{43}"
 
 
 def found(database: Path, secret: str) -> Token | None:
+    from domino_tune.service.sql.database import open_database
+    from domino_tune.service.tokens import TokenDesk
+
     connection = open_database(f"sqlite:///{database}")
     try:
         return TokenDesk(connection).find(secret)
@@ -70,4 +74,6 @@ def test_no_repr_shows_the_secret() -> None:
 
 
 def test_scopes_are_those_that_are_kept() -> None:
+    from domino_tune.service.tokens import SCOPES as SCOPES_KEPT
+
     assert SCOPES == SCOPES_KEPT

@@ -157,3 +157,18 @@ def test_what_hangs_on_no_signature_gives_way_only_to_more_samples() -> None:
     assert better.resume is not None
     assert better.resume.fit.recovery_us == 99.0
     assert parse_profile(dump_profile(better), source="a test") == better
+
+
+def test_one_gpu_tells_when_a_collective_gets_in() -> None:
+    profile = Profile(name="here", created="2026-11-20", machine=this_machine(1, "nccl", {}))
+    row = {"op": "all_reduce", "size_bytes": 1 << 26, "ctas": 8, "emulated": True,
+           "compute": {"gemm": 1.1, "pointwise": 1.2}, "collective": 1.1, "spread": 0.01,
+           "samples": 2}  # fmt: skip
+    waits = {"gemm": [0.8], "attention": [0.9], "pointwise": [0.0]}
+    message = {"kind": "contention", "rows": [row], "waits": waits}
+    found = add_message(profile, message).contention
+    assert found is not None
+    assert [(law.family, law.fills) for law in found.fit.compute] == [
+        ("gemm", True), ("pointwise", False),
+    ]  # fmt: skip
+    assert "emulated" in found.provenance.note

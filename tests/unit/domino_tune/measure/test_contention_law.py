@@ -159,3 +159,19 @@ def test_what_an_earlier_run_measured_by_size_counts() -> None:
     assert [kept.collective_factor for kept in both.by_size] == pytest.approx([1.3, 1.1])
     by_ctas = contention_fit([row(4)], sm_count=SMS)
     assert with_earlier_sizes(by_ctas, earlier) == by_ctas
+
+
+def test_ops_that_keep_collectives_out_fill_the_gpu() -> None:
+    rows = [
+        {"op": "all_reduce", "size_bytes": 1 << 26, "ctas": ctas, "emulated": True,
+         "compute": {"gemm": 1.1, "attention": 1.1, "pointwise": 1.2}, "collective": 1.1,
+         "spread": 0.01, "samples": 2}
+        for ctas in (1, 8)
+    ]  # fmt: skip
+    waits = {"gemm": [0.9, 0.6, 0.3], "pointwise": [0.02, 0.9, 0.04]}
+    fit = contention_fit(rows, sm_count=132, waits=waits)
+    assert {law.family: law.fills for law in fit.compute} == {
+        "gemm": True, "attention": False, "pointwise": False,
+    }  # fmt: skip
+    assert not any(law.fills for law in contention_fit(rows, sm_count=132).compute)
+    assert "as emulated ones do" in assumptions(rows, None)

@@ -188,7 +188,7 @@ def test_fewer_timings_are_enough_where_ranks_play_few_rounds() -> None:
 def test_payload_is_what_ranks_read() -> None:
     probes = coverage(TINY, job(2), ON_TWO, memory_bytes=MEMORY)
     payload = probes.payload(7, 60.0)
-    assert set(payload) == {"cases", "collectives", "contention", "seconds"}
+    assert set(payload) == {"cases", "collectives", "contention", "loads", "seconds"}
     assert payload["cases"][0]["rounds"] == probes.cases[0].rounds(7)
     assert payload["cases"][0]["model"]["hidden_size"] == 64
     assert payload["cases"][0]["plans"][0]["strategy"] == "megatron"
@@ -239,3 +239,12 @@ def test_plans_with_cta_counts_are_looked_up_between_what_was_measured() -> None
     cost = CostModel(profile)
     few = [c._replace(ctas=4) for c in probes.collectives if c.ctas == 0]
     assert {cost.estimate(c).source for c in few} <= {"measured", "interpolated"}
+
+
+def test_a_gpu_alone_is_timed_beside_emulated_collectives() -> None:
+    alone = ClusterSpec(tp=1)
+    probes = coverage(TINY, job(4), alone, memory_bytes=MEMORY, ctas=CTAS)
+    assert probes.contention is not None
+    assert [(one.ranks, one.ctas) for one in probes.contention.messages] == [(1, c) for c in CTAS]
+    assert probes.collectives == ()
+    assert coverage(TINY, job(4), alone, memory_bytes=MEMORY).contention is None

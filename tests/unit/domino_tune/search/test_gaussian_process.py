@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.spatial.distance import cdist
-from sklearn.base import clone
 
 from domino_tune.search.bayes import by_improvement
 from domino_tune.search.features import Floats, Pool, encode
-from domino_tune.search.gaussian_process import (
-    LENGTH,
-    ROUGH,
-    SCALE_BOUNDS,
-    SMOOTH,
-    PlanKernel,
-    posterior_of,
-)
 from tests.unit.domino_tune.search.bumpy import space_of
 
 OBSERVED = (0, 7, 20, 33)
@@ -39,6 +29,10 @@ def rows(pool: Pool) -> Floats:
 
 
 def covariance(pool: Pool, scale: float) -> Floats:
+    from scipy.spatial.distance import cdist
+
+    from domino_tune.search.gaussian_process import LENGTH, ROUGH, SMOOTH
+
     distance = np.sqrt(5) * cdist(pool.points, pool.points) / LENGTH
     matern = (1 + distance + distance**2 / 3) * np.exp(-distance)
     rest = SMOOTH**2 * matern + ROUGH**2 * np.eye(len(pool.plans))
@@ -48,12 +42,16 @@ def covariance(pool: Pool, scale: float) -> Floats:
 class TestKernel:
     @pytest.mark.parametrize("scale", [0.5, 1.0, 3.0])
     def test_is_the_formula(self, pool: Pool, rows: Floats, scale: float) -> None:
+        from domino_tune.search.gaussian_process import PlanKernel
+
         kernel = PlanKernel(3, scale)
         assert kernel(rows) == pytest.approx(covariance(pool, scale), abs=1e-12)
         assert kernel(rows, rows[:5]) == pytest.approx(covariance(pool, scale)[:, :5], abs=1e-12)
         assert kernel.diag(rows) == pytest.approx(np.diag(kernel(rows)))
 
     def test_gradient_is_the_difference_quotient(self, rows: Floats) -> None:
+        from domino_tune.search.gaussian_process import PlanKernel
+
         kernel, step = PlanKernel(3, 1.3), 1e-5
         value, gradient = kernel(rows, eval_gradient=True)
         assert value == pytest.approx(kernel(rows))
@@ -64,6 +62,10 @@ class TestKernel:
         assert gradient[:, :, 0] == pytest.approx((above - below) / (2 * step), abs=1e-9)
 
     def test_hyperparameter_is_the_scale(self) -> None:
+        from sklearn.base import clone
+
+        from domino_tune.search.gaussian_process import SCALE_BOUNDS, PlanKernel
+
         kernel = PlanKernel(3, 2.0)
         assert kernel.theta == pytest.approx(np.log([2.0]))
         assert kernel.bounds == pytest.approx(np.log([SCALE_BOUNDS]))
@@ -73,6 +75,8 @@ class TestKernel:
 
 class TestPosterior:
     def test_is_the_formula_at_the_likeliest_scale(self, pool: Pool) -> None:
+        from domino_tune.search.gaussian_process import SCALE_BOUNDS, posterior_of
+
         drawn = np.random.default_rng(1)
         observed = list(OBSERVED)
         log_ns = pool.log_prior[observed] + drawn.normal(0, 0.1, len(observed))
@@ -96,11 +100,15 @@ class TestPosterior:
         return float(-off @ np.linalg.solve(matrix, off) - np.linalg.slogdet(matrix)[1])
 
     def test_an_exact_observation_is_believed(self, pool: Pool) -> None:
+        from domino_tune.search.gaussian_process import posterior_of
+
         found = posterior_of(pool, {7: (19.0, 0.0), 8: (19.5, 0.0)})
         assert found.mean[[7, 8]] == pytest.approx([19.0, 19.5], abs=1e-4)
         assert found.deviation[[7, 8]] == pytest.approx(0, abs=1e-4)
 
     def test_more_noise_moves_it_less(self, pool: Pool) -> None:
+        from domino_tune.search.gaussian_process import posterior_of
+
         moves = [
             abs(posterior_of(pool, {7: (pool.log_prior[7] + 0.1, error)}).mean[8]
                 - pool.log_prior[8])

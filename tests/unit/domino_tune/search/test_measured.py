@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from domino_tune.search.gaussian_process import posterior_of
 from domino_tune.search.measured import (
     MeasuredOptions,
     MeasuredRatios,
@@ -125,6 +124,8 @@ class TestSearch:
             assert runs.search(pool, options).stopped == stopped
 
     def test_bad_surprises_of_a_cut_warn_of_its_like(self, machine: RealMachine) -> None:
+        from domino_tune.search.gaussian_process import posterior_of
+
         pool = machine.pool
         index = next(i for i, plan in enumerate(pool.plans) if plan.row_slices == 4)
         like = next(i for i, plan in enumerate(pool.plans) if plan.row_slices == 4 and i != index)

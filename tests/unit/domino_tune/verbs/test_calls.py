@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -35,11 +33,10 @@ from domino_tune.requests import (
     ValidateRequest,
     WhatIfRequest,
 )
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.store.formats.model_file import dump_model
 from domino_tune.verbs.simulate import simulate as simulate_verb
 from tests.support.runs import TINY
-from tests.unit.domino_tune.cli.test_surface import HEAVY
 
 ON_TWO: dict[str, Any] = {"tp": 2, "seq_length": 256, "micro_batch_size": 2}
 REQUESTS = [
@@ -179,9 +176,3 @@ def test_every_name_of_the_package_is_there() -> None:
     assert ModelSpec is type(TINY)
     with pytest.raises(AttributeError, match="no attribute 'simulator_of_mine'"):
         domino_tune.simulator_of_mine  # noqa: B018
-
-
-def test_the_import_alone_imports_nothing_heavy() -> None:
-    code = f"import domino_tune, sys; print([m for m in {HEAVY!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from domino_tune.requests import TuneRequest
-from domino_tune.results import LayoutsResult
+from domino_tune.results.layouts import LayoutsResult
 from domino_tune.search.layouts import KEPT
 from domino_tune.store.plans import load_plan
 from domino_tune.store.shelf import DISK

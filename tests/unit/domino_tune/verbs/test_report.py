@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from domino_tune.requests import TuneRequest
-from domino_tune.results import TuneResult
-from domino_tune.results.tune import TrialResult, found_words
+from domino_tune.results.tune import TrialResult, TuneResult, found_words
 from domino_tune.verbs.report import tie_sentence
 from domino_tune.verbs.tune import tune
 

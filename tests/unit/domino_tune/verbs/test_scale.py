@@ -12,8 +12,9 @@ import pytest
 
 import domino_tune
 from domino_tune.requests import TuneRequest
-from domino_tune.results import ScaleResult, to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.results.layouts import LayoutResult
+from domino_tune.results.scale import ScaleResult
 from domino_tune.verbs.layouts import tune_layouts
 from domino_tune.verbs.scale import MOST, gpus_of, tune_scale
 from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from domino_tune.requests import TuneRequest
-from domino_tune.results import TuneResult
+from domino_tune.results.tune import TuneResult
 from domino_tune.search import Space, SpaceSpec, enumerate_plans
 from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.tune import tune_cases

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from domino_tune.requests import ValidateRequest
 from domino_tune.store.plans import load_plan, save_plan
 from domino_tune.verbs.validate import parse_percent, validate
 from simulator.errors import InputError
 from tests.support.runs import Runner
 from tests.support.validation_cases import Files, write_files
+
+pytestmark = pytest.mark.usefixtures("needs_torch")
 
 
 @pytest.fixture(scope="module")

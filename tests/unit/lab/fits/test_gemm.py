@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
-from pathlib import Path
 
 import pytest
 
-from lab.fits.gemm import Shape, fit_gemm, heldout_error, leave_out_error
+from lab.fits.gemm import Shape, fit_gemm, leave_out_error
 from simulator.errors import InputError
-from simulator.lookup.gemm import GemmRow
 from simulator.lookup.gemm_law import make_law
-from simulator.ops import Gemm
-from tests.conftest import DATA
-from tests.unit.simulator.lookup.gemm_shapes import PARAMS, SMS, table
+from tests.unit.simulator.lookup.gemm_shapes import PARAMS, SMS
 
 M = (1, 16, 64, 256, 512, 1024, 2048, 4096, 8192)
 NK = (256, 512, 1024, 2048, 5120, 8192)
@@ -55,37 +49,3 @@ def test_rows_that_cannot_be_fitted_are_refused(rows: list[Shape]) -> None:
 def test_leaving_out_needs_two_pairs() -> None:
     with pytest.raises(InputError, match="two different"):
         leave_out_error([row for row in ROWS if row[1:3] == (512, 512)])
-
-
-def published(folder: Path, name: str) -> list[Shape]:
-    with gzip.open(folder / name, "rt") as lines:
-        return [
-            (int(row["m"]), int(row["n"]), int(row["k"]), float(row["us"]))
-            for row in csv.DictReader(lines)
-        ]
-
-
-@pytest.mark.thorough
-def test_published_h100_rows_are_interpolated_and_extrapolated_as_promised() -> None:
-    rows = published(DATA / "measured", "h100_gemm_bf16.csv.gz")
-    early = [row for row in rows if row[0] <= 2048]
-    fit = fit_gemm(early, SMS)
-    assert fit.error <= 0.05
-    assert leave_out_error(rows, fit=fit, sm_count=SMS) <= 0.025
-    known = table(
-        [
-            GemmRow(m, n, k, "forward", "bf16", False, (0, 0, 0), us, 0.0, 1)
-            for m, n, k, us in early
-        ],
-        [fit],
-    )
-    late = [row for row in rows if 2048 < row[0] <= 4096]
-    errors = [abs(known.estimate(Gemm(*row[:3])).duration_us / row[3] - 1) for row in late]
-    assert sum(errors) / len(errors) <= 0.08
-
-
-@pytest.mark.thorough
-def test_the_law_on_published_h100_rows_held_out() -> None:
-    error = heldout_error(published(DATA / "measured", "h100_gemm_bf16.csv.gz"), SMS, rounds=1)
-    assert error["training"] <= 0.04
-    assert error["all"] <= 0.053

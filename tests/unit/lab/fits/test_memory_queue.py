@@ -7,15 +7,15 @@ from itertools import product
 import pytest
 
 from domino_tune.store.profiles import load_profile
-from lab.fits.h200 import attained_gb_s, h200_ops
-from lab.fits.h200_contention import contention_records, streamed_cells
-from lab.fits.memory_queue import Streamed, fit_memory
+from lab.fits.common import Sources
+from lab.fits.contention import Streamed, fit_memory, streamed_cells
+from lab.fits.measured import attained_gb_s, h200_ops
 from simulator.errors import InputError
 from simulator.memory_queue import MemoryQueue
 from tests.conftest import REPOSITORY
 
 LAW = MemoryQueue(attained_gb_s=4000, busiest=0.95, wait=0.03, by_cta=0.05, error=0.0)
-RECORDS = REPOSITORY / "measurements" / "h200-sxm"
+SOURCES = Sources(REPOSITORY / "data", REPOSITORY / "measurements")
 
 
 def cells(factor: float = 1.01) -> list[Streamed]:
@@ -43,7 +43,7 @@ def test_one_op_is_too_few() -> None:
 
 
 def test_the_bundled_law_is_that_of_the_records() -> None:
-    attained = attained_gb_s(h200_ops(RECORDS))
-    law = fit_memory(streamed_cells(contention_records(RECORDS)), attained).law
+    attained = attained_gb_s(h200_ops(SOURCES))
+    law = fit_memory(streamed_cells(SOURCES.ours("contention")), attained).law
     assert load_profile("h200-sxm").section("contention").fit.memory == law
     assert law.error < 0.05

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from domino_tune.store.profiles import load_profile
-from lab.fits.multimem import BEST, CTAS, multimem_collectives
+from lab.fits.collectives import BEST, CTAS, multimem_collectives
+from lab.fits.common import Sources
 from simulator.lookup.collectives import CollectiveFit
 from simulator.ops import MULTIMEM, Collective, CollectiveKind
 from tests.conftest import REPOSITORY
@@ -17,7 +18,7 @@ TOKEN_BYTES = 8192 * 2
 @pytest.fixture(scope="module")
 def laws() -> dict[tuple[str, int], CollectiveFit]:
     """The laws by op and CTAs."""
-    fits = multimem_collectives(REPOSITORY / "data" / "measured" / "multimem")
+    fits = multimem_collectives(Sources(REPOSITORY / "data", REPOSITORY / "measurements"))
     return {(fit.op, fit.ctas): fit for fit in fits}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.service.tasks import work
 from domino_tune.service.tasks.task import Task
 from domino_tune.store.profiles import load_profile

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from domino_tune.requests import SimulateRequest, WhatIfRequest
-from domino_tune.results import to_json
+from domino_tune.results.json_form import to_json
 from domino_tune.service.tasks.task import Task
 from domino_tune.service.tasks.work import quick
 from domino_tune.store.shelf import DISK

@@ -1,0 +1,218 @@
+"""Meetings: an emulated collective that meets ops, and when it gets in.
+
+A collective arrives shortly before an op begins, shortly after, or in its middle. Every CTA of it
+writes when it began. One that arrives later waits for a copy from the host, which needs no SM.
+``idle``, ``idle later``: no op is there; what that takes is in ``before``, or in the later ones,
+too. Not seen on one GPU: a start that waits for the CTAs of other ranks.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from domino_tune.measure.gpu.events import Work, recorded, since_ns, spans_ns, ticks_around
+from domino_tune.measure.gpu.works import SETS, first_works
+from domino_tune.runtime.head_start import HeadStart, spin
+from domino_tune.runtime.lanes.emulated import Wire
+from domino_tune.runtime.lanes.pace import MOVED_PER_BYTE, Pace
+from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue
+from domino_tune.runtime.launch.context import RankContext
+
+CTAS: Final = (4, 16, 32)
+RATES: Final = (6.0, 40.0)
+"""Bytes/ns through memory by CTA; 40 with 16 CTAs is about what an all-reduce of 280 GB/s over
+NVSwitch reads and writes. With fewer than 6 the kernel takes so few registers that it would find
+room beside a persistent GEMM's."""
+COLLECTIVE_NS: Final = 150_000
+ARRIVALS: Final = ("idle", "idle later", "before", "behind", "within")
+LEAD_NS: Final = 10_000
+"""Time between the one that is first and the other; a launch of an idle stream takes less."""
+HOST_BYTES_PER_NS: Final = 50
+"""About what a copy from the host moves over PCIe 5."""
+MOST_DELAY_BYTES: Final = 64 << 20
+SPIN_NS: Final = 3_000_000
+CALLS: Final = 3
+TRIES: Final = 3
+REPEATS: Final = 5
+
+
+class Meeting(NamedTuple):
+    """One collective met ops; all in ns. ``first_in``, ``all_in``, ``end``: when its first CTA
+    began, its last one began, and the last one ended, from its arrival, which was ``arrived``
+    after the moment at which both could go. ``ops``: their times. ``late``: the host was."""
+
+    first_in: int
+    all_in: int
+    end: int
+    arrived: int
+    ops: tuple[float, ...]
+    late: bool = False
+
+
+class Encounter(NamedTuple):
+    """What meets: calls of an op that takes ``alone_ns``, and a collective of ``ctas`` that moves
+    ``rate`` bytes/ns by CTA and arrives as one of ARRIVALS says."""
+
+    work: Work
+    alone_ns: float
+    ctas: int
+    rate: float
+    arrival: str
+
+    @property
+    def later_ns(self) -> int:
+        """About how much later the collective arrives than the first op begins."""
+        return round(self.alone_ns / 2) if self.arrival == "within" else LEAD_NS
+
+    @property
+    def calls(self) -> int:
+        """How many ops it meets."""
+        return 0 if self.arrival.startswith("idle") else CALLS
+
+
+class Gate:
+    """Lets ops and a collective go at known moments, the host ahead of both."""
+
+    def __init__(self) -> None:
+        self.head_start = HeadStart(SPIN_NS)
+        self._wire, self._stream = Wire(), StreamQueue(HIGH_PRIORITY).stream
+        pinned = torch.zeros(MOST_DELAY_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._delay = torch.empty_like(pinned, device="cuda"), pinned
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Compile and load everything, so that no meeting waits for that."""
+        self._stamped_origin(torch.zeros(1, dtype=torch.int64, device="cuda"))
+        for rate in RATES:
+            for ctas in CTAS:
+                stamps = torch.zeros(ctas, 2, dtype=torch.int64, device="cuda")
+                self._wire.carry(moved_bytes(ctas, rate), Pace(COLLECTIVE_NS, ctas), stamps)
+        self._wait(MOST_DELAY_BYTES)
+        torch.cuda.synchronize()
+
+    def alone_ns(self, work: Work) -> float:
+        """Return the median time of an op after others, ns. The host's lead is as at first."""
+        self.head_start.spin_ns = SPIN_NS
+        for call in range(SETS):
+            work(call)
+        ticks = self._back_to_back(work)
+        for _ in range(TRIES):
+            if not self.head_start.check():
+                break
+            ticks = self._back_to_back(work)
+        torch.cuda.synchronize()
+        return statistics.median(spans_ns(ticks)[1:])
+
+    def _back_to_back(self, work: Work) -> list[torch.cuda.Event]:
+        torch.cuda.synchronize()
+        self.head_start.give()
+        return ticks_around(work, 4 * CALLS)
+
+    def meet(self, encounter: Encounter) -> Meeting:
+        """Return one meeting; try again where the host was late."""
+        found = self._meet(encounter)
+        for _ in range(TRIES):
+            if not found.late:
+                break
+            found = self._meet(encounter)
+        return found
+
+    def _meet(self, encounter: Encounter) -> Meeting:
+        stamps = torch.zeros(encounter.ctas, 2, dtype=torch.int64, device="cuda")
+        zero = torch.zeros(1, dtype=torch.int64, device="cuda")
+        torch.cuda.synchronize()
+        self.head_start.give()
+        origin = self._stamped_origin(zero)
+        if encounter.arrival in ("idle", "before"):
+            arrived = self._send(encounter, stamps, origin, 0)
+            spin(LEAD_NS)
+            ticks = ticks_around(encounter.work, encounter.calls)
+        else:
+            ticks = ticks_around(encounter.work, encounter.calls)
+            arrived = self._send(encounter, stamps, origin, encounter.later_ns)
+        late = self.head_start.check()
+        torch.cuda.synchronize()
+        later_ns = round(since_ns(origin, arrived))
+        return meeting(stamps.tolist(), int(zero), later_ns, spans_ns(ticks))._replace(late=late)
+
+    def _stamped_origin(self, zero: torch.Tensor) -> torch.cuda.Event:
+        """Return an event at the moment that ``zero`` then holds by the device's clock."""
+        from domino_tune.runtime.lanes.kernels import stamp
+
+        stamp(zero)
+        return recorded()
+
+    def _send(
+        self, encounter: Encounter, stamps: torch.Tensor, origin: torch.cuda.Event, later_ns: int
+    ) -> torch.cuda.Event:
+        """Launch the collective; return the event at its arrival."""
+        pace = Pace(COLLECTIVE_NS, encounter.ctas)
+        self._stream.wait_event(origin)
+        with torch.cuda.stream(self._stream):
+            if later_ns:
+                self._wait(later_ns * HOST_BYTES_PER_NS)
+            arrived = recorded()
+            self._wire.carry(moved_bytes(encounter.ctas, encounter.rate), pace, stamps)
+        return arrived
+
+    def _wait(self, size: int) -> None:
+        """Keep the current stream busy for as long as the host needs to send so many bytes."""
+        target, pinned = (buffer[: min(size, MOST_DELAY_BYTES)] for buffer in self._delay)
+        target.copy_(pinned, non_blocking=True)
+
+
+def moved_bytes(ctas: int, rate: float) -> int:
+    """Return the bytes through memory of a collective whose CTAs each move ``rate`` bytes/ns."""
+    return max(4 * MOVED_PER_BYTE, round(rate * ctas * COLLECTIVE_NS))
+
+
+def meeting(
+    stamps: Sequence[Sequence[int]], zero_ns: int, later_ns: int, ops_ns: Sequence[float]
+) -> Meeting:
+    """Return a meeting from its CTAs' (begin, end) by the device's clock, which was ``zero_ns``
+    when all could go; the collective arrived ``later_ns`` after that."""
+    arrived_ns = zero_ns + later_ns  # whole: the device's clock has more digits than a float
+    begun, ended = zip(*stamps, strict=True)
+    return Meeting(
+        min(begun) - arrived_ns, max(begun) - arrived_ns, max(ended) - arrived_ns, later_ns,
+        tuple(ops_ns),
+    )  # fmt: skip
+
+
+def waited_share(found: Sequence[Meeting], alone_ns: float) -> float:
+    """Return how much of the op that it met a collective waited, of what was left of it."""
+    left = [max(1.0, alone_ns - one.arrived) for one in found]
+    return statistics.median(one.all_in / rest for one, rest in zip(found, left, strict=True))
+
+
+class AdmissionProbe:
+    """Rank 0's GPU: how long a collective waits that arrives in the middle of an op, by family."""
+
+    def __init__(self, context: RankContext) -> None:
+        self.context = context
+        self.waits: dict[str, list[float]] = {}
+
+    def warm_up(self) -> None:
+        """Do nothing: each meeting has a first one that does not count."""
+
+    def measure(self) -> None:
+        """Measure all families, once."""
+        if self.context.rank == 0 and not self.waits:
+            gate = Gate()
+            for named in first_works():
+                work = named.make()
+                alone_ns = gate.alone_ns(work)
+                one = Encounter(work, alone_ns, CTAS[1], RATES[-1], "within")
+                found = [gate.meet(one) for _ in range(1 + REPEATS)][1:]
+                waits = self.waits.setdefault(named.family, [])
+                waits.append(round(waited_share(found, alone_ns), 4))
+                self.context.beat()
+        self.context.barrier()
+
+    def message(self) -> dict[str, Any]:
+        """Return the shares by family, none before they are measured."""
+        return {"waits": self.waits} if self.waits else {}

@@ -1,0 +1,125 @@
+"""What our own H200 recorded of its ops: rows and laws, from which other GPUs take over some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, Final
+
+from domino_tune.measure.op_rows import add_ops
+from lab.fits.attention import fit_attention
+from lab.fits.common import Gpu, Sources
+from lab.fits.gemm import layout_fit
+from lab.fits.pointwise import like
+from simulator.lookup.gemm import GemmRow
+from simulator.lookup.pointwise import DEFAULT, PointwiseRow
+from simulator.profile import AttentionSection, PointwiseSection, Profile
+
+GPU: Final = Gpu("h200-sxm")
+LAW_HEAD_DIM: Final = 128
+REWRITTEN: Final[dict[str, tuple[str, float]]] = {
+    "rmsnorm": ("layernorm", 1.0),
+    "rmsnorm_bwd": ("layernorm_bwd", 1.0),
+    "rope": ("gelu", 1.0),
+    "rope_bwd": ("gelu", 1.0),
+    "swiglu": ("gelu", 1.0),
+    "swiglu_bwd": ("gelu_bwd", 1.0),
+    "bias_dropout_add": ("bias_dropout_add", 0.7),
+    "bias_dropout_add_bwd": ("bias_dropout_add_bwd", 0.5),
+}
+"""Ops that became one kernel after the measurement -> the op whose measured time for as many bytes
+they are assumed to take, and the share of it. Dropout's shares follow from its remaining passes
+over memory: drawing the mask (about half of the time) stays, of the others 7 of 19 bytes per
+element stay, and backward 5 of 9."""
+ALIKE: Final[dict[str, tuple[str, float]]] = {
+    "relu": ("gelu", 1.0),
+    "relu_bwd": ("gelu_bwd", 1.0),
+    "copy": ("gelu", 1.0),
+    DEFAULT: ("gelu", 1.0),
+    "fused_cross_entropy": ("gelu", 1 / 0.42),
+    "unfused_cross_entropy": ("gelu", 1 / 0.49),
+}
+"""Ops that were never measured -> the op that streams as they do, and how much longer they take.
+Both cross-entropies by their rates on a B200 beside that of streams, SimuMax's ce_fusion and ce
+(data/measured/b200/memory_bound.csv)."""
+BEYOND_L2_BYTES: Final = 1.5e9
+"""An op that moves more finds at most 3 % of it in the L2."""
+
+
+@cache
+def h200_ops(sources: Sources) -> Profile:
+    """Return the profile with the sections of compute ops only: of each op the row with the most
+    samples, with the provenance of the rows and of the laws."""
+    best: dict[str, Mapping[str, Any]] = {}
+    for row in (row for message in sources.ours("ops") for row in message["ops"]):
+        known = best.setdefault(str(row["signature"]), row)
+        if known["samples"] <= row["samples"]:
+            best[str(row["signature"])] = row
+    profile = add_ops(GPU.profile(), best.values())
+    measured = GPU.words("gemm")
+    gemm, attention, pointwise = (
+        replace(profile.section(name), provenance=measured)
+        for name in ("gemm", "attention", "pointwise")
+    )
+    rows = _possible(gemm.rows)
+    fits = tuple(layout_fit(rows, layout, GPU.machine.sm_count) for layout in LAYOUTS)
+    return replace(
+        profile, gemm=replace(gemm, rows=rows, fits=fits), attention=attention,
+        pointwise=_rewritten(replace(pointwise, rows=_moved_only(pointwise.rows))),
+    )  # fmt: skip
+
+
+LAYOUTS: Final = ("dgrad", "forward", "wgrad")
+
+
+def attention_section(ops: Profile) -> AttentionSection:
+    """Return the measured section with the law of its rows of one head size."""
+    section: AttentionSection = ops.section("attention")
+    rows = [row for row in section.rows if row.head_dim == LAW_HEAD_DIM]
+    forward = [row for row in rows if row.direction == "forward"]
+    return replace(section, fit=fit_attention(forward, rows, sm_count=GPU.machine.sm_count))
+
+
+def attained_gb_s(ops: Profile) -> float:
+    """Return the most that an op moved through memory, of those that move far more than the L2
+    holds."""
+    rows: Sequence[PointwiseRow] = ops.section("pointwise").rows
+    moved = ((row.bytes_read + row.bytes_written, row) for row in rows)
+    return max(size / row.median_us / 1000 for size, row in moved if size > BEYOND_L2_BYTES)
+
+
+def _possible(rows: Sequence[GemmRow]) -> tuple[GemmRow, ...]:
+    """Return the rows that are no faster than the peak.
+
+    One is: a dgrad of 4,096 × 640 × 5,120 at 1,085 TFLOP/s, more than 132 SMs have at 1,980 MHz. It
+    takes as long as half its tokens do.
+    """
+    peak = GPU.machine.peak_tflops["bf16"]
+    return tuple(row for row in rows if row.signature.flops / row.median_us / 1e6 <= peak)
+
+
+def _moved_only(rows: Sequence[PointwiseRow]) -> tuple[PointwiseRow, ...]:
+    """Return the rows without bytes that were counted but not moved: behind the embedding of a
+    model without positions and dropout nothing runs."""
+    moved = [
+        replace(row, bytes_read=0, bytes_written=0)
+        if row.name == "embedding_post" and row.median_us < 1
+        else row
+        for row in rows
+    ]
+    found = {row.key: row for row in moved}
+    return tuple(found[key] for key in sorted(found))
+
+
+def _rewritten(section: PointwiseSection) -> PointwiseSection:
+    """Replace the rows of ops whose kernels have changed by assumed laws."""
+    alike = {**ALIKE, **REWRITTEN}.items()
+    return replace(
+        section,
+        rows=tuple(row for row in section.rows if row.name not in REWRITTEN),
+        fits=tuple(like(section.rows, name, other, factor) for name, (other, factor) in alike),
+        provenance=GPU.words(
+            "pointwise", rewritten=", ".join(sorted(REWRITTEN)), alike=", ".join(sorted(ALIKE))
+        ),
+    )

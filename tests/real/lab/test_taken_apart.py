@@ -1,0 +1,114 @@
+"""What an iteration is made of, and the layers beside plain ones, on a single CPU rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from domino_tune.base.errors import RunError
+from domino_tune.measure.probes import launch
+from domino_tune.measure.probes.launch import host_costs, mean_costs_us
+from domino_tune.runtime.clock import DeviceClock
+from domino_tune.runtime.session import Session
+from lab.gpu.single_gpu_rank import single_gpu_session
+from lab.gpu_proof import reference_job, taken_apart
+from lab.gpu_proof.reference_job import MarkClock, layer_ends, rounds_alone
+from lab.gpu_proof.step_breakdown import KINDS, StepBreakdown
+from lab.gpu_proof.taken_apart import break_down
+from simulator.build import build_schedule
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.schedule import COMPUTE
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+from tests.real.domino_tune.runtime.jobs import GPT, LLAMA
+
+TWO = SlicePlan(row_slices=2, order="intra", wgrad="eager")
+WORKLOAD = Workload(seq_length=9, micro_batch_size=2, dtype="fp32")
+CLUSTER = ClusterSpec(tp=2)
+
+
+def _session(model: ModelSpec) -> Session:
+    return single_gpu_session(model, WORKLOAD, CLUSTER, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("plan", [MEGATRON, TWO], ids=lambda p: p.label)
+def test_an_iteration_is_taken_apart(plan: SlicePlan) -> None:
+    found = break_down(_session(LLAMA), plan, 3)
+    assert set(found.by_kind_us) == set(KINDS)
+    assert all(found.share(kind) > 0 for kind in KINDS)
+    assert (found.graph_us, found.why_no_graph) == (None, "a cpu has no CUDA graphs")
+    schedule = build_schedule(LLAMA, WORKLOAD, CLUSTER, MEGATRON)
+    assert found.flops == sum(op.signature.flops for op in schedule.ops())
+
+
+def test_launch_costs_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = _session(LLAMA)
+    step_us, _, by_role = host_costs(session, TWO)
+    assert step_us > 0
+    costs_us = {role: float(number) for number, role in enumerate(sorted(by_role), 1)}
+    monkeypatch.setattr(launch, "host_costs", lambda *args: (5000.0, {}, costs_us))
+    ops = [op for op in session.executor(TWO, None).ops if op.lane == COMPUTE]
+    counts = Counter(op.signature.kind for op in ops)
+    costs = mean_costs_us(session, TWO)
+    assert set(costs) == set(counts) == set(KINDS)
+    assert sum(costs_us[op.role] for op in ops) < 5000
+    assert sum(counts[kind] * costs[kind] for kind in KINDS) == pytest.approx(5000)
+
+
+def test_shares_are_of_the_faster_way_and_mfu_of_the_peak() -> None:
+    one = StepBreakdown(
+        label="plan", by_kind_us={"gemm": 50.0, "attention": 10.0, "pointwise": 20.0},
+        eager_us=200.0, graph_us=100.0, why_no_graph="", flops=4_000_000_000,
+    )  # fmt: skip
+    assert one.share("gemm") == 0.5
+    assert one.outside == pytest.approx(0.2)
+    assert one.mfu(peak_tflops=80.0) == pytest.approx(0.5)  # 40 TFLOP/s
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA], ids=lambda m: m.name)
+def test_layers_are_timed_beside_plain_ones(model: ModelSpec) -> None:
+    rounds = rounds_alone(_session(model), 3)
+    assert len(rounds) == 3
+    assert all(min(one.ours_ns, one.plain_ns, one.torch_ns) > 0 for one in rounds)
+
+
+def test_steps_that_come_late_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    lateness: Iterator[bool] = iter([True, False, False, True, False] + [True] * 100)
+    monkeypatch.setattr(taken_apart, "was_late", lambda clock: next(lateness))
+    assert set(taken_apart._by_kind_us(_session(GPT), MEGATRON, 3)) == set(KINDS)
+    with pytest.raises(RunError, match="Only 0 of 6 steps of megatron"):
+        taken_apart._by_kind_us(_session(GPT), MEGATRON, 3)
+    monkeypatch.setattr(reference_job, "was_late", lambda clock: True)
+    with pytest.raises(RunError, match="Only 0 of 6 rounds"):
+        rounds_alone(_session(GPT), 3)
+
+
+def test_layers_end_where_the_head_begins() -> None:
+    ops = [
+        op for op in build_schedule(GPT, WORKLOAD, CLUSTER, MEGATRON).ops() if op.lane == COMPUTE
+    ]
+    (first, last), (first_back, last_back) = layer_ends(ops)
+    assert [ops[i].role for i in (first, last)] == ["attn.norm", "mlp.residual"]
+    assert [ops[i].role for i in (last + 1, first_back - 1)] == ["head.norm", "head.norm_bwd"]
+    assert ops[first_back].layer == ops[last].layer == GPT.num_hidden_layers - 1
+    assert ops[last_back].layer == ops[first].layer == 0
+    assert not ops[last_back + 1].role.startswith(("attn.", "mlp."))
+
+
+def test_only_the_ends_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a device there is none here: what it would be asked for is."""
+    for name in ("start", "__init__"):
+        monkeypatch.setattr(DeviceClock, name, lambda self, *args: None)
+    monkeypatch.setattr(DeviceClock, "tick", lambda self: "event")
+    monkeypatch.setattr(reference_job, "HeadStart", lambda *args: None)
+    clock = MarkClock(((1, 2), (4, 4)))
+    for _ in range(2):  # steps
+        clock.start()
+        ticks = [clock.tick() for _ in range(12)]  # before and behind six ops
+        assert [i for i, tick in enumerate(ticks) if tick] == [2, 5, 8, 9]
+    assert clock.at_ns(0) == 0
