@@ -66,8 +66,8 @@ def dask_cluster(folder: Path, workers: int = 2, port: int = 0) -> Iterator[Dask
     pytest.importorskip("distributed", reason=NO_DASK)
     folder.mkdir(exist_ok=True)
     with ExitStack() as stack:
-        words = ("scheduler", "--no-dashboard", "--host", "127.0.0.1", "--port", str(port))
-        scheduler = stack.enter_context(scheduling(folder, *words))
+        place = ("--no-dashboard", "--host", "127.0.0.1", "--port", str(port))
+        scheduler = stack.enter_context(scheduling(folder, "scheduler", *place))
         cluster = DaskCluster(folder=folder, scheduler=scheduler)
         for number in range(workers):
             words = (

@@ -191,16 +191,16 @@ def test_a_restart_goes_unnoticed(tmp_path: Path) -> None:
 
 
 def test_cancelled_by_another(server: Served, client: Client) -> None:
+    job = client.submit_tune(LONG)
     with Client(server.url) as other:
-        ended = client.wait(client.submit_tune(LONG), lambda text: other.cancel(running(other)))
+
+        def call_off(text: str) -> None:
+            other.cancel(job)
+
+        ended = client.wait(job, call_off)
     assert ended.state == "cancelled"
     with pytest.raises(ServiceError, match="cancelled"):
         ended.result()
-
-
-def running(client: Client) -> Job:
-    """The newest tune."""
-    return client.jobs(kind="tune").items[0]
 
 
 @pytest.mark.parametrize(("kind", "asked"), [("tune", LONG), ("layout", LONG_LAYOUTS)])

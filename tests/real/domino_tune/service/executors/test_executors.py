@@ -224,7 +224,7 @@ class TestSlots:
             computed = slots.submit(busy, tmp_path / "file")
             used_s = worker_of(slots)._processor_s()
             for _ in range(STALL_CHECKS + 1):
-                used_s = wait_until(partial(more_than, used_s, worker_of(slots)))
+                used_s = wait_until(partial(more_than, used_s, worker_of(slots))) or 0.0
                 worker_of(slots).check_stall()
             (tmp_path / "file").touch()
             assert computed.result(PATIENCE_S) is None
