@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
-from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
+from domino_tune.requests import TuneRequest, WhatIfRequest
 from domino_tune.results.json_form import to_json
 from domino_tune.service.tasks import work
 from domino_tune.service.tasks.task import Task
 from domino_tune.store.profiles import load_profile
-from domino_tune.store.shelf import DISK, Pinned
+from domino_tune.store.shelf import Pinned
 from domino_tune.verbs.layouts import tune_layouts
 from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.scale import tune_scale
-from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.tune import tune
 from domino_tune.verbs.whatif import whatif
 from simulator.errors import InfeasiblePlanError, InputError
@@ -282,36 +281,6 @@ def test_overrides_are_made_once() -> None:
 def test_a_task_needs_what_its_request_needs(missing: str) -> None:
     with pytest.raises(InputError, match=f"--{missing}"):
         tune_task(**{missing: None})
-
-
-class TestQuick:
-    def test_simulate(self) -> None:
-        request = SimulateRequest(**{**WORKLOAD, "row_slices": 2})
-        task = Task.of("simulate", request, SHELF).to_bytes()
-        expected = to_json(simulate(request, shelf=SHELF))
-        assert work.quick("simulate", task) == json.dumps(expected, separators=(",", ":")).encode()
-
-    def test_whatif_with_a_plan_file(self) -> None:
-        plan_file = simulate(
-            SimulateRequest(**{**WORKLOAD, "row_slices": 2}), shelf=SHELF
-        ).plan_file
-        request = WhatIfRequest(change=("link_bandwidth=2x",), profile="h100-dgx")
-        task = Task.of("whatif", request, SHELF, plan_file).to_bytes()
-        result = json.loads(work.quick("whatif", task))
-        assert result["points"][0]["changes"] == {"link_bandwidth": "2x"}
-        assert result["base"]["plan"]["row_slices"] == 2
-
-    def test_nothing_else(self) -> None:
-        with pytest.raises(InputError, match="Unknown kind"):
-            work.quick("tune", tune_task())
-
-    def test_errors_are_the_services(self) -> None:
-        request = SimulateRequest(
-            model="gpt3-175b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=1
-        )
-        task = Task.of("simulate", request, DISK).to_bytes()
-        with pytest.raises(InfeasiblePlanError, match="row_slices ≤ 1"):
-            work.quick("simulate", task)
 
 
 def test_errors_travel_between_processes() -> None:
