@@ -1,4 +1,4 @@
-"""examples/train_hf.py under torchrun: it learns, and goes on behind a checkpoint to the bit."""
+"""examples/train_hf.py under torchrun: it learns, and goes on after a checkpoint to the bit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.support.processes import PATIENCE_S
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -23,7 +24,7 @@ def train(folder: Path, steps: int) -> list[float]:
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
         str(EXAMPLE), "--steps", str(steps), "--checkpoint-every", "6", "--folder", str(folder),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line)["loss"] for line in (folder / "losses.jsonl").read_text().splitlines()]
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from lab.load.process import free_port, search_path
-from tests.real.test_deploy_service import documented
+from tests.conftest import REPOSITORY
+from tests.real.deployment import documented
+from tests.support.dask_cluster import dask, scheduling
 from tests.support.processes import PATIENCE_S
 
 CALL = """
@@ -49,42 +48,29 @@ def certificates(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@contextmanager
-def started(folder: Path, words: list[str]) -> Iterator[None]:
-    """Run ``dask …`` in ``folder`` until the context ends."""
-    command = [sys.executable, "-m", *words]
-    env = {**os.environ, "PYTHONPATH": search_path()}
-    with (folder / f"{words[1]}.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
-        try:
-            yield
-        finally:
-            process.terminate()
-            process.wait(PATIENCE_S)
-
-
-def call(folder: Path, port: int, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": search_path(), **environment}
+def call(
+    folder: Path, address: str, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **environment}
     return subprocess.run(
-        [sys.executable, "-c", CALL, f"dask://127.0.0.1:{port}"],
+        [sys.executable, "-c", CALL, address.replace("tls://", "dask://")],
         cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
 
 
 def test_only_clients_with_a_certificate_reach_dask(certificates: Path) -> None:
-    port, lines = free_port(), documented("docs/service.md")
+    lines = documented("docs/service.md")
     exported = [line.removeprefix("export ") for line in lines if line.startswith("export DASK")]
     settings = dict(re.sub("/etc/dask/", "", line).split("=", 1) for line in exported)
-    with ExitStack() as parts:
-        for line in lines:
-            if line.startswith("dask "):
-                here = line.replace("tls://scheduler:8786", f"tls://127.0.0.1:{port}")
-                words = shlex.split(here.replace("--port 8786", f"--host 127.0.0.1 --port {port}"))
-                parts.enter_context(started(certificates, words))
-        end_s = time.monotonic() + PATIENCE_S
-        while (done := call(certificates, port, settings)).returncode and time.monotonic() < end_s:
-            time.sleep(0.5)
-        assert done.stdout == "1024\n", done.stderr
-        refused = call(certificates, port, {})
+    scheduler, worker = (line.removeprefix("dask ") for line in lines if line.startswith("dask "))
+    here = scheduler.replace("--port 8786", "--host 127.0.0.1 --port 0")
+    with scheduling(certificates, *shlex.split(here)):
+        address = json.loads((certificates / "scheduler.json").read_text())["address"]
+        there = worker.replace("tls://scheduler:8786", address).replace("workers 4", "workers 1")
+        with dask(certificates, *shlex.split(there)):
+            done = call(certificates, address, settings)
+            refused = call(certificates, address, {})
+    assert address.startswith("tls://")
+    assert done.stdout == "1024\n", done.stderr
     assert refused.returncode != 0
     assert "No Dask scheduler answers" in refused.stderr

@@ -1,108 +1,216 @@
-"""The batch scripts for Slurm: bash parses them, and the command line takes their options."""
+"""Deployments against the program: its command lines, its limits, what its image installs.
+
+No container engine is needed: each command is parsed by the program that a container would run.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
+import tomllib
+from importlib.metadata import requires
+from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
-import typer
+from dask.utils import parse_bytes
+from distributed.cli import dask_scheduler, dask_worker
+from packaging.requirements import Requirement
 
-from domino_tune.cli.commands import VERBS, build_app
-from domino_tune.requests import Request, TuneRequest
+from api.routes.health import PING_S
+from api.settings import Settings
+from domino_tune.base.version import VERSION
+from domino_tune.requests import TuneRequest
 from domino_tune.verbs.tune_measured import check_measurable
+from lab.load.memory import DEPLOYED_BYTES
 from simulator.errors import InputError
 from tests.conftest import REPOSITORY
+from tests.real.deployment import (
+    COMPOSE,
+    CONTAINER,
+    DEPLOY,
+    IMAGE,
+    KINDS,
+    NGINX,
+    POD,
+    SERVICES,
+    documented,
+    parsed,
+    serving,
+    stage,
+)
 
-SCRIPTS = sorted((REPOSITORY / "deploy" / "slurm").glob("*.sbatch"))
-
-
-def commands(script: Path) -> list[list[str]]:
-    """Return the words after ``python -m domino_tune`` of each command, continued lines joined."""
-    text = re.sub(r"\\\n\s*", "", script.read_text())
-    return [
-        shlex.split(line.partition("python -m domino_tune ")[2])
-        for line in text.splitlines()
-        if line.startswith(("srun ", "python -m domino_tune "))
-    ]
-
-
-def parsed(words: list[str]) -> Request:
-    """Return the request of a command line, parsed by the program's own parser."""
-    verb = next(v for v in VERBS if words[: len(v.name.split())] == v.name.split())
-    path, command = verb.name.split(), cast(Any, typer.main.get_command(build_app()))
-    for name in path:
-        command = command.commands[name]
-    with command.make_context(verb.name, words[len(path) :]) as context:
-        given = {name: value for name, value in context.params.items() if value is not None}
-    plain = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-    names = set(verb.request.__dataclass_fields__)
-    verb.outputs(**{k: v for k, v in plain.items() if k not in names})
-    return verb.request(**{k: v for k, v in plain.items() if k in names})
-
-
-def test_each_verb_with_ranks_has_a_script() -> None:
-    assert {script.stem for script in SCRIPTS} == {"profile", "tune", "validate"}
+SCRIPTS = sorted((DEPLOY / "slurm").glob("*.sbatch"))
+DASK = {"scheduler": dask_scheduler.main, "worker": dask_worker.main}
+LIMITS = Settings(database_url="sqlite://")
+GRACE_S = 10
+"""After SIGTERM, all jobs are back in the queue within this time."""
+LONGEST_WAIT_S = 30
+"""The longest wait that `Prefer: wait` may ask for."""
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_bash_parses_it(script: Path) -> None:
+def test_bash_and_the_command_line_take_a_batch_script(script: Path) -> None:
     done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_the_command_line_takes_its_options(script: Path) -> None:
-    (words,) = commands(script)
+    text = re.sub(r"\\\n\s*", "", script.read_text())
+    starts = ("srun ", "python -m domino_tune ")
+    (line,) = (line for line in text.splitlines() if line.startswith(starts))
+    words = shlex.split(line.partition("python -m domino_tune ")[2])
     assert words[0] == script.stem
     parsed(words)
-
-
-def number(script: Path, option: str) -> int:
-    found = re.search(rf"^#SBATCH --{option}=(\d+)", script.read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1])
-
-
-def joins_ranks(script: Path) -> bool:
-    """Return whether Slurm starts the verb once for each rank. If not, the verb starts its ranks
-    itself."""
-    return "\nsrun " in script.read_text()
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_one_failing_rank_ends_all_and_each_gpu_has_a_rank(script: Path) -> None:
-    tasks, gpus = number(script, "ntasks-per-node"), number(script, "gpus-per-node")
-    (given,) = commands(script)
-    ranks = int(given[given.index("--tp") + 1]) if "--tp" in given else gpus
-    if joins_ranks(script):
-        assert "\nsrun --kill-on-bad-exit=1 --cpus-per-task=" in script.read_text()
-        assert tasks == gpus == ranks
-    else:
-        assert (tasks, gpus) == (1, ranks)
 
 
 def test_measured_tuning_is_allowed_where_its_script_starts_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the environment of a batch script, or of a task that srun started in it."""
-    script = next(script for script in SCRIPTS if script.stem == "tune")
-    tasks = number(script, "ntasks-per-node") * number(script, "nodes")
+    """In the environment of a batch script, which starts it once; srun would once a rank."""
     monkeypatch.setenv("SLURM_PROCID", "0")
-    monkeypatch.setenv("SLURM_NTASKS", str(tasks))
-    if joins_ranks(script):
-        monkeypatch.setenv("SLURM_STEP_NUM_TASKS", str(tasks))
-    else:
-        monkeypatch.delenv("SLURM_STEP_NUM_TASKS", raising=False)
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    monkeypatch.delenv("SLURM_STEP_NUM_TASKS", raising=False)
+    assert "\nsrun " not in (DEPLOY / "slurm" / "tune.sbatch").read_text()
     check_measurable(TuneRequest(objective="measure"))
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
     with pytest.raises(InputError, match="cannot run under Slurm"):
         check_measurable(TuneRequest(objective="measure"))
 
 
-def test_evidence_is_named_as_it_is_by_default() -> None:
-    (words,) = commands(next(script for script in SCRIPTS if script.stem == "tune"))
-    assert words[words.index("--evidence") + 1].endswith(".jsonl")
+def needed(extras: set[str]) -> set[str]:
+    """Return the names of all distributions that domino_tune with ``extras`` installs."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted = [Requirement(line) for line in project["dependencies"]]
+    for extra in extras:
+        wanted += map(Requirement, project["optional-dependencies"][extra])
+    found: set[str] = set()
+    while wanted:
+        one = wanted.pop()
+        if one.name in found:
+            continue
+        found.add(one.name)
+        for line in requires(one.name) or ():
+            other = Requirement(line)
+            asked = [{"extra": extra} for extra in one.extras or {""}]
+            if other.marker is None or any(other.marker.evaluate(each) for each in asked):
+                wanted.append(other)
+    return found
+
+
+def test_the_image_has_what_it_needs_and_no_torch() -> None:
+    install = next(rest for word, rest in stage("service") if word == "RUN" and "pip" in rest)
+    extras = re.search(r"'\.\[([a-z,]+)\]'", install)
+    assert extras is not None
+    names = needed(set(extras[1].split(",")))
+    assert {"fastapi", "uvicorn", "sqlalchemy", "psycopg", "psycopg-binary", "distributed"} <= names
+    assert "torch" not in names
+
+
+def test_the_image_is_built_from_what_it_copies() -> None:
+    """The ignore file does not exclude what the build reads."""
+    ignored = (REPOSITORY / ".dockerignore").read_text("utf-8").split()
+    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "api", "domino_tune"):
+        assert f"!{name}" in ignored
+
+
+@pytest.mark.parametrize(
+    "words", [json.loads(IMAGE["CMD"]), SERVICES["api"]["command"], CONTAINER["args"]]
+)
+def test_containers_serve_what_the_command_line_takes(words: list[str]) -> None:
+    request = serving(words)
+    assert (request.host, str(request.port)) == ("0.0.0.0", IMAGE["EXPOSE"])
+
+
+def test_containers_run_this_version() -> None:
+    images = {one["image"] for one in (*SERVICES.values(), CONTAINER)}
+    ours = {image for image in images if image.startswith("domino-tune")}
+    assert ours == {f"domino-tune:{VERSION}"}
+
+
+@pytest.mark.parametrize("name", DASK)
+def test_dask_takes_what_compose_gives_it(name: str) -> None:
+    assert SERVICES[name]["entrypoint"] == ["dask"]
+    verb, *words = SERVICES[name]["command"]
+    assert verb == name
+    with DASK[name].make_context(name, list(words)) as context:
+        given = context.params
+    if name == "worker":
+        slices = serving(SERVICES["api"]["command"]).workers
+        assert slices is not None
+        assert int(given["n_workers"]) == COMPOSE["services"]["api"]["deploy"]["replicas"] * slices
+        assert parse_bytes(given["memory_limit"]) >= 2 << 30
+
+
+def test_compose_gives_the_memory_that_loads_are_run_with() -> None:
+    assert parse_bytes(SERVICES["api"]["mem_limit"].replace("g", "GiB")) == DEPLOYED_BYTES
+
+
+def test_containers_wait_until_jobs_are_back_in_the_queue() -> None:
+    assert int(SERVICES["api"]["stop_grace_period"].removesuffix("s")) > GRACE_S
+    _, asleep_s = CONTAINER["lifecycle"]["preStop"]["exec"]["command"]
+    assert POD["terminationGracePeriodSeconds"] > int(asleep_s) + GRACE_S
+    assert CONTAINER["readinessProbe"]["timeoutSeconds"] > PING_S
+
+
+def test_the_ingress_lets_the_service_refuse() -> None:
+    given = KINDS["Ingress"]["metadata"]["annotations"]
+    stated = {name.rpartition("/")[2]: value for name, value in given.items()}
+    assert int(stated["proxy-body-size"].removesuffix("m")) << 20 > LIMITS.upload_bytes
+    assert int(stated["proxy-read-timeout"]) > LONGEST_WAIT_S
+    assert int(stated["limit-rps"]) >= LIMITS.rate_per_s
+    (network,) = serving(CONTAINER["args"]).trusted_proxy
+    assert ip_network(network).is_private
+
+
+def seconds(directive: str, text: str = NGINX) -> int:
+    """Return a time of the proxy's configuration, in seconds."""
+    found = re.search(rf"^\s*{directive} (\d+)([smh]);", text, re.MULTILINE)
+    assert found is not None, directive
+    return int(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def location(opening: str) -> str:
+    """Return the text inside one location of the proxy's configuration."""
+    return NGINX.partition(f"location {opening} {{")[2].partition("}")[0]
+
+
+def test_the_proxy_lets_the_service_refuse() -> None:
+    """A body that is too large, a caller who asks too often, a wait that is too long."""
+    sizes = [int(size) << 20 for size in re.findall(r"client_max_body_size (\d+)m;", NGINX)]
+    assert len(sizes) == 2
+    assert LIMITS.body_bytes < sizes[0] <= 2 * LIMITS.body_bytes
+    assert LIMITS.upload_bytes < sizes[1] <= 2 * LIMITS.upload_bytes
+    assert "client_max_body_size" in location("/v1/profiles/")
+    rate = re.search(r"limit_req_zone \S+ zone=requests:\d+m rate=(\d+)r/s;", NGINX)
+    burst = re.search(r"limit_req zone=requests burst=(\d+) nodelay;", NGINX)
+    assert rate is not None
+    assert burst is not None
+    assert LIMITS.rate_per_s <= int(rate[1])
+    assert LIMITS.burst <= int(burst[1])
+    assert "limit_req " not in location("/v1/profiles/")  # it would replace the server's
+    assert seconds("proxy_read_timeout") > LONGEST_WAIT_S
+    for directive in ("client_header_timeout", "client_body_timeout"):
+        assert seconds(directive) <= LIMITS.receive_s
+
+
+def test_the_proxy_passes_events_on_as_they_come() -> None:
+    found = re.search(r"location ~ (\S+events\S*) \{", NGINX)
+    assert found is not None
+    inside = location(f"~ {found[1]}")
+    assert "proxy_buffering off;" in inside
+    assert seconds("proxy_read_timeout", inside) >= 3600
+    for kind in ("tunes", "sweeps", "layouts"):
+        assert re.match(found[1], f"/v1/{kind}/job_0/events")
+    assert not re.match(found[1], "/v1/tunes/job_0/plan")
+
+
+@pytest.mark.parametrize("name", ["docs/service.md", "README.md"])
+def test_documented_commands_are_taken(name: str) -> None:
+    """Every `python -m domino_tune …`, and every command that runs in the image."""
+    starts = re.compile(r"python -m domino_tune |run --rm api ")
+    after = [starts.split(line)[1] for line in documented(name) if starts.search(line)]
+    asked = [shlex.split(words.partition("|")[0], comments=True) for words in after]
+    assert len(asked) >= 2
+    for words in asked:
+        if "--help" not in words:
+            parsed(words)

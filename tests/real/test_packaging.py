@@ -20,6 +20,8 @@ from tests.conftest import REPOSITORY
 from tests.support.processes import PATIENCE_S
 
 PACKAGES = ("api", "domino_tune", "profiles", "simulator")
+MODULE = (sys.executable, "-m", "domino_tune")
+Done = subprocess.CompletedProcess[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,23 +31,23 @@ class Installation:
     wheel: Path
     target: Path
 
-    def run(self, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        """Run ``command`` in ``cwd`` with the installed wheel, not with the repository."""
-        env = {**os.environ, "PYTHONPATH": str(self.target)}
+    def run(self, *command: str, cwd: Path, before: Path | None = None) -> Done:
+        """Run ``command`` in ``cwd`` with the installed wheel, not with the repository; packages in
+        the folder ``before`` are found before it."""
+        path = os.pathsep.join(str(one) for one in (before, self.target) if one)
         return subprocess.run(
-            command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=120
-        )
+            command, cwd=cwd, env={**os.environ, "PYTHONPATH": path}, capture_output=True,
+            text=True, check=False, timeout=PATIENCE_S,
+        )  # fmt: skip
 
-    def run_module(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        return self.run(sys.executable, "-m", "domino_tune", *arguments, cwd=cwd)
-
-    def run_script(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        return self.run(str(self.target / "bin" / "domino-tune"), *arguments, cwd=cwd)
+    @property
+    def script(self) -> str:
+        return str(self.target / "bin" / "domino-tune")
 
 
 def pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -71,15 +73,6 @@ def copy_sources(to: Path) -> None:
                 copy.write_bytes(path.read_bytes())
 
 
-@pytest.fixture
-def trap(tmp_path: Path) -> Path:
-    """Return a folder with a ``simulator.py`` that must not run, and an unrelated ``profiles/``."""
-    (tmp_path / "simulator.py").write_text("raise SystemExit('the wrong simulator ran')\n")
-    (tmp_path / "profiles").mkdir()
-    (tmp_path / "profiles" / "notes.json").write_text("{}\n")
-    return tmp_path
-
-
 def test_wheel_holds_every_package_and_data_file(installation: Installation) -> None:
     held = set(zipfile.ZipFile(installation.wheel).namelist())
     wanted = {
@@ -97,53 +90,53 @@ def test_every_folder_with_code_is_a_package() -> None:
     assert [folder for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
 
 
-def test_console_script_runs_beside_our_names(installation: Installation, trap: Path) -> None:
-    done = installation.run_script("models", cwd=trap)
+def impostor(folder: Path, name: str, package: bool) -> Path:
+    """Make a module or package ``name`` in ``folder`` that must not run."""
+    path = folder / name / "__init__.py" if package else folder / f"{name}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"raise SystemExit('the wrong {name} ran')\n")
+    return path
+
+
+def test_the_script_runs_beside_our_names(installation: Installation, tmp_path: Path) -> None:
+    impostor(tmp_path, "simulator", package=False)
+    done = installation.run(installation.script, "models", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "gpt3-13b" in done.stdout
 
 
-def test_module_refuses_a_module_with_our_name(installation: Installation, trap: Path) -> None:
-    done = installation.run_module("models", cwd=trap)
-    assert done.returncode == 2
-    assert str(trap / "simulator.py") in done.stderr
-    assert "domino-tune" in done.stderr
-    assert done.stdout == ""
-
-
-@pytest.mark.parametrize("name", ["api", "profiles", "simulator"])
-def test_module_refuses_a_package_with_our_name(
-    installation: Installation, tmp_path: Path, name: str
-) -> None:
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "__init__.py").write_text("raise SystemExit('the wrong package ran')\n")
-    done = installation.run_module("--help", cwd=tmp_path)
-    assert done.returncode == 2
-    assert repr(name) in done.stderr
-
-
-def test_module_runs_beside_a_mere_folder(installation: Installation, tmp_path: Path) -> None:
+def test_the_module_runs_beside_a_mere_folder(installation: Installation, tmp_path: Path) -> None:
     """Python prefers an installed package to a ``profiles/`` without ``__init__.py``."""
     (tmp_path / "profiles").mkdir()
-    for arguments in (["--help"], ["models"]):
-        done = installation.run_module(*arguments, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout
+    (tmp_path / "profiles" / "notes.json").write_text("{}\n")
+    done = installation.run(*MODULE, "models", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
 
 
-def test_python_refuses_a_module_with_our_name(installation: Installation, trap: Path) -> None:
-    done = installation.run(sys.executable, "-c", "from domino_tune import simulate", cwd=trap)
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("simulator", False), ("api", True), ("profiles", True), ("simulator", True)],
+)
+def test_the_module_refuses_our_names(
+    installation: Installation, tmp_path: Path, name: str, package: bool
+) -> None:
+    path = impostor(tmp_path, name, package)
+    done = installation.run(*MODULE, "models", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert str(path.parent if package else path) in done.stderr
+    assert "domino-tune" in done.stderr
+
+
+def test_python_refuses_a_module_with_our_name(installation: Installation, tmp_path: Path) -> None:
+    path = impostor(tmp_path, "simulator", package=False)
+    done = installation.run(sys.executable, "-c", "from domino_tune import simulate", cwd=tmp_path)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: package 'simulator' comes from ")
-    assert str(trap / "simulator.py") in last
+    assert str(path) in last
     assert str(installation.target) in last
     assert "Rename it" in last
-
-
-def test_python_refuses_a_module_that_is_imported_already(
-    installation: Installation, tmp_path: Path
-) -> None:
     code = (
         "import sys, types; sys.modules['simulator'] = types.ModuleType('simulator');"
         "from domino_tune import load_profile"
@@ -157,28 +150,18 @@ def test_python_refuses_a_module_that_is_imported_already(
 def test_script_and_python_refuse_a_package_that_is_installed_before_ours(
     installation: Installation, tmp_path: Path, name: str
 ) -> None:
-    other = tmp_path / "site-packages" / name
-    other.mkdir(parents=True)
-    (other / "__init__.py").write_text("raise SystemExit('the wrong package ran')\n")
-    before = f"{other.parent}{os.pathsep}{installation.target}"
-    script = str(installation.target / "bin" / "domino-tune")
-    for command, code in (
-        ([script, "models"], 2),
-        ([sys.executable, "-c", "from domino_tune import tune"], 1),
-    ):
-        done = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
-            env={**os.environ, "PYTHONPATH": before},
-        )  # fmt: skip
+    other = impostor(tmp_path / "site-packages", name, package=True).parent
+    python = (sys.executable, "-c", "from domino_tune import tune")
+    for command, code in (((installation.script, "models"), 2), (python, 1)):
+        done = installation.run(*command, cwd=tmp_path, before=other.parent)
         assert done.returncode == code
-        assert f"package {name!r} comes from {other}, not from {installation.target}." in (
-            done.stderr
-        )
+        expected = f"package {name!r} comes from {other}, not from {installation.target}."
+        assert expected in done.stderr
 
 
 def test_python_runs_beside_another_api(installation: Installation, tmp_path: Path) -> None:
     """Only the command line has use for our ``api``; a program of the user's may have its own."""
-    (tmp_path / "api.py").write_text("raise SystemExit('the wrong api ran')\n")
+    impostor(tmp_path, "api", package=False)
     code = "from domino_tune import load_profile; print(load_profile('h100-dgx').name)"
     done = installation.run(sys.executable, "-c", code, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "h100-dgx\n"), done.stderr

@@ -38,7 +38,7 @@ def make_certificates(folder: Path) -> None:
 def server() -> Iterator[Postgres]:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed; apt-get install openssl")
-    with running_postgres() as made:
+    with running_postgres(tcp=True) as made:
         make_certificates(made.folder)
         shutil.copy(REPOSITORY / "deploy" / "pg_hba.conf", made.folder)
         for path in made.folder.iterdir():

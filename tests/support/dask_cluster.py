@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.support.processes import PATIENCE_S, children, wait_until
+from tests.support.processes import PATIENCE_S, children, started, wait_until
 
 NO_DASK = "no Dask: pip install 'domino_tune[dask]'"
 
@@ -26,8 +26,8 @@ class DaskCluster:
     """A scheduler and workers. Each worker has a nanny, which starts a new process after a kill."""
 
     folder: Path
-    scheduler: subprocess.Popen[bytes]
-    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    scheduler: subprocess.Popen[str]
+    workers: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
     def scheduler_address(self) -> str:
@@ -65,59 +65,48 @@ def dask_cluster(folder: Path, workers: int = 2, port: int = 0) -> Iterator[Dask
     """Run a cluster that reports a dead worker at once. Skip where Dask is not installed."""
     pytest.importorskip("distributed", reason=NO_DASK)
     folder.mkdir(exist_ok=True)
-    cluster = DaskCluster(
-        folder=folder,
-        scheduler=_start(
-            folder, "scheduler", "--host", "127.0.0.1", "--port", str(port),
-            "--scheduler-file", str(folder / "scheduler.json"),
-        ),
-    )  # fmt: skip
-    try:
-        wait_until(lambda: _is_started(folder / "scheduler.json", cluster.scheduler))
+    with ExitStack() as stack:
+        place = ("--no-dashboard", "--host", "127.0.0.1", "--port", str(port))
+        scheduler = stack.enter_context(scheduling(folder, "scheduler", *place))
+        cluster = DaskCluster(folder=folder, scheduler=scheduler)
         for number in range(workers):
-            cluster.workers.append(
-                _start(
-                    folder, "worker", cluster.scheduler_address, "--nthreads", "1",
-                    "--name", f"worker-{number}", "--local-directory", str(folder),
-                )
+            words = (
+                "worker", cluster.scheduler_address, "--no-dashboard", "--nthreads", "1",
+                "--name", f"worker-{number}", "--local-directory", str(folder),
             )  # fmt: skip
+            cluster.workers.append(stack.enter_context(dask(folder, *words)))
         cluster.wait_for_workers()
         yield cluster
-    finally:
-        for process in (*cluster.workers, cluster.scheduler):
-            stop(process)
 
 
-def _start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
+@contextmanager
+def scheduling(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run ``dask WORDS``, a scheduler, which writes its address to ``scheduler.json``."""
+    file = folder / "scheduler.json"
+    with dask(folder, *words, "--scheduler-file", str(file)) as process:
+        wait_until(lambda: _is_started(file, process))
+        yield process
+
+
+@contextmanager
+def dask(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run ``dask WORDS`` in a process group of its own until the context ends."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(REPOSITORY),
         "OMP_NUM_THREADS": "1",
         "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
     }
-    log = folder / f"{command[0]}.log"
-    with open(log, "ab") as out:
-        return subprocess.Popen(
-            [sys.executable, "-m", "dask", *command, "--no-dashboard"],
-            cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            start_new_session=True,
-        )  # fmt: skip
+    command = [sys.executable, "-m", "dask", *words]
+    with (
+        open(folder / f"{words[0]}.log", "ab") as out,
+        started(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        ) as process,
+    ):
+        yield process
 
 
-def _is_started(path: Path, process: subprocess.Popen[bytes]) -> bool:
-    assert process.poll() is None, "the Dask scheduler ended"
+def _is_started(path: Path, process: subprocess.Popen[str]) -> bool:
+    assert process.poll() is None, (path.parent / "scheduler.log").read_text()
     return path.exists() and path.read_text().endswith("}")
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its session: first with SIGTERM, then with SIGKILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()

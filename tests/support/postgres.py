@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for tests, in its own folder, on a free port of the loopback interface.
+"""A real PostgreSQL server for tests, on a Unix socket in its own folder.
 
 PostgreSQL refuses to run as root, so root starts it as another user.
 """
@@ -9,6 +9,7 @@ import os
 import pwd
 import secrets
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 import pytest
 
-from lab.load.process import free_port
+from tests.support.processes import PATIENCE_S
 
 MISSING: Final = "PostgreSQL is not installed; apt-get install postgresql"
 NO_DRIVER: Final = "psycopg is not installed; pip install 'psycopg[binary]'"
@@ -27,20 +28,25 @@ DEBIAN: Final = Path("/usr/lib/postgresql")
 """Debian's folder of the programs of each version. They are not on the path."""
 
 
-@dataclass(frozen=True, kw_only=True)
+TRIES: Final = 5
+
+
+@dataclass(kw_only=True)
 class Postgres:
     """A server. Any user of this machine may log in as its superuser."""
 
     programs: Path
     folder: Path
-    port: int
+    tcp: bool = False
+    """Whether it listens on the loopback interface too."""
+    port: int = 5432
 
     @property
     def data(self) -> Path:
         return self.folder / "data"
 
     def url(self, database: str = "postgres") -> str:
-        return f"postgresql://tests@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://tests@:{self.port}/{database}?host={self.folder}"
 
     def new_database(self) -> str:
         """Create an empty database and return its URL."""
@@ -52,17 +58,30 @@ class Postgres:
         return self.url(name)
 
     def start(self) -> None:
+        """Start it. PostgreSQL cannot choose a port, so another one is tried where it is taken."""
+        for last in [False] * (TRIES - 1) + [True]:
+            if self.tcp:
+                with socket.create_server(("127.0.0.1", 0)) as free:
+                    self.port = int(free.getsockname()[1])
+            try:
+                return self._start()
+            except AssertionError:
+                if last or not self.tcp:
+                    raise
+
+    def _start(self) -> None:
         # No test cuts the power of the machine, so files need no fsync.
         options = (
-            f"-c listen_addresses=127.0.0.1 -c port={self.port} -c fsync=off "
-            f"-c unix_socket_directories='' -c shared_buffers=16MB -c max_connections=200"
+            f"-c listen_addresses={'127.0.0.1' if self.tcp else ''} -c port={self.port} "
+            f"-c unix_socket_directories={self.folder} -c fsync=off "
+            "-c shared_buffers=16MB -c max_connections=200"
         )
-        log = self.folder / "log"
-        self._run("pg_ctl", "-w", "-t", "60", "-D", self.data, "-l", log, "-o", options, "start")
+        log, waits = self.folder / "log", ("-w", "-t", PATIENCE_S)
+        self._run("pg_ctl", *waits, "-D", self.data, "-l", log, "-o", options, "start")
 
     def stop(self) -> None:
         """Stop at once, as after kill -9."""
-        self._run("pg_ctl", "-w", "-D", self.data, "-m", "immediate", "stop")
+        self._run("pg_ctl", "-w", "-t", PATIENCE_S, "-D", self.data, "-m", "immediate", "stop")
 
     def init(self) -> None:
         self._run(
@@ -85,22 +104,21 @@ class Postgres:
 
 
 @contextmanager
-def running_postgres() -> Iterator[Postgres]:
+def running_postgres(tcp: bool = False) -> Iterator[Postgres]:
     """Run a new server, then stop and remove it. Skip where PostgreSQL is not installed."""
     programs = find_programs()
     pytest.importorskip("psycopg", reason=NO_DRIVER)
     folder = Path(tempfile.mkdtemp(prefix="domino-postgres-"))
+    server = Postgres(programs=programs, folder=folder, tcp=tcp)
     try:
         if user := ordinary_user().get("user"):
             shutil.chown(folder, user)
-        server = Postgres(programs=programs, folder=folder, port=free_port())
         server.init()
         server.start()
-        try:
-            yield server
-        finally:
-            server.stop()
+        yield server
     finally:
+        if (server.data / "postmaster.pid").exists():
+            server.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 

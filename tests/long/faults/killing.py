@@ -21,7 +21,6 @@ UNFINISHED_JOBS: Final = 3
 """Number of jobs that customers keep unfinished."""
 MAX_WAIT_S: Final = 1.5
 """Longest wait before the next kill, after all running jobs have made progress."""
-TIMEOUT_S: Final = 120
 
 
 class KillableService:
@@ -78,7 +77,7 @@ def kill_at_random(
             kill(drawn)
             for job, shown in before:
                 if shown["state"] == "running":
-                    wait_until(partial(_has_progressed, customers, job, shown), TIMEOUT_S)
+                    wait_until(partial(_has_progressed, customers, job, shown))
         return customers.audit()
     finally:
         customers.close()
@@ -116,7 +115,7 @@ def kill_api(target: KillableService) -> Callable[[random.Random], None]:
 
 def _kill_one(pids: Callable[[], list[int]], drawn: random.Random) -> None:
     with suppress(ProcessLookupError):
-        os.kill(drawn.choice(wait_until(pids, TIMEOUT_S)), signal.SIGKILL)
+        os.kill(drawn.choice(wait_until(pids)), signal.SIGKILL)
 
 
 def kill_after_acknowledgement(target: KillableService, times: int) -> Audit:

@@ -12,12 +12,7 @@ from tests.support.postgres import running_postgres
 
 @pytest.mark.parametrize(
     ("what", "times"),
-    [
-        ("API right after 202", 2),
-        pytest.param("pool worker", 3, marks=pytest.mark.thorough),
-        pytest.param("API", 3, marks=pytest.mark.thorough),
-        pytest.param("Dask worker", 2, marks=pytest.mark.thorough),
-    ],
+    [("API right after 202", 2), ("pool worker", 3), ("API", 3), ("Dask worker", 2)],
 )
 def test_nothing_acknowledged_is_lost(tmp_path: Path, what: str, times: int) -> None:
     audit = SCENARIOS[what](tmp_path, f"sqlite:///{tmp_path}/service.db", times, 1)

@@ -17,7 +17,7 @@ import pytest
 
 from domino_tune.cli.commands import main
 from tests.conftest import REPOSITORY
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, started
 
 NEEDS = ("fastapi", "uvicorn", "sqlalchemy", "httpx", "prometheus_client")
 
@@ -61,23 +61,20 @@ def process(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess
 
 
 @contextmanager
-def served(home: Path, *options: str) -> Iterator[Served]:
-    """A running service; killed at the end where it still runs."""
+def served(home: Path, *options: str, **more: str) -> Iterator[Served]:
+    """A running service, in an environment with ``more``; its group is killed at the end."""
     for package in NEEDS:
         pytest.importorskip(package, reason="pip install 'domino_tune[api,client]'")
     words = [sys.executable, "-m", "domino_tune", "serve", "--port", "0", "--workers", "1"]
     log = home / "serve.log"  # a pipe that nobody reads would fill up with the log of requests
-    with log.open("w", encoding="utf-8") as stderr:
-        process = subprocess.Popen(
-            [*words, *options], env=environment(home), text=True,
-            stdout=subprocess.PIPE, stderr=stderr,
-        )  # fmt: skip
-    try:
+    with (
+        log.open("w", encoding="utf-8") as stderr,
+        started(
+            [*words, *options], env=environment(home, **more), stdout=subprocess.PIPE, stderr=stderr
+        ) as process,
+    ):
         assert process.stdout
         line = process.stdout.readline()
         found = re.fullmatch(r"domino_tune serves (http://\S+) until Ctrl-C\.\n", line)
         assert found, line + log.read_text("utf-8")
         yield Served(url=found[1], home=home, process=process)
-    finally:
-        process.kill()
-        process.communicate()

@@ -9,15 +9,23 @@ from contextlib import closing, contextmanager, suppress
 
 
 class CuttingProxy:
-    """Forwards to ``target``. While ``cuts`` is above 0, each new connection lowers it by one and
-    is closed as soon as the server has answered its first request, without passing that on."""
+    """Forwards to a server that may go, and come back elsewhere: meanwhile connections are lost.
 
-    def __init__(self, target: tuple[str, int]) -> None:
-        self.target = target
+    While ``cuts`` is above 0, each new connection lowers it by one and is closed as soon as the
+    server has answered its first request, without passing that on.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.leads_to(url)
         self.cuts = 0
         self.cut = 0
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def leads_to(self, url: str) -> None:
+        """Forward new connections to ``http://HOST:PORT``."""
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        self.target = (host, int(port))
 
     def run(self) -> None:
         """Serve until the listener is closed."""
@@ -31,7 +39,10 @@ class CuttingProxy:
             threading.Thread(target=self._join, args=(client, cutting), daemon=True).start()
 
     def _join(self, client: socket.socket, cutting: bool) -> None:
-        with closing(client), closing(socket.create_connection(self.target)) as server:
+        with (
+            closing(client), suppress(OSError),
+            closing(socket.create_connection(self.target)) as server,
+        ):  # fmt: skip
             there = threading.Thread(target=_pump, args=(client, server), daemon=True)
             there.start()
             if cutting:
@@ -40,21 +51,21 @@ class CuttingProxy:
                 client.shutdown(socket.SHUT_RDWR)
             else:
                 _pump(server, client)
-            there.join(5)
+            there.join()
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:
     with suppress(OSError):
         while data := source.recv(65536):
             sink.sendall(data)
+    with suppress(OSError):
         sink.shutdown(socket.SHUT_WR)
 
 
 @contextmanager
 def cutting_proxy(url: str) -> Iterator[CuttingProxy]:
     """A proxy in front of ``url``, ``http://HOST:PORT``."""
-    host, _, port = url.removeprefix("http://").rpartition(":")
-    proxy = CuttingProxy((host, int(port)))
+    proxy = CuttingProxy(url)
     threading.Thread(target=proxy.run, daemon=True).start()
     try:
         yield proxy

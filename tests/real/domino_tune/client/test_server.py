@@ -5,30 +5,34 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from domino_tune.base.errors import AccessError, ConflictError, NotFoundError, ServiceError
+from domino_tune.base.errors import ConflictError, NotFoundError, PreconditionError, ServiceError
 from domino_tune.client import AsyncClient, Client
-from domino_tune.client.jobs import tune_answer
-from domino_tune.report.ties import ties
-from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
+from domino_tune.client.jobs import Job
+from domino_tune.requests import (
+    CalibrateRequest,
+    ProfilesImportRequest,
+    SimulateRequest,
+    TuneRequest,
+    WhatIfRequest,
+)
 from domino_tune.results.json_form import to_json
 from domino_tune.results.tune import TuneResult
 from domino_tune.store.formats.chrome_trace import trace_bytes
-from domino_tune.store.plans import load_plan, save_plan
+from domino_tune.store.plans import save_plan
 from domino_tune.verbs.layouts import tune_layouts
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.tune import tune
 from domino_tune.verbs.whatif import whatif
 from simulator.errors import InfeasiblePlanError, InputError
 from tests.real.domino_tune.client.cutting_proxy import cutting_proxy
-from tests.real.domino_tune.serving import Served, command, served
+from tests.real.domino_tune.serving import Served, served
 from tests.support.processes import PATIENCE_S
 
 WORKLOAD: dict[str, Any] = {
@@ -44,6 +48,13 @@ LONG = TuneRequest(
     model="gpt3-13b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=8,
     tune_also=("micro_batch_size",), search="bayes", trials=400,
 )  # fmt: skip
+LONG_LAYOUTS = TuneRequest(
+    model="llama3-8b", profile="h100-dgx", seq_length=4096, gpus=16, global_batch_size=256
+)
+RUNS = (
+    "model,seq_length,tp,micro_batch_size,overrides,measured_ms\n"
+    "gpt3-1.3b,512,4,4,num_hidden_layers=2,{}\ngpt3-1.3b,512,2,2,num_hidden_layers=2,{}\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -101,29 +112,6 @@ def test_layouts_are_what_they_are_locally(client: Client, tmp_path: Path) -> No
         client.plan(answer.id)
 
 
-def test_the_command_line_asks_for_layouts(server: Served, tmp_path: Path) -> None:
-    words = (
-        "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--seq-length", "256",
-        "--set", "num_hidden_layers=4", "--gpus", "4", "--global-batch-size", "4", "--pp", "1",
-        "--recompute", "none", "--json",
-    )  # fmt: skip
-    plan, page, trace = (tmp_path / name for name in ("plan.json", "page.html", "trace.json"))
-    files = ("--out", str(plan), "--report", str(page), "--trace", str(trace))
-    here = command(tmp_path, *words)
-    there = command(tmp_path, *words, *files, "--server", server.url)
-    assert (there.returncode, there.stderr) == (0, here.stderr)
-    shown = [json.loads(one.stdout) for one in (here, there)]
-    assert all(one.pop("seconds") > 0 for one in shown)
-    assert shown[0] == shown[1]
-    assert load_plan(str(plan)).cluster.world_size == 4
-    assert page.read_text("utf-8").startswith("<!doctype html>")
-    assert json.loads(trace.read_bytes())["traceEvents"]
-    for wrong in (("--trials", "3"), ("--grad-accumulation", "2"), ("--tp", "3")):
-        refused = command(tmp_path, *words, *wrong, "--server", server.url)
-        assert (refused.returncode, refused.stdout) == (2, "")
-        assert refused.stderr.startswith("error: ")
-
-
 def test_asyncio_gets_the_same(server: Served, local: TuneResult) -> None:
     async def both() -> Any:
         async with AsyncClient(server.url) as client:
@@ -148,94 +136,22 @@ def test_a_simulation_replays_a_plan_file(
     assert to_json(client.simulate(asked)) == to_json(simulate(asked))
 
 
-def test_what_ifs_and_sweeps(client: Client) -> None:
-    asked = WhatIfRequest(**WORKLOAD, change=("link_bandwidth=2x",))
-    ours = json.loads(json.dumps(to_json(whatif(asked))))
-    assert client.whatif(asked) == ours
-    sweep = WhatIfRequest(**WORKLOAD, sweep="link_bandwidth=0.5x,2x")
-    job = client.sweep(sweep)
-    assert job.result() == json.loads(json.dumps(to_json(whatif(sweep))))
-    assert [one["index"] for one in client.points(job.id)["items"]] == [0, 1]
-    assert job.id in [one.id for one in client.jobs(kind="sweep").items]
-
-
 def test_errors_are_those_of_the_verb(client: Client) -> None:
     with pytest.raises(InputError, match="num_hidden_layer"):
         client.tune(TuneRequest(**{**WORKLOAD, "overrides": ("num_hidden_layer=4",)}))
-    with pytest.raises(InfeasiblePlanError, match="GiB"):
-        client.tune(TuneRequest(**{**WORKLOAD, "model": "gpt3-175b", "overrides": ()}))
+    large: dict[str, Any] = {
+        "model": "gpt3-13b",
+        "profile": "h100-dgx",
+        "tp": 1,
+        "seq_length": 2048,
+    }
+    with pytest.raises(InfeasiblePlanError, match="smallest change that fits: tp = 4") as caught:
+        client.tune(TuneRequest(**large, micro_batch_size=4))
+    assert (caught.value.reason, caught.value.change) == ("memory", {"tp": 4})
     with pytest.raises(NotFoundError):
         client.job("job_" + "0" * 32)
     with pytest.raises(InputError):
         client.simulate(SimulateRequest(**{**WORKLOAD, "tp": None}))
-
-
-def test_profiles_and_models(client: Client) -> None:
-    names = [one["name"] for one in client.profiles()["items"]]
-    assert "h100-dgx" in names
-    body, tag = client.get_profile("h100-dgx")
-    assert json.loads(body)["name"] == "h100-dgx"
-    assert tag
-    config = {
-        "model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 1000,
-        "n_positions": 512,
-    }  # fmt: skip
-    client.add_model("tiny", json.dumps(config).encode())
-    assert "tiny" in [one["name"] for one in client.models()["items"]]
-    assert (
-        client.simulate(SimulateRequest(**{**WORKLOAD, "model": "tiny"})).model.hidden_size == 256
-    )
-
-
-def test_a_lost_answer_makes_no_second_job(server: Served) -> None:
-    with Client(server.url) as client:
-        before = {job.id for job in client.jobs(kind="tune").items}
-    with cutting_proxy(server.url) as proxy, Client(proxy.url) as client:
-        proxy.cuts = 2
-        job = client.submit_tune(ASKED)
-        assert proxy.cut == 2
-        after = {job.id for job in client.jobs(kind="tune").items}
-        assert after - before == {job.id}
-
-
-def test_a_wait_outlives_lost_connections(server: Served) -> None:
-    with Client(server.url) as client:
-        job = client.submit_tune(ASKED)
-    with cutting_proxy(server.url) as proxy, Client(proxy.url) as client:
-        proxy.cuts = 3
-        assert client.wait(job).state == "done"
-
-
-def test_cancelled_by_another(client: Client) -> None:
-    job = client.submit_tune(LONG)
-    threading.Timer(0.5, client.cancel, [job]).start()
-    ended = client.wait(job)
-    assert ended.state == "cancelled"
-    with pytest.raises(ServiceError, match="cancelled"):
-        ended.result()
-
-
-@pytest.mark.thorough
-def test_stop_and_keep(client: Client) -> None:
-    job = client.submit_tune(LONG)
-    while (now := client.job(job.id)).plain["best"] is None:
-        time.sleep(0.1)
-    assert now.left
-    assert now.elapsed_s is not None
-    assert now.eta_s is not None
-    assert f"at most {now.left:,} left" in now.line
-    with pytest.raises(ConflictError):
-        client.delete(now)
-    ended = client.wait(client.finish(now))
-    assert (ended.state, ended.stopped_by) == ("done", "user")
-    found = tune_answer(ended, seconds=0.0).result
-    assert (found.stopped_by, found.optimality) == ("user", "best_found")
-    # Plans looked at since then may be lighter and as fast.
-    assert ties(found.best.iteration_ms, now.plain["best"]["iteration_ms"])
-    assert client.job(job.id) == ended
-    client.delete(ended)
-    with pytest.raises(NotFoundError):
-        client.job(job.id)
 
 
 def test_any_kind_of_job_is_found_by_its_id(client: Client) -> None:
@@ -248,38 +164,67 @@ def test_any_kind_of_job_is_found_by_its_id(client: Client) -> None:
         client.wait(client.finish(job))
 
 
-def test_what_does_not_fit_says_what_would(client: Client) -> None:
-    asked = TuneRequest(
-        model="gpt3-13b", profile="h100-dgx", tp=1, seq_length=2048, micro_batch_size=4
-    )
-    with pytest.raises(InfeasiblePlanError, match="smallest change that fits: tp = 4") as caught:
-        client.tune(asked)
-    assert (caught.value.reason, caught.value.change) == ("memory", {"tp": 4})
+def test_lost_connections_make_no_second_job_and_end_no_wait(server: Served) -> None:
+    with Client(server.url) as client:
+        before = {job.id for job in client.jobs(kind="tune").items}
+    with cutting_proxy(server.url) as proxy, Client(proxy.url) as client:
+        proxy.cuts = 2
+        job = client.submit_tune(ASKED)
+        assert proxy.cut == 2
+        after = {job.id for job in client.jobs(kind="tune").items}
+        assert after - before == {job.id}
+        proxy.cuts = 3
+        assert client.wait(job).state == "done"
 
 
-def test_cancelled_layouts_cancel_their_job(server: Served, client: Client) -> None:
-    asked = TuneRequest(
-        model="llama3-8b", profile="h100-dgx", seq_length=4096, gpus=16, global_batch_size=256
-    )
+def test_a_restart_goes_unnoticed(tmp_path: Path) -> None:
+    with served(tmp_path) as running, cutting_proxy(running.url) as proxy:
+        with Client(running.url) as client:
+            job = client.submit_tune(ASKED)
+        running.process.send_signal(signal.SIGTERM)
+        running.process.wait(timeout=PATIENCE_S)
+        with ThreadPoolExecutor() as threads, Client(proxy.url) as client:
+            found = threads.submit(client.wait, job)
+            with served(tmp_path) as again:
+                proxy.leads_to(again.url)
+                assert found.result(PATIENCE_S).state == "done"
+
+
+def test_cancelled_by_another(server: Served, client: Client) -> None:
+    job = client.submit_tune(LONG)
+    with Client(server.url) as other:
+
+        def call_off(text: str) -> None:
+            other.cancel(job)
+
+        ended = client.wait(job, call_off)
+    assert ended.state == "cancelled"
+    with pytest.raises(ServiceError, match="cancelled"):
+        ended.result()
+
+
+@pytest.mark.parametrize(("kind", "asked"), [("tune", LONG), ("layout", LONG_LAYOUTS)])
+def test_a_cancelled_task_cancels_its_job(
+    server: Served, client: Client, kind: str, asked: TuneRequest
+) -> None:
+    def newest() -> Job | None:
+        return next(iter(client.jobs(kind=kind).items), None)
 
     async def broken_off() -> None:
-        async with AsyncClient(server.url) as waiting, asyncio.timeout(1.5):
-            await waiting.layouts(asked)
-
-    with pytest.raises(TimeoutError):
-        asyncio.run(broken_off())
-    assert client.jobs(kind="layout").items[0].state == "cancelled"
-
-
-def test_a_cancelled_task_cancels_its_job(server: Served, client: Client) -> None:
-    async def broken_off() -> None:
+        before = newest()
         async with AsyncClient(server.url) as waiting:
-            async with asyncio.timeout(1.5):
-                await waiting.tune(LONG)
+            call = waiting.tune if kind == "tune" else waiting.layouts
+            task = asyncio.create_task(call(asked))
+            while (now := newest()) is None or (before and now.id == before.id):
+                await asyncio.sleep(0.01)
+            task.cancel()
+            await task
 
-    with pytest.raises(TimeoutError):
+    with pytest.raises(asyncio.CancelledError):
         asyncio.run(broken_off())
-    assert client.jobs(kind="tune").items[0].state == "cancelled"
+    job = newest()
+    assert job
+    assert job.state == "cancelled"
 
 
 def test_nobody_there() -> None:
@@ -290,50 +235,96 @@ def test_nobody_there() -> None:
         client.models()
 
 
-def test_tokens_are_wanted(tmp_path: Path) -> None:
-    secret = command(tmp_path, "tokens", "add", "ci", "--scope", "read").stdout.strip()
-    with served(tmp_path) as running:
-        with Client(running.url) as client, pytest.raises(AccessError, match="token"):
-            client.models()
-        wrong = "dt_" + "x" * 43
-        with Client(running.url, token=wrong) as client, pytest.raises(AccessError, match="known"):
-            client.models()
-        with Client(running.url, token=secret) as client:
-            assert client.models()["items"]
-            with pytest.raises(AccessError, match="scope"):
-                client.submit_tune(ASKED)
+def test_a_sweep_is_the_frame_of_the_verb(client: Client) -> None:
+    asked = WhatIfRequest(**WORKLOAD, change=("link_bandwidth=2x",))
+    assert client.whatif(asked) == json.loads(json.dumps(to_json(whatif(asked))))
+    sweep = WhatIfRequest(**WORKLOAD, sweep="link_bandwidth=0.5x,2x")
+    job, local = client.sweep(sweep), whatif(sweep)
+    assert job.result() == json.loads(json.dumps(to_json(local)))
+    assert [one["index"] for one in client.points(job.id)["items"]] == [0, 1]
+    there, here = job.to_frame(), local.to_frame()
+    assert list(there.columns) == list(here.columns)
+    assert there["link_bandwidth"].tolist() == ["", "0.5x", "2x"]
+    assert there["iteration_ms"].tolist() == pytest.approx(here["iteration_ms"].tolist(), abs=1e-6)
 
 
-def test_a_restart_goes_unnoticed(tmp_path: Path) -> None:
-    with served(tmp_path) as running:
-        port = running.url.rpartition(":")[2]
-        with Client(running.url) as client:
-            job = client.submit_tune(ASKED)
-            running.process.send_signal(signal.SIGTERM)
-            running.process.wait(timeout=PATIENCE_S)
-            found: list[Any] = []
-            waiting = threading.Thread(target=lambda: found.append(client.wait(job)))
-            waiting.start()
-            with served(tmp_path, "--port", port):
-                waiting.join(PATIENCE_S)
-    assert [one.state for one in found] == ["done"]
+def test_lists_of_jobs_are_filtered_and_framed(client: Client) -> None:
+    done = client.wait(client.submit_tune(ASKED))
+    page = client.jobs(kind="tune", state="done", model="gpt3-1.3b", limit=5)
+    found = page.to_frame().set_index("id").loc[done.id]
+    assert (found["state"], found["model"], found["tp"]) == ("done", "gpt3-1.3b", 2)
+    assert found["iteration_ms"] > 0
+    assert client.jobs(kind="tune", model="gpt3-2.7b").items == ()
+    assert list(client.jobs(kind="tune", model="gpt3-2.7b").to_frame().columns) == []
+    with pytest.raises(InputError, match="state"):
+        client.jobs(kind="tune", state="odd")
+    with pytest.raises(InputError, match="no points"):
+        done.to_frame()
 
 
-@pytest.mark.thorough
-def test_what_was_acknowledged_is_kept_by_the_next_one(tmp_path: Path) -> None:
-    """Killed right after it acknowledged `finish`: the next service ends the job, with a plan that
-    is no worse than the best one that was shown."""
-    with served(tmp_path) as running:
-        port = running.url.rpartition(":")[2]
-        with Client(running.url) as client:
-            job = client.submit_tune(LONG)
-            while (now := client.job(job.id)).done < 5:
-                time.sleep(0.1)
-            told = client.finish(now)
-            running.process.kill()
-            running.process.wait(timeout=PATIENCE_S)
-            assert (told.state, told.stopped_by) == ("running", "user")
-            with served(tmp_path, "--port", port):
-                ended = client.wait(told)
-    assert (ended.state, ended.stopped_by) == ("done", "user")
-    assert ended.result()["best"]["iteration_ms"] <= told.plain["best"]["iteration_ms"]
+def test_profiles_and_models(client: Client) -> None:
+    profiles = client.profiles(limit=2)
+    frame = profiles.to_frame()
+    assert frame["name"].tolist() == [one["name"] for one in profiles["items"]]
+    assert set(profiles["items"][0]["sections"]) <= set(frame.columns)
+    body, tag = client.get_profile("h100-dgx")
+    assert json.loads(body)["name"] == "h100-dgx"
+    assert tag
+    config = {
+        "model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 1000,
+        "n_positions": 512,
+    }  # fmt: skip
+    client.add_model("tiny", json.dumps(config).encode())
+    models = client.models().to_frame().set_index("name")
+    assert models.loc[["llama2-7b", "tiny"], "hidden_size"].tolist() == [4096, 256]
+    asked = SimulateRequest(**{**WORKLOAD, "model": "tiny"})
+    assert client.simulate(asked).model.hidden_size == 256
+
+
+def test_a_table_is_imported_and_the_profile_deleted(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "gemms.csv").write_text("m,n,k,us\n4096,12288,4096,650\n")
+    asked = ProfilesImportRequest(
+        file=str(tmp_path / "gemms.csv"), format="gemm-csv", into="h100-dgx", name="ours"
+    )
+    assert client.import_profile(asked)["rows"] == 1
+    with pytest.raises(PreconditionError):
+        client.import_profile(asked)  # it is there
+    _, etag = client.get_profile("ours")
+    (tmp_path / "gemms.csv").write_text("m,n,k,us\n8192,12288,4096,1280\n")
+    more = ProfilesImportRequest(
+        file=str(tmp_path / "gemms.csv"), format="gemm-csv", into="ours", name="ours"
+    )
+    assert client.import_profile(more, if_match=etag)["rows"] == 1
+    with pytest.raises(PreconditionError):
+        client.delete_profile("ours", if_match=etag)
+    _, etag = client.get_profile("ours")
+    client.delete_profile("ours", if_match=etag)
+    with pytest.raises(NotFoundError):
+        client.delete_profile("ours")
+    with pytest.raises(ConflictError, match="read-only"):
+        client.delete_profile("h100-dgx")
+    for wrong in ({"file": str(tmp_path / "none.csv")}, {"into": "profiles/mine.json"}):
+        fields = {"file": asked.file, "format": "gemm-csv", "into": "h100-dgx", "name": "ours"}
+        with pytest.raises(InputError):
+            client.import_profile(ProfilesImportRequest(**{**fields, **wrong}))  # type: ignore[arg-type]
+
+
+def test_a_calibration_is_kept_and_told(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text(RUNS.format(12.0, 11.0))
+    asked = CalibrateRequest(profile="h100-dgx", runs=str(tmp_path / "runs.csv"), name="fitted")
+    texts: list[str] = []
+    answer = client.calibrate(asked, texts.append)
+    assert answer.result.path is None
+    assert "Kept as fitted." in str(answer.result)
+    assert list(answer.result.to_frame()["measured_ms"]) == [12.0, 11.0]
+    assert texts[-1].startswith("done")
+    assert all(texts)
+    assert client.job(answer.id).kind == "calibration"
+    assert answer.id in [one.id for one in client.jobs(kind="calibration", state="done").items]
+    assert client.get_profile("fitted")[0]
+    taken = CalibrateRequest(profile="h100-dgx", runs=asked.runs, name="a100-sxm")
+    with pytest.raises(ConflictError, match="another name"):
+        client.submit_calibration(taken)
+    (tmp_path / "runs.csv").write_text(RUNS.format(12.0, 0))
+    with pytest.raises(InputError, match="measured_ms"):
+        client.submit_calibration(asked)

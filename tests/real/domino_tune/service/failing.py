@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,21 +10,27 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import REPOSITORY
 
 SOURCE = Path(__file__).with_name("failing_disk.c")
 MISSING = "no C compiler for Linux; apt-get install gcc libc6-dev"
 
 
-def compiler() -> str | None:
-    """The C compiler; None where the library cannot be made."""
-    return (shutil.which("gcc") or shutil.which("cc")) if sys.platform == "linux" else None
+FAULTS: dict[str, tuple[int, bool]] = {
+    "fails once": (errno.EIO, False),
+    "stays full": (errno.ENOSPC, True),
+}
+"""What calls get, and whether all that follow get it too."""
 
 
 def make_library(folder: Path) -> Path:
+    """Compile the library. Skip where that cannot be."""
     made = folder / "failing_disk.so"
-    program = compiler()
-    assert program, MISSING
+    program = shutil.which("gcc") or shutil.which("cc")
+    if program is None or sys.platform != "linux":
+        pytest.skip(MISSING)
     options = ["-Wall", "-Werror", "-shared", "-fPIC"]
     subprocess.run([program, *options, "-o", made, SOURCE, "-ldl"], check=True)
     return made

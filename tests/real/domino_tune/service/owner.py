@@ -21,12 +21,10 @@ from domino_tune.service.jobs.leases import Leases, LostLeaseError
 from domino_tune.service.sql.database import open_database
 from tests.real.domino_tune.service.made import submit
 
-SHORT_S: Final = 1.0
-
 
 def work(url: str, name: str, count: str) -> None:
     with closing(open_database(url)) as database:
-        desk, leases = JobDesk(database), Leases(database, name, lease_s=30)
+        desk, leases = JobDesk(database), Leases(database, name, lease_s=1000)
         for number in range(int(count)):
             print("submitted", submit(desk, name, number=number).id, flush=True)
         while claimed := leases.claim():
@@ -37,7 +35,7 @@ def work(url: str, name: str, count: str) -> None:
 
 def hold(url: str, name: str) -> None:
     with closing(open_database(url)) as database:
-        leases = Leases(database, name, lease_s=SHORT_S)
+        leases = Leases(database, name, lease_s=1000)
         claimed = leases.claim()
         assert claimed
         print("claimed", claimed.job.id, flush=True)

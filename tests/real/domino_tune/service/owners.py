@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 from tests.conftest import REPOSITORY
+from tests.support.processes import started
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,21 +20,22 @@ class Worked:
     finished: list[str]
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "tests.real.domino_tune.service.owner", *arguments],
-        cwd=REPOSITORY,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def owner(*arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """Run an owner, which is killed at the end where it has not ended."""
+    words = [sys.executable, "-W", "error", "-m", "tests.real.domino_tune.service.owner"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return started([*words, *arguments], cwd=REPOSITORY, **pipes)
 
 
 def work_together(url: str, owners: int, each: int) -> Worked:
     """``owners`` processes hand in ``each`` jobs, and finish anybody's until none is left."""
-    processes = [start("work", url, f"owner-{number}", str(each)) for number in range(owners)]
-    lines = [line for process in processes for line in process.communicate()[0].splitlines()]
-    assert [process.returncode for process in processes] == [0] * owners
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(owner("work", url, f"owner-{number}", str(each)))
+            for number in range(owners)
+        ]
+        lines = [line for process in processes for line in process.communicate()[0].splitlines()]
+        assert [process.returncode for process in processes] == [0] * owners
     reports = [line.split() for line in lines]
     return Worked(
         submitted=[job for what, job in reports if what == "submitted"],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from domino_tune.base.errors import ConflictError, KeyReuseError, NotFoundError, PreconditionError
+from domino_tune.base.errors import KeyReuseError, NotFoundError, PreconditionError
 from domino_tune.service.library import Library, bundled
 from domino_tune.service.sql import tables
 from domino_tune.service.sql.database import Database
@@ -44,17 +44,6 @@ def profile_file(name: str = "mine", created: str = "2026-01-01") -> bytes:
 
 def profile(name: str = "mine", created: str = "2026-01-01") -> FiledProfile:
     return filed(parse_profile(profile_file(name, created), source="file"))
-
-
-def test_bundled_profiles_are_there_and_read_only(library: Library) -> None:
-    stored = library.get("a100-sxm")
-    assert (stored.origin, stored.content_id) == ("bundled", bundled()["a100-sxm"].content_id)
-    assert stored.content_id.encode() in stored.body
-    assert [one.name for one in library.list()] == sorted(bundled())
-    with pytest.raises(ConflictError, match="read-only"):
-        library.put("a100-sxm", profile("a100-sxm"))
-    with pytest.raises(ConflictError, match="read-only"):
-        library.delete("a100-sxm")
 
 
 def test_what_another_program_kept_is_listed(library: Library, database: Database) -> None:
@@ -168,22 +157,6 @@ def test_models(library: Library) -> None:
     again, created = library.put_model("tiny", {**LLAMA, "num_hidden_layers": 8})
     assert not created
     assert library.get_model("tiny") == again
-
-
-def test_presets_are_there_and_read_only(library: Library) -> None:
-    assert library.get_model("llama3-8b").spec == MODELS["llama3-8b"]
-    assert library.shelf().model("llama3-8b").spec == MODELS["llama3-8b"]
-    with pytest.raises(ConflictError, match="read-only"):
-        library.put_model("llama3-8b", LLAMA)
-    with pytest.raises(NotFoundError):
-        library.get_model("tiny")
-
-
-def test_a_bad_config(library: Library) -> None:
-    with pytest.raises(InputError, match="hidden_size"):
-        library.put_model("tiny", {**LLAMA, "hidden_size": 0})
-    with pytest.raises(NotFoundError):
-        library.get_model("tiny")
 
 
 def test_a_key_is_answered_the_same(library: Library) -> None:

@@ -15,8 +15,8 @@ from domino_tune.service.jobs.job import Job, JobKind, NewJob
 from domino_tune.service.jobs.leases import Leases
 from domino_tune.service.jobs.runner import LIMIT_S, Runner
 from domino_tune.service.sql.database import Database
-from tests.real.domino_tune.service.tasks.examples import undisturbed
 from tests.support.processes import PATIENCE_S
+from tests.support.tasks import undisturbed
 
 
 class Watched(Executor):
@@ -39,12 +39,13 @@ async def running(
     budget_s: float = 0.0,
     limit_s: float = LIMIT_S,
 ) -> AsyncIterator[Runner]:
-    runner = Runner(Leases(database, name), executor, 2, budget_s=budget_s, limit_s=limit_s)
+    leases = Leases(database, name, lease_s=PATIENCE_S)
+    runner = Runner(leases, executor, 2, budget_s=budget_s, limit_s=limit_s)
     await runner.start()
     try:
         yield runner
     finally:
-        await runner.drain()
+        await runner.drain(PATIENCE_S)
 
 
 def submit(desk: JobDesk, task: bytes, owner: str = "ann") -> Job:
@@ -56,7 +57,7 @@ async def until(condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline_s
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.05)
 
 
 async def finished(desk: JobDesk, jobs: Mapping[str, bytes]) -> None:

@@ -53,20 +53,6 @@ def test_no_id_at_all(desk: JobDesk) -> None:
             desk.get(identity, None)
 
 
-def test_anothers_job_is_not_found(desk: JobDesk) -> None:
-    job = submit(desk, "ann")
-    absent = "job_" + "0" * 32
-    for attempt in (desk.get, desk.cancel):
-        with pytest.raises(NotFoundError) as theirs:
-            attempt(job.id, "bob")
-        with pytest.raises(NotFoundError) as none:
-            attempt(absent, "bob")
-        assert str(theirs.value) == str(none.value).replace(absent, job.id)
-    assert desk.get(job.id, "ann").state == "queued"
-    assert desk.get(job.id, None) == job
-    assert desk.page("bob") == ((), None)
-
-
 def test_pages_are_newest_first(desk: JobDesk) -> None:
     made = [submit(desk, number=number).id for number in range(5)]
     submit(desk, "bob")

@@ -5,42 +5,33 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from domino_tune.requests.problems import plain_problem
-from domino_tune.service.executors.registry import open_executor
 from domino_tune.service.executors.slots import SlotExecutor
 from domino_tune.service.jobs.desk import JobDesk
+from domino_tune.service.jobs.job import Point
 from domino_tune.service.jobs.leases import Leases
-from domino_tune.service.jobs.runner import MOST_ATTEMPTS, Runner
+from domino_tune.service.jobs.runner import MOST_ATTEMPTS
 from domino_tune.service.sql.database import Database, open_database
 from domino_tune.service.sql.tables import jobs as jobs_table
 from domino_tune.service.tasks import work
 from domino_tune.service.tasks.quantum import QuantumResult, StopReason
-from lab.load.process import free_port
-from tests.real.domino_tune.service.jobs.runners import (
-    Watched,
-    finished,
-    running,
-    submit,
-    until,
-)
-from tests.real.domino_tune.service.tasks.examples import (
-    longer_task,
-    sweep_task,
-    tune_task,
-)
-from tests.support.dask_cluster import DaskCluster, dask_cluster
+from tests.real.domino_tune.service.jobs.runners import Watched, finished, running, submit, until
 from tests.support.postgres import Postgres
+from tests.support.tasks import longer_task, paused, sweep_task, tune_task
 
-pytestmark = pytest.mark.sampled(count=1)  # SQLite, and PostgreSQL where it is away for a while
 POISON = b'"seed":666,'
+
+
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    """Desk and leases, which the runner uses, are tested on both kinds of database."""
+    return sqlite_url
 
 
 class Poisonable(Watched):
@@ -171,59 +162,6 @@ def test_a_poison_job_fails_alone(database: Database, desk: JobDesk, slots: Slot
     poison_fails_alone(database, desk, slots)
 
 
-@pytest.mark.thorough
-def test_a_poison_job_fails_alone_on_dask(sqlite_url: str, tmp_path: Path) -> None:
-    database = open_database(sqlite_url)
-    with dask_cluster(tmp_path / "dask") as cluster:
-        executor = open_executor(cluster.address, 2)
-        poison_fails_alone(database, JobDesk(database), executor)
-        executor.shutdown(wait=False)
-    database.close()
-
-
-@pytest.mark.thorough
-def test_a_killed_dask_worker_costs_nothing(sqlite_url: str, tmp_path: Path) -> None:
-    database = open_database(sqlite_url)
-    desk = JobDesk(database)
-
-    async def play(executor: Executor, worker_pids: Callable[[], list[int]]) -> None:
-        async with running(database, executor) as runner:
-            jobs = {submit(desk, task).id: task for task in (longer_task(3), sweep_task())}
-            runner.wake()
-            await until(lambda: desk.get(next(iter(jobs)), None).progress.done > 3)
-            os.kill(worker_pids()[0], signal.SIGKILL)
-            await finished(desk, jobs)
-
-    with dask_cluster(tmp_path / "dask") as cluster:
-        executor = open_executor(cluster.address, 2)
-        asyncio.run(play(executor, cluster.worker_pids))
-        executor.shutdown(wait=False)
-    database.close()
-
-
-@pytest.mark.thorough
-def test_a_cluster_that_is_replaced_is_waited_for(sqlite_url: str, tmp_path: Path) -> None:
-    """All of it is killed, and another one started at its address."""
-    database = open_database(sqlite_url)
-    desk, port = JobDesk(database), free_port()
-
-    async def play(executor: Executor, cluster: DaskCluster) -> None:
-        async with running(database, executor) as runner:
-            jobs = {submit(desk, task).id: task for task in (longer_task(8), sweep_task())}
-            runner.wake()
-            await until(lambda: desk.get(next(iter(jobs)), None).progress.done > 3)
-            cluster.kill()
-            await asyncio.sleep(1)
-            with dask_cluster(tmp_path / "next", port=port):
-                await finished(desk, jobs)
-
-    with dask_cluster(tmp_path / "first", port=port) as cluster:
-        executor = open_executor(cluster.address, 2)
-        asyncio.run(play(executor, cluster))
-        executor.shutdown(wait=False)
-    database.close()
-
-
 def test_a_killed_worker_costs_nothing(
     database: Database, desk: JobDesk, slots: SlotExecutor
 ) -> None:
@@ -237,27 +175,6 @@ def test_a_killed_worker_costs_nothing(
             await finished(desk, jobs)
 
     asyncio.run(play())
-
-
-@pytest.mark.thorough
-def test_two_runners_share_the_work(database: Database, desk: JobDesk, slots: SlotExecutor) -> None:
-    watched = [Watched(slots), Watched(slots)]
-    tasks = [tune_task(search="random", trials=3, seed=seed) for seed in range(6)]
-
-    async def play() -> None:
-        jobs = {submit(desk, task).id: task for task in tasks}
-        async with (
-            running(database, watched[0], "one"),
-            running(database, watched[1], "two"),
-        ):
-            await finished(desk, jobs)
-
-    asyncio.run(play())
-    did = [set(executor.tasks) for executor in watched]
-    assert did[0]
-    assert did[1]
-    assert not did[0] & did[1]
-    assert len(did[0] | did[1]) == len(tasks)
 
 
 def test_drained_it_gives_its_jobs_back(
@@ -280,28 +197,29 @@ def test_drained_it_gives_its_jobs_back(
     asyncio.run(play())
 
 
-@pytest.mark.thorough
 def test_points_that_were_committed_are_not_made_again(
     database: Database, desk: JobDesk, slots: SlotExecutor
 ) -> None:
-    task = sweep_task(retune=True)
+    task = sweep_task()
+    job, leases, watched = submit(desk, task), Leases(database, "one"), Watched(slots)
+    quanta = paused(task)[1]
+    known = [Point(index=index, body=body) for one in quanta for index, body in one.points][:2]
+    claimed = leases.claim()
+    assert claimed
+    leases.add_points(claimed, known)
+    leases.release(claimed)
 
     async def play() -> None:
-        job = submit(desk, task)
-        async with running(database, slots):
-            await until(lambda: len(desk.points(job.id)[0]) == 2)
-        before, _ = desk.points(job.id)
-        async with running(database, slots, "two"):
+        async with running(database, watched, "two"):
             await finished(desk, {job.id: task})
-        after, _ = desk.points(job.id)
-        assert after[: len(before)] == before
-        assert len(after) == 4
 
     asyncio.run(play())
+    assert len(watched.tasks) == len(quanta) + 1 - len(known)
+    assert [one.index for one in desk.points(job.id)[0]] == [0, 1, 2, 3]
 
 
 def test_a_database_that_is_away_for_a_while_is_waited_for(
-    postgres: Postgres, slots: SlotExecutor
+    postgres: Postgres, slots: SlotExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     database = open_database(postgres.new_database())
     desk = JobDesk(database)
@@ -312,7 +230,7 @@ def test_a_database_that_is_away_for_a_while_is_waited_for(
             runner.wake()
             await until(lambda: desk.get(next(iter(jobs)), None).progress.done > 3)
             await asyncio.to_thread(postgres.stop)
-            await asyncio.sleep(1)
+            await until(lambda: "cannot write" in caplog.text)
             await asyncio.to_thread(postgres.start)
             await finished(desk, jobs)
 
@@ -324,17 +242,16 @@ def test_a_runner_that_was_stopped_past_its_lease_goes_on(
     database: Database, desk: JobDesk, slots: SlotExecutor
 ) -> None:
     """Its jobs are lost to it, and may be its own again: nothing is done twice, or forgotten."""
-    lease_s = 2.0
 
     async def play() -> None:
-        runner = Runner(Leases(database, "one", lease_s), slots, 2, lease_s=lease_s, budget_s=0.0)
-        await runner.start()
-        jobs = {submit(desk, task).id: task for task in (longer_task(9), longer_task(10))}
-        runner.wake()
-        await until(lambda: desk.get(next(iter(jobs)), None).progress.done > 2)
-        time.sleep(2 * lease_s)  # the loop stands still, as after SIGSTOP
-        await finished(desk, jobs)
-        await runner.drain()
-        assert runner.running == 0
+        async with running(database, slots) as runner:
+            jobs = {submit(desk, task).id: task for task in (longer_task(9), longer_task(10))}
+            runner.wake()
+            await until(lambda: desk.get(next(iter(jobs)), None).progress.done > 2)
+            with database.write() as connection:  # as after SIGSTOP; the loop waits for this
+                connection.execute(jobs_table.update().values(lease_until_s=0.0))
+            await finished(desk, jobs)
+            assert all(desk.get(identity, None).fence == 2 for identity in jobs)
+            await until(lambda: runner.running == 0)
 
     asyncio.run(play())

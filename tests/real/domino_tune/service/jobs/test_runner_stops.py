@@ -23,14 +23,18 @@ from tests.real.domino_tune.service.jobs.runners import (
     submit,
     until,
 )
-from tests.real.domino_tune.service.tasks.examples import (
+from tests.support.tasks import (
     layout_task,
     longer_task,
     sweep_task,
     tune_task,
 )
 
-pytestmark = pytest.mark.sampled(count=1)  # SQLite; the desk and its leases have both databases
+
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    """Desk and leases, which the runner uses, are tested on both kinds of database."""
+    return sqlite_url
 
 
 def test_stop_and_keep(database: Database, desk: JobDesk, slots: SlotExecutor) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import resource
+import socket
 import sqlite3
 import stat
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,10 +21,10 @@ from domino_tune.service.jobs.leases import Leases
 from domino_tune.service.sql import database as database_module
 from domino_tune.service.sql.database import Database, open_database
 from domino_tune.service.sql.tables import jobs, schema_version
-from lab.load.process import free_port
 from simulator.errors import InputError
 from tests.real.domino_tune.service.made import new_job, submit
 from tests.support.postgres import Postgres, running_postgres
+from tests.support.processes import PATIENCE_S, wait_until
 
 BIG = NewJob(kind="tune", owner="ann", request={}, task=b"x" * 4_000_000)
 
@@ -37,8 +37,11 @@ def test_what_was_written_is_there_when_opened_again(url: str, desk: JobDesk) ->
     again.close()
 
 
-def test_a_disk_that_takes_nothing_more_is_noticed_and_so_is_its_repair(tmp_path: Path) -> None:
+def test_a_disk_that_takes_nothing_more_is_noticed_and_so_is_its_repair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No file of this process may grow for a while, as on a disk that is full."""
+    monkeypatch.setattr(database_module, "STORED_S", PATIENCE_S)
     database = open_database(f"sqlite:///{tmp_path}/jobs.db")
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     database.ping()
@@ -124,8 +127,11 @@ def test_bad_urls(url: str) -> None:
 
 def test_a_server_that_is_not_there() -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed; pip install 'psycopg[binary]'")
-    with pytest.raises(UnavailableError, match="Is it running") as caught:
-        open_database(f"postgresql://ann:secret@127.0.0.1:{free_port()}/jobs")
+    with socket.socket() as silent:  # bound, so that nobody else listens there
+        silent.bind(("127.0.0.1", 0))
+        url = f"postgresql://ann:secret@127.0.0.1:{silent.getsockname()[1]}/jobs"
+        with pytest.raises(UnavailableError, match="Is it running") as caught:
+            open_database(url)
     assert "secret" not in str(caught.value)
     assert "refused" in str(caught.value)
 
@@ -159,7 +165,7 @@ def test_a_server_that_goes_and_comes_back(own_postgres: Postgres) -> None:
     own_postgres.stop()
     with pytest.raises(UnavailableError, match="does not answer") as caught:
         desk.submit(new_job())
-    assert "127.0.0.1" not in str(caught.value)
+    assert str(own_postgres.folder) not in str(caught.value)
     own_postgres.start()
     assert desk.get(job.id, "ann") == job
     database.close()
@@ -186,18 +192,26 @@ def test_a_full_disk_of_postgresql(postgres_url: str) -> None:
     database.close()
 
 
-def test_a_transaction_left_open_does_not_keep_its_locks(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(database_module, "IDLE_S", 1)
+def test_a_transaction_left_open_does_not_keep_its_locks(postgres_url: str) -> None:
+    """PostgreSQL ends it after IDLE_S, which this test shortens."""
     database = open_database(postgres_url)
     submit(JobDesk(database))
 
+    def ended(pid: int) -> bool:
+        asked = text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid")
+        with database.read() as connection:
+            return bool(connection.scalar(asked, {"pid": pid}) == 0)
+
     def stop_within() -> None:
         with database.write() as connection:
+            setting = "idle_in_transaction_session_timeout"
+            assert connection.scalar(text(f"SHOW {setting}")) == f"{database_module.IDLE_S}s"
             connection.execute(select(jobs).with_for_update())
             assert Leases(database, "next").claim() is None
-            time.sleep(2.5)
+            pid = connection.scalar(select(func.pg_backend_pid()))
+            assert pid
+            connection.execute(text(f"SET LOCAL {setting} = '100ms'"))
+            wait_until(lambda: ended(pid))
             connection.execute(select(jobs))
 
     with pytest.raises(UnavailableError):
@@ -206,21 +220,23 @@ def test_a_transaction_left_open_does_not_keep_its_locks(
     database.close()
 
 
-def test_a_broken_connection_or_an_endless_statement_is_noticed(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(database_module, "STATEMENT_S", 1)
-    database = open_database(f"{postgres_url}?tcp_user_timeout=7000")
+def test_a_broken_connection_or_an_endless_statement_is_noticed(postgres_url: str) -> None:
+    database = open_database(f"{postgres_url}&tcp_user_timeout=7000")
     with database.read() as connection:
         driver = connection.connection.driver_connection
         given = driver.info.get_parameters()  # type: ignore[union-attr]
         assert given["tcp_user_timeout"] == "7000"
         assert given["keepalives_idle"] == database_module.LIBPQ["keepalives_idle"]
-    with (
-        pytest.raises(UnavailableError, match="busy") as caught,
-        database.read() as connection,
-    ):
-        connection.execute(select(func.pg_sleep(60)))
+
+    def take_long() -> None:
+        with database.read() as connection:
+            found = connection.scalar(text("SHOW statement_timeout"))
+            assert found == f"{database_module.STATEMENT_S}s"
+            connection.execute(text("SET LOCAL statement_timeout = '100ms'"))
+            connection.execute(select(func.pg_sleep(PATIENCE_S)))
+
+    with pytest.raises(UnavailableError, match="busy") as caught:
+        take_long()
     assert "busy" in with_cause(caught.value)
     assert "[QueryCanceled: canceling statement due to statement timeout]" in with_cause(
         caught.value

@@ -2,156 +2,77 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import pickle
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
+from domino_tune.requests import TuneRequest, WhatIfRequest
 from domino_tune.results.json_form import to_json
 from domino_tune.service.tasks import work
 from domino_tune.service.tasks.task import Task
 from domino_tune.store.profiles import load_profile
-from domino_tune.store.shelf import DISK, Pinned
+from domino_tune.store.shelf import Pinned
 from domino_tune.verbs.layouts import tune_layouts
 from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.scale import tune_scale
-from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.tune import tune
 from domino_tune.verbs.whatif import whatif
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.peak import least_peak_bytes
 from simulator.units import GIB
-from tests.conftest import REPOSITORY
-from tests.real.domino_tune.service.tasks.examples import (
+from tests.support.tasks import (
+    EVERYTHING,
+    LAYOUTS,
+    LONG,
+    SCALE,
     SHELF,
+    SWEEPS,
+    TUNES,
     WORKLOAD,
     finish,
     layout_task,
     paused,
     paused_everywhere,
-    scale_task,
-    sweep_task,
     tune_task,
     undisturbed,
 )
 
-TUNES = {
-    "exhaustive": tune_task(),
-    "exhaustive, three row slices": tune_task(micro_batch_size=3, seq_length=128),
-    "bayes": tune_task(search="bayes", trials=9, seed=3),
-    "random": tune_task(search="random", trials=12),
-    "micro-batches": tune_task(
-        search="random", trials=3, grad_accumulation=2, tune_also=("micro_batch_size",)
-    ),
-    "deepspeed": tune_task(target="deepspeed"),
-}
-SWEEPS = {
-    "links": sweep_task(),
-    "one that cannot be": sweep_task(sweep="tp=2,7"),
-    "changed too": sweep_task(change=("gpu_flops=2x",)),
-    "retuned": sweep_task(
-        retune=True, sweep="link_bandwidth=0.5x", micro_batch_size=1, row_slices=1
-    ),
-}
-LAYOUTS = {
-    "two GPUs": layout_task(),
-    "a fixed tp": layout_task(tp=2, gpus=4, recompute="none"),
-    "no tp": layout_task(tp=1, gpus=4, recompute="none"),
-}
-SCALE = scale_task()
-EVERYTHING = (
-    TUNES
-    | {"scale": SCALE}
-    | {f"sweep of {name}": task for name, task in SWEEPS.items()}
-    | {f"layouts of {name}": task for name, task in LAYOUTS.items()}
-)
-LONG = ("exhaustive, three row slices", "deepspeed", "sweep of retuned")
 
-
-@pytest.mark.parametrize(
-    "forget",
-    [
-        pytest.param(False, id="same worker"),
-        pytest.param(True, id="another worker each time", marks=pytest.mark.thorough),
-    ],
-)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.thorough) if name in LONG else name
-        for name in EVERYTHING
-    ],
-)
-def test_paused_after_every_quantum_it_gives_the_same(name: str, forget: bool) -> None:
+@pytest.mark.parametrize("name", [name for name in EVERYTHING if name not in LONG])
+def test_paused_after_every_quantum_it_gives_the_same(name: str) -> None:
     task = EVERYTHING[name]
     expected = undisturbed(task)
-    last, before = paused_everywhere(task, work.resume(), forget) if forget else paused(task)
+    last, before = paused(task)
     assert before
     assert last.result == expected.result
     assert last.artifacts == expected.artifacts
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["bayes", "exhaustive", "sweep of retuned", "layouts of two GPUs"])
-def test_in_another_process_with_other_hashes_too(name: str) -> None:
-    expected = undisturbed(EVERYTHING[name])
-    program = (
-        "import hashlib\n"
-        "from domino_tune.service.tasks import work\n"
-        "from tests.real.domino_tune.service.tasks.test_work import EVERYTHING, paused_everywhere\n"
-        f"last, _ = paused_everywhere(EVERYTHING[{name!r}], work.resume(), True)\n"
-        "for body in (last.result, *last.artifacts.values()):\n"
-        "    print(hashlib.sha256(body).hexdigest())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONHASHSEED": "12345"},
-    )  # fmt: skip
-    assert expected.result is not None
-    bodies = (expected.result, *expected.artifacts.values())
-    assert done.stdout.split() == [hashlib.sha256(body).hexdigest() for body in bodies]
+VERBS: dict[str, Callable[..., Any]] = {"tune": tune, "layout": tune_layouts, "scale": tune_scale}
 
 
-@pytest.mark.sampled(count=3)
-@pytest.mark.parametrize("name", TUNES)
-def test_a_tune_gives_what_the_service_gives(name: str) -> None:
-    task = Task.from_bytes(TUNES[name])
-    assert isinstance(task.request, TuneRequest)
-    answer = to_json(tune(task.request, shelf=SHELF))
+@pytest.mark.parametrize(
+    "name",
+    ["exhaustive", "micro-batches", "scale", *(f"layouts of {name}" for name in LAYOUTS)],
+)
+def test_a_job_gives_what_the_verb_gives(name: str) -> None:
+    task = Task.from_bytes(EVERYTHING[name])
+    answer = to_json(VERBS[task.kind](task.request, shelf=SHELF))
     del answer["seconds"]
-    quantum = undisturbed(TUNES[name])
+    quantum = undisturbed(EVERYTHING[name])
     assert json.loads(quantum.result or b"") == json.loads(json.dumps(answer))
-    assert set(quantum.artifacts) == {"plan", "report", "trace"}
+    if task.kind == "scale":
+        assert [one["layout"] is None for one in answer["points"]] == [False, True, False]
+    else:
+        assert set(quantum.artifacts) == {"plan", "report", "trace"}
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_search_of_layouts_gives_what_the_service_gives(name: str) -> None:
-    task = Task.from_bytes(LAYOUTS[name])
-    assert isinstance(task.request, TuneRequest)
-    answer = to_json(tune_layouts(task.request, shelf=SHELF))
-    del answer["seconds"]
-    quantum = undisturbed(LAYOUTS[name])
-    assert json.loads(quantum.result or b"") == json.loads(json.dumps(answer))
-    assert set(quantum.artifacts) == {"plan", "report", "trace"}
-
-
-def test_a_scale_gives_what_the_service_gives() -> None:
-    task = Task.from_bytes(SCALE)
-    assert isinstance(task.request, TuneRequest)
-    answer = to_json(tune_scale(task.request, shelf=SHELF))
-    del answer["seconds"]
-    assert json.loads(undisturbed(SCALE).result or b"") == json.loads(json.dumps(answer))
-    assert [point["layout"] is None for point in answer["points"]] == [False, True, False]
-
-
-def test_a_scale_goes_on_behind_the_points_that_are_known() -> None:
+def test_a_scale_goes_on_after_the_points_that_are_known() -> None:
     _, before = paused(SCALE)
     points = [point for quantum in before for point in quantum.points]
     assert [index for index, _ in points] == [0, 1, 2]
@@ -162,7 +83,7 @@ def test_a_scale_goes_on_behind_the_points_that_are_known() -> None:
 
 
 def test_a_stopped_scale_has_the_numbers_so_far_and_the_best_of_the_last() -> None:
-    _, before = paused_everywhere(SCALE, work.resume(), forget=False)
+    _, before = paused(SCALE)
     whole = json.loads(undisturbed(SCALE).result or b"")
     began = next(one for one in before if one.done == 2 and b'"layouts"' in one.state)
     for after, known in ((before[0], 1), (next(q for q in before if q.done == 1), 1), (began, 3)):
@@ -190,9 +111,9 @@ def test_layouts_go_on_from_any_state_in_any_order() -> None:
     """A worker that went further, for another runner, takes up an older state as it is."""
     task = LAYOUTS["two GPUs"]
     expected = undisturbed(task)
-    _, before = paused_everywhere(task, work.resume(), forget=False)
+    _, before = paused(task)
     assert [quantum.done for quantum in before] == list(range(1, len(before) + 1))
-    for older in (before[len(before) // 2], before[0], before[-1]):
+    for older in (before[len(before) // 2], before[0]):
         found = finish(task, older.state, 1e9)
         assert (found.result, found.artifacts) == (expected.result, expected.artifacts)
         assert found.done == expected.done
@@ -239,7 +160,7 @@ def test_progress_counts_up_to_the_best() -> None:
     assert last.best == best
 
 
-def test_a_sweep_goes_on_behind_the_points_that_are_known() -> None:
+def test_a_sweep_goes_on_after_the_points_that_are_known() -> None:
     task = SWEEPS["links"]
     _, before = paused(task)
     points = [point for quantum in before for point in quantum.points]
@@ -271,7 +192,7 @@ def test_what_cannot_run_fails_the_same_however_it_is_cut() -> None:
 @pytest.mark.parametrize("name", ["exhaustive", "micro-batches", "layouts of two GPUs"])
 def test_stopped_it_gives_the_best_so_far(name: str) -> None:
     task = EVERYTHING[name]
-    _, before = paused_everywhere(task, work.resume(), forget=False)
+    _, before = paused(task)
     after = before[len(before) // 2]
     for forget in (False, True):
         if forget:
@@ -299,7 +220,7 @@ def test_stopped_before_anything_is_found_it_gives_the_first() -> None:
 
 def test_a_stopped_sweep_has_the_points_so_far() -> None:
     task = SWEEPS["links"]
-    _, before = paused_everywhere(task, work.resume(), forget=False)
+    _, before = paused(task)
     whole = json.loads(undisturbed(task).result or b"")
     assert whole["stopped_by"] is None
     for quantum in before[2:-1]:
@@ -310,26 +231,6 @@ def test_a_stopped_sweep_has_the_points_so_far() -> None:
         assert (last.done, last.total) == (quantum.done, 4)
     ended = work.advance(task, before[-1].state, 1e9, "user")
     assert (ended.result, ended.stopped_by) == (undisturbed(task).result, None)
-
-
-@pytest.mark.thorough
-def test_a_retuned_sweep_is_stopped_within_a_point() -> None:
-    task = SWEEPS["retuned"]
-    last, before = paused_everywhere(task, work.resume(), forget=False)
-    whole = json.loads(last.result or b"")
-    for done in (b"base", b"points"):  # stopped while the unchanged case, or the point, is retuned
-        begun = [one for one in before if b'"record"' in one.state]
-        after = next(one for one in begun if (b'"base"' in one.state) == (done == b"points"))
-        quanta, state = 0, after.state
-        while (stopped := work.advance(task, state, 0.0, "user")).result is None:
-            quanta, state = quanta + 1, stopped.state
-        assert quanta <= 3
-        result = json.loads(stopped.result)
-        assert len(result["points"]) == 1
-        assert result["stopped_by"] == "user"
-        for name in ("base", "points"):
-            found, best = (one[name] if name == "base" else one[name][0] for one in (result, whole))
-            assert found["iteration_ms"] >= best["iteration_ms"]
 
 
 def test_what_is_left_is_at_least_what_comes() -> None:
@@ -380,36 +281,6 @@ def test_overrides_are_made_once() -> None:
 def test_a_task_needs_what_its_request_needs(missing: str) -> None:
     with pytest.raises(InputError, match=f"--{missing}"):
         tune_task(**{missing: None})
-
-
-class TestQuick:
-    def test_simulate(self) -> None:
-        request = SimulateRequest(**{**WORKLOAD, "row_slices": 2})
-        task = Task.of("simulate", request, SHELF).to_bytes()
-        expected = to_json(simulate(request, shelf=SHELF))
-        assert work.quick("simulate", task) == json.dumps(expected, separators=(",", ":")).encode()
-
-    def test_whatif_with_a_plan_file(self) -> None:
-        plan_file = simulate(
-            SimulateRequest(**{**WORKLOAD, "row_slices": 2}), shelf=SHELF
-        ).plan_file
-        request = WhatIfRequest(change=("link_bandwidth=2x",), profile="h100-dgx")
-        task = Task.of("whatif", request, SHELF, plan_file).to_bytes()
-        result = json.loads(work.quick("whatif", task))
-        assert result["points"][0]["changes"] == {"link_bandwidth": "2x"}
-        assert result["base"]["plan"]["row_slices"] == 2
-
-    def test_nothing_else(self) -> None:
-        with pytest.raises(InputError, match="Unknown kind"):
-            work.quick("tune", tune_task())
-
-    def test_errors_are_the_services(self) -> None:
-        request = SimulateRequest(
-            model="gpt3-175b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=1
-        )
-        task = Task.of("simulate", request, DISK).to_bytes()
-        with pytest.raises(InfeasiblePlanError, match="row_slices ≤ 1"):
-            work.quick("simulate", task)
 
 
 def test_errors_travel_between_processes() -> None:

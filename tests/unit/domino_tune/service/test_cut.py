@@ -8,8 +8,8 @@ import pytest
 
 from domino_tune.base.errors import StorageError
 from domino_tune.service.sql.database import open_database
-from tests.real.domino_tune.service import cut
-from tests.real.domino_tune.service.cut import Crashed
+from tests.unit.domino_tune.service import cut
+from tests.unit.domino_tune.service.cut import Crashed
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""Blocks of docs/python.md, and what they print; ``python -m tests.real.python_docs`` renews it."""
+"""Blocks of docs/python.md and what they print.
+
+``python -m tests.support.python_docs`` renews the page.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.conftest import REPOSITORY
+from tests.support.processes import PATIENCE_S
 
 PAGE: Final = REPOSITORY / "docs" / "python.md"
 BLOCK: Final = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<shown>.*?)```\n)?", re.S)
@@ -27,7 +31,7 @@ def printed(page: Path, folder: Path, most: int | None = None) -> list[str]:
     home = {"DOMINO_TUNE_HOME": str(folder / "home"), "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program], cwd=folder,
-        env={**os.environ, **home}, capture_output=True, text=True, timeout=900,
+        env={**os.environ, **home}, capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout.split(f"{MARK}\n")[:-1]

@@ -19,7 +19,7 @@ from domino_tune.base.errors import (
     StorageError,
     meaning_of,
 )
-from domino_tune.client import AsyncClient, Client
+from domino_tune.client import AsyncClient, Client, sync
 from domino_tune.client.address import base_url, is_loopback, validations_of
 from domino_tune.client.answers import check, error_of, json_of, retry_after_s
 from domino_tune.client.bodies import layouts_body, plan_body, tune_body, whatif_body
@@ -112,8 +112,15 @@ def test_what_cannot_be_a_token_is_not_shown(tmp_path: Path, bad: str) -> None:
     assert SECRET not in shown
 
 
-def test_a_token_shows_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_token_shows_nowhere(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(transport: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
     caplog.set_level("DEBUG")
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", refuse)
+    monkeypatch.setattr(sync, "sleep", lambda pause_s: None)
     with Client("http://127.0.0.1:9", token=SECRET) as client:
         held = [repr(client), repr(vars(client)), repr(vars(client._http))]
         with pytest.raises(ServiceError) as caught:

@@ -14,8 +14,8 @@ from domino_tune.store.profiles import load_profile, parse_profile
 from domino_tune.verbs.calibrate import AskedRun
 from domino_tune.verbs.simulate import simulate
 from simulator.errors import InputError
-from tests.real.domino_tune.service.tasks.examples import SHELF, WORKLOAD, finish
 from tests.support.runs import TINY
+from tests.support.tasks import SHELF, WORKLOAD, finish
 
 
 def task(*factors: float) -> bytes:

@@ -13,7 +13,8 @@ from domino_tune.service.tasks.work import quick
 from domino_tune.store.shelf import DISK
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.whatif import whatif
-from simulator.errors import InputError
+from simulator.errors import InfeasiblePlanError, InputError
+from tests.support.tasks import tune_task
 
 WORKLOAD = {
     "model": "gpt3-1.3b", "profile": "h100-dgx", "tp": 8, "seq_length": 1024,
@@ -42,3 +43,25 @@ def test_simulation_is_the_services() -> None:
     request = SimulateRequest(**WORKLOAD)  # type: ignore[arg-type]
     answer = quick("simulate", Task.of("simulate", request, DISK).to_bytes())
     assert json.loads(answer) == json.loads(json.dumps(to_json(simulate(request))))
+
+
+def test_a_plan_file_stands_for_model_and_workload() -> None:
+    sliced = SimulateRequest(**{**WORKLOAD, "row_slices": 2})  # type: ignore[arg-type]
+    plan_file = simulate(sliced).plan_file
+    request = WhatIfRequest(change=("link_bandwidth=2x",), profile="h100-dgx")
+    result = json.loads(quick("whatif", Task.of("whatif", request, DISK, plan_file).to_bytes()))
+    assert result["points"][0]["changes"] == {"link_bandwidth": "2x"}
+    assert result["base"]["plan"]["row_slices"] == 2
+
+
+def test_nothing_else_is_quick() -> None:
+    with pytest.raises(InputError, match="Unknown kind"):
+        quick("tune", tune_task())
+
+
+def test_errors_are_the_services() -> None:
+    request = SimulateRequest(
+        model="gpt3-175b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=1
+    )
+    with pytest.raises(InfeasiblePlanError, match="row_slices ≤ 1"):
+        quick("simulate", Task.of("simulate", request, DISK).to_bytes())

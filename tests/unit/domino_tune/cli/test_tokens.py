@@ -61,11 +61,6 @@ def test_listed_until_revoked(run: Runner) -> None:
     assert "no token 'ci'" in run.refused("tokens", "revoke", "ci")
 
 
-def test_one_name_one_token(run: Runner) -> None:
-    run("tokens", "add", "ci")
-    assert "already" in run.refused("tokens", "add", "ci")
-
-
 def test_another_database(run: Runner) -> None:
     url = f"sqlite:///{run.folder / 'elsewhere.db'}"
     assert run("tokens", "add", "ci", "--database", url).code == 0

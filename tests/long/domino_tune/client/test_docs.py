@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.real.domino_tune.serving import Served, environment, served
+from tests.support.processes import PATIENCE_S
 
 TEXT: Final = (REPOSITORY / "docs" / "client.md").read_text("utf-8")
 PYTHON: Final = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -32,14 +33,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def run(server: Served, words: list[str]) -> str:
     """What a command prints that succeeds."""
     done = subprocess.run(
-        words, env=environment(server.home), capture_output=True, text=True, timeout=900,
+        words, env=environment(server.home), capture_output=True, text=True, timeout=PATIENCE_S,
         cwd=server.home,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
-@pytest.mark.thorough
 def test_the_python_runs(server: Served) -> None:
     for code, shown in zip(PYTHON, SHOWN, strict=True):  # the second lists what the first made
         code = code.replace("http://127.0.0.1:8000", server.url)
@@ -48,14 +48,13 @@ def test_the_python_runs(server: Served) -> None:
         assert "" not in printed.splitlines()
 
 
-@pytest.mark.thorough
 def test_the_command_line_runs(server: Served) -> None:
     found = re.search(r"^python (-m domino_tune tune (?:.*\\\n)*.*)$", TEXT, re.MULTILINE)
     assert found
     words = [sys.executable, *found[1].replace("\\\n", " ").split()]
     words[words.index("https://tuner.example")] = server.url
     done = subprocess.run(
-        words, env=environment(server.home), capture_output=True, text=True, timeout=900,
+        words, env=environment(server.home), capture_output=True, text=True, timeout=PATIENCE_S,
         cwd=server.home,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

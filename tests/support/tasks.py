@@ -84,3 +84,40 @@ def paused(task: bytes) -> tuple[QuantumResult, list[QuantumResult]]:
     """Return the last quantum of a job in one worker, and all before it. What the worker remembers
     of the job may be gone since."""
     return paused_everywhere(task, work.resume(), forget=False)
+
+
+TUNES = {
+    "exhaustive": tune_task(),
+    "exhaustive, three row slices": tune_task(micro_batch_size=3, seq_length=128),
+    "bayes": tune_task(search="bayes", trials=9, seed=3),
+    "random": tune_task(search="random", trials=12),
+    "micro-batches": tune_task(
+        search="random", trials=3, grad_accumulation=2, tune_also=("micro_batch_size",)
+    ),
+    "deepspeed": tune_task(target="deepspeed"),
+}
+SWEEPS = {
+    "links": sweep_task(),
+    "one that cannot be": sweep_task(sweep="tp=2,7"),
+    "changed too": sweep_task(change=("gpu_flops=2x",)),
+    "retuned": sweep_task(
+        retune=True, sweep="link_bandwidth=0.5x", micro_batch_size=1, row_slices=1
+    ),
+}
+LAYOUTS = {
+    "two GPUs": layout_task(),
+    "a fixed tp": layout_task(tp=2, gpus=4, recompute="none"),
+    "no tp": layout_task(tp=1, gpus=4, recompute="none"),
+}
+SCALE = scale_task()
+EVERYTHING = (
+    TUNES
+    | {"scale": SCALE}
+    | {f"sweep of {name}": task for name, task in SWEEPS.items()}
+    | {f"layouts of {name}": task for name, task in LAYOUTS.items()}
+)
+LONG = (
+    "exhaustive, three row slices", "bayes", "deepspeed", "sweep of retuned",
+    "layouts of a fixed tp",
+)  # fmt: skip
+"""Those that take many seconds."""
