@@ -28,6 +28,9 @@ def flops_per_gpu(case: Case, iteration_ns: int) -> float:
 
 
 def mfu(case: Case, iteration_ns: int) -> float | None:
-    """Return the model FLOP/s over the dense peak of the dtype; None where no peak is known."""
-    peak_tflops = case.profile.machine.peak_tflops.get(case.workload.dtype)
-    return flops_per_gpu(case, iteration_ns) / (peak_tflops * 1e12) if peak_tflops else None
+    """Return the model FLOP/s over the dense peak of the dtype, on the machine as it is changed;
+    None where no peak is known."""
+    known = case.profile.machine.peak_tflops.get(case.workload.dtype)
+    if not known:
+        return None
+    return flops_per_gpu(case, iteration_ns) / (known * 1e12 * case.changes.gpu_flops)

@@ -108,7 +108,7 @@ def search(
     Raise what ``pause`` raises, and InfeasiblePlanError when no plan is feasible.
     """
     case, space = plans.case, plans.space
-    check_may_fit(case)
+    check_may_fit(case, request)
     batch = case.workload.micro_batch_size
     progress(f"micro-batch {batch}: {len(space):,} plans of {space.size:,} combinations")
 
@@ -229,12 +229,12 @@ def _trial(case: Case, trial: Trial) -> TrialResult:
     )
 
 
-def check_some_may_fit(cases: Sequence[Case]) -> None:
+def check_some_may_fit(cases: Sequence[Case], request: TuneRequest) -> None:
     """Raise the first case's InfeasiblePlanError where no plan of any case fits the memory."""
     failed = []
     for case in cases:
         try:
-            check_may_fit(case)
+            check_may_fit(case, request)
             return
         except InfeasiblePlanError as error:
             failed.append(error)
