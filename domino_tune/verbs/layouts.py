@@ -38,7 +38,7 @@ from simulator.clocked_form import Layers
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.model_flops import mfu
 from simulator.ordering import order_of
-from simulator.peak import may_fit
+from simulator.peak import may_fit, peak_bytes
 from simulator.pipeline.memory import KeptBytes
 from simulator.plan import SlicePlan, row_problem
 from simulator.sharding import spread_layers
@@ -53,6 +53,19 @@ LEAST_CHUNK_TOKENS: Final = 1024
 """Context parallelism is looked at while its chunks of a sequence have so many tokens."""
 ROW_SLICES: Final = (1, 2, 3, 4)
 COL_SLICES: Final = (1, 2, 4)
+NOT_SEARCHED: Final = {
+    "userbuffers, async-TP and tile fusion in other layouts than the best": "",
+    "recomputation of some layers only, or of single ops": "recompute",
+    "stages more uneven than the layers make them": "",
+    "tensor parallelism across nodes": "tp",
+    f"micro-batches above {MOST_MICRO_BATCH}": "micro_batch_size",
+    f"vpp above {MOST_VPP}": "vpp",
+    f"more than {ROW_SLICES[-1]} row or {COL_SLICES[-1]} column slices, and fixed orders": "",
+    "other sharing among replicas": "data_parallel",
+    "other schedules of a pipeline": "pp_schedule",
+    "other exchanges of context-parallel ranks": "cp_comm",
+}
+"""What no search looks at, though it may be faster -> the field that asks for it or forbids it."""
 
 
 class Layout(NamedTuple):
@@ -97,6 +110,7 @@ def tune_layouts(
     progress(f"{len(space.candidates):,} layouts that may fit")
     search = LayoutSearch(space.candidates, progress, on_all_cores)
     search.run()
+    progress(f"{search.evaluations:,} plans done, none left; comparing strategies")
     return replace(conclude(space, search, on_all_cores), seconds=time.perf_counter() - began)
 
 
@@ -124,19 +138,17 @@ def conclude(
         raise _nothing_fits(base, space.request)
     best = kept[0].best()
     assert best is not None
-    rival = None if stopped_by else search.best_unsliced()
-    rival_ns = rival.best_ns(rival.unsliced) if rival else None
     chosen = Chosen(plan=best.plan, order=order_of(kept[0].case, best.plan))
     looked = Counter("memory" for one in candidates if one.fits_not)
     simulated = simulate_plan(kept[0].case, chosen, judged=ahead)
+    rival = None if stopped_by else _without_domino(search, kept[0], simulated)
+    rival_ns = rival[1].iteration_ns if rival else None
     return LayoutsResult(
         best=simulated,
         gpus=base.cluster.world_size,
         global_batch_size=_batch(space.request),
         layouts=tuple(_result(one, one.best(), rival_ns) for one in kept),
-        best_without_domino=(
-            _result(rival, rival.best(rival.unsliced), rival_ns) if rival else None
-        ),
+        best_without_domino=_result(*rival, rival_ns) if rival else None,
         frontier=_frontier(search, rival_ns),
         optimality="best_found" if stopped_by else "proven",
         candidates=len(candidates),
@@ -146,7 +158,27 @@ def conclude(
         seconds=0.0,
         stopped_by=stopped_by,
         frameworks=_frameworks(kept[0].case, simulated),
+        not_searched=tuple(
+            text
+            for text, name in NOT_SEARCHED.items()
+            if not name or getattr(space.request, name) is None
+        ),
     )
+
+
+def _without_domino(
+    search: LayoutSearch, first: Candidate, simulated: SimulateResult
+) -> tuple[Candidate, Timed] | None:
+    """Return the layout and the plan that are the fastest without Domino: plain Megatron-LM in any
+    layout, or what the verdict compares in the best one. None where none fits."""
+    plain = search.best_unsliced()
+    found = [(plain, plain.best(plain.unsliced))] if plain else []
+    for one in simulated.verdict.contestants if simulated.verdict else ():
+        if one.fits and one.strategy != "domino":
+            time_ns = round(one.iteration_ms / MS_PER_NS)
+            found.append((first, Timed(one.plan, time_ns, peak_bytes(first.case, one.plan))))
+    fits = [(candidate, timed) for candidate, timed in found if timed is not None]
+    return min(fits, key=lambda one: one[1].iteration_ns, default=None)
 
 
 def _frameworks(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:

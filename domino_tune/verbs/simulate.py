@@ -134,7 +134,7 @@ def _rows(case: Case, chosen: Chosen) -> tuple[dict[str, Chosen], list[str]]:
 
 
 def micros_shown(pp: int, vpp: int) -> int:
-    """Return how many micro-batches are drawn at most: MICROS_PLAYED, and with virtual stages, which
+    """Return how many micro-batches are drawn at most: MICROS_PLAYED, or with virtual stages, which
     need a multiple of the stages, the next of these."""
     step = pp if vpp > 1 else 1
     return math.ceil(MICROS_PLAYED / step) * step
@@ -172,8 +172,8 @@ def _result(
         baseline_ms=baseline.iteration_ms,
         no_comm_ms=bound.iteration_ms,
         speedup=baseline.iteration_ms / mine.iteration_ms,
-        baseline_no_sp_ms=no_sp and no_sp.iteration_ms,
-        speedup_no_sp=no_sp and no_sp.iteration_ms / mine.iteration_ms,
+        baseline_no_sp_ms=no_sp.iteration_ms if no_sp else None,
+        speedup_no_sp=no_sp.iteration_ms / mine.iteration_ms if no_sp else None,
         comm_ms=mine.comm_ms,
         exposed_comm_ms=mine.exposed_comm_ms,
         hidden_comm_fraction=mine.hidden_comm_fraction,

@@ -1,4 +1,4 @@
-"""Whether a search may fit the memory; if not, with the change that would: a question of seconds."""
+"""Whether a search may fit the memory; if not, what would: a question of seconds."""
 
 from __future__ import annotations
 
