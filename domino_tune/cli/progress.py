@@ -17,7 +17,7 @@ from domino_tune.base.tables import print_line
 
 FIRST_S: Final = 3.0
 """A command that ends sooner prints no line."""
-EVERY_S: Final = 9.0
+EVERY_S: Final = 8.0
 """Between two lines: at least one in ten seconds."""
 
 
