@@ -23,33 +23,33 @@ LONG_S: Final = 60.0
 class Pace:
     """How far a search is, in words: steps done, those left at most, and the time that they take.
 
-    ``count``: how many are left at most, None where that is not known yet.
+    What is left is told at the steps at which it ``recounts``.
     """
 
-    def __init__(
-        self, count: Callable[[], int | None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._count = count
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._began = clock()
         self._steps = 0
         self._left: int | None = None
-        self._next = 1
+        self._next = 0
 
-    def step(self, done: int) -> str:
-        """Return the words after one more step; ``done``: all so far, here and before."""
+    @property
+    def recounts(self) -> bool:
+        """Whether the next step needs to be told what is left."""
+        return self._left is None or self._steps >= self._next
+
+    def step(self, done: int, left: int | None) -> str:
+        """Return the words after one more step; ``done``: all so far, here and before. ``left``:
+        how many are left at most; None where that is not known, or was not asked for."""
         self._steps += 1
-        if self._left is not None:
+        if left is not None:
+            self._left, self._next = left, self._steps + RECOUNT
+        elif self._left is not None:
             self._left = max(0, self._left - 1)
-        if self._left is None or self._steps >= self._next:
-            self._left = self._count()
-            self._next = self._steps + RECOUNT
         words = f"{done:,} plan{'s' * (done > 1)} done"
+        each_s = (self._clock() - self._began) / self._steps
         if self._left is None:
-            each_s = (self._clock() - self._began) / self._steps
             return words + f", {each_s:,.0f} s each" * (each_s >= 1)
-        return f"{words}, at most {self._left:,} left{self._minutes(self._left)}"
-
-    def _minutes(self, left: int) -> str:
-        seconds = left * (self._clock() - self._began) / self._steps
-        return f", up to {seconds / 60:,.0f} minutes more" if seconds >= LONG_S else ""
+        more_s = self._left * each_s
+        minutes = f", up to {more_s / 60:,.0f} minutes more" * (more_s >= LONG_S)
+        return f"{words}, at most {self._left:,} left{minutes}"

@@ -15,10 +15,9 @@ from domino_tune.base.printable import printable
 from domino_tune.base.progress import Progress
 from domino_tune.base.tables import print_line
 
-FIRST_S: Final = 3.0
-"""A command that ends sooner prints no line."""
 EVERY_S: Final = 8.0
-"""Between two lines: at least one in ten seconds."""
+"""From line to line, so that one comes in every ten seconds; a command that ends sooner prints
+none."""
 
 
 class Lines:
@@ -28,7 +27,7 @@ class Lines:
         self._write = write
         self._clock = clock
         self._began = clock()
-        self._due = self._began + FIRST_S
+        self._due = self._began + EVERY_S
         self._message = "started"
 
     def __call__(self, message: str) -> None:

@@ -161,7 +161,7 @@ class LayoutSearch:
         self._progress = progress
         self._ahead = ahead
         self._pause = pause
-        self._pace = Pace(lambda: self.left)
+        self._pace = Pace()
         self._best_ns = {
             number: one.best_ns() for number, one in enumerate(candidates) if one.timed
         }
@@ -193,7 +193,8 @@ class LayoutSearch:
         one = self.candidates[look.number]
         one.timed[look.plan] = timed
         self._best_ns[look.number] = one.best_ns()
-        words = self._pace.step(self.evaluations)
+        left = self.left if self._pace.recounts else None
+        words = self._pace.step(self.evaluations, left)
         self._progress(f"{words}; {one.case.cluster.levels}: {look.plan.label}")
         self._pause()
 

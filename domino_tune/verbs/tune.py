@@ -120,10 +120,10 @@ def search(
             return max(0, min(limit, len(space)) - len(record.history))
         return plans.problem.left(record)
 
-    pace = Pace(left)
+    pace = Pace()
 
     def report(trial: Trial) -> None:
-        words = pace.step(len(record.history))
+        words = pace.step(len(record.history), left() if pace.recounts else None)
         progress(f"{words}; {trial.plan.label}: {trial.iteration_ns * MS_PER_NS:,.1f} ms")
 
     options = SearchOptions(
