@@ -50,6 +50,10 @@ def test_files_are_those_of_the_verb(client: httpx.Client, tuned: Any, tmp_path:
     file.write_bytes(answer.content)
     plan = load_plan(file)
     assert plan.predicted.iteration_ms == pytest.approx(tuned["result"]["best"]["iteration_ms"])
+    for one in tuned["result"]["simulation"]["verdict"]["contestants"]:
+        compared = good(client.get(links["plan"], params={"of": one["strategy"]}))
+        assert compared["plan"]["strategy"] == one["strategy"]
+        assert round(compared["predicted"]["iteration_ms"], 6) == one["iteration_ms"]
     exportable = ("env", "megatron")
     for to in exportable:
         told = good(client.get(links["plan"], params={"to": to}))
