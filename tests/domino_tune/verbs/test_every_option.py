@@ -110,7 +110,7 @@ def test_tune_begins(asked: dict[str, Any]) -> None:
     request = TuneRequest(**{"search": "random", **_job(asked), "trials": 1})
     check_simulated(request)
     for case in cases_to_tune(resolve(request), request.tune_also):
-        assert search(CasePlans(case=case, target=None), request).found.best
+        assert search(CasePlans(case=case, target=None), request).found.best.iteration_ns > 0
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "per-op", "full"])
