@@ -28,8 +28,8 @@ def flops_per_gpu(case: Case, iteration_ns: int) -> float:
 
 
 def mfu(case: Case, iteration_ns: int) -> float | None:
-    """Return the model FLOP/s over the dense peak of the dtype, on the machine as it is changed; None
-    where no peak is known, or the rate is above it, which then is not the peak of what was
+    """Return the model FLOP/s over the dense peak of the dtype, on the machine as it is changed;
+    None where no peak is known, or the rate is above it, which then is not the peak of what was
     multiplied."""
     peak_tflops = case.profile.machine.peak_tflops.get(case.workload.dtype)
     if not peak_tflops:
