@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,13 +24,6 @@ STOP_S: Final = 20.0
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 SAID: Final = re.compile(r"domino_tune serves (http://\S+) until Ctrl-C")
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-
-
-def free_port() -> int:
-    """Return a TCP port of the loopback interface that is free now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @dataclass(kw_only=True)

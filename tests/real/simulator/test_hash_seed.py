@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,3 +48,19 @@ def test_an_order_is_the_same() -> None:
 @pytest.mark.parametrize("search", SEARCHES)
 def test_a_search_is_the_same(search: str) -> None:
     assert len(printed(SHOW_SEARCH, search)) == 1
+
+
+def test_a_plan_file_is_the_same(tmp_path: Path) -> None:
+    words = (
+        "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--tp", "2", "--seq-length", "256",
+        "--micro-batch-size", "2", "--search", "random", "--trials", "3", "--out",
+    )  # fmt: skip
+    written = []
+    for seed in ("0", "1"):
+        path = tmp_path / f"{seed}.json"
+        subprocess.run(
+            [sys.executable, "-m", "domino_tune", *words, str(path)], check=True,
+            cwd=REPOSITORY, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True,
+        )  # fmt: skip
+        written.append(path.read_bytes())
+    assert written[0] == written[1]

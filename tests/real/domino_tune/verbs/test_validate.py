@@ -326,3 +326,11 @@ def test_one_rank_alone_plays_any_group_with_emulated_collectives(files: Files) 
     ]
     assert collectives
     assert all(measured_ns >= alone_ns for measured_ns, alone_ns in collectives)
+
+
+def test_missing_cuda_is_said_before_another_machine(
+    run: Runner, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    text = run.refused("validate", *files.options, "--backend", "nccl")
+    assert "torch sees no CUDA device" in text

@@ -46,14 +46,6 @@ def test_a_profile_of_another_machine_is_refused(run: Runner, files: Files) -> N
         assert name in text
 
 
-def test_missing_cuda_is_said_before_another_machine(
-    run: Runner, files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    text = run.refused("validate", *files.options, "--backend", "nccl")
-    assert "torch sees no CUDA device" in text
-
-
 def test_attention_dropout_is_refused_before_ranks_start(run: Runner, files: Files) -> None:
     model = replace(load_plan(files.two).model, attention_dropout=0.1)
     text = run.refused("validate", *of_changed_plan(run, files, model=model))
