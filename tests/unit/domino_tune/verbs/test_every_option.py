@@ -49,7 +49,9 @@ ELSEWHERE: Final = {
 }  # fmt: skip
 
 
-def _asked(kind: type[Request]) -> Iterator[Any]:
+def _asked(kind: type[Request], sampled: tuple[pytest.MarkDecorator, ...] = ()) -> Iterator[Any]:
+    """Yield a case for each value of each option; ``sampled`` marks those after an option's first
+    one that is not its default."""
     for item in fields(kind):
         if item.name in ELSEWHERE:
             continue
@@ -60,8 +62,10 @@ def _asked(kind: type[Request]) -> Iterator[Any]:
         if not values:
             assert "bool" in str(item.type), f"give {item.name} a value in VALUES"
             values = (True, False)
+        shown = next((value for value in values if value != item.default), values[0])
         for value in values:
-            yield pytest.param({item.name: value}, id=f"{item.name}={value}")
+            marks = () if value == shown else sampled
+            yield pytest.param({item.name: value}, id=f"{item.name}={value}", marks=marks)
 
 
 def _job(asked: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -94,8 +98,9 @@ def test_simulate_has_a_verdict(asked: dict[str, Any]) -> None:
     assert simulate(SimulateRequest(**_job(asked))).verdict
 
 
-@pytest.mark.parametrize("asked", list(_asked(WhatIfRequest)))
+@pytest.mark.parametrize("asked", list(_asked(WhatIfRequest, (pytest.mark.sampled(count=4),))))
 def test_whatif_answers(asked: dict[str, Any]) -> None:
+    """Of most options one value suffices: simulate, which answers the same, is asked all."""
     more = {} if set(asked) & {"change", "sweep"} else {"change": ("link_latency=2x",)}
     question = ask(WhatIfRequest(**_job(asked, **more)))
     best = (lambda case: question.chosen) if question.retune else None
