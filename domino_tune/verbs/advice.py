@@ -28,10 +28,10 @@ class OutOfTimeError(Exception):
 
 
 class Deadline:
-    """Ends a search for advice after ``seconds``."""
+    """Ends a search for advice after ``seconds`` (default: ``ADVICE_S``)."""
 
-    def __init__(self, seconds: float = ADVICE_S) -> None:
-        self._until = time.monotonic() + seconds
+    def __init__(self, seconds: float | None = None) -> None:
+        self._until = time.monotonic() + (ADVICE_S if seconds is None else seconds)
 
     def check(self) -> None:
         """Raise OutOfTimeError when the time is over."""
