@@ -17,16 +17,10 @@ from domino_tune.base.units import parse_quantity
 from domino_tune.requests import TuneRequest
 from domino_tune.search import SpaceSpec, slicings_of
 from domino_tune.store.formats.hf_config import field_name
-from domino_tune.verbs.layouts import (
-    COL_SLICES,
-    ROW_SLICES,
-    Layout,
-    case_of,
-    layouts_of,
-    weights_fit,
-)
+from domino_tune.verbs.advice import weights_fit
+from domino_tune.verbs.layouts import COL_SLICES, ROW_SLICES, Layout, case_of, layouts_of
 from domino_tune.verbs.resolve import usual_sharing
-from domino_tune.verbs.simulate import MICROS_PLAYED, shortened
+from domino_tune.verbs.simulate import micros_shown, shortened
 from domino_tune.verbs.tune import cases_to_tune
 from domino_tune.verbs.whatif import parse_changes, parse_sweep
 from simulator.case import Case
@@ -212,8 +206,7 @@ def _check_ops_of_layouts(case: Case, request: TuneRequest, layouts: Iterable[La
     """Refuse layouts that take long to play in full; those that do not fit are not played."""
     counted: dict[tuple[Any, ...], int] = {}
     for one in layouts:
-        shown = max(MICROS_PLAYED, one.pp if one.vpp > 1 else 1)  # as ``shortened`` leaves them
-        micros = min(one.micros(request.global_batch_size or 0), shown)
+        micros = min(one.micros(request.global_batch_size or 0), micros_shown(one.pp, one.vpp))
         key = one.tp > 1, one.cp, one.pp, one.vpp, one.recompute, micros
         if key not in counted:
             counted[key] = layout_ops(case, request, one, micros)

@@ -25,15 +25,23 @@ To = Annotated[
     Query(description="For this framework; none: the plan file itself."),
 ]
 
+Of = Annotated[
+    Literal["megatron", "domino", "userbuffers", "async-tp", "fused"] | None,
+    Query(description="The plan of this strategy of the verdict; none: the best plan."),
+]
+
 
 async def plan_response(
-    request: Request, caller: Caller, kind: JobKind, job_id: str, to: str | None
+    request: Request, caller: Caller, kind: JobKind, job_id: str, to: str | None, of: str | None
 ) -> Response:
-    """Answer with the best plan, as a plan file, or as what makes the framework ``to`` run it.
+    """Answer with the best plan, or that of the strategy ``of``, as a plan file, or as what makes
+    the framework ``to`` run it.
 
     Raise NotFoundError, and as ``export_plan`` does.
     """
     data = await _artifact(request, caller, kind, job_id, "plan")
+    if of not in (None, json.loads(data)["plan"]["strategy"]):
+        data = await _artifact(request, caller, kind, job_id, f"plan-{of}")
     if to is None:
         return json_response(data)
     shelf = parts_of(request).library.shelf()

@@ -20,6 +20,7 @@ from api.generate import LONGEST_SLUG, Wire
 from api.kinds import KINDS
 from api.parts import Parts
 from api.problems import Fault, ProblemError
+from api.tasks import check_fits
 from api.wire import SLUG, body_bytes, in_thread, parts_of
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
@@ -36,6 +37,8 @@ MOST_STREAMS: Final = 32
 RETRY_S: Final = 1
 """Retry-After of a job that was just submitted."""
 LONGEST_SEARCH: Final = 100
+SEARCHES: Final = ("tune", "layout", "scale")
+"""Kinds of jobs that are refused where nothing fits the memory."""
 _WAIT: Final = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?([0-9]{1,6})\"?\s*(?=$|[,;])", re.ASCII)
 
 Prefer = Annotated[
@@ -131,6 +134,8 @@ async def _queued(
     if earlier is not None:
         return earlier
     new = await in_thread(KINDS[kind].new, body, parts.library, caller.owner)
+    if kind in SEARCHES:
+        await check_fits(request, new.task)
     job, created = await in_thread(parts.jobs.submit, new, given, parts.settings.most_queued)
     if created:
         parts.wake()

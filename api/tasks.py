@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import Any, Final
@@ -12,6 +13,7 @@ from starlette.requests import Request
 
 from api.bounds import MOST_OPS, MOST_OPS_AT_ONCE, check_layouts, check_setup
 from api.generate import Wire, to_request
+from api.problems import ProblemError
 from api.wire import in_thread, parts_of, run_quick
 from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
 from domino_tune.search.simulated import check_target
@@ -22,10 +24,9 @@ from domino_tune.service.tasks.task import ASKED, Task
 from domino_tune.store.models import LoadedModel
 from domino_tune.store.plans import PlanFile, plan_from_json
 from domino_tune.store.shelf import Shelf
-from domino_tune.verbs.layouts import base_of, check_may_fit
+from domino_tune.verbs.layouts import base_of
 from domino_tune.verbs.resolve import plan_of, resolve
 from domino_tune.verbs.scale import no_layout, requests_of
-from domino_tune.verbs.tune import cases_to_tune, check_some_may_fit
 from domino_tune.verbs.whatif import parse_changes, parse_sweep
 from simulator.errors import DominoTuneError
 
@@ -45,6 +46,13 @@ async def answer_at_once(request: Request, kind: str, body: Wire) -> bytes:
     """Return the result's JSON, computed or stored. Raise as the verbs do, and ProblemError."""
     task = await in_thread(task_bytes, kind, body, parts_of(request).library)
     return await run_quick(request, kind, task)
+
+
+async def check_fits(request: Request, task: bytes) -> None:
+    """Raise the error of a search that nothing fits, with what would, as a worker finds it. Where
+    no worker has the time, the job itself will tell."""
+    with suppress(ProblemError):
+        await run_quick(request, "fits", task)
 
 
 def _key(kind: str, body: Wire, library: Library) -> str:
@@ -84,13 +92,11 @@ def _check_tune(request: TuneRequest, plan_file: None, shelf: Shelf) -> None:
     case = resolve(request, shelf=shelf)
     check_setup(case, tune_also=request.tune_also)
     check_target(case, request.target)
-    check_some_may_fit(cases_to_tune(case, request.tune_also))
 
 
 def _check_layouts(request: TuneRequest, plan_file: None, shelf: Shelf) -> None:
     case = base_of(request, shelf)
     check_layouts(case, request)
-    check_may_fit(case, request)
 
 
 def _check_scale(request: TuneRequest, plan_file: None, shelf: Shelf) -> None:
@@ -131,8 +137,9 @@ CHECKS: Final[Mapping[str, Callable[[Any, Any, Shelf], None]]] = {
     "simulate": _check_simulation,
     "whatif": partial(_check_what_if, most_ops=MOST_OPS_AT_ONCE),
 }
-"""What refuses, for each kind of task, a request that would take too long, or cannot fit, before
-anything is built from it: called with the request, its plan file, if any, and the shelf."""
+"""What refuses, for each kind of task, a request that would take too long, before anything is built
+from it: called with the request, its plan file, if any, and the shelf. Whether it fits the memory,
+and what else would, takes a worker (``check_fits``)."""
 
 
 def _shown(body: Wire) -> dict[str, Any]:

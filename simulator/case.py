@@ -156,8 +156,7 @@ class Case:
         if peak_bytes > self.capacity_bytes:
             raise InfeasiblePlanError(
                 f"{plan.label} needs {peak_bytes / GIB:,.1f} GiB at its peak, but "
-                f"{self.profile.machine.gpu} has {self.capacity_bytes / GIB:,.0f} GiB; lower "
-                "--micro-batch-size or --seq-length, or raise --tp.",
+                f"{self.profile.machine.gpu} has {self.capacity_bytes / GIB:,.0f} GiB.",
                 reason="memory",
             )
 

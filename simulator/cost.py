@@ -72,6 +72,11 @@ class Changes:
                     f"got {value:.4g}."
                 )
 
+    @property
+    def of_gpu(self) -> bool:
+        """Whether the GPU has other rates than the profile's."""
+        return (self.gpu_flops, self.memory_bandwidth) != (1.0, 1.0)
+
 
 NO_CHANGES: Final = Changes()
 SECTION_OF: Final[dict[str, str]] = {

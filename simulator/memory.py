@@ -19,6 +19,7 @@ from simulator.case import Case
 from simulator.edges import Edges
 from simulator.issue_order import LayerOrder, without_recomputation
 from simulator.ordering import order_of
+from simulator.overlap import buffers_of
 from simulator.plan import MAX_ROW_SLICES, SlicePlan, row_problem
 from simulator.recomputation import RECOMPUTED_SUFFIX
 from simulator.schedule import OpTemplate, Schedule, Segment
@@ -48,7 +49,8 @@ MAIN_BYTES: Final = 4
 
 class Memory(NamedTuple):
     """Bytes of one rank at its peak. ``optimizer``: main parameters and Adam's moments;
-    ``activations``: all values of the schedule but logits; ``buffers``: the library's workspaces.
+    ``activations``: all values of the schedule but logits; ``buffers``: workspaces of the library
+    and of the plan's strategy.
     Fragmentation and the communicators' own memory are not counted."""
 
     parameters: int
@@ -84,10 +86,19 @@ def held_parameters(case: Case, shapes: Shapes) -> Memory:
 
 
 def _buffer_bytes(case: Case, shapes: Shapes) -> int:
-    """Return the bytes of cuBLAS's workspace, and of an empty gradient of each shape in a layer."""
+    """Return the bytes of cuBLAS's workspace, of an empty gradient of each shape in a layer, and of
+    the buffers through which the plan's strategy communicates."""
     workspace = WORKSPACE_BYTES if case.profile.machine.backend == "nccl" else 0
     kept = case.workload.implementation.dummy_wgrads * shapes.linear_parameters
-    return workspace + kept * shapes.element
+    return workspace + kept * shapes.element + _strategy_bytes(case, shapes)
+
+
+def _strategy_bytes(case: Case, shapes: Shapes) -> int:
+    plan, cluster = shapes.plan, case.cluster
+    own = buffers_of(plan.strategy, plan.tp_comm_overlap)
+    tokens = case.workload.tokens // cluster.cp
+    each = tokens * case.model.hidden_size * case.workload.dtype_bytes
+    return own.whole * each + own.shares * each // cluster.tp
 
 
 def unpiped_memory(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Memory:

@@ -28,8 +28,11 @@ def flops_per_gpu(case: Case, iteration_ns: int) -> float:
 
 
 def mfu(case: Case, iteration_ns: int) -> float | None:
-    """Return the model FLOP/s over the dense peak of the dtype; None where no peak is known, or the
-    rate is above it, which then is not the peak of what was multiplied."""
+    """Return the model FLOP/s over the dense peak of the dtype, on the machine as it is changed;
+    None where no peak is known, or the rate is above it, which then is not the peak of what was
+    multiplied."""
     peak_tflops = case.profile.machine.peak_tflops.get(case.workload.dtype)
-    share = flops_per_gpu(case, iteration_ns) / (peak_tflops * 1e12) if peak_tflops else None
-    return share if share is None or share <= 1 else None
+    if not peak_tflops:
+        return None
+    share = flops_per_gpu(case, iteration_ns) / (peak_tflops * 1e12 * case.changes.gpu_flops)
+    return share if share <= 1 else None

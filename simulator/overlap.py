@@ -116,6 +116,35 @@ def overlap_of(strategy: str, told: tuple[str, ...], gemm: str) -> Overlap:
     return _overlaps(strategy, told)[gemm] if strategy in RIVALS else NONE
 
 
+class Buffers(NamedTuple):
+    """What a strategy registers for its collectives beside the values of the schedule: buffers of a
+    micro-batch's tokens × hidden (``whole``), and of a rank's share of them (``shares``)."""
+
+    whole: int = 0
+    shares: int = 0
+
+
+def buffers_of(strategy: str, told: tuple[str, ...]) -> Buffers:
+    """Return the buffers of a strategy; none of one that is no rival.
+
+    TransformerEngine has one for each GEMM, and with ``bulk`` a second one, since dgrad's input and
+    output move beside different GEMMs: ten with its usual methods (``add_ub`` for each name of
+    ``initialize_ub``). PyTorch has one workspace for all GEMMs of a group, of two chunks, and the
+    outputs that ``push`` brings together. Flux has an input and an output buffer.
+    """
+    if strategy not in RIVALS:
+        return Buffers()
+    methods = [overlap.method for overlap in _overlaps(strategy, told).values()]
+    hiding = [method for method in methods if method != "none"]
+    if strategy == "userbuffers":
+        return Buffers(whole=len(hiding) + hiding.count("bulk"))
+    if strategy == "async-tp":
+        return Buffers(whole=int("push" in hiding), shares=2 * bool(hiding))
+    gathers = any(overlap_of(strategy, told, gemm) != NONE for gemm in GATHERS)
+    sums = any(overlap_of(strategy, told, gemm) != NONE for gemm in SUMS)
+    return Buffers(whole=gathers + sums)
+
+
 def check_overlaps(strategy: str, texts: tuple[str, ...]) -> None:
     """Raise InputError unless each text is GEMM=METHOD with numbers that the strategy can have."""
     if texts and strategy not in RIVALS:

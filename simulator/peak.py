@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from simulator.case import Case
 from simulator.chunks import joined
@@ -57,4 +58,5 @@ def static_memory(case: Case, plan: SlicePlan) -> Memory:
 def _least_bytes(case: Case) -> Iterator[int]:
     if case.cluster.pp == 1:
         return head_bytes(case)
-    return iter([sum(static_memory(case, MEGATRON))])
+    usual = replace(MEGATRON, sequence_parallel=case.modes[0])
+    return iter([sum(static_memory(case, usual))])

@@ -196,31 +196,31 @@ def check_plan_fits(
             reason="tokens",
         )
     if workload.recompute == "per-op" and not (plan.sequence_parallel and cluster.tp > 1):
+        lacking = "--sequence-parallel" if cluster.tp > 1 else "tp ≥ 2"
         raise InfeasiblePlanError(
-            "--recompute per-op is simulated as torchtitan chooses among ops on sharded tokens: it "
-            f"needs tp ≥ 2 and --sequence-parallel, got tp = {cluster.tp}; use --recompute none or "
-            "full.",
+            "--recompute per-op is simulated as torchtitan chooses among ops on sharded tokens: "
+            f"{plan.label} needs {lacking} for it; use --recompute none or full.",
             reason="tokens",
         )
     problem = row_problem(plan, workload, cluster)
     if problem:
         raise InfeasiblePlanError(problem, reason="rows")
     if plan.strategy in RIVALS and (cluster.tp == 1 or cluster.tp_group[0] > 1):
+        most = cluster.ranks_per_node
+        fix = f"; use --tp {2 if most == 2 else f'2 … {most}'}" if most > 1 else ""
         raise InfeasiblePlanError(
-            f"Strategy {plan.strategy!r} needs a tensor-parallel group inside one node, got tp = "
-            f"{cluster.tp}; use --tp 2 … {cluster.ranks_per_node}.",
+            f"Strategy {plan.strategy!r} needs a tensor-parallel group inside one node of {most} "
+            f"rank{'s' * (most > 1)}, got tp = {cluster.tp}{fix}.",
             reason="strategy",
         )
     for name in _COUNTS[1:]:
         pieces = getattr(plan, name)
         if model.hidden_size % pieces:
-            below = next(p for p in range(pieces, 0, -1) if model.hidden_size % p == 0)
-            above = next(
-                p for p in range(pieces, model.hidden_size + 1) if model.hidden_size % p == 0
-            )
+            works = [p for p in range(1, MAX_COL_SLICES + 1) if model.hidden_size % p == 0]
+            near = [*[p for p in works if p < pieces][-1:], *[p for p in works if p > pieces][:1]]
             raise InfeasiblePlanError(
                 f"hidden_size = {model.hidden_size} does not divide by {name} = {pieces}; "
-                f"nearest that work: {below} and {above}.",
+                f"nearest that work: {' and '.join(map(str, near))}.",
                 reason="hidden",
             )
 
@@ -236,7 +236,8 @@ def row_problem(plan: SlicePlan, workload: Workload, cluster: ClusterSpec) -> st
     if plan.slice_dim == "batch" and rows > batch:
         return (
             f"row_slices = {rows} needs at least as many sequences, but micro_batch_size = "
-            f"{batch}; use row_slices ≤ {batch}, a larger micro-batch, or --slice-dim sequence."
+            f"{batch}; use row_slices ≤ {batch}, a larger micro-batch"
+            + (", or --slice-dim sequence." if cluster.cp == 1 and plan.order != "paper" else ".")
         )
     if plan.slice_dim == "sequence" and cluster.cp > 1:
         return (

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from simulator.errors import InputError
 from simulator.specs import ClusterSpec, ModelSpec, Workload, require_divisible
 
 
-def _nearest_tp(model: ModelSpec, cluster: ClusterSpec) -> list[int]:
-    """Return the tp that work, next to the cluster's, and fill part of a node or whole nodes."""
+def _nearest_tp(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[int]:
+    """Return the tp that work, next to the cluster's: the other sizes of the job fit them, and they
+    divide its sequences. Ranks of more than a node are told only to who asks for them."""
     per_node, kv_heads = cluster.ranks_per_node, model.num_key_value_heads
     common = math.gcd(model.num_attention_heads, model.intermediate_size)
-    whole = (n for n in range(1, common + 1) if n <= per_node or n % per_node == 0)
-    works = [n for n in whole if common % n == 0 and _shares_kv_heads(kv_heads, n)]
+    common = math.gcd(common, workload.seq_length // math.gcd(workload.seq_length, cluster.cp))
+    most = common if cluster.tp > per_node else min(common, per_node)
+    works = [
+        n for n in range(1, most + 1)
+        if common % n == 0 and _shares_kv_heads(kv_heads, n) and _fits_nodes(cluster, n)
+    ]  # fmt: skip
     return [*[n for n in works if n < cluster.tp][-1:], *[n for n in works if n > cluster.tp][:1]]
+
+
+def _fits_nodes(cluster: ClusterSpec, tp: int) -> bool:
+    """Return whether the cluster can have ``tp`` and its other sizes on nodes as they are."""
+    try:
+        replace(cluster, tp=tp)
+    except InputError:
+        return False
+    return True
 
 
 def _shares_kv_heads(kv_heads: int, tp: int) -> bool:
@@ -48,7 +63,7 @@ def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
     for name in ("num_attention_heads", "intermediate_size"):
         size = getattr(model, name)
         if size % tp:
-            fix = _tp_hint(model, cluster)
+            fix = _tp_hint(model, workload, cluster)
             if name == "intermediate_size":  # it may be any multiple of tp
                 fix += f"; nearest multiples: {size // tp * tp or tp} or {(size // tp + 1) * tp}"
             hint = _heads_hint(model, tp)
@@ -56,7 +71,7 @@ def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
     if not _shares_kv_heads(kv_heads, tp):
         raise InputError(
             f"num_key_value_heads = {kv_heads} is neither a multiple nor a divisor of tp = {tp}; "
-            f"{_tp_hint(model, cluster)}."
+            f"{_tp_hint(model, workload, cluster)}."
         )
     _check_length(model, workload)
     if workload.recompute_layers > model.num_hidden_layers:
@@ -66,11 +81,11 @@ def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
         )
 
 
-def _tp_hint(model: ModelSpec, cluster: ClusterSpec) -> str:
-    near = " or ".join(map(str, _nearest_tp(model, cluster)))
+def _tp_hint(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> str:
+    near = " or ".join(map(str, _nearest_tp(model, workload, cluster))) or "none"
     kv_heads = ", and is a divisor or a multiple of its kv heads"
     grouped = kv_heads if model.num_key_value_heads != model.num_attention_heads else ""
-    return f"nearest tp that divides the model's heads and ffn{grouped}: {near}"
+    return f"nearest tp that divides the sequences, the model's heads and ffn{grouped}: {near}"
 
 
 def recomputed_layers(model: ModelSpec, workload: Workload) -> int:

@@ -7,7 +7,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.files import To, plan_response, report_response, trace_response
+from api.files import Of, To, plan_response, report_response, trace_response
 from api.job_schemas import LayoutSearch
 from api.routes.of_jobs import Nouns, Texts, job_routes
 from api.schemas import LayoutBody, PlanAnswer, Trace
@@ -30,10 +30,12 @@ routes: Final = job_routes(
 
 
 @routes.route("GET", "/v1/layouts/{job_id}/plan", scope="read", returns=PlanAnswer)
-async def get_layout_plan(request: Request, caller: Me, job_id: JobId, to: To = None) -> Response:
+async def get_layout_plan(
+    request: Request, caller: Me, job_id: JobId, to: To = None, of: Of = None
+) -> Response:
     """The plan of the best layout of a search that is done, as a plan file; with `to` what makes a
     framework run it, whose `text` is for a shell to source."""
-    return await plan_response(request, caller, "layout", job_id, to)
+    return await plan_response(request, caller, "layout", job_id, to, of)
 
 
 @routes.route("GET", "/v1/layouts/{job_id}/report", scope="read", media_type="text/html")

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from domino_tune import requests
-from domino_tune.cli.output import answer, json_text
+from domino_tune.cli.output import answer, json_text, tell_written
 from domino_tune.requests.outputs import (
     CalibrateOutputs,
     FileOutputs,
@@ -31,8 +31,10 @@ def simulate(request: requests.SimulateRequest, outputs: PlanOutputs) -> None:
     from domino_tune.verbs.simulate import simulate as run
 
     _check_places(outputs)
-    result = run(request)
-    _write_files(outputs, result)
+    with show.progress() as progress:
+        progress("simulating the plan, and those that it is compared with")
+        result = run(request)
+    _write_files(outputs, result, result.plan.strategy)
     if outputs.report:
         from domino_tune.verbs import report
 
@@ -61,6 +63,7 @@ def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     from domino_tune.base.tables import print_line
     from domino_tune.cli import show
     from domino_tune.verbs.tune import tune as run
+    from domino_tune.verbs.written import recommended
 
     if request.gpus or request.global_batch_size:
         _tune_layouts(request, outputs)
@@ -73,7 +76,8 @@ def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     except TuningInterrupted as interrupt:
         print_line(str(interrupt), sys.stderr)
         raise
-    _write_files(outputs, result.best)
+    strategy = result.best.plan.strategy if measures else recommended(result.best, request.target)
+    _write_files(outputs, result.best, strategy)
     if outputs.report:
         from domino_tune.verbs import report
 
@@ -86,10 +90,11 @@ def _tune_layouts(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     from domino_tune.base.garbage import rare_collections
     from domino_tune.cli import show
     from domino_tune.verbs.layouts import tune_layouts
+    from domino_tune.verbs.written import recommended
 
     with show.progress() as progress, rare_collections():
         result = tune_layouts(request, progress)
-    _write_files(outputs, result.best)
+    _write_files(outputs, result.best, recommended(result.best))
     if outputs.report:
         from domino_tune.verbs import report
 
@@ -218,12 +223,15 @@ def _check_places(outputs: Outputs) -> None:
         check_writable(path)
 
 
-def _write_files(outputs: PlanOutputs, best: SimulateResult) -> None:
-    """Write the plan file and the trace of a plan."""
+def _write_files(outputs: PlanOutputs, best: SimulateResult, strategy: str) -> None:
+    """Write the plan file, of ``strategy`` where no other is asked for, and the trace."""
     if outputs.out:
         from domino_tune.store.plans import save_plan
+        from domino_tune.verbs.written import plan_file_of
 
-        save_plan(best.plan_file, outputs.out)
+        written = plan_file_of(best, outputs.out_of or strategy)
+        save_plan(written, outputs.out)
+        tell_written(outputs, best, written.plan.strategy)
     _write_trace(outputs.trace, best)
 
 

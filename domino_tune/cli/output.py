@@ -6,9 +6,12 @@ import json
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from domino_tune.requests.outputs import JsonOutputs
+from domino_tune.requests.outputs import JsonOutputs, PlanOutputs
+
+if TYPE_CHECKING:
+    from domino_tune.results.simulate import Simulated
 
 
 def answer(result: Any, as_json: bool, table: Callable[[Any], None]) -> None:
@@ -19,6 +22,18 @@ def answer(result: Any, as_json: bool, table: Callable[[Any], None]) -> None:
         sys.stdout.write(json_text(to_json(result)))
     else:
         table(result)
+
+
+def tell_written(outputs: PlanOutputs, best: Simulated, strategy: str) -> None:
+    """Say whose plan was written, where it is not the chosen one's and nobody asked for it."""
+    from domino_tune.base.tables import print_line
+
+    if strategy != best.plan.strategy and not outputs.out_of:
+        print_line(
+            f"{outputs.out} holds the plan of {strategy}, which the verdict recommends; that of "
+            f"{best.plan.strategy} is written with --out-of {best.plan.strategy}.",
+            sys.stderr,
+        )
 
 
 def json_text(value: Any) -> str:

@@ -41,10 +41,12 @@ def tokens_revoke(request: requests.TokensRevokeRequest, outputs: Outputs) -> No
 def tune_there(request: TuneRequest, outputs: TuneOutputs, server: str) -> Tuned | Layouts:
     """Tune, or search layouts, at a server; write the files asked for, as the server made them."""
     from domino_tune.cli import show
+    from domino_tune.cli.output import tell_written
     from domino_tune.client import Client
     from domino_tune.client.tokens import find_token
     from domino_tune.store.files import write_whole
     from domino_tune.store.formats.chrome_trace import write_trace_bytes
+    from domino_tune.verbs.written import check_has, recommended
 
     with Client(server, token=find_token(outputs.token_file)) as client:
         kind: Search = "layout" if request.gpus or request.global_batch_size else "tune"
@@ -52,7 +54,11 @@ def tune_there(request: TuneRequest, outputs: TuneOutputs, server: str) -> Tuned
         with show.progress() as progress:
             found = search(request, progress)
         if outputs.out:
-            write_whole(outputs.out, client.plan(found.id, kind))
+            best = found.result.best
+            strategy = outputs.out_of or recommended(best, request.target)
+            check_has(best, strategy)
+            write_whole(outputs.out, client.plan(found.id, kind, of=strategy))
+            tell_written(outputs, best, strategy)
         if outputs.trace:
             write_trace_bytes(outputs.trace, client.trace(found.id, kind))
         if outputs.report:

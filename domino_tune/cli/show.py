@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from domino_tune.base.printable import printable
-from domino_tune.base.progress import Progress, no_progress
 from domino_tune.base.tables import Table, print_line, print_table
+from domino_tune.cli.progress import progress, still_progress
 
 if TYPE_CHECKING:
     from domino_tune.results.models import ModelsResult
@@ -19,6 +16,8 @@ if TYPE_CHECKING:
     from domino_tune.results.shown import Shown
     from simulator.issue_order import IssueOrder
     from simulator.specs import ModelSpec
+
+__all__ = ["models", "plan", "progress", "still_progress", "tables", "warn"]
 
 
 def tables(result: Shown) -> None:
@@ -60,35 +59,6 @@ def warn(warnings: Iterable[str]) -> None:
     """Print warnings to stderr, which is visible when stdout goes into a pipe."""
     for text in warnings:
         print_line(f"warning: {text}", sys.stderr, "yellow")
-
-
-@contextmanager
-def progress() -> Iterator[Progress]:
-    """Show a status line where stderr is a terminal; print nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield no_progress
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("searching") as status:
-        yield lambda message: status.update(printable(message))
-
-
-@contextmanager
-def still_progress() -> Iterator[Progress]:
-    """Show a status line without a spinner, which would slow ranks that are timed."""
-    if not sys.stderr.isatty():
-        yield no_progress
-        return
-    clear, width = "\r\x1b[K", shutil.get_terminal_size().columns - 1
-
-    def update(message: str) -> None:
-        print(f"{clear}{printable(message)[:width]}", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield update
-    finally:
-        print(clear, end="", file=sys.stderr, flush=True)
 
 
 def plan(result: PlanResult) -> None:

@@ -193,9 +193,10 @@ class AsyncClient:
         path = f"/v1/{kind}s/{segment(name)}/points"
         return Listing(await self._get(path, cursor=cursor, limit=limit))
 
-    async def plan(self, name: str, kind: Search = "tune") -> bytes:
-        """Return the plan file of a tune, or of another ``kind`` of search."""
-        return await self._file(f"/v1/{kind}s/{segment(name)}/plan")
+    async def plan(self, name: str, kind: Search = "tune", *, of: str | None = None) -> bytes:
+        """Return the plan file of a tune, or of another ``kind`` of search: the best plan's, or
+        that of a strategy of its verdict."""
+        return await self._file(f"/v1/{kind}s/{segment(name)}/plan", of=of)
 
     async def export(self, name: str, to: str, kind: Search = "tune") -> Json:
         """Return a search's plan in the form ``to`` of a training framework."""
@@ -310,9 +311,10 @@ class AsyncClient:
         given = {key: value for key, value in query.items() if value is not None}
         return json_of(await self._send("GET", path, params=given))
 
-    async def _file(self, path: str) -> bytes:
-        """Return the file under a path."""
-        response = await self._send("GET", path)
+    async def _file(self, path: str, **query: str | None) -> bytes:
+        """Return the file under a path; what is None is not asked."""
+        asked = {name: value for name, value in query.items() if value is not None}
+        response = await self._send("GET", path, params=asked)
         return response.content
 
     async def _post(

@@ -184,9 +184,10 @@ class Client:
         path = f"/v1/{kind}s/{segment(name)}/points"
         return Listing(self._get(path, cursor=cursor, limit=limit))
 
-    def plan(self, name: str, kind: Search = "tune") -> bytes:
-        """Return the plan file of a tune, or of another ``kind`` of search."""
-        return self._file(f"/v1/{kind}s/{segment(name)}/plan")
+    def plan(self, name: str, kind: Search = "tune", *, of: str | None = None) -> bytes:
+        """Return the plan file of a tune, or of another ``kind`` of search: the best plan's, or
+        that of a strategy of its verdict."""
+        return self._file(f"/v1/{kind}s/{segment(name)}/plan", of=of)
 
     def export(self, name: str, to: str, kind: Search = "tune") -> Json:
         """Return a search's plan in the form ``to`` of a training framework."""
@@ -301,9 +302,10 @@ class Client:
         given = {key: value for key, value in query.items() if value is not None}
         return json_of(self._send("GET", path, params=given))
 
-    def _file(self, path: str) -> bytes:
-        """Return the file under a path."""
-        response = self._send("GET", path)
+    def _file(self, path: str, **query: str | None) -> bytes:
+        """Return the file under a path; what is None is not asked."""
+        asked = {name: value for name, value in query.items() if value is not None}
+        response = self._send("GET", path, params=asked)
         return response.content
 
     def _post(

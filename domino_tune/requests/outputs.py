@@ -8,8 +8,11 @@ from typing import Any, Final
 
 from domino_tune.requests.options import check_options, option, option_of
 from simulator.errors import InputError
+from simulator.plan import STRATEGIES
 
 FILE: Final = "FILE"
+COMPARED: Final = tuple(name for name in STRATEGIES if name != "no_comm")
+"""Strategies that a verdict compares."""
 
 
 def server_option(help_text: str) -> Any:
@@ -94,8 +97,18 @@ class PlanOutputs(PictureOutputs):
     """Also a plan file."""
 
     out: str | None = option(
-        "Write the plan to this file.", flag="--out", metavar=FILE, default=None
-    )
+        "Write the plan to this file; of tune the one that the verdict recommends.",
+        flag="--out", metavar=FILE, default=None,
+    )  # fmt: skip
+    out_of: str | None = option(
+        "Write the plan of this strategy instead, which the verdict compares.",
+        flag="--out-of", choices=COMPARED, default=None,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.out_of and not self.out:
+            raise InputError("--out-of says whose plan --out writes; give both, or leave it out.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ class LayoutResult:
 
     ``pp_layers``: of each virtual stage, where they are not equal.
     ``domino_gain``: the time of the best layout without Domino over this one's;
-    ``domino_gain_here``: that of this layout without Domino. None where that does not fit.
+    ``domino_gain_here``: that of this layout in plain Megatron-LM. None where that does not fit.
     """
 
     tp: int
@@ -60,11 +60,13 @@ class Layouts(Shown):
     """The best layouts, fastest first, and how they were found.
 
     ``best``: the first one, simulated in full. ``best_without_domino``: the fastest layout whose
-    plan slices nothing. ``frontier``: layouts that no other beats in both time and memory, of those
-    that were looked at. ``candidates``: layouts whose weights fit, with ``plans`` in all;
-    ``evaluations``: plans that were simulated. ``infeasible`` counts layouts by reason.
-    ``stopped_by``: as in a tune; then nothing is known of the best layout without Domino.
-    ``frameworks``: of the best layout, as in a tune.
+    plan slices nothing: plain Megatron-LM in any layout, or a strategy that the verdict compares in
+    the best one. ``not_searched``: what may be faster, as no search looked at it. ``frontier``:
+    layouts that no other beats in both time and memory, of those that were looked at.
+    ``candidates``: layouts whose weights fit, with ``plans`` in all; ``evaluations``: plans that
+    were simulated. ``infeasible`` counts layouts by reason. ``stopped_by``: as in a tune; then
+    nothing is known of the best layout without Domino. ``frameworks``: of the best layout, as in a
+    tune.
     """
 
     best: Simulated
@@ -81,6 +83,7 @@ class Layouts(Shown):
     seconds: float
     stopped_by: str | None = None
     frameworks: tuple[RunsThere, ...] = ()
+    not_searched: tuple[str, ...] = ()
 
     def tables(self) -> Sequence[Table]:
         """Return the best one's simulation, what frameworks run of it, the frontier, and the best
@@ -140,15 +143,24 @@ def _layouts(result: Layouts) -> Table:
         marked=(0,),
         notes=(
             _rival(result),
-            "gain: over that layout; gain here: over the same layout without Domino.",
-            f"{result.optimality}: {result.candidates:,} layouts with {result.plans:,} plans, "
-            f"{result.evaluations:,} simulated, the rest "
+            "gain: over that; gain here: over the same layout in plain Megatron-LM.",
+            f"{_sure(result)} of {result.candidates:,} layouts with {result.plans:,} plans of "
+            f"Megatron-LM and Domino, {result.evaluations:,} simulated, the rest "
             f"{'not looked at' if result.stopped_by else 'ruled out by a bound'}; layouts that "
             f"cannot run: {infeasible or 'none'}; {result.seconds:.1f} s.",
+            *(
+                [f"Not searched, so perhaps faster: {'; '.join(result.not_searched)}."]
+                if result.not_searched
+                else []
+            ),
         ),
         narrow=("vpp", "cp", "iteration", "MFU", "gain here"),
         below="plan",
     )  # fmt: skip
+
+
+def _sure(result: Layouts) -> str:
+    return "Proven the fastest" if result.optimality == "proven" else "The best so far"
 
 
 def _rival(result: Layouts) -> str:
@@ -159,8 +171,8 @@ def _rival(result: Layouts) -> str:
     if without is None:
         return "No layout fits without Domino."
     return (
-        f"Without Domino the best is {without.label}: {ms(without.iteration_ms)}, "
-        f"{without.tokens_per_second_per_gpu:,.0f} tokens/s/GPU."
+        f"Without Domino the best found is {without.plan.label} with {without.label}: "
+        f"{ms(without.iteration_ms)}, {without.tokens_per_second_per_gpu:,.0f} tokens/s/GPU."
     )
 
 

@@ -66,7 +66,8 @@ class Simulated(Shown):
     """A plan beside the baseline (Megatron) and the bound (no communication).
 
     ``speedup`` is baseline_ms / iteration_ms. The baseline has sequence parallelism wherever that
-    is possible; ``baseline_no_sp_ms`` and ``speedup_no_sp`` are of Megatron without it.
+    is possible; ``baseline_no_sp_ms`` and ``speedup_no_sp`` are of Megatron without it, None where
+    that cannot be (a warning says why).
     ``confidence`` is high, medium or low.
     ``confidence_shares``: share of the time by the source of its look-ups.
     ``verdict``: the strategies beside each other, and how sure that is; None where it was not
@@ -78,8 +79,8 @@ class Simulated(Shown):
     baseline_ms: float
     no_comm_ms: float
     speedup: float
-    baseline_no_sp_ms: float
-    speedup_no_sp: float
+    baseline_no_sp_ms: float | None
+    speedup_no_sp: float | None
     comm_ms: float
     exposed_comm_ms: float
     hidden_comm_fraction: float

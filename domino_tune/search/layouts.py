@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from domino_tune.base.cores import Ahead, in_turn
-from domino_tune.base.progress import Progress, no_progress
+from domino_tune.base.progress import Pace, Progress, no_progress
 from domino_tune.search.problem import go_on
 from simulator.case import Case
 from simulator.clocked_form import ClockedForm, Layers, closed_form
@@ -161,6 +161,7 @@ class LayoutSearch:
         self._progress = progress
         self._ahead = ahead
         self._pause = pause
+        self._pace = Pace()
         self._best_ns = {
             number: one.best_ns() for number, one in enumerate(candidates) if one.timed
         }
@@ -192,7 +193,9 @@ class LayoutSearch:
         one = self.candidates[look.number]
         one.timed[look.plan] = timed
         self._best_ns[look.number] = one.best_ns()
-        self._progress(f"{one.case.cluster.levels}: {look.plan.label}")
+        left = self.left if self._pace.recounts else None
+        words = self._pace.step(self.evaluations, left)
+        self._progress(f"{words}; {one.case.cluster.levels}: {look.plan.label}")
         self._pause()
 
     def _looks(

@@ -30,8 +30,7 @@ class Ledger:
         self.plans = problem.plans
         if not len(self.plans):
             raise InputError(
-                "No plan is left to search: every one is infeasible for this model and batch; "
-                "allow fewer row slices, other column slices, or another order."
+                "No plan is left to search: every one is infeasible for this model and batch."
             )
         self._problem = problem
         self._progress = options.progress
@@ -96,8 +95,9 @@ class Ledger:
 
     def _nothing_fits(self) -> InfeasiblePlanError:
         first = next(iter(self.record.failed.values()))
+        more = " Others may: allow more --trials." if self.evaluations < len(self.plans) else ""
         return InfeasiblePlanError(
             f"None of the {self.evaluations} plans tried of {len(self.plans)} can run; the first "
-            f"says: {first} Use a smaller micro_batch_size, a larger tp, or more trials.",
+            f"says: {first}{more}",
             reason=first.reason,
         )

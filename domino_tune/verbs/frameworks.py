@@ -10,7 +10,6 @@ from domino_tune.results.simulate import SimulateResult
 from domino_tune.search.exhaustive import search_exhaustive
 from domino_tune.search.problem import SearchOptions
 from domino_tune.search.simulated import SimulatedPlans, space_of
-from domino_tune.verbs.resolve import baseline_no_sp
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import SlicePlan
@@ -18,6 +17,8 @@ from simulator.units import MS_PER_NS
 
 MEGATRON_LM: Final = ("megatron", "userbuffers")
 """Strategies of the verdict that Megatron-LM runs."""
+UNSLICED: Final = ("baseline", "baseline_no_sp")
+"""Variants that slice nothing; all frameworks run the one without sequence parallelism."""
 
 
 class _Found(NamedTuple):
@@ -36,8 +37,11 @@ def frameworks_of(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
         for one in compared
         if one.fits and one.strategy in MEGATRON_LM
     ]
-    unsliced = best.variants.get("baseline_no_sp") or best.variants["baseline"]
-    everywhere = [_Found(baseline_no_sp(case), unsliced.iteration_ms)] if unsliced.fits else []
+    everywhere = [
+        _Found(best.plans[name], one.iteration_ms)
+        for name, one in best.variants.items()
+        if name in UNSLICED and one.fits and not best.plans[name].sequence_parallel
+    ]
     return (
         _runs_there("Megatron-LM", case, best, [*everywhere, *in_megatron]),
         _runs_there("DeepSpeed", case, best, [*everywhere, *_own_domino(case)]),

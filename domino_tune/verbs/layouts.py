@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -21,6 +21,14 @@ from domino_tune.results.simulate import SimulateResult
 from domino_tune.search.layouts import Candidate, LayoutSearch, Timed
 from domino_tune.search.simulated import slicings_of
 from domino_tune.store.shelf import DISK, Shelf
+from domino_tune.verbs.advice import (
+    Deadline,
+    OutOfTimeError,
+    really_fits,
+    unsliced_plans,
+    weights_fit,
+    words_of,
+)
 from domino_tune.verbs.frameworks import frameworks_of
 from domino_tune.verbs.resolve import Chosen, place, resolve, usual_sharing
 from domino_tune.verbs.simulate import simulate_plan
@@ -30,9 +38,9 @@ from simulator.clocked_form import Layers
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.model_flops import mfu
 from simulator.ordering import order_of
-from simulator.peak import may_fit, static_memory
+from simulator.peak import may_fit, peak_bytes
 from simulator.pipeline.memory import KeptBytes
-from simulator.plan import MEGATRON, SlicePlan, row_problem
+from simulator.plan import SlicePlan, row_problem
 from simulator.sharding import spread_layers
 from simulator.specs import Recompute
 from simulator.units import GIB, MS_PER_NS
@@ -45,6 +53,19 @@ LEAST_CHUNK_TOKENS: Final = 1024
 """Context parallelism is looked at while its chunks of a sequence have so many tokens."""
 ROW_SLICES: Final = (1, 2, 3, 4)
 COL_SLICES: Final = (1, 2, 4)
+NOT_SEARCHED: Final = {
+    "userbuffers, async-TP and tile fusion in other layouts than the best": "",
+    "recomputation of some layers only, or of single ops": "recompute",
+    "stages more uneven than the layers make them": "",
+    "tensor parallelism across nodes": "tp",
+    f"micro-batches above {MOST_MICRO_BATCH}": "micro_batch_size",
+    f"vpp above {MOST_VPP}": "vpp",
+    f"more than {ROW_SLICES[-1]} row or {COL_SLICES[-1]} column slices, and fixed orders": "",
+    "other sharing among replicas": "data_parallel",
+    "other schedules of a pipeline": "pp_schedule",
+    "other exchanges of context-parallel ranks": "cp_comm",
+}
+"""What no search looks at, though it may be faster -> the field that asks for it or forbids it."""
 
 
 class Layout(NamedTuple):
@@ -89,6 +110,7 @@ def tune_layouts(
     progress(f"{len(space.candidates):,} layouts that may fit")
     search = LayoutSearch(space.candidates, progress, on_all_cores)
     search.run()
+    progress(f"{search.evaluations:,} plans done, none left; comparing strategies")
     return replace(conclude(space, search, on_all_cores), seconds=time.perf_counter() - began)
 
 
@@ -113,22 +135,20 @@ def conclude(
     memory."""
     base, candidates, kept = space.base, space.candidates, search.kept()
     if not kept:
-        raise _nothing_fits(base, {})
+        raise _nothing_fits(base, space.request)
     best = kept[0].best()
     assert best is not None
-    rival = None if stopped_by else search.best_unsliced()
-    rival_ns = rival.best_ns(rival.unsliced) if rival else None
     chosen = Chosen(plan=best.plan, order=order_of(kept[0].case, best.plan))
     looked = Counter("memory" for one in candidates if one.fits_not)
     simulated = simulate_plan(kept[0].case, chosen, judged=ahead)
+    rival = None if stopped_by else _without_domino(search, kept[0], simulated)
+    rival_ns = rival[1].iteration_ns if rival else None
     return LayoutsResult(
         best=simulated,
         gpus=base.cluster.world_size,
         global_batch_size=_batch(space.request),
         layouts=tuple(_result(one, one.best(), rival_ns) for one in kept),
-        best_without_domino=(
-            _result(rival, rival.best(rival.unsliced), rival_ns) if rival else None
-        ),
+        best_without_domino=_result(*rival, rival_ns) if rival else None,
         frontier=_frontier(search, rival_ns),
         optimality="best_found" if stopped_by else "proven",
         candidates=len(candidates),
@@ -138,7 +158,27 @@ def conclude(
         seconds=0.0,
         stopped_by=stopped_by,
         frameworks=_frameworks(kept[0].case, simulated),
+        not_searched=tuple(
+            text
+            for text, name in NOT_SEARCHED.items()
+            if not name or getattr(space.request, name) is None
+        ),
     )
+
+
+def _without_domino(
+    search: LayoutSearch, first: Candidate, simulated: SimulateResult
+) -> tuple[Candidate, Timed] | None:
+    """Return the layout and the plan that are the fastest without Domino: plain Megatron-LM in any
+    layout, or what the verdict compares in the best one. None where none fits."""
+    plain = search.best_unsliced()
+    found = [(plain, plain.best(plain.unsliced))] if plain else []
+    for one in simulated.verdict.contestants if simulated.verdict else ():
+        if one.fits and one.strategy != "domino":
+            time_ns = round(one.iteration_ms / MS_PER_NS)
+            found.append((first, Timed(one.plan, time_ns, peak_bytes(first.case, one.plan))))
+    fits = [(candidate, timed) for candidate, timed in found if timed is not None]
+    return min(fits, key=lambda one: one[1].iteration_ns, default=None)
 
 
 def _frameworks(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
@@ -158,8 +198,12 @@ def _frameworks(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
 
 def check_may_fit(base: Case, request: TuneRequest) -> None:
     """Raise InputError where no layout divides GPUs and batch, and InfeasiblePlanError, with the
-    smallest change that fits, where the weights of none fit; ``base`` is that of ``base_of``."""
-    found = _some_may_fit(base, request)
+    smallest change that was found to fit, where none does; ``base`` is that of ``base_of``. What
+    takes long to tell is left to the search."""
+    try:
+        found = _some_may_fit(base, request, Deadline())
+    except OutOfTimeError:
+        return
     if found is None:
         raise InputError(
             f"No layout divides {request.gpus} GPUs and {request.global_batch_size} sequences as "
@@ -167,51 +211,74 @@ def check_may_fit(base: Case, request: TuneRequest) -> None:
             "batch. Leave out fixed flags, or give other numbers."
         )
     if not found:
-        raise _nothing_fits(base, _smallest_change(base, request))
+        raise _nothing_fits(base, request)
 
 
-def _some_may_fit(base: Case, request: TuneRequest) -> bool | None:
+def _some_may_fit(base: Case, request: TuneRequest, deadline: Deadline) -> bool | None:
     """Return whether a layout may fit; None where none divides the GPUs and the batch. Layouts that
-    need least of a GPU come last, and are looked at first."""
+    need least of a GPU come last, and are looked at first. Raise OutOfTimeError."""
     looked = False
-    for layout in reversed(list(layouts_of(base, request))):
-        with suppress(InputError):
-            case = case_of(base, request, layout)
-            looked = True
-            if weights_fit(case) and may_fit(case):
-                return True
+    for case in _cases(base, request, deadline):
+        looked = True
+        if weights_fit(case) and may_fit(case):
+            return True
     return False if looked else None
 
 
+def _cases(base: Case, request: TuneRequest, deadline: Deadline) -> Iterator[Case]:
+    """Yield the layouts that can be, as cases, those that need least of a GPU first."""
+    for layout in reversed(list(layouts_of(base, request))):
+        deadline.check()
+        with suppress(InputError, InfeasiblePlanError):
+            case = case_of(base, request, layout)
+            case.shapes(unsliced_plans(case)[0])
+            yield case
+
+
+def _some_fits(base: Case, request: TuneRequest, deadline: Deadline) -> bool:
+    """Return whether a layout was found that fits with its activations. Raise OutOfTimeError."""
+    kept: dict[tuple[object, ...], KeptBytes] = defaultdict(KeptBytes)
+    for case in _cases(base, request, deadline):
+        work, cluster = case.workload, case.cluster
+        least = kept[cluster.tp, cluster.cp, work.micro_batch_size, work.recompute]
+        plans = [
+            plan
+            for plan in unsliced_plans(case)
+            if weights_fit(case) and least.least_bytes(case, plan) <= case.capacity_bytes
+        ]
+        if plans and really_fits(case, plans):
+            return True
+    return False
+
+
 def _smallest_change(base: Case, request: TuneRequest) -> dict[str, object]:
-    """Return the fields of the request with which some layout fits; empty where none do.
+    """Return the fields of the request with which some layout was found to fit; empty where none
+    do, or the time for advice is over.
 
     Tried in this order: recomputation, one sequence a micro-batch, and twice, four times … the
     GPUs, up to MOST_TIMES.
     """
+    deadline = Deadline()
     changes: list[dict[str, object]] = [{"recompute": "full"}, {"micro_batch_size": 1}]
     gpus = base.cluster.world_size
     changes += [{"gpus": gpus << doubled} for doubled in range(1, MOST_TIMES.bit_length())]
     for change in changes:
         if all(getattr(request, name) is None for name in change):
             continue  # it is searched already
-        with suppress(InputError):
+        with suppress(InputError, OutOfTimeError):
             asked = replace(request, **change)  # type: ignore[arg-type]
             cluster = replace(base.cluster, dp=asked.gpus or gpus)
-            case = replace(base, cluster=place(cluster, base.profile, None))
-            if _some_may_fit(case, asked):
+            case = replace(base, cluster=place(cluster, base.profile, request.nodes))
+            if _some_fits(case, asked, deadline):
                 return change
     return {}
 
 
-def _nothing_fits(base: Case, change: Mapping[str, object]) -> InfeasiblePlanError:
-    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in change.items())
-    advice = f"the smallest change that fits: {options}" if change else (
-        "give more --gpus, or a lower --seq-length"
-    )  # fmt: skip
+def _nothing_fits(base: Case, request: TuneRequest) -> InfeasiblePlanError:
+    change = _smallest_change(base, request)
     return InfeasiblePlanError(
         f"No layout of {base.model.name} on {base.cluster.world_size} GPUs fits the memory of "
-        f"{base.profile.machine.gpu}; {advice}.",
+        f"{base.profile.machine.gpu}{words_of(change)}.",
         reason="memory",
         change=change,
     )
@@ -260,14 +327,18 @@ def candidates_of(base: Case, request: TuneRequest) -> tuple[list[Candidate], Co
     for layout in layouts_of(base, request):
         try:
             case = case_of(base, request, layout)
+            case.shapes(unsliced_plans(case)[0])
         except InputError:
             infeasible["shape"] += 1
+            continue
+        except InfeasiblePlanError as error:
+            infeasible[error.reason] += 1
             continue
         key = layout.tp, layout.cp, layout.micro_batch_size, layout.recompute
         one = Candidate(
             case=case,
             sliced=tuple(_cuts(case)),
-            unsliced=tuple(replace(MEGATRON, sequence_parallel=mode) for mode in case.modes),
+            unsliced=unsliced_plans(case),
             layers=layers[key],
             kept=kept[key],
         )
@@ -276,11 +347,6 @@ def candidates_of(base: Case, request: TuneRequest) -> tuple[list[Candidate], Co
         else:
             found.append(one)
     return found, infeasible
-
-
-def weights_fit(case: Case) -> bool:
-    """Return whether weights, gradients and optimizer state alone fit a GPU."""
-    return sum(static_memory(case, MEGATRON)) <= case.capacity_bytes
 
 
 def layouts_of(base: Case, request: TuneRequest) -> Iterator[Layout]:

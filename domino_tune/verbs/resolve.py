@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from simulator.implementation import DOMINO_TUNE, IMPLEMENTATIONS, Implementatio
 from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
 from simulator.overlap import RIVALS
-from simulator.plan import MEGATRON, SlicePlan
+from simulator.plan import MEGATRON, SlicePlan, row_problem
 from simulator.predict import predict
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload
@@ -115,15 +116,25 @@ def place(cluster: ClusterSpec, profile: Profile, nodes: int | None) -> ClusterS
     if nodes < least:
         raise InputError(
             f"{world} ranks ({cluster.levels}) do not fit on --nodes {nodes} of "
-            f"{per_node} GPUs; use --nodes {least} or more."
+            f"{per_node} GPUs; {_nodes_hint(cluster, least)}."
         )
     if world % nodes:
-        works = [str(n) for n in range(least, world + 1) if world % n == 0]
         raise InputError(
-            f"{world} ranks do not spread evenly over --nodes {nodes}; use one of "
-            f"{', '.join(works)}."
+            f"{world} ranks do not spread evenly over --nodes {nodes}; "
+            f"{_nodes_hint(cluster, least)}."
         )
     return replace(cluster, ranks_per_node=world // nodes)
+
+
+def _nodes_hint(cluster: ClusterSpec, least: int) -> str:
+    """Return which numbers of nodes, from ``least`` on, the ranks spread over in whole groups."""
+    works = []
+    for nodes in range(least, cluster.world_size + 1):
+        if cluster.world_size % nodes == 0:
+            with suppress(InputError):
+                replace(cluster, ranks_per_node=cluster.world_size // nodes)
+                works.append(str(nodes))
+    return f"use one of {', '.join(works)}" if works else "use another tp, dp or pp"
 
 
 def plan_of(request: PlanFields, plan_file: PlanFile | None, case: Case) -> SlicePlan:
@@ -154,7 +165,7 @@ def plan_of(request: PlanFields, plan_file: PlanFile | None, case: Case) -> Slic
         )
     order = request.order or "greedy"
     fields: dict[str, Any] = {
-        "row_slices": 2 if request.row_slices is None else request.row_slices,
+        "row_slices": request.row_slices or _usual_rows(request, case),
         "attn_col_slices": request.attn_col_slices or request.col_slices or 1,
         "mlp_col_slices": request.mlp_col_slices or request.col_slices or 1,
         "attn_dgrad_slices": request.attn_dgrad_slices or 0,
@@ -171,6 +182,16 @@ def plan_of(request: PlanFields, plan_file: PlanFile | None, case: Case) -> Slic
     return SlicePlan(**fields)
 
 
+def _usual_rows(request: PlanFields, case: Case) -> int:
+    """Return the row slices of a plan that does not say how many: two, where there is so much to
+    slice."""
+    usual = SlicePlan(
+        row_slices=2, slice_dim=request.slice_dim or "batch",  # type: ignore[arg-type]  # checked
+        sequence_parallel=case.modes[0],
+    )  # fmt: skip
+    return 1 if row_problem(usual, case.workload, case.cluster) else 2
+
+
 def unsliced(strategy: str, told: tuple[str, ...], sequence_parallel: bool) -> SlicePlan:
     """Return the plan of a strategy that slices nothing."""
     return replace(
@@ -184,9 +205,9 @@ def unsliced(strategy: str, told: tuple[str, ...], sequence_parallel: bool) -> S
 def baseline_plan(case: Case) -> SlicePlan:
     """Return the unsliced plan that speedups are over, whatever mode the plans of ``case`` have.
 
-    It has sequence parallelism where the machine and the batch allow it.
+    It has sequence parallelism where the machine and the batch allow it, or only that runs.
     """
-    return _fastest(case, case.shards_tokens)
+    return _fastest(case, case.shards_tokens or False not in case.modes)
 
 
 def baseline_no_sp(case: Case) -> SlicePlan:
@@ -268,8 +289,8 @@ def check_collectives(profile: Profile, kind: str) -> None:
     """Raise InputError for multimem collectives where the profile times none."""
     if kind == "multimem" and not profile.times_multimem:
         raise InputError(
-            f"Profile {profile.name!r} times no multimem collectives; leave out --tp-collectives "
-            "multimem, or use h100-dgx, which has those of one node."
+            f"Profile {profile.name!r} times no multimem collectives; leave out what asks for them "
+            "(--tp-collectives, --tune-also), or use h100-dgx, which has those of one node."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -27,6 +28,7 @@ from simulator.case import Case
 from simulator.clock import Played
 from simulator.confidence import Confidence, confidence_of
 from simulator.engine import play
+from simulator.errors import InfeasiblePlanError
 from simulator.memory import Memory
 from simulator.model_flops import flops_per_gpu, mfu
 from simulator.peak import stage_memory
@@ -83,14 +85,7 @@ def simulate_plan(case: Case, chosen: Chosen, *, judged: Ahead | None = None) ->
     ``judged``: also give the verdict over all strategies, computed in this way. A plan that does
     not fit a GPU is an answer (``fits``), and so is such a baseline.
     """
-    plans = {
-        BASELINE: Chosen.of(case, baseline_plan(case)),
-        BASELINE_NO_SP: Chosen.of(case, baseline_no_sp(case)),
-        CHOSEN: chosen,
-        BOUND: Chosen.of(case, replace(NO_COMM, sequence_parallel=chosen.plan.sequence_parallel)),
-    }
-    if plans[BASELINE] == plans[BASELINE_NO_SP]:
-        del plans[BASELINE_NO_SP]
+    plans, left_out = _rows(case, chosen)
     peaks = {name: stage_memory(case, one.plan, one.order) for name, one in plans.items()}
     shown = shortened(case)
     piped = {
@@ -120,14 +115,36 @@ def simulate_plan(case: Case, chosen: Chosen, *, judged: Ahead | None = None) ->
     return _result(
         case, chosen, variants, made_plans, timelines, timeline, confidence,
         _pipeline(case, piped.get(CHOSEN)), peaks[CHOSEN],
-        verdict_of(case, chosen, judged) if judged else None,
+        verdict_of(case, chosen, judged) if judged else None, left_out,
     )  # fmt: skip
 
 
+def _rows(case: Case, chosen: Chosen) -> tuple[dict[str, Chosen], list[str]]:
+    """Return the plans that are shown, and in words which of them cannot be made here."""
+    plans = {BASELINE: Chosen.of(case, baseline_plan(case)), CHOSEN: chosen}
+    left_out = []
+    try:
+        plain = Chosen.of(case, baseline_no_sp(case))
+        case.shapes(plain.plan)
+        if plain != plans[BASELINE]:
+            plans = {BASELINE: plans[BASELINE], BASELINE_NO_SP: plain, CHOSEN: chosen}
+    except InfeasiblePlanError as error:
+        left_out.append(f"The baseline without sequence parallelism is left out: {error}")
+    bound = replace(NO_COMM, sequence_parallel=chosen.plan.sequence_parallel)
+    return {**plans, BOUND: Chosen.of(case, bound)}, left_out
+
+
+def micros_shown(pp: int, vpp: int) -> int:
+    """Return how many micro-batches are drawn at most: MICROS_PLAYED, or with virtual stages, which
+    need a multiple of the stages, the next of these."""
+    step = pp if vpp > 1 else 1
+    return math.ceil(MICROS_PLAYED / step) * step
+
+
 def shortened(case: Case) -> Case:
-    """Return the case with at most MICROS_PLAYED micro-batches: those in the middle are alike."""
+    """Return the case with about MICROS_PLAYED micro-batches: those in the middle are alike."""
     workload = case.workload
-    least = max(MICROS_PLAYED, case.cluster.pp if case.cluster.vpp > 1 else 1)
+    least = micros_shown(case.cluster.pp, case.cluster.vpp)
     if workload.grad_accumulation <= least:
         return case
     return replace(case, workload=replace(workload, grad_accumulation=least))
@@ -144,9 +161,10 @@ def _result(
     pipeline: Pipeline | None,
     memory: tuple[Memory, ...],
     verdict: Verdict | None,
+    left_out: Sequence[str],
 ) -> SimulateResult:
     mine, baseline, bound = (variants[name] for name in (CHOSEN, BASELINE, BOUND))
-    no_sp = variants.get(BASELINE_NO_SP, baseline)
+    no_sp = variants.get(BASELINE_NO_SP, None if left_out else baseline)
     longer = mine.iteration_ms / timeline.makespan_ns
     waits_ms = pipeline.busiest.waits_ms if pipeline else 0.0
     more = (mine.iteration_ms - waits_ms) / timeline.makespan_ns
@@ -155,8 +173,8 @@ def _result(
         baseline_ms=baseline.iteration_ms,
         no_comm_ms=bound.iteration_ms,
         speedup=baseline.iteration_ms / mine.iteration_ms,
-        baseline_no_sp_ms=no_sp.iteration_ms,
-        speedup_no_sp=no_sp.iteration_ms / mine.iteration_ms,
+        baseline_no_sp_ms=no_sp.iteration_ms if no_sp else None,
+        speedup_no_sp=no_sp.iteration_ms / mine.iteration_ms if no_sp else None,
         comm_ms=mine.comm_ms,
         exposed_comm_ms=mine.exposed_comm_ms,
         hidden_comm_fraction=mine.hidden_comm_fraction,
@@ -172,7 +190,11 @@ def _result(
         interval_ms=Interval(low=confidence.low_ns * longer, high=confidence.high_ns * longer),
         confidence=confidence.level,
         confidence_shares=confidence.shares,
-        warnings=_warnings(case, confidence, mine, baseline),
+        warnings=(
+            *_warnings(case, confidence, mine, baseline),
+            *_unsliced(case, chosen.plan),
+            *left_out,
+        ),
         plan=chosen.plan,
         profile=ProfileRef.of(case.profile),
         model=case.model,
@@ -218,7 +240,7 @@ def _pipeline(case: Case, run: PlayedPipeline | None) -> Pipeline | None:
 
 def _variant(case: Case, label: str, run: Played, peak: Memory) -> Variant:
     """Return the numbers of the whole iteration, which equal the full timeline's to the ns."""
-    sums, power = run.totals, run.power
+    sums, power = run.totals, None if case.changes.of_gpu else run.power
     tokens_per_s = case.tokens / (sums.makespan_ns * 1e-9)
     hidden = 1.0 - sums.exposed_ns / sums.comm_ns if sums.comm_ns else 1.0
     return Variant(
@@ -240,6 +262,16 @@ def _variant(case: Case, label: str, run: Played, peak: Memory) -> Variant:
         power_w=power.passes_w if power else None,
         joules_per_token=power.energy_j * case.cluster.world_size / case.tokens if power else None,
     )
+
+
+def _another_gpu(case: Case) -> list[str]:
+    """Return a warning where a what-if makes another GPU of the profile's."""
+    if case.power is None or not case.changes.of_gpu:
+        return []
+    return [
+        "Clock, power and energy are not told: the profile's law of power is not of a GPU with "
+        "other rates."
+    ]
 
 
 def _shown_in_part(case: Case) -> list[str]:
@@ -271,10 +303,19 @@ def _above_cap(case: Case, variants: Sequence[Variant]) -> list[str]:
     ]
 
 
+def _unsliced(case: Case, plan: SlicePlan) -> list[str]:
+    """Return a warning where a plan of Domino slices nothing, as with one sequence a batch."""
+    if plan.strategy != "domino" or plan.slices != (1, 1, 1, 1, 1):
+        return []
+    ways = "give --col-slices" + " or --slice-dim sequence" * case.can_slice_sequences
+    return [f"{plan.label} slices nothing, so it hides little; {ways}, or let `tune` choose."]
+
+
 def _warnings(
     case: Case, confidence: Confidence, mine: Variant, baseline: Variant
 ) -> tuple[str, ...]:
     found = [*case.notes, *confidence.warnings, *_above_cap(case, (mine, baseline))]
+    found += _another_gpu(case)
     if case.profile.contention is None:
         found.append(
             f"Profile {case.profile.name!r} has no contention section: overlap is simulated "

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from domino_tune.base.cores import Ahead, in_turn, on_all_cores
-from domino_tune.base.progress import Progress, no_progress
+from domino_tune.base.progress import Pace, Progress, no_progress
 from domino_tune.requests import TuneRequest
 from domino_tune.results.tune import TrialResult, TuneResult
 from domino_tune.search import (
+    DEFAULT_TRIALS,
     SEARCHES,
     Record,
     SearchOptions,
@@ -108,12 +109,22 @@ def search(
     Raise what ``pause`` raises, and InfeasiblePlanError when no plan is feasible.
     """
     case, space = plans.case, plans.space
-    check_may_fit(case)
+    check_may_fit(case, request)
     batch = case.workload.micro_batch_size
     progress(f"micro-batch {batch}: {len(space):,} plans of {space.size:,} combinations")
+    record = Record() if record is None else record
+    limit = request.trials or (None if request.method == "exhaustive" else DEFAULT_TRIALS)
+
+    def left() -> int | None:
+        if limit is not None:
+            return max(0, min(limit, len(space)) - len(record.history))
+        return plans.problem.left(record)
+
+    pace = Pace()
 
     def report(trial: Trial) -> None:
-        progress(f"{trial.plan.label}: {trial.iteration_ns * MS_PER_NS:,.1f} ms")
+        words = pace.step(len(record.history), left() if pace.recounts else None)
+        progress(f"{words}; {trial.plan.label}: {trial.iteration_ns * MS_PER_NS:,.1f} ms")
 
     options = SearchOptions(
         trials=request.trials, seed=request.seed, progress=report, pause=pause, record=record,
@@ -188,6 +199,7 @@ def conclude(
     best_trial = choose_best([one.found.best for one in made])
     best = next(one for one in made if one.found.best is best_trial)
     chosen = Chosen(plan=best_trial.plan, order=best.problem.order(best_trial.plan))
+    progress("the search is done; comparing strategies")
     simulated = simulate_plan(best.case, chosen, judged=ahead)
     sensitivity = contention_sensitivity(best.case, chosen, best.found.trials, ahead)
     progress("simulating the grid of cuts")
@@ -229,12 +241,12 @@ def _trial(case: Case, trial: Trial) -> TrialResult:
     )
 
 
-def check_some_may_fit(cases: Sequence[Case]) -> None:
+def check_some_may_fit(cases: Sequence[Case], request: TuneRequest) -> None:
     """Raise the first case's InfeasiblePlanError where no plan of any case fits the memory."""
     failed = []
     for case in cases:
         try:
-            check_may_fit(case)
+            check_may_fit(case, request)
             return
         except InfeasiblePlanError as error:
             failed.append(error)

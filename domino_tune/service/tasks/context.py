@@ -22,6 +22,7 @@ from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.scale import requests_of, scale_base
 from domino_tune.verbs.tune import cases_to_tune
 from domino_tune.verbs.whatif import Question, ask
+from domino_tune.verbs.written import plan_file_of, strategies_of
 from simulator.case import Case
 
 
@@ -95,7 +96,13 @@ class TaskContext:
         """Return the files of a search by name: plan file, report page and timeline."""
         from domino_tune.store.formats.chrome_trace import trace_bytes
 
+        compared = {
+            f"plan-{strategy}": dump_plan(plan_file_of(result.best, strategy)).encode()
+            for strategy in strategies_of(result.best)
+            if strategy != result.best.plan.strategy
+        }
         return {
+            **compared,
             "plan": dump_plan(result.best.plan_file).encode(),
             "report": self._page(result),
             "trace": trace_bytes(result.best.timelines),

@@ -24,6 +24,7 @@ from domino_tune.search.simulated import CasePlans
 from domino_tune.service.encoding import json_bytes, sha256_hex
 from domino_tune.service.tasks.calibration import CalibrationTask
 from domino_tune.service.tasks.context import TaskContext
+from domino_tune.service.tasks.fits import check_fits
 from domino_tune.service.tasks.found import found
 from domino_tune.service.tasks.layouts import layout, scale
 from domino_tune.service.tasks.quantum import (
@@ -69,7 +70,8 @@ def resume(points: Iterable[tuple[int, bytes]] = ()) -> bytes:
 
 
 def quick(kind: str, task: bytes) -> bytes:
-    """Return the result of a ``simulate`` or ``whatif`` task, which is no job, as JSON.
+    """Return the result of a ``simulate`` or ``whatif`` task, which is no job, as JSON; of ``fits``
+    nothing, where the search that the task asks for may fit the memory.
 
     Raise the DominoTuneError that the verb raises.
     """
@@ -213,4 +215,6 @@ JOBS: Final[Mapping[str, Work]] = {
     "sweep": Work(advance=sweep),
     "calibration": Work(read=CalibrationTask.from_json, advance=CalibrationTask.advance),
 }
-QUICK: Final[dict[str, Callable[[Task], Any]]] = {"simulate": _simulate, "whatif": _whatif}
+QUICK: Final[dict[str, Callable[[Task], Any]]] = {
+    "simulate": _simulate, "whatif": _whatif, "fits": check_fits,
+}  # fmt: skip

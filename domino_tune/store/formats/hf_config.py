@@ -49,8 +49,16 @@ FP8: Final = re.compile("fp8|float8|e4m3|e5m2|float-quantized", re.IGNORECASE)
 """What names 8-bit floats in a config's dtype and quantization_config."""
 NULLABLE: Final = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
 """Fields that null or false turns off; without the key they have the family's default."""
-NESTED: Final = ("text_config", "llm_config", "language_config")
+NESTED: Final = ("text_config", "llm_config", "language_config", "thinker_config")
 """Keys under which multimodal models hold the config of their language model."""
+SAME_TEXT: Final = {"qwen2_5": "qwen2", "phi3_v": "phi3", "qwen2_5_omni": "qwen2"}
+"""Language models of multimodal models that are another one's."""
+OF_TEXT: Final = re.compile(r"(_vl)?(_text)?(_model)?$")
+"""How the ``model_type`` of a multimodal model's language model ends, after that of its layers."""
+OWN_FILE: Final = (
+    "Where its layers are like GPT's or Llama's, write a model file of your own: the fields of "
+    'ModelSpec as JSON (docs/python.md, "Models and profiles of your own").'
+)
 SCALING: Final = {
     "factor": "rope_scaling_factor",
     "low_freq_factor": "rope_low_freq_factor",
@@ -177,20 +185,29 @@ FAMILIES: Final[dict[str, Family]] = {
 def from_hf_config(config: Mapping[str, Any], *, name: str) -> HfModel:
     """Return the model of the config.json of a dense decoder-only model.
 
-    Raise InputError, which names the key, for a missing or malformed key and any other model.
+    Of a multimodal model it is the language model, with a note. Raise InputError, which names the
+    key, for a missing or malformed key and any other model.
     """
     _refuse_unsupported(config, name)
+    for key in NESTED:
+        if isinstance(config.get(key), Mapping) and "num_hidden_layers" not in config:
+            return _language_model(config, key, name)
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise InputError(
             f"{name}: a Hugging Face config.json needs model_type, one of {', '.join(FAMILIES)}."
         )
-    if model_type not in FAMILIES:
-        raise unknown_name("model_type", model_type, FAMILIES)
-    family = FAMILIES[model_type]
-    reader = _Reader(config, name)
+    told = _layers_type(model_type)
+    if told not in FAMILIES:
+        raise InputError(
+            f"{name}: model_type = {model_type!r} is not read; known are {', '.join(FAMILIES)}. "
+            f"{OWN_FILE}"
+        )
+    family = FAMILIES[told]
+    reader = _Reader({**config, "model_type": told}, name)
     values = reader.shape(family)
-    notes = (*_pricing(values, name), *reader.scale_angles(values), *(
+    alone = [] if told == model_type else [_text_alone(name, told)]
+    notes = (*alone, *_pricing(values, name), *reader.scale_angles(values), *(
         f"{name}: {key} = {value!r} is not modelled; {text}."
         for key, (harmless, text) in family.departures.items()
         if (value := config.get(key, family.defaults.get(key))) is not None
@@ -199,6 +216,34 @@ def from_hf_config(config: Mapping[str, Any], *, name: str) -> HfModel:
     used = {*reader.used, *family.departures, "model_type"}
     ignored = tuple(sorted(key for key in config if key not in used))
     return HfModel(spec=ModelSpec(name=name, **values), ignored=ignored, notes=notes)
+
+
+def _layers_type(model_type: str) -> str:
+    """Return whose layers a model type has: ``qwen3`` of ``qwen3_vl_text``."""
+    if model_type in FAMILIES:
+        return model_type
+    bare = OF_TEXT.sub("", model_type, count=1)
+    return SAME_TEXT.get(bare, bare)
+
+
+def _text_alone(name: str, told: str) -> str:
+    return f"{name}: the language model alone is simulated, as {told}, without what surrounds it."
+
+
+def _language_model(config: Mapping[str, Any], key: str, name: str) -> HfModel:
+    """Return the language model that is nested under ``key``; what it does not say of its
+    embeddings, the model around it does."""
+    text = dict(config[key])
+    if "tie_word_embeddings" in config:
+        text.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
+    try:
+        found = from_hf_config(text, name=name)
+    except InputError as error:
+        raise InputError(f"{error} (This is of its {key}.)") from None
+    told = _layers_type(str(text.get("model_type")))
+    alone = [_text_alone(name, told)] if told in FAMILIES else []
+    notes = tuple(dict.fromkeys((*alone, *found.notes)))
+    return HfModel(spec=found.spec, ignored=found.ignored, notes=notes)
 
 
 def field_name(name: str) -> str:
@@ -228,12 +273,6 @@ def _refuse_unsupported(config: Mapping[str, Any], name: str) -> None:
         raise InputError(
             f"{name}: encoder-decoder models are not supported; use a decoder-only one."
         )
-    for key in NESTED:
-        if isinstance(config.get(key), Mapping) and "num_hidden_layers" not in config:
-            raise InputError(
-                f"{name}: the language model's config is nested under {key}; save that part as a "
-                "config.json of its own and pass it (what surrounds it is not simulated)."
-            )
     model_type = config.get("model_type")
     experts = [f"{key} = {config[key]!r}" for key in EXPERT_KEYS if config.get(key)]
     if isinstance(model_type, str) and (model_type in EXPERT_TYPES or "moe" in model_type):

@@ -115,6 +115,10 @@ def test_files_are_those_of_the_best(
     plan = load_plan(file)
     assert plan.cluster.world_size == 4
     assert plan.predicted.iteration_ms == pytest.approx(best["iteration_ms"])
+    for one in result["simulation"]["verdict"]["contestants"]:
+        compared = good(client.get(links["plan"], params={"of": one["strategy"]}))
+        assert compared["plan"]["strategy"] == one["strategy"]
+        assert round(compared["predicted"]["iteration_ms"], 6) == one["iteration_ms"]
     for to in ("env", "megatron"):
         told = good(client.get(links["plan"], params={"to": to}))
         local, text = plan_export(PlanExportRequest(file=str(file), to=to)), told.pop("text")

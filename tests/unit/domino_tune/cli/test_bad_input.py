@@ -80,7 +80,7 @@ def test_unknown_and_malformed(run: Runner, arguments: list[str], expected: list
         (["--comm-ctas", "8"], ["comm_ctas in [0]"]),
         (["--seq-length", "4096", "--micro-batch-size", "1"], ["--set max_position_embeddings"]),
         (["--nodes", "3"], ["3", "use one of 1, 2, 4, 8"]),
-        (["--tp", "8", "--dp", "4", "--nodes", "2"], ["--nodes 4 or more"]),
+        (["--tp", "8", "--dp", "4", "--nodes", "2"], ["use one of 4, 8, 16, 32"]),
         (["--set", "num_attention_heads=48"], ["hidden_size = 5120", "40 or 64"]),
     ],
 )

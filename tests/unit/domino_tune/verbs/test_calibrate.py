@@ -260,7 +260,10 @@ def test_fewer_than_two_runs_are_refused(
         ({"model": "gpt3-6.8b"}, "tp 8: Unknown model 'gpt3-6.8b'. Did you mean 'gpt3-6.7b'?"),
         ({"model": ""}, "tp 8: Missing --model"),
         ({"strategy": "megatorn"}, "Did you mean 'megatron'?"),
-        ({"strategy": "domino", "micro_batch_size": "1"}, "tp 8: row_slices = 2 needs"),
+        (
+            {"strategy": "domino", "micro_batch_size": "1", "row_slices": "2"},
+            "tp 8: row_slices = 2 needs",
+        ),
         ({"plan": "plan.json"}, "tp 8: it gives a plan file; give the plan's options instead"),
         ({"--tp": "8"}, "tp 8: tp has two columns; keep one of them"),
     ],

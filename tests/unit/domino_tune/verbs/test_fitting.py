@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from domino_tune.requests import TuneRequest
-from domino_tune.verbs.fitting import check_may_fit, smallest_change
+from domino_tune.verbs.advice import Deadline, smallest_change
+from domino_tune.verbs.fitting import check_may_fit
 from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.tune import tune
 from simulator.errors import InfeasiblePlanError
@@ -37,7 +38,8 @@ def request(**given: Any) -> TuneRequest:
 
 @pytest.mark.parametrize("options", ASKED)
 def test_what_it_names_fits_and_what_was_asked_does_not(options: str) -> None:
-    case = resolve(request(**ASKED[options]))
+    asked = request(**ASKED[options])
+    case = resolve(asked)
     assert least_peak_bytes(case) > case.capacity_bytes
     words = options.split()
     pairs = zip(words[::2], words[1::2], strict=True)
@@ -45,11 +47,11 @@ def test_what_it_names_fits_and_what_was_asked_does_not(options: str) -> None:
         flag[2:].replace("-", "_"): int(value) if value.isdecimal() else value
         for flag, value in pairs
     }
-    assert smallest_change(case) == changes
+    assert smallest_change(case, asked, Deadline()) == changes
     with pytest.raises(
         InfeasiblePlanError, match=f"the smallest change that fits: {options}"
     ) as no:
-        check_may_fit(case)
+        check_may_fit(case, asked)
     assert (no.value.reason, no.value.change) == ("memory", changes)
     changed = resolve(request(**{**ASKED[options], **changes}))
     rows = changed.workload.micro_batch_size
@@ -66,13 +68,27 @@ def test_tune_says_it() -> None:
 
 
 def test_where_nothing_helps() -> None:
-    hopeless = resolve(
-        request(
-            model="gpt3-175b", tp=8, seq_length=1_000_000, micro_batch_size=1,
-            overrides=("max_position_embeddings=1000000",),
-        )
+    asked = request(
+        model="gpt3-175b", tp=8, seq_length=1_000_000, micro_batch_size=1,
+        overrides=("max_position_embeddings=1000000",),
     )  # fmt: skip
-    assert smallest_change(hopeless) == {}
-    with pytest.raises(InfeasiblePlanError, match="no smaller micro-batch") as no:
-        check_may_fit(hopeless)
+    hopeless = resolve(asked)
+    assert smallest_change(hopeless, asked, Deadline()) == {}
+    with pytest.raises(InfeasiblePlanError, match=r"but it has 80 GiB\.$") as no:
+        check_may_fit(hopeless, asked)
     assert no.value.change == {}
+
+
+def test_no_advice_where_the_time_is_over() -> None:
+    asked = request(**ASKED["--tp 4"])
+    assert smallest_change(resolve(asked), asked, Deadline(0)) == {}
+
+
+def test_no_advice_that_the_rest_of_the_request_refuses() -> None:
+    """More ranks do not stand on the nodes that are given; DeepSpeed's Domino has no pipeline."""
+    given = {**ASKED["--pp 4 --micro-batch-size 1 --grad-accumulation 8"], "nodes": 1}
+    asked = request(**given)
+    assert smallest_change(resolve(asked), asked, Deadline()) == {}
+    of_target = request(**ASKED["--tp 4"], target="deepspeed")
+    change = smallest_change(resolve(of_target), of_target, Deadline())
+    assert change == {"tp": 4}

@@ -226,10 +226,22 @@ def test_a_chosen_rival_is_compared_as_it_was_given() -> None:
 
 def test_the_baseline_as_the_chosen_plan_leaves_nothing_unsure() -> None:
     case = case_of(**ALONE)
-    verdict = verdict_of(case, Chosen.of(case, MEGATRON))
+    verdict = verdict_of(case, Chosen.of(case, baseline_plan(case)))
     assert [(one.strategy, one.chance) for one in verdict.contestants] == [("megatron", 1.0)]
     assert verdict.text == "Not here; Megatron with sequence parallelism is fastest with 100%."
     assert verdict.unsure == {}
+
+
+def test_a_chosen_plan_of_megatron_is_compared_in_its_own_mode() -> None:
+    """Few tokens go faster without sequence parallelism: no row, and no plan file, is slower."""
+    case = case_of(seq_length=512)
+    chosen = Chosen.of(case, MEGATRON)
+    verdict = verdict_of(case, chosen)
+    first, *rivals = verdict.contestants
+    assert (first.plan, first.name, first.speedup) == (MEGATRON, "Megatron", 1.0)
+    assert {one.strategy for one in rivals} == {"userbuffers", "async-tp", "fused"}
+    for one in rivals:
+        assert one.speedup == pytest.approx(first.iteration_ms / one.iteration_ms)
 
 
 def with_memory(gib: float) -> Profile:

@@ -135,7 +135,7 @@ def test_layouts_that_fit_nowhere_fail_the_same_however_they_are_cut() -> None:
     task = layout_task(overrides=("num_hidden_layers=4096", "hidden_size=8192"))
     for budget_s in (0.0, 1e9):
         work.forget()
-        with pytest.raises(InfeasiblePlanError, match="give more --gpus"):
+        with pytest.raises(InfeasiblePlanError, match=r"No layout of .* fits the memory of"):
             finish(task, work.resume(), budget_s)
 
 

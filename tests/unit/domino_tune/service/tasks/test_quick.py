@@ -61,7 +61,8 @@ def test_nothing_else_is_quick() -> None:
 
 def test_errors_are_the_services() -> None:
     request = SimulateRequest(
-        model="gpt3-175b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=1
-    )
+        model="gpt3-175b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=1,
+        row_slices=2,
+    )  # fmt: skip
     with pytest.raises(InfeasiblePlanError, match="row_slices ≤ 1"):
         quick("simulate", Task.of("simulate", request, DISK).to_bytes())

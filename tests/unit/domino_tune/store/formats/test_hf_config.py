@@ -317,9 +317,40 @@ def test_an_activation_is_a_name(value: object) -> None:
         shape({**LLAMA, "hidden_act": value})
 
 
-def test_a_nested_language_model_is_asked_for_by_itself() -> None:
-    with pytest.raises(InputError, match=r"nested under text_config.*pass it"):
-        shape({"model_type": "llava", "text_config": LLAMA, "vision_config": {}})
+@pytest.mark.parametrize(
+    ("outer", "key", "inner", "told"),
+    [
+        ("qwen3_vl", "text_config", "qwen3_vl_text", "qwen3"),
+        ("qwen2_5_vl", "text_config", "qwen2_5_vl_text", "qwen2"),
+        ("llava", "text_config", "llama", "llama"),
+        ("internvl_chat", "llm_config", "qwen2", "qwen2"),
+        ("paligemma", "text_config", "gemma2", "gemma2"),
+    ],
+)
+def test_the_language_model_of_a_multimodal_one_is_read(
+    outer: str, key: str, inner: str, told: str
+) -> None:
+    """What it leaves out of its embeddings, the model around it says."""
+    text = {name: value for name, value in LLAMA.items() if name != "tie_word_embeddings"}
+    nested = {"model_type": outer, "vision_config": {}, key: {**text, "model_type": inner}}
+    found = from_hf_config({**nested, "tie_word_embeddings": True}, name="it")
+    alone = from_hf_config({**text, "model_type": told, "tie_word_embeddings": True}, name="it")
+    assert found.spec == alone.spec
+    assert found.notes[0].startswith(f"it: the language model alone is simulated, as {told}")
+
+
+def test_the_language_model_beside_a_vision_model_at_the_top_is_read() -> None:
+    top = from_hf_config({**LLAMA, "model_type": "qwen2_vl", "vision_config": {}}, name="it")
+    assert top.spec == from_hf_config({**LLAMA, "model_type": "qwen2"}, name="it").spec
+
+
+def test_a_nested_language_model_that_is_not_read_is_named() -> None:
+    with pytest.raises(InputError, match=r"'gemma3_text' is not read.*ModelSpec as JSON"):
+        shape({"model_type": "gemma3", "text_config": {**LLAMA, "model_type": "gemma3_text"}})
+    with pytest.raises(InputError, match=r"mixture of experts.*\(This is of its text_config\.\)"):
+        shape({"model_type": "x", "text_config": {**LLAMA, "model_type": "qwen3_vl_moe_text"}})
+    with pytest.raises(InputError, match=r"the key num_hidden_layers or .* is missing; add it"):
+        shape({"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 8}})
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "deepseek_v3", "olmoe"])

@@ -1,0 +1,130 @@
+"""Every option of a job is answered by every verb that has it, in a job that suits it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, Final
+
+import pytest
+
+from domino_tune.requests import Request, SimulateRequest, TuneRequest, WhatIfRequest
+from domino_tune.requests.fields import RanksFields
+from domino_tune.requests.options import option_of
+from domino_tune.search.simulated import CasePlans
+from domino_tune.store.shelf import DISK
+from domino_tune.verbs.layouts import base_of, candidates_of
+from domino_tune.verbs.resolve import Chosen, plan_of, resolve
+from domino_tune.verbs.simulate import simulate, simulate_plan
+from domino_tune.verbs.tune import cases_to_tune, check_simulated, search
+from domino_tune.verbs.whatif import ask
+
+JOB: Final[dict[str, Any]] = {
+    "model": "llama3-8b", "overrides": ("num_hidden_layers=4",), "profile": "h100-dgx", "tp": 2,
+    "seq_length": 1024, "micro_batch_size": 2, "grad_accumulation": 2,
+}  # fmt: skip
+VALUES: Final[dict[str, tuple[Any, ...]]] = {
+    "model": ("llama2-7b",), "profile": ("h200-sxm",), "tp": (1, 4), "dp": (2,), "pp": (2,),
+    "vpp": (2,), "pp_layers": ("1,3",), "cp": (2,), "nodes": (2,), "seq_length": (512,),
+    "micro_batch_size": (1, 3), "grad_accumulation": (1, 3), "power_cap": ("500W",),
+    "clock_mhz": (1500,), "recompute_layers": (2,), "implementation_set": (("nccl_algo=ring",),),
+    "overrides": (("num_hidden_layers=2",),), "row_slices": (1, 2), "col_slices": (2,),
+    "attn_col_slices": (2,), "mlp_col_slices": (2,), "attn_dgrad_slices": (2,),
+    "mlp_dgrad_slices": (2,), "comm_ctas": (0,), "change": (("tp=4",),), "retune": (True,),
+    "sweep": ("link_bandwidth=1x,2x",), "trials": (1,), "seed": (3,),
+    "tp_comm_overlap": (("fc2_fprop=none",),),
+}  # fmt: skip
+"""Values of options that have neither choices nor a switch."""
+SUITS: Final[dict[str, dict[str, Any]]] = {
+    "vpp": {"pp": 2}, "pp_layers": {"pp": 2}, "pp_schedule": {"pp": 2}, "cp_comm": {"cp": 2},
+    "overlap_p2p": {"pp": 2}, "nodes": {"dp": 2}, "slice_balance": {"slice_dim": "sequence"},
+    "recompute_layers": {"recompute": "full"}, "tp_comm_overlap": {"strategy": "userbuffers"},
+    "seed": {"search": "random"},
+}  # fmt: skip
+"""What else an option needs, as its help says."""
+ELSEWHERE: Final = {
+    "plan": "a file", "evidence": "real ranks", "objective": "real ranks", "force": "real ranks",
+    "gpus": "layouts", "global_batch_size": "layouts", "search": "test_search",
+    **dict.fromkeys(RanksFields.__dataclass_fields__, "real ranks"),
+}  # fmt: skip
+
+
+def _asked(kind: type[Request], sampled: tuple[pytest.MarkDecorator, ...] = ()) -> Iterator[Any]:
+    """Yield a case for each value of each option; ``sampled`` marks all but an option's last, which
+    is seldom its default."""
+    for item in fields(kind):
+        if item.name in ELSEWHERE:
+            continue
+        spec = option_of(item)
+        values: tuple[Any, ...] = spec.choices or VALUES.get(item.name, ())
+        if item.name == "tune_also":
+            values = tuple((choice,) for choice in values)
+        if not values:
+            assert "bool" in str(item.type), f"give {item.name} a value in VALUES"
+            values = (False, True)
+        for value in values:
+            marks = () if value is values[-1] else sampled
+            yield pytest.param({item.name: value}, id=f"{item.name}={value}", marks=marks)
+
+
+def _job(asked: dict[str, Any], **more: Any) -> dict[str, Any]:
+    ((name, value),) = asked.items()
+    suits = dict(SUITS.get(name, {}))
+    if name == "wgrad":
+        suits["order"] = "greedy" if value == "fill" else "intra"
+    if value == "zero-bubble":
+        suits["vpp"] = 1
+    if (name, value) == ("slice_balance", "balanced"):
+        suits = {}
+    return {**JOB, **more, **suits, **asked}
+
+
+@pytest.mark.parametrize("asked", list(_asked(SimulateRequest)))
+def test_simulate_answers(asked: dict[str, Any]) -> None:
+    """All rows that can be made; a row that cannot is told of."""
+    request = SimulateRequest(**_job(asked))
+    case = resolve(request)
+    result = simulate_plan(case, Chosen.of(case, plan_of(request, None, case)))
+    assert result.iteration_ms > 0
+    assert result.baseline_ms > 0
+    told = any("left out" in text for text in result.warnings)
+    assert told == (result.baseline_no_sp_ms is None) == (asked == {"recompute": "per-op"})
+
+
+@pytest.mark.sampled(count=3)
+@pytest.mark.parametrize("asked", list(_asked(SimulateRequest)))
+def test_simulate_has_a_verdict(asked: dict[str, Any]) -> None:
+    assert simulate(SimulateRequest(**_job(asked))).verdict
+
+
+@pytest.mark.parametrize("asked", list(_asked(WhatIfRequest, (pytest.mark.sampled(count=4),))))
+def test_whatif_answers(asked: dict[str, Any]) -> None:
+    """Of most options one value suffices: simulate, which answers the same, is asked all."""
+    more = {} if set(asked) & {"change", "sweep"} else {"change": ("link_latency=2x",)}
+    question = ask(WhatIfRequest(**_job(asked, **more)))
+    best = (lambda case: question.chosen) if question.retune else None
+    assert all(question.point(index, best=best).result for index in range(question.size))
+
+
+@pytest.mark.parametrize("asked", list(_asked(TuneRequest)))
+def test_tune_begins(asked: dict[str, Any]) -> None:
+    """The search of one plan; what tune does with its best plan is what simulate does."""
+    if "sweep" in asked:
+        return  # of layouts
+    request = TuneRequest(**{"search": "random", **_job(asked), "trials": 1})
+    check_simulated(request)
+    for case in cases_to_tune(resolve(request), request.tune_also):
+        assert search(CasePlans(case=case, target=None), request).found.best.iteration_ns > 0
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "per-op", "full"])
+def test_layouts_begin(recompute: str) -> None:
+    """What a layout cannot have counts as a layout that is not there, and refuses no other."""
+    request = TuneRequest(
+        model="llama3-8b", profile="h100-dgx", gpus=8, global_batch_size=8, seq_length=2048,
+        recompute=recompute, implementation="torch",
+    )  # fmt: skip
+    found, left_out = candidates_of(base_of(request, DISK), request)
+    assert all(one.best_ns() for one in found)
+    assert found
+    assert bool(left_out["tokens"]) == (recompute == "per-op")
