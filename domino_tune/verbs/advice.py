@@ -28,14 +28,14 @@ class OutOfTimeError(Exception):
 
 
 class Deadline:
-    """Ends a search for advice after ``seconds`` (default: ``ADVICE_S``)."""
+    """Ends a search for advice after ``seconds`` of this thread's CPU (default: ``ADVICE_S``)."""
 
     def __init__(self, seconds: float | None = None) -> None:
-        self._until = time.monotonic() + (ADVICE_S if seconds is None else seconds)
+        self._until = time.thread_time() + (ADVICE_S if seconds is None else seconds)
 
     def check(self) -> None:
         """Raise OutOfTimeError when the time is over."""
-        if time.monotonic() >= self._until:
+        if time.thread_time() >= self._until:
             raise OutOfTimeError
 
 

@@ -46,7 +46,7 @@ def only_this_process() -> Iterator[None]:
     _caused = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(cores, "_cores", lambda: 1)
-        patched.setattr(advice, "ADVICE_S", PATIENCE_S)  # a busy machine gives the same advice
+        patched.setattr(advice, "ADVICE_S", PATIENCE_S)  # a slow machine gives the same advice
         yield
     caused, _caused = _caused, None
     assert caused == []

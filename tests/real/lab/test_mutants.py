@@ -17,8 +17,8 @@ from lab.mutants.equivalents import EQUIVALENT
 from lab.mutants.faults import Fault, faults_of, sample
 from lab.mutants.nearest import ordered_tests
 from lab.mutants.trees import Tree
+from tests.conftest import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MODULE = '''"""A module."""
 
 from __future__ import annotations
@@ -81,12 +81,18 @@ if __name__ == "__main__":
 """
 
 
+OPTION = """
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true")
+"""
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A repository of one module and one test, which looks away at one place."""
     for path, text in (
-        ("simulator/pairs.py", MODULE), ("simulator/__init__.py", ""), ("tests/conftest.py", ""),
-        ("tests/unit/simulator/test_pairs.py", TEST),
+        ("simulator/pairs.py", MODULE), ("simulator/__init__.py", ""),
+        ("tests/conftest.py", OPTION), ("tests/unit/simulator/test_pairs.py", TEST),
     ):  # fmt: skip
         file = tmp_path / "repository" / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -194,10 +200,10 @@ def test_a_fault_is_noticed_or_not(
         ("start = start - value", 60, ("noticed", test)),
         ("return value * 3", 60, ("survived", "")),
         ("value = value - 1", 60, ("noticed", test)),  # it never ends
-        ("return value * 3", 0, ("unjudged", "tests/unit/simulator/test_pairs.py")),
     ):
         fault = next(fault for (_, line), fault in found.items() if line == new)
         assert tree.judge(fault, most_cpu_s) == fate
+    assert tree.judge(fault, 0)[0] == "unjudged"
     assert (repository / "simulator/pairs.py").read_text("utf-8") == MODULE
     assert (tree.root / "simulator/pairs.py").read_text("utf-8") == MODULE
     assert tree.broken() == []

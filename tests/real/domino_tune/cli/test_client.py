@@ -81,27 +81,42 @@ def test_the_same_is_printed_of_layouts(
         assert "Tokens a second a GPU, by GPUs" in page.read_text("utf-8")
 
 
-def test_a_calibration_at_the_server(server: Served, tmp_path: Path) -> None:
-    (tmp_path / "runs.csv").write_text(RUNS)
-    asked = ("calibrate", "--profile", "h100-dgx", "--runs", str(tmp_path / "runs.csv"), "--json")
-    there = command(tmp_path, *asked, "--name", "mine", "--server", server.url)
-    assert there.returncode == 0, there.stderr
-    here = json.loads(command(tmp_path, *asked, "--name", "mine").stdout)
-    found = json.loads(there.stdout)
+@pytest.fixture(scope="module")
+def calibrate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The words of a calibration."""
+    runs = tmp_path_factory.mktemp("runs") / "runs.csv"
+    runs.write_text(RUNS)
+    return "calibrate", "--profile", "h100-dgx", "--runs", str(runs), "--json", "--name", "mine"
+
+
+@pytest.fixture(scope="module")
+def calibrated(
+    server: Served, calibrate: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """What the server's calibration prints."""
+    done = command(tmp_path_factory.mktemp("home"), *calibrate, "--server", server.url)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_calibration_at_the_server(
+    server: Served, calibrate: tuple[str, ...], calibrated: str, tmp_path: Path
+) -> None:
+    here = json.loads(command(tmp_path, *calibrate).stdout)
+    found = json.loads(calibrated)
     assert (found["parts"], found["runs"]) == (here["parts"], here["runs"])
     assert found["path"] is None
     with Client(server.url) as client:
         assert client.get_profile("mine")[0]
 
 
-def test_jobs_of_all_kinds_are_listed(server: Served, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("calibrated")
+def test_jobs_are_listed_by_label_kind_and_state(server: Served, tmp_path: Path) -> None:
     with Client(server.url) as client:
         job = client.jobs(kind="calibration").items[0]
         assert client.set_label(job, "Night run").label == "Night run"
         assert [one.id for one in client.jobs(q="NIGHT fitted mine h100").items] == []
         assert [one.id for one in client.jobs(q="NIGHT mine").items] == [job.id]
-    listed = command(tmp_path, "jobs", "list", "--server", server.url, "--json")
-    assert {"calibration", "scale"} <= {one["kind"] for one in json.loads(listed.stdout)}
     words = ("--search", "night", "--kind", "calibration", "--state", "done", "--json")
     found = command(tmp_path, "jobs", "list", "--server", server.url, *words)
     assert [one["label"] for one in json.loads(found.stdout)] == ["Night run"]
