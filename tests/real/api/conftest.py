@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """A browser for one file: while it is there, Playwright's loop runs in this thread, and no
+    other test can run its own."""
     with chromium() as running:
         yield running
 
