@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,11 @@ def tuned_plan() -> PlanFile:
         trials=2,
     )  # fmt: skip
     return found.best.plan_file
+
+
+def without_progress(stderr: str) -> str:
+    """Return what was said without lines of progress, which come where a command takes seconds."""
+    return re.sub(r"(?m)^[\d,]+ s: .*\n", "", stderr)
 
 
 ANSWERS: dict[tuple[str, ...], str] = {}

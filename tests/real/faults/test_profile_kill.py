@@ -46,10 +46,14 @@ def profiling(home: Path, samples: int) -> AbstractContextManager[subprocess.Pop
 
 
 def progress(process: subprocess.Popen[str]) -> Iterator[str]:
+    """Yield the lines of progress. Fail with all that was said where the process ends."""
     assert process.stderr is not None
+    said = []
     for line in process.stderr:
+        said.append(line)
         if line.startswith("round "):
             yield line
+    pytest.fail(f"it ended with code {process.wait()} and said: {''.join(said)}")
 
 
 def load_file(home: Path) -> Profile:

@@ -16,6 +16,7 @@ from domino_tune.client import Client
 from domino_tune.requests import TuneRequest
 from tests.real.domino_tune.serving import Served, command, environment, process, served
 from tests.support.processes import PATIENCE_S, started, wait_until
+from tests.support.runs import without_progress
 from tests.support.validation_cases import write_files
 
 TUNE = (
@@ -34,11 +35,6 @@ LONG = (
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with served(tmp_path_factory.mktemp("server")) as running:
         yield running
-
-
-def said(stderr: str) -> str:
-    """Return what is said without lines of progress, which a busy machine prints."""
-    return re.sub(r"(?m)^[\d,]+ s: .*\n", "", stderr)
 
 
 def without_seconds(text: str) -> str:
@@ -63,7 +59,7 @@ RUNS = (
 def test_the_same_is_printed(server: Served, tmp_path: Path) -> None:
     here = process(tmp_path, *TUNE)
     there = process(tmp_path, *TUNE, "--server", server.url)
-    assert (there.returncode, said(there.stderr)) == (0, said(here.stderr))
+    assert (there.returncode, without_progress(there.stderr)) == (0, without_progress(here.stderr))
     assert without_seconds(there.stdout) == without_seconds(here.stdout)
     assert "TIME" in without_seconds(here.stdout)
 
@@ -75,7 +71,7 @@ def test_the_same_is_printed_of_layouts(
     page = tmp_path / "page.html"
     here = command(tmp_path, *words, "--json")
     there = command(tmp_path, *words, "--json", "--server", server.url, "--report", str(page))
-    assert (there.returncode, said(there.stderr)) == (0, said(here.stderr))
+    assert (there.returncode, without_progress(there.stderr)) == (0, without_progress(here.stderr))
     assert without_seconds(there.stdout) == without_seconds(here.stdout)
     if words == SCALE:
         assert "Tokens a second a GPU, by GPUs" in page.read_text("utf-8")
