@@ -16,7 +16,7 @@ MOST_FILES = 21
 """Five more since a tune also answers for rivals (their plans, the verdict), for what would fit,
 and for the frameworks that cannot run the best plan: DeepSpeed's export says which layouts it runs.
 """
-PROGRESS = ("cli/show.py", "base/progress.py")
+PROGRESS = ("cli/progress.py", "cli/show.py", "base/progress.py")
 """Where progress is printed, or not: the only files that are called from below."""
 REPORTS = ("verbs/tune.py", "report")
 """The verb's own line about a trial, which it hands to the search as progress."""
