@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table, print_line, print_table
+from lab.markdown import markdown_section
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 RINGS: Final = {
@@ -58,9 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = table_of(options.ring, ran, busy=options.busy)
     print_table(table)
     if options.out:
-        lines = ["| " + " | ".join(cells) + " |" for cells in (table.columns, *table.rows)]
-        rule = "|" + "---|" * len(table.columns)
-        options.out.write_text("\n".join([f"# {table.title}", "", lines[0], rule, *lines[1:], ""]))
+        options.out.write_text(markdown_section(table), "utf-8")
     return int(any(one.failed or not one.passed for one in ran))
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from domino_tune.base.tables import Table
 from lab.fidelity.scores import MIN_SPREAD, Score, Setting, score
 from lab.fidelity.settings import ALWAYS_TWO, TUNED
+from lab.markdown import markdown_rows
 from lab.verdict import Check, at_least, at_most, check_table, reported
 
 ERROR: Final = 0.03
@@ -173,14 +174,8 @@ def page(head: str, shown: Sequence[Table]) -> str:
     """Return ``head`` and the tables as Markdown."""
     parts = [head]
     for table in shown:
-        parts.append(f"## {table.title}\n\n{_markdown_table(table)}\n")
+        parts.append(f"## {table.title}\n\n{markdown_rows(table)}\n")
     return "\n".join(parts)
-
-
-def _markdown_table(table: Table) -> str:
-    names = [column.lstrip(">") for column in table.columns]
-    rule = ["--:" if column.startswith(">") else "---" for column in table.columns]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (names, rule, *table.rows))
 
 
 def to_json(settings: Sequence[Setting], machine: str) -> str:

@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table, print_line, print_table
+from lab.markdown import markdown_section
 from lab.mutants.areas import AREAS, MUTATED, area_of, sources
 from lab.mutants.equivalents import EQUIVALENT
 from lab.mutants.faults import Fault, sample
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for table in tables:
         print_table(table)
     if options.out:
-        options.out.write_text("\n".join(map(markdown, tables)), "utf-8")
+        options.out.write_text("\n".join(map(markdown_section, tables)), "utf-8")
     return int(not is_met)
 
 
@@ -172,15 +173,6 @@ def judged(outcomes: Sequence[Outcome], seed: int, broken: Sequence[str]) -> tup
     notes = [f"{test} fails without any fault" for test in broken]
     table = check_table(f"{total} faults, seed {seed}", checks, notes)
     return table, all(check.ok for check in checks)
-
-
-def markdown(table: Table) -> str:
-    """Return a table as Markdown."""
-    names = [column.lstrip(">") for column in table.columns]
-    rule = ["---:" if column.startswith(">") else "---" for column in table.columns]
-    rows = [[cell.replace("|", "\\|") for cell in row] for row in table.rows]
-    lines = [f"| {' | '.join(row)} |" for row in (names, rule, *rows)]
-    return "\n".join([f"## {table.title}", "", *lines, *(f"\n{note}" for note in table.notes), ""])
 
 
 if __name__ == "__main__":
