@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from domino_tune.runtime.lanes.kernels import stamp_kernel as stamp_kernel
-
 BLOCK_M = 128
 BLOCK_N = 256
 BLOCK_K = 64

@@ -66,7 +66,12 @@ def test_a_rank_measures_ops_collectives_launches_and_contention() -> None:
     payload = {
         "cases": [case],
         "collectives": [list(Collective("all_reduce", 1 << 20, 1, 1, ctas)) for ctas in (0, 4)],
-        "contention": {"case": 0, "plan": asdict(TWO), "sizes": [1 << 20], "ctas": [4, 0]},
+        "contention": {
+            "case": 0,
+            "plan": asdict(TWO),
+            "messages": [list(Collective("all_reduce", 1 << 20, 1, 1, ctas)) for ctas in (4, 0)],
+        },
+        "loads": [],
         "seconds": None,
     }
     heard: list[dict[str, Any]] = []

@@ -96,7 +96,7 @@ def test_a_hopper_takes_them() -> None:
               "count": size, "chunk_ns": size, "blocks": size, "BLOCK": 4096})
             for stamps in ("*i64", None)
         ),
-        (measuring.stamp_kernel, {"stamp": "*i64"}),
+        (kernels.stamp_kernel, {"stamp": "*i64"}),
         (
             measuring.persistent_gemm_kernel,
             {"tokens": size, "columns": size, "inner": size, "BLOCK_M": measuring.BLOCK_M,
