@@ -19,19 +19,27 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from simulator.compiler import compile_program, retimed
+import numpy as np
+
 from simulator.cost import CostModel
-from simulator.ops import Signature
+from simulator.kernels import clocks as clock_kernels
+from simulator.kernels.load import call
+from simulator.ops import Fused, Signature
 from simulator.power import FAMILIES, PowerSection
 from simulator.program import Program
-from simulator.recurrence import Totals, totals
+from simulator.recurrence import Totals
+from simulator.repriced import Repriced, repriced
 from simulator.schedule import COMPUTE, Schedule
 from simulator.units import S_PER_NS
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+assert len(FAMILIES) == clock_kernels.FAMILIES
 Run = TypeVar("Run")
 
 
@@ -49,17 +57,27 @@ class Power(NamedTuple):
     burden: Burden
 
 
-class Played(NamedTuple):
+@dataclass(frozen=True)
+class Played:
     """A schedule at its clock, the fast engine's sums of it, and what it draws.
 
     ``cost``: the costs at that clock. ``power`` is None where the profile has no law of power.
     """
 
-    schedule: Schedule
-    program: Program
+    plays: Repriced
     totals: Totals
     cost: CostModel
     power: Power | None
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule."""
+        return self.plays.schedule
+
+    @cached_property
+    def program(self) -> Program:
+        """The program at that clock."""
+        return self.plays.program(self.cost)
 
 
 def settle(
@@ -67,19 +85,16 @@ def settle(
 ) -> Played:
     """Return ``schedule`` at its clock, at most ``most_mhz`` (0: boost)."""
     if law is None:
-        program = compile_program(schedule, cost)
-        return Played(schedule, program, totals(program), cost, None)
-    burden = Burden(schedule, cost, law)
-    programs: list[Program] = []
+        plays = repriced(schedule, cost)
+        return Played(plays, plays.totals(cost), cost, None)
+    burden, plays = Burden(schedule, cost, law), repriced(schedule, cost)
 
     def at(clock_mhz: int) -> Played:
         own = cost.at_clock(clock_mhz)
-        made = retimed(programs[0], schedule, own) if programs else compile_program(schedule, own)
-        programs.append(made)
-        return Played(schedule, made, totals(made), own, None)
+        return Played(plays, plays.totals(own), own, None)
 
     found, power = find_clock(burden, law.clocks(most_mhz), at, lambda one: one.totals.makespan_ns)
-    return found._replace(power=power)
+    return replace(found, power=power)
 
 
 def find_clock(
@@ -130,13 +145,15 @@ class Burden:
         return self._loads[key]
 
     def _sum(self, clock_mhz: int, *, in_step: bool) -> Load:
-        cost = self.cost.at_clock(clock_mhz)
-        alone_ns, drawn_j = 0, dict.fromkeys(FAMILIES, 0.0)
-        for signature, computes, count in self._counts[in_step]:
-            drawn_j[signature.kind] += count * cost.energy_j(signature)
-            if computes or in_step:
-                alone_ns += count * cost.duration_ns(signature)
-        return Load(alone_ns, drawn_j)
+        rows, ops = self._rows[in_step]
+        drawn_j = np.empty(len(FAMILIES))
+        alone_ns = call("load_at", rows, ops, self._law_values(1.0), clock_mhz, drawn_j)
+        drawn = dict(zip(FAMILIES, drawn_j.tolist(), strict=True))
+        for signature, count in self._fused[in_step]:
+            cost = self.cost.at_clock(clock_mhz)
+            drawn[signature.kind] += count * cost.energy_j(signature)
+            alone_ns += count * cost.duration_ns(signature)
+        return Load(alone_ns, drawn)
 
     def clock(
         self, clocks: range, played_mhz: int, makespan_ns: int | None, times: float = 1.0
@@ -148,6 +165,13 @@ class Burden:
             passes_ns = makespan_ns - self.load(played_mhz, in_step=True).alone_ns
             beside_ns = passes_ns - self.load(played_mhz).alone_ns
 
+        if not self._fused[False]:
+            place = call(
+                "find_clock", *self._rows[False], self._law_values(times), np.empty(len(FAMILIES)),
+                clocks[0], -clocks.step, len(clocks), beside_ns,
+            )
+            return clocks[place]
+
         def keeps(mhz: int) -> bool:
             load = self.load(mhz)
             watts = self.law.idle_w + times * _mean_w(load, load.alone_ns + beside_ns)
@@ -155,6 +179,35 @@ class Burden:
 
         index = bisect_left(clocks, True, key=keeps)
         return clocks[min(index, len(clocks) - 1)]
+
+    @cached_property
+    def _fused(self) -> dict[bool, list[tuple[Fused, int]]]:
+        """Return the kernels whose times follow from those of their parts, and their counts."""
+        return {
+            in_step: [(one, count) for one, _, count in counts if isinstance(one, Fused)]
+            for in_step, counts in self._counts.items()
+        }
+
+    @cached_property
+    def _rows(self) -> dict[bool, tuple[NDArray[np.int64], NDArray[np.float64]]]:
+        """Return the other ops as rows of ``kernels.clocks``: of the passes, and of the step."""
+        return {in_step: self._rows_of(in_step) for in_step in self._counts}
+
+    def _rows_of(self, in_step: bool) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        timed = self.cost.at_clock(self.law.boost_mhz)
+        counts = [one for one in self._counts[in_step] if not isinstance(one[0], Fused)]
+        rows = [
+            (count, computes or in_step, FAMILIES.index(one.kind)) for one, computes, count in counts
+        ]
+        ops = [timed.timed(one) for one, _, _ in counts]
+        return (
+            np.array(rows, np.int64).reshape(len(rows), 3),
+            np.array(ops, np.float64).reshape(len(ops), 4),
+        )
+
+    def _law_values(self, times: float) -> NDArray[np.float64]:
+        law = self.law
+        return np.array([law.boost_mhz, law.exponent, law.idle_w, law.cap_w, times], np.float64)
 
     def power(self, clock_mhz: int, makespan_ns: int) -> Power:
         """Return what an iteration draws that took ``makespan_ns`` at a clock."""

@@ -19,6 +19,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import fmean
 from typing import Final, Literal, NamedTuple, TypeVar
 
@@ -318,6 +319,15 @@ class Contention:
         """Return whether some ops hold all SMs that they can take."""
         fit = self.fit
         return fit is not None and not self.is_off and any(law.fills for law in fit.compute)
+
+    @cached_property
+    def admission(self) -> tuple[object, ...]:
+        """What decides which ops let collectives in, and how many SMs these need."""
+        fit = self.fit
+        if fit is None:
+            return ()
+        fills = tuple((law.family, law.fills) for law in fit.compute)
+        return self.is_off, fit.sm_count, fit.default_ctas, fills
 
     def depends_on_duration(self, kind: str) -> bool:
         """Return whether the slowdown of ops of this kind depends on their duration."""

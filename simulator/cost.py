@@ -190,6 +190,13 @@ class CostModel:
             gb_s = signature.moved_bytes // self.duration_ns(signature)
         return ComputeFamily(kind, alone_ns, gb_s)
 
+    @property
+    def families_vary(self) -> bool:
+        """Whether an op's contention family depends on how long it takes."""
+        law = self.contention
+        kinds = ("gemm", "attention", "pointwise")
+        return law.depends_on_streams or any(law.depends_on_duration(kind) for kind in kinds)
+
     def at_clock(self, clock_mhz: int) -> AtClock:
         """Return the same costs at a clock; the profile needs a power section."""
         if clock_mhz not in self._at_clocks:
@@ -327,12 +334,12 @@ class Drawn(CostModel):
 
 
 class AtClock(CostModel):
-    """The costs of ``timed``, stretched to a clock."""
+    """The costs of ``timed_cost``, stretched to a clock."""
 
     def __init__(self, timed: CostModel, clock_mhz: int) -> None:
         self.__dict__.update(timed.__dict__)
         self.clock_mhz = clock_mhz
-        self._timed = timed
+        self.timed_cost = timed
         self._power: PowerSection = timed.power or timed.profile.section("power")
         self._estimates, self._durations_ns = {}, {}
         self._energies_j: dict[Signature, float] = {}
@@ -343,7 +350,7 @@ class AtClock(CostModel):
             return self._fused(signature)
         estimate = self._estimates.get(signature)
         if estimate is None:
-            timed_us, source, error = self._timed.estimate(signature)
+            timed_us, source, error = self.timed_cost.estimate(signature)
             mhz = self.timed_mhz(signature)
             stretch = self._power.stretch(signature.kind, mhz, self.clock_mhz)
             estimate = self._estimates[signature] = Estimate(timed_us * stretch, source, error)
@@ -353,21 +360,28 @@ class AtClock(CostModel):
         """Return the clock at which the op was timed; it is looked up once for all clocks."""
         mhz = self._timed_mhz.get(signature)
         if mhz is None:
-            timed_us = self._timed.estimate(signature).duration_us
+            timed_us = self.timed_cost.estimate(signature).duration_us
             mhz = self._timed_mhz[signature] = self._power.timed_mhz(signature.kind, timed_us)
         return mhz
 
+    def timed(self, signature: Signature) -> tuple[float, float, float, float]:
+        """Return what decides time and draw of an op at any clock: its timing (us), the clock of
+        that, the elasticity and the watts above idle at boost."""
+        law = self._power.family(signature.kind)
+        timed_us = self.timed_cost.estimate(signature).duration_us
+        return timed_us, self.timed_mhz(signature), law.elasticity, law.draw_w
+
     def at_clock(self, clock_mhz: int) -> AtClock:
         """Return the same costs at another clock."""
-        return self._timed.at_clock(clock_mhz)
+        return self.timed_cost.at_clock(clock_mhz)
 
     def beside(self, fit: ContentionFit) -> CostModel:
         """Return the same costs, at the same clock, under another law of contention."""
-        return self._timed.beside(fit).at_clock(self.clock_mhz)
+        return self.timed_cost.beside(fit).at_clock(self.clock_mhz)
 
     def slowed_ns(self, signature: Signature) -> tuple[int, Source]:
         """Return by how much the clock makes the op longer than it was timed."""
-        slowed_ns = self.duration_ns(signature) - self._timed.duration_ns(signature)
+        slowed_ns = self.duration_ns(signature) - self.timed_cost.duration_ns(signature)
         return slowed_ns, SOURCE_OF[self._power.family(signature.kind).kind]
 
     def energy_j(self, signature: Signature) -> float:

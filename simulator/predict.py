@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from simulator import clock
@@ -34,7 +35,7 @@ def played(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Play
         return played_pipeline(case, plan, order).busiest
     schedule = scheduled(case, plan, order)
     found = settle(schedule, case.cost, case.power, case.cluster.clock_mhz)
-    return found._replace(totals=longer(found.totals, case.constant_ns))
+    return replace(found, totals=longer(found.totals, case.constant_ns))
 
 
 def unsure_clocks(case: Case, found: Played) -> UnsureClocks | None:

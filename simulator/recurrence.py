@@ -35,6 +35,8 @@ from typing import NamedTuple
 from simulator.contention import SCALE
 from simulator.host import Host, HostMark
 from simulator.idle_lane import LONG_AGO_NS, NO_TIMES, IdleTimes
+from simulator.kernels import player
+from simulator.kernels.program_arrays import arrays_of
 from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Rates, Step
 from simulator.resume import Resumed
 
@@ -65,6 +67,20 @@ def longer(sums: Totals, constant_ns: int) -> Totals:
 
 def totals(program: Program, *, shortcut: bool = True) -> Totals:
     """Play ``program`` and return its sums; ``shortcut`` skips repetitions with an equal state."""
+    arrays = arrays_of(program)
+    state = arrays and arrays[0].play(arrays[1], shortcut=shortcut)
+    if state is not None and arrays is not None:
+        return sums_of(state, program.lanes)
+    return recurrence_totals(program, shortcut=shortcut)
+
+
+def sums_of(state, lanes):
+    lane_ns = state[player.LANE_NS : player.LANE_NS + lanes].tolist()
+    compute_ns, comm_ns, exposed_ns = state[:3].tolist()
+    return Totals(int(state[player.NOW]), compute_ns, comm_ns, exposed_ns, tuple(lane_ns))
+
+
+def recurrence_totals(program: Program, *, shortcut: bool = True) -> Totals:
     machine = Machine(program, shortcut)
     machine.run(program.root)
     machine.drain()

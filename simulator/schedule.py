@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
 from simulator.errors import ScheduleError
 from simulator.implementation import LaunchOrder
@@ -110,6 +111,11 @@ class Schedule:
     value_bytes: dict[str, int] = field(hash=False, compare=False)
     micros: int = 1
     launch_order: LaunchOrder = "comm_first"
+
+    @cached_property
+    def programs(self) -> dict[object, Any]:
+        """Programs that the schedule was compiled to, by what they depend on of a machine."""
+        return {}
 
     def __len__(self) -> int:
         return sum(

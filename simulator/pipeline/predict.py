@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from simulator.case import Case
 from simulator.clock import Burden, Played, Power, find_clock
-from simulator.compiler import compile_program
 from simulator.cost import CostModel
 from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
@@ -16,6 +15,7 @@ from simulator.pipeline.program import PipelineProgram, PipelineRun
 from simulator.pipeline.recurrence import play
 from simulator.plan import SlicePlan
 from simulator.recurrence import Totals
+from simulator.repriced import repriced
 from simulator.schedule import Repeat, Schedule, Segment
 
 
@@ -57,8 +57,7 @@ class PlayedPipeline(NamedTuple):
         """What the busiest rank plays, without its waits; ``totals`` are of the iteration."""
         pieces, cost = self.builder.pieces, self.builder.cost
         schedule = rank_schedule(pieces, pieces.case.busiest_rank)
-        program = compile_program(schedule, cost)
-        return Played(schedule, program, self.totals, cost, self.power)
+        return Played(repriced(schedule, cost), self.totals, cost, self.power)
 
 
 def played_pipeline(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> PlayedPipeline:

@@ -1,0 +1,1 @@
+"""Compiled loops over integer arrays, and the arrays that they take."""

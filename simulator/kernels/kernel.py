@@ -1,0 +1,44 @@
+"""Kernels: functions over arrays that are compiled to machine code once, and then only loaded.
+
+A kernel is written in the part of Python that numba compiles without allocating or raising:
+integers, floats, and arrays that the caller owns. Called as it stands, it is plain Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, Final, TypeVar, cast
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A function to compile. ``arguments``: a letter for each, ``i`` an int64 and ``f`` a float64,
+    with a digit behind it an array of so many dimensions. ``entry``: Python calls it."""
+
+    function: FunctionType
+    arguments: tuple[str, ...]
+    entry: bool
+
+    @property
+    def name(self) -> str:
+        """The function's name, which no other kernel has."""
+        return self.function.__name__
+
+
+KERNELS: Final[dict[str, Kernel]] = {}
+"""All kernels, callees before callers."""
+
+
+def kernel(arguments: str = "", *, entry: bool = False) -> Callable[[AnyFunction], AnyFunction]:
+    """Register a function whose ``arguments`` are like ``"i2 f1 i"``; it returns an int64."""
+
+    def register(function: AnyFunction) -> AnyFunction:
+        made = Kernel(cast("FunctionType", function), tuple(arguments.split()), entry)
+        KERNELS[made.name] = made
+        return function
+
+    return register

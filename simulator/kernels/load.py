@@ -1,0 +1,160 @@
+"""Load the compiled kernels; compile them where this machine has not.
+
+Code lies under a key of all kernels' sources, numba's and Python's versions and the CPU, so that a
+changed kernel can never meet old code. It is loaded by llvmlite, which takes a tenth of numba's
+time. Where nothing can be written the code is compiled in memory, and that is said.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from simulator.kernels.kernel import KERNELS, Kernel
+
+FOLDER_VARIABLE: Final = "DOMINO_TUNE_KERNELS"
+"""Environment variable: the folder of compiled code."""
+_CALLED_BY_NOBODY: Final = (
+    "NRT_Free", "NRT_MemInfo_call_dtor", "NRT_Allocate", "NRT_MemInfo_alloc_safe_aligned",
+    "numba_do_raise", "numba_gil_ensure", "numba_gil_release",
+    "numba_runtime_build_excinfo_struct", "numba_unpickle",
+)  # fmt: skip
+"""Symbols of numba's runtime: kernels neither allocate nor raise, so nothing calls them."""
+_PYTHON: Final = (
+    "PyBytes_FromStringAndSize", "PyErr_Clear", "PyErr_SetNone", "PyErr_SetString",
+    "PyErr_WriteUnraisable", "PyUnicode_FromString", "Py_DecRef", "PyExc_RuntimeError",
+    "PyExc_StopIteration", "PyExc_SystemError",
+)  # fmt: skip
+
+
+def call(name: str, *arguments: Any) -> int:
+    """Call a compiled entry with integers, floats and C-contiguous arrays of int64 or float64."""
+    function = _functions()[name]
+    given: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, int | float):
+            given.append(argument)
+        else:
+            given.append(argument.ctypes.data)
+            given += argument.shape
+    return function(*given)
+
+
+@cache
+def _functions() -> dict[str, Callable[..., int]]:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    _add_symbols(llvm)
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    symbols = {}
+    for name, (symbol, code) in _compiled().items():
+        engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(code))
+        symbols[name] = symbol
+    engine.finalize_object()
+    _functions.engine = engine  # type: ignore[attr-defined]  # it owns the code
+    return {
+        name: _prototype(KERNELS[name])(engine.get_function_address(symbol))
+        for name, symbol in symbols.items()
+    }
+
+
+def _prototype(kernel: Kernel) -> Any:
+    types: list[Any] = []
+    for argument in kernel.arguments:
+        scalar = ctypes.c_int64 if argument[0] == "i" else ctypes.c_double
+        dimensions = int(argument[1:] or 0)
+        types += [ctypes.c_void_p, *[ctypes.c_int64] * dimensions] if dimensions else [scalar]
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *types)
+
+
+def _add_symbols(llvm: Any) -> None:
+    abort = ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value
+    for name in _CALLED_BY_NOBODY:
+        llvm.add_symbol(name, abort)
+    for name in _PYTHON:
+        if name.startswith("PyExc"):
+            address = ctypes.addressof(ctypes.c_void_p.in_dll(ctypes.pythonapi, name))
+        else:
+            address = ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
+        llvm.add_symbol(name, address)
+
+
+# The folder ---------------------------------------------------------------------------------------
+
+
+def _compiled() -> dict[str, tuple[str, bytes]]:
+    folder = _folder()
+    try:
+        with _locked(folder):
+            found = folder / _key()
+            if not found.is_dir():
+                _write(found, _compile(""))
+            return _read(found)
+    except OSError as error:
+        return _compile(f" They cannot be kept in {folder} ({error.strerror}); set {FOLDER_VARIABLE}.")
+
+
+def _folder() -> Path:
+    told = os.environ.get(FOLDER_VARIABLE)
+    if told:
+        return Path(told)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "domino_tune/kernels"
+
+
+def _compile(why: str) -> dict[str, tuple[str, bytes]]:
+    from simulator.kernels.build import compile_kernels
+
+    print(f"Compiling the simulator's loops, once on this machine (10 to 20 s).{why}", file=sys.stderr)
+    return dict(compile_kernels())
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, so that of several first starts one compiles."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write(folder: Path, compiled: dict[str, tuple[str, bytes]]) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        made = Path(temporary) / "made"
+        made.mkdir()
+        for name, (_, code) in compiled.items():
+            (made / f"{name}.o").write_bytes(code)
+        index = {name: symbol for name, (symbol, _) in compiled.items()}
+        (made / "index.json").write_text(json.dumps(index), "utf-8")
+        made.rename(folder)
+
+
+def _read(folder: Path) -> dict[str, tuple[str, bytes]]:
+    index = json.loads((folder / "index.json").read_text("utf-8"))
+    return {name: (symbol, (folder / f"{name}.o").read_bytes()) for name, symbol in index.items()}
+
+
+def _key() -> str:
+    """Return a text that differs wherever compiled code may."""
+    import llvmlite.binding as llvm
+
+    parts = [version("numba"), version("llvmlite"), platform.python_version(), platform.machine()]
+    parts += [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
+    for file in sorted({Path(one.function.__code__.co_filename) for one in KERNELS.values()}):
+        parts.append(file.read_text("utf-8"))
+    parts.append(Path(__file__).with_name("build.py").read_text("utf-8"))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

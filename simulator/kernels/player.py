@@ -1,0 +1,517 @@
+"""The player: the rules of ``simulator.recurrence`` over arrays.
+
+Everything about a moment is in ``s``, whose first entries are sums that a skipped period adds to.
+A mark of the periodic shortcut is a copy of it in ``heap``, followed by what must repeat.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simulator.kernels.kernel import kernel
+
+Array = Any
+LANES: Final = 4
+
+# Columns of a program's arrays.
+LANE, NUMBER, LAUNCH, ROOM, NEEDS, PART, WAITS, WAITS_END = range(8)
+STEP_COLUMNS: Final = 8
+WHOLE, FIRST, REST, FAMILY = range(4)
+NUMBER_COLUMNS: Final = 4
+LEAF, LEAF_END, COUNT = range(3)
+
+# Entries of ``c``, what holds for the whole program.
+C_LANES, C_DEPTH, C_ORDERED, C_FREE, C_SHORTCUT, C_ROWS = range(6)
+C_SIZE: Final = C_ROWS + LANES
+
+# Entries of ``s``.
+COMPUTE_NS, COMM_NS, EXPOSED_NS = range(3)
+LANE_NS: Final = 3
+ISSUED: Final = LANE_NS + LANES
+DONE: Final = ISSUED + LANES
+SUMS: Final = DONE + LANES
+NOW: Final = SUMS
+HOST: Final = NOW + 1
+BINDINGS: Final = NOW + 2
+RING: Final = NOW + 3
+RING_END: Final = NOW + 4
+PENDING: Final = NOW + 5
+HEAP: Final = NOW + 6
+WORK: Final = NOW + 7
+RUNS: Final = WORK + LANES
+HEAD: Final = RUNS + LANES
+TAIL: Final = HEAD + LANES
+S_SIZE: Final = TAIL + LANES
+
+# Entries of a queued collective, and of a mark.
+Q_WORK, Q_FAMILY, Q_ISSUED, Q_READY, Q_NEEDS = range(5)
+QUEUE_COLUMNS: Final = 5
+M_BEFORE, M_REPETITION, M_HOST, M_BINDINGS, M_NOW = range(5)
+M_SUMS: Final = 5
+M_ENDS: Final = M_SUMS + SUMS
+
+NEVER: Final = 1 << 62
+PLAYED, NO_ROOM, STUCK = range(3)
+_BITS: Final = 20
+_MASK: Final = (1 << _BITS) - 1
+_SAFE: Final = 1 << 43
+
+
+@kernel("i i")
+def time_of(work: int, rate: int) -> int:
+    """Return the ns that ``work`` takes at a slowdown, rounded up, without a product beyond 64
+    bits."""
+    return (work >> _BITS) * rate + (((work & _MASK) * rate + _MASK) >> _BITS)
+
+
+@kernel("i i")
+def work_in(elapsed: int, rate: int) -> int:
+    """Return the work that is done in ``elapsed`` ns at a slowdown, rounded down."""
+    if elapsed < _SAFE:
+        return (elapsed << _BITS) // rate
+    return ((elapsed // rate) << _BITS) + ((elapsed % rate) << _BITS) // rate
+
+
+@kernel("i1 i1 i")
+def row_of(c: Array, s: Array, family: int) -> int:
+    """Return where the slowdowns of what is in flight begin; ``family`` is compute's, 0 if idle."""
+    row = family
+    for lane in range(1, c[C_LANES]):
+        row = row * c[C_ROWS + lane] + s[RUNS + lane]
+    return row * LANES
+
+
+@kernel("i1 i1 i3 i i")
+def start(c: Array, s: Array, queue: Array, before: int, room: int) -> int:
+    """Start the collectives that were ready before ``before`` or that fit into ``room``; return
+    whether a lane is in flight. PENDING is when the host issues the next, 0 if it issued all."""
+    active = 0
+    s[PENDING] = 0
+    for lane in range(1, c[C_LANES]):
+        if s[WORK + lane] == 0 and s[HEAD + lane] < s[TAIL + lane]:
+            at = s[HEAD + lane] % queue.shape[1]
+            issued = queue[lane, at, Q_ISSUED]
+            if issued > s[NOW]:
+                s[BINDINGS] += 1
+                if s[PENDING] == 0 or issued < s[PENDING]:
+                    s[PENDING] = issued
+            elif queue[lane, at, Q_NEEDS] <= room or queue[lane, at, Q_READY] < before:
+                s[WORK + lane] = queue[lane, at, Q_WORK]
+                s[RUNS + lane] = queue[lane, at, Q_FAMILY]
+                s[HEAD + lane] += 1
+        if s[WORK + lane] != 0:
+            active = 1
+    return active
+
+
+@kernel("i1 i1 i1 i i")
+def next_end(c: Array, s: Array, rates: Array, row: int, elapsed: int) -> int:
+    """Return the time until the next collective ends, at most ``elapsed``."""
+    for lane in range(1, c[C_LANES]):
+        if s[WORK + lane] != 0:
+            left = time_of(s[WORK + lane], rates[row + lane])
+            if left < elapsed:
+                elapsed = left
+    return elapsed
+
+
+@kernel("i1 i1 i1 i i")
+def advance(c: Array, s: Array, rates: Array, row: int, elapsed: int) -> int:
+    """Let ``elapsed`` ns go by on the comm lanes."""
+    busy = 0
+    for lane in range(1, c[C_LANES]):
+        if s[WORK + lane] != 0:
+            busy = 1
+            s[LANE_NS + lane] += elapsed
+            left = s[WORK + lane] - work_in(elapsed, rates[row + lane])
+            if left <= 0:
+                s[WORK + lane] = 0
+                s[RUNS + lane] = 0
+                s[DONE + lane] += 1
+            else:
+                s[WORK + lane] = left
+    if busy:
+        s[COMM_NS] += elapsed
+    s[NOW] += elapsed
+    return 0
+
+
+@kernel("i1 i1 i3 i1 i i i i")
+def compute(
+    c: Array, s: Array, queue: Array, rates: Array, work: int, family: int, room: int, before: int
+) -> int:
+    """Run a step of compute; collectives start beside it as ``start`` says."""
+    while True:
+        active = start(c, s, queue, before, room)
+        before = -1
+        if not active:
+            elapsed = (work + 1023) >> 10
+            s[NOW] += elapsed
+            s[COMPUTE_NS] += elapsed
+            return 0
+        row = row_of(c, s, family)
+        ends = time_of(work, rates[row])
+        elapsed = next_end(c, s, rates, row, ends)
+        s[COMPUTE_NS] += elapsed
+        advance(c, s, rates, row, elapsed)
+        if elapsed == ends:
+            return 0
+        work -= work_in(elapsed, rates[row])
+
+
+@kernel("i1 i1 i3 i1 i")
+def idle(c: Array, s: Array, queue: Array, rates: Array, until: int) -> int:
+    """Let comm lanes run to their next event, or to ``until`` if that is not 0."""
+    active = start(c, s, queue, NEVER, 0)
+    limit = NEVER
+    if s[PENDING] != 0:
+        limit = s[PENDING] - s[NOW]
+    if until != 0 and until - s[NOW] < limit:
+        limit = until - s[NOW]
+    row = row_of(c, s, 0)
+    elapsed = next_end(c, s, rates, row, limit)
+    if elapsed == NEVER:
+        return STUCK
+    if active:
+        s[EXPOSED_NS] += elapsed
+    advance(c, s, rates, row, elapsed)
+    return PLAYED
+
+
+@kernel("i1 i1 i3")
+def is_awaited(c: Array, s: Array, queue: Array) -> int:
+    """Return whether a collective that was issued and needs SMs has not started."""
+    for lane in range(1, c[C_LANES]):
+        for index in range(s[HEAD + lane], s[TAIL + lane]):
+            if queue[lane, index % queue.shape[1], Q_NEEDS] != 0:
+                return 1
+    return 0
+
+
+@kernel("i1 i1 i1 i i")
+def issue(c: Array, s: Array, ends: Array, lane: int, launch: int) -> int:
+    """Issue an op; return when its host has."""
+    if c[C_DEPTH] == 0:
+        return 0
+    if lane == 0 and s[RING_END] - s[RING] == c[C_DEPTH]:
+        oldest = ends[s[RING] % c[C_DEPTH]]
+        if oldest > s[HOST]:
+            s[HOST] = oldest
+    s[HOST] += launch
+    return s[HOST]
+
+
+@kernel("i1 i1 i1 i")
+def ended(c: Array, s: Array, ends: Array, at: int) -> int:
+    """Record the end of the compute op issued last."""
+    if c[C_DEPTH] != 0:
+        if s[RING_END] - s[RING] == c[C_DEPTH]:
+            s[RING] += 1
+        ends[s[RING_END] % c[C_DEPTH]] = at
+        s[RING_END] += 1
+    return 0
+
+
+@kernel("i1 i2 i2 i2 i1 i1 i3 i1 i i")
+def play_leaf(
+    c: Array, steps: Array, waits: Array, numbers: Array, rates: Array,
+    s: Array, queue: Array, ends: Array, first: int, last: int,
+) -> int:  # fmt: skip
+    """Play the steps of one repetition."""
+    for index in range(first, last):
+        lane, number, part = steps[index, LANE], steps[index, NUMBER], steps[index, PART]
+        work, family = numbers[number, part], numbers[number, FAMILY]
+        if part == REST:
+            compute(c, s, queue, rates, work, family, steps[index, ROOM], -1)
+            ended(c, s, ends, s[NOW])
+            continue
+        issued = issue(c, s, ends, lane, steps[index, LAUNCH])
+        if lane != 0:
+            if s[TAIL + lane] - s[HEAD + lane] == queue.shape[1]:
+                return NO_ROOM
+            at = s[TAIL + lane] % queue.shape[1]
+            queue[lane, at, Q_WORK] = work
+            queue[lane, at, Q_FAMILY] = family
+            queue[lane, at, Q_ISSUED] = issued
+            queue[lane, at, Q_READY] = s[NOW]
+            queue[lane, at, Q_NEEDS] = steps[index, NEEDS]
+            s[TAIL + lane] += 1
+            s[ISSUED + lane] += 1
+            continue
+        for wait in range(steps[index, WAITS], steps[index, WAITS_END]):
+            waited = waits[wait, 0]
+            needed = s[ISSUED + waited] - waits[wait, 1]
+            while s[DONE + waited] < needed:
+                if idle(c, s, queue, rates, 0) != PLAYED:
+                    return STUCK
+        if issued > s[NOW]:
+            s[BINDINGS] += 1
+            while s[NOW] < issued:
+                idle(c, s, queue, rates, issued)
+        if c[C_ORDERED]:
+            start(c, s, queue, NEVER, 0)
+            while is_awaited(c, s, queue):
+                if idle(c, s, queue, rates, 0) != PLAYED:
+                    return STUCK
+                start(c, s, queue, NEVER, 0)
+        before = s[NOW] if c[C_FREE] else NEVER
+        compute(c, s, queue, rates, work, family, steps[index, ROOM], before)
+        if part != FIRST:
+            ended(c, s, ends, s[NOW])
+    return PLAYED
+
+
+# The periodic shortcut ----------------------------------------------------------------------------
+
+
+@kernel("i1 i1 i3 i1 i1 i i i")
+def mark(
+    c: Array, s: Array, queue: Array, ends: Array, heap: Array, last: int, repetition: int,
+    whole_micro: int,
+) -> int:  # fmt: skip
+    """Write a mark behind the others; return where it begins, or -1 without room. ``last``: the
+    mark before it, -1 if it is the first."""
+    at, lead = s[HEAP], s[RING_END] - s[RING] if whole_micro else 0
+    queued = 0
+    for lane in range(1, c[C_LANES]):
+        queued += s[TAIL + lane] - s[HEAD + lane]
+    size = M_ENDS + 1 + lead + 1 + 4 * LANES + 5 * queued
+    if at + size > heap.shape[0]:
+        return -1
+    heap[at + M_BEFORE] = last
+    heap[at + M_REPETITION] = repetition
+    heap[at + M_HOST] = s[HOST]
+    heap[at + M_BINDINGS] = s[BINDINGS]
+    heap[at + M_NOW] = s[NOW]
+    for index in range(SUMS):
+        heap[at + M_SUMS + index] = s[index]
+    heap[at + M_ENDS] = lead
+    to = at + M_ENDS + 1
+    for index in range(lead):
+        heap[to] = s[NOW] - ends[(s[RING] + index) % c[C_DEPTH]]
+        to += 1
+    begins = to
+    to += 1
+    for lane in range(1, c[C_LANES]):
+        heap[to] = s[WORK + lane]
+        heap[to + 1] = s[RUNS + lane]
+        heap[to + 2] = s[ISSUED + lane] - s[DONE + lane]
+        heap[to + 3] = s[TAIL + lane] - s[HEAD + lane]
+        to += 4
+        for index in range(s[HEAD + lane], s[TAIL + lane]):
+            place = index % queue.shape[1]
+            heap[to] = queue[lane, place, Q_WORK]
+            heap[to + 1] = queue[lane, place, Q_FAMILY]
+            heap[to + 2] = max(0, queue[lane, place, Q_ISSUED] - s[NOW])
+            heap[to + 3] = 1 if queue[lane, place, Q_READY] < s[NOW] else 0
+            heap[to + 4] = queue[lane, place, Q_NEEDS]
+            to += 5
+    heap[begins] = to - begins
+    s[HEAP] = to
+    return at
+
+
+@kernel("i1 i i")
+def same_state(heap: Array, one: int, other: int) -> int:
+    """Return whether the states of two marks are the same."""
+    a = one + M_ENDS + 1 + heap[one + M_ENDS]
+    b = other + M_ENDS + 1 + heap[other + M_ENDS]
+    for index in range(heap[a]):
+        if heap[a + index] != heap[b + index]:
+            return 0
+    return 1
+
+
+@kernel("i1 i1 i1 i1 i")
+def same_host(c: Array, s: Array, ends: Array, heap: Array, at: int) -> int:
+    """Return whether the host's lead and its queue are the same as at a mark."""
+    lead = heap[at + M_ENDS]
+    if s[HOST] - heap[at + M_HOST] != s[NOW] - heap[at + M_NOW]:
+        return 0
+    if lead == 0 or lead != s[RING_END] - s[RING]:
+        return 0
+    for index in range(lead):
+        back = s[NOW] - ends[(s[RING] + index) % c[C_DEPTH]]
+        if back != heap[at + M_ENDS + 1 + index]:
+            return 0
+    return 1
+
+
+@kernel("i2 i2 i i i i1")
+def launches(steps: Array, leaves: Array, leaf: int, leaf_end: int, one: int, found: Array) -> int:
+    """Put into ``found`` the compute ops and the launch costs of the leaves; ``one`` counts each
+    leaf once."""
+    found[0] = found[1] = 0
+    for number in range(leaf, leaf_end):
+        computes = cost = 0
+        for index in range(leaves[number, LEAF], leaves[number, LEAF_END]):
+            if steps[index, PART] != REST:
+                cost += steps[index, LAUNCH]
+                computes += steps[index, LANE] == 0
+        times = 1 if one else leaves[number, COUNT]
+        found[0] += times * computes
+        found[1] += times * cost
+    return 0
+
+
+@kernel("i1 i2 i2 i1 i1 i1 i i i i i i i")
+def skip_host(
+    c: Array, steps: Array, leaves: Array, s: Array, ends: Array, scratch: Array,
+    leaf: int, leaf_end: int, one: int, period: int, count: int, times: int, elapsed: int,
+) -> int:  # fmt: skip
+    """Advance the host by ``times`` more periods of ``period`` repetitions (``Host.skip``)."""
+    depth, cost = c[C_DEPTH], 0
+    for index in range(count):
+        scratch[index] = ends[(s[RING_END] - count + index) % depth]
+    played = min(times, -(-depth // count) + 2)
+    for number in range(1, played + 1):
+        position = cost = 0
+        for _ in range(period):
+            for which in range(leaf, leaf_end):
+                for _ in range(1 if one else leaves[which, COUNT]):
+                    for index in range(leaves[which, LEAF], leaves[which, LEAF_END]):
+                        if steps[index, PART] != REST:
+                            issue(c, s, ends, steps[index, LANE], steps[index, LAUNCH])
+                            cost += steps[index, LAUNCH]
+                            if steps[index, LANE] == 0:
+                                ended(c, s, ends, scratch[position] + number * elapsed)
+                                position += 1
+    rest = times - played
+    if rest == 0:
+        return 0
+    whole, part = depth // count, depth % count
+    latest, left, position = s[HOST] + rest * cost, cost, 0
+    for _ in range(period):
+        for which in range(leaf, leaf_end):
+            for _ in range(1 if one else leaves[which, COUNT]):
+                for index in range(leaves[which, LEAF], leaves[which, LEAF_END]):
+                    if steps[index, PART] == REST:
+                        continue
+                    if steps[index, LANE] == 0:
+                        back = whole + (1 if position < part else 0)
+                        at = (position - part + count) % count
+                        latest = max(latest, scratch[at] + (times - back) * elapsed + left)
+                        position += 1
+                    left -= steps[index, LAUNCH]
+    s[HOST] = latest
+    for index in range(s[RING], s[RING_END]):
+        ends[index % depth] += rest * elapsed
+    return 0
+
+
+@kernel("i1 i2 i2 i1 i3 i1 i1 i1 i i i i i i")
+def skip(
+    c: Array, steps: Array, leaves: Array, s: Array, queue: Array, ends: Array, heap: Array,
+    scratch: Array, at: int, leaf: int, leaf_end: int, one: int, repetition: int, left: int,
+) -> int:  # fmt: skip
+    """Add up whole periods like the one since the mark ``at``; return the repetitions skipped."""
+    period = repetition - heap[at + M_REPETITION]
+    times = left // period
+    if times == 0:
+        return 0
+    elapsed = s[NOW] - heap[at + M_NOW]
+    computes = same = 0
+    if c[C_DEPTH] != 0:
+        launches(steps, leaves, leaf, leaf_end, one, scratch)
+        computes, cost = period * scratch[0], period * scratch[1]
+        same = same_host(c, s, ends, heap, at)
+        if not same:
+            lead = s[HOST] - heap[at + M_HOST]
+            if computes == 0:
+                return 0
+            if s[BINDINGS] == heap[at + M_BINDINGS]:
+                if cost > elapsed or c[C_DEPTH] < 2 * computes:
+                    return 0
+            elif lead != elapsed or c[C_DEPTH] < computes:
+                return 0
+        s[BINDINGS] += (s[BINDINGS] - heap[at + M_BINDINGS]) * times
+    for index in range(SUMS):
+        s[index] += (s[index] - heap[at + M_SUMS + index]) * times
+    later = times * elapsed
+    for lane in range(1, c[C_LANES]):
+        for index in range(s[HEAD + lane], s[TAIL + lane]):
+            queue[lane, index % queue.shape[1], Q_ISSUED] += later
+            queue[lane, index % queue.shape[1], Q_READY] += later
+    if same:
+        s[HOST] += later
+        for index in range(s[RING], s[RING_END]):
+            ends[index % c[C_DEPTH]] += later
+    elif c[C_DEPTH] != 0:
+        skip_host(
+            c, steps, leaves, s, ends, scratch, leaf, leaf_end, one, period, computes, times,
+            elapsed,
+        )  # fmt: skip
+    s[NOW] += later
+    return times * period
+
+
+@kernel("i1 i2 i2 i2 i2 i1 i1 i3 i1 i1 i1 i")
+def run_leaf(
+    c: Array, steps: Array, waits: Array, leaves: Array, numbers: Array, rates: Array,
+    s: Array, queue: Array, ends: Array, heap: Array, scratch: Array, leaf: int,
+) -> int:  # fmt: skip
+    """Play all repetitions of a leaf; skip periods if the state repeats."""
+    first, last, count = leaves[leaf, LEAF], leaves[leaf, LEAF_END], leaves[leaf, COUNT]
+    base, before, repetition = s[HEAP], -1, 0
+    while repetition < count:
+        status = play_leaf(c, steps, waits, numbers, rates, s, queue, ends, first, last)
+        if status != PLAYED:
+            return status
+        repetition += 1
+        if c[C_SHORTCUT] and repetition < count:
+            at = mark(c, s, queue, ends, heap, before, repetition, 0)
+            if at < 0:
+                return NO_ROOM
+            other = before
+            while other >= 0 and not same_state(heap, at, other):
+                other = heap[other + M_BEFORE]
+            before = at
+            if other >= 0:
+                repetition += skip(
+                    c, steps, leaves, s, queue, ends, heap, scratch, other, leaf, leaf + 1, 1,
+                    repetition, count - repetition,
+                )  # fmt: skip
+    s[HEAP] = base
+    return PLAYED
+
+
+@kernel("i1 i2 i2 i2 i2 i2 i1 i1 i3 i1 i1 i1", entry=True)
+def play_program(
+    c: Array, steps: Array, waits: Array, leaves: Array, parts: Array, numbers: Array,
+    rates: Array, s: Array, queue: Array, ends: Array, heap: Array, scratch: Array,
+) -> int:  # fmt: skip
+    """Play a program from the start, with ``s`` all zero; return PLAYED, NO_ROOM if the caller's
+    arrays are too short, or STUCK where compute waits for what is never issued."""
+    for part in range(parts.shape[0]):
+        leaf, leaf_end, count = parts[part, LEAF], parts[part, LEAF_END], parts[part, COUNT]
+        base, before, repetition = s[HEAP], -1, 0
+        while repetition < count:
+            for which in range(leaf, leaf_end):
+                status = run_leaf(
+                    c, steps, waits, leaves, numbers, rates, s, queue, ends, heap, scratch, which
+                )
+                if status != PLAYED:
+                    return status
+            repetition += 1
+            if c[C_SHORTCUT] and repetition < count:
+                at = mark(c, s, queue, ends, heap, before, repetition, 1)
+                if at < 0:
+                    return NO_ROOM
+                other = before
+                while other >= 0 and not same_state(heap, at, other):
+                    other = heap[other + M_BEFORE]
+                before = at
+                if other >= 0:
+                    repetition += skip(
+                        c, steps, leaves, s, queue, ends, heap, scratch, other, leaf, leaf_end, 0,
+                        repetition, count - repetition,
+                    )  # fmt: skip
+        s[HEAP] = base
+    while True:
+        waiting = 0
+        for lane in range(1, c[C_LANES]):
+            waiting += s[WORK + lane] != 0 or s[HEAD + lane] < s[TAIL + lane]
+        if not waiting:
+            return PLAYED
+        if idle(c, s, queue, rates, 0) != PLAYED:
+            return STUCK
