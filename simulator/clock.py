@@ -31,9 +31,9 @@ from simulator.kernels.load import call
 from simulator.ops import Fused, Signature
 from simulator.power import FAMILIES, PowerSection
 from simulator.program import Program
-from simulator.recurrence import Totals
 from simulator.repriced import Repriced, repriced
 from simulator.schedule import COMPUTE, Schedule
+from simulator.totals import Totals
 from simulator.units import S_PER_NS
 
 if TYPE_CHECKING:
@@ -167,8 +167,14 @@ class Burden:
 
         if not self._fused[False]:
             place = call(
-                "find_clock", *self._rows[False], self._law_values(times), np.empty(len(FAMILIES)),
-                clocks[0], -clocks.step, len(clocks), beside_ns,
+                "find_clock",
+                *self._rows[False],
+                self._law_values(times),
+                np.empty(len(FAMILIES)),
+                clocks[0],
+                -clocks.step,
+                len(clocks),
+                beside_ns,
             )
             return clocks[place]
 
@@ -197,7 +203,8 @@ class Burden:
         timed = self.cost.at_clock(self.law.boost_mhz)
         counts = [one for one in self._counts[in_step] if not isinstance(one[0], Fused)]
         rows = [
-            (count, computes or in_step, FAMILIES.index(one.kind)) for one, computes, count in counts
+            (count, computes or in_step, FAMILIES.index(one.kind))
+            for one, computes, count in counts
         ]
         ops = [timed.timed(one) for one, _, _ in counts]
         return (

@@ -25,10 +25,10 @@ from simulator.cost import CostModel
 from simulator.estimate import SOURCE_OF, Source
 from simulator.profile import ResumeSection, SkewSection
 from simulator.program import Program
-from simulator.recurrence import totals
 from simulator.resume import Resumed
 from simulator.schedule import COMPUTE, TP, OpTemplate
 from simulator.timeline import Timeline
+from simulator.totals import totals
 
 LOW_SHARE: Final = 0.20
 """Confidence is low when more than this share of the time was extrapolated or assumed."""

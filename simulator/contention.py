@@ -10,7 +10,7 @@ amount on other links.
 
 A GEMM's CTAs take all SMs and keep them until they retire. So an op of a family that ``fills`` the
 GPU lets no collective in before it ends, or before a GEMM's last wave where that leaves SMs enough
-(see ``simulator.waves`` and ``simulator.recurrence``).
+(see ``simulator.waves`` and ``simulator.kernels.player``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The engine of record: SimPy plays a Program, with one process per lane.
 
-The semantics are those of simulator.recurrence. The compute process goes through the total order
+The semantics are those of simulator.kernels.player. The compute process goes through the total order
 and hands each collective to its lane when all compute before it is done; a comm process plays its
 lane in order.
 """

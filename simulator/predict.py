@@ -17,9 +17,9 @@ from simulator.ordering import order_of
 from simulator.pipeline.predict import busiest_schedule, played_pipeline
 from simulator.plan import SlicePlan
 from simulator.program import Program
-from simulator.recurrence import Totals, longer
 from simulator.schedule import Schedule
 from simulator.timeline import Timeline
+from simulator.totals import Totals
 
 _built = lru_cache(maxsize=16)(build_schedule)
 """Durations are no part of a schedule, so what-ifs and drawn machines play the same ones again."""
@@ -35,7 +35,7 @@ def played(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Play
         return played_pipeline(case, plan, order).busiest
     schedule = scheduled(case, plan, order)
     found = settle(schedule, case.cost, case.power, case.cluster.clock_mhz)
-    return replace(found, totals=longer(found.totals, case.constant_ns))
+    return replace(found, totals=found.totals.with_constant(case.constant_ns))
 
 
 def unsure_clocks(case: Case, found: Played) -> UnsureClocks | None:

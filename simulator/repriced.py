@@ -1,7 +1,7 @@
 """Plays of one schedule on machines that differ in durations alone: other clocks, other draws.
 
-It is compiled once. On GPUs another machine is another pricing of the compiled arrays; the effects
-that only CPU hosts have are played by ``simulator.recurrence``, on a program made anew.
+It is compiled once, and another machine is another pricing of the arrays. Where a machine has the
+effects that only CPU hosts have, it is compiled anew.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from simulator.contention import Family
 from simulator.cost import AtClock, CostModel
 from simulator.kernels import player
 from simulator.kernels.load import call
-from simulator.kernels.program_arrays import Pricing, ProgramArrays, arrays_of, priced
+from simulator.kernels.program_arrays import Pricing, arrays_of, priced
 from simulator.ops import Fused, Gemm
 from simulator.program import Program
-from simulator.recurrence import Totals, sums_of, totals
 from simulator.schedule import COMPUTE, Schedule
+from simulator.totals import Totals, totals
 from simulator.waves import waves_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def repriced(schedule: Schedule, cost: CostModel) -> Repriced:
     """Return ``schedule``, compiled for machines like that of ``cost``; it is compiled once for all
     whose launches and admission of collectives are the same."""
-    if (cost.skew, cost.resume, cost.idle_lane) != (None, None, None):
+    if _is_host(cost):
         return Repriced(schedule, cost)
     launch = cost.launch
     costs = tuple(launch.cost_ns.items())
@@ -42,6 +42,12 @@ def repriced(schedule: Schedule, cost: CostModel) -> Repriced:
     return found
 
 
+def _is_host(cost: CostModel) -> bool:
+    """Return whether the machine has effects that only CPU hosts have: they change a program's
+    steps, not only their durations."""
+    return (cost.skew, cost.resume, cost.idle_lane) != (None, None, None)
+
+
 class Repriced:
     """A schedule, compiled with ``cost``, the first machine that it is played on."""
 
@@ -49,9 +55,7 @@ class Repriced:
         self.schedule = schedule
         self.cost = cost
         self.first = compile_program(schedule, cost)
-        made = arrays_of(self.first) if cost.skew is None else None
-        self._arrays: ProgramArrays | None = made[0] if made else None
-        self._pricing: Pricing | None = made[1] if made else None
+        self._arrays, self._pricing = arrays_of(self.first)
         self._timed_for: CostModel | None = None
         self._timed = np.empty((0, 4))
 
@@ -64,15 +68,12 @@ class Repriced:
 
     def totals(self, cost: CostModel) -> Totals:
         """Return the sums of a play on the machine of ``cost``, of the same contention."""
-        if self._arrays is not None:
-            state = self._arrays.play(self.pricing(cost))
-            if state is not None:
-                return sums_of(state, self.first.lanes)
-        return totals(self.program(cost))
+        if cost is not self.cost and _is_host(cost):
+            return totals(self.program(cost))
+        return Totals.of(self._arrays.play(self.pricing(cost)))
 
     def pricing(self, cost: CostModel) -> Pricing:
         """Return the durations and slowdowns of the program's signatures."""
-        assert self._arrays is not None and self._pricing is not None
         if cost is self.cost:
             return self._pricing
         durations = self._durations(cost) + self._inline_ns
@@ -103,7 +104,6 @@ class Repriced:
         return [number for number, one in signatures if isinstance(one, Fused)]
 
     def _with_families(self, works: NDArray[np.int64], cost: CostModel) -> Pricing:
-        assert self._arrays is not None
         families: list[dict[Family | None, int]] = [{None: 0} for _ in range(self.first.lanes)]
         numbers = np.empty((len(works), player.NUMBER_COLUMNS), np.int64)
         numbers[:, : player.FAMILY] = works
@@ -126,7 +126,6 @@ class Repriced:
     @cached_property
     def _inline_ns(self) -> NDArray[np.int64]:
         """Launch costs inside the ops; the drawn machines of a profile have costs of their own."""
-        assert self._arrays is not None
         launch = self.cost.launch
         inline = launch.mode == "inline"
         return np.array(

@@ -106,7 +106,9 @@ def _compiled() -> dict[str, tuple[str, bytes]]:
                 _write(found, _compile(""))
             return _read(found)
     except OSError as error:
-        return _compile(f" They cannot be kept in {folder} ({error.strerror}); set {FOLDER_VARIABLE}.")
+        return _compile(
+            f" They cannot be kept in {folder} ({error.strerror}); set {FOLDER_VARIABLE}."
+        )
 
 
 def _folder() -> Path:
@@ -119,7 +121,9 @@ def _folder() -> Path:
 def _compile(why: str) -> dict[str, tuple[str, bytes]]:
     from simulator.kernels.build import compile_kernels
 
-    print(f"Compiling the simulator's loops, once on this machine (10 to 20 s).{why}", file=sys.stderr)
+    print(
+        f"Compiling the simulator's loops, once on this machine (10 to 20 s).{why}", file=sys.stderr
+    )
     return dict(compile_kernels())
 
 

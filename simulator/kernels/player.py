@@ -1,12 +1,50 @@
-"""The player: the rules of ``simulator.recurrence`` over arrays.
+"""The player: it plays a program over arrays, with the semantics of ``simulator.engine``.
+
+Semantics. Every lane is FIFO. A collective is issued when all compute ops before it are done, and
+starts when its lane is free. A compute op waits, where it is, for the collectives it reads;
+everything after it waits too. The host issues ops one by one in the total order; none starts
+before it was issued.
+
+Admission. A collective that finds compute in flight starts if it ``needs`` no more SMs than the
+step leaves ``room``; else it waits for the end of the step. A GEMM's full waves leave none, and its
+last wave, a step of its own that follows at once, the SMs that have no tile. Where a collective
+without room is ready at the instant at which an op starts, the program's launch order says who is
+first. ``comm_first``: the collective. ``free``: the op, unless the collective was ready before that
+instant. ``ordered``: the op starts when all collectives issued before it have started.
+
+Idle lanes. A collective takes longer by what it does not save and by what it pays for waking, as
+its lane idled (``simulator.idle_lane``). While it waits for later ranks its link is idle.
+
+Resuming. An op that starts after a wait pays what the wait costs (``simulator.resume``): its work
+is more by that.
+
+Contention. Between two instants at which any step starts or ends, rates are constant. At each such
+instant the work done is subtracted from every op in flight, rounded down to 1/1024 ns; the end of
+a step is rounded up to whole ns. Both engines use this rule, so they agree to the nanosecond.
+
+Host. h(i) = max(h(i - 1), end of compute op number c - depth) + cost(i), for compute op number c.
+``depth`` is the length of CUDA's launch queue, one per stream. Comm streams hold fewer ops than the
+compute stream, so their queues never fill.
+
+Periodic shortcut. At the end of each repetition of a loop the whole state is taken relative to
+now. If it occurred before, whole periods are added up instead of played. The devices' state then
+repeats after a period of T ns and P compute ops, in which the host spends H ns. (a) If no op waited
+for the host in the period, H <= T and depth >= 2P, no op ever will: the host's lead grows by T - H
+in each period, and the queue frees places a whole period before they are needed. (b) If ops did
+wait for the host, its lead over the device is the same as a period before, and depth >= P,
+everything repeats. (c) Everything also repeats if the lead and all ends in the queue are the same.
+This is checked for micro-batches, which are longer than the queue. In all other cases nothing is
+skipped. The result is the same to the nanosecond.
 
 Everything about a moment is in ``s``, whose first entries are sums that a skipped period adds to.
-A mark of the periodic shortcut is a copy of it in ``heap``, followed by what must repeat.
+A mark of the shortcut is a copy of it in ``heap``, followed by what must repeat.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
+
+import numpy as np
 
 from simulator.kernels.kernel import kernel
 
@@ -14,15 +52,16 @@ Array = Any
 LANES: Final = 4
 
 # Columns of a program's arrays.
-LANE, NUMBER, LAUNCH, ROOM, NEEDS, PART, WAITS, WAITS_END = range(8)
-STEP_COLUMNS: Final = 8
+LANE, NUMBER, LAUNCH, ROOM, NEEDS, PART, WAITS, WAITS_END, SAVED, WAKE = range(10)
+STEP_COLUMNS: Final = 10
 WHOLE, FIRST, REST, FAMILY = range(4)
 NUMBER_COLUMNS: Final = 4
 LEAF, LEAF_END, COUNT = range(3)
 
 # Entries of ``c``, what holds for the whole program.
-C_LANES, C_DEPTH, C_ORDERED, C_FREE, C_SHORTCUT, C_ROWS = range(6)
-C_SIZE: Final = C_ROWS + LANES
+C_LANES, C_DEPTH, C_ORDERED, C_FREE, C_SHORTCUT, C_MOST_IDLE, C_RECOVERY, C_ROWS = range(8)
+C_SPANS: Final = C_ROWS + LANES
+C_SIZE: Final = C_SPANS + LANES
 
 # Entries of ``s``.
 COMPUTE_NS, COMM_NS, EXPOSED_NS = range(3)
@@ -37,20 +76,27 @@ RING: Final = NOW + 3
 RING_END: Final = NOW + 4
 PENDING: Final = NOW + 5
 HEAP: Final = NOW + 6
-WORK: Final = NOW + 7
+OWED: Final = NOW + 7
+BUSY_UNTIL: Final = NOW + 8
+COMPUTED: Final = NOW + 9
+WORK: Final = NOW + 10
 RUNS: Final = WORK + LANES
 HEAD: Final = RUNS + LANES
 TAIL: Final = HEAD + LANES
-S_SIZE: Final = TAIL + LANES
+MOVED_UNTIL: Final = TAIL + LANES
+BEGAN: Final = MOVED_UNTIL + LANES
+S_SIZE: Final = BEGAN + LANES
 
 # Entries of a queued collective, and of a mark.
-Q_WORK, Q_FAMILY, Q_ISSUED, Q_READY, Q_NEEDS = range(5)
-QUEUE_COLUMNS: Final = 5
+Q_WORK, Q_FAMILY, Q_ISSUED, Q_READY, Q_NEEDS, Q_SAVED, Q_WAKE = range(7)
+QUEUE_COLUMNS: Final = 7
 M_BEFORE, M_REPETITION, M_HOST, M_BINDINGS, M_NOW = range(5)
 M_SUMS: Final = 5
 M_ENDS: Final = M_SUMS + SUMS
 
 NEVER: Final = 1 << 62
+LONG_AGO: Final = -(1 << 61)
+"""When a lane was busy that was not yet used."""
 PLAYED, NO_ROOM, STUCK = range(3)
 _BITS: Final = 20
 _MASK: Final = (1 << _BITS) - 1
@@ -98,6 +144,11 @@ def start(c: Array, s: Array, queue: Array, before: int, room: int) -> int:
             elif queue[lane, at, Q_NEEDS] <= room or queue[lane, at, Q_READY] < before:
                 s[WORK + lane] = queue[lane, at, Q_WORK]
                 s[RUNS + lane] = queue[lane, at, Q_FAMILY]
+                s[BEGAN + lane] = s[NOW]
+                if queue[lane, at, Q_SAVED] != 0 or queue[lane, at, Q_WAKE] != 0:
+                    idled = s[NOW] - s[MOVED_UNTIL + lane]
+                    more = max(0, queue[lane, at, Q_SAVED] - idled)
+                    s[WORK + lane] += (more + min(queue[lane, at, Q_WAKE], idled)) << 10
                 s[HEAD + lane] += 1
         if s[WORK + lane] != 0:
             active = 1
@@ -115,8 +166,8 @@ def next_end(c: Array, s: Array, rates: Array, row: int, elapsed: int) -> int:
     return elapsed
 
 
-@kernel("i1 i1 i1 i i")
-def advance(c: Array, s: Array, rates: Array, row: int, elapsed: int) -> int:
+@kernel("i1 i1 i1 i2 i i")
+def advance(c: Array, s: Array, rates: Array, spans: Array, row: int, elapsed: int) -> int:
     """Let ``elapsed`` ns go by on the comm lanes."""
     busy = 0
     for lane in range(1, c[C_LANES]):
@@ -125,6 +176,12 @@ def advance(c: Array, s: Array, rates: Array, row: int, elapsed: int) -> int:
             s[LANE_NS + lane] += elapsed
             left = s[WORK + lane] - work_in(elapsed, rates[row + lane])
             if left <= 0:
+                if spans.shape[0] != 0:
+                    place = c[C_SPANS + lane] + s[DONE + lane]
+                    spans[place, 0] = s[BEGAN + lane]
+                    spans[place, 1] = s[NOW] + elapsed
+                if s[RUNS + lane] != 0:  # else it waited, and the link was idle
+                    s[MOVED_UNTIL + lane] = s[NOW] + elapsed
                 s[WORK + lane] = 0
                 s[RUNS + lane] = 0
                 s[DONE + lane] += 1
@@ -136,10 +193,11 @@ def advance(c: Array, s: Array, rates: Array, row: int, elapsed: int) -> int:
     return 0
 
 
-@kernel("i1 i1 i3 i1 i i i i")
+@kernel("i1 i1 i3 i1 i2 i i i i")
 def compute(
-    c: Array, s: Array, queue: Array, rates: Array, work: int, family: int, room: int, before: int
-) -> int:
+    c: Array, s: Array, queue: Array, rates: Array, spans: Array, work: int, family: int,
+    room: int, before: int,
+) -> int:  # fmt: skip
     """Run a step of compute; collectives start beside it as ``start`` says."""
     while True:
         active = start(c, s, queue, before, room)
@@ -153,14 +211,50 @@ def compute(
         ends = time_of(work, rates[row])
         elapsed = next_end(c, s, rates, row, ends)
         s[COMPUTE_NS] += elapsed
-        advance(c, s, rates, row, elapsed)
+        advance(c, s, rates, spans, row, elapsed)
         if elapsed == ends:
             return 0
         work -= work_in(elapsed, rates[row])
 
 
-@kernel("i1 i1 i3 i1 i")
-def idle(c: Array, s: Array, queue: Array, rates: Array, until: int) -> int:
+@kernel("f2 i")
+def owed_after(curve: Array, idled: int) -> int:
+    """Return what compute loses behind a wait of ``idled`` ns (``simulator.resume``)."""
+    idle_us, low_x, low_y = idled / 1000, 0.0, 0.0
+    for row in range(curve.shape[0]):
+        if curve[row, 0] >= idle_us:
+            share = (idle_us - low_x) / (curve[row, 0] - low_x)
+            return int(np.rint((low_y + share * (curve[row, 1] - low_y)) * 1000))
+        low_x, low_y = curve[row, 0], curve[row, 1]
+    return int(np.rint(low_y * 1000))
+
+
+@kernel("i1 i1 i3 i1 i2 f2 i i i i")
+def run(
+    c: Array, s: Array, queue: Array, rates: Array, spans: Array, curve: Array, work: int,
+    family: int, room: int, before: int,
+) -> int:  # fmt: skip
+    """Run a step of compute with what it pays for the last wait."""
+    begins = s[NOW]
+    if curve.shape[0] != 0:
+        if s[NOW] > s[BUSY_UNTIL]:
+            s[OWED] = max(s[OWED], owed_after(curve, s[NOW] - s[BUSY_UNTIL]))
+        if s[OWED] != 0:
+            duration = work >> 10
+            paid = s[OWED] * duration // (duration + c[C_RECOVERY])
+            s[OWED] -= paid
+            work += paid << 10
+    compute(c, s, queue, rates, spans, work, family, room, before)
+    s[BUSY_UNTIL] = s[NOW]
+    if spans.shape[0] != 0:
+        spans[c[C_SPANS] + s[COMPUTED], 0] = begins
+        spans[c[C_SPANS] + s[COMPUTED], 1] = s[NOW]
+        s[COMPUTED] += 1
+    return 0
+
+
+@kernel("i1 i1 i3 i1 i2 i")
+def idle(c: Array, s: Array, queue: Array, rates: Array, spans: Array, until: int) -> int:
     """Let comm lanes run to their next event, or to ``until`` if that is not 0."""
     active = start(c, s, queue, NEVER, 0)
     limit = NEVER
@@ -174,7 +268,7 @@ def idle(c: Array, s: Array, queue: Array, rates: Array, until: int) -> int:
         return STUCK
     if active:
         s[EXPOSED_NS] += elapsed
-    advance(c, s, rates, row, elapsed)
+    advance(c, s, rates, spans, row, elapsed)
     return PLAYED
 
 
@@ -212,17 +306,17 @@ def ended(c: Array, s: Array, ends: Array, at: int) -> int:
     return 0
 
 
-@kernel("i1 i2 i2 i2 i1 i1 i3 i1 i i")
+@kernel("i1 i2 i2 i2 i1 f2 i1 i3 i1 i2 i i")
 def play_leaf(
-    c: Array, steps: Array, waits: Array, numbers: Array, rates: Array,
-    s: Array, queue: Array, ends: Array, first: int, last: int,
+    c: Array, steps: Array, waits: Array, numbers: Array, rates: Array, curve: Array,
+    s: Array, queue: Array, ends: Array, spans: Array, first: int, last: int,
 ) -> int:  # fmt: skip
     """Play the steps of one repetition."""
     for index in range(first, last):
         lane, number, part = steps[index, LANE], steps[index, NUMBER], steps[index, PART]
         work, family = numbers[number, part], numbers[number, FAMILY]
         if part == REST:
-            compute(c, s, queue, rates, work, family, steps[index, ROOM], -1)
+            run(c, s, queue, rates, spans, curve, work, family, steps[index, ROOM], -1)
             ended(c, s, ends, s[NOW])
             continue
         issued = issue(c, s, ends, lane, steps[index, LAUNCH])
@@ -235,6 +329,8 @@ def play_leaf(
             queue[lane, at, Q_ISSUED] = issued
             queue[lane, at, Q_READY] = s[NOW]
             queue[lane, at, Q_NEEDS] = steps[index, NEEDS]
+            queue[lane, at, Q_SAVED] = steps[index, SAVED]
+            queue[lane, at, Q_WAKE] = steps[index, WAKE]
             s[TAIL + lane] += 1
             s[ISSUED + lane] += 1
             continue
@@ -242,20 +338,20 @@ def play_leaf(
             waited = waits[wait, 0]
             needed = s[ISSUED + waited] - waits[wait, 1]
             while s[DONE + waited] < needed:
-                if idle(c, s, queue, rates, 0) != PLAYED:
+                if idle(c, s, queue, rates, spans, 0) != PLAYED:
                     return STUCK
         if issued > s[NOW]:
             s[BINDINGS] += 1
             while s[NOW] < issued:
-                idle(c, s, queue, rates, issued)
+                idle(c, s, queue, rates, spans, issued)
         if c[C_ORDERED]:
             start(c, s, queue, NEVER, 0)
             while is_awaited(c, s, queue):
-                if idle(c, s, queue, rates, 0) != PLAYED:
+                if idle(c, s, queue, rates, spans, 0) != PLAYED:
                     return STUCK
                 start(c, s, queue, NEVER, 0)
         before = s[NOW] if c[C_FREE] else NEVER
-        compute(c, s, queue, rates, work, family, steps[index, ROOM], before)
+        run(c, s, queue, rates, spans, curve, work, family, steps[index, ROOM], before)
         if part != FIRST:
             ended(c, s, ends, s[NOW])
     return PLAYED
@@ -275,7 +371,7 @@ def mark(
     queued = 0
     for lane in range(1, c[C_LANES]):
         queued += s[TAIL + lane] - s[HEAD + lane]
-    size = M_ENDS + 1 + lead + 1 + 4 * LANES + 5 * queued
+    size = M_ENDS + 1 + lead + 2 + 5 * LANES + QUEUE_COLUMNS * queued
     if at + size > heap.shape[0]:
         return -1
     heap[at + M_BEFORE] = last
@@ -291,13 +387,16 @@ def mark(
         heap[to] = s[NOW] - ends[(s[RING] + index) % c[C_DEPTH]]
         to += 1
     begins = to
-    to += 1
+    heap[to + 1] = s[OWED]
+    to += 2
     for lane in range(1, c[C_LANES]):
         heap[to] = s[WORK + lane]
         heap[to + 1] = s[RUNS + lane]
         heap[to + 2] = s[ISSUED + lane] - s[DONE + lane]
         heap[to + 3] = s[TAIL + lane] - s[HEAD + lane]
-        to += 4
+        moves = s[WORK + lane] != 0 and s[RUNS + lane] != 0
+        heap[to + 4] = 0 if moves else min(c[C_MOST_IDLE], s[NOW] - s[MOVED_UNTIL + lane])
+        to += 5
         for index in range(s[HEAD + lane], s[TAIL + lane]):
             place = index % queue.shape[1]
             heap[to] = queue[lane, place, Q_WORK]
@@ -305,7 +404,9 @@ def mark(
             heap[to + 2] = max(0, queue[lane, place, Q_ISSUED] - s[NOW])
             heap[to + 3] = 1 if queue[lane, place, Q_READY] < s[NOW] else 0
             heap[to + 4] = queue[lane, place, Q_NEEDS]
-            to += 5
+            heap[to + 5] = queue[lane, place, Q_SAVED]
+            heap[to + 6] = queue[lane, place, Q_WAKE]
+            to += QUEUE_COLUMNS
     heap[begins] = to - begins
     s[HEAP] = to
     return at
@@ -359,7 +460,13 @@ def skip_host(
     c: Array, steps: Array, leaves: Array, s: Array, ends: Array, scratch: Array,
     leaf: int, leaf_end: int, one: int, period: int, count: int, times: int, elapsed: int,
 ) -> int:  # fmt: skip
-    """Advance the host by ``times`` more periods of ``period`` repetitions (``Host.skip``)."""
+    """Advance the host by ``times`` more periods of ``period`` repetitions, of ``count`` compute ops
+    that end ``elapsed`` later each.
+
+    Ops are issued one by one until the queue holds ends of such periods alone. From then on the
+    host is free, or a place that the last period freed blocks it: those of earlier periods are
+    freed ``elapsed`` earlier each, and have at most ``elapsed`` more of launches after them.
+    """
     depth, cost = c[C_DEPTH], 0
     for index in range(count):
         scratch[index] = ends[(s[RING_END] - count + index) % depth]
@@ -432,6 +539,7 @@ def skip(
         for index in range(s[HEAD + lane], s[TAIL + lane]):
             queue[lane, index % queue.shape[1], Q_ISSUED] += later
             queue[lane, index % queue.shape[1], Q_READY] += later
+        s[MOVED_UNTIL + lane] += later
     if same:
         s[HOST] += later
         for index in range(s[RING], s[RING_END]):
@@ -442,19 +550,23 @@ def skip(
             elapsed,
         )  # fmt: skip
     s[NOW] += later
+    s[BUSY_UNTIL] = s[NOW]
     return times * period
 
 
-@kernel("i1 i2 i2 i2 i2 i1 i1 i3 i1 i1 i1 i")
+@kernel("i1 i2 i2 i2 i2 i1 f2 i1 i3 i1 i1 i1 i2 i")
 def run_leaf(
     c: Array, steps: Array, waits: Array, leaves: Array, numbers: Array, rates: Array,
-    s: Array, queue: Array, ends: Array, heap: Array, scratch: Array, leaf: int,
+    curve: Array, s: Array, queue: Array, ends: Array, heap: Array, scratch: Array, spans: Array,
+    leaf: int,
 ) -> int:  # fmt: skip
     """Play all repetitions of a leaf; skip periods if the state repeats."""
     first, last, count = leaves[leaf, LEAF], leaves[leaf, LEAF_END], leaves[leaf, COUNT]
     base, before, repetition = s[HEAP], -1, 0
     while repetition < count:
-        status = play_leaf(c, steps, waits, numbers, rates, s, queue, ends, first, last)
+        status = play_leaf(
+            c, steps, waits, numbers, rates, curve, s, queue, ends, spans, first, last
+        )
         if status != PLAYED:
             return status
         repetition += 1
@@ -475,21 +587,26 @@ def run_leaf(
     return PLAYED
 
 
-@kernel("i1 i2 i2 i2 i2 i2 i1 i1 i3 i1 i1 i1", entry=True)
+@kernel("i1 i2 i2 i2 i2 i2 i1 f2 i1 i3 i1 i1 i1 i2", entry=True)
 def play_program(
     c: Array, steps: Array, waits: Array, leaves: Array, parts: Array, numbers: Array,
-    rates: Array, s: Array, queue: Array, ends: Array, heap: Array, scratch: Array,
+    rates: Array, curve: Array, s: Array, queue: Array, ends: Array, heap: Array,
+    scratch: Array, spans: Array,
 ) -> int:  # fmt: skip
     """Play a program from the start, with ``s`` all zero; return PLAYED, NO_ROOM if the caller's
-    arrays are too short, or STUCK where compute waits for what is never issued."""
+    arrays are too short, or STUCK where compute waits for what is never issued. ``spans``, if it
+    has rows, gets start and end of each step, lane by lane; then nothing may be skipped."""
+    for lane in range(LANES):
+        s[MOVED_UNTIL + lane] = LONG_AGO
     for part in range(parts.shape[0]):
         leaf, leaf_end, count = parts[part, LEAF], parts[part, LEAF_END], parts[part, COUNT]
         base, before, repetition = s[HEAP], -1, 0
         while repetition < count:
             for which in range(leaf, leaf_end):
                 status = run_leaf(
-                    c, steps, waits, leaves, numbers, rates, s, queue, ends, heap, scratch, which
-                )
+                    c, steps, waits, leaves, numbers, rates, curve, s, queue, ends, heap, scratch,
+                    spans, which,
+                )  # fmt: skip
                 if status != PLAYED:
                     return status
             repetition += 1
@@ -513,5 +630,5 @@ def play_program(
             waiting += s[WORK + lane] != 0 or s[HEAD + lane] < s[TAIL + lane]
         if not waiting:
             return PLAYED
-        if idle(c, s, queue, rates, 0) != PLAYED:
+        if idle(c, s, queue, rates, spans, 0) != PLAYED:
             return STUCK

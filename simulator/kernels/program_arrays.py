@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 
 from simulator.contention import SCALE, Contention, Family
-from simulator.idle_lane import NO_TIMES
+from simulator.errors import InputError
 from simulator.kernels import player
 from simulator.kernels.load import call
 from simulator.program import WORK_UNIT, Loop, Program, Step
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
 
-MOST_NS: Final = float(1 << 60)
-"""Programs that could take longer are played with Python's own integers."""
+MOST_NS: Final = float(1 << 61)
+"""Times of programs are below this, so that no sum leaves 64 bits: 73 years."""
 
 
 class Pricing(NamedTuple):
@@ -38,25 +39,53 @@ class Pricing(NamedTuple):
     rows: tuple[int, ...]
 
 
+class State(NamedTuple):
+    """What the player ended with, in ns: makespan, compute, comm and exposed, and of each lane."""
+
+    sums: tuple[int, int, int, int]
+    lane_ns: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProgramArrays:
-    """The structure of a program. ``config``: what holds for all of it; ``counts``: how often each
-    step is played; ``lanes_of``: the lane of each row of a pricing."""
+    """The structure of a program. ``config``: what holds for all of it; ``curve``: what compute
+    loses after waits (``simulator.resume``); ``counts``: how often each step is played;
+    ``lanes_of``: the lane of each row of a pricing."""
 
     config: Ints
     steps: Ints
     waits: Ints
     leaves: Ints
     parts: Ints
-    counts: NDArray[np.float64]
+    curve: Floats
+    counts: Floats
     lanes_of: tuple[int, ...]
 
-    def play(self, pricing: Pricing, *, shortcut: bool = True) -> Ints | None:
-        """Return the player's state at the end; None where times could leave 64 bits."""
-        works = pricing.numbers[self.steps[:, player.NUMBER], self.steps[:, player.PART]]
-        slowest = float(pricing.rates.max()) / SCALE
-        if float(self.counts @ works) / WORK_UNIT * slowest >= MOST_NS:
-            return None
+    def play(self, pricing: Pricing, *, shortcut: bool = True) -> State:
+        """Return the sums of a play. Raise InputError if times could leave 64 bits."""
+        state = self._play(pricing, shortcut, np.empty((0, 2), np.int64))
+        lanes = int(self.config[player.C_LANES])
+        compute_ns, comm_ns, exposed_ns = state[:3].tolist()
+        return State(
+            (int(state[player.NOW]), compute_ns, comm_ns, exposed_ns),
+            tuple(state[player.LANE_NS : player.LANE_NS + lanes].tolist()),
+        )
+
+    def record(self, pricing: Pricing) -> list[list[tuple[int, int]]]:
+        """Return (start, end) of each lane's steps in ns, in issue order."""
+        lanes = self.steps[:, player.LANE]
+        sizes = [int(self.counts[lanes == lane].sum()) for lane in range(player.LANES)]
+        begins = np.concatenate(([0], np.cumsum(sizes)))
+        self.config[player.C_SPANS : player.C_SPANS + player.LANES] = begins[:-1]
+        spans = np.empty((int(begins[-1]), 2), np.int64)
+        self._play(pricing, False, spans)
+        return [
+            list(map(tuple, spans[begins[lane] : begins[lane + 1]].tolist()))
+            for lane in range(player.LANES)
+        ]
+
+    def _play(self, pricing: Pricing, shortcut: bool, spans: Ints) -> Ints:
+        self._check_size(pricing)
         config = self.config.copy()
         config[player.C_SHORTCUT] = shortcut
         config[player.C_ROWS : player.C_ROWS + len(pricing.rows)] = pricing.rows
@@ -69,47 +98,45 @@ class ProgramArrays:
             heap = np.empty(marked, np.int64)
             status = call(
                 "play_program", config, self.steps, self.waits, self.leaves, self.parts,
-                pricing.numbers, pricing.rates, state, queue, ends, heap, scratch,
+                pricing.numbers, pricing.rates, self.curve, state, queue, ends, heap, scratch,
+                spans,
             )  # fmt: skip
             if status == player.PLAYED:
                 return state
             assert status == player.NO_ROOM, "compute waits for what was never issued"
             queued, marked = 2 * queued, 4 * marked
 
+    def _check_size(self, pricing: Pricing) -> None:
+        works = pricing.numbers[self.steps[:, player.NUMBER], self.steps[:, player.PART]]
+        launches = self.steps[:, player.LAUNCH]
+        most_ns = float(self.counts @ works) / WORK_UNIT * float(pricing.rates.max()) / SCALE
+        if most_ns + float(self.counts @ launches) >= MOST_NS:
+            raise InputError(
+                "The iteration may take longer than 73 years, more nanoseconds than 64 bits hold; "
+                "ask for a smaller job, or for changes of the machine that slow it less."
+            )
 
-def arrays_of(program: Program) -> tuple[ProgramArrays, Pricing] | None:
-    """Return a program as arrays; None where a machine has effects that only CPU hosts have, or
-    loops are nested deeper than layers in micro-batches."""
-    parts = _parts(program)
-    if parts is None or program.resume is not None or program.lanes > player.LANES:
-        return None
+
+def arrays_of(program: Program) -> tuple[ProgramArrays, Pricing]:
+    """Return a program as arrays, and its durations."""
     lines = _Lines(program)
-    for count, leaves in parts:
-        if not lines.add_part(count, leaves):
-            return None
+    for count, leaves in _parts(program.root):
+        lines.add_part(count, leaves)
     return lines.arrays(), lines.pricing()
 
 
-def _parts(program: Program) -> list[tuple[int, list[tuple[int, tuple[Step, ...]]]]] | None:
-    """Return (count, leaves) of each part, a leaf being (count, steps)."""
-    root = program.root
-    if not root.body or isinstance(root.body[0], Step):
-        return [(1, [(root.count, root.body)])]  # type: ignore[list-item]
-    if all(not loop.body or isinstance(loop.body[0], Step) for loop in root.body):  # type: ignore[union-attr]
-        loops = [root]
-    elif root.count == 1:
-        loops = list(root.body)  # type: ignore[arg-type]
-    else:
-        return None
-    found = []
-    for loop in loops:
-        leaves = []
-        for inner in loop.body:
-            if not isinstance(inner, Loop) or any(isinstance(one, Loop) for one in inner.body):
-                return None
-            leaves.append((inner.count, inner.body))
-        found.append((loop.count, leaves))
-    return found  # type: ignore[return-value]
+def _parts(root: Loop) -> list[tuple[int, Sequence[Loop]]]:
+    """Return (count, leaves) of each part: loops of steps are leaves, loops of these are parts."""
+    if _is_leaf(root):
+        return [(1, (root,))]
+    loops = cast("tuple[Loop, ...]", root.body)
+    if all(_is_leaf(loop) for loop in loops):
+        return [(root.count, loops)]
+    return [part for loop in loops for part in _parts(loop)] * root.count
+
+
+def _is_leaf(loop: Loop) -> bool:
+    return not loop.body or isinstance(loop.body[0], Step)
 
 
 class _Lines:
@@ -127,51 +154,49 @@ class _Lines:
         self.lanes_of = [0] * len(program.signatures)
         self.families: list[list[Family | None]] = [[None] for _ in range(program.lanes)]
 
-    def add_part(self, count: int, leaves: Sequence[tuple[int, tuple[Step, ...]]]) -> bool:
+    def add_part(self, count: int, leaves: Sequence[Loop]) -> None:
         first = len(self.leaves)
-        for times, steps in leaves:
+        for leaf in leaves:
             begin = len(self.steps)
-            for step in steps:
-                if step.idle != NO_TIMES:
-                    return False
+            for step in cast("tuple[Step, ...]", leaf.body):
                 self._add_step(step)
-            self.counts += [count * times] * len(steps)
-            self.leaves.append((begin, len(self.steps), times))
+            self.counts += [count * leaf.count] * len(leaf.body)
+            self.leaves.append((begin, len(self.steps), leaf.count))
         self.parts.append((first, len(self.leaves), count))
-        return True
 
     def _add_step(self, step: Step) -> None:
-        lane, work, family, waits, launch_ns, room, needs, part, number, _ = step
-        if number < 0:
-            key = work, family, lane
-            number = self.rows.setdefault(key, len(self.numbers))
+        lane, work, family, waits, launch_ns, room, needs, part, number, idle = step
+        if number < 0:  # a wait for later ranks has no signature
+            number = self.rows.setdefault((work, family, lane), len(self.numbers))
             if number == len(self.numbers):
                 self.numbers.append([0, 0, 0, 0])
                 self.lanes_of.append(lane)
         row = self.numbers[number]
         row[part] = work
-        row[player.FAMILY] = self._family(lane, family)
+        row[player.FAMILY] = _place(self.families[lane], self.program.families[family])
         self.lanes_of[number] = lane
         begin = len(self.waits)
         self.waits += waits
         self.steps.append(
-            (lane, number, launch_ns, room, needs, part, begin, len(self.waits))
-        )  # fmt: skip
-
-    def _family(self, lane: int, number: int) -> int:
-        return _place(self.families[lane], self.program.families[number])
+            (lane, number, launch_ns, room, needs, part, begin, len(self.waits), *idle)
+        )
 
     def arrays(self) -> ProgramArrays:
         program, config = self.program, np.zeros(player.C_SIZE, np.int64)
         config[player.C_LANES], config[player.C_DEPTH] = program.lanes, program.queue_depth
         config[player.C_ORDERED] = program.launch_order == "ordered"
         config[player.C_FREE] = program.launch_order == "free"
+        config[player.C_MOST_IDLE] = program.most_idle_ns
+        law = program.resume
+        config[player.C_RECOVERY] = round(law.recovery_us * 1000) if law else 0
+        curve = np.array(law.rows if law else (), np.float64)
         return ProgramArrays(
             config=config,
             steps=_table(self.steps, player.STEP_COLUMNS),
             waits=_table(self.waits, 2),
             leaves=_table(self.leaves, 3),
             parts=_table(self.parts, 3),
+            curve=curve.reshape(-1, 2),
             counts=np.array(self.counts, np.float64),
             lanes_of=tuple(self.lanes_of),
         )

@@ -22,10 +22,10 @@ from simulator.pipeline.program import Message, PipelineProgram, Task
 from simulator.pipeline.wires import Wired, Wiring, wiring
 from simulator.plan import SlicePlan
 from simulator.program import Program
-from simulator.recurrence import Totals, totals
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
 from simulator.shapes import Shapes
 from simulator.templates import Templates
+from simulator.totals import Totals, totals
 
 Pass = Literal["forward", "backward", "dgrad", "wgrad"]
 NOTHING: Final = Totals(0, 0, 0, 0, (0,))

@@ -14,9 +14,9 @@ from simulator.pipeline.build import Pieces, PipelineBuilder
 from simulator.pipeline.program import PipelineProgram, PipelineRun
 from simulator.pipeline.recurrence import play
 from simulator.plan import SlicePlan
-from simulator.recurrence import Totals
 from simulator.repriced import repriced
 from simulator.schedule import Repeat, Schedule, Segment
+from simulator.totals import Totals
 
 
 class RankTimes(NamedTuple):

@@ -11,9 +11,9 @@ from simulator.engine import play
 from simulator.op_spans import spans_of_ops
 from simulator.program import Program
 from simulator.record import record
-from simulator.recurrence import Totals, totals
 from simulator.schedule import COMPUTE, Op, Schedule, Segment
 from simulator.timeline import Timeline
+from simulator.totals import Totals, totals
 from tests.unit.simulator.admission_scheduler import admission_schedule
 from tests.unit.simulator.dags import random_dag
 from tests.unit.simulator.list_scheduler import Placed, covered_ns, list_schedule

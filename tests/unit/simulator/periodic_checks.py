@@ -11,7 +11,7 @@ from simulator.engine import play
 from simulator.launch import Launch
 from simulator.ordering import order_of
 from simulator.program import REST
-from simulator.recurrence import totals
+from simulator.totals import totals
 from tests.unit.simulator.cases import KINDS, random_case, random_cost, random_plan
 
 

@@ -17,8 +17,8 @@ from simulator.power import STEP_MHZ
 from simulator.predict import played, predict
 from simulator.presets import MODELS
 from simulator.profile import Profile
-from simulator.recurrence import totals
 from simulator.specs import ClusterSpec, Workload
+from simulator.totals import totals
 from tests.unit.simulator.cases import bundled_profile, hot_profile, uneven_profile
 
 SLICED = SlicePlan(row_slices=2, sequence_parallel=True)

@@ -25,8 +25,8 @@ from simulator.cost import Changes
 from simulator.plan import Order, SlicePlan, WgradPlacement
 from simulator.predict import played, predict
 from simulator.profile import Profile
-from simulator.recurrence import totals
 from simulator.specs import ClusterSpec, ModelSpec, Workload
+from simulator.totals import totals
 from tests.unit.simulator.cases import bundled_profile, uneven_profile
 
 GPT = ModelSpec(

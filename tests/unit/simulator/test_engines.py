@@ -11,9 +11,9 @@ from simulator.errors import ScheduleError
 from simulator.launch import Launch
 from simulator.ops import Collective, Pointwise, Signature
 from simulator.program import WORK_UNIT
-from simulator.recurrence import totals
 from simulator.schedule import COMPUTE, DP, TP, OpTemplate, Ref, Repeat, Schedule, Segment
 from simulator.skew import SkewFit, SkewRow
+from simulator.totals import totals
 from tests.unit.simulator.dags import TableCost
 from tests.unit.simulator.engine_checks import (
     check_admission,

@@ -9,9 +9,9 @@ from simulator.compiler import compile_program
 from simulator.plan import SlicePlan
 from simulator.presets import MODELS
 from simulator.program import Loop, Program
-from simulator.recurrence import totals
 from simulator.schedules import fixed_order
 from simulator.specs import ClusterSpec, Workload
+from simulator.totals import totals
 from tests.unit.simulator.cases import cost_model
 from tests.unit.simulator.periodic_checks import check_shortcut_is_exact
 

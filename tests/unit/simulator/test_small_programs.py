@@ -12,7 +12,7 @@ from simulator.implementation import LaunchOrder
 from simulator.op_spans import spans_of_ops
 from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Step
 from simulator.record import record
-from simulator.recurrence import Totals, totals
+from simulator.totals import Totals, totals
 from tests.unit.simulator.programs import program_schedule
 
 COMPUTE, TP, DP = 0, 1, 2
