@@ -10,6 +10,9 @@ COPY . .
 # system may be read-only later. All state is in one folder; the user's number is for Kubernetes,
 # which cannot look up names.
 RUN pip install --no-cache-dir -c constraints.txt '.[api,postgres,dask]'
+# So are the simulator's loops.
+ENV DOMINO_TUNE_KERNELS=/opt/domino_tune/kernels
+RUN python -m simulator.kernels
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /var/lib/domino_tune domino \
     && install -d -o domino -g domino -m 0700 /var/lib/domino_tune
 USER 10001:10001
@@ -29,6 +32,8 @@ WORKDIR /opt/domino_tune
 COPY . .
 # Neither the runtime extra nor the constraints: the base image's torch and numpy stay as they are.
 RUN pip install --no-cache-dir .
+ENV DOMINO_TUNE_KERNELS=/opt/domino_tune/kernels
+RUN python -m simulator.kernels
 WORKDIR /workspace
 ENTRYPOINT ["domino-tune"]
 CMD ["--help"]

@@ -1,8 +1,8 @@
 """The engine of record: SimPy plays a Program, with one process per lane.
 
-The semantics are those of simulator.kernels.player. The compute process goes through the total order
-and hands each collective to its lane when all compute before it is done; a comm process plays its
-lane in order.
+The semantics are those of ``simulator.kernels.player``. The compute process goes through the total
+order and hands each collective to its lane when all compute before it is done; a comm process plays
+its lane in order.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pytest
 from hypothesis import settings
 
+from simulator.kernels.load import FOLDER_VARIABLE, prepare
+
 if TYPE_CHECKING:
     from tests.support.postgres import Postgres
     from tests.support.runs import Runner
@@ -82,6 +84,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the number of examples. Let SIGINT interrupt: a script's background ignores it, and
     every process that a test starts would inherit that."""
+    os.environ.setdefault(FOLDER_VARIABLE, str(REPOSITORY / ".pytest_cache" / "d" / "kernels"))
+    prepare()
     settings.load_profile("all" if config.getoption("--all") else "quick")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
-from simulator.kernels.kernel import KERNELS, Kernel
-
-
-class Compiled(NamedTuple):
-    """An entry's C function: its symbol, and the object code that has it and all that it calls."""
-
-    symbol: str
-    code: bytes
+from simulator.kernels.kernel import KERNELS, Compiled, Kernel
 
 
 def compile_kernels() -> dict[str, Compiled]:
     """Return each entry's C function, which takes a pointer and the sizes of each array."""
-    import numba
-
+    numba: Any = import_module("numba")
+    # Code for any CPU of the architecture: it moves with images, and rounds alike everywhere.
+    numba.config.CPU_NAME, numba.config.CPU_FEATURES = "generic", ""
     made: dict[str, Any] = {}
     for one in KERNELS.values():
         # Globals are looked up when numba compiles: callees are then those compiled before.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
@@ -27,6 +27,13 @@ class Kernel:
     def name(self) -> str:
         """The function's name, which no other kernel has."""
         return self.function.__name__
+
+
+class Compiled(NamedTuple):
+    """An entry's C function: its symbol, and the object code that has it and all that it calls."""
+
+    symbol: str
+    code: bytes
 
 
 KERNELS: Final[dict[str, Kernel]] = {}

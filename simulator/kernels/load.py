@@ -1,8 +1,9 @@
 """Load the compiled kernels; compile them where this machine has not.
 
-Code lies under a key of all kernels' sources, numba's and Python's versions and the CPU, so that a
-changed kernel can never meet old code. It is loaded by llvmlite, which takes a tenth of numba's
-time. Where nothing can be written the code is compiled in memory, and that is said.
+Code lies under a key of all kernels' sources and of what compiled them, so that a changed kernel
+can never meet old code. It is code for any CPU of an architecture: images bring it along. It is
+loaded by llvmlite, which takes a tenth of numba's time. Where nothing can be written the code is
+compiled in memory, and that is said.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.kernels.kernel import KERNELS, Kernel
+from simulator.kernels import clocks, player
+from simulator.kernels.kernel import KERNELS, Compiled, Kernel
 
+assert {clocks.find_clock.__name__, player.play_program.__name__} <= KERNELS.keys()
 FOLDER_VARIABLE: Final = "DOMINO_TUNE_KERNELS"
 """Environment variable: the folder of compiled code."""
 _CALLED_BY_NOBODY: Final = (
@@ -50,6 +53,11 @@ def call(name: str, *arguments: Any) -> int:
             given.append(argument.ctypes.data)
             given += argument.shape
     return function(*given)
+
+
+def prepare() -> None:
+    """Load the kernels; compile them where this machine has not."""
+    _functions()
 
 
 @cache
@@ -97,28 +105,29 @@ def _add_symbols(llvm: Any) -> None:
 # The folder ---------------------------------------------------------------------------------------
 
 
-def _compiled() -> dict[str, tuple[str, bytes]]:
-    folder = _folder()
+def _compiled() -> dict[str, Compiled]:
+    folder, key = kernels_folder(), _key()
+    if (folder / key).is_dir():
+        return _read(folder / key)
     try:
         with _locked(folder):
-            found = folder / _key()
-            if not found.is_dir():
-                _write(found, _compile(""))
-            return _read(found)
+            if not (folder / key).is_dir():
+                _write(folder / key, _compile(""))
+            return _read(folder / key)
     except OSError as error:
-        return _compile(
-            f" They cannot be kept in {folder} ({error.strerror}); set {FOLDER_VARIABLE}."
-        )
+        why = f" They cannot be kept in {folder} ({error.strerror}); set {FOLDER_VARIABLE}."
+        return _compile(why)
 
 
-def _folder() -> Path:
+def kernels_folder() -> Path:
+    """Return the folder of compiled code."""
     told = os.environ.get(FOLDER_VARIABLE)
     if told:
         return Path(told)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "domino_tune/kernels"
 
 
-def _compile(why: str) -> dict[str, tuple[str, bytes]]:
+def _compile(why: str) -> dict[str, Compiled]:
     from simulator.kernels.build import compile_kernels
 
     print(
@@ -136,7 +145,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _write(folder: Path, compiled: dict[str, tuple[str, bytes]]) -> None:
+def _write(folder: Path, compiled: dict[str, Compiled]) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         made = Path(temporary) / "made"
         made.mkdir()
@@ -147,18 +156,18 @@ def _write(folder: Path, compiled: dict[str, tuple[str, bytes]]) -> None:
         made.rename(folder)
 
 
-def _read(folder: Path) -> dict[str, tuple[str, bytes]]:
+def _read(folder: Path) -> dict[str, Compiled]:
     index = json.loads((folder / "index.json").read_text("utf-8"))
-    return {name: (symbol, (folder / f"{name}.o").read_bytes()) for name, symbol in index.items()}
+    return {
+        name: Compiled(symbol, (folder / f"{name}.o").read_bytes())
+        for name, symbol in index.items()
+    }
 
 
 def _key() -> str:
     """Return a text that differs wherever compiled code may."""
-    import llvmlite.binding as llvm
-
     parts = [version("numba"), version("llvmlite"), platform.python_version(), platform.machine()]
-    parts += [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
-    for file in sorted({Path(one.function.__code__.co_filename) for one in KERNELS.values()}):
+    files = {Path(one.function.__code__.co_filename) for one in KERNELS.values()}
+    for file in [*sorted(files), Path(__file__).with_name("build.py")]:
         parts.append(file.read_text("utf-8"))
-    parts.append(Path(__file__).with_name("build.py").read_text("utf-8"))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

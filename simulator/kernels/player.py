@@ -124,7 +124,7 @@ def row_of(c: Array, s: Array, family: int) -> int:
     row = family
     for lane in range(1, c[C_LANES]):
         row = row * c[C_ROWS + lane] + s[RUNS + lane]
-    return row * LANES
+    return int(row * LANES)
 
 
 @kernel("i1 i1 i3 i i")
@@ -163,7 +163,7 @@ def next_end(c: Array, s: Array, rates: Array, row: int, elapsed: int) -> int:
             left = time_of(s[WORK + lane], rates[row + lane])
             if left < elapsed:
                 elapsed = left
-    return elapsed
+    return int(elapsed)
 
 
 @kernel("i1 i1 i1 i2 i i")
@@ -292,7 +292,7 @@ def issue(c: Array, s: Array, ends: Array, lane: int, launch: int) -> int:
         if oldest > s[HOST]:
             s[HOST] = oldest
     s[HOST] += launch
-    return s[HOST]
+    return int(s[HOST])
 
 
 @kernel("i1 i1 i1 i")
@@ -365,8 +365,8 @@ def mark(
     c: Array, s: Array, queue: Array, ends: Array, heap: Array, last: int, repetition: int,
     whole_micro: int,
 ) -> int:  # fmt: skip
-    """Write a mark behind the others; return where it begins, or -1 without room. ``last``: the
-    mark before it, -1 if it is the first."""
+    """Write a mark behind the others; return where it begins, or -1 without room: then nothing is
+    skipped to here. ``last``: the mark before it, -1 if it is the first."""
     at, lead = s[HEAP], s[RING_END] - s[RING] if whole_micro else 0
     queued = 0
     for lane in range(1, c[C_LANES]):
@@ -409,7 +409,7 @@ def mark(
             to += QUEUE_COLUMNS
     heap[begins] = to - begins
     s[HEAP] = to
-    return at
+    return int(at)
 
 
 @kernel("i1 i i")
@@ -421,6 +421,14 @@ def same_state(heap: Array, one: int, other: int) -> int:
         if heap[a + index] != heap[b + index]:
             return 0
     return 1
+
+
+@kernel("i1 i i")
+def latest_like(heap: Array, at: int, before: int) -> int:
+    """Return the latest mark with the state of mark ``at``, from ``before`` back; -1 if none is."""
+    while at >= 0 and before >= 0 and not same_state(heap, at, before):
+        before = heap[before + M_BEFORE]
+    return before if at >= 0 else -1
 
 
 @kernel("i1 i1 i1 i1 i")
@@ -460,8 +468,8 @@ def skip_host(
     c: Array, steps: Array, leaves: Array, s: Array, ends: Array, scratch: Array,
     leaf: int, leaf_end: int, one: int, period: int, count: int, times: int, elapsed: int,
 ) -> int:  # fmt: skip
-    """Advance the host by ``times`` more periods of ``period`` repetitions, of ``count`` compute ops
-    that end ``elapsed`` later each.
+    """Advance the host by ``times`` more periods of ``period`` repetitions, of ``count`` compute
+    ops that end ``elapsed`` later each.
 
     Ops are issued one by one until the queue holds ends of such periods alone. From then on the
     host is free, or a place that the last period freed blocks it: those of earlier periods are
@@ -551,7 +559,7 @@ def skip(
         )  # fmt: skip
     s[NOW] += later
     s[BUSY_UNTIL] = s[NOW]
-    return times * period
+    return int(times * period)
 
 
 @kernel("i1 i2 i2 i2 i2 i1 f2 i1 i3 i1 i1 i1 i2 i")
@@ -572,12 +580,8 @@ def run_leaf(
         repetition += 1
         if c[C_SHORTCUT] and repetition < count:
             at = mark(c, s, queue, ends, heap, before, repetition, 0)
-            if at < 0:
-                return NO_ROOM
-            other = before
-            while other >= 0 and not same_state(heap, at, other):
-                other = heap[other + M_BEFORE]
-            before = at
+            other = latest_like(heap, at, before)
+            before = max(before, at)
             if other >= 0:
                 repetition += skip(
                     c, steps, leaves, s, queue, ends, heap, scratch, other, leaf, leaf + 1, 1,
@@ -593,8 +597,8 @@ def play_program(
     rates: Array, curve: Array, s: Array, queue: Array, ends: Array, heap: Array,
     scratch: Array, spans: Array,
 ) -> int:  # fmt: skip
-    """Play a program from the start, with ``s`` all zero; return PLAYED, NO_ROOM if the caller's
-    arrays are too short, or STUCK where compute waits for what is never issued. ``spans``, if it
+    """Play a program from the start, with ``s`` all zero; return PLAYED, NO_ROOM if the queues
+    are too short, or STUCK where compute waits for what is never issued. ``spans``, if it
     has rows, gets start and end of each step, lane by lane; then nothing may be skipped."""
     for lane in range(LANES):
         s[MOVED_UNTIL + lane] = LONG_AGO
@@ -612,12 +616,8 @@ def play_program(
             repetition += 1
             if c[C_SHORTCUT] and repetition < count:
                 at = mark(c, s, queue, ends, heap, before, repetition, 1)
-                if at < 0:
-                    return NO_ROOM
-                other = before
-                while other >= 0 and not same_state(heap, at, other):
-                    other = heap[other + M_BEFORE]
-                before = at
+                other = latest_like(heap, at, before)
+                before = max(before, at)
                 if other >= 0:
                     repetition += skip(
                         c, steps, leaves, s, queue, ends, heap, scratch, other, leaf, leaf_end, 0,

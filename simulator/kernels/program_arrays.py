@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
+MARKED: Final = 1 << 21
+"""Entries of the shortcut's marks. A page of them takes memory when it is first written."""
 MOST_NS: Final = float(1 << 61)
 """Times of programs are below this, so that no sum leaves 64 bits: 73 years."""
 
@@ -91,11 +93,10 @@ class ProgramArrays:
         config[player.C_ROWS : player.C_ROWS + len(pricing.rows)] = pricing.rows
         depth = int(config[player.C_DEPTH])
         ends, scratch = np.empty(max(1, depth), np.int64), np.empty(depth + 2, np.int64)
-        queued, marked = 64, 1 << 14
+        heap, queued = np.empty(MARKED, np.int64), 64
         while True:
             state = np.zeros(player.S_SIZE, np.int64)
             queue = np.empty((player.LANES, queued, player.QUEUE_COLUMNS), np.int64)
-            heap = np.empty(marked, np.int64)
             status = call(
                 "play_program", config, self.steps, self.waits, self.leaves, self.parts,
                 pricing.numbers, pricing.rates, self.curve, state, queue, ends, heap, scratch,
@@ -104,7 +105,7 @@ class ProgramArrays:
             if status == player.PLAYED:
                 return state
             assert status == player.NO_ROOM, "compute waits for what was never issued"
-            queued, marked = 2 * queued, 4 * marked
+            queued *= 4
 
     def _check_size(self, pricing: Pricing) -> None:
         works = pricing.numbers[self.steps[:, player.NUMBER], self.steps[:, player.PART]]

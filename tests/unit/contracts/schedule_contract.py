@@ -23,9 +23,9 @@ from simulator.ops import Collective, Fused
 from simulator.ordering import order_of
 from simulator.plan import MEGATRON, Order, SlicePlan
 from simulator.predict import predict, simulate
-from simulator.totals import totals
 from simulator.schedule import COMPUTE, Op, Schedule, check_order, is_weight
 from simulator.timeline import Timeline
+from simulator.totals import totals
 from tests.unit.simulator.cases import cost_model, random_case, random_cost, random_plan, with_cost
 
 FIXED_ORDERS: Final[tuple[Order, ...]] = ("intra", "inter", "paper")
