@@ -17,12 +17,6 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "simulator/greedy.py", "self.now = 0", "self.now = -1",
     ): "nothing is ready before 0",
     (
-        "simulator/recurrence.py", "self.family = 0", "self.family = 1",
-    ): "the family of a lane without work is never read",
-    (
-        "simulator/recurrence.py", "self.family = 0", "self.family = -1",
-    ): "the family of a lane without work is never read",
-    (
         "simulator/compiler.py",
         "latest = max([latest, *(layers // stride for layers in own)])",
         "latest = max([latest, *(layers * stride for layers in own)])",
