@@ -12,7 +12,6 @@ from simulator.buckets import gradient_passes, layers_per_bucket
 from simulator.build import Builder
 from simulator.case import Case
 from simulator.chunks import Chunk, joined
-from simulator.compiler import compile_program, retimed
 from simulator.cost import CostModel
 from simulator.issue_order import LayerOrder
 from simulator.ops import Collective
@@ -21,11 +20,11 @@ from simulator.pipeline.orders import Action
 from simulator.pipeline.program import Message, PipelineProgram, Task
 from simulator.pipeline.wires import Wired, Wiring, wiring
 from simulator.plan import SlicePlan
-from simulator.program import Program
+from simulator.repriced import repriced
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
 from simulator.shapes import Shapes
 from simulator.templates import Templates
-from simulator.totals import Totals, totals
+from simulator.totals import Totals
 
 Pass = Literal["forward", "backward", "dgrad", "wgrad"]
 NOTHING: Final = Totals(0, 0, 0, 0, (0,))
@@ -50,7 +49,7 @@ class Pieces:
     plan: SlicePlan
     order: LayerOrder
     _made: dict[Piece, Schedule] = field(default_factory=dict)
-    _compiled: dict[Piece, Program] = field(default_factory=dict)
+    _steps: dict[int, tuple[Schedule, Schedule]] = field(default_factory=dict)
     _counts: dict[int, Counter[Piece]] = field(default_factory=dict)
 
     @cached_property
@@ -134,14 +133,6 @@ class Pieces:
             self._made[piece] = self._schedule(piece)
         return self._made[piece]
 
-    def program(self, piece: Piece, cost: CostModel) -> Program:
-        """Return the program of a pass, which is compiled once, with the times of ``cost``."""
-        schedule = self.schedule(piece)
-        if piece not in self._compiled:
-            self._compiled[piece] = compile_program(schedule, cost)
-            return self._compiled[piece]
-        return retimed(self._compiled[piece], schedule, cost)
-
     def _schedule(self, piece: Piece) -> Schedule:
         shapes = piece.chunk.of(self.whole)
         builder = Builder(shapes, self.order, in_pipeline=True)
@@ -159,6 +150,11 @@ class Pieces:
 
     def step(self, rank: int) -> tuple[Schedule, Schedule]:
         """Return a rank's ops up to the norm's sum over all ranks, and from there on."""
+        if rank not in self._steps:
+            self._steps[rank] = self._step(rank)
+        return self._steps[rank]
+
+    def _step(self, rank: int) -> tuple[Schedule, Schedule]:
         shapes = self.step_shapes(rank)
         t, work = Templates(shapes=shapes), self.case.workload
         ops: list[OpTemplate] = []
@@ -228,7 +224,7 @@ class PipelineBuilder:
     def played(self, piece: Piece) -> Totals:
         """Return the sums of a pass that is played alone."""
         if piece not in self._played:
-            self._played[piece] = totals(self.pieces.program(piece, self.cost))
+            self._played[piece] = self._alone(self.pieces.schedule(piece))
         return self._played[piece]
 
     def step(self, rank: int) -> list[Totals]:
@@ -238,7 +234,7 @@ class PipelineBuilder:
     def _alone(self, schedule: Schedule) -> Totals:
         if not len(schedule):
             return NOTHING
-        return totals(compile_program(schedule, self.cost))
+        return repriced(schedule, self.cost).totals(self.cost)
 
     def _tasks(self, rank: int, wired: tuple[Wired, ...]) -> tuple[Task, ...]:
         pieces = self.pieces
