@@ -14,7 +14,8 @@ the order of accumulation. ``again.s0.attn.norm`` is a value that backward recom
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Final, NamedTuple
 
 from simulator.core_attention import core_attention, core_attention_bwd
 from simulator.issue_order import (
@@ -31,7 +32,33 @@ from simulator.overlap import Overlap, overlap_of
 from simulator.overlapped import Linear, gather_gemm, reserved, sum_gemm
 from simulator.recomputation import RECOMPUTED_PREFIX, Recomputation
 from simulator.schedule import OpTemplate, Ref
+from simulator.shapes import Shapes
 from simulator.templates import Templates
+
+
+class Made(NamedTuple):
+    """The templates of a token, and the sizes of the values that they write."""
+
+    templates: list[OpTemplate]
+    value_bytes: dict[str, int]
+
+
+LAYERS_KEPT: Final = 32
+"""Kinds of layers whose templates are kept, for the plans that come next."""
+
+
+@lru_cache(maxsize=LAYERS_KEPT)
+def _made_of(layer: tuple[object, ...]) -> dict[tuple[object, ...], Made]:
+    """Return the templates that were made of a kind of layer, by token and slice."""
+    return {}
+
+
+def _layer_of(shapes: Shapes) -> tuple[object, ...]:
+    """Return what the templates of all tokens depend on, apart from how a plan cuts them."""
+    plan = shapes.plan
+    mode = plan.strategy, plan.comm_ctas, plan.sequence_parallel, plan.tp_comm_overlap
+    slicing = plan.slice_dim, plan.slice_balance, plan.slices_sequences
+    return shapes.model, shapes.workload, shapes.cluster, *mode, *slicing
 
 
 @dataclass(kw_only=True)
@@ -41,17 +68,44 @@ class Fragments(Templates):
     chains: dict[Token, Token | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._cache: dict[Token, list[OpTemplate]] = {}
+        self._cache: dict[tuple[Token, Token | None], list[OpTemplate]] = {}
+        self._shared = _made_of(_layer_of(self.shapes))
 
     def templates(self, token: Token) -> list[OpTemplate]:
         """Return the op templates of ``token``, in issue order."""
-        if token.fragment.endswith("_wgrad"):
-            return [self.recomputation.reading(op, token.fragment) for op in self._wgrad(token)]
-        plain = token._replace(offset=0)
-        templates = self._cache.get(plain)
+        key = token, self.chains.get(token)
+        templates = self._cache.get(key)
         if templates is None:
-            templates = self._cache[plain] = self._build(plain)
-        return [template.shifted(token.offset) for template in templates]
+            templates = self._cache[key] = self._made(*key)
+        return templates
+
+    def _made(self, token: Token, before: Token | None) -> list[OpTemplate]:
+        """Return the templates of ``token``; plans with the same slice and pieces share them."""
+        key = token, before, self.accumulate_first, *self._cut(token)
+        made = self._shared.get(key)
+        if made is None:
+            sizes, self.value_bytes = self.value_bytes, {}
+            templates = [
+                op.shifted(token.offset) for op in self._new(token._replace(offset=0), before)
+            ]
+            made = self._shared[key] = Made(templates, self.value_bytes)
+            self.value_bytes = sizes
+        self.value_bytes.update(made.value_bytes)
+        return made.templates
+
+    def _cut(self, token: Token) -> tuple[int, ...]:
+        """Return what the templates of a token depend on of a plan's slices."""
+        plan, block = self.shapes.plan, token.block
+        pieces = getattr(plan, f"{block}_col_slices"), getattr(plan, f"{block}_dgrad_slices")
+        if plan.slices_sequences or token.slice == ALL_SLICES:
+            return plan.row_slices, *pieces
+        return self.shapes.tokens(token.slice), *pieces
+
+    def _new(self, token: Token, before: Token | None) -> list[OpTemplate]:
+        if token.fragment.endswith("_wgrad"):
+            ops = self._wgrad(token, before)
+            return [self.recomputation.reading(op, token.fragment) for op in ops]
+        return self._build(token)
 
     def _build(self, token: Token) -> list[OpTemplate]:
         if token.fragment.endswith(AGAIN):
@@ -330,7 +384,7 @@ class Fragments(Templates):
                     weights=(f"w.{block}.norm",))
         ]  # fmt: skip
 
-    def _wgrad(self, token: Token) -> list[OpTemplate]:
+    def _wgrad(self, token: Token, before: Token | None) -> list[OpTemplate]:
         s, block, linear = self.shapes, token.block, token.fragment.removesuffix("_wgrad")
         rows = range(s.plan.row_slices) if token.slice == ALL_SLICES else (token.slice,)
         hidden, tokens = s.model.hidden_size, s.tokens(token.slice)
@@ -354,13 +408,11 @@ class Fragments(Templates):
             reads += [
                 self.summed_ref(0, f"d.s{i}.{block}.norm.{j}") for i in rows for j in range(count)
             ]
-        before, name = self.chains.get(token), gradient_name(token)
+        name = gradient_name(token)
         signature = s.gemm(m, n, tokens, "wgrad", bias=s.model.has_bias(linear))
         chained = () if before is None else (Ref(0, gradient_name(before)),)
-        ops = self.accumulated(
-            f"{block}.{token.fragment}", token.slice, signature, tuple(reads), name, chained
-        )
-        return [op.shifted(token.offset) for op in ops]
+        role = f"{block}.{token.fragment}"
+        return self.accumulated(role, token.slice, signature, tuple(reads), name, chained)
 
     # Signatures and sizes ----------------------------------------------------------------------
 
