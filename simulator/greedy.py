@@ -19,9 +19,11 @@ group from the middle of the stack, far from both ends, is an issue order for an
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from simulator.cost import CostModel
 from simulator.fragments import Fragments
@@ -37,9 +39,14 @@ from simulator.issue_order import (
     backward_fragments,
     slice_tokens,
 )
+from simulator.kernels import planner
+from simulator.kernels.load import call
 from simulator.ops import Signature
 from simulator.schedule import COMPUTE
 from simulator.shapes import Shapes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 DEPTH: Final = 6
 """Number of layers that are played."""
@@ -80,6 +87,35 @@ class _Graph:
     gathers: bool
     last_slice: int
     holds: bool
+
+    @cached_property
+    def rows(self) -> NDArray[np.int64]:
+        """The fragments as rows of ``kernels.planner``."""
+        likes: dict[tuple[str, str, int], int] = {}
+        shifts, rows = _shifts(self), []
+        parents_end = children_end = 0
+        for index, token in enumerate(self.tokens):
+            like = likes.setdefault((token.block, token.fragment, token.piece), index)
+            urgent = self.gathers and token.fragment.removesuffix(AGAIN) in SHORT
+            parents, children = parents_end, children_end
+            parents_end += len(self.parents[index])
+            children_end += len(self.children[index])
+            rows.append((
+                self.compute_ns[index], self.comm_ns[index], self.is_wgrad[index], urgent,
+                token.slice, shifts[index], like, parents, parents_end, children, children_end,
+            ))  # fmt: skip
+        return np.array(rows, np.int64)
+
+    @cached_property
+    def backs(self) -> NDArray[np.int64]:
+        """By how many layers each parent is back."""
+        return np.array([back for one in self.parents for back, _, _ in one], np.int64)
+
+    @cached_property
+    def children_rows(self) -> NDArray[np.int64]:
+        """The children as rows of ``kernels.planner``."""
+        rows = [child for one in self.children for child in one]
+        return np.array(rows, np.int64).reshape(len(rows), 3)
 
 
 def _layer_tokens(shapes: Shapes, fragments: BlockFragments) -> tuple[Token, ...]:
@@ -141,7 +177,7 @@ def _plan_issue_order(graph: _Graph) -> IssueOrder:
     ones are late in each group: a wgrad that the group issues twice stays at its first place, one
     that it does not issue comes last."""
     chosen: dict[int, Token] = {}
-    for group, layer, index in _ListScheduler(graph).issue_all():
+    for group, layer, index in issue_layers(graph, find_paths(graph), CHOSEN):
         if group == CHOSEN and index not in chosen:
             chosen[index] = graph.tokens[index]._replace(offset=layer - CHOSEN)
     for index, token in enumerate(graph.tokens):
@@ -149,156 +185,38 @@ def _plan_issue_order(graph: _Graph) -> IssueOrder:
     return IssueOrder(tokens=tuple(chosen.values()))
 
 
-class _ListScheduler:
-    """List scheduling of DEPTH equal layers; nodes are numbered layer × fragments + fragment."""
+def find_paths(graph: _Graph) -> NDArray[np.int64]:
+    """Return the longest remaining path of each node (ns), numbered layer × fragments + fragment.
 
-    def __init__(self, graph: _Graph) -> None:
-        self.graph = graph
-        self.depth = depth = DEPTH
-        self.count = len(graph.tokens)
-        self.reduces = any(graph.comm_ns)
-        self.paths = _paths(graph, depth)
-        self.shifts = _shifts(graph)
-        self.urgent = [
-            graph.gathers and token.fragment.removesuffix(AGAIN) in SHORT for token in graph.tokens
-        ]
-        self.group = -2
-        self.unissued = 0
-        self.upcoming: dict[int, list[int]] = {}  # nodes of later groups
-        self.missing = [0] * (depth * self.count)
-        self.ready_at = [0] * (depth * self.count)
-        self.waiting: list[tuple[int, int]] = []  # (ready at, node): parents issued, not yet ready
-        self.ready: list[tuple[int, int]] = []  # (-path, node)
-        self.wgrads: list[int] = []  # ready ones; they are few
-        self.now = 0
-        self.comm_free = 0
-        self.issued: list[tuple[int, int, int]] = []
+    Every slice counts with the durations of the slowest one, so that uneven slices stay in step.
+    """
+    count = len(graph.tokens)
+    paths = np.zeros(DEPTH * count, np.int64)
+    scratch = np.empty((4, count), np.int64)
+    ordered = call(
+        "find_paths", graph.rows, graph.children_rows, graph.backs, DEPTH, paths, scratch
+    )
+    assert ordered == count, "a layer's fragments form no cycle"
+    return paths
 
-    def issue_all(self) -> list[tuple[int, int, int]]:
-        """Return (group in progress, layer, fragment) of every node, in issue order."""
-        for layer in range(self.depth):
-            for index, parents in enumerate(self.graph.parents):
-                node = layer * self.count + index
-                self.missing[node] = sum(layer - back >= 0 for back, _, _ in parents)
-                if not self.missing[node]:
-                    self._parents_issued(node)
-        self._next_group()
-        last = -1
-        while len(self.issued) < self.depth * self.count:
-            last = self._pick(last)
-            self._issue(last)
-        return self.issued
 
-    def _group_of(self, node: int) -> int:
-        return node // self.count + self.shifts[node % self.count]
-
-    def _next_group(self) -> None:
-        self.group += 1
-        self.unissued = sum(
-            0 <= self.group - shift < self.depth and not wgrad
-            for shift, wgrad in zip(self.shifts, self.graph.is_wgrad, strict=True)
-        )
-        for node in self.upcoming.pop(self.group, []):
-            heapq.heappush(self.waiting, (self.ready_at[node], node))
-        if not self.unissued and self.group <= self.depth:
-            self._next_group()
-
-    def _parents_issued(self, node: int) -> None:
-        if self.graph.is_wgrad[node % self.count]:
-            self.wgrads.append(node)
-        elif self._group_of(node) > self.group:
-            self.upcoming.setdefault(self._group_of(node), []).append(node)
-        else:
-            heapq.heappush(self.waiting, (self.ready_at[node], node))
-
-    def _pick(self, last: int) -> int:
-        self._wake()
-        chosen = self._urgent()
-        if chosen < 0:
-            chosen = self._continue_chunk(last)
-        if chosen < 0 and self.ready:
-            chosen = self.ready[0][1]
-        earlier = self._earlier_wgrad(chosen)
-        if earlier >= 0:
-            return earlier
-        if chosen >= 0:
-            self.ready = [entry for entry in self.ready if entry[1] != chosen]
-            heapq.heapify(self.ready)
-            return chosen
-        filler = self._filler()
-        if filler >= 0:
-            return filler
-        waiting = [node for _, node in self.waiting[:1]] + self.wgrads
-        self.now = min(self.ready_at[node] for node in waiting)
-        return self._pick(last)
-
-    def _wake(self) -> None:
-        while self.waiting and self.waiting[0][0] <= self.now:
-            _, node = heapq.heappop(self.waiting)
-            heapq.heappush(self.ready, (-self.paths[node], node))
-
-    def _urgent(self) -> int:
-        """Return a ready fragment that soon launches a gather, or −1."""
-        short = [entry for entry in self.ready if self.urgent[entry[1] % self.count]]
-        return min(short)[1] if short else -1
-
-    def _continue_chunk(self, last: int) -> int:
-        """Return the next ready fragment of the chunk issued last, or −1; wgrads are of none."""
-        if last < 0 or self.graph.is_wgrad[last % self.count]:
-            return -1
-        token = self.graph.tokens[last % self.count]
-        same_slice = [
-            entry
-            for entry in self.ready
-            if self.graph.tokens[entry[1] % self.count].slice == token.slice
-        ]
-        return min(same_slice)[1] if same_slice else -1
-
-    def _earlier_wgrad(self, chosen: int) -> int:
-        """Return a wgrad that must be issued before the layer of ``chosen`` begins, or one that
-        passes the time while the collective of ``chosen`` could not start; or −1."""
-        if chosen < 0 or not self.wgrads:
-            return -1
-        compute_ns, comm_ns = (
-            spent[chosen % self.count] for spent in (self.graph.compute_ns, self.graph.comm_ns)
-        )
-        oldest = min(self.wgrads)
-        late = oldest // self.count < self._group_of(chosen) - 1
-        if compute_ns and (late or not self.reduces):  # without ops it begins no layer
-            return self._take_wgrad(oldest)
-        busy = self.comm_free > self.now + compute_ns
-        return self._filler() if self.graph.holds and comm_ns and busy else -1
-
-    def _filler(self) -> int:
-        """Return a ready wgrad of the newest layer, or −1."""
-        ready = [node for node in self.wgrads if self.ready_at[node] <= self.now]
-        newest = min(ready, key=lambda n: (-(n // self.count), n), default=-1)
-        return -1 if newest < 0 else self._take_wgrad(newest)
-
-    def _take_wgrad(self, node: int) -> int:
-        self.wgrads.remove(node)
-        return node
-
-    def _issue(self, node: int) -> None:
-        layer, index = divmod(node, self.count)
-        self.issued.append((self.group, layer, index))
-        self.now = max(self.now, self.ready_at[node]) + self.graph.compute_ns[index]
-        reduced_at = self.now
-        if self.graph.comm_ns[index]:
-            self.comm_free = max(self.comm_free, self.now) + self.graph.comm_ns[index]
-            reduced_at = self.comm_free
-        for ahead, child, reduced in self.graph.children[index]:
-            if layer + ahead < self.depth:
-                target = (layer + ahead) * self.count + child
-                at = reduced_at if reduced else self.now
-                self.ready_at[target] = max(self.ready_at[target], at)
-                self.missing[target] -= 1
-                if not self.missing[target]:
-                    self._parents_issued(target)
-        if not self.graph.is_wgrad[index]:
-            self.unissued -= 1
-            if not self.unissued and self.group <= self.depth:
-                self._next_group()
+def issue_layers(
+    graph: _Graph, paths: NDArray[np.int64], last_group: int = DEPTH + 1
+) -> list[list[int]]:
+    """Return [group in progress, layer, fragment] of the nodes of DEPTH equal layers, in issue
+    order, up to the end of ``last_group``."""
+    nodes = DEPTH * len(graph.tokens)
+    state = np.zeros(planner.S_SIZE, np.int64)
+    state[planner.HOLDS], state[planner.DEPTH] = graph.holds, DEPTH
+    state[planner.REDUCES] = any(graph.comm_ns)
+    missing, ready_at = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
+    lists, issued = np.empty((4, nodes), np.int64), np.empty((nodes, 3), np.int64)
+    done = call(
+        "issue_layers", graph.rows, graph.children_rows, graph.backs, state, paths, missing,
+        ready_at, lists, issued, last_group,
+    )  # fmt: skip
+    found: list[list[int]] = issued[:done].tolist()
+    return found
 
 
 def _shifts(graph: _Graph) -> list[int]:
@@ -318,49 +236,3 @@ def _shifts(graph: _Graph) -> list[int]:
         )
         shifts.append((place in LAST) - ahead)
     return shifts
-
-
-def _paths(graph: _Graph, depth: int) -> list[int]:
-    """Return each node's longest remaining path in ns, with all-reduces, without wgrads.
-
-    Every slice counts with the durations of the slowest one, so that uneven slices stay in step.
-    """
-    count = len(graph.tokens)
-    compute_ns = _slowest(graph.tokens, graph.compute_ns)
-    comm_ns = _slowest(graph.tokens, graph.comm_ns)
-    order = _topological(graph)
-    paths = [0] * (depth * count)
-    for layer in range(depth - 1, -1, -1):
-        for index in reversed(order):
-            if graph.is_wgrad[index]:
-                continue
-            longest = 0
-            for ahead, child, reduced in graph.children[index]:
-                if layer + ahead < depth and not graph.is_wgrad[child]:
-                    tail = paths[(layer + ahead) * count + child]
-                    longest = max(longest, tail + comm_ns[index] * reduced)
-            paths[layer * count + index] = longest + compute_ns[index]
-    return paths
-
-
-def _slowest(tokens: tuple[Token, ...], durations: tuple[int, ...]) -> list[int]:
-    """Return each fragment's longest duration over the slices."""
-    longest: dict[Token, int] = {}
-    for token, duration in zip(tokens, durations, strict=True):
-        key = token._replace(slice=0)
-        longest[key] = max(longest.get(key, 0), duration)
-    return [longest[token._replace(slice=0)] for token in tokens]
-
-
-def _topological(graph: _Graph) -> list[int]:
-    """Return the fragments of one layer, parents first."""
-    missing = [sum(back == 0 for back, _, _ in parents) for parents in graph.parents]
-    order = [index for index, count in enumerate(missing) if not count]
-    for index in order:
-        for ahead, child, _ in graph.children[index]:
-            if ahead == 0:
-                missing[child] -= 1
-                if not missing[child]:
-                    order.append(child)
-    assert len(order) == len(graph.tokens), "a layer's fragments form no cycle"
-    return order

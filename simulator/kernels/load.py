@@ -23,10 +23,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.kernels import clocks, player
+from simulator.kernels import clocks, planner, player
 from simulator.kernels.kernel import KERNELS, Compiled, Kernel
 
-assert {clocks.find_clock.__name__, player.play_program.__name__} <= KERNELS.keys()
+MODULES: Final = (clocks, planner, player)
+"""The modules that have kernels: importing them enters these."""
 FOLDER_VARIABLE: Final = "DOMINO_TUNE_KERNELS"
 """Environment variable: the folder of compiled code."""
 _CALLED_BY_NOBODY: Final = (

@@ -7,7 +7,7 @@ behind its ``fc2``. Nodes: 0, 1 fc2; 2, 3 residual; 4, 5 weight gradients, each 
 
 from __future__ import annotations
 
-from simulator.greedy import _Graph, _ListScheduler, _paths, _plan_issue_order, _topological
+from simulator.greedy import _Graph, _plan_issue_order, find_paths, issue_layers
 from simulator.issue_order import Token
 
 FC2 = (10, 10)
@@ -36,20 +36,25 @@ def graph(comm_ns: int, fc2: tuple[int, int] = FC2, *, holds: bool = False) -> _
     )  # fmt: skip
 
 
+def played(layer: _Graph) -> list[tuple[int, ...]]:
+    """(group in progress, layer, fragment) of all nodes, in issue order."""
+    return [tuple(node) for node in issue_layers(layer, find_paths(layer))]
+
+
 def test_long_all_reduces_are_waited_for_with_weight_gradients() -> None:
     """All-reduces of 25 ns follow each other without a gap: slice 0 from 10 to 35, slice 1 to 60.
 
     At 20 both fc2 are issued, and both weight gradients fill until 32. Slice 0 goes on at 35, into
     the next layer, and its weight gradient fills from 49 to 55. Slice 1 goes on at 60 …
     """
-    played = _ListScheduler(graph(25)).issue_all()
-    assert played[:16] == [
+    found = played(graph(25))
+    assert found[:16] == [
         (0, 0, 0), (0, 0, 1),
         (1, 0, 4), (1, 0, 5), (1, 0, 2), (1, 1, 0), (1, 1, 4), (1, 0, 3), (1, 1, 1),
         (2, 1, 5), (2, 1, 2), (2, 2, 0), (2, 2, 4), (2, 1, 3), (2, 2, 1),
         (3, 2, 5),
     ]  # fmt: skip
-    assert len(played) == 6 * 6
+    assert len(found) == 6 * 6
     assert _plan_issue_order(graph(25)).to_strings() == [
         "mlp.fc1_wgrad:1-1", "mlp.residual:0-1", "mlp.fc2:0+0", "mlp.fc1_wgrad:0+0",
         "mlp.residual:1-1", "mlp.fc2:1+0",
@@ -59,8 +64,8 @@ def test_long_all_reduces_are_waited_for_with_weight_gradients() -> None:
 def test_weight_gradients_that_fill_nothing_come_before_the_layer_after_next() -> None:
     """All-reduces of 1 ns are never waited for. A layer's weight gradients are issued when the
     group of the layer after next begins."""
-    played = _ListScheduler(graph(1)).issue_all()
-    assert played[:14] == [
+    found = played(graph(1))
+    assert found[:14] == [
         (0, 0, 0), (0, 0, 1),
         (1, 0, 2), (1, 1, 0), (1, 0, 3), (1, 1, 1),
         (2, 0, 4), (2, 0, 5), (2, 1, 2), (2, 2, 0), (2, 1, 3), (2, 2, 1),
@@ -76,10 +81,10 @@ def test_a_weight_gradient_goes_before_a_collective_that_could_not_start() -> No
     """Slice 0's all-reduce lasts from 10 to 35, so that of slice 1 would hold what is behind it:
     slice 0's weight gradient goes first, and slice 1's fc2 follows at 16. Its own weight gradient
     fills from 35, beside its all-reduce, until slice 0 goes on."""
-    played = _ListScheduler(graph(25, holds=True)).issue_all()
-    assert played[:3] == [(0, 0, 0), (0, 0, 4), (0, 0, 1)]
-    free = _ListScheduler(graph(5, holds=True)).issue_all()
-    assert free == _ListScheduler(graph(5)).issue_all()
+    found = played(graph(25, holds=True))
+    assert found[:3] == [(0, 0, 0), (0, 0, 4), (0, 0, 1)]
+    free = played(graph(5, holds=True))
+    assert free == played(graph(5))
 
 
 def test_where_nothing_is_reduced_weight_gradients_come_at_once() -> None:
@@ -94,7 +99,7 @@ def test_paths_are_what_remains_to_the_last_layer() -> None:
     """A layer is 10 + 25 + 4 ns; the last residual is 4. Weight gradients count nothing, and a
     shorter slice counts as the longest."""
     for fc2 in (FC2, (7, 10), (10, 2)):
-        paths = _paths(graph(25, fc2), 6)
+        paths = find_paths(graph(25, fc2)).tolist()
         for layer in range(6):
             behind = 39 * (5 - layer)
             fc2_path, residual = 39 + behind, 4 + behind
@@ -104,12 +109,8 @@ def test_paths_are_what_remains_to_the_last_layer() -> None:
 
 
 def test_the_slice_that_is_furthest_behind_goes_first() -> None:
-    scheduler = _ListScheduler(graph(25))
-    assert scheduler.issue_all()[:2] == [(0, 0, 0), (0, 0, 1)]
-    scheduler = _ListScheduler(graph(25))
-    scheduler.paths[1] += 1
-    assert scheduler.issue_all()[:2] == [(0, 0, 1), (0, 0, 0)]
-
-
-def test_parents_come_first_within_a_layer() -> None:
-    assert _topological(graph(25)) == [0, 1, 2, 4, 3, 5]
+    layer = graph(25)
+    assert played(layer)[:2] == [(0, 0, 0), (0, 0, 1)]
+    paths = find_paths(layer)
+    paths[1] += 1
+    assert issue_layers(layer, paths)[:2] == [[0, 0, 1], [0, 0, 0]]
