@@ -45,7 +45,7 @@ class Look(NamedTuple):
 def by_bound(problem: Problem) -> Iterator[Look]:
     """Yield the plans in ascending order of their exact bounds, which are computed when quick ones
     are not enough to tell."""
-    looks = [Look(problem.quick_bound_ns(p), False, i) for i, p in enumerate(problem.plans)]
+    looks = [Look(bound_ns, False, i) for i, bound_ns in enumerate(problem.quick_bounds_ns)]
     heapify(looks)
     while looks:
         first = looks[0]

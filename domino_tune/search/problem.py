@@ -53,8 +53,9 @@ class Problem(Protocol):
         """Return a proven bound: never above ``evaluate(plan).iteration_ns``."""
         ...
 
-    def quick_bound_ns(self, plan: SlicePlan) -> int:
-        """Return a bound that costs less to compute and is not above ``lower_bound_ns``."""
+    @property
+    def quick_bounds_ns(self) -> Sequence[int]:
+        """Return a bound for each plan that costs less and is not above ``lower_bound_ns``."""
         ...
 
     def prior_ns(self, plan: SlicePlan) -> float:

@@ -57,16 +57,13 @@ class SimulatedPlans:
         """Return a proven bound, without an engine."""
         return self._bound_ns(plan)
 
-    def quick_bound_ns(self, plan: SlicePlan) -> int:
-        """Return a bound at a single clock."""
-        return self._quick_bound_ns(plan)
-
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return a closed-form estimate, without an engine."""
         return self._prior_ns(plan)
 
     @cached_property
-    def _quick_bounds_ns(self) -> list[int]:
+    def quick_bounds_ns(self) -> list[int]:
+        """Return a bound for each plan, at a single clock."""
         return [self._quick_bound_ns(plan) for plan in self.plans]
 
     def left(self, record: Record) -> int | None:
@@ -79,7 +76,7 @@ class SimulatedPlans:
             index not in record.history
             and ties(quick_ns, fastest_ns)
             and ties(self._bound_ns(self.plans[index]), fastest_ns)
-            for index, quick_ns in enumerate(self._quick_bounds_ns)
+            for index, quick_ns in enumerate(self.quick_bounds_ns)
         )
 
 

@@ -97,7 +97,7 @@ class EngineProblem:
         self.plans = plans
         self.closed_form = ClosedForm(case)
         self.lower_bound_ns = self.closed_form.lower_bound_ns
-        self.quick_bound_ns = self.closed_form.quick_bound_ns
+        self.quick_bounds_ns = list(map(self.closed_form.quick_bound_ns, self.plans))
         self.prior_ns = self.closed_form.prior_ns
 
     def evaluate(self, plan: SlicePlan) -> Evaluation:

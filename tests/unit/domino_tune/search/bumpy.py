@@ -55,8 +55,9 @@ class BumpyProblem:
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         return int(0.94 * self._smooth(plan))
 
-    def quick_bound_ns(self, plan: SlicePlan) -> int:
-        return int(0.99 * self.lower_bound_ns(plan))
+    @property
+    def quick_bounds_ns(self) -> list[int]:
+        return [int(0.99 * self.lower_bound_ns(plan)) for plan in self.plans]
 
     def prior_ns(self, plan: SlicePlan) -> float:
         return self._smooth(plan) * (1 + 0.01 * plan.row_slices)
