@@ -67,6 +67,7 @@ class SlicePlan:
         ):
             if value not in known:
                 raise unknown_name(kind, str(value), known)
+        object.__setattr__(self, "tp_comm_overlap", tuple(self.tp_comm_overlap))  # JSON has lists
         for name in ("attn_dgrad_slices", "mlp_dgrad_slices"):
             if getattr(self, name) == 0:
                 object.__setattr__(self, name, getattr(self, name.replace("dgrad", "col")))

@@ -229,6 +229,7 @@ class Workload:
     def __post_init__(self) -> None:
         for name in ("seq_length", "micro_batch_size", "grad_accumulation"):
             require_positive_int("workload", name, getattr(self, name))
+        object.__setattr__(self, "pp_layers", tuple(self.pp_layers))  # JSON has lists
         for name, known in (
             ("data_parallel", DATA_PARALLEL), ("grad_dtype", GRAD_DTYPES),
             ("recompute", RECOMPUTE), ("tp_collectives", TP_COLLECTIVES),
