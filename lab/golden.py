@@ -1,0 +1,138 @@
+"""Golden predictions: answers of all verbs, to be equal to the byte after a change of the core.
+
+    python -m lab.golden                  print what differs from results/golden_predictions.json
+    python -m lab.golden --write          write the file anew
+
+Each case is drawn from a seed. Of its answer the file holds the numbers that tell most, and the
+digest of its whole JSON. Refusals are answers too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import domino_tune
+from domino_tune.base.tables import print_line
+from domino_tune.results.json_form import to_json
+from simulator.errors import DominoTuneError
+
+FILE: Final = Path(__file__).resolve().parents[1] / "results" / "golden_predictions.json"
+PROFILES: Final = ("h100-dgx", "a100-sxm", "h200-sxm", "b200-sxm")
+LONGEST: Final = {
+    "gpt3-1.3b": 2048, "gpt3-6.7b": 2048, "gpt3-13b": 2048, "llama2-7b": 4096, "llama3-8b": 8192,
+    "llama3-70b": 8192,
+}  # fmt: skip
+"""Model -> tokens of its longest sequence here."""
+COUNTS: Final = {"simulate": 222, "whatif": 40, "tune": 24, "tune_layouts": 10, "tune_scale": 4}
+NUMBERS: Final = (
+    "iteration_ms", "speedup", "mfu", "peak_memory_gib", "clock_mhz", "best", "evaluations",
+)  # fmt: skip
+"""Fields of an answer that the file holds beside its digest."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare, or write. Return 1 where an answer differs."""
+    parser = argparse.ArgumentParser(prog="python -m lab.golden", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write the file anew")
+    parser.add_argument("--only", metavar="VERB", choices=COUNTS, help="the cases of one verb")
+    options = parser.parse_args(argv)
+    found = {}
+    for name, verb, arguments in cases():
+        if options.only in (None, verb):
+            found[name] = {"ask": {"verb": verb, **arguments}, **answer(verb, arguments)}
+            print(name, file=sys.stderr, flush=True)
+    if options.write:
+        FILE.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        return 0
+    known = json.loads(FILE.read_text("utf-8"))
+    differ = [name for name, one in found.items() if known.get(name) != one]
+    for name in differ:
+        print_line(f"{name}: {known.get(name)}\n  now: {found[name]}")
+    print_line(f"{len(found)} cases, {len(differ)} differ")
+    return int(bool(differ))
+
+
+def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield name, verb and arguments of each case."""
+    for verb, count in COUNTS.items():
+        for number in range(count):
+            yield f"{verb}-{number}", verb, drawn(verb, random.Random(f"{verb} {number}"))
+
+
+def answer(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the digest of an answer and what tells most of it, or the text of a refusal."""
+    try:
+        result = getattr(domino_tune, verb)(**arguments)
+    except DominoTuneError as refused:
+        return {"refused": str(refused)}
+    whole = json.loads(json.dumps(to_json(result), sort_keys=True))
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
+    return {"digest": digest, **{name: whole[name] for name in NUMBERS if name in whole}}
+
+
+def drawn(verb: str, rng: random.Random) -> dict[str, Any]:
+    """Return the arguments of a case."""
+    whole = verb in ("tune_layouts", "tune_scale")
+    model = rng.choice(list(LONGEST)[: 5 if whole else 6])
+    lengths = [length for length in (1024, 2048, 4096, 8192) if length <= LONGEST[model]]
+    job: dict[str, Any] = {
+        "model": model, "profile": rng.choice(PROFILES), "seq_length": rng.choice(lengths),
+    }  # fmt: skip
+    if whole:
+        job["global_batch_size"] = rng.choice((32, 64))
+        return job | {"gpus": 8 if verb == "tune_layouts" else (8, 16)}
+    job |= {"tp": rng.choice((2, 4, 8)), "micro_batch_size": rng.choice((1, 2, 4, 8))}
+    if verb == "tune":
+        return job | {"overrides": ("num_hidden_layers=4",)} | _options(rng)
+    job |= _layout(rng) | _options(rng) | _plan(rng, job["micro_batch_size"])
+    if verb == "whatif":
+        job["change"] = (
+            rng.choice((
+                "link_bandwidth=2x", "link_bandwidth=0.5x", "gpu_flops=1.5x", "contention=0",
+                "memory_bandwidth=0.7x", "link_latency=3x",
+            )),
+        )  # fmt: skip
+    return job
+
+
+def _layout(rng: random.Random) -> dict[str, Any]:
+    return rng.choice((
+        {}, {}, {"grad_accumulation": 3}, {"dp": 2, "grad_accumulation": 2},
+        {"dp": 4, "data_parallel": "fsdp"}, {"dp": 2, "data_parallel": "replicas"},
+        {"pp": 2, "grad_accumulation": 8}, {"pp": 4, "vpp": 2, "grad_accumulation": 8},
+        {"pp": 2, "grad_accumulation": 4, "pp_schedule": "zero-bubble"}, {"cp": 2},
+    ))  # fmt: skip
+
+
+def _options(rng: random.Random) -> dict[str, Any]:
+    return rng.choice((
+        {}, {}, {}, {"recompute": "selective"}, {"recompute": "full"},
+        {"recompute": "full", "recompute_layers": 2}, {"recompute": "per-op"},
+        {"cuda_graph": True}, {"power_cap": "500W"}, {"clock_mhz": 1200},
+        {"implementation": "megatron-2022"}, {"implementation": "torch"},
+        {"sequence_parallel": False},
+    ))  # fmt: skip
+
+
+def _plan(rng: random.Random, batch: int) -> dict[str, Any]:
+    strategy = rng.choice(("domino", "domino", "domino", "megatron", "userbuffers", "async-tp"))
+    if strategy != "domino":
+        return {"strategy": strategy}
+    rows = rng.choice([n for n in (1, 2, 3, 4) if n <= batch])
+    plan: dict[str, Any] = {"row_slices": rows, "merge_wgrad": rng.random() < 0.3}
+    if batch == 1 and rng.random() < 0.5:
+        return {"row_slices": 2, "slice_dim": "sequence"}
+    if rows == 2 and rng.random() < 0.3:
+        return {"row_slices": 2, "order": rng.choice(("inter", "intra", "paper"))}
+    return plan | {"col_slices": rng.choice((1, 2, 4))}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
