@@ -17,7 +17,7 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 @dataclass(frozen=True)
 class Kernel:
     """A function to compile. ``arguments``: a letter for each, ``i`` an int64 and ``f`` a float64,
-    with a digit behind it an array of so many dimensions. ``entry``: Python calls it."""
+    with a digit after it an array of so many dimensions. ``entry``: Python calls it."""
 
     function: FunctionType
     arguments: tuple[str, ...]

@@ -107,17 +107,18 @@ def _add_symbols(llvm: Any) -> None:
 
 
 def _compiled() -> dict[str, Compiled]:
-    folder, key = kernels_folder(), _key()
-    if (folder / key).is_dir():
-        return _read(folder / key)
     try:
+        return _kept(kernels_folder(), _key())
+    except (OSError, RuntimeError) as error:  # no home is a RuntimeError
+        return _compile(f" They cannot be kept ({error}); set {FOLDER_VARIABLE}.")
+
+
+def _kept(folder: Path, key: str) -> dict[str, Compiled]:
+    if not (folder / key).is_dir():
         with _locked(folder):
             if not (folder / key).is_dir():
                 _write(folder / key, _compile(""))
-            return _read(folder / key)
-    except OSError as error:
-        why = f" They cannot be kept in {folder} ({error.strerror}); set {FOLDER_VARIABLE}."
-        return _compile(why)
+    return _read(folder / key)
 
 
 def kernels_folder() -> Path:

@@ -219,7 +219,7 @@ def compute(
 
 @kernel("f2 i")
 def owed_after(curve: Array, idled: int) -> int:
-    """Return what compute loses behind a wait of ``idled`` ns (``simulator.resume``)."""
+    """Return what compute loses after a wait of ``idled`` ns (``simulator.resume``)."""
     idle_us, low_x, low_y = idled / 1000, 0.0, 0.0
     for row in range(curve.shape[0]):
         if curve[row, 0] >= idle_us:
@@ -365,7 +365,7 @@ def mark(
     c: Array, s: Array, queue: Array, ends: Array, heap: Array, last: int, repetition: int,
     whole_micro: int,
 ) -> int:  # fmt: skip
-    """Write a mark behind the others; return where it begins, or -1 without room: then nothing is
+    """Write a mark after the others; return where it begins, or -1 without room: then nothing is
     skipped to here. ``last``: the mark before it, -1 if it is the first."""
     at, lead = s[HEAP], s[RING_END] - s[RING] if whole_micro else 0
     queued = 0
