@@ -15,20 +15,17 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, Literal
 
 from simulator.clock import UnsureClocks
-from simulator.compiler import compile_program, retimed, slowed
 from simulator.contention import ContentionFit, Part
 from simulator.cost import CostModel
 from simulator.estimate import SOURCE_OF, Source
 from simulator.profile import ResumeSection, SkewSection
-from simulator.program import Program
+from simulator.repriced import repriced
 from simulator.resume import Resumed
 from simulator.schedule import COMPUTE, TP, OpTemplate
 from simulator.timeline import Timeline
-from simulator.totals import totals
 
 LOW_SHARE: Final = 0.20
 """Confidence is low when more than this share of the time was extrapolated or assumed."""
@@ -50,22 +47,18 @@ class Confidence:
 
 
 def confidence_of(
-    timeline: Timeline,
-    cost: CostModel,
-    clocks: UnsureClocks | None = None,
-    program: Program | None = None,
+    timeline: Timeline, cost: CostModel, clocks: UnsureClocks | None = None
 ) -> Confidence:
     """Return interval and level of ``timeline``, which was predicted with ``cost``.
 
-    ``clocks``: those that the iteration may have instead, where power holds it. ``program``: the
-    one of the timeline; without it, it is compiled.
+    ``clocks``: those that the iteration may have instead, where power holds it.
     """
     total = timeline.makespan_ns
     path = _Path(cost)
     for op, elapsed_ns, paid_ns, times in _critical_ops(timeline, cost):
         path.add(op, elapsed_ns, paid_ns, times)
     path.wait(total - path.spent.total())
-    again = _Again(timeline, cost, program)
+    again = _Again(timeline, cost)
     up, down = (_contention_ns(again, up=up) for up in (True, False))
     power_up, power_down = _clock_ns(again, clocks)
     shares = {source: time_ns / total for source, time_ns in path.spent.most_common()}
@@ -195,28 +188,22 @@ def _paid_ns(timeline: Timeline, cost: CostModel) -> dict[int, int]:
 class _Again:
     """Plays the schedule of a timeline again, with other costs."""
 
-    def __init__(self, timeline: Timeline, cost: CostModel, program: Program | None) -> None:
-        self.timeline, self.cost, self.given = timeline, cost, program
-
-    @cached_property
-    def program(self) -> Program:
-        """The program of the timeline."""
-        return self.given or compile_program(self.timeline.schedule, self.cost)
+    def __init__(self, timeline: Timeline, cost: CostModel) -> None:
+        self.timeline, self.cost = timeline, cost
 
     def beside_ns(self, fit: ContentionFit) -> float:
         """Return by how much the iteration changes with another law of contention."""
-        cost = self.cost.beside(fit)
-        return self._off_ns(slowed(self.program, self.timeline.schedule, cost))
+        return self._off_ns(self.cost.beside(fit))
 
     def at_clock_ns(self, clock_mhz: int) -> float:
         """Return by how much the iteration changes at a clock."""
         if clock_mhz == self.cost.clock_mhz:
             return 0.0
-        cost = self.cost.at_clock(clock_mhz)
-        return self._off_ns(retimed(self.program, self.timeline.schedule, cost))
+        return self._off_ns(self.cost.at_clock(clock_mhz))
 
-    def _off_ns(self, program: Program) -> float:
-        return abs(totals(program).makespan_ns - self.timeline.makespan_ns)
+    def _off_ns(self, cost: CostModel) -> float:
+        again = repriced(self.timeline.schedule, self.cost).totals(cost)
+        return abs(again.makespan_ns - self.timeline.makespan_ns)
 
 
 def _contention_ns(again: _Again, *, up: bool) -> list[float]:

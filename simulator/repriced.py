@@ -6,23 +6,21 @@ effects that only CPU hosts have, it is compiled anew.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.compiler import compile_program, retimed
+from simulator.compiler import compile_program, compile_schedule
 from simulator.contention import Family
 from simulator.cost import AtClock, CostModel
 from simulator.kernels import player
 from simulator.kernels.load import call
-from simulator.kernels.program_arrays import Pricing, arrays_of, priced
-from simulator.ops import Fused, Gemm
-from simulator.program import Program
+from simulator.kernels.program_arrays import Pricing, priced
+from simulator.ops import Fused
+from simulator.program import WORK_UNIT, Program
 from simulator.schedule import COMPUTE, Schedule
-from simulator.totals import Totals, totals
-from simulator.waves import waves_of
+from simulator.totals import Totals
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,38 +52,39 @@ class Repriced:
     def __init__(self, schedule: Schedule, cost: CostModel) -> None:
         self.schedule = schedule
         self.cost = cost
-        self.first = compile_program(schedule, cost)
-        self._arrays, self._pricing = arrays_of(self.first)
+        self._compiled = compile_schedule(schedule, cost)
         self._timed_for: CostModel | None = None
         self._timed = np.empty((0, 4))
 
     def program(self, cost: CostModel) -> Program:
         """Return the program on the machine of ``cost``."""
-        if cost is self.cost:
-            return self.first
-        made = retimed(self.first, self.schedule, cost)
-        return replace(made, contention=cost.contention)
+        if cost is not self.cost and _is_host(cost):
+            return compile_program(self.schedule, cost)
+        return self._compiled.program(cost, self.pricing(cost))
 
     def totals(self, cost: CostModel) -> Totals:
-        """Return the sums of a play on the machine of ``cost``, of the same contention."""
+        """Return the sums of a play on the machine of ``cost``."""
+        made = self._compiled
         if cost is not self.cost and _is_host(cost):
-            return totals(self.program(cost))
-        return Totals.of(self._arrays.play(self.pricing(cost)))
+            made = compile_schedule(self.schedule, cost)
+            return Totals.of(made.arrays.play(made.pricing))
+        return Totals.of(made.arrays.play(self.pricing(cost)))
 
     def pricing(self, cost: CostModel) -> Pricing:
         """Return the durations and slowdowns of the program's signatures."""
+        own, waves = self._compiled.pricing, self._compiled.waves
         if cost is self.cost:
-            return self._pricing
-        durations = self._durations(cost) + self._inline_ns
-        first = durations * (self._waves - 1) // self._waves
-        works = np.stack((durations, first, durations - first), axis=1) << 10
+            return own
+        durations = self._durations(cost) + self._inline_ns(cost)
+        first = durations * (waves - 1) // waves
+        works = np.stack((durations, first, durations - first), axis=1) * WORK_UNIT
         if not cost.families_vary and cost.contention is self.cost.contention:
-            numbers = np.concatenate((works, self._pricing.numbers[:, player.FAMILY :]), axis=1)
-            return Pricing(numbers, self._pricing.rates, self._pricing.rows)
+            numbers = np.concatenate((works, own.numbers[:, player.FAMILY :]), axis=1)
+            return own._replace(numbers=numbers)
         return self._with_families(works, cost)
 
     def _durations(self, cost: CostModel) -> NDArray[np.int64]:
-        signatures = self.first.signatures
+        signatures = self._compiled.signatures
         if not isinstance(cost, AtClock):
             return np.array([cost.duration_ns(one) for one in signatures], np.int64)
         if self._timed_for is not cost.timed_cost:
@@ -100,38 +99,27 @@ class Repriced:
     @cached_property
     def _fused(self) -> list[int]:
         """The numbers of kernels whose times follow from those of their parts."""
-        signatures = enumerate(self.first.signatures)
+        signatures = enumerate(self._compiled.signatures)
         return [number for number, one in signatures if isinstance(one, Fused)]
 
+    def _inline_ns(self, cost: CostModel) -> NDArray[np.int64]:
+        """Return the launch costs inside the ops."""
+        launch, made = cost.launch, self._compiled
+        inline = [0] * len(made.signatures)
+        if launch.mode == "inline":
+            lanes = made.arrays.lanes_of
+            inline = [
+                launch.of(one) if lane == COMPUTE else 0
+                for one, lane in zip(made.signatures, lanes, strict=True)
+            ]
+        return np.array(inline, np.int64)
+
     def _with_families(self, works: NDArray[np.int64], cost: CostModel) -> Pricing:
-        families: list[dict[Family | None, int]] = [{None: 0} for _ in range(self.first.lanes)]
+        made = self._compiled
+        families: list[dict[Family | None, int]] = [{None: 0} for _ in made.pricing.families]
         numbers = np.empty((len(works), player.NUMBER_COLUMNS), np.int64)
         numbers[:, : player.FAMILY] = works
-        for number, signature in enumerate(self.first.signatures):
-            own = families[self._arrays.lanes_of[number]]
+        for number, signature in enumerate(made.signatures):
+            own = families[made.arrays.lanes_of[number]]
             numbers[number, player.FAMILY] = own.setdefault(cost.family(signature), len(own))
-        return priced(numbers, [list(own) for own in families], cost.contention)
-
-    @cached_property
-    def _waves(self) -> NDArray[np.int64]:
-        sms = self.cost.contention.sm_count
-        return np.array(
-            [
-                waves_of(one, sms).waves if isinstance(one, Gemm) and sms else 1
-                for one in self.first.signatures
-            ],
-            np.int64,
-        )
-
-    @cached_property
-    def _inline_ns(self) -> NDArray[np.int64]:
-        """Launch costs inside the ops; the drawn machines of a profile have costs of their own."""
-        launch = self.cost.launch
-        inline = launch.mode == "inline"
-        return np.array(
-            [
-                launch.of(one) if inline and lane == COMPUTE else 0
-                for one, lane in zip(self.first.signatures, self._arrays.lanes_of, strict=True)
-            ],
-            np.int64,
-        )
+        return priced(numbers, families, cost.contention)

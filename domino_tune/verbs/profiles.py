@@ -97,7 +97,7 @@ def _trust(profile: Profile, model: str, tp: int, seq_length: int, batch: int) -
     except DominoTuneError as reason:
         return Trust(case=name, level=None, note=str(reason))
     timeline = record(run.schedule, run.program)
-    found = confidence_of(timeline, run.cost, unsure_clocks(case, run), run.program)
+    found = confidence_of(timeline, run.cost, unsure_clocks(case, run))
     return Trust(
         case=name,
         level=found.level,

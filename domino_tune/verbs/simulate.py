@@ -111,7 +111,7 @@ def simulate_plan(case: Case, chosen: Chosen, *, judged: Ahead | None = None) ->
     made_plans = {name: one.plan for name, one in plans.items()}
     schedule, program = drawn[CHOSEN]
     timeline, run = record(schedule, program), runs[CHOSEN]
-    confidence = confidence_of(timeline, run.cost, unsure_clocks(case, run), program)
+    confidence = confidence_of(timeline, run.cost, unsure_clocks(case, run))
     return _result(
         case, chosen, variants, made_plans, timelines, timeline, confidence,
         _pipeline(case, piped.get(CHOSEN)), peaks[CHOSEN],

@@ -21,7 +21,10 @@ def compile_kernels() -> dict[str, Compiled]:
         plain = FunctionType(one.function.__code__, own, one.name)
         types = [_type(numba, argument) for argument in one.arguments]
         made[one.name] = numba.njit(
-            numba.int64(*types), error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
+            _scalar(numba, one.returns)(*types),
+            error_model="numpy",
+            no_cpython_wrapper=True,
+            no_cfunc_wrapper=True,
         )(plain)
     entries = [one for one in KERNELS.values() if one.entry]
     return {one.name: _entry(numba, one, made[one.name]) for one in entries}

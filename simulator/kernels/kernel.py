@@ -17,10 +17,12 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 @dataclass(frozen=True)
 class Kernel:
     """A function to compile. ``arguments``: a letter for each, ``i`` an int64 and ``f`` a float64,
-    with a digit after it an array of so many dimensions. ``entry``: Python calls it."""
+    with a digit after it an array of so many dimensions; ``returns`` alike. ``entry``: Python calls
+    it."""
 
     function: FunctionType
     arguments: tuple[str, ...]
+    returns: str
     entry: bool
 
     @property
@@ -40,11 +42,13 @@ KERNELS: Final[dict[str, Kernel]] = {}
 """All kernels, callees before callers."""
 
 
-def kernel(arguments: str = "", *, entry: bool = False) -> Callable[[AnyFunction], AnyFunction]:
-    """Register a function whose ``arguments`` are like ``"i2 f1 i"``; it returns an int64."""
+def kernel(
+    arguments: str, *, returns: str = "i", entry: bool = False
+) -> Callable[[AnyFunction], AnyFunction]:
+    """Register a function whose ``arguments`` are like ``"i2 f1 i"``; entries return an int64."""
 
     def register(function: AnyFunction) -> AnyFunction:
-        made = Kernel(cast("FunctionType", function), tuple(arguments.split()), entry)
+        made = Kernel(cast("FunctionType", function), tuple(arguments.split()), returns, entry)
         KERNELS[made.name] = made
         return function
 

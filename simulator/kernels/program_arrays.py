@@ -6,7 +6,7 @@ signature. So another clock, or a drawn machine, is another table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -32,13 +32,22 @@ MOST_NS: Final = float(1 << 61)
 """Times of programs are below this, so that no sum leaves 64 bits: 73 years."""
 
 
+Families = tuple[tuple[Family | None, ...], ...]
+
+
 class Pricing(NamedTuple):
-    """``numbers``: work of a signature's parts, and its family; ``rates``: slowdowns by families in
-    flight, the last lane's fastest; ``rows``: families of each lane, idle among them."""
+    """``numbers``: work of a signature's parts, and its family's place among its lane's;
+    ``families``: those of each lane, None first; ``rates``: slowdowns by families in flight, the
+    last lane's fastest."""
 
     numbers: Ints
     rates: Ints
-    rows: tuple[int, ...]
+    families: Families
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The number of families of each lane."""
+        return tuple(map(len, self.families))
 
 
 class State(NamedTuple):
@@ -90,7 +99,7 @@ class ProgramArrays:
         self._check_size(pricing)
         config = self.config.copy()
         config[player.C_SHORTCUT] = shortcut
-        config[player.C_ROWS : player.C_ROWS + len(pricing.rows)] = pricing.rows
+        config[player.C_ROWS : player.C_ROWS + len(pricing.families)] = pricing.rows
         depth = int(config[player.C_DEPTH])
         ends, scratch = np.empty(max(1, depth), np.int64), np.empty(depth + 2, np.int64)
         heap, queued = np.empty(MARKED, np.int64), 64
@@ -207,10 +216,12 @@ class _Lines:
         return priced(numbers, self.families, self.program.contention)
 
 
-def priced(numbers: Ints, families: list[list[Family | None]], contention: Contention) -> Pricing:
+def priced(
+    numbers: Ints, families: Iterable[Iterable[Family | None]], contention: Contention
+) -> Pricing:
     """Return the pricing of ``numbers`` with the families of each lane in their order."""
     lanes = tuple(map(tuple, families))
-    return Pricing(numbers, _rates(contention, lanes), tuple(map(len, families)))
+    return Pricing(numbers, _rates(contention, lanes), lanes)
 
 
 def _place(families: list[Any], family: Family | None) -> int:
@@ -225,7 +236,7 @@ def _table(rows: Sequence[Sequence[int]], columns: int) -> Ints:
 
 
 @lru_cache(maxsize=256)
-def _rates(contention: Contention, lanes: tuple[tuple[Family | None, ...], ...]) -> Ints:
+def _rates(contention: Contention, lanes: Families) -> Ints:
     rows = [contention.slowdowns(families) for families in product(*lanes)]
     table = np.zeros((len(rows), player.LANES), np.int64)
     table[:, : len(lanes)] = rows

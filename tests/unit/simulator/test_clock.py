@@ -8,7 +8,7 @@ import pytest
 
 from simulator.case import Case
 from simulator.clock import Burden
-from simulator.compiler import compile_program, retimed, slowed
+from simulator.compiler import compile_program
 from simulator.engine import play
 from simulator.errors import InputError
 from simulator.limits import check_values
@@ -17,6 +17,7 @@ from simulator.power import STEP_MHZ
 from simulator.predict import played, predict
 from simulator.presets import MODELS
 from simulator.profile import Profile
+from simulator.repriced import Repriced
 from simulator.specs import ClusterSpec, Workload
 from simulator.totals import totals
 from tests.unit.simulator.cases import bundled_profile, hot_profile, uneven_profile
@@ -131,7 +132,7 @@ def test_a_program_at_another_clock_is_what_would_be_compiled(plan: SlicePlan) -
     case = hot_case(micros=3)
     schedule = played(case, plan).schedule
     slow, fast = (case.cost.at_clock(mhz) for mhz in (900, 1800))
-    again = retimed(compile_program(schedule, slow), schedule, fast)
+    again = Repriced(schedule, slow).program(fast)
     assert again.root == compile_program(schedule, fast).root
     assert again.families == compile_program(schedule, fast).families
 
@@ -146,7 +147,7 @@ def test_a_program_beside_another_law_is_what_would_be_compiled(
     fit = case.cost.contention.fit
     assert fit is not None
     other = case.cost.beside(fit.off("compute", 1.0).off("collectives", -1.0))
-    again = slowed(compile_program(schedule, case.cost), schedule, other)
+    again = Repriced(schedule, case.cost).program(other)
     compiled = compile_program(schedule, other)
     assert (again.root, again.families) == (compiled.root, compiled.families)
     assert totals(again) == totals(compiled) != totals(compile_program(schedule, case.cost))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from domino_tune.store.profiles import load_profile
-from simulator.compiler import compile_program, retimed
+from simulator.compiler import compile_program
 from simulator.contention import Contention
 from simulator.launch import Launch
 from simulator.ops import Attention, Collective, Gemm, Signature
 from simulator.program import FIRST, REST, WHOLE, WORK_UNIT, Step
+from simulator.repriced import Repriced
 from simulator.schedule import COMPUTE, TP, OpTemplate, Repeat, Schedule, Segment
 from simulator.waves import OPEN, Waves, waves_of
 from tests.unit.simulator.dags import TableCost
@@ -46,7 +47,7 @@ def steps(signature: Signature, *collectives: Collective) -> list[Step]:
     )
     schedule = Schedule(parts=(Repeat(segments=(Segment(templates=templates),)),), value_bytes={})
     program = compile_program(schedule, cost)
-    assert retimed(program, schedule, cost) == program
+    assert Repriced(schedule, cost).program(cost) == program
     return [step for step in program.root.steps() if step.lane == COMPUTE]
 
 
