@@ -45,15 +45,15 @@ def unsliced_plans(case: Case) -> tuple[SlicePlan, ...]:
 
 
 def weights_fit(case: Case) -> bool:
-    """Return whether weights, gradients and optimizer state alone fit a GPU."""
-    return sum(static_memory(case, unsliced_plans(case)[0])) <= case.capacity_bytes
+    """Return whether weights, gradients and optimizer state alone leave a GPU room."""
+    return sum(static_memory(case, unsliced_plans(case)[0])) <= case.memory.sure_bytes
 
 
 def really_fits(case: Case, plans: Sequence[SlicePlan]) -> bool:
-    """Return whether one of ``plans`` fits with its activations."""
+    """Return whether one of ``plans`` fits with its activations, so that it is recommended."""
     if not (weights_fit(case) and may_fit(case)):
         return False
-    return any(peak_bytes(case, plan) <= case.capacity_bytes for plan in plans)
+    return any(peak_bytes(case, plan) <= case.memory.sure_bytes for plan in plans)
 
 
 def _lean_plans(case: Case, target: str | None) -> Iterator[SlicePlan]:

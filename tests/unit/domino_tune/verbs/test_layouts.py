@@ -44,7 +44,7 @@ def found(asked: TuneRequest = SMALL) -> LayoutsResult:
 )
 def test_the_answer_is_that_of_looking_at_every_plan(asked: TuneRequest) -> None:
     result = found(asked)
-    candidates, _ = candidates_of(base_of(asked, DISK), asked)
+    candidates, _, _edge = candidates_of(base_of(asked, DISK), asked)
     for one in candidates:
         for plan in one.plans:
             one.timed[plan] = one.time(plan)
