@@ -29,6 +29,8 @@ from simulator.predict import predict
 
 KEPT: Final = 10
 """Layouts of an answer."""
+TRIED: Final = 4
+"""Plans of a layout that is shown without being recommended."""
 FOREVER_NS: Final = 1 << 62
 
 
@@ -137,13 +139,18 @@ class Candidate:
         return Timed(plan, predict(self.case, plan, order).makespan_ns, peak)
 
     def time_unsure(self) -> Timed | None:
-        """Return the time of the plan with the least bound of those that fit with less chance than
-        is recommended; of all where none was looked at. None where it does not fit."""
-        plan = min(self.unsure or self.plans, key=self.quick_ns.__getitem__)
-        peak = self.unsure.get(plan) or peak_bytes(self.case, plan)
-        if peak > self.case.memory.usable_bytes:
-            return None
-        return Timed(plan, predict(self.case, plan).makespan_ns, peak)
+        """Return the fastest of the few with the least bounds of the plans that fit with less
+        chance than is recommended; of all plans where none was looked at. None where none fits."""
+        asked = [plan for plan in self.bounds_ns if plan in (self.unsure or self.plans)]
+        peaks = {
+            plan: self.unsure.get(plan) or peak_bytes(self.case, plan) for plan in asked[:TRIED]
+        }
+        timed = (
+            Timed(plan, predict(self.case, plan).makespan_ns, peak)
+            for plan, peak in peaks.items()
+            if peak <= self.case.memory.usable_bytes
+        )
+        return min(timed, key=lambda one: one.iteration_ns, default=None)
 
 
 class Look(NamedTuple):

@@ -20,11 +20,11 @@ ASKED: dict[str, dict[str, Any]] = {
         "model": "gpt3-13b", "tp": 8, "seq_length": 2048, "micro_batch_size": 64,
         "grad_accumulation": 2,
     },
-    "--data-parallel distributed-optimizer": {
+    "--data-parallel fsdp": {
         "model": "llama2-7b", "tp": 1, "dp": 4, "seq_length": 4096, "micro_batch_size": 1,
         "data_parallel": "replicas",
     },
-    "--tp 4": {"model": "gpt3-13b", "tp": 1, "seq_length": 2048, "micro_batch_size": 4},
+    "--tp 8": {"model": "gpt3-13b", "tp": 1, "seq_length": 2048, "micro_batch_size": 4},
     "--pp 4 --micro-batch-size 1 --grad-accumulation 8": {
         "model": "llama3-70b", "tp": 8, "seq_length": 4096, "micro_batch_size": 4,
         "grad_accumulation": 2,
@@ -63,8 +63,8 @@ def test_what_it_names_fits_and_what_was_asked_does_not(options: str) -> None:
 
 
 def test_tune_says_it() -> None:
-    with pytest.raises(InfeasiblePlanError, match=r"the smallest change that fits: --tp 4\.$"):
-        tune(request(**ASKED["--tp 4"]))
+    with pytest.raises(InfeasiblePlanError, match=r"the smallest change that fits: --tp 8\.$"):
+        tune(request(**ASKED["--tp 8"]))
 
 
 def test_where_nothing_helps() -> None:
@@ -80,7 +80,7 @@ def test_where_nothing_helps() -> None:
 
 
 def test_no_advice_where_the_time_is_over() -> None:
-    asked = request(**ASKED["--tp 4"])
+    asked = request(**ASKED["--tp 8"])
     assert smallest_change(resolve(asked), asked, Deadline(0)) == {}
 
 
@@ -89,6 +89,6 @@ def test_no_advice_that_the_rest_of_the_request_refuses() -> None:
     given = {**ASKED["--pp 4 --micro-batch-size 1 --grad-accumulation 8"], "nodes": 1}
     asked = request(**given)
     assert smallest_change(resolve(asked), asked, Deadline()) == {}
-    of_target = request(**ASKED["--tp 4"], target="deepspeed")
+    of_target = request(**ASKED["--tp 8"], target="deepspeed")
     change = smallest_change(resolve(of_target), of_target, Deadline())
-    assert change == {"tp": 4}
+    assert change == {"tp": 8}
