@@ -29,7 +29,7 @@ const picture = (base, point, longest) => [
 ];
 
 /** Return the section of a finished tune; `plan()` resolves to its plan file's text. */
-export const whatIf = ({ sim, plan, signal }) => {
+export const whatIf = ({ sim, plan, margin, signal }) => {
   const shown = h('div', { class: 'answered' }), trouble = h('p', { class: 'error', role: 'alert' });
   const live = h('p', { class: 'sr', 'aria-live': 'polite' }), took = h('p', { class: 'took' });
   const base = sim;
@@ -45,7 +45,7 @@ export const whatIf = ({ sim, plan, signal }) => {
     if (!change.length) return { point: base, took_ms: null };
     const began = performance.now();
     // Send the plan's text unchanged: JSON of a browser writes 10000.0 as 10000, which changes the checksum.
-    const result = await post('v1/what-ifs', `{"plan":${await plan()},"change":${JSON.stringify(change)}}`, { signal });
+    const result = await post('v1/what-ifs', `{"plan":${await plan()},"change":${JSON.stringify(change)},"memory_margin":${JSON.stringify(margin ?? null)}}`, { signal });
     const [point] = result.points;
     if (!point.fits) throw new Problem(0, { detail: `needs ${gib(point.peak_memory_gib)} GiB, more than the ${gib(point.usable_memory.usable_gib)} GiB that are usable.` });
     return { point, took_ms: performance.now() - began };
