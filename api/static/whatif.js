@@ -69,5 +69,5 @@ export const whatIf = ({ sim, plan, margin, signal }) => {
     'The same plan on another machine or batch. Drag, or use the arrow keys; Escape puts a slider back.',
     h('div', { class: 'pair whatif' }, h('div', {}, all.element, h('div', { class: 'row' }, reset)),
       h('div', {}, shown, trouble, took, live)),
-    sweeping({ plan, signal }));
+    sweeping({ plan, margin, signal }));
 };

@@ -71,8 +71,6 @@ def test_the_last_byte_decides() -> None:
     assert "No plan fits in the memory" in str(caught.value)
     assert "the smallest change that fits: --" in str(caught.value)
     best = tuned(case, least).best
-    assert (best.peak_memory_gib, best.fits, best.fits_chance) == (
-        least / GIB,
-        True,
-        pytest.approx(SURE),
-    )
+    assert best.peak_memory_gib == least / GIB
+    assert best.fits
+    assert best.fits_chance == pytest.approx(SURE)
