@@ -224,11 +224,11 @@ def _variant_row(name: str, variant: Variant, baseline_ms: float) -> tuple[str, 
 
 def _memory_line(result: Simulated) -> str:
     parts = ", ".join(f"{name} {gib:.1f}" for name, gib in result.memory_gib.items() if gib)
-    verdict = "" if result.fits else "it does not fit, "
+    chance = percent(result.fits_chance)
+    verdict = f"fits: {chance}" if result.fits else f"it does not fit ({chance})"
     return (
         f"Memory of the chosen plan, GiB a GPU: {parts}: {result.peak_memory_gib:.1f} allocated, "
-        f"about {result.usable_memory.reserved_gib:.1f} reserved; {verdict}fits: "
-        f"{percent(result.fits_chance)}."
+        f"about {result.usable_memory.reserved_gib:.1f} reserved; {verdict}."
     )
 
 
