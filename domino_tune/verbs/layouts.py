@@ -24,6 +24,7 @@ from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.advice import (
     Deadline,
     OutOfTimeError,
+    most_likely,
     really_fits,
     unsliced_plans,
     weights_fit,
@@ -44,7 +45,7 @@ from simulator.plan import SlicePlan, row_problem
 from simulator.sharding import spread_layers
 from simulator.specs import Recompute
 from simulator.units import GIB, MS_PER_NS
-from simulator.usable import UNSURE, percent
+from simulator.usable import UNSURE
 
 MOST_MICRO_BATCH: Final = 16
 MOST_VPP: Final = 8
@@ -284,33 +285,13 @@ def _smallest_change(base: Case, request: TuneRequest) -> dict[str, object]:
 
 def _nothing_fits(base: Case, request: TuneRequest) -> InfeasiblePlanError:
     change = _smallest_change(base, request)
-    near = _most_likely(base, request)
+    near = most_likely(_cases(base, request, Deadline()))
     return InfeasiblePlanError(
         f"No layout of {base.model.name} on {base.cluster.world_size} GPUs fits the memory of "
         f"{base.profile.machine.gpu} with a chance of 80 % or more{near}{words_of(change)}.",
         reason=UNSURE if near else "memory",
         change=change,
     )
-
-
-def _most_likely(base: Case, request: TuneRequest) -> str:
-    """Return the layout that fits most likely, and how likely, as the end of a sentence; nothing
-    where none fits, or the time for advice is over."""
-    deadline, best, words = Deadline(), 0.0, ""
-    with suppress(OutOfTimeError):
-        for case in _cases(base, request, deadline):
-            if sum(static_memory(case, unsliced_plans(case)[0])) > case.memory.usable_bytes:
-                continue
-            peak = min(peak_bytes(case, plan) for plan in unsliced_plans(case))
-            chance = case.memory.chance(peak)
-            if peak <= case.memory.usable_bytes and chance > best:
-                work, cluster = case.workload, case.cluster
-                again = ", recomputed" * (work.recompute != "none")
-                best, words = chance, (
-                    f"; the most likely one is {cluster.levels} at micro-batch "
-                    f"{work.micro_batch_size}{again}, which fits with {percent(chance)}"
-                )  # fmt: skip
-    return words
 
 
 def best_so_far(search: LayoutSearch) -> LayoutResult | None:
