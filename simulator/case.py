@@ -16,6 +16,7 @@ from simulator.shapes import Shapes
 from simulator.sharding import check_context, check_pipeline, check_shardable
 from simulator.specs import ClusterSpec, ModelSpec, Workload, require_divisible
 from simulator.units import GIB
+from simulator.usable import NO_MARGIN, UNSURE, Margin, Usable, percent, usable_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class Case:
     """Input of a prediction, except the plan. ``notes`` are remarks for the user.
 
     ``sequence_parallel``: the plans that are asked for; None means both with and without.
+    ``memory_margin``: what of a GPU's memory to leave free.
     ``chunk``: the part of the model that a rank of a pipeline has; None means all of it.
     Raise InputError if the model does not shard over ``cluster.tp`` ranks, or its sequences do not
     where that is asked for.
@@ -35,6 +37,7 @@ class Case:
     changes: Changes = NO_CHANGES
     notes: tuple[str, ...] = ()
     sequence_parallel: bool | None = None
+    memory_margin: Margin = NO_MARGIN
     chunk: Chunk | None = None
 
     def __post_init__(self) -> None:
@@ -106,10 +109,13 @@ class Case:
         law, cap_w = self.cost.power, self.cluster.power_cap_w
         return replace(law, cap_w=cap_w) if law and cap_w else law
 
-    @property
-    def capacity_bytes(self) -> int:
-        """Memory of one GPU, in bytes."""
-        return round(self.profile.machine.gpu_memory_gib * GIB)
+    @cached_property
+    def memory(self) -> Usable:
+        """What tensors can use of a GPU's memory."""
+        return usable_memory(
+            self.profile.machine, self.cluster, self.workload.implementation.name,
+            tied=self.model.tie_word_embeddings, margin=self.memory_margin,
+        )  # fmt: skip
 
     @property
     def tokens(self) -> int:
@@ -152,12 +158,15 @@ class Case:
         return made
 
     def check_memory(self, plan: SlicePlan, peak_bytes: int) -> None:
-        """Raise InfeasiblePlanError if ``peak_bytes`` exceeds the memory of a GPU."""
-        if peak_bytes > self.capacity_bytes:
+        """Raise InfeasiblePlanError for a peak whose chance to fit a GPU is below SURE."""
+        memory = self.memory
+        if peak_bytes > memory.sure_bytes:
             raise InfeasiblePlanError(
-                f"{plan.label} needs {peak_bytes / GIB:,.1f} GiB at its peak, but "
-                f"{self.profile.machine.gpu} has {self.capacity_bytes / GIB:,.0f} GiB.",
-                reason="memory",
+                f"{plan.label} needs {peak_bytes / GIB:,.1f} GiB at its peak, which fits "
+                f"{self.profile.machine.gpu} with a chance of {percent(memory.chance(peak_bytes))}"
+                f": {memory.usable_bytes / GIB:,.1f} GiB are usable, and up to "
+                f"{memory.sure_bytes / GIB:,.1f} GiB are recommended.",
+                reason="memory" if peak_bytes > memory.usable_bytes else UNSURE,
             )
 
 

@@ -22,6 +22,10 @@ from simulator.templates import Templates
 
 LOSS_BYTES: Final = 4
 """Bytes of one loss term: cross-entropy is computed in fp32."""
+PLAIN_GRADS: Final = 2
+"""Gradients of all logits in fp32 that PyTorch's loss makes in backward, beside what it saved: of
+the negative log-likelihood and of the log-softmax (ATen's nll_loss_backward and
+_log_softmax_backward_data). Megatron-LM's loss overwrites what it saved."""
 UNFUSED_LOSS: Final = {
     "cross_entropy_max": (2, 6, 4),
     "cross_entropy_sum": (4, 16, 12),
@@ -165,6 +169,12 @@ class Edges:
         s = self.shapes
         return not s.workload.implementation.cross_entropy_loss_fusion and s.element < LOSS_BYTES
 
+    @property
+    def _plain_loss(self) -> bool:
+        """Whether the loss is PyTorch's own, whose backward makes gradients in fp32."""
+        made = self.shapes.workload.implementation
+        return made.name == "torch" and not made.cross_entropy_loss_fusion
+
     def _loss(self, name: str, row: int, read: int, written: int) -> Pointwise:
         """Return a pass over the logits, or the several passes that it takes in fp32."""
         s = self.shapes
@@ -200,6 +210,10 @@ class Edges:
             f.reduced_ref(0, f"s{row}.loss.sum"),
         )
         ops = [f.op("loss.grad", row, signature, reads, f"d.s{row}.logits", 0)]
+        if self._plain_loss:
+            name = f"d.s{row}.fp32.logits"
+            f.value_bytes[name] = PLAIN_GRADS * LOSS_BYTES * s.tokens(row) * self._vocab()
+            ops[0] = ops[0]._replace(writes=(*ops[0].writes, Ref(0, name)))
         if self._capped:
             signature = s.pointwise("softcap_bwd", 2 * logits_bytes, logits_bytes)
             sources = (*ops[0].writes, Ref(0, f"s{row}.uncapped"))

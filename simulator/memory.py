@@ -51,7 +51,7 @@ class Memory(NamedTuple):
     """Bytes of one rank at its peak. ``optimizer``: main parameters and Adam's moments;
     ``activations``: all values of the schedule but logits; ``buffers``: workspaces of the library
     and of the plan's strategy.
-    Fragmentation and the communicators' own memory are not counted."""
+    These are allocated bytes: what is reserved beside them is in ``simulator/usable.py``."""
 
     parameters: int
     gradients: int

@@ -41,8 +41,8 @@ def least_peak_bytes(case: Case) -> int:
 
 
 def may_fit(case: Case) -> bool:
-    """Return whether ``least_peak_bytes`` fits a GPU; mostly the first look tells."""
-    return any(held <= case.capacity_bytes for held in _least_bytes(case))
+    """Return whether ``least_peak_bytes`` may be recommended; mostly the first look tells."""
+    return any(held <= case.memory.sure_bytes for held in _least_bytes(case))
 
 
 def static_memory(case: Case, plan: SlicePlan) -> Memory:

@@ -58,6 +58,7 @@ class Machine:
 
     ``peak_tflops`` is dense, by dtype; ``memory_bandwidth_gb_s`` in 1e9 bytes per second.
     ``l2_mb``: size of the L2 cache where a data sheet gives the peaks; 0 where they were measured.
+    ``memory_reported``: whether ``gpu_memory_gib`` is what the driver reports, not the label's.
     """
 
     gpu: str
@@ -68,6 +69,7 @@ class Machine:
     memory_bandwidth_gb_s: float
     backend: str
     l2_mb: float = field(default=0.0, metadata=ABSENT_IF_EMPTY)
+    memory_reported: bool = field(default=False, metadata=ABSENT_IF_EMPTY)
     details: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from domino_tune.base.errors import ConflictError
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.jobs.measurements import MAX_LIMIT
 from domino_tune.service.jobs.measurements import Validation as StoredValidation
+from simulator.usable import SURE
 
 routes: Final = Routes("validations")
 SAME: Final = ("model", "workload", "cluster")
@@ -113,7 +114,7 @@ def _check(measured: dict[str, Any], tuned: dict[str, Any]) -> None:
 def _plans(tuned: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the best plan, and the one that the verdict recommends: ``--out`` writes that."""
     compared = tuned["verdict"]["contestants"] if tuned["verdict"] else ()
-    fitting = (one for one in compared if one["fits"])
+    fitting = (one for one in compared if one["fits_chance"] >= SURE)
     leader = max(fitting, key=lambda one: float(one["chance"]), default=tuned)
     return tuned["plan"], leader["plan"]
 

@@ -9,7 +9,7 @@ const TIE = 0.01;  // what predictions do not tell apart, as in searches
 const rounded = value => count(Number.isFinite(value) ? Math.round(value) : NaN);
 const NUMBERS = [['Tokens/s/GPU', sim => sim.tokens_per_second_per_gpu, rounded, true],
   ['Iteration, ms', sim => sim.iteration_ms, ms, true], ['Speedup over Megatron-LM', sim => sim.speedup, times, true], ['MFU', sim => sim.mfu, percent, 'points'],
-  ['Exposed communication, ms', sim => sim.exposed_comm_ms, ms], ['Peak memory, GiB', sim => sim.peak_memory_gib, gib],
+  ['Exposed communication, ms', sim => sim.exposed_comm_ms, ms], ['Peak memory, GiB', sim => sim.peak_memory_gib, gib], ['Chance to fit', sim => sim.fits_chance, percent],
   ['Clock, MHz', sim => sim.clock_mhz, rounded], ['Power, W a GPU', sim => sim.power_w, rounded]];
 
 const change = (one, other, timed) => {

@@ -34,7 +34,7 @@ const planned = async (job, asking) => {
   let file = null;
   const plan = () => (file ??= getText(`${path}/plan`, { signal }).catch(problem => { file = null; throw problem; }));
   const name = [sim.model.name, `tp${sim.cluster.tp}`, sim.profile.name].join('-');
-  const own = { whatif: whatIf({ sim, plan, signal }), files: files({ path, name, signal, fail }),
+  const own = { whatif: whatIf({ sim, plan, margin: job.request?.memory_margin, signal }), files: files({ path, name, signal, fail }),
     ...(job.links.validations && { measured: measured({ path, signal, fail }) }) };
   const { asked: question, again, confidence, ...drawn } = Object.fromEntries(report.sections);
   const sections = [...Object.values(drawn), own.whatif, confidence, own.measured, own.files, question, again].filter(Boolean);

@@ -7,10 +7,10 @@ const EVEN = 1.0005;  // a smaller gain is called none
 
 const row = point => {
   const gpus = count(point.gpus), one = point.layout;
-  if (!one) return [gpus, h('span', {}, 'not possible', h('small', {}, point.error)), ...Array(7).fill('–')];
+  if (!one) return [gpus, h('span', {}, 'not possible', h('small', {}, point.error)), ...Array(8).fill('–')];
   return [gpus, h('span', {}, layoutWords(one), h('small', {}, cutWords(one.plan))), count(Math.round(one.tokens_per_second_per_gpu)),
     count(Math.round(point.tokens_per_second)), percent(one.mfu), ms(one.iteration_ms), gib(one.peak_memory_gib),
-    times(one.domino_gain), percent(point.scaling_efficiency)];
+    percent(one.fits_chance), times(one.domino_gain), percent(point.scaling_efficiency)];
 };
 
 const sentence = found => {
@@ -40,7 +40,7 @@ export const drawScale = job => (place, points) => {
     ...[...warnings].map(said => h('p', { class: 'warn' }, h('strong', {}, 'Mind: '), said)),
     h('div', { class: 'pair' }, plots.map(([title, plot]) => h('div', {}, h('h3', {}, title), plot.element))),
     h('h3', {}, 'The best layout at each number of GPUs'),
-    table('Numbers of GPUs', ['GPUs', 'layout', 'tokens/s/GPU', 'tokens/s', 'MFU', 'ms', 'GiB', 'gain', 'efficiency'], found.map(row), 'layouts points'),
+    table('Numbers of GPUs', ['GPUs', 'layout', 'tokens/s/GPU', 'tokens/s', 'MFU', 'ms', 'GiB', 'fits', 'gain', 'efficiency'], found.map(row), 'layouts points'),
     h('p', { class: 'note' }, 'All train the same global batch. gain: over the best layout without Domino at the same number; '
       + 'efficiency: tokens/s/GPU over those at the first number that has a layout.'));
   for (const [, plot] of plots) plot.draw();

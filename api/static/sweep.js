@@ -25,7 +25,7 @@ export const drawSweep = job => (place, points) => {
 };
 
 /** Return the form under the sliders; `plan()` resolves to the plan file's text. */
-export const sweeping = ({ plan, signal }) => {
+export const sweeping = ({ plan, margin, signal }) => {
   const key = h('select', { id: 'sweep-key', onchange: () => { values.value = KEYS[key.value]; } },
     Object.keys(KEYS).map(one => h('option', { value: one }, named(one))));
   const values = h('input', { id: 'sweep-values', type: 'text', value: FACTORS, autocomplete: 'off',
@@ -37,7 +37,8 @@ export const sweeping = ({ plan, signal }) => {
     const [, asked] = swept({ sweep: `=${values.value}` });
     error.textContent = '';
     try {
-      const rest = JSON.stringify({ sweep: `${key.value}=${asked.join(',')}`, retune: anew.checked }).slice(1);
+      const rest = JSON.stringify({ sweep: `${key.value}=${asked.join(',')}`, retune: anew.checked,
+        memory_margin: margin ?? null }).slice(1);
       const job = await post('v1/sweeps', `{"plan":${await plan()},${rest}`,
         { signal, headers: { 'idempotency-key': newKey() } });
       await followPoints(job, host, drawSweep(job), signal);

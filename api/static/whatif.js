@@ -1,7 +1,7 @@
 // What-if: while a slider moves, the same plan is replayed on the changed machine.
 import { post, Problem } from './api.js';
 import { bars, exposedKey } from './bars.js';
-import { button, count, gib, h, ms, section, signed, times } from './dom.js';
+import { button, count, gib, h, ms, percent, section, signed, times } from './dom.js';
 import { latest } from './latest.js';
 import { sliders } from './sliders.js';
 import { sweeping } from './sweep.js';
@@ -24,11 +24,12 @@ const picture = (base, point, longest) => [
       row('Exposed communication, ms', base.exposed_comm_ms, point.exposed_comm_ms, ms),
       row('Tokens/s/GPU', base.tokens_per_second_per_gpu, point.tokens_per_second_per_gpu, value => count(Math.round(value))),
       base.clock_mhz && point.clock_mhz ? row('Clock, MHz', base.clock_mhz, point.clock_mhz, count) : null,
-      row('Peak memory, GiB', base.peak_memory_gib, point.peak_memory_gib, gib))),
+      row('Peak memory, GiB', base.peak_memory_gib, point.peak_memory_gib, gib),
+      row('Chance to fit', base.fits_chance, point.fits_chance, percent))),
 ];
 
 /** Return the section of a finished tune; `plan()` resolves to its plan file's text. */
-export const whatIf = ({ sim, plan, signal }) => {
+export const whatIf = ({ sim, plan, margin, signal }) => {
   const shown = h('div', { class: 'answered' }), trouble = h('p', { class: 'error', role: 'alert' });
   const live = h('p', { class: 'sr', 'aria-live': 'polite' }), took = h('p', { class: 'took' });
   const base = sim;
@@ -44,9 +45,9 @@ export const whatIf = ({ sim, plan, signal }) => {
     if (!change.length) return { point: base, took_ms: null };
     const began = performance.now();
     // Send the plan's text unchanged: JSON of a browser writes 10000.0 as 10000, which changes the checksum.
-    const result = await post('v1/what-ifs', `{"plan":${await plan()},"change":${JSON.stringify(change)}}`, { signal });
+    const result = await post('v1/what-ifs', `{"plan":${await plan()},"change":${JSON.stringify(change)},"memory_margin":${JSON.stringify(margin ?? null)}}`, { signal });
     const [point] = result.points;
-    if (!point.fits) throw new Problem(0, { detail: `needs ${gib(point.peak_memory_gib)} GiB, more than a GPU has.` });
+    if (!point.fits) throw new Problem(0, { detail: `needs ${gib(point.peak_memory_gib)} GiB, more than the ${gib(point.usable_memory.usable_gib)} GiB that are usable.` });
     return { point, took_ms: performance.now() - began };
   };
   const told = ({ point, took_ms }) => {
@@ -68,5 +69,5 @@ export const whatIf = ({ sim, plan, signal }) => {
     'The same plan on another machine or batch. Drag, or use the arrow keys; Escape puts a slider back.',
     h('div', { class: 'pair whatif' }, h('div', {}, all.element, h('div', { class: 'row' }, reset)),
       h('div', {}, shown, trouble, took, live)),
-    sweeping({ plan, signal }));
+    sweeping({ plan, margin, signal }));
 };

@@ -104,6 +104,7 @@ def add_machine_message(machine: Machine, message: Mapping[str, Any]) -> Machine
         gpu=message.get("gpu", machine.gpu),
         sm_count=message.get("sm_count", machine.sm_count),
         gpu_memory_gib=round(message.get("memory_gib", machine.gpu_memory_gib), 3),
+        memory_reported=machine.memory_reported or "memory_gib" in message,
         details={**machine.details, **message.get("details", {})},
     )
 

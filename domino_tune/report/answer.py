@@ -14,6 +14,7 @@ from domino_tune.report.names import (
     slices_text,
 )
 from domino_tune.report.verdict import chances, leads, winner
+from simulator.usable import percent
 
 EVEN = 1.005
 """A smaller speedup is no reason to change the plan."""
@@ -126,7 +127,9 @@ def _figure(name: str, value: str, unit: str, note: str, *, level: str = "") -> 
 
 
 def _capacity(data: ReportData) -> str:
-    return f"of {gib_text(data.capacity_gib)} a GPU" if data.capacity_gib else "a GPU, predicted"
+    if data.usable is None:
+        return "a GPU, predicted"
+    return f"of {gib_text(data.usable.usable_gib)} usable; fits: {percent(data.fits_chance)}"
 
 
 def _assumed(numbers: Numbers) -> str:

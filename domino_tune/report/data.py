@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 from domino_tune.results.layouts import Layouts
+from domino_tune.results.memory import UsableMemory
 from domino_tune.results.verdict import Verdict
 from simulator.errors import InputError
 from simulator.plan import SlicePlan
@@ -198,7 +199,7 @@ class ReportData:
     ``title``: model, ranks and profile in one line. ``workload``: (name, value) pairs.
     ``commands``: (purpose, command) pairs. ``heat_note``: a sentence on the cells of the heat map.
     ``verdict``: all strategies. ``layouts``: the best of so many GPUs; ``pipelines``: of the
-    baseline and of the plan. ``held``: memory of the variants, of ``capacity_gib`` a GPU.
+    baseline and of the plan. ``held``: memory of the variants, ``usable``: of a GPU.
     ``tie``: why the chosen plan is not the fastest, or empty.
     """
 
@@ -210,7 +211,8 @@ class ReportData:
     bound: Shown
     numbers: Numbers
     held: tuple[Held, ...] = ()
-    capacity_gib: float = 0.0
+    usable: UsableMemory | None = None
+    fits_chance: float = 1.0
     verdict: Verdict | None = None
     layouts: Layouts | None = None
     pipelines: tuple[PipelinePicture, ...] = ()

@@ -13,6 +13,7 @@ from domino_tune.report.plan_names import plan_key
 from domino_tune.report.ties import TIE_WORDS, ties
 from domino_tune.results.layouts import LayoutResult, Layouts
 from domino_tune.results.texts import share
+from simulator.usable import percent
 
 ROW: Final = 42
 BAR: Final = 14
@@ -27,7 +28,7 @@ def layouts_picture(data: ReportData) -> Html:
         return Html("")
     return section(
         "layouts", "The best layouts", _legend(found), _ranking(found), _table(found.layouts),
-        frontier_figure(found.frontier), lead=_lead(found),
+        _unsure(found.unsure_layouts), frontier_figure(found.frontier), lead=_lead(found),
     )  # fmt: skip
 
 
@@ -35,7 +36,7 @@ def _lead(found: Layouts) -> str:
     batch = f"{found.gpus:,} GPUs train {found.global_batch_size:,} sequences an iteration"
     first, rival = found.layouts[0], found.best_without_domino
     if rival is None:
-        return f"{batch}. No layout fits without Domino."
+        return f"{batch}. No layout is sure enough to fit without Domino."
     if rival.tokens_per_second_per_gpu >= first.tokens_per_second_per_gpu:
         return f"{batch}. The best layout does without Domino."
     return join(
@@ -112,13 +113,31 @@ def _gain_words(one: LayoutResult) -> str:
     return f"{times_text(one.domino_gain_here)} over the same layout without Domino"
 
 
+def _unsure(layouts: Sequence[LayoutResult]) -> Html:
+    """Return layouts that are faster but may not fit, or nothing where there are none."""
+    if not layouts:
+        return Html("")
+    rows = [
+        (
+            layout_name(one), f"{one.tokens_per_second_per_gpu:,.0f}", ms_text(one.iteration_ms),
+            gib_text(one.peak_memory_gib), percent(one.fits_chance),
+        )
+        for one in layouts
+    ]  # fmt: skip
+    return join(
+        tag("h3", "Faster, but not recommended"),
+        tag("p", "These fit the memory with a chance below 80 %.", class_="note"),
+        table(("Layout", "tokens/s/GPU", "ms", "GiB", "fits"), rows, class_="layouts"),
+    )
+
+
 def _table(layouts: Sequence[LayoutResult]) -> Html:
-    head = ("Layout", "tokens/s/GPU", "MFU", "ms", "GiB", "gain", "gain here")
+    head = ("Layout", "tokens/s/GPU", "MFU", "ms", "GiB", "fits", "gain", "gain here")
     rows = [
         (
             layout_name(one), f"{one.tokens_per_second_per_gpu:,.0f}", share(one.mfu),
-            ms_text(one.iteration_ms), gib_text(one.peak_memory_gib), times_text(one.domino_gain),
-            times_text(one.domino_gain_here),
+            ms_text(one.iteration_ms), gib_text(one.peak_memory_gib), percent(one.fits_chance),
+            times_text(one.domino_gain), times_text(one.domino_gain_here),
         )
         for one in layouts
     ]  # fmt: skip

@@ -10,6 +10,7 @@ from domino_tune.report.names import gib_text, ms_text, percent_text, times_text
 from domino_tune.report.plot import Axis, plot_figure
 from domino_tune.results.scale import ScalePoint, ScaleResult
 from domino_tune.results.texts import share
+from simulator.usable import percent
 
 EVEN = 1.0005
 """A smaller gain is called none."""
@@ -97,7 +98,8 @@ def _gain_per_cent(point: ScalePoint) -> float | None:
 
 def _table(result: ScaleResult) -> Html:
     head = (
-        "GPUs", "layout", "tokens/s/GPU", "tokens/s", "MFU", "ms", "GiB", "gain", "efficiency",
+        "GPUs", "layout", "tokens/s/GPU", "tokens/s", "MFU", "ms", "GiB", "fits", "gain",
+        "efficiency",
     )  # fmt: skip
     return table(head, [_row(point) for point in result.points], class_="layouts points")
 
@@ -106,10 +108,10 @@ def _row(point: ScalePoint) -> tuple[str, ...]:
     one = point.layout
     if one is None or point.tokens_per_second is None:
         none = tag("span", "not possible", tag("small", point.error or ""))
-        return (f"{point.gpus:,}", none, *["–"] * 7)
+        return (f"{point.gpus:,}", none, *["–"] * 8)
     return (
         f"{point.gpus:,}", layout_name(one),
         f"{one.tokens_per_second_per_gpu:,.0f}", f"{point.tokens_per_second:,.0f}",
         share(one.mfu), ms_text(one.iteration_ms), gib_text(one.peak_memory_gib),
-        times_text(one.domino_gain), share(point.scaling_efficiency),
+        percent(one.fits_chance), times_text(one.domino_gain), share(point.scaling_efficiency),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from domino_tune.report.data import ReportData
 from domino_tune.report.frontier import ticks_around
 from domino_tune.report.markup import Html, section, tag
 from domino_tune.report.names import STRATEGY_NAMES, ms_text, percent_text, plan_text
-from domino_tune.results.verdict import CLEAR, Contestant, Verdict
+from domino_tune.results.verdict import CLEAR, Contestant, Verdict, fits_words
 
 MARGIN: Final = 0.02
 """Room on either side of the axis, in speed-up."""
@@ -29,7 +29,7 @@ def winner(found: Verdict) -> tuple[str, ...]:
     of a sentence without its full stop."""
     best, baseline = found.leader, found.contestants[0]
     if best is None:
-        return ("No plan fits the memory",)
+        return ("No plan is sure enough to fit the memory",)
     clear, chance, name = best.chance >= CLEAR, _chance(best), _name(best)
     if best is baseline and clear:
         return f"Not here: {name} is ", tag("em", f"the fastest with a chance of {chance}")
@@ -38,16 +38,21 @@ def winner(found: Verdict) -> tuple[str, ...]:
         sure = f", and the fastest with a chance of {chance}"
     if best is baseline:
         return (f"{name} leads{sure}",)
-    if not baseline.fits:
-        return (f"{name} fits, {_name(baseline)} does not; it is the fastest with {chance}",)
+    if not baseline.recommended:
+        not_sure = "is not sure to" if baseline.fits else "does not"
+        return (
+            f"{name} fits, {_name(baseline)} {not_sure}; it is the fastest with {chance}",
+        )  # fmt: skip
     faster = tag("em", f"{best.speedup:.2f}× as fast")
     return f"{name} is ", faster, f" as {_name(baseline)}{sure}"
 
 
 def chances(found: Verdict) -> str:
     """Return each strategy's chance to be the fastest, the best first, as a sentence."""
-    ranked = sorted(found.contestants, key=lambda one: (-one.fits, -one.chance, -one.speedup))
-    said = (f"{_name(one)} {_chance(one) if one.fits else 'does not fit'}" for one in ranked)
+    ranked = sorted(
+        found.contestants, key=lambda one: (-one.recommended, -one.chance, -one.speedup)
+    )
+    said = (f"{_name(one)} {_chance(one)}" for one in ranked)
     return f"Chance to be the fastest: {', '.join(said)}."
 
 
@@ -55,9 +60,10 @@ def leads(found: Verdict) -> str:
     """Return who wins below a headline that says something else; a sentence with a space behind."""
     best, baseline = found.leader, found.contestants[0]
     if best is None:
-        return "No plan fits the memory. "
+        return "No plan is sure enough to fit the memory. "
     over = f", {best.speedup:.2f}× as fast as {_name(baseline)}"
-    return f"{_name(best)} leads there{over if best is not baseline and baseline.fits else ''}. "
+    beside = best is not baseline and baseline.recommended
+    return f"{_name(best)} leads there{over if beside else ''}. "
 
 
 def _name(one: Contestant) -> str:
@@ -65,7 +71,7 @@ def _name(one: Contestant) -> str:
 
 
 def _chance(one: Contestant) -> str:
-    return percent_text(round(one.chance, 2))
+    return percent_text(round(one.chance, 2)) if one.recommended else fits_words(one)
 
 
 def verdict_part(data: ReportData) -> Html:
@@ -85,7 +91,7 @@ def _lead(found: Verdict) -> str:
     return (
         f"{found.draws:,} machines were drawn from the errors of the profile, and all strategies "
         "played on each. A bar holds eight of ten draws; the chance to be fastest is the share of "
-        f"draws in which nothing that fits is faster.{doubt}"
+        f"draws in which nothing that is sure enough to fit is faster.{doubt}"
     )
 
 
@@ -133,7 +139,6 @@ def _row(one: Contestant, low: float, span: float, best: bool) -> Html:
         tag("i", "", class_="middle", style=f"left:{at(one.speedup)}"),
         class_="range", role="img", aria_label=label,
     )  # fmt: skip
-    chance = _chance(one) if one.fits else "does not fit"
     return tag(
         "div",
         tag("span", tag("b", one.name), tag("small", *_flags_whole(one.runs_in)), class_="who",
@@ -141,8 +146,8 @@ def _row(one: Contestant, low: float, span: float, best: bool) -> Html:
         track,
         tag("span", f"{one.speedup:.2f}×", tag("small", f"{one.low:.2f} – {one.high:.2f}, "
             f"{ms_text(one.iteration_ms)} ms"), class_="value"),
-        tag("span", chance, tag("small", "fastest", class_="narrow") if one.fits else "",
-            class_="chance"),
+        tag("span", _chance(one),
+            tag("small", "fastest", class_="narrow") if one.recommended else "", class_="chance"),
         class_="contest best" if best else "contest",
     )  # fmt: skip
 

@@ -118,6 +118,10 @@ class WorkloadFields(Request):
         "Clock that the GPUs are locked to; under the power limit it may be lower.",
         flag="--clock-mhz", metavar="MHZ", default=None, minimum=1,
     )  # fmt: skip
+    memory_margin: str | None = option(
+        "Memory of each GPU to leave free, like 4GiB or 5% (default 0).",
+        flag="--memory-margin", metavar="SIZE", default=None,
+    )  # fmt: skip
     data_parallel: str | None = option(
         "What replicas share (default distributed-optimizer; replicas with objective measure).",
         flag="--data-parallel", choices=DATA_PARALLEL, default=None,

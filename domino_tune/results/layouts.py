@@ -13,6 +13,7 @@ from domino_tune.results.shown import Shown, frame
 from domino_tune.results.simulate import Simulated, SimulateResult
 from domino_tune.results.texts import ms, share
 from domino_tune.results.tune import stopped_words
+from simulator.usable import percent
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -25,6 +26,7 @@ class LayoutResult:
     ``pp_layers``: of each virtual stage, where they are not equal.
     ``domino_gain``: the time of the best layout without Domino over this one's;
     ``domino_gain_here``: that of this layout in plain Megatron-LM. None where that does not fit.
+    ``fits_chance``: how likely its peak fits a GPU.
     """
 
     tp: int
@@ -41,6 +43,7 @@ class LayoutResult:
     tokens_per_second_per_gpu: float
     mfu: float | None
     peak_memory_gib: float
+    fits_chance: float
     domino_gain: float | None
     domino_gain_here: float | None
 
@@ -57,11 +60,13 @@ class LayoutResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Layouts(Shown):
-    """The best layouts, fastest first, and how they were found.
+    """The best layouts of those that fit with a chance of 80 % or more, fastest first, and how they
+    were found.
 
     ``best``: the first one, simulated in full. ``best_without_domino``: the fastest layout whose
     plan slices nothing: plain Megatron-LM in any layout, or a strategy that the verdict compares in
-    the best one. ``not_searched``: what may be faster, as no search looked at it. ``frontier``:
+    the best one. ``unsure_layouts``: faster ones that fit with less chance, each with one plan.
+    ``not_searched``: what may be faster, as no search looked at it. ``frontier``:
     layouts that no other beats in both time and memory, of those that were looked at.
     ``candidates``: layouts whose weights fit, with ``plans`` in all; ``evaluations``: plans that
     were simulated. ``infeasible`` counts layouts by reason. ``stopped_by``: as in a tune; then
@@ -84,12 +89,14 @@ class Layouts(Shown):
     stopped_by: str | None = None
     frameworks: tuple[RunsThere, ...] = ()
     not_searched: tuple[str, ...] = ()
+    unsure_layouts: tuple[LayoutResult, ...] = ()
 
     def tables(self) -> Sequence[Table]:
-        """Return the best one's simulation, what frameworks run of it, the frontier, and the best
-        layouts."""
+        """Return the best one's simulation, what frameworks run of it, the frontier, layouts that
+        may not fit, and the best layouts."""
         shown = (frameworks_table(self.frameworks),) if self.frameworks else ()
-        return (*self.best.tables(), *shown, _frontier(self), _layouts(self))
+        unsure = (_unsure(self),) if self.unsure_layouts else ()
+        return (*self.best.tables(), *shown, _frontier(self), *unsure, _layouts(self))
 
     def alerts(self) -> Sequence[str]:
         """Return the warnings of the best layout's prediction."""
@@ -119,7 +126,8 @@ def _row(one: LayoutResult) -> tuple[str, ...]:
         str(one.tp), str(one.pp), str(one.vpp), str(one.cp), str(one.dp),
         str(one.micro_batch_size), one.recompute, one.plan.label,
         f"{one.tokens_per_second_per_gpu:,.0f}", share(one.mfu), ms(one.iteration_ms),
-        f"{one.peak_memory_gib:.1f} GiB", _gain(one.domino_gain), _gain(one.domino_gain_here),
+        f"{one.peak_memory_gib:.1f} GiB", percent(one.fits_chance), _gain(one.domino_gain),
+        _gain(one.domino_gain_here),
     )  # fmt: skip
 
 
@@ -129,7 +137,7 @@ def _gain(ratio: float | None) -> str:
 
 COLUMNS: Final = (
     ">tp", ">pp", ">vpp", ">cp", ">dp", ">micro-batch", "recompute", "plan", ">tokens/s/GPU",
-    ">MFU", ">iteration", ">memory", ">gain", ">gain here",
+    ">MFU", ">iteration", ">memory", ">fits", ">gain", ">gain here",
 )  # fmt: skip
 
 
@@ -169,11 +177,21 @@ def _rival(result: Layouts) -> str:
     if result.stopped_by:
         return f"Searched{stopped_words(result.stopped_by)}: other layouts may be faster."
     if without is None:
-        return "No layout fits without Domino."
+        return "No layout is sure enough to fit without Domino."
     return (
         f"Without Domino the best found is {without.plan.label} with {without.label}: "
         f"{ms(without.iteration_ms)}, {without.tokens_per_second_per_gpu:,.0f} tokens/s/GPU."
     )
+
+
+def _unsure(result: Layouts) -> Table:
+    return Table(
+        title="Faster, but not recommended: layouts that fit with a chance below 80 %",
+        columns=COLUMNS,
+        rows=[_row(one) for one in result.unsure_layouts],
+        narrow=("vpp", "cp", "MFU", "gain here", "gain", "iteration"),
+        below="plan",
+    )  # fmt: skip
 
 
 def _frontier(result: Layouts) -> Table:

@@ -12,6 +12,7 @@ from domino_tune.results.shown import Shown, frame
 from domino_tune.results.texts import factor, ms, share
 from domino_tune.store.plans import ProfileRef
 from simulator.specs import ModelSpec
+from simulator.usable import percent
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -73,7 +74,7 @@ class ScaleResult(Shown):
             rows=[_row(point) for point in self.points],
             notes=tuple(_notes(self)),
             narrow=(
-                "iteration", "memory", "MFU", "tokens/s", "gain", "plan", "layout",
+                "iteration", "memory", "fits", "MFU", "tokens/s", "gain", "plan", "layout",
             ),
             below="layout",
         )  # fmt: skip
@@ -109,7 +110,7 @@ class ScaleResult(Shown):
 
 COLUMNS: Final = (
     ">GPUs", "layout", "plan", ">tokens/s/GPU", ">tokens/s", ">MFU", ">iteration", ">memory",
-    ">gain", ">efficiency",
+    ">fits", ">gain", ">efficiency",
 )  # fmt: skip
 
 
@@ -120,7 +121,8 @@ def _row(point: ScalePoint) -> tuple[str, ...]:
     return (
         f"{point.gpus:,}", one.label, one.plan.label, f"{one.tokens_per_second_per_gpu:,.0f}",
         f"{point.tokens_per_second:,.0f}", share(one.mfu), ms(one.iteration_ms),
-        f"{one.peak_memory_gib:.1f} GiB", factor(one.domino_gain), share(point.scaling_efficiency),
+        f"{one.peak_memory_gib:.1f} GiB", percent(one.fits_chance), factor(one.domino_gain),
+        share(point.scaling_efficiency),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.results.json_form import HIDDEN, LabelledPlan
+from domino_tune.results.memory import UsableMemory
 from domino_tune.results.pipeline import Pipeline, stages_table
 from domino_tune.results.shown import Shown, frame
 from domino_tune.results.texts import ms, share
@@ -19,6 +20,7 @@ from simulator.issue_order import LayerOrder
 from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.timeline import Timeline
+from simulator.usable import percent
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -28,10 +30,11 @@ if TYPE_CHECKING:
 class Variant:
     """One plan's prediction, times in ms; ``comm_ms``: time with a collective in flight.
 
-    ``memory_gib``: the peak by category. ``tflops_per_gpu`` and ``mfu`` count model FLOPs; ``mfu``
-    is None where the profile has no peak of the dtype. ``clock_mhz``, ``power_w`` (of a GPU in
-    forward and backward, which the cap holds) and ``joules_per_token`` (of all GPUs) are None where
-    it has no law of power.
+    ``memory_gib``: the peak by category. ``fits``: whether it is below what is usable;
+    ``fits_chance``: how likely the job fits. ``tflops_per_gpu`` and ``mfu`` count model FLOPs;
+    ``mfu`` is None where the profile has no peak of the dtype. ``clock_mhz``, ``power_w`` (of a GPU
+    in forward and backward, which the cap holds) and ``joules_per_token`` (of all GPUs) are None
+    where it has no law of power.
     """
 
     label: str
@@ -44,6 +47,7 @@ class Variant:
     peak_memory_gib: float
     memory_gib: dict[str, float]
     fits: bool
+    fits_chance: float
     tokens_per_second: float
     tokens_per_second_per_gpu: float
     tflops_per_gpu: float
@@ -68,6 +72,7 @@ class Simulated(Shown):
     ``speedup`` is baseline_ms / iteration_ms. The baseline has sequence parallelism wherever that
     is possible; ``baseline_no_sp_ms`` and ``speedup_no_sp`` are of Megatron without it, None where
     that cannot be (a warning says why).
+    ``fits`` and ``fits_chance`` are the chosen plan's, ``usable_memory`` says of how much.
     ``confidence`` is high, medium or low.
     ``confidence_shares``: share of the time by the source of its look-ups.
     ``verdict``: the strategies beside each other, and how sure that is; None where it was not
@@ -87,6 +92,8 @@ class Simulated(Shown):
     peak_memory_gib: float
     memory_gib: dict[str, float]
     fits: bool
+    fits_chance: float
+    usable_memory: UsableMemory
     tokens_per_second_per_gpu: float
     tflops_per_gpu: float
     mfu: float | None
@@ -116,17 +123,20 @@ class Simulated(Shown):
             title=workload_line(self.model, self.workload, self.cluster, self.profile.name),
             columns=(
                 "", "plan", ">iteration", ">speedup", ">compute", ">comm", ">exposed", ">hidden",
-                ">idle", ">memory", ">tokens/s/GPU", ">TFLOP/s/GPU", ">MFU",
+                ">idle", ">memory", ">fits", ">tokens/s/GPU", ">TFLOP/s/GPU", ">MFU",
             ),
             rows=[
                 _variant_row(name, variant, self.baseline_ms)
                 for name, variant in self.variants.items()
             ],
             marked=(list(self.variants).index("chosen"),),
-            notes=(_memory_line(self), *_power_line(self), _confidence_line(self)),
+            notes=(
+                _memory_line(self), self.usable_memory.text, *_power_line(self),
+                _confidence_line(self),
+            ),
             narrow=(
                 "idle", "compute", "comm", "TFLOP/s/GPU", "hidden", "exposed", "tokens/s/GPU",
-                "memory", "plan",
+                "memory", "fits", "plan",
             ),
             below="plan",
         )  # fmt: skip
@@ -206,15 +216,20 @@ def _variant_row(name: str, variant: Variant, baseline_ms: float) -> tuple[str, 
         NAMES.get(name, name), variant.label, ms(variant.iteration_ms),
         f"{baseline_ms / variant.iteration_ms:.3f}x", ms(variant.compute_ms), ms(variant.comm_ms),
         ms(variant.exposed_comm_ms), f"{variant.hidden_comm_fraction:.0%}", ms(variant.idle_ms),
-        f"{variant.peak_memory_gib:.1f} GiB", f"{variant.tokens_per_second_per_gpu:,.0f}",
-        f"{variant.tflops_per_gpu:,.0f}", share(variant.mfu),
+        f"{variant.peak_memory_gib:.1f} GiB", percent(variant.fits_chance),
+        f"{variant.tokens_per_second_per_gpu:,.0f}", f"{variant.tflops_per_gpu:,.0f}",
+        share(variant.mfu),
     )  # fmt: skip
 
 
 def _memory_line(result: Simulated) -> str:
     parts = ", ".join(f"{name} {gib:.1f}" for name, gib in result.memory_gib.items() if gib)
-    verdict = "" if result.fits else ": it does not fit"
-    return f"Memory of the chosen plan, GiB a GPU: {parts}{verdict}."
+    chance = percent(result.fits_chance)
+    verdict = f"fits: {chance}" if result.fits else f"it does not fit ({chance})"
+    return (
+        f"Memory of the chosen plan, GiB a GPU: {parts}: {result.peak_memory_gib:.1f} allocated, "
+        f"about {result.usable_memory.reserved_gib:.1f} reserved; {verdict}."
+    )
 
 
 def _power_line(result: Simulated) -> tuple[str, ...]:

@@ -22,20 +22,21 @@ SPEEDUPS: Final = (
 )  # fmt: skip
 """Fields of the best plan's simulation that JSON repeats beside it."""
 BEST: Final = (
-    "iteration_ms", "fits", "peak_memory_gib", "memory_gib", "tokens_per_second_per_gpu",
-    "tflops_per_gpu", "mfu", *SPEEDUPS,
+    "iteration_ms", "fits", "fits_chance", "peak_memory_gib", "memory_gib",
+    "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", *SPEEDUPS,
 )  # fmt: skip
 """Those that JSON gives of the best plan itself, as ``simulate`` does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """A plan that was evaluated and fits into memory."""
+    """A plan that was evaluated and is sure enough to fit (``fits_chance``)."""
 
     plan: LabelledPlan
     micro_batch_size: int
     iteration_ms: float
     peak_memory_gib: float
+    fits_chance: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +122,7 @@ class Tuned(Shown):
         """Return one row a trial, fastest first; ``chosen`` marks the best plan."""
         columns = [
             "chosen", "plan", *(item.name for item in fields(SlicePlan)), "micro_batch_size",
-            "iteration_ms", "speedup", "peak_memory_gib",
+            "iteration_ms", "speedup", "peak_memory_gib", "fits_chance",
         ]  # fmt: skip
         ranked = sorted(self.trials, key=lambda trial: trial.iteration_ms)
         rows = [
@@ -129,7 +130,7 @@ class Tuned(Shown):
                 "chosen": _is_best(trial, self), **asdict(trial.plan), "plan": trial.plan.label,
                 "micro_batch_size": trial.micro_batch_size, "iteration_ms": trial.iteration_ms,
                 "speedup": self.best.baseline_ms / trial.iteration_ms,
-                "peak_memory_gib": trial.peak_memory_gib,
+                "peak_memory_gib": trial.peak_memory_gib, "fits_chance": trial.fits_chance,
             }
             for trial in ranked
         ]  # fmt: skip

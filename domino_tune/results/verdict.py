@@ -8,6 +8,7 @@ from typing import Final
 from domino_tune.base.tables import Table
 from domino_tune.results.json_form import LabelledPlan
 from domino_tune.results.texts import ms
+from simulator.usable import SURE, percent
 
 CLEAR: Final = 0.6
 """Chance from which on a strategy is called the fastest."""
@@ -18,7 +19,8 @@ class Contestant:
     """A strategy's plan; speed-ups are over the baseline. ``name``: of the strategy, in a sentence.
 
     ``low``, ``high``: the speed-up that one of ten machine draws is below, or above. ``chance``:
-    the share of draws in which no other plan that fits is faster. ``runs_in``: the frameworks that
+    the share of draws in which no other plan that is sure enough to fit (``fits_chance``, 80 % or
+    more) is faster. ``runs_in``: the frameworks that
     have the strategy.
     """
 
@@ -31,7 +33,13 @@ class Contestant:
     high: float
     chance: float
     fits: bool
+    fits_chance: float
     runs_in: str
+
+    @property
+    def recommended(self) -> bool:
+        """Whether the plan is sure enough to fit a GPU."""
+        return self.fits_chance >= SURE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +58,9 @@ class Verdict:
 
     @property
     def leader(self) -> Contestant | None:
-        """Return the strategy that fits and is most often the fastest; None where none fits."""
-        return max((one for one in self.contestants if one.fits), key=_chance, default=None)
+        """Return the strategy that is sure enough to fit and is most often the fastest; None where
+        none is."""
+        return max((one for one in self.contestants if one.recommended), key=_chance, default=None)
 
     def table(self) -> Table:
         """Return one row a contestant."""
@@ -79,8 +88,13 @@ def _chance(one: Contestant) -> float:
 
 
 def _row(one: Contestant) -> tuple[str, ...]:
-    chance = f"{one.chance:.0%}" if one.fits else "does not fit"
+    chance = f"{one.chance:.0%}" if one.recommended else fits_words(one)
     return (
         one.name, one.plan.label, ms(one.iteration_ms), f"{one.speedup:.3f}x",
         f"{one.low:.2f}–{one.high:.2f}", chance, one.runs_in,
     )  # fmt: skip
+
+
+def fits_words(one: Contestant) -> str:
+    """Return why a plan is not recommended for its memory."""
+    return f"fits: {percent(one.fits_chance)}" if one.fits else "does not fit"

@@ -11,6 +11,7 @@ from domino_tune.results.json_form import to_json
 from domino_tune.results.shown import Shown, frame
 from domino_tune.results.simulate import Simulated, SimulateResult, workload_line
 from domino_tune.results.texts import ms, share
+from simulator.usable import percent
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -18,16 +19,16 @@ if TYPE_CHECKING:
 POINT_FIELDS: Final = (
     "iteration_ms", "baseline_ms", "no_comm_ms", "speedup", "baseline_no_sp_ms", "speedup_no_sp",
     "comm_ms", "exposed_comm_ms", "hidden_comm_fraction", "peak_memory_gib", "memory_gib",
-    "fits", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "clock_mhz", "power_w",
-    "joules_per_token", "interval_ms", "confidence", "warnings", "variants", "plan", "workload",
-    "cluster",
+    "fits", "fits_chance", "usable_memory", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu",
+    "clock_mhz", "power_w", "joules_per_token", "interval_ms", "confidence", "warnings",
+    "variants", "plan", "workload", "cluster",
 )  # fmt: skip
 """The fields of a simulation that change from point to point of a what-if."""
 FRAME_FIELDS: Final = (
     "iteration_ms", "baseline_ms", "no_comm_ms", "speedup", "baseline_no_sp_ms", "speedup_no_sp",
     "comm_ms", "exposed_comm_ms", "hidden_comm_fraction", "peak_memory_gib",
-    "fits", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "clock_mhz", "power_w",
-    "joules_per_token", "confidence",
+    "fits", "fits_chance", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "clock_mhz",
+    "power_w", "joules_per_token", "confidence",
 )  # fmt: skip
 """Those of POINT_FIELDS that are one number or word."""
 
@@ -75,14 +76,14 @@ class WhatIfResult(Shown):
             title=workload_line(base.model, base.workload, base.cluster, base.profile.name),
             columns=(
                 "change", "plan", ">iteration", ">unchanged / this", ">baseline", ">bound",
-                ">speedup", ">exposed", ">memory", ">tokens/s/GPU", ">MFU", ">clock",
+                ">speedup", ">exposed", ">memory", ">fits", ">tokens/s/GPU", ">MFU", ">clock",
                 ">J/token", "confidence",
             ),
             rows=[_point_row(point, base) for point in (self.base, *self.points)],
             notes=[_replay_line(self)],
             narrow=(
                 "J/token", "clock", "exposed", "confidence", "tokens/s/GPU", "bound", "memory",
-                "baseline", "unchanged / this", "plan",
+                "fits", "baseline", "unchanged / this", "plan",
             ),
             below="plan",
         )  # fmt: skip
@@ -141,12 +142,12 @@ def _replay_line(result: WhatIfResult) -> str:
 def _point_row(point: WhatIfPoint, base: Simulated) -> tuple[str, ...]:
     name, found = _point_name(point), point.result
     if found is None:
-        return (name, "not possible", *[""] * 12)
+        return (name, "not possible", *[""] * 13)
     return (
         name, found.plan.label, ms(found.iteration_ms),
         f"{base.iteration_ms / found.iteration_ms:.3f}x", ms(found.baseline_ms),
         ms(found.no_comm_ms), f"{found.speedup:.3f}x", ms(found.exposed_comm_ms),
-        f"{found.peak_memory_gib:.1f} GiB",
+        f"{found.peak_memory_gib:.1f} GiB", percent(found.fits_chance),
         f"{found.tokens_per_second_per_gpu:,.0f}", share(found.mfu), *_power(found),
         found.confidence,
     )  # fmt: skip

@@ -20,7 +20,6 @@ from domino_tune.search.problem import go_on
 from simulator.case import Case
 from simulator.clocked_form import ClockedForm, Layers, closed_form
 from simulator.closed_form import ClosedForm
-from simulator.errors import InfeasiblePlanError
 from simulator.ordering import order_of
 from simulator.peak import peak_bytes
 from simulator.pipeline.closed_form import PipelineForm
@@ -30,14 +29,23 @@ from simulator.predict import predict
 
 KEPT: Final = 10
 """Layouts of an answer."""
+TRIED: Final = 4
+"""Plans of a layout that is shown without being recommended."""
 FOREVER_NS: Final = 1 << 62
 
 
 class Timed(NamedTuple):
-    """A plan that fits, ns of an iteration, and the bytes of the fullest rank."""
+    """A plan, ns of an iteration, and the bytes of the fullest rank."""
 
     plan: SlicePlan
     iteration_ns: int
+    peak_bytes: int
+
+
+class Unsure(NamedTuple):
+    """A plan that fits, but with less chance than is recommended: bytes of the fullest rank."""
+
+    plan: SlicePlan
     peak_bytes: int
 
 
@@ -46,7 +54,8 @@ class Candidate:
     """A layout as a case, with the plans that slice it and those that do not.
 
     ``layers``, ``kept``: what its bounds share with those of other layouts. ``timed``: what was
-    found, in order of evaluation, None where a plan does not fit.
+    found, in order of evaluation, None where a plan is not recommended for its memory. ``unsure``:
+    bytes of those that fit nevertheless.
     """
 
     case: Case
@@ -55,6 +64,7 @@ class Candidate:
     layers: Layers
     kept: KeptBytes
     timed: dict[SlicePlan, Timed | None] = field(default_factory=dict)
+    unsure: dict[SlicePlan, int] = field(default_factory=dict)
 
     @cached_property
     def _form(self) -> ClosedForm | PipelineForm | ClockedForm:
@@ -108,26 +118,39 @@ class Candidate:
         }
 
     @property
-    def may_fit(self) -> bool:
-        """Whether a plan may fit."""
-        return min(self._least_bytes.values()) <= self.case.capacity_bytes
+    def least_bytes(self) -> int:
+        """Bytes that no plan needs less than."""
+        return min(self._least_bytes.values())
 
     @property
     def fits_not(self) -> bool:
-        """Whether no plan fits, of which each was looked at."""
+        """Whether no plan is recommended, of which each was looked at."""
         return len(self.timed) == len(self.plans) and self.best() is None
 
-    def time(self, plan: SlicePlan) -> Timed | None:
+    def time(self, plan: SlicePlan) -> Timed | Unsure | None:
         """Return time and memory of ``plan``, None where it does not fit."""
-        if self._least_bytes[plan.sequence_parallel] > self.case.capacity_bytes:
+        memory = self.case.memory
+        if self._least_bytes[plan.sequence_parallel] > memory.usable_bytes:
             return None
         order = order_of(self.case, plan)
         peak = peak_bytes(self.case, plan, order)
-        try:
-            self.case.check_memory(plan, peak)
-        except InfeasiblePlanError:
-            return None
+        if peak > memory.sure_bytes:
+            return Unsure(plan, peak) if peak <= memory.usable_bytes else None
         return Timed(plan, predict(self.case, plan, order).makespan_ns, peak)
+
+    def time_unsure(self) -> Timed | None:
+        """Return the fastest of the few with the least bounds of the plans that fit with less
+        chance than is recommended; of all plans where none was looked at. None where none fits."""
+        asked = [plan for plan in self.bounds_ns if plan in (self.unsure or self.plans)]
+        peaks = {
+            plan: self.unsure.get(plan) or peak_bytes(self.case, plan) for plan in asked[:TRIED]
+        }
+        timed = (
+            Timed(plan, predict(self.case, plan).makespan_ns, peak)
+            for plan, peak in peaks.items()
+            if peak <= self.case.memory.usable_bytes
+        )
+        return min(timed, key=lambda one: one.iteration_ns, default=None)
 
 
 class Look(NamedTuple):
@@ -186,12 +209,14 @@ class LayoutSearch:
             if useful(look):  # still, with what was found since it was taken ahead
                 self._record(look, timed())
 
-    def _time(self, look: Look) -> Timed | None:
+    def _time(self, look: Look) -> Timed | Unsure | None:
         return self.candidates[look.number].time(look.plan)
 
-    def _record(self, look: Look, timed: Timed | None) -> None:
+    def _record(self, look: Look, found: Timed | Unsure | None) -> None:
         one = self.candidates[look.number]
-        one.timed[look.plan] = timed
+        if isinstance(found, Unsure):
+            one.unsure[look.plan] = found.peak_bytes
+        one.timed[look.plan] = found if isinstance(found, Timed) else None
         self._best_ns[look.number] = one.best_ns()
         left = self.left if self._pace.recounts else None
         words = self._pace.step(self.evaluations, left)
@@ -239,6 +264,21 @@ class LayoutSearch:
         """Return the candidate that is fastest without slices."""
         found = min(self.candidates, key=lambda one: one.best_ns(one.unsliced), default=None)
         return found if found and found.best(found.unsliced) else None
+
+    def unsure(self, edge: Sequence[Candidate]) -> list[tuple[Candidate, Timed]]:
+        """Return layouts that are faster than the best one but fit with less chance than is
+        recommended, fastest first. ``edge``: those of which no plan can be recommended."""
+        kept = self.kept()
+        limit_ns = kept[0].best_ns() if kept else FOREVER_NS
+
+        def bound_ns(one: Candidate) -> int:
+            return min(one.quick_ns[plan] for plan in one.unsure or one.plans)
+
+        near = [*(one for one in self.candidates if one.unsure), *edge]
+        near = sorted((one for one in near if bound_ns(one) < limit_ns), key=bound_ns)[:KEPT]
+        timed = [(one, found) for one in near if (found := one.time_unsure())]
+        faster = [(one, found) for one, found in timed if found.iteration_ns < limit_ns]
+        return sorted(faster, key=lambda pair: pair[1].iteration_ns)
 
     @property
     def evaluations(self) -> int:

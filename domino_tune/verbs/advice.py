@@ -15,6 +15,7 @@ from simulator.errors import InfeasiblePlanError, InputError
 from simulator.peak import may_fit, peak_bytes, static_memory
 from simulator.plan import MAX_ROW_SLICES, MEGATRON, SlicePlan
 from simulator.specs import DataParallel
+from simulator.usable import percent
 
 ADVICE_S: Final = 4.0
 """Longest time that advice is looked for; then it is left out."""
@@ -45,15 +46,15 @@ def unsliced_plans(case: Case) -> tuple[SlicePlan, ...]:
 
 
 def weights_fit(case: Case) -> bool:
-    """Return whether weights, gradients and optimizer state alone fit a GPU."""
-    return sum(static_memory(case, unsliced_plans(case)[0])) <= case.capacity_bytes
+    """Return whether weights, gradients and optimizer state alone leave a GPU room."""
+    return sum(static_memory(case, unsliced_plans(case)[0])) <= case.memory.sure_bytes
 
 
 def really_fits(case: Case, plans: Sequence[SlicePlan]) -> bool:
-    """Return whether one of ``plans`` fits with its activations."""
+    """Return whether one of ``plans`` fits with its activations, so that it is recommended."""
     if not (weights_fit(case) and may_fit(case)):
         return False
-    return any(peak_bytes(case, plan) <= case.capacity_bytes for plan in plans)
+    return any(peak_bytes(case, plan) <= case.memory.sure_bytes for plan in plans)
 
 
 def _lean_plans(case: Case, target: str | None) -> Iterator[SlicePlan]:
@@ -64,6 +65,26 @@ def _lean_plans(case: Case, target: str | None) -> Iterator[SlicePlan]:
     for mode in case.modes if most > 1 else ():
         if not (target and mode):  # the target has no sequence parallelism
             yield SlicePlan(row_slices=most, order="intra", wgrad="eager", sequence_parallel=mode)
+
+
+def most_likely(cases: Iterator[Case]) -> str:
+    """Return which of the layouts fits most likely, and how likely, as the end of a sentence;
+    nothing where none fits. What is found when the time for advice is over counts."""
+    best, words = 0.0, ""
+    with suppress(OutOfTimeError):
+        for case in cases:
+            memory, work, plans = case.memory, case.workload, unsliced_plans(case)
+            if sum(static_memory(case, plans[0])) > memory.usable_bytes:
+                continue
+            peak = min(peak_bytes(case, plan) for plan in plans)
+            if peak <= memory.usable_bytes and memory.chance(peak) > best:
+                best = memory.chance(peak)
+                again = ", recomputed" * (work.recompute != "none")
+                words = (
+                    f"; the most likely one is {case.cluster.levels} at micro-batch "
+                    f"{work.micro_batch_size}{again}, which fits with {percent(best)}"
+                )
+    return words
 
 
 def words_of(change: Mapping[str, object]) -> str:

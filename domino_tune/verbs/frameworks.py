@@ -14,6 +14,7 @@ from simulator.case import Case
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import SlicePlan
 from simulator.units import MS_PER_NS
+from simulator.usable import SURE
 
 MEGATRON_LM: Final = ("megatron", "userbuffers")
 """Strategies of the verdict that Megatron-LM runs."""
@@ -35,12 +36,12 @@ def frameworks_of(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
     in_megatron = [
         _Found(one.plan, one.iteration_ms)
         for one in compared
-        if one.fits and one.strategy in MEGATRON_LM
+        if one.recommended and one.strategy in MEGATRON_LM
     ]
     everywhere = [
         _Found(best.plans[name], one.iteration_ms)
         for name, one in best.variants.items()
-        if name in UNSLICED and one.fits and not best.plans[name].sequence_parallel
+        if name in UNSLICED and one.fits_chance >= SURE and not best.plans[name].sequence_parallel
     ]
     return (
         _runs_there("Megatron-LM", case, best, [*everywhere, *in_megatron]),

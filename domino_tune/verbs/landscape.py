@@ -28,7 +28,7 @@ ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 COLUMNS: Final = (1, 2, 4, 8)
 FIXED_ORDERS: Final[tuple[Order, ...]] = ("inter", "intra", "paper")
 NEAR_FULL: Final = 0.9
-"""Share of a GPU's memory above which the memory of each cell is checked."""
+"""Share of what is recommended of a GPU's memory above which each cell's is checked."""
 
 FACTORS: Final = (0.0, 1.0, 1.25, 1.5, 2.0, 3.0)
 RIVALS: Final = 4
@@ -54,7 +54,7 @@ def plan_grid(
     Slices hardly change the memory, so it is checked for each cell only where it is nearly full.
     """
     case = problem.case
-    near_full = known_peak_bytes > NEAR_FULL * case.capacity_bytes
+    near_full = known_peak_bytes > NEAR_FULL * case.memory.sure_bytes
     known_ns = {trial.plan: trial.iteration_ns for trial in trials}
     fastest = _Fastest(case, known_ns, problem.lower_bound_ns)
     cuts = [(rows, columns) for rows in ROWS if any(_slicings(case, rows)) for columns in COLUMNS]

@@ -24,6 +24,7 @@ from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.advice import (
     Deadline,
     OutOfTimeError,
+    most_likely,
     really_fits,
     unsliced_plans,
     weights_fit,
@@ -38,12 +39,13 @@ from simulator.clocked_form import Layers
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.model_flops import mfu
 from simulator.ordering import order_of
-from simulator.peak import may_fit, peak_bytes
+from simulator.peak import may_fit, peak_bytes, static_memory
 from simulator.pipeline.memory import KeptBytes
 from simulator.plan import SlicePlan, row_problem
 from simulator.sharding import spread_layers
 from simulator.specs import Recompute
 from simulator.units import GIB, MS_PER_NS
+from simulator.usable import UNSURE
 
 MOST_MICRO_BATCH: Final = 16
 MOST_VPP: Final = 8
@@ -86,15 +88,17 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayoutSpace:
-    """The layouts of a request that may fit, and why others do not, counted.
+    """The layouts of a request that may be recommended, and why others are not, counted.
 
     ``base``: the case of one layout, which the others differ from in how they divide it.
+    ``edge``: layouts that may fit, but with less chance than is recommended.
     """
 
     request: TuneRequest
     base: Case
     candidates: Sequence[Candidate]
     infeasible: Counter[str]
+    edge: Sequence[Candidate] = ()
 
 
 def tune_layouts(
@@ -118,8 +122,10 @@ def space_of(request: TuneRequest, shelf: Shelf = DISK) -> LayoutSpace:
     """Return what the request's search goes through. Raise as ``check_may_fit`` does."""
     base = base_of(request, shelf)
     check_may_fit(base, request)
-    candidates, infeasible = candidates_of(base, request)
-    return LayoutSpace(request=request, base=base, candidates=candidates, infeasible=infeasible)
+    candidates, infeasible, edge = candidates_of(base, request)
+    return LayoutSpace(
+        request=request, base=base, candidates=candidates, infeasible=infeasible, edge=edge
+    )
 
 
 def conclude(
@@ -131,15 +137,15 @@ def conclude(
 ) -> LayoutsResult:
     """Return the answer of a search that has ended, with the best layout simulated beside its
     rivals; ``seconds`` is 0. ``stopped_by``: why it ended before its end; then nothing is proven,
-    nor the best layout without Domino known. Raise InfeasiblePlanError where no layout fits the
-    memory."""
+    nor the best layout without Domino known. Raise InfeasiblePlanError where none is recommended
+    for its memory."""
     base, candidates, kept = space.base, space.candidates, search.kept()
     if not kept:
         raise _nothing_fits(base, space.request)
     best = kept[0].best()
     assert best is not None
     chosen = Chosen(plan=best.plan, order=order_of(kept[0].case, best.plan))
-    looked = Counter("memory" for one in candidates if one.fits_not)
+    looked = Counter(UNSURE if one.unsure else "memory" for one in candidates if one.fits_not)
     simulated = simulate_plan(kept[0].case, chosen, judged=ahead)
     rival = None if stopped_by else _without_domino(search, kept[0], simulated)
     rival_ns = rival[1].iteration_ns if rival else None
@@ -149,6 +155,9 @@ def conclude(
         global_batch_size=_batch(space.request),
         layouts=tuple(_result(one, one.best(), rival_ns) for one in kept),
         best_without_domino=_result(*rival, rival_ns) if rival else None,
+        unsure_layouts=tuple(
+            _result(one, timed, rival_ns) for one, timed in search.unsure(space.edge)
+        ),
         frontier=_frontier(search, rival_ns),
         optimality="best_found" if stopped_by else "proven",
         candidates=len(candidates),
@@ -170,11 +179,11 @@ def _without_domino(
     search: LayoutSearch, first: Candidate, simulated: SimulateResult
 ) -> tuple[Candidate, Timed] | None:
     """Return the layout and the plan that are the fastest without Domino: plain Megatron-LM in any
-    layout, or what the verdict compares in the best one. None where none fits."""
+    layout, or what the verdict compares in the best one. None where none is recommended."""
     plain = search.best_unsliced()
     found = [(plain, plain.best(plain.unsliced))] if plain else []
     for one in simulated.verdict.contestants if simulated.verdict else ():
-        if one.fits and one.strategy != "domino":
+        if one.recommended and one.strategy != "domino":
             time_ns = round(one.iteration_ms / MS_PER_NS)
             found.append((first, Timed(one.plan, time_ns, peak_bytes(first.case, one.plan))))
     fits = [(candidate, timed) for candidate, timed in found if timed is not None]
@@ -244,7 +253,7 @@ def _some_fits(base: Case, request: TuneRequest, deadline: Deadline) -> bool:
         plans = [
             plan
             for plan in unsliced_plans(case)
-            if weights_fit(case) and least.least_bytes(case, plan) <= case.capacity_bytes
+            if weights_fit(case) and least.least_bytes(case, plan) <= case.memory.sure_bytes
         ]
         if plans and really_fits(case, plans):
             return True
@@ -276,10 +285,11 @@ def _smallest_change(base: Case, request: TuneRequest) -> dict[str, object]:
 
 def _nothing_fits(base: Case, request: TuneRequest) -> InfeasiblePlanError:
     change = _smallest_change(base, request)
+    near = most_likely(_cases(base, request, Deadline()))
     return InfeasiblePlanError(
         f"No layout of {base.model.name} on {base.cluster.world_size} GPUs fits the memory of "
-        f"{base.profile.machine.gpu}{words_of(change)}.",
-        reason="memory",
+        f"{base.profile.machine.gpu} with a chance of 80 % or more{near}{words_of(change)}.",
+        reason=UNSURE if near else "memory",
         change=change,
     )
 
@@ -319,9 +329,12 @@ def _batch(request: TuneRequest) -> int:
     return request.global_batch_size or 0
 
 
-def candidates_of(base: Case, request: TuneRequest) -> tuple[list[Candidate], Counter[str]]:
-    """Return the layouts that may fit, and why others do not, counted."""
-    found, infeasible = [], Counter[str]()
+def candidates_of(
+    base: Case, request: TuneRequest
+) -> tuple[list[Candidate], Counter[str], list[Candidate]]:
+    """Return the layouts that may be recommended, why others are not, counted, and those that may
+    fit with less chance."""
+    found, edge, infeasible = [], [], Counter[str]()
     layers: dict[tuple[object, ...], Layers] = defaultdict(Layers)
     kept: dict[tuple[object, ...], KeptBytes] = defaultdict(KeptBytes)
     for layout in layouts_of(base, request):
@@ -342,11 +355,16 @@ def candidates_of(base: Case, request: TuneRequest) -> tuple[list[Candidate], Co
             layers=layers[key],
             kept=kept[key],
         )
-        if not weights_fit(case) or not one.may_fit:
-            infeasible["memory"] += 1
-        else:
+        static = sum(static_memory(case, one.unsliced[0]))
+        least = static if static > case.memory.usable_bytes else max(static, one.least_bytes)
+        if least <= case.memory.sure_bytes:
             found.append(one)
-    return found, infeasible
+            continue
+        fits = least <= case.memory.usable_bytes
+        infeasible[UNSURE if fits else "memory"] += 1
+        if fits:
+            edge.append(one)
+    return found, infeasible, edge
 
 
 def layouts_of(base: Case, request: TuneRequest) -> Iterator[Layout]:
@@ -443,6 +461,7 @@ def _result(one: Candidate, found: Timed | None, rival_ns: int | None) -> Layout
         recompute=work.recompute, plan=found.plan, iteration_ms=found.iteration_ns * MS_PER_NS,
         tokens_per_second_per_gpu=case.tokens / seconds / cluster.world_size,
         mfu=mfu(case, found.iteration_ns), peak_memory_gib=found.peak_bytes / GIB,
+        fits_chance=case.memory.chance(found.peak_bytes),
         domino_gain=rival_ns / found.iteration_ns if rival_ns else None,
         domino_gain_here=here.iteration_ns / found.iteration_ns if here else None,
     )  # fmt: skip

@@ -192,7 +192,8 @@ def _page(result: SimulateResult, commands: Sequence[tuple[str, str]]) -> Report
             )
             for name in (BASELINE, CHOSEN)
         ),
-        capacity_gib=result.case.profile.machine.gpu_memory_gib,
+        usable=result.usable_memory,
+        fits_chance=result.fits_chance,
         verdict=result.verdict,
         pipelines=tuple(_pipelines(result)),
         sensitivity=tuple(s for nudge in NUDGES if (s := _nudge(result, *nudge)) is not None),

@@ -25,6 +25,7 @@ from simulator.plan import MEGATRON, SlicePlan, row_problem
 from simulator.predict import predict
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload
+from simulator.usable import NO_MARGIN, Margin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,7 @@ def resolve(
     case = Case(
         model=model, workload=workload, cluster=cluster, profile=profile, notes=tuple(notes),
         sequence_parallel=request.sequence_parallel,
+        memory_margin=memory_margin("--memory-margin", request.memory_margin),
     )  # fmt: skip
     return replace(case, notes=(*notes, *_changed_values(plan_file, case))) if plan_file else case
 
@@ -347,6 +349,21 @@ def _limited(cluster: ClusterSpec, request: WorkloadFields) -> ClusterSpec:
     if request.clock_mhz is not None:
         limits["clock_mhz"] = request.clock_mhz
     return replace(cluster, **limits)
+
+
+def memory_margin(name: str, text: str | None) -> Margin:
+    """Return the margin of ``4GiB``, ``5%`` or ``0``; raise QuantityError for what is none."""
+    if text is None or text.strip() == "0":
+        return NO_MARGIN
+    with suppress(QuantityError):
+        found = parse_quantity(name, text, ("bytes", "factor"))
+        if found.dimension == "bytes":
+            return Margin(size=round(found.value))
+        if text.strip().endswith("%") and found.value < 1:
+            return Margin(share=found.value)
+    raise QuantityError(
+        f"{name} must be a size or less than 100 %, got {text!r}; write it like 4GiB or 5%."
+    )
 
 
 def power_cap_w(name: str, text: str) -> float:

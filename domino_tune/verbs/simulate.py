@@ -10,6 +10,7 @@ from typing import Final
 
 from domino_tune.base.cores import Ahead, in_turn
 from domino_tune.requests import SimulateRequest
+from domino_tune.results.memory import UsableMemory
 from domino_tune.results.pipeline import Pipeline, Stage
 from domino_tune.results.simulate import Interval, SimulateResult, Variant
 from domino_tune.results.verdict import Verdict
@@ -38,6 +39,7 @@ from simulator.predict import played, scheduled_at, unsure_clocks
 from simulator.record import record
 from simulator.timeline import Timeline
 from simulator.units import GIB, MS_PER_NS
+from simulator.usable import SURE, percent
 
 BASELINE: Final = "baseline"
 BASELINE_NO_SP: Final = "baseline_no_sp"
@@ -181,6 +183,8 @@ def _result(
         peak_memory_gib=mine.peak_memory_gib,
         memory_gib=mine.memory_gib,
         fits=mine.fits,
+        fits_chance=mine.fits_chance,
+        usable_memory=UsableMemory.of(case.memory, max(map(sum, memory))),
         tokens_per_second_per_gpu=mine.tokens_per_second_per_gpu,
         tflops_per_gpu=mine.tflops_per_gpu,
         mfu=mine.mfu,
@@ -253,7 +257,8 @@ def _variant(case: Case, label: str, run: Played, peak: Memory) -> Variant:
         hidden_comm_fraction=hidden,
         peak_memory_gib=sum(peak) / GIB,
         memory_gib={name: size / GIB for name, size in peak._asdict().items()},
-        fits=sum(peak) <= case.capacity_bytes,
+        fits=sum(peak) <= case.memory.usable_bytes,
+        fits_chance=case.memory.chance(sum(peak)),
         tokens_per_second=tokens_per_s,
         tokens_per_second_per_gpu=tokens_per_s / case.cluster.world_size,
         tflops_per_gpu=flops_per_gpu(case, sums.makespan_ns) * 1e-12,
@@ -262,6 +267,32 @@ def _variant(case: Case, label: str, run: Played, peak: Memory) -> Variant:
         power_w=power.passes_w if power else None,
         joules_per_token=power.energy_j * case.cluster.world_size / case.tokens if power else None,
     )
+
+
+def _too_large(case: Case, mine: Variant, baseline: Variant) -> list[str]:
+    """Return a warning where the chosen plan or the baseline may not fit a GPU."""
+    found, memory = [], case.memory
+    usable = f"{memory.usable_bytes / GIB:,.1f} GiB"
+    if not mine.fits:
+        found.append(
+            f"{mine.label} needs {mine.peak_memory_gib:,.1f} GiB at its peak, but of "
+            f"{case.profile.machine.gpu} {usable} are usable: it could not run."
+        )
+    elif mine.fits_chance < SURE:
+        found.append(
+            f"{mine.label} needs {mine.peak_memory_gib:,.1f} of {usable} at its peak and fits with "
+            f"a chance of {percent(mine.fits_chance)}, so it is not recommended; up to "
+            f"{memory.sure_bytes / GIB:,.1f} GiB are. PyTorch leaves fewer fragments under "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+        )
+    if not baseline.fits:
+        found.append(
+            f"The baseline would need {baseline.peak_memory_gib:,.1f} GiB, more than the {usable} "
+            "that are usable: it could not run."
+        )
+    elif baseline.fits_chance < SURE and mine.label != baseline.label:
+        found.append(f"The baseline fits with a chance of {percent(baseline.fits_chance)}.")
+    return found
 
 
 def _another_gpu(case: Case) -> list[str]:
@@ -324,17 +355,7 @@ def _warnings(
     if mine.label != baseline.label and mine.iteration_ms >= baseline.iteration_ms:
         what = "Domino" if mine.label.startswith("domino") else "it"
         found.append(f"Do not use {what} here: {mine.label} is not faster than {baseline.label}.")
-    capacity_gib = case.capacity_bytes / GIB
-    if not mine.fits:
-        found.append(
-            f"{mine.label} needs {mine.peak_memory_gib:,.1f} GiB at its peak, but "
-            f"{case.profile.machine.gpu} has {capacity_gib:.0f} GiB: it could not run."
-        )
-    if not baseline.fits:
-        found.append(
-            f"The baseline would need {baseline.peak_memory_gib:,.1f} GiB, more than a GPU's "
-            f"{capacity_gib:.0f} GiB: it could not run."
-        )
+    found += _too_large(case, mine, baseline)
     found += _shown_in_part(case)
     if confidence.level == "low":
         unsure = sum(confidence.shares.get(source, 0.0) for source in ("extrapolated", "assumed"))

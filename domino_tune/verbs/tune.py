@@ -238,6 +238,7 @@ def _trial(case: Case, trial: Trial) -> TrialResult:
         micro_batch_size=case.workload.micro_batch_size,
         iteration_ms=trial.iteration_ns * MS_PER_NS,
         peak_memory_gib=trial.peak_bytes / GIB,
+        fits_chance=case.memory.chance(trial.peak_bytes),
     )
 
 

@@ -368,4 +368,5 @@ def _trial(session: MeasuringSession, index: int) -> TrialResult:
         micro_batch_size=session.case.workload.micro_batch_size,
         iteration_ms=float(session.pool.times_ns[index]) * MS_PER_NS,
         peak_memory_gib=need / GIB,
+        fits_chance=session.case.memory.chance(need),
     )

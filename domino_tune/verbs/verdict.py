@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from domino_tune.base.cores import Ahead, in_turn
-from domino_tune.results.verdict import CLEAR, Contestant, Verdict
+from domino_tune.results.verdict import CLEAR, Contestant, Verdict, fits_words
 from domino_tune.search.rivals import rival_plans
 from domino_tune.verbs.resolve import Chosen, baseline_plan
 from simulator.case import Case
@@ -23,6 +23,7 @@ from simulator.peak import peak_bytes
 from simulator.plan import SlicePlan
 from simulator.predict import played, predict
 from simulator.units import MS_PER_NS
+from simulator.usable import Usable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,10 +51,10 @@ def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
     }
     nominal = {name: time_ns for name, (time_ns, _) in known.items()}
     logs = _draw_logs(case, plans, nominal, ahead)
-    fits = {name: peak <= case.capacity_bytes for name, (_, peak) in known.items()}
+    peaks = {name: peak for name, (_, peak) in known.items()}
     baseline, *_ = plans
     drawn = logs.times_ns(nominal)
-    running = [name for name in plans if fits[name]]
+    running = [name for name in plans if peaks[name] <= case.memory.sure_bytes]
     fastest = Counter[str]()
     if running:
         times = np.stack([drawn[name] for name in running])
@@ -61,7 +62,7 @@ def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
     contestants = tuple(
         _contestant(
             one, name, nominal[baseline] / nominal[name] , nominal[name],
-            drawn[baseline] / drawn[name], fastest[name] / DRAWS, fits[name],
+            drawn[baseline] / drawn[name], fastest[name] / DRAWS, case.memory, peaks[name],
         )
         for name, one in plans.items()
     )  # fmt: skip
@@ -110,7 +111,7 @@ def _time_and_peak(case: Case, one: Chosen) -> tuple[int, int]:
 
 def _contestant(
     one: Chosen, name: str, speedup: float, iteration_ns: int, drawn: NDArray[np.float64],
-    chance: float, fits: bool,
+    chance: float, memory: Usable, peak: int,
 ) -> Contestant:  # fmt: skip
     low, high = middle_of(drawn)
     return Contestant(
@@ -122,7 +123,8 @@ def _contestant(
         low=low,
         high=high,
         chance=chance,
-        fits=fits,
+        fits=peak <= memory.usable_bytes,
+        fits_chance=memory.chance(peak),
         runs_in=RUNS_IN[name],
     )
 
@@ -249,11 +251,11 @@ def _text(contestants: Sequence[Contestant]) -> str:
     """Return the answer in words: the strategy that is most often the fastest, Domino where that is
     another one, and the next."""
     baseline, *others = contestants
-    fit = [one for one in contestants if one.fits]
+    fit = [one for one in contestants if one.recommended]
     if not fit:
-        return "No plan fits the memory."
+        return "No plan fits the memory with a chance of 80 % or more."
     best = max(fit, key=lambda one: one.chance)
-    rest = sorted((one for one in others if one is not best and one.fits), key=_by_chance)
+    rest = sorted((one for one in others if one is not best and one.recommended), key=_by_chance)
     told = [one for one in rest if one.strategy == "domino"]
     told += [one for one in rest if one not in told][: 2 - len(told)]
     next_ones = "".join(f"; {one.name} {one.speedup:.2f}x ({one.chance:.0%})" for one in told)
@@ -268,7 +270,11 @@ def _first(best: Contestant, baseline: Contestant) -> str:
     sure = f"fastest with {chance}" if clear else f"who is fastest is open ({chance})"
     if best is baseline:
         return f"{best.name} leads; {sure}"
-    over = f" over {baseline.name}" if baseline.fits else f"; {baseline.name} does not fit"
+    over = (
+        f" over {baseline.name}"
+        if baseline.recommended
+        else f"; {baseline.name} {fits_words(baseline)}"
+    )
     return f"{best.name} {_times(best)}{over}; {sure}"
 
 

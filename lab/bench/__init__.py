@@ -53,6 +53,10 @@ BENCHES: Final[dict[str, Bench]] = {
         "published runs of Megatron-LM, vLLM and Domino: iteration, memory, intervals",
         "published.published",
     ),
+    "memory": _bench(
+        "published peaks beside predictions, what allocators reserve, and the chance to fit",
+        "memory.memory",
+    ),
     "vtrain": _bench(
         "107 runs of pipelines on A100s, and which of two layouts is faster", "vtrain.vtrain"
     ),

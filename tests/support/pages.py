@@ -20,6 +20,7 @@ from domino_tune.report.data import (
     Sweep,
 )
 from domino_tune.results.layouts import LayoutResult, Layouts
+from domino_tune.results.memory import TakenMemory, UsableMemory
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.results.verdict import Contestant, Verdict
 from domino_tune.store.profiles import load_profile
@@ -90,7 +91,7 @@ def layout(rate: float, plan: SlicePlan = SLICED, **changes: object) -> LayoutRe
     made = LayoutResult(
         tp=4, pp=2, vpp=1, cp=1, dp=2, pp_layers=(), micro_batch_size=1, grad_accumulation=8,
         recompute="none", plan=plan, iteration_ms=1e6 / rate, tokens_per_second_per_gpu=rate,
-        mfu=0.5, peak_memory_gib=60.0, domino_gain=1.02, domino_gain_here=1.05,
+        mfu=0.5, peak_memory_gib=60.0, fits_chance=0.97, domino_gain=1.02, domino_gain_here=1.05,
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -116,11 +117,21 @@ def verdict(baseline: float, domino: float, *, fits: tuple[bool, bool] = (True, 
             Contestant(
                 strategy=strategy, name=name, plan=plan, iteration_ms=100.0 / speedup,
                 speedup=speedup, low=0.95 * speedup, high=1.05 * speedup, chance=chance,
-                fits=fit, runs_in="Megatron-LM",
+                fits=fit, fits_chance=float(fit), runs_in="Megatron-LM",
             )
             for (strategy, name, plan, speedup, chance), fit in zip(chances, fits, strict=True)
         ),
         draws=2000, seed=0, unsure={"gemm_forward": 0.02},
+    )  # fmt: skip
+
+
+def usable(usable_gib: float, reserved_gib: float = 23.9) -> UsableMemory:
+    """So much of a GPU, after its context."""
+    return UsableMemory(
+        gpu_gib=usable_gib + 0.5, source="reported: by a driver",
+        taken=(TakenMemory(what="CUDA context", gib=0.5, source="assumed: half a GiB"),),
+        usable_gib=usable_gib, recommended_gib=0.875 * usable_gib, reserved_gib=reserved_gib,
+        reserved_source="measured: 4 jobs",
     )  # fmt: skip
 
 
@@ -137,7 +148,8 @@ def full_data(on: Case, said: str = "words") -> ReportData:
             Held(name="Megatron-LM", gib={said: 1.5, "logits": 0.0}),
             Held(name=said, gib={said: 1.25, "logits": 0.25}, chosen=True),
         ),
-        capacity_gib=80.0,
+        usable=usable(76.0),
+        fits_chance=0.97,
         layouts=layouts(layout(1000.0), layout(900.0, MEGATRON, domino_gain_here=1.0)),
         heat=(
             HeatCell(row_slices=1, col_slices=1, iteration_ms=30.0, note=said),

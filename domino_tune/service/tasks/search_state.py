@@ -46,12 +46,17 @@ def record_from_json(parsed: Mapping[str, Any], plans: Sequence[SlicePlan]) -> R
 
 def layouts_to_json(candidates: Sequence[Candidate]) -> list[list[int | None]]:
     """Return the evaluated plans in their order, each as the numbers of its candidate and of the
-    plan, then time in ns and peak in bytes, or None where it does not fit."""
+    plan, then time in ns and peak in bytes, or None where it is not recommended, with the peak
+    where it fits nevertheless."""
     found: list[list[int | None]] = []
     for number, one in enumerate(candidates):
         plans = {plan: index for index, plan in enumerate(one.plans)} if one.timed else {}
         for plan, timed in one.timed.items():
-            cost = [None] if timed is None else [timed.iteration_ns, timed.peak_bytes]
+            cost: list[int | None]
+            if timed is None:
+                cost = [None, *([one.unsure[plan]] if plan in one.unsure else [])]
+            else:
+                cost = [timed.iteration_ns, timed.peak_bytes]
             found.append([number, plans[plan], *cost])
     return found
 
@@ -60,6 +65,10 @@ def restore_layouts(found: Sequence[Sequence[Any]], candidates: Sequence[Candida
     """Make the candidates hold what ``layouts_to_json`` gave, and nothing else."""
     for one in candidates:
         one.timed.clear()
-    for number, index, *cost in found:
-        plan = candidates[number].plans[index]
-        candidates[number].timed[plan] = None if cost == [None] else Timed(plan, *cost)
+        one.unsure.clear()
+    for number, index, iteration_ns, *peak in found:
+        one = candidates[number]
+        plan = one.plans[index]
+        one.timed[plan] = None if iteration_ns is None else Timed(plan, iteration_ns, *peak)
+        if iteration_ns is None and peak:
+            one.unsure[plan] = peak[0]

@@ -167,7 +167,7 @@ def calibrations() -> dict[str, Case]:
         "a run of what does not fit": Row(
             _calibration(
                 [first, {**second, "model": "gpt3-175b", "overrides": [], "measured_ms": 1e6}]
-            ), "#/runs/1 bad-input", "GiB a GPU, where H100 SXM 80 GB has 80",
+            ), "#/runs/1 bad-input", "GiB a GPU, where H100 SXM 80 GB has 79",
         ),
         "65 runs": Row(_calibration([first] * 65), "#/runs"),
         **{name: Row(_calibration(table), "#/runs") for name, table in tables.items()},

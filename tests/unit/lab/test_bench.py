@@ -14,6 +14,7 @@ from lab.bench.accuracy import contention
 from lab.bench.baselines import long_case, sliced
 from lab.bench.cases import SEARCH_CASES
 from lab.bench.constants import MEASURED, near_stated
+from lab.bench.memory import memory
 from lab.bench.properties import PROPERTIES, Property, properties
 from lab.bench.published import published
 from lab.bench.runs import Run, b200_runs
@@ -51,6 +52,11 @@ def test_the_nearest_name_is_suggested_and_every_listed_bench_exists(
     assert len(capsys.readouterr().out.splitlines()) == len(bench.BENCHES)
     pytest.importorskip("torch")
     assert all(bench.find(part) for one in bench.BENCHES.values() for part in one.parts)
+
+
+def test_the_chance_to_fit_is_that_of_its_tables() -> None:
+    """And every published run that ran is recommended."""
+    assert count_verdicts(memory()) == (4, 0)
 
 
 @pytest.mark.facts

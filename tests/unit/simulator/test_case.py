@@ -27,12 +27,14 @@ def test_tokens_are_those_of_all_micro_batches_and_replicas() -> None:
     assert CASE.tokens == 1024 * 4 * 3 * 2
 
 
-def test_a_plan_may_need_all_memory_and_no_byte_more() -> None:
-    capacity = CASE.capacity_bytes
-    assert capacity == 80 * 2**30
-    CASE.check_memory(MEGATRON, capacity)
-    with pytest.raises(InfeasiblePlanError, match=r"needs 80\.0 GiB .* has 80 GiB") as caught:
-        CASE.check_memory(MEGATRON, capacity + 1)
+def test_a_plan_may_need_all_that_is_recommended_and_no_byte_more() -> None:
+    memory = CASE.memory
+    CASE.check_memory(MEGATRON, memory.sure_bytes)
+    with pytest.raises(InfeasiblePlanError, match=r"fits .* with a chance of 79 %:") as caught:
+        CASE.check_memory(MEGATRON, memory.sure_bytes + 1)
+    assert caught.value.reason == "memory below 80 %"
+    with pytest.raises(InfeasiblePlanError, match=r"GiB are usable, and up to") as caught:
+        CASE.check_memory(MEGATRON, memory.usable_bytes + 1)
     assert caught.value.reason == "memory"
     assert pickle.loads(pickle.dumps(caught.value)).reason == "memory"
 

@@ -8,11 +8,13 @@ import pytest
 
 from simulator.build import build_schedule
 from simulator.case import Case
+from simulator.implementation import IMPLEMENTATIONS, changed
 from simulator.memory import live_peaks
 from simulator.ordering import order_of
 from simulator.peak import peak_bytes, peak_memory, static_memory
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
+from simulator.sharding import padded_vocab_size
 from simulator.specs import ClusterSpec, Dtype, Workload
 from tests.unit.simulator.cases import bundled_profile, cost_model, with_cost
 from tests.unit.simulator.memory_checks import check_peak_is_brute_force
@@ -83,3 +85,32 @@ def backward_peak(plan: SlicePlan) -> int:
     case = gpt_case()
     schedule = build_schedule(case.model, case.workload, case.cluster, plan, order_of(case, plan))
     return live_peaks(schedule)[2].whole
+
+
+@pytest.mark.parametrize(
+    ("implementation", "change", "bytes_each"),
+    [
+        ("megatron-te", "true", 2),
+        ("megatron-te", "false", 6),
+        ("torch", "false", 14),
+    ],
+)
+def test_a_logit_takes_what_the_loss_of_the_implementation_makes_of_it(
+    implementation: str, change: str, bytes_each: int
+) -> None:
+    """Fused: the logit alone. Megatron-LM's own: an fp32 copy, overwritten in backward. PyTorch's:
+    that, and two gradients in fp32."""
+    workload = Workload(
+        seq_length=4096, micro_batch_size=1, recompute="full",
+        implementation=changed(
+            IMPLEMENTATIONS[implementation], (f"cross_entropy_loss_fusion={change}",)
+        ),
+    )  # fmt: skip
+    case = Case(
+        model=replace(MODELS["llama3-8b"], num_hidden_layers=2),
+        workload=workload,
+        cluster=ClusterSpec(tp=8),
+        profile=bundled_profile(),
+    )
+    logits = 4096 * padded_vocab_size(case.model, case.cluster) // 8
+    assert peak_memory(case, MEGATRON).logits == bytes_each * logits

@@ -124,7 +124,7 @@ def test_the_verdict_tells_what_does_not_fit() -> None:
     assert said in read(report_html(data)).text
     none = report_data(case(), verdict=verdict(0.0, 0.0, fits=(False, False)))
     page = read(report_html(none)).text
-    assert "No plan fits the memory" in page
+    assert "No plan is sure enough to fit the memory" in page
     assert "Domino does not fit, Megatron-LM does not fit." in page
 
 

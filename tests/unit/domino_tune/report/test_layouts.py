@@ -47,7 +47,7 @@ def test_the_section_says_what_domino_adds() -> None:
     texts = {
         "1.020× as fast": layouts(layout(1000.0), rival=RIVAL),
         "does without Domino": layouts(RIVAL, rival=RIVAL),
-        "No layout fits without Domino": layouts(layout(1000.0)),
+        "No layout is sure enough to fit without Domino": layouts(layout(1000.0)),
     }
     for text, found in texts.items():
         whole = " ".join(section(found).itertext())

@@ -9,10 +9,10 @@ import pytest
 
 from domino_tune.report.data import Held, ReportData
 from domino_tune.report.memory import where_memory_goes
-from tests.support.pages import case, report_data
+from tests.support.pages import case, report_data, usable
 
 
-def page(capacity_gib: float) -> ReportData:
+def page(usable_gib: float, chance: float = 0.97) -> ReportData:
     return replace(
         report_data(case()),
         held=(
@@ -22,19 +22,27 @@ def page(capacity_gib: float) -> ReportData:
                 gib={"parameters": 2.0, "activations": 20.0, "logits": 0.0},
             ),
         ),
-        capacity_gib=capacity_gib,
+        usable=usable(usable_gib),
+        fits_chance=chance,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("capacity_gib", "said"),
+    ("usable_gib", "chance", "said"),
     [
-        (80.0, "The plan needs 22.0 of 80 GiB; 58.0 are left"),
-        (16.0, "It does not fit: the plan needs 22.0 GiB, and a GPU has 16."),
+        (80.0, 0.97, "needs 22.0 of 80.0 usable GiB and fits with a chance of 97 %: about 23.9"),
+        (23.0, 0.799, "a chance of 79 %, too little to recommend it: about 23.9 GiB"),
+        (16.0, 0.0, "It does not fit: the plan needs 22.0 GiB, and 16.0 of a GPU are usable."),
     ],
 )
-def test_it_says_whether_the_plan_fits(capacity_gib: float, said: str) -> None:
-    assert said in where_memory_goes(page(capacity_gib))
+def test_it_says_how_likely_the_plan_fits(usable_gib: float, chance: float, said: str) -> None:
+    assert said in where_memory_goes(page(usable_gib, chance))
+
+
+def test_it_says_what_is_usable_and_how_that_is_known() -> None:
+    section = where_memory_goes(page(76.0))
+    for text in ("reported: by a driver", "− 0.50", "assumed: half a GiB", "measured: 4 jobs"):
+        assert text in section
 
 
 def test_pieces_are_shares_of_the_longest_bar_or_of_the_capacity() -> None:

@@ -27,7 +27,8 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "model": ("llama2-7b",), "profile": ("h200-sxm",), "tp": (1, 4), "dp": (2,), "pp": (2,),
     "vpp": (2,), "pp_layers": ("1,3",), "cp": (2,), "nodes": (2,), "seq_length": (512,),
     "micro_batch_size": (1, 3), "grad_accumulation": (1, 3), "power_cap": ("500W",),
-    "clock_mhz": (1500,), "recompute_layers": (2,), "implementation_set": (("nccl_algo=ring",),),
+    "memory_margin": ("2GiB", "5%", "0"), "clock_mhz": (1500,), "recompute_layers": (2,),
+    "implementation_set": (("nccl_algo=ring",),),
     "overrides": (("num_hidden_layers=2",),), "row_slices": (1, 2), "col_slices": (2,),
     "attn_col_slices": (2,), "mlp_col_slices": (2,), "attn_dgrad_slices": (2,),
     "mlp_dgrad_slices": (2,), "comm_ctas": (0,), "change": (("tp=4",),), "retune": (True,),
@@ -124,7 +125,7 @@ def test_layouts_begin(recompute: str) -> None:
         model="llama3-8b", profile="h100-dgx", gpus=8, global_batch_size=8, seq_length=2048,
         recompute=recompute, implementation="torch",
     )  # fmt: skip
-    found, left_out = candidates_of(base_of(request, DISK), request)
+    found, left_out, _ = candidates_of(base_of(request, DISK), request)
     assert all(one.best_ns() for one in found)
     assert found
     assert bool(left_out["tokens"]) == (recompute == "per-op")

@@ -27,6 +27,7 @@ def _with_faster(result: TuneResult, memory_gib: float, rows: int) -> TuneResult
         micro_batch_size=4,
         iteration_ms=0.995 * best.iteration_ms,
         peak_memory_gib=memory_gib,
+        fits_chance=0.97,
     )
     return replace(result, trials=(trial,))
 

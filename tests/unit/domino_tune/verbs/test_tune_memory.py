@@ -20,6 +20,8 @@ from simulator.memory import TURN, live_peaks
 from simulator.ordering import order_of
 from simulator.peak import least_peak_bytes, peak_bytes
 from simulator.units import GIB
+from simulator.usable import SURE
+from tests.support.room import with_room
 from tests.unit.simulator.cases import cost_model, random_case
 
 SEEDS = range(10)
@@ -54,16 +56,8 @@ def test_no_plan_needs_less_than_the_least(seed: int) -> None:
     assert {len(peaks) for peaks in heads.values()} == {1}
 
 
-def with_memory(case: Case, capacity_bytes: int) -> Case:
-    """``case`` on GPUs of so many bytes."""
-    machine = replace(case.profile.machine, gpu_memory_gib=capacity_bytes / GIB)
-    changed = replace(case, profile=replace(case.profile, machine=machine))
-    assert changed.capacity_bytes == capacity_bytes
-    return changed
-
-
-def tuned(case: Case, capacity_bytes: int) -> TuneResult:
-    return tune_cases([with_memory(case, capacity_bytes)], RANDOM)
+def tuned(case: Case, sure_bytes: int) -> TuneResult:
+    return tune_cases([with_room(case, sure_bytes)], RANDOM)
 
 
 def test_the_last_byte_decides() -> None:
@@ -72,8 +66,11 @@ def test_the_last_byte_decides() -> None:
     least = least_peak_bytes(case)
     with pytest.raises(InfeasiblePlanError) as caught:
         tuned(case, least - 1)
-    assert caught.value.reason == "memory"
+    assert caught.value.reason == "memory below 80 %"
     assert f"each needs {least / GIB:,.1f} GiB or more" in str(caught.value)
     assert "No plan fits in the memory" in str(caught.value)
     assert "the smallest change that fits: --" in str(caught.value)
-    assert tuned(case, least).best.peak_memory_gib == least / GIB
+    best = tuned(case, least).best
+    assert best.peak_memory_gib == least / GIB
+    assert best.fits
+    assert best.fits_chance == pytest.approx(SURE)

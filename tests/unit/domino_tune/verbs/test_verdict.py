@@ -29,7 +29,8 @@ from simulator.plan import MEGATRON
 from simulator.predict import predict
 from simulator.profile import Profile
 from simulator.provenance import Provenance
-from simulator.units import GIB
+from simulator.usable import percent
+from tests.support.room import with_gib, with_room
 
 SMALL: Final[dict[str, Any]] = {
     "model": "gpt3-6.7b", "profile": "h100-dgx", "tp": 8, "seq_length": 2048,
@@ -244,10 +245,6 @@ def test_a_chosen_plan_of_megatron_is_compared_in_its_own_mode() -> None:
         assert one.speedup == pytest.approx(first.iteration_ms / one.iteration_ms)
 
 
-def with_memory(gib: float) -> Profile:
-    return replace(h100(), machine=replace(h100().machine, gpu_memory_gib=gib))
-
-
 def test_a_plan_that_does_not_fit_has_no_chance() -> None:
     """Between the peaks of what needs least and of what needs more."""
     case = case_of(micro_batch_size=4)
@@ -257,17 +254,18 @@ def test_a_plan_that_does_not_fit_has_no_chance() -> None:
     }
     low, high = min(peaks.values()), max(peaks.values())
     assert low < high
-    verdict = judged(replace(case, profile=with_memory((low + high) / 2 / GIB)))
+    verdict = judged(with_room(case, (low + high) // 2))
     found = by_strategy(verdict)
-    assert {name for name, one in found.items() if one.fits} == {
+    assert {name for name, one in found.items() if one.recommended} == {
         name for name, peak in peaks.items() if peak <= (low + high) / 2
     }
     assert sum(one.chance for one in found.values()) == pytest.approx(1.0)
     for row, one in zip(verdict.table().rows, verdict.contestants, strict=True):
-        assert ("does not fit" in row) is not one.fits
-        assert one.fits or not one.chance
-    nowhere = judged(replace(case, profile=with_memory(0.01)))
-    assert nowhere.text == "No plan fits the memory."
+        less = f"fits: {percent(one.fits_chance)}" if one.fits else "does not fit"
+        assert (less in row) is not one.recommended
+        assert one.recommended or not one.chance
+    nowhere = judged(with_gib(case, 0.01))
+    assert nowhere.text == "No plan fits the memory with a chance of 80 % or more."
     assert {one.chance for one in nowhere.contestants} == {0.0}
     assert nowhere.table().marked == ()
 
@@ -275,7 +273,8 @@ def test_a_plan_that_does_not_fit_has_no_chance() -> None:
 def contestant(strategy: str, name: str, speedup: float, chance: float, **more: Any) -> Contestant:
     made = Contestant(
         strategy=strategy, name=name, plan=MEGATRON, iteration_ms=100 / speedup, speedup=speedup,
-        low=speedup - 0.02, high=speedup + 0.03, chance=chance, fits=True, runs_in="here",
+        low=speedup - 0.02, high=speedup + 0.03, chance=chance, fits=True,
+        fits_chance=1.0, runs_in="here",
     )  # fmt: skip
     return replace(made, **more)
 
@@ -315,8 +314,13 @@ def field(megatron: float, domino: float, rival: float, **baseline: Any) -> list
             "userbuffers 1.08x (25%).",
         ),
         (
-            lambda: field(0.0, 0.9, 0.1, fits=False),
+            lambda: field(0.0, 0.9, 0.1, fits=False, fits_chance=0.0),
             "Domino 1.05x (1.03–1.08); Megatron does not fit; fastest with 90%; "
+            "userbuffers 1.08x (10%).",
+        ),
+        (
+            lambda: field(0.0, 0.9, 0.1, fits_chance=0.799),
+            "Domino 1.05x (1.03–1.08); Megatron fits: 79 %; fastest with 90%; "
             "userbuffers 1.08x (10%).",
         ),
     ],

@@ -24,7 +24,7 @@ from domino_tune.verbs.tune import tune
 from domino_tune.verbs.whatif import whatif
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.peak import least_peak_bytes
-from simulator.units import GIB
+from tests.support.room import with_room
 from tests.support.tasks import (
     EVERYTHING,
     LAYOUTS,
@@ -179,8 +179,8 @@ def test_a_sweep_goes_on_after_the_points_that_are_known() -> None:
 def test_what_cannot_run_fails_the_same_however_it_is_cut() -> None:
     """A GPU that two row slices fill to the last byte: the plans that this seed draws have one."""
     request = TuneRequest(**{**WORKLOAD, "search": "random", "trials": 5, "seed": 1564})
-    least_gib = least_peak_bytes(resolve(request, shelf=SHELF)) / GIB
-    machine = replace(SHELF.profile("").machine, gpu_memory_gib=least_gib)
+    case = resolve(request, shelf=SHELF)
+    machine = with_room(case, least_peak_bytes(case)).profile.machine
     small = Pinned(replace(SHELF.profile(""), machine=machine), SHELF.model(""))
     data = Task.of("tune", request, small).to_bytes()
     messages = []
