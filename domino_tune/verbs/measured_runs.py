@@ -10,7 +10,7 @@ from typing import Final
 from domino_tune.search.calibration import MeasuredRun
 from simulator.case import Case
 from simulator.errors import DominoTuneError, InputError
-from simulator.model_flops import flops_per_gpu
+from simulator.model_flops import executed_per_gpu
 from simulator.peak import peak_bytes
 from simulator.units import GIB, MS_PER_NS
 
@@ -19,8 +19,6 @@ MOST_APART: Final = 0.25
 """By how much samples of one run may differ, as a share of their mean."""
 MOST_LABELS: Final = 4
 """Samples of a run that a message names."""
-AGAIN: Final = 4 / 3
-"""FLOPs with every layer's forward pass computed again, over those without."""
 
 
 def check_possible(run: MeasuredRun) -> None:
@@ -44,7 +42,7 @@ def check_possible(run: MeasuredRun) -> None:
 def _check_rate(run: MeasuredRun) -> None:
     case = run.case
     peak = _peak_tflops(case)
-    rate = 1e-12 * flops_per_gpu(case, round(run.measured_ms / MS_PER_NS)) * _recomputed(case)
+    rate = 1e-12 * executed_per_gpu(case, round(run.measured_ms / MS_PER_NS))
     if peak and rate > peak:
         raise InputError(
             f"{run.label}: {run.measured_ms:,.6g} ms would be {rate:,.0f} TFLOP/s a GPU, where "
@@ -59,11 +57,6 @@ def _peak_tflops(case: Case) -> float:
     peaks = case.profile.machine.peak_tflops
     dtype = case.workload.dtype
     return max(peaks.values(), default=0.0) if dtype == "fp32" else peaks.get(dtype, 0.0)
-
-
-def _recomputed(case: Case) -> float:
-    work = case.workload
-    return AGAIN if work.recompute == "full" and not work.recompute_layers else 1.0
 
 
 def merged_samples(runs: Sequence[MeasuredRun]) -> tuple[Sequence[MeasuredRun], tuple[str, ...]]:
