@@ -1,4 +1,4 @@
-"""FLOPs of an iteration: the model's, which MFU counts, and those that the GPUs execute at least."""
+"""FLOPs of an iteration: the model's, which MFU counts, and those that GPUs execute at least."""
 
 from __future__ import annotations
 
