@@ -69,10 +69,10 @@ def executed_per_gpu(case: Case, iteration_ns: int) -> float:
 
 
 def mfu(case: Case, iteration_ns: int) -> float | None:
-    """Return the model FLOP/s over the dense peak of the dtype, on the machine as it is changed;
-    None where no peak is known, or the rate is above it, which then is not the peak of what was
-    multiplied."""
-    peak_tflops = case.profile.machine.peak_tflops.get(case.workload.dtype)
+    """Return the model FLOP/s over the dense peak of what is multiplied (TF32's where fp32 is so),
+    on the machine as it is changed; None where no peak is known, or the rate is above it, which
+    then is not the peak of what was multiplied."""
+    peak_tflops = case.profile.machine.peaks.get(case.workload.math)
     if not peak_tflops:
         return None
     share = flops_per_gpu(case, iteration_ns) / (peak_tflops * 1e12 * case.changes.gpu_flops)
