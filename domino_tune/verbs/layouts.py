@@ -55,7 +55,8 @@ ROW_SLICES: Final = (1, 2, 3, 4)
 COL_SLICES: Final = (1, 2, 4)
 NOT_SEARCHED: Final = {
     "userbuffers, async-TP and tile fusion in other layouts than the best": "",
-    "recomputation of some layers only, or of single ops": "recompute",
+    "recomputation of some layers only": "recompute_layers",
+    "recomputation of single ops": "recompute",
     "stages more uneven than the layers make them": "",
     "tensor parallelism across nodes": "tp",
     f"micro-batches above {MOST_MICRO_BATCH}": "micro_batch_size",
@@ -188,6 +189,8 @@ def _frameworks(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
         "tp": cluster.tp, "pp": cluster.pp, "vpp": cluster.vpp, "cp": cluster.cp,
         "dp": cluster.dp, "recompute": work.recompute,
     }  # fmt: skip
+    if work.recompute_layers:
+        layout["recompute_layers"] = work.recompute_layers
     if work.pp_layers:
         layout["pp_layers"] = ",".join(map(str, work.pp_layers))
     return tuple(
