@@ -156,8 +156,20 @@ def _nodes_hint(cluster: ClusterSpec, least: int) -> str:
 def plan_of(request: PlanFields, plan_file: PlanFile | None, case: Case) -> SlicePlan:
     """Return the plan file's plan, if there is one, else the plan of the request's options.
 
-    What the options leave out is as usual for ``case``. Raise InputError when both are given.
+    What the options leave out is as usual for ``case``. Raise InputError when both are given, and
+    for a plan that the profile's machines cannot run.
     """
+    plan = _asked_plan(request, plan_file, case)
+    if plan.strategy in RIVALS and case.profile.machine.backend != "nccl":
+        raise InputError(
+            f"{plan.strategy} is of GPUs, and profile {case.profile.name!r} is of CPUs "
+            f"({case.profile.machine.backend}); use --strategy megatron or domino, or a profile of "
+            "GPUs."
+        )
+    return plan
+
+
+def _asked_plan(request: PlanFields, plan_file: PlanFile | None, case: Case) -> SlicePlan:
     given = _given_plan_options(request)
     if plan_file is not None:
         if given:
@@ -327,7 +339,9 @@ def _implementation(
     if request.tp_backward_overlap is not None:
         found = replace(found, tp_backward_overlap=request.tp_backward_overlap)
     if found.tf32 and profile.machine.backend != "nccl":
-        raise InputError(f"tf32 is of GPUs, and {profile.machine.gpu} has none; leave it out.")
+        if any(change.startswith("tf32=") for change in request.implementation_set):
+            raise InputError("tf32 is of GPUs, and the profile is of CPUs; leave it out.")
+        found = replace(found, tf32=False)
     if found.name != DOMINO_TUNE.name and not profile.times_other_kernels:
         raise InputError(
             f"Profile {profile.name!r} times the kernels of this project's runtime alone, so it "

@@ -85,6 +85,10 @@ def test_cpus_multiply_as_they_did(tmp_path: Path) -> None:
     known = load_profile("h200-sxm")
     path, machine = tmp_path / "cpu.json", replace(known.machine, backend="gloo")
     save_profile(replace(known, name="cpu", power=None, machine=machine), path)
-    assert not told(answer(profile=str(path), dtype="fp32", implementation="domino-tune"))
+    plain = answer(profile=str(path), dtype="fp32", implementation="domino-tune")
+    assert not told(plain)
+    other = answer(profile=str(path), dtype="fp32", implementation="megatron-te")
+    assert not told(other)
+    assert other.workload.math == "fp32"
     with pytest.raises(InputError, match="tf32 is of GPUs"):
         answer(profile=str(path), implementation_set="tf32=true")
