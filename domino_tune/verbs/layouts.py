@@ -47,6 +47,8 @@ from simulator.units import GIB, MS_PER_NS
 
 MOST_MICRO_BATCH: Final = 16
 MOST_VPP: Final = 8
+MANY: Final = 100
+"""A search of so many layouts says first that it may take minutes."""
 MOST_TIMES: Final = 64
 """Most times the GPUs that an answer asks for where a model does not fit."""
 LEAST_CHUNK_TOKENS: Final = 1024
@@ -108,7 +110,8 @@ def tune_layouts(
     """
     began = time.perf_counter()
     space = space_of(request, shelf)
-    progress(f"{len(space.candidates):,} layouts that may fit")
+    many = len(space.candidates)
+    progress(f"{many:,} layouts that may fit" + "; this may take minutes" * (many >= MANY))
     search = LayoutSearch(space.candidates, progress, on_all_cores)
     search.run()
     progress(f"{search.evaluations:,} plans done, none left; comparing strategies")

@@ -98,6 +98,14 @@ def test_numbers_of_a_layout_agree_with_each_other() -> None:
     assert result.best.iteration_ms == pytest.approx(result.layouts[0].iteration_ms)
 
 
+def test_progress_tells_of_bounds_before_plans_are_done() -> None:
+    lines: list[str] = []
+    tune_layouts(replace(SMALL, pp=1, cp=1, dp=2), lines.append)
+    assert "layouts that may fit" in lines[0]
+    assert lines[1].startswith("bounds of 0 of ")
+    assert any("plan done" in line for line in lines)
+
+
 def test_what_is_given_stays() -> None:
     asked = replace(SMALL, pp=2, micro_batch_size=1, recompute="full", sequence_parallel=False)
     for one in tune_layouts(asked).layouts:
