@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -38,6 +38,8 @@ from simulator.specs import ClusterSpec, Dtype, Workload
 from simulator.units import GIB
 
 FOR_MODEL: Final = ("seq_length", "micro_batch_size")
+LEAST_LENGTH: Final = 128
+"""Shorter sequences are no advice."""
 MINUTE_S: Final = 60
 NO_POWER: Final = (
     "Power and clock are not measured: NVIDIA's bindings are not installed "
@@ -172,16 +174,43 @@ def _probes(
     check_runnable(loaded.spec, cluster.tp)
     check_shardable(loaded.spec, workload, cluster)
     memory = round(profile.machine.gpu_memory_gib * GIB)
-    probes = coverage(
-        loaded.spec, workload, cluster, memory_bytes=memory, ctas=cta_counts(profile.machine)
-    )
-    need = max(case.peak_bytes(profile) for case in probes.cases)
+
+    def probes_of(workload: Workload) -> tuple[ProbeSet, int]:
+        found = coverage(
+            loaded.spec, workload, cluster, memory_bytes=memory, ctas=cta_counts(profile.machine)
+        )
+        return found, max(case.peak_bytes(profile) for case in found.cases)
+
+    probes, need = probes_of(workload)
     if need > memory:
+        smaller = (one for one in _smaller(workload) if probes_of(one)[1] <= memory)
         raise InputError(
-            f"Measuring needs {need / GIB:.1f} GiB a rank, and a rank has {memory / GIB:.1f} GiB; "
-            "lower --micro-batch-size or --seq-length, or raise --tp."
+            f"Measuring needs {need / GIB:.1f} GiB a rank, and a rank has {memory / GIB:.1f} GiB"
+            f"{_words_of(workload, next(smaller, None))}."
         )
     return probes, loaded.notes
+
+
+def _smaller(workload: Workload) -> Iterator[Workload]:
+    """Yield smaller jobs: half the micro-batch, again and again, then half the sequence."""
+    while workload.micro_batch_size > 1:
+        workload = replace(workload, micro_batch_size=workload.micro_batch_size // 2)
+        yield workload
+    while workload.seq_length >= 2 * LEAST_LENGTH:
+        workload = replace(workload, seq_length=workload.seq_length // 2)
+        yield workload
+
+
+def _words_of(asked: Workload, fits: Workload | None) -> str:
+    """Return what to ask for instead, as the end of a sentence; nothing where nothing fits."""
+    if fits is None:
+        return ""
+    changed = [
+        f"{_flag(name)} {getattr(fits, name)}"
+        for name in FOR_MODEL
+        if getattr(fits, name) != getattr(asked, name)
+    ]
+    return f"; with {' '.join(changed)} it fits"
 
 
 def _check_options(request: ProfileRequest) -> None:

@@ -216,7 +216,7 @@ def test_a_home_that_cannot_be_made_is_said(
                 "--set",
                 "attention_dropout=0",
             ),
-            "lower --micro-batch-size",
+            "; with --micro-batch-size ",
         ),
         (
             ("--for-model", "gpt3-13b", "--seq-length", "8", "--micro-batch-size", "1"),
