@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -30,6 +30,7 @@ from domino_tune.store.files import check_writable, make_folder, only_user
 from domino_tune.store.models import load_model
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.profiles import bundled_names, load_profile, user_profiles_dir
+from domino_tune.verbs.advice import Deadline, OutOfTimeError
 from domino_tune.verbs.ranks import check_runnable, launch_spec
 from simulator.errors import InputError, ProfileError
 from simulator.profile import SECTIONS, Profile
@@ -183,12 +184,28 @@ def _probes(
 
     probes, need = probes_of(workload)
     if need > memory:
-        smaller = (one for one in _smaller(workload) if probes_of(one)[1] <= memory)
+        fits = _largest_that_fits(workload, lambda one: probes_of(one)[1] <= memory)
         raise InputError(
             f"Measuring needs {need / GIB:.1f} GiB a rank, and a rank has {memory / GIB:.1f} GiB"
-            f"{_words_of(workload, next(smaller, None))}."
+            f"{_words_of(workload, fits)}."
         )
     return probes, loaded.notes
+
+
+def _largest_that_fits(workload: Workload, fits: Callable[[Workload], bool]) -> Workload | None:
+    """Return the largest of the smaller jobs that fits, or as large a one as was found in the time
+    for advice; None where the smallest does not."""
+    deadline, smaller = Deadline(), list(_smaller(workload))
+    found = None
+    with suppress(OutOfTimeError):
+        while smaller:  # the smaller a job, the less it needs
+            middle = len(smaller) // 2 if found else -1
+            deadline.check()
+            if fits(smaller[middle]):
+                found, smaller = smaller[middle], smaller[:middle]
+            else:
+                smaller = smaller[middle + 1 :] if found else []
+    return found
 
 
 def _smaller(workload: Workload) -> Iterator[Workload]:
