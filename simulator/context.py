@@ -228,7 +228,7 @@ def _attention(
     s = t.shapes
     return Attention(
         s.rows[row], s.heads // share, s.kv_heads // share, length, s.model.head_dim, True,
-        direction, s.workload.dtype, s.model.attn_logit_softcapping > 0,
+        direction, s.workload.math, s.model.attn_logit_softcapping > 0,
         direction == "backward" and s.workload.implementation.deterministic_attention,
     )  # fmt: skip
 

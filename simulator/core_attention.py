@@ -185,7 +185,7 @@ def _attention(t: Templates, row: int, direction: Direction = "forward") -> Atte
     s, span = t.shapes, t.shapes.spans[row]
     return Attention(
         s.rows[row], s.heads, s.kv_heads, len(span), s.model.head_dim, True, direction,
-        s.workload.dtype, s.model.attn_logit_softcapping > 0,
+        s.workload.math, s.model.attn_logit_softcapping > 0,
         direction == "backward" and s.workload.implementation.deterministic_attention,
         span.stop if span.start else 0,
     )  # fmt: skip

@@ -87,7 +87,8 @@ class Implementation:
     ``dummy_wgrads``: a wgrad that adds to the main gradient also makes autograd an unused tensor of
     its shape. ``nccl_algo``: ``ring`` keeps NVSwitch from summing. ``tp_backward_overlap``: without
     Domino, backward's gathers and sums run beside the column-parallel dgrad and wgrad.
-    ``launch_order``: who gets the SMs first, see ``LAUNCH_ORDERS``.
+    ``launch_order``: who gets the SMs first, see ``LAUNCH_ORDERS``. ``tf32``: tensor cores multiply
+    fp32, in TF32; without, CUDA cores do.
     """
 
     name: str = "domino-tune"
@@ -111,6 +112,7 @@ class Implementation:
     nccl_algo: NcclAlgo = "auto"
     tp_backward_overlap: bool = True
     launch_order: LaunchOrder = "ordered"
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:
@@ -150,7 +152,7 @@ DOMINO_TUNE: Final = Implementation()
 """What the runtime of this project launches."""
 _MEGATRON: Final = Implementation(
     name="megatron-te", dense_embedding_grad=True, zero_grads=True, check_for_nan_in_grad=True,
-    scale_grads=True, clip_grad=True, copy_parameters=True, dummy_wgrads=True,
+    scale_grads=True, clip_grad=True, copy_parameters=True, dummy_wgrads=True, tf32=True,
 )  # fmt: skip
 IMPLEMENTATIONS: Final = MappingProxyType(
     {
@@ -171,7 +173,12 @@ IMPLEMENTATIONS: Final = MappingProxyType(
 """Megatron-LM of 2025 with TransformerEngine's layers (megatron/core/distributed/
 param_and_grad_buffer.py and optimizer/distrib_optimizer.py; transformer_engine/pytorch/module/
 base.py: get_dummy_wgrad); Megatron-LM of 2022 (arXiv 2205.05198); a Hugging Face model under
-PyTorch's DTensor; and the runtime of this project."""
+PyTorch's DTensor; and the runtime of this project.
+
+TransformerEngine gives cuBLAS CUBLAS_COMPUTE_32F_FAST_TF32 for fp32 (common/gemm/cublaslt_gemm.cu).
+Head and attention core are torch's, which multiplies in TF32, too, in NVIDIA's containers
+(TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1) and before PyTorch 1.12 (torch.backends.cuda.matmul.allow_tf32
+was on). Since then it is off, and neither DTensor nor our runtime turns it on."""
 
 
 def changed(implementation: Implementation, changes: tuple[str, ...]) -> Implementation:

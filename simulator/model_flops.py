@@ -1,25 +1,61 @@
-"""Model FLOPs of an iteration: what MFU counts, whatever the ranks really compute."""
+"""FLOPs of an iteration: the model's, which MFU counts, and those that GPUs execute at least."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from simulator.case import Case
 from simulator.sharding import padded_vocab_size
 
-PASSES = 3
+PASSES: Final = 3
 """Forward once, and backward twice as much."""
+FUSED_BACKWARD: Final = 5 / 2
+"""Backward of attention in one kernel over its forward: it multiplies queries and keys again."""
 
 
 def model_flops(case: Case) -> int:
     """Return the FLOPs of one iteration over all ranks, as Megatron-LM counts them.
 
-    A multiply-add is two. The head counts, attention as if it were not causal, and nothing that is
-    computed again (``num_floating_point_operations`` in Megatron-LM's training.py).
+    A multiply-add is two. The head counts, half of the scores as a causal mask leaves, and nothing
+    that is computed again (``num_floating_point_operations`` in Megatron-LM's training.py).
     """
-    model, length = case.model, case.workload.seq_length
-    scores = 2 * model.attention_size * length  # queries by keys, and probabilities by values
-    head = model.hidden_size * padded_vocab_size(model, case.cluster)
-    per_token = model.num_hidden_layers * (model.linear_parameters + scores) + head
+    layer = case.model.linear_parameters + _scores(case) // 2
+    per_token = case.model.num_hidden_layers * layer + _head(case)
     return PASSES * 2 * per_token * case.tokens
+
+
+def executed_flops(case: Case) -> float:
+    """Return what tensor cores multiply at least in one iteration over all ranks.
+
+    Beside the model's FLOPs that is what is computed again, in backward's attention kernel or by
+    ``--recompute``, and the masked half of the scores where attention is not one kernel.
+    """
+    work, layers = case.workload, case.model.num_hidden_layers
+    fused = work.implementation.flash_attention or case.cluster.cp > 1
+    core = _scores(case) / 2 if fused else _scores(case)
+    core_backward = FUSED_BACKWARD if fused else PASSES - 1
+    layer = PASSES * case.model.linear_parameters + (1 + core_backward) * core
+    again = _layers_again(case) * {
+        "full": case.model.linear_parameters + core,
+        "selective": core if fused else core / 2,  # queries by keys
+    }.get(work.recompute, 0.0)
+    return 2 * (layers * layer + again + PASSES * _head(case)) * case.tokens
+
+
+def _layers_again(case: Case) -> int:
+    """Return how many layers backward computes again, ``recompute_layers`` of each chunk."""
+    most = case.workload.recompute_layers or case.model.num_hidden_layers
+    return sum(min(most, chunk.layers) for rank in case.chunks for chunk in rank)
+
+
+def _scores(case: Case) -> int:
+    """Return the multiply-adds of a token in a layer's attention core without a mask: queries by
+    keys, and probabilities by values."""
+    return 2 * case.model.attention_size * case.workload.seq_length
+
+
+def _head(case: Case) -> int:
+    return case.model.hidden_size * padded_vocab_size(case.model, case.cluster)
 
 
 def flops_per_gpu(case: Case, iteration_ns: int) -> float:
@@ -27,11 +63,16 @@ def flops_per_gpu(case: Case, iteration_ns: int) -> float:
     return model_flops(case) / (iteration_ns * 1e-9) / case.cluster.world_size
 
 
+def executed_per_gpu(case: Case, iteration_ns: int) -> float:
+    """Return the least FLOP/s that one GPU must have executed."""
+    return executed_flops(case) / (iteration_ns * 1e-9) / case.cluster.world_size
+
+
 def mfu(case: Case, iteration_ns: int) -> float | None:
-    """Return the model FLOP/s over the dense peak of the dtype, on the machine as it is changed;
-    None where no peak is known, or the rate is above it, which then is not the peak of what was
-    multiplied."""
-    peak_tflops = case.profile.machine.peak_tflops.get(case.workload.dtype)
+    """Return the model FLOP/s over the dense peak of what is multiplied (TF32's where fp32 is so),
+    on the machine as it is changed; None where no peak is known, or the rate is above it, which
+    then is not the peak of what was multiplied."""
+    peak_tflops = case.profile.machine.peaks.get(case.workload.math)
     if not peak_tflops:
         return None
     share = flops_per_gpu(case, iteration_ns) / (peak_tflops * 1e12 * case.changes.gpu_flops)

@@ -48,6 +48,9 @@ SECTIONS: Final = (
 )  # fmt: skip
 NEVER: Final = {"gloo": ("power",), "nccl": ("resume",)}
 """Sections that no machine of a back end has: laws of power are of GPUs, streams do not sleep."""
+TF32_SHARE: Final = 0.5
+"""TF32's dense peak over bf16's: 156 of 312 TFLOP/s on A100, 494.7 of 989.4 on H100 and H200, 1,125
+of 2,250 on B200 (NVIDIA's data sheets)."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}:\d{2}Z)?")
 
@@ -83,12 +86,28 @@ class Machine:
         check_values("machine", "machine", self)
 
     @cached_property
+    def peaks(self) -> dict[str, float]:
+        """Dense TFLOP/s by what is multiplied: of a GPU also TF32's."""
+        known = self.peak_tflops
+        if self.backend == "nccl" and "bf16" in known:
+            return {"tf32": TF32_SHARE * known["bf16"], **known}
+        return known
+
+    @cached_property
+    def times_bf16(self) -> dict[str, float]:
+        """How many times as long as in bf16 the multiplications of a GPU take, by their peaks."""
+        peaks = self.peaks
+        if self.backend != "nccl" or "bf16" not in peaks:
+            return {}
+        return {math: peaks["bf16"] / peak for math, peak in peaks.items()}
+
+    @cached_property
     def roof(self) -> Roof:
         """What no look-up may beat; nothing where the peaks are of the machine's own timings."""
         if not self.l2_mb:
             return NO_ROOF
         return Roof(
-            flops_per_us={dtype: 1e6 * rate for dtype, rate in self.peak_tflops.items()},
+            flops_per_us={dtype: 1e6 * rate for dtype, rate in self.peaks.items()},
             bytes_per_us=1e3 * self.memory_bandwidth_gb_s,
             l2_bytes=round(1e6 * self.l2_mb),
         )
@@ -310,7 +329,8 @@ class Profile:
         return GemmTable(
             section.rows,
             fits=section.fits,
-            peak_flops={dtype: 1e12 * rate for dtype, rate in machine.peak_tflops.items()},
+            peak_flops={dtype: 1e12 * rate for dtype, rate in machine.peaks.items()},
+            times_bf16=machine.times_bf16,
             memory_bandwidth=1e9 * machine.memory_bandwidth_gb_s,
             sm_count=machine.sm_count,
             roof=machine.roof,
@@ -319,7 +339,10 @@ class Profile:
     def attention_table(self) -> AttentionTable:
         """Return the look-up of attention cores."""
         section: AttentionSection = self.section("attention")
-        return AttentionTable(section.rows, section.fit, roof=self.machine.roof)
+        machine = self.machine
+        return AttentionTable(
+            section.rows, section.fit, roof=machine.roof, times_bf16=machine.times_bf16
+        )
 
     def pointwise_table(self) -> PointwiseTable:
         """Return the look-up of pointwise ops."""

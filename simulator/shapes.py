@@ -146,8 +146,8 @@ class Shapes:
         self, m: int, n: int, k: int, layout: Layout, *, accumulate: bool = False,
         bias: bool = False,
     ) -> Gemm:  # fmt: skip
-        """Return the signature of C[m, n] = A[m, k] · B[k, n] in the workload's dtype."""
-        return Gemm(m, n, k, layout, self.workload.dtype, accumulate, bias=bias)
+        """Return the signature of C[m, n] = A[m, k] · B[k, n] as the workload multiplies."""
+        return Gemm(m, n, k, layout, self.workload.math, accumulate, bias=bias)
 
     def gradient_sum(self, elements: int) -> Pointwise:
         """Return the sum of ``elements`` gradients in the activations' dtype into main ones."""

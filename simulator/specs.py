@@ -13,6 +13,8 @@ from simulator.ops import TpCollectives
 
 Dtype = Literal["bf16", "fp16", "fp32", "fp64"]
 DTYPE_BYTES: Final[dict[str, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
+MATH_BYTES: Final[dict[str, int]] = {**DTYPE_BYTES, "tf32": 4}
+"""Bytes of an operand, by what multiplies it: TF32 is fp32 rounded on the way to tensor cores."""
 
 EXTRAS: Final = (
     "qk_norm", "post_norm", "scaled_embeddings", "attn_logit_softcapping",
@@ -253,6 +255,11 @@ class Workload:
     def dtype_bytes(self) -> int:
         """Bytes of one activation element."""
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def math(self) -> str:
+        """In what matrices are multiplied: the dtype, or TF32."""
+        return "tf32" if self.dtype == "fp32" and self.implementation.tf32 else self.dtype
 
     @property
     def tokens(self) -> int:

@@ -51,5 +51,8 @@ class Pace:
         if self._left is None:
             return words + f", {each_s:,.0f} s each" * (each_s >= 1)
         more_s = self._left * each_s
-        minutes = f", up to {more_s / 60:,.0f} minutes more" * (more_s >= LONG_S)
-        return f"{words}, at most {self._left:,} left{minutes}"
+        if more_s < LONG_S:
+            return f"{words}, at most {self._left:,} left"
+        minutes = round(more_s / 60)
+        more = f"up to {minutes:,} minute{'s' * (minutes > 1)} more"
+        return f"{words}, at most {self._left:,} left, {more}"

@@ -190,9 +190,14 @@ class ModelsRequest(Request):
 LAYOUT_FIELDS: Final = ("gpus", "global_batch_size")
 """Fields that ask for layouts; a search of layouts needs both."""
 NOT_OF_LAYOUTS: Final = (
-    "grad_accumulation", "pp_layers", "tune_also", "target", "search", "trials", "seed",
-    "recompute_layers",
-)  # fmt: skip
+    "grad_accumulation",
+    "pp_layers",
+    "tune_also",
+    "target",
+    "search",
+    "trials",
+    "seed",
+)
 """Fields of one layout, or of another search, that a search of layouts refuses."""
 NOT_SERVED: Final = (
     *RanksFields.__dataclass_fields__, "objective", "evidence", "force", *LAYOUT_FIELDS, "sweep",

@@ -228,11 +228,13 @@ class LayoutSearch:
     ) -> Iterator[Look]:
         """Yield the plans that were not timed, by the coarse bounds of their candidates and then by
         their own, up to the limit. Coarse bounds are computed where quick ones do not tell."""
-        heap = [
-            (min(one.quick_ns[plan] for plan in plans), False, number)
-            for number in numbers
-            if (plans := plans_of(one := self.candidates[number]))
-        ]
+        heap = []
+        for number in numbers:
+            one = self.candidates[number]
+            if plans := plans_of(one):
+                if "quick_ns" not in vars(one):
+                    self._progress(f"bounds of {number:,} of {len(self.candidates):,} layouts")
+                heap.append((min(one.quick_ns[plan] for plan in plans), False, number))
         heapify(heap)
         while heap:
             bound_ns, coarse, number = heappop(heap)

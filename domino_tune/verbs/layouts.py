@@ -49,6 +49,8 @@ from simulator.usable import UNSURE
 
 MOST_MICRO_BATCH: Final = 16
 MOST_VPP: Final = 8
+MANY: Final = 100
+"""A search of so many layouts says first that it may take minutes."""
 MOST_TIMES: Final = 64
 """Most times the GPUs that an answer asks for where a model does not fit."""
 LEAST_CHUNK_TOKENS: Final = 1024
@@ -57,7 +59,8 @@ ROW_SLICES: Final = (1, 2, 3, 4)
 COL_SLICES: Final = (1, 2, 4)
 NOT_SEARCHED: Final = {
     "userbuffers, async-TP and tile fusion in other layouts than the best": "",
-    "recomputation of some layers only, or of single ops": "recompute",
+    "recomputation of some layers only": "recompute_layers",
+    "recomputation of single ops": "recompute",
     "stages more uneven than the layers make them": "",
     "tensor parallelism across nodes": "tp",
     f"micro-batches above {MOST_MICRO_BATCH}": "micro_batch_size",
@@ -111,7 +114,8 @@ def tune_layouts(
     """
     began = time.perf_counter()
     space = space_of(request, shelf)
-    progress(f"{len(space.candidates):,} layouts that may fit")
+    many = len(space.candidates)
+    progress(f"{many:,} layouts that may fit" + "; this may take minutes" * (many >= MANY))
     search = LayoutSearch(space.candidates, progress, on_all_cores)
     search.run()
     progress(f"{search.evaluations:,} plans done, none left; comparing strategies")
@@ -197,6 +201,8 @@ def _frameworks(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
         "tp": cluster.tp, "pp": cluster.pp, "vpp": cluster.vpp, "cp": cluster.cp,
         "dp": cluster.dp, "recompute": work.recompute,
     }  # fmt: skip
+    if work.recompute_layers:
+        layout["recompute_layers"] = work.recompute_layers
     if work.pp_layers:
         layout["pp_layers"] = ",".join(map(str, work.pp_layers))
     return tuple(

@@ -8,9 +8,8 @@ from statistics import mean
 from typing import Final
 
 from domino_tune.search.calibration import MeasuredRun
-from simulator.case import Case
 from simulator.errors import DominoTuneError, InputError
-from simulator.model_flops import flops_per_gpu
+from simulator.model_flops import executed_per_gpu
 from simulator.peak import peak_bytes
 from simulator.units import GIB, MS_PER_NS
 
@@ -19,8 +18,6 @@ MOST_APART: Final = 0.25
 """By how much samples of one run may differ, as a share of their mean."""
 MOST_LABELS: Final = 4
 """Samples of a run that a message names."""
-AGAIN: Final = 4 / 3
-"""FLOPs with every layer's forward pass computed again, over those without."""
 
 
 def check_possible(run: MeasuredRun) -> None:
@@ -43,27 +40,17 @@ def check_possible(run: MeasuredRun) -> None:
 
 def _check_rate(run: MeasuredRun) -> None:
     case = run.case
-    peak = _peak_tflops(case)
-    rate = 1e-12 * flops_per_gpu(case, round(run.measured_ms / MS_PER_NS)) * _recomputed(case)
+    math = case.workload.math
+    peak = case.profile.machine.peaks.get(math, 0.0)
+    tf32 = "it multiplied in TF32 (implementation_set tf32=true), " if math == "fp32" else ""
+    rate = 1e-12 * executed_per_gpu(case, round(run.measured_ms / MS_PER_NS))
     if peak and rate > peak:
         raise InputError(
             f"{run.label}: {run.measured_ms:,.6g} ms would be {rate:,.0f} TFLOP/s a GPU, where "
-            f"{case.profile.machine.gpu} has {peak:,.4g} in {case.workload.dtype}; probably the "
+            f"{case.profile.machine.gpu} has {peak:,.4g} in {math}; probably {tf32}the "
             "number of GPUs, the batch or the model is another, or the time is not of a whole "
             f"iteration. Correct it, or leave it out. {run.note}".rstrip()
         )
-
-
-def _peak_tflops(case: Case) -> float:
-    """Return the peak; of fp32 the largest, since tensor cores multiply it in fewer bits."""
-    peaks = case.profile.machine.peak_tflops
-    dtype = case.workload.dtype
-    return max(peaks.values(), default=0.0) if dtype == "fp32" else peaks.get(dtype, 0.0)
-
-
-def _recomputed(case: Case) -> float:
-    work = case.workload
-    return AGAIN if work.recompute == "full" and not work.recompute_layers else 1.0
 
 
 def merged_samples(runs: Sequence[MeasuredRun]) -> tuple[Sequence[MeasuredRun], tuple[str, ...]]:

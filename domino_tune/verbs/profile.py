@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -30,6 +30,7 @@ from domino_tune.store.files import check_writable, make_folder, only_user
 from domino_tune.store.models import load_model
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.profiles import bundled_names, load_profile, user_profiles_dir
+from domino_tune.verbs.advice import Deadline, OutOfTimeError
 from domino_tune.verbs.ranks import check_runnable, launch_spec
 from simulator.errors import InputError, ProfileError
 from simulator.profile import SECTIONS, Profile
@@ -38,6 +39,8 @@ from simulator.specs import ClusterSpec, Dtype, Workload
 from simulator.units import GIB
 
 FOR_MODEL: Final = ("seq_length", "micro_batch_size")
+LEAST_LENGTH: Final = 128
+"""Shorter sequences are no advice."""
 MINUTE_S: Final = 60
 NO_POWER: Final = (
     "Power and clock are not measured: NVIDIA's bindings are not installed "
@@ -172,16 +175,59 @@ def _probes(
     check_runnable(loaded.spec, cluster.tp)
     check_shardable(loaded.spec, workload, cluster)
     memory = round(profile.machine.gpu_memory_gib * GIB)
-    probes = coverage(
-        loaded.spec, workload, cluster, memory_bytes=memory, ctas=cta_counts(profile.machine)
-    )
-    need = max(case.peak_bytes(profile) for case in probes.cases)
+
+    def probes_of(workload: Workload) -> tuple[ProbeSet, int]:
+        found = coverage(
+            loaded.spec, workload, cluster, memory_bytes=memory, ctas=cta_counts(profile.machine)
+        )
+        return found, max(case.peak_bytes(profile) for case in found.cases)
+
+    probes, need = probes_of(workload)
     if need > memory:
+        fits = _largest_that_fits(workload, lambda one: probes_of(one)[1] <= memory)
         raise InputError(
-            f"Measuring needs {need / GIB:.1f} GiB a rank, and a rank has {memory / GIB:.1f} GiB; "
-            "lower --micro-batch-size or --seq-length, or raise --tp."
+            f"Measuring needs {need / GIB:.1f} GiB a rank, and a rank has {memory / GIB:.1f} GiB"
+            f"{_words_of(workload, fits)}."
         )
     return probes, loaded.notes
+
+
+def _largest_that_fits(workload: Workload, fits: Callable[[Workload], bool]) -> Workload | None:
+    """Return the largest of the smaller jobs that fits, or as large a one as was found in the time
+    for advice; None where the smallest does not."""
+    deadline, smaller = Deadline(), list(_smaller(workload))
+    found = None
+    with suppress(OutOfTimeError):
+        while smaller:  # the smaller a job, the less it needs
+            middle = len(smaller) // 2 if found else -1
+            deadline.check()
+            if fits(smaller[middle]):
+                found, smaller = smaller[middle], smaller[:middle]
+            else:
+                smaller = smaller[middle + 1 :] if found else []
+    return found
+
+
+def _smaller(workload: Workload) -> Iterator[Workload]:
+    """Yield smaller jobs: half the micro-batch, again and again, then half the sequence."""
+    while workload.micro_batch_size > 1:
+        workload = replace(workload, micro_batch_size=workload.micro_batch_size // 2)
+        yield workload
+    while workload.seq_length >= 2 * LEAST_LENGTH:
+        workload = replace(workload, seq_length=workload.seq_length // 2)
+        yield workload
+
+
+def _words_of(asked: Workload, fits: Workload | None) -> str:
+    """Return what to ask for instead, as the end of a sentence; nothing where nothing fits."""
+    if fits is None:
+        return ""
+    changed = [
+        f"{_flag(name)} {getattr(fits, name)}"
+        for name in FOR_MODEL
+        if getattr(fits, name) != getattr(asked, name)
+    ]
+    return f"; with {' '.join(changed)} it fits"
 
 
 def _check_options(request: ProfileRequest) -> None:

@@ -65,6 +65,7 @@ def resolve(
         notes.append(
             f"Profile {profile.name} is {told.base}, calibrated to {told.runs} measured iterations."
         )
+    notes += _math_notes(workload, profile)
     if plan_file and plan_file.profile != ProfileRef.of(profile):
         notes.append(
             f"The plan was made on another profile ({plan_file.profile.name}, "
@@ -76,6 +77,21 @@ def resolve(
         memory_margin=memory_margin("--memory-margin", request.memory_margin),
     )  # fmt: skip
     return replace(case, notes=(*notes, *_changed_values(plan_file, case))) if plan_file else case
+
+
+def _math_notes(workload: Workload, profile: Profile) -> list[str]:
+    """Return a note of what multiplies fp32 on a GPU, and how its rate is known."""
+    machine, math = profile.machine, workload.math
+    if workload.dtype != "fp32" or machine.backend != "nccl":
+        return []
+    units = "tensor cores multiply fp32 in TF32" if math == "tf32" else "CUDA cores multiply fp32"
+    other = str(math != "tf32").lower()
+    timed = profile.gemm is not None and any(row.dtype == math for row in profile.gemm.rows)
+    known = "timed" if timed else "those of bf16 by the ratio of the peaks, which is assumed"
+    return [
+        f"With {workload.implementation.label} {units} ({machine.peaks[math]:,.4g} TFLOP/s); rates "
+        f"are {known}. For the other way give --implementation-set tf32={other}."
+    ]
 
 
 def _changed_values(made: PlanFile, case: Case) -> list[str]:
@@ -142,8 +158,20 @@ def _nodes_hint(cluster: ClusterSpec, least: int) -> str:
 def plan_of(request: PlanFields, plan_file: PlanFile | None, case: Case) -> SlicePlan:
     """Return the plan file's plan, if there is one, else the plan of the request's options.
 
-    What the options leave out is as usual for ``case``. Raise InputError when both are given.
+    What the options leave out is as usual for ``case``. Raise InputError when both are given, and
+    for a plan that the profile's machines cannot run.
     """
+    plan = _asked_plan(request, plan_file, case)
+    if plan.strategy in RIVALS and case.profile.machine.backend != "nccl":
+        raise InputError(
+            f"{plan.strategy} is of GPUs, and profile {case.profile.name!r} is of CPUs "
+            f"({case.profile.machine.backend}); use --strategy megatron or domino, or a profile of "
+            "GPUs."
+        )
+    return plan
+
+
+def _asked_plan(request: PlanFields, plan_file: PlanFile | None, case: Case) -> SlicePlan:
     given = _given_plan_options(request)
     if plan_file is not None:
         if given:
@@ -312,6 +340,10 @@ def _implementation(
     found = changed(found, request.implementation_set)
     if request.tp_backward_overlap is not None:
         found = replace(found, tp_backward_overlap=request.tp_backward_overlap)
+    if found.tf32 and profile.machine.backend != "nccl":
+        if any(change.startswith("tf32=") for change in request.implementation_set):
+            raise InputError("tf32 is of GPUs, and the profile is of CPUs; leave it out.")
+        found = replace(found, tf32=False)
     if found.name != DOMINO_TUNE.name and not profile.times_other_kernels:
         raise InputError(
             f"Profile {profile.name!r} times the kernels of this project's runtime alone, so it "

@@ -39,6 +39,7 @@ from simulator.predict import played, scheduled_at, unsure_clocks
 from simulator.record import record
 from simulator.timeline import Timeline
 from simulator.units import GIB, MS_PER_NS
+from simulator.unknowns import Wider, highest, wider
 from simulator.usable import SURE, percent
 
 BASELINE: Final = "baseline"
@@ -46,6 +47,8 @@ BASELINE_NO_SP: Final = "baseline_no_sp"
 CHOSEN: Final = "chosen"
 BOUND: Final = "no_comm"
 
+LEAST_SHARE: Final = 0.005
+"""What widens an interval by less is not told."""
 MICROS_PLAYED: Final = 4
 """Micro-batches of a timeline: the first, two from the middle, and the last."""
 
@@ -114,8 +117,9 @@ def simulate_plan(case: Case, chosen: Chosen, *, judged: Ahead | None = None) ->
     schedule, program = drawn[CHOSEN]
     timeline, run = record(schedule, program), runs[CHOSEN]
     confidence = confidence_of(timeline, run.cost, unsure_clocks(case, run))
+    unknown = wider(case, chosen.plan, chosen.order)
     return _result(
-        case, chosen, variants, made_plans, timelines, timeline, confidence,
+        case, chosen, variants, made_plans, timelines, timeline, confidence, unknown,
         _pipeline(case, piped.get(CHOSEN)), peaks[CHOSEN],
         verdict_of(case, chosen, judged) if judged else None, left_out,
     )  # fmt: skip
@@ -160,6 +164,7 @@ def _result(
     timelines: Timelines,
     timeline: Timeline,
     confidence: Confidence,
+    unknown: Sequence[Wider],
     pipeline: Pipeline | None,
     memory: tuple[Memory, ...],
     verdict: Verdict | None,
@@ -191,11 +196,12 @@ def _result(
         clock_mhz=mine.clock_mhz,
         power_w=mine.power_w,
         joules_per_token=mine.joules_per_token,
-        interval_ms=Interval(low=confidence.low_ns * longer, high=confidence.high_ns * longer),
+        interval_ms=_interval_ms(mine.iteration_ms, confidence, longer, unknown),
         confidence=confidence.level,
         confidence_shares=confidence.shares,
         warnings=(
             *_warnings(case, confidence, mine, baseline),
+            *_wider_because(mine.iteration_ms, unknown),
             *_unsliced(case, chosen.plan),
             *left_out,
         ),
@@ -215,6 +221,25 @@ def _result(
         order=chosen.order,
         case=case,
     )
+
+
+def _interval_ms(
+    iteration_ms: float, confidence: Confidence, longer: float, unknown: Sequence[Wider]
+) -> Interval:
+    """Return the interval of a whole iteration, upwards also by what is unknown."""
+    more_ms = (one.more_ns * MS_PER_NS for one in unknown)
+    high_ms = highest(iteration_ms, confidence.high_ns * longer, more_ms)
+    return Interval(low=confidence.low_ns * longer, high=high_ms)
+
+
+def _wider_because(iteration_ms: float, unknown: Sequence[Wider]) -> list[str]:
+    """Return why the interval reaches further up than errors of look-ups say."""
+    shares = ((one.unknown.why, one.more_ns * MS_PER_NS / iteration_ms) for one in unknown)
+    return [
+        f"The interval is wider, up to {share:+.0%}, because {why}."
+        for why, share in shares
+        if share >= LEAST_SHARE
+    ]
 
 
 def _pipeline(case: Case, run: PlayedPipeline | None) -> Pipeline | None:

@@ -23,6 +23,7 @@ from simulator.peak import peak_bytes
 from simulator.plan import SlicePlan
 from simulator.predict import played, predict
 from simulator.units import MS_PER_NS
+from simulator.unknowns import unknowns_of
 from simulator.usable import Usable
 
 if TYPE_CHECKING:
@@ -131,34 +132,39 @@ def _contestant(
 
 class _DrawnLogs:
     """By what the logarithm of each plan's time changes: at one standard error of each family
-    (``families``), and in each draw (``of``).
+    (``families``), where what the profile does not know is so (``unknown``), and in each draw
+    (``of``).
 
-    The logarithm is taken to be linear in the families' normal numbers; what is a signature's own
-    adds by its share of the time, and what is the simulator's own is drawn a plan.
+    The logarithm is taken to be linear in the families' normal numbers, and in how far each unknown
+    is so, the same for all plans: in half of the draws not at all, in a sixth fully. What is a
+    signature's own adds by its share of the time, and what is the simulator's own is drawn a plan.
     """
 
     def __init__(
         self,
         plans: Contestants,
-        families: dict[Family, dict[str, float]],
+        families: dict[str, dict[str, float]],
+        unknown: dict[str, dict[str, float]],
         own: dict[str, dict[Signature, float]],
     ) -> None:
         random = np.random.default_rng(SEED)
-        self.families = families
+        self.families = {**families, **unknown}
         z = random.standard_normal((max(1, len(families)), DRAWS))
         signatures = {signature: None for shares in own.values() for signature in shares}
         numbers = {signature: number for number, signature in enumerate(signatures)}
         own_z = random.standard_normal((len(numbers), DRAWS))
         distinct = list(dict.fromkeys(plans.values()))
         plan_z = random.standard_normal((len(distinct), DRAWS))
+        so = np.clip(random.standard_normal((max(1, len(unknown)), DRAWS)), 0.0, 1.0)
         self.of: dict[str, NDArray[np.float64]] = {}
         for name, shares in own.items():
             changes = np.array([family[name] for family in families.values()] or [0.0])
+            more = np.array([one[name] for one in unknown.values()] or [0.0])
             weights = np.zeros(len(numbers))
             for signature, share in shares.items():
                 weights[numbers[signature]] = share
             of_plan = PLAN_ERROR * plan_z[distinct.index(plans[name])]
-            self.of[name] = changes @ z + weights @ own_z + of_plan
+            self.of[name] = changes @ z + more @ so + weights @ own_z + of_plan
 
     def times_ns(self, nominal: Mapping[str, int]) -> dict[str, NDArray[np.float64]]:
         """Return each plan's time in each draw."""
@@ -183,15 +189,21 @@ def _draw_logs(
     short = _short(case)
     runs = {name: played(short, one.plan, one.order) for name, one in plans.items()}
     alone_ns = {name: _running_ns(short, run.totals.makespan_ns) for name, run in runs.items()}
-    asked = [(family, name) for name, run in runs.items() for family in _families(short, run)]
-    found = ahead(lambda item: _time_ns(short, plans[item[1]], item[0]), asked)
-    families: dict[Family, dict[str, float]] = {}
-    for (family, name), time_ns in found:
-        changes = families.setdefault(family, dict.fromkeys(plans, 0.0))
-        changed = _running_ns(short, time_ns()) / alone_ns[name] - 1
-        changes[name] = math.log1p(running[name] * changed)
+    unknown = {one.name: one.draw for one in unknowns_of(case)}
+    draws = {family: Draw({family: 1.0}) for family in FAMILIES} | unknown
+    asked = [
+        (drawn, name) for name, run in runs.items() for drawn in (*_families(short, run), *unknown)
+    ]
+    found = ahead(lambda item: _time_ns(short, plans[item[1]], draws[item[0]]), asked)
+    changed: dict[str, dict[str, float]] = {}
+    for (drawn, name), time_ns in found:
+        changes = changed.setdefault(drawn, dict.fromkeys(plans, 0.0))
+        longer = _running_ns(short, time_ns()) / alone_ns[name] - 1
+        changes[name] = math.log1p(running[name] * longer)
+    families = {drawn: changes for drawn, changes in changed.items() if drawn not in unknown}
+    more = {drawn: changes for drawn, changes in changed.items() if drawn in unknown}
     own = {name: _own_shares(run, running[name] / alone_ns[name]) for name, run in runs.items()}
-    return _DrawnLogs(plans, families, own)
+    return _DrawnLogs(plans, families, more, own)
 
 
 def _running_ns(case: Case, makespan_ns: int) -> int:
@@ -219,9 +231,9 @@ def _short(case: Case) -> Case:
     return replace(one, workload=replace(one.workload, grad_accumulation=micros))
 
 
-def _time_ns(case: Case, one: Chosen, family: Family) -> int:
-    """Return the time on a machine whose ``family`` is one standard error off."""
-    return predict(case.drawn(Draw({family: 1.0})), one.plan, one.order).makespan_ns
+def _time_ns(case: Case, one: Chosen, draw: Draw) -> int:
+    """Return the time on a machine that is as ``draw`` says."""
+    return predict(case.drawn(draw), one.plan, one.order).makespan_ns
 
 
 def _own_shares(found: Played, share_per_ns: float) -> dict[Signature, float]:

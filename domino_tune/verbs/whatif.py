@@ -77,7 +77,7 @@ def link_latency(case: Case) -> float:
 
 
 def _peak_flops(case: Case) -> float:
-    rates, dtype = case.profile.machine.peak_tflops, case.workload.dtype
+    rates, dtype = case.profile.machine.peaks, case.workload.math
     if dtype not in rates:
         raise InputError(
             f"Profile {case.profile.name!r} has no peak FLOP/s of {dtype}; give a factor."

@@ -60,6 +60,10 @@ BENCHES: Final[dict[str, Bench]] = {
     "vtrain": _bench(
         "107 runs of pipelines on A100s, and which of two layouts is faster", "vtrain.vtrain"
     ),
+    "coverage": _bench(
+        "how many published runs lie in their intervals, by what is known of them",
+        "coverage.coverage",
+    ),
     "rivals": _bench(
         "published rivals (Flux, AsyncTP, userbuffers), and verdicts for usual models",
         "rivals.rivals",

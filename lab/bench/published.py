@@ -7,8 +7,8 @@ from statistics import geometric_mean, mean
 from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table
-from domino_tune.verbs.simulate import shortened
-from lab.bench.cases import interval, make_case, recorded, time_ms, with_heads
+from lab.bench.cases import make_case, recorded, time_ms, with_heads
+from lab.bench.coverage import held
 from lab.bench.runs import (
     CI_UNKNOWN,
     Run,
@@ -73,12 +73,8 @@ def published() -> list[Table]:
 
 
 def _found(run: Run) -> Found:
-    shown = shortened(run.case)
-    known, middle_ns = interval(shown, run.plan), recorded(shown, run.plan).makespan_ns
-    return Found(
-        run, time_ms(run.case, run.plan), peak_bytes(run.case, run.plan) / GIB,
-        known.low_ns / middle_ns, known.high_ns / middle_ns,
-    )  # fmt: skip
+    one = held(run)
+    return Found(run, one.ms, peak_bytes(run.case, run.plan) / GIB, one.low, one.high)
 
 
 def _each(found: Sequence[Found]) -> Table:

@@ -21,6 +21,7 @@ from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.graphs import EAGER_STEPS, CapturedExecutor, whole_ns
 from domino_tune.runtime.session import Session
 from lab.gpu_proof.step_breakdown import KINDS, StepBreakdown
+from simulator.ops import Attention, Signature
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE
 
@@ -41,8 +42,14 @@ def break_down(session: Session, plan: SlicePlan, steps: int) -> StepBreakdown:
         eager_us=eager_us,
         graph_us=graph_us,
         why_no_graph=why_no_graph,
-        flops=sum(op.signature.flops for op in eager.ops),
+        flops=sum(_model_flops(op.signature) for op in eager.ops),
     )
+
+
+def _model_flops(op: Signature) -> int:
+    """Return an op's FLOPs without the scores that backward's attention kernel computes again."""
+    again = isinstance(op, Attention) and op.direction == "backward"
+    return op.flops * 4 // 5 if again else op.flops
 
 
 def whole_clock(device: torch.device) -> Clock:

@@ -10,7 +10,7 @@ gives them: so slices of a sequence never take less than it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +28,7 @@ from simulator.lookup import (
     row_error,
     widened,
 )
-from simulator.lookup.roof import NO_ROOF, Roof
+from simulator.lookup.roof import NO_RATIOS, NO_ROOF, Roof
 from simulator.ops import Attention, Direction
 
 TILE_ROWS: Final = 128
@@ -147,7 +147,9 @@ class AttentionTable:
         fit: AttentionFit | None = None,
         *,
         roof: Roof = NO_ROOF,
+        times_bf16: Mapping[str, float] = NO_RATIOS,
     ) -> None:
+        self._times_bf16 = times_bf16
         self._rows = {row.signature: row for row in rows}
         self._fit = fit
         self._roof = roof
@@ -170,6 +172,10 @@ class AttentionTable:
         row = self._rows.get(op)
         if row is not None:
             return Estimate(row.median_us, "measured", row_error(row))
+        if self._like_bf16(op):
+            known = self._estimate(op._replace(dtype="bf16"))
+            us = known.duration_us * self._times_bf16[op.dtype]
+            return Estimate(us, "assumed", max(known.error, expected.ATTENTION_HEADS.error))
         if op.kv_seq:
             return self._behind_keys(op)
         if self._fit is None:
@@ -180,6 +186,11 @@ class AttentionTable:
         if op.head_dim != fit.head_dim or op.dtype not in HALF:
             source, error = "assumed", max(error, expected.ATTENTION_HEADS.error)
         return Estimate(sum(fit.shares_us(op)), source, error)
+
+    def _like_bf16(self, op: Attention) -> bool:
+        """Whether attention in this dtype is taken from bf16's, as nobody timed it."""
+        timed = any(row.dtype == op.dtype for row in self._rows.values())
+        return op.dtype not in HALF and op.dtype in self._times_bf16 and not timed
 
     def shares(self, op: Attention) -> tuple[float, float, float]:
         """Return (fixed, flops, memory) in µs; they sum to the estimate's duration."""

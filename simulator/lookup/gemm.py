@@ -33,9 +33,9 @@ from simulator.lookup.gemm_law import (
 )
 from simulator.lookup.gemm_points import MAX_POINTS, GemmPoints, way
 from simulator.lookup.gemm_table import GemmCurves
-from simulator.lookup.roof import NO_ROOF, Roof
+from simulator.lookup.roof import NO_RATIOS, NO_ROOF, Roof
 from simulator.ops import Gemm, Layout
-from simulator.specs import DTYPE_BYTES
+from simulator.specs import MATH_BYTES
 
 Ranges = Mapping[str, tuple[int, int]]
 
@@ -91,7 +91,7 @@ class GemmFit:
     def __post_init__(self) -> None:
         owner = f"gemm fit of {self.layout} {self.dtype}"
         require_choice(owner, "layout", self.layout, get_args(Layout))
-        require_choice(owner, "dtype", self.dtype, tuple(DTYPE_BYTES))
+        require_choice(owner, "dtype", self.dtype, tuple(MATH_BYTES))
         require_number(owner, "error", self.error)
         require_choice(owner, "kind", self.kind, FIT_KINDS)
         check_params(owner, self.law, self.params)
@@ -176,8 +176,9 @@ class _Family:
 class GemmTable:
     """Look-up of GEMM times on one machine.
 
-    ``peak_flops``: FLOP/s by dtype; ``memory_bandwidth``: bytes/s. Look-ups are pure: the same
-    signature always gives the same Estimate.
+    ``peak_flops``: FLOP/s by dtype; ``memory_bandwidth``: bytes/s. ``times_bf16``: by dtype, how
+    many times as long as in bf16 FLOPs take, for dtypes that were not timed. Look-ups are pure: the
+    same signature always gives the same Estimate.
     """
 
     def __init__(
@@ -189,8 +190,10 @@ class GemmTable:
         memory_bandwidth: float,
         sm_count: int,
         roof: Roof = NO_ROOF,
+        times_bf16: Mapping[str, float] = NO_RATIOS,
     ) -> None:
         self._roof = roof
+        self._times_bf16 = times_bf16
         self._peak_flops = dict(peak_flops)
         self._bandwidth = memory_bandwidth
         self._exact = {row.signature: row for row in rows}
@@ -232,12 +235,36 @@ class GemmTable:
             layout, accumulate, family = best
             own = family.estimate(gemm._replace(accumulate=accumulate))
             return self._borrow(gemm, own, layout, accumulate)
+        if self._like_bf16(gemm):
+            return self._from_bf16(gemm)
         us = self._analytic(gemm.dtype).parts(gemm.m, gemm.n, gemm.k).total_us
         us += self._accumulate_us(gemm) if gemm.accumulate else 0.0
         return Estimate(us, "assumed", expected.GEMM_ANALYTIC.error)
 
+    def _like_bf16(self, gemm: Gemm) -> bool:
+        """Whether GEMMs of this dtype are taken from bf16's, which were timed."""
+        halves = next(self._candidates(gemm._replace(dtype="bf16")), None)
+        return gemm.dtype in self._times_bf16 and halves is not None
+
+    def _from_bf16(self, gemm: Gemm) -> Estimate:
+        """Return bf16's time, its FLOPs at the other dtype's peak and its bytes wider."""
+        halves = gemm._replace(dtype="bf16")
+        known = self._looked_up(halves)
+        fixed, flops, memory = self.shares(halves)
+        wider = moved_bytes(gemm) / moved_bytes(halves)
+        after = fixed + flops * self._times_bf16[gemm.dtype] + memory * wider
+        error = known.error + expected.GEMM_MATH.error
+        return Estimate(known.duration_us * after, "assumed", error)
+
     def shares(self, gemm: Gemm) -> tuple[float, float, float]:
         """Return the fixed, FLOP-bound and memory-bound fractions of the time; they sum to 1."""
+        if next(self._candidates(gemm), None) is None and self._like_bf16(gemm):
+            halves = gemm._replace(dtype="bf16")
+            fixed, flops, memory = self.shares(halves)
+            flops *= self._times_bf16[gemm.dtype]
+            memory *= moved_bytes(gemm) / moved_bytes(halves)
+            total = fixed + flops + memory
+            return fixed / total, flops / total, memory / total
         law: Law | None = next((family.law for _, _, family in self._candidates(gemm)), None)
         parts = (law or self._analytic(gemm.dtype)).parts(gemm.m, gemm.n, gemm.k)
         fixed, flops = parts.fixed_us / parts.total_us, parts.flops_us / parts.total_us
@@ -290,13 +317,13 @@ class GemmTable:
             )
         return RooflineLaw(
             fixed_us=0.0, flops_per_us=peak * 1e-6, bytes_per_us=self._bandwidth * 1e-6,
-            element_bytes=DTYPE_BYTES[dtype],
+            element_bytes=MATH_BYTES[dtype],
         )  # fmt: skip
 
 
 def moved_bytes(gemm: Gemm) -> int:
     """Return the bytes of A, B and C; an accumulated C is read and written in fp32."""
-    element = DTYPE_BYTES[gemm.dtype]
+    element = MATH_BYTES[gemm.dtype]
     output = element + ACCUMULATE_BYTES if gemm.accumulate else element
     return element * (gemm.m + gemm.n) * gemm.k + output * gemm.m * gemm.n
 

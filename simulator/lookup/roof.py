@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from simulator.estimate import Estimate
@@ -41,5 +42,7 @@ class Roof:
         return Estimate(floor, source, max(estimate.error, min(1.0, lifted)))
 
 
+NO_RATIOS: Final[Mapping[str, float]] = MappingProxyType({})
+"""Of a machine that multiplies only what was timed."""
 NO_ROOF: Final = Roof(flops_per_us={}, bytes_per_us=math.inf, l2_bytes=0)
 """Bounds nothing: for machines without a data sheet."""

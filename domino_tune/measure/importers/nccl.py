@@ -47,6 +47,8 @@ def _read_text(data: bytes, hints: Hints) -> Found:
     used = [table for table in tables if not _is_other(table)] or tables
     rows: list[tuple[str, Any]] = []
     labels = Counter[str]()
+    for table in tables:
+        table.check_stream()
     for table in used:
         group = _table_group(table, hints)
         rows += rows_of(group, table.results, hints)

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from domino_tune.measure.importers.imported import brief
 from domino_tune.measure.importers.nccl_groups import Both, Result, Timing
@@ -41,6 +41,13 @@ ROOTED: Final = ("broadcast",)
 MOST_COLUMNS: Final = 40
 
 
+class Sweep(NamedTuple):
+    """Sizes that rise, of one type, redop and root (``kind``)."""
+
+    kind: tuple[str, ...]
+    sizes: list[int]
+
+
 @dataclass(kw_only=True)
 class Table:
     """Results of one collective on one group; ``ranks``: of each, its group and host."""
@@ -51,6 +58,8 @@ class Table:
     unit_us: float | None = None
     results: list[Result] = field(default_factory=list)
     kinds: set[tuple[str, str]] = field(default_factory=set)
+    sweeps: list[Sweep] = field(default_factory=list)
+    mixed: bool = False
     ended: bool = False
 
     @property
@@ -77,6 +86,31 @@ class Table:
                 "without NCCL_TESTS_SPLIT, or with groups of one shape."
             )
         return next(iter(groups.values()), [])
+
+    def check_stream(self) -> None:
+        """Raise InputError where lines are not in the order in which one process prints them: ranks
+        in turn, then one sweep after another (``-N`` repeats it), then the sums."""
+        first: dict[tuple[str, ...], list[int]] = {}
+        for one in self.sweeps:
+            whole = first.setdefault(one.kind, one.sizes)
+            broke_off = one is self.sweeps[-1] and one.sizes == whole[: len(one.sizes)]
+            self.mixed |= one.sizes != whole and not broke_off
+        if self.mixed:
+            raise InputError(
+                f"{self.place}: the lines of several runs stand mixed in one table, and nothing "
+                "tells which are of which. Give each run a file of its own, or have the launcher "
+                "mark its ranks (mpirun --tag-output, srun --label)."
+            )
+
+    def add(self, result: Result, kind: tuple[str, ...]) -> None:
+        """Add a line of results with the type, redop and root of ``kind``."""
+        self.mixed |= self.ended
+        size, sweep = result[1], self.sweeps[-1] if self.sweeps else None
+        if sweep is None or kind != sweep.kind or size <= sweep.sizes[-1]:
+            self.sweeps.append(Sweep(kind, [size]))
+        else:
+            sweep.sizes.append(size)
+        self.results.append(result)
 
     def check_op(self, op: str) -> None:
         """Raise InputError where the columns redop and root say that ``op`` was not timed."""
@@ -122,7 +156,7 @@ def _tables(lines: Sequence[Line]) -> Iterator[Table]:
         elif text.startswith("#"):
             _note(table, text)
         elif _is_result(table, text):
-            table.results.append(_result(table, line.number, text))
+            table.add(*_result(table, line.number, text))
     yield table
 
 
@@ -149,8 +183,9 @@ def _note(table: Table, text: str) -> None:
     """Take what a remark says of the table."""
     if rank := RANK.match(text):
         number = int(rank[1][:9])
-        if number in table.ranks:  # of a run that ended before it printed results
+        if number == 0:  # what was before is of a run that ended before it printed results
             table.ranks = {}
+        table.mixed |= number != len(table.ranks)
         table.ranks[number] = (rank[2] or "", rank[3])
     elif started := _STARTING.search(text):
         table.program = started[1]
@@ -177,8 +212,9 @@ def _is_result(table: Table, text: str) -> bool:
     return cells[1].isdigit()
 
 
-def _result(table: Table, number: int, text: str) -> Result:
-    """Return a line of results; raise InputError where it is cut off, or is none."""
+def _result(table: Table, number: int, text: str) -> tuple[Result, tuple[str, ...]]:
+    """Return a line of results, and its type, redop and root; raise InputError where it is cut off,
+    or is none."""
     columns = table.columns or _USUAL
     cells = text.split()
     if len(cells) < len(columns):
@@ -199,8 +235,9 @@ def _result(table: Table, number: int, text: str) -> Result:
         result = f"line {number}", int(cells[0]), both
     except ValueError:
         raise InputError(f"line {number}: not a line of nccl-tests: {brief(text)}.") from None
-    table.kinds.add((named.get("redop", named.get("op", "")), named.get("root", "")))
-    return result
+    ways = named.get("redop", named.get("op", "")), named.get("root", "")
+    table.kinds.add(ways)
+    return result, (named.get("type", ""), *ways)
 
 
 def _timing(

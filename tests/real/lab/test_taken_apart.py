@@ -43,7 +43,9 @@ def test_an_iteration_is_taken_apart(plan: SlicePlan) -> None:
     assert all(found.share(kind) > 0 for kind in KINDS)
     assert (found.graph_us, found.why_no_graph) == (None, "a cpu has no CUDA graphs")
     schedule = build_schedule(LLAMA, WORKLOAD, CLUSTER, MEGATRON)
-    assert found.flops == sum(op.signature.flops for op in schedule.ops())
+    executed = sum(op.signature.flops for op in schedule.ops())
+    again = sum(op.signature.flops for op in schedule.ops() if op.role == "attn.core_attn_bwd") / 5
+    assert found.flops == pytest.approx(executed - again)
 
 
 def test_launch_costs_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

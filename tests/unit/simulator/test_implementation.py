@@ -26,7 +26,7 @@ from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS
 from simulator.schedule import COMPUTE, Op, check_order
-from simulator.specs import ClusterSpec, Recompute, Workload
+from simulator.specs import ClusterSpec, Dtype, Recompute, Workload
 from tests.unit.simulator.cases import bundled_profile
 from tests.unit.simulator.small_models import GPT, LLAMA
 
@@ -263,16 +263,17 @@ def test_each_key_of_megatron_te_does_something() -> None:
         cluster=ClusterSpec(tp=4, dp=2),
     )  # fmt: skip
 
-    def measured(implementation: Implementation) -> tuple[int, tuple[int, ...]]:
-        one = replace(case, workload=replace(case.workload, implementation=implementation))
+    def measured(implementation: Implementation, key: str = "") -> tuple[int, tuple[int, ...]]:
+        dtype: Dtype = "fp32" if key == "tf32" else "bf16"
+        workload = replace(case.workload, implementation=implementation, dtype=dtype)
+        one = replace(case, workload=workload)
         plan = replace(MEGATRON, sequence_parallel=False)
         return predict(one, plan).makespan_ns, tuple(peak_memory(one, plan))
 
-    usual = measured(TE)
     for key in KEYS:
         others = {"nccl_algo": "ring", "launch_order": "free"}
         value: Any = others.get(key, not getattr(TE, key))
-        assert measured(replace(TE, **{key: value})) != usual, key
+        assert measured(replace(TE, **{key: value}), key) != measured(TE, key), key
 
 
 def test_compute_ops_are_on_the_compute_lane() -> None:

@@ -6,10 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.model_flops import flops_per_gpu, mfu, model_flops
+from simulator.implementation import IMPLEMENTATIONS
+from simulator.model_flops import executed_flops, flops_per_gpu, mfu, model_flops
+from simulator.ops import Attention, Gemm
+from simulator.plan import MEGATRON
 from simulator.presets import MODELS
-from simulator.specs import ClusterSpec, Workload
+from simulator.specs import ClusterSpec, Recompute, Workload
 from tests.unit.simulator.cases import bundled_profile
 
 
@@ -21,20 +25,83 @@ def case_of(name: str, tp: int = 8, dp: int = 1) -> Case:
     )  # fmt: skip
 
 
+def long_case(
+    name: str, length: int, recompute: Recompute = "none", cp: int = 1, layers: int = 0,
+    implementation: str = "megatron-te",
+) -> Case:  # fmt: skip
+    workload = Workload(
+        seq_length=length, micro_batch_size=1, recompute=recompute, recompute_layers=layers,
+        implementation=IMPLEMENTATIONS[implementation],
+    )  # fmt: skip
+    model = replace(MODELS[name], max_position_embeddings=length)
+    return Case(
+        model=model, workload=workload, cluster=ClusterSpec(tp=8, cp=cp), profile=bundled_profile()
+    )
+
+
+def megatrons(case: Case, padded_vocab: int) -> float:
+    """What num_floating_point_operations in Megatron-LM's training.py adds up, term by term."""
+    m, length = case.model, case.workload.seq_length
+    queries, keys = m.head_dim * m.num_attention_heads, m.head_dim * m.num_key_value_heads
+    qkv, core, out = m.hidden_size * (queries + 2 * keys), queries * length / 2 * 2, queries
+    mlp = m.hidden_size * m.intermediate_size * (3 if m.gated_mlp else 2)
+    layer = qkv + core + out * m.hidden_size + mlp
+    return 3 * 2 * case.tokens * (m.num_hidden_layers * layer + m.hidden_size * padded_vocab)
+
+
 @pytest.mark.parametrize(
     ("name", "vocab"), [("gpt3-13b", 51_200), ("llama3-8b", 129_024), ("llama2-70b", 32_768)]
 )
 def test_megatrons_formula(name: str, vocab: int) -> None:
-    """12·B·s·L·h²·((1 + kv/heads + s/h)·d·heads/h + (ffn/h)·(1.5 if gated) + V/(2·L·h)), with the
-    vocabulary padded to a multiple of 128 × tp."""
+    """With the vocabulary padded to a multiple of 128 × tp."""
     case = case_of(name)
-    m, batch, length = case.model, 12, 2048
-    h, layers = m.hidden_size, m.num_hidden_layers
-    projection = m.head_dim * m.num_attention_heads / h
-    attention = (1 + m.num_key_value_heads / m.num_attention_heads + length / h) * projection
-    mlp = m.intermediate_size / h * (1.5 if m.gated_mlp else 1)
-    expected = 12 * batch * length * layers * h**2 * (attention + mlp + vocab / (2 * layers * h))
-    assert model_flops(case) == pytest.approx(expected, rel=1e-12)
+    assert model_flops(case) == pytest.approx(megatrons(case, vocab), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("length", "cp", "by_hand"),
+    # 32·(h·(6,144 + 4,096 + 3·14,336) + 4,096·length) + h·129,024, six times, times the tokens
+    [(8_192, 1, 4.2180e14), (32_768, 2, 2.3206e15), (131_072, 8, 1.9415e16)],
+)
+def test_long_sequences_count_half_of_their_scores(length: int, cp: int, by_hand: float) -> None:
+    case = long_case("llama3-8b", length, cp=cp)
+    assert model_flops(case) == pytest.approx(by_hand, rel=1e-4)
+    assert model_flops(case) == pytest.approx(megatrons(case, 129_024), rel=1e-12)
+
+
+def test_what_is_executed_has_what_is_computed_again_and_unfused_scores() -> None:
+    plain = long_case("gpt3-13b", 8_192)
+    core = 2 * 40 * plain.model.hidden_size * 8_192 * plain.tokens  # half of the scores, forward
+    forward = 2 * 40 * plain.model.linear_parameters * plain.tokens + core
+    flops = model_flops(plain)
+
+    def executed(recompute: Recompute, layers: int = 0, kernels: str = "megatron-te") -> float:
+        return executed_flops(long_case("gpt3-13b", 8_192, recompute, 1, layers, kernels))
+
+    assert executed("none") == pytest.approx(flops + core / 2)  # queries by keys in backward
+    assert executed("full") == pytest.approx(flops + core / 2 + forward)
+    assert executed("full", 10) == pytest.approx(flops + core / 2 + forward / 4)
+    assert executed("selective") == pytest.approx(flops + 3 * core / 2)
+    assert executed("none", kernels="megatron-2022") == pytest.approx(flops + 3 * core)
+    assert model_flops(long_case("gpt3-13b", 8_192, "full")) == flops
+
+
+@pytest.mark.parametrize("implementation", ["domino-tune", "megatron-2022"])
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+def test_what_is_executed_is_what_the_schedule_holds(
+    recompute: Recompute, implementation: str
+) -> None:
+    workload = Workload(
+        seq_length=256, micro_batch_size=2, recompute=recompute,
+        implementation=IMPLEMENTATIONS[implementation],
+    )  # fmt: skip
+    model, cluster = replace(MODELS["gpt3-1.3b"], num_hidden_layers=4), ClusterSpec(tp=4)
+    case = Case(model=model, workload=workload, cluster=cluster, profile=bundled_profile())
+    ops = build_schedule(model, workload, cluster, MEGATRON).ops()
+    tensor_cores = [op.signature for op in ops if isinstance(op.signature, Gemm | Attention)]
+    assert executed_flops(case) == pytest.approx(
+        cluster.tp * sum(one.flops for one in tensor_cores), rel=1e-6
+    )
 
 
 def test_replicas_add_and_ranks_share() -> None:

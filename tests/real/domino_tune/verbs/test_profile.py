@@ -206,17 +206,8 @@ def test_a_home_that_cannot_be_made_is_said(
         (("--emulate-link", "fast"), "--emulate-link cannot be 'fast'"),
         (("--backend", "nccl", "--emulate-link", "1gbit"), "--emulate-link with --backend gloo"),
         (
-            (
-                "--for-model",
-                "gpt3-175b",
-                "--seq-length",
-                "2048",
-                "--micro-batch-size",
-                "512",
-                "--set",
-                "attention_dropout=0",
-            ),
-            "lower --micro-batch-size",
+            ("--for-model", "llama2-7b", "--seq-length", "4096", "--micro-batch-size", "4096"),
+            " GiB; with --micro-batch-size ",
         ),
         (
             ("--for-model", "gpt3-13b", "--seq-length", "8", "--micro-batch-size", "1"),

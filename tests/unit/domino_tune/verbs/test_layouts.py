@@ -39,8 +39,12 @@ def found(asked: TuneRequest = SMALL) -> LayoutsResult:
 @pytest.mark.sampled(count=1)
 @pytest.mark.parametrize(
     "asked",
-    [replace(SMALL, pp=1, recompute="none"), SMALL],
-    ids=["few layouts", "all layouts"],
+    [
+        replace(SMALL, pp=1, recompute="none"),
+        replace(SMALL, dp=1, cp=1, recompute="full", recompute_layers=1),
+        SMALL,
+    ],
+    ids=["few layouts", "the first layer of a stage recomputed", "all layouts"],
 )
 def test_the_answer_is_that_of_looking_at_every_plan(asked: TuneRequest) -> None:
     result = found(asked)
@@ -79,7 +83,8 @@ def test_numbers_of_a_layout_agree_with_each_other() -> None:
     assert rival is not None
     assert rival.domino_gain == 1.0
     assert rival.iteration_ms <= min(_rivals_ms(result)) + 1e-9  # no row of it contradicts that
-    assert "recomputation of some layers only, or of single ops" in result.not_searched
+    left_out = {"recomputation of some layers only", "recomputation of single ops"}
+    assert left_out <= set(result.not_searched)
     for one in result.layouts:
         assert one.tp * one.pp * one.cp * one.dp == 4
         assert one.dp * one.micro_batch_size * one.grad_accumulation == 4
@@ -94,12 +99,32 @@ def test_numbers_of_a_layout_agree_with_each_other() -> None:
     assert result.best.iteration_ms == pytest.approx(result.layouts[0].iteration_ms)
 
 
+def test_progress_tells_of_bounds_before_plans_are_done() -> None:
+    lines: list[str] = []
+    tune_layouts(replace(SMALL, pp=1, cp=1, dp=2), lines.append)
+    assert "layouts that may fit" in lines[0]
+    assert lines[1].startswith("bounds of 0 of ")
+    assert any("plan done" in line for line in lines)
+
+
 def test_what_is_given_stays() -> None:
     asked = replace(SMALL, pp=2, micro_batch_size=1, recompute="full", sequence_parallel=False)
     for one in tune_layouts(asked).layouts:
         assert (one.pp, one.micro_batch_size, one.recompute) == (2, 1, "full")
         assert not one.plan.sequence_parallel
     assert {one.tp for one in layouts_of(base_of(asked, DISK), replace(asked, tp=2))} == {2}
+
+
+def test_layers_that_are_recomputed_are_a_fixed_setting() -> None:
+    asked = replace(SMALL, dp=1, cp=1, recompute="full", recompute_layers=1)
+    result = found(asked)
+    assert result.best.workload.recompute_layers == 1
+    assert not any("some layers" in text for text in result.not_searched)
+    some = found(replace(asked, recompute_layers=None))
+    assert some.best.workload.recompute_layers == 0
+    assert result.best.iteration_ms < some.best.iteration_ms
+    with pytest.raises(InputError, match="--recompute-layers needs --recompute"):
+        tune_layouts(replace(asked, recompute=None))
 
 
 def test_long_sequences_are_shared() -> None:

@@ -23,7 +23,7 @@ from domino_tune.verbs.measured_runs import check_possible, merged_samples
 from domino_tune.verbs.simulate import simulate
 from simulator.calibration import CalibratedPart, Calibration
 from simulator.errors import InputError
-from simulator.model_flops import mfu
+from simulator.model_flops import executed_per_gpu, mfu
 from simulator.ops import Attention, Gemm
 from simulator.predict import predict
 from simulator.profile import Profile
@@ -73,6 +73,18 @@ def test_what_is_computed_again_counts() -> None:
     check_possible(replace(run, measured_ms=within_ms))
     with pytest.raises(InputError, match="TFLOP/s a GPU"):
         check_possible(run_of(again, within_ms))
+
+
+def test_kernels_skip_the_masked_half() -> None:
+    """Llama 3 8B with 131,072 tokens at six tenths of an H100's peak, as kernels run: with all
+    scores counted it would be above the peak."""
+    asked = {**EIGHT, "model": "llama3-8b", "overrides": "max_position_embeddings=131072",
+             "seq_length": "131072", "cp": "8", "micro_batch_size": "1"}  # fmt: skip
+    run = run_of(asked, 1.0, "h100-dgx")
+    least_ms = 1e3 * executed_per_gpu(run.case, 10**9) / 989.4e12
+    check_possible(replace(run, measured_ms=least_ms / 0.65))
+    with pytest.raises(InputError, match="TFLOP/s a GPU"):
+        check_possible(replace(run, measured_ms=least_ms * 0.99))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])

@@ -24,6 +24,8 @@ from domino_tune.verbs.verdict import DRAWS, _text, contestants_of, verdict_of
 from simulator.calibration import CalibratedPart, Calibration
 from simulator.case import Case
 from simulator.draws import FAMILIES, PLAN_ERROR, Draw, Family
+from simulator.errors import InputError
+from simulator.ordering import order_of
 from simulator.peak import peak_bytes
 from simulator.plan import MEGATRON
 from simulator.predict import predict
@@ -354,3 +356,30 @@ def test_a_simulation_has_the_verdict_on_the_other_side_too() -> None:
 
 def _rows(table: Table) -> object:
     return table.title, table.rows, table.marked, table.notes
+
+
+@pytest.mark.parametrize("strategy", ["userbuffers", "async-tp", "fused"])
+def test_what_a_machine_cannot_run_is_neither_compared_nor_asked_for(strategy: str) -> None:
+    known = load_profile("h200-sxm")
+    cpus = replace(known, power=None, machine=replace(known.machine, backend="gloo"))
+    case = case_of(cpus)
+    assert set(contestants_of(case, chosen_of(case))) == {"megatron", "domino"}
+    asked = SimulateRequest(**{**SMALL, "row_slices": None, "strategy": strategy})
+    with pytest.raises(InputError, match=f"{strategy} is of GPUs, and profile 'h200-sxm' is of"):
+        plan_of(asked, None, case)
+    rival = plan_of(asked, None, case_of())
+    file = replace(simulated().plan_file, plan=rival, order=order_of(case_of(), rival))
+    with pytest.raises(InputError, match="is of GPUs"):
+        plan_of(SimulateRequest(profile="x"), file, case)
+
+
+def test_an_unknown_network_is_the_same_for_all_that_are_compared() -> None:
+    """A factor of all compute moves times alone; one of the network moves the speed-up a little."""
+    case = case_of(load_profile("a100-sxm"), dp=2, implementation="megatron-2022")
+    verdict = judged(case)
+    assert {"network", "host"} <= set(verdict.unsure)
+    assert verdict.unsure.get("kernels", 0.0) < 0.02  # of 12 % that both take longer
+    assert math.isclose(sum(one.chance for one in verdict.contestants), 1.0)
+    baseline, *others = verdict.contestants
+    assert (baseline.low, baseline.high) == (1.0, 1.0)
+    assert all(one.low < one.speedup < one.high for one in others)

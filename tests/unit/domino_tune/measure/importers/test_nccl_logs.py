@@ -282,6 +282,43 @@ def test_ranks_are_told_apart_by_their_marks() -> None:
     assert found.rows == read(one + two).rows
 
 
+def mixed(*texts: str, blocks: int = 1) -> str:
+    """Lines of several processes in one stream, ``blocks`` of each in turn."""
+    left = [text.splitlines() for text in texts]
+    lines = []
+    while any(left):
+        for one in left:
+            lines += one[:blocks]
+            del one[:blocks]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 15, 16])
+@pytest.mark.parametrize("second", [Job(), Job("all_gather_perf"), Job(nodes=2), Job(per_node=4)])
+def test_lines_of_several_runs_without_marks_are_refused(second: Job, blocks: int) -> None:
+    with pytest.raises(InputError, match="the lines of several runs stand mixed in one table"):
+        read(mixed(printed(Job(rate=50.0)), printed(second), blocks=blocks))
+
+
+def test_mixed_sizes_are_refused_with_what_to_do() -> None:
+    rows = printed(Job()).splitlines()
+    first = next(number for number, row in enumerate(rows) if row.split()[0].isdigit())
+    twice = [row for row in rows[first : first + 2] for _ in range(2)]
+    with pytest.raises(InputError, match=r"lines \d+ to \d+: the lines of several"):
+        read("\n".join([*rows[:first], *twice, *rows[first + 2 :]]))
+
+
+@pytest.mark.parametrize("cycles", [2, 3])
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_sweep_may_be_repeated_and_break_off(cycles: int, more: int) -> None:
+    """nccl-tests -N prints its sizes again and again; a job may end in the midst."""
+    rows = printed(Job()).splitlines()
+    first = next(number for number, row in enumerate(rows) if row.split()[0].isdigit())
+    sweep = rows[first : first + 2]
+    found = read("\n".join([*rows[:first], *cycles * sweep, *sweep[:more], *rows[first + 2 :]]))
+    assert [row.samples for row in found.rows] == [cycles + more, cycles]
+
+
 def test_a_mark_that_is_not_known_is_named() -> None:
     with pytest.raises(InputError, match="Lines begin with '<<job 7>>', a mark of no launcher"):
         read(marked(printed(Job()), "<<job 7>> "))

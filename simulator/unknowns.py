@@ -1,0 +1,115 @@
+"""Unknowns: what a profile does not know about a job's implementation and network.
+
+No error of a look-up covers them, since nothing that was timed has them. Each says by how much a
+family of durations may be longer, with a source that is not whole jobs. They make an iteration
+longer only: libraries, drivers and networks that were not timed are older, or have less. What
+measured iterations told about a family (``calibration``) is no longer unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from simulator.case import Case
+from simulator.draws import Draw, Family
+from simulator.issue_order import LayerOrder
+from simulator.ordering import order_of
+from simulator.plan import SlicePlan
+from simulator.predict import predict
+
+
+class Unknown(NamedTuple):
+    """``name``: in a word. ``factors``: of durations, at the slow end of what was timed elsewhere.
+    ``why``: in words."""
+
+    name: str
+    factors: Mapping[Family, float]
+    why: str
+
+    @property
+    def draw(self) -> Draw:
+        """The machine on which it is so."""
+        return Draw(factors=self.factors)
+
+
+KERNELS_OF_2022: Final = Unknown(
+    "kernels",
+    dict.fromkeys(("gemm_forward", "gemm_dgrad", "gemm_wgrad", "attention", "pointwise"), 1.15),
+    "{how} runs kernels of 2022, and the profile times those of today: GEMMs of a Llama 2 layer on "
+    "an H100 took 10 to 15 % longer with the libraries of 2024",
+)
+"""Sources: data/measured/h100_layer_gemms_llama2.csv.gz beside h100_gemm_bf16.csv.gz."""
+HOST_OF_2022: Final = Unknown(
+    "host",
+    {"launch": 11.6},
+    "nobody timed what {how} spends on the host: two hosts that were timed took 5 and 8 times what "
+    "is assumed for a kernel, and plans differ by a factor of two (--cuda-graph leaves it out)",
+)
+"""Assumed launches of a checkpointed layer add up to 0.31 ms. It took 1.6 ms in eager PyTorch
+(``scripts/bench host``), and 2.5 ms in our runtime, by the median of plans that differ by a factor
+of two, so 3.6 ms by the slowest (measurements/h200-sxm); hosts of 2022 were no faster."""
+NETWORK: Final = Unknown(
+    "network",
+    {"collective_between_nodes": 2.0},
+    "nobody timed the network of these nodes, and what is published of nodes with one GPU differs "
+    "by a factor of two",
+)
+"""machines.csv of ai-dynamo/aiconfigurator has 800 Gb/s for each B200, vendors sell 400; A100s are
+sold with 200 Gb/s each (DGX A100) and with less."""
+
+
+class Wider(NamedTuple):
+    """By how much an unknown may make an iteration longer, ns."""
+
+    unknown: Unknown
+    more_ns: int
+
+
+def wider(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> tuple[Wider, ...]:
+    """Return by how much each unknown may make an iteration of ``plan`` longer, if it does."""
+    unknown = unknowns_of(case)
+    if not unknown:
+        return ()
+    order = order or order_of(case, plan)
+    usual_ns = predict(case, plan, order).makespan_ns
+    found = (
+        Wider(one, predict(case.drawn(one.draw), plan, order).makespan_ns - usual_ns)
+        for one in unknown
+    )
+    return tuple(one for one in found if one.more_ns > 0)
+
+
+def highest(middle: float, high: float, more: Iterable[float]) -> float:
+    """Return the upper end of an interval around ``middle``, raised by what is unknown."""
+    return middle + math.hypot(high - middle, *more)
+
+
+def unknowns_of(case: Case) -> tuple[Unknown, ...]:
+    """Return what the profile does not know about the case."""
+    how, told = case.workload.implementation.name, case.cost.draw.errors
+    of_2022 = how == "megatron-2022" and case.profile.machine.backend == "nccl"
+    found = (
+        one._replace(why=one.why.format(how=how))
+        for one, holds in (
+            (KERNELS_OF_2022, of_2022),
+            (HOST_OF_2022, of_2022 and case.cost.launch.mode == "async"),
+            (NETWORK, _crosses_nodes(case) and not _times_nodes(case)),
+        )
+        if holds and not one.factors.keys() <= told.keys()
+    )
+    return tuple(found)
+
+
+def _crosses_nodes(case: Case) -> bool:
+    return case.cluster.world_size > case.cluster.ranks_per_node
+
+
+def _times_nodes(case: Case) -> bool:
+    """Whether the profile has timings of any group over several nodes."""
+    section = case.profile.collectives
+    if section is None:
+        return False
+    rows, fits = section.rows, section.fits
+    return any(row.nodes > 1 for row in rows) or any(fit.nodes > 1 for fit in fits)
