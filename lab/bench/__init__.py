@@ -66,14 +66,6 @@ BENCHES: Final[dict[str, Bench]] = {
     "layouts": _bench("the best layouts on 8 to 4,096 GPUs, with Domino and without",
                       "layouts.layouts"),
     "speed": _bench("the time of a prediction, a search and --help", "speed.speed"),
-    "search": _bench(
-        "evaluations until a search is within 1 % of the fastest plan",
-        "search.search",
-    ),
-    "properties": _bench(
-        "exactness of the engines, memory and schedules on thousands of random cases",
-        "properties.properties",
-    ),
     "h200": _bench(
         "our H200's rows withheld, beside h100-dgx, their clock; records of its stages",
         "h200.h200", "gpu_records.gpu_records",
@@ -81,9 +73,6 @@ BENCHES: Final[dict[str, Bench]] = {
     "runtime": _bench(
         "real CPU ranks: the runtime and applied plans beside torch; an eager host's time",
         "runtime.runtime", "runtime.applied", "runtime.host",
-    ),
-    "tune_measure": _bench(
-        "regret of measured tuning beside measuring all plans", "tune_measure.tune_measure"
     ),
 }  # fmt: skip
 """Benchmarks by name, in the order in which all of them run."""
