@@ -66,7 +66,7 @@ def runtime() -> list[Table]:
         model, workload = MODELS[name]
         for link, bits_per_s in {"loopback": None, "1 Gbit/s": 10**9}.items():
             rounds = _run(
-                "lab.gpu_proof.reference_job:compare",
+                "lab.bench.reference_job:compare",
                 replace(model, num_hidden_layers=2), workload, bits_per_s, rounds=RUNTIME_ROUNDS,
             )  # fmt: skip
             ours, theirs = (

@@ -47,7 +47,7 @@ def admission_cases(stage: Stage) -> Iterator[GpuCase]:
         if kind != "library" or not margin:
             yield GpuCase(
                 name=f"{kind}/{'x'.join(map(str, shape))}/spares {margin}", seconds=SECONDS,
-                measure=partial(_admitted, gate, kind, shape, margin), tell=told,
+                measure=partial(_admitted, gate, kind, shape, margin),
             )  # fmt: skip
 
 
@@ -122,11 +122,3 @@ def _operands(shape: Shape) -> tuple[list[torch.Tensor], list[torch.Tensor], tor
     tokens, out, wide = shape
     x, weight = ([random_bf16(rows, wide) for _ in range(SETS)] for rows in (tokens, out))
     return x, weight, random_bf16(tokens, out)
-
-
-def told(row: Row) -> str:
-    """Return when the last of 16 CTAs got in, by arrival, as shares of the GEMM."""
-    alone_ns = row["alone_ns"]
-    full = [cell for cell in row["cells"] if cell["ctas"] == 16 and cell["rate"] == RATES[-1]]
-    found = ", ".join(f"{c['arrival']} {c['all_in_ns'] / alone_ns:.2f}" for c in full)
-    return f"alone {alone_ns / 1e3:.1f} us; 16 CTAs in after {found} of it"

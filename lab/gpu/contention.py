@@ -63,8 +63,7 @@ def contention_cases(stage: Stage) -> Iterator[GpuCase]:
 
     for work in works():
         yield GpuCase(
-            name=work.case, seconds=SECONDS, measure=partial(beside_collectives, work),
-            tell=slowdowns,
+            name=work.case, seconds=SECONDS, measure=partial(beside_collectives, work)
         )  # fmt: skip
 
 
@@ -74,14 +73,3 @@ def _collective(wire: Wire, cell: Cell) -> Beside:
     traffic = Traffic(StreamQueue(cell.priority).stream, issue)
     key = cell.ctas, cell.rate, cell.priority
     return Beside(asdict(cell), traffic, key, cell.collective_first)
-
-
-def slowdowns(row: Row) -> str:
-    """Return the slowdowns op/collective by CTA count, at the highest rate, as text."""
-    cells = [c for c in row["cells"] if c["rate"] and c["collective_first"] and c["priority"] < 0]
-    found = " ".join(
-        f"c{c['ctas']} {(c['op_ns'] or 0) / row['alone_ns']:.3f}/"
-        f"{(c['collective_ns'] or 0) / c['collective_alone_ns']:.3f}"
-        for c in cells
-    )
-    return f"alone {row['alone_ns'] / 1e3:.1f} us, {found}"

@@ -65,16 +65,4 @@ def copy_cases(stage: Stage) -> Iterator[GpuCase]:
         return arena().row(named, copies().all(), "copy_alone_ns")
 
     for work in works():
-        yield GpuCase(
-            name=work.case, seconds=SECONDS, measure=partial(beside_copies, work), tell=costs
-        )
-
-
-def costs(row: Row) -> str:
-    """Return the slowdowns op/copy by way, of the largest copies, as text."""
-    return ", ".join(
-        f"{cell['way']} {(cell['op_mean_ns'] or 0) / row['alone_ns']:.3f}/"
-        f"{(cell['collective_ns'] or 0) / cell['copy_alone_ns']:.3f}"
-        for cell in row["cells"]
-        if cell["bytes"] == max(SIZES)
-    )
+        yield GpuCase(name=work.case, seconds=SECONDS, measure=partial(beside_copies, work))

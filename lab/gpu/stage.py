@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
@@ -25,25 +26,21 @@ Row = Mapping[str, Any]
 
 
 def release_memory(device: torch.device) -> None:
-    """Release the memory that torch caches."""
+    """Release the memory of the last case: what nothing refers to, and what torch caches."""
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def told_by_name(row: Row) -> str:
-    """Return nothing but that the case was measured."""
-    return "measured"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuCase:
     """One measurement of a stage. ``seconds``: about how long it takes on an H200. ``measure``
-    returns its row; ``complete`` in it is False where the time was up. ``tell`` sums it up."""
+    returns its row; ``complete`` in it is False where the time was up, and ``failed`` says why some
+    of it is missing."""
 
     name: str
     seconds: float
     measure: Callable[[], Row]
-    tell: Callable[[Row], str] = told_by_name
 
 
 def _whole(line: str) -> list[dict[str, Any]]:
@@ -113,7 +110,8 @@ class Stage:
         self.write(
             {"case": case.name, "complete": True, **row, "seconds": seconds, "state": gpu_state()}
         )
-        print(f"{case.name}: {case.tell(row)}, {seconds:.1f} s", flush=True)
+        failed = f", but for {row['failed']}" if row.get("failed") else ""
+        print(f"{case.name}: measured in {seconds:.1f} s{failed}", flush=True)
         return True
 
     def spent(self) -> bool:
