@@ -175,9 +175,11 @@ def leave_out_error(
     stride = max(1, -(-len(table) // _LOOKED_UP_ROWS))
     errors: list[float] = []
     for out in _folds(table, folds):
-        curves = GemmCurves(*_columns(table[~out]), _trend(table[~out], fit, sm_count))
-        for m, n, k, us in table[out][::stride].tolist():
-            errors.append(abs(curves.predict(int(m), int(n), int(k))[0] / us - 1))
+        known = table[~out]
+        m, n, k, us = known.T
+        curves = GemmCurves(m, n, k, us, _trend(known, fit, sm_count))
+        for *shape, measured_us in table[out][::stride].tolist():
+            errors.append(abs(curves.predict(*map(int, shape))[0] / measured_us - 1))
     return float(np.mean(errors))
 
 
@@ -292,11 +294,6 @@ def _sample(table: Floats, count: int) -> Floats:
         len(table), count, replace=False, p=weight / weight.sum()
     )
     return table[np.sort(chosen)]
-
-
-def _columns(table: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    m, n, k, us = table.T
-    return m, n, k, us
 
 
 def _is_training(table: Floats) -> Mask:

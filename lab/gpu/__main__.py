@@ -20,9 +20,8 @@ from typing import Final
 import torch
 
 from lab.gpu.admission import admission_cases
+from lab.gpu.beside import contention_cases, copy_cases
 from lab.gpu.clocks import clock_cases
-from lab.gpu.contention import contention_cases
-from lab.gpu.copies import copy_cases
 from lab.gpu.ops import op_cases, training_cases
 from lab.gpu.proof import proof_cases
 from lab.gpu.stage import GpuCase, Stage

@@ -30,7 +30,7 @@ def test_a_run_exits_with_1_for_a_miss_and_says_what_it_skips(
             raise SkippedError("no facts")
         return lambda: [check_table("checks", [at_most("a", 0.03, value), reported("b", "1")])]
 
-    monkeypatch.setitem(bench.BENCHES, "some", bench.Bench("numbers", ("a.skip", "a.table")))
+    monkeypatch.setitem(bench.BENCHES, "some", ("numbers", "a.skip", "a.table"))
     monkeypatch.setattr("lab.bench.__main__.find", find)
     assert main(["some"]) == code
     printed = capsys.readouterr().out
