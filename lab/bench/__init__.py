@@ -30,7 +30,7 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "accuracy": (
         "errors of look-ups of withheld rows, of the contention law, and of what borrows rows",
-        "accuracy.accuracy", "accuracy.contention", "constants.constants",
+        "accuracy.accuracy", "accuracy.contention", "accuracy.constants",
     ),
     "published": (
         "published runs of Megatron-LM, vLLM and Domino: iteration, memory, intervals",
@@ -49,8 +49,8 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
         "h200.h200", "gpu_records.gpu_records",
     ),
     "runtime": (
-        "real CPU ranks: the runtime and applied plans beside torch; an eager host's time",
-        "runtime.runtime", "runtime.applied", "runtime.host",
+        "real CPU ranks: applied plans beside torch's DTensors; an eager host's time",
+        "runtime.applied", "runtime.host",
     ),
 }  # fmt: skip
 """What each prints, then its parts, ``module.function`` of this package; in the order in which all

@@ -41,7 +41,6 @@ _JITTER: Final = 0.4
 _TRIED_ROWS: Final = 1500
 _TRIED: Final = (15, 1e-3)
 _REFINED: Final = (60, 1e-5)
-_HEAVY_FLOP: Final = 5e9
 # Probability of drawing a row outside the training shapes, relative to one inside.
 _OTHER_WEIGHT: Final = 0.3
 # Larger residuals count linearly: published rows differ from run to run.
@@ -146,8 +145,8 @@ def heldout_error(
 ) -> dict[str, float]:
     """Return the law's mean relative error on withheld (n, k) pairs, in ``rounds`` of the folds.
 
-    Keys: ``training`` (m ≥ 256 in multiples of 8, n and k ≥ 512), ``all``,
-    ``heavy`` (≥ 5 GFLOP). A set without rows has the error of all.
+    Keys: ``training`` (m ≥ 256 in multiples of 8, n and k ≥ 512), ``all``. Without such rows the
+    first is that of all.
     """
     table = _table(rows, MIN_ROWS)
     tested, errors = [], []
@@ -159,7 +158,6 @@ def heldout_error(
     return {
         "training": _mean(error, _is_training(shapes)),
         "all": float(error.mean()),
-        "heavy": _mean(error, 2 * shapes[:, :3].prod(axis=1) >= _HEAVY_FLOP),
     }
 
 

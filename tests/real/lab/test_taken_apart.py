@@ -1,4 +1,4 @@
-"""What an iteration is made of, on a single CPU rank, and where its layers end."""
+"""What an iteration is made of, on a single CPU rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from domino_tune.measure.power_law import COMPUTE as KINDS
 from domino_tune.measure.probes import launch
 from domino_tune.measure.probes.launch import host_costs, mean_costs_us
 from domino_tune.runtime.session import Session
-from lab.bench.reference_job import layer_ends
 from lab.gpu import taken_apart
 from lab.gpu.single_gpu_rank import single_gpu_session
 from lab.gpu.step_breakdown import StepBreakdown
@@ -76,15 +75,3 @@ def test_steps_that_come_late_do_not_count(monkeypatch: pytest.MonkeyPatch) -> N
     assert set(taken_apart._by_kind_us(_session(GPT), MEGATRON, 3)) == set(KINDS)
     with pytest.raises(RunError, match="Only 0 of 6 steps of megatron"):
         taken_apart._by_kind_us(_session(GPT), MEGATRON, 3)
-
-
-def test_layers_end_where_the_head_begins() -> None:
-    ops = [
-        op for op in build_schedule(GPT, WORKLOAD, CLUSTER, MEGATRON).ops() if op.lane == COMPUTE
-    ]
-    (first, last), (first_back, last_back) = layer_ends(ops)
-    assert [ops[i].role for i in (first, last)] == ["attn.norm", "mlp.residual"]
-    assert [ops[i].role for i in (last + 1, first_back - 1)] == ["head.norm", "head.norm_bwd"]
-    assert ops[first_back].layer == ops[last].layer == GPT.num_hidden_layers - 1
-    assert ops[last_back].layer == ops[first].layer == 0
-    assert not ops[last_back + 1].role.startswith(("attn.", "mlp."))

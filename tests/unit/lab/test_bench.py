@@ -9,9 +9,8 @@ import pytest
 from domino_tune.verbs.resolve import baseline_plan
 from lab import bench
 from lab.bench.__main__ import main
-from lab.bench.accuracy import contention
+from lab.bench.accuracy import MEASURED, contention, near_stated
 from lab.bench.baselines import long_case, sliced
-from lab.bench.constants import MEASURED, near_stated
 from lab.bench.published import published
 from lab.bench.runs import Run, b200_runs
 from lab.verdict import SkippedError, at_most, check_table, count_verdicts, reported
