@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Final, NamedTuple
+from typing import Final
 
 from domino_tune.base.tables import Table
 
 Part = Callable[[], Iterable[Table]]
-
-
-class Bench(NamedTuple):
-    """What a benchmark prints, and its parts: ``module.function`` of this package.
-
-    A part that lacks what it needs raises SkippedError; the others still run.
-    """
-
-    prints: str
-    parts: tuple[str, ...]
 
 
 def find(part: str) -> Part:
@@ -28,70 +18,48 @@ def find(part: str) -> Part:
     return found
 
 
-def _bench(prints: str, *parts: str) -> Bench:
-    return Bench(prints, parts)
-
-
-BENCHES: Final[dict[str, Bench]] = {
-    "baselines": _bench(
+BENCHES: Final[dict[str, tuple[str, ...]]] = {
+    "baselines": (
         "Domino's gain over Megatron-LM: eight models at TP 2 to 8; slices of one long sequence",
         "baselines.baselines", "baselines.sequence_slices",
     ),
-    "power": _bench(
-        "what the power cap takes of that gain, at several caps",
-        "power.power",
-    ),
-    "admission": _bench(
+    "power": ("what the power cap takes of that gain, at several caps", "power.power"),
+    "admission": (
         "when a collective gets onto a busy GPU, beside our H200's records; launch orders",
         "admission.admission",
     ),
-    "accuracy": _bench(
+    "accuracy": (
         "errors of look-ups of withheld rows, of the contention law, and of what borrows rows",
-        "accuracy.accuracy", "accuracy.contention", "constants.constants",
+        "accuracy.accuracy", "accuracy.contention", "accuracy.constants",
     ),
-    "published": _bench(
+    "published": (
         "published runs of Megatron-LM, vLLM and Domino: iteration, memory, intervals",
         "published.published",
     ),
-    "memory": _bench(
+    "memory": (
         "published peaks beside predictions, what allocators reserve, and the chance to fit",
         "memory.memory",
     ),
-    "vtrain": _bench(
-        "107 runs of pipelines on A100s, and which of two layouts is faster", "vtrain.vtrain"
-    ),
-    "coverage": _bench(
+    "vtrain": ("107 runs of pipelines on A100s", "vtrain.vtrain"),
+    "coverage": (
         "how many published runs lie in their intervals, by what is known of them",
         "coverage.coverage",
     ),
-    "rivals": _bench(
+    "rivals": (
         "published rivals (Flux, AsyncTP, userbuffers), and verdicts for usual models",
         "rivals.rivals",
     ),
-    "calibrate": _bench(
-        "how well a few measured iterations predict the others", "calibrate.calibrate"
-    ),
-    "layouts": _bench("the best layouts on 8 to 4,096 GPUs, with Domino and without",
-                      "layouts.layouts"),
-    "speed": _bench("the time of a prediction, a search and --help", "speed.speed"),
-    "search": _bench(
-        "evaluations until a search is within 1 % of the fastest plan",
-        "search.search",
-    ),
-    "properties": _bench(
-        "exactness of the engines, memory and schedules on thousands of random cases",
-        "properties.properties",
-    ),
-    "h200": _bench(
+    "calibrate": ("how well a few measured iterations predict the others", "calibrate.calibrate"),
+    "layouts": ("the best layouts on 8 to 4,096 GPUs, with Domino and without", "layouts.layouts"),
+    "speed": ("the time of a prediction, a search and --help", "speed.speed"),
+    "h200": (
         "our H200's rows withheld, beside h100-dgx, their clock; records of its stages",
         "h200.h200", "gpu_records.gpu_records",
     ),
-    "runtime": _bench(
-        "real CPU ranks: the runtime and applied plans beside torch; an eager host's time",
-        "runtime.runtime", "runtime.applied", "runtime.host",
-    ),
-    "tune_measure": _bench(
-        "regret of measured tuning beside measuring all plans", "tune_measure.tune_measure"
+    "runtime": (
+        "real CPU ranks: applied plans beside torch's DTensors; an eager host's time",
+        "runtime.applied", "runtime.host",
     ),
 }  # fmt: skip
-"""Benchmarks by name, in the order in which all of them run."""
+"""What each prints, then its parts, ``module.function`` of this package; in the order in which all
+run. A part that lacks what it needs raises SkippedError; the others still run."""

@@ -7,7 +7,6 @@ ops the mean, as the records have them.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from lab.bench.cases import time_ms
 from lab.bench.facts import REPOSITORY
 from lab.fits.common import records
 from lab.fits.contention import (
+    FAMILIES,
     FILLING,
     FULL_RATE,
     beside_cells,
@@ -44,8 +44,6 @@ from simulator.waves import Waves, waves_of
 
 NAME: Final = "h200-sxm"
 LIMIT: Final = 0.05
-LONG_US: Final = 150.0
-FAMILIES: Final = ("gemm", "attention", "pointwise")
 OPS: Final = 60
 """Ops of a loop that is played; its ends are left out."""
 CTAS_PER_SM: Final[dict[float, int]] = {0.0: 4, FULL_RATE: 2}
@@ -68,7 +66,6 @@ class Cell(NamedTuple):
 
     family: str
     name: str
-    op_us: float
     errors: dict[Rule, Pair]
 
 
@@ -86,16 +83,15 @@ def _beside_records(rows: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) ->
         mine = [cell for cell in cells if cell.family == family]
         error = _error(mine)
         again = _repeated(row for row in rows if row["family"] == family)
-        parts = {f"  {LONG_US:g} us or more": [one for one in mine if one.op_us >= LONG_US]}
-        for name in dict.fromkeys(cell.name for cell in mine):
-            parts[f"  {name}"] = [one for one in mine if one.name == name]
+        names = dict.fromkeys(cell.name for cell in mine)
+        parts = {name: [one for one in mine if one.name == name] for name in names}
         checks += [
             at_most(f"{family}, {len(mine)} cells: the op", LIMIT, error.op),
             at_most(f"{family}: the collective", LIMIT, error.collective),
             *(
-                reported(f"{what}, {len(some)} cells: the collective",
+                reported(f"  {name}, {len(some)} cells: the collective",
                          f"{_error(some).collective:.1%}")
-                for what, some in parts.items() if some
+                for name, some in parts.items()
             ),
             reported("  how far the same cells are apart: the op", f"{again.op:.1%}"),
             reported("  how far the same cells are apart: the collective",
@@ -116,13 +112,12 @@ def _rules(moving: Sequence[Cell], still: Sequence[Cell]) -> Table:
     is off then is when it got in."""
     table = []
     for what, cells in (("moves nothing", still), ("moves bytes", moving)):
-        for part, below_us in (("all", math.inf), ("below 150 us", LONG_US)):
-            some = [one for one in cells if one.family == "gemm" and one.op_us < below_us]
-            errors = [_error(some, rule).collective for rule in RULES]
-            table.append((what, part, str(len(some)), *(f"{error:.1%}" for error in errors)))
+        some = [one for one in cells if one.family == "gemm"]
+        errors = [_error(some, rule).collective for rule in RULES]
+        table.append((what, str(len(some)), *(f"{error:.1%}" for error in errors)))
     return Table(
         title="When a collective gets in beside a GEMM: MAPE of the collective by rule",
-        columns=("collective", "GEMMs", ">cells", *(f">{rule}" for rule in RULES)),
+        columns=("collective", ">cells", *(f">{rule}" for rule in RULES)),
         rows=table,
     )
 
@@ -169,7 +164,7 @@ def _cells(
             fitted[case] = _without(rows, family, case, rate)
         rules = RULES if family == "gemm" else RULES[-1:]
         yield Cell(
-            family, row["name"], row["alone_again_ns"] / 1000,
+            family, row["name"],
             {
                 rule: _off(_played(row, cell, fitted[case], rule), _measured(cell))
                 for rule in rules

@@ -1,4 +1,5 @@
-"""What a GPU's records say, a table a stage: power and clock, admission, copies, other kernels.
+"""What a GPU's records say, a table a stage: power and clock, admission, copies, other kernels,
+plans that ran.
 
 They are read where the stages of ``scripts/gpu-profile`` left them; measurements/README.md says
 which were kept.
@@ -20,10 +21,15 @@ from domino_tune.measure.op_rows import signature_from
 from domino_tune.measure.power_law import COMPUTE
 from domino_tune.store.profiles import load_profile
 from lab.bench.facts import REPOSITORY
+from lab.fidelity.page import choice_checks, detail, worst_errors
+from lab.fidelity.records import setting_from
+from lab.fidelity.scores import Setting, score
 from lab.fits.common import records
+from lab.fits.contention import FULL_RATE
 from lab.fits.power import stage_law, with_collectives
 from lab.gpu.played_plans import LAYERS, PLANS, TP, PlayedPlan
-from lab.verdict import SkippedError, at_most, check_table, reported
+from lab.gpu.step_breakdown import StepBreakdown
+from lab.verdict import Check, SkippedError, at_most, check_table, reported
 from simulator.case import Case
 from simulator.cost import CostModel
 from simulator.power import PowerSection
@@ -41,15 +47,21 @@ FOLDER: Final = "DOMINO_TUNE_GPU_RECORDS"
 """Names the folder of the records; default: this profile's in measurements/."""
 CLOCK_LIMIT: Final = 0.03
 CTAS: Final = 16
-FULL_RATE: Final = 40.0
+PROOF_ERROR: Final = 0.03
+PROOF_REGRET: Final = 0.01
+EMULATED: Final = (
+    "Some layers with the true shards of one rank. Collectives are emulated: their durations are "
+    "the profile's and were not measured. Ops and launches were measured on this GPU before any "
+    "plan ran. link: the way to launch ops. Other columns: results/fidelity.md."
+)
 
 
 def gpu_records() -> list[Table]:
     """Return the tables of all stages that have records. Raise SkippedError where none has."""
     profile, where = load_profile(NAME), Path(os.environ.get(FOLDER) or MEASUREMENTS)
-    clocks, sustained, admission, copies, variants = (
+    clocks, sustained, admission, copies, variants, proof = (
         rows_of(where, stage)
-        for stage in ("clocks", "sustained", "admission", "copies", "variants")
+        for stage in ("clocks", "sustained", "admission", "copies", "variants", "proof")
     )
     tables = [
         *clock_tables(clocks, sustained, profile),
@@ -57,6 +69,7 @@ def gpu_records() -> list[Table]:
         *([admission_table(admission)] if admission else []),
         *([copies_table(copies)] if copies else []),
         *([variant_table(variants, profile)] if variants else []),
+        *proof_tables(proof, profile.machine.peak_tflops["bf16"]),
     ]
     if not tables:
         raise SkippedError(f"no records of these stages in {where}: scripts/gpu-profile")
@@ -209,4 +222,57 @@ def admission_table(rows: Sequence[Row]) -> Table:
         ),
         rows=made,
         notes=("The last two: how much longer than alone.",),
+    )  # fmt: skip
+
+
+# Plans predicted and run -------------------------------------------------------------------------
+
+
+def proof_tables(rows: Sequence[Row], peak_tflops: float) -> list[Table]:
+    """Return the plans' targets and times, and what an iteration is made of."""
+    settings = [setting_from(row["setting"]) for row in rows if "setting" in row]
+    apart = [
+        (row["model"], StepBreakdown(**one)) for row in rows if "apart" in row
+        for one in row["apart"]
+    ]  # fmt: skip
+    return [
+        *([check_table("Emulated on one GPU", proof_checks(settings), [EMULATED]),
+           *detail(settings)] if settings else []),
+        *([apart_table(apart, peak_tflops)] if apart else []),
+    ]  # fmt: skip
+
+
+def proof_checks(settings: Sequence[Setting]) -> list[Check]:
+    """Return the targets beside the measured numbers."""
+    total = score(settings)
+    return [
+        reported("cells (plans of a model, batch and way to launch)", str(total.cells)),
+        reported("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
+        at_most("iteration time, mean absolute error", PROOF_ERROR, total.error),
+        reported("the same at the GPU's speed while plans ran", f"{total.steady_error:.2%}"),
+        *worst_errors(total),
+        *choice_checks(total, PROOF_REGRET),
+    ]
+
+
+def apart_table(found: Sequence[tuple[str, StepBreakdown]], peak_tflops: float) -> Table:
+    """Return the parts of an iteration without communication, by model and plan."""
+    return Table(
+        title="An iteration without communication",
+        columns=(
+            "model", "plan", *(f">{kind}" for kind in COMPUTE), ">outside", ">MFU", ">eager ms",
+            ">graph ms",
+        ),
+        rows=[
+            (
+                model, one.label, *(f"{one.share(kind):.1%}" for kind in COMPUTE),
+                f"{one.outside:.1%}", f"{one.mfu(peak_tflops):.1%}", f"{one.eager_us / 1e3:.2f}",
+                one.why_no_graph or f"{(one.graph_us or 0) / 1e3:.2f}",
+            )
+            for model, one in found
+        ],
+        notes=[
+            "Shares and MFU are of the faster way to launch. outside: waits for launches, and gaps "
+            f"between ops. MFU is relative to {peak_tflops:g} TFLOP/s.",
+        ],
     )  # fmt: skip

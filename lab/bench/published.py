@@ -7,7 +7,7 @@ from statistics import geometric_mean, mean
 from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table
-from lab.bench.cases import make_case, recorded, time_ms, with_heads
+from lab.bench.cases import GPT3_13B, paper_case, recorded, time_ms
 from lab.bench.coverage import held
 from lab.bench.runs import (
     CI_UNKNOWN,
@@ -22,7 +22,6 @@ from lab.verdict import Check, at_most, check_table, verdict
 from simulator.peak import peak_bytes
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict
-from simulator.presets import MODELS
 from simulator.units import GIB, MS_PER_NS
 
 HALF_WIDTH: Final = 0.15
@@ -166,15 +165,15 @@ def _domino() -> list[Table]:
     That run (deepspeedai/DeepSpeed @54a1421, runtime/domino) has more to do than ours: SDPA with
     dropout, contiguous copies, fp16 with Megatron's optimizer. Its GPU, H200 or MI300, is not told.
     """
-    model, rows = with_heads(MODELS["gpt3-13b"], 64), []
+    rows = []
     for tp, target in SHARES.items():
-        found = predict(make_case(model, tp, 1024, 16), MEGATRON)
+        found = predict(paper_case(GPT3_13B, tp), MEGATRON)
         share = found.exposed_ns / found.makespan_ns
         rows.append((
             str(tp), f"{100 * target:.0f}%", f"{100 * share:.1f}%",
             f"{100 * (share - target):+.1f} points", verdict(abs(share - target) <= POINTS),
         ))  # fmt: skip
-    ours = time_ms(make_case(model, 8, 1024, 16), UPSTREAM)
+    ours = time_ms(paper_case(GPT3_13B, 8), UPSTREAM)
     return [
         Table(
             title="Megatron, GPT-3 13B, seq 1024, micro-batch 16: exposed share of an iteration",

@@ -1,5 +1,5 @@
-"""Real torch on this machine's CPU: the runtime beside plain layers, a plan applied to a Hugging
-Face model beside DTensors, and what an eager host spends on a kernel.
+"""Real torch on this machine's CPU: a plan applied to a Hugging Face model beside the runtime's own
+loop and DTensors, and what an eager host spends on a kernel.
 
 A slow baseline would make every speedup look too good. Each round runs all that is compared.
 """
@@ -25,10 +25,9 @@ from simulator.ordering import order_of
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
-Rounds = list[dict[str, Any]]
 RUNTIME_LIMIT: Final = 1.03
 DTENSOR_LIMIT: Final = 1.05
-RUNTIME_ROUNDS, APPLIED_ROUNDS = 15, 40
+ROUNDS: Final = 40
 LAYERS: Final = 4
 PLAN: Final = SlicePlan(row_slices=2, merge_wgrad=True)
 RESAMPLES: Final = 2000
@@ -42,59 +41,21 @@ def need(*modules: str) -> None:
             raise SkippedError(f"no {name}; pip install 'domino_tune[runtime]' transformers")
 
 
-def _run(
-    job: str, model: ModelSpec, workload: Workload, bits_per_s: int | None, **more: Any
-) -> Rounds:
-    """Return what a job reports at TP 2 on a link of that rate (None: loopback)."""
-    payload = {
-        "model": asdict(model),
-        "workload": asdict(workload),
-        "cluster": asdict(ClusterSpec(tp=2, ranks_per_node=1)),
-        **more,
-    }
-    found: Rounds = []
-    spec = LaunchSpec(tp=2, emulate_link_bits_per_s=bits_per_s)
-    run_job(job, payload, spec, on_message=found.append)
-    return found
-
-
-def runtime() -> list[Table]:
-    """Return time ratios of Megatron's schedule and plain layers at TP 2."""
-    need("torch")
-    checks = []
-    for name in ("gpt-small", "llama-small"):
-        model, workload = MODELS[name]
-        for link, bits_per_s in {"loopback": None, "1 Gbit/s": 10**9}.items():
-            rounds = _run(
-                "lab.gpu_proof.reference_job:compare",
-                replace(model, num_hidden_layers=2), workload, bits_per_s, rounds=RUNTIME_ROUNDS,
-            )  # fmt: skip
-            ours, theirs = (
-                statistics.median(one[key] for one in rounds) for key in ("ours_ns", "theirs_ns")
-            )
-            ratios = [one["ours_ns"] / one["theirs_ns"] for one in rounds]
-            low, _, high = statistics.quantiles(ratios, n=4)
-            what = f"{name}, {link}"
-            checks += [
-                at_most(f"{what}: time ratio", RUNTIME_LIMIT, ours / theirs, unit="×", digits=3),
-                reported(f"{what}: middle half of the rounds", f"{low:.3f} – {high:.3f}"),
-            ]
-    return [check_table("Megatron's schedule in the runtime / plain torch layers, TP 2", checks)]
-
-
 def applied() -> list[Table]:
     """Return time ratios of steps of a user's loop at TP 2."""
     need("torch", "transformers")
     model, workload = MODELS["llama-small"]
     model = replace(model, num_hidden_layers=LAYERS)
-    plans = {"plan": _file(model, workload, PLAN), "unsliced": _file(model, workload, MEGATRON)}
+    payload = {
+        "model": asdict(model), "workload": asdict(workload),
+        "cluster": asdict(ClusterSpec(tp=2, ranks_per_node=1)), "rounds": ROUNDS,
+        "plan": _file(model, workload, PLAN), "unsliced": _file(model, workload, MEGATRON),
+    }  # fmt: skip
     checks = []
     for link, bits_per_s in {"loopback": None, "500 Mbit/s": 5 * 10**8}.items():
-        found = _run(
-            "lab.bench.applied_job:compare", model, workload, bits_per_s,
-            rounds=APPLIED_ROUNDS, **plans,
-        )  # fmt: skip
-        rounds = [message for message in found if message["kind"] == "round"]
+        rounds: list[dict[str, Any]] = []
+        spec = LaunchSpec(tp=2, emulate_link_bits_per_s=bits_per_s)
+        run_job("lab.bench.applied_job:compare", payload, spec, on_message=rounds.append)
         checks += [
             *_compared(f"{link}, the plan: applied / in the runtime's own loop", rounds,
                        "applied", "runtime", RUNTIME_LIMIT),
@@ -103,7 +64,7 @@ def applied() -> list[Table]:
             *_compared(f"{link}, the plan, applied / DTensor", rounds, "applied", "dtensor",
                        1.0 if bits_per_s else None),
         ]  # fmt: skip
-    what = f"Steps of llama-small with {LAYERS} layers, {PLAN.label}, {APPLIED_ROUNDS} rounds"
+    what = f"Steps of llama-small with {LAYERS} layers, {PLAN.label}, {ROUNDS} rounds"
     return [check_table(what, checks)]
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from domino_tune.base.tables import Table
 from domino_tune.search import SEARCHES, SearchOptions, SearchResult, SpaceSpec, enumerate_plans
 from domino_tune.search.simulated import SimulatedPlans
-from lab.bench.cases import make_case, with_heads
+from lab.bench.cases import GPT3_13B, paper_case
 from lab.bench.facts import REPOSITORY
 from lab.verdict import verdict
 from simulator.case import Case
@@ -91,13 +91,13 @@ def _help() -> None:
 
 
 def _gpt3_175b() -> Case:
-    return make_case(MODELS["gpt3-175b"], 8, 1024, 16)
+    return paper_case(MODELS["gpt3-175b"], 8)
 
 
 def _find_fastest() -> SearchResult:
     """Search rows 1–16 and columns {1, 2, 4, 8} a block, dgrad pieces tied, with an empty cost
     model."""
-    case = make_case(with_heads(MODELS["gpt3-13b"], 64), 8, 1024, 16)
+    case = paper_case(GPT3_13B, 8)
     space = enumerate_plans(case.model, case.workload, spec=SpaceSpec(dgrad_slices=()))
     plans = SimulatedPlans(case=replace(case), plans=space)  # a copy has no cached look-ups
     return SEARCHES["exhaustive"](plans, SearchOptions()).within(space)

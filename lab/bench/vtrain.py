@@ -1,19 +1,17 @@
-"""Published iterations of pipelines beside predictions, and which of two layouts is faster."""
+"""Published iterations of pipelines beside predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import combinations, groupby
+from collections.abc import Sequence
+from itertools import groupby
 from statistics import mean, median
 from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table
 from lab.bench.cases import time_ms
-from lab.bench.runs import Run, b200_runs, vtrain_runs
+from lab.bench.runs import Run, vtrain_runs
 from lab.verdict import at_most, check_table, reported
 
-NOISE: Final = 0.05
-"""Layouts whose measured times differ by less are not ordered."""
 HOST_MS: Final = 1.6
 """What a layer and micro-batch takes an eager host at least (``scripts/bench runtime``): rows that
 are predicted to take less are in the host's hands."""
@@ -49,12 +47,9 @@ class Row(NamedTuple):
 
 
 def vtrain() -> list[Table]:
-    """Return errors of vTrain's rows by kind, and how often two layouts are ordered rightly."""
-    whole = [run for run in b200_runs() if run.case.workload.grad_accumulation == 32]
-    rows, b200 = (
-        [Row(run, time_ms(run.case, run.plan)) for run in runs] for runs in (vtrain_runs(), whole)
-    )
-    return [_large(rows), _kinds(rows), _checks(rows, b200)]
+    """Return vTrain's rows of large models, and the errors of all by kind."""
+    rows = [Row(run, time_ms(run.case, run.plan)) for run in vtrain_runs()]
+    return [_large(rows), _kinds(rows), _checks(rows)]
 
 
 def _large(rows: Sequence[Row]) -> Table:
@@ -85,15 +80,8 @@ def _kinds(rows: Sequence[Row]) -> Table:
     )
 
 
-def _checks(rows: Sequence[Row], b200: Sequence[Row]) -> Table:
+def _checks(rows: Sequence[Row]) -> Table:
     device = [one for one in rows if one.kind != "in the host's hands"]
-    pairs = {
-        "vTrain, all": list(_pairs(rows)),
-        "vTrain, of the device": list(_pairs(device)),
-        "vTrain, large models": list(_pairs(one for one in rows if one.kind == "large models")),
-        "B200": list(_pairs(b200)),
-    }
-    every = [*pairs["vTrain, all"], *pairs["B200"]]
     return check_table(
         "Pipelines against their limits",
         [
@@ -102,33 +90,5 @@ def _checks(rows: Sequence[Row], b200: Sequence[Row]) -> Table:
                 f"the same of the {len(device)} runs of the device",
                 f"{mean(abs(one.error) for one in device):.2%}",
             ),
-            at_most(
-                f"pairs of layouts ordered wrongly, of {len(every)}", 0.05, 1 - mean(every)
-            ),
-            *(
-                reported(f"{what}: right", f"{sum(right)} of {len(right)}")
-                for what, right in pairs.items()
-            ),
         ],
-        notes=[
-            "A pair: two layouts of one model, by tokens a second and GPU, whose measured values "
-            f"differ by {NOISE:.0%} or more."
-        ],
-    )  # fmt: skip
-
-
-def _pairs(rows: Iterable[Row]) -> Iterable[bool]:
-    """Yield for each pair of layouts of one model whether the faster one is predicted."""
-    ordered = sorted(rows, key=lambda one: repr(one.run.case.model))
-    for _, group in groupby(ordered, key=lambda one: one.run.case.model):
-        for one, other in combinations(group, 2):
-            if one.run.case.cluster == other.run.case.cluster:
-                continue
-            ratio = _rate(one, one.run.measured_ms) / _rate(other, other.run.measured_ms)
-            if max(ratio, 1 / ratio) >= 1 + NOISE:
-                yield (_rate(one, one.ms) > _rate(other, other.ms)) == (ratio > 1)
-
-
-def _rate(one: Row, ms: float) -> float:
-    """Return tokens a ms and GPU."""
-    return one.run.case.tokens / ms / one.run.case.cluster.world_size
+    )

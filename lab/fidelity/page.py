@@ -11,7 +11,7 @@ from typing import Final
 from domino_tune.base.tables import Table
 from lab.fidelity.scores import MIN_SPREAD, Score, Setting, score
 from lab.fidelity.settings import ALWAYS_TWO, TUNED
-from lab.markdown import markdown_rows
+from lab.markdown import markdown_section
 from lab.verdict import Check, at_least, at_most, check_table, reported
 
 ERROR: Final = 0.03
@@ -167,15 +167,8 @@ def _speedups(settings: Sequence[Setting]) -> list[Table]:
 
 def markdown(settings: Sequence[Setting], machine: str, title: str) -> str:
     """Return the report as a Markdown page."""
-    return page(_HEAD.format(machine=machine, title=title), tables(settings, title))
-
-
-def page(head: str, shown: Sequence[Table]) -> str:
-    """Return ``head`` and the tables as Markdown."""
-    parts = [head]
-    for table in shown:
-        parts.append(f"## {table.title}\n\n{markdown_rows(table)}\n")
-    return "\n".join(parts)
+    head = _HEAD.format(machine=machine, title=title)
+    return "\n".join([head, *map(markdown_section, tables(settings, title))])
 
 
 def to_json(settings: Sequence[Setting], machine: str) -> str:

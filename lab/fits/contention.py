@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +21,7 @@ from domino_tune.measure.contention_law import SHARED_LINKS
 from domino_tune.measure.importers.imported import text_of
 from domino_tune.measure.importers.tables import count, microseconds
 from domino_tune.measure.importers.tables import records as lines
-from lab.fits.common import ASSUMED_ERROR, Floats, mape, robust, rounded, withheld
+from lab.fits.common import ASSUMED_ERROR, Cell, Floats, mape, robust, rounded, withheld
 from simulator.contention import ComputeContention, ContentionFit, Slowdown
 from simulator.errors import InputError
 from simulator.lookup import FitKind
@@ -52,6 +52,37 @@ STREAMS: Final[dict[str, int]] = {"layernorm": 2, "gelu": 2, "add": 3}
 _ELEMENT_BYTES: Final = 2
 _LINEAR_ABOVE: Final = 0.02
 _NOTHING: Final = 1e-9
+"""A parameter at its lower bound comes back as 1e-20."""
+
+
+def fit_withheld(
+    cells: Sequence[Cell],
+    key: Callable[[Cell], Any],
+    shares: Callable[[Floats, Sequence[Cell], Sequence[Cell]], Floats],
+    start: tuple[float, ...],
+    bounds: tuple[tuple[float, ...], tuple[float, ...]],
+    *,
+    scaled: bool = False,
+) -> tuple[Floats, float]:
+    """Return the parameters of least error, and the MAPE of each key's cells by the others' law.
+
+    ``shares`` returns what a law of ``known`` cells with these parameters predicts of ``asked``
+    cells, over what was measured. Raise InputError for fewer than two keys.
+    """
+
+    def solve(some: Sequence[Cell]) -> Floats:
+        found = robust(
+            lambda p: np.log(shares(p, some, some)),
+            start, bounds, linear_above=_LINEAR_ABOVE, scaled=scaled,
+        )  # fmt: skip
+        return np.where(found < _NOTHING, 0.0, found)
+
+    def off(others: list[Cell], mine: list[Cell]) -> list[float]:
+        errors: list[float] = np.abs(shares(solve(others), others, mine) - 1.0).tolist()
+        return errors
+
+    left_out = withheld(cells, key, off)
+    return solve(cells), rounded(float(np.mean(left_out)), 3)
 
 
 # A GEMM and an all-reduce that start together ----------------------------------------------------
@@ -104,23 +135,16 @@ def read_overlap(data: bytes) -> tuple[Overlap, ...]:
 def fit_overlap(cells: Sequence[Overlap], *, sm_count: int) -> OverlapFit:
     """Fit the law to all cells; ``leave_shape_out_error`` predicts each shape from the others."""
 
-    def solve(some: Sequence[Overlap]) -> Floats:
-        times = _together(some)
-        return robust(
-            lambda p: np.log(predict(p, some, sm_count) / times),
-            _OVERLAP_START, _OVERLAP_BOUNDS, linear_above=_LINEAR_ABOVE, scaled=True,
-        )  # fmt: skip
+    def shares(p: Floats, _: Sequence[Overlap], asked: Sequence[Overlap]) -> Floats:
+        return np.asarray(predict(p, asked, sm_count) / _together(asked))
 
-    def off(others: list[Overlap], mine: list[Overlap]) -> list[float]:
-        predicted = predict(solve(others), mine, sm_count)
-        return list(np.abs(predicted / _together(mine) - 1.0))
-
-    left_out = withheld(cells, lambda cell: cell.shape, off)
-    found = solve(cells)
+    found, left_out = fit_withheld(
+        cells, lambda cell: cell.shape, shares, _OVERLAP_START, _OVERLAP_BOUNDS, scaled=True
+    )
     sms_per_cta, compute, collective, constant = (rounded(float(p)) for p in found)
     return OverlapFit(
         sms_per_cta=sms_per_cta, compute_factor=compute, collective_factor=collective,
-        constant_us=constant, leave_shape_out_error=rounded(float(np.mean(left_out)), 3),
+        constant_us=constant, leave_shape_out_error=left_out,
         error=rounded(mape(predict(found, cells, sm_count), _together(cells)), 3),
     )  # fmt: skip
 
@@ -189,27 +213,15 @@ def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> ComputeContention:
             family=family, sms_per_cta=per_cta, factor=factor, us_per_cta=us, error=error
         )  # fmt: skip
 
-    def shares(parameters: Floats, some: Sequence[Beside]) -> Floats:
-        """Return slowdowns by the law over those measured."""
-        law = law_of(parameters.tolist())
-        predicted = np.array([law.slowdown(one.ctas, sm_count, one.alone_us) for one in some])
-        return np.asarray(predicted / np.array([one.slowdown for one in some]))
+    def shares(p: Floats, _: Sequence[Beside], asked: Sequence[Beside]) -> Floats:
+        law = law_of(p.tolist())
+        predicted = np.array([law.slowdown(one.ctas, sm_count, one.alone_us) for one in asked])
+        return np.asarray(predicted / np.array([one.slowdown for one in asked]))
 
-    def solve(some: Sequence[Beside]) -> Floats:
-        found = robust(
-            lambda p: np.log(shares(p, some)),
-            _BESIDE_START, _BESIDE_BOUNDS, linear_above=_LINEAR_ABOVE,
-        )  # fmt: skip
-        # A parameter at its lower bound comes back as 1e-20.
-        return np.where(found < _NOTHING, 0.0, found)
-
-    def off(others: Sequence[Beside], mine: Sequence[Beside]) -> list[float]:
-        errors: list[float] = np.abs(shares(solve(others), mine) - 1).tolist()
-        return errors
-
-    left_out = withheld(cells, lambda cell: cell.case, off)
-    numbers = [rounded(float(value)) for value in solve(cells)]
-    return law_of(numbers, rounded(float(np.mean(left_out)), 3))
+    found, left_out = fit_withheld(
+        cells, lambda cell: cell.case, shares, _BESIDE_START, _BESIDE_BOUNDS
+    )
+    return law_of([rounded(float(value)) for value in found], left_out)
 
 
 # Collectives while ops stream --------------------------------------------------------------------
@@ -239,39 +251,27 @@ class MemoryFit(NamedTuple):
 def fit_memory(cells: Sequence[Streamed], attained_gb_s: float) -> MemoryFit:
     """Fit the law to all cells. Raise InputError for fewer than two cases."""
 
-    def fit_of(parameters: Floats, some: Sequence[Streamed]) -> MemoryFit:
-        factor, wait, by_cta = map(float, parameters)
-        busiest = max(cell.gb_s for cell in some) / attained_gb_s
-        queue = MemoryQueue(
-            attained_gb_s=attained_gb_s, busiest=busiest, wait=wait, by_cta=by_cta, error=0.0
+    def law_of(p: Sequence[float], known: Sequence[Streamed]) -> MemoryQueue:
+        busiest = max(cell.gb_s for cell in known) / attained_gb_s
+        return MemoryQueue(
+            attained_gb_s=attained_gb_s, busiest=busiest, wait=p[1], by_cta=p[2], error=0.0
         )
-        return MemoryFit(queue, factor)
 
-    def shares(fit: MemoryFit, some: Sequence[Streamed]) -> Floats:
-        """Return slowdowns by the law over those measured."""
-        waits = [fit.factor * fit.law.slowdown(cell.gb_s, cell.ctas) for cell in some]
-        return np.asarray(np.array(waits) / np.array([cell.slowdown for cell in some]))
+    def shares(p: Floats, known: Sequence[Streamed], asked: Sequence[Streamed]) -> Floats:
+        law = law_of(p.tolist(), known)
+        waits = [float(p[0]) * law.slowdown(cell.gb_s, cell.ctas) for cell in asked]
+        return np.asarray(np.array(waits) / np.array([cell.slowdown for cell in asked]))
 
-    def solve(some: Sequence[Streamed]) -> MemoryFit:
-        found = robust(
-            lambda p: np.log(shares(fit_of(p, some), some)),
-            _QUEUE_START, _QUEUE_BOUNDS, linear_above=_LINEAR_ABOVE,
-        )  # fmt: skip
-        return fit_of(found, some)
-
-    def off(others: Sequence[Streamed], mine: Sequence[Streamed]) -> list[float]:
-        errors: list[float] = np.abs(shares(solve(others), mine) - 1).tolist()
-        return errors
-
-    left_out = withheld(cells, lambda cell: cell.case, off)
-    law, factor = solve(cells)
+    found, left_out = fit_withheld(
+        cells, lambda cell: cell.case, shares, _QUEUE_START, _QUEUE_BOUNDS
+    )
+    law = law_of([rounded(float(value), 3) for value in found], cells)
     return MemoryFit(
-        MemoryQueue(
-            attained_gb_s=rounded(attained_gb_s, 4), busiest=rounded(law.busiest, 3),
-            wait=rounded(law.wait, 3), by_cta=rounded(law.by_cta, 3),
-            error=rounded(float(np.mean(left_out)), 3),
+        replace(
+            law, attained_gb_s=rounded(attained_gb_s, 4), busiest=rounded(law.busiest, 3),
+            error=left_out,
         ),
-        rounded(factor),
+        rounded(float(found[0])),
     )  # fmt: skip
 
 

@@ -41,7 +41,6 @@ _JITTER: Final = 0.4
 _TRIED_ROWS: Final = 1500
 _TRIED: Final = (15, 1e-3)
 _REFINED: Final = (60, 1e-5)
-_HEAVY_FLOP: Final = 5e9
 # Probability of drawing a row outside the training shapes, relative to one inside.
 _OTHER_WEIGHT: Final = 0.3
 # Larger residuals count linearly: published rows differ from run to run.
@@ -146,8 +145,8 @@ def heldout_error(
 ) -> dict[str, float]:
     """Return the law's mean relative error on withheld (n, k) pairs, in ``rounds`` of the folds.
 
-    Keys: ``training`` (m ≥ 256 in multiples of 8, n and k ≥ 512), ``all``,
-    ``heavy`` (≥ 5 GFLOP). A set without rows has the error of all.
+    Keys: ``training`` (m ≥ 256 in multiples of 8, n and k ≥ 512), ``all``. Without such rows the
+    first is that of all.
     """
     table = _table(rows, MIN_ROWS)
     tested, errors = [], []
@@ -159,7 +158,6 @@ def heldout_error(
     return {
         "training": _mean(error, _is_training(shapes)),
         "all": float(error.mean()),
-        "heavy": _mean(error, 2 * shapes[:, :3].prod(axis=1) >= _HEAVY_FLOP),
     }
 
 
@@ -175,9 +173,11 @@ def leave_out_error(
     stride = max(1, -(-len(table) // _LOOKED_UP_ROWS))
     errors: list[float] = []
     for out in _folds(table, folds):
-        curves = GemmCurves(*_columns(table[~out]), _trend(table[~out], fit, sm_count))
-        for m, n, k, us in table[out][::stride].tolist():
-            errors.append(abs(curves.predict(int(m), int(n), int(k))[0] / us - 1))
+        known = table[~out]
+        m, n, k, us = known.T
+        curves = GemmCurves(m, n, k, us, _trend(known, fit, sm_count))
+        for *shape, measured_us in table[out][::stride].tolist():
+            errors.append(abs(curves.predict(*map(int, shape))[0] / measured_us - 1))
     return float(np.mean(errors))
 
 
@@ -292,11 +292,6 @@ def _sample(table: Floats, count: int) -> Floats:
         len(table), count, replace=False, p=weight / weight.sum()
     )
     return table[np.sort(chosen)]
-
-
-def _columns(table: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    m, n, k, us = table.T
-    return m, n, k, us
 
 
 def _is_training(table: Floats) -> Mask:

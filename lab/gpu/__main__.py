@@ -1,12 +1,12 @@
 """Measure one GPU in stages of minutes; each leaves valid files and can continue.
 
 ``ops``: layers of all presets, in place, as one rank of N. ``training``: the same where weight
-gradients add up and layers are recomputed. ``waves``: at further token counts, log-spaced and
-around steps of whole waves. ``variants``: other frameworks' kernels for the same mathematics.
-``sustained``: ops of CUDA graphs at the clock of a long run. ``clocks``: power and clock while
-whole steps run. ``launch``: host costs, graphs. ``contention``: ops beside emulated collectives.
-``admission``: when such a collective gets in. ``copies``: ops beside copy engines. Raw results go
-to one JSON-lines file per stage, next to the profile.
+gradients add up and layers are recomputed. ``variants``: other frameworks' kernels for the same
+mathematics. ``sustained``: ops of CUDA graphs at the clock of a long run. ``clocks``: power and
+clock while whole steps run. ``contention``: ops beside emulated collectives. ``admission``: when
+such a collective gets in. ``copies``: ops beside copy engines. ``proof``: plans predicted and run,
+as rank 0 of eight. Raw results go to one JSON-lines file per stage, next to the profile;
+``scripts/bench h200`` prints their tables.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from typing import Final
 import torch
 
 from lab.gpu.admission import admission_cases
+from lab.gpu.beside import contention_cases, copy_cases
 from lab.gpu.clocks import clock_cases
-from lab.gpu.contention import contention_cases
-from lab.gpu.copies import copy_cases
-from lab.gpu.launches import launch_cases
-from lab.gpu.op_stages import between_cases, op_cases, training_cases
+from lab.gpu.ops import op_cases, training_cases
+from lab.gpu.proof import proof_cases
 from lab.gpu.stage import GpuCase, Stage
 from lab.gpu.sustained import sustained_cases
 from lab.gpu.variants import variant_cases
 
 STAGES: Final[dict[str, Callable[[Stage], Iterator[GpuCase]]]] = {
-    "ops": op_cases, "training": training_cases, "waves": between_cases,
-    "variants": variant_cases, "sustained": sustained_cases, "clocks": clock_cases,
-    "launch": launch_cases, "contention": contention_cases, "admission": admission_cases,
-    "copies": copy_cases,
+    "ops": op_cases, "training": training_cases, "variants": variant_cases,
+    "sustained": sustained_cases, "clocks": clock_cases, "contention": contention_cases,
+    "admission": admission_cases, "copies": copy_cases, "proof": proof_cases,
 }  # fmt: skip
 
 

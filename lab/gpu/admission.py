@@ -1,7 +1,7 @@
 """Admission: when an emulated collective gets in that meets a GEMM, and what both then take.
 
-GEMMs have one wave of tiles, one and a half, two, four or ten, of the library's kernels and of a
-persistent one, each with some SMs that it leaves free.
+GEMMs have one wave of tiles, one and a half, two, four or ten; the library is asked to leave some
+SMs free, or none.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def admission_cases(stage: Stage) -> Iterator[GpuCase]:
         if kind != "library" or not margin:
             yield GpuCase(
                 name=f"{kind}/{'x'.join(map(str, shape))}/spares {margin}", seconds=SECONDS,
-                measure=partial(_admitted, gate, kind, shape, margin), tell=told,
+                measure=partial(_admitted, gate, kind, shape, margin),
             )  # fmt: skip
 
 
@@ -83,7 +83,8 @@ def median_meeting(found: Sequence[Meeting]) -> dict[str, Any]:
 
 
 def _library(shape: Shape, margin: int) -> Work:
-    x, weight, _ = _operands(shape)
+    tokens, out, wide = shape
+    x, weight = ([random_bf16(rows, wide) for _ in range(SETS)] for rows in (tokens, out))
     return lambda call: F.linear(x[call % SETS], weight[call % SETS])
 
 
@@ -103,30 +104,7 @@ def _spared(shape: Shape, margin: int) -> Work:
     return work
 
 
-def _persistent(shape: Shape, margin: int) -> Work:
-    from lab.gpu.kernels import persistent_linear
-
-    x, weight, out = _operands(shape)
-    ctas = torch.cuda.get_device_properties(0).multi_processor_count - margin
-    return lambda call: persistent_linear(x[call % SETS], weight[call % SETS], out, ctas)
-
-
 MAKERS: Final[dict[str, Callable[[Shape, int], Work]]] = {
-    "library": _library, "spared": _spared, "persistent": _persistent,
+    "library": _library, "spared": _spared,
 }  # fmt: skip
-"""cuBLAS as it is; cuBLASLt, asked to leave SMs free (its SM_COUNT_TARGET); our kernel on so many
-SMs fewer."""
-
-
-def _operands(shape: Shape) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
-    tokens, out, wide = shape
-    x, weight = ([random_bf16(rows, wide) for _ in range(SETS)] for rows in (tokens, out))
-    return x, weight, random_bf16(tokens, out)
-
-
-def told(row: Row) -> str:
-    """Return when the last of 16 CTAs got in, by arrival, as shares of the GEMM."""
-    alone_ns = row["alone_ns"]
-    full = [cell for cell in row["cells"] if cell["ctas"] == 16 and cell["rate"] == RATES[-1]]
-    found = ", ".join(f"{c['arrival']} {c['all_in_ns'] / alone_ns:.2f}" for c in full)
-    return f"alone {alone_ns / 1e3:.1f} us; 16 CTAs in after {found} of it"
+"""cuBLAS as it is; cuBLASLt, asked to leave SMs free (its SM_COUNT_TARGET)."""

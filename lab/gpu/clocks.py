@@ -47,7 +47,7 @@ def clock_cases(stage: Stage) -> Iterator[GpuCase]:
     ]
     for name, measure, withheld in activities:
         yield GpuCase(
-            name=name, seconds=SECONDS + 5, tell=told,
+            name=name, seconds=SECONDS + 5,
             measure=lambda measure=measure, withheld=withheld: {  # type: ignore[misc]
                 "withheld": withheld, **measure(),
             },
@@ -108,11 +108,3 @@ def late_step(steps_ns: list[float], power_w: float, after_s: float) -> dict[str
         return {}
     step_ms = statistics.median(late_ns) / 1e6
     return {"step_ms": step_ms, "step_j": power_w * step_ms / 1e3}
-
-
-def told(row: Row) -> str:
-    """Return clock and power, and what a step takes of time and energy."""
-    text = f"{row['clock_mhz']:.0f} MHz, {row['power_w']:.0f} W"
-    if "step_ms" in row:
-        text += f", {row['step_ms']:.2f} ms and {row['step_j']:.2f} J a step"
-    return text

@@ -1,7 +1,8 @@
 """Ops in place on one GPU: a single rank plays layers of the presets as one of N would.
 
 A signature's time is the median over all plans that have it, minus the empty span of two events.
-Cases come in order of use, so that a time limit may end the list anywhere.
+Cases come in order of use, so that a time limit may end the list anywhere. What a case found joins
+the stage's profile.
 """
 
 from __future__ import annotations
@@ -9,23 +10,35 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
 
+from domino_tune.measure.collect import add_message
+from domino_tune.measure.op_rows import SECTIONS, measured_ops
 from domino_tune.runtime.clock import empty_ns, probing_clock, was_late
 from domino_tune.runtime.session import Session
-from lab.gpu.stage import release_memory
+from lab.gpu.played_plans import TP, TWO_SLICES
+from lab.gpu.single_gpu_rank import single_gpu_session
+from lab.gpu.stage import GpuCase, Row, Stage, release_memory
 from simulator.build import build_schedule
 from simulator.ops import Collective, Signature
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
+from simulator.provenance import Provenance
 from simulator.schedule import COMPUTE
 from simulator.slicing import SEQUENCE_ROW_SLICES
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
+MEASURED: Final = Provenance(
+    kind="measured",
+    source="scripts/gpu-profile: one GPU, the runtime's own ops on a single rank's shard",
+)
+SECONDS: Final = 10.0
+TRAINING_PLANS: Final = (MEGATRON, TWO_SLICES)
 LAYERS: Final = 2
 WARM_UP: Final = 2
 STEPS: Final = (3, 12)
@@ -61,6 +74,48 @@ class OpsCase:
     def cluster(self) -> ClusterSpec:
         """Return the cluster that the rank is a part of, in its own view."""
         return ClusterSpec(tp=self.tp)
+
+
+def op_cases(stage: Stage) -> Iterator[GpuCase]:
+    """Yield the presets' own batches."""
+    return played(stage, ops_cases(memory_bytes(stage.device)))
+
+
+def training_cases(stage: Stage) -> Iterator[GpuCase]:
+    """Yield the presets at TP 8 with two micro-batches a step, where weight gradients add to fp32
+    sums, and with every layer recomputed."""
+    cases = (
+        replace(
+            case, plans=TRAINING_PLANS,
+            workload=replace(case.workload, grad_accumulation=2, recompute="full"),
+        )
+        for case in ops_cases(memory_bytes(stage.device))
+        if case.tp == TP
+    )  # fmt: skip
+    return played(stage, cases)
+
+
+def played(stage: Stage, cases: Iterable[OpsCase]) -> Iterator[GpuCase]:
+    """Yield the cases as measurements whose rows also join the stage's profile."""
+    for case in cases:
+        yield GpuCase(name=case.name, seconds=SECONDS, measure=partial(_played, stage, case))
+
+
+def _played(stage: Stage, case: OpsCase) -> Row:
+    session = single_gpu_session(case.model, case.workload, case.cluster, stage.device)
+    return joining(stage, session, case)
+
+
+def joining(stage: Stage, session: Session, case: OpsCase) -> Row:
+    """Play the case on ``session``; its rows join the stage's profile."""
+    message = play_case(session, case, measured_ops(stage.profile), stage.stop_at)
+    grown = add_message(stage.profile, message)
+    known = {kind: getattr(grown, kind) for kind in SECTIONS}
+    stage.profile = replace(
+        grown,
+        **{kind: replace(one, provenance=MEASURED) for kind, one in known.items() if one},
+    )
+    return message
 
 
 def ops_cases(memory_bytes: float) -> Iterator[OpsCase]:
@@ -158,7 +213,6 @@ def play_case(
         seen |= news
     return {
         "kind": "plan",
-        "case": case.name,
         "complete": complete,
         "failed": failed,
         "late_steps": late,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import shutil
+import subprocess
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -18,32 +21,56 @@ from domino_tune.measure.gpu.replays import CaptureError
 from domino_tune.measure.machine import machine_of
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.store.profiles import load_profile, save_profile
-from lab.gpu.state import gpu_state, heat
 from simulator.profile import Profile
 
 Row = Mapping[str, Any]
+_FIELDS: Final = (
+    "clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_event_reasons.active",
+)  # fmt: skip
+
+
+def gpu_state() -> dict[str, str]:
+    """Return clocks (MHz), power (W), temperature and the reasons for the clock; empty without
+    nvidia-smi."""
+    if shutil.which("nvidia-smi") is None:
+        return {}
+    query = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if query.returncode:
+        return {}
+    values = query.stdout.splitlines()[0].split(",")
+    return {name: value.strip() for name, value in zip(_FIELDS, values, strict=False)}
+
+
+def heat(seconds: float = 2.0) -> None:
+    """Bring the GPU to a long run's clock: a large bf16 GEMM, repeated for about ``seconds``."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    stop_at = time.monotonic() + seconds
+    while time.monotonic() < stop_at:
+        for _ in range(8):
+            torch.mm(a, b, out=out)
+        torch.cuda.synchronize()
 
 
 def release_memory(device: torch.device) -> None:
-    """Release the memory that torch caches."""
+    """Release the memory of the last case: what nothing refers to, and what torch caches."""
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def told_by_name(row: Row) -> str:
-    """Return nothing but that the case was measured."""
-    return "measured"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuCase:
     """One measurement of a stage. ``seconds``: about how long it takes on an H200. ``measure``
-    returns its row; ``complete`` in it is False where the time was up. ``tell`` sums it up."""
+    returns its row; ``complete`` in it is False where the time was up, and ``failed`` says why some
+    of it is missing."""
 
     name: str
     seconds: float
     measure: Callable[[], Row]
-    tell: Callable[[Row], str] = told_by_name
 
 
 def _whole(line: str) -> list[dict[str, Any]]:
@@ -113,7 +140,8 @@ class Stage:
         self.write(
             {"case": case.name, "complete": True, **row, "seconds": seconds, "state": gpu_state()}
         )
-        print(f"{case.name}: {case.tell(row)}, {seconds:.1f} s", flush=True)
+        failed = f", but for {row['failed']}" if row.get("failed") else ""
+        print(f"{case.name}: measured in {seconds:.1f} s{failed}", flush=True)
         return True
 
     def spent(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -50,7 +50,7 @@ def sustained_cases(stage: Stage) -> Iterator[GpuCase]:
     for case in islice(cases, PRESETS):
         for plan in PLANS:
             yield GpuCase(
-                name=f"{case.name} {plan.label}", seconds=REST_S + FALLING_S + 4, tell=told,
+                name=f"{case.name} {plan.label}", seconds=REST_S + FALLING_S + 4,
                 measure=partial(_sustained, stage, case, plan),
             )  # fmt: skip
 
@@ -139,9 +139,3 @@ def elasticities(
         for column, family in enumerate(COMPUTE, 1)
     }
     return {family: value for family, value in found.items() if value is not None}
-
-
-def told(row: Mapping[str, Any]) -> str:
-    """Return the number of signatures, their clock, and each family's elasticity."""
-    found = ", ".join(f"{name} {value:.2f}" for name, value in row["elasticity"].items())
-    return f"{len(row['ops'])} signatures at {row['clock_mhz']:.0f} MHz, elasticity {found or '-'}"

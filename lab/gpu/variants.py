@@ -53,11 +53,11 @@ def variant_cases(stage: Stage) -> Iterator[GpuCase]:
     for case in ops_cases(float("inf")):
         if case.tp == TP and case.model.name in PRESETS:
             yield GpuCase(
-                name=case.name, seconds=SECONDS, tell=told,
+                name=case.name, seconds=SECONDS,
                 measure=partial(_measured, arena, partial(preset_variants, case)),
             )  # fmt: skip
     yield GpuCase(
-        name="queries of a part", seconds=SECONDS, tell=told,
+        name="queries of a part", seconds=SECONDS,
         measure=partial(_measured, arena, query_variants),
     )  # fmt: skip
 
@@ -138,9 +138,3 @@ def measured(arena: Arena, variants: list[Variant]) -> Row:
         row = op_row(signature, [max(1.0, took - empty) for took in found])
         rows.append({**row, "late": arena.was_late})
     return {"ops": rows, "failed": failed}
-
-
-def told(row: Row) -> str:
-    """Return how many signatures were timed, and which were not."""
-    failed = "; ".join(f"{name}: {why}" for name, why in row["failed"].items())
-    return f"{len(row['ops'])} signatures{'; failed: ' + failed if failed else ''}"

@@ -37,7 +37,7 @@ BODIES: Final = 60
 JUNK_MIB: Final = 100.0
 SAMPLE_S: Final = 0.05
 Drive = Callable[[Visitor], Awaitable[list[Check]]]
-Visit = Callable[[Visitor, int, float], Awaitable[None]]
+visit_healthz: Final = mixed.getting("healthz", "/healthz")
 
 
 class Duration(NamedTuple):
@@ -48,7 +48,7 @@ class Duration(NamedTuple):
 
 
 def steady(
-    kind: str, visit: Visit, per_s: float, limit_ms: float, title: str,
+    kind: str, visit: mixed.Visit, per_s: float, limit_ms: float, title: str,
     service: Service, duration: Duration,
 ) -> Table:  # fmt: skip
     """Send some requests as a warm-up, then ``per_s`` requests a second. Return their latencies."""
@@ -71,9 +71,6 @@ def healthz(service: Service, duration: Duration) -> Table:
     """Request liveness while eight tunes run. They still run when the service is stopped."""
 
     async def drive(visitor: Visitor) -> list[Check]:
-        async def call(number: int, due_s: float) -> None:
-            await visitor.ask("healthz", "GET", "/healthz", due_s=due_s)
-
         endless = [bodies.tune(seed, bodies.ENDLESS_TRIALS) for seed in range(TUNES)]
         started = [
             await mixed.start_job(visitor, "tune", "/v1/tunes", body, seed, time.monotonic())
@@ -81,7 +78,7 @@ def healthz(service: Service, duration: Duration) -> Table:
         ]
         jobs = [job["id"] for job in started if job]
         await wait_until_running(visitor, jobs)
-        await call_at_rate(call, HEALTH_PER_S, duration.each_s)
+        await call_at_rate(partial(visit_healthz, visitor), HEALTH_PER_S, duration.each_s)
         ended = [(await get_tune(visitor, job))["state"] for job in jobs]
         states = Counter(ended).most_common()
         return [
@@ -113,9 +110,6 @@ def junk(service: Service, duration: Duration) -> Table:
     body = b'{"model":[' + b"{}," * 349_000 + b"1]}"
 
     async def drive(visitor: Visitor) -> list[Check]:
-        async def call(number: int, due_s: float) -> None:
-            await visitor.ask("healthz", "GET", "/healthz", due_s=due_s)
-
         for number in range(WARM_UP_REQUESTS):  # workers import what they need
             await mixed.visit_simulation(visitor, number, time.monotonic())
         before = service.rss_bytes()
@@ -127,7 +121,9 @@ def junk(service: Service, duration: Duration) -> Table:
                 await asyncio.sleep(SAMPLE_S)
 
         memory = asyncio.create_task(sample())
-        asked = asyncio.create_task(call_at_rate(call, HEALTH_PER_S, duration.each_s))
+        asked = asyncio.create_task(
+            call_at_rate(partial(visit_healthz, visitor), HEALTH_PER_S, duration.each_s)
+        )
         sent = (
             visitor.client.post("/v1/simulations", content=body, headers=bodies.JSON)
             for _ in range(BODIES)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from lab.load import bodies
 from lab.load.process import Service
 from lab.load.traffic import Visitor, call_at_rate
 
+Visit = Callable[[Visitor, int, float], Awaitable[None]]
 POLL_S: Final = 0.5
 JOB_TIMEOUT_S: Final = 120.0
 TRIALS: Final = 20
@@ -40,27 +41,28 @@ async def traffic(visitor: Visitor, seconds: float) -> None:
     )
 
 
-async def visit_simulation(visitor: Visitor, number: int, due_s: float) -> None:
-    """Request one simulation."""
-    await visitor.ask("simulation", "POST", "/v1/simulations", json=bodies.CACHED, due_s=due_s)
+def getting(kind: str, *paths: str) -> Visit:
+    """Return what requests one of ``paths``, in turn."""
+
+    async def visit(visitor: Visitor, number: int, due_s: float) -> None:
+        await visitor.ask(kind, "GET", paths[number % len(paths)], due_s=due_s)
+
+    return visit
 
 
-async def visit_what_if(visitor: Visitor, number: int, due_s: float) -> None:
-    """Request one what-if."""
-    body = bodies.what_if(number)
-    await visitor.ask("what-if", "POST", "/v1/what-ifs", json=body, due_s=due_s)
+def posting(kind: str, path: str, body: Callable[[int], Any]) -> Visit:
+    """Return what sends the body of each number."""
+
+    async def visit(visitor: Visitor, number: int, due_s: float) -> None:
+        await visitor.ask(kind, "POST", path, json=body(number), due_s=due_s)
+
+    return visit
 
 
-async def visit_health(visitor: Visitor, number: int, due_s: float) -> None:
-    """Request liveness, and less often readiness, metrics and the page."""
-    path = ("/healthz", "/healthz", "/readyz", "/metrics", "/")[number % 5]
-    await visitor.ask("health", "GET", path, due_s=due_s)
-
-
-async def visit_lists(visitor: Visitor, number: int, due_s: float) -> None:
-    """Request a list that the page shows."""
-    path = ("/v1/tunes", "/v1/sweeps", "/v1/profiles", "/v1/models")[number % 4]
-    await visitor.ask("list", "GET", path, due_s=due_s)
+visit_simulation = posting("simulation", "/v1/simulations", lambda number: bodies.CACHED)
+visit_what_if = posting("what-if", "/v1/what-ifs", bodies.what_if)
+visit_health = getting("health", "/healthz", "/healthz", "/readyz", "/metrics", "/")
+visit_lists = getting("list", "/v1/tunes", "/v1/sweeps", "/v1/profiles", "/v1/models")
 
 
 async def visit_tune(visitor: Visitor, number: int, due_s: float) -> None:

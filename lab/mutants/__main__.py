@@ -26,7 +26,7 @@ from lab.mutants.areas import AREAS, MUTATED, area_of, sources
 from lab.mutants.equivalents import EQUIVALENT
 from lab.mutants.faults import Fault, sample
 from lab.mutants.trees import Fate, Tree
-from lab.verdict import Check, at_most, check_table
+from lab.verdict import at_least, at_most, check_table, missed
 
 REPOSITORY: Final = Path(__file__).resolve().parent.parent.parent
 LEAST_NOTICED: Final = 0.85
@@ -161,18 +161,13 @@ def judged(outcomes: Sequence[Outcome], seed: int, broken: Sequence[str]) -> tup
     fates = Counter(outcome.fate for outcome in outcomes)
     total = len(outcomes)
     checks = [
-        Check(
-            what="noticed",
-            target=f"≥ {LEAST_NOTICED:.0%}",
-            measured=f"{fates['noticed'] / total:.0%}",
-            ok=fates["noticed"] >= LEAST_NOTICED * total,
-        ),
+        at_least("noticed", LEAST_NOTICED, fates["noticed"] / total),
         at_most("equivalent", MOST_EQUIVALENT, fates["equivalent"] / total, digits=0),
         at_most("tests that fail without any fault", 0, len(broken), unit="tests", digits=0),
     ]
     notes = [f"{test} fails without any fault" for test in broken]
     table = check_table(f"{total} faults, seed {seed}", checks, notes)
-    return table, all(check.ok for check in checks)
+    return table, not missed(checks)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Costs of launches on CUDA: host time by op, and a step eager, with a head start, as a graph."""
+"""Costs of launches: the host's time by op."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from typing import Any
 
 import torch
 
-from domino_tune.runtime.clock import DeviceClock, HostClock, WholeClock, empty_span_ns
-from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.graphs import CapturedExecutor
-from domino_tune.runtime.head_start import HeadStart
+from domino_tune.runtime.clock import HostClock
 from domino_tune.runtime.lanes.call import all_reduce
 from domino_tune.runtime.lanes.lane import Lane
 from domino_tune.runtime.lanes.silent import silent_lanes
@@ -24,30 +21,6 @@ WARM_UP = 3
 STEPS = 10
 ISSUES = 50
 """Collectives in flight at once: few enough for the device's queue."""
-
-
-def launch_row(session: Session, plan: SlicePlan) -> dict[str, Any]:
-    """Return one plan's times without communication, launched in every way; µs, medians."""
-    host_us, by_kind, by_role = host_costs(session, plan)
-    spans_us, late = _per_op(session, plan)
-    row: dict[str, Any] = {
-        "model": session.model.name,
-        "layers": session.model.num_hidden_layers,
-        "tp": session.cluster.tp,
-        "batch": session.workload.micro_batch_size,
-        "seq": session.workload.seq_length,
-        "plan": plan.label,
-        "ops": len(session.executor(plan, None).ops),
-        "host_us": host_us,
-        "cost_us": by_kind,
-        "cost_us_by_role": by_role,
-        "eager_us": _whole(session, plan, None),
-        "ahead_us": _whole(session, plan, HeadStart(spin_ns=40_000_000)),
-        "spans_us": spans_us,
-        "late_steps": late,
-        "empty_span_us": empty_span_ns() / 1e3,
-    }
-    return {**row, **_graph(session, plan)}
 
 
 def host_costs(
@@ -130,53 +103,3 @@ class LaunchProbe:
 
 def _medians_us(found: dict[str, list[int]]) -> dict[str, float]:
     return {name: round(statistics.median(times) / 1e3, 3) for name, times in found.items()}
-
-
-def _whole(session: Session, plan: SlicePlan, head_start: HeadStart | None) -> float:
-    """Return the device's µs of a step between two events, with or without a head start."""
-    clock = WholeClock(head_start)
-    executor = session.executor(plan, None, clock=clock)
-    return statistics.median(_timed(session, executor, clock)) / 1e3
-
-
-def _timed(session: Session, executor: Executor, clock: DeviceClock) -> list[int]:
-    found = []
-    for step in range(WARM_UP + STEPS):
-        executor.run_step(*session.batch)
-        if step >= WARM_UP:
-            found.append(clock.elapsed_ns)
-    return found
-
-
-def _per_op(session: Session, plan: SlicePlan) -> tuple[float, int]:
-    """Return the sum of the ops' spans, µs, without the empty span of each; and the late steps."""
-    clock = DeviceClock(HeadStart())
-    executor = session.executor(plan, None, clock=clock)
-    empty, sums, late = empty_span_ns(), [], 0
-    for step in range(WARM_UP + STEPS):
-        timeline = executor.run_step(*session.batch).timeline
-        if step < WARM_UP:
-            continue
-        late += clock.was_late
-        spans = zip(executor.ops, timeline.start_ns, timeline.end_ns, strict=True)
-        sums.append(sum(end - start - empty for op, start, end in spans if op.lane == COMPUTE))
-    return statistics.median(sums) / 1e3, late
-
-
-def _graph(session: Session, plan: SlicePlan) -> dict[str, Any]:
-    """Return a captured step's times on device and host, µs, or why it could not be captured."""
-    captured = CapturedExecutor(session.executor(plan, None))
-    device, host = [], []
-    for step in range(WARM_UP + STEPS):
-        begin = time.perf_counter_ns()
-        captured.run_step(*session.batch)
-        if step >= WARM_UP:
-            device.append(captured.elapsed_ns)
-            host.append(time.perf_counter_ns() - begin)
-    if captured.why_not:
-        return {"graph_why_not": captured.why_not}
-    return {
-        "graph_us": statistics.median(device) / 1e3,
-        "graph_step_host_us": statistics.median(host) / 1e3,
-        "graph_launch_us": captured.launch_ns / 1e3,
-    }

@@ -12,39 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from domino_tune.runtime.ops.layers import add_product
-from domino_tune.runtime.ops.pointwise import PointwiseFunctions
 from domino_tune.runtime.ops.rotary import rotary_speeds
 from domino_tune.runtime.plain_torch.parallel import column_parallel, summed
-from domino_tune.runtime.plain_torch.pointwise import dropout_add, norm_branch, rotate, swiglu
 from simulator.specs import ModelSpec
 
 Tensor = torch.Tensor
-
-
-class _ToMainGrad(torch.autograd.Function):
-    """x·Wᵀ + b; one GEMM writes its weight gradient into ``main_grad``, as in the runtime."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, main_grad: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.main_grad, ctx.has_bias = main_grad, bias is not None
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        dy = gradients[0]
-        add_product(ctx.main_grad, [(dy, x)], accumulate=False)
-        return dy @ weight, None, dy.sum(0) if ctx.has_bias else None, None
 
 
 def no_dropout(x: Tensor, site: str) -> Tensor:
@@ -56,20 +33,12 @@ def no_dropout(x: Tensor, site: str) -> Tensor:
 class PlainModel:
     """The model. ``weights`` are leaves of autograd under the runtime's names: full matrices, or
     this rank's shards with a ``group``. ``dropout`` is called with a tensor and its site.
-
-    Without a group, ``tp`` is the degree that the weights were cut for (nothing is summed), and
-    linears write their weight gradients to ``main_grads``, fp32, where given. ``pointwise`` are
-    kernels to use instead of torch's operators; ``mask`` then returns dropout's masks, by site.
     """
 
     model: ModelSpec
     weights: Mapping[str, Tensor]
     dropout: Callable[[Tensor, str], Tensor] = no_dropout
     group: dist.ProcessGroup | None = None
-    tp: int = 1
-    main_grads: Mapping[str, Tensor] | None = None
-    pointwise: PointwiseFunctions | None = None
-    mask: Callable[[str], Tensor] | None = None
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy of [sequences, seq_length] tokens; single process only."""
@@ -91,11 +60,7 @@ class PlainModel:
         return x
 
     def _block(self, x: Tensor, name: str, seq_length: int, site: str) -> Tensor:
-        if self.pointwise is not None and self.model.norm == "rmsnorm":
-            weight, eps = self.weights[f"{name}.norm"], self.model.norm_eps
-            normed, x = norm_branch(self.pointwise, x, weight, eps)
-        else:
-            normed = self._norm(x, f"{name}.norm")
+        normed = self._norm(x, f"{name}.norm")
         if name.endswith("attn"):
             row_input = self._attention(self._column(normed, f"{name}.qkv"), seq_length, name)
             last = f"{name}.proj"
@@ -103,10 +68,7 @@ class PlainModel:
             row_input = self._activation(self._column(normed, f"{name}.fc1"))
             last = f"{name}.fc2"
         y, bias = self._row(row_input, last), self.weights.get(f"{last}.bias")
-        if self.pointwise is None:
-            return x + self.dropout(y if bias is None else y + bias, site)
-        mask, keep = self.mask(site) if self.mask else None, 1 - self.model.hidden_dropout
-        return dropout_add(self.pointwise, y, bias, mask, keep, x)
+        return x + self.dropout(y if bias is None else y + bias, site)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         shape, eps = x.shape[-1:], self.model.norm_eps
@@ -117,28 +79,16 @@ class PlainModel:
     def _column(self, x: Tensor, name: str) -> Tensor:
         weight, bias = self.weights[name], self.weights.get(f"{name}.bias")
         if self.group is None:
-            return self._linear(x, name, bias)
+            return F.linear(x, weight, bias)
         return column_parallel(x, weight, bias, self.group)
 
     def _row(self, x: Tensor, name: str) -> Tensor:
-        y = self._linear(x, name, None)
+        y = F.linear(x, self.weights[name])
         return y if self.group is None else summed(y, self.group)
 
-    def _linear(self, x: Tensor, name: str, bias: Tensor | None) -> Tensor:
-        if self.main_grads is None:
-            return F.linear(x, self.weights[name], bias)
-        y: Tensor = _ToMainGrad.apply(  # type: ignore[no-untyped-call]
-            x, self.weights[name], bias, self.main_grads[name]
-        )
-        return y
-
     def _attention(self, packed: Tensor, seq_length: int, prefix: str) -> Tensor:
-        model, tp = self.model, self.tp if self.group is None else self.group.size()
+        model, tp = self.model, 1 if self.group is None else self.group.size()
         heads, kv_heads = model.num_attention_heads // tp, model.num_key_value_heads // tp
-        rope = model.position_embedding == "rope"
-        if rope and self.pointwise is not None:
-            tables = _half_angles(model, seq_length, packed.dtype, packed.device)
-            packed = rotate(self.pointwise, packed, heads + kv_heads, *tables)
         sizes = (heads, kv_heads, kv_heads)
         parts = torch.split(packed, [size * model.head_dim for size in sizes], dim=1)
         query, key, value = (
@@ -151,7 +101,7 @@ class PlainModel:
                 F.rms_norm(x, x.shape[-1:], weight, model.norm_eps)
                 for x, weight in zip((query, key), weights, strict=True)
             )
-        if rope and self.pointwise is None:
+        if model.position_embedding == "rope":
             query, key = self._rotate(query), self._rotate(key)
         mixed = F.scaled_dot_product_attention(
             query, key, value, is_causal=True, enable_gqa=heads != kv_heads
@@ -165,8 +115,6 @@ class PlainModel:
         return x * cosine + torch.cat((-second, first), dim=-1) * sine
 
     def _activation(self, a: Tensor) -> Tensor:
-        if self.model.gated_mlp and self.pointwise is not None:
-            return swiglu(self.pointwise, a)
         if self.model.gated_mlp:
             gate, up = a.chunk(2, dim=1)
             return F.silu(gate) * up
@@ -183,13 +131,3 @@ def _angles(
     positions = torch.arange(seq_length, dtype=torch.float64, device=device)
     angles = torch.outer(positions, rotary_speeds(model).to(device)).repeat(1, 2)
     return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-@cache
-def _half_angles(
-    model: ModelSpec, seq_length: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return the same for one half of a head, [seq_length, 1, head_dim / 2]."""
-    size = model.head_dim
-    cosine, sine = _angles(model, seq_length, dtype, device)
-    return cosine[:, None, : size // 2].contiguous(), sine[:, None, : size // 2].contiguous()

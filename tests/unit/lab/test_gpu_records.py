@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from domino_tune.store.profiles import load_profile
 from lab.bench.gpu_records import NAME, case_of, clock_tables, fitted_law
 from lab.gpu.played_plans import PLANS

@@ -10,15 +10,14 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-import torch.nn.functional as F
 
 from domino_tune.measure.gpu.replays import back_to_back
 from domino_tune.runtime.lanes.emulated import Wire
 from domino_tune.runtime.lanes.pace import Pace
 from lab.gpu.admission import MAKERS
 from lab.gpu.arena import Arena
+from lab.gpu.beside import SIZES, WAYS, Copies
 from lab.gpu.clocks import plan_step
-from lab.gpu.copies import SIZES, WAYS, Copies
 from lab.gpu.played_plans import PLANS, TWO_SLICES
 from lab.gpu.single_gpu_rank import single_gpu_session
 from lab.gpu.stage import Stage
@@ -56,17 +55,6 @@ def test_kernels_for_admission_multiply() -> None:
         assert isinstance(found, torch.Tensor)
         assert found.shape == (300, 520)
         assert bool(torch.isfinite(found.float()).all())
-
-
-def test_a_persistent_gemm_is_torchs() -> None:
-    from lab.gpu.kernels import persistent_linear
-
-    x, weight = (torch.randn(rows, 128, device=DEVICE, dtype=torch.bfloat16) for rows in (300, 520))
-    out = torch.empty(300, 520, device=DEVICE, dtype=torch.bfloat16)
-    wanted = F.linear(x.float(), weight.float())
-    for ctas in (1, 100):
-        persistent_linear(x, weight, out.zero_(), ctas)
-        assert float((out.float() - wanted).abs().max() / wanted.abs().max()) < 0.01
 
 
 def test_a_plan_runs_as_a_graph_beside_emulated_collectives(tmp_path: Path) -> None:

@@ -15,22 +15,17 @@ from domino_tune.measure.gpu.works import works
 from domino_tune.measure.op_rows import measured_ops
 from domino_tune.store.profiles import load_profile
 from lab.gpu.__main__ import STAGES, main
-from lab.gpu.contention import cells_of
-from lab.gpu.op_stages import (
-    LEAST_TOKENS,
-    MOST_TOKENS,
-    TILE,
+from lab.gpu.beside import CELLS
+from lab.gpu.ops import (
     TRAINING_PLANS,
-    WAVES,
-    around_step,
+    OpsCase,
+    needed_signatures,
+    ops_cases,
     played,
-    token_counts,
-    wave_cases,
+    slice_plans,
 )
-from lab.gpu.ops import OpsCase, needed_signatures, ops_cases, slice_plans
 from lab.gpu.single_gpu_rank import single_gpu_session
 from lab.gpu.stage import Stage
-from simulator.lookup.gemm_points import MAX_POINTS
 from simulator.ops import Collective, Gemm
 from simulator.plan import MEGATRON
 from simulator.presets import MODELS
@@ -76,45 +71,11 @@ def test_contention_covers_every_family_once_a_cell() -> None:
     named = list(works())
     assert len({work.case for work in named}) == len(named)
     assert {work.family for work in named} == {"gemm", "attention", "pointwise"}
-    cells = list(cells_of(*named[0][:3]))
-    assert len(set(cells)) == len(cells)
-
-
-def test_tokens_stand_on_both_sides_of_a_step() -> None:
-    """A wave more begins where one tile more is computed."""
-
-    def waves(tokens: int) -> int:
-        tiles = math.ceil(tokens / TILE[0]) * math.ceil(2560 / TILE[1])
-        return math.ceil(tiles / 132)
-
-    for count in WAVES:
-        last, next_ = around_step(2560, count, 132)
-        assert (waves(last), waves(next_), waves(last + 1)) == (count, count + 1, count + 1)
-    counts = token_counts((2560,), 132)
-    assert {1664, 1792, 3328, 3456} <= set(counts)
-    assert (counts[0], counts[10]) == (LEAST_TOKENS, MOST_TOKENS)
-    assert all(count % 64 == 0 for count in counts)
-
-
-def test_further_token_counts_are_sequences_that_the_model_takes() -> None:
-    cases = list(wave_cases(132, MEMORY))
-    assert len({case.name for case in cases}) == len(cases) > 200
-    for case in cases:
-        assert case.workload.seq_length <= case.model.max_position_embeddings
-        assert LEAST_TOKENS <= case.workload.tokens <= MOST_TOKENS
-
-
-def test_tables_with_them_are_still_interpolated_row_by_row() -> None:
-    signatures = {row.signature for row in load_profile("h200-sxm").section("gemm").rows}
-    for case in wave_cases(132, MEMORY):
-        signatures |= {op for op in needed_signatures(case, case.plans[0]) if isinstance(op, Gemm)}
-    for layout in ("forward", "dgrad", "wgrad"):
-        rows = sum(signature.layout == layout for signature in signatures)
-        assert 1500 < rows <= MAX_POINTS
+    assert len(set(CELLS)) == len(CELLS)
 
 
 def _stage(folder: Path) -> Stage:
-    return Stage(folder, "ops", 1.0, "h200-sxm", torch.device("cpu"))
+    return Stage(folder, "ops", 60.0, "h200-sxm", torch.device("cpu"))
 
 
 def test_what_does_not_fit_is_left_out() -> None:
@@ -133,7 +94,7 @@ def test_cases_are_played_once_and_leave_a_profile(tmp_path: Path) -> None:
     ]  # fmt: skip
     for some in (cases[:1], cases):
         stage = _stage(tmp_path)
-        stage.run(played(stage, some, 1.0))
+        stage.run(played(stage, some))
     rows = _stage(tmp_path).rows()
     assert [(row["case"], row["complete"]) for row in rows] == [(c.name, True) for c in cases]
     measured = measured_ops(load_profile(tmp_path / "h200-sxm.json"))
@@ -187,7 +148,7 @@ def test_training_adds_up_weight_gradients(tmp_path: Path) -> None:
     )
     case = OpsCase(model=model, workload=workload, tp=2, plans=TRAINING_PLANS)
     stage = _stage(tmp_path)
-    stage.run(played(stage, [case], 1.0))
+    stage.run(played(stage, [case]))
     measured = measured_ops(load_profile(tmp_path / "h200-sxm.json"))
     sums = [op for op in measured if isinstance(op, Gemm) and op.accumulate]
     assert {op.layout for op in sums} == {"wgrad"}

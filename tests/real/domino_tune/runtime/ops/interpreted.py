@@ -134,15 +134,3 @@ def masks_cut_anyhow() -> bool:
     whole, cut = drawn(0, 4), torch.cat([drawn(0, 1), drawn(1, 4)])
     kept = float(drawn(0, 40).double().mean())
     return torch.equal(whole, cut) and abs(kept - 0.7) < 0.05
-
-
-def persistent_difference(ctas: int) -> float:
-    """Largest difference of a GEMM with ragged tiles, relative to its largest element."""
-    from lab.gpu.kernels import BLOCK_K, persistent_linear
-
-    torch.manual_seed(0)
-    x, weight = torch.randn(150, 2 * BLOCK_K), torch.randn(300, 2 * BLOCK_K)
-    out = torch.full((150, 300), float("nan"))
-    wanted = x @ weight.T
-    persistent_linear(x, weight, out, ctas)
-    return float((out - wanted).abs().max() / wanted.abs().max())

@@ -41,11 +41,6 @@ def test_masks_do_not_depend_on_the_cut(process: ProcessPoolExecutor) -> None:
     assert process.submit(interpreted.masks_cut_anyhow).result()
 
 
-@pytest.mark.parametrize("ctas", [1, 3, 100])
-def test_a_persistent_gemm_multiplies(ctas: int, process: ProcessPoolExecutor) -> None:
-    assert process.submit(interpreted.persistent_difference, ctas).result() < 0.01
-
-
 def _arguments(kernel: object, **given: object) -> tuple[dict[str, str], dict[str, object]]:
     """Types by name and constants: pointers to bf16 where nothing else is given."""
     names = kernel.arg_names  # type: ignore[attr-defined]
@@ -62,7 +57,6 @@ def test_a_hopper_takes_them() -> None:
 
     from domino_tune.runtime.lanes import kernels
     from domino_tune.runtime.ops import pointwise_kernels as ours
-    from lab.gpu import kernels as measuring
 
     wide = {"WIDE": tl.float32}
     size, row = "i32", {**wide, "width": "i32", "BLOCK": 8192}
@@ -97,11 +91,6 @@ def test_a_hopper_takes_them() -> None:
             for stamps in ("*i64", None)
         ),
         (kernels.stamp_kernel, {"stamp": "*i64"}),
-        (
-            measuring.persistent_gemm_kernel,
-            {"tokens": size, "columns": size, "inner": size, "BLOCK_M": measuring.BLOCK_M,
-             "BLOCK_N": measuring.BLOCK_N, "BLOCK_K": measuring.BLOCK_K},
-        ),
     ]  # fmt: skip
     for kernel, given in cases:
         types, constants = _arguments(kernel, **given)

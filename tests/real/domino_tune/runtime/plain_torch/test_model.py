@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from domino_tune.runtime.ops import pointwise_formulas
 from domino_tune.runtime.plain_torch.model import PlainModel
 from simulator.specs import ModelSpec
 from tests.real.domino_tune.runtime.jobs import GPT, LLAMA, ODD, Job, batch
@@ -46,45 +45,6 @@ def test_dropout_is_called_at_every_site_once() -> None:
 
     PlainModel(model=job.model, weights=full_weights(job), dropout=record).loss(*batch(job, 0))
     assert sites == ["embed", "l0.attn", "l0.mlp", "l1.attn", "l1.mlp"]
-
-
-@pytest.mark.parametrize("model", [GPT, LLAMA], ids=lambda m: m.name)
-def test_the_runtimes_kernels_give_the_same_gradients(model: ModelSpec) -> None:
-    """Those of its pointwise ops, and GEMMs that write into main gradients."""
-    job = Job(name="", model=replace(model, hidden_dropout=0.25), sequences=2)
-    weights = {name: weight.requires_grad_() for name, weight in full_weights(job).items()}
-    masks: dict[str, Tensor] = {}
-
-    def mask(site: str) -> Tensor:
-        shape = (job.sequences * job.seq_length, model.hidden_size)
-        return masks.setdefault(site, torch.rand(shape) > 0.25)
-
-    def dropout(x: Tensor, site: str) -> Tensor:
-        return x * mask(site) / 0.75
-
-    main = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    plain = PlainModel(model=job.model, weights=weights, dropout=dropout)
-    fused = replace(plain, pointwise=pointwise_formulas, mask=mask, main_grads=main)
-    (loss, expected), (again, found) = (_gradients(one, job) for one in (plain, fused))
-    assert again == pytest.approx(loss, rel=1e-13)
-    linears = {
-        name
-        for name in weights
-        if name.startswith("l") and name.endswith((".qkv", ".proj", ".fc1", ".fc2"))
-    }
-    assert len(linears) == 4 * model.num_hidden_layers
-    assert not linears & set(found)
-    for name, gradient in expected.items():
-        got = main[name] if name in linears else found[name]
-        assert torch.allclose(got, gradient, rtol=1e-9, atol=1e-13), name
-
-
-def _gradients(plain: PlainModel, job: Job) -> tuple[float, dict[str, Tensor]]:
-    for weight in plain.weights.values():
-        weight.grad = None
-    loss = plain.loss(*batch(job, 0))
-    loss.backward()  # type: ignore[no-untyped-call]
-    return float(loss.detach()), {n: w.grad for n, w in plain.weights.items() if w.grad is not None}
 
 
 def _sequence_loss(

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from domino_tune.base.errors import RunError
+from domino_tune.measure.power_law import COMPUTE as FAMILIES
 from domino_tune.runtime.clock import (
     Clock,
     HostClock,
@@ -20,7 +21,7 @@ from domino_tune.runtime.clock import (
 from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.graphs import EAGER_STEPS, CapturedExecutor, whole_ns
 from domino_tune.runtime.session import Session
-from lab.gpu_proof.step_breakdown import KINDS, StepBreakdown
+from lab.gpu.step_breakdown import StepBreakdown
 from simulator.ops import Attention, Signature
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE
@@ -68,7 +69,7 @@ def _by_kind_us(session: Session, plan: SlicePlan, steps: int) -> dict[str, floa
         session.context.beat()
         if step < WARM_UP or was_late(clock):
             continue
-        sums = dict.fromkeys(KINDS, 0)
+        sums = dict.fromkeys(FAMILIES, 0)
         for op, start, end in timeline.lane(COMPUTE):
             sums[op.signature.kind] += max(0, end - start - empty)
         for kind, total_ns in sums.items():

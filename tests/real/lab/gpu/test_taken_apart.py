@@ -1,4 +1,4 @@
-"""What an iteration is made of, and the layers beside plain ones, on a single CPU rank."""
+"""What an iteration is made of, on a single CPU rank."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ pytest.importorskip("torch")
 import torch
 
 from domino_tune.base.errors import RunError
+from domino_tune.measure.power_law import COMPUTE as KINDS
 from domino_tune.measure.probes import launch
 from domino_tune.measure.probes.launch import host_costs, mean_costs_us
-from domino_tune.runtime.clock import DeviceClock
 from domino_tune.runtime.session import Session
+from lab.gpu import taken_apart
 from lab.gpu.single_gpu_rank import single_gpu_session
-from lab.gpu_proof import reference_job, taken_apart
-from lab.gpu_proof.reference_job import MarkClock, layer_ends, rounds_alone
-from lab.gpu_proof.step_breakdown import KINDS, StepBreakdown
-from lab.gpu_proof.taken_apart import break_down
+from lab.gpu.step_breakdown import StepBreakdown
+from lab.gpu.taken_apart import break_down
 from simulator.build import build_schedule
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.schedule import COMPUTE
@@ -72,45 +71,9 @@ def test_shares_are_of_the_faster_way_and_mfu_of_the_peak() -> None:
     assert one.mfu(peak_tflops=80.0) == pytest.approx(0.5)  # 40 TFLOP/s
 
 
-@pytest.mark.parametrize("model", [GPT, LLAMA], ids=lambda m: m.name)
-def test_layers_are_timed_beside_plain_ones(model: ModelSpec) -> None:
-    rounds = rounds_alone(_session(model), 3)
-    assert len(rounds) == 3
-    assert all(min(one.ours_ns, one.plain_ns, one.torch_ns) > 0 for one in rounds)
-
-
 def test_steps_that_come_late_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     lateness: Iterator[bool] = iter([True, False, False, True, False] + [True] * 100)
     monkeypatch.setattr(taken_apart, "was_late", lambda clock: next(lateness))
     assert set(taken_apart._by_kind_us(_session(GPT), MEGATRON, 3)) == set(KINDS)
     with pytest.raises(RunError, match="Only 0 of 6 steps of megatron"):
         taken_apart._by_kind_us(_session(GPT), MEGATRON, 3)
-    monkeypatch.setattr(reference_job, "was_late", lambda clock: True)
-    with pytest.raises(RunError, match="Only 0 of 6 rounds"):
-        rounds_alone(_session(GPT), 3)
-
-
-def test_layers_end_where_the_head_begins() -> None:
-    ops = [
-        op for op in build_schedule(GPT, WORKLOAD, CLUSTER, MEGATRON).ops() if op.lane == COMPUTE
-    ]
-    (first, last), (first_back, last_back) = layer_ends(ops)
-    assert [ops[i].role for i in (first, last)] == ["attn.norm", "mlp.residual"]
-    assert [ops[i].role for i in (last + 1, first_back - 1)] == ["head.norm", "head.norm_bwd"]
-    assert ops[first_back].layer == ops[last].layer == GPT.num_hidden_layers - 1
-    assert ops[last_back].layer == ops[first].layer == 0
-    assert not ops[last_back + 1].role.startswith(("attn.", "mlp."))
-
-
-def test_only_the_ends_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a device there is none here: what it would be asked for is."""
-    for name in ("start", "__init__"):
-        monkeypatch.setattr(DeviceClock, name, lambda self, *args: None)
-    monkeypatch.setattr(DeviceClock, "tick", lambda self: "event")
-    monkeypatch.setattr(reference_job, "HeadStart", lambda *args: None)
-    clock = MarkClock(((1, 2), (4, 4)))
-    for _ in range(2):  # steps
-        clock.start()
-        ticks = [clock.tick() for _ in range(12)]  # before and behind six ops
-        assert [i for i, tick in enumerate(ticks) if tick] == [2, 5, 8, 9]
-    assert clock.at_ns(0) == 0

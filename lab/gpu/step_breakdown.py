@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
-KINDS: Final = ("gemm", "attention", "pointwise")
+from domino_tune.measure.power_law import COMPUTE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class StepBreakdown:
     def outside(self) -> float:
         """Return the share of the whole outside ops: waits for launches and gaps between ops'
         kernels. Negative where the clock was higher while the whole was timed."""
-        return 1 - sum(map(self.share, KINDS))
+        return 1 - sum(map(self.share, COMPUTE))
 
     def mfu(self, peak_tflops: float) -> float:
         """Return model FLOP utilisation (PaLM, arXiv 2204.02311, app. B): FLOPs / (time · peak)."""

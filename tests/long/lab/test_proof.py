@@ -1,0 +1,75 @@
+"""Stage ``proof`` on one CPU rank: ops first, then plans, and their tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from domino_tune.store.profiles import load_profile
+from lab.bench.gpu_records import proof_tables, rows_of
+from lab.fidelity.settings import PLANS, TUNED
+from lab.gpu.ops import needed_signatures
+from lab.gpu.own_profile import laid_over, with_launch
+from lab.gpu.proof import APART, BASE, ProofCase, cases_of, profile_of
+from lab.gpu.stage import GpuCase, Stage
+from simulator.cost import CostModel
+from simulator.specs import Workload
+from tests.support.validation_cases import MODEL
+
+CASE = ProofCase(
+    MODEL, Workload(seq_length=32, micro_batch_size=4, dtype="fp32"), cuda_graph=False, tp=4,
+    rounds=3, backend="gloo",
+)  # fmt: skip
+
+
+def _stage(folder: Path, minutes: float = 5.0) -> tuple[Stage, list[GpuCase]]:
+    stage = Stage(folder, "proof", minutes, "mine", torch.device("cpu"))
+    return stage, list(cases_of(stage, [CASE]))
+
+
+def test_it_measures_ops_then_plans_and_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOMINO_TUNE_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "proof"
+    stage, cases = _stage(folder, minutes=0)
+    stage.run(cases)
+    assert stage.rows() == []
+    stage, cases = _stage(folder)
+    stage.run(cases[1:])  # without the ops
+    assert ["Ops of small are not measured" in row.get("error", "") for row in stage.rows()] == [
+        True, False,
+    ]  # fmt: skip
+    stage.run(cases)
+    assert [row["case"] for row in stage.rows() if row.get("complete")] == [
+        "apart small", "ops small/tp4/b4x32", "plans small/tp4/b4x32 eager",
+    ]  # fmt: skip
+    own, base = load_profile(profile_of(stage, CASE, [CASE.ops.name])), load_profile(BASE)
+    assert own.collectives == base.collectives
+    assert own.section("gemm").fits == base.section("gemm").fits
+    cost = CostModel(own)
+    for plan in CASE.ops.plans:
+        for signature in needed_signatures(CASE.ops, plan):
+            assert cost.estimate(signature).source == "measured"
+    checks, _, cells, _, apart = proof_tables(rows_of(folder, "proof"), 989.0)
+    assert checks.rows[0][2] == str(len(cells.rows)) == str(len(PLANS) + 1)
+    assert {row[2] for row in cells.rows} == {*PLANS, TUNED}
+    assert [row[1] for row in apart.rows] == [plan.label for plan in APART]
+    assert _stage(folder)[0].left(cases) == []
+
+
+def test_launch_costs_are_the_mean_of_all_batches() -> None:
+    base = load_profile("h200-sxm")
+    bare = replace(base, launch=None)
+    assert laid_over(base, with_launch(bare, [])).launch == base.launch
+    costs_us = [{"gemm": 10.0, "collective": 4.0}, {"gemm": 20.0, "collective": 8.0}]
+    launch = laid_over(base, with_launch(bare, costs_us)).launch
+    assert launch is not None
+    assert launch.mode == "async"
+    assert launch.cost_us == {"gemm": 15.0, "collective": 6.0}
