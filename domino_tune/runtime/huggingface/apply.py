@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,14 +20,17 @@ from domino_tune.runtime.huggingface.checks import (
     check_arguments,
     check_same_model,
     family_of,
+    tell_what_is_left_out,
 )
 from domino_tune.runtime.huggingface.edges import shard_edges
 from domino_tune.runtime.huggingface.embedding_dropout import drop_alike
 from domino_tune.runtime.huggingface.fused import split_fused
+from domino_tune.runtime.huggingface.optimizers import watch_optimizers
 from domino_tune.runtime.huggingface.replicas import Replicas
-from domino_tune.runtime.huggingface.saving import save_pretrained
+from domino_tune.runtime.huggingface.saving import Loading, Saving, State
 from domino_tune.runtime.huggingface.shard import ShardedStack, replace_at
 from domino_tune.runtime.huggingface.stack import Stack, StackPlayer
+from domino_tune.runtime.huggingface.wrappers import refuse_wrappers, stay_on_the_host
 from domino_tune.runtime.lanes.ending import end_in_order
 from domino_tune.runtime.lanes.groups import GroupLanes
 from domino_tune.runtime.lanes.lane import Lane
@@ -77,6 +79,7 @@ def apply(
     check_same_model(spec, plan_file.model)
     check_heads(spec, plan_file.cluster.tp, "Make a plan with")
     played = replace(plan_file, model=as_played(spec, plan_file.model))
+    tell_what_is_left_out(played.cluster)
     check_agreed(model, plan=played.to_json(), seed=seed, main_grads=main_grads)
     device = next(model.parameters()).device
     with _urgent_threads(device):
@@ -85,6 +88,7 @@ def apply(
     tp_mesh = mesh["tp"] if mesh is not None and played.cluster.tp > 1 else None
     tp_rank = tp_mesh.get_local_rank() if tp_mesh is not None else 0
     dp_rank = mesh["dp"].get_local_rank() if mesh is not None else 0
+    whole = list(model.parameters())
     split_fused(model, family)
     stack = ShardedStack(model, family, played.model, played.cluster, tp_mesh)
     player = StackPlayer(
@@ -105,8 +109,18 @@ def apply(
         drop_alike(model.get_submodule(family.embedding_dropout), seed, dp_rank)
     body.register_forward_pre_hook(check_arguments, with_kwargs=True)
     model.supports_gradient_checkpointing = False  # type: ignore[assignment]
-    model.save_pretrained = partial(save_pretrained, model, family)  # type: ignore[assignment]
+    model.save_pretrained = Saving(model, family, played.cluster.tp)  # type: ignore[assignment]
+    model.register_load_state_dict_pre_hook(Loading(family))
+    if tp_mesh is not None:
+        model._register_state_dict_hook(_in_parts)
+    watch_optimizers(whole, model.parameters())
+    stay_on_the_host(model)
+    refuse_wrappers(model, cut=tp_mesh is not None)
     return model
+
+
+def _in_parts(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> dict[str, Any]:
+    return state if prefix else State(state)
 
 
 def _urgent_threads(device: torch.device) -> AbstractContextManager[object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Final
@@ -13,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from domino_tune.runtime.huggingface.families import FAMILIES, LINEARS, NORMS, Family
 from domino_tune.store.formats.hf_config import from_hf_config
 from simulator.errors import InputError, unknown_name
-from simulator.specs import ModelSpec
+from simulator.specs import ClusterSpec, ModelSpec
 
 GELU_BY_TANH: Final = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -47,6 +48,11 @@ def family_of(model: nn.Module) -> tuple[Family, ModelSpec]:
             "first (merge_and_unload), or train without a plan."
         )
     config = getattr(model, "config", None)
+    if config is None and isinstance(getattr(model, "module", None), nn.Module):
+        raise InputError(
+            f"The model is wrapped by {type(model).__name__}; give apply the model itself, and "
+            "leave the wrapper out: gradients are averaged over replicas already."
+        )
     if any(getattr(config, name, None) for name in EXPERTS):
         raise InputError(
             f"{type(model).__name__} has experts (a mixture of experts), which plans do not play."
@@ -91,6 +97,16 @@ def check_same_model(spec: ModelSpec, planned: ModelSpec) -> None:
         )
 
 
+def tell_what_is_left_out(cluster: ClusterSpec) -> None:
+    """Warn of what the plan was made with and the user's loop does not have."""
+    if cluster.cuda_graph:
+        warnings.warn(
+            "The plan was made with CUDA graphs, and apply launches each op: steps take longer "
+            "than predicted. Make a plan without --cuda-graph, or capture the whole step yourself.",
+            stacklevel=3,
+        )
+
+
 def as_played(spec: ModelSpec, planned: ModelSpec) -> ModelSpec:
     """Return the planned model with the dropout of this one."""
     positions = max(spec.max_position_embeddings, planned.max_position_embeddings)
@@ -122,6 +138,15 @@ def check_call(
             "The attention mask is not causal alone: padding and packed sequences are not played. "
             "Give sequences of equal length without a mask; labels of -100 leave tokens out of the "
             "loss."
+        )
+
+
+def check_anomaly(*, cut: bool) -> None:
+    """Raise InputError where torch would look for NaN in gradients that are ``cut`` over ranks."""
+    if cut and torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+        raise InputError(
+            "torch cannot look for NaN in gradients that are cut over ranks: call "
+            "set_detect_anomaly(True, check_nan=False), which still shows where an error began."
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from domino_tune.runtime.huggingface.cut_logits import cut_logits
 from domino_tune.runtime.huggingface.families import Family
 from domino_tune.runtime.huggingface.first_order import first_order
 from domino_tune.runtime.huggingface.shard import distributed, replace_at
@@ -27,6 +28,8 @@ from simulator.errors import InputError
 
 Tensor = torch.Tensor
 Summed = Callable[[Tensor], Tensor]
+CHECKED_EVERY: Final = 16
+"""Micro-batches from one comparison of the ranks' tokens to the next: each makes the host wait."""
 
 
 def shard_edges(
@@ -91,8 +94,14 @@ def _replicate(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def local_part(parameter: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor; gradients of it become the DTensor's."""
-    assert isinstance(parameter, DTensor)
+    """Return this rank's part of a DTensor; gradients of it become the DTensor's. Raise InputError
+    for what somebody put in its place."""
+    if not isinstance(parameter, DTensor):
+        raise InputError(
+            "A parameter outside of the layers was changed behind apply: it is whole now, and was "
+            "cut over the tensor-parallel ranks. Change the model first (or call it without "
+            "functional_call), and apply the plan last."
+        )
     return parameter.to_local()
 
 
@@ -122,13 +131,14 @@ def _own(ids: Tensor, start: int, rows: int, vocab: int) -> tuple[Tensor, Tensor
 def _embedding(
     start: int, group: dist.ProcessGroup, summed: Summed
 ) -> Callable[[Any, Tensor], Tensor]:
-    checked = False
+    calls = 0
 
+    @torch.compiler.disable
     def forward(module: nn.Embedding, ids: Tensor) -> Tensor:
-        nonlocal checked
-        if not checked:
+        nonlocal calls
+        if calls % CHECKED_EVERY == 0:
             _check_same_batch(ids, group)
-            checked = True
+        calls += 1
         weight = local_part(module.weight)
         local, mine = _own(ids, start, len(weight), module.weight.shape[0])
         padding = module.padding_idx
@@ -136,8 +146,7 @@ def _embedding(
             padding = padding - start if 0 <= padding - start < len(weight) else None
         found = F.embedding(local, weight, padding)
         partial = found * mine[..., None]
-        sliced = partial.dim() == 3 and not torch.compiler.is_compiling()
-        return summed(partial) if sliced else summed_at_once(partial, group)
+        return summed(partial) if partial.dim() == 3 else summed_at_once(partial, group)
 
     return forward
 
@@ -174,6 +183,7 @@ class _Head(torch.autograd.Function):
 def _head(mesh: DeviceMesh, slices: int) -> Callable[[Any, Tensor], Tensor]:
     group = mesh.get_group()
 
+    @torch.compiler.disable
     def forward(module: nn.Linear, x: Tensor) -> Tensor:
         weight = local_part(module.weight)
         if torch.is_autocast_enabled(x.device.type):
@@ -185,7 +195,7 @@ def _head(mesh: DeviceMesh, slices: int) -> Callable[[Any, Tensor], Tensor]:
         logits = DTensor.from_local(
             local, mesh, (Shard(x.dim() - 1),), run_check=False, shape=shape, stride=stride
         )
-        return logits if torch.is_grad_enabled() else logits.full_tensor()
+        return cut_logits(logits) if torch.is_grad_enabled() else logits.full_tensor()
 
     return forward
 
@@ -219,7 +229,8 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         shares, local, mine, counts = ctx.saved_tensors
         gradient = shares.scatter_add(1, local[:, None], -mine[:, None].to(shares.dtype))
-        gradient *= (gradients[0] * counts)[:, None]
+        # Where no label counts, gradients are 1 / 0, and theirs are 0.
+        gradient *= torch.where(counts, gradients[0], 0)[:, None]
         return gradient.to(ctx.dtype), None, None, None, None, None
 
 
@@ -228,6 +239,7 @@ def _loss(
 ) -> Callable[..., Tensor]:
     """Return the model's loss (``transformers``' ForCausalLMLoss) of whole or of cut logits."""
 
+    @torch.compiler.disable
     def loss(
         logits: Tensor, labels: Tensor | None, vocab_size: int, *,
         num_items_in_batch: Tensor | int | None = None, ignore_index: int = -100,

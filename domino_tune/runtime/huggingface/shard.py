@@ -80,11 +80,11 @@ class ShardedStack:
             parameter=place.parameter, weight=spec.name, rows=rows, transposed=transposed,
             placements=_placements(spec, transposed=transposed),
         )  # fmt: skip
-        local, old = stub.view(self.shards.weights), place.parameter
+        mine, old = stub.view(self.shards.weights), place.parameter
         if self.mesh is None:
-            old.data = local
+            old.data = mine
             return stub
-        whole = distributed(local, self.mesh, stub.placements, old)
+        whole = distributed(mine, self.mesh, stub.placements, old)
         parameter = nn.Parameter(whole, requires_grad=old.requires_grad)
         replace_at(model, place.name, parameter)
         return replace(stub, parameter=parameter)
@@ -97,7 +97,7 @@ class ShardedStack:
         """Raise InputError where a module or a parameter is no longer the one that plans play, as
         behind ``.to(dtype)``: the model would be trained, and the plan would never read it."""
         moved = [held.weight for held, address in zip(self.held, self._addresses, strict=True)
-                 if _local(held.parameter).data_ptr() != address]  # fmt: skip
+                 if local(held.parameter).data_ptr() != address]  # fmt: skip
         moved += [name for entries, name, entry in self._entries if entries.get(name) is not entry]
         if moved:
             raise InputError(
@@ -120,10 +120,10 @@ class ShardedStack:
         ]
 
     def _gradient(self, held: Held, grads: Mapping[str, Tensor]) -> Tensor:
-        local = held.view(grads)
+        mine = held.view(grads)
         if self.mesh is None:
-            return local
-        return distributed(local, self.mesh, held.placements, held.parameter)
+            return mine
+        return distributed(mine, self.mesh, held.placements, held.parameter)
 
 
 def _entries(layers: nn.Module) -> list[tuple[Mapping[str, object], str, object]]:
@@ -134,7 +134,8 @@ def _entries(layers: nn.Module) -> list[tuple[Mapping[str, object], str, object]
     return [(table, name, entry) for table in tables for name, entry in table.items()]
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of what may be a DTensor."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
