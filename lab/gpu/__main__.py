@@ -5,8 +5,9 @@ gradients add up and layers are recomputed. ``waves``: at further token counts, 
 around steps of whole waves. ``variants``: other frameworks' kernels for the same mathematics.
 ``sustained``: ops of CUDA graphs at the clock of a long run. ``clocks``: power and clock while
 whole steps run. ``launch``: host costs, graphs. ``contention``: ops beside emulated collectives.
-``admission``: when such a collective gets in. ``copies``: ops beside copy engines. Raw results go
-to one JSON-lines file per stage, next to the profile.
+``admission``: when such a collective gets in. ``copies``: ops beside copy engines. ``rehearsal``:
+what surrounds a plan in a user's loop. Raw results go to one JSON-lines file per stage, next to the
+profile.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from lab.gpu.contention import contention_cases
 from lab.gpu.copies import copy_cases
 from lab.gpu.launches import launch_cases
 from lab.gpu.op_stages import between_cases, op_cases, training_cases
+from lab.gpu.rehearsal import rehearsal_cases
 from lab.gpu.stage import GpuCase, Stage
 from lab.gpu.sustained import sustained_cases
 from lab.gpu.variants import variant_cases
@@ -33,7 +35,7 @@ STAGES: Final[dict[str, Callable[[Stage], Iterator[GpuCase]]]] = {
     "ops": op_cases, "training": training_cases, "waves": between_cases,
     "variants": variant_cases, "sustained": sustained_cases, "clocks": clock_cases,
     "launch": launch_cases, "contention": contention_cases, "admission": admission_cases,
-    "copies": copy_cases,
+    "copies": copy_cases, "rehearsal": rehearsal_cases,
 }  # fmt: skip
 
 

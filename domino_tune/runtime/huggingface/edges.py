@@ -19,9 +19,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from domino_tune.runtime.huggingface.cut_logits import cut_logits
-from domino_tune.runtime.huggingface.families import Family
+from domino_tune.runtime.huggingface.eager import eager
+from domino_tune.runtime.huggingface.families import Family, replace_at
 from domino_tune.runtime.huggingface.first_order import first_order
-from domino_tune.runtime.huggingface.shard import distributed, replace_at
+from domino_tune.runtime.huggingface.shard import distributed
+from domino_tune.runtime.lanes.call import all_reduce
+from domino_tune.runtime.lanes.lane import Lane
 from domino_tune.runtime.ops.pointwise_formulas import wide
 from domino_tune.runtime.plain_torch.parallel import summed as summed_at_once
 from simulator.errors import InputError
@@ -33,12 +36,12 @@ CHECKED_EVERY: Final = 16
 
 
 def shard_edges(
-    model: nn.Module, family: Family, mesh: DeviceMesh, *, summed: Summed, slices: int
+    model: nn.Module, family: Family, mesh: DeviceMesh, *, summed: Summed, slices: int, lane: Lane
 ) -> None:
     """Cut embedding and head over ``mesh``; make the rest DTensors that every rank holds whole.
 
     ``summed`` adds up the embedding's output over the ranks; the head sums the gradient of its
-    input in so many ``slices``.
+    input in so many ``slices``, on ``lane``.
     """
     embedding, head = model.get_submodule(family.embedding), model.get_submodule("lm_head")
     tied = head.weight is embedding.weight
@@ -50,7 +53,7 @@ def shard_edges(
     group = mesh.get_group()
     start = _rows(embedding.weight, mesh).start  # type: ignore[arg-type]
     embedding.forward = MethodType(_embedding(start, group, summed), embedding)
-    head.forward = MethodType(_head(mesh, slices), head)
+    head.forward = MethodType(_head(mesh, slices, lane), head)
     for path in family.replicated:
         _replicate(model.get_submodule(path), mesh)
     unsharded: Any = model
@@ -133,7 +136,7 @@ def _embedding(
 ) -> Callable[[Any, Tensor], Tensor]:
     calls = 0
 
-    @torch.compiler.disable
+    @eager
     def forward(module: nn.Embedding, ids: Tensor) -> Tensor:
         nonlocal calls
         if calls % CHECKED_EVERY == 0:
@@ -156,11 +159,9 @@ class _Head(torch.autograd.Function):
     while that of the next slice, and W's, are computed."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, slices: int, group: dist.ProcessGroup
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, slices: int, lane: Lane) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.slices, ctx.group = slices, group
+        ctx.slices, ctx.lane = slices, lane
         return F.linear(x, weight)
 
     @staticmethod
@@ -170,26 +171,24 @@ class _Head(torch.autograd.Function):
         dy = gradients[0].flatten(0, -2)
         dx = torch.empty_like(x)
         pairs = zip(dy.chunk(ctx.slices), dx.flatten(0, -2).chunk(ctx.slices), strict=True)
-        works = [
-            dist.all_reduce(torch.mm(part, weight, out=into), group=ctx.group, async_op=True)
+        handles = [
+            ctx.lane.issue("head", all_reduce(torch.mm(part, weight, out=into)))
             for part, into in pairs
         ]
         dweight = dy.t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
-        for work in works:
-            work.wait()
+        for handle in handles:
+            handle.wait()
         return dx, dweight, None, None
 
 
-def _head(mesh: DeviceMesh, slices: int) -> Callable[[Any, Tensor], Tensor]:
-    group = mesh.get_group()
-
-    @torch.compiler.disable
+def _head(mesh: DeviceMesh, slices: int, lane: Lane) -> Callable[[Any, Tensor], Tensor]:
+    @eager
     def forward(module: nn.Linear, x: Tensor) -> Tensor:
         weight = local_part(module.weight)
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
-        local: Tensor = _Head.apply(x.contiguous(), weight, slices, group)  # type: ignore[no-untyped-call]
+        local: Tensor = _Head.apply(x.contiguous(), weight, slices, lane)  # type: ignore[no-untyped-call]
         shape = torch.Size((*x.shape[:-1], module.weight.shape[0]))
         stride = torch.empty(shape, device="meta").stride()
         logits = DTensor.from_local(
@@ -239,7 +238,7 @@ def _loss(
 ) -> Callable[..., Tensor]:
     """Return the model's loss (``transformers``' ForCausalLMLoss) of whole or of cut logits."""
 
-    @torch.compiler.disable
+    @eager
     def loss(
         logits: Tensor, labels: Tensor | None, vocab_size: int, *,
         num_items_in_batch: Tensor | int | None = None, ignore_index: int = -100,

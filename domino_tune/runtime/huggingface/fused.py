@@ -8,8 +8,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from domino_tune.runtime.huggingface.families import Family
-from domino_tune.runtime.huggingface.shard import replace_at
+from domino_tune.runtime.huggingface.families import Family, replace_at
 
 PARTS: Final = ("q", "k", "v")
 

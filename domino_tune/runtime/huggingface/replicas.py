@@ -59,10 +59,13 @@ class Replicas(NotCopied):
         if not self.synchronises or self._in_ddp:
             return
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        sent = []  # one bucket is packed while those before it are under way
         for bucket in _buckets([g.to_local() if isinstance(g, DTensor) else g for g in grads]):
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
             flat /= self.group.size()
-            dist.all_reduce(flat, group=self.group)
+            sent.append((bucket, flat, dist.all_reduce(flat, group=self.group, async_op=True)))
+        for bucket, flat, work in sent:
+            work.wait()
             parts = torch.split(flat, [gradient.numel() for gradient in bucket])
             for gradient, part in zip(bucket, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))

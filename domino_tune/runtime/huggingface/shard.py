@@ -15,7 +15,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from domino_tune.runtime.huggingface.families import Family, Place, places
+from domino_tune.runtime.huggingface.families import Family, Place, places, replace_at
+from domino_tune.runtime.huggingface.weights import Weights
 from domino_tune.runtime.parameters import cut_shard, parameter_specs
 from domino_tune.runtime.shards import EDGES, ParameterSpec, Shards
 from simulator.errors import InputError
@@ -49,13 +50,13 @@ class ShardedStack:
 
     def __init__(
         self, model: nn.Module, family: Family, spec: ModelSpec, cluster: ClusterSpec,
-        mesh: DeviceMesh | None,
+        mesh: DeviceMesh | None, weights: Weights, device: torch.device,
     ) -> None:  # fmt: skip
         found = places(family, model)
         first = found[0].parameter
         specs = [one for one in parameter_specs(spec, cluster) if one.owner != EDGES]
         total = sum(one.local_size(cluster.tp) for one in specs)
-        flat = torch.empty(total, dtype=first.dtype, device=first.device)
+        flat = torch.empty(total, dtype=first.dtype, device=device)
         self.mesh = mesh
         self.shards = Shards(specs, cluster.tp, flat)
         rank = mesh.get_local_rank() if mesh else 0
@@ -65,7 +66,7 @@ class ShardedStack:
         held = {}
         for one in specs:
             parts = by_weight[one.name]
-            shard = cut_shard(_whole(parts, family), one, cluster.tp, rank)
+            shard = cut_shard(_whole(parts, family, weights), one, cluster.tp, rank)
             self.shards.weights[one.name].copy_(shard)
             for place in parts:
                 held[place.name] = self._hold(model, place, one, family)
@@ -81,10 +82,10 @@ class ShardedStack:
             placements=_placements(spec, transposed=transposed),
         )  # fmt: skip
         mine, old = stub.view(self.shards.weights), place.parameter
-        if self.mesh is None:
+        if self.mesh is None and not old.is_meta:
             old.data = mine
             return stub
-        whole = distributed(mine, self.mesh, stub.placements, old)
+        whole = mine if self.mesh is None else distributed(mine, self.mesh, stub.placements, old)
         parameter = nn.Parameter(whole, requires_grad=old.requires_grad)
         replace_at(model, place.name, parameter)
         return replace(stub, parameter=parameter)
@@ -148,15 +149,9 @@ def distributed(
     )
 
 
-def replace_at(model: nn.Module, path: str, part: object) -> None:
-    """Replace the module or parameter at ``path``."""
-    parent, _, last = path.rpartition(".")
-    setattr(model.get_submodule(parent), last, part)
-
-
-def _whole(parts: Sequence[Place], family: Family) -> Tensor:
+def _whole(parts: Sequence[Place], family: Family, weights: Weights) -> Tensor:
     """Return the runtime's full tensor of the parameters that it is made of."""
-    tensors = [place.parameter.detach() for place in parts]
+    tensors = [weights.whole(place.name, place.parameter) for place in parts]
     if family.transposed and tensors[0].dim() == 2:
         tensors = [tensor.t() for tensor in tensors]
     if parts[0].weight.endswith(".qk_norm"):

@@ -17,6 +17,7 @@ from domino_tune.runtime.huggingface.arriving import Arriving, arriving_sum
 from domino_tune.runtime.huggingface.checks import check_anomaly, check_call
 from domino_tune.runtime.huggingface.copies import NotCopied
 from domino_tune.runtime.huggingface.cut import Cut, cut_of
+from domino_tune.runtime.huggingface.eager import eager
 from domino_tune.runtime.huggingface.first_order import first_order
 from domino_tune.runtime.huggingface.shard import ShardedStack
 from domino_tune.runtime.huggingface.wrappers import NOT_SHARDED
@@ -218,7 +219,7 @@ class Stack(NotCopied, nn.ModuleList):
             else super().__getitem__(index)
         )
 
-    @torch.compiler.disable
+    @eager
     def forward(
         self,
         hidden_states: Tensor,
@@ -233,9 +234,14 @@ class Stack(NotCopied, nn.ModuleList):
         Raise InputError for what a plan does not play: masks that are not causal alone, a cache.
         """
         one = self.player
-        one.stack.check_in_place()
-        check_anomaly(cut=one.stack.mesh is not None)
-        check_call(one.plan.model, hidden_states, attention_mask, past_key_values)
+        try:
+            one.stack.check_in_place()
+            check_anomaly(cut=one.stack.mesh is not None)
+            check_call(one.plan.model, hidden_states, attention_mask, past_key_values)
+        except InputError:
+            if isinstance(hidden_states, Arriving):
+                hidden_states.whole()  # a sum under way writes to memory that would be given back
+            raise
         dtype = compute_dtype(hidden_states)
         sequences, seq_length = hidden_states.shape[:2]
         cut = one.cut(sequences, seq_length, dtype)

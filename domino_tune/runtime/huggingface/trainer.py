@@ -14,7 +14,7 @@ from domino_tune.runtime.huggingface.saving import Saving
 from simulator.errors import InputError
 
 
-class PlanTrainer(transformers.Trainer):  # type: ignore[misc]
+class PlanTrainer(transformers.Trainer):
     """A Trainer of a model that plays a plan, which has been applied. Tensor-parallel ranks get the
     same batches; what is saved is whole, and any Trainer resumes from it. Mix it into others:
     ``class Mine(PlanTrainer, SFTTrainer)``."""
@@ -40,10 +40,10 @@ class PlanTrainer(transformers.Trainer):  # type: ignore[misc]
         return self._tp
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        held = self.optimizer
+        held: Any = self.optimizer
         if self._tp > 1:
             whole = whole_moments(held)
-            self.optimizer = SimpleNamespace(state_dict=lambda: whole)
+            self.optimizer = SimpleNamespace(state_dict=lambda: whole)  # type: ignore[assignment]
         try:
             super()._save_optimizer_and_scheduler(output_dir)
         finally:

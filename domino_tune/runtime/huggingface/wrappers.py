@@ -69,7 +69,7 @@ def stay_on_the_host(model: nn.Module) -> None:
         found: nn.Module = moved(*arguments, **named)
         return found
 
-    model.to = to  # type: ignore[assignment]
+    model.to = to  # type: ignore[method-assign]
 
 
 def _refuse(name: str, *_: Any, **__: Any) -> None:
