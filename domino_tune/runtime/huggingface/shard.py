@@ -72,6 +72,7 @@ class ShardedStack:
                 held[place.name] = self._hold(model, place, one, family)
         self.held = tuple(held[place.name] for place in found)
         self._entries: list[tuple[Mapping[str, object], str, object]] = []
+        self._modules: list[nn.Module] = []
         self._addresses = [one.view(self.shards.weights).data_ptr() for one in self.held]
 
     def _hold(self, model: nn.Module, place: Place, spec: ParameterSpec, family: Family) -> Held:
@@ -93,10 +94,19 @@ class ShardedStack:
     def watch(self, layers: nn.Module) -> None:
         """Have ``check_in_place`` notice from now on whatever is replaced in ``layers``."""
         self._entries = _entries(layers)
+        self._modules = [module for module in layers.modules() if module is not layers]
 
     def check_in_place(self) -> None:
         """Raise InputError where a module or a parameter is no longer the one that plans play, as
-        behind ``.to(dtype)``: the model would be trained, and the plan would never read it."""
+        behind ``.to(dtype)``: the model would be trained, and the plan would never read it. So for
+        hooks of modules that are not called."""
+        for module in self._modules:
+            if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+                raise InputError(
+                    f"A {type(module).__name__} inside of the layers has hooks, which would not be "
+                    "called: a plan plays all layers as one. Put them on the model, the embedding, "
+                    "the norm behind the layers or the head."
+                )
         moved = [held.weight for held, address in zip(self.held, self._addresses, strict=True)
                  if local(held.parameter).data_ptr() != address]  # fmt: skip
         moved += [name for entries, name, entry in self._entries if entries.get(name) is not entry]

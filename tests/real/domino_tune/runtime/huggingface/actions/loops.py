@@ -143,6 +143,13 @@ def hooks_on_parameters(given: Given) -> None:
     assert len(seen) == len(list(model.parameters()))
 
 
+@action("loop", "has hooks, which would not be called")
+def hooks_on_a_layer(given: Given) -> None:
+    model = applied()
+    model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+    loss_of(model)
+
+
 @action("loop")
 def hooks_on_the_model(given: Given) -> None:
     def calls(model: Any) -> list[str]:
