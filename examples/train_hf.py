@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/train_hf.py --steps 60 --folder out/train_hf
 
-Started again with the same folder, it goes on behind its last checkpoint. All of it is an ordinary
+Started again with the same folder, it goes on after its last checkpoint. All of it is an ordinary
 loop; only the line with ``apply`` is domino_tune's.
 """
 
@@ -37,7 +37,7 @@ def main() -> None:
     torch.manual_seed(0)  # every rank makes the same whole model
     model = LlamaForCausalLM(LlamaConfig.from_json_file(str(HERE / "train_hf.json"))).to(device)
     model = apply(model, options.plan)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.total_steps)
     first = _resume(options.folder, model, optimizer, schedule)
     main_rank = dist.get_rank() == 0

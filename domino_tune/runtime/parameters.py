@@ -156,6 +156,12 @@ class Parameters(Shards):
                 total = total - _square(self.grad[start:end]) * (1 - 1 / self.tp)
         return total.reshape(1)
 
+    def by_layer(self) -> torch.Tensor:
+        """Return [owners, 2] of this rank's gradients: each layer's norm, and sum."""
+        each = [self.gradient_range(owner, owner) for owner in sorted(self.owner_end)]
+        pairs = [(_square(flat).sqrt().double(), flat.sum(dtype=torch.float64)) for flat in each]
+        return torch.stack([torch.stack(pair) for pair in pairs])
+
 
 def _square(flat: torch.Tensor) -> torch.Tensor:
     """Return the sum of squares, in one pass without a copy; cuBLAS' dot is limited to 2³¹."""

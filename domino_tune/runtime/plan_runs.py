@@ -33,6 +33,7 @@ FAILURES: Final = {OUT_OF_MEMORY: "memory", KILLED: "memory", BROKE: "run"}
 """Why a plan could not be run -> the reason it is counted under."""
 _NO_MEMORY: Final = re.compile(r"PlanOutOfMemory: plan (\d+)")
 
+Layers = tuple[tuple[tuple[float, float], ...], ...]
 Planned = tuple[SlicePlan, LayerOrder]
 OnStep = Callable[[int, int], None]
 """Called after every timed step with the plan's index and the step's makespan, ns."""
@@ -46,6 +47,8 @@ def ignore(plan: int, makespan_ns: int) -> None:
 class Measured:
     """The measurements of one plan. ``makespans_ns`` are the slowest rank's, one per round.
 
+    ``layers``: norm and sum of the gradients of the edges and of each layer, by rank, before all
+    rounds.
     ``losses`` and ``grad_norms`` are rank 0's of the same rounds. ``timeline`` is the slowest
     rank's of the step with the median makespan of the first 100 rounds. ``typical_ns`` is the
     median duration of each op over these rounds, on the rank that computes longest.
@@ -64,6 +67,7 @@ class Measured:
     timeline: Timeline | None = None
     typical_ns: tuple[float, ...] | None = None
     peak_bytes: int | None = None
+    layers: Layers = ()
     failed: str = ""
     captured: bool = False
     why_not_captured: str = ""
@@ -178,6 +182,7 @@ class Runs:
             timeline=timeline,
             typical_ns=tuple(end["typical_ns"]) if end else None,
             peak_bytes=end["peak_bytes"] if end else None,
+            layers=tuple(tuple(map(tuple, rank)) for rank in end.get("layers", ())) if end else (),
             captured=end.get("captured", False) if end else False,
             why_not_captured=end.get("why_not_captured", "") if end else "",
         )
@@ -248,4 +253,25 @@ def loss_problems(plans: Sequence[Measured], dtype: str) -> list[str]:
                     f"The {what} of {one.label} differs from {ran[0].label}'s in the same round by "
                     f"up to {worst:.1%}: they do not compute the same."
                 )
+        found += _layer_problems(one, ran[0], tolerance)
+    return found
+
+
+def _layer_problems(of: Measured, first: Measured, tolerance: float) -> list[str]:
+    """Return what is wrong with gradients, layer by layer: a fault in one of many layers hardly
+    shows in the loss, or in the norm of them all."""
+    found = []
+    for rank, (mine, theirs) in enumerate(zip(of.layers, first.layers, strict=False)):
+        off = [
+            math.hypot(norm - other, total - whole) / max(other, 1e-30)
+            for (norm, total), (other, whole) in zip(mine, theirs, strict=True)
+        ]
+        off = [math.inf if math.isnan(one) else one for one in off]
+        worst = max(range(len(off)), key=off.__getitem__)
+        if off[worst] > tolerance:
+            where = f"layer {worst - 1}" if worst else "the embeddings and the head"
+            found.append(
+                f"The gradients of {where} in {of.label} differ from {first.label}'s by "
+                f"{off[worst]:.1%} on rank {rank}: they do not compute the same."
+            )
     return found

@@ -60,6 +60,7 @@ class TimedPlan:
     makespans_ns: list[int] = field(default_factory=list)
     slowest: list[int] = field(default_factory=list)
     spans: list[Spans] = field(default_factory=list)
+    layers: list[list[float]] = field(default_factory=list)
 
     @property
     def has_span_steps(self) -> bool:
@@ -97,6 +98,7 @@ def validate(context: RankContext, payload: Mapping[str, Any]) -> None:
         with _memory_of(plan):
             plan.peak_bytes = step_peak_bytes(plan.executor, session.batch)
         context.beat()
+        plan.layers = _layers(session, plan)
     for plan in plans:
         _capture(session, plan)
     rounds = int(payload["rounds"])
@@ -128,6 +130,18 @@ def _timed_plans(
         timed = CapturedExecutor(whole, pool) if as_graph else whole
         plans.append(TimedPlan(index=entry["index"], executor=executor, timed=timed))
     return plans
+
+
+def _layers(session: Session, plan: TimedPlan) -> list[list[float]]:
+    """Return norm and sum of each layer's gradients, of a step of its own on the same batch."""
+    state = plan.executor.state
+    session.parameters.steps, state.watches_layers = 0, True
+    session.context.barrier()
+    with _memory_of(plan):
+        plan.executor.run_step(*session.batch)
+    state.watches_layers = False
+    found: list[list[float]] = state.saved.pop("layers").tolist()
+    return found
 
 
 def _capture(session: Session, plan: TimedPlan) -> None:
@@ -200,10 +214,10 @@ def _report_end(context: RankContext, plan: TimedPlan) -> None:
     ranked = sorted(range(len(plan.spans)), key=plan.makespans_ns.__getitem__)
     median = ranked[(len(ranked) - 1) // 2]
     mine = plan.spans[median] if context.rank == plan.slowest[median] else None
-    found = context.all_gather_objects((mine, _usual_ns(plan), plan.peak_bytes))
-    start_ns, end_ns = next(spans for spans, _, _ in found if spans is not None)
+    found = context.all_gather_objects((mine, _usual_ns(plan), plan.peak_bytes, plan.layers))
+    start_ns, end_ns = next(spans for spans, *_ in found if spans is not None)
     computing = [op.lane == COMPUTE for op in plan.executor.ops]
-    usual = max((medians for _, medians, _ in found), key=lambda m: sum(compress(m, computing)))
+    usual = max((medians for _, medians, *_ in found), key=lambda m: sum(compress(m, computing)))
     context.report(
         {
             "kind": "end",
@@ -211,7 +225,8 @@ def _report_end(context: RankContext, plan: TimedPlan) -> None:
             "start_ns": start_ns,
             "end_ns": end_ns,
             "typical_ns": usual,
-            "peak_bytes": max(peak for _, _, peak in found),
+            "peak_bytes": max(peak for _, _, peak, _ in found),
+            "layers": [layers for *_, layers in found],
             **_graph_message(context, plan),
         }
     )

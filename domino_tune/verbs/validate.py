@@ -52,6 +52,10 @@ from simulator.units import GIB, MS_PER_NS
 
 INTERVAL_ROUNDS: Final = 6
 """Fewer rounds give no interval of 95 %."""
+LARGE_SPREAD: Final = 0.05
+"""Half of the interquartile range of a plan's iterations, over their median."""
+OTHER_SPEED: Final = 0.1
+"""How far from 1 the speed of compute, relative to its profile, is told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +114,9 @@ def validate(request: ValidateRequest, progress: Progress = no_progress) -> Vali
         present_speed=speed,
         profile=reference,
         machine_differences=tuple(differing),
-        warnings=tuple(_warnings(case, request, differing, measured)),
+        warnings=tuple(
+            _warnings(case, request, differing, measured) + disturbances(measured, speed)
+        ),
         rounds=request.rounds,
         interrupted=interrupted,
         emulated_collectives=single_rank,
@@ -346,6 +352,29 @@ def _warnings(
     if request.emulate_collectives:  # emulated collectives sum nothing: losses are meaningless
         return found
     return found + loss_problems([measured[0], *measured[2:]], case.workload.dtype)
+
+
+def disturbances(measured: Sequence[Measured], speed: float | None) -> list[str]:
+    """Return what shows that the machine did something else, too: errors are of both then."""
+    spreads = {
+        one.label: half_spread(one.makespans_ns) / statistics.median(one.makespans_ns)
+        for one in measured
+        if len(one.makespans_ns) >= INTERVAL_ROUNDS
+    }
+    found = []
+    widest = max(spreads, key=spreads.__getitem__, default="")
+    if spreads.get(widest, 0) > LARGE_SPREAD:
+        found.append(
+            f"Iterations of {widest} vary by ± {spreads[widest]:.0%}: something disturbed the "
+            "machine, or its speed is not steady; errors of predictions show that, too."
+        )
+    if speed is not None and abs(speed - 1) > OTHER_SPEED:
+        found.append(
+            f"The machine computes at {speed:.2f} times the speed that it was profiled at: "
+            "something else runs on it, or its clock is another; judge predictions by the error at "
+            "present speed, or profile again."
+        )
+    return found
 
 
 def _timelines(compared: Sequence[Compared]) -> dict[str, Timeline]:

@@ -5,8 +5,8 @@ gradients add up and layers are recomputed. ``variants``: other frameworks' kern
 mathematics. ``sustained``: ops of CUDA graphs at the clock of a long run. ``clocks``: power and
 clock while whole steps run. ``contention``: ops beside emulated collectives. ``admission``: when
 such a collective gets in. ``copies``: ops beside copy engines. ``proof``: plans predicted and run,
-as rank 0 of eight. Raw results go to one JSON-lines file per stage, next to the profile;
-``scripts/bench h200`` prints their tables.
+as rank 0 of eight. ``rehearsal``: what surrounds a plan in a user's loop. Raw results go to one
+JSON-lines file per stage, next to the profile; ``scripts/bench h200`` prints their tables.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from lab.gpu.beside import contention_cases, copy_cases
 from lab.gpu.clocks import clock_cases
 from lab.gpu.ops import op_cases, training_cases
 from lab.gpu.proof import proof_cases
+from lab.gpu.rehearsal import rehearsal_cases
 from lab.gpu.stage import GpuCase, Stage
 from lab.gpu.sustained import sustained_cases
 from lab.gpu.variants import variant_cases
@@ -32,6 +33,7 @@ STAGES: Final[dict[str, Callable[[Stage], Iterator[GpuCase]]]] = {
     "ops": op_cases, "training": training_cases, "variants": variant_cases,
     "sustained": sustained_cases, "clocks": clock_cases, "contention": contention_cases,
     "admission": admission_cases, "copies": copy_cases, "proof": proof_cases,
+    "rehearsal": rehearsal_cases,
 }  # fmt: skip
 
 

@@ -1,4 +1,5 @@
 """Plans in Hugging Face models: decoder stacks that play a plan inside the user's own loop.
 
-``apply`` > stack | edges | replicas | saving > arriving, shard, cut, families.
+``trainer`` | ``apply`` > stack | edges | replicas | saving | optimizers | wrappers > arriving,
+shard, weights, cut > families.
 """

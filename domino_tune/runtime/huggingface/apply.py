@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,20 +19,27 @@ from domino_tune.runtime.huggingface.agreed import check_agreed
 from domino_tune.runtime.huggingface.checks import (
     as_played,
     check_arguments,
+    check_device,
     check_same_model,
     family_of,
+    tell_what_is_left_out,
 )
 from domino_tune.runtime.huggingface.edges import shard_edges
 from domino_tune.runtime.huggingface.embedding_dropout import drop_alike
+from domino_tune.runtime.huggingface.families import replace_at
 from domino_tune.runtime.huggingface.fused import split_fused
+from domino_tune.runtime.huggingface.optimizers import watch_optimizers
 from domino_tune.runtime.huggingface.replicas import Replicas
-from domino_tune.runtime.huggingface.saving import save_pretrained
-from domino_tune.runtime.huggingface.shard import ShardedStack, replace_at
+from domino_tune.runtime.huggingface.saving import Loading, Saving, State
+from domino_tune.runtime.huggingface.shard import ShardedStack
 from domino_tune.runtime.huggingface.stack import Stack, StackPlayer
+from domino_tune.runtime.huggingface.weights import Weights, device_of, materialise
+from domino_tune.runtime.huggingface.wrappers import refuse_wrappers, stay_on_the_host
 from domino_tune.runtime.lanes.ending import end_in_order
 from domino_tune.runtime.lanes.groups import GroupLanes
 from domino_tune.runtime.lanes.lane import Lane
 from domino_tune.runtime.launch_spec import (
+    QUEUES_SETTING,
     LaunchSpec,
     check_heads,
     check_one_stage,
@@ -52,8 +59,9 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def apply(
-    model: Model, plan: PlanFile | str | Path, *, seed: int = 0, main_grads: bool = False
-) -> Model:
+    model: Model, plan: PlanFile | str | Path, *, seed: int = 0, main_grads: bool = False,
+    weights: str | Path | None = None,
+) -> Model:  # fmt: skip
     """Return ``model``, whose decoder stack plays ``plan`` from now on; call it on every rank.
 
     ``model`` is a Hugging Face Llama, Mistral, Qwen2, Qwen3 or GPT-2 with its head, whole, on this
@@ -62,6 +70,8 @@ def apply(
     this call. GPT-2's fused c_attn becomes c_attn.q, .k and .v, until it is saved. Gradients are
     averaged over replicas behind backward; ``model.no_sync()`` leaves that out, for all but the
     last micro-batch. ``model.save_pretrained`` saves whole weights, and all ranks must call it.
+    ``weights``: a folder of safetensors, of which each rank reads its part; the model is made
+    without weights then (accelerate.init_empty_weights), and is whole on no device.
     ``seed`` draws dropout masks. ``main_grads``: gradients of 16-bit weights are fp32, and add up
     so.
 
@@ -73,26 +83,36 @@ def apply(
     check_own_strategy(plan_file.plan, "Make a plan")
     check_recomputation(plan_file.workload, "Make a plan")
     check_plain(plan_file.workload, "Make a plan")
-    family, spec = family_of(model)
+    if weights is not None:
+        model.tie_weights()  # type: ignore[operator]  # accelerate unties what has no weights
+    family, spec = family_of(model, may_be_empty=weights is not None)
     check_same_model(spec, plan_file.model)
     check_heads(spec, plan_file.cluster.tp, "Make a plan with")
     played = replace(plan_file, model=as_played(spec, plan_file.model))
-    check_agreed(model, plan=played.to_json(), seed=seed, main_grads=main_grads)
-    device = next(model.parameters()).device
+    tell_what_is_left_out(played.cluster)
+    check_agreed(model, plan=played.to_json(), seed=seed, main_grads=main_grads, files=str(weights))
+    device, read = device_of(model), Weights(family, weights)
+    if device.type == "cuda":
+        check_device(device, torch.cuda.current_device(), os.environ.get(QUEUES_SETTING, ""))
     with _urgent_threads(device):
         mesh = _mesh(played.cluster, device)
         lanes = _lanes(played, device)
     tp_mesh = mesh["tp"] if mesh is not None and played.cluster.tp > 1 else None
     tp_rank = tp_mesh.get_local_rank() if tp_mesh is not None else 0
     dp_rank = mesh["dp"].get_local_rank() if mesh is not None else 0
+    whole = list(model.parameters())
     split_fused(model, family)
-    stack = ShardedStack(model, family, played.model, played.cluster, tp_mesh)
+    stack = ShardedStack(model, family, played.model, played.cluster, tp_mesh, read, device)
+    materialise(model, family, read, device)
     player = StackPlayer(
         plan=played, stack=stack, lanes=lanes, tp_rank=tp_rank, dp_rank=dp_rank,
         training=Training(seed=seed),
     )  # fmt: skip
     if tp_mesh is not None:
-        shard_edges(model, family, tp_mesh, summed=player.summed, slices=played.plan.row_slices)
+        shard_edges(
+            model, family, tp_mesh, summed=player.summed, slices=played.plan.row_slices,
+            lane=lanes[TP],
+        )  # fmt: skip
     if main_grads:
         _ask_for_main_grads(model)
     if mesh is not None:
@@ -105,8 +125,18 @@ def apply(
         drop_alike(model.get_submodule(family.embedding_dropout), seed, dp_rank)
     body.register_forward_pre_hook(check_arguments, with_kwargs=True)
     model.supports_gradient_checkpointing = False  # type: ignore[assignment]
-    model.save_pretrained = partial(save_pretrained, model, family)  # type: ignore[assignment]
+    model.save_pretrained = Saving(model, family, played.cluster.tp)  # type: ignore[assignment]
+    model.register_load_state_dict_pre_hook(Loading(family))  # type: ignore[no-untyped-call]
+    if tp_mesh is not None:
+        model._register_state_dict_hook(_in_parts)  # type: ignore[no-untyped-call]
+    watch_optimizers(whole, model.parameters())
+    stay_on_the_host(model)
+    refuse_wrappers(model, cut=tp_mesh is not None)
     return model
+
+
+def _in_parts(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> dict[str, Any]:
+    return state if prefix else State(state)
 
 
 def _urgent_threads(device: torch.device) -> AbstractContextManager[object]:
@@ -141,7 +171,7 @@ def _lanes(plan: PlanFile, device: torch.device) -> dict[int, Lane]:
         tp=cluster.tp, dp=dist.get_world_size() // cluster.tp,
         backend="nccl" if device.type == "cuda" else "gloo", hang_timeout_s=_timeout_s(device),
     )  # fmt: skip
-    lanes = GroupLanes(spec, dist.get_rank())
+    lanes = GroupLanes(spec, dist.get_rank(), timed=False)
     lanes.default[DP].close()
     ctas = plan.plan.comm_ctas if device.type == "cuda" else 0
     return {TP: lanes.tp_lane(ctas)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Final
@@ -11,9 +12,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from domino_tune.runtime.huggingface.families import FAMILIES, LINEARS, NORMS, Family
+from domino_tune.runtime.launch_spec import QUEUES_SETTING
 from domino_tune.store.formats.hf_config import from_hf_config
 from simulator.errors import InputError, unknown_name
-from simulator.specs import ModelSpec
+from simulator.specs import ClusterSpec, ModelSpec
 
 GELU_BY_TANH: Final = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -36,8 +38,8 @@ SHAPE: Final = tuple(
 )
 
 
-def family_of(model: nn.Module) -> tuple[Family, ModelSpec]:
-    """Return where the model's parts are, and its shape.
+def family_of(model: nn.Module, *, may_be_empty: bool = False) -> tuple[Family, ModelSpec]:
+    """Return where the model's parts are, and its shape; ``may_be_empty``: without weights.
 
     Raise InputError, with what to do, for models that no plan plays.
     """
@@ -47,6 +49,11 @@ def family_of(model: nn.Module) -> tuple[Family, ModelSpec]:
             "first (merge_and_unload), or train without a plan."
         )
     config = getattr(model, "config", None)
+    if config is None and isinstance(getattr(model, "module", None), nn.Module):
+        raise InputError(
+            f"The model is wrapped by {type(model).__name__}; give apply the model itself, and "
+            "leave the wrapper out: gradients are averaged over replicas already."
+        )
     if any(getattr(config, name, None) for name in EXPERTS):
         raise InputError(
             f"{type(model).__name__} has experts (a mixture of experts), which plans do not play."
@@ -73,7 +80,7 @@ def family_of(model: nn.Module) -> tuple[Family, ModelSpec]:
         )
     if set(spec.extras) - {"qk_norm"}:
         raise InputError(f"Plans are not played in models with {', '.join(spec.extras)}.")
-    _check_modules(model, FAMILIES[kind])
+    _check_modules(model, FAMILIES[kind], may_be_empty=may_be_empty)
     return FAMILIES[kind], spec
 
 
@@ -88,6 +95,33 @@ def check_same_model(spec: ModelSpec, planned: ModelSpec) -> None:
         raise InputError(
             f"The plan was made for another model: {shown}. Save the model's config.json and make "
             "a plan for it: domino-tune tune --model config.json …"
+        )
+
+
+def tell_what_is_left_out(cluster: ClusterSpec) -> None:
+    """Warn of what the plan was made with and the user's loop does not have."""
+    if cluster.cuda_graph:
+        warnings.warn(
+            "The plan was made with CUDA graphs, and apply launches each op: steps take longer "
+            "than predicted. Make a plan without --cuda-graph, or capture the whole step yourself.",
+            stacklevel=3,
+        )
+
+
+def check_device(device: torch.device, current: int, queues: str) -> None:
+    """Raise InputError where kernels would be launched on another GPU than the model's. Warn where
+    the ``queues`` of CUDA are more than one: a collective may start after the op behind it."""
+    if device.index != current:
+        raise InputError(
+            f"The model is on {device}, and this process launches on cuda:{current}; call "
+            f"torch.cuda.set_device({device.index}) before the model is made."
+        )
+    if queues != "1":
+        warnings.warn(
+            f"{QUEUES_SETTING} is {queues or 'not set'}: plans are predicted with one queue, in "
+            f"which a collective starts before the op behind it. Export {QUEUES_SETTING}=1 before "
+            "the process starts.",
+            stacklevel=3,
         )
 
 
@@ -122,6 +156,15 @@ def check_call(
             "The attention mask is not causal alone: padding and packed sequences are not played. "
             "Give sequences of equal length without a mask; labels of -100 leave tokens out of the "
             "loss."
+        )
+
+
+def check_anomaly(*, cut: bool) -> None:
+    """Raise InputError where torch would look for NaN in gradients that are ``cut`` over ranks."""
+    if cut and torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+        raise InputError(
+            "torch cannot look for NaN in gradients that are cut over ranks: call "
+            "set_detect_anomaly(True, check_nan=False), which still shows where an error began."
         )
 
 
@@ -181,7 +224,7 @@ def _check_options(config: Any) -> None:
         )
 
 
-def _check_modules(model: nn.Module, family: Family) -> None:
+def _check_modules(model: nn.Module, family: Family, *, may_be_empty: bool) -> None:
     """Raise InputError for layers that hold other modules than their family's own."""
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         raise InputError(
@@ -214,8 +257,11 @@ def _check_modules(model: nn.Module, family: Family) -> None:
                 f"{name} is distributed already; give apply the whole model, loaded without "
                 "tp_plan and not wrapped by FSDP or DDP."
             )
-        if parameter.is_meta:
-            raise InputError(f"{name} is on the meta device; give apply a model with its weights.")
+        if parameter.is_meta and not may_be_empty:
+            raise InputError(
+                f"{name} is on the meta device; give apply a model with its weights, or the folder "
+                "of its safetensors: apply(model, plan, weights=folder)."
+            )
     kinds = {parameter.dtype for parameter in model.parameters()}
     if len(kinds) > 1:
         raise InputError(f"The model's parameters have several dtypes, {kinds}; give it one.")

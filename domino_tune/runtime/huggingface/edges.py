@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -18,24 +18,30 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from domino_tune.runtime.huggingface.families import Family
+from domino_tune.runtime.huggingface.cut_logits import cut_logits
+from domino_tune.runtime.huggingface.eager import eager
+from domino_tune.runtime.huggingface.families import Family, replace_at
 from domino_tune.runtime.huggingface.first_order import first_order
-from domino_tune.runtime.huggingface.shard import distributed, replace_at
+from domino_tune.runtime.huggingface.shard import distributed
+from domino_tune.runtime.lanes.call import all_reduce
+from domino_tune.runtime.lanes.lane import Lane
 from domino_tune.runtime.ops.pointwise_formulas import wide
 from domino_tune.runtime.plain_torch.parallel import summed as summed_at_once
 from simulator.errors import InputError
 
 Tensor = torch.Tensor
 Summed = Callable[[Tensor], Tensor]
+CHECKED_EVERY: Final = 16
+"""Micro-batches from one comparison of the ranks' tokens to the next: each makes the host wait."""
 
 
 def shard_edges(
-    model: nn.Module, family: Family, mesh: DeviceMesh, *, summed: Summed, slices: int
+    model: nn.Module, family: Family, mesh: DeviceMesh, *, summed: Summed, slices: int, lane: Lane
 ) -> None:
     """Cut embedding and head over ``mesh``; make the rest DTensors that every rank holds whole.
 
     ``summed`` adds up the embedding's output over the ranks; the head sums the gradient of its
-    input in so many ``slices``.
+    input in so many ``slices``, on ``lane``.
     """
     embedding, head = model.get_submodule(family.embedding), model.get_submodule("lm_head")
     tied = head.weight is embedding.weight
@@ -47,7 +53,7 @@ def shard_edges(
     group = mesh.get_group()
     start = _rows(embedding.weight, mesh).start  # type: ignore[arg-type]
     embedding.forward = MethodType(_embedding(start, group, summed), embedding)
-    head.forward = MethodType(_head(mesh, slices), head)
+    head.forward = MethodType(_head(mesh, slices, lane), head)
     for path in family.replicated:
         _replicate(model.get_submodule(path), mesh)
     unsharded: Any = model
@@ -91,8 +97,14 @@ def _replicate(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def local_part(parameter: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor; gradients of it become the DTensor's."""
-    assert isinstance(parameter, DTensor)
+    """Return this rank's part of a DTensor; gradients of it become the DTensor's. Raise InputError
+    for what somebody put in its place."""
+    if not isinstance(parameter, DTensor):
+        raise InputError(
+            "A parameter outside of the layers was changed behind apply: it is whole now, and was "
+            "cut over the tensor-parallel ranks. Change the model first (or call it without "
+            "functional_call), and apply the plan last."
+        )
     return parameter.to_local()
 
 
@@ -122,13 +134,14 @@ def _own(ids: Tensor, start: int, rows: int, vocab: int) -> tuple[Tensor, Tensor
 def _embedding(
     start: int, group: dist.ProcessGroup, summed: Summed
 ) -> Callable[[Any, Tensor], Tensor]:
-    checked = False
+    calls = 0
 
+    @eager
     def forward(module: nn.Embedding, ids: Tensor) -> Tensor:
-        nonlocal checked
-        if not checked:
+        nonlocal calls
+        if calls % CHECKED_EVERY == 0:
             _check_same_batch(ids, group)
-            checked = True
+        calls += 1
         weight = local_part(module.weight)
         local, mine = _own(ids, start, len(weight), module.weight.shape[0])
         padding = module.padding_idx
@@ -136,8 +149,7 @@ def _embedding(
             padding = padding - start if 0 <= padding - start < len(weight) else None
         found = F.embedding(local, weight, padding)
         partial = found * mine[..., None]
-        sliced = partial.dim() == 3 and not torch.compiler.is_compiling()
-        return summed(partial) if sliced else summed_at_once(partial, group)
+        return summed(partial) if partial.dim() == 3 else summed_at_once(partial, group)
 
     return forward
 
@@ -147,11 +159,9 @@ class _Head(torch.autograd.Function):
     while that of the next slice, and W's, are computed."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, slices: int, group: dist.ProcessGroup
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, slices: int, lane: Lane) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.slices, ctx.group = slices, group
+        ctx.slices, ctx.lane = slices, lane
         return F.linear(x, weight)
 
     @staticmethod
@@ -161,31 +171,30 @@ class _Head(torch.autograd.Function):
         dy = gradients[0].flatten(0, -2)
         dx = torch.empty_like(x)
         pairs = zip(dy.chunk(ctx.slices), dx.flatten(0, -2).chunk(ctx.slices), strict=True)
-        works = [
-            dist.all_reduce(torch.mm(part, weight, out=into), group=ctx.group, async_op=True)
+        handles = [
+            ctx.lane.issue("head", all_reduce(torch.mm(part, weight, out=into)))
             for part, into in pairs
         ]
         dweight = dy.t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
-        for work in works:
-            work.wait()
+        for handle in handles:
+            handle.wait()
         return dx, dweight, None, None
 
 
-def _head(mesh: DeviceMesh, slices: int) -> Callable[[Any, Tensor], Tensor]:
-    group = mesh.get_group()
-
+def _head(mesh: DeviceMesh, slices: int, lane: Lane) -> Callable[[Any, Tensor], Tensor]:
+    @eager
     def forward(module: nn.Linear, x: Tensor) -> Tensor:
         weight = local_part(module.weight)
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
-        local: Tensor = _Head.apply(x.contiguous(), weight, slices, group)  # type: ignore[no-untyped-call]
+        local: Tensor = _Head.apply(x.contiguous(), weight, slices, lane)  # type: ignore[no-untyped-call]
         shape = torch.Size((*x.shape[:-1], module.weight.shape[0]))
         stride = torch.empty(shape, device="meta").stride()
         logits = DTensor.from_local(
             local, mesh, (Shard(x.dim() - 1),), run_check=False, shape=shape, stride=stride
         )
-        return logits if torch.is_grad_enabled() else logits.full_tensor()
+        return cut_logits(logits) if torch.is_grad_enabled() else logits.full_tensor()
 
     return forward
 
@@ -219,7 +228,8 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         shares, local, mine, counts = ctx.saved_tensors
         gradient = shares.scatter_add(1, local[:, None], -mine[:, None].to(shares.dtype))
-        gradient *= (gradients[0] * counts)[:, None]
+        # Where no label counts, gradients are 1 / 0, and theirs are 0.
+        gradient *= torch.where(counts, gradients[0], 0)[:, None]
         return gradient.to(ctx.dtype), None, None, None, None, None
 
 
@@ -228,6 +238,7 @@ def _loss(
 ) -> Callable[..., Tensor]:
     """Return the model's loss (``transformers``' ForCausalLMLoss) of whole or of cut logits."""
 
+    @eager
     def loss(
         logits: Tensor, labels: Tensor | None, vocab_size: int, *,
         num_items_in_batch: Tensor | int | None = None, ignore_index: int = -100,

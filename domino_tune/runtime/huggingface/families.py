@@ -107,6 +107,12 @@ def places(family: Family, model: nn.Module) -> list[Place]:
     return found
 
 
+def replace_at(model: nn.Module, path: str, part: object) -> None:
+    """Replace the module or parameter at ``path``."""
+    parent, _, last = path.rpartition(".")
+    setattr(model.get_submodule(parent), last, part)
+
+
 def _has(layer: nn.Module, path: str) -> bool:
     try:
         layer.get_submodule(path)

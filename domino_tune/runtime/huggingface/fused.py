@@ -8,8 +8,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from domino_tune.runtime.huggingface.families import Family
-from domino_tune.runtime.huggingface.shard import replace_at
+from domino_tune.runtime.huggingface.families import Family, replace_at
 
 PARTS: Final = ("q", "k", "v")
 
@@ -44,3 +43,12 @@ def joined_fused(tensors: dict[str, torch.Tensor], family: Family) -> dict[str, 
             found[name] = tensor
     return {name: torch.cat(thirds[name], dim=-1) if name in thirds else tensor
             for name, tensor in found.items()}  # fmt: skip
+
+
+def split_whole(tensors: dict[str, torch.Tensor], family: Family) -> None:
+    """Replace the fused tensors of ``tensors``, named as in ``transformers``, by their thirds."""
+    for name in [name for name in tensors if family.fused and f".{family.fused}." in name]:
+        path, _, leaf = name.rpartition(".")
+        if path.endswith(family.fused):
+            thirds = tensors.pop(name).chunk(len(PARTS), dim=-1)
+            tensors |= zip([f"{path}.{part}.{leaf}" for part in PARTS], thirds, strict=True)

@@ -10,11 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from domino_tune.runtime.huggingface.copies import NotCopied
 
 BUCKET_BYTES: Final = 64 << 20
 
 
-class Replicas:
+class Replicas(NotCopied):
     """Averages the gradients of ``model`` over ``group`` when a backward pass has ended, as DDP
     does; within ``no_sync``, which DDP and FSDP have too, they only add up."""
 
@@ -22,7 +25,9 @@ class Replicas:
         self.model = model
         self.group = group
         self.synchronises = True
+        self._in_ddp = False
         self._backward = -1
+        model.register_forward_pre_hook(self._notice_ddp)
         for parameter in model.parameters() if group.size() > 1 else ():
             trained = parameter.requires_grad
             parameter.requires_grad_(True)  # torch hooks no others; this one may be trained later
@@ -38,6 +43,10 @@ class Replicas:
         finally:
             self.synchronises = before
 
+    def _notice_ddp(self, *_: object) -> None:
+        """Leave averaging to DDP where a user, or Accelerate, has wrapped the model in it."""
+        self._in_ddp = DistributedDataParallel._active_ddp_module is not None
+
     def _in_backward(self, _: torch.Tensor) -> None:
         """Have the gradients averaged behind this backward pass, once."""
         backward = torch._C._current_graph_task_id()
@@ -46,14 +55,17 @@ class Replicas:
             torch.autograd.Variable._execution_engine.queue_callback(self._behind_backward)
 
     def _behind_backward(self) -> None:
-        """Average all gradients, unless within ``no_sync``."""
-        if not self.synchronises:
+        """Average all gradients, unless within ``no_sync``. Divide first: sums overflow in fp16."""
+        if not self.synchronises or self._in_ddp:
             return
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        sent = []  # one bucket is packed while those before it are under way
         for bucket in _buckets([g.to_local() if isinstance(g, DTensor) else g for g in grads]):
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-            dist.all_reduce(flat, group=self.group)
             flat /= self.group.size()
+            sent.append((bucket, flat, dist.all_reduce(flat, group=self.group, async_op=True)))
+        for bucket, flat, work in sent:
+            work.wait()
             parts = torch.split(flat, [gradient.numel() for gradient in bucket])
             for gradient, part in zip(bucket, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))

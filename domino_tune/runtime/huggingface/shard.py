@@ -15,7 +15,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from domino_tune.runtime.huggingface.families import Family, Place, places
+from domino_tune.runtime.huggingface.families import Family, Place, places, replace_at
+from domino_tune.runtime.huggingface.weights import Weights
 from domino_tune.runtime.parameters import cut_shard, parameter_specs
 from domino_tune.runtime.shards import EDGES, ParameterSpec, Shards
 from simulator.errors import InputError
@@ -49,13 +50,13 @@ class ShardedStack:
 
     def __init__(
         self, model: nn.Module, family: Family, spec: ModelSpec, cluster: ClusterSpec,
-        mesh: DeviceMesh | None,
+        mesh: DeviceMesh | None, weights: Weights, device: torch.device,
     ) -> None:  # fmt: skip
         found = places(family, model)
         first = found[0].parameter
         specs = [one for one in parameter_specs(spec, cluster) if one.owner != EDGES]
         total = sum(one.local_size(cluster.tp) for one in specs)
-        flat = torch.empty(total, dtype=first.dtype, device=first.device)
+        flat = torch.empty(total, dtype=first.dtype, device=device)
         self.mesh = mesh
         self.shards = Shards(specs, cluster.tp, flat)
         rank = mesh.get_local_rank() if mesh else 0
@@ -65,12 +66,13 @@ class ShardedStack:
         held = {}
         for one in specs:
             parts = by_weight[one.name]
-            shard = cut_shard(_whole(parts, family), one, cluster.tp, rank)
+            shard = cut_shard(_whole(parts, family, weights), one, cluster.tp, rank)
             self.shards.weights[one.name].copy_(shard)
             for place in parts:
                 held[place.name] = self._hold(model, place, one, family)
         self.held = tuple(held[place.name] for place in found)
         self._entries: list[tuple[Mapping[str, object], str, object]] = []
+        self._modules: list[nn.Module] = []
         self._addresses = [one.view(self.shards.weights).data_ptr() for one in self.held]
 
     def _hold(self, model: nn.Module, place: Place, spec: ParameterSpec, family: Family) -> Held:
@@ -80,11 +82,11 @@ class ShardedStack:
             parameter=place.parameter, weight=spec.name, rows=rows, transposed=transposed,
             placements=_placements(spec, transposed=transposed),
         )  # fmt: skip
-        local, old = stub.view(self.shards.weights), place.parameter
-        if self.mesh is None:
-            old.data = local
+        mine, old = stub.view(self.shards.weights), place.parameter
+        if self.mesh is None and not old.is_meta:
+            old.data = mine
             return stub
-        whole = distributed(local, self.mesh, stub.placements, old)
+        whole = mine if self.mesh is None else distributed(mine, self.mesh, stub.placements, old)
         parameter = nn.Parameter(whole, requires_grad=old.requires_grad)
         replace_at(model, place.name, parameter)
         return replace(stub, parameter=parameter)
@@ -92,12 +94,21 @@ class ShardedStack:
     def watch(self, layers: nn.Module) -> None:
         """Have ``check_in_place`` notice from now on whatever is replaced in ``layers``."""
         self._entries = _entries(layers)
+        self._modules = [module for module in layers.modules() if module is not layers]
 
     def check_in_place(self) -> None:
         """Raise InputError where a module or a parameter is no longer the one that plans play, as
-        behind ``.to(dtype)``: the model would be trained, and the plan would never read it."""
+        behind ``.to(dtype)``: the model would be trained, and the plan would never read it. So for
+        hooks of modules that are not called."""
+        for module in self._modules:
+            if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+                raise InputError(
+                    f"A {type(module).__name__} inside of the layers has hooks, which would not be "
+                    "called: a plan plays all layers as one. Put them on the model, the embedding, "
+                    "the norm behind the layers or the head."
+                )
         moved = [held.weight for held, address in zip(self.held, self._addresses, strict=True)
-                 if _local(held.parameter).data_ptr() != address]  # fmt: skip
+                 if local(held.parameter).data_ptr() != address]  # fmt: skip
         moved += [name for entries, name, entry in self._entries if entries.get(name) is not entry]
         if moved:
             raise InputError(
@@ -120,10 +131,10 @@ class ShardedStack:
         ]
 
     def _gradient(self, held: Held, grads: Mapping[str, Tensor]) -> Tensor:
-        local = held.view(grads)
+        mine = held.view(grads)
         if self.mesh is None:
-            return local
-        return distributed(local, self.mesh, held.placements, held.parameter)
+            return mine
+        return distributed(mine, self.mesh, held.placements, held.parameter)
 
 
 def _entries(layers: nn.Module) -> list[tuple[Mapping[str, object], str, object]]:
@@ -134,7 +145,8 @@ def _entries(layers: nn.Module) -> list[tuple[Mapping[str, object], str, object]
     return [(table, name, entry) for table in tables for name, entry in table.items()]
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of what may be a DTensor."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
@@ -147,15 +159,9 @@ def distributed(
     )
 
 
-def replace_at(model: nn.Module, path: str, part: object) -> None:
-    """Replace the module or parameter at ``path``."""
-    parent, _, last = path.rpartition(".")
-    setattr(model.get_submodule(parent), last, part)
-
-
-def _whole(parts: Sequence[Place], family: Family) -> Tensor:
+def _whole(parts: Sequence[Place], family: Family, weights: Weights) -> Tensor:
     """Return the runtime's full tensor of the parameters that it is made of."""
-    tensors = [place.parameter.detach() for place in parts]
+    tensors = [weights.whole(place.name, place.parameter) for place in parts]
     if family.transposed and tensors[0].dim() == 2:
         tensors = [tensor.t() for tensor in tensors]
     if parts[0].weight.endswith(".qk_norm"):

@@ -14,10 +14,13 @@ from domino_tune.base.errors import RunError
 from domino_tune.runtime import player
 from domino_tune.runtime.clock import NoClock
 from domino_tune.runtime.huggingface.arriving import Arriving, arriving_sum
-from domino_tune.runtime.huggingface.checks import check_call
+from domino_tune.runtime.huggingface.checks import check_anomaly, check_call
+from domino_tune.runtime.huggingface.copies import NotCopied
 from domino_tune.runtime.huggingface.cut import Cut, cut_of
+from domino_tune.runtime.huggingface.eager import eager
 from domino_tune.runtime.huggingface.first_order import first_order
 from domino_tune.runtime.huggingface.shard import ShardedStack
+from domino_tune.runtime.huggingface.wrappers import NOT_SHARDED
 from domino_tune.runtime.lanes.call import all_gather
 from domino_tune.runtime.lanes.lane import Handle, Lane
 from domino_tune.runtime.ops.state import State, Training
@@ -180,7 +183,7 @@ class _Play(torch.autograd.Function):
         return None, None, None, hidden, *grads
 
 
-class Stack(nn.ModuleList):
+class Stack(NotCopied, nn.ModuleList):
     """The layers of a model, whose parameters keep their names. The forward of the model's ``body``
     meets one layer: the stack itself, which plays the plan. All others meet the layers."""
 
@@ -198,12 +201,13 @@ class Stack(nn.ModuleList):
     def __iter__(self) -> Iterator[nn.Module]:
         return iter([self]) if self.is_played else super().__iter__()
 
-    def __deepcopy__(self, _: Any) -> Any:
-        raise InputError(
-            "A model that plays a plan is not copied: its layers are one with process groups. For "
-            "an average of weights, keep clones of its parameters; for a second model, load it "
-            "again and apply the plan."
-        )
+    @property
+    def _is_fsdp_managed_module(self) -> bool:
+        return False
+
+    @_is_fsdp_managed_module.setter
+    def _is_fsdp_managed_module(self, _: bool) -> None:
+        raise InputError(NOT_SHARDED)  # FSDP says so before it does anything
 
     def __getitem__(self, index: Any) -> Any:
         if self.is_played and isinstance(index, slice):
@@ -215,6 +219,7 @@ class Stack(nn.ModuleList):
             else super().__getitem__(index)
         )
 
+    @eager
     def forward(
         self,
         hidden_states: Tensor,
@@ -229,8 +234,14 @@ class Stack(nn.ModuleList):
         Raise InputError for what a plan does not play: masks that are not causal alone, a cache.
         """
         one = self.player
-        one.stack.check_in_place()
-        check_call(one.plan.model, hidden_states, attention_mask, past_key_values)
+        try:
+            one.stack.check_in_place()
+            check_anomaly(cut=one.stack.mesh is not None)
+            check_call(one.plan.model, hidden_states, attention_mask, past_key_values)
+        except InputError:
+            if isinstance(hidden_states, Arriving):
+                hidden_states.whole()  # a sum under way writes to memory that would be given back
+            raise
         dtype = compute_dtype(hidden_states)
         sequences, seq_length = hidden_states.shape[:2]
         cut = one.cut(sequences, seq_length, dtype)

@@ -59,21 +59,29 @@ def perform(call: Call, group: dist.ProcessGroup) -> None:
 
 
 def _gather(call: Call, group: dist.ProcessGroup) -> None:
-    parts = call.target.chunk(group.size())
     if call.target.is_cuda:
-        dist.all_gather(list(parts), call.source, group=group)
+        into_one(call, group)
     else:
-        _exchange(parts, [call.source] * group.size(), group)
+        _exchange(call.target.chunk(group.size()), [call.source] * group.size(), group)
 
 
 def _scatter(call: Call, group: dist.ProcessGroup) -> None:
-    sent = call.source.chunk(group.size())
     if call.target.is_cuda:
-        dist.reduce_scatter(call.target, list(sent), group=group)
+        into_one(call, group)
         return
+    sent = call.source.chunk(group.size())
     parts = call.target.new_empty((group.size(), *call.target.shape))
     _exchange(parts.unbind(), sent, group)
     torch.sum(parts, 0, out=call.target)
+
+
+def into_one(call: Call, group: dist.ProcessGroup) -> None:
+    """Gather into, or scatter from, one tensor of all ranks' parts. NCCL would flatten lists of
+    them, with one more buffer and copy each, and a capture would end in copies."""
+    if call.operation == "gather":
+        dist.all_gather_into_tensor(call.target, call.source, group=group)
+    else:
+        dist.reduce_scatter_tensor(call.target, call.source, group=group)
 
 
 def _exchange(

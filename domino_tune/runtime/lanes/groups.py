@@ -20,10 +20,12 @@ from simulator.schedule import DP, LANES, TP
 
 class GroupLanes:
     """The lanes of ``rank``. Torch requires that every rank takes part in making every group, in
-    one order. So all ranks must ask for the same CTA counts in the same order."""
+    one order. So all ranks must ask for the same CTA counts in the same order. ``timed``: somebody
+    reads when collectives ran."""
 
-    def __init__(self, spec: LaunchSpec, rank: int) -> None:
+    def __init__(self, spec: LaunchSpec, rank: int, *, timed: bool = True) -> None:
         self._spec = spec
+        self._timed = timed
         self._rank = rank
         self.default: dict[int, Lane] = {TP: self._open(TP), DP: self._open(DP)}
         self._by_ctas = {0: self.default[TP]}
@@ -60,7 +62,11 @@ class GroupLanes:
             if self._rank in ranks:
                 mine = group
         assert mine is not None
-        return ThreadLane(mine, LANES[number]) if spec.backend == "gloo" else StreamLane(mine)
+        return (
+            ThreadLane(mine, LANES[number])
+            if spec.backend == "gloo"
+            else StreamLane(mine, timed=self._timed)
+        )
 
 
 def members(spec: LaunchSpec, number: int) -> list[list[int]]:

@@ -43,13 +43,14 @@ class StreamHandle:
 class StreamQueue:
     """A FIFO on its own stream, which runs concurrently with the compute stream."""
 
-    def __init__(self, priority: int = HIGH_PRIORITY) -> None:
+    def __init__(self, priority: int = HIGH_PRIORITY, *, timed: bool = True) -> None:
+        self._timed = timed
         self.stream = torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
 
     def launch(self, name: str, call: Call, work: Callable[[], object]) -> StreamHandle:
         """Have ``work`` issue kernels that use the tensors of ``call``, after everything issued so
         far. Where kernels keep the order of their launch, so do those of a captured graph."""
-        start, end = _event(), _event()
+        start, end = _event(timed=self._timed), _event(timed=self._timed)
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             start.record()
@@ -71,9 +72,9 @@ class StreamLane:
     stream. Its reader makes the compute stream wait, not the host.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, *, timed: bool = True) -> None:
         self.group = group
-        self._queue = StreamQueue()
+        self._queue = StreamQueue(timed=timed)
 
     def issue(self, name: str, call: Call) -> StreamHandle:
         """Launch a collective after everything issued so far."""
@@ -115,7 +116,7 @@ class SilentHandle:
         return self.moment, self.moment
 
 
-def _event() -> torch.cuda.Event:
+def _event(*, timed: bool = True) -> torch.cuda.Event:
     """Return an event: untimed inside a captured graph, where it only orders streams."""
-    timed = not torch.cuda.is_current_stream_capturing()
+    timed = timed and not torch.cuda.is_current_stream_capturing()
     return torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]

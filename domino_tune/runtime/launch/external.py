@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from domino_tune.base.errors import RunError, meaning_of
 from domino_tune.runtime.launch.launcher import Launcher
-from domino_tune.runtime.launch_spec import LaunchSpec, Message
+from domino_tune.runtime.launch_spec import QUEUES_SETTING, LaunchSpec, Message
 from simulator.errors import DominoTuneError
 
 
@@ -26,6 +26,8 @@ def run_as_rank(
     After an error this process ends, and the launcher ends the others. A hang becomes an error on
     every waiting rank, by the groups' timeout.
     """
+    if spec.kernels_in_order:
+        os.environ[QUEUES_SETTING] = "1"  # CUDA reads it when it starts, in this process
     from domino_tune.runtime.launch.groups import external_store, open_context, resolve
 
     try:

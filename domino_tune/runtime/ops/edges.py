@@ -146,6 +146,8 @@ def _partial_grads(state: State) -> list[torch.Tensor]:
 def grad_norm(state: State, op: Op) -> None:
     """Write this rank's share of the squared gradient norm."""
     state.write(op, state.trained.squared_norm() / state.loss_scale**2)
+    if state.watches_layers:
+        state.saved["layers"] = state.trained.by_layer()
 
 
 def adam(state: State, op: Op) -> None:

@@ -44,7 +44,6 @@ def rms_norm_grad_kernel(  # type: ignore[no-untyped-def]
     gradient."""
     columns = tl.arange(0, BLOCK)
     mine = columns < width
-    factor = tl.load(weight + columns, mine, 0.0).to(WIDE)
     total = tl.zeros([BLOCK], dtype=WIDE)
     first, programs = tl.program_id(0), tl.num_programs(0)
     for index in range((rows - first + programs - 1) // programs):
@@ -54,7 +53,8 @@ def rms_norm_grad_kernel(  # type: ignore[no-untyped-def]
         scale = tl.load(rstd + row)
         normed = tl.load(x + start + columns, mine, 0.0).to(WIDE) * scale
         total += gradient * normed
-        scaled = gradient * factor
+        # Loaded again for each token: with it in registers, wide rows would spill.
+        scaled = gradient * tl.load(weight + columns, mine, 0.0).to(WIDE)
         result = (scaled - normed * (tl.sum(scaled * normed, 0) / width)) * scale
         if HAS_RESIDUAL:
             result += tl.load(residual + start + columns, mine, 0.0).to(WIDE)
@@ -64,10 +64,11 @@ def rms_norm_grad_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def dropout_add_kernel(  # type: ignore[no-untyped-def]
-    part, bias, mask, residual, result, width, stride, HAS_BIAS: tl.constexpr,
-    HAS_MASK: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    part, bias, mask, residual, result, width, mask_stride, residual_stride, result_stride,
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add columns of one token per program; ``stride`` is that of tensors wider than ``part``."""
+    """Add columns of one token per program; strides are from one token to the next."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mine = columns < width
@@ -75,10 +76,10 @@ def dropout_add_kernel(  # type: ignore[no-untyped-def]
     if HAS_BIAS:
         value += tl.load(bias + columns, mine, 0.0).to(WIDE)
     if HAS_MASK:
-        is_kept = tl.load(mask + row * stride + columns, mine, 0).to(tl.int1)
+        is_kept = tl.load(mask + row * mask_stride + columns, mine, 0).to(tl.int1)
         value = tl.where(is_kept, value / KEEP, 0.0)
-    value += tl.load(residual + row * stride + columns, mine, 0.0).to(WIDE)
-    tl.store(result + row * stride + columns, value, mine)
+    value += tl.load(residual + row * residual_stride + columns, mine, 0.0).to(WIDE)
+    tl.store(result + row * result_stride + columns, value, mine)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -162,13 +163,14 @@ def dropout_add(
     part: Tensor, bias: Tensor | None, mask: Tensor | None, keep: float, residual: Tensor,
     result: Tensor,
 ) -> None:  # fmt: skip
-    """Write residual + dropout(part + bias) into ``result``. All but ``part`` may be columns of
-    wider tensors; ``keep`` is the probability that ``mask`` is True."""
-    part = part.contiguous()
+    """Write residual + dropout(part + bias) into ``result``, whose columns follow each other. All
+    may be columns of wider tensors; ``keep`` is the probability that ``mask`` is True."""
+    part, residual = part.contiguous(), _rows(residual)
+    drawn = part if mask is None else _rows(mask).view(torch.uint8)
     rows, width = part.shape
     dropout_add_kernel[_grid(rows, width)](
-        part, part if bias is None else bias, part if mask is None else mask.view(torch.uint8),
-        residual, result, width, result.stride(0), HAS_BIAS=bias is not None,
+        part, part if bias is None else bias.contiguous(), drawn, residual, result, width,
+        drawn.stride(0), residual.stride(0), result.stride(0), HAS_BIAS=bias is not None,
         HAS_MASK=mask is not None, KEEP=keep, WIDE=_wide(part), BLOCK=BLOCK,
     )  # fmt: skip
 
@@ -209,6 +211,11 @@ def swiglu_grad(dact: Tensor, fc1: Tensor) -> Tensor:
     return dfc1
 
 
+def _rows(tensor: Tensor) -> Tensor:
+    """Return the tensor with columns that follow each other; rows may be apart."""
+    return tensor if tensor.stride(1) == 1 else tensor.contiguous()
+
+
 def _grid(rows: int, width: int) -> tuple[int, int]:
     return rows, triton.cdiv(width, BLOCK)
 
@@ -216,7 +223,7 @@ def _grid(rows: int, width: int) -> tuple[int, int]:
 def _row_block(width: int) -> dict[str, int]:
     """Return a block that holds a row, and enough warps for it."""
     block = triton.next_power_of_2(width)
-    return {"BLOCK": block, "num_warps": min(16, max(4, block // 512))}
+    return {"BLOCK": block, "num_warps": min(32, max(4, block // 512))}
 
 
 def _wide(tensor: Tensor) -> tl.dtype:

@@ -34,7 +34,7 @@ class Training:
 class State:
     """One rank's state. ``values`` maps value names to tensors. ``saved`` holds what an op saves
     for its backward op, under the name of the value it wrote; those that are ``recomputed`` save
-    nothing the first time."""
+    nothing the first time. ``watches_layers``: each layer's gradients are summed up for a check."""
 
     shapes: Shapes
     parameters: Shards
@@ -48,6 +48,7 @@ class State:
     saved: dict[str, Any] = field(default_factory=dict)
     losses: list[torch.Tensor] = field(default_factory=list)
     recomputed: frozenset[str] = frozenset()
+    watches_layers: bool = False
 
     def __post_init__(self) -> None:
         model, cluster = self.shapes.model, self.shapes.cluster

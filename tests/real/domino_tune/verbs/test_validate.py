@@ -21,7 +21,7 @@ from domino_tune.runtime.plan_runs import Measured, Runs, graph_notes, ignore, l
 from domino_tune.store.plans import load_plan, save_plan
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs import calls
-from domino_tune.verbs.validate import check_result, validate
+from domino_tune.verbs.validate import check_result, disturbances, validate
 from simulator.build import build_schedule
 from simulator.cost import Changes, CostModel
 from simulator.errors import InfeasiblePlanError
@@ -265,6 +265,36 @@ def test_losses_that_differ_are_told() -> None:
     assert loss_problems([first, run_of("rough", [5.0, 4.04])], "bf16") == []
     (text,) = loss_problems([first, run_of("lost", [5.0, math.nan])], "fp32")
     assert "not finite" in text
+
+
+def test_gradients_of_one_layer_that_differ_are_told() -> None:
+    """Of many layers: neither the loss nor the norm of all gradients shows it."""
+    usual = [(2.0, 1.0)] * 40
+
+    def run_with(label: str, rank: int, layer: int, pair: tuple[float, float]) -> Measured:
+        ranks = [list(usual), list(usual)]
+        ranks[rank][layer] = pair
+        return replace(run_of(label, [5.0]), layers=tuple(map(tuple, ranks)))
+
+    first = run_with("first", 0, 0, usual[0])
+    assert loss_problems([first, run_with("same", 1, 7, (2.0, 1.01))], "bf16") == []
+    for layer, pair, words in (
+        (8, (1.9, 1.0), "layer 7 in wrong"), (8, (2.0, -1.0), "by 100.0% on rank 1"),
+        (0, (2.0, math.nan), "the embeddings and the head"),
+    ):  # fmt: skip
+        (text,) = loss_problems([first, run_with("wrong", 1, layer, pair)], "bf16")
+        assert words in text
+
+
+def test_a_disturbed_machine_is_told() -> None:
+    steady = replace(run_of("two", [5.0]), makespans_ns=(100, 101, 99, 100, 102, 100))
+    shaken = replace(run_of("four", [5.0]), makespans_ns=(100, 130, 99, 140, 102, 128))
+    few = replace(shaken, makespans_ns=shaken.makespans_ns[:3])
+    assert disturbances([steady, few], 0.97) == []
+    assert disturbances([Measured(label="gone", failed="out of memory")], None) == []
+    first, second = disturbances([steady, shaken], 0.8)
+    assert "Iterations of four vary by ± 1" in first
+    assert "0.80 times the speed that it was profiled at" in second
 
 
 def test_it_is_told_how_steps_were_launched() -> None:

@@ -18,6 +18,7 @@ from torch import nn
 
 from domino_tune.base.errors import RunError
 from domino_tune.runtime import apply
+from domino_tune.runtime.huggingface.checks import check_device
 from simulator.errors import InputError
 from simulator.specs import ClusterSpec
 from tests.real.domino_tune.runtime.huggingface.models import (
@@ -160,6 +161,23 @@ def test_plans_of_what_is_not_played_are_refused(workload: dict[str, Any], reaso
     plan = replace(plan, workload=replace(plan.workload, **workload))
     with pytest.raises(InputError, match=reason):
         apply(model, plan)
+
+
+def test_a_plan_with_cuda_graphs_is_said_to_be_played_without() -> None:
+    model = model_of("llama")
+    plan = plan_for(model, PLANS["rows"], 1)
+    plan = replace(plan, cluster=replace(plan.cluster, cuda_graph=True))
+    with pytest.warns(UserWarning, match="made with CUDA graphs, and apply launches each op"):
+        apply(model, plan)
+
+
+def test_another_gpu_and_several_queues_are_told() -> None:
+    device = torch.device("cuda", 1)
+    with pytest.raises(InputError, match=r"on cuda:1, and this process launches on cuda:0.*set_de"):
+        check_device(device, 0, "1")
+    with pytest.warns(UserWarning, match="CUDA_DEVICE_MAX_CONNECTIONS is not set"):
+        check_device(device, 1, "")
+    check_device(device, 1, "1")
 
 
 def test_more_ranks_than_heads_are_refused() -> None:

@@ -100,6 +100,25 @@ def test_a_model_in_evaluation_stays_there() -> None:
     assert torch.allclose(played(input_ids=batch()[0]).logits, wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["qwen2", "gpt2"])
+def test_a_model_without_weights_reads_them(name: str, tmp_path: Path) -> None:
+    """In one process, with tied embeddings and, of GPT-2, a fused linear."""
+    accelerate = pytest.importorskip("accelerate")
+    theirs = model_of(name)
+    theirs.save_pretrained(tmp_path)
+    with accelerate.init_empty_weights():
+        empty = type(theirs)(theirs.config)
+    played = apply(empty, plan_for(theirs, PLANS["rows"], 1), weights=tmp_path)
+    ids, labels = batch()
+    for one in (played, theirs):
+        one(input_ids=ids, labels=labels).loss.backward()
+    ours, other = (
+        torch.nn.utils.get_total_norm([p.grad for p in one.parameters() if p.grad is not None])
+        for one in (played, theirs)
+    )
+    assert torch.allclose(ours, other, rtol=1e-4)
+
+
 def test_the_layers_are_still_the_layers() -> None:
     """Only the model's own forward meets the stack as one."""
     layers = applied("llama", "rows", 1).model.layers

@@ -81,7 +81,7 @@ def test_groups_are_made_by_all_ranks_once_a_count(monkeypatch: pytest.MonkeyPat
         return f"group {ranks}"
 
     monkeypatch.setattr(dist, "new_group", new_group)
-    monkeypatch.setattr(groups, "StreamLane", lambda group: SimpleNamespace(group=group))
+    monkeypatch.setattr(groups, "StreamLane", lambda group, **_: SimpleNamespace(group=group))
     monkeypatch.setattr(groups, "nccl_options", lambda ctas, timeout: ctas)
     lanes = GroupLanes(LaunchSpec(tp=2, dp=2, backend="nccl"), 3)
     assert made == [([0, 1], None), ([2, 3], None), ([0, 2], None), ([1, 3], None)]

@@ -19,12 +19,13 @@ from tests.conftest import REPOSITORY
 from tests.support.processes import PATIENCE_S, reserved_port
 
 RANK = """
-import json, sys
+import json, os, sys
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 job, payload = sys.argv[1], json.loads(sys.argv[2])
-run_job("tests.support.rank_jobs:" + job, payload, LaunchSpec(tp=2, hang_timeout_s=20),
+run_job("tests.support.rank_jobs:" + job, payload,
+        LaunchSpec(tp=2, hang_timeout_s=20, kernels_in_order=True),
         on_message=lambda m: print(json.dumps(m), flush=True))
-print("rank 0 goes on")
+print("rank 0 goes on,", os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], "queue")
 """
 # No name of this machine need resolve.
 ENV = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(REPOSITORY)}
@@ -59,7 +60,7 @@ def test_torchrun_ranks_run_the_job_and_only_rank_0_goes_on() -> None:
     assert done.returncode == 0, done.stderr
     *told, last = done.stdout.splitlines()
     assert [json.loads(line)["number"] for line in told] == [0, 1, 2]
-    assert last == "rank 0 goes on"
+    assert last == "rank 0 goes on, 1 queue"
 
 
 def test_slurm_ranks_run_the_job() -> None:

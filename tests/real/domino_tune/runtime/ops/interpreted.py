@@ -60,6 +60,7 @@ class _Inputs:
         self.x, self.dy, self.residual = (drawn(TOKENS, WIDTH) for _ in range(3))
         self.weight, self.bias = drawn(WIDTH), drawn(WIDTH)
         self.whole = drawn(TOKENS, 2 * WIDTH)
+        self.turned = drawn(WIDTH, TOKENS).t()
         self.mask = torch.rand(TOKENS, 2 * WIDTH) > 0.1
         self.packed = drawn(3 * 15, 5 * 8)
         self.cosine, self.sine = drawn(15, 1, 4), drawn(15, 1, 4)
@@ -91,6 +92,13 @@ def _results(functions: PointwiseFunctions, given: _Inputs) -> dict[str, Tensor]
                     given.whole[:, columns], result[:, columns],
                 )  # fmt: skip
             found[f"out {bias is not None} {mask is not None}"] = result
+            # A residual of a wider tensor, and one that is transposed: any stride is right.
+            for place, residual in (("wide", given.whole[:, :WIDTH]), ("turned", given.turned)):
+                alone = torch.zeros_like(given.x)
+                functions.dropout_add(
+                    given.x, bias, None if mask is None else mask[:, :WIDTH], 0.9, residual, alone
+                )
+                found[f"{place} {bias is not None} {mask is not None}"] = alone
     return found
 
 

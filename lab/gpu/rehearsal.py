@@ -1,0 +1,123 @@
+"""What surrounds a plan in a user's loop, on one GPU, before NCCL runs it: two ways of each.
+
+Optimizers in loops and in one pass; inputs of merged weight gradients, put together or written as
+one; the copy that gives bf16 weights their gradients; the gradient of wide norms; what the host
+spends on events.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from domino_tune.measure.gpu.events import spans_ns, ticks_around
+from domino_tune.runtime.ops.pointwise import pointwise_for
+from lab.gpu.stage import GpuCase, Row, Stage
+
+CALLS: Final = 20
+SECONDS: Final = 12.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """A rank's share of Llama-2 13B at TP 8, or of anything smaller."""
+
+    tokens: int = 16384
+    hidden: int = 5120
+    inner: int = 1728
+    layers: int = 40
+    wide: tuple[int, ...] = (8192, 12288, 16384)
+
+
+Ways = dict[str, Callable[[], object]]
+
+
+def rehearsal_cases(stage: Stage, sizes: Sizes | None = None) -> Iterator[GpuCase]:
+    """Yield a case for each thing that is done in two ways or more; its row has the median of each,
+    ns."""
+    found = sizes or Sizes()
+    for name, make in MAKERS.items():
+        measure = partial(_row, make, found, stage.device)
+        yield GpuCase(name, SECONDS, measure)
+
+
+def _row(make: Callable[[Sizes, torch.device], Ways], sizes: Sizes, device: torch.device) -> Row:
+    timed = _device_ns if device.type == "cuda" else _host_ns
+    return {f"{way}_ns": timed(work) for way, work in make(sizes, device).items()}
+
+
+def _device_ns(work: Callable[[], object]) -> float:
+    work()
+    spans = spans_ns(ticks_around(lambda _: work(), CALLS))
+    return statistics.median(spans)
+
+
+def _host_ns(work: Callable[[], object]) -> float:
+    spans = []
+    for _ in range(CALLS):
+        begun = time.perf_counter_ns()
+        work()
+        spans.append(time.perf_counter_ns() - begun)
+    return statistics.median(spans)
+
+
+def optimizers(sizes: Sizes, device: torch.device) -> Ways:
+    """AdamW of all layers' weights, as torch chooses for DTensors, and in one pass."""
+
+    def stepped(**how: Any) -> Callable[[], object]:
+        shapes = [(sizes.inner, sizes.hidden)] * 4 + [(sizes.hidden,)] * 2
+        weights = [
+            nn.Parameter(torch.zeros(shape, device=device)) for shape in shapes * sizes.layers
+        ]
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        return torch.optim.AdamW(weights, **how).step
+
+    return {"loop": stepped(foreach=False), "fused": stepped(fused=True)}
+
+
+def merged_inputs(sizes: Sizes, device: torch.device) -> Ways:
+    """A merged weight gradient of two slices, whose inputs are put together, or are one."""
+    half = sizes.tokens // 2
+    dy = [torch.ones(half, sizes.inner, dtype=torch.bfloat16, device=device) for _ in range(2)]
+    x = [torch.ones(half, sizes.hidden, dtype=torch.bfloat16, device=device) for _ in range(2)]
+    whole_dy, whole_x = torch.cat(dy), torch.cat(x)
+    return {
+        "put_together": lambda: torch.cat(dy).t() @ torch.cat(x),
+        "one": lambda: whole_dy.t() @ whole_x,
+    }
+
+
+def gradients(sizes: Sizes, device: torch.device) -> Ways:
+    """The gradients of a stack in fp32, and the copy in bf16; the weights that autocast casts."""
+    count = 4 * sizes.inner * sizes.hidden * sizes.layers
+    flat = torch.ones(count, device=device)
+    return {"to_bf16": lambda: flat.to(torch.bfloat16), "cleared": flat.zero_}
+
+
+def wide_norms(sizes: Sizes, device: torch.device) -> Ways:
+    """The gradient of RMSNorm at widths whose rows used to spill registers."""
+    functions = pointwise_for(device)
+
+    def work(width: int) -> Callable[[], object]:
+        rows = max(1, sizes.tokens * sizes.hidden // width)
+        dtype = torch.bfloat16
+        x, dy = (torch.randn(rows, width, device=device, dtype=dtype) for _ in range(2))
+        weight = torch.ones(width, device=device, dtype=dtype)
+        _, rstd = functions.rms_norm(x, weight, 1e-5)
+        return lambda: functions.rms_norm_grad(dy, x, weight, rstd, None)
+
+    return {f"width_{width}": work(width) for width in sizes.wide}
+
+
+MAKERS: Final = {
+    "optimizers": optimizers, "merged inputs": merged_inputs, "gradients": gradients,
+    "wide norms": wide_norms,
+}  # fmt: skip
