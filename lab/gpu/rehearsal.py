@@ -45,7 +45,7 @@ def rehearsal_cases(stage: Stage, sizes: Sizes | None = None) -> Iterator[GpuCas
     found = sizes or Sizes()
     for name, make in MAKERS.items():
         measure = partial(_row, make, found, stage.device)
-        yield GpuCase(name, SECONDS, measure)
+        yield GpuCase(name=name, seconds=SECONDS, measure=measure)
 
 
 def _row(make: Callable[[Sizes, torch.device], Ways], sizes: Sizes, device: torch.device) -> Row:
