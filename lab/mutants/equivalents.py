@@ -6,27 +6,6 @@ from typing import Final
 
 EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
     (
-        "simulator/greedy.py",
-        "self.ready_at = [0] * (depth * self.count)",
-        "self.ready_at = [ -1] * (depth * self.count)",
-    ): "time begins at 0, so what was ready before is ready then",
-    (
-        "simulator/greedy.py", "self.now = 0", "self.now = 1",
-    ): "a plan that begins later is the same order",
-    (
-        "simulator/greedy.py", "self.now = 0", "self.now = -1",
-    ): "nothing is ready before 0",
-    (
-        "simulator/compiler.py",
-        "latest = max([latest, *(layers // stride for layers in own)])",
-        "latest = max([latest, *(layers * stride for layers in own)])",
-    ): "more repetitions are compiled one by one; equal ones join in the same loop",
-    (
-        "simulator/compiler.py",
-        "if not own and ref.name in older:",
-        "if not own or ref.name in older:",
-    ): "every repetition is compiled alone; equal ones join in the same loop",
-    (
         "simulator/engine.py", "self.target = 0", "self.target = 1",
     ): "a lane's target is read only where somebody waits, who set it",
     (

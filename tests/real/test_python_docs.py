@@ -17,4 +17,4 @@ def test_the_first_blocks_print_what_the_page_shows(tmp_path: Path) -> None:
 def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     (out,) = printed(REPOSITORY / "README.md", tmp_path)
     assert "llama2-7b on h100-dgx, tp 8" in out
-    assert "[4 rows x 17 columns]" in out
+    assert "[4 rows x 18 columns]" in out

@@ -161,7 +161,7 @@ def validate_short_of_memory_later(context: RankContext, payload: Payload) -> No
 
     def failing(state: State, op: Op) -> None:
         steps[state.shapes.plan.row_slices] += 1
-        if steps[4] > 3 and context.rank == context.world_size - 1:
+        if steps[4] > 4 and context.rank == context.world_size - 1:
             _run_out_of_memory()
         adam(state, op)
 

@@ -216,7 +216,7 @@ def test_two_jobs_stand_side_by_side(seen: Watched, server: Served, tuned: str) 
         page.locator(f".job[data-id={one}] input[type=checkbox]").check()
     page.get_by_role("link", name="Compare the two").click()
     page.locator(".comparison .numbers").wait_for()
-    assert page.locator(".comparison .numbers tbody tr").count() == 8
+    assert page.locator(".comparison .numbers tbody tr").count() == 9
     assert page.locator(".comparison .words td").count() == 8
     changes = page.locator(".comparison .numbers td:last-child").all_inner_texts()
     assert set(changes) == {"the same"}

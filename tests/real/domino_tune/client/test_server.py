@@ -145,9 +145,9 @@ def test_errors_are_those_of_the_verb(client: Client) -> None:
         "tp": 1,
         "seq_length": 2048,
     }
-    with pytest.raises(InfeasiblePlanError, match="smallest change that fits: tp = 4") as caught:
+    with pytest.raises(InfeasiblePlanError, match="smallest change that fits: tp = 8") as caught:
         client.tune(TuneRequest(**large, micro_batch_size=4))
-    assert (caught.value.reason, caught.value.change) == ("memory", {"tp": 4})
+    assert (caught.value.reason, caught.value.change) == ("memory", {"tp": 8})
     with pytest.raises(NotFoundError):
         client.job("job_" + "0" * 32)
     with pytest.raises(InputError):
