@@ -43,7 +43,7 @@ class Made(NamedTuple):
     value_bytes: dict[str, int]
 
 
-LAYERS_KEPT: Final = 32
+LAYERS_KEPT: Final = 8
 """Kinds of layers whose templates are kept, for the plans that come next."""
 
 
