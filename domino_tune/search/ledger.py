@@ -59,7 +59,7 @@ class Ledger:
         plan = self.plans[index]
         if isinstance(cost, InfeasiblePlanError):
             self.record.history[index] = cost
-            self._pause()
+            self._tell(None)
             return None
         trial = Trial(
             plan=plan, iteration_ns=cost.iteration_ns, peak_bytes=cost.peak_bytes, index=index
@@ -67,10 +67,13 @@ class Ledger:
         self.record.history[index] = trial
         self.trials.append(trial)
         self.fastest_ns = min(trial.iteration_ns, self.fastest_ns or trial.iteration_ns)
+        self._tell(trial)
+        return trial.iteration_ns
+
+    def _tell(self, trial: Trial | None) -> None:
         if self._progress is not None:
             self._progress(trial)
         self._pause()
-        return trial.iteration_ns
 
     def ruled_out(self, bound_ns: int) -> bool:
         """Return whether a plan of ``bound_ns`` or more can neither be the best nor tie with it."""

@@ -121,14 +121,15 @@ class SearchOptions:
 
     ``trials``: most evaluations, including plans that cannot run. None means the default of the
     search (``exhaustive``: all that bounds leave; others: DEFAULT_TRIALS). ``seed``: of ``random``.
-    ``progress`` is called after each evaluation that gave a time, ``pause`` after each one. An
-    exception of theirs ends the search; another search with the same ``record`` goes on from there.
+    ``progress`` is called after each evaluation, with None where the plan cannot run, and then
+    ``pause``. An exception of theirs ends the search; another search with the same ``record`` goes
+    on from there.
     ``ahead``: how ``exhaustive`` computes what it will look at next.
     """
 
     trials: int | None = None
     seed: int = 0
-    progress: Callable[[Trial], None] | None = None
+    progress: Callable[[Trial | None], None] | None = None
     pause: Callable[[], None] = go_on
     record: Record | None = None
     ahead: Ahead = in_turn

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import cast
+from typing import Final, cast
 
+from domino_tune.base.progress import Progress, no_progress
 from domino_tune.search.problem import Evaluation, Record, ties
 from domino_tune.search.space import Space, SpaceSpec, Target, enumerate_plans
 from domino_tune.store.formats.deepspeed import check_deepspeed
@@ -19,15 +20,20 @@ from simulator.plan import MAX_ROW_SLICES, SlicePlan
 from simulator.predict import predict
 from simulator.slicing import Slicing, searched_slicings
 
+BOUNDS_TOLD: Final = 1000
+"""Number of bounds after which the next line of progress is due."""
+
 
 @dataclass(kw_only=True)
 class SimulatedPlans:
-    """The Problem of a case: time and memory of each plan by simulation, computed once."""
+    """The Problem of a case: time and memory of each plan by simulation, computed once.
+    ``progress`` is told how many bounds are computed."""
 
     case: Case
     plans: Sequence[SlicePlan]
     orders: dict[SlicePlan, LayerOrder] = field(default_factory=dict)
     evaluated: dict[SlicePlan, Evaluation] = field(default_factory=dict)
+    progress: Progress = no_progress
 
     def __post_init__(self) -> None:
         closed = closed_form(self.case)
@@ -64,7 +70,12 @@ class SimulatedPlans:
     @cached_property
     def quick_bounds_ns(self) -> list[int]:
         """Return a bound for each plan, at a single clock."""
-        return [self._quick_bound_ns(plan) for plan in self.plans]
+        found: list[int] = []
+        for number, plan in enumerate(self.plans):
+            if number and number % BOUNDS_TOLD == 0:
+                self.progress(f"bounds of {number:,} of {len(self.plans):,} plans")
+            found.append(self._quick_bound_ns(plan))
+        return found
 
     def left(self, record: Record) -> int | None:
         """Return how many plans at most an exhaustive search will still look at, by their bounds;

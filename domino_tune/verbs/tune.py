@@ -112,19 +112,24 @@ def search(
     check_may_fit(case, request)
     batch = case.workload.micro_batch_size
     progress(f"micro-batch {batch}: {len(space):,} plans of {space.size:,} combinations")
+    plans.problem.progress = progress
     record = Record() if record is None else record
     limit = request.trials or (None if request.method == "exhaustive" else DEFAULT_TRIALS)
 
-    def left() -> int | None:
+    def left() -> int:
         if limit is not None:
             return max(0, min(limit, len(space)) - len(record.history))
-        return plans.problem.left(record)
+        left = plans.problem.left(record)  # None until a plan can run
+        return len(space) - len(record.history) if left is None else left
 
     pace = Pace()
 
-    def report(trial: Trial) -> None:
+    def report(trial: Trial | None) -> None:
         words = pace.step(len(record.history), left() if pace.recounts else None)
-        progress(f"{words}; {trial.plan.label}: {trial.iteration_ns * MS_PER_NS:,.1f} ms")
+        if trial is None:
+            progress(f"{words}; {len(record.failed):,} of them cannot run")
+        else:
+            progress(f"{words}; {trial.plan.label}: {trial.iteration_ns * MS_PER_NS:,.1f} ms")
 
     options = SearchOptions(
         trials=request.trials, seed=request.seed, progress=report, pause=pause, record=record,

@@ -107,7 +107,7 @@ class TestEverySearch:
             self.run(search, InterruptedProblem(), trials=10)
 
     def test_progress_sees_every_trial(self, search: str) -> None:
-        seen: list[Trial] = []
+        seen: list[Trial | None] = []
         options = SearchOptions(trials=8, progress=seen.append)
         assert SEARCHES[search](BumpyProblem(), options).trials == tuple(seen)
 
