@@ -167,15 +167,9 @@ class Burden:
 
         if not self._fused[False]:
             place = call(
-                "find_clock",
-                *self._rows[False],
-                self._law_values(times),
-                np.empty(len(FAMILIES)),
-                clocks[0],
-                -clocks.step,
-                len(clocks),
-                beside_ns,
-            )
+                "find_clock", *self._rows[False], self._law_values(times), np.empty(len(FAMILIES)),
+                clocks[0], -clocks.step, len(clocks), beside_ns,
+            )  # fmt: skip
             return clocks[place]
 
         def keeps(mhz: int) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,7 +28,13 @@ from simulator.errors import ScheduleError
 from simulator.idle_lane import IdleTimes
 from simulator.kernels import compiler, player
 from simulator.kernels.load import call
-from simulator.kernels.program_arrays import Pricing, ProgramArrays, priced
+from simulator.kernels.program_arrays import (
+    Pricing,
+    ProgramArrays,
+    curve_of,
+    machine_of,
+    priced,
+)
 from simulator.ops import Collective, Signature
 from simulator.program import WHOLE, WORK_UNIT, Loop, Program, Step
 from simulator.schedule import COMPUTE, LANES, OpTemplate, Schedule, Segment
@@ -38,8 +44,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
-
-NO_CURVE: Final = np.empty((0, 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +197,8 @@ class _Compiler:
         state[compiler.S_ROWS : compiler.S_ROWS + self.lanes] = pricing.rows
         state[compiler.S_SKEWS] = skew is not None
         state[compiler.S_SPLITS] = skew is not None and bool(skew.beside)
-        alone, beside = (_curve(skew.rows), _curve(skew.beside)) if skew else (NO_CURVE, NO_CURVE)
+        curves = (skew.rows, skew.beside) if skew else ((), ())
+        alone, beside = map(curve_of, curves)
         late, steps = np.empty(rows, np.int64), np.empty((rows, player.STEP_COLUMNS), np.int64)
         waits = np.empty((rows * (self.lanes - 1) + 1, 2), np.int64)
         leaves, begins = np.empty((rows + 1, 3), np.int64), np.empty(rows + 2, np.int64)
@@ -207,25 +212,9 @@ class _Compiler:
             first = int(state[compiler.S_LEAVES])
             segments, listed = self._segments(part.segments)
             wrong = call(
-                "compile_part",
-                state,
-                self.ops,
-                self.refs,
-                self.rows,
-                segments,
-                listed,
-                alone,
-                beside,
-                pricing.rates,
-                late,
-                written,
-                steps,
-                waits,
-                leaves,
-                begins,
-                seen,
-                counted,
-            )
+                "compile_part", state, self.ops, self.refs, self.rows, segments, listed, alone,
+                beside, pricing.rates, late, written, steps, waits, leaves, begins, seen, counted,
+            )  # fmt: skip
             if wrong != compiler.NOTHING:
                 raise ScheduleError(
                     f"Collective {self.templates[wrong].role!r} reads a result of another comm "
@@ -269,25 +258,19 @@ class _Compiler:
         return min(ends) - far, max(ends) - min(ends) + 2 * far + 1
 
     def _arrays(self, steps: Ints, waits: Ints, leaves: Ints, parts: Ints) -> ProgramArrays:
-        cost, config = self.cost, np.zeros(player.C_SIZE, np.int64)
-        launch, law = cost.launch, cost.resume
+        cost, launch = self.cost, self.cost.launch
         order = self.schedule.launch_order if cost.contention.admits_late else "comm_first"
-        config[player.C_LANES] = self.lanes
-        config[player.C_DEPTH] = launch.queue_depth if launch.mode == "async" else 0
-        config[player.C_ORDERED], config[player.C_FREE] = order == "ordered", order == "free"
         idle = self.rows[:, [compiler.N_SAVED, compiler.N_WAKE]]
-        config[player.C_MOST_IDLE] = idle.max(initial=0)
-        config[player.C_RECOVERY] = round(law.recovery_us * 1000) if law else 0
+        config, curve = machine_of(
+            self.lanes, launch.queue_depth if launch.mode == "async" else 0, order,
+            int(idle.max(initial=0)), cost.resume,
+        )  # fmt: skip
         counts = np.zeros(len(steps))
         for first, last, count in parts.tolist():
             for begin, end, times in leaves[first:last].tolist():
                 counts[begin:end] = count * times
         return ProgramArrays(
             config=config, steps=steps, waits=waits, leaves=leaves, parts=parts,
-            curve=_curve(law.rows) if law else NO_CURVE, counts=counts,
+            curve=curve, counts=counts,
             lanes_of=tuple(self.lanes_of),
         )  # fmt: skip
-
-
-def _curve(rows: Iterable[tuple[float, float]]) -> NDArray[np.float64]:
-    return np.array(list(rows), np.float64).reshape(-1, 2)

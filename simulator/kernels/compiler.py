@@ -30,6 +30,7 @@ from simulator.kernels.player import (
     WAITS_END,
     WAKE,
     WHOLE,
+    between,
 )
 
 Array = Any
@@ -111,18 +112,6 @@ def settled_after(
 
 
 # Skew ---------------------------------------------------------------------------------------------
-
-
-@kernel("f2 f", returns="f")
-def between(curve: Array, x: float) -> float:
-    """Return y of a curve at ``x`` (``simulator.curve``)."""
-    low_x, low_y = 0.0, 0.0
-    for row in range(curve.shape[0]):
-        if curve[row, 0] >= x:
-            share = (x - low_x) / (curve[row, 0] - low_x)
-            return float(low_y + share * (curve[row, 1] - low_y))
-        low_x, low_y = curve[row, 0], curve[row, 1]
-    return low_y
 
 
 @kernel("i1 i1 i i")

@@ -217,16 +217,16 @@ def compute(
         work -= work_in(elapsed, rates[row])
 
 
-@kernel("f2 i")
-def owed_after(curve: Array, idled: int) -> int:
-    """Return what compute loses after a wait of ``idled`` ns (``simulator.resume``)."""
-    idle_us, low_x, low_y = idled / 1000, 0.0, 0.0
+@kernel("f2 f", returns="f")
+def between(curve: Array, x: float) -> float:
+    """Return y of a curve at ``x`` (``simulator.curve``)."""
+    low_x, low_y = 0.0, 0.0
     for row in range(curve.shape[0]):
-        if curve[row, 0] >= idle_us:
-            share = (idle_us - low_x) / (curve[row, 0] - low_x)
-            return int(np.rint((low_y + share * (curve[row, 1] - low_y)) * 1000))
+        if curve[row, 0] >= x:
+            share = (x - low_x) / (curve[row, 0] - low_x)
+            return float(low_y + share * (curve[row, 1] - low_y))
         low_x, low_y = curve[row, 0], curve[row, 1]
-    return int(np.rint(low_y * 1000))
+    return low_y
 
 
 @kernel("i1 i1 i3 i1 i2 f2 i i i i")
@@ -238,7 +238,8 @@ def run(
     begins = s[NOW]
     if curve.shape[0] != 0:
         if s[NOW] > s[BUSY_UNTIL]:
-            s[OWED] = max(s[OWED], owed_after(curve, s[NOW] - s[BUSY_UNTIL]))
+            idle_us = (s[NOW] - s[BUSY_UNTIL]) / 1000
+            s[OWED] = max(s[OWED], int(np.rint(between(curve, idle_us) * 1000)))
         if s[OWED] != 0:
             duration = work >> 10
             paid = s[OWED] * duration // (duration + c[C_RECOVERY])

@@ -23,6 +23,9 @@ from simulator.program import WORK_UNIT, Loop, Program, Step
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from simulator.implementation import LaunchOrder
+    from simulator.resume import ResumeFit
+
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
@@ -192,21 +195,18 @@ class _Lines:
         )
 
     def arrays(self) -> ProgramArrays:
-        program, config = self.program, np.zeros(player.C_SIZE, np.int64)
-        config[player.C_LANES], config[player.C_DEPTH] = program.lanes, program.queue_depth
-        config[player.C_ORDERED] = program.launch_order == "ordered"
-        config[player.C_FREE] = program.launch_order == "free"
-        config[player.C_MOST_IDLE] = program.most_idle_ns
-        law = program.resume
-        config[player.C_RECOVERY] = round(law.recovery_us * 1000) if law else 0
-        curve = np.array(law.rows if law else (), np.float64)
+        program = self.program
+        config, curve = machine_of(
+            program.lanes, program.queue_depth, program.launch_order, program.most_idle_ns,
+            program.resume,
+        )  # fmt: skip
         return ProgramArrays(
             config=config,
             steps=_table(self.steps, player.STEP_COLUMNS),
             waits=_table(self.waits, 2),
             leaves=_table(self.leaves, 3),
             parts=_table(self.parts, 3),
-            curve=curve.reshape(-1, 2),
+            curve=curve,
             counts=np.array(self.counts, np.float64),
             lanes_of=tuple(self.lanes_of),
         )
@@ -214,6 +214,23 @@ class _Lines:
     def pricing(self) -> Pricing:
         numbers = _table(self.numbers, player.NUMBER_COLUMNS)
         return priced(numbers, self.families, self.program.contention)
+
+
+def machine_of(
+    lanes: int, queue_depth: int, order: LaunchOrder, most_idle_ns: int, resume: ResumeFit | None
+) -> tuple[Ints, Floats]:
+    """Return the player's ``config`` of a machine, and what compute loses after waits on it."""
+    config = np.zeros(player.C_SIZE, np.int64)
+    config[player.C_LANES], config[player.C_DEPTH] = lanes, queue_depth
+    config[player.C_ORDERED], config[player.C_FREE] = order == "ordered", order == "free"
+    config[player.C_MOST_IDLE] = most_idle_ns
+    config[player.C_RECOVERY] = round(resume.recovery_us * 1000) if resume else 0
+    return config, curve_of(resume.rows if resume else ())
+
+
+def curve_of(rows: Iterable[tuple[float, float]]) -> Floats:
+    """Return the rows of a curve as an array [rows, 2]."""
+    return np.array(list(rows), np.float64).reshape(-1, 2)
 
 
 def priced(
