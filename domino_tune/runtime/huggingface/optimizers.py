@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from domino_tune.runtime.huggingface.copies import InParts
 from domino_tune.runtime.huggingface.shard import local
 from simulator.errors import InputError
 
@@ -20,15 +21,14 @@ _ROLE: Final = "domino_tune_role"
 """Attribute of a parameter: ``played`` by a plan, or ``replaced`` when one was applied."""
 
 
-class Moments(dict[str, Any]):
-    """An optimizer's state in parts: a file of one rank's would be loaded as that of all."""
+class Moments(InParts):
+    """An optimizer's state in parts."""
 
-    def __reduce_ex__(self, _: Any) -> Any:
-        raise InputError(
-            "This rank has its part of the optimizer's state only. Save it on all ranks with "
-            "torch.distributed.checkpoint (get_state_dict, as in examples/train_hf.py), or train "
-            "with PlanTrainer, which saves it whole."
-        )
+    refusal = (
+        "This rank has its part of the optimizer's state only. Save it on all ranks with "
+        "torch.distributed.checkpoint (get_state_dict, as in examples/train_hf.py), or train "
+        "with PlanTrainer, which saves it whole."
+    )
 
 
 def watch_optimizers(before: Iterable[nn.Parameter], after: Iterable[nn.Parameter]) -> None:

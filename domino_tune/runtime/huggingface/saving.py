@@ -10,21 +10,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from domino_tune.runtime.huggingface.copies import NotCopied
+from domino_tune.runtime.huggingface.copies import InParts, NotCopied
 from domino_tune.runtime.huggingface.families import Family
 from domino_tune.runtime.huggingface.fused import joined_fused, split_whole
 from simulator.errors import InputError
 
 
-class State(dict[str, Any]):
-    """The state of a model in parts: a file of one rank's would be loaded as that of all."""
+class State(InParts):
+    """The state of a model in parts."""
 
-    def __reduce_ex__(self, _: Any) -> Any:
-        raise InputError(
-            "This rank has its part of the weights only. Save them whole with "
-            "model.save_pretrained(folder) on all ranks, or in parts with "
-            "torch.distributed.checkpoint."
-        )
+    refusal = (
+        "This rank has its part of the weights only. Save them whole with "
+        "model.save_pretrained(folder) on all ranks, or in parts with torch.distributed.checkpoint."
+    )
 
 
 def whole_state_dict(model: nn.Module, family: Family) -> dict[str, torch.Tensor]:
