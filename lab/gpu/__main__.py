@@ -1,59 +1,126 @@
-"""Measure one GPU in stages of minutes; each leaves valid files and can continue.
+"""Measure what is still unknown of one GPU, in the minutes that it is lent.
 
-``ops``: layers of all presets, in place, as one rank of N. ``training``: the same where weight
-gradients add up and layers are recomputed. ``variants``: other frameworks' kernels for the same
-mathematics. ``sustained``: ops of CUDA graphs at the clock of a long run. ``clocks``: power and
-clock while whole steps run. ``contention``: ops beside emulated collectives. ``admission``: when
-such a collective gets in. ``copies``: ops beside copy engines. ``proof``: plans predicted and run,
-as rank 0 of eight. ``rehearsal``: what surrounds a plan in a user's loop. Raw results go to one
-JSON-lines file per stage, next to the profile; ``scripts/bench h200`` prints their tables.
+Each stage leaves valid files and goes on where measurements/ or its last run ended. They run in
+this order, each in a process of its own for its share of the minutes; what does not fit, the next
+run does. At the end stand what each found and one archive of all records.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
-from collections.abc import Callable, Iterator
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
 from lab.gpu.admission import admission_cases
 from lab.gpu.beside import contention_cases, copy_cases
 from lab.gpu.clocks import clock_cases
+from lab.gpu.cuda_tests import test_cases
+from lab.gpu.fp8 import fp8_cases
+from lab.gpu.gaps import gap_cases
+from lab.gpu.grouped import grouped_cases
 from lab.gpu.ops import op_cases, training_cases
 from lab.gpu.proof import proof_cases
 from lab.gpu.rehearsal import rehearsal_cases
-from lab.gpu.stage import GpuCase, Stage
+from lab.gpu.stage import GpuCase, Stage, gpu_name
 from lab.gpu.sustained import sustained_cases
 from lab.gpu.variants import variant_cases
 
-STAGES: Final[dict[str, Callable[[Stage], Iterator[GpuCase]]]] = {
-    "ops": op_cases, "training": training_cases, "variants": variant_cases,
-    "sustained": sustained_cases, "clocks": clock_cases, "contention": contention_cases,
-    "admission": admission_cases, "copies": copy_cases, "proof": proof_cases,
-    "rehearsal": rehearsal_cases,
-}  # fmt: skip
+KEPT: Final = Path(__file__).resolve().parents[2] / "measurements"
+PROFILES: Final = {"H100": "h100-dgx", "H200": "h200-sxm", "B200": "b200-sxm", "A100": "a100-sxm"}
+"""What NVML calls a GPU -> the profile, and the folder in measurements/, of its records."""
+LEAST_MINUTES: Final = 0.3
+GRACE_S: Final = 30.0
+
+
+class Planned(NamedTuple):
+    """A stage's cases, and the minutes that it gets of a run."""
+
+    cases: Callable[[Stage], Iterator[GpuCase]]
+    minutes: float
+
+
+STAGES: Final[dict[str, Planned]] = {
+    "tests": Planned(test_cases, 2.0),
+    "clocks": Planned(clock_cases, 2.6),
+    "admission": Planned(admission_cases, 1.2),
+    "sustained": Planned(sustained_cases, 1.1),
+    "gaps": Planned(gap_cases, 0.7),
+    "proof": Planned(proof_cases, 3.5),
+    "fp8": Planned(fp8_cases, 1.6),
+    "grouped": Planned(grouped_cases, 0.9),
+    "ops": Planned(op_cases, 1.0),
+    "rehearsal": Planned(rehearsal_cases, 0.5),
+    "training": Planned(training_cases, 1.0),
+    "variants": Planned(variant_cases, 1.0),
+    "copies": Planned(copy_cases, 1.0),
+    "contention": Planned(contention_cases, 2.0),
+}
 
 
 def main(arguments: list[str]) -> int:
-    """Run ``--stage ops --minutes 8 --out FOLDER``; return 2 where there is no GPU."""
+    """Run what fits in ``--minutes``; return 2 where there is no GPU, 1 where a stage broke."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stage", choices=STAGES, required=True)
-    parser.add_argument("--minutes", type=float, default=8.0, help="end after about this time")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results so far")
-    parser.add_argument("--name", default="h200-sxm", help="name of the profile")
-    options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        print("No GPU: torch sees no CUDA device here.", file=sys.stderr)
-        return 2
-    torch.cuda.set_device(0)
-    stage = Stage(
-        options.out, options.stage, options.minutes, options.name, torch.device("cuda", 0)
+    parser.add_argument("--minutes", type=float, default=10.0, help="end after about this time")
+    parser.add_argument("--out", type=Path, default=Path("gpu-records"), help="folder of records")
+    parser.add_argument(
+        "--stage", choices=STAGES, action="append", help="only these, in this order"
     )
-    stage.run(STAGES[options.stage](stage))
-    return 0
+    options = parser.parse_args(arguments)
+    name = gpu_name()
+    if name is None:
+        print("No GPU: nvidia-smi lists none here.", file=sys.stderr)
+        return 2
+    profile = next((of for part, of in PROFILES.items() if part in name), "this-gpu")
+    print(f"{name}: records of {profile}", flush=True)
+    broken = run_all(options.stage or list(STAGES), options.minutes, options.out, profile)
+    print(f"archive: {archived(options.out)}", flush=True)
+    return 1 if broken else 0
+
+
+def run_all(names: Sequence[str], minutes: float, out: Path, profile: str) -> list[str]:
+    """Run stages while there are minutes, each in a process of its own; return those that broke."""
+    stop_at, broken = time.monotonic() + 60 * minutes, []
+    for name in names:
+        left = (stop_at - time.monotonic()) / 60
+        if left < LEAST_MINUTES:
+            print(f"{name}: no time is left for it", flush=True)
+            continue
+        share = min(left, STAGES[name].minutes)
+        # Nothing here has touched CUDA, so that a fork, which need not import torch again, may.
+        process = multiprocessing.get_context("fork").Process(
+            target=_run_one, args=(name, share, out, profile)
+        )
+        process.start()
+        process.join(60 * share + GRACE_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        if process.exitcode:
+            broken.append(name)
+            print(f"{name}: ended with {process.exitcode}; its records so far are kept", flush=True)
+    return broken
+
+
+def _run_one(name: str, minutes: float, out: Path, profile: str) -> None:
+    torch.cuda.set_device(0)
+    stage = Stage(out, name, minutes, profile, torch.device("cuda", 0), KEPT / profile)
+    stage.run(STAGES[name].cases(stage))
+
+
+def archived(folder: Path) -> Path:
+    """Pack the records into one file beside them and return its path."""
+    path = folder / "records.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for file in sorted(folder.glob("*.json*")):
+            archive.add(file, file.name)
+    return path
 
 
 if __name__ == "__main__":

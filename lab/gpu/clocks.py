@@ -1,4 +1,4 @@
-"""Power and clock while a GPU does one thing for half a minute: steps, one family of ops, nothing.
+"""Power and clock while a GPU does one thing for some seconds: steps, one family of ops, nothing.
 
 Steps are CUDA graphs back to back: unsliced and in two slices beside emulated collectives, and
 without communication. What a family draws, and how a step's energy divides, follow from these; the
@@ -31,8 +31,9 @@ from simulator.cost import CostModel
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec
 
-SECONDS: Final = 30.0
-SETTLED_AFTER_S: Final = 10.0
+SECONDS: Final = 11.0
+REST_SECONDS: Final = 4.0
+SETTLED_AFTER_S: Final = 5.0
 """The GPU is warm and its clock steady; what is summed up is from then on."""
 PACES_FROM: Final = "h200-sxm"
 """Profile whose collectives are emulated."""
@@ -41,13 +42,13 @@ PACES_FROM: Final = "h200-sxm"
 def clock_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield rest, every plan, and every family alone."""
     activities: list[tuple[str, Callable[[], Row], bool]] = [
-        (REST, partial(_watched, stage, lambda: time.sleep(SECONDS)), False),
+        (REST, partial(_watched, stage, lambda: time.sleep(REST_SECONDS)), False),
         *((one.name, partial(_plan_row, stage, one), one.withheld) for one in PLANS),
         *((f"{family} alone", partial(_family_row, stage, family), False) for family in COMPUTE),
     ]
     for name, measure, withheld in activities:
         yield GpuCase(
-            name=name, seconds=SECONDS + 5,
+            name=name, seconds=SECONDS + 3,
             measure=lambda measure=measure, withheld=withheld: {  # type: ignore[misc]
                 "withheld": withheld, **measure(),
             },
@@ -86,7 +87,9 @@ def _watched(stage: Stage, run: Callable[[], list[float] | None]) -> Row:
         steps_ns = run() or []
         seconds = (time.perf_counter_ns() - begun_ns) / 1e9
     late = settled(sampler.samples, begun_ns + round(1e9 * SETTLED_AFTER_S))
+    told = f"{late['clock_mhz']:.0f} MHz, {late['power_w']:.0f} W"
     return {
+        "told": told,
         "step_ns": [round(one) for one in steps_ns],
         "samples": sampler.since(begun_ns),
         "reasons": sorted({sample.reasons for sample in sampler.samples}),

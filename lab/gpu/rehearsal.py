@@ -55,8 +55,9 @@ def _row(make: Callable[[Sizes, torch.device], Ways], sizes: Sizes, device: torc
 
 def _device_ns(work: Callable[[], object]) -> float:
     work()
-    spans = spans_ns(ticks_around(lambda _: work(), CALLS))
-    return statistics.median(spans)
+    ticks = ticks_around(lambda _: work(), CALLS)
+    torch.cuda.synchronize()
+    return statistics.median(spans_ns(ticks))
 
 
 def _host_ns(work: Callable[[], object]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import json
 import os
 import shutil
@@ -44,15 +45,16 @@ def gpu_state() -> dict[str, str]:
     return {name: value.strip() for name, value in zip(_FIELDS, values, strict=False)}
 
 
-def heat(seconds: float = 2.0) -> None:
-    """Bring the GPU to a long run's clock: a large bf16 GEMM, repeated for about ``seconds``."""
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    out = torch.empty_like(a)
-    stop_at = time.monotonic() + seconds
-    while time.monotonic() < stop_at:
-        for _ in range(8):
-            torch.mm(a, b, out=out)
-        torch.cuda.synchronize()
+def gpu_name() -> str | None:
+    """Return the first GPU's name by nvidia-smi, which leaves CUDA alone; None without one."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    names = query.stdout.splitlines()
+    return names[0].strip() if names and not query.returncode else None
 
 
 def release_memory(device: torch.device) -> None:
@@ -81,13 +83,23 @@ def _whole(line: str) -> list[dict[str, Any]]:
         return []
 
 
+def _kept_lines(recorded: Path | None, name: str) -> list[str]:
+    """Return the lines that measurements/ has of a stage of this GPU."""
+    packed = recorded / f"{name}.jsonl.gz" if recorded else None
+    if packed is None or not packed.exists():
+        return []
+    return gzip.decompress(packed.read_bytes()).decode().splitlines()
+
+
 class Stage:
     """The files of a stage's results, and its time limit."""
 
     def __init__(
-        self, folder: Path, name: str, minutes: float, profile_name: str, device: torch.device
-    ) -> None:
+        self, folder: Path, name: str, minutes: float, profile_name: str, device: torch.device,
+        recorded: Path | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
+        self.recorded = recorded
         self.device = device
         self.minutes = minutes
         self.rows_file = folder / f"{name}.jsonl"
@@ -102,8 +114,6 @@ class Stage:
         that fails is told and recorded, and tried again by the next run."""
         left = self.left(cases)
         print(self.announced(left), flush=True)
-        if left and self.device.type == "cuda":
-            heat()
         for case in left:
             if self.spent() or not self._measure(case):
                 break
@@ -141,7 +151,8 @@ class Stage:
             {"case": case.name, "complete": True, **row, "seconds": seconds, "state": gpu_state()}
         )
         failed = f", but for {row['failed']}" if row.get("failed") else ""
-        print(f"{case.name}: measured in {seconds:.1f} s{failed}", flush=True)
+        told = f": {row['told']}" if row.get("told") else ""
+        print(f"{case.name}, {seconds:.1f} s{told}{failed}", flush=True)
         return True
 
     def spent(self) -> bool:
@@ -159,11 +170,10 @@ class Stage:
             os.fsync(file.fileno())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of this and earlier runs."""
-        if not self.rows_file.exists():
-            return []
-        lines = self.rows_file.read_text(encoding="utf-8").splitlines()
-        return [row for line in lines for row in _whole(line)]
+        """Return the rows of this and earlier runs, those that were kept first."""
+        kept = _kept_lines(self.recorded, self.name)
+        mine = self.rows_file.read_text(encoding="utf-8") if self.rows_file.exists() else ""
+        return [row for line in (*kept, *mine.splitlines()) for row in _whole(line)]
 
     @property
     def profile(self) -> Profile:

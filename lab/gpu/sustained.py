@@ -36,7 +36,7 @@ from simulator.ops import Signature
 from simulator.plan import MEGATRON, SlicePlan
 
 PLANS: Final = (MEGATRON, TWO_SLICES)
-PRESETS: Final = 8
+PRESETS: Final = 2
 """How many presets are played, of those that are asked for most."""
 PAIRS: Final = 200
 

@@ -30,7 +30,7 @@ from simulator.ops import Attention, Collective, Gemm, Pointwise, Signature
 from simulator.plan import MEGATRON
 from simulator.sharding import padded_vocab_size
 
-PRESETS: Final = ("gpt3-13b", "llama2-13b", "llama3-8b", "llama2-70b")
+PRESETS: Final = ("gpt3-13b", "llama3-8b")
 IMPLEMENTED: Final[tuple[Implementation, ...]] = (
     IMPLEMENTATIONS["megatron-te"], IMPLEMENTATIONS["megatron-2022"], IMPLEMENTATIONS["torch"],
     replace(IMPLEMENTATIONS["domino-tune"], deterministic_attention=True),

@@ -1,0 +1,237 @@
+"""Stage ``fp8``: GEMMs by recipe, the casts around them, and the clock and power that they hold.
+
+The three GEMMs of a linear, as Hopper's tensor cores want them: both operands of FP8 with the inner
+dimension contiguous, so that all are of one layout. Backward has no fast accumulation, as in
+TransformerEngine. Weight gradients come out in fp32; that they add to a sum is not in the times.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from domino_tune.measure.gpu.events import Work
+from domino_tune.measure.gpu.loads import REST_S, settled
+from domino_tune.measure.gpu.replays import back_to_back, captured
+from domino_tune.measure.gpu.sampler import Sampler, nvml_meter
+from domino_tune.runtime.clock import empty_ns
+from lab.gpu.arena import Arena
+from lab.gpu.stage import GpuCase, Row, Stage
+
+Shape = tuple[int, int, int]
+SHAPES: Final[tuple[Shape, ...]] = (
+    (16384, 2560, 5120), (16384, 5120, 2560), (8192, 1280, 8192), (8192, 8192, 1024),
+    (8192, 7168, 8192), (8192, 8192, 3584), (8192, 4608, 12288), (8192, 12288, 6144),
+    (8192, 13312, 16384), (16384, 6144, 4096), (16384, 28672, 4096), (4096, 4096, 7168),
+    (2048, 5120, 5120), (512, 5120, 5120),
+)  # fmt: skip
+"""tokens, out, in: layers of GPT-3 13B and 175B, Llama 3 70B, 405B and 8B, DeepSeek V3; pieces."""
+CAST_SHAPES: Final = ((16384, 5120), (8192, 16384), (8192, 3584), (2048, 5120))
+LASTING: Final[Shape] = (8192, 7168, 8192)
+LASTING_S: Final = 9.0
+SETTLED_S: Final = 4.0
+BLOCK: Final = 128
+SETS: Final = 3
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+class Recipe(NamedTuple):
+    """How the operands of a GEMM are scaled; ``fast``: fast accumulation forward."""
+
+    scaling: str
+    fast: bool = False
+
+
+RECIPES: Final = {
+    "bf16": Recipe("none"), "tensorwise": Recipe("tensor", fast=True),
+    "rowwise": Recipe("row", fast=True), "blockwise": Recipe("block"),
+}  # fmt: skip
+LAYOUTS: Final = ("forward", "dgrad", "wgrad")
+
+
+def fp8_cases(
+    stage: Stage,
+    shapes: tuple[Shape, ...] = SHAPES,
+    casts: tuple[tuple[int, int], ...] = CAST_SHAPES,
+) -> Iterator[GpuCase]:
+    """Yield the loads that last, the casts, then the GEMMs of each shape in all recipes."""
+    arena = cache(Arena)
+    if stage.device.type == "cuda":
+        for recipe in ("bf16", "tensorwise", "blockwise"):
+            yield GpuCase(
+                name=f"lasting {recipe}", seconds=LASTING_S + REST_S + 1,
+                measure=partial(_lasting, stage, recipe),
+            )  # fmt: skip
+    timed = partial(_median_ns, arena, stage.device)
+    for rows, columns in casts:
+        yield GpuCase(
+            name=f"casts {rows}x{columns}", seconds=1.5,
+            measure=partial(_casts, timed, stage.device, rows, columns),
+        )  # fmt: skip
+    for shape in shapes:
+        yield GpuCase(
+            name=f"gemms {'x'.join(map(str, shape))}", seconds=2.0,
+            measure=partial(_gemms, timed, stage.device, shape),
+        )  # fmt: skip
+
+
+Timed = Callable[[Work], float]
+
+
+def _median_ns(arena: Callable[[], Arena], device: torch.device, work: Work) -> float:
+    """Return a call's time; on a CPU, which only rehearses, of one call."""
+    if device.type == "cuda":
+        return arena().ops_alone(work) - empty_ns(device)
+    begun = time.perf_counter_ns()
+    work(0)
+    return float(time.perf_counter_ns() - begun)
+
+
+def sizes_of(layout: str, shape: Shape) -> Shape:
+    """Return rows, columns and inner size of a linear's GEMM."""
+    tokens, out, wide = shape
+    return {
+        "forward": (tokens, out, wide), "dgrad": (tokens, wide, out), "wgrad": (out, wide, tokens),
+    }[layout]  # fmt: skip
+
+
+def gemm_work(recipe: str, layout: str, shape: Shape, device: torch.device) -> Work:
+    """Return the GEMM of a linear in a recipe, with operands that take turns."""
+    rows, columns, inner = sizes_of(layout, shape)
+    one = RECIPES[recipe]
+    sets = [
+        _scaled(one, layout, rows, columns, inner, device)
+        if one.scaling != "none"
+        else _plain(layout, rows, columns, inner, device)
+        for _ in range(SETS)
+    ]
+    return lambda call: sets[call % SETS]()
+
+
+def _plain(
+    layout: str, rows: int, columns: int, inner: int, device: torch.device
+) -> Callable[[], object]:
+    a = torch.randn(rows, inner, device=device, dtype=torch.bfloat16)
+    b = torch.randn(columns, inner, device=device, dtype=torch.bfloat16)
+    if layout == "forward":
+        return lambda: F.linear(a, b)
+    if layout == "dgrad":
+        turned = b.t().contiguous()
+        return lambda: a @ turned
+    left, right = a.t().contiguous(), b.t().contiguous()
+    return lambda: left.t() @ right
+
+
+def _scaled(
+    recipe: Recipe, layout: str, rows: int, columns: int, inner: int, device: torch.device
+) -> Callable[[], object]:
+    gradient = E4M3 if layout == "forward" or recipe.scaling == "block" else E5M2
+    a = torch.randn(rows, inner, device=device).to(gradient)
+    b = torch.randn(columns, inner, device=device).to(E4M3).t()
+    scale_a, scale_b = _scales(recipe, layout, rows, columns, inner, device)
+    out = torch.float32 if layout == "wgrad" and recipe.scaling != "row" else torch.bfloat16
+    fast = recipe.fast and layout == "forward"
+    return lambda: torch._scaled_mm(
+        a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=out, use_fast_accum=fast
+    )
+
+
+def _scales(
+    recipe: Recipe, layout: str, rows: int, columns: int, inner: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both operands' scales, laid out as cuBLASLt wants them: blocks of 1 x 128 next to each
+    other along rows; blocks of 128 x 128 in columns whose number is a multiple of four."""
+    if recipe.scaling == "tensor":
+        return torch.ones((), device=device), torch.ones((), device=device)
+    if recipe.scaling == "row":
+        return torch.ones(rows, 1, device=device), torch.ones(1, columns, device=device)
+    blocks = -(-inner // BLOCK)
+    scale_a = torch.ones(blocks, rows, device=device).t()
+    if layout == "wgrad":
+        return scale_a, torch.ones(blocks, columns, device=device)
+    padded = -(-blocks // 4) * 4
+    return scale_a, torch.ones(-(-columns // BLOCK), padded, device=device)[:, :blocks].t()
+
+
+def _gemms(timed: Timed, device: torch.device, shape: Shape) -> Row:
+    found: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    for recipe in RECIPES:
+        for layout in LAYOUTS:
+            name = f"{recipe} {layout}"
+            try:
+                found[name] = timed(gemm_work(recipe, layout, shape, device))
+            except Exception as error:  # a build or a GPU that has no such kernel
+                failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    flop = 2 * shape[0] * shape[1] * shape[2]
+    told = ", ".join(f"{name} {flop / ns / 1e3:.0f}" for name, ns in found.items())
+    return {"shape": list(shape), "ns": found, "failed": failed, "told": f"TFLOP/s: {told}"}
+
+
+def cast_works(rows: int, columns: int, device: torch.device) -> dict[str, tuple[int, Work]]:
+    """Return each cast with the bytes that it must move."""
+    from lab.gpu.kernels import Casts
+
+    shape = rows, columns
+    casts = [Casts(torch.randn(*shape, device=device, dtype=torch.bfloat16)) for _ in range(SETS)]
+    count = rows * columns
+    scales = 4 * count // BLOCK
+    copies = [torch.empty_like(one.x) for one in casts]
+
+    def each(play: Callable[[Any], object]) -> Work:
+        return lambda call: play(casts[call % SETS])
+
+    return {
+        "copy bf16": (4 * count, lambda call: copies[call % SETS].copy_(casts[call % SETS].x)),
+        "amax": (2 * count, each(lambda one: one.x.abs().amax())),
+        "amax by norm": (2 * count, each(lambda one: torch.linalg.vector_norm(one.x, torch.inf))),
+        "cast by torch": (3 * count, each(lambda one: one.x.to(E4M3))),
+        "cast": (3 * count, each(lambda one: one.per_tensor(turn=False))),
+        "cast and transpose": (4 * count, each(lambda one: one.per_tensor(turn=True))),
+        "cast by block": (3 * count + scales, each(lambda one: one.by_block(turn=False))),
+        "cast by block and transpose": (
+            4 * count + 2 * scales, each(lambda one: one.by_block(turn=True)),
+        ),
+        "transpose fp8": (
+            2 * count, each(lambda one: one.turned.view(torch.uint8).copy_(one.out.view(torch.uint8).t())),
+        ),
+    }  # fmt: skip
+
+
+def _casts(timed: Timed, device: torch.device, rows: int, columns: int) -> Row:
+    works = cast_works(rows, columns, device)
+    found = {name: {"bytes": size, "ns": timed(work)} for name, (size, work) in works.items()}
+    told = ", ".join(f"{name} {one['bytes'] / one['ns']:.0f}" for name, one in found.items())
+    return {"shape": [rows, columns], "casts": found, "told": f"GB/s: {told}"}
+
+
+def _lasting(stage: Stage, recipe: str) -> Row:
+    works = [gemm_work(recipe, layout, LASTING, stage.device) for layout in LAYOUTS]
+
+    def play() -> None:
+        for call in range(SETS):
+            for work in works:
+                work(call)
+
+    replay = captured(lambda: play)
+    torch.cuda.synchronize()
+    time.sleep(REST_S)
+    with Sampler(nvml_meter(stage.device)) as sampler:
+        begun_ns = time.perf_counter_ns()
+        ran = back_to_back([replay], LASTING_S)
+    steady_ns = begun_ns + round(1e9 * SETTLED_S)
+    late = settled(sampler.samples, steady_ns)
+    late_ns = [one.took_ns for one in ran if one.at_ns >= steady_ns]
+    flop = 2 * 3 * SETS * LASTING[0] * LASTING[1] * LASTING[2]
+    rate = flop / statistics.median(late_ns) / 1e3
+    told = f"{late['clock_mhz']:.0f} MHz, {late['power_w']:.0f} W, {rate:.0f} TFLOP/s"
+    return {
+        "shape": list(LASTING), "calls": 3 * SETS, **late, "first_ns": ran[1].took_ns,
+        "lasting_ns": statistics.median(late_ns), "samples": sampler.since(begun_ns), "told": told,
+    }  # fmt: skip
