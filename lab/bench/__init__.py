@@ -52,9 +52,10 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
     "calibrate": ("how well a few measured iterations predict the others", "calibrate.calibrate"),
     "layouts": ("the best layouts on 8 to 4,096 GPUs, with Domino and without", "layouts.layouts"),
     "speed": ("the time of a prediction, a search and --help", "speed.speed"),
-    "h200": (
-        "our H200's rows withheld, beside h100-dgx, their clock; records of its stages",
-        "h200.h200", "gpu_records.gpu_records",
+    "h200": ("our H200's rows withheld, beside h100-dgx, and their clock", "h200.h200"),
+    "gpu": (
+        "records of lent GPUs: power, clock, admission, gaps, FP8, experts, plans that ran",
+        "gpu_records.gpu_records",
     ),
     "runtime": (
         "real CPU ranks: applied plans beside torch's DTensors; an eager host's time",

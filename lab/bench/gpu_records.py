@@ -1,15 +1,15 @@
 """What a GPU's records say, a table a stage: power and clock, admission, copies, other kernels,
 plans that ran.
 
-They are read where the stages of ``scripts/gpu-profile`` left them; measurements/README.md says
-which were kept.
+They are read where the stages of ``scripts/gpu`` left them; measurements/README.md says which were
+kept.
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from domino_tune.measure.op_rows import signature_from
 from domino_tune.measure.power_law import COMPUTE
 from domino_tune.store.profiles import load_profile
 from lab.bench.facts import REPOSITORY
+from lab.bench.gpu_kernels import first_table, fp8_tables, gap_tables, grouped_tables
 from lab.fidelity.page import choice_checks, detail, worst_errors
 from lab.fidelity.records import setting_from
 from lab.fidelity.scores import Setting, score
@@ -42,9 +43,9 @@ Row = Mapping[str, Any]
 Ratios = defaultdict[tuple[str, ...], list[float]]
 DECILES: Final = (0.1, 0.5, 0.9)
 NAME: Final = "h200-sxm"
-MEASUREMENTS: Final = REPOSITORY / "measurements" / NAME
+MEASUREMENTS: Final = REPOSITORY / "measurements"
 FOLDER: Final = "DOMINO_TUNE_GPU_RECORDS"
-"""Names the folder of the records; default: this profile's in measurements/."""
+"""Names a folder of records; default: all in measurements/."""
 CLOCK_LIMIT: Final = 0.03
 CTAS: Final = 16
 PROOF_ERROR: Final = 0.03
@@ -56,24 +57,40 @@ EMULATED: Final = (
 )
 
 
-def gpu_records() -> list[Table]:
-    """Return the tables of all stages that have records. Raise SkippedError where none has."""
-    profile, where = load_profile(NAME), Path(os.environ.get(FOLDER) or MEASUREMENTS)
-    clocks, sustained, admission, copies, variants, proof = (
+def gpu_records() -> Iterator[Table]:
+    """Yield the tables of all stages that have records, GPU by GPU. Raise SkippedError where none
+    has."""
+    given, some = os.environ.get(FOLDER), False
+    folders = [Path(given)] if given else sorted(MEASUREMENTS.glob("*/"))
+    for where in folders:
+        profile = load_profile(where.name if (MEASUREMENTS / where.name).exists() else NAME)
+        for table in tables_of(where, profile):
+            some = True
+            yield replace(table, title=f"{profile.name}: {table.title}")
+    if not some:
+        raise SkippedError(f"no records of these stages in {folders}: scripts/gpu")
+
+
+def tables_of(where: Path, profile: Profile) -> list[Table]:
+    """Return the tables of a folder of records."""
+    clocks, sustained, admission, gaps, fp8, grouped, copies, variants, proof = (
         rows_of(where, stage)
-        for stage in ("clocks", "sustained", "admission", "copies", "variants", "proof")
-    )
-    tables = [
+        for stage in (
+            "clocks", "sustained", "admission", "gaps", "fp8", "grouped", "copies", "variants",
+            "proof",
+        )
+    )  # fmt: skip
+    return [
         *clock_tables(clocks, sustained, profile),
         *([sustained_table(sustained, profile)] if sustained else []),
-        *([admission_table(admission)] if admission else []),
+        *([admission_table(admission), first_table(admission)] if admission else []),
+        *(gap_tables(gaps) if gaps else []),
+        *(fp8_tables(fp8) if fp8 else []),
+        *(grouped_tables(grouped) if grouped else []),
         *([copies_table(copies)] if copies else []),
         *([variant_table(variants, profile)] if variants else []),
         *proof_tables(proof, profile.machine.peak_tflops["bf16"]),
     ]
-    if not tables:
-        raise SkippedError(f"no records of these stages in {where}: scripts/gpu-profile")
-    return tables
 
 
 def rows_of(where: Path, stage: str) -> list[dict[str, Any]]:

@@ -135,7 +135,7 @@ def stage_law(clocks: Sequence[Row], sustained: Iterable[Row], known: PowerSecti
         {row["case"].removesuffix(" alone"): row for row in clocks},
         {family: statistics.median(values) for family, values in found.items()}, known,
     )  # fmt: skip
-    source = "scripts/gpu-profile --stage clocks and sustained: lasting loads on one GPU"
+    source = "scripts/gpu --stage clocks and sustained: lasting loads on one GPU"
     return replace(law, provenance=replace(law.provenance, source=source))
 
 

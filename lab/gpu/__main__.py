@@ -109,9 +109,14 @@ def run_all(names: Sequence[str], minutes: float, out: Path, profile: str) -> li
 
 
 def _run_one(name: str, minutes: float, out: Path, profile: str) -> None:
-    torch.cuda.set_device(0)
-    stage = Stage(out, name, minutes, profile, torch.device("cuda", 0), KEPT / profile)
+    stage = Stage(out, name, minutes, profile, device(), KEPT / profile)
     stage.run(STAGES[name].cases(stage))
+
+
+def device() -> torch.device:
+    """Return the first GPU, now current."""
+    torch.cuda.set_device(0)
+    return torch.device("cuda", 0)
 
 
 def archived(folder: Path) -> Path:

@@ -199,7 +199,7 @@ def cast_works(rows: int, columns: int, device: torch.device) -> dict[str, tuple
             4 * count + 2 * scales, each(lambda one: one.by_block(turn=True)),
         ),
         "transpose fp8": (
-            2 * count, each(lambda one: one.turned.view(torch.uint8).copy_(one.out.view(torch.uint8).t())),
+            2 * count, each(lambda one: one.turned_bytes.copy_(one.out_bytes.t())),
         ),
     }  # fmt: skip
 

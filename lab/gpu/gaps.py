@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
+from torch._C._autograd import DeviceType
 
 from domino_tune.measure.gpu.events import recorded, since_ns
 from domino_tune.measure.gpu.replays import captured
@@ -97,11 +98,11 @@ def profiled(play: Callable[[], object]) -> Kernels:
         for _ in range(REPLAYS):
             play()
             torch.cuda.synchronize()
-    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = profile.profiler.kineto_results.events()
     on_device = sorted(
         (event.start_ns(), event.duration_ns(), event.name()[:80])
         for event in events
-        if event.device_type() == torch.autograd.DeviceType.CUDA
+        if event.device_type() == DeviceType.CUDA
     )
     found = on_device[-(len(on_device) // REPLAYS) :] if on_device else []
     return [(at - found[0][0], took, name) for at, took, name in found]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -110,7 +110,8 @@ def gemm_works(rows: list[int], out: int, wide: int, device: torch.device) -> di
 
 
 def _gemms(timed: Timed, device: torch.device, one: Experts, count: int) -> Row:
-    total, cells = count * one.local, []
+    total = count * one.local
+    cells: list[dict[str, Any]] = []
     for layer, (out, wide) in {
         "fc1": (2 * one.inner, one.hidden), "fc2": (one.hidden, one.inner),
     }.items():  # fmt: skip
@@ -129,9 +130,8 @@ def _gemms(timed: Timed, device: torch.device, one: Experts, count: int) -> Row:
                 "layer": layer, "even": even, "rows": rows, "out": out, "in": wide,
                 "ns": found, "failed": failed,
             })  # fmt: skip
-    first = cells[0]
     flop = 2 * total * 2 * one.inner * one.hidden
-    told = ", ".join(f"{name} {flop / ns / 1e3:.0f}" for name, ns in first["ns"].items())
+    told = ", ".join(f"{name} {flop / ns / 1e3:.0f}" for name, ns in cells[0]["ns"].items())
     return {**one._asdict(), "cells": cells, "told": f"fc1, TFLOP/s: {told}"}
 
 

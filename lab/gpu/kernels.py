@@ -81,9 +81,11 @@ class Casts:
         rows, columns = x.shape
         blocks = triton.cdiv(rows, TILE), triton.cdiv(columns, TILE)
         self.grid = blocks
-        fp8 = {"device": x.device, "dtype": torch.float8_e4m3fn}
-        self.out = torch.empty(rows, columns, **fp8)  # type: ignore[arg-type]
-        self.turned = torch.empty(columns, rows, **fp8)  # type: ignore[arg-type]
+        self.out = torch.empty(rows, columns, device=x.device, dtype=torch.float8_e4m3fn)
+        self.turned = torch.empty(columns, rows, device=x.device, dtype=torch.float8_e4m3fn)
+        self.out_bytes, self.turned_bytes = (
+            one.view(torch.uint8) for one in (self.out, self.turned)
+        )
         self.scale = FP8_MAX / x.abs().amax().float().reshape(1)
         self.scales = torch.empty(blocks[1], rows, device=x.device)
         self.turned_scales = torch.empty(blocks[0], columns, device=x.device)

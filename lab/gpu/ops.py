@@ -35,7 +35,7 @@ from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 MEASURED: Final = Provenance(
     kind="measured",
-    source="scripts/gpu-profile: one GPU, the runtime's own ops on a single rank's shard",
+    source="scripts/gpu: one GPU, the runtime's own ops on a single rank's shard",
 )
 SECONDS: Final = 10.0
 TRAINING_PLANS: Final = (MEGATRON, TWO_SLICES)

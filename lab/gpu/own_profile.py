@@ -13,7 +13,7 @@ from simulator.profile import LaunchSection, Profile
 from simulator.provenance import Provenance
 
 MEASURED: Final = Provenance(
-    kind="measured", source="scripts/gpu-profile: ops in place on the GPU that ran the plans"
+    kind="measured", source="scripts/gpu: ops in place on the GPU that ran the plans"
 )
 
 
