@@ -7,6 +7,7 @@ import random
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
@@ -62,10 +63,12 @@ def postgres() -> Iterator[Postgres]:
 def run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Runner:
-    """Return the command line in this process, with a user's home of its own."""
+    """Return the command line in this process, with a user's home of its own, and a clock that
+    stands still: on a busy machine progress would be told before an answer."""
     from tests.support.runs import Runner
 
     monkeypatch.setenv("DOMINO_TUNE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("domino_tune.cli.progress.time", SimpleNamespace(monotonic=lambda: 0.0))
     return Runner(capsys, tmp_path)
 
 
