@@ -14,8 +14,11 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
+
+from simulator.bound_groups import BoundGroups
 from simulator.case import Case
-from simulator.closed_form import ClosedForm, bound_key
+from simulator.closed_form import ClosedForm, Floats, bound_key
 from simulator.pipeline.closed_form import PipelineForm
 from simulator.plan import SlicePlan
 from simulator.power import PowerSection
@@ -122,6 +125,19 @@ class ClockedForm:
             return bound_ns
         return min(bound_ns, self._energy_ns(plan, clock_mhz))
 
+    def quick_bounds_ns(self, groups: BoundGroups) -> Floats:
+        """Return ``quick_bound_ns`` of each plan."""
+        highest = self.law.clocks(self.case.cluster.clock_mhz)[0]
+        if self._layers.clock_mhz is None and groups.plans:
+            self._layers.clock_mhz = self._crossing(groups.plans[0])[0]
+        clock_mhz = min(self._layers.clock_mhz or highest, highest)
+        form = self._form(clock_mhz)
+        bounds_ns = form.lower_bounds_ns(groups)
+        if clock_mhz == highest:
+            return bounds_ns
+        step_ns = self._form(highest).step_ns_of(groups)
+        return np.minimum(bounds_ns, self._kept_ns(form.drawn_of(groups), step_ns))
+
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return an estimate (ns) at the clock that the bound finds."""
         return self._form(self._crossing(plan)[0]).prior_ns(plan)
@@ -155,10 +171,17 @@ class ClockedForm:
     def _energy_ns(self, plan: SlicePlan, clock_mhz: int) -> int:
         """Return the time in which the passes' energy keeps the cap, and the step's at the highest
         clock, where it is least."""
-        passes_j = self._form(clock_mhz).drawn_j(plan)
-        passes_ns = passes_j / (self.law.cap_w - self.law.idle_w) / S_PER_NS
         highest = self.law.clocks(self.case.cluster.clock_mhz)[0]
-        return int((passes_ns + self._form(highest).edges(plan).step_ns) * (1 - SAFETY))
+        passes_j, step_ns = (
+            self._form(clock_mhz).drawn_j(plan),
+            self._form(highest).edges(plan).step_ns,
+        )
+        return int(self._kept_ns(np.array([passes_j]), np.array([step_ns]))[0])
+
+    def _kept_ns(self, passes_j: Floats, step_ns: Floats) -> Floats:
+        """Return the time in which passes that draw so much keep the cap, and a step."""
+        passes_ns = passes_j / (self.law.cap_w - self.law.idle_w) / S_PER_NS
+        return np.floor((passes_ns + step_ns) * (1 - SAFETY))
 
 
 def _first(clocks: range, holds: Callable[[int], bool], near: int) -> int:

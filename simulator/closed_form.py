@@ -1,7 +1,7 @@
 """Closed forms for the time of a plan: a proven lower bound and an estimate, without an engine.
 
-Both add up durations fragment by fragment. The sums depend on few numbers of a plan and are cached,
-so that a plan costs microseconds.
+Both add up durations fragment by fragment. The sums of a pass depend on few numbers of a plan, so a
+space's bounds are sums over its kinds of passes (``simulator.bound_groups``).
 
 The forward and the backward pass of a micro-batch occupy disjoint stretches of time: compute is
 FIFO, and a compute op of the same pass reads every tensor-parallel all-reduce. Let W_f be the time
@@ -27,10 +27,13 @@ mostly a little low.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from simulator.bound_groups import BoundGroups, Group
 from simulator.case import Case
 from simulator.contention import SCALE, ComputeFamily, Family
 from simulator.cost import AtClock, CostModel
@@ -43,6 +46,7 @@ from simulator.issue_order import (
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipe, Recipes, mode_of
 from simulator.sharding import recomputed_layers
+from simulator.specs import Workload
 from simulator.stretch import (
     NO_EDGES,
     Stretch,
@@ -54,7 +58,10 @@ from simulator.stretch import (
     stretch_of,
 )
 
+Pass = Literal["forward", "backward"]
+PASSES: Final[tuple[Pass, Pass]] = ("forward", "backward")
 FAMILIES: Final = ("gemm", "attention", "pointwise")
+Floats = npt.NDArray[np.float64]
 SAFETY: Final = 1e-9
 """Relative margin for rounding: engines round times up to whole nanoseconds."""
 
@@ -66,6 +73,15 @@ class EdgeWork(NamedTuple):
     micro_ns: int
     family_ns: Counter[str]
     step_ns: int
+    drawn_j: float
+
+
+class PassBound(NamedTuple):
+    """The least time of one pass of all layers, ns; the host's cost of launching it, ns; and the
+    least energy that it draws above idle, J, 0 where no clock is set."""
+
+    least_ns: float
+    launch_ns: int
     drawn_j: float
 
 
@@ -86,8 +102,7 @@ class ClosedForm:
         self.case = case
         self.cost = cost or case.cost
         self.recipes = recipes or Recipes(case)
-        self._bounds: dict[tuple[object, ...], int] = {}
-        self._drawn_j: dict[tuple[object, ...], float] = {}
+        self._passes: dict[tuple[object, ...], PassBound] = {}
         self._like = like
         self._stretched: dict[tuple[object, ...], Stretch] = like._stretched if like else {}
         self._layers: dict[tuple[object, ...], Work] = like._layers if like else {}
@@ -104,63 +119,96 @@ class ClosedForm:
 
         It is the same for all orders of the same slices but ``intra``.
         """
-        key = bound_key(plan)
-        if key not in self._bounds:
-            self._bounds[key] = self._bound_ns(plan)
-        return self._bounds[key]
+        forward, backward = (self.pass_bound(plan, one) for one in PASSES)
+        edges, micros = self.edges(plan), self.case.workload.grad_accumulation
+        device = micros * (forward.least_ns + backward.least_ns) + edges.micro_ns + edges.step_ns
+        host = micros * (forward.launch_ns + backward.launch_ns)
+        return int(max(device, host) * (1 - SAFETY))
 
-    def quick_bound_ns(self, plan: SlicePlan) -> int:
-        """Return ``lower_bound_ns``, which is quick at one clock."""
-        return self.lower_bound_ns(plan)
+    def lower_bounds_ns(self, groups: BoundGroups) -> Floats:
+        """Return ``lower_bound_ns`` of each plan."""
+        passes, (micro_ns, step_ns, _) = self._passes_of(groups), self._edges_of(groups)
+        micros = self.case.workload.grad_accumulation
+        device = micros * passes[:, 0] + micro_ns + step_ns
+        return np.floor(np.maximum(device, micros * passes[:, 1]) * (1 - SAFETY))
 
-    def coarse_bound_ns(self, plan: SlicePlan) -> int:
-        """Return ``lower_bound_ns``: at one clock there is nothing to leave out."""
-        return self.lower_bound_ns(plan)
+    quick_bound_ns = coarse_bound_ns = lower_bound_ns
+    """At one clock there is nothing to leave out."""
+    quick_bounds_ns = lower_bounds_ns
 
     def drawn_j(self, plan: SlicePlan) -> float:
         """Return the least energy above idle of the passes; 0 where no clock is set."""
-        key = bound_key(plan)
-        if key not in self._drawn_j:
-            layers_j = sum(
-                layers * sum(work.drawn_j for stretch in stretches for work in stretch.blocks)
-                for layers, stretches in self._kinds(plan)
-            )
-            micros = self.case.workload.grad_accumulation
-            self._drawn_j[key] = micros * layers_j + self.edges(plan).drawn_j
-        return self._drawn_j[key]
+        forward, backward = (self.pass_bound(plan, one) for one in PASSES)
+        micros = self.case.workload.grad_accumulation
+        return micros * (forward.drawn_j + backward.drawn_j) + self.edges(plan).drawn_j
 
-    def _bound_ns(self, plan: SlicePlan) -> int:
-        slow, micros = self._slowdowns(plan), self.case.workload.grad_accumulation
-        waits, device, host = _waits_for_gathers(plan), 0.0, 0
-        edges = self.edges(plan)
-        beside = edges.family_ns if _joins_edges(plan) else NO_EDGES
-        for layers, stretches in self._kinds(plan):
-            device += sum(
-                least_ns(one, *slow, waits=waits, layers=layers, edges_ns=beside)
-                for one in stretches
-            )
-            host += layers * _launch_ns(stretches)
-        device = micros * device + edges.micro_ns + edges.step_ns
-        return int(max(device, micros * host) * (1 - SAFETY))
+    def drawn_of(self, groups: BoundGroups) -> Floats:
+        """Return ``drawn_j`` of each plan."""
+        micros = self.case.workload.grad_accumulation
+        return micros * self._passes_of(groups)[:, 2] + self._edges_of(groups)[2]
+
+    def step_ns_of(self, groups: BoundGroups) -> Floats:
+        """Return the optimizer step's ns of each plan."""
+        return self._edges_of(groups)[1]
+
+    def _passes_of(self, groups: BoundGroups) -> Floats:
+        """Return the sum of both passes' bounds, a row a plan."""
+        whole = np.zeros((len(groups.plans), 3))
+        for which in PASSES:
+            group: Group = getattr(groups, which)
+            bounds = [self.pass_bound(groups.plans[first], which) for first in group.first]
+            whole += np.array(bounds, np.float64).reshape(-1, 3)[group.kind]
+        return whole
+
+    def _edges_of(self, groups: BoundGroups) -> tuple[Floats, Floats, Floats]:
+        """Return what is outside the layers, of each plan: ``micro_ns``, ``step_ns``,
+        ``drawn_j``."""
+        found = [self.edges(groups.plans[first]) for first in groups.edges.first]
+        columns = np.array([(one.micro_ns, one.step_ns, one.drawn_j) for one in found], np.float64)
+        micro_ns, step_ns, drawn_j = columns.reshape(-1, 3).T[:, groups.edges.kind]
+        return micro_ns, step_ns, drawn_j
+
+    def pass_bound(self, plan: SlicePlan, which: Pass) -> PassBound:
+        """Return the bound of a pass of all layers."""
+        key = (
+            which, mode_of(plan), plan.row_slices, self._slices(plan, which),
+            which == "backward" and plan.merge_wgrad, waits_for_gathers(plan), joins_edges(plan),
+        )  # fmt: skip
+        if key not in self._passes:
+            self._passes[key] = self._pass_bound(plan, which)
+        return self._passes[key]
+
+    def _pass_bound(self, plan: SlicePlan, which: Pass) -> PassBound:
+        waits, beside = waits_for_gathers(plan), NO_EDGES
+        if joins_edges(plan):
+            beside = self.edges(plan).family_ns
+        slow, device, host, drawn_j = self._slowdowns(plan, which), 0.0, 0, 0.0
+        for layers, one in self._kinds(plan, which):
+            device += least_ns(one, *slow, waits=waits, layers=layers, edges_ns=beside)
+            host += layers * sum(work.launch_ns for work in one.blocks)
+            drawn_j += layers * sum(work.drawn_j for work in one.blocks)
+        return PassBound(device, host, drawn_j)
 
     def least_pass_ns(self, plan: SlicePlan) -> tuple[float, float]:
         """Return the least times of a layer's forward and backward."""
-        slow, waits = self._slowdowns(plan), _waits_for_gathers(plan)
-        kinds = [stretches for _, stretches in self._kinds(plan)]
+        waits = waits_for_gathers(plan)
         forward, backward = (
-            min(least_ns(stretches[which], *slow, waits=waits) for stretches in kinds)
-            for which in (0, 1)
+            min(
+                least_ns(one, *self._slowdowns(plan, which), waits=waits)
+                for _, one in self._kinds(plan, which)
+            )
+            for which in PASSES
         )
         return forward, backward
 
-    def _kinds(self, plan: SlicePlan) -> list[tuple[int, tuple[Stretch, Stretch]]]:
-        """Return the number of layers of each kind (recomputed, kept), and their passes."""
+    def _kinds(self, plan: SlicePlan, which: Pass) -> list[tuple[int, Stretch]]:
+        """Return the number of layers of each kind (recomputed, kept), and their pass."""
         again = recomputed_layers(self.case.model, self.case.workload)
         kept = self.case.model.num_hidden_layers - again
         kinds = [(again, self)] if again else []
         if kept:
             kinds.append((kept, self._keeping if again else self))
-        return [(layers, one._stretches(plan)) for layers, one in kinds]
+        return [(layers, one._stretch(plan, which)) for layers, one in kinds]
 
     @cached_property
     def _keeping(self) -> ClosedForm:
@@ -170,13 +218,15 @@ class ClosedForm:
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return an estimate (ns): all-reduces are hidden, except where the order exposes them."""
-        slow, micros = self._slowdowns(plan), self.case.workload.grad_accumulation
+        slow_forward, slow_backward = (self._slowdowns(plan, which) for which in PASSES)
+        micros = self.case.workload.grad_accumulation
         passes = behind = 0.0
-        for layers, stretches in self._kinds(plan):
-            forward, backward = stretches
-            forward_ns = pass_ns(forward, forward_exposed_ns(plan, forward), *slow)
-            backward_ns = pass_ns(backward, backward_exposed_ns(plan, backward), *slow)
-            passes += layers * max(forward_ns + backward_ns, _launch_ns(stretches))
+        kinds = zip(*(self._kinds(plan, which) for which in PASSES), strict=True)
+        for (layers, forward), (_, backward) in kinds:
+            forward_ns = pass_ns(forward, forward_exposed_ns(plan, forward), *slow_forward)
+            backward_ns = pass_ns(backward, backward_exposed_ns(plan, backward), *slow_backward)
+            launch_ns = sum(work.launch_ns for work in (*forward.blocks, *backward.blocks))
+            passes += layers * max(forward_ns + backward_ns, launch_ns)
             behind += layers * backward_ns
         exposed = self._exposed_buckets_ns(plan, behind)
         edges = self.edges(plan)
@@ -197,24 +247,24 @@ class ClosedForm:
             exposed += max(whole_ns - backward_ns, last_ns) if overlaps else whole_ns
         return exposed
 
-    def _stretches(self, plan: SlicePlan) -> tuple[Stretch, Stretch]:
-        rows, attn, mlp, *dgrads = plan.slices
-        recompute = self.case.workload.recompute
-        again = (attn, mlp) if recompute in ("full", "per-op") else ()
-        return (
-            self._stretch(plan, FORWARD_FRAGMENTS, (rows, attn, mlp)),
-            self._stretch(plan, backward_fragments(recompute), (rows, *dgrads, *again)),
-        )
-
-    def _stretch(
-        self, plan: SlicePlan, fragments: BlockFragments, slices: tuple[int, ...]
-    ) -> Stretch:
-        forward = fragments is FORWARD_FRAGMENTS
-        key = (mode_of(plan), forward, slices, plan.merge_wgrad)
+    def _stretch(self, plan: SlicePlan, which: Pass) -> Stretch:
+        forward = which == "forward"
+        slices = self._slices(plan, which)
+        key = (mode_of(plan), which, plan.row_slices, slices, not forward and plan.merge_wgrad)
         if key not in self._stretched:
+            recompute = self.case.workload.recompute
+            fragments = FORWARD_FRAGMENTS if forward else backward_fragments(recompute)
             blocks = tuple(self._block(plan, block, fragments) for block in BLOCKS)
-            self._stretched[key] = stretch_of(plan, blocks, slices[1:3])
+            self._stretched[key] = stretch_of(plan, blocks, slices[:2])
         return self._stretched[key]
+
+    def _slices(self, plan: SlicePlan, which: Pass) -> tuple[int, ...]:
+        """Return the column pieces that a pass sends: its own, and where layers are played again
+        those of forward, too."""
+        _, *columns, attn_dgrads, mlp_dgrads = plan.slices
+        if which == "forward":
+            return tuple(columns)
+        return attn_dgrads, mlp_dgrads, *(columns if plays_again(self.case.workload) else ())
 
     def _block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Work:
         key = self.recipes.block_key(plan, block, fragments)
@@ -265,14 +315,15 @@ class ClosedForm:
             )
         return self._edges[key]
 
-    def _slowdowns(self, plan: SlicePlan) -> tuple[dict[str, float], float]:
-        """Return the least slowdowns of compute families and an all-reduce beside each other.
+    def _slowdowns(self, plan: SlicePlan, which: Pass) -> tuple[dict[str, float], float]:
+        """Return the least slowdowns of compute families and an all-reduce of a pass beside each
+        other.
 
-        Where sizes matter, they are the least over all sizes that the plan's layers send; where
-        durations matter, they are those of long ops.
+        Where sizes matter, they are the least over all sizes that the pass sends; where durations
+        matter, they are those of long ops.
         """
-        rows, *cuts = plan.slices
-        key = (mode_of(plan), rows, frozenset(cuts))
+        cuts = frozenset(self._slices(plan, which))
+        key = (mode_of(plan), plan.row_slices, cuts)
         if key not in self._slow:
             pairs = [
                 {f: self.cost.contention.slowdowns((ComputeFamily(f), family)) for f in FAMILIES}
@@ -292,24 +343,23 @@ class ClosedForm:
         return {self.cost.family(shapes.tp_all_reduce(size)) for size in sizes}
 
 
+def plays_again(workload: Workload) -> bool:
+    """Return whether backward plays forward's ops, with their collectives, again."""
+    return workload.recompute in ("full", "per-op")
+
+
 def bound_key(plan: SlicePlan) -> tuple[object, ...]:
     """Return what the bound of a plan depends on."""
-    waits = _waits_for_gathers(plan)
-    return mode_of(plan), plan.slices, plan.merge_wgrad, waits, _joins_edges(plan)
+    return mode_of(plan), plan.slices, plan.merge_wgrad, waits_for_gathers(plan), joins_edges(plan)
 
 
-def _launch_ns(stretches: Iterable[Stretch]) -> int:
-    """Return the host's cost of a layer."""
-    return sum(work.launch_ns for stretch in stretches for work in stretch.blocks)
-
-
-def _joins_edges(plan: SlicePlan) -> bool:
+def joins_edges(plan: SlicePlan) -> bool:
     """Return whether compute of embedding and head may run beside collectives of layers: where an
     order moves tokens into other layers' repetitions."""
     return plan.strategy == "domino" and plan.order != "intra"
 
 
-def _waits_for_gathers(plan: SlicePlan) -> bool:
+def waits_for_gathers(plan: SlicePlan) -> bool:
     """Return whether a block's first op waits for its gather, and nothing is issued between."""
     unsliced = plan.strategy != "domino" or (plan.row_slices == 1 and plan.order != "greedy")
     return plan.sequence_parallel and (unsliced or plan.order == "intra")

@@ -7,7 +7,7 @@ made once and priced at many clocks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -19,7 +19,6 @@ from simulator.issue_order import (
     ALL_SLICES,
     FORWARD_FRAGMENTS,
     BlockFragments,
-    Token,
     slice_tokens,
 )
 from simulator.ops import Gemm, Signature
@@ -127,27 +126,41 @@ class Recipes:
         return self._steps[key]
 
     def _listed(self, plan: SlicePlan, ops: Iterable[OpTemplate]) -> Recipe:
-        return self._recipe(plan, (("", op) for op in ops))
+        return self._recipe(plan, (("", op, 1) for op in ops))
 
     def _templates(
         self, plan: SlicePlan, block: str, fragments: BlockFragments
-    ) -> list[tuple[str, OpTemplate]]:
-        """Return (fragment, op) of every slice."""
-        tokens: dict[Token, None] = {}
-        for row in range(plan.row_slices):
+    ) -> Iterator[tuple[str, OpTemplate, int]]:
+        """Yield (fragment, op, times) of all slices."""
+        builder = Fragments(shapes=self.case.shapes(plan))
+        for row, times in self._alike(plan):
             for token in slice_tokens(plan, block, fragments[block], row):
                 merged = plan.merge_wgrad and token.fragment.endswith("_wgrad")
-                tokens[token._replace(slice=ALL_SLICES) if merged else token] = None
-        builder = Fragments(shapes=self.case.shapes(plan))
-        return [(token.fragment, op) for token in tokens for op in builder.templates(token)]
+                if not merged:
+                    yield from ((token.fragment, op, times) for op in builder.templates(token))
+                elif row == 0:
+                    whole = builder.templates(token._replace(slice=ALL_SLICES))
+                    yield from ((token.fragment, op, 1) for op in whole)
 
-    def _recipe(self, plan: SlicePlan, ops: Iterable[tuple[str, OpTemplate]]) -> Recipe:
+    def _alike(self, plan: SlicePlan) -> list[tuple[int, int]]:
+        """Return the first of each kind of slices, and how many there are: slices of the batch
+        with as many sequences are alike, but for the first, which may overwrite gradients."""
+        rows = range(plan.row_slices)
+        if plan.slices_sequences:
+            return [(row, 1) for row in rows]
+        shapes = self.case.shapes(plan)
+        kinds: dict[tuple[int, bool], list[int]] = {}
+        for row in rows:
+            kinds.setdefault((shapes.tokens(row), row == 0), []).append(row)
+        return [(alike[0], len(alike)) for alike in kinds.values()]
+
+    def _recipe(self, plan: SlicePlan, ops: Iterable[tuple[str, OpTemplate, int]]) -> Recipe:
         counts: Counter[tuple[str, tuple[Signature, ...], bool]] = Counter()
         last: Signature | None = None
-        for fragment, op in ops:
+        for fragment, op, times in ops:
             if op.lane == CP:  # it may run beside the other lanes, so it adds nothing for sure
                 continue
-            counts[fragment, self._ways(plan, op), op.lane == COMPUTE] += 1
+            counts[fragment, self._ways(plan, op), op.lane == COMPUTE] += times
             if op.lane != COMPUTE:
                 last = op.signature
         return Recipe(tuple(Part(*key, count) for key, count in counts.items()), last)

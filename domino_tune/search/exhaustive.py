@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from heapq import heapify, heappop, heapreplace
+from heapq import heappop, heappush
 from typing import NamedTuple
+
+import numpy as np
 
 from domino_tune.search.ledger import Ledger
 from domino_tune.search.problem import Problem, SearchOptions, SearchResult, outcome
@@ -35,22 +37,20 @@ def search_exhaustive(problem: Problem, options: SearchOptions) -> SearchResult:
 
 
 class Look(NamedTuple):
-    """A plan's lower bound (ns), whether it is the exact one, and the plan's number."""
+    """A plan's exact lower bound (ns), and the plan's number."""
 
     bound_ns: int
-    exact: bool
     number: int
 
 
 def by_bound(problem: Problem) -> Iterator[Look]:
     """Yield the plans in ascending order of their exact bounds, which are computed when quick ones
     are not enough to tell."""
-    looks = [Look(bound_ns, False, i) for i, bound_ns in enumerate(problem.quick_bounds_ns)]
-    heapify(looks)
-    while looks:
-        first = looks[0]
-        if first.exact:
+    quick_ns = np.asarray(problem.quick_bounds_ns)
+    looks: list[Look] = []
+    for number in np.argsort(quick_ns, kind="stable").tolist():
+        while looks and looks[0].bound_ns < quick_ns[number]:
             yield heappop(looks)
-        else:
-            bound_ns = problem.lower_bound_ns(problem.plans[first.number])
-            heapreplace(looks, Look(bound_ns, True, first.number))
+        heappush(looks, Look(problem.lower_bound_ns(problem.plans[number]), number))
+    while looks:
+        yield heappop(looks)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Final, cast
+from typing import cast
 
-from domino_tune.base.progress import Progress, no_progress
 from domino_tune.search.problem import Evaluation, Record, ties
 from domino_tune.search.space import Space, SpaceSpec, Target, enumerate_plans
 from domino_tune.store.formats.deepspeed import check_deepspeed
 from simulator.case import Case
 from simulator.clocked_form import closed_form
+from simulator.closed_form import plays_again
 from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
 from simulator.peak import peak_bytes
@@ -20,25 +20,20 @@ from simulator.plan import MAX_ROW_SLICES, SlicePlan
 from simulator.predict import predict
 from simulator.slicing import Slicing, searched_slicings
 
-BOUNDS_TOLD: Final = 1000
-"""Number of bounds after which the next line of progress is due."""
-
 
 @dataclass(kw_only=True)
 class SimulatedPlans:
-    """The Problem of a case: time and memory of each plan by simulation, computed once.
-    ``progress`` is told how many bounds are computed."""
+    """The Problem of a case: time and memory of each plan by simulation, computed once."""
 
     case: Case
-    plans: Sequence[SlicePlan]
+    plans: Space
     orders: dict[SlicePlan, LayerOrder] = field(default_factory=dict)
     evaluated: dict[SlicePlan, Evaluation] = field(default_factory=dict)
-    progress: Progress = no_progress
 
     def __post_init__(self) -> None:
-        closed = closed_form(self.case)
-        self._bound_ns, self._prior_ns = cache(closed.lower_bound_ns), cache(closed.prior_ns)
-        self._quick_bound_ns = closed.quick_bound_ns
+        self._closed = closed_form(self.case)
+        self._bound_ns = cache(self._closed.lower_bound_ns)
+        self._prior_ns = cache(self._closed.prior_ns)
 
     def order(self, plan: SlicePlan) -> LayerOrder:
         """Return the plan's explicit order."""
@@ -68,14 +63,11 @@ class SimulatedPlans:
         return self._prior_ns(plan)
 
     @cached_property
-    def quick_bounds_ns(self) -> list[int]:
+    def quick_bounds_ns(self) -> Sequence[int]:
         """Return a bound for each plan, at a single clock."""
-        found: list[int] = []
-        for number, plan in enumerate(self.plans):
-            if number and number % BOUNDS_TOLD == 0:
-                self.progress(f"bounds of {number:,} of {len(self.plans):,} plans")
-            found.append(self._quick_bound_ns(plan))
-        return found
+        groups = self.plans.bound_groups(plays_again=plays_again(self.case.workload))
+        bounds: list[int] = self._closed.quick_bounds_ns(groups).astype(int).tolist()
+        return bounds
 
     def left(self, record: Record) -> int | None:
         """Return how many plans at most an exhaustive search will still look at, by their bounds;

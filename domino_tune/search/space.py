@@ -12,6 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final, Literal, NamedTuple, overload
 
+import numpy as np
+
+from simulator.bound_groups import BoundGroups, by_key, coded
+from simulator.closed_form import joins_edges, waits_for_gathers
 from simulator.errors import InfeasiblePlanError, InputError, unknown_name
 from simulator.plan import (
     MAX_ROW_SLICES,
@@ -21,6 +25,7 @@ from simulator.plan import (
     SlicePlan,
     WgradPlacement,
 )
+from simulator.recipes import mode_of
 from simulator.slicing import SEQUENCE_ROW_SLICES, SLICINGS, Slicing
 from simulator.specs import ModelSpec, Workload
 
@@ -105,10 +110,34 @@ class Space(Sequence[SlicePlan]):
     InfeasiblePlanError, and ``duplicate`` for another name of a plan in the space.
     """
 
-    def __init__(self, pool: list[tuple[Cut, Variant]], infeasible: Counter[str]) -> None:
+    def __init__(
+        self, pool: Sequence[tuple[Cut, Variant]] = (), infeasible: Counter[str] | None = None
+    ) -> None:
         self._pool = pool
         self._built: dict[int, SlicePlan] = {}
-        self.infeasible = infeasible
+        self.infeasible = infeasible or Counter[str]()
+
+    def bound_groups(self, *, plays_again: bool) -> BoundGroups:
+        """Return the plans by the passes that their bounds add up; ``plays_again``: backward plays
+        forward's pieces, too."""
+        # Objects that cuts share: equal ones of other cuts may be told apart.
+        _, variant = np.unique([id(one) for _, one in self._pool], return_inverse=True)
+        rows, attn, mlp, attn_dgrad, mlp_dgrad = np.array(
+            [cut for cut, _ in self._pool], np.int64
+        ).reshape(-1, 5).T  # fmt: skip
+        unsliced = (rows == 1).astype(np.int64)
+        kinds = coded(variant, unsliced)
+        plans = [self[int(first)] for first in kinds.first]
+        mode = by_key(plans, mode_of)[kinds.kind]
+        ways = by_key(plans, lambda plan: (waits_for_gathers(plan), joins_edges(plan)))[kinds.kind]
+        merge = by_key(plans, lambda plan: plan.merge_wgrad)[kinds.kind]
+        again = (attn, mlp) if plays_again else ()
+        return BoundGroups(
+            self,
+            forward=coded(mode, ways, rows, attn, mlp),
+            backward=coded(mode, ways, merge, rows, attn_dgrad, mlp_dgrad, *again),
+            edges=coded(mode, rows),
+        )
 
     @property
     def size(self) -> int:

@@ -112,7 +112,6 @@ def search(
     check_may_fit(case, request)
     batch = case.workload.micro_batch_size
     progress(f"micro-batch {batch}: {len(space):,} plans of {space.size:,} combinations")
-    plans.problem.progress = progress
     record = Record() if record is None else record
     limit = request.trials or (None if request.method == "exhaustive" else DEFAULT_TRIALS)
 

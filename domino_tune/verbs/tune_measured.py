@@ -43,6 +43,7 @@ from domino_tune.search.measured import (
 from domino_tune.search.pool import EXHAUSTIVE, ChosenPool, baseline_of, choose_pool
 from domino_tune.search.ratios import BASELINE_RATIO, Ratio, pooled, ratio_of
 from domino_tune.search.simulated import SimulatedPlans, space_of
+from domino_tune.search.space import Space
 from domino_tune.store.evidence import Evidence, LaunchRecord, PlanRun, Question, evidence_path
 from domino_tune.store.plans import ProfileRef
 from domino_tune.verbs.landscape import plan_grid
@@ -309,7 +310,7 @@ def _result(
         pruned=0,
         infeasible=dict(sorted(infeasible.items())),
         trials=tuple(_trial(session, index) for index in found.ratios),
-        grid=plan_grid(SimulatedPlans(case=case, plans=()), round(best.peak_memory_gib * GIB)),
+        grid=plan_grid(SimulatedPlans(case=case, plans=Space()), round(best.peak_memory_gib * GIB)),
         contention=None,
         seconds=time.perf_counter() - began,
         chosen=measured[found.best],

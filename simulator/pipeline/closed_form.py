@@ -8,8 +8,11 @@ apart, a rank may play its own while the others end, so only the way there count
 
 from __future__ import annotations
 
+import numpy as np
+
+from simulator.bound_groups import BoundGroups
 from simulator.case import Case
-from simulator.closed_form import ClosedForm, EdgeWork
+from simulator.closed_form import ClosedForm, EdgeWork, Floats
 from simulator.cost import CostModel
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipes
@@ -33,13 +36,14 @@ class PipelineForm:
         """Return a bound that is never above ``predict(case, plan).makespan_ns``."""
         return self.rank.lower_bound_ns(plan) + int(self._fill_ns(plan))
 
-    def quick_bound_ns(self, plan: SlicePlan) -> int:
-        """Return ``lower_bound_ns``, which is quick at one clock."""
-        return self.lower_bound_ns(plan)
+    def lower_bounds_ns(self, groups: BoundGroups) -> Floats:
+        """Return ``lower_bound_ns`` of each plan."""
+        fill_ns = np.array([int(self._fill_ns(plan)) for plan in groups.plans], np.float64)
+        return self.rank.lower_bounds_ns(groups) + fill_ns
 
-    def coarse_bound_ns(self, plan: SlicePlan) -> int:
-        """Return ``lower_bound_ns``: at one clock there is nothing to leave out."""
-        return self.lower_bound_ns(plan)
+    quick_bound_ns = coarse_bound_ns = lower_bound_ns
+    """At one clock there is nothing to leave out."""
+    quick_bounds_ns = lower_bounds_ns
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return an estimate (ns)."""
@@ -52,6 +56,14 @@ class PipelineForm:
     def drawn_j(self, plan: SlicePlan) -> float:
         """Return the least energy above idle of the busiest rank's passes."""
         return self.rank.drawn_j(plan)
+
+    def drawn_of(self, groups: BoundGroups) -> Floats:
+        """Return ``drawn_j`` of each plan."""
+        return self.rank.drawn_of(groups)
+
+    def step_ns_of(self, groups: BoundGroups) -> Floats:
+        """Return the busiest rank's step of each plan, ns."""
+        return self.rank.step_ns_of(groups)
 
     def edges(self, plan: SlicePlan) -> EdgeWork:
         """Return the busiest rank's compute outside the layers."""

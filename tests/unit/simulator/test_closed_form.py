@@ -20,7 +20,7 @@ from domino_tune.search import Evaluation, SearchOptions, Space, SpaceSpec, enum
 from domino_tune.search.exhaustive import search_exhaustive
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
-from simulator.closed_form import ClosedForm
+from simulator.closed_form import ClosedForm, plays_again
 from simulator.cost import Changes
 from simulator.plan import Order, SlicePlan, WgradPlacement
 from simulator.predict import played, predict
@@ -97,7 +97,8 @@ class EngineProblem:
         self.plans = plans
         self.closed_form = ClosedForm(case)
         self.lower_bound_ns = self.closed_form.lower_bound_ns
-        self.quick_bounds_ns = list(map(self.closed_form.quick_bound_ns, self.plans))
+        groups = plans.bound_groups(plays_again=plays_again(case.workload))
+        self.quick_bounds_ns = self.closed_form.quick_bounds_ns(groups).astype(int).tolist()
         self.prior_ns = self.closed_form.prior_ns
 
     def evaluate(self, plan: SlicePlan) -> Evaluation:
