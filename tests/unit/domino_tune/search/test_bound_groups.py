@@ -20,7 +20,7 @@ SHARED: dict[str, Any] = {
 }
 JOBS: dict[str, dict[str, Any]] = {
     "batch": {"tp": 8, "seq_length": 1024, "micro_batch_size": 5},
-    "sequences": {"tp": 4, "seq_length": 4096, "micro_batch_size": 1},
+    "sequences": {"tp": 4, "seq_length": 2048, "micro_batch_size": 1},
     "recomputed": {"tp": 8, "seq_length": 2048, "micro_batch_size": 4, "recompute": "full"},
     "pipeline": {
         "tp": 4,
