@@ -164,6 +164,10 @@ class Look(NamedTuple):
 Plans = Callable[[Candidate], Sequence[SlicePlan]]
 
 
+FEW_KINDS: Final = 4
+"""Kinds of layers whose bounds one core computes sooner than copies of this process are made."""
+
+
 class LayoutSearch:
     """The candidates, and what is found. ``evaluations``: plans that were timed, or do not fit.
 
@@ -229,12 +233,11 @@ class LayoutSearch:
         """Yield the plans that were not timed, by the coarse bounds of their candidates and then by
         their own, up to the limit. Coarse bounds are computed where quick ones do not tell."""
         heap = []
-        for number in numbers:
+        asking = [number for number in numbers if plans_of(self.candidates[number])]
+        self._bound_quickly(asking)
+        for number in asking:
             one = self.candidates[number]
-            if plans := plans_of(one):
-                if "quick_ns" not in vars(one):
-                    self._progress(f"bounds of {number:,} of {len(self.candidates):,} layouts")
-                heap.append((min(one.quick_ns[plan] for plan in plans), False, number))
+            heap.append((min(one.quick_ns[plan] for plan in plans_of(one)), False, number))
         heapify(heap)
         while heap:
             bound_ns, coarse, number = heappop(heap)
@@ -248,6 +251,25 @@ class LayoutSearch:
             for plan, exact_ns in one.bounds_ns.items():
                 if plan in asked and plan not in one.timed:
                     yield Look(number, plan, exact_ns)
+
+    def _bound_quickly(self, numbers: Iterable[int]) -> None:
+        """Compute the quick bounds that are missing; candidates with the same layers, whose bounds
+        share what they are made of, together."""
+        alike: dict[int, list[int]] = {}
+        for number in numbers:
+            one = self.candidates[number]
+            if "quick_ns" not in vars(one):
+                alike.setdefault(id(one.layers), []).append(number)
+        ahead = self._ahead if len(alike) > FEW_KINDS else in_turn
+        done = 0
+        for group, bounds in ahead(self._quick_of, alike.values()):
+            self._progress(f"bounds of {done:,} of {len(self.candidates):,} layouts")
+            for number, quick_ns in zip(group, bounds(), strict=True):
+                self.candidates[number].quick_ns = quick_ns
+            done += len(group)
+
+    def _quick_of(self, numbers: Sequence[int]) -> list[dict[SlicePlan, int]]:
+        return [self.candidates[number].quick_ns for number in numbers]
 
     def _last_kept_ns(self) -> int:
         """Return the time of the last layout that is kept so far."""

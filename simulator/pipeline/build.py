@@ -49,7 +49,9 @@ class Pieces:
     plan: SlicePlan
     order: LayerOrder
     _made: dict[Piece, Schedule] = field(default_factory=dict)
-    _steps: dict[int, tuple[Schedule, Schedule]] = field(default_factory=dict)
+    _steps: dict[Chunk, tuple[Schedule, Schedule]] = field(default_factory=dict)
+    _passes: dict[int, Schedule] = field(default_factory=dict)
+    _buckets: dict[tuple[Chunk, bool], list[int]] = field(default_factory=dict)
     _counts: dict[int, Counter[Piece]] = field(default_factory=dict)
 
     @cached_property
@@ -150,12 +152,12 @@ class Pieces:
 
     def step(self, rank: int) -> tuple[Schedule, Schedule]:
         """Return a rank's ops up to the norm's sum over all ranks, and from there on."""
-        if rank not in self._steps:
-            self._steps[rank] = self._step(rank)
-        return self._steps[rank]
+        chunk = joined(self.ranks[rank])
+        if chunk not in self._steps:
+            self._steps[chunk] = self._step(chunk.of(self.whole))
+        return self._steps[chunk]
 
-    def _step(self, rank: int) -> tuple[Schedule, Schedule]:
-        shapes = self.step_shapes(rank)
+    def _step(self, shapes: Shapes) -> tuple[Schedule, Schedule]:
         t, work = Templates(shapes=shapes), self.case.workload
         ops: list[OpTemplate] = []
         if not (shapes.reduces and work.overlap_grad_reduce):
@@ -171,8 +173,27 @@ class Pieces:
 
     def passes(self, parameters: int) -> Schedule:
         """Return the passes over a bucket's gradients before its sum."""
-        t = Templates(shapes=self.whole)
-        return self._ops(gradient_passes(t, "dp", parameters, ()), t)
+        if parameters not in self._passes:
+            t = Templates(shapes=self.whole)
+            self._passes[parameters] = self._ops(gradient_passes(t, "dp", parameters, ()), t)
+        return self._passes[parameters]
+
+    def bucket_sizes(self, rank: int, number: int) -> list[int]:
+        """Return the parameters of each bucket of a chunk, in the order in which backward completes
+        them. Only the first chunk of the first rank has several, as in Megatron-LM."""
+        key = self.ranks[rank][number], rank == number == 0
+        if key not in self._buckets:
+            self._buckets[key] = self._bucket_sizes(key[0].of(self.whole), several=key[1])
+        return self._buckets[key]
+
+    def _bucket_sizes(self, shapes: Shapes, *, several: bool) -> list[int]:
+        if not several:
+            return [shapes.rank_parameters]
+        layers = shapes.model.num_hidden_layers
+        each = min(layers, layers_per_bucket(shapes, 1))
+        sizes = [each * shapes.layer_parameters] * (layers // each)
+        rest = layers % each * shapes.layer_parameters + shapes.edge_parameters
+        return [*sizes, rest] if rest else sizes
 
     def _ops(self, ops: list[OpTemplate], t: Templates) -> Schedule:
         segments = [Segment(templates=tuple(ops))] if ops else []
@@ -271,7 +292,7 @@ class PipelineBuilder:
         return tuple(
             self._alone(self.pieces.passes(size)).makespan_ns
             + self.cost.duration_ns(self.pieces.whole.dp_reduction(size))
-            for size in self._bucket_sizes(rank, number)
+            for size in self.pieces.bucket_sizes(rank, number)
         )
 
     def _gathers_ns(self, rank: int, number: int) -> tuple[int, ...]:
@@ -280,20 +301,8 @@ class PipelineBuilder:
         whole, work = self.pieces.whole, self.pieces.case.workload
         if not (whole.reduces and whole.shards_optimizer and work.overlap_param_gather):
             return ()
-        sizes = self._bucket_sizes(rank, number)
+        sizes = self.pieces.bucket_sizes(rank, number)
         return tuple(self.cost.duration_ns(whole.dp_gather(size)) for size in reversed(sizes))
-
-    def _bucket_sizes(self, rank: int, number: int) -> list[int]:
-        """Return the parameters of each bucket of a chunk, in the order in which backward completes
-        them. Only the first chunk of the first rank has several, as in Megatron-LM."""
-        shapes = self.pieces.ranks[rank][number].of(self.pieces.whole)
-        if rank or number:
-            return [shapes.rank_parameters]
-        layers = shapes.model.num_hidden_layers
-        each = min(layers, layers_per_bucket(shapes, 1))
-        sizes = [each * shapes.layer_parameters] * (layers // each)
-        rest = layers % each * shapes.layer_parameters + shapes.edge_parameters
-        return [*sizes, rest] if rest else sizes
 
     def _tied_ns(self) -> int:
         """Return the time of the sum of a tied table's gradient over the first and last stage."""
