@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
+import numpy as np
+
 from simulator.buckets import gradient_passes, layers_per_bucket
 from simulator.build import Builder
 from simulator.case import Case
@@ -17,8 +19,8 @@ from simulator.issue_order import LayerOrder
 from simulator.ops import Collective
 from simulator.optimizer_step import WORLD_NORM, summed_gradients, update
 from simulator.pipeline.orders import Action
-from simulator.pipeline.program import Message, PipelineProgram, Task
-from simulator.pipeline.wires import Wired, Wiring, wiring
+from simulator.pipeline.program import PipelineProgram
+from simulator.pipeline.wires import Wiring, wiring
 from simulator.plan import SlicePlan
 from simulator.repriced import repriced
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
@@ -226,14 +228,22 @@ class PipelineBuilder:
         """Return the pipeline's program."""
         work, cluster = self.pieces.case.workload, self.pieces.case.cluster
         overlaps = work.overlap_p2p or work.pp_schedule == "zero-bubble"
-        wires = self.pieces.wires
-        times_ns = [self._message_ns(lower) for lower in range(cluster.pp)]
+        wires, pieces = self.pieces.wires, self.pieces
+        kinds_ns = [
+            self.played(pieces.piece(rank, action)).makespan_ns
+            for rank, action in wires.kinds.firsts
+        ]
+        between_ns = np.array([self._message_ns(lower) for lower in range(cluster.pp)], np.int64)
         steps = [self.step(rank) for rank in range(cluster.pp)]
         return PipelineProgram(
-            ranks=tuple(self._tasks(rank, wired) for rank, wired in enumerate(wires.ranks)),
-            messages=tuple(
-                Message(times_ns[one.lower], one.link, one.sender, one.receiver)
-                for one in wires.messages
+            wires=wires,
+            durations_ns=np.array(kinds_ns, np.int64)[wires.kinds.of_task],
+            message_ns=between_ns[wires.links[:, 3]],
+            gathers_ns=_some(
+                {one.task: self._gathers_ns(one.rank, one.chunk) for one in wires.starting}
+            ),
+            buckets_ns=_some(
+                {one.task: self._buckets_ns(one.rank, one.chunk) for one in wires.ending}
             ),
             blocking=not overlaps,
             rendezvous=not overlaps and cluster.vpp == 1,
@@ -256,22 +266,6 @@ class PipelineBuilder:
         if not len(schedule):
             return NOTHING
         return repriced(schedule, self.cost).totals(self.cost)
-
-    def _tasks(self, rank: int, wired: tuple[Wired, ...]) -> tuple[Task, ...]:
-        pieces = self.pieces
-        times_ns: dict[tuple[str, int, bool], int] = {}
-        first_micros = {kind: pieces.first_micro(kind) for kind in ("F", "B", "W")}
-        tasks = []
-        for action, reads, sends, starts, ends in wired:
-            kind, micro, chunk = action
-            key = kind, chunk, micro == first_micros[kind]
-            time_ns = times_ns.get(key)
-            if time_ns is None:
-                time_ns = times_ns[key] = self.played(pieces.piece(rank, action)).makespan_ns
-            gathers = self._gathers_ns(rank, chunk) if starts else ()
-            buckets = self._buckets_ns(rank, chunk) if ends else ()
-            tasks.append(Task(action, time_ns, reads, sends, gathers, buckets))
-        return tuple(tasks)
 
     def _message_ns(self, lower: int) -> int:
         """Return the time of a message between rank ``lower`` and the next one."""
@@ -315,3 +309,8 @@ class PipelineBuilder:
         return self.cost.duration_ns(
             Collective("all_reduce", size, nodes, per_node, 0, work.grad_dtype, algo)
         )
+
+
+def _some(found: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    """Return what is not empty."""
+    return {task: times_ns for task, times_ns in found.items() if times_ns}

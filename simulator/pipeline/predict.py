@@ -42,7 +42,7 @@ class PlayedPipeline(NamedTuple):
     @property
     def ranks(self) -> tuple[RankTimes, ...]:
         """Where each rank's time goes."""
-        return tuple(_times_of(rank, self) for rank in range(len(self.program.ranks)))
+        return tuple(_times_of(rank, self) for rank in range(len(self.program.wires.ranks)))
 
     @property
     def totals(self) -> Totals:
@@ -124,15 +124,16 @@ def rank_schedule(pieces: Pieces, rank: int) -> Schedule:
 
 def _times_of(rank: int, found: PlayedPipeline) -> RankTimes:
     builder, program, run = found.builder, found.program, found.run
-    tasks, spans = program.ranks[rank], run.tasks[rank]
+    spans, numbers = run.tasks[rank], program.numbers(rank)
     sums = [(builder.played(piece), count) for piece, count in builder.pieces.counts(rank).items()]
     sums += [(one, 1) for one in builder.step(rank)]
     messages = _waits(program, run, rank)
     played = sum(end - start for start, end in spans)
-    replicas = played - sum(task.duration_ns for task in tasks)
+    replicas = played - int(program.durations_ns[numbers.start : numbers.stop].sum())
     replicas += run.gradients_at[rank] - spans[-1][1] + _late_starts(program, run, rank)
-    replicas += program.tied_ns if rank in (0, len(program.ranks) - 1) else 0
-    lane = sum(sum(task.gathers_ns) + sum(task.buckets_ns) for task in tasks)
+    replicas += program.tied_ns if rank in (0, len(program.wires.ranks) - 1) else 0
+    on_lane = (program.gathers_ns, program.buckets_ns)
+    lane = sum(sum(of[one]) for of in on_lane for one in of if one in numbers)
     alone = sum(one.makespan_ns * count for one, count in sums)
     return RankTimes(
         compute_ns=sum(one.compute_ns * count for one, count in sums),
@@ -145,29 +146,26 @@ def _times_of(rank: int, found: PlayedPipeline) -> RankTimes:
 
 def _late_starts(program: PipelineProgram, run: PipelineRun, rank: int) -> int:
     """Return by how much gathers of parameters put off the starts of tasks."""
-    late, free = 0, 0
-    for task, (start, end) in zip(program.ranks[rank], run.tasks[rank], strict=True):
-        if task.gathers_ns:
-            arrived = run.messages[task.reads][1] if task.reads >= 0 else 0
-            late += max(0, start - max(free, arrived))
-        free = end
-        if program.blocking and task.sends >= 0:
-            free = max(free, run.messages[task.sends][1])
+    late, first = 0, program.numbers(rank).start
+    wired, spans = program.wires.ranks[rank], run.tasks[rank]
+    for index in (one - first for one in program.gathers_ns if one in program.numbers(rank)):
+        free = spans[index - 1][1] if index else 0
+        if program.blocking and index and wired[index - 1].sends >= 0:
+            free = max(free, run.messages[wired[index - 1].sends][1])
+        reads = wired[index].reads
+        arrived = run.messages[reads][1] if reads >= 0 else 0
+        late += max(0, spans[index][0] - max(free, arrived))
     return late
 
 
 def _waits(program: PipelineProgram, run: PipelineRun, rank: int) -> int:
     """Return the time in which the rank plays nothing while a message of its own is in flight."""
-    waited, free = 0, 0
-    for index, (task, (start, end)) in enumerate(
-        zip(program.ranks[rank], run.tasks[rank], strict=True)
-    ):
-        numbers = [task.reads]
-        if program.blocking and index:
-            numbers.append(program.ranks[rank][index - 1].sends)
+    waited, free, sent = 0, 0, -1
+    for task, (start, end) in zip(program.wires.ranks[rank], run.tasks[rank], strict=True):
+        numbers = (task.reads, sent if program.blocking else -1)
         spans = [run.messages[number] for number in numbers if number >= 0]
         waited += max(
             (max(0, min(start, over) - max(free, begun)) for begun, over in spans), default=0
         )
-        free = end
+        free, sent = end, task.sends
     return waited

@@ -12,10 +12,13 @@ a task become ready at equal distances in it, the last one at its end.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from simulator.pipeline.orders import Action
+from simulator.pipeline.wires import Ints, Wiring
 
 
 class Message(NamedTuple):
@@ -42,28 +45,60 @@ class Task(NamedTuple):
     buckets_ns: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PipelineProgram:
-    """The tasks of each rank, and the messages between them.
+    """The tasks of each rank, and the messages between them, over ``wires``, which number them.
 
-    ``rendezvous``, ``blocking``: as in the module's docstring.
+    ``durations_ns``, ``message_ns``: of each task and message. ``gathers_ns``, ``buckets_ns``: of
+    the tasks that have some. ``rendezvous``, ``blocking``: as in the module's docstring.
     ``summed_ns``: each rank's way from its last gradient to the norm's sum over all ranks.
     ``tied_ns``: the sum of a tied table's gradient between the first and the last rank, before it.
     ``updated_ns``: each rank's way from there to its new parameters.
     """
 
-    ranks: tuple[tuple[Task, ...], ...]
-    messages: tuple[Message, ...]
+    wires: Wiring
+    durations_ns: Ints
+    message_ns: Ints
+    gathers_ns: Mapping[int, tuple[int, ...]]
+    buckets_ns: Mapping[int, tuple[int, ...]]
     rendezvous: bool
     blocking: bool
     summed_ns: tuple[int, ...]
     updated_ns: tuple[int, ...]
     tied_ns: int = 0
 
+    @cached_property
+    def ranks(self) -> tuple[tuple[Task, ...], ...]:
+        """The tasks of each rank."""
+        return tuple(self.tasks(rank) for rank in range(len(self.wires.ranks)))
+
+    def numbers(self, rank: int) -> range:
+        """Return the numbers of a rank's tasks."""
+        first = self.wires.first
+        return range(int(first[rank]), int(first[rank + 1]))
+
+    def tasks(self, rank: int) -> tuple[Task, ...]:
+        """Return the tasks of a rank."""
+        return tuple(
+            Task(
+                one.action, int(self.durations_ns[number]), one.reads, one.sends,
+                self.gathers_ns.get(number, ()), self.buckets_ns.get(number, ()),
+            )
+            for number, one in zip(self.numbers(rank), self.wires.ranks[rank], strict=True)
+        )  # fmt: skip
+
+    @cached_property
+    def messages(self) -> tuple[Message, ...]:
+        """The messages."""
+        return tuple(
+            Message(duration_ns, *wire[:3])
+            for duration_ns, wire in zip(self.message_ns.tolist(), self.wires.messages, strict=True)
+        )
+
     @property
     def links(self) -> int:
         """Number of directed links."""
-        return 1 + max((message.link for message in self.messages), default=-1)
+        return int(self.wires.links[:, 0].max(initial=-1)) + 1
 
     def step_end(self, gradients_at: list[int]) -> int:
         """Return when all ranks have new parameters; ``gradients_at``: when each has its

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from simulator.pipeline.orders import ORDERS, Action
 from simulator.specs import PipelineSchedule
+
+Ints = npt.NDArray[np.int64]
 
 
 class Wire(NamedTuple):
@@ -30,11 +36,80 @@ class Wired(NamedTuple):
     ends: bool
 
 
-class Wiring(NamedTuple):
-    """The passes of each rank, and the messages between them."""
+class Ends(NamedTuple):
+    """A task that begins or ends what its chunk does: its number, rank and chunk."""
+
+    task: int
+    rank: int
+    chunk: int
+
+
+class Kinds(NamedTuple):
+    """Tasks that take the same time: a rank and an action for each kind, and of each task its
+    kind."""
+
+    firsts: tuple[tuple[int, Action], ...]
+    of_task: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
+    """The passes of each rank, and the messages between them. Tasks are numbered rank after
+    rank."""
 
     ranks: tuple[tuple[Wired, ...], ...]
     messages: tuple[Wire, ...]
+
+    @cached_property
+    def first(self) -> Ints:
+        """The number of each rank's first task, and how many there are."""
+        return np.cumsum([0, *map(len, self.ranks)], dtype=np.int64)
+
+    @cached_property
+    def ends(self) -> Ints:
+        """What each task reads and sends, a row a task."""
+        rows = [(one.reads, one.sends) for rank in self.ranks for one in rank]
+        return np.array(rows, np.int64).reshape(-1, 2)
+
+    @cached_property
+    def links(self) -> Ints:
+        """Link, sender, receiver and lower rank of each message, a row a message."""
+        return np.array(self.messages, np.int64).reshape(-1, 4)
+
+    @cached_property
+    def starting(self) -> tuple[Ends, ...]:
+        """Each chunk's first forward."""
+        return self._where("starts")
+
+    @cached_property
+    def ending(self) -> tuple[Ends, ...]:
+        """Each chunk's last backward."""
+        return self._where("ends")
+
+    def _where(self, name: str) -> tuple[Ends, ...]:
+        return tuple(
+            Ends(int(self.first[rank]) + index, rank, one.action.chunk)
+            for rank, tasks in enumerate(self.ranks)
+            for index, one in enumerate(tasks)
+            if getattr(one, name)
+        )
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        """Tasks by rank, chunk, kind, and whether they are the first of these that the rank
+        plays."""
+        numbers: dict[tuple[int, str, int, bool], int] = {}
+        firsts, of_task = [], []
+        for rank, tasks in enumerate(self.ranks):
+            seen: set[tuple[str, int]] = set()
+            for kind, micro, chunk in (one.action for one in tasks):
+                key = rank, kind, chunk, (kind, chunk) not in seen
+                seen.add((kind, chunk))
+                if key not in numbers:
+                    numbers[key] = len(numbers)
+                    firsts.append((rank, Action(kind, micro, chunk)))
+                of_task.append(numbers[key])
+        return Kinds(tuple(firsts), np.array(of_task, np.int64))
 
 
 @lru_cache(maxsize=64)

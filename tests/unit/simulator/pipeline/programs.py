@@ -4,11 +4,37 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from simulator.pipeline.program import Message, PipelineProgram, Task
-from simulator.pipeline.wires import wiring
+from simulator.pipeline.wires import Wire, Wired, Wiring, wiring
 from simulator.specs import PIPELINE_SCHEDULES, PipelineSchedule
+
+Ranks = tuple[tuple[Task, ...], ...]
+
+
+def program(ranks: Ranks, messages: tuple[Message, ...], **rules: Any) -> PipelineProgram:
+    """A program of these tasks and messages."""
+    wires = Wiring(
+        tuple(
+            tuple(Wired(t.action, t.reads, t.sends, starts=False, ends=False) for t in tasks)
+            for tasks in ranks
+        ),
+        tuple(Wire(one.link, one.sender, one.receiver, 0) for one in messages),
+    )
+    tasks = [task for rank in ranks for task in rank]
+    nothing = (0,) * len(ranks)
+    usual = {"rendezvous": False, "blocking": False, "summed_ns": nothing, "updated_ns": nothing}
+    return PipelineProgram(
+        wires=wires,
+        durations_ns=np.array([task.duration_ns for task in tasks], np.int64),
+        message_ns=np.array([one.duration_ns for one in messages], np.int64),
+        gathers_ns={i: task.gathers_ns for i, task in enumerate(tasks) if task.gathers_ns},
+        buckets_ns={i: task.buckets_ns for i, task in enumerate(tasks) if task.buckets_ns},
+        **{**usual, **rules},
+    )
 
 
 def program_of(
@@ -24,10 +50,7 @@ def program_of(
     messages = tuple(
         Message(message_ns, one.link, one.sender, one.receiver) for one in wires.messages
     )
-    return PipelineProgram(
-        ranks=ranks, messages=messages, rendezvous=False, blocking=False,
-        summed_ns=(0,) * pp, updated_ns=(0,) * pp,
-    )  # fmt: skip
+    return program(ranks, messages)
 
 
 def random_program(seed: int) -> PipelineProgram:
@@ -39,10 +62,9 @@ def random_program(seed: int) -> PipelineProgram:
     micros = pp * rng.randint(1, 3) if vpp > 1 else rng.randint(1, 9)
     plain = program_of(schedule, pp, vpp, micros, dict.fromkeys("FBW", 1))
     blocking = schedule != "zero-bubble" and rng.random() < 0.6
-    return replace(
-        plain,
-        ranks=tuple(tuple(_timed(task, rng) for task in tasks) for tasks in plain.ranks),
-        messages=tuple(one._replace(duration_ns=rng.randint(0, 40)) for one in plain.messages),
+    return program(
+        tuple(tuple(_timed(task, rng) for task in tasks) for tasks in plain.ranks),
+        tuple(one._replace(duration_ns=rng.randint(0, 40)) for one in plain.messages),
         blocking=blocking,
         rendezvous=blocking and vpp == 1,
         summed_ns=tuple(rng.randint(0, 20) for _ in range(pp)),

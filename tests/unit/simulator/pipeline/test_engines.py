@@ -10,7 +10,7 @@ from simulator.errors import ScheduleError
 from simulator.pipeline import engine, recurrence
 from simulator.pipeline.orders import Action
 from simulator.pipeline.program import Message, PipelineProgram, Task
-from tests.unit.simulator.pipeline.programs import program_of, random_program
+from tests.unit.simulator.pipeline.programs import program, program_of, random_program
 
 
 @pytest.mark.sampled(count=2)
@@ -24,27 +24,18 @@ def test_both_engines_agree_to_the_nanosecond(first: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_longer_task_never_makes_it_shorter(seed: int) -> None:
     program = random_program(seed)
-    slower = replace(
-        program,
-        ranks=tuple(
-            tuple(task._replace(duration_ns=task.duration_ns + 3) for task in tasks)
-            for tasks in program.ranks
-        ),
-    )
+    slower = replace(program, durations_ns=program.durations_ns + 3)
     assert recurrence.play(slower).makespan_ns > recurrence.play(program).makespan_ns
 
 
 def two_ranks(*, blocking: bool = False, rendezvous: bool = False) -> PipelineProgram:
     """Rank 0 sends to rank 1, which is busy for 50 ns before it reads."""
     first = Task(Action("F", 0, 0), 10, sends=0)
-    return PipelineProgram(
-        ranks=(
-            (first, Task(Action("F", 1, 0), 10)),
-            (Task(Action("F", 1, 0), 50), Task(Action("F", 0, 0), 10, reads=0)),
-        ),
-        messages=(Message(5, 0, 0, 1),), rendezvous=rendezvous, blocking=blocking,
-        summed_ns=(0, 0), updated_ns=(0, 0),
-    )  # fmt: skip
+    ranks = (
+        (first, Task(Action("F", 1, 0), 10)),
+        (Task(Action("F", 1, 0), 50), Task(Action("F", 0, 0), 10, reads=0)),
+    )
+    return program(ranks, (Message(5, 0, 0, 1),), rendezvous=rendezvous, blocking=blocking)
 
 
 @pytest.mark.parametrize(
@@ -72,15 +63,11 @@ def test_messages_of_a_link_go_one_after_the_other() -> None:
 
 
 def test_gathers_come_first_and_buckets_follow_their_gradients() -> None:
-    alone = PipelineProgram(
-        ranks=(
-            (
-                Task(Action("F", 0, 0), 10, gathers_ns=(4, 20)),
-                Task(Action("B", 0, 0), 20, buckets_ns=(30, 5)),
-            ),
-        ),
-        messages=(), rendezvous=False, blocking=False, summed_ns=(3,), updated_ns=(2,),
-    )  # fmt: skip
+    tasks = (
+        Task(Action("F", 0, 0), 10, gathers_ns=(4, 20)),
+        Task(Action("B", 0, 0), 20, buckets_ns=(30, 5)),
+    )
+    alone = program((tasks,), (), summed_ns=(3,), updated_ns=(2,))
     run = recurrence.play(alone)
     assert run.tasks == (((4, 24), (24, 44)),), "the last gather ends at 24"
     assert run.gradients_at == (69,), "buckets are ready at 34 and 44; 34 + 30 + 5"
@@ -89,13 +76,10 @@ def test_gathers_come_first_and_buckets_follow_their_gradients() -> None:
 
 def test_ranks_that_wait_for_each_other_are_named() -> None:
     """Each reads first what the other sends last."""
-    stuck = PipelineProgram(
-        ranks=tuple(
-            (Task(Action("F", 0, 0), 1, reads=1 - rank), Task(Action("B", 0, 0), 1, sends=rank))
-            for rank in range(2)
-        ),
-        messages=(Message(1, 0, 0, 1), Message(1, 1, 1, 0)), rendezvous=False, blocking=False,
-        summed_ns=(0, 0), updated_ns=(0, 0),
-    )  # fmt: skip
+    ranks = tuple(
+        (Task(Action("F", 0, 0), 1, reads=1 - rank), Task(Action("B", 0, 0), 1, sends=rank))
+        for rank in range(2)
+    )
+    stuck = program(ranks, (Message(1, 0, 0, 1), Message(1, 1, 1, 0)))
     with pytest.raises(ScheduleError, match="Rank 0 of the pipeline waits for ever"):
         recurrence.play(stuck)

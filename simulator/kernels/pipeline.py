@@ -1,0 +1,150 @@
+"""The fast engine of pipelines: a recurrence over tasks, with the rules of ``pipeline.program``.
+
+Ranks advance as far as known times allow; a message that becomes known lets others continue.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simulator.kernels.kernel import kernel
+
+Array = Any
+UNKNOWN: Final = -1
+
+# Columns of tasks, messages, the spans of gathers and tasks, what is known of a message, and ranks.
+DURATION_NS, READS, SENDS, FIRST_GATHER_NS, GATHERS_NS, BUCKETS_AT, BUCKETS = range(7)
+MESSAGE_NS, LINK, SENDER, RECEIVER = range(4)
+START, END, GATHERED, ALL_GATHERED = range(4)
+SENT, AWAITED, STARTED, ARRIVED = range(4)
+NEXT, FREE, POSTED, LANE_FREE, QUEUED = range(5)
+
+
+@kernel("i1 i2 i2 i2 i")
+def gather_parameters(first: Array, tasks: Array, spans: Array, ranks: Array, rank: int) -> int:
+    """Set a rank to its beginning; gather the parameters of its tasks, one after the other."""
+    ranks[rank, NEXT] = first[rank]
+    ranks[rank, FREE] = ranks[rank, POSTED] = 0
+    lane_free = 0
+    for index in range(first[rank], first[rank + 1]):
+        spans[index, GATHERED] = spans[index, ALL_GATHERED] = 0
+        if tasks[index, FIRST_GATHER_NS] >= 0:
+            spans[index, GATHERED] = lane_free + tasks[index, FIRST_GATHER_NS]
+            lane_free += tasks[index, GATHERS_NS]
+            spans[index, ALL_GATHERED] = lane_free
+    ranks[rank, LANE_FREE] = lane_free
+    return 0
+
+
+@kernel("i1 i2 i2 i2 i i i")
+def task_start(
+    first: Array, tasks: Array, over: Array, ranks: Array, rank: int, index: int, blocking: int
+) -> int:
+    """Return when the rank's next task may start, as far as messages say; UNKNOWN until they
+    come."""
+    start: int = ranks[rank, FREE]
+    read = tasks[index, READS]
+    if read >= 0:
+        if over[read, ARRIVED] == UNKNOWN:
+            return UNKNOWN
+        start = max(start, over[read, ARRIVED])
+    if blocking and index > first[rank]:
+        sent = tasks[index - 1, SENDS]
+        if sent >= 0:
+            if over[sent, ARRIVED] == UNKNOWN:
+                return UNKNOWN
+            start = max(start, over[sent, ARRIVED])
+    return start
+
+
+@kernel("i2 i1 i2 i2 i i i")
+def play_task(
+    tasks: Array, buckets: Array, spans: Array, ranks: Array, rank: int, index: int, start: int
+) -> int:
+    """Play a task from ``start`` on; put its buckets on the rank's data-parallel lane."""
+    duration = tasks[index, DURATION_NS]
+    end = start + duration
+    if tasks[index, FIRST_GATHER_NS] >= 0:
+        start = max(start, spans[index, GATHERED])
+        end = max(start + duration, spans[index, ALL_GATHERED])
+    spans[index, START], spans[index, END] = start, end
+    ranks[rank, FREE] = end
+    count = tasks[index, BUCKETS]
+    for number in range(count):
+        ready = start + duration * (number + 1) // count
+        free = max(ranks[rank, LANE_FREE], ready)
+        ranks[rank, LANE_FREE] = free + buckets[tasks[index, BUCKETS_AT] + number]
+    return 0
+
+
+@kernel("i2 i2 i1 i2 i1 i i i")
+def deliver_message(
+    messages: Array, over: Array, link_free: Array, ranks: Array, queue: Array, head: int,
+    waiting: int, number: int,
+) -> int:  # fmt: skip
+    """Send the message if both its ends are known; return how many ranks wait for their turn
+    then."""
+    if over[number, SENT] == UNKNOWN or over[number, AWAITED] == UNKNOWN:
+        return waiting
+    link = messages[number, LINK]
+    start = max(over[number, SENT], over[number, AWAITED], link_free[link])
+    over[number, STARTED] = start
+    over[number, ARRIVED] = link_free[link] = start + messages[number, MESSAGE_NS]
+    for end in (RECEIVER, SENDER):
+        rank = messages[number, end]
+        if not ranks[rank, QUEUED]:
+            ranks[rank, QUEUED] = 1
+            queue[(head + waiting) % ranks.shape[0]] = rank
+            waiting += 1
+    return waiting
+
+
+@kernel("i1 i2 i1 i2 i i i2 i2 i2 i1 i1", entry=True)
+def play_pipeline(
+    first: Array, tasks: Array, buckets: Array, messages: Array, blocking: int, rendezvous: int,
+    spans: Array, over: Array, ranks: Array, link_free: Array, queue: Array,
+) -> int:  # fmt: skip
+    """Return how many tasks were played; put the times of tasks into ``spans``, of messages into
+    ``over``, and when each rank is free into ``ranks``. ``queue`` has room for all ranks."""
+    count = ranks.shape[0]
+    for number in range(messages.shape[0]):
+        over[number, SENT] = over[number, ARRIVED] = UNKNOWN
+        over[number, STARTED] = 0
+        over[number, AWAITED] = UNKNOWN if rendezvous else 0
+    for link in range(link_free.shape[0]):
+        link_free[link] = 0
+    for rank in range(count):
+        gather_parameters(first, tasks, spans, ranks, rank)
+        ranks[rank, QUEUED] = 1
+        queue[rank] = rank
+    head, waiting, played = 0, count, 0
+    while waiting:
+        rank = queue[head]
+        head = (head + 1) % count
+        waiting -= 1
+        ranks[rank, QUEUED] = 0
+        more = True
+        while more and ranks[rank, NEXT] < first[rank + 1]:
+            index = ranks[rank, NEXT]
+            if not ranks[rank, POSTED]:
+                ranks[rank, POSTED] = 1
+                read = tasks[index, READS]
+                if read >= 0 and over[read, AWAITED] == UNKNOWN:
+                    over[read, AWAITED] = ranks[rank, FREE]
+                    waiting = deliver_message(
+                        messages, over, link_free, ranks, queue, head, waiting, read
+                    )
+            start = task_start(first, tasks, over, ranks, rank, index, blocking)
+            more = start != UNKNOWN
+            if more:
+                play_task(tasks, buckets, spans, ranks, rank, index, start)
+                ranks[rank, POSTED] = 0
+                ranks[rank, NEXT] = index + 1
+                played += 1
+                sent = tasks[index, SENDS]
+                if sent >= 0:
+                    over[sent, SENT] = spans[index, END]
+                    waiting = deliver_message(
+                        messages, over, link_free, ranks, queue, head, waiting, sent
+                    )
+    return played
