@@ -43,6 +43,7 @@ from simulator.issue_order import (
     BlockFragments,
     backward_fragments,
 )
+from simulator.ops import Signature
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipe, Recipes, mode_of
 from simulator.sharding import recomputed_layers
@@ -76,6 +77,16 @@ class EdgeWork(NamedTuple):
     drawn_j: float
 
 
+class Price(NamedTuple):
+    """The least ns of an op, the host's ns for its launch, the least energy that it draws above
+    idle, and its family."""
+
+    least_ns: int
+    launch_ns: int
+    drawn_j: float
+    family: str
+
+
 class PassBound(NamedTuple):
     """The least time of one pass of all layers, ns; the host's cost of launching it, ns; and the
     least energy that it draws above idle, J, 0 where no clock is set."""
@@ -106,6 +117,7 @@ class ClosedForm:
         self._like = like
         self._stretched: dict[tuple[object, ...], Stretch] = like._stretched if like else {}
         self._layers: dict[tuple[object, ...], Work] = like._layers if like else {}
+        self._prices: dict[tuple[Signature, ...], Price] = like._prices if like else {}
         self._edges: dict[tuple[object, ...], EdgeWork] = {}
         self._micro_edges: dict[tuple[object, ...], tuple[Work, ...]] = (
             like._micro_edges if like else {}
@@ -273,28 +285,40 @@ class ClosedForm:
         return self._layers[key]
 
     def _add_up(self, recipe: Recipe) -> Work:
-        cost, launch = self.cost, self.cost.launch
         families, fragments = Counter[str](), Counter[str]()
         comm_ns = gather_ns = launch_ns = 0
         drawn_j = 0.0
         waited = {"norm", "residual_bwd"}  # by what is issued next
         if self.case.workload.recompute == "full":
             waited.add("norm_again")
+        inline, ahead = (self.cost.launch.mode == one for one in ("inline", "async"))
         for fragment, ways, computes, times in recipe.parts:
-            spent_ns = times * min(cost.least_ns(one) for one in ways)
-            launched_ns = times * launch.of(ways[0])
-            if isinstance(cost, AtClock):
-                drawn_j += times * min(cost.energy_j(one) for one in ways)
-            launch_ns += launched_ns * (launch.mode == "async")
+            price = self._price(ways)
+            spent_ns, launched_ns = times * price.least_ns, times * price.launch_ns
+            drawn_j += times * price.drawn_j
+            launch_ns += launched_ns * ahead
             if computes:
-                spent_ns += launched_ns * (launch.mode == "inline")
-                families[ways[0].kind] += spent_ns
+                spent_ns += launched_ns * inline
+                families[price.family] += spent_ns
                 fragments[fragment] += spent_ns
             else:
                 comm_ns += spent_ns
                 gather_ns += spent_ns * (fragment in waited)
-        last_ns = cost.least_ns(recipe.last) if recipe.last else 0
+        last_ns = self.cost.least_ns(recipe.last) if recipe.last else 0
         return Work(families, fragments, comm_ns, gather_ns, last_ns, launch_ns, drawn_j)
+
+    def _price(self, ways: tuple[Signature, ...]) -> Price:
+        """Return the least price of an op that has one of ``ways`` as its signature."""
+        price = self._prices.get(ways)
+        if price is None:
+            cost, first = self.cost, ways[0]
+            drawn_j = 0.0
+            if isinstance(cost, AtClock):
+                drawn_j = min(map(cost.energy_j, ways))
+            least_ns = min(map(cost.least_ns, ways))
+            price = Price(least_ns, cost.launch.of(first), drawn_j, first.kind)
+            self._prices[ways] = price
+        return price
 
     def edges(self, plan: SlicePlan) -> EdgeWork:
         """Return an iteration's compute outside the layers."""
