@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import cast
 
-from domino_tune.search.problem import Evaluation, Record, ties
+import numpy as np
+
+from domino_tune.search.problem import TIE_PERCENT, Evaluation, Record, ties
 from domino_tune.search.space import Space, SpaceSpec, Target, enumerate_plans
 from domino_tune.store.formats.deepspeed import check_deepspeed
+from simulator.bound_groups import Ints
 from simulator.case import Case
 from simulator.clocked_form import closed_form
 from simulator.closed_form import plays_again
@@ -62,12 +65,16 @@ class SimulatedPlans:
         """Return a closed-form estimate, without an engine."""
         return self._prior_ns(plan)
 
-    @cached_property
+    @property
     def quick_bounds_ns(self) -> Sequence[int]:
         """Return a bound for each plan, at a single clock."""
-        groups = self.plans.bound_groups(plays_again=plays_again(self.case.workload))
-        bounds: list[int] = self._closed.quick_bounds_ns(groups).astype(int).tolist()
+        bounds: list[int] = self._quick_ns.tolist()
         return bounds
+
+    @cached_property
+    def _quick_ns(self) -> Ints:
+        groups = self.plans.bound_groups(plays_again=plays_again(self.case.workload))
+        return self._closed.quick_bounds_ns(groups).astype(np.int64)
 
     def left(self, record: Record) -> int | None:
         """Return how many plans at most an exhaustive search will still look at, by their bounds;
@@ -75,11 +82,10 @@ class SimulatedPlans:
         if not record.trials:
             return None
         fastest_ns = min(trial.iteration_ns for trial in record.trials)
+        near = np.flatnonzero(self._quick_ns * 100 <= (100 + TIE_PERCENT) * fastest_ns)
         return sum(
-            index not in record.history
-            and ties(quick_ns, fastest_ns)
-            and ties(self._bound_ns(self.plans[index]), fastest_ns)
-            for index, quick_ns in enumerate(self.quick_bounds_ns)
+            index not in record.history and ties(self._bound_ns(self.plans[index]), fastest_ns)
+            for index in near.tolist()
         )
 
 
