@@ -19,6 +19,7 @@ from domino_tune.service.jobs.leases import PROFILE
 from domino_tune.store.plans import plan_from_json
 from domino_tune.store.shelf import Shelf
 from domino_tune.verbs.plan import export_plan, export_text
+from simulator.plan import Compared
 
 To = Annotated[
     Literal["megatron", "deepspeed", "env", "te-userbuffers", "torchtitan", "nemo"] | None,
@@ -26,7 +27,7 @@ To = Annotated[
 ]
 
 Of = Annotated[
-    Literal["megatron", "domino", "userbuffers", "async-tp", "fused"] | None,
+    Compared | None,
     Query(description="The plan of this strategy of the verdict; none: the best plan."),
 ]
 

@@ -93,6 +93,10 @@ CHOICES: Final = MappingProxyType(
     }
 )
 """Strategy -> what each kind of GEMM can be told, for tuning."""
+RIVAL_NAMES: Final = MappingProxyType(
+    {"userbuffers": "userbuffers", "async-tp": "async-TP", "fused": "tile fusion"}
+)
+"""Strategy -> its name in a sentence."""
 RUNS_IN: Final = MappingProxyType(
     {
         "megatron": "Megatron-LM, NeMo, torchtitan, DeepSpeed, domino_tune's runtime",

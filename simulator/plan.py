@@ -10,7 +10,8 @@ from simulator.overlap import RIVALS, check_overlaps
 from simulator.slicing import SLICE_BALANCES, SLICE_DIMS, SliceBalance, SliceDim
 from simulator.specs import ClusterSpec, ModelSpec, Workload, require_positive_int
 
-Strategy = Literal["megatron", "no_comm", "domino", "userbuffers", "async-tp", "fused"]
+Compared = Literal["megatron", "domino", "userbuffers", "async-tp", "fused"]
+Strategy = Literal[Compared, "no_comm"]
 Order = Literal["greedy", "inter", "intra", "paper"]
 WgradPlacement = Literal["eager", "deferred", "fill"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simulator.ops import Collective, Fused, Gemm, Pointwise, Signature
+from simulator.overlap import RIVAL_NAMES
 from simulator.plan import SlicePlan
 from simulator.schedule import Op
 from simulator.units import MS_PER_NS
@@ -19,7 +20,7 @@ LABELS: Final = {
 BACKWARD_SUFFIXES: Final = ("_dgrad", "_wgrad", "_bwd")
 STRATEGY_NAMES: Final = {
     "megatron": "Megatron-LM", "no_comm": "No communication", "domino": "Domino",
-    "userbuffers": "userbuffers", "async-tp": "async-TP", "fused": "tile fusion",
+    **RIVAL_NAMES,
 }  # fmt: skip
 ORDER_WORDS: Final = {
     "greedy": "greedy order",

@@ -18,7 +18,7 @@ from simulator.case import Case
 from simulator.clock import Played
 from simulator.draws import FAMILIES, OWN_SHARE, PLAN_ERROR, Draw, Family, families_of
 from simulator.ops import Signature
-from simulator.overlap import RUNS_IN
+from simulator.overlap import RIVAL_NAMES, RUNS_IN
 from simulator.peak import peak_bytes
 from simulator.plan import SlicePlan
 from simulator.predict import played, predict
@@ -36,8 +36,7 @@ TAIL: Final = 10
 MICROS: Final = 3
 """Most micro-batches that sensitivities are taken from: the first, one between and the last."""
 NAMES: Final[Mapping[str, str]] = {
-    "megatron": "Megatron", "domino": "Domino", "userbuffers": "userbuffers",
-    "async-tp": "async-TP", "fused": "tile fusion",
+    "megatron": "Megatron", "domino": "Domino", **RIVAL_NAMES,
 }  # fmt: skip
 """Strategy -> its name in a sentence."""
 Contestants = Mapping[str, Chosen]
