@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Hashable, Iterable
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -11,6 +12,7 @@ import torch
 
 from domino_tune.measure.gpu.events import Work, recorded, since_ns, ticks_around, timed_event
 from domino_tune.measure.gpu.works import NamedWork
+from domino_tune.runtime.clock import empty_ns
 from domino_tune.runtime.head_start import HeadStart
 
 OPS_NS: Final = 2_500_000
@@ -158,3 +160,17 @@ def inside(spans: Spans, others: Spans) -> Spans:
     """Return the spans wholly between the first other's start and the last other's end."""
     first, last = others[0][0], others[-1][1]
     return [(start, end) for start, end in spans if first <= start and end <= last]
+
+
+Timed = Callable[[Work], float]
+"""Returns the ns of one call."""
+
+
+def median_ns(arena: Callable[[], Arena], device: torch.device, work: Work) -> float:
+    """Return the median ns of a call with calls back to back, without what events add. On a CPU,
+    which only rehearses, return that of one call."""
+    if device.type == "cuda":
+        return arena().ops_alone(work) - empty_ns(device)
+    begun = time.perf_counter_ns()
+    work(0)
+    return float(time.perf_counter_ns() - begun)

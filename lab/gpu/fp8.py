@@ -20,8 +20,7 @@ from domino_tune.measure.gpu.events import Work
 from domino_tune.measure.gpu.loads import REST_S, settled
 from domino_tune.measure.gpu.replays import back_to_back, captured
 from domino_tune.measure.gpu.sampler import Sampler, nvml_meter
-from domino_tune.runtime.clock import empty_ns
-from lab.gpu.arena import Arena
+from lab.gpu.arena import Arena, Timed, median_ns
 from lab.gpu.stage import GpuCase, Row, Stage
 
 Shape = tuple[int, int, int]
@@ -68,7 +67,7 @@ def fp8_cases(
                 name=f"lasting {recipe}", seconds=LASTING_S + REST_S + 1,
                 measure=partial(_lasting, stage, recipe),
             )  # fmt: skip
-    timed = partial(_median_ns, arena, stage.device)
+    timed = partial(median_ns, arena, stage.device)
     for rows, columns in casts:
         yield GpuCase(
             name=f"casts {rows}x{columns}", seconds=1.5,
@@ -79,18 +78,6 @@ def fp8_cases(
             name=f"gemms {'x'.join(map(str, shape))}", seconds=2.0,
             measure=partial(_gemms, timed, stage.device, shape),
         )  # fmt: skip
-
-
-Timed = Callable[[Work], float]
-
-
-def _median_ns(arena: Callable[[], Arena], device: torch.device, work: Work) -> float:
-    """Return a call's time; on a CPU, which only rehearses, of one call."""
-    if device.type == "cuda":
-        return arena().ops_alone(work) - empty_ns(device)
-    begun = time.perf_counter_ns()
-    work(0)
-    return float(time.perf_counter_ns() - begun)
 
 
 def sizes_of(layout: str, shape: Shape) -> Shape:

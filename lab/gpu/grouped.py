@@ -6,7 +6,6 @@ shared out evenly, or by weights 1, 2, …; beside them one GEMM of as many rows
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any, Final, NamedTuple
@@ -14,8 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from domino_tune.measure.gpu.events import Work
-from domino_tune.runtime.clock import empty_ns
-from lab.gpu.arena import Arena
+from lab.gpu.arena import Arena, Timed, median_ns
 from lab.gpu.stage import GpuCase, Row, Stage
 
 BF16: Final = torch.bfloat16
@@ -48,7 +46,7 @@ def grouped_cases(
 ) -> Iterator[GpuCase]:  # fmt: skip
     """Yield the GEMMs of each model, then its permutations."""
     arena = cache(Arena)
-    timed = partial(_median_ns, arena, stage.device)
+    timed = partial(median_ns, arena, stage.device)
     for one in experts:
         for count in rows:
             if count * one.local * max(2 * one.inner, one.hidden) > 2**31:
@@ -62,17 +60,6 @@ def grouped_cases(
             name=f"{one.model} permutation", seconds=1.5,
             measure=partial(_permutation, timed, stage.device, one, tokens),
         )  # fmt: skip
-
-
-Timed = Callable[[Work], float]
-
-
-def _median_ns(arena: Callable[[], Arena], device: torch.device, work: Work) -> float:
-    if device.type == "cuda":
-        return arena().ops_alone(work) - empty_ns(device)
-    begun = time.perf_counter_ns()
-    work(0)
-    return float(time.perf_counter_ns() - begun)
 
 
 def shares(total: int, groups: int, *, even: bool) -> list[int]:
