@@ -27,7 +27,7 @@ from lab.fidelity.records import setting_from
 from lab.fidelity.scores import Setting, score
 from lab.fits.common import records
 from lab.fits.contention import FULL_RATE
-from lab.fits.power import stage_law, with_collectives
+from lab.fits.power import stage_exponent, stage_law, with_collectives
 from lab.gpu.played_plans import LAYERS, PLANS, TP, PlayedPlan
 from lab.gpu.step_breakdown import StepBreakdown
 from lab.verdict import Check, SkippedError, at_most, check_table, reported
@@ -132,19 +132,27 @@ def clock_tables(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profi
         title="Lasting loads: power and clock",
         columns=("load", ">MHz", ">W", ">ms a step", ">J a step", ">MHz by the law"),
         rows=rows,
-        notes=(f"Draws above idle at boost: {'; '.join(draws)}.",),
+        notes=(f"Draws above idle at boost: {'; '.join(draws)}. Exponent: {law.exponent:g}.",),
     )
     return [measured, check_table("Clocks by the law of the power cap", checks)]
 
 
 def fitted_law(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profile) -> PowerSection:
-    """Return the law of these records, without the withheld plans."""
-    assert profile.power is not None
-    law = stage_law(clocks, sustained, profile.power)
+    """Return the law of these records, without the withheld plans: its exponent by the plan without
+    communication, what collectives draw by one with it."""
+    known = profile.power
+    assert known is not None
     by_case = {row["case"]: row for row in clocks}
-    for one in PLANS:
-        row = by_case.get(one.name)
-        if row and not one.withheld and one.communicates:
+    fitted = [(one, by_case[one.name]) for one in PLANS if one.name in by_case and not one.withheld]
+    for one, row in fitted:
+        if not one.communicates:
+            case = case_of(one, profile)
+            exponent = stage_exponent(clocks, sustained, known, case, one.plan, row)
+            known = replace(known, exponent=exponent)
+            break
+    law = stage_law(clocks, sustained, known)
+    for one, row in fitted:
+        if one.communicates:
             return with_collectives(law, case_of(one, profile), one.plan, row)
     return law
 

@@ -27,6 +27,8 @@ from simulator.predict import scheduled
 from simulator.provenance import ProvenanceKind
 
 Row = Mapping[str, Any]
+EXPONENTS: Final = (1.0, 3.0)
+"""Of a voltage that does not change with the clock, and of one in proportion to it."""
 FASTEST: Final = 0.9
 """Quantile of GEMMs' FLOP/s that is taken for what the clock allows."""
 
@@ -137,6 +139,27 @@ def stage_law(clocks: Sequence[Row], sustained: Iterable[Row], known: PowerSecti
     )  # fmt: skip
     source = "scripts/gpu --stage clocks and sustained: lasting loads on one GPU"
     return replace(law, provenance=replace(law.provenance, source=source))
+
+
+def stage_exponent(
+    clocks: Sequence[Row],
+    sustained: Sequence[Row],
+    known: PowerSection,
+    case: Case,
+    plan: SlicePlan,
+    row: Row,
+) -> float:
+    """Return the exponent with which a lasting step of ``plan``, without communication, draws the
+    joules of its row: families alone are at other clocks than the step. Between 1 and 3, see
+    ``power_law.EXPONENT``."""
+    low, high = EXPONENTS
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        law = stage_law(clocks, sustained, replace(known, exponent=middle))
+        low, high = (
+            (low, middle) if _step_j(law, case, plan, row) > row["step_j"] else (middle, high)
+        )
+    return rounded(low, 3)
 
 
 def with_collectives(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -> PowerSection:
